@@ -1,0 +1,3 @@
+"""rlx: declarative experiments for reinforcement-learning post-training of language models."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,199 @@
+"""Rows of tokens made from trees, and the conventions of every index and mask.
+
+Letters used for shapes, here and in every docstring of the package:
+    B  rows: one per trained sample
+    T  token positions, padded on the right
+    K  turns of a row, the first at index 0
+
+An answer is a row. A confidence is a row whose context is its own answer; only its own tokens can
+learn. A trajectory with an environment is one row with all of its turns.
+
+Index convention: position t of every tensor speaks about token t. The log-probability of token t
+given the tokens before it sits at t, never at t - 1.
+
+Mask convention: a mask is named for what True means, and True keeps the token.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlx.errors import ShapeError
+from rlx.rollout import NO_PARENT, RolloutTree
+
+__all__ = ["NO_TURN", "Row", "TokenBatch", "flatten", "rows_of"]
+
+NO_TURN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Where a row comes from.
+
+    Attributes:
+        tree: position of its tree in the step.
+        segment: the policy segment that it ends with.
+        turns: its own policy segments, in order; their tokens are the row's own.
+        parent: the policy segment of the same tree that the row continues; `NO_PARENT` for none.
+        kind: what its last turn is.
+        level: 0 when it continues a prompt, 1 when it continues such a row, and so on.
+    """
+
+    tree: int
+    segment: int
+    turns: tuple[int, ...]
+    parent: int
+    kind: str
+    level: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TokenBatch:
+    """Rollouts as rows of tokens. Built by `flatten`, complete from birth, never edited.
+
+    Attributes:
+        rows: where each row comes from, `B` of them.
+        token_ids: `[B, T]` int64 what the model saw; 0 on padding.
+        is_token: `[B, T]` bool False on padding.
+        is_own: `[B, T]` bool True where the policy wrote the token as part of this row.
+        is_end: `[B, T]` bool True on the last token of a turn that ended by itself.
+        turn_ids: `[B, T]` int64 number of the turn within its trajectory, from 1, where `is_own`;
+            `NO_TURN` elsewhere.
+        spans: for every span name `[B, T]` bool True on its tokens, tags included, where `is_own`.
+        contents: as `spans`, without the tags.
+        behaviour_logprobs: `[B, T]` float32 nats, under the distribution that the token was
+            sampled from; 0 where not `is_own`.
+        temperatures: `[B, T]` float32 of the sampler, where `is_own`; 1 elsewhere.
+        group_ids: `[B]` int64 rows with equal ids continue the same turn or prompt in the same
+            way, and may be compared.
+        levels: `[B]` int64 as `Row.level`.
+        tree_ids: `[B]` int64 as `Row.tree`.
+    """
+
+    rows: tuple[Row, ...]
+    token_ids: Tensor
+    is_token: Tensor
+    is_own: Tensor
+    is_end: Tensor
+    turn_ids: Tensor
+    spans: Mapping[str, Tensor]
+    contents: Mapping[str, Tensor]
+    behaviour_logprobs: Tensor
+    temperatures: Tensor
+    group_ids: Tensor
+    levels: Tensor
+    tree_ids: Tensor
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.token_ids.shape)
+        wide = [self.is_token, self.is_own, self.is_end, self.turn_ids, self.behaviour_logprobs]
+        for tensor in (*wide, self.temperatures, *self.spans.values(), *self.contents.values()):
+            if tuple(tensor.shape) != shape:
+                raise ShapeError(f"a field is {tuple(tensor.shape)}, token_ids is {shape}")
+        for tensor in (self.group_ids, self.levels, self.tree_ids):
+            if tuple(tensor.shape) != shape[:1]:
+                raise ShapeError(f"an id field is {tuple(tensor.shape)}, there are {shape[0]} rows")
+
+
+def rows_of(trees: Sequence[RolloutTree]) -> list[Row]:
+    """The rows of every tree, in tree order, then in order of their last segment."""
+    rows = []
+    for position, tree in enumerate(trees):
+        continued = {s.parent for s in tree.segments if s.author == "environment"}
+        level_of: dict[int, int] = {NO_PARENT: -1}
+        for index in tree.policy_segments:
+            own, parent = _own_turns(tree, index)
+            level_of[index] = level_of[parent] + 1
+            if index not in continued:
+                kind = tree.segments[index].kind
+                rows.append(Row(position, index, own, parent, kind, level_of[index]))
+    return rows
+
+
+def _own_turns(tree: RolloutTree, index: int) -> tuple[tuple[int, ...], int]:
+    """Policy segments joined to `index` by observations alone, and the turn before the first."""
+    own = []
+    while index != NO_PARENT and tree.segments[index].author != "prompt":
+        if tree.segments[index].author == "policy":
+            own.append(index)
+        index = tree.segments[index].parent
+    while index != NO_PARENT and tree.segments[index].author != "policy":
+        index = tree.segments[index].parent
+    return tuple(reversed(own)), index
+
+
+def flatten(
+    trees: Sequence[RolloutTree],
+    *,
+    temperatures: Mapping[str, float] | None = None,
+    without: Collection[tuple[int, int]] = (),
+) -> TokenBatch:
+    """Lays `trees` out as rows.
+
+    Args:
+        trees: the step's trees.
+        temperatures: the sampler's, for each kind of turn; 1 where not named.
+        without: (tree, segment) of rows to leave out, such as those that could not be scored.
+
+    Returns:
+        One row per sample, in the order of `rows_of`.
+
+    Raises:
+        ShapeError: no row is left.
+    """
+    rows = [row for row in rows_of(trees) if (row.tree, row.segment) not in without]
+    if not rows:
+        raise ShapeError("cannot batch zero rollouts")
+    tokens = [trees[row.tree].token_ids(row.segment) for row in rows]
+    shape = (len(rows), max(map(len, tokens)))
+    names = sorted({n for tree in trees for s in tree.segments for n in s.spans})
+
+    token_ids = torch.zeros(shape, dtype=torch.int64)
+    is_token, is_own, is_end = (torch.zeros(shape, dtype=torch.bool) for _ in range(3))
+    turn_ids = torch.full(shape, NO_TURN)
+    spans = {name: torch.zeros(shape, dtype=torch.bool) for name in names}
+    contents = {name: torch.zeros(shape, dtype=torch.bool) for name in names}
+    logprobs, heat = torch.zeros(shape), torch.ones(shape)
+
+    for b, (row, ids) in enumerate(zip(rows, tokens, strict=True)):
+        tree = trees[row.tree]
+        token_ids[b, : len(ids)] = torch.tensor(ids)
+        is_token[b, : len(ids)] = True
+        start = 0
+        for index in tree.path(row.segment):
+            segment = tree.segments[index]
+            here = slice(start, start := start + len(segment.token_ids))
+            if index not in row.turns:
+                continue
+            is_own[b, here] = True
+            is_end[b, here.stop - 1] = segment.finish_reason == "stop"
+            turn_ids[b, here] = segment.turn
+            logprobs[b, here] = torch.tensor(segment.logprobs)
+            heat[b, here] = (temperatures or {}).get(segment.kind, 1.0)
+            for name, span in segment.spans.items():
+                spans[name][b, here.start + span.outer[0] : here.start + span.outer[1]] = True
+                contents[name][b, here.start + span.inner[0] : here.start + span.inner[1]] = True
+
+    return TokenBatch(
+        rows=tuple(rows),
+        token_ids=token_ids,
+        is_token=is_token,
+        is_own=is_own,
+        is_end=is_end,
+        turn_ids=turn_ids,
+        spans=spans,
+        contents=contents,
+        behaviour_logprobs=logprobs,
+        temperatures=heat,
+        group_ids=_groups(rows),
+        levels=torch.tensor([row.level for row in rows]),
+        tree_ids=torch.tensor([row.tree for row in rows]),
+    )
+
+
+def _groups(rows: Sequence[Row]) -> Tensor:
+    """`[B]` one id per (tree, turn continued, kind), numbered in order of appearance."""
+    ids: dict[tuple[int, int, str], int] = {}
+    return torch.tensor([ids.setdefault((r.tree, r.parent, r.kind), len(ids)) for r in rows])

@@ -1,0 +1,30 @@
+"""The verbs of `rlx`. The only room that may import every other; each verb imports its own.
+
+Results go to stdout, everything else to stderr. Exit codes are those of `rlx.errors`; 2 is also
+wrong usage, 130 an interrupt. A traceback is shown only with RLX_DEBUG=1, and always kept.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import rlx
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one verb and returns its exit code.
+
+    Args:
+        arguments: without the program's name; those of the process when None.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments == ["--version"]:
+        print(f"rlx {rlx.__version__}")
+        return 0
+    # Pydantic would look through every installed distribution for plugins of its own.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    from rlx.cli.failure import run_guarded
+    from rlx.cli.group import rlx_command
+
+    return run_guarded(rlx_command, arguments)

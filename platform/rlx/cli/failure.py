@@ -1,0 +1,121 @@
+"""What a failed command says, where, and with which exit code."""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlx.errors import RlxError
+
+__all__ = ["envelope", "run_guarded", "sentence"]
+
+
+def run_guarded(command: click.Command, arguments: Sequence[str]) -> int:
+    """Runs a click command and returns the exit code of whatever happens.
+
+    Args:
+        command: returns None or an exit code.
+        arguments: without the program's name. Where they ask for JSON, failures are JSON too:
+            `{"error": {"kind", "message", "exit_code", ...}}` on stdout.
+    """
+    as_json = _wants_json(arguments)
+    try:
+        result = command.main(list(arguments), prog_name="rlx", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Abort:
+        click.echo("interrupted", err=True)
+        return 130
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        return 130
+    except BrokenPipeError:
+        # The reader has gone; the interpreter's own flush at exit must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except click.ClickException as error:
+        if as_json:
+            _print_json(_usage(error))
+        else:
+            error.show()
+        return error.exit_code
+    except RlxError as error:
+        if as_json:
+            _print_json(envelope(error))
+        else:
+            from rlx.cli.text import paint
+
+            click.echo(paint(sentence(error), sys.stderr), err=True)
+            _debug(error)
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001  (the last handler there is; it keeps the traceback)
+        return _bug(error, as_json)
+
+
+def envelope(error: RlxError) -> dict[str, Any]:
+    """Returns a failure as the JSON object that commands print with `--json`."""
+    fields: dict[str, Any] = {
+        "kind": type(error).__name__,
+        "message": str(error),
+        "exit_code": error.exit_code,
+    }
+    diagnostics = getattr(error, "diagnostics", None)
+    if diagnostics is None and (one := getattr(error, "diagnostic", None)) is not None:
+        diagnostics = (one,)
+    if diagnostics is not None:
+        fields["diagnostics"] = [asdict(d) for d in diagnostics]
+    return {"error": fields}
+
+
+def sentence(error: RlxError) -> str:
+    """Returns a failure as text that says that it is one."""
+    text = str(error)
+    return text if text.startswith(("error:", "warning:")) else f"error: {text}"
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    asked = {"--json", "--format=json"} & set(arguments)
+    return bool(asked) or ("--format", "json") in pairwise(arguments)
+
+
+def _usage(error: click.ClickException) -> dict[str, Any]:
+    message = error.format_message()
+    return {"error": {"kind": "usage", "message": message, "exit_code": error.exit_code}}
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+def _debug(error: Exception) -> None:
+    if os.environ.get("RLX_DEBUG") == "1":
+        traceback.print_exception(error)
+
+
+def _bug(error: Exception, as_json: bool) -> int:
+    """Reports what nobody raised on purpose: one line, and the traceback in a file."""
+    from rlx.spec.diagnostic import printable
+
+    line = printable(f"{type(error).__name__}: {error}".splitlines()[0])
+    home = Path(os.environ.get("RLX_HOME", ".rlx"))
+    kept = home / "last-error.txt"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        kept.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        where = f"the traceback is in {kept}"
+    except OSError as trouble:
+        where = f"the traceback could not be kept in {kept}: {trouble.strerror}; try RLX_DEBUG=1"
+    if as_json:
+        failure = {"kind": "bug", "message": line, "exit_code": 1, "traceback": str(kept)}
+        _print_json({"error": failure})
+    else:
+        click.echo(f"rlx has a bug, or met a surprise: {line}\n  {where}", err=True)
+        _debug(error)
+    return 1

@@ -1,0 +1,116 @@
+"""Following a run in the terminal, and the summary at its end."""
+
+import os
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from rlx.cli.registry import folder_of, open_registry
+from rlx.cli.summary import summary
+from rlx.run.progress import Progress as Stage
+from rlx.run.progress import read_progress
+from rlx.spec.diagnostic import printable
+from rlx_registry import RunRecord
+
+__all__ = ["follow"]
+
+EVERY = 0.3
+LINE_EVERY = 15.0
+"""Seconds between two lines where the output is no terminal."""
+ENDED = ("finished", "failed", "stopped", "lost")
+
+
+def follow(run_id: str, url: str, *, quiet: bool = False) -> int:
+    """Shows progress until the run has ended, then the summary.
+
+    Returns:
+        0 when the run finished, 1 when it did not, 130 when the user stopped following.
+    """
+    console = Console(stderr=True, highlight=False, quiet=quiet)
+    try:
+        run = _watch(run_id, url, console)
+    except KeyboardInterrupt:
+        console.print(f"\ndetached; {run_id} goes on.  rlx logs -f {run_id}  ·  rlx stop {run_id}")
+        return 130
+    with open_registry(url) as registry:
+        if run.status == "finished":
+            if not quiet:
+                summary(registry, run, Console(highlight=False))
+            return 0
+    where = os.path.relpath(folder_of(run).log)
+    reason = printable(run.reason or "no reason is recorded")
+    console.print(f"✗ {run.id} {run.effective_status}: {reason}\n  log  {where}", markup=False)
+    return 1
+
+
+def _watch(run_id: str, url: str, console: Console) -> RunRecord:
+    show = _Bars(console) if console.is_terminal else _Lines(console)
+    with open_registry(url) as registry, show:
+        while True:
+            run = registry.run(run_id)
+            stage = read_progress(folder_of(run).progress)
+            if stage is not None:
+                show.stage(stage)
+            if run.effective_status in ENDED:
+                return run
+            time.sleep(EVERY)
+
+
+class _Bars:
+    """One bar per stage."""
+
+    def __init__(self, console: Console) -> None:
+        self._bars = Progress(
+            TextColumn("{task.description:<24}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=console,
+        )
+        self._tasks: dict[str, object] = {}
+
+    def __enter__(self) -> "_Bars":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def stage(self, stage: Stage) -> None:
+        """Moves the stage's bar; earlier stages count as done."""
+        if stage.stage not in self._tasks:
+            for task in self._bars.tasks:
+                self._bars.update(task.id, completed=task.total)
+            self._tasks[stage.stage] = self._bars.add_task(
+                printable(stage.stage), total=stage.total, note=""
+            )
+        task_id = self._tasks[stage.stage]
+        self._bars.update(task_id, completed=stage.done, note=printable(stage.note))  # type: ignore[arg-type]
+
+
+class _Lines:
+    """A line now and then, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last = ("", 0.0)
+
+    def __enter__(self) -> "_Lines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def stage(self, stage: Stage) -> None:
+        """Prints where a new stage begins, ends, or a while has passed."""
+        now = time.monotonic()
+        name, at = self._last
+        ended = stage.done == stage.total and name != f"{stage.stage} ended"
+        if stage.stage != name.removesuffix(" ended") or ended or now - at > LINE_EVERY:
+            if name == f"{stage.stage} ended":
+                return
+            text = f"{stage.stage:<24} {stage.done}/{stage.total}  {stage.note}"
+            self._console.print(printable(text), markup=False)
+            self._last = (f"{stage.stage} ended" if stage.done == stage.total else stage.stage, now)

@@ -1,0 +1,71 @@
+"""The group `rlx`: verbs known by name and one line of help, imported when they are called."""
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import click
+
+import rlx
+
+__all__ = ["VERBS", "LazyGroup", "Verb", "rlx_command"]
+
+
+class Verb(NamedTuple):
+    """Where a verb lives, "module:command", and the line that `rlx --help` shows for it."""
+
+    target: str
+    help: str
+
+
+VERBS = {
+    "submit": Verb("rlx.cli.submit:submit", "Run experiments, recorded, surviving this terminal."),
+    "validate": Verb("rlx.cli.specs:validate", "Say everything that is wrong with experiments."),
+    "show": Verb("rlx.cli.specs:show", "Show an experiment in full, each value with its origin."),
+    "schema": Verb("rlx.cli.specs:schema", "Write the JSON Schema of experiments, for editors."),
+    "plugins": Verb("rlx.cli.plugins:plugins", "List plugins; show one's options."),
+    "runs": Verb("rlx.cli.reading:runs", "List runs."),
+    "status": Verb("rlx.cli.reading:status", "Show how one run stands."),
+    "logs": Verb("rlx.cli.reading:logs", "Show or follow a run's log."),
+    "samples": Verb("rlx.cli.reading:samples", "Show rollouts with their rewards."),
+    "stop": Verb("rlx.cli.submit:stop", "Ask a run to stop at its next step."),
+    "mlflow": Verb("rlx.cli.reading:mlflow", "Open MLflow on the mirror of the runs."),
+    "web": Verb("rlx.cli.reading:web", "Serve the dashboard."),
+}
+
+
+class LazyGroup(click.Group):
+    """A click group whose help and suggestions need no verb to be imported."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        module, _, attribute = VERBS[cmd_name].target.partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, verb.help) for name, verb in VERBS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            from rlx.spec.diagnostic import did_you_mean, printable
+
+            near = did_you_mean(args[0], VERBS)
+            hint = f" Did you mean '{near}'?" if near else f" There are: {', '.join(VERBS)}."
+            ctx.fail(f"No verb '{printable(args[0])}'.{hint}")
+        return super().resolve_command(ctx, args)
+
+
+_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+
+
+@click.group(cls=LazyGroup, name="rlx", context_settings=_SETTINGS)
+@click.version_option(rlx.__version__, prog_name="rlx", message="%(prog)s %(version)s")
+def rlx_command() -> None:
+    """Declarative experiments for RL post-training of language models."""

@@ -1,0 +1,255 @@
+"""Verbs that read: runs, status, logs, samples, and the servers that show them."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlx.cli.registry import folder_of, open_registry, registry_option, run_json
+from rlx.cli.text import columns
+from rlx.errors import SpecError
+from rlx.spec.diagnostic import printable
+from rlx_registry import RolloutIndex, RunRecord
+
+__all__ = ["logs", "mlflow", "runs", "samples", "status", "web"]
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def _echo(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+@click.command()
+@click.option("--name", help="Only runs of this experiment.")
+@click.option("--status", help="Only runs with this status.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most so many, newest first.")
+@as_json
+@registry_option
+def runs(name: str | None, status: str | None, limit: int | None, as_json: bool, url: str) -> None:
+    """List runs, newest first."""
+    with open_registry(url) as registry:
+        found = registry.runs(name=name, status=status, limit=limit)
+        described = [run_json(registry, run) for run in found]
+    if as_json:
+        return _echo(described)
+    rows = [
+        (
+            d["run"],
+            d["name"],
+            str(d["seed"]),
+            d["status"],
+            f"{d['step']}/{d['steps'] or '?'}",
+            _figure(d, "accuracy"),
+            _figure(d, "brier"),
+            _figure(d, "ece"),
+            _age(d["created"]),
+        )
+        for d in described
+    ]
+    heads = ("RUN", "NAME", "SEED", "STATUS", "STEP", "ACCURACY", "BRIER", "ECE", "AGE")
+    click.echo(columns(rows, heads))
+    return None
+
+
+def _figure(run: dict[str, Any], name: str) -> str:
+    """After training where that is known, else before, in brackets."""
+    for label, form in (("after", "{:.3f}"), ("before", "({:.3f})")):
+        value = run["evaluation"].get(label, {}).get(name)
+        if value is not None:
+            return form.format(value)
+    return ""
+
+
+def _age(created: float) -> str:
+    seconds = time.time() - created
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+@click.command()
+@click.argument("run")
+@as_json
+@registry_option
+def status(run: str, as_json: bool, url: str) -> None:
+    """Show how RUN stands: an id, its number, or `latest`."""
+    with open_registry(url) as registry:
+        found = registry.run(run)
+        described = run_json(registry, found)
+        if as_json:
+            return _echo(described)
+        if found.status == "finished":
+            from rich.console import Console
+
+            from rlx.cli.summary import summary
+
+            return summary(registry, found, Console(highlight=False))
+        events = registry.events(found.id)
+    from rlx.run.progress import read_progress
+
+    stage = read_progress(folder_of(found).progress)
+    lines = [
+        f"{found.id}  {found.name}  seed {found.seed}  spec {found.digest}",
+        f"status   {described['status']}{f': {found.reason}' if found.reason else ''}",
+        f"step     {found.step} of {found.steps_total}"
+        + (f"  (phase {found.phase})" if found.phase else ""),
+    ]
+    if stage is not None:
+        lines.append(f"doing    {stage.stage} {stage.done}/{stage.total}  {stage.note}")
+    lines += [f"event    {e.kind}: {e.message}" for e in events[-3:]]
+    lines.append(f"log      {os.path.relpath(folder_of(found).log)}")
+    click.echo("\n".join(printable(line) for line in lines))
+    return None
+
+
+@click.command()
+@click.argument("run", default="latest")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
+@click.option(
+    "-n", "--lines", type=click.IntRange(min=0), default=40, help="How many to begin with."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the run's events as JSON.")
+@registry_option
+def logs(run: str, follow: bool, lines: int, as_json: bool, url: str) -> None:
+    """Show what RUN's processes printed."""
+    with open_registry(url) as registry:
+        found = registry.run(run)
+        if as_json:
+            return _echo(
+                [
+                    {"at": e.at, "kind": e.kind, "level": e.level, "message": e.message}
+                    for e in registry.events(found.id)
+                ]
+            )
+        log = folder_of(found).log
+        shown = 0
+        if log.exists():
+            text = log.read_text(errors="replace")
+            _print_lines("\n".join(text.splitlines()[-lines:]) if lines else "")
+            shown = log.stat().st_size
+        while follow and registry.run(found.id).effective_status in ("submitted", "running"):
+            time.sleep(0.5)
+            shown = _print_rest(log, shown)
+        _print_rest(log, shown)
+    return None
+
+
+def _print_rest(log: Path, start: int) -> int:
+    if not log.exists():
+        return start
+    with log.open("rb") as file:
+        file.seek(start)
+        new = file.read()
+    _print_lines(new.decode(errors="replace").rstrip("\n"))
+    return start + len(new)
+
+
+def _print_lines(text: str) -> None:
+    for line in text.splitlines():
+        click.echo(printable(line))
+
+
+@click.command()
+@click.argument("run", default="latest")
+@click.option("--step", type=click.IntRange(min=1), help="Of which step; the last one otherwise.")
+@click.option("--group", "tree", type=int, help="Only this prompt (see TREE).")
+@click.option("--sort", type=click.Choice(["tree", "reward", "advantage"]), default="tree")
+@click.option("-n", "--limit", type=click.IntRange(min=1), default=20, help="How many rows.")
+@as_json
+@registry_option
+def samples(
+    run: str, step: int | None, tree: int | None, sort: str, limit: int, as_json: bool, url: str
+) -> None:
+    """Show RUN's rollouts with rewards by component and advantage."""
+    with open_registry(url) as registry:
+        found = registry.run(run)
+        steps = registry.rollout_steps(found.id)
+        if not steps:
+            raise SpecError(f"{found.id} has recorded no rollouts yet")
+        at = steps[-1] if step is None else step
+        if at not in steps:
+            raise SpecError(
+                f"{found.id} has no rollouts of step {at}; it has {steps[0]} to {steps[-1]}"
+            )
+        rows = registry.rollout_index(found.id, at)
+    rows = [row for row in rows if tree is None or row.tree == tree]
+    if sort != "tree":
+        rows.sort(key=lambda row: -(getattr(row, sort) or 0.0))
+    else:
+        rows.sort(key=_tree_order)
+    if as_json:
+        return _echo([_sample_json(found, at, row) for row in rows[:limit]])
+    heads = ("ROW", "TREE", "TURN", "REWARD", "ADVANTAGE", "PARTS", "TEXT")
+    click.echo(f"{found.id} step {at}: {len(rows)} rows")
+    click.echo(columns([_sample_row(row) for row in rows[:limit]], heads))
+    return None
+
+
+def _tree_order(row: RolloutIndex) -> tuple[int, int, int]:
+    """An answer, then its confidences."""
+    parent = row.row if row.parent_row is None else row.parent_row
+    return row.tree, parent, row.row
+
+
+def _sample_json(run: RunRecord, step: int, row: RolloutIndex) -> dict[str, Any]:
+    return {"run": run.id, "step": step, **{n: getattr(row, n) for n in RolloutIndex.__slots__}}
+
+
+def _sample_row(row: RolloutIndex) -> tuple[str, ...]:
+    parts = " ".join(f"{n}={'absent' if v is None else f'{v:g}'}" for n, v in row.rewards.items())
+    return (
+        str(row.row),
+        str(row.tree),
+        ("  " if row.parent_row is not None else "") + row.turn,
+        "absent" if row.reward is None else f"{row.reward:.3f}",
+        f"{row.advantage:+.3f}",
+        parts + (f"  ({row.failed})" if row.failed else ""),
+        row.preview.replace("\n", "⏎")[:70],
+    )
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1")
+@click.option("--port", type=int, default=5000)
+@click.option("--uri", default="sqlite:///{home}/mlflow.db", help="MLflow's store.")
+def mlflow(host: str, port: int, uri: str) -> int:
+    """Serve MLflow's own interface on the mirror of the runs."""
+    from rlx.record.mlflow_ui import require_free_port, ui_command
+    from rlx.run.paths import home, tracking_url
+
+    store = tracking_url(uri)
+    path = Path(store.removeprefix("sqlite:///"))
+    if store.startswith("sqlite:///") and not path.exists():
+        raise SpecError(f"there is no MLflow store at {os.path.relpath(path)} yet: run something")
+    require_free_port(host, port)
+    command, environment = ui_command(store, home() / "mlartifacts", host, port)
+    click.echo(f"MLflow on http://{host}:{port}  (Ctrl-C ends it)", err=True)
+    sys.stdout.flush()
+    os.execve(command[0], command, environment)
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1")
+@click.option("--port", type=int, default=8711)
+@registry_option
+def web(host: str, port: int, url: str) -> None:
+    """Serve the dashboard, read-only, on this machine."""
+    import uvicorn
+
+    from rlx.record.mlflow_ui import require_free_port
+    from rlx.run.paths import tracking_url
+    from rlx_web import create_app
+
+    if host not in ("127.0.0.1", "localhost", "::1"):
+        raise SpecError(f"--host {host}: the dashboard has no passwords and serves loopback only")
+    with open_registry(url):
+        pass
+    require_free_port(host, port)
+    click.echo(f"dashboard on http://{host}:{port}  (Ctrl-C ends it)", err=True)
+    uvicorn.run(create_app(tracking_url(url)), host=host, port=port, log_level="warning")

@@ -1,0 +1,108 @@
+"""The registry as the verbs see it: the right URL, and its errors as rlx's own."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+import rlx.errors
+import rlx_registry
+from rlx.run.paths import RunFolder, tracking_url
+from rlx_registry import Registry, RunRecord
+
+__all__ = ["folder_of", "open_registry", "registry_option", "run_json"]
+
+DEFAULT = "sqlite:///{home}/registry.db"
+
+registry_option = click.option(
+    "--registry",
+    "url",
+    metavar="URL",
+    envvar="RLX_REGISTRY",
+    default=DEFAULT,
+    help="The registry of runs; RLX_HOME's own unless given.",
+)
+
+
+@contextmanager
+def open_registry(url: str, *, read_only: bool = True) -> Iterator[Registry]:
+    """Opens the registry; whatever it raises becomes an rlx error with the right exit code.
+
+    Raises:
+        SpecError: a run is named that is not there.
+        RegistryError: the database cannot be read or written.
+    """
+    try:
+        with Registry.open(_present(tracking_url(url), read_only), read_only=read_only) as registry:
+            yield registry
+    except (rlx_registry.NotFound, rlx_registry.Ambiguous) as error:
+        raise rlx.errors.SpecError(str(error)) from error
+    except rlx_registry.RegistryError as error:
+        raise rlx.errors.RegistryError(str(error)) from error
+
+
+def _present(url: str, read_only: bool) -> str:
+    path = Path(url.removeprefix("sqlite:///"))
+    if not url.startswith("sqlite:///"):
+        return url
+    if read_only and not path.exists():
+        raise rlx.errors.SpecError(
+            f"there is no registry of runs at {os.path.relpath(path)} yet: submit an experiment "
+            "first, or name another folder with RLX_HOME"
+        )
+    if not read_only:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise rlx.errors.EnvironmentFault(
+                f"cannot make the folder {path.parent}: {error.strerror}; set RLX_HOME to a folder "
+                "that can be written"
+            ) from error
+    return url
+
+
+def folder_of(run: RunRecord) -> RunFolder:
+    """The run's own folder.
+
+    Raises:
+        RegistryError: the run was recorded, but its folder never laid out.
+    """
+    if run.directory is None:
+        raise rlx.errors.RegistryError(f"run {run.id} has no folder: its submission broke off")
+    return RunFolder(Path(run.directory))
+
+
+def run_json(registry: Registry, run: RunRecord) -> dict[str, Any]:
+    """One run as `rlx status --json` and `rlx runs --json` print it."""
+    evaluations = {e.label: e for e in registry.evaluations(run.id)}
+    shown = ("accuracy", "brier", "ece", "auroc", "n")
+    every = (*shown, "stratum_brier", "stratum_auroc", "alike_share", "unparsable", "by_stratum")
+    return {
+        "run": run.id,
+        "name": run.name,
+        "status": run.effective_status,
+        "reason": run.reason,
+        "step": run.step,
+        "steps": run.steps_total,
+        "phase": run.phase,
+        "seed": run.seed,
+        "spec_digest": run.digest,
+        "attempt": run.attempt,
+        "created": run.created,
+        "started": run.started,
+        "ended": run.ended,
+        "directory": run.directory,
+        "mlflow_run_id": run.mlflow_run_id,
+        "evaluation": {
+            label: {
+                name: evaluations[label].metrics.get(name)
+                for name in every
+                if name in shown or name in evaluations[label].metrics
+            }
+            for label in ("before", "after")
+            if label in evaluations
+        },
+    }

@@ -1,0 +1,107 @@
+"""`rlx submit` and `rlx stop`."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import click
+
+from rlx.cli.registry import folder_of, open_registry, registry_option
+from rlx.discovery import Plugins, check_file
+from rlx.errors import RlxError
+from rlx.run.launch import registry_url, start
+from rlx.run.launch import submit as record
+from rlx.spec.reader import ReadSpec
+from rlx_registry import RunRecord
+
+__all__ = ["stop", "submit"]
+
+
+@click.command()
+@click.argument("spec", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Override a value.")
+@click.option("--again", is_flag=True, help="Run it even if the same spec and seed already ran.")
+@click.option("-d", "--detach", is_flag=True, help="Return once it has started.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the run's id and nothing else.")
+def submit(spec: Path, overrides: tuple[str, ...], again: bool, detach: bool, quiet: bool) -> int:
+    """Check SPEC, record a run of it, start it apart from this terminal, and follow it.
+
+    Ctrl-C stops the following and not the run. The exit code is the run's: 0 when it finished.
+    """
+    read, plugins = check_file(spec, overrides)
+    url = registry_url(read)
+    _say_warnings(plugins)
+    with open_registry(url, read_only=False) as registry:
+        run, created = record(registry, read, plugins, again=again)
+        if quiet:
+            click.echo(run.id)
+        if not created:
+            if not quiet:
+                _say_nothing_to_do(run, spec)
+            return 0
+        folder_of(run)
+        start(run, url)
+    if not quiet:
+        _say_started(run, read)
+    if detach:
+        return 0
+    from rlx.cli.follow import follow
+
+    return follow(run.id, url, quiet=quiet)
+
+
+def _say_warnings(plugins: Plugins) -> None:
+    for warning in plugins.warnings:
+        click.echo(str(warning), err=True)
+
+
+def _say_nothing_to_do(run: RunRecord, spec: Path) -> None:
+    state = {"finished": "already finished", "running": "is running", "submitted": "is starting"}
+    click.echo(
+        f"= nothing to do: spec {run.digest}, seed {run.seed} "
+        f"{state.get(run.status, run.status)} as {run.id}\n"
+        f"  how it went:  rlx status {run.id}\n"
+        f"  run it again: rlx submit {spec} --again\n"
+        f"  another seed: rlx submit {spec} --set seed={run.seed + 1}"
+    )
+
+
+def _say_started(run: RunRecord, read: ReadSpec) -> None:
+    rewards = ", ".join(
+        f"{name}×{use.weight:g}" if not name.startswith("_") else name
+        for name, use in read.spec.rewards.turn.items()
+    )
+    where = os.path.relpath(folder_of(run).root)
+    click.echo(
+        f"✓ {run.name}  seed {run.seed}  spec {run.digest}  rewards: {rewards}\n"
+        f"  run     {run.id}  ({run.steps_total} steps)\n"
+        f"  files   {where}\n"
+        f"  watch   rlx logs -f {run.id}   ·   rlx status {run.id}   ·   Ctrl-C detaches"
+    )
+
+
+@click.command()
+@click.argument("run")
+@registry_option
+def stop(run: str, url: str) -> None:
+    """Stop RUN; its records stay."""
+    with open_registry(url, read_only=False) as registry:
+        found = registry.run(run)
+        if found.status not in ("submitted", "running"):
+            raise RlxError(f"{found.id} is not running: it is {found.status}")
+        if found.pid is not None and _is_supervisor(found.pid, found.id):
+            os.kill(found.pid, signal.SIGTERM)
+            click.echo(f"{found.id}: asked to stop")
+            return
+        registry.transition(found.id, {found.status}, "stopped", "its supervisor was gone")
+        click.echo(f"{found.id}: its supervisor was gone; marked as stopped", file=sys.stderr)
+
+
+def _is_supervisor(pid: int, run_id: str) -> bool:
+    """Whether `pid` is alive and still the supervisor of that run: process ids are used again."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"rlx.run.supervise" in command and run_id.encode() in command

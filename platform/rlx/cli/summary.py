@@ -1,0 +1,72 @@
+"""What a finished run amounts to, on one screen."""
+
+import os
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rlx.cli.registry import folder_of
+from rlx_registry import Registry, RunRecord
+
+__all__ = ["summary"]
+
+ROWS = (
+    ("accuracy", "accuracy", "higher is better"),
+    ("brier", "Brier score", "lower is better"),
+    ("stratum_brier", "  knowing only the stratum", "what Brier must beat"),
+    ("ece", "ECE, 10 bins", "lower is better"),
+    ("auroc", "AUROC", "higher is better"),
+    ("stratum_auroc", "  knowing only the stratum", "what AUROC must beat"),
+    ("mean_confidence", "mean confidence", "near accuracy"),
+    ("alike_share", "answers whose confidences are all alike", "1 is a frozen policy"),
+    ("unparsable", "unparsable confidences", "count as 0"),
+)
+
+
+def summary(registry: Registry, run: RunRecord, console: Console) -> None:
+    """Prints before and after on held-out problems, the reliability diagram, and where to look."""
+    evaluations = {e.label: e.metrics for e in registry.evaluations(run.id)}
+    before, after = evaluations.get("before", {}), evaluations.get("after", {})
+    title = f"{run.name} {run.id}, seed {run.seed}: {after.get('n')} held-out problems"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for heading in ("", "before", "after", "change", ""):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, label, meaning in ROWS:
+        if after.get(name) is not None:
+            table.add_row(label, *_cells(before.get(name), after[name]), meaning)
+    for stratum, figures in (after.get("by_stratum") or {}).items():
+        earlier = (before.get("by_stratum") or {}).get(stratum, {})
+        table.add_row(f"{stratum}: accuracy", *_cells(earlier.get("accuracy"), figures["accuracy"]))
+        table.add_row(f"{stratum}: AUROC", *_cells(earlier.get("auroc"), figures["auroc"]))
+    console.print(table)
+    if after.get("brier") is not None:
+        from rlx.evaluation.calibration import Calibration
+        from rlx.evaluation.pictures import terminal_reliability
+
+        names = Calibration.__slots__
+        measured = Calibration.from_json({n: after[n] for n in names})
+        console.print(terminal_reliability(measured, width=min(80, max(60, console.width))))
+    _where(run, console)
+
+
+def _cells(before: float | None, after: float | None) -> tuple[str, str, str]:
+    def number(value: Any, sign: str = "") -> str:
+        if value is None:
+            return "–"
+        return f"{value:{sign}d}" if isinstance(value, int) else f"{value:{sign}.3f}"
+
+    change = None if before is None or after is None else after - before
+    return number(before), number(after), number(change, "+")
+
+
+def _where(run: RunRecord, console: Console) -> None:
+    root = folder_of(run).root
+    seconds = (run.ended or 0) - (run.started or 0)
+    lines = [
+        f"took      {seconds:.0f} s",
+        f"files     {os.path.relpath(root)}/   model/ pictures/ rollouts/ spec.yaml run.log",
+        f"look      rlx samples {run.id}   ·   rlx status {run.id}   ·   rlx web",
+        "mlflow    rlx mlflow   (curves, compare view)",
+    ]
+    console.print("\n".join(lines), markup=False)

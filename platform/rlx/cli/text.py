@@ -1,0 +1,40 @@
+"""Plain tables and colour for terminals."""
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from typing import TextIO
+
+import click
+
+from rlx.spec.diagnostic import printable
+
+__all__ = ["columns", "paint"]
+
+_STYLES = (
+    (re.compile(r"^error:", re.M), {"fg": "red", "bold": True}),
+    (re.compile(r"^warning:", re.M), {"fg": "yellow", "bold": True}),
+    (re.compile(r"^  -->", re.M), {"fg": "blue", "bold": True}),
+    (re.compile(r"(?<=\| )\s*\^+$", re.M), {"fg": "red", "bold": True}),
+    (re.compile(r"^ +[0-9]* \|(?= |$)", re.M), {"fg": "blue", "bold": True}),
+    (re.compile(r"(?<= = )(?:help|note):", re.M), {"bold": True}),
+)
+
+
+def paint(text: str, stream: TextIO) -> str:
+    """Colours a rendered report where `stream` is a terminal and NO_COLOR is unset."""
+    if not stream.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    for pattern, style in _STYLES:
+        text = pattern.sub(lambda m, style=style: click.style(m[0], **style), text)  # type: ignore[misc]
+    return text
+
+
+def columns(rows: Iterable[Sequence[str]], heads: Sequence[str] = ()) -> str:
+    """Returns rows as left-aligned columns; control characters are made visible."""
+    table = [[printable(cell) for cell in row] for row in ([heads] if heads else []) + list(rows)]
+    if not table:
+        return ""
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in table)
+    return "\n".join(line.rstrip() for line in lines)

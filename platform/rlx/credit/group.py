@@ -1,0 +1,61 @@
+"""Comparing scores within groups.
+
+A group whose scores are all the same number carries no signal and gets exact zeros. Rounding makes
+that worth stating: twelve float32 scores of 0.7 miss their own mean by 1e-7, which over a deviation
+of 1e-7 plus an epsilon of 1e-6 would be an advantage of 0.1.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+__all__ = ["group_advantages"]
+
+
+def group_advantages(
+    scores: Tensor,
+    group_ids: Tensor,
+    *,
+    normalize: Literal["std", "center"] = "std",
+    ddof: int = 1,
+    eps: float = 1e-6,
+    singleton: Literal["zero", "raw"] = "zero",
+) -> Tensor:
+    """Score minus the mean of its group, over the group's deviation or not.
+
+        std:     Aᵢ = (sᵢ - mean) / (σ + ε)        center:  Aᵢ = sᵢ - mean
+
+    Args:
+        scores: `[B]`.
+        group_ids: `[B]` rows with equal ids are compared; any order, any group size.
+        normalize: "std" divides, "center" does not (Dr. GRPO).
+        ddof: σ² is the sum of squares over n - ddof.
+        eps: added to σ.
+        singleton: in a group of one, 0, or the raw score (mean 0, σ 1, as verl has it).
+
+    Returns:
+        `[B]` in the dtype of `scores`; exactly 0 in a group whose scores are all equal.
+
+    Reference:
+        DeepSeekMath (GRPO), arXiv 2402.03300, section 4.1; Dr. GRPO, arXiv 2503.20783.
+
+    Example:
+        >>> group_advantages(torch.tensor([1., 0., .5]), torch.tensor([4, 4, 4]), normalize="center")
+        tensor([ 0.5000, -0.5000,  0.0000])
+    """
+    _, slot, counts = group_ids.unique(return_inverse=True, return_counts=True)
+    zeros = scores.new_zeros(len(counts))
+    highest = zeros.scatter_reduce(0, slot, scores, "amax", include_self=False)
+    lowest = zeros.scatter_reduce(0, slot, scores, "amin", include_self=False)
+    centred = scores - (zeros.index_add(0, slot, scores) / counts)[slot]
+    advantages = centred
+    if normalize == "std":
+        squares = zeros.index_add(0, slot, centred.square())
+        deviation = (squares / (counts - ddof).clamp(min=1)).sqrt()
+        advantages = centred / (deviation[slot] + eps)
+    advantages = torch.where((highest > lowest)[slot], advantages, scores.new_zeros(()))
+    if singleton == "raw":
+        raw = scores / (1 + eps) if normalize == "std" else scores
+        advantages = torch.where(counts[slot] == 1, raw, advantages)
+    return advantages

@@ -1,0 +1,251 @@
+"""Looking plugins up, and importing the ones that are asked for.
+
+Looking names up reads the metadata of installed distributions and imports nothing; only the plugins
+that an experiment names are imported. One that fails breaks only the experiments that name it.
+"""
+
+import hashlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Literal
+
+from rlx import __version__
+from rlx.errors import PluginError
+from rlx.plugin import API, Estimator, Mask, Plugin, Task
+from rlx.spec.diagnostic import Diagnostic, did_you_mean, render
+
+__all__ = [
+    "GROUPS",
+    "Found",
+    "Kind",
+    "PluginFault",
+    "fault",
+    "find",
+    "fingerprint",
+    "implementation",
+    "installed",
+    "load",
+]
+
+Kind = Literal["task", "environment", "reward", "estimator", "mask"]
+
+GROUPS: Mapping[Kind, str] = {
+    "task": "rlx.tasks",
+    "environment": "rlx.environments",
+    "reward": "rlx.rewards",
+    "estimator": "rlx.estimators",
+    "mask": "rlx.masks",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An installed plugin, as its distribution's metadata describes it.
+
+    Attributes:
+        name: what YAML calls it.
+        kind: what it is for.
+        distribution: who offers it.
+        version: of the distribution.
+        value: entry point, "module:attribute".
+    """
+
+    name: str
+    kind: Kind
+    distribution: str
+    version: str
+    value: str
+
+    @property
+    def source(self) -> str:
+        """Distribution and version, as people write them."""
+        return f"{self.distribution} {self.version}"
+
+
+class PluginFault(PluginError):
+    """A plugin that cannot be used; `str()` is the diagnostic as text."""
+
+    def __init__(self, diagnostic: Diagnostic) -> None:
+        self.diagnostic = diagnostic
+        super().__init__(render(diagnostic))
+
+
+def installed(kind: Kind | None = None) -> tuple[Found, ...]:
+    """Every plugin of a kind, or of all kinds, by name. Nothing is imported."""
+    everything = _installed(tuple(sys.path))
+    return tuple(f for f in everything if kind is None or f.kind == kind)
+
+
+@lru_cache(maxsize=4)
+def _installed(_: tuple[str, ...]) -> tuple[Found, ...]:
+    offered = entry_points()
+    seen = [
+        Found(point.name, kind, point.dist.name, point.dist.version, point.value)
+        for kind, group in GROUPS.items()
+        for point in offered.select(group=group)
+        if point.dist is not None
+    ]
+    return tuple(sorted(seen, key=lambda f: (f.kind, f.name, f.distribution)))
+
+
+def find(kind: Kind, name: str) -> Found:
+    """Returns the plugin that YAML calls `name`, or `distribution:name`.
+
+    Raises:
+        PluginFault: nobody offers it, or several distributions do.
+    """
+    distribution, colon, bare = name.rpartition(":")
+    offers = [f for f in installed(kind) if f.name == bare]
+    if colon:
+        offers = [f for f in offers if _normal(f.distribution) == _normal(distribution)]
+    if len(offers) == 1:
+        return offers[0]
+    raise PluginFault(_clashing(kind, name, offers) if offers else _unknown(kind, name))
+
+
+def load(kind: Kind, name: str) -> type[Plugin]:
+    """Imports a plugin.
+
+    Raises:
+        PluginFault: as `find`, or it does not import, wants a newer rlx, or is not a plugin.
+    """
+    plugin = find(kind, name)
+    module, _, attribute = plugin.value.partition(":")
+    try:
+        offered: Any = import_module(module)
+        for part in attribute.split("."):
+            offered = getattr(offered, part)
+    except (Exception, SystemExit) as error:
+        raise PluginFault(_broken(plugin, error)) from error
+    if wrong := _unfit(kind, offered):
+        raise PluginFault(fault(plugin, f"is not one: {wrong}"))
+    cls: type[Plugin] = offered
+    if cls.api > API:
+        message = f"needs rlx plugin API {cls.api}; this is rlx {__version__} (API {API})"
+        help_ = f"upgrade rlx, or install an older {plugin.distribution}"
+        raise PluginFault(fault(plugin, message, helps=(help_,)))
+    return cls
+
+
+def implementation(name: str) -> Callable[..., Any]:
+    """Imports what an estimator or a mask names as its implementation, "module:function".
+
+    Raises:
+        PluginError: it cannot be imported, or is not callable.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        function = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise PluginError(f"implementation {name!r} cannot be imported: {error}") from error
+    if not callable(function):
+        raise PluginError(f"implementation {name!r} is not a function")
+    return function  # type: ignore[no-any-return]
+
+
+def _normal(distribution: str) -> str:
+    return distribution.lower().replace("_", "-").replace(".", "-")
+
+
+def _unfit(kind: Kind, offered: Any) -> str:
+    """Why an object is not a plugin of a kind; empty when it is one."""
+    if not isinstance(offered, type):
+        hint = "; put @reward on the function" if kind == "reward" and callable(offered) else ""
+        return f"the entry point names a {type(offered).__name__}, not a class{hint}"
+    if not issubclass(offered, Plugin):
+        return f"{offered.__name__} does not derive from rlx.plugin.Plugin"
+    bases: dict[Kind, type] = {"estimator": Estimator, "mask": Mask, "task": Task}
+    if kind in bases and not issubclass(offered, bases[kind]):
+        return f"{offered.__name__} is not an rlx.plugin.{bases[kind].__name__}"
+    if kind == "reward" and not (hasattr(offered, "score") and hasattr(offered, "scope")):
+        return f"{offered.__name__} has no `score` or no `scope`"
+    names_code = isinstance(getattr(offered, "implementation", None), str)
+    if kind in ("estimator", "mask") and not names_code:
+        return f"{offered.__name__} names no `implementation`"
+    return ""
+
+
+def fingerprint(plugin: Found) -> str:
+    """SHA-256 of an imported plugin's source: its module, or all `.py` files of its package."""
+    module = sys.modules[plugin.value.partition(":")[0]]
+    if module.__file__ is None:
+        raise PluginFault(fault(plugin, "has no source file"))
+    file = Path(module.__file__)
+    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+    digest = hashlib.sha256()
+    for source in files:
+        digest.update(source.relative_to(file.parent).as_posix().encode() + b"\0")
+        digest.update(source.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+# What went wrong -------------------------------------------------------------------------------
+
+
+def _unknown(kind: Kind, name: str) -> Diagnostic:
+    offers = {f.name: f for f in installed(kind)}
+    helps = []
+    if near := did_you_mean(name, offers):
+        helps.append(f"did you mean '{near}' ({offers[near].source})?")
+    if others := [f.kind for f in installed() if f.name == name]:
+        helps.append(f"'{name}' is the name of a {others[0]} plugin")
+    notes = (
+        f"{len(offers)} installed: {', '.join(offers) or 'none'}",
+        f"searched entry-point group '{GROUPS[kind]}' in {sys.prefix}\n"
+        "A plugin of yours is found once it is installed: `pip install -e ./my-plugin`,\n"
+        "again after its entry points change; then `rlx plugins`",
+    )
+    return Diagnostic(
+        kind="plugin",
+        message=f"no {kind} plugin named '{name}'",
+        helps=tuple(helps),
+        notes=notes,
+        exit_code=3,
+    )
+
+
+def _clashing(kind: Kind, name: str, offers: Sequence[Found]) -> Diagnostic:
+    sources = " and ".join(f.source for f in offers)
+    either = " or ".join(f"'{f.distribution}:{f.name}'" for f in offers)
+    return Diagnostic(
+        kind="plugin",
+        message=f"{kind} plugin '{name}' is offered by {sources}",
+        helps=(f"say which: {either}",),
+        exit_code=3,
+    )
+
+
+def fault(plugin: Found, what: str, helps: tuple[str, ...] = (), cause: str = "") -> Diagnostic:
+    """Returns the diagnostic `KIND plugin 'NAME' WHAT`, with its origin as a note."""
+    origin = f"from {plugin.source} (entry point '{plugin.value}')"
+    return Diagnostic(
+        kind="plugin",
+        message=f"{plugin.kind} plugin '{plugin.name}' {what}",
+        helps=helps,
+        notes=(cause, origin) if cause else (origin,),
+        exit_code=3,
+    )
+
+
+def _broken(plugin: Found, error: BaseException) -> Diagnostic:
+    from traceback import extract_tb  # only where something is wrong
+
+    cause = f"cause: {type(error).__name__}: {error}"
+    frames = [f for f in extract_tb(error.__traceback__) if "importlib" not in f.filename]
+    if isinstance(error, SyntaxError) and error.filename:
+        cause += f"\n{error.filename}:{error.lineno}  `{(error.text or '').strip()}`"
+    elif len(frames) > 1:  # the first is our own
+        cause += f"\n{frames[-1].filename}:{frames[-1].lineno}  `{frames[-1].line}`"
+    install = ""
+    if isinstance(error, ModuleNotFoundError) and error.name and "." not in error.name:
+        install = f"`pip install {error.name}`, or "
+    helps = (
+        f"the plugin is at fault, not the spec: {install}stop naming it",
+        f"full traceback: `rlx plugins show {plugin.name} --traceback`",
+    )
+    return fault(plugin, "failed to import", helps, cause)

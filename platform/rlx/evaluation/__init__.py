@@ -1,0 +1,1 @@
+"""What a trained model can do: accuracy, calibration, and their pictures."""

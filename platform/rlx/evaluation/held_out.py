@@ -1,0 +1,131 @@
+"""Held-out problems: one sampled answer for each, and one confidence where the schedule asks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlx.evaluation.calibration import Calibration
+from rlx.reward import RewardTable
+from rlx.rollout import Level, RolloutPlan, RolloutTree
+
+__all__ = ["HeldOut", "alike_share", "answered_once", "measure", "stated_confidence"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """What a model did on held-out problems, problem by problem.
+
+    Attributes:
+        problem_ids: `n` of them.
+        strata: the problems' strata.
+        correct: 1 where the answer's correctness reward is exactly 1, else 0.
+        confidence: stated for that very answer, nan where unparsable; None in schedules without
+            a confidence turn.
+        alike: share of answers all of whose confidences are the same; None likewise.
+        rewards: mean raw value of every reward, by name.
+    """
+
+    problem_ids: tuple[str, ...]
+    strata: tuple[str, ...]
+    correct: tuple[int, ...]
+    confidence: tuple[float, ...] | None
+    alike: float | None
+    rewards: Mapping[str, float]
+
+    def metrics(self) -> dict[str, Any]:
+        """Plain JSON: `accuracy` and `n` always; calibration figures, or None without confidences."""
+        base: dict[str, Any] = {
+            "n": len(self.correct),
+            "accuracy": float(np.mean(self.correct)),
+            "brier": None,
+            "ece": None,
+            "auroc": None,
+            "rewards": dict(self.rewards),
+        }
+        if self.confidence is None:
+            return base
+        calibration = Calibration.measure(self.correct, self.confidence, self.strata)
+        return {**base, **calibration.to_json(), "alike_share": self.alike}
+
+    def payload(self) -> dict[str, Any]:
+        """The pairs themselves, None for an unparsable confidence."""
+        confidence = self.confidence
+        return {
+            "problem_ids": list(self.problem_ids),
+            "strata": list(self.strata),
+            "correct": list(self.correct),
+            "confidence": None
+            if confidence is None
+            else [None if np.isnan(c) else c for c in confidence],
+        }
+
+
+def answered_once(plan: RolloutPlan) -> RolloutPlan:
+    """The training schedule with one answer per problem.
+
+    Below it the schedule's own counts are kept, for the spread of confidences, of which the first
+    counts as the answer's confidence.
+    """
+    first, *below = plan.levels
+    return RolloutPlan((Level(first.kind, 1, first.turn), *below))
+
+
+def measure(trees: Sequence[RolloutTree], table: RewardTable, correct: str) -> HeldOut:
+    """Reads off what trees with one answer each amount to.
+
+    Args:
+        trees: grown from `answered_once`.
+        table: scored by the experiment's own rewards, as in training.
+        correct: name of the turn reward that says whether an answer is correct.
+    """
+    answers = [table.turns[t, tree.policy_segments[0]][correct].raw for t, tree in enumerate(trees)]
+    stated = [_confidences(tree, t, table) for t, tree in enumerate(trees)]
+    asked = all(stated)
+    return HeldOut(
+        problem_ids=tuple(tree.problem.id for tree in trees),
+        strata=tuple(tree.problem.stratum for tree in trees),
+        correct=tuple(int(raw == 1.0) for raw in answers),
+        confidence=tuple(c[0] for c in stated) if asked else None,
+        alike=alike_share(stated) if asked else None,
+        rewards=_means(table),
+    )
+
+
+def stated_confidence(table: RewardTable, place: tuple[int, int]) -> float:
+    """The confidence that a reward read from a turn (its part `confidence`); nan where none did."""
+    for entry in table.turns[place].values():
+        if "confidence" in entry.parts:
+            return float(entry.parts["confidence"])
+    return float("nan")
+
+
+def alike_share(stated: Sequence[Sequence[float]]) -> float | None:
+    """Share of answers with several confidences that are all the same; None where there are none.
+
+    A frozen policy looks perfectly calibrated; this figure gives it away.
+    """
+    several = [group for group in stated if len(group) > 1]
+    if not several:
+        return None
+    # nan differs from itself, but two unparsable confidences are alike.
+    alike = [len({"none" if np.isnan(c) else c for c in group}) == 1 for group in several]
+    return float(np.mean(alike))
+
+
+def _confidences(tree: RolloutTree, position: int, table: RewardTable) -> list[float]:
+    return [
+        stated_confidence(table, (position, s))
+        for s in tree.policy_segments
+        if tree.segments[s].kind == "confidence"
+    ]
+
+
+def _means(table: RewardTable) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for entries in table.turns.values():
+        for entry in entries.values():
+            if entry.raw is not None:
+                values.setdefault(entry.name, []).append(entry.raw)
+    return {name: float(np.mean(raws)) for name, raws in values.items()}

@@ -1,0 +1,343 @@
+"""Equations over pairs of (correct, confidence), each a function.
+
+Two rules hold throughout.
+
+* **Bins** are of equal width, `[i/B, (i+1)/B)`, the last one closed. An edge is the double nearest
+  to `i/B`, so 0.3 lies in bin 3 and 0.7 in bin 7, as they read. (The edges of `numpy.linspace` are
+  not: its fourth is 0.30000000000000004.)
+* **An unparsable confidence** is passed as nan and counts as confidence 0.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = [
+    "Murphy",
+    "ReliabilityBin",
+    "accuracy_at_coverage",
+    "as_pairs",
+    "aurc",
+    "auroc",
+    "brier",
+    "brier_skill",
+    "confidence_entropy",
+    "expected_calibration_error",
+    "extreme_share",
+    "maximum_calibration_error",
+    "murphy_decomposition",
+    "reliability_bins",
+    "risk_coverage",
+    "stratum_predictor",
+    "wilson_interval",
+]
+
+Floats = NDArray[np.float64]
+Ties = Literal["expected", "stable"]
+
+_Z_95 = 1.959963984540054
+
+
+@dataclass(frozen=True, slots=True)
+class Murphy:
+    """Brier score = reliability - resolution + uncertainty. Smaller reliability is better."""
+
+    reliability: float
+    resolution: float
+    uncertainty: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReliabilityBin:
+    """What became of the answers whose confidence lies in [low, high).
+
+    Attributes:
+        confidence: mean confidence; like the three figures below, None in an empty bin.
+        accuracy: share of correct answers.
+        accuracy_low: lower end of its 95 % Wilson interval.
+        accuracy_high: upper end.
+    """
+
+    low: float
+    high: float
+    n: int
+    confidence: float | None
+    accuracy: float | None
+    accuracy_low: float | None
+    accuracy_high: float | None
+
+
+# Accuracy of the probability ---------------------------------------------------------------------
+
+
+def brier(correct: ArrayLike, confidence: ArrayLike) -> float:
+    """Mean squared error of the confidence.
+
+        BS = 1/n Σᵢ (cᵢ - yᵢ)²
+
+    Args:
+        correct: `[n]` of 0 or 1.
+        confidence: `[n]` in [0, 1]; nan counts as 0.
+
+    Raises:
+        ValueError: no samples, different lengths, or values out of range. This holds for every
+            function here that takes these two arrays.
+
+    Reference:
+        Brier, "Verification of forecasts expressed in terms of probability", 1950.
+
+    Example:
+        >>> brier([1, 0], [0.5, 0.0])
+        0.125
+    """
+    y, c = as_pairs(correct, confidence)
+    return float(np.mean((c - y) ** 2))
+
+
+def brier_skill(correct: ArrayLike, confidence: ArrayLike) -> float | None:
+    """Share of the base rate's Brier score that is saved; None when all labels are equal.
+
+    BSS = 1 - BS / (ȳ (1 - ȳ))
+    """
+    y, c = as_pairs(correct, confidence)
+    uncertainty = float(y.mean() * (1 - y.mean()))
+    return None if uncertainty == 0 else 1 - brier(y, c) / uncertainty
+
+
+def murphy_decomposition(correct: ArrayLike, confidence: ArrayLike) -> Murphy:
+    """Splits the Brier score, exactly, over the distinct confidence values v.
+
+        reliability = Σᵥ nᵥ/n (v - ȳᵥ)²
+        resolution  = Σᵥ nᵥ/n (ȳᵥ - ȳ)²
+        uncertainty = ȳ (1 - ȳ)
+
+    Where nearly every confidence is a value of its own the split says little: resolution then
+    approaches uncertainty whatever the confidence knows.
+
+    Reference:
+        Murphy, "A new vector partition of the probability score", 1973.
+    """
+    y, c = as_pairs(correct, confidence)
+    values, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
+    share = counts / len(y)
+    observed = np.bincount(slot, weights=y) / counts
+    mean = y.mean()
+    return Murphy(
+        reliability=float(np.sum(share * (values - observed) ** 2)),
+        resolution=float(np.sum(share * (observed - mean) ** 2)),
+        uncertainty=float(mean * (1 - mean)),
+    )
+
+
+# Calibration in bins -----------------------------------------------------------------------------
+
+
+def reliability_bins(
+    correct: ArrayLike, confidence: ArrayLike, *, bins: int = 10
+) -> tuple[ReliabilityBin, ...]:
+    """Mean confidence, accuracy and its 95 % Wilson interval in each equal-width bin."""
+    y, c = as_pairs(correct, confidence)
+    edges = _edges(bins)
+    slot = _bin_of(c, edges)
+    return tuple(
+        _bin(float(edges[i]), float(edges[i + 1]), y[slot == i], c[slot == i]) for i in range(bins)
+    )
+
+
+def expected_calibration_error(
+    correct: ArrayLike, confidence: ArrayLike, *, bins: int = 10
+) -> float:
+    """Mean gap between confidence and accuracy over bins, weighted by their counts.
+
+        ECE = Σ_b n_b/n |c̄_b - ȳ_b|
+
+    Args:
+        correct: `[n]` of 0 or 1.
+        confidence: `[n]` in [0, 1]; nan counts as 0.
+        bins: how many, `[i/bins, (i+1)/bins)`, the last one closed.
+
+    Reference:
+        Naeini et al., "Obtaining well calibrated probabilities using Bayesian binning", 2015.
+    """
+    weight, gap = _gaps(correct, confidence, bins)
+    return float(np.sum(weight * gap))
+
+
+def maximum_calibration_error(
+    correct: ArrayLike, confidence: ArrayLike, *, bins: int = 10
+) -> float:
+    """The largest gap of any bin that holds something: MCE = max_b |c̄_b - ȳ_b|."""
+    _, gap = _gaps(correct, confidence, bins)
+    return float(gap.max())
+
+
+def wilson_interval(successes: int, n: int) -> tuple[float, float]:
+    """95 % Wilson score interval of a share, which stays inside [0, 1] and never has width 0.
+
+    Raises:
+        ValueError: not 0 <= successes <= n, or n is 0.
+
+    Reference:
+        Wilson, "Probable inference, the law of succession, and statistical inference", 1927.
+    """
+    if not 0 <= successes <= n or n == 0:
+        raise ValueError(f"{successes} successes of {n}")
+    p, z2 = successes / n, _Z_95**2
+    centre = (p + z2 / (2 * n)) / (1 + z2 / n)
+    half = _Z_95 * np.sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+    return max(0.0, float(centre - half)), min(1.0, float(centre + half))
+
+
+# Ranking -----------------------------------------------------------------------------------------
+
+
+def auroc(correct: ArrayLike, confidence: ArrayLike) -> float | None:
+    """How well the confidence ranks: None when all labels are equal, else
+
+    P(c of a correct answer > c of a wrong one) + P(they are equal) / 2
+    """
+    # Imported here: half a second that drawing a stored record need not pay.
+    from sklearn.metrics import roc_auc_score
+
+    y, c = as_pairs(correct, confidence)
+    return None if y.min() == y.max() else float(roc_auc_score(y, c))
+
+
+def risk_coverage(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected") -> Floats:
+    """Share of wrong answers among the k most confident, for k = 1..n.
+
+    Args:
+        correct: `[n]` of 0 or 1.
+        confidence: `[n]` in [0, 1]; nan counts as 0.
+        ties: among equal confidences "expected" takes the mean over all their orders, so that the
+            order of the samples does not matter; "stable" takes them as they come.
+
+    Returns:
+        `[n]`; the last one is 1 - accuracy.
+
+    Reference:
+        Geifman and El-Yaniv, "Selective classification for deep neural networks", 2017.
+    """
+    y, c = as_pairs(correct, confidence)
+    wrong = 1 - y
+    if ties == "expected":
+        _, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
+        wrong = (np.bincount(slot, weights=wrong) / counts)[slot]
+    falling = np.argsort(-c, kind="stable")
+    risk: Floats = np.cumsum(wrong[falling]) / np.arange(1, len(y) + 1)
+    return risk
+
+
+def aurc(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected") -> float:
+    """Area under the risk-coverage curve: the mean of `risk_coverage`. Smaller is better."""
+    return float(risk_coverage(correct, confidence, ties=ties).mean())
+
+
+def accuracy_at_coverage(
+    correct: ArrayLike, confidence: ArrayLike, coverage: float, *, ties: Ties = "expected"
+) -> float:
+    """Accuracy over the `ceil(coverage · n)` most confident answers.
+
+    Raises:
+        ValueError: coverage is not in (0, 1].
+    """
+    if not 0 < coverage <= 1:
+        raise ValueError(f"coverage is {coverage}; it lies in (0, 1]")
+    risk = risk_coverage(correct, confidence, ties=ties)
+    # Rounded before the ceiling, or 0.07 · 100 = 7.000000000000001 would ask for an eighth answer.
+    return float(1 - risk[int(np.ceil(round(coverage * len(risk), 9))) - 1])
+
+
+# How varied the confidences are, and what the stratum alone knows --------------------------------
+
+
+def confidence_entropy(confidence: ArrayLike, *, bins: int = 10) -> float:
+    """Entropy of the confidence histogram in nats: -Σ_b p_b ln p_b, from 0 to ln(bins)."""
+    c = _confidence(confidence)
+    share = np.bincount(_bin_of(c, _edges(bins))) / len(c)
+    share = share[share > 0]
+    return float(max(0.0, -np.sum(share * np.log(share))))
+
+
+def extreme_share(confidence: ArrayLike, *, within: float = 0.01) -> float:
+    """Share of confidences no further than `within` from 0 or from 1."""
+    c = _confidence(confidence)
+    return float(np.mean((c <= within) | (c >= 1 - within)))
+
+
+def stratum_predictor(correct: ArrayLike, stratum: ArrayLike) -> Floats:
+    """The accuracy of each sample's own stratum in these same data, as a confidence.
+
+    Nothing is left out, so it is the best that a predictor can do that knows only the stratum.
+
+    Args:
+        correct: `[n]` of 0 or 1.
+        stratum: `[n]` labels.
+
+    Returns:
+        `[n]` in [0, 1].
+
+    Raises:
+        ValueError: no samples, or different lengths.
+    """
+    y, labels = np.asarray(correct, dtype=np.float64), np.asarray(stratum)
+    if y.ndim != 1 or y.shape != labels.shape or not len(y):
+        raise ValueError(f"correct has shape {y.shape}, stratum {labels.shape}")
+    _, slot, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    mean: Floats = (np.bincount(slot, weights=y) / counts)[slot]
+    return mean
+
+
+# Inside ------------------------------------------------------------------------------------------
+
+
+def as_pairs(correct: ArrayLike, confidence: ArrayLike) -> tuple[Floats, Floats]:
+    """Returns both as float64 `[n]`, checked, with 0 for nan."""
+    y, c = np.asarray(correct, dtype=np.float64), _confidence(confidence)
+    if y.shape != c.shape:
+        raise ValueError(f"correct has shape {y.shape}, confidence {c.shape}")
+    if not np.isin(y, (0.0, 1.0)).all():
+        raise ValueError("correct holds something other than 0 and 1")
+    return y, c
+
+
+def _confidence(confidence: ArrayLike) -> Floats:
+    given = np.asarray(confidence)
+    if given.dtype == np.float32:
+        # Read as the shortest decimal that names it: widening 0.7 would move it to another bin.
+        given = given.astype(np.str_)
+    c: Floats = np.nan_to_num(given.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf)
+    if c.ndim != 1 or not len(c):
+        raise ValueError(f"confidence has shape {c.shape}; at least one sample is needed")
+    if (c < 0).any() or (c > 1).any():
+        raise ValueError("confidence leaves [0, 1]")
+    return c
+
+
+def _edges(bins: int) -> Floats:
+    if bins < 1:
+        raise ValueError(f"{bins} bins")
+    return np.arange(bins + 1) / bins
+
+
+def _bin_of(c: Floats, edges: Floats) -> NDArray[np.intp]:
+    return np.minimum(np.searchsorted(edges, c, side="right") - 1, len(edges) - 2)
+
+
+def _bin(low: float, high: float, y: Floats, c: Floats) -> ReliabilityBin:
+    if not len(y):
+        return ReliabilityBin(low, high, 0, None, None, None, None)
+    interval = wilson_interval(int(y.sum()), len(y))
+    return ReliabilityBin(low, high, len(y), float(c.mean()), float(y.mean()), *interval)
+
+
+def _gaps(correct: ArrayLike, confidence: ArrayLike, bins: int) -> tuple[Floats, Floats]:
+    """Share and |confidence - accuracy| of the bins that hold something."""
+    y, c = as_pairs(correct, confidence)
+    slot = _bin_of(c, _edges(bins))
+    counts = np.bincount(slot)
+    held = counts > 0
+    gap = np.abs(np.bincount(slot, weights=c) - np.bincount(slot, weights=y))[held] / counts[held]
+    return counts[held] / len(y), gap

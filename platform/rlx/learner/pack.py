@@ -1,0 +1,207 @@
+"""Prefix sharing: rows of one tree are packed so that every shared token is computed once.
+
+The rows of a tree form a trie of tokens. Its nodes, in the order of a depth-first walk, become one
+packed row; a node's position is its depth, and it attends to its ancestors alone. Identical
+prefixes are one node, so loss and gradient equal those of the plain rows up to rounding.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlx.step import TrainBatch
+
+__all__ = ["PackedBatch", "PackedTree", "collate", "deal", "pack", "wanted"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PackedTree:
+    """Rows of one tree as the nodes of their trie.
+
+    Attributes:
+        token_ids: `[L]` one per node, parents before children.
+        depths: `[L]` tokens before the node on its path.
+        ends: `[L]` node j is an ancestor of node i exactly when j <= i < ends[j].
+        at: `[M]` for every wanted (row, position): the node whose output predicts the token.
+        rows: `[M]` its row in the step's batch.
+        columns: `[M]` its position in that row.
+    """
+
+    token_ids: Tensor
+    depths: Tensor
+    ends: Tensor
+    at: Tensor
+    rows: Tensor
+    columns: Tensor
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PackedBatch:
+    """Packed trees side by side, one micro-batch.
+
+    Attributes:
+        token_ids: `[N, L]`, 0 on padding.
+        positions: `[N, L]`.
+        attention: `[N, 1, L, L]` bool, True where the row's token may look at the column's.
+        sources: `[M]` index into the flattened `[N · L]` of the output that predicts a token.
+        targets: `[M]` the token predicted.
+        rows: `[M]` row of that token in the step's batch.
+        columns: `[M]` its position there.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    attention: Tensor
+    sources: Tensor
+    targets: Tensor
+    rows: Tensor
+    columns: Tensor
+
+
+def wanted(train: TrainBatch) -> Tensor:
+    """`[B, T]` bool: tokens whose log-probability enters the loss with a weight.
+
+    A row without signal (no advantage and no bonus) has no gradient and is not computed.
+    """
+    return ((train.advantages != 0) & (train.weights != 0)) | (train.entropy_weights != 0)
+
+
+def pack(
+    token_ids: Tensor, is_token: Tensor, tree_ids: Tensor, want: Tensor, limit: int
+) -> list[PackedTree]:
+    """Packs the rows that have wanted tokens.
+
+    Args:
+        token_ids: `[B, T]` int64.
+        is_token: `[B, T]` bool, a prefix of each row.
+        tree_ids: `[B]` int64 only rows with equal ids can share tokens.
+        want: `[B, T]` bool tokens whose log-probability is needed; never the first of a row.
+        limit: a packed tree longer than this is cut between rows; the cut is exact, since the
+            shared prefix is then computed once in each part.
+
+    Returns:
+        Packed trees, in order of tree id.
+    """
+    chosen = want.any(dim=1)
+    packed = []
+    for tree in tree_ids[chosen].unique().tolist():
+        members = ((tree_ids == tree) & chosen).nonzero()[:, 0].tolist()
+        paths = sorted((tuple(token_ids[b, is_token[b]].tolist()), b) for b in members)
+        packed += [_trie(part, want) for part in _cut(paths, limit)]
+    return packed
+
+
+def _cut(
+    paths: Sequence[tuple[tuple[int, ...], int]], limit: int
+) -> Iterator[Sequence[tuple[tuple[int, ...], int]]]:
+    """Runs of lexicographically sorted paths whose trie has at most `limit` nodes."""
+    part: list[tuple[tuple[int, ...], int]] = []
+    nodes = 0
+    for path, row in paths:
+        new = len(path) - (_common(part[-1][0], path) if part else 0)
+        if part and nodes + new > limit:
+            yield part
+            part, nodes, new = [], 0, len(path)
+        part.append((path, row))
+        nodes += new
+    yield part
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
+
+
+def _trie(paths: Sequence[tuple[tuple[int, ...], int]], want: Tensor) -> PackedTree:
+    tokens: list[int] = []
+    depths: list[int] = []
+    ends: list[int] = []
+    at, rows, columns = [], [], []
+    nodes: list[int] = []
+    previous: tuple[int, ...] = ()
+    for path, row in paths:
+        shared = _common(previous, path)
+        for closed in nodes[shared:]:
+            ends[closed] = len(tokens)
+        first = len(tokens)
+        nodes = nodes[:shared] + list(range(first, first + len(path) - shared))
+        tokens += path[shared:]
+        depths += range(shared, len(path))
+        ends += [0] * (len(path) - shared)
+        positions = want[row].nonzero()[:, 0].tolist()
+        at += [nodes[t - 1] for t in positions]
+        rows += [row] * len(positions)
+        columns += positions
+        previous = path
+    for closed in nodes:
+        ends[closed] = len(tokens)
+    return PackedTree(*map(torch.tensor, (tokens, depths, ends, at, rows, columns)))
+
+
+def deal(trees: Sequence[PackedTree], ranks: int, limit: int) -> list[list[list[PackedTree]]]:
+    """Deals packed trees to ranks by token count, and cuts each share into micro-batches.
+
+    Args:
+        trees: of the whole step.
+        ranks: how many shares.
+        limit: tokens per micro-batch, padding included.
+
+    Returns:
+        For each rank its micro-batches, the same number for all; a missing one is empty.
+    """
+    shares: list[list[PackedTree]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for tree in sorted(trees, key=len, reverse=True):
+        lightest = loads.index(min(loads))
+        shares[lightest].append(tree)
+        loads[lightest] += len(tree)
+    dealt = []
+    for share in shares:
+        batches: list[list[PackedTree]] = []
+        for tree in share:  # longest first, so the first of a micro-batch is its width
+            if not batches or len(batches[-1][0]) * (len(batches[-1]) + 1) > limit:
+                batches.append([])
+            batches[-1].append(tree)
+        dealt.append(batches)
+    most = max(map(len, dealt))
+    return [batches + [[] for _ in range(most - len(batches))] for batches in dealt]
+
+
+def collate(trees: Sequence[PackedTree], token_ids: Tensor) -> PackedBatch:
+    """Lays packed trees side by side.
+
+    Args:
+        trees: one micro-batch; an empty one becomes a single token that predicts nothing.
+        token_ids: `[B, T]` of the step's batch.
+    """
+    length = max((len(tree) for tree in trees), default=1)
+    count = max(len(trees), 1)
+    ids = torch.zeros(count, length, dtype=torch.int64)
+    positions = torch.zeros_like(ids)
+    # Padding is its own only descendant: it sees itself, and nobody sees it.
+    ends = torch.arange(1, length + 1).repeat(count, 1)
+    for n, tree in enumerate(trees):
+        ids[n, : len(tree)] = tree.token_ids
+        positions[n, : len(tree)] = tree.depths
+        ends[n, : len(tree)] = tree.ends
+    node = torch.arange(length)
+    attention = (node[None, :] <= node[:, None]) & (node[:, None] < ends[:, None, :])
+    empty = torch.zeros(0, dtype=torch.int64)
+    rows = torch.cat([empty, *[tree.rows for tree in trees]])
+    columns = torch.cat([empty, *[tree.columns for tree in trees]])
+    return PackedBatch(
+        token_ids=ids,
+        positions=positions,
+        attention=attention[:, None],
+        sources=torch.cat([empty, *[tree.at + n * length for n, tree in enumerate(trees)]]),
+        targets=token_ids[rows, columns],
+        rows=rows,
+        columns=columns,
+    )

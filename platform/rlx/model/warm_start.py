@@ -1,0 +1,151 @@
+"""Supervised warm starts: the model learns the format, and some of the task, from demonstrations.
+
+Many demonstrations are poor on purpose: what is left to reinforcement learning is to tell the good
+from the poor.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from rlx import __version__
+from rlx.model.build import Policy
+from rlx.model.dialogue import PlainDialogue
+from rlx.plugin import Task
+from rlx.seeding import derive_seed
+from rlx.spec import ExperimentSpec, WarmStart
+
+__all__ = ["warm_started"]
+
+Progress = Callable[[int, int, float], None]
+"""Called with (step, steps, loss)."""
+
+IGNORED = -100
+
+
+def warm_started(
+    policy: Policy, spec: ExperimentSpec, task: Task, cache: Path, progress: Progress
+) -> Path | None:
+    """Trains `policy` on the task's demonstrations, or loads the same result from the cache.
+
+    The cache key covers everything that decides the result: model, task options, templates, seed,
+    the library's version. Training mutates `policy.model` in place.
+
+    Args:
+        policy: freshly built; its weights are overwritten.
+        spec: the experiment; nothing happens unless `model.warm_start` is given.
+        task: where demonstrations come from.
+        cache: folder of earlier results.
+        progress: told about every step.
+
+    Returns:
+        The folder of the cached result, or None without a warm start.
+    """
+    warm = spec.model.warm_start
+    if warm is None:
+        return None
+    folder = cache / _digest(spec)
+    if not (folder / "model.safetensors").exists():
+        _train(policy, spec, warm, task, progress)
+        aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
+        policy.save(aside)
+        try:
+            os.replace(aside, folder)
+        except OSError:  # another run finished the same warm start first
+            shutil.rmtree(aside)
+    weights = load_file(folder / "model.safetensors")
+    policy.model.load_state_dict(weights, strict=False)
+    policy.model.tie_weights()
+    return folder
+
+
+def _digest(spec: ExperimentSpec) -> str:
+    said = spec.resolved()
+    turns = {name: said["rollout"][name]["template"] for name in spec.rollout.turns}
+    decides = {
+        "rlx": __version__,
+        "torch": torch.__version__,
+        "seed": spec.seed,
+        "model": said["model"],
+        "task": said["task"],
+        "templates": turns,
+    }
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:20]
+
+
+def _train(
+    policy: Policy, spec: ExperimentSpec, warm: WarmStart, task: Task, progress: Progress
+) -> None:
+    model = policy.model.train()
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=warm.learning_rate,
+        betas=warm.betas,
+        weight_decay=warm.weight_decay,
+    )
+    for step in range(warm.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = warm.learning_rate * _schedule(step, warm)
+        ids, labels = _demonstrations(policy.dialogue, spec, task, warm, step)
+        logits = model(input_ids=ids).logits[:, :-1]
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), warm.max_grad_norm)
+        optimizer.step()
+        progress(step + 1, warm.steps, float(loss.detach()))
+    model.eval()
+
+
+def _schedule(step: int, warm: WarmStart) -> float:
+    """Share of the peak learning rate: linear up, then linear down to `final_fraction`."""
+    if step < warm.warmup_steps:
+        return (step + 1) / warm.warmup_steps
+    rest = (step - warm.warmup_steps) / max(1, warm.steps - warm.warmup_steps)
+    return 1.0 + (warm.final_fraction - 1.0) * rest
+
+
+def _demonstrations(
+    dialogue: PlainDialogue, spec: ExperimentSpec, task: Task, warm: WarmStart, step: int
+) -> tuple[Tensor, Tensor]:
+    """`[B, T]` token ids and labels of one batch; prompts are not learned."""
+    rows = [
+        _episode(dialogue, spec, task, index)
+        for index in range(step * warm.batch_size, (step + 1) * warm.batch_size)
+    ]
+    length = max(len(ids) for ids, _ in rows)
+    ids = torch.zeros(len(rows), length, dtype=torch.int64)
+    labels = torch.full((len(rows), length), IGNORED)
+    for row, (tokens, learned) in enumerate(rows):
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+        labels[row, : len(learned)] = torch.tensor(learned)
+    return ids, labels
+
+
+def _episode(
+    dialogue: PlainDialogue, spec: ExperimentSpec, task: Task, index: int
+) -> tuple[Sequence[int], Sequence[int]]:
+    seed = derive_seed(spec.seed, "demonstration", index)
+    problem = task.problem("train", index, derive_seed(spec.seed, "warm start"))
+    ids: list[int] = []
+    labels: list[int] = []
+    turn: tuple[int, ...] = ()
+    for kind, text in zip(
+        spec.rollout.turns, task.demonstration(problem, seed).turns, strict=False
+    ):
+        shown = getattr(spec.rollout, kind).template.replace("{prompt}", problem.prompt)
+        opening = dialogue.reply(shown, turn) if ids else dialogue.open(shown)
+        turn = (*dialogue.encode(text), dialogue.end_ids[0])
+        ids += [*opening, *turn]
+        labels += [*[IGNORED] * len(opening), *turn]
+    return ids, labels

@@ -1,0 +1,270 @@
+"""All that a plugin author imports. Neither torch nor anything else heavy comes with it.
+
+A plugin is a frozen Pydantic model: its fields are its options in YAML, its first docstring line
+is what `rlx plugins` prints. A distribution offers it under an entry-point group:
+
+    rlx.tasks        Task        where problems come from
+    rlx.rewards      Reward      what a turn is worth
+    rlx.estimators   Estimator   how rewards become advantages
+    rlx.masks        Mask        which tokens learn
+
+The plugins that rlx ships enter the same way.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol, get_type_hints, overload, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict, create_model
+
+__all__ = [
+    "API",
+    "Demonstration",
+    "Estimator",
+    "Mask",
+    "Plugin",
+    "Problem",
+    "Reward",
+    "RewardPlugin",
+    "Sample",
+    "Score",
+    "Split",
+    "Task",
+    "reward",
+]
+
+API = 1
+"""Version of everything in this module. A plugin that needs a newer one is refused by name."""
+
+Split = Literal["train", "test"]
+
+
+class Plugin(BaseModel):
+    """A named piece of an experiment; its fields are the options that YAML may give it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    api: ClassVar[int] = API
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """Streams this plugin reads beyond the usual, such as `values` or `reference_logprobs`."""
+
+
+# Tasks -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing to ask, with all that is needed to score an answer.
+
+    Attributes:
+        id: the same for the same problem in every run, so that two runs can be compared on it.
+        prompt: the text to show to the model.
+        fields: the task's record (ground truth, `data_source`, ...), plain JSON values.
+        stratum: a coarse label of difficulty known before any answer; "" where there is none.
+            Calibration figures are also given within each stratum.
+    """
+
+    id: str
+    prompt: str
+    fields: Mapping[str, Any]
+    stratum: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A worked episode for warm starts: the texts of the turns, in order, without their prompts."""
+
+    turns: tuple[str, ...]
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A source of problems. `problem` is a pure function, so a cursor is all that resuming needs."""
+
+    def problem(self, split: Split, index: int, seed: int) -> Problem:
+        """Returns problem number `index` (from 0) of a split. Train and test share no problem."""
+        ...
+
+    def demonstration(self, problem: Problem, seed: int) -> Demonstration:
+        """Returns a worked solution, good or poor, for supervised warm starts.
+
+        Raises:
+            NotImplementedError: the task has none; it cannot be used with `warm_start`.
+        """
+        ...
+
+
+# Rewards ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One turn of one rollout, as a reward sees it. Text is the model's own and untrusted.
+
+    Attributes:
+        id: unique within the step.
+        problem: the task's record, `Problem.fields`.
+        turn: what the turn is: "answer", "confidence", ...
+        number: position of the turn in its rollout, from 1.
+        response: text of this turn alone, never of the prompt.
+        spans: text inside each named span that was found, such as `{"answer": "3 + 4"}`.
+        context: text of the earlier turns, in order; empty for the first turn.
+        finish_reason: "stop", or "length" when the token budget ran out.
+        info: what the environment reported for this turn.
+        of: raw, unweighted value of the reward named by `of:` in YAML, for the turn that this one
+            continues; None when the reward has no `of`.
+    """
+
+    id: str
+    problem: Mapping[str, Any]
+    turn: str
+    number: int
+    response: str
+    spans: Mapping[str, str] = field(default_factory=dict)
+    context: tuple[str, ...] = ()
+    finish_reason: str = "stop"
+    info: Mapping[str, Any] = field(default_factory=dict)
+    of: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A reward's verdict.
+
+    Attributes:
+        value: finite number.
+        reason: why it is what it is, where that needs saying ("unparsable", "format").
+        parts: named figures worth keeping beside the value; never summed.
+    """
+
+    value: float
+    reason: str | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+Scope = Literal["sample", "siblings", "group"]
+Verdict = Score | float | None
+
+
+@runtime_checkable
+class RewardPlugin(Protocol):
+    """What `rlx` calls. `Reward` and `@reward` both satisfy it.
+
+    A model's fault is a score (usually 0) with its reason; None abstains; an exception, a value
+    that is not finite, a crash or a missed deadline is the scorer's fault and becomes an absence.
+    """
+
+    scope: ClassVar[Scope]
+
+    def score(self, sample: Any) -> Any:
+        """Scores one `Sample` (scope "sample"), or a list of them, giving a list of verdicts."""
+        ...
+
+
+class Reward(Plugin):
+    """Base of rewards with options; subclasses write `score`.
+
+    Attributes:
+        scope: "sample": `score(sample)` sees one turn. "siblings": `score(samples)` sees all turns
+            that continue the same parent. "group": all turns of that kind for one prompt. The
+            wider two return one verdict per sample, in order.
+        reads_parent: True when the reward must be given `of:` in YAML.
+    """
+
+    scope: ClassVar[Scope] = "sample"
+    reads_parent: ClassVar[bool] = False
+
+
+@overload
+def reward(function: Callable[..., Any]) -> type[Reward]: ...
+@overload
+def reward(
+    *, scope: Scope = "sample", reads_parent: bool = False, api: int = API
+) -> Callable[[Callable[..., Any]], type[Reward]]: ...
+def reward(
+    function: Callable[..., Any] | None = None,
+    *,
+    scope: Scope = "sample",
+    reads_parent: bool = False,
+    api: int = API,
+) -> type[Reward] | Callable[[Callable[..., Any]], type[Reward]]:
+    """Makes a reward plugin of a plain function: `f(sample, *, option: type = default)`.
+
+    The function's keyword-only parameters become the plugin's options; they need annotations.
+
+    Raises:
+        TypeError: the signature is not one positional parameter and annotated keyword-only ones.
+
+    Example:
+        >>> @reward
+        ... def shortness(sample, *, limit: int = 100):
+        ...     '''1 when the response is no longer than `limit` characters.'''
+        ...     return float(len(sample.response) <= limit)
+        >>> shortness(limit=5).score(Sample(id="a", problem={}, turn="answer", number=1, response="hi"))
+        1.0
+    """
+
+    def wrap(f: Callable[..., Any]) -> type[Reward]:
+        first, *options = inspect.signature(f).parameters.values()
+        if first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+            raise TypeError(f"{f.__name__}: the first parameter takes the sample")
+        hints = get_type_hints(f)
+        fields: dict[str, Any] = {}
+        for option in options:
+            if option.kind is not option.KEYWORD_ONLY or option.name not in hints:
+                raise TypeError(f"{f.__name__}: option {option.name!r} must be keyword-only, typed")
+            default = ... if option.default is option.empty else option.default
+            fields[option.name] = (hints[option.name], default)
+
+        def score(self: Reward, sample: Any) -> Any:
+            return f(sample, **{name: getattr(self, name) for name in fields})
+
+        base = type(
+            f"{f.__name__}_base",
+            (Reward,),
+            {
+                "__module__": f.__module__,
+                "__annotations__": {},
+                "scope": scope,
+                "reads_parent": reads_parent,
+                "api": api,
+                "score": score,
+            },
+        )
+        model: Any = create_model(f.__name__, __base__=base, __module__=f.__module__, **fields)
+        model.__doc__ = f.__doc__
+        model.__qualname__ = f.__qualname__
+        made: type[Reward] = model
+        return made
+
+    return wrap if function is None else wrap(function)
+
+
+# Estimators and masks: descriptors that name their implementation, imported only by a run --------
+
+
+class Estimator(Plugin):
+    """Options of an advantage estimator. `implementation` is called as `f(inputs, **options)`.
+
+    Attributes:
+        implementation: "module:function"; takes `rlx.credit.CreditInputs`, returns `[B, T]`.
+        reads: which rewards it looks at: "scores" (one number per row) or "token_rewards".
+    """
+
+    implementation: ClassVar[str]
+    reads: ClassVar[Literal["scores", "token_rewards"]] = "scores"
+
+    def warnings(self) -> Sequence[str]:
+        """Sentences to show when the YAML is read, each saying why."""
+        return ()
+
+
+class Mask(Plugin):
+    """Options of a mask strategy. `implementation` is called as `f(batch, **options)`.
+
+    Attributes:
+        implementation: "module:function"; takes `rlx.batch.TokenBatch`, returns bool `[B, T]`.
+    """
+
+    implementation: ClassVar[str]

@@ -1,0 +1,78 @@
+"""Writes a run's records as it goes: registry first, everything else mirrors it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlx.record.rollouts import TrainedRows, rollout_index, rollout_table
+from rlx.reward import RewardTable
+from rlx.rollout import RolloutTree
+from rlx_registry import Registry, write_body
+
+__all__ = ["Recorder"]
+
+
+class Recorder:
+    """The one writer of a run's results.
+
+    Args:
+        registry: open for writing.
+        run_id: the run.
+        keep_bodies: whether every rollout is kept, or its index row alone.
+    """
+
+    def __init__(self, registry: Registry, run_id: str, *, keep_bodies: bool) -> None:
+        self._registry = registry
+        self._run_id = run_id
+        self._keep_bodies = keep_bodies
+
+    def step(
+        self,
+        step: int,
+        figures: Mapping[str, float],
+        trees: Sequence[RolloutTree],
+        table: RewardTable,
+        rows: TrainedRows,
+        statistics: Mapping[str, Any],
+        path: Any,
+    ) -> None:
+        """Records one training step, bodies first, so that an index row never points at nothing."""
+        if self._keep_bodies:
+            sha256, size = write_body(path, rollout_table(trees, table, rows))
+            self._registry.add_rollouts(
+                self._run_id,
+                step,
+                path=path,
+                sha256=sha256,
+                bytes=size,
+                statistics=dict(statistics),
+                index=rollout_index(trees, table, rows),
+            )
+        self._registry.add_metrics(self._run_id, step, figures)
+        self._registry.update_run(self._run_id, step=step)
+
+    def evaluation(
+        self, step: int, label: str, metrics: Mapping[str, Any], payload: Mapping[str, Any]
+    ) -> None:
+        """Records an evaluation, and its plain numbers as metrics for the curves."""
+        self._registry.add_evaluation(
+            self._run_id,
+            step,
+            label,
+            "held_out",
+            metrics["n"],
+            dict(metrics),
+            dict(payload),
+        )
+        shown = ("accuracy", "brier", "ece", "auroc", "mean_confidence", "alike_share")
+        values = {f"eval/held_out/{name}": metrics.get(name) for name in shown}
+        self._registry.add_metrics(
+            self._run_id, step, {name: v for name, v in values.items() if v is not None}
+        )
+
+    def phase(self, name: str) -> None:
+        """Says which phase has begun."""
+        self._registry.update_run(self._run_id, phase=name)
+
+    def event(self, kind: str, message: str, **payload: Any) -> None:
+        """Records something worth telling."""
+        self._registry.add_event(self._run_id, kind, message, payload or None)

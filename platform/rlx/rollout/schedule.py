@@ -1,0 +1,207 @@
+"""Schedules: what will be sampled, and the trees that were.
+
+A plan is a list of levels. Level k asks every turn of level k - 1 for `count` continuations, so
+single turn is one level, two turns are two, and the shape of a tree is nothing more than that.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from rlx.plugin import Problem
+from rlx.rollout.spans import find_spans
+from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment
+from rlx.seeding import derive_seed
+from rlx.spec import RolloutSpec, TurnSpec, TwoTurn
+
+__all__ = [
+    "Completion",
+    "Dialogue",
+    "Level",
+    "Request",
+    "RolloutPlan",
+    "Sampler",
+    "Session",
+    "grow",
+    "plan",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Continuations wanted of one context.
+
+    Attributes:
+        context: every token so far.
+        extends: which completion of the session's previous `generate`, counted over all of its
+            requests, `context` continues; None for a new context. An engine may use it to keep
+            its cache; the tokens alone decide the result.
+        seeds: one per continuation.
+    """
+
+    context: tuple[int, ...]
+    extends: int | None
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One continuation: its tokens, their log-probabilities in nats, and why it ended."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: Literal["stop", "length"]
+
+
+class Session(Protocol):
+    """One batch of trees being grown; engines keep their caches for as long as it lasts."""
+
+    def generate(
+        self, requests: Sequence[Request], sampling: TurnSpec
+    ) -> list[tuple[Completion, ...]]:
+        """Returns, for each request, one completion per seed, in order."""
+        ...
+
+
+class Sampler(Protocol):
+    """A sampling engine."""
+
+    def session(self) -> AbstractContextManager[Session]:
+        """Opens a session; weights do not change while it is open."""
+        ...
+
+
+class Dialogue(Protocol):
+    """Text to tokens and back, the model's own way. Sampled tokens are never re-tokenised."""
+
+    def open(self, text: str) -> tuple[int, ...]:
+        """Tokens that show `text` and hand the first turn to the model."""
+        ...
+
+    def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
+        """Tokens that follow the turn `after`, show `text`, and hand over the next.
+
+        A turn that did not close itself (out of budget, or a stop string) is closed first.
+        """
+        ...
+
+    def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+        """Text of a turn without its end token, and the text's length after every token."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """`count` turns of one kind below every turn of the level above."""
+
+    kind: str
+    count: int
+    turn: TurnSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPlan:
+    """What will be sampled for every problem."""
+
+    levels: tuple[Level, ...]
+
+
+def plan(spec: RolloutSpec) -> RolloutPlan:
+    """The levels of a schedule."""
+    levels = [Level("answer", spec.num_generations_answer, spec.answer)]
+    if isinstance(spec, TwoTurn):
+        levels.append(Level("confidence", spec.num_generations_confidence, spec.confidence))
+    return RolloutPlan(tuple(levels))
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A turn that may be continued: where it stands, and every token up to its end."""
+
+    tree: int
+    segment: int
+    place: tuple[int, ...]
+    context: tuple[int, ...]
+
+
+def grow(
+    plan: RolloutPlan,
+    problems: Sequence[Problem],
+    seeds: Sequence[int],
+    session: Session,
+    dialogue: Dialogue,
+) -> list[RolloutTree]:
+    """Samples one tree per problem, level by level, all problems together.
+
+    What is drawn for a turn depends on its problem's seed and on the turn's place in its tree,
+    and on nothing else: the other problems of the batch cannot change it.
+
+    Args:
+        plan: the levels to grow.
+        problems: what to ask.
+        seeds: one per problem.
+        session: the sampling engine.
+        dialogue: text to tokens and back.
+
+    Returns:
+        Trees in the order of `problems`.
+    """
+    grown: list[list[Segment]] = [[] for _ in problems]
+    above = [_Node(tree, NO_PARENT, (), ()) for tree in range(len(problems))]
+    for number, level in enumerate(plan.levels, start=1):
+        opened = []
+        for node in above:
+            opening = _opening(grown[node.tree], node.segment, problems[node.tree], level, dialogue)
+            grown[node.tree].append(opening)
+            context = node.context + opening.token_ids
+            opened.append(_Node(node.tree, len(grown[node.tree]) - 1, node.place, context))
+        requests = [
+            Request(
+                node.context,
+                None if number == 1 else order,
+                tuple(
+                    derive_seed(seeds[node.tree], "turn", *node.place, i)
+                    for i in range(level.count)
+                ),
+            )
+            for order, node in enumerate(opened)
+        ]
+        completions = session.generate(requests, level.turn)
+        above = []
+        for node, request, group in zip(opened, requests, completions, strict=True):
+            for i, (completion, drawn) in enumerate(zip(group, request.seeds, strict=True)):
+                turn = _turn(completion, node.segment, number, level, dialogue, drawn)
+                grown[node.tree].append(turn)
+                at, context = len(grown[node.tree]) - 1, node.context + turn.token_ids
+                above.append(_Node(node.tree, at, (*node.place, i), context))
+    return [RolloutTree(p, tuple(s)) for p, s in zip(problems, grown, strict=True)]
+
+
+def _opening(
+    segments: list[Segment], parent: int, problem: Problem, level: Level, dialogue: Dialogue
+) -> Segment:
+    text = level.turn.template.replace("{prompt}", problem.prompt)
+    if parent == NO_PARENT:
+        ids = dialogue.open(text)
+    else:
+        ids = dialogue.reply(text, segments[parent].token_ids)
+    return Segment(parent=parent, author="prompt", token_ids=ids, text=text)
+
+
+def _turn(
+    completion: Completion, parent: int, number: int, level: Level, dialogue: Dialogue, seed: int
+) -> Segment:
+    text, ends = dialogue.read(completion.token_ids)
+    return Segment(
+        parent=parent,
+        author="policy",
+        token_ids=completion.token_ids,
+        turn=number,
+        kind=level.kind,
+        logprobs=completion.logprobs,
+        finish_reason=completion.finish_reason,
+        text=text,
+        spans=find_spans(text, ends, level.turn.spans, first_turn=number == 1),
+        seed=seed,
+    )

@@ -1,0 +1,54 @@
+"""Named spans: found in the text a turn decodes to, and carried back to its tokens."""
+
+from collections.abc import Mapping, Sequence
+
+from rlx.rollout.tree import Span
+
+__all__ = ["find_spans"]
+
+
+def find_spans(
+    text: str, ends: Sequence[int], names: Sequence[str], *, first_turn: bool = True
+) -> Mapping[str, Span]:
+    """Finds the last `<name>...</name>` of each name.
+
+    Args:
+        text: what the turn's tokens decode to.
+        ends: for every token, the number of characters decoded once it has been added;
+            non-decreasing. A character belongs to the token that completes it.
+        names: tags to look for.
+        first_turn: `</think>` without `<think>` counts from the start of the turn, since prompts
+            may already open the tag.
+
+    Returns:
+        The spans that were found. A token that reaches across a border belongs to the span.
+    """
+    found: dict[str, Span] = {}
+    for name in names:
+        opening, closing = f"<{name}>", f"</{name}>"
+        close = text.rfind(closing)
+        if close < 0:
+            continue
+        begin = text.rfind(opening, 0, close)
+        if begin < 0:
+            if not (first_turn and name == "think"):
+                continue
+            begin, inside = 0, 0
+        else:
+            inside = begin + len(opening)
+        found[name] = Span(
+            outer=_tokens(ends, begin, close + len(closing)),
+            inner=_tokens(ends, inside, close),
+            text=text[inside:close],
+        )
+    return found
+
+
+def _tokens(ends: Sequence[int], start: int, stop: int) -> tuple[int, int]:
+    """Half-open range of the tokens that hold at least one character of `text[start:stop]`."""
+    if start >= stop:
+        at = sum(1 for end in ends if end <= start)
+        return at, at
+    first = next((i for i, end in enumerate(ends) if end > start), len(ends))
+    last = next((i for i, end in enumerate(ends) if end >= stop), len(ends) - 1)
+    return first, last + 1

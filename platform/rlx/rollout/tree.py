@@ -1,0 +1,118 @@
+"""A rollout as a tree: every segment is stored once, a trajectory is a path from the root.
+
+A prompt is the root, answers hang below it, and below each answer hangs whatever continues it: a
+question and its confidences, or an observation and the next turn.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rlx.errors import TreeError
+from rlx.plugin import Problem
+
+__all__ = ["NO_PARENT", "Author", "RolloutTree", "Segment", "Span"]
+
+NO_PARENT = -1
+
+Author = Literal["prompt", "policy", "environment"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A named stretch `<name>...</name>` of a turn, as half-open ranges of its tokens.
+
+    Attributes:
+        outer: tokens of the tags and of what stands between them.
+        inner: tokens of what stands between the tags; within `outer`.
+        text: characters between the tags.
+    """
+
+    outer: tuple[int, int]
+    inner: tuple[int, int]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A run of tokens written by one author.
+
+    Attributes:
+        parent: index of the segment this one continues, or `NO_PARENT`.
+        author: who wrote the tokens. Tokens that close one turn and open the next are "prompt".
+        token_ids: the tokens this segment adds; a path concatenated is exactly what the model saw.
+        turn: number of the turn in its trajectory, from 1; 0 for prompts.
+        kind: what the turn is ("answer", "confidence", ...); "" for prompts.
+        logprobs: log-probability in nats of each token under the distribution that it was sampled
+            from, parallel to `token_ids`; empty for other authors than "policy".
+        finish_reason: "stop" or "length" for policy segments, else "".
+        text: the tokens decoded, without the token that ends the turn.
+        spans: named stretches that were found in the text.
+        seed: what the sampler drew this segment from; 0 for other authors.
+        info: what an environment reported.
+    """
+
+    parent: int
+    author: Author
+    token_ids: tuple[int, ...]
+    turn: int = 0
+    kind: str = ""
+    logprobs: tuple[float, ...] = ()
+    finish_reason: Literal["", "stop", "length"] = ""
+    text: str = ""
+    spans: Mapping[str, Span] = field(default_factory=dict)
+    seed: int = 0
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        expected = len(self.token_ids) if self.author == "policy" else 0
+        if len(self.logprobs) != expected:
+            raise TreeError(
+                f"a {self.author} segment of {len(self.token_ids)} tokens "
+                f"needs {expected} logprobs, got {len(self.logprobs)}"
+            )
+        if self.author == "policy" and (self.turn < 1 or not self.kind):
+            raise TreeError("a policy segment needs a turn number from 1 and a kind")
+
+
+@dataclass(frozen=True)
+class RolloutTree:
+    """All rollouts grown from one prompt.
+
+    Attributes:
+        problem: what was asked.
+        segments: the nodes, every parent before its children, so an index loop is already a
+            topological order and cycles cannot be written.
+    """
+
+    problem: Problem
+    segments: tuple[Segment, ...]
+
+    def __post_init__(self) -> None:
+        for index, segment in enumerate(self.segments):
+            if not NO_PARENT <= segment.parent < index:
+                raise TreeError(
+                    f"segment {index} of {self.problem.id!r} names parent {segment.parent}; "
+                    "parents come before their children"
+                )
+
+    def path(self, segment: int) -> tuple[int, ...]:
+        """Segment indices from the root down to `segment`, inclusive."""
+        reversed_path = []
+        while segment != NO_PARENT:
+            reversed_path.append(segment)
+            segment = self.segments[segment].parent
+        return tuple(reversed(reversed_path))
+
+    def turns(self, segment: int) -> tuple[int, ...]:
+        """Policy segments on the path to `segment`, inclusive, from the first turn on."""
+        return tuple(i for i in self.path(segment) if self.segments[i].author == "policy")
+
+    def token_ids(self, segment: int) -> tuple[int, ...]:
+        """Every token from the root to the end of `segment`."""
+        return tuple(t for i in self.path(segment) for t in self.segments[i].token_ids)
+
+    @property
+    def policy_segments(self) -> tuple[int, ...]:
+        """Every turn of the policy, in the order of the tree."""
+        return tuple(i for i, s in enumerate(self.segments) if s.author == "policy")

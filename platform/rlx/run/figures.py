@@ -1,0 +1,142 @@
+"""Figures of one training step, under the names that MLflow groups into sections."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from rlx.evaluation.held_out import alike_share, stated_confidence
+from rlx.learner import UpdateStats
+from rlx.reward import RewardTable
+from rlx.rollout import RolloutTree
+from rlx.step import TrainBatch
+
+__all__ = ["step_figures"]
+
+
+def step_figures(
+    trees: Sequence[RolloutTree],
+    table: RewardTable,
+    train: TrainBatch,
+    update: UpdateStats | None,
+    seconds: Mapping[str, float],
+    correct: str,
+) -> dict[str, float]:
+    """All metrics of a step.
+
+    Args:
+        trees, table, train: what was sampled, scored and trained on.
+        update: what the last optimiser step did; None when no token carried a signal.
+        seconds: wall time of "rollout", "reward", "train" and "step".
+        correct: name of the correctness reward.
+    """
+    figures = {
+        **_rewards(trees, table),
+        **_rollouts(trees, train, table),
+        **_calibration(trees, table, correct),
+        **{f"perf/{name}_s": value for name, value in seconds.items()},
+    }
+    sampled = sum(len(s.token_ids) for t in trees for s in t.segments if s.author == "policy")
+    figures["perf/tokens_per_s"] = sampled / seconds["step"]
+    if update is not None:
+        figures |= {
+            "train/loss": update.loss,
+            "train/entropy": update.entropy,
+            "train/kl": update.kl,
+            "train/clip_frac": update.clip_fraction,
+            "train/ratio_max": update.ratio_max,
+            "train/grad_norm": update.grad_norm,
+            "train/lr": update.learning_rate,
+            "perf/shared_prefix_ratio": update.row_tokens / max(1, update.computed_tokens),
+        }
+        if update.bonus_entropy is not None:
+            figures["train/span_entropy"] = update.bonus_entropy
+    figures["health/skipped_update"] = float(update is None)
+    return figures
+
+
+def _rewards(trees: Sequence[RolloutTree], table: RewardTable) -> dict[str, float]:
+    raw: dict[str, list[float]] = {}
+    totals: dict[str, list[float]] = {}
+    for (t, s), entries in table.turns.items():
+        for entry in entries.values():
+            if entry.raw is not None:
+                raw.setdefault(entry.name, []).append(entry.raw)
+        total = table.total((t, s))
+        if total is not None:
+            totals.setdefault(trees[t].segments[s].kind, []).append(total)
+    figures = {}
+    for name, values in raw.items():
+        figures[f"rewards/{name}/mean"] = float(np.mean(values))
+        figures[f"rewards/{name}/std"] = float(np.std(values))
+    for kind, values in totals.items():
+        figures[f"train/reward_{kind}"] = float(np.mean(values))
+        figures[f"train/reward_{kind}_std"] = float(np.std(values))
+    figures["health/scorer_faults"] = float(sum(table.faults.values()))
+    return figures
+
+
+def _rollouts(
+    trees: Sequence[RolloutTree], train: TrainBatch, table: RewardTable
+) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    kinds = sorted({row.kind for row in train.batch.rows})
+    per_row = _row_means(train.advantages, train.mask)
+    for kind in kinds:
+        turns = [s for t in trees for s in t.segments if s.kind == kind]
+        rows = np.array([row.kind == kind for row in train.batch.rows])
+        figures[f"rollout/len_{kind}"] = float(np.mean([len(s.token_ids) for s in turns]))
+        figures[f"rollout/truncated_{kind}"] = float(
+            np.mean([s.finish_reason == "length" for s in turns])
+        )
+        groups = train.batch.group_ids.numpy()[rows]
+        silent = [not per_row[rows][groups == g].any() for g in np.unique(groups)]
+        figures[f"rollout/zero_signal_{kind}"] = float(np.mean(silent))
+        figures[f"train/advantage_abs_{kind}"] = float(np.abs(per_row[rows]).mean())
+    figures["rollout/dropped"] = float(len(table.dropped))
+    figures["rollout/no_span"] = float(
+        np.mean([not s.spans for t in trees for s in t.segments if s.author == "policy"])
+    )
+    return figures
+
+
+def _row_means(values: Tensor, mask: Tensor) -> np.ndarray:
+    """`[B]` mean over each row's mask; 0 for a row that has none."""
+    counts = mask.sum(dim=1).clamp(min=1)
+    means: np.ndarray = (values.where(mask, 0.0).sum(dim=1) / counts).numpy()
+    return means
+
+
+def _calibration(
+    trees: Sequence[RolloutTree], table: RewardTable, correct: str
+) -> dict[str, float]:
+    """Brier, mean and spread of the confidences that go with each answer of the batch."""
+    pairs: list[tuple[float, float]] = []
+    stated: list[list[float]] = []
+    for t, tree in enumerate(trees):
+        below: dict[int, list[float]] = {}
+        for s in tree.policy_segments:
+            if tree.segments[s].kind != "confidence":
+                continue
+            answer = tree.turns(s)[-2]
+            confidence = stated_confidence(table, (t, s))
+            below.setdefault(answer, []).append(confidence)
+            label = table.turns[t, answer][correct].raw
+            if label is not None and not np.isnan(confidence):
+                pairs.append((label, confidence))
+        stated += below.values()
+    alike = alike_share(stated)
+    if alike is None or not pairs:
+        return {}
+    labels, stated_all = (np.array(column) for column in zip(*pairs, strict=True))
+    spreads = [np.nanstd(group) for group in stated if not np.isnan(group).all()]
+    figures = {
+        "calibration/conf_mean": float(stated_all.mean()),
+        "calibration/gap": float(stated_all.mean() - labels.mean()),
+        "calibration/brier": float(((stated_all - labels) ** 2).mean()),
+        "calibration/conf_spread": float(np.mean(spreads)),
+        "calibration/alike_share": alike,
+    }
+    if labels.std() > 0 and stated_all.std() > 0:
+        figures["calibration/corr"] = float(np.corrcoef(labels, stated_all)[0, 1])
+    return figures

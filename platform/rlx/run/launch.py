@@ -1,0 +1,136 @@
+"""Recording a run and starting it, apart from the terminal."""
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import rlx
+from rlx.discovery import Plugins
+from rlx.run.paths import RunFolder, home, tracking_url
+from rlx.spec.reader import ReadSpec
+from rlx_registry import Registry, RunRecord
+
+__all__ = ["child_environment", "registry_url", "start", "submit"]
+
+PACKAGES = ("torch", "deepspeed", "transformers", "mlflow", "sqlalchemy", "pydantic", "numpy")
+
+
+def submit(
+    registry: Registry, read: ReadSpec, plugins: Plugins, *, again: bool
+) -> tuple[RunRecord, bool]:
+    """Records a run and lays out its folder; starts nothing.
+
+    Returns:
+        The run, and whether it is new; an equal one that has finished or is under way is given
+        back unless `again`.
+    """
+    spec = read.spec
+    run, created = registry.submit(
+        digest=spec.digest,
+        seed=spec.seed,
+        name=spec.name,
+        spec=spec.resolved(),
+        yaml=read.yaml,
+        plugins=[asdict(p) for p in plugins.provenance],
+        code=_code(),
+        environment=_environment(),
+        again=again,
+    )
+    if not created:
+        return run, False
+    folder = RunFolder(home() / "runs" / run.id)
+    folder.root.mkdir(parents=True, exist_ok=True)
+    folder.yaml.write_text(read.yaml)
+    folder.resolved.write_text(json.dumps(spec.resolved(), indent=2))
+    registry.update_run(run.id, directory=folder.root, steps_total=spec.steps)
+    registry.add_artifact(run.id, folder.yaml, "spec")
+    registry.add_artifact(run.id, folder.resolved, "spec")
+    return registry.run(run.id), True
+
+
+def start(run: RunRecord, registry_url: str) -> int:
+    """Starts the supervisor in a session of its own, so that it outlives the terminal.
+
+    Returns:
+        Its process id.
+    """
+    if run.directory is None:
+        raise ValueError(f"run {run.id} has no folder")
+    folder = RunFolder(Path(run.directory))
+    with folder.log.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rlx.run.supervise", run.id, registry_url],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=child_environment(),
+        )
+    return process.pid
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of supervisor and ranks: quiet libraries, threads that sleep when idle."""
+    return {
+        **os.environ,
+        "RLX_HOME": str(home()),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONWARNINGS": "ignore",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+
+
+def _environment() -> dict[str, Any]:
+    found: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "packages": found,
+    }
+
+
+def _code() -> dict[str, Any]:
+    """Version of rlx, a digest of its sources, and its commit where it runs from a checkout."""
+    root = Path(rlx.__file__).parent
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(file.relative_to(root).as_posix().encode() + file.read_bytes())
+    return {
+        "version": rlx.__version__,
+        "sources": digest.hexdigest()[:16],
+        "commit": _git(root, "rev-parse", "HEAD"),
+        "modified": bool(_git(root, "status", "--porcelain", "--untracked-files=no")),
+    }
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git prints; None without git, or outside a checkout."""
+    if shutil.which("git") is None:
+        return None
+    done = subprocess.run(
+        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def registry_url(read: ReadSpec) -> str:
+    """Where the experiment's runs are remembered."""
+    return tracking_url(read.spec.tracking.registry)

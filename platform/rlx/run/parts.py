@@ -1,0 +1,72 @@
+"""The working parts of a run, made from its experiment."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from rlx.batch import TokenBatch
+from rlx.credit import CreditInputs
+from rlx.discovery import implementation, resolve
+from rlx.errors import PluginError
+from rlx.plugin import Estimator, Mask, Task
+from rlx.reward import NamedReward
+from rlx.rollout import RolloutPlan, plan
+from rlx.spec import ExperimentSpec
+
+__all__ = ["Parts", "make_parts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What one phase of an experiment works with.
+
+    Attributes:
+        spec: the experiment as it stands in this phase.
+        plan: the levels that are sampled.
+        task: where problems come from.
+        rewards: the turn rewards.
+        mask: which tokens learn.
+        estimator: how rewards become advantages.
+    """
+
+    spec: ExperimentSpec
+    plan: RolloutPlan
+    task: Task
+    rewards: tuple[NamedReward, ...]
+    mask: Callable[[TokenBatch], Tensor]
+    estimator: Callable[[CreditInputs], Tensor]
+
+    @property
+    def temperatures(self) -> dict[str, float]:
+        """The sampler's temperature for each kind of turn."""
+        return {level.kind: level.turn.temperature for level in self.plan.levels}
+
+
+def make_parts(spec: ExperimentSpec) -> Parts:
+    """Imports the plugins that `spec` names and sets them to its options."""
+    plugins = resolve(spec)
+    if not isinstance(plugins.task, Task):
+        raise PluginError(f"task plugin {spec.task.plugin!r} has no `problem` and `demonstration`")
+    return Parts(
+        spec=spec,
+        plan=plan(spec.rollout),
+        task=plugins.task,
+        rewards=tuple(
+            NamedReward(name, use, plugins.rewards["turn", name])
+            for name, use in spec.rewards.turn.items()
+        ),
+        mask=_bind(plugins.mask),
+        estimator=_bind(plugins.estimator),
+    )
+
+
+def _bind(descriptor: Mask | Estimator) -> Callable[[Any], Tensor]:
+    """The descriptor's implementation with its options as keywords."""
+    options = {name: getattr(descriptor, name) for name in type(descriptor).model_fields}
+    bound: Callable[[Any], Tensor] = partial(
+        implementation(type(descriptor).implementation), **options
+    )
+    return bound

@@ -1,0 +1,48 @@
+"""What is made of a run's records once it has ended: pictures, kept as artifacts."""
+
+from pathlib import Path
+
+from rlx.evaluation.calibration import Calibration
+from rlx.evaluation.pictures import learning_curves, reliability_diagram
+from rlx.run.paths import RunFolder
+from rlx_registry import Registry
+
+__all__ = ["CURVES", "draw"]
+
+CURVES = (
+    "rewards/accuracy/mean",
+    "train/reward_answer",
+    "train/reward_confidence",
+    "calibration/brier",
+    "calibration/conf_mean",
+    "calibration/alike_share",
+    "train/entropy",
+    "train/span_entropy",
+    "train/kl",
+    "train/grad_norm",
+    "rollout/len_answer",
+    "rollout/zero_signal_answer",
+)
+"""Metrics worth a panel, where the run has them."""
+
+
+def draw(registry: Registry, run_id: str, folder: RunFolder) -> None:
+    """Draws the run's pictures from the registry and records them as artifacts."""
+    made: list[Path] = []
+    evaluations = {e.label: e.metrics for e in registry.evaluations(run_id)}
+    before, after = evaluations.get("before"), evaluations.get("after")
+    if before and after and before["brier"] is not None:
+        made += reliability_diagram(
+            _calibration(before), _calibration(after), folder.pictures / "reliability"
+        )
+    curves = registry.metrics(run_id, list(CURVES))
+    shown = {name: curves[name] for name in CURVES if len(curves.get(name, ())) > 1}
+    if shown:
+        made += learning_curves(shown, folder.pictures / "curves")
+    for path in made:
+        registry.add_artifact(run_id, path, "picture")
+
+
+def _calibration(metrics: dict[str, object]) -> Calibration:
+    names = Calibration.__slots__
+    return Calibration.from_json({name: metrics[name] for name in names})

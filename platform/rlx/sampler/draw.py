@@ -1,0 +1,59 @@
+"""From logits to tokens."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlx.spec import TurnSpec
+
+__all__ = ["draw", "logprobs_of", "uniforms"]
+
+
+def logprobs_of(logits: Tensor, sampling: TurnSpec) -> Tensor:
+    """Log-probabilities of the distribution that is sampled from.
+
+    Temperature first, then the `top_k` largest, then the smallest set of tokens whose probability
+    reaches `top_p`; what is left is renormalised.
+
+    Args:
+        logits: `[R, V]`.
+        sampling: the turn's settings.
+
+    Returns:
+        `[R, V]` float32 nats; -inf for tokens that cannot be drawn.
+    """
+    logprobs = torch.log_softmax(logits.float() / sampling.temperature, dim=-1)
+    if sampling.top_k:
+        least = logprobs.topk(min(sampling.top_k, logprobs.shape[-1])).values[:, -1:]
+        logprobs = logprobs.masked_fill(logprobs < least, -torch.inf)
+    if sampling.top_p < 1:
+        ordered, order = logprobs.sort(dim=-1, descending=True)
+        mass = ordered.softmax(dim=-1)
+        outside = mass.cumsum(dim=-1) - mass >= sampling.top_p
+        logprobs = logprobs.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
+    if sampling.top_k or sampling.top_p < 1:
+        logprobs = logprobs.log_softmax(dim=-1)
+    return logprobs
+
+
+def uniforms(seeds: Sequence[int], length: int) -> Tensor:
+    """`[R, length]` float64 in [0, 1): row r is the stream of seed r, whatever its neighbours."""
+    rows = [np.random.Generator(np.random.Philox(key=seed)).random(length) for seed in seeds]
+    return torch.from_numpy(np.stack(rows))
+
+
+def draw(logprobs: Tensor, uniform: Tensor) -> Tensor:
+    """Draws one token per row by inverting the distribution function.
+
+    Args:
+        logprobs: `[R, V]` as from `logprobs_of`.
+        uniform: `[R]` in [0, 1).
+
+    Returns:
+        `[R]` int64 tokens, each with probability above 0.
+    """
+    mass = logprobs.double().exp().cumsum(dim=-1)
+    threshold = uniform.to(mass.device)[:, None] * mass[:, -1:]
+    return torch.searchsorted(mass, threshold, right=True).squeeze(-1)

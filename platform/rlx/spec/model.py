@@ -1,0 +1,65 @@
+"""What an experiment may say about the language model it trains."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlx.spec.base import Strict
+
+__all__ = ["ModelSpec", "Pretrained", "Tiny", "WarmStart"]
+
+
+class WarmStart(Strict):
+    """Supervised training on the task's demonstrations before any reinforcement learning.
+
+    The result is cached by a digest of everything that decides it.
+    """
+
+    steps: int = Field(600, ge=1)
+    batch_size: int = Field(64, ge=1)
+    learning_rate: float = Field(3e-3, gt=0)
+    """Peak; warmed up linearly over `warmup_steps`, then linear to `final_fraction` of it."""
+    warmup_steps: int = Field(30, ge=0)
+    final_fraction: float = Field(0.05, ge=0, le=1)
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = Field(0.01, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+
+
+class Tiny(Strict):
+    """A small Qwen2 built from its configuration class, with random weights and no download."""
+
+    kind: Literal["tiny"] = "tiny"
+    tokenizer: str = "arithmetic"
+    """Name of a tokenizer definition that rlx ships."""
+    hidden_size: int = Field(96, ge=32)
+    layers: int = Field(3, ge=1)
+    heads: int = Field(3, ge=1)
+    kv_heads: int = Field(3, ge=1)
+    intermediate_size: int = Field(256, ge=1)
+    initializer_range: float = Field(0.02, gt=0)
+    max_position: int = Field(2048, ge=64)
+    warm_start: WarmStart | None = None
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        if self.hidden_size % self.heads or self.hidden_size // self.heads < 32:
+            raise ValueError(
+                f"hidden_size / heads is {self.hidden_size}/{self.heads}; "
+                "a head needs a whole number of dimensions, at least 32"
+            )
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads {self.kv_heads} does not divide heads {self.heads}")
+        return self
+
+
+class Pretrained(Strict):
+    """A Hugging Face causal language model, by name or path."""
+
+    kind: Literal["pretrained"] = "pretrained"
+    path: str
+    revision: str | None = None
+    warm_start: WarmStart | None = None
+
+
+ModelSpec = Annotated[Tiny | Pretrained, Field(discriminator="kind")]

@@ -1,0 +1,62 @@
+"""What an experiment may say about rewards: which plugins, on which turns, with which weight."""
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from rlx.spec.base import Strict
+
+__all__ = ["GlobalReward", "OnError", "PluginUse", "RewardsSpec", "TurnReward", "ValueOnError"]
+
+
+class ValueOnError(Strict):
+    """Take this number where a scorer failed."""
+
+    value: float
+
+
+OnError = Literal["fail", "drop_sample", "drop_group"] | ValueOnError
+
+
+class PluginUse(Strict):
+    """A plugin by name; every key that is not listed here is one of the plugin's own options."""
+
+    model_config = ConfigDict(extra="allow")
+
+    plugin: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The plugin's own options, not yet checked against it."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+class _Reward(PluginUse):
+    weight: float = 1.0
+    on_error: OnError = "fail"
+    """What becomes of a sample whose scorer raised, hung, crashed or gave no finite number."""
+    deadline: float = Field(5.0, gt=0)
+    """Seconds that one call may take."""
+
+
+class TurnReward(_Reward):
+    """A reward for every turn of one kind."""
+
+    turn: str
+    of: str | None = None
+    """Another turn reward: this one reads its raw value for the turn that it continues."""
+
+
+class GlobalReward(_Reward):
+    """A reward for a whole rollout."""
+
+    of: str | None = None
+
+
+class RewardsSpec(Strict):
+    """Named rewards. Names that begin with `_` are scored and stored but never summed."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    turn: dict[str, TurnReward] = Field(default_factory=dict)
+    global_: dict[str, GlobalReward] = Field(default_factory=dict, alias="global")

@@ -1,0 +1,94 @@
+"""What an experiment may say about optimisation, devices, sampling engines and records."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from rlx.spec.base import Strict
+
+__all__ = [
+    "EvaluationSpec",
+    "OptimizerSpec",
+    "PhaseSpec",
+    "RunnerSpec",
+    "SamplerSpec",
+    "TrackingSpec",
+    "TransformersSampler",
+]
+
+
+class OptimizerSpec(Strict):
+    """AdamW and its learning-rate schedule, which runs over the steps of one phase."""
+
+    learning_rate: float = Field(1e-6, gt=0)
+    """Peak."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(0, ge=0)
+    final_fraction: float = Field(0.0, ge=0, le=1)
+    """What a linear or cosine schedule ends at, as a share of the peak."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    updates_per_rollout: int = Field(1, ge=1)
+    """Optimiser steps taken on each batch of rollouts."""
+
+
+class PhaseSpec(Strict):
+    """A stretch of training with settings of its own. Phases share the data cursor."""
+
+    name: str
+    steps: int = Field(ge=1)
+    set: dict[str, Any] = Field(default_factory=dict)
+    """`path.to.key: value`, laid over the experiment for this phase."""
+    fresh_optimizer: bool = True
+    """Start with empty moments; false carries them over from the phase before."""
+
+
+class RunnerSpec(Strict):
+    """Where and how the learner runs."""
+
+    engine: Literal["deepspeed"] = "deepspeed"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    ranks: int = Field(1, ge=1)
+    zero_stage: Literal[0, 1, 2, 3] = 1
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    micro_batch_tokens: int = Field(16_384, ge=1)
+    """Packed tokens per rank and backward pass, padding included."""
+    threads: int = Field(1, ge=1)
+    """CPU threads per rank."""
+    reward_workers: int = Field(1, ge=1)
+    """Scoring processes per rank."""
+    reward_memory_mb: int = Field(1024, ge=64)
+    """Address space that a scoring process may take beyond what it starts with."""
+
+
+class TransformersSampler(Strict):
+    """Samples with the model's own transformers implementation, forking caches at branches."""
+
+    engine: Literal["transformers"] = "transformers"
+    max_rows: int = Field(512, ge=1)
+    """Rows decoded together."""
+
+
+SamplerSpec = Annotated[TransformersSampler, Field()]
+
+
+class EvaluationSpec(Strict):
+    """Held-out problems, one sampled answer (and one confidence) each, before and after."""
+
+    problems: int = Field(600, ge=1)
+    every: int = Field(0, ge=0)
+    """Steps between evaluations during training; 0 evaluates before and after only."""
+    correct: str = "accuracy"
+    """The turn reward that says, by the value 1, that an answer is correct."""
+
+
+class TrackingSpec(Strict):
+    """Where records go. Paths and URLs; `{home}` is RLX_HOME."""
+
+    registry: str = "sqlite:///{home}/registry.db"
+    mlflow: str | None = "sqlite:///{home}/mlflow.db"
+    """null keeps no mirror."""
+    rollouts: Literal["all", "none"] = "all"
+    """Which rollouts keep their bodies."""

@@ -1,0 +1,22 @@
+"""Countdown: reach a target with given numbers (design 002, after TinyZero)."""
+
+from rlx_plugins.countdown.rewards import CountdownScore, CountdownVerify
+from rlx_plugins.countdown.scorer import (
+    compute_score,
+    evaluate_equation,
+    extract_solution,
+    validate_equation,
+    verify_equation_strict,
+)
+from rlx_plugins.countdown.task import CountdownTask
+
+__all__ = [
+    "CountdownScore",
+    "CountdownTask",
+    "CountdownVerify",
+    "compute_score",
+    "evaluate_equation",
+    "extract_solution",
+    "validate_equation",
+    "verify_equation_strict",
+]

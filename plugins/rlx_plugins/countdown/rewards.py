@@ -1,0 +1,93 @@
+"""The Countdown reward plugins: the source's graded score, and the strict verdict made of it."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from rlx.plugin import Reward, Sample, Score
+from rlx_plugins.countdown.expression import Numeric, Ops
+from rlx_plugins.countdown.scorer import Extract, Grade, extract_solution, grade, points
+
+__all__ = ["CountdownScore", "CountdownVerify", "check_ground_truth"]
+
+
+def check_ground_truth(problem: Mapping[str, Any]) -> None:
+    """Makes sure that a problem can be scored.
+
+    Raises:
+        ValueError: `numbers` is no list of finite numbers, or `target` is no finite number.
+    """
+    numbers, target = problem.get("numbers"), problem.get("target")
+    if not isinstance(numbers, list | tuple) or not all(map(_is_number, numbers)):
+        raise ValueError(f"numbers must be a list of finite numbers, got {numbers!r}")
+    if not _is_number(target):
+        raise ValueError(f"target must be a finite number, got {target!r}")
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class _Countdown(Reward):
+    method: Literal["strict"] = "strict"
+    """The source's name for its only way; it changes nothing."""
+    format_score: float = 0.1
+    """For an answer block that does not hold a right equation."""
+    score_: float = Field(1.0, alias="score")
+    """For a right equation."""
+    extract: Extract = "seed"
+    """`seed`: the answer must be on the last line. `last_block`: anywhere, the last one counts."""
+    ops: Ops = "seed"
+    """`seed`: also `**`, `//` and signs. `prompt`: `+ - * /` only."""
+    numeric: Numeric = "float64"
+    """`float64`: as Python computes, equal within 1e-5. `exact`: rationals, exactly equal."""
+    allow_decimals: bool = True
+    """Whether digits may be joined to decimals: `2.5` then uses a 2 and a 5."""
+    use_all: bool = True
+    """Whether every number must be used."""
+
+    def _grade(self, sample: Sample) -> Grade:
+        check_ground_truth(sample.problem)
+        return grade(
+            sample.response,
+            sample.problem,
+            self.extract,
+            self.ops,
+            self.numeric,
+            self.allow_decimals,
+            self.use_all,
+        )
+
+    def _points(self, verdict: Grade) -> float:
+        return points(verdict, self.format_score, self.score_)
+
+
+class CountdownScore(_Countdown):
+    """0 without an answer block, `format_score` with one, `score` for a right equation.
+
+    Reads `numbers` and `target` of the problem, and the response alone, never the prompt. A
+    problem without them raises: that is no fault of the model. The part
+    `format_lost_to_lastline` is 1 where an answer block exists, but not on the last line.
+    """
+
+    def score(self, sample: Sample) -> Score:
+        """Scores one answer."""
+        verdict = self._grade(sample)
+        lost = verdict.level == "none" and (
+            extract_solution(sample.response, "last_block") is not None
+        )
+        parts = {"format_lost_to_lastline": float(lost)}
+        return Score(self._points(verdict), verdict.reason, parts)
+
+
+class CountdownVerify(_Countdown):
+    """1 exactly when the Countdown score with the same options is 1.0, else 0."""
+
+    def score(self, sample: Sample) -> Score:
+        """Judges one answer."""
+        verdict = self._grade(sample)
+        return Score(float(self._points(verdict) == 1.0), verdict.reason)

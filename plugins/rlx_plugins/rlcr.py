@@ -1,0 +1,119 @@
+"""RLCR in two turns (design 004): what a confidence is worth, and what form a turn must have.
+
+The Brier score of a confidence c for an answer that is right (y = 1) or wrong (y = 0) is
+1 - (y - c)²; its expectation is greatest at c = P(right). After Damani et al., "Beyond Binary
+Rewards" (2025), whose code lets `nan` through; here a confidence must be finite.
+"""
+
+import re
+from typing import ClassVar, Literal, NamedTuple
+
+from rlx.plugin import Reward, Sample, Score
+from rlx_plugins.tags import last_block
+
+__all__ = ["Brier", "Confidence", "Format", "Pattern", "matches", "parse_confidence"]
+
+_number = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)").fullmatch
+_not_finite = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE | re.ASCII).fullmatch
+
+
+class Confidence(NamedTuple):
+    """A stated confidence: `value` in [0, 1] and no reason, or None and the reason why."""
+
+    value: float | None
+    reason: str | None = None
+
+
+def parse_confidence(text: str) -> Confidence:
+    """Reads the last `<confidence>…</confidence>` block of a response.
+
+    The block must hold one plain decimal number in ASCII digits: no exponent, no percent sign.
+    The reasons are "no confidence", "unparsable", "not finite" and "out of range".
+    """
+    block = last_block(text, "<confidence>", "</confidence>")
+    if block is None:
+        return Confidence(None, "no confidence")
+    content = block.strip(" \t\r\n")
+    if _not_finite(content):
+        return Confidence(None, "not finite")
+    if not _number(content):
+        return Confidence(None, "unparsable")
+    value = float(content)
+    if not 0.0 <= value <= 1.0:
+        return Confidence(None, "out of range")
+    return Confidence(abs(value))  # "-0" is 0
+
+
+class Brier(Reward):
+    """1 - (of - c)² for the stated confidence c; `of` names the reward that says what is right."""
+
+    reads_parent: ClassVar[bool] = True
+
+    invalid_reward: float = 0.0
+    """For a response without a valid confidence. 0 is also the worst that a valid one can earn."""
+
+    def score(self, sample: Sample) -> Score:
+        """Scores one confidence.
+
+        Raises:
+            ValueError: the parent's value is absent or outside [0, 1], which no response causes.
+        """
+        of = sample.of
+        if of is None or not 0.0 <= of <= 1.0:
+            raise ValueError(f"the reward named by `of` must lie in [0, 1], got {of}")
+        confidence, reason = parse_confidence(sample.response)
+        if confidence is None:
+            return Score(self.invalid_reward, reason)
+        return Score(1.0 - (of - confidence) ** 2, parts={"confidence": confidence})
+
+
+Pattern = Literal["ta", "tac", "tabc", "tbac", "c", "bc"]
+
+_TAGS = {"a": "answer", "b": "analysis", "c": "confidence"}
+
+
+def _joints(pattern: Pattern) -> tuple[list[re.Pattern[str]], str]:
+    """What opens each block in turn, and what closes the last."""
+    before, joints = "</think>" if pattern[0] == "t" else "", []
+    for letter in pattern.removeprefix("t"):
+        joints.append(re.compile(rf"{before}\s*<{_TAGS[letter]}>"))
+        before = f"</{_TAGS[letter]}>"
+    return joints, before
+
+
+_PATTERNS = {name: _joints(name) for name in ("ta", "tac", "tabc", "tbac", "c", "bc")}
+
+
+def matches(pattern: Pattern, text: str) -> bool:
+    """Tells whether a whole response has a form: think, answer, b for analysis, confidence.
+
+    Equals a match of RLCR's regular expressions, such as
+    `.*?</think>\\s*<answer>.*?</answer>\\s*\\Z` for `ta`; `<think>` itself may stand in the prompt.
+    `c` and `bc` allow nothing before their first tag. Those expressions take polynomial time on
+    hostile text; taking each joint at its first place after the one before gives the same verdict.
+    """
+    joints, closing = _PATTERNS[pattern]
+    end = len(text.rstrip()) - len(closing)
+    if end < 0 or not text.startswith(closing, end):
+        return False
+    position = 0
+    for number, joint in enumerate(joints):
+        anchored = number == 0 and pattern[0] != "t"
+        found = (joint.match if anchored else joint.search)(text, position, end)
+        if not found:
+            return False
+        position = found.end()
+    return True
+
+
+class Format(Reward):
+    """1 when the whole response has the form `pattern`, else 0."""
+
+    pattern: Pattern
+    """Blocks in order: think, answer, b for analysis, confidence."""
+
+    def score(self, sample: Sample) -> Score:
+        """Judges the form of one response."""
+        if matches(self.pattern, sample.response):
+            return Score(1.0)
+        return Score(0.0, f"not of the form {self.pattern}")

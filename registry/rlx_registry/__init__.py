@@ -1,0 +1,58 @@
+"""Runs remembered: an SQL registry of runs, their states and what they reported.
+
+Imports nothing of rlx. Alembic is imported only when a database is made or upgraded, pyarrow only
+when a body is written or read.
+
+    with Registry.open("sqlite:///runs.db") as registry:
+        run, created = registry.submit(digest=..., seed=0, name="rlcr", ...)
+        registry.add_metrics(run.id, step=1, values={"loss": 0.5})
+"""
+
+from rlx_registry.bodies import read_body, write_body
+from rlx_registry.errors import (
+    Ambiguous,
+    BodyError,
+    NotFound,
+    RegistryError,
+    SchemaError,
+    Unavailable,
+)
+from rlx_registry.records import (
+    HEARTBEAT_LIMIT,
+    STATUSES,
+    ArtifactRecord,
+    BodyRecord,
+    CheckpointRecord,
+    EvaluationRecord,
+    EventRecord,
+    MetricRow,
+    RolloutIndex,
+    RunRecord,
+    Status,
+    StatusChange,
+)
+from rlx_registry.store import Registry
+
+__all__ = [
+    "HEARTBEAT_LIMIT",
+    "STATUSES",
+    "Ambiguous",
+    "ArtifactRecord",
+    "BodyError",
+    "BodyRecord",
+    "CheckpointRecord",
+    "EvaluationRecord",
+    "EventRecord",
+    "MetricRow",
+    "NotFound",
+    "Registry",
+    "RegistryError",
+    "RolloutIndex",
+    "RunRecord",
+    "SchemaError",
+    "Status",
+    "StatusChange",
+    "Unavailable",
+    "read_body",
+    "write_body",
+]

@@ -1,0 +1,205 @@
+"""Engines over one database, and its schema.
+
+SQLite needs care: with the driver's defaults two processes can claim the same row, and a
+transaction that begins by reading may fail to become a writer however long it waits. So writers
+say BEGIN IMMEDIATE over a write-ahead log, and readers have an engine of their own that cannot
+write, hence can never lock a writer out.
+"""
+
+import fcntl
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, inspect, text
+from sqlalchemy.dialects.sqlite import Insert, insert
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, StatementError
+
+from rlx_registry.errors import RegistryError, SchemaError, Unavailable
+from rlx_registry.models import VERSION_TABLE
+
+__all__ = ["REVISIONS", "connect", "database_path", "prepare", "translated", "upsert"]
+
+REVISIONS = ("0001",)
+"""Schema revisions this code knows, oldest first; the last is the one it uses."""
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+Mode = Literal["read", "write", "migrate"]
+
+
+def database_path(url: str) -> Path:
+    """Returns the file behind a `sqlite:///path` URL.
+
+    Raises:
+        Unavailable: the URL is malformed, names another kind of database, or no file.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise Unavailable(f"{url!r} is not a database URL such as sqlite:///runs.db") from error
+    if parsed.get_backend_name() != "sqlite":
+        raise Unavailable(f"registry databases are SQLite files, not {parsed.drivername!r}")
+    if parsed.database in (None, "", ":memory:") or parsed.query:
+        raise Unavailable(f"{url!r} names no file; write sqlite:///path/to/registry.db")
+    return Path(str(parsed.database)).absolute()
+
+
+def connect(path: Path, mode: Mode) -> Engine:
+    """Returns an engine for one purpose; opens nothing yet.
+
+    "migrate" is "write" without foreign keys, which SQLite must not check while tables are rebuilt.
+    """
+    opening = {"read": "ro", "write": "rw", "migrate": "rwc"}[mode]
+    url = URL.create(
+        "sqlite", database=f"file:{quote(str(path))}", query={"mode": opening, "uri": "true"}
+    )
+    engine = create_engine(url, json_serializer=_to_json)
+    pragmas = ["busy_timeout=15000", "synchronous=NORMAL"]
+    pragmas += ["foreign_keys=ON"] if mode == "write" else []
+    pragmas += ["query_only=ON"] if mode == "read" else []
+
+    @event.listens_for(engine, "connect")
+    def _connected(dbapi: Any, _record: object) -> None:
+        dbapi.isolation_level = None  # the driver would begin too late; the next listener begins
+        for pragma in pragmas:
+            dbapi.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _begun(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN" if mode == "read" else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def prepare(path: Path, *, create: bool) -> None:
+    """Makes the file ready for writing: created, in WAL mode, at the newest revision.
+
+    Processes that come at once take turns. An older database is copied beside itself first.
+
+    Raises:
+        Unavailable: there is no file and `create` is false, or it cannot be opened.
+        SchemaError: the file belongs to a newer version, or is not a registry.
+    """
+    if not create and not path.exists():
+        raise Unavailable(f"there is no registry at {path}")
+    with translated(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = path.with_name(f"{path.name}.lock").open("w")
+        except OSError as error:
+            raise Unavailable(f"cannot write registry {path}: {error}") from error
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            engine = connect(path, "migrate")
+            try:
+                _write_ahead(engine)
+                _migrate(engine, path)
+            finally:
+                engine.dispose()
+
+
+def check(engine: Engine, path: Path) -> None:
+    """Sees that a database is one that this code can read.
+
+    Raises:
+        SchemaError: it is newer, older, or not a registry.
+    """
+    with translated(path), engine.connect() as connection:
+        revision = _revision(connection, path)
+    if revision != REVISIONS[-1]:
+        raise SchemaError(
+            f"registry {path} is at revision {revision}, this version reads {REVISIONS[-1]}; "
+            "opening it once for writing upgrades it"
+        )
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Turns the driver's errors into the registry's own."""
+    try:
+        yield
+    except sqlite3.Error as error:  # before a connection is SQLAlchemy's
+        raise Unavailable(f"registry {path}: {error}") from error
+    except StatementError as error:
+        if isinstance(error, DBAPIError) and not isinstance(error, IntegrityError):
+            raise Unavailable(f"registry {path}: {error.orig}") from error
+        raise RegistryError(f"registry {path} refuses the record: {error.orig}") from error
+
+
+def upsert(table: Table) -> Insert:
+    """Returns an INSERT that overwrites the row with the same primary key."""
+    statement = insert(table)
+    fresh = {c.name: statement.excluded[c.name] for c in table.c if not c.primary_key}
+    return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=fresh)
+
+
+def _write_ahead(engine: Engine) -> None:
+    # The journal mode cannot change inside a transaction, and every SQLAlchemy connection is one.
+    raw = engine.raw_connection()
+    try:
+        raw.cursor().execute("PRAGMA journal_mode=WAL")
+    finally:
+        raw.close()
+
+
+def _revision(connection: Connection, path: Path) -> str | None:
+    """Returns the revision a database is at; None for an empty one."""
+    tables = inspect(connection).get_table_names()
+    if VERSION_TABLE not in tables:
+        if any(name.startswith("rlx_") for name in tables):
+            raise SchemaError(f"{path} has tables of a registry but no revision")
+        return None
+    revision: str | None = connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}"))
+    if revision is not None and revision not in REVISIONS:
+        raise SchemaError(
+            f"registry {path} is at revision {revision}, which a newer version of rlx wrote; "
+            f"this one knows up to {REVISIONS[-1]}"
+        )
+    return revision
+
+
+def _migrate(engine: Engine, path: Path) -> None:
+    with engine.connect() as connection:
+        revision = _revision(connection, path)
+    if revision == REVISIONS[-1]:
+        return
+    if revision is not None:
+        _back_up(engine, path.with_name(f"{path.name}-{revision}.bak"))
+
+    from alembic import command  # half a second that only a new or old database costs
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+        broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
+        if broken:
+            raise SchemaError(f"upgrading {path} would break {len(broken)} references; not done")
+
+
+def _back_up(engine: Engine, target: Path) -> None:
+    target.unlink(missing_ok=True)  # left by an upgrade that did not finish
+    raw = engine.raw_connection()
+    try:
+        raw.cursor().execute("VACUUM INTO ?", (str(target),))
+    finally:
+        raw.close()
+
+
+def _to_json(value: object) -> str:
+    return json.dumps(value, allow_nan=False, default=_scalar, separators=(",", ":"))
+
+
+def _scalar(value: Any) -> object:
+    """Unwraps NumPy scalars and one-element tensors; refuses everything else."""
+    if hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is not JSON; the registry stores plain values")

@@ -1,0 +1,1 @@
+"""Alembic's environment and the revisions, oldest first in `versions/`."""

@@ -1,0 +1,193 @@
+"""What the registry hands out: frozen records, never rows or live objects.
+
+Times are seconds since the epoch, UTC. Paths are relative to the run's directory. Dictionaries are
+plain JSON; in measured ones (`metrics`, `statistics`, `rewards`, `payload`) None stands for a
+figure that was not finite.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+__all__ = [
+    "HEARTBEAT_LIMIT",
+    "PREVIEW_LENGTH",
+    "STATUSES",
+    "ArtifactRecord",
+    "BodyRecord",
+    "CheckpointRecord",
+    "EvaluationRecord",
+    "EventRecord",
+    "MetricRow",
+    "RolloutIndex",
+    "RunRecord",
+    "Status",
+    "StatusChange",
+]
+
+Status = Literal["submitted", "running", "finished", "failed", "stopped", "lost"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+ENDED: frozenset[str] = frozenset({"finished", "failed", "stopped", "lost"})
+LABELS = ("before", "after", "step")
+
+HEARTBEAT_LIMIT = 120.0
+"""Seconds of silence after which readers take a running run for lost."""
+
+PREVIEW_LENGTH = 160
+"""Characters of a turn that its index row keeps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One run as it stood when it was read.
+
+    Attributes:
+        id: "r-0001", "r-0002", ...
+        digest: of the spec, without name, seed, devices and tracking; with `seed` it is the run.
+        status: as recorded; `effective_status` also knows about silence.
+        step: last completed step. `steps_total` is None until the run knows it.
+        started: when it first ran. `ended`: when it last ended; None while it runs.
+        reason: why it has its status, where that needs saying.
+        directory: absolute path of the run's own folder.
+        yaml: the file as submitted; `spec` is what it resolved to.
+        attempt: how often it has started; 0 before the first time.
+        heartbeat: last sign of life.
+    """
+
+    id: str
+    name: str
+    digest: str
+    seed: int
+    status: Status
+    step: int
+    steps_total: int | None
+    created: float
+    started: float | None
+    ended: float | None
+    reason: str | None
+    directory: str | None
+    yaml: str
+    spec: dict[str, Any]
+    plugins: list[dict[str, Any]]
+    code: dict[str, Any]
+    environment: dict[str, Any]
+    mlflow_run_id: str | None
+    mlflow_experiment_id: str | None
+    attempt: int
+    heartbeat: float | None
+    pid: int | None
+    phase: str | None
+
+    @property
+    def effective_status(self) -> Status:
+        """`status`, or "lost" for a running run that has been silent for `HEARTBEAT_LIMIT`."""
+        if self.status != "running":
+            return self.status
+        last = self.heartbeat or self.started or self.created
+        return "lost" if time.time() - last > HEARTBEAT_LIMIT else "running"
+
+
+@dataclass(frozen=True, slots=True)
+class StatusChange:
+    """One step in a run's history; `before` is None for the submission."""
+
+    at: float
+    before: Status | None
+    after: Status
+    reason: str | None
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """Something worth telling about a run. `id` grows, so it is also a cursor."""
+
+    id: int
+    at: float
+    kind: str
+    level: str
+    message: str
+    payload: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """One value as a mirror reads it. Writing a value again gives it a new, larger `seq`."""
+
+    seq: int
+    name: str
+    step: int
+    value: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRecord:
+    """Figures over `n` held-out problems of a suite, taken at a step."""
+
+    step: int
+    label: Literal["before", "after", "step"]
+    suite: str
+    n: int
+    metrics: dict[str, Any]
+    payload: dict[str, Any] | None
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """A complete checkpoint; `sha256` is of whatever its writer digests, by its own rule."""
+
+    step: int
+    path: str
+    bytes: int
+    sha256: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactRecord:
+    """A file worth mirroring. Adding a path again gives it a new, larger `seq`."""
+
+    seq: int
+    path: str
+    kind: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class BodyRecord:
+    """Where the rollouts of a step are kept, and the statistics of their batch."""
+
+    path: str
+    sha256: str
+    bytes: int
+    statistics: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutIndex:
+    """What SQL knows of one trained row; everything else is in the step's body.
+
+    Attributes:
+        row: row of the step's batch, from 0; `parent_row` is the row this one continues.
+        tree, group: who shares a prompt, and who is compared with whom.
+        turn: "answer", "confidence", ...
+        reward: weighted total, None where it is absent; `rewards` are the raw values by name.
+        preview: the first `PREVIEW_LENGTH` characters of the turn; untrusted text.
+        failed: why a scorer or parser gave up on it, if one did.
+    """
+
+    row: int
+    parent_row: int | None
+    tree: int
+    group: int
+    turn: str
+    problem_id: str
+    reward: float | None
+    rewards: dict[str, float | None] = field(default_factory=dict)
+    advantage: float
+    n_tokens: int
+    finish_reason: str
+    preview: str
+    failed: str | None = None

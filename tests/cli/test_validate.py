@@ -1,0 +1,253 @@
+"""The light verbs: what they print, their exit codes, and what they never import."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rlx.cli import main
+from rlx.cli.group import VERBS
+from rlx.cli.text import columns, paint
+from rlx.errors import EnvironmentFault
+
+HEAVY = {"torch", "transformers", "deepspeed", "vllm", "mlflow", "sqlalchemy", "rich", "fastapi"}
+GOOD = """\
+name: guest
+model: {kind: tiny}
+task: {plugin: cli.sums}
+rewards: {turn: {accuracy: {plugin: cli.exact, turn: answer}}}
+phases: [{name: all, steps: 3}]
+"""
+MODULE = '''
+from rlx.plugin import Plugin, reward
+
+class Sums(Plugin):
+    """Adds numbers."""
+    limit: int = 9
+    def problem(self, split, index, seed): ...
+    def demonstration(self, problem, seed): ...
+
+@reward
+def exact(sample, *, strict: bool = True):
+    """1 when right."""
+    return 1.0
+'''
+POINTS = """
+[rlx.tasks]
+cli.sums = cli_guest:Sums
+[rlx.rewards]
+cli.exact = cli_guest:exact
+cli.broken = cli_missing:gone
+"""
+
+
+@pytest.fixture(autouse=True)
+def guest(tmp_path, monkeypatch):
+    info = tmp_path / "rlx_cli_guest-1.0.dist-info"
+    info.mkdir()
+    head = "Metadata-Version: 2.1\nName: rlx-cli-guest\nVersion: 1.0\n"
+    (info / "METADATA").write_text(head)
+    (info / "entry_points.txt").write_text(POINTS)
+    (tmp_path / "cli_guest.py").write_text(MODULE)
+    (tmp_path / "good.yaml").write_text(GOOD)
+    (tmp_path / "typo.yaml").write_text(GOOD.replace("steps", "stps"))
+    (tmp_path / "nobody.yaml").write_text(GOOD.replace("cli.sums", "cli.sms"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RLX_DEBUG", raising=False)
+    yield
+    sys.modules.pop("cli_guest", None)
+
+
+def imported_by(arguments, folder):
+    """Exit code, stdout and top-level modules of one `rlx` process."""
+    code = (
+        "import sys; from rlx.cli import main; code = main(); print(*sys.modules, file=sys.stderr);"
+        "sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(folder)},
+        check=False,
+    )
+    modules = {name.partition(".")[0] for name in done.stderr.splitlines()[-1].split()}
+    return done.returncode, done.stdout, modules
+
+
+def test_validating_imports_nothing_heavy(tmp_path):
+    code, said, modules = imported_by(["validate", "good.yaml"], tmp_path)
+    assert code == 0
+    assert said.startswith("good.yaml: ok")
+    assert "rlx" in modules
+    assert not modules & HEAVY
+
+
+def test_help_imports_nothing_heavy(tmp_path):
+    code, said, modules = imported_by(["--help"], tmp_path)
+    assert code == 0
+    assert all(verb in said for verb in VERBS)
+    assert not modules & (HEAVY | {"pydantic", "yaml"})
+
+
+def test_version_needs_not_even_click(tmp_path):
+    code, said, modules = imported_by(["--version"], tmp_path)
+    assert code == 0
+    assert said.startswith("rlx ")
+    assert "click" not in modules
+
+
+@pytest.mark.parametrize(
+    ("files", "code"),
+    [
+        (["good.yaml"], 0),
+        (["typo.yaml"], 2),
+        (["nobody.yaml"], 3),
+        (["nobody.yaml", "typo.yaml", "good.yaml"], 2),
+        (["missing.yaml"], 2),
+    ],
+)
+def test_exit_codes_and_every_file(files, code, capsys):
+    assert main(["validate", *files]) == code
+    out, err = capsys.readouterr()
+    assert all(name in out + err for name in files)
+    assert ("good.yaml: ok" in out) == ("good.yaml" in files)
+    assert ("error:" in err) == (code > 0)
+
+
+def test_overrides_are_checked_with_the_file(capsys):
+    assert main(["validate", "good.yaml", "--set", "task.lmit=3"]) == 2
+    assert "<override>:1:6" in capsys.readouterr().err
+
+
+def test_json_has_every_fault_and_its_place(capsys):
+    assert main(["validate", "--format", "json", "good.yaml", "typo.yaml"]) == 2
+    good, typo = json.loads(capsys.readouterr().out)["files"]
+    assert good["ok"]
+    assert len(good["digest"]) == 16
+    assert [d["path"] for d in typo["diagnostics"]] == ["phases.0.stps"]
+    assert typo["diagnostics"][0]["position"]["line"] == 5
+
+
+def test_github_annotations(capsys):
+    assert main(["validate", "--format", "github", "typo.yaml"]) == 2
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line.startswith("::error file=typo.yaml,line=5,col=22,endColumn=26::unknown key")
+
+
+def test_show_gives_each_value_its_origin(capsys):
+    assert main(["show", "good.yaml", "--set", "seed=4"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["seed", "4", "#", "--set"] in rows
+    assert ["name", '"guest"', "#", "good.yaml:1"] in rows
+    assert ["task.limit", "9", "#", "plugin", "default"] in rows
+    assert ["runner.ranks", "1", "#", "default"] in rows
+
+
+def test_failures_are_json_where_json_was_asked_for(capsys):
+    assert main(["show", "typo.yaml", "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["kind"], error["exit_code"]) == ("InvalidSpec", 2)
+    assert error["diagnostics"][0]["position"]["file"] == "typo.yaml"
+    assert main(["show", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["kind"] == "usage"
+
+
+def test_schema_knows_the_installed_plugins(tmp_path, capsys):
+    assert main(["schema", "-o", "out/spec.json"]) == 0
+    schema = json.loads((tmp_path / "out/spec.json").read_text())
+    assert "cli.exact" in schema["$defs"]["TurnReward"]["properties"]["plugin"]["examples"]
+    assert schema["additionalProperties"] is False
+    assert capsys.readouterr().out == ""
+
+
+def test_a_broken_plugin_is_a_row(capsys):
+    assert main(["plugins"]) == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert rows["cli.exact"].split()[1:] == ["reward", "rlx-cli-guest", "1.0", "1", "ok"]
+    assert "broken: ModuleNotFoundError: No module named 'cli_missing'" in rows["cli.broken"]
+
+
+def test_a_plugins_options_are_a_table(capsys):
+    assert main(["plugins", "show", "cli.exact"]) == 0
+    out = capsys.readouterr().out
+    assert "1 when right." in out
+    assert ["strict", "bool", "True"] in [line.split() for line in out.splitlines()]
+    assert main(["plugins", "show", "cli.broken", "--traceback"]) == 3
+    assert "Traceback" in capsys.readouterr().err
+    assert main(["plugins", "show", "cli.nothing"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["vaildate"], "Did you mean 'validate'?"), (["validate", "--formt"], "--format")],
+)
+def test_wrong_usage_is_answered_with_the_nearest(arguments, says, capsys):
+    assert main(arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+def raising(error):
+    def verb(*_, **__):
+        raise error
+
+    return verb
+
+
+def test_a_surprise_is_one_line_and_the_traceback_is_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("rlx.cli.specs.check_file", raising(ZeroDivisionError("by\x1b zero")))
+    assert main(["validate", "good.yaml"]) == 1
+    err = capsys.readouterr().err
+    assert "ZeroDivisionError: by\\x1b zero" in err
+    assert "Traceback" not in err
+    assert "ZeroDivisionError" in (tmp_path / "home/last-error.txt").read_text()
+    monkeypatch.setenv("RLX_DEBUG", "1")
+    assert main(["validate", "good.yaml"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_interrupts_and_deliberate_failures_have_codes_of_their_own(monkeypatch, capsys):
+    monkeypatch.setattr("rlx.cli.specs.check_file", raising(KeyboardInterrupt()))
+    assert main(["validate", "good.yaml"]) == 130
+    monkeypatch.setattr("rlx.cli.specs.check_file", raising(EnvironmentFault("no device")))
+    assert main(["show", "good.yaml"]) == 4
+    assert capsys.readouterr().err.endswith("error: no device\n")
+
+
+def test_a_reader_that_leaves_is_told_nothing(tmp_path):
+    command = [sys.executable, "-c", "import sys; from rlx.cli import main; sys.exit(main())"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [*command, "schema"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        check=False,
+    )
+    os.close(writing)
+    assert done.returncode == 1
+    assert done.stderr == b""
+
+
+class Terminal:
+    def isatty(self):
+        return True
+
+
+def test_colour_is_for_terminals(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    text = "error: x\n  --> f:1:1\n   |\n 1 | a\n   | ^\n   = help: y"
+    assert paint(text, sys.__stdout__) == text or sys.__stdout__.isatty()
+    painted = paint(text, Terminal())
+    assert painted.count("\x1b[") >= 10
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert paint(text, Terminal()) == text
+
+
+def test_tables_show_no_control_characters():
+    assert columns([("a\x1b[2J", "b")], ("X", "Y")) == "X         Y\na\\x1b[2J  b"

@@ -1,0 +1,328 @@
+"""Plugins of throw-away distributions: found by metadata, imported by name, blamed by name."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlx.discovery import (
+    check,
+    check_file,
+    find,
+    implementation,
+    installed,
+    load,
+    lookup,
+    make,
+    resolve,
+)
+from rlx.discovery.lookup import PluginFault
+from rlx.errors import PluginError
+from rlx.spec import PluginUse
+from rlx.spec.diagnostic import InvalidPlugins, InvalidSpec
+from rlx.spec.reader import read_spec
+
+GUEST = '''
+from typing import Literal
+from pydantic import BaseModel, model_validator
+from rlx.plugin import Demonstration, Plugin, Problem, Reward, reward
+
+class Sums(Plugin):
+    """Adds numbers."""
+    numbers: dict[int, float] = {2: 1.0}
+    span: tuple[int, int] = (1, 9)
+    level: Literal["easy", "hard"] = "easy"
+
+    @model_validator(mode="after")
+    def _ordered(self):
+        if self.span[0] > self.span[1]:
+            raise ValueError(f"span runs backwards, from {self.span[0]} to {self.span[1]}")
+        return self
+
+    def problem(self, split, index, seed):
+        return Problem(id=str(index), prompt="1+1", fields={})
+
+    def demonstration(self, problem, seed):
+        raise NotImplementedError
+
+@reward
+def exact(sample, *, strict: bool = True):
+    """1 when right."""
+    return 1.0
+
+class Closeness(Reward):
+    """How near the parent's value is."""
+    reads_parent = True
+    def score(self, sample):
+        return sample.of
+
+class Newer(Reward):
+    api = 99
+    def score(self, sample):
+        return 0.0
+
+class Stranger(BaseModel):
+    pass
+
+class Grumpy(Reward):
+    @model_validator(mode="after")
+    def _no(self):
+        raise KeyError("gone")
+    def score(self, sample):
+        return 0.0
+
+def bare(sample):
+    return 0.0
+'''
+POINTS = """
+[rlx.tasks]
+sums = guest_plugins:Sums
+scoreless = guest_plugins:exact
+[rlx.rewards]
+exact = guest_plugins:exact
+closeness = guest_plugins:Closeness
+newer = guest_plugins:Newer
+stranger = guest_plugins:Stranger
+grumpy = guest_plugins:Grumpy
+bare = guest_plugins:bare
+nothing = guest_plugins:Nothing
+needy = guest_needy:Reward
+garbled = guest_garbled:Reward
+leaves = guest_leaves:Reward
+twice = guest_plugins:exact
+"""
+RIVAL = """
+[rlx.rewards]
+twice = guest_plugins:Closeness
+"""
+SPEC = """\
+name: guest
+model: {kind: tiny}
+task: {plugin: sums}
+rollout:
+  schedule: two_turn
+  confidence: {spans: [confidence]}
+rewards:
+  turn:
+    accuracy: {plugin: exact, turn: answer}
+    near: {plugin: closeness, turn: confidence, of: accuracy}
+phases:
+  - name: all
+    steps: 3
+"""
+
+
+def distribution(folder, name, version, points):
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    (info / "METADATA").write_text(head)
+    (info / "entry_points.txt").write_text(points)
+
+
+@pytest.fixture(autouse=True)
+def guests(tmp_path, monkeypatch):
+    (tmp_path / "guest_plugins.py").write_text(GUEST)
+    (tmp_path / "guest_needy.py").write_text("# needs more\nimport not_there\n")
+    (tmp_path / "guest_garbled.py").write_text("x = 1\ndef (:\n")
+    (tmp_path / "guest_leaves.py").write_text("raise SystemExit('bye')\n")
+    distribution(tmp_path, "rlx-guest", "0.1.0", POINTS)
+    distribution(tmp_path, "rlx-rival", "2.0", RIVAL)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield
+    lookup._installed.cache_clear()
+    for module in [m for m in sys.modules if m.startswith("guest_")]:
+        del sys.modules[module]
+
+
+def spec_file(*changes):
+    text = SPEC
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path = Path("guest.yaml")
+    path.write_text(text)
+    return path
+
+
+def refused(*changes, overrides=()):
+    with pytest.raises(InvalidSpec) as caught:
+        check_file(spec_file(*changes), overrides)
+    return caught.value
+
+
+def blamed(kind, name):
+    with pytest.raises(PluginFault) as caught:
+        load(kind, name)
+    assert caught.value.exit_code == 3
+    return str(caught.value)
+
+
+def test_looking_up_imports_nothing():
+    assert find("reward", "exact").source == "rlx-guest 0.1.0"
+    assert {"exact", "twice", "rlcr.brier"} <= {f.name for f in installed("reward")}
+    assert "guest_plugins" not in sys.modules
+
+
+def test_our_own_plugins_come_in_by_the_same_door():
+    assert find("estimator", "two_level").distribution == "rlx"
+    assert load("mask", "turn_spans").__name__ == "TurnSpans"
+
+
+def test_an_unknown_name_is_answered_with_the_nearest():
+    text = blamed("reward", "exakt")
+    assert "error: no reward plugin named 'exakt'" in text
+    assert "did you mean 'exact' (rlx-guest 0.1.0)?" in text
+    assert "'rlx.rewards'" in text
+    assert "pip install -e" in text
+    assert "'sums' is the name of a task plugin" in blamed("reward", "sums")
+
+
+def test_a_name_that_two_offer_must_be_qualified():
+    text = blamed("reward", "twice")
+    assert "offered by rlx-guest 0.1.0 and rlx-rival 2.0" in text
+    assert "'rlx-guest:twice' or 'rlx-rival:twice'" in text
+    assert load("reward", "rlx_rival:twice").__name__ == "Closeness"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("needy", "cause: ModuleNotFoundError: No module named 'not_there'"),
+        ("needy", "guest_needy.py:2  `import not_there`"),
+        ("needy", "`pip install not_there`"),
+        ("needy", "from rlx-guest 0.1.0 (entry point 'guest_needy:Reward')"),
+        ("garbled", "guest_garbled.py:2"),
+        ("leaves", "cause: SystemExit: bye"),
+        ("nothing", "has no attribute 'Nothing'"),
+        ("newer", "needs rlx plugin API 99; this is rlx"),
+        ("stranger", "Stranger does not derive from rlx.plugin.Plugin"),
+        ("bare", "put @reward on the function"),
+    ],
+)
+def test_a_plugin_that_cannot_be_used_is_blamed_by_name(name, says):
+    text = blamed("reward", name)
+    assert says in text
+    assert f"reward plugin '{name}'" in text
+
+
+def test_a_task_must_be_a_task():
+    assert "not an rlx.plugin.Task" in blamed("task", "scoreless")
+
+
+def test_options_are_read_as_strictly_as_the_file():
+    made = make(PluginUse(plugin="sums", numbers={"3": 0.5}, span=[2, 4]), "task")
+    assert made.numbers == {3: 0.5}
+    assert made.span == (2, 4)
+    with pytest.raises(InvalidSpec) as caught:
+        make(PluginUse(plugin="sums", lvel="easy", span=["1", 2]), "task")
+    text = str(caught.value)
+    assert "unknown key 'lvel'" in text
+    assert "did you mean 'level'?" in text
+    assert "'span.0' must be a whole number, not text '1'" in text
+
+
+def test_resolves_every_plugin_and_remembers_where_it_came_from():
+    read, plugins = check_file(spec_file(), ["loss.clip=[0.1, 0.1]"])
+    assert read.spec.loss.clip == (0.1, 0.1)
+    assert plugins.task.level == "easy"
+    assert list(plugins.rewards) == [("turn", "accuracy"), ("turn", "near")]
+    assert type(plugins.estimator).__name__ == "Grpo"
+    first = plugins.provenance[0]
+    assert (first.kind, first.name, first.distribution) == ("task", "sums", "rlx-guest")
+    assert first.entry_point == "guest_plugins:Sums"
+    before = first.sha256
+    Path("guest_plugins.py").write_text(GUEST + "\n# changed\n")
+    assert resolve(read.spec).provenance[0].sha256 != before
+    assert plugins.warnings == ()
+
+
+def test_options_are_blamed_at_their_line():
+    error = refused(
+        ("plugin: exact,", "plugin: exact, wieght: 2, strcit: true,"),
+        ("{plugin: sums}", "{plugin: sums, level: hrad, span: [9, 1]}"),
+    )
+    assert error.exit_code == 2
+    text = str(error)
+    assert "guest.yaml:9:31" in text
+    assert "did you mean 'weight'?" in text
+    assert "did you mean 'strict'?" in text
+    assert "did you mean 'hard'?" in text
+    assert [d.path[-1] for d in error.diagnostics] == ["wieght", "strcit", "level"]
+
+
+def test_a_plugins_own_validator_is_quoted_at_its_key():
+    error = refused(("{plugin: sums}", "{plugin: sums, span: [9, 1]}"))
+    assert "'task': span runs backwards, from 9 to 1" in str(error)
+    assert error.diagnostics[0].path == ("task", "span")
+    assert "failed on its options: KeyError: 'gone'" in str(refused(("exact", "grumpy")))
+
+
+def test_faults_of_spec_and_plugins_come_together_and_the_specs_decide():
+    error = refused(("{plugin: sums}", "{plugin: sms}"), ("steps: 3", "step: 3"))
+    assert error.exit_code == 2
+    text = str(error)
+    assert text.index("unknown key 'phases.0.step'") < text.index("no task plugin named 'sms'")
+    assert "guest.yaml:3:16" in text
+    alone = refused(("{plugin: sums}", "{plugin: sms}"))
+    assert (type(alone), alone.exit_code) == (InvalidPlugins, 3)
+
+
+def test_a_broken_plugin_breaks_only_who_names_it():
+    check_file(spec_file())
+    assert "failed to import" in str(refused(("plugin: exact", "plugin: needy")))
+
+
+def test_parents_must_fit():
+    text = str(refused((", of: accuracy", ""), ("turn: answer}", "turn: answer, of: near}")))
+    assert "rewards.turn.near needs `of`" in text
+    assert "help: of: accuracy" in text
+    assert "rewards.turn.accuracy.of is 'near', but 'exact' reads no other reward" in text
+
+
+def test_parents_must_not_go_round_in_a_circle():
+    third = "    last: {plugin: closeness, turn: confidence, of: near}\nphases:"
+    error = refused(("of: accuracy", "of: last"), ("phases:", third))
+    circles = [d for d in error.diagnostics if "circle" in d.message]
+    assert len(circles) == 1
+    assert "near → last → near" in circles[0].message
+    assert circles[0].position.line == 10
+
+
+def test_global_parents_must_exist():
+    scope = "  global:\n    whole: {plugin: closeness, of: nobody}\nphases:"
+    error = refused(("phases:", scope))
+    assert "rewards.global.whole.of is 'nobody', which is not a reward" in str(error)
+
+
+def test_phases_are_checked_with_their_plugins():
+    phase = "steps: 3\n    set:\n      estimator.lambda_cnof: 2\n      task.level: easy"
+    error = refused(("steps: 3", phase))
+    assert [d.position.line for d in error.diagnostics] == [15]
+    assert "(phase 'all')" in error.diagnostics[0].message
+    wrong = "steps: 3\n    set: {mask.strategy: turn_spam}"
+    assert "no mask plugin named 'turn_spam' (phase 'all')" in str(refused(("steps: 3", wrong)))
+
+
+def test_an_estimators_warning_stands_at_its_line():
+    two_level = "estimator:\n  name: two_level\n  confidence: {normalize: std}\nphases:"
+    _, plugins = check_file(spec_file(("phases:", two_level)))
+    (warning,) = plugins.warnings
+    assert warning.severity == "warning"
+    assert warning.position.line == 13
+
+
+def test_check_says_where_and_resolve_says_what():
+    read = read_spec(spec_file(("plugin: exact", "plugin: exat")))
+    with pytest.raises(InvalidPlugins, match=r"guest\.yaml:9:24"):
+        check(read)
+    with pytest.raises(InvalidPlugins, match="experiment 'guest': 1 error"):
+        resolve(read.spec)
+
+
+def test_implementations_are_imported_by_name():
+    assert implementation("math:sqrt")(9) == 3
+    for wrong in ("math:nothing", "no_such_module:f", "math", "math:pi"):
+        with pytest.raises(PluginError, match="implementation"):
+            implementation(wrong)

@@ -1,0 +1,244 @@
+import json
+import math
+from itertools import permutations
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import brier_score_loss, roc_auc_score
+
+from rlx.evaluation.calibration import Calibration
+from rlx.evaluation.scores import (
+    accuracy_at_coverage,
+    aurc,
+    auroc,
+    brier,
+    brier_skill,
+    confidence_entropy,
+    expected_calibration_error,
+    extreme_share,
+    maximum_calibration_error,
+    murphy_decomposition,
+    reliability_bins,
+    risk_coverage,
+    stratum_predictor,
+    wilson_interval,
+)
+
+# Golden g28: two pairs of ties (0.3 is both), and confidences on the edges of bins.
+CORRECT = [1, 1, 0, 1, 0, 0, 1, 0]
+CONFIDENCE = [0.95, 0.9, 0.85, 0.7, 0.6, 0.3, 0.3, 0.1]
+
+tenths = st.integers(0, 10).map(lambda k: k / 10)
+pairs = st.lists(st.tuples(st.integers(0, 1), tenths | st.floats(0, 1)), min_size=1, max_size=30)
+
+
+def split(pairs):
+    correct, confidence = zip(*pairs, strict=True)
+    return np.array(correct), np.array(confidence)
+
+
+def leaves(tree, path=""):
+    if not isinstance(tree, dict | list):
+        return {path: tree}
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    return {k: v for key, node in items for k, v in leaves(node, f"{path}.{key}").items()}
+
+
+def test_the_worked_example():
+    c = Calibration.measure(CORRECT, CONFIDENCE)
+    assert (c.n, c.accuracy, c.unparsable) == (8, 0.5, 0)
+    assert c.mean_confidence == pytest.approx(0.5875)
+    assert c.signed_gap == pytest.approx(0.0875)
+    assert c.brier == pytest.approx(0.221875)
+    assert c.brier_skill == pytest.approx(0.1125)
+    assert c.ece == pytest.approx(0.3)
+    assert c.mce == pytest.approx(0.85)
+    assert c.auroc == pytest.approx(0.78125)
+    held = [(i, b.n, b.confidence, b.accuracy) for i, b in enumerate(c.bins) if b.n]
+    wanted = [(1, 1, 0.1, 0), (3, 2, 0.3, 0.5), (6, 1, 0.6, 0), (7, 1, 0.7, 1), (8, 1, 0.85, 0)]
+    for got, want in zip(held, [*wanted, (9, 2, 0.925, 1)], strict=True):
+        assert got == pytest.approx(want)
+
+
+def test_the_worked_example_of_selective_answering():
+    risk = [0.0, 0.0, 1 / 3, 0.25, 0.4, 0.5, 3 / 7, 0.5]
+    assert risk_coverage(CORRECT, CONFIDENCE, ties="stable") == pytest.approx(risk)
+    assert aurc(CORRECT, CONFIDENCE, ties="stable") == pytest.approx(0.301488095238)
+    assert accuracy_at_coverage(CORRECT, CONFIDENCE, 0.5, ties="stable") == 0.75
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_every_tenth_opens_its_own_bin_and_one_closes_the_last(dtype):
+    tenths = (np.arange(11) / 10).astype(dtype)
+    counts = [b.n for b in reliability_bins(np.ones(11), tenths)]
+    assert counts == [1] * 9 + [2]
+
+
+@pytest.mark.parametrize("bins", [1, 7, 10, 15, 100])
+def test_a_bin_holds_its_lower_edge_and_not_its_upper(bins):
+    edges = [i / bins for i in range(bins)]
+    below = [math.nextafter((i + 1) / bins, 0) for i in range(bins)]
+    for confidence in (edges, below):
+        assert [b.n for b in reliability_bins([1] * bins, confidence, bins=bins)] == [1] * bins
+
+
+@given(pairs)
+def test_ranking_and_brier_agree_with_scikit_learn(pairs):
+    y, c = split(pairs)
+    assert brier(y, c) == pytest.approx(brier_score_loss(y, c, pos_label=1))
+    if y.min() == y.max():
+        assert auroc(y, c) is None
+        assert brier_skill(y, c) is None
+    else:
+        assert auroc(y, c) == pytest.approx(roc_auc_score(y, c))
+
+
+@given(pairs)
+def test_auroc_counts_pairs_with_ties_as_halves(pairs):
+    y, c = split(pairs)
+    right, wrong = c[y == 1], c[y == 0]
+    if len(right) and len(wrong):
+        won = [(r > w) + (r == w) / 2 for r in right for w in wrong]
+        assert auroc(y, c) == pytest.approx(np.mean(won))
+
+
+@given(pairs, st.sampled_from([1, 4, 10, 15]))
+def test_calibration_errors_agree_with_a_loop_over_the_rule(pairs, bins):
+    gaps = []
+    for i in range(bins):
+        low, high = i / bins, (i + 1) / bins
+        inside = [(y, c) for y, c in pairs if low <= c < high or (i == bins - 1 and c == 1)]
+        if inside:
+            gap = sum(c for _, c in inside) - sum(y for y, _ in inside)
+            gaps.append((len(inside), abs(gap) / len(inside)))
+    y, c = split(pairs)
+    ece = sum(n * gap for n, gap in gaps) / len(pairs)
+    assert sum(n for n, _ in gaps) == len(pairs)
+    assert expected_calibration_error(y, c, bins=bins) == pytest.approx(ece)
+    assert maximum_calibration_error(y, c, bins=bins) == pytest.approx(max(g for _, g in gaps))
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.floats(0.001, 0.999)), min_size=1, max_size=30))
+def test_bins_agree_with_scikit_learn_away_from_the_edges(pairs):
+    pairs = [(y, c) for y, c in pairs if abs(c * 10 - round(c * 10)) > 1e-6]
+    if pairs:
+        y, c = split(pairs)
+        accuracy, confidence = calibration_curve(y, c, n_bins=10)
+        held = [b for b in reliability_bins(y, c) if b.n]
+        assert [b.accuracy for b in held] == pytest.approx(list(accuracy))
+        assert [b.confidence for b in held] == pytest.approx(list(confidence))
+
+
+@given(pairs)
+def test_murphy_adds_up_to_brier(pairs):
+    y, c = split(pairs)
+    m = murphy_decomposition(y, c)
+    assert m.reliability - m.resolution + m.uncertainty == pytest.approx(brier(y, c))
+    assert min(m.reliability, m.resolution, m.uncertainty) >= 0
+
+
+@given(pairs, st.randoms(use_true_random=False))
+def test_nothing_depends_on_the_order_of_the_samples(pairs, random):
+    strata = ["ab"[i % 2] for i in range(len(pairs))]
+    rows = list(zip(pairs, strata, strict=True))
+    before = leaves(Calibration.measure(*split(pairs), strata).to_json())
+    random.shuffle(rows)
+    after = leaves(
+        Calibration.measure(*split([p for p, _ in rows]), [s for _, s in rows]).to_json()
+    )
+    assert before == pytest.approx(after)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), tenths), min_size=1, max_size=6))
+@settings(max_examples=25)
+def test_even_ties_are_the_mean_over_all_orders(pairs):
+    orders = [aurc(*split(order), ties="stable") for order in permutations(pairs)]
+    assert aurc(*split(pairs)) == pytest.approx(np.mean(orders))
+
+
+def test_unparsable_confidence_counts_as_zero_and_is_counted():
+    missing = Calibration.measure([1, 0, 1], [math.nan, 0.5, 1.0])
+    zero = Calibration.measure([1, 0, 1], [0.0, 0.5, 1.0])
+    assert missing.unparsable == 1
+    assert {**missing.to_json(), "unparsable": 0} == zero.to_json()
+
+
+def test_a_policy_that_knows_only_the_stratum_is_exposed():
+    correct = [1] * 8 + [0] * 2 + [1] * 2 + [0] * 8
+    stratum = ["2"] * 10 + ["3"] * 10
+    c = Calibration.measure(correct, [0.8] * 10 + [0.2] * 10, stratum)
+    assert c.ece == pytest.approx(0)
+    assert c.auroc == c.stratum_auroc == pytest.approx(0.8)
+    assert c.brier == pytest.approx(c.stratum_brier)
+    assert [c.by_stratum[s].auroc for s in "23"] == [0.5, 0.5]
+    assert c.by_stratum["3"].accuracy == pytest.approx(0.2)
+    assert c.distinct_share == 0.1
+    assert c.entropy == pytest.approx(math.log(2))
+
+
+@given(pairs)
+def test_no_constant_per_stratum_beats_the_stratum_predictor(pairs):
+    y, c = split(pairs)
+    strata = np.arange(len(y)) % 3
+    constants = c[strata]
+    assert brier(y, stratum_predictor(y, strata)) <= brier(y, constants) + 1e-12
+
+
+def test_betting_on_the_extremes_shows():
+    assert extreme_share([0, 0.01, 0.011, 0.5, 0.989, 0.99, 1, 1]) == 5 / 8
+    assert confidence_entropy([0.42, 0.45]) == 0
+    assert confidence_entropy(np.arange(10) / 10) == pytest.approx(math.log(10))
+
+
+def test_one_class_gives_none_and_plain_json_survives_a_round_trip():
+    c = Calibration.measure([1, 1], [0.2, 1.0], ["a", "b"])
+    assert c.auroc is None and c.stratum_auroc is None and c.brier_skill is None
+    text = json.dumps(c.to_json(), allow_nan=False)
+    assert Calibration.from_json({**json.loads(text), "alike_share": 0.5}) == c
+    assert json.loads(text) == c.to_json()
+
+
+# Golden g17, of 50.
+@pytest.mark.parametrize(
+    ("successes", "interval"),
+    [
+        (0, (0.0, 0.0713475991334)),
+        (1, (0.00353925927165, 0.104954435896)),
+        (10, (0.112437500158, 0.330371059322)),
+        (25, (0.366445143168, 0.633554856832)),
+        (43, (0.738138062894, 0.93049166573)),
+        (50, (0.928652400867, 1.0)),
+    ],
+)
+def test_wilson_interval(successes, interval):
+    assert wilson_interval(successes, 50) == pytest.approx(interval)
+
+
+@pytest.mark.parametrize(
+    ("correct", "confidence", "says"),
+    [
+        ([], [], "at least one"),
+        ([1], [0.5, 0.5], "shape"),
+        ([0.5], [0.5], "other than 0 and 1"),
+        ([1], [1.2], r"leaves \[0, 1\]"),
+        ([1], [math.inf], r"leaves \[0, 1\]"),
+        ([math.nan], [0.5], "other than 0 and 1"),
+    ],
+)
+def test_nonsense_is_refused(correct, confidence, says):
+    with pytest.raises(ValueError, match=says):
+        Calibration.measure(correct, confidence)
+
+
+def test_nonsense_parameters_are_refused():
+    with pytest.raises(ValueError, match="0 successes of 0"):
+        wilson_interval(0, 0)
+    with pytest.raises(ValueError, match="coverage is 0"):
+        accuracy_at_coverage([1], [0.5], 0)
+    with pytest.raises(ValueError, match="0 bins"):
+        expected_calibration_error([1], [0.5], bins=0)
+    with pytest.raises(ValueError, match="stratum"):
+        Calibration.measure([1, 0], [0.5, 0.5], ["a"])

@@ -1,0 +1,76 @@
+import math
+import sys
+from xml.etree import ElementTree
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from rlx.evaluation.calibration import Calibration
+from rlx.evaluation.pictures import learning_curves, reliability_diagram, terminal_reliability
+
+CONFIDENCE = np.linspace(0, 1, 101)
+OVERCONFIDENT = Calibration.measure([1, 0, 0] * 33 + [0, 0], [0.95] * 101)
+EVEN = Calibration.measure(np.arange(101) % 2, CONFIDENCE, ["2", "3"] * 50 + ["2"])
+UNREADABLE = Calibration.measure([0, 0], [math.nan, math.nan])
+
+
+def painted(png):
+    """Share of pixels that are not white."""
+    return float((matplotlib.image.imread(png)[..., :3].min(axis=2) < 0.98).mean())
+
+
+@pytest.mark.parametrize("name", ["r", "r.png", "r.svg", "rlcr-0.5"])
+def test_a_reliability_diagram_is_a_png_and_an_svg(tmp_path, name):
+    png, svg = reliability_diagram(OVERCONFIDENT, EVEN, tmp_path / "plots" / name)
+    stem = name.removesuffix(".png").removesuffix(".svg")
+    assert (png.name, svg.name) == (f"{stem}.png", f"{stem}.svg")
+    assert 0.02 < painted(png) < 0.4
+    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+
+
+def test_degenerate_evaluations_can_be_drawn(tmp_path):
+    png, _ = reliability_diagram(UNREADABLE, OVERCONFIDENT, tmp_path / "r")
+    assert painted(png) > 0.02
+
+
+def test_learning_curves_of_any_number_with_gaps(tmp_path):
+    steps = range(60)
+    noisy = [(s, math.sin(s) if s % 7 else math.nan) for s in steps]
+    curves = {"train/loss": noisy, "eval/test/ece": [(0, 0.3)], "empty": []}
+    sizes = []
+    for number in (1, 2, 3):
+        png, svg = learning_curves(dict(list(curves.items())[:number]), tmp_path / f"{number}")
+        assert svg.exists()
+        sizes.append(matplotlib.image.imread(png).shape[1])
+    assert sizes == sorted(set(sizes))
+    png, _ = learning_curves({str(i): noisy for i in range(7)}, tmp_path / "many")
+    assert painted(png) > 0.02
+
+
+def test_no_metrics_are_no_picture(tmp_path):
+    with pytest.raises(ValueError, match="no metrics"):
+        learning_curves({}, tmp_path / "x")
+
+
+def test_drawing_leaves_pyplot_alone(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)
+    reliability_diagram(EVEN, EVEN, tmp_path / "r")
+    assert "matplotlib.pyplot" not in sys.modules
+
+
+@pytest.mark.parametrize("calibration", [OVERCONFIDENT, EVEN, UNREADABLE])
+@pytest.mark.parametrize("width", [66, 80])
+def test_the_terminal_diagram_fits_and_says_every_bin(calibration, width):
+    lines = terminal_reliability(calibration, width=width).plain.splitlines()
+    held = [b for b in calibration.bins if b.n]
+    assert max(map(len, lines)) <= 80
+    assert max(map(len, lines[: len(held) + 1])) <= width
+    assert [int(line.split()[-1]) for line in lines[1 : len(held) + 1]] == [b.n for b in held]
+    assert f"{calibration.n} answers, {calibration.unparsable} unreadable" in lines[-1]
+
+
+def test_the_mark_stands_where_the_bar_would_end_if_confidence_were_right():
+    bar = terminal_reliability(OVERCONFIDENT).plain.splitlines()[1][12:54]
+    assert bar.count("█") == int(42 * 33 / 101)
+    assert bar.index("┃") == int(42 * 0.95)

@@ -1,0 +1,59 @@
+"""Bodies: written whole, read back only when they are what was recorded."""
+
+import hashlib
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from rlx_registry import BodyError, read_body, write_body
+
+TABLE = pyarrow.table({"row": [0, 1], "advantage": pyarrow.array([0.1, -0.1], pyarrow.float32())})
+
+
+def test_a_body_comes_back_equal_and_is_known_by_its_digest(tmp_path):
+    path = tmp_path / "rollouts" / "step_000001.parquet"
+    digest, size = write_body(path, TABLE)
+    content = path.read_bytes()
+    assert (digest, size) == (hashlib.sha256(content).hexdigest(), len(content))
+    assert read_body(path, digest).equals(TABLE)
+    assert read_body(path).equals(TABLE)
+    assert parquet.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD"
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_writing_again_replaces(tmp_path):
+    first, _ = write_body(tmp_path / "b.parquet", TABLE)
+    second, _ = write_body(tmp_path / "b.parquet", TABLE.slice(1))
+    assert first != second
+    assert read_body(tmp_path / "b.parquet", second).num_rows == 1
+
+
+def test_a_write_that_fails_leaves_the_old_body_and_nothing_else(tmp_path, monkeypatch):
+    digest, _ = write_body(tmp_path / "b.parquet", TABLE)
+
+    def broken(table, file, **options):
+        file.write(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(parquet, "write_table", broken)
+    with pytest.raises(OSError, match="disk full"):
+        write_body(tmp_path / "b.parquet", TABLE)
+    monkeypatch.undo()
+    assert read_body(tmp_path / "b.parquet", digest).equals(TABLE)
+    assert [p.name for p in tmp_path.iterdir()] == ["b.parquet"]
+
+
+def test_a_changed_missing_or_damaged_body_is_refused_by_name(tmp_path):
+    path = tmp_path / "b.parquet"
+    digest, _ = write_body(path, TABLE)
+    with pytest.raises(BodyError, match=r"body b.parquet was recorded as 000000000000…"):
+        read_body(path, "0" * 64)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(BodyError, match=f"recorded as {digest[:12]}"):
+        read_body(path, digest)
+    with pytest.raises(BodyError, match=r"b\.parquet is damaged"):
+        read_body(path)
+    path.unlink()
+    with pytest.raises(BodyError, match=r"cannot read body b\.parquet: No such file"):
+        read_body(path, digest)

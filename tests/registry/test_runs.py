@@ -1,0 +1,189 @@
+"""Runs: submission, look-up, states."""
+
+import dataclasses
+import sqlite3
+import time
+
+import pytest
+
+from rlx_registry import Ambiguous, NotFound, Registry, RegistryError
+
+SUBMISSION = {
+    "digest": "d1",
+    "seed": 0,
+    "name": "rlcr",
+    "spec": {"model": {"kind": "tiny"}},
+    "yaml": "name: rlcr\n",
+    "plugins": [{"name": "countdown", "version": "0.1.0"}],
+    "code": {"commit": "abc"},
+    "environment": {"torch": "2.13"},
+}
+
+
+@pytest.fixture
+def registry(tmp_path):
+    with Registry.open(f"sqlite:///{tmp_path}/home/registry.db") as opened:
+        yield opened
+
+
+def submit(registry, **changes):
+    return registry.submit(**{**SUBMISSION, **changes})
+
+
+def silence(registry, tmp_path, run_id, seconds):
+    """Sets a run's heartbeat into the past, as no method of the registry can."""
+    with sqlite3.connect(tmp_path / "home" / "registry.db") as raw:
+        raw.execute(
+            "UPDATE rlx_run SET heartbeat = ? WHERE id = ?",
+            (time.time() - seconds, int(run_id[2:])),
+        )
+    raw.close()
+
+
+def test_a_submitted_run_holds_what_was_submitted(registry):
+    before = time.time()
+    run, created = submit(registry)
+    assert created
+    assert {name: getattr(run, name) for name in SUBMISSION} == SUBMISSION
+    assert (run.id, run.status, run.step, run.attempt) == ("r-0001", "submitted", 0, 0)
+    assert before <= run.created <= time.time()
+    assert (run.started, run.ended, run.steps_total, run.directory) == (None, None, None, None)
+    assert registry.run("r-0001") == run
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        run.status = "running"
+
+
+@pytest.mark.parametrize("path", [[], ["running"], ["running", "finished"]])
+def test_the_same_spec_and_seed_is_one_run(registry, path):
+    first, _ = submit(registry)
+    for status in path:
+        assert registry.transition(first.id, [registry.run(first.id).status], status)
+    again, created = submit(registry, name="another name")
+    assert (again.id, created) == (first.id, False)
+    assert submit(registry, seed=1)[0].id == "r-0002"
+    assert submit(registry, digest="d2")[0].id == "r-0003"
+
+
+def test_again_makes_a_new_run_which_then_stands_for_both(registry):
+    submit(registry)
+    assert submit(registry, again=True)[0].id == "r-0002"
+    assert submit(registry)[0].id == "r-0002"
+
+
+@pytest.mark.parametrize("end", ["failed", "stopped", "lost"])
+def test_a_run_that_came_to_nothing_does_not_block(registry, end):
+    first, _ = submit(registry)
+    registry.transition(first.id, ["submitted"], end)
+    assert submit(registry)[1]
+
+
+def test_a_silent_run_is_lost_to_every_reader(registry, tmp_path):
+    run, _ = submit(registry)
+    registry.transition(run.id, ["submitted"], "running")
+    silence(registry, tmp_path, run.id, 119)
+    assert registry.run(run.id).effective_status == "running"
+    silence(registry, tmp_path, run.id, 121)
+    silent = registry.run(run.id)
+    assert (silent.status, silent.effective_status) == ("running", "lost")
+    assert [r.id for r in registry.runs(status="lost")] == [run.id]
+    assert registry.runs(status="running") == []
+    assert registry.heartbeat(run.id)
+    assert registry.run(run.id).effective_status == "running"
+    silence(registry, tmp_path, run.id, 121)
+    assert submit(registry)[0].id == "r-0002"
+
+
+def test_only_live_runs_have_a_heartbeat(registry):
+    run, _ = submit(registry)
+    assert registry.heartbeat(run.id)
+    registry.transition(run.id, ["submitted"], "stopped")
+    assert not registry.heartbeat(run.id)
+
+
+def test_references(registry):
+    for seed in range(12):
+        submit(registry, seed=seed, name=f"name{seed // 2}" if seed < 4 else f"only{seed}")
+    for ref in ("r-0007", "r-7", "7", "007", "only6"):
+        assert registry.run(ref).id == "r-0007"
+    assert registry.run("latest").id == "r-0012"
+    with pytest.raises(Ambiguous, match=r"several runs are named 'name1': r-0004, r-0003$"):
+        registry.run("name1")
+    with pytest.raises(NotFound, match=r"no run 'r-0042'; nearest: r-0012, r-0011, r-0010$"):
+        registry.run("r-0042")
+    with pytest.raises(NotFound, match="no run 'rlcr'; nearest: r-0012"):
+        registry.run("rlcr")
+    with pytest.raises(NotFound):
+        registry.run("9" * 40)
+
+
+def test_an_empty_registry_says_so(registry):
+    for ref in ("latest", "r-0001", "x"):
+        with pytest.raises(NotFound, match="holds none yet"):
+            registry.run(ref)
+    assert registry.runs() == []
+
+
+def test_listing_is_newest_first_and_filters(registry):
+    for seed in range(4):
+        submit(registry, seed=seed, name="even" if seed % 2 == 0 else "odd")
+    registry.transition("r-0001", ["submitted"], "failed", "out of memory")
+    assert [r.id for r in registry.runs(limit=2)] == ["r-0004", "r-0003"]
+    assert [r.id for r in registry.runs(name="even")] == ["r-0003", "r-0001"]
+    assert [r.id for r in registry.runs(name="even", status="failed")] == ["r-0001"]
+    with pytest.raises(ValueError, match="no status 'done'"):
+        registry.runs(status="done")
+
+
+def test_update_sets_plain_columns_only(registry, tmp_path):
+    run, _ = submit(registry)
+    fields = {"pid": 7, "phase": "joint", "steps_total": 230, "step": 3}
+    fields |= {"mlflow_run_id": "m", "mlflow_experiment_id": "1"}
+    registry.update_run(run.id, directory=tmp_path, **fields)
+    assert registry.run(run.id) == dataclasses.replace(run, directory=str(tmp_path), **fields)
+    with pytest.raises(TypeError, match="cannot set status"):
+        registry.update_run(run.id, status="finished")
+    with pytest.raises(NotFound):
+        registry.update_run("r-0002", pid=1)
+
+
+def test_a_life_with_a_crash_and_a_resume(registry):
+    run, _ = submit(registry)
+    assert registry.transition(run.id, {"submitted"}, "running")
+    first = registry.run(run.id)
+    assert (first.attempt, first.ended) == (1, None)
+    assert first.started == first.heartbeat >= run.created
+    assert not registry.transition(run.id, {"submitted"}, "running")
+    assert registry.transition(run.id, {"running"}, "failed", "killed")
+    failed = registry.run(run.id)
+    assert (failed.reason, failed.started) == ("killed", first.started)
+    assert failed.ended >= first.started
+    assert registry.transition(run.id, {"failed", "lost"}, "running")
+    resumed = registry.run(run.id)
+    assert (resumed.attempt, resumed.started, resumed.ended) == (2, first.started, None)
+    assert resumed.reason is None
+    assert registry.transition(run.id, {"running"}, "finished")
+    history = registry.history(run.id)
+    assert [(c.before, c.after, c.reason, c.attempt) for c in history] == [
+        (None, "submitted", None, 0),
+        ("submitted", "running", None, 1),
+        ("running", "failed", "killed", 1),
+        ("failed", "running", None, 2),
+        ("running", "finished", None, 2),
+    ]
+    assert [c.at for c in history] == sorted(c.at for c in history)
+
+
+def test_a_refused_transition_changes_nothing(registry):
+    run, _ = submit(registry)
+    assert not registry.transition(run.id, {"running"}, "finished", "no")
+    assert registry.run(run.id) == run
+    assert len(registry.history(run.id)) == 1
+    for expect, to in (({"running"}, "done"), ("running", "finished")):
+        with pytest.raises(ValueError, match="no status"):
+            registry.transition(run.id, expect, to)
+
+
+def test_a_spec_that_is_not_json_is_refused(registry):
+    with pytest.raises(RegistryError, match=r"refuses the record: .*not JSON compliant"):
+        submit(registry, spec={"max_grad_norm": float("inf")})
+    assert registry.runs() == []

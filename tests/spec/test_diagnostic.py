@@ -1,0 +1,82 @@
+"""Diagnostics as text."""
+
+from rlx.errors import PluginError, SpecError
+from rlx.spec.diagnostic import (
+    Diagnostic,
+    InvalidPlugins,
+    InvalidSpec,
+    Position,
+    did_you_mean,
+    printable,
+    refusal,
+    render,
+)
+
+TYPO = Diagnostic(
+    kind="unknown_key",
+    message="unknown key 'algorithm.epsilom'",
+    position=Position("experiments/rlcr.yaml", 7, 3, 7, "  epsilom: 0.2"),
+    helps=("did you mean 'epsilon'?",),
+)
+PLUGIN = Diagnostic(kind="plugin", message="no reward plugin named 'briar'", exit_code=3)
+
+
+def test_reads_like_a_compiler():
+    assert str(refusal([TYPO], "experiments/rlcr.yaml")) == (
+        "error: unknown key 'algorithm.epsilom'\n"
+        "  --> experiments/rlcr.yaml:7:3\n"
+        "   |\n"
+        " 7 |   epsilom: 0.2\n"
+        "   |   ^^^^^^^\n"
+        "   = help: did you mean 'epsilon'?\n"
+        "\n"
+        "experiments/rlcr.yaml: 1 error. Nothing was submitted."
+    )
+
+
+def test_notes_of_several_lines_stay_aligned():
+    text = render(Diagnostic(kind="plugin", message="m", notes=("one\ntwo",)), "f.yaml")
+    assert text == "error: m\n  --> f.yaml\n   = note: one\n           two"
+
+
+def test_nothing_in_a_file_reaches_the_terminal_as_a_command():
+    evil = "a: \x1b]0;owned\x07 \u202e\x9b31m"
+    place = Position("f\x1b[2J.yaml", 1, 4, 2, evil)
+    text = render(Diagnostic(kind="value", message=evil, position=place, helps=(evil,)))
+    assert all(c.isprintable() or c == "\n" for c in text)
+    assert "\\x1b]0;owned\\x07" in text
+
+
+def test_carets_stand_below_wide_and_escaped_characters():
+    place = Position("f", 1, 5, 2, "確: \x1b界x")
+    *_, line, carets = render(Diagnostic(kind="value", message="m", position=place)).splitlines()
+    assert line == " 1 | 確: \\x1b界x"
+    assert carets == "   | " + " " * 8 + "^^^"
+
+
+def test_long_lines_are_cut_around_the_place():
+    place = Position("f", 1, 5001, 3, "x" * 5000 + "bad" + "y" * 5000)
+    *_, line, carets = render(Diagnostic(kind="value", message="m", position=place)).splitlines()
+    assert len(line) < 160
+    start = carets.index("^")
+    assert line[start : start + 3] == "bad"
+
+
+def test_the_specs_own_faults_decide_the_exit_code_before_plugins():
+    both = refusal([PLUGIN, TYPO, TYPO], "f")
+    assert (type(both), both.exit_code) == (InvalidSpec, 2)
+    assert both.diagnostics == (TYPO, PLUGIN)
+    alone = refusal([PLUGIN], "f")
+    assert (type(alone), alone.exit_code) == (InvalidPlugins, 3)
+    assert isinstance(alone, SpecError)
+    assert isinstance(alone, PluginError)
+
+
+def test_suggests_only_what_is_near():
+    assert did_you_mean("acuracy", ["format", "accuracy"]) == "accuracy"
+    assert did_you_mean("Tiny", ["tiny"]) == "tiny"
+    assert did_you_mean("zebra", ["format", "accuracy"]) is None
+
+
+def test_plain_text_is_left_alone():
+    assert printable("σ ≥ 0.5 → ok") == "σ ≥ 0.5 → ok"

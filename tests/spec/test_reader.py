@@ -1,0 +1,190 @@
+"""Reading YAML: values, places, overrides, origins."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlx.errors import SpecError
+from rlx.spec import ExperimentSpec
+from rlx.spec.diagnostic import InvalidSpec
+from rlx.spec.reader import read_document, read_spec, validate
+from rlx.spec.source import MAX_BYTES, parse, read_text
+
+ROOT = Path(__file__).parents[2]
+RLCR = ROOT / "experiments" / "rlcr.yaml"
+
+
+def value(text):
+    return parse(f"x: {text}", "t.yaml").tree["x"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1e-5", 1e-5),
+        ("3e-3", 3e-3),
+        ("1e3", 1000.0),
+        (".5", 0.5),
+        ("-1.", -1.0),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("0777", 777),
+        ("+3", 3),
+        ("no", "no"),
+        ("on", "on"),
+        ("Yes", "Yes"),
+        ("12:30:45", "12:30:45"),
+        ("2020-01-01", "2020-01-01"),
+        ("1_000", "1_000"),
+        ("0b11", "0b11"),
+        ("True", True),
+        ("'true'", "true"),
+        ("~", None),
+        ("", None),
+        ("<<", "<<"),
+        ("=", "="),
+        ("1e", "1e"),
+    ],
+)
+def test_reads_the_core_schema_of_yaml_1_2(text, expected):
+    got = value(text)
+    assert got == expected
+    assert type(got) is type(expected)
+
+
+def test_keys_are_text_as_written():
+    tree = parse("{2: a, 0x2: b, true: c, ~: d}", "t.yaml").tree
+    assert tree == {"2": "a", "0x2": "b", "true": "c", "~": "d"}
+
+
+def test_knows_where_keys_and_values_stand():
+    document = parse("a:\n  - b: 1\n    'c': [2,\n 3]\n", "t.yaml")
+    key, number = document.keys["a", 0, "b"], document.values["a", 0, "b"]
+    assert (key.line, key.column, key.width, key.text) == (2, 5, 1, "  - b: 1")
+    assert (number.line, number.column, number.width) == (2, 8, 1)
+    assert str(document.keys["a", 0, "c"]) == "t.yaml:3:5"
+    assert document.locate(("a", 0, "nowhere")) == document.values["a", 0]
+    assert document.locate(("nowhere",)) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"a: 1\nb: \xff\xfe\n", "t.yaml:2:4"),
+        (b"\xff\xfea\x00", "not UTF-8: byte 0xff at 0"),
+        (b"a" * (MAX_BYTES + 1), "larger than 256 KiB"),
+        (b"a: " + b"[" * 100, "nested deeper than 32 levels"),
+        (b"a: \x1b", "the character \\x1b cannot stand"),
+        (b'"\\ud800": 1', "half of a surrogate pair"),
+        (b"a: " + b"9" * 5000, "more than 400 digits"),
+        (b"a: 1e999", "1e999 is not a finite number"),
+        (b"? [a]\n: 1", "a key must be plain text"),
+    ],
+)
+def test_refuses_what_no_experiment_needs(tmp_path, monkeypatch, data, says):
+    monkeypatch.chdir(tmp_path)
+    Path("t.yaml").write_bytes(data)
+    with pytest.raises(InvalidSpec) as caught:
+        read_document(Path("t.yaml"))
+    assert says in str(caught.value)
+
+
+def test_says_why_a_file_cannot_be_opened(tmp_path):
+    with pytest.raises(SpecError, match="No such file"):
+        read_text(tmp_path / "missing.yaml")
+    with pytest.raises(SpecError, match="directory"):
+        read_text(tmp_path)
+
+
+def test_reads_the_first_experiment():
+    read = read_spec(RLCR)
+    assert read.spec.name == "rlcr"
+    assert read.spec.model.warm_start.learning_rate == 3e-3
+    assert read.spec.task.options["numbers"] == {"2": 0.7, "3": 0.3}
+    assert read.yaml == RLCR.read_text()
+    assert ExperimentSpec.model_validate(read.spec.resolved()).digest == read.spec.digest
+
+
+def test_every_value_knows_its_origin():
+    read = read_spec(RLCR, ["loss.dual_clip=null", "runner.device=cpu"])
+    lines = RLCR.read_text().splitlines()
+    at = next(n for n, line in enumerate(lines, 1) if "pattern: ta" in line)
+    assert read.origins["rewards.turn.format.pattern"] == f"{RLCR}:{at}"
+    assert read.origins["loss.dual_clip"] == read.origins["runner.device"] == "--set"
+    assert read.origins["runner.ranks"] == read.origins["tracking.mlflow"] == "default"
+    assert set(read.paths) == set(read.origins)
+    assert read.paths["phases.0.set.rollout.schedule"] == ("phases", 0, "set", "rollout.schedule")
+
+
+def test_overrides_step_into_lists_and_make_mappings():
+    changes = [
+        "phases.1.steps=7",
+        "phases.0.set.rollout.num_generations_answer=2",
+        "phases.0.set.loss.aggregate=token_mean",
+        "model.warm_start=",
+        "model.warm_start.steps=9",
+        "rollout.answer.stop=['</answer>', \"=\"]",
+        "seed=1",
+        "seed=2",
+    ]
+    spec = read_spec(RLCR, changes).spec
+    assert spec.phases[1].steps == 7
+    assert spec.phases[0].set["rollout.num_generations_answer"] == 2
+    assert spec.phases[0].set["loss.aggregate"] == "token_mean"
+    assert spec.model.warm_start.steps == 9
+    assert spec.rollout.answer.stop == ("</answer>", "=")
+    assert spec.seed == 2
+
+
+def test_overriding_leaves_the_document_alone():
+    document = read_document(RLCR)
+    before = yaml.safe_dump(document.tree)
+    read_document(RLCR, ["seed=5", "phases.0.steps=1"])
+    assert yaml.safe_dump(document.tree) == before
+    assert validate(document, RLCR).spec.seed == 0
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(-1, 1) | st.sampled_from("abc"),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("ab"), inner),
+    max_leaves=4,
+)
+TREE = read_document(RLCR).tree
+SETTINGS = ["rollout", "rewards.turn", "loss.entropy", "rollout.answer.spans", "rollout.schedule"]
+
+
+def places(node, path=()):
+    yield path
+    for key, below in node.items() if isinstance(node, dict) else enumerate(node):
+        if isinstance(below, dict | list):
+            yield from places(below, (*path, key))
+        else:
+            yield (*path, key)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    at=st.sampled_from([p for p in places(TREE) if p]),
+    new=JSON,
+    name=st.sampled_from(SETTINGS),
+    set_to=JSON | st.sampled_from(["single", "two_turn"]),
+)
+def test_whatever_stands_in_the_file_the_answer_is_a_spec_or_a_report(
+    tmp_path_factory, at, new, name, set_to
+):
+    tree = yaml.safe_load(yaml.safe_dump(TREE))
+    tree["phases"][1]["set"] = {name: set_to}
+    node = tree
+    for step in at[:-1]:
+        node = node[step]
+    node[at[-1]] = new
+    path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    try:
+        assert read_spec(path).spec.resolved()
+    except InvalidSpec as error:
+        assert error.diagnostics
+        assert all(d.position or not d.path[:-1] for d in error.diagnostics)
