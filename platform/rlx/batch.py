@@ -101,10 +101,10 @@ def rows_of(trees: Sequence[RolloutTree]) -> list[Row]:
     """The rows of every tree, in tree order, then in order of their last segment."""
     rows = []
     for position, tree in enumerate(trees):
-        continued = {s.parent for s in tree.segments if s.author == "environment"}
+        own_turns = {index: _own_turns(tree, index) for index in tree.policy_segments}
+        continued = {turn for own, _ in own_turns.values() for turn in own[:-1]}
         level_of: dict[int, int] = {NO_PARENT: -1}
-        for index in tree.policy_segments:
-            own, parent = _own_turns(tree, index)
+        for index, (own, parent) in own_turns.items():
             level_of[index] = level_of[parent] + 1
             if index not in continued:
                 kind = tree.segments[index].kind
@@ -146,51 +146,69 @@ def flatten(
     rows = [row for row in rows_of(trees) if (row.tree, row.segment) not in without]
     if not rows:
         raise ShapeError("cannot batch zero rollouts")
-    tokens = [trees[row.tree].token_ids(row.segment) for row in rows]
-    shape = (len(rows), max(map(len, tokens)))
-    names = sorted({n for tree in trees for s in tree.segments for n in s.spans})
-
-    token_ids = torch.zeros(shape, dtype=torch.int64)
-    is_token, is_own, is_end = (torch.zeros(shape, dtype=torch.bool) for _ in range(3))
-    turn_ids = torch.full(shape, NO_TURN)
-    spans = {name: torch.zeros(shape, dtype=torch.bool) for name in names}
-    contents = {name: torch.zeros(shape, dtype=torch.bool) for name in names}
-    logprobs, heat = torch.zeros(shape), torch.ones(shape)
-
-    for b, (row, ids) in enumerate(zip(rows, tokens, strict=True)):
-        tree = trees[row.tree]
-        token_ids[b, : len(ids)] = torch.tensor(ids)
-        is_token[b, : len(ids)] = True
-        start = 0
-        for index in tree.path(row.segment):
-            segment = tree.segments[index]
-            here = slice(start, start := start + len(segment.token_ids))
-            if index not in row.turns:
-                continue
-            is_own[b, here] = True
-            is_end[b, here.stop - 1] = segment.finish_reason == "stop"
-            turn_ids[b, here] = segment.turn
-            logprobs[b, here] = torch.tensor(segment.logprobs)
-            heat[b, here] = (temperatures or {}).get(segment.kind, 1.0)
-            for name, span in segment.spans.items():
-                spans[name][b, here.start + span.outer[0] : here.start + span.outer[1]] = True
-                contents[name][b, here.start + span.inner[0] : here.start + span.inner[1]] = True
-
+    length = max(len(trees[row.tree].token_ids(row.segment)) for row in rows)
+    names = sorted({name for tree in trees for s in tree.segments for name in s.spans})
+    sheet = _Sheet.blank((len(rows), length), names)
+    for b, row in enumerate(rows):
+        sheet.write(b, row, trees[row.tree], temperatures or {})
     return TokenBatch(
         rows=tuple(rows),
-        token_ids=token_ids,
-        is_token=is_token,
-        is_own=is_own,
-        is_end=is_end,
-        turn_ids=turn_ids,
-        spans=spans,
-        contents=contents,
-        behaviour_logprobs=logprobs,
-        temperatures=heat,
+        **vars(sheet),
         group_ids=_groups(rows),
         levels=torch.tensor([row.level for row in rows]),
         tree_ids=torch.tensor([row.tree for row in rows]),
     )
+
+
+@dataclass
+class _Sheet:
+    """The `[B, T]` fields of a batch while they are being written."""
+
+    token_ids: Tensor
+    is_token: Tensor
+    is_own: Tensor
+    is_end: Tensor
+    turn_ids: Tensor
+    spans: dict[str, Tensor]
+    contents: dict[str, Tensor]
+    behaviour_logprobs: Tensor
+    temperatures: Tensor
+
+    @staticmethod
+    def blank(shape: tuple[int, int], names: Sequence[str]) -> "_Sheet":
+        def false() -> Tensor:
+            return torch.zeros(shape, dtype=torch.bool)
+
+        return _Sheet(
+            token_ids=torch.zeros(shape, dtype=torch.int64),
+            is_token=false(),
+            is_own=false(),
+            is_end=false(),
+            turn_ids=torch.full(shape, NO_TURN),
+            spans={name: false() for name in names},
+            contents={name: false() for name in names},
+            behaviour_logprobs=torch.zeros(shape),
+            temperatures=torch.ones(shape),
+        )
+
+    def write(self, b: int, row: Row, tree: RolloutTree, temperatures: Mapping[str, float]) -> None:
+        """Writes one row, segment by segment."""
+        start = 0
+        for index in tree.path(row.segment):
+            segment = tree.segments[index]
+            here = slice(start, start := start + len(segment.token_ids))
+            self.token_ids[b, here] = torch.tensor(segment.token_ids, dtype=torch.int64)
+            self.is_token[b, here] = True
+            if index not in row.turns:
+                continue
+            self.is_own[b, here] = True
+            self.is_end[b, here.stop - 1] = segment.finish_reason == "stop"
+            self.turn_ids[b, here] = segment.turn
+            self.behaviour_logprobs[b, here] = torch.tensor(segment.logprobs)
+            self.temperatures[b, here] = temperatures.get(segment.kind, 1.0)
+            for name, span in segment.spans.items():
+                for field, (first, last) in ((self.spans, span.outer), (self.contents, span.inner)):
+                    field[name][b, here.start + first : here.start + last] = True
 
 
 def _groups(rows: Sequence[Row]) -> Tensor:

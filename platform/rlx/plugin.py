@@ -14,7 +14,16 @@ The plugins that rlx ships enter the same way.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, get_type_hints, overload, runtime_checkable
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    cast,
+    get_type_hints,
+    overload,
+    runtime_checkable,
+)
 
 from pydantic import BaseModel, ConfigDict, create_model
 
@@ -235,8 +244,7 @@ def reward(
         model: Any = create_model(f.__name__, __base__=base, __module__=f.__module__, **fields)
         model.__doc__ = f.__doc__
         model.__qualname__ = f.__qualname__
-        made: type[Reward] = model
-        return made
+        return cast(type[Reward], model)
 
     return wrap if function is None else wrap(function)
 

@@ -22,9 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments == ["--version"]:
         print(f"rlx {rlx.__version__}")
         return 0
-    # Pydantic would look through every installed distribution for plugins of its own.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    from rlx.cli.failure import run_guarded
+    from rlx.cli.failure import run_guarded  # after the quick answer: click takes a moment
     from rlx.cli.group import rlx_command
 
     return run_guarded(rlx_command, arguments)

@@ -2,6 +2,7 @@
 
 import json
 import traceback
+from inspect import cleandoc
 from typing import Any
 
 import click
@@ -70,7 +71,7 @@ def _state(found: Found) -> tuple[str, str]:
 
 def _page(found: Found, plugin: type[Plugin]) -> str:
     head = f"{found.name}  ({found.kind}, {found.source}, {found.value})"
-    text = (plugin.__doc__ or "No description.").strip()
+    text = cleandoc(plugin.__doc__ or "No description.")
     rows = [_row(name, field) for name, field in plugin.model_fields.items()]
     table = columns(rows, ("OPTION", "TYPE", "DEFAULT")) if rows else "It has no options."
     body = "\n".join(printable(line) for line in text.splitlines())

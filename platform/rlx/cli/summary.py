@@ -44,10 +44,10 @@ def summary(registry: Registry, run: RunRecord, console: Console) -> None:
         from rlx.evaluation.calibration import Calibration
         from rlx.evaluation.pictures import terminal_reliability
 
-        names = Calibration.__slots__
-        measured = Calibration.from_json({n: after[n] for n in names})
+        measured = Calibration.from_json(after)
         console.print(terminal_reliability(measured, width=min(80, max(60, console.width))))
-    _where(run, console)
+    used = [e.payload or {} for e in registry.events(run.id) if e.kind == "resources"]
+    _where(run, sum(float(u["cpu_seconds"]) for u in used), console)
 
 
 def _cells(before: float | None, after: float | None) -> tuple[str, str, str]:
@@ -60,11 +60,11 @@ def _cells(before: float | None, after: float | None) -> tuple[str, str, str]:
     return number(before), number(after), number(change, "+")
 
 
-def _where(run: RunRecord, console: Console) -> None:
+def _where(run: RunRecord, cpu_seconds: float, console: Console) -> None:
     root = folder_of(run).root
     seconds = (run.ended or 0) - (run.started or 0)
     lines = [
-        f"took      {seconds:.0f} s",
+        f"took      {seconds:.0f} s, {cpu_seconds:.0f} CPU-s",
         f"files     {os.path.relpath(root)}/   model/ pictures/ rollouts/ spec.yaml run.log",
         f"look      rlx samples {run.id}   ·   rlx status {run.id}   ·   rlx web",
         "mlflow    rlx mlflow   (curves, compare view)",

@@ -48,9 +48,13 @@ class CreditInputs:
 
     def __post_init__(self) -> None:
         rows = len(self.global_rewards)
-        for name in ("turn_rewards", "turn_present", "turn_ids", "mask", "group_ids", "levels"):
-            if len(getattr(self, name)) != rows:
-                raise ShapeError(f"{name} has {len(getattr(self, name))} rows, not {rows}")
+        for name, value in vars(self).items():
+            if len(value) != rows:
+                raise ShapeError(f"{name} has {len(value)} rows, not {rows}")
+        for one, other in (("turn_present", "turn_rewards"), ("turn_ids", "mask")):
+            shapes = tuple(getattr(self, one).shape), tuple(getattr(self, other).shape)
+            if shapes[0] != shapes[1]:
+                raise ShapeError(f"{one} is {shapes[0]}, {other} is {shapes[1]}")
 
 
 def total_scores(inputs: CreditInputs) -> Tensor:

@@ -41,7 +41,7 @@ def group_advantages(
         DeepSeekMath (GRPO), arXiv 2402.03300, section 4.1; Dr. GRPO, arXiv 2503.20783.
 
     Example:
-        >>> group_advantages(torch.tensor([1., 0., .5]), torch.tensor([4, 4, 4]), normalize="center")
+        >>> group_advantages(torch.tensor([1, 0, .5]), torch.tensor([4, 4, 4]), normalize="center")
         tensor([ 0.5000, -0.5000,  0.0000])
     """
     _, slot, counts = group_ids.unique(return_inverse=True, return_counts=True)

@@ -1,83 +1,51 @@
-"""Rewards run in worker processes: whatever a scorer does costs its own verdict and no more.
+"""Rewards run in worker processes: what a scorer does wrong costs its own verdict and no more.
 
-Jobs travel in chunks, since most take microseconds. A worker stops early in a chunk that takes
-long and hands back the rest. A chunk whose worker hangs, dies or runs out of memory is run again
-one job at a time, so that only the culprit is lost. Workers never import torch.
+Jobs travel in chunks, since most take microseconds. A chunk whose worker hangs, dies or cannot
+read it is run again one job at a time, so that only the culprit is lost. Workers import what the
+rewards import, and no torch of ours.
 """
 
 import math
 import multiprocessing
-import numbers
-import os
 import pickle
-import resource
 import signal
-import sys
-import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, wait
-from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-from pebble import ProcessExpired, ProcessFuture, ProcessPool
+from pebble import ProcessExpired, ProcessPool
 
-from rlx.plugin import RewardPlugin, Sample, Score
+from rlx.errors import EnvironmentFault
+from rlx.reward.job import Job, Outcome, start_worker, work
 
 __all__ = ["Job", "Outcome", "RewardPool"]
 
+_CHUNK = 64
+_RENEW_AFTER = 1000  # chunks; a scorer that leaks memory slowly must not fill the machine
+_MAX_RESTARTS = 3
+_UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError, ValueError, RecursionError)
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One call of one reward.
-
-    Attributes:
-        reward: the plugin; its class must be importable in a fresh process.
-        samples: one sample for scope "sample", all that are judged together for wider scopes.
-        deadline: wall-clock seconds the call may take.
-    """
-
-    reward: RewardPlugin
-    samples: tuple[Sample, ...]
-    deadline: float
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of a job: verdicts, or the scorer's fault.
-
-    Attributes:
-        verdicts: one per sample, in order; None where the reward abstained.
-        fault: why there are no verdicts; None when there are.
-    """
-
-    verdicts: tuple[Score | None, ...] = ()
-    fault: str | None = None
-
-
-class _Chunk(NamedTuple):
-    """Jobs that travel together, by their positions; the first `alone` of them by itself."""
-
-    positions: tuple[int, ...]
+_Positions = tuple[int, ...]
 
 
 class RewardPool:
-    """Worker processes that score; use it as a context manager, or call `close`.
+    """Worker processes that score; a context manager.
 
     Args:
-        workers: number of processes, at least 1.
+        workers: number of processes.
         memory_mb: MiB of address space that a job may take beyond what its worker already has.
-        grace: seconds beyond its deadline before a silent worker is killed; it covers the import
-            of the plugin in a fresh worker.
+        grace: seconds beyond all deadlines after which a silent worker is killed from outside;
+            they cover the import of a plugin in a fresh worker.
+
+    Raises:
+        EnvironmentFault: the workers do not start.
     """
 
-    CHUNK = 64
-
-    def __init__(self, workers: int, memory_mb: int, *, grace: float = 2.0) -> None:
+    def __init__(self, workers: int, memory_mb: int, *, grace: float = 5.0) -> None:
         if workers < 1 or memory_mb < 1:
-            raise ValueError(f"needs at least one worker and one MiB, got {workers}, {memory_mb}")
+            raise ValueError(f"needs at least 1 worker and 1 MiB, got {workers} and {memory_mb}")
         self._workers, self._memory_mb, self._grace = workers, memory_mb, grace
         self._pool = self._start()
 
@@ -98,16 +66,93 @@ class RewardPool:
         self._pool.join()
 
     def score(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Runs the jobs and returns what came of each, in order; never raises for a scorer."""
+        """Runs the jobs and returns what came of each, in order. No scorer makes it raise.
+
+        Raises:
+            EnvironmentFault: the workers die again and again while they have nothing to do.
+        """
         outcomes: dict[int, Outcome] = {}
-        queue = deque(self._cut(range(len(jobs))))
-        running: dict[ProcessFuture[list[Outcome]], tuple[int, ...]] = {}
+        queue = deque(self._chunks(len(jobs)))
+        running: dict[Any, _Positions] = {}
+        restarts = 0
         while queue or running:
+            if not self._pool.active:
+                restarts += 1
+                self._restart(restarts)
             while queue:
                 positions = queue.popleft()
                 try:
-                    future = self._send([jobs[position] for position in positions])
-                except _Unsendable as error:
-                    self._part(positions, str(error), queue, outcomes)
-                else:
-                    running[future] = positions
+                    running[self._send([jobs[position] for position in positions])] = positions
+                except _UNPICKLABLE as error:
+                    fault = f"cannot be sent to a worker: {type(error).__name__}: {error}"
+                    queue.extend(_blame(positions, fault, outcomes))
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                queue.extend(_collect(future, running.pop(future), jobs, outcomes))
+        return [outcomes[position] for position in range(len(jobs))]
+
+    def _chunks(self, count: int) -> Iterable[_Positions]:
+        size = max(1, min(_CHUNK, math.ceil(count / self._workers)))
+        return (tuple(range(i, min(i + size, count))) for i in range(0, count, size))
+
+    def _send(self, chunk: list[Job]) -> Any:
+        limit = 2 * max(job.deadline for job in chunk) + self._grace
+        payload = pickle.dumps(chunk, pickle.HIGHEST_PROTOCOL)
+        return self._pool.schedule(work, args=(payload, self._memory_mb), timeout=limit)
+
+    def _start(self) -> ProcessPool:
+        pool = ProcessPool(
+            max_workers=self._workers,
+            max_tasks=_RENEW_AFTER,
+            initializer=start_worker,
+            context=multiprocessing.get_context("spawn"),
+        )
+        # The first task that comes back has paid for the start of an interpreter.
+        first = [pool.schedule(work, args=(pickle.dumps([]), self._memory_mb))]
+        try:
+            wait(first)
+            first[0].result()
+        except (BrokenExecutor, ProcessExpired, OSError) as error:
+            pool.stop()
+            pool.join()
+            raise EnvironmentFault(f"reward workers do not start: {error}") from error
+        return pool
+
+    def _restart(self, restarts: int) -> None:
+        self.close()
+        if restarts > _MAX_RESTARTS:
+            raise EnvironmentFault("reward workers keep dying while they have nothing to do")
+        self._pool = self._start()
+
+
+def _collect(
+    future: Any, positions: _Positions, jobs: Sequence[Job], outcomes: dict[int, Outcome]
+) -> Iterable[_Positions]:
+    """Notes what came of a chunk and returns what has to be run again, or still has to be run."""
+    error = future.exception()
+    if isinstance(error, BrokenExecutor):
+        return [positions]
+    if error is not None:
+        return _blame(positions, _explain(error, jobs[positions[0]]), outcomes)
+    done = future.result()
+    outcomes.update(zip(positions, done, strict=False))
+    rest = positions[len(done) :]
+    return [rest] if rest else []
+
+
+def _blame(positions: _Positions, fault: str, outcomes: dict[int, Outcome]) -> Iterable[_Positions]:
+    """Notes the fault of a single job; jobs that failed together are returned to run alone."""
+    if len(positions) == 1:
+        outcomes[positions[0]] = Outcome(fault=fault)
+        return ()
+    return [(position,) for position in positions]
+
+
+def _explain(error: BaseException, job: Job) -> str:
+    if isinstance(error, ProcessExpired):
+        if error.exitcode == -signal.SIGALRM:
+            return f"deadline of {job.deadline:g} s passed"
+        how = f"signal {-error.exitcode}" if error.exitcode < 0 else f"exit code {error.exitcode}"
+        return f"process died ({how})"
+    if isinstance(error, TimeoutError):
+        return f"deadline of {job.deadline:g} s passed"
+    return f"cannot be read by a worker: {type(error).__name__}: {error}"

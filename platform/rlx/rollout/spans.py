@@ -45,10 +45,14 @@ def find_spans(
 
 
 def _tokens(ends: Sequence[int], start: int, stop: int) -> tuple[int, int]:
-    """Half-open range of the tokens that hold at least one character of `text[start:stop]`."""
+    """Half-open range of the tokens that hold `text[start:stop]` or a part of it.
+
+    Bytes of a character that is not complete yet advance nothing and belong to what follows them.
+    """
     if start >= stop:
         at = sum(1 for end in ends if end <= start)
         return at, at
-    first = next((i for i, end in enumerate(ends) if end > start), len(ends))
+    reached = next((i for i, end in enumerate(ends) if end >= start), len(ends) - 1)
+    first = reached + 1 if start and ends[reached] == start else reached
     last = next((i for i, end in enumerate(ends) if end >= stop), len(ends) - 1)
     return first, last + 1

@@ -73,6 +73,8 @@ class Segment:
             )
         if self.author == "policy" and (self.turn < 1 or not self.kind):
             raise TreeError("a policy segment needs a turn number from 1 and a kind")
+        if self.author == "policy" and not self.token_ids:
+            raise TreeError("a policy segment needs at least one token")
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def _calibration(
                 pairs.append((label, confidence))
         stated += below.values()
     alike = alike_share(stated)
-    if alike is None or not pairs:
+    if not pairs:
         return {}
     labels, stated_all = (np.array(column) for column in zip(*pairs, strict=True))
     spreads = [np.nanstd(group) for group in stated if not np.isnan(group).all()]
@@ -135,8 +135,9 @@ def _calibration(
         "calibration/gap": float(stated_all.mean() - labels.mean()),
         "calibration/brier": float(((stated_all - labels) ** 2).mean()),
         "calibration/conf_spread": float(np.mean(spreads)),
-        "calibration/alike_share": alike,
     }
+    if alike is not None:
+        figures["calibration/alike_share"] = alike
     if labels.std() > 0 and stated_all.std() > 0:
         figures["calibration/corr"] = float(np.corrcoef(labels, stated_all)[0, 1])
     return figures

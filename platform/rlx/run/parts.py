@@ -11,7 +11,7 @@ from rlx.batch import TokenBatch
 from rlx.credit import CreditInputs
 from rlx.discovery import implementation, resolve
 from rlx.errors import PluginError
-from rlx.plugin import Estimator, Mask, Task
+from rlx.plugin import Estimator, Mask, Plugin, RewardPlugin, Task
 from rlx.reward import NamedReward
 from rlx.rollout import RolloutPlan, plan
 from rlx.spec import ExperimentSpec
@@ -55,12 +55,20 @@ def make_parts(spec: ExperimentSpec) -> Parts:
         plan=plan(spec.rollout),
         task=plugins.task,
         rewards=tuple(
-            NamedReward(name, use, plugins.rewards["turn", name])
+            NamedReward(name, use, _reward(name, plugins.rewards["turn", name]))
             for name, use in spec.rewards.turn.items()
         ),
         mask=_bind(plugins.mask),
         estimator=_bind(plugins.estimator),
     )
+
+
+def _reward(name: str, plugin: Plugin) -> RewardPlugin:
+    if not isinstance(plugin, RewardPlugin):
+        raise PluginError(
+            f"rewards.turn.{name}: {type(plugin).__name__} has no `scope` and `score`"
+        )
+    return plugin
 
 
 def _bind(descriptor: Mask | Estimator) -> Callable[[Any], Tensor]:

@@ -33,7 +33,9 @@ def draw(registry: Registry, run_id: str, folder: RunFolder) -> None:
     before, after = evaluations.get("before"), evaluations.get("after")
     if before and after and before["brier"] is not None:
         made += reliability_diagram(
-            _calibration(before), _calibration(after), folder.pictures / "reliability"
+            Calibration.from_json(before),
+            Calibration.from_json(after),
+            folder.pictures / "reliability",
         )
     curves = registry.metrics(run_id, list(CURVES))
     shown = {name: curves[name] for name in CURVES if len(curves.get(name, ())) > 1}
@@ -41,8 +43,3 @@ def draw(registry: Registry, run_id: str, folder: RunFolder) -> None:
         made += learning_curves(shown, folder.pictures / "curves")
     for path in made:
         registry.add_artifact(run_id, path, "picture")
-
-
-def _calibration(metrics: dict[str, object]) -> Calibration:
-    names = Calibration.__slots__
-    return Calibration.from_json({name: metrics[name] for name in names})

@@ -8,11 +8,13 @@ finished.
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from types import FrameType
 
@@ -58,19 +60,40 @@ class _Supervisor:
         mirror = threading.Thread(target=self._mirror, name="mirror")
         mirror.start()
         try:
-            ranks = self._start_ranks()
+            status, reason = self._attempt()
+        except Exception as error:  # noqa: BLE001  (recorded: a run must not stay "running")
+            traceback.print_exc()
+            status, reason = "failed", f"the supervisor failed: {type(error).__name__}: {error}"
+        self._registry.transition(self._run_id, {"running"}, status, reason)
+        self._ended.set()
+        mirror.join()
+        return 0 if status == "finished" else 1
+
+    def _attempt(self) -> tuple[str, str | None]:
+        """Runs the ranks until they end; returns the run's status and the reason for it."""
+        ranks = self._start_ranks()
+        try:
             while ranks.poll() is None and not self._stopped.is_set():
                 self._registry.heartbeat(self._run_id)
                 self._wait(ranks, HEARTBEAT)
-            _end(ranks)
-            status, reason = self._verdict(ranks.returncode)
-            if status == "finished":
-                draw(self._registry, self._run_id, self._folder)
-            self._registry.transition(self._run_id, {"running"}, status, reason)
         finally:
-            self._ended.set()
-        mirror.join()
-        return 0 if status == "finished" else 1
+            _end(ranks)
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self._registry.add_event(
+            self._run_id,
+            "resources",
+            "processor time and peak memory of the ranks and all that they started",
+            {"cpu_seconds": used.ru_utime + used.ru_stime, "peak_mb": used.ru_maxrss / 1024},
+        )
+        status, reason = self._verdict(ranks.returncode)
+        if status == "finished":
+            try:
+                draw(self._registry, self._run_id, self._folder)
+            except Exception as error:  # noqa: BLE001  (recorded: the results stand without it)
+                traceback.print_exc()
+                message = f"the pictures could not be drawn: {type(error).__name__}: {error}"
+                self._registry.add_event(self._run_id, "report_failed", message, level="error")
+        return status, reason
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self._stopped.set()

@@ -86,7 +86,7 @@ def compute(tokens: Sequence[str], ops: Ops, numeric: Numeric) -> tuple[Number, 
     Shunting-yard: operands on one stack, operators that await their right side on another.
     Raises as `evaluate` does.
     """
-    infix = _EXACT if numeric == "exact" else _FLOAT
+    small, infix = _SMALL, _EXACT if numeric == "exact" else _FLOAT
     free = 0 if numeric == "exact" else _LARGE  # size below which a result is not counted as work
     values: list[Any] = []
     digits: list[int] = []
@@ -95,9 +95,10 @@ def compute(tokens: Sequence[str], ops: Ops, numeric: Numeric) -> tuple[Number, 
     operand_next = True
     for token in tokens:
         if operand_next:
-            if token in _SMALL:
-                values.append(_SMALL[token])
-                digits.append(_SMALL[token])
+            number = small.get(token)
+            if number is not None:
+                values.append(number)
+                digits.append(number)
                 operand_next = False
             elif token[0] in "0123456789.":
                 values.append(_literal(token, numeric))
@@ -111,7 +112,7 @@ def compute(tokens: Sequence[str], ops: Ops, numeric: Numeric) -> tuple[Number, 
                 if depth > MAX_DEPTH or len(pending) > MAX_PENDING:
                     raise UncomputableError("too deep")
         elif operation := infix.get(token):
-            finishes = operation[1]
+            binding, finishes, _ = operation
             while pending[-1][0] >= finishes:
                 level, _, function = pending.pop()
                 right = values.pop()
@@ -121,7 +122,7 @@ def compute(tokens: Sequence[str], ops: Ops, numeric: Numeric) -> tuple[Number, 
                     if work > MAX_WORK_BITS:
                         raise UncomputableError("too much work")
                 values.append(value)
-            if operation[0]:
+            if binding:
                 pending.append(operation)
                 operand_next = True
             elif (token == ")") == (depth == 0):

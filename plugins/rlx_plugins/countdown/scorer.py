@@ -102,7 +102,7 @@ def validate_equation(
 def _uses(used: list[int], available: Sequence[float], use_all: bool) -> bool:
     if use_all:
         return sorted(used) == sorted(available)
-    return not Counter(used) - Counter(available)
+    return not Counter[float](used) - Counter[float](available)
 
 
 def evaluate_equation(

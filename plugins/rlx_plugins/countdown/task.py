@@ -197,7 +197,7 @@ class CountdownTask(Plugin):
             return fields["solution"], fields["steps"]
         found = solutions(fields["numbers"], fields["target"], self._rules(), rng, _MAX_TRIES)
         worked = next(found, None)
-        return worked and (worked.text, worked.steps)
+        return (worked.text, worked.steps) if worked else None
 
     def _draw(self, problem: Problem, rng: random.Random) -> _Trace:
         numbers, rules = problem.fields["numbers"], self._rules()

@@ -1,0 +1,32 @@
+# One virtual environment holds everything; another place: make test VENV=/tmp/somewhere
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: install demo test check bench clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml .ci/constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable ".[dev]"
+	touch $@
+
+demo: install  ## a language model learns to say how sure it is; about six minutes
+	$(BIN)/rlx submit experiments/rlcr.yaml
+
+test: install  ## every test
+	$(BIN)/python -m pytest
+
+check: install  ## formatting, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/mypy -p rlx_registry -p rlx_web -p rlx_plugins
+
+bench: install  ## measured figures, written to docs/benchmarks.md
+	$(BIN)/python tests/benchmarks/bench.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

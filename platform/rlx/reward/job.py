@@ -1,0 +1,160 @@
+"""One call of a reward, and what a worker process does with it. Imported by every worker."""
+
+import math
+import numbers
+import os
+import pickle
+import resource
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlx.plugin import RewardPlugin, Sample, Score
+
+__all__ = ["Job", "Outcome", "start_worker", "work"]
+
+_LONGEST_FAULT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One call of one reward.
+
+    Attributes:
+        reward: the plugin; its class must be importable in a fresh process.
+        samples: one sample for scope "sample", all that are judged together for wider scopes.
+        deadline: seconds of wall time that the call may take.
+    """
+
+    reward: RewardPlugin
+    samples: tuple[Sample, ...]
+    deadline: float
+
+    def __post_init__(self) -> None:
+        if not self.samples or (self.reward.scope == "sample" and len(self.samples) > 1):
+            raise ValueError(f"{len(self.samples)} samples for scope {self.reward.scope!r}")
+        if not 0 < self.deadline < math.inf:
+            raise ValueError(f"a deadline must be finite and above 0, got {self.deadline}")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a job: verdicts, or why there are none.
+
+    Attributes:
+        verdicts: one per sample, in order; None where the reward abstained. Empty after a fault.
+        fault: what the scorer did wrong; None where it did its work.
+    """
+
+    verdicts: tuple[Score | None, ...] = ()
+    fault: str | None = None
+
+
+class _VerdictError(Exception):
+    pass
+
+
+def start_worker() -> None:
+    """Prepares a worker process: it can be killed at once, and its prints go to stderr."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.dup2(sys.__stderr__.fileno() if sys.__stderr__ else 2, 1)
+
+
+def work(payload: bytes, memory_mb: int) -> list[Outcome]:
+    """Runs pickled jobs in order, as many as fit into the shortest deadline, at least the first.
+
+    A job that is out of memory is not run to its end unless it comes first and so had all of its
+    allowance. Returns what came of the jobs that were run; the rest have not been started.
+    """
+    try:
+        _limit_memory(memory_mb)
+        jobs: list[Job] = pickle.loads(payload)
+        outcomes: list[Outcome] = []
+        start = time.monotonic()
+        shortest = min((job.deadline for job in jobs), default=0.0)
+        for job in jobs:
+            if outcomes and time.monotonic() - start > shortest:
+                break
+            try:
+                outcomes.append(_run(job))
+            except MemoryError:
+                if outcomes:
+                    break
+                outcomes.append(Outcome(fault=f"MemoryError: it may take {memory_mb} MiB"))
+        return outcomes
+    finally:
+        _limit_memory(None)
+
+
+def _run(job: Job) -> Outcome:
+    """Runs one job; the kernel ends this process when the deadline passes, even inside C code."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, job.deadline)
+    try:
+        if job.reward.scope == "sample":
+            return Outcome((_verdict(job.reward.score(job.samples[0])),))
+        return Outcome(_verdicts(job.reward.score(list(job.samples)), len(job.samples)))
+    except _VerdictError as error:
+        return Outcome(fault=str(error))
+    except MemoryError:
+        raise
+    except BaseException as error:  # noqa: BLE001  SystemExit too is only this scorer's fault
+        return Outcome(fault=_describe(error))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _verdicts(raw: Any, count: int) -> tuple[Score | None, ...]:
+    if not isinstance(raw, Sequence) or isinstance(raw, str | bytes):
+        raise _VerdictError(f"gave {type(raw).__name__} instead of a list of verdicts")
+    if len(raw) != count:
+        raise _VerdictError(f"gave {len(raw)} verdicts for {count} samples")
+    return tuple(map(_verdict, raw))
+
+
+def _verdict(raw: Any) -> Score | None:
+    """Returns a plain copy, which is safe to send, whatever subclass the scorer gave."""
+    if raw is None:
+        return None
+    if isinstance(raw, Score):
+        if not (raw.reason is None or isinstance(raw.reason, str)):
+            raise _VerdictError(f"gave {type(raw.reason).__name__} as a reason")
+        if not isinstance(raw.parts, Mapping):
+            raise _VerdictError(f"gave {type(raw.parts).__name__} as parts")
+        reason = None if raw.reason is None else str(raw.reason)
+        parts = {str(name): _number(part) for name, part in raw.parts.items()}
+        return Score(_number(raw.value), reason, parts)
+    return Score(_number(raw))
+
+
+def _number(raw: Any) -> float:
+    if not isinstance(raw, numbers.Real):
+        raise _VerdictError(f"gave {type(raw).__name__} instead of a number")
+    value = float(raw)
+    if not math.isfinite(value):
+        raise _VerdictError(f"gave {value}")
+    return value
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception as second:  # noqa: BLE001  an exception that cannot even be printed
+        text = f"(and {type(second).__name__} when asked why)"
+    return f"{type(error).__name__}: {text}"[:_LONGEST_FAULT]
+
+
+def _limit_memory(extra_mb: int | None) -> None:
+    """Lets the address space grow by so many MiB from here, or freely again."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft = hard
+    if extra_mb is not None:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        soft = pages * resource.getpagesize() + (extra_mb << 20)
+        if hard != resource.RLIM_INFINITY:
+            soft = min(soft, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -1,0 +1,178 @@
+"""The promises that every advantage estimator keeps. Plugin authors: call `check_estimator`.
+
+Options are bound before the check: `check_estimator(functools.partial(mine, scale=0.5))`.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+import torch
+from torch import Tensor
+
+from rlx.batch import NO_TURN
+from rlx.credit import CreditInputs
+
+__all__ = ["check_estimator", "example_inputs"]
+
+Estimator = Callable[[CreditInputs], Tensor]
+
+_SEEDS = range(5)
+_GROUP_SIZES = (4, 2, 5, 3, 12, 1)
+"""Answers of each prompt: never alike, one alone, and enough for a mean to be rounded."""
+_LENGTH, _TURNS = 7, 3
+
+
+def example_inputs(seed: int = 0, *, dtype: torch.dtype = torch.float32) -> CreditInputs:
+    """Random inputs that obey every convention.
+
+    Returns:
+        Rows in no order: answers (level 0, turn 1) in groups of unequal sizes, confidences (level
+        1, turns 2 and 3, now and then one of them unrewarded) below some of the answers, and rows
+        of which no token learns.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    trees = torch.arange(len(_GROUP_SIZES)).repeat_interleave(torch.tensor(_GROUP_SIZES))
+    asked = torch.rand(len(trees), generator=rng) < 0.5
+    below = torch.randint(1, 5, (int(asked.sum()),), generator=rng)
+    answers, rows = len(trees), len(trees) + int(below.sum())
+    confidence_groups = torch.arange(len(below)).repeat_interleave(below) + len(_GROUP_SIZES)
+    levels = (torch.arange(rows) >= answers).long()
+
+    present = torch.rand(rows, _TURNS, generator=rng) < 0.7
+    present[:answers] = torch.tensor([True, False, False])
+    present[answers:, 0] = False
+    rewards = torch.randn(rows, _TURNS, generator=rng, dtype=dtype)
+    turn_ids = _turn_ids(levels, rng)
+    inputs = CreditInputs(
+        turn_rewards=torch.where(present, rewards, 0.0),
+        turn_present=present,
+        global_rewards=torch.randn(rows, generator=rng, dtype=dtype),
+        turn_ids=turn_ids,
+        mask=(turn_ids > 0) & (torch.rand(rows, _LENGTH, generator=rng) < 0.7),
+        group_ids=torch.cat([trees, confidence_groups]),
+        levels=levels,
+        tree_ids=torch.cat([trees, trees[asked].repeat_interleave(below)]),
+    )
+    return _rows(inputs, torch.randperm(rows, generator=rng))
+
+
+def _turn_ids(levels: Tensor, rng: torch.Generator) -> Tensor:
+    """`[B, T]`: a prompt, then turn 1 for answers, turns 2 and 3 for confidences, then padding."""
+    position = torch.arange(_LENGTH)
+    start, stop = (
+        torch.randint(*ends, (len(levels), 1), generator=rng) for ends in ((1, 3), (4, 8))
+    )
+    number = 1 + levels[:, None] * (1 + (position > 3).long())
+    return torch.where((position >= start) & (position < stop), number, NO_TURN)
+
+
+def check_estimator(estimator: Estimator) -> None:
+    """Raises AssertionError, naming the broken promise, unless `estimator` keeps them all.
+
+    Args:
+        estimator: takes `CreditInputs`, returns `[B, T]` advantages.
+    """
+    for seed in _SEEDS:
+        for dtype in (torch.float32, torch.float64):
+            _keeps_shape_and_dtype(estimator, example_inputs(seed, dtype=dtype))
+        inputs = example_inputs(seed)
+        _leaves_its_inputs_alone(estimator, inputs)
+        _is_finite_and_silent_outside_the_mask(estimator, inputs)
+        _gives_nothing_for_equal_rewards(estimator, inputs)
+        _ignores_row_order(estimator, inputs)
+        _ignores_what_ids_are_called(estimator, inputs)
+        _ignores_padding(estimator, inputs)
+        _ignores_absent_rewards(estimator, inputs)
+
+
+def _keeps_shape_and_dtype(estimator: Estimator, inputs: CreditInputs) -> None:
+    advantages = estimator(inputs)
+    assert advantages.shape == inputs.mask.shape, "changed the shape [B, T]"
+    assert advantages.dtype == inputs.turn_rewards.dtype, "changed the dtype of the rewards"
+
+
+def _leaves_its_inputs_alone(estimator: Estimator, inputs: CreditInputs) -> None:
+    before = {name: tensor.clone() for name, tensor in _tensors(inputs).items()}
+    estimator(inputs)
+    for name, tensor in _tensors(inputs).items():
+        assert torch.equal(tensor, before[name]), f"wrote into its input {name}"
+
+
+def _is_finite_and_silent_outside_the_mask(estimator: Estimator, inputs: CreditInputs) -> None:
+    advantages = estimator(inputs)
+    assert advantages.isfinite().all(), "is not finite although every reward is"
+    leaked = advantages[~inputs.mask] != 0
+    assert not leaked.any(), "gave advantage to a token outside the mask"
+
+
+def _gives_nothing_for_equal_rewards(estimator: Estimator, inputs: CreditInputs) -> None:
+    """0.7 in float32: many times 0.7, over as many, is not quite 0.7."""
+    present = _first_row_of_group(inputs.turn_present, inputs.group_ids)
+    equal = replace(
+        inputs,
+        turn_rewards=torch.where(present, inputs.turn_rewards.new_tensor(0.7), 0.0),
+        turn_present=present,
+        global_rewards=torch.full_like(inputs.global_rewards, 0.7),
+    )
+    _, slot, size = inputs.group_ids.unique(return_inverse=True, return_counts=True)
+    advantages = estimator(equal)[size[slot] > 1]
+    assert (advantages == 0).all(), "did not give exactly 0 in a group of equal rewards"
+
+
+def _ignores_row_order(estimator: Estimator, inputs: CreditInputs) -> None:
+    order = torch.randperm(len(inputs.mask), generator=torch.Generator().manual_seed(1))
+    actual, expected = estimator(_rows(inputs, order)), estimator(inputs)[order]
+    _same(actual, expected, "depends on the order of rows")
+
+
+def _ignores_what_ids_are_called(estimator: Estimator, inputs: CreditInputs) -> None:
+    renamed = replace(
+        inputs, group_ids=10**12 - 7 * inputs.group_ids, tree_ids=3 - 5 * inputs.tree_ids
+    )
+    _same(estimator(renamed), estimator(inputs), "depends on what groups are called")
+
+
+def _ignores_padding(estimator: Estimator, inputs: CreditInputs) -> None:
+    padded = replace(
+        inputs,
+        mask=_widened(inputs.mask, False),
+        turn_ids=_widened(inputs.turn_ids, NO_TURN),
+    )
+    more_turns = replace(
+        inputs,
+        turn_rewards=_widened(inputs.turn_rewards, 0.0),
+        turn_present=_widened(inputs.turn_present, False),
+    )
+    expected = estimator(inputs)
+    _same(estimator(padded)[:, :_LENGTH], expected, "depends on padding on the right")
+    assert (estimator(padded)[:, _LENGTH:] == 0).all(), "gave advantage to padding"
+    _same(estimator(more_turns), expected, "depends on how many turns other rows have")
+
+
+def _ignores_absent_rewards(estimator: Estimator, inputs: CreditInputs) -> None:
+    poisoned = replace(
+        inputs, turn_rewards=torch.where(inputs.turn_present, inputs.turn_rewards, torch.nan)
+    )
+    _same(estimator(poisoned), estimator(inputs), "let the reward of an absent turn through")
+
+
+def _same(actual: Tensor, expected: Tensor, complaint: str) -> None:
+    torch.testing.assert_close(actual, expected, msg=complaint)
+
+
+def _tensors(inputs: CreditInputs) -> dict[str, Tensor]:
+    return {field.name: getattr(inputs, field.name) for field in fields(inputs)}
+
+
+def _rows(inputs: CreditInputs, which: Tensor) -> CreditInputs:
+    return CreditInputs(**{name: tensor[which] for name, tensor in _tensors(inputs).items()})
+
+
+def _widened(tensor: Tensor, fill: float) -> Tensor:
+    return torch.cat([tensor, torch.full_like(tensor[:, :2], fill)], dim=1)
+
+
+def _first_row_of_group(tensor: Tensor, group_ids: Tensor) -> Tensor:
+    """Every row replaced by the first row of its group."""
+    same = group_ids[:, None] == group_ids[None, :]
+    return tensor[same.int().argmax(dim=1)]

@@ -1,0 +1,120 @@
+"""What is asked of all estimators alike: the shared promises, and proof that they have teeth."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from rlx.credit import grpo, on_mask, total_scores
+from rlx.discovery import implementation, installed, load
+from rlx.testing import check_estimator, example_inputs
+
+ESTIMATORS = [found.name for found in installed("estimator")]
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_every_installed_estimator_keeps_every_promise(name):
+    descriptor = load("estimator", name)()
+    options = {field: getattr(descriptor, field) for field in type(descriptor).model_fields}
+    check_estimator(partial(implementation(descriptor.implementation), **options))
+
+
+@pytest.mark.parametrize("singleton", ["zero", "raw"])
+@pytest.mark.parametrize("normalize", ["std", "center"])
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_grpo_keeps_them_with_every_option(normalize, ddof, singleton):
+    check_estimator(partial(grpo, normalize=normalize, ddof=ddof, singleton=singleton))
+
+
+def test_the_estimators_that_rlx_ships_are_found():
+    assert {"grpo", "two_level"} <= set(ESTIMATORS)
+
+
+# Broken estimators: each breaks one promise and is otherwise right. ------------------------------
+
+
+def group_means(x, scores):
+    same = (x.group_ids[:, None] == x.group_ids[None, :]).to(scores.dtype)
+    return same @ scores / same.sum(dim=1)
+
+
+def outside_the_mask(x):
+    return grpo(x) + (x.turn_ids < 0)
+
+
+def rounding(x):
+    scores = total_scores(x)
+    ids = x.group_ids
+    centred = torch.stack([s - scores[ids == i].mean() for s, i in zip(scores, ids, strict=True)])
+    return on_mask(centred, x.mask)
+
+
+def row_order(x):
+    return grpo(x) * torch.arange(1, len(x.mask) + 1)[:, None]
+
+
+def equal_sizes(x):
+    """Takes rows to be dealt out in blocks of four, as `scores.view(-1, 4)` would."""
+    blocks = torch.arange(len(x.mask)) // 4
+    return grpo(type(x)(**{**vars(x), "group_ids": blocks}))
+
+
+def names_of_groups(x):
+    return grpo(x) * (1 + x.group_ids % 10)[:, None]
+
+
+def by_width(x):
+    return grpo(x) / x.mask.shape[1]
+
+
+def by_turns_of_the_batch(x):
+    return grpo(x) * x.turn_rewards.shape[1]
+
+
+def absent_turns(x):
+    scores = total_scores(x) + 0 * x.turn_rewards.sum(dim=1)
+    return grpo(x) + on_mask(scores - scores, x.mask)
+
+
+def in_place(x):
+    x.turn_rewards.sub_(group_means(x, x.turn_rewards.mean(dim=1))[:, None])
+    return grpo(x)
+
+
+@pytest.mark.parametrize(
+    ("broken", "complaint"),
+    [
+        (outside_the_mask, "outside the mask"),
+        (rounding, "exactly 0 in a group of equal rewards"),
+        (row_order, "order of rows"),
+        (equal_sizes, "exactly 0 in a group|order of rows"),
+        (names_of_groups, "what groups are called"),
+        (by_width, "padding on the right"),
+        (by_turns_of_the_batch, "how many turns other rows have"),
+        (absent_turns, "absent turn"),
+        (in_place, "wrote into its input turn_rewards"),
+        (lambda x: grpo(x)[:, :1], "shape"),
+        (lambda x: grpo(x).double(), "dtype"),
+        (lambda x: grpo(x) / 0, "finite"),
+        (lambda x: on_mask(total_scores(x), x.mask), "exactly 0"),
+    ],
+)
+def test_the_promises_have_teeth(broken, complaint):
+    with pytest.raises(AssertionError, match=complaint):
+        check_estimator(broken)
+
+
+# The examples are worth checking against. ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_examples_hold_every_case_that_a_promise_speaks_of(seed):
+    x = example_inputs(seed)
+    _, sizes = x.group_ids.unique(return_counts=True)
+    assert sizes.min() == 1 and sizes.max() >= 12 and len(sizes.unique()) > 3
+    assert (x.group_ids.diff() < 0).any(), "groups lie in one piece"
+    assert set(x.levels.tolist()) == {0, 1}
+    assert (~x.mask.any(dim=1)).any() or seed != 0, "some row has no token that learns"
+    assert (~x.turn_present.any(dim=1)).any(), "some row has no rewarded turn"
+    assert (x.turn_present.sum(dim=1) > 1).any(), "some row has several"
+    assert not (x.mask & (x.turn_ids < 0)).any()

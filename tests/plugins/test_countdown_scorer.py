@@ -1,0 +1,423 @@
+import itertools
+import json
+import math
+import re
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlx.plugin import RewardPlugin, Sample
+from rlx_plugins.countdown import (
+    CountdownScore,
+    CountdownVerify,
+    compute_score,
+    evaluate_equation,
+    extract_solution,
+    validate_equation,
+    verify_equation_strict,
+)
+from rlx_plugins.countdown.expression import UncomputableError, evaluate
+from rlx_plugins.tags import last_block
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CASES = [
+    json.loads(line)
+    for line in (GOLDEN / "countdown_cases.jsonl").read_text(encoding="utf-8").split("\n")
+    if line  # not `splitlines`: one case holds a line separator of Unicode
+]
+# Each needs what the safer option takes away: a root, a tolerance, a rounded large number.
+NOT_EXACT = {"cd076", "cd086", "cd087"}
+WITH_OTHER_OPERATORS = {"cd074", "cd076", "cd082", "cd084"}
+WITH_DECIMALS = {"cd076", "cd077", "cd080"}
+
+
+def truth(case):
+    return {"target": case["target"], "numbers": case["numbers"]}
+
+
+def answer(equation):
+    return f"<answer>{equation}</answer>"
+
+
+def python_value(text):
+    """What Python makes of an expression; None for everything that is no finite real number."""
+    try:
+        value = eval(text, {"__builtins__": None}, {})
+    except Exception:
+        return None
+    return value if type(value) in (int, float) and math.isfinite(value) else None
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_scores_the_known_cases(case):
+    started = time.process_time()
+    assert compute_score(case["response"], truth(case)) == case["expected"]
+    assert time.process_time() - started < 0.05
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_rewards_agree_with_the_function(case):
+    sample = Sample(id="a", problem=truth(case), turn="answer", number=1, response=case["response"])
+    assert CountdownScore().score(sample).value == case["expected"]
+    assert CountdownVerify().score(sample).value == float(case["expected"] == 1.0)
+    assert verify_equation_strict(case["response"], truth(case)) == (case["expected"] == 1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "stricter"),
+    [
+        ({"numeric": "exact"}, NOT_EXACT),
+        ({"ops": "prompt"}, WITH_OTHER_OPERATORS),
+        ({"allow_decimals": False}, WITH_DECIMALS),
+    ],
+)
+def test_safer_options_differ_from_the_source_only_where_they_should(options, stricter):
+    differing = {
+        case["id"]
+        for case in CASES
+        if compute_score(case["response"], truth(case), **options) != case["expected"]
+    }
+    assert differing == stricter
+
+
+def test_golden_g16():
+    (record,) = (
+        r for r in json.loads((GOLDEN / "golden.json").read_text())["examples"] if r["id"] == "g16"
+    )
+    inputs, outputs = record["inputs"], record["outputs"]
+    scores = [compute_score(text, inputs, **record["config"]) for text in inputs["solutions"]]
+    assert scores == outputs["scores"]
+    assert [verify_equation_strict(text, inputs) for text in inputs["solutions"]] == outputs[
+        "probe_is_correct"
+    ]
+
+
+# Where the answer is -----------------------------------------------------------------------------
+
+
+@given(st.lists(st.sampled_from(["<answer>", "</answer>", "a", "<", " "]), max_size=12))
+def test_last_block_equals_the_regular_expression(parts):
+    text = "".join(parts)
+    found = re.findall(r"<answer>(.*?)</answer>", text)
+    assert last_block(text, "<answer>", "</answer>") == (found[-1] if found else None)
+
+
+@given(
+    st.lists(
+        st.sampled_from(["<answer>", "</answer>", "1+2", "\n", "Assistant:", " ", "\r\n"]),
+        max_size=10,
+    )
+)
+def test_extraction_equals_the_source(parts):
+    text = "".join(parts)
+    after = text.split("Assistant:", 1)[1] if "Assistant:" in text else text
+    found = re.findall(r"<answer>(.*?)</answer>", after.split("\n")[-1])
+    assert extract_solution(text) == (found[-1].strip() if found else None)
+
+
+def test_last_block_is_found_on_any_line():
+    text = "<answer>1\n+2</answer>\n<|im_end|>\n"
+    assert extract_solution(text) is None
+    assert extract_solution(text, "last_block") == "1\n+2"
+
+
+# Which numbers -----------------------------------------------------------------------------------
+
+
+def test_some_numbers_may_be_left_out():
+    assert not validate_equation("3+4", [3, 4, 5])
+    assert validate_equation("3+4", [3, 4, 5], use_all=False)
+    assert not validate_equation("3+3", [3, 4], use_all=False)
+    assert compute_score(answer("3+4"), {"target": 7, "numbers": [3, 4, 5]}, use_all=False) == 1.0
+
+
+@given(
+    st.lists(st.sampled_from(["3", "4", "2.5", ".5", "5.", "+", "*", "(", ")", " "]), max_size=9),
+    st.lists(st.integers(2, 5), max_size=4),
+)
+def test_the_score_uses_the_numbers_check(parts, numbers):
+    equation = "".join(parts).strip()
+    value = python_value(equation)
+    right = value is not None and validate_equation(equation, numbers)
+    target = value if right else 1
+    expected = 1.0 if right else 0.1
+    assert compute_score(answer(equation), {"target": target, "numbers": numbers}) == expected
+
+
+# What it is worth --------------------------------------------------------------------------------
+
+NUMBERS = st.sampled_from(["0", "1", "2", "3", "12", "007", "00", "2.5", ".5", "5.", "03.5"])
+PIECES = ["+", "-", "*", "/", "//", "**", "(", ")", " ", "\t", "\f", "\n", "\r", "."]
+
+
+def trees(children):
+    binary = st.tuples(children, st.sampled_from(["+", "-", "*", "/", "//", " - "]), children)
+    small_power = st.tuples(NUMBERS, st.just("**"), st.sampled_from(["2", "-1", ".5", "-3", "+0"]))
+    nested = st.tuples(st.sampled_from(["(", "( ", "(\n"]), children, st.just(")"))
+    signed = st.tuples(st.sampled_from(["-", "+", "--"]), children)
+    return st.one_of(binary, small_power, nested, signed).map("".join)
+
+
+@settings(max_examples=300)
+@given(st.recursive(NUMBERS, trees, max_leaves=8))
+def test_wellformed_arithmetic_equals_python(text):
+    expected, value = python_value(text), evaluate_equation(text)
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.one_of(NUMBERS, st.sampled_from(PIECES)), min_size=1, max_size=8).map("".join))
+def test_any_text_is_refused_exactly_where_python_refuses_it(text):
+    text = text.strip()
+    if text.count("**") > 1 or re.search(r"\*\*[ (]*(12|00?7)", text):
+        return  # Python might compute for hours
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        expected = python_value(text)
+    assert evaluate_equation(text) == expected
+
+
+@pytest.mark.parametrize("depth", [1, 199, 200, 201, 5000])
+def test_parentheses_nest_as_deep_as_in_python(depth):
+    text = "(" * depth + "3" + ")" * depth
+    assert evaluate_equation(text) == (3 if depth <= 200 else None)
+
+
+@pytest.mark.parametrize(
+    "text", ["-" * 1000 + "3", "+".join(["1"] * 1000), "3" + " " * 9999 + "+1"]
+)
+def test_long_expressions_that_python_computes(text):
+    assert evaluate_equation(text) == python_value(text) is not None
+
+
+@pytest.mark.parametrize("text", ["1**9999999", "(-1)**9999999", "0**9999999", "2**-9999999"])
+def test_harmless_powers_with_large_exponents(text):
+    assert evaluate_equation(text) == python_value(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "empty"),
+        ("3+x", "no arithmetic"),
+        ("٣+4", "no arithmetic"),
+        ("3 4", "without an operator"),
+        ("3(4)", "without an operator"),
+        ("3+", "operand"),
+        ("()", "operand"),
+        ("(3", "unbalanced"),
+        ("3)", "unbalanced"),
+        ("3)+(4", "unbalanced"),
+        ("03", "leading zero"),
+        ("1.2.3", "decimal point"),
+        ("...", "decimal point"),
+        ("3+\n4", "line end"),
+        ("9**9**9", "too large"),
+        ("(-1)**.5", "complex"),
+        ("1" * 4301, "too long"),
+        ("9**999*" * 100 + "1", "too large"),
+        ("9**999*9**999//9**999//9**999*" * 90 + "1", "too much work"),
+    ],
+)
+def test_refusals_say_why(text, reason):
+    with pytest.raises(UncomputableError, match=reason):
+        evaluate(text)
+
+
+@pytest.mark.parametrize("numeric", ["float64", "exact"])
+@pytest.mark.parametrize("text", ["1/0", "1//0", "0**-1", "1/(2-2)"])
+def test_division_by_zero_has_no_value(text, numeric):
+    with pytest.raises(ZeroDivisionError):
+        evaluate(text, numeric=numeric)
+    assert evaluate_equation(text, numeric=numeric) is None
+
+
+@pytest.mark.parametrize("text", ["9.0**999", "9" * 400 + ".*1", "(" + "9" * 400 + ")/.5"])
+def test_overflow_has_no_value(text):
+    assert evaluate_equation(text) is None
+
+
+def test_exact_numbers():
+    assert evaluate_equation("1/3+1/3+1/3", numeric="exact") == 1
+    assert evaluate_equation("2**-2*(4/1)", numeric="exact") == 1
+    assert evaluate_equation("4**.5", numeric="exact") is None
+    assert evaluate_equation("(1/3)**9999", numeric="exact") is None
+    assert compute_score(answer("1/10"), {"target": 0.1, "numbers": [1, 10]}, numeric="exact") == 1
+
+
+@pytest.mark.parametrize("text", ["-3+5", "3--5", "2**3", "7//2", "3*-5"])
+def test_prompt_operators_only(text):
+    assert evaluate_equation(text) is not None
+    assert evaluate_equation(text, ops="prompt") is None
+    assert evaluate_equation("(3-5)*2/4", ops="prompt") == -1
+
+
+# Hostile input -----------------------------------------------------------------------------------
+
+N = 200_000
+HOSTILE = {
+    "openings": "<answer>" * (N // 8),
+    "closings": "</answer>" * (N // 9),
+    "openings, then one closing": "<answer>" * (N // 8) + "</answer>",
+    "an opening, then closings": "<answer>" + "</answer>" * (N // 9),
+    "blocks": answer("1") * (N // 18),
+    "digits": answer("1" * N),
+    "numbers": answer("1 " * (N // 2)),
+    "points": answer("." * N),
+    "decimals": answer("1." * (N // 2)),
+    "parentheses": answer("(" * N),
+    "signs": answer("-" * N + "1"),
+    "sum": answer("1+" * (N // 2) + "1"),
+    "spaces": answer("1" + " " * N + "+1"),
+    "powers": answer("9**999*" * (N // 7) + "1"),
+    "tower": answer("9**" * 1900 + "9"),
+    "work": answer("9**999*9**999//9**999//9**999*" * 99 + "1"),
+    "literals": answer("*".join(["9" * 1000] * 200)),
+    "fractions": answer("+".join(f"1/{n}" for n in range(2, 1400))),
+    "fraction powers": answer("+".join(f"(1/{n})**400" for n in range(2, 700))),
+    "lines": "\n" * N,
+    "markers": "Assistant:" * (N // 10),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("options", [{}, {"numeric": "exact", "extract": "last_block"}])
+def test_nothing_takes_long(name, options):
+    # As many numbers as the answer has, so that no cheap check ends it early.
+    numbers = re.findall(r"[0-9]{1,4000}", (extract_solution(HOSTILE[name]) or ""))
+    ground_truth = {"target": 2, "numbers": [int(n) for n in numbers]}
+    fastest = math.inf
+    for _ in range(3):
+        started = time.process_time()
+        assert compute_score(HOSTILE[name], ground_truth, **options) in (0.0, 0.1, 1.0)
+        fastest = min(fastest, time.process_time() - started)
+    assert fastest < 0.05
+
+
+@given(st.text(max_size=60))
+def test_no_text_makes_it_raise(text):
+    for response in (text, answer(text)):
+        assert compute_score(response, {"target": 1, "numbers": [1]}) in (0.0, 0.1, 1.0)
+
+
+# The plugins -------------------------------------------------------------------------------------
+
+
+def sample(response, **problem):
+    problem = {"numbers": [3, 4], "target": 7} | problem
+    return Sample(id="a", problem=problem, turn="answer", number=1, response=response)
+
+
+def test_the_plugins_are_rewards():
+    assert isinstance(CountdownScore(), RewardPlugin)
+    assert isinstance(CountdownVerify(), RewardPlugin)
+
+
+@pytest.mark.parametrize(
+    ("response", "value", "reason"),
+    [
+        (answer("3+4"), 1.0, None),
+        ("3+4", 0.0, "no answer block"),
+        (answer(""), 0.1, "empty answer"),
+        (answer("3+5"), 0.1, "wrong numbers"),
+        (answer("3*4"), 0.1, "wrong value"),
+        (answer("3+4="), 0.1, "not computable: it holds what is no arithmetic"),
+        (answer("3/(4-4)"), 0.1, "not computable: division by zero"),
+    ],
+)
+def test_scores_say_why(response, value, reason):
+    score = CountdownScore().score(sample(response))
+    assert (score.value, score.reason) == (value, reason)
+    verdict = CountdownVerify().score(sample(response))
+    assert (verdict.value, verdict.reason) == (float(value == 1.0), reason)
+
+
+def test_an_answer_lost_to_the_last_line_is_counted():
+    lost = CountdownScore().score(sample(answer("3+4") + "\n"))
+    assert (lost.value, lost.parts) == (0.0, {"format_lost_to_lastline": 1.0})
+    kept = CountdownScore(extract="last_block").score(sample(answer("3+4") + "\n"))
+    assert (kept.value, kept.parts) == (1.0, {"format_lost_to_lastline": 0.0})
+
+
+def test_options_reach_the_score():
+    reward = CountdownScore.model_validate({"format_score": 0.2, "score": 2.0})
+    assert reward.score(sample(answer("3+4"))).value == 2.0
+    assert reward.score(sample(answer("3-4"))).value == 0.2
+    assert CountdownVerify.model_validate({"score": 2.0}).score(sample(answer("3+4"))).value == 0.0
+    assert CountdownVerify(ops="prompt").score(sample(answer("-3+4"), target=1)).value == 0.0
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        {"numbers": ["3", "4"]},
+        {"numbers": None},
+        {"numbers": "34"},
+        {"numbers": [True, 4]},
+        {"numbers": [math.nan, 4]},
+        {"target": None},
+        {"target": "7"},
+        {"target": True},
+        {"target": math.inf},
+    ],
+)
+def test_a_bad_ground_truth_is_the_scorers_fault(problem):
+    for reward in (CountdownScore(), CountdownVerify()):
+        with pytest.raises(ValueError, match="finite number"):
+            reward.score(sample(answer("3+4"), **problem))
+    with pytest.raises(ValueError, match="numbers"):
+        CountdownScore().score(
+            Sample(id="a", problem={"target": 7}, turn="answer", number=1, response="")
+        )
+
+
+def test_the_function_lets_a_bad_ground_truth_pass_as_the_source_does():
+    for ground_truth in ({"numbers": ["3", "4"], "target": 7}, {"numbers": [3, 4], "target": None}):
+        assert compute_score(answer("3+4"), ground_truth) == 0.1
+
+
+# Speed -------------------------------------------------------------------------------------------
+
+
+def plain_score(response, ground_truth):
+    """The straightforward scorer: regular expressions and `eval`."""
+    found = re.findall(r"<answer>(.*?)</answer>", response.split("\n")[-1])
+    if not found:
+        return 0.0
+    equation = found[-1].strip()
+    if sorted(map(int, re.findall(r"\d+", equation))) != sorted(ground_truth["numbers"]):
+        return 0.1
+    if not re.match(r"^[\d+\-*/().\s]+$", equation):
+        return 0.1
+    value = eval(equation, {"__builtins__": None}, {})
+    return 1.0 if abs(value - ground_truth["target"]) < 1e-5 else 0.1
+
+
+def test_faster_than_regular_expressions_and_eval():
+    equations = [
+        f"{a} {o} ({b} {p} {c}) + {a + b}"
+        for a, b, c in ((3, 25, 7), (61, 4, 12))
+        for o, p in itertools.product("+-*/", repeat=2)
+    ]
+    rows = [
+        (
+            "<think>" + "17 + 4 = 21, no. " * 15 + "</think>\n" + answer(e),
+            {"target": 9, "numbers": n},
+        )
+        for e in equations
+        for n in [[int(run) for run in re.findall(r"\d+", e)]]
+    ] * 5
+    times = {plain_score: math.inf, compute_score: math.inf}
+    for _ in range(15):
+        for scorer in times:
+            started = time.process_time()
+            scores = [scorer(text, ground_truth) for text, ground_truth in rows]
+            times[scorer] = min(times[scorer], time.process_time() - started)
+            assert set(scores) <= {0.1, 1.0}
+    # About 2.1 when nothing disturbs it.
+    assert times[plain_score] / times[compute_score] > 1.5

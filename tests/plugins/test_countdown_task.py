@@ -1,0 +1,346 @@
+import json
+import random
+import re
+import time
+from collections import Counter
+from itertools import combinations_with_replacement
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rlx.plugin import Task
+from rlx_plugins.countdown import CountdownTask, compute_score, evaluate_equation
+from rlx_plugins.countdown.search import Rules, random_expression, solutions
+from rlx_plugins.countdown.task import is_held_out
+
+RECIPE = CountdownTask(
+    numbers={2: 0.7, 3: 0.3}, number_range=(1, 20), target_range=(1, 99), operators="+-*"
+)
+STEP = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
+
+
+def check_trace(steps, numbers, low, high):
+    """Works the steps out from the numbers; returns what is left at the end."""
+    have = Counter(numbers)
+    for step in steps:
+        left, operator, right, value = STEP.fullmatch(step).groups()
+        for operand in (int(left), int(right)):
+            assert have[operand] > 0
+            have[operand] -= 1
+        assert evaluate_equation(f"{left}{operator}{right}") == int(value)
+        assert low <= int(value) <= high
+        have[int(value)] += 1
+    return list(have.elements())
+
+
+# Problems ----------------------------------------------------------------------------------------
+
+
+def test_it_is_a_task():
+    assert isinstance(RECIPE, Task)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("task", [RECIPE, CountdownTask()], ids=["recipe", "default"])
+def test_problems_keep_their_promises(task, split):
+    low, high = (0, 100) if task is RECIPE else (0, 999)
+    for index in range(150):
+        problem = task.problem(split, index, seed=3)
+        numbers, target = problem.fields["numbers"], problem.fields["target"]
+        assert problem.fields["data_source"] == "countdown"
+        assert problem.stratum == f"{len(numbers)} numbers"
+        assert problem.prompt == f"nums: {' '.join(map(str, numbers))}\ntarget: {target}\n"
+        assert all(task.number_range[0] <= n <= task.number_range[1] for n in numbers)
+        assert task.target_range[0] <= target <= task.target_range[1]
+        assert is_held_out(numbers, target, 7) == (split == "test")
+        assert check_trace(problem.fields["steps"], numbers, low, high) == [target]
+        answer = f"<answer>{problem.fields['solution']}</answer>"
+        assert compute_score(answer, problem.fields, ops="prompt", numeric="exact") == 1.0
+        if len(numbers) <= 3:
+            assert problem.fields["solutions"] >= 1
+        json.dumps(problem.fields)
+
+
+def test_a_problem_depends_on_its_arguments_alone():
+    state = random.getstate()
+    again = RECIPE.model_validate(RECIPE.model_dump())
+    wanted = [RECIPE.problem("train", i, 0) for i in range(20)]
+    assert [again.problem("train", i, 0) for i in reversed(range(20))] == wanted[::-1]
+    assert [RECIPE.problem("train", i, 1) for i in range(20)] != wanted
+    assert random.getstate() == state
+
+
+def test_a_fixed_problem_stays_what_it_is():
+    # Runs made by earlier versions are compared on these.
+    assert RECIPE.problem("train", 1, 0).prompt == "nums: 4 6 9\ntarget: 12\n"
+    assert RECIPE.problem("train", 1, 0).id == "countdown/4-6-9=12"
+
+
+def test_splits_share_no_problem_and_two_numbers_give_86_for_testing():
+    space = {
+        (x, y, value)
+        for x, y in combinations_with_replacement(range(1, 21), 2)
+        for value in (x + y, y - x, x * y)
+        if 1 <= value <= 99
+    }
+    assert len(space) == 515
+    assert sum(is_held_out([y, x], value, 7) for x, y, value in space) == 86
+    train = {RECIPE.problem("train", i, 0).id for i in range(600)}
+    assert not train & {RECIPE.problem("test", i, 0).id for i in range(300)}
+
+
+def test_counts_of_numbers_follow_their_weights():
+    strata = Counter(RECIPE.problem("train", i, 5).stratum for i in range(1000))
+    assert 0.65 < strata["2 numbers"] / 1000 < 0.75
+    equal = CountdownTask(numbers=[2, 3], target_range=(1, 99))
+    strata = Counter(equal.problem("train", i, 5).stratum for i in range(1000))
+    assert 0.45 < strata["2 numbers"] / 1000 < 0.55
+
+
+def test_large_numbers_without_bounds():
+    task = CountdownTask(
+        numbers=[3],
+        number_range=(1000, 2500),
+        target_range=(1, 9999),
+        operators="+-",
+        intermediate_range=None,
+    )
+    problems = [task.problem("train", i, 0) for i in range(200)]
+    steps = [step for problem in problems for step in problem.fields["steps"]]
+    assert any(re.search(r"=-\d", step) for step in steps)
+    assert all(
+        compute_score(f"<answer>{p.fields['solution']}</answer>", p.fields) == 1 for p in problems
+    )
+
+
+def test_600_problems_take_well_under_a_second():
+    fastest = min(_time_problems(repeat) for repeat in range(3))
+    assert fastest < 0.3  # about 0.08
+
+
+def _time_problems(seed):
+    started = time.process_time()
+    for index in range(600):
+        RECIPE.problem("test", index, seed)
+    return time.process_time() - started
+
+
+def test_an_empty_split_is_an_error():
+    task = CountdownTask(numbers=[1], number_range=(5, 5), target_range=(5, 5))
+    splits = ["train", "test"]
+    empty = splits[not is_held_out([5], 5, 7)]
+    with pytest.raises(ValueError, match=f"found no {empty} problem"):
+        task.problem(empty, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"numbers": []}, "at least one number"),
+        ({"numbers": [0, 2]}, "at least one number"),
+        ({"numbers": {2: -1.0, 3: 2.0}}, "weights"),
+        ({"numbers": {2: 0.0}}, "weights"),
+        ({"operators": "+^"}, "some of"),
+        ({"operators": "++"}, "some of"),
+        ({"operators": ""}, "some of"),
+        ({"number_range": (9, 1)}, "greater"),
+        ({"target_range": (9, 1)}, "greater"),
+        ({"intermediate_range": (9, 1)}, "greater"),
+        ({"number_range": (-3, 9)}, "below 0"),
+        ({"held_out": 1}, "held_out"),
+        ({"prompt": "nums: {numbers}"}, "target"),
+        ({"prompt": "{numbers} {target} {solution}"}, "no other"),
+        ({"demonstrations": {"correct": 1.5}}, "correct"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ValidationError, match=message):
+        CountdownTask(**options)
+
+
+# Demonstrations ----------------------------------------------------------------------------------
+
+EPISODE = re.compile(r"<think>((?:[^\n<]+\n)+)</think><answer>([-+*/()0-9]+)</answer>")
+
+
+def test_demonstrations_are_worked_rightly_and_often_miss_the_target():
+    scores, confidences = [], []
+    for index in range(600):
+        problem = RECIPE.problem("train", index, 0)
+        answer, *rest = RECIPE.demonstration(problem, index).turns
+        trace, expression = EPISODE.fullmatch(answer).groups()
+        (value,) = check_trace(trace.splitlines(), problem.fields["numbers"], 0, 100)
+        assert evaluate_equation(expression) == value
+        scores.append(compute_score(answer, problem.fields))
+        assert scores[-1] == (1.0 if value == problem.fields["target"] else 0.1)
+        confidences += rest
+    assert 0.4 < scores.count(1.0) / 600 < 0.7  # 40 %, and the random ones that happen to hit
+    assert 0.42 < len(confidences) / 600 < 0.58
+    assert set(confidences) == {f"<confidence>{k / 10:.1f}</confidence>" for k in range(11)}
+    assert max(Counter(confidences).values()) < 2.2 * len(confidences) / 11
+
+
+def test_shares_can_be_set():
+    task = RECIPE.model_copy(
+        update={
+            "demonstrations": CountdownTask(
+                demonstrations={"correct": 1, "confidence": 0}
+            ).demonstrations
+        }
+    )
+    for index in range(50):
+        problem = task.problem("train", index, 0)
+        (answer,) = task.demonstration(problem, index).turns
+        assert compute_score(answer, problem.fields) == 1.0
+
+
+def test_a_demonstration_depends_on_its_arguments_alone():
+    problem = RECIPE.problem("train", 0, 0)
+    assert RECIPE.demonstration(problem, 1) == RECIPE.demonstration(problem, 1)
+    assert len({RECIPE.demonstration(problem, seed).turns for seed in range(20)}) > 5
+
+
+def test_no_expression_in_range_is_an_error():
+    task = CountdownTask(numbers=[2], operators="+", intermediate_range=(0, 5), target_range=(1, 5))
+    problem = CountdownTask(numbers=[2], number_range=(50, 60)).problem("train", 0, 0)
+    with pytest.raises(ValueError, match="stays within"):
+        task.model_copy(
+            update={"demonstrations": CountdownTask(demonstrations={"correct": 0}).demonstrations}
+        ).demonstration(problem, 0)
+
+
+# Expressions -------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=5), st.integers(0, 10**6))
+def test_expressions_are_what_their_steps_say(numbers, seed):
+    worked = random_expression(
+        numbers, Rules("+-*/", None, None), random.Random(seed), trivial=True
+    )
+    if worked is None:
+        return
+    assert evaluate_equation(worked.text, numeric="exact") == worked.value
+    assert sorted(map(int, re.findall(r"\d+", worked.text))) == sorted(numbers)
+    assert len(worked.steps) == len(numbers) - 1
+    for match in re.finditer(r"\(", worked.text):  # no pair of parentheses is superfluous
+        start, depth = match.start(), 0
+        for end in range(start, len(worked.text)):
+            depth += {"(": 1, ")": -1}.get(worked.text[end], 0)
+            if depth == 0:
+                break
+        inside = worked.text[start + 1 : end]
+        assert re.search(r"[-+*/]", inside)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "target", "texts"),
+    [
+        ([2, 3, 4], 14, {"3*4+2", "(3+4)*2"}),
+        ([2, 6, 9], 5, {"9-(6-2)", "2+9-6", "9-6+2"}),
+        ([2, 4, 8], 4, {"2*8/4", "8/4*2", "8/(4/2)", "8/4+2", "8/(4-2)"}),
+        ([2, 4, 8], 1, {"8/(2*4)", "8/2/4", "8/4/2", "2*4/8", "2/(8/4)", "4/(8/2)"}),
+    ],
+)
+def test_parentheses_only_where_needed(numbers, target, texts):
+    found = {worked.text for worked in solutions(numbers, target, Rules("+-*/", 0, 100))}
+    assert found == texts
+
+
+def test_trivial_steps_are_left_out():
+    rng = random.Random(0)
+    for _ in range(300):
+        worked = random_expression([1, 1, 5], Rules("+-*/", 0, 99), rng, trivial=False)
+        if worked:
+            for step in worked.steps:
+                left, operator, right, value = STEP.fullmatch(step).groups()
+                assert int(value) not in (0, int(left), int(right)) or operator in "+-"
+                assert operator in "+-" or "1" not in (left, right)
+
+
+def test_solutions_of_a_target_out_of_reach():
+    assert list(solutions([1, 1], 50, Rules("+-*/", 0, 100))) == []
+
+
+# Files -------------------------------------------------------------------------------------------
+
+
+def write(path, *lines):
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def from_files(tmp_path, train, test):
+    files = {
+        "train": write(tmp_path / "a.jsonl", *train),
+        "test": write(tmp_path / "b.jsonl", *test),
+    }
+    return CountdownTask(files=files)
+
+
+def test_problems_from_files(tmp_path):
+    train = [json.dumps({"nums": [n, 2], "target": n + 2}) for n in range(3, 13)]
+    test = [
+        json.dumps({"numbers": [1, 2.0], "target": 3.0}),
+        "",
+        '{"numbers": [5, 5], "target": 1.5}',
+    ]
+    task = from_files(tmp_path, train, test)
+    assert [task.problem("test", i, 0).prompt for i in (0, 1, 2)] == [
+        "nums: 1 2\ntarget: 3\n",
+        "nums: 5 5\ntarget: 1.5\n",
+        "nums: 1 2\ntarget: 3\n",
+    ]
+    passes = [[task.problem("train", 10 * p + i, 0).id for i in range(10)] for p in (0, 1)]
+    assert sorted(passes[0]) == sorted(passes[1])
+    assert len(set(passes[0])) == 10
+    assert passes[0] != passes[1]
+    assert task.problem("train", 0, 0).fields["numbers"][1] == 2
+    always = task.model_copy(
+        update={"demonstrations": CountdownTask(demonstrations={"correct": 1}).demonstrations}
+    )
+    for index in range(10):
+        problem = always.problem("train", index, 0)
+        turns = always.demonstration(problem, index).turns
+        assert compute_score(turns[0], problem.fields) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: not JSON"),
+        ("[1]", "line 2: not a JSON object"),
+        ("{}", "line 2: numbers must be"),
+        ('{"nums": ["1", "2"], "target": 3}', "line 2: numbers must be"),
+        ('{"nums": [1, 2]}', "line 2: target must be"),
+        ('{"nums": [1, 2], "target": "3"}', "line 2: target must be"),
+        ('{"nums": [1, 2], "target": NaN}', "line 2: target must be"),
+        ('{"nums": [], "target": 3}', "line 2: numbers must be whole"),
+        ('{"nums": [-1, 2], "target": 3}', "line 2: numbers must be whole"),
+        ('{"nums": [1.5, 2], "target": 3}', "line 2: numbers must be whole"),
+    ],
+)
+def test_malformed_files_are_named_with_the_line(tmp_path, line, message):
+    task = from_files(
+        tmp_path, ['{"nums": [7, 7], "target": 14}', line], ['{"nums": [1], "target": 1}']
+    )
+    with pytest.raises(ValueError, match=rf"a\.jsonl {message}"):
+        task.problem("train", 0, 0)
+
+
+def test_a_problem_in_both_files_is_an_error(tmp_path):
+    task = from_files(
+        tmp_path, ['{"nums": [1, 2], "target": 3}'], ['{"nums": [2, 1], "target": 3.0}']
+    )
+    with pytest.raises(ValueError, match="also in"):
+        task.problem("test", 0, 0)
+
+
+def test_missing_and_empty_files_are_errors(tmp_path):
+    task = from_files(tmp_path, [""], ['{"nums": [1], "target": 1}'])
+    with pytest.raises(ValueError, match="holds no problem"):
+        task.problem("test", 0, 0)
+    (tmp_path / "b.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"a\.jsonl|b\.jsonl"):
+        task.problem("test", 0, 0)

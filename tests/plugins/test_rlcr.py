@@ -1,0 +1,222 @@
+import json
+import math
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlx.plugin import RewardPlugin, Sample
+from rlx_plugins.rlcr import Brier, Format, matches, parse_confidence
+
+GOLDEN = {
+    record["id"]: record
+    for record in json.loads((Path(__file__).parents[1] / "golden" / "golden.json").read_text())[
+        "examples"
+    ]
+}
+N = 200_000
+
+
+def sample(response, of=None):
+    return Sample(id="a", problem={}, turn="confidence", number=2, response=response, of=of)
+
+
+def confidence(text):
+    return f"<confidence>{text}</confidence>"
+
+
+# Brier -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", GOLDEN["g19"]["outputs"]["rows"], ids=str)
+def test_golden_g19(row):
+    response = "" if row["conf"] is None else confidence(row["conf"])
+    if row["conf"] == 0.9 and not row["format_ok"]:
+        response = "<confidence>0.9"
+    score = Brier().score(sample(response, of=float(row["acc"])))
+    assert score.value == pytest.approx(row["reward"], rel=1e-6, abs=1e-9)
+    assert (score.reason is None) == row["format_ok"]
+    assert score.parts == ({"confidence": float(row["conf"])} if row["format_ok"] else {})
+
+
+@pytest.mark.parametrize("row", GOLDEN["g20"]["outputs"]["rows"], ids=str)
+def test_golden_g20(row):
+    brier = Brier().score(sample(confidence(row["conf"]), of=float(row["acc"]))).value
+    assert row["acc"] + brier - 1 == pytest.approx(row["rlcr"], rel=1e-6, abs=1e-9)
+
+
+def test_the_best_confidence_is_the_probability():
+    expected = {
+        k / 100: 0.7 * Brier().score(sample(confidence(k / 100), of=1.0)).value
+        + 0.3 * Brier().score(sample(confidence(k / 100), of=0.0)).value
+        for k in range(101)
+    }
+    assert max(expected, key=expected.get) == GOLDEN["g20"]["outputs"]["best_conf_for_p07"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (confidence("0.7"), 0.7),
+        (confidence(" 1 \n"), 1.0),
+        (confidence(".5"), 0.5),
+        (confidence("1."), 1.0),
+        (confidence("+0.25"), 0.25),
+        (confidence("-0"), 0.0),
+        (confidence("0.1") + " or " + confidence("0.9"), 0.9),
+        ("I think so.\n" + confidence("0.3") + "\n<|im_end|>", 0.3),
+        (confidence("0." + "3" * 5000), 1 / 3),
+    ],
+)
+def test_confidences_that_can_be_read(text, value):
+    read = parse_confidence(text)
+    assert read.value == pytest.approx(value)
+    assert math.copysign(1, read.value) == 1
+    assert read.reason is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no confidence"),
+        ("0.7", "no confidence"),
+        ("<confidence>0.7", "no confidence"),
+        ("0.7</confidence>", "no confidence"),
+        (confidence(""), "unparsable"),
+        (confidence("high"), "unparsable"),
+        (confidence("80%"), "unparsable"),
+        (confidence("0,5"), "unparsable"),
+        (confidence("1e-1"), "unparsable"),
+        (confidence("0.5_0"), "unparsable"),
+        (confidence("٠.٥"), "unparsable"),
+        (confidence("0.5 0.6"), "unparsable"),
+        (confidence("<confidence>0.5"), "unparsable"),
+        (confidence("0.5\u00a0"), "unparsable"),
+        (confidence("."), "unparsable"),
+        (confidence("nan"), "not finite"),
+        (confidence("-NaN"), "not finite"),
+        (confidence("inf"), "not finite"),
+        (confidence("-Infinity"), "not finite"),
+        (confidence("1.2"), "out of range"),
+        (confidence("-0.1"), "out of range"),
+        (confidence("9" * 5000), "out of range"),
+        (confidence("0.5") + confidence("80"), "out of range"),
+    ],
+)
+def test_confidences_that_cannot_be_read(text, reason):
+    assert parse_confidence(text) == (None, reason)
+    score = Brier(invalid_reward=-1.0).score(sample(text, of=1.0))
+    assert (score.value, score.reason, score.parts) == (-1.0, reason, {})
+
+
+@given(st.text())
+def test_whatever_is_read_is_a_probability(text):
+    for response in (text, confidence(text)):
+        value, reason = parse_confidence(response)
+        assert (value is None) == (reason is not None)
+        assert value is None or 0 <= value <= 1
+
+
+@pytest.mark.parametrize("of", [None, math.nan, -0.1, 1.1])
+def test_a_parent_that_is_no_probability_is_not_the_models_fault(of):
+    with pytest.raises(ValueError, match="of"):
+        Brier().score(sample(confidence("0.5"), of=of))
+
+
+def test_they_are_rewards_and_brier_reads_its_parent():
+    assert isinstance(Brier(), RewardPlugin)
+    assert isinstance(Format(pattern="ta"), RewardPlugin)
+    assert Brier.reads_parent
+    assert not Format.reads_parent
+
+
+# Format ------------------------------------------------------------------------------------------
+
+EXPRESSIONS = {
+    "ta": r".*?</think>\s*<answer>.*?</answer>\s*\Z",
+    "tac": r".*?</think>\s*<answer>.*?</answer>\s*<confidence>.*?</confidence>\s*\Z",
+    "tabc": r".*?</think>\s*<answer>.*?</answer>\s*<analysis>.*?</analysis>"
+    r"\s*<confidence>.*?</confidence>\s*\Z",
+    "tbac": r".*?</think>\s*<analysis>.*?</analysis>\s*<answer>.*?</answer>"
+    r"\s*<confidence>.*?</confidence>\s*\Z",
+    "c": r"\s*<confidence>.*?</confidence>\s*\Z",
+    "bc": r"\s*<analysis>.*?</analysis>\s*<confidence>.*?</confidence>\s*\Z",
+}
+GOOD = {
+    "ta": "<think>a</think> <answer>b</answer>\n",
+    "tac": "a</think><answer>b</answer><confidence>1</confidence>",
+    "tabc": "a</think><answer>b</answer>\n<analysis>x\ny</analysis><confidence>1</confidence>",
+    "tbac": "a</think><analysis>x</analysis> <answer>b</answer><confidence>1</confidence>",
+    "c": "\n<confidence>1</confidence> ",
+    "bc": "<analysis>x</analysis><confidence>1</confidence>",
+}
+PIECES = st.sampled_from(
+    [
+        f"<{slash}{tag}>"
+        for tag in ("think", "answer", "analysis", "confidence")
+        for slash in ("", "/")
+    ]
+    + ["x", " ", "\n", "\u00a0", "<"]
+)
+
+
+@pytest.mark.parametrize("pattern", EXPRESSIONS)
+def test_each_form_matches_itself_only(pattern):
+    for text in GOOD.values():
+        score = Format(pattern=pattern).score(sample(text))
+        assert score.value == float(bool(re.match(EXPRESSIONS[pattern], text, re.DOTALL)))
+        assert (score.reason is None) == (score.value == 1.0)
+    assert Format(pattern=pattern).score(sample(GOOD[pattern])).value == 1.0
+    assert Format(pattern=pattern).score(sample(GOOD[pattern] + ".")).value == 0.0
+    assert Format(pattern=pattern).score(sample(GOOD[pattern].replace("</", "<"))).value == 0.0
+
+
+@pytest.mark.parametrize("pattern", EXPRESSIONS)
+@settings(max_examples=150)
+@given(data=st.data())
+def test_forms_equal_the_regular_expressions(pattern, data):
+    # Pieces of a right response, with some left out or put in between.
+    parts = re.findall(r"<[^>]*>|[^<]+", GOOD[pattern])
+    parts = [p for part in parts for p in (part, data.draw(st.one_of(st.just(""), PIECES)))]
+    parts = [p for p in parts if data.draw(st.integers(0, 9))]
+    text = "".join(parts)
+    assert matches(pattern, text) == bool(re.match(EXPRESSIONS[pattern], text, re.DOTALL))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "</think>" * (N // 8),
+        "</think>" + " " * N,
+        "</think><answer>" * (N // 15) + "</answer>",
+        "</think><answer></answer>" * (N // 25) + "x",
+        "<confidence>" * (N // 12),
+        "<confidence>" * (N // 12) + "</confidence>",
+        "</confidence>" * (N // 13),
+        "<analysis></analysis>" * (N // 21) + "</confidence>",
+        confidence("1" * N),
+        " " * N,
+        "</answer>" + " " * N + "x</confidence>",
+    ],
+)
+def test_nothing_takes_long(text):
+    for judge in (parse_confidence, *(Format(pattern=p) for p in EXPRESSIONS)):
+        fastest = math.inf
+        for _ in range(3):
+            started = time.process_time()
+            judge(text) if judge is parse_confidence else judge.score(sample(text))
+            fastest = min(fastest, time.process_time() - started)
+        assert fastest < 0.05
+
+
+def test_importing_the_plugins_brings_no_torch():
+    code = (
+        "import sys, rlx_plugins.rlcr, rlx_plugins.countdown;"
+        "sys.exit(bool({'torch', 'numpy', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

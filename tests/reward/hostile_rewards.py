@@ -1,0 +1,124 @@
+"""Rewards that misbehave. A module of its own, so that worker processes can import it."""
+
+import os
+import signal
+import sys
+import time
+
+from rlx.plugin import Reward, Sample, Score, reward
+
+
+@reward
+def length(sample):
+    """Number of characters."""
+    return float(len(sample.response))
+
+
+@reward
+def misbehave(sample, *, how: str):
+    """Does what `how` says when the response is "bad"; 1 otherwise."""
+    return {"bad": MISDEEDS[how]}.get(sample.response, lambda: 1.0)()
+
+
+@reward
+def modules(sample):
+    """Whether the module named by the response has been imported into this process."""
+    return float(sample.response in sys.modules)
+
+
+@reward(scope="siblings")
+def rank(samples):
+    """Position in the group; one too few when a response is "short"."""
+    short = any(sample.response == "short" for sample in samples)
+    return [float(i) for i in range(len(samples) - short)]
+
+
+@reward
+def graded(sample, *, reason: str):
+    """A score with all its parts."""
+    return Score(0.5, reason, {"length": len(sample.response)})
+
+
+@reward
+def nap(sample, *, seconds: float):
+    """1, after a while."""
+    time.sleep(seconds)
+    return 1.0
+
+
+@reward
+def process(sample):
+    """Id of the process it runs in."""
+    return float(os.getpid())
+
+
+class Abstains(Reward):
+    """Has no opinion."""
+
+    def score(self, sample: Sample) -> None:
+        return None
+
+
+def spin():
+    while True:
+        pass
+
+
+def power():
+    return float(len(str(9**9**9)))
+
+
+def hog():
+    return float(len(bytearray(4 << 30)))
+
+
+def leak():
+    KEPT.append(bytearray(150 << 20))
+    return 1.0
+
+
+def noise():
+    print("noise " * 10)
+    os.write(1, b"more noise\n")
+    sys.stderr.write("and more\n")
+    return 1.0
+
+
+def leave():
+    sys.exit("done")
+
+
+def explode():
+    raise ValueError("no such target")
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("nothing to say")
+
+
+def explode_unprintably():
+    raise Unprintable
+
+
+KEPT = []
+MISDEEDS = {
+    "leak": leak,
+    "spin": spin,
+    "sleep": lambda: time.sleep(60),
+    "power": power,
+    "exit": lambda: os._exit(3),
+    "sys_exit": leave,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "hog": hog,
+    "nan": lambda: float("nan"),
+    "infinite": lambda: Score(float("inf")),
+    "text": lambda: "1.0",
+    "complex": lambda: 1j,
+    "reason": lambda: Score(1.0, reason=7),
+    "parts": lambda: Score(1.0, parts={"x": float("nan")}),
+    "noise": noise,
+    "explode": explode,
+    "explode_unprintably": explode_unprintably,
+}

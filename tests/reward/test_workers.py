@@ -1,0 +1,235 @@
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # spawned workers inherit it
+
+import hostile_rewards
+from hostile_rewards import Abstains, graded, length, misbehave, modules, rank
+
+from rlx.errors import EnvironmentFault
+from rlx.plugin import Reward, Sample, Score
+from rlx.reward.workers import Job, Outcome, RewardPool
+from rlx_plugins.countdown import CountdownVerify
+
+DEADLINE = 0.4
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with RewardPool(workers=2, memory_mb=256) as pool:
+        yield pool
+
+
+def sample(response, id="a", **problem):
+    return Sample(id=id, problem=problem, turn="answer", number=1, response=response)
+
+
+def job(reward, *responses, deadline=5.0):
+    return Job(reward, tuple(map(sample, responses)), deadline)
+
+
+def value(outcome):
+    (verdict,) = outcome.verdicts
+    return verdict.value
+
+
+# Verdicts ----------------------------------------------------------------------------------------
+
+
+def test_verdicts_come_back_in_order(pool):
+    outcomes = pool.score([job(length(), "x" * n) for n in range(300)])
+    assert [value(outcome) for outcome in outcomes] == list(range(300))
+
+
+def test_nothing_to_do(pool):
+    assert pool.score([]) == []
+
+
+def test_scores_are_carried_whole(pool):
+    (outcome,) = pool.score([job(graded(reason="half"), "abc")])
+    assert outcome == Outcome((Score(0.5, "half", {"length": 3.0}),))
+
+
+def test_a_reward_may_abstain(pool):
+    assert pool.score([job(Abstains(), "x")]) == [Outcome((None,))]
+
+
+def test_wider_scopes_get_all_samples_at_once(pool):
+    first, second = pool.score([job(rank(), "a", "b", "c"), job(rank(), "a", "short")])
+    assert [verdict.value for verdict in first.verdicts] == [0.0, 1.0, 2.0]
+    assert second == Outcome(fault="gave 1 verdicts for 2 samples")
+
+
+def test_shipped_rewards_run_in_workers(pool):
+    good = sample("<answer>1+2</answer>", numbers=[1, 2], target=3)
+    bad = sample("<answer>1+2</answer>", numbers=["1", "2"], target=3)
+    first, second = pool.score([Job(CountdownVerify(), (s,), 5.0) for s in (good, bad)])
+    assert value(first) == 1.0
+    assert second.fault.startswith("ValueError: numbers must be a list of finite numbers")
+
+
+def test_workers_import_no_torch(pool):
+    names = ["torch", "numpy", "transformers", "hostile_rewards"]
+    outcomes = pool.score([job(modules(), name) for name in names])
+    assert [value(outcome) for outcome in outcomes] == [0.0, 0.0, 0.0, 1.0]
+
+
+# Misdeeds: each costs its own verdict, and no other ----------------------------------------------
+
+PASSED = f"deadline of {DEADLINE:g} s passed"
+FAULTS = {
+    "spin": PASSED,
+    "sleep": PASSED,
+    "power": PASSED,
+    "exit": "process died (exit code 3)",
+    "kill": "process died (signal 9)",
+    "segfault": "process died (signal 11)",
+    "sys_exit": "SystemExit: done",
+    "hog": "MemoryError: it may take 256 MiB",
+    "nan": "gave nan",
+    "infinite": "gave inf",
+    "text": "gave str instead of a number",
+    "complex": "gave complex instead of a number",
+    "reason": "gave int as a reason",
+    "parts": "gave nan",
+    "explode": "ValueError: no such target",
+    "explode_unprintably": "Unprintable: (and RuntimeError when asked why)",
+}
+
+
+def test_all_misdeeds_have_a_test():
+    assert set(FAULTS) | {"noise", "leak"} == set(hostile_rewards.MISDEEDS)
+
+
+@pytest.mark.parametrize("how", FAULTS)
+def test_a_misdeed_costs_its_own_job(pool, how):
+    jobs = [
+        job(misbehave(how=how), "bad" if i == 7 else "good", deadline=DEADLINE) for i in range(20)
+    ]
+    started = time.monotonic()
+    outcomes = pool.score(jobs)
+    assert time.monotonic() - started < 10
+    assert outcomes[7] == Outcome(fault=FAULTS[how])
+    assert [value(outcome) for i, outcome in enumerate(outcomes) if i != 7] == [1.0] * 19
+
+
+def test_several_misdeeds_at_once(pool):
+    hows = ["kill", "spin", "nan", "exit", "explode"]
+    jobs = [job(misbehave(how=how), "bad", deadline=DEADLINE) for how in hows]
+    jobs = [j for bad in jobs for j in (bad, job(length(), "four"))]
+    outcomes = pool.score(jobs)
+    assert [outcome.fault for outcome in outcomes[::2]] == [FAULTS[how] for how in hows]
+    assert [value(outcome) for outcome in outcomes[1::2]] == [4.0] * 5
+
+
+def test_noise_breaks_nothing(pool):
+    outcomes = pool.score([job(misbehave(how="noise"), "bad") for _ in range(3)])
+    assert [value(outcome) for outcome in outcomes] == [1.0] * 3
+
+
+def test_memory_that_one_job_keeps_is_not_held_against_the_next(pool):
+    outcomes = pool.score([job(misbehave(how="leak"), "bad") for _ in range(6)])
+    assert [value(outcome) for outcome in outcomes] == [1.0] * 6
+
+
+def test_a_slow_chunk_is_handed_back_and_finished(pool):
+    # Each is well within its deadline; all together are not.
+    jobs = [job(hostile_rewards.nap(seconds=0.1), "x", deadline=0.4) for _ in range(16)]
+    assert [value(outcome) for outcome in pool.score(jobs)] == [1.0] * 16
+
+
+def test_an_unsendable_reward_costs_its_own_jobs(pool):
+    class Local(Reward):
+        """Cannot be imported anywhere else."""
+
+        def score(self, sample):
+            return 1.0
+
+    outcomes = pool.score([job(Local(), "x"), job(length(), "abc")])
+    assert outcomes[0].fault.startswith("cannot be sent to a worker: ")
+    assert value(outcomes[1]) == 3.0
+
+
+def test_a_reward_that_workers_cannot_import_costs_its_own_jobs(pool, monkeypatch):
+    # A class that exists here under a module name that no other process can import.
+    module = type(sys)("only_here")
+    module.Odd = type("Odd", (Abstains,), {"__module__": "only_here", "__annotations__": {}})
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    outcomes = pool.score([job(module.Odd(), "x"), job(length(), "abc")])
+    assert outcomes[0].fault.startswith("cannot be read by a worker: ModuleNotFoundError")
+    assert value(outcomes[1]) == 3.0
+
+
+def test_workers_killed_while_idle_are_replaced():
+    with RewardPool(workers=1, memory_mb=256) as pool:
+        pid = value(pool.score([job(hostile_rewards.process(), "x")])[0])
+        os.kill(int(pid), signal.SIGKILL)
+        time.sleep(0.5)
+        again = value(pool.score([job(hostile_rewards.process(), "x")])[0])
+        assert again != pid
+
+
+# The pool itself ---------------------------------------------------------------------------------
+
+
+def test_the_parent_pays_little_per_job(pool):
+    jobs = [
+        Job(
+            CountdownVerify(),
+            (sample("<answer>1+2</answer>", f"{i}", numbers=[1, 2], target=3),),
+            5,
+        )
+        for i in range(700)
+    ]
+    pool.score(jobs)
+    fastest = min(_cpu(pool, jobs) for _ in range(5))
+    assert fastest < 0.04  # about 0.012
+
+
+def _cpu(pool, jobs):
+    started = time.process_time()
+    pool.score(jobs)
+    return time.process_time() - started
+
+
+def test_closing_ends_workers_that_are_busy():
+    with RewardPool(workers=1, memory_mb=256) as pool:
+        pid = int(value(pool.score([job(hostile_rewards.process(), "x")])[0]))
+        pool._pool.schedule(time.sleep, args=(60,))
+        time.sleep(0.3)
+        started = time.monotonic()
+    assert time.monotonic() - started < 5
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_workers_that_cannot_start_are_a_fault_of_the_environment(monkeypatch):
+    monkeypatch.setattr("rlx.reward.workers.start_worker", hostile_rewards.leave)
+    with pytest.raises(EnvironmentFault, match="do not start"):
+        RewardPool(workers=1, memory_mb=256)
+
+
+@pytest.mark.parametrize(("workers", "memory_mb"), [(0, 256), (1, 0)])
+def test_an_empty_pool_is_refused(workers, memory_mb):
+    with pytest.raises(ValueError, match="at least"):
+        RewardPool(workers, memory_mb)
+
+
+@pytest.mark.parametrize(
+    ("reward", "responses", "deadline"),
+    [
+        (length(), (), 1.0),
+        (length(), ("a", "b"), 1.0),
+        (rank(), (), 1.0),
+        (length(), ("a",), 0.0),
+        (length(), ("a",), float("nan")),
+    ],
+)
+def test_malformed_jobs_are_refused(reward, responses, deadline):
+    with pytest.raises(ValueError, match=r"samples for scope|deadline"):
+        job(reward, *responses, deadline=deadline)

@@ -1,0 +1,162 @@
+"""Promises about the shape of the repository, kept by the machine."""
+
+import ast
+import re
+import subprocess
+import sys
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# room -> rooms it may import, besides the leaves. Anything not listed is an error, not a habit.
+LEAVES = {"errors", "seeding"}
+MAY_IMPORT = {
+    "plugin": set(),
+    "spec": {"plugin"},
+    "discovery": {"spec", "plugin"},
+    "rollout": {"spec", "plugin", "discovery"},
+    "reward": {"spec", "plugin", "discovery", "rollout"},
+    "batch": {"rollout", "reward"},
+    "mask": {"batch"},
+    "credit": {"spec"},
+    "loss": {"spec"},
+    "step": {"batch", "mask", "credit", "loss", "spec"},
+    "model": {"spec", "plugin"},
+    "sampler": {"spec", "rollout", "model"},
+    "learner": {"spec", "batch", "loss", "model", "step"},
+    "evaluation": {"spec", "plugin", "rollout", "reward", "sampler"},
+    "record": {"spec", "rollout", "reward", "rlx_registry"},
+    "testing": {"plugin", "spec", "discovery", "rollout", "reward", "batch", "mask", "credit"},
+}
+EVERYTHING = {*MAY_IMPORT, *LEAVES, "rlx_registry"}
+MAY_IMPORT["run"] = EVERYTHING - {"testing"}
+MAY_IMPORT["cli"] = EVERYTHING | {"run", "rlx_web"}
+
+OWN = {"rlx_registry", "rlx_web", "rlx_plugins"}
+TOP_LEVEL = {
+    "pyproject.toml",
+    "README.md",
+    "platform",
+    "plugins",
+    "experiments",
+    "registry",
+    "tests",
+    "web",
+    "Makefile",
+    "LICENSE",
+    "CHANGELOG.md",
+    "docs",
+}
+HEAVY = {"torch", "transformers", "vllm", "deepspeed", "mlflow"}
+
+
+def imports(paths) -> set[str]:
+    """Rooms of rlx, and packages of ours, that a set of files imports anywhere."""
+    names = set()
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                if node.module == "rlx":
+                    names |= {alias.name for alias in node.names}
+                else:
+                    names.add(node.module.removeprefix("rlx.").split(".")[0])
+            elif isinstance(node, ast.Import):
+                names |= {a.name.removeprefix("rlx.").split(".")[0] for a in node.names}
+    rooms = {*MAY_IMPORT, *LEAVES}
+    return {name for name in names if name in rooms | OWN}
+
+
+def files(room: str) -> list[Path]:
+    base = ROOT / "platform" / "rlx" / room
+    alone = base.with_suffix(".py")
+    return [alone] if alone.exists() else sorted(base.rglob("*.py"))
+
+
+@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
+def test_imports_flow_one_way(room):
+    assert imports(files(room)) - {room} <= MAY_IMPORT[room] | LEAVES
+
+
+@pytest.mark.parametrize("leaf", sorted(LEAVES))
+def test_leaves_import_nothing_of_ours(leaf):
+    assert imports(files(leaf)) == set()
+
+
+def test_every_room_is_listed():
+    entries = (ROOT / "platform" / "rlx").iterdir()
+    rooms = {p.stem for p in entries if p.suffix == ".py" or p.is_dir() and list(p.rglob("*.py"))}
+    assert rooms - {"__init__", "__pycache__"} == {*MAY_IMPORT, *LEAVES}
+
+
+@pytest.mark.parametrize(
+    ("package", "allowed"),
+    [
+        ("registry/rlx_registry", {"rlx_registry"}),
+        ("web/rlx_web", {"rlx_web", "rlx_registry"}),
+        ("plugins/rlx_plugins", {"rlx_plugins", "plugin"}),
+    ],
+)
+def test_the_other_packages_keep_to_themselves(package, allowed):
+    assert imports((ROOT / package).rglob("*.py")) <= allowed
+
+
+def test_platform_does_not_shadow_the_standard_library():
+    for root in ("platform", "plugins", "registry", "web"):
+        assert not list((ROOT / root).glob("*.py"))
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+    code = "import platform; print(platform.python_version())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert re.fullmatch(r"3\.\d+\.\d+\S*\n", done.stdout)
+
+
+def test_nothing_else_at_the_top():
+    done = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    tops = {line.split("/")[0] for line in done.stdout.splitlines()}
+    assert {top for top in tops if not top.startswith(".")} <= TOP_LEVEL
+
+
+def test_one_distribution_offers_everything():
+    groups = {e.group for e in distribution("rlx").entry_points}
+    assert {"rlx.tasks", "rlx.rewards", "rlx.estimators", "rlx.masks"} <= groups
+    for package in ("platform/rlx", "registry/rlx_registry", "web/rlx_web", "plugins/rlx_plugins"):
+        assert (ROOT / package / "py.typed").exists()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from rlx.cli import main; main(['--help'])",
+        "from rlx.cli import main; main(['validate', 'experiments/rlcr.yaml'])",
+        "import rlx_registry",
+        "import rlx_web",
+        "import rlx_plugins.countdown, rlx_plugins.rlcr",
+        "import rlx.spec.estimator, rlx.spec.mask, rlx.discovery",
+    ],
+)
+def test_what_must_start_fast_imports_nothing_heavy(code):
+    probe = f"{code}\nimport sys; print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert not HEAVY & set(done.stderr.split())
+
+
+def test_no_function_is_a_page_long():
+    pages = [
+        f"{path.relative_to(ROOT)}:{node.name}"
+        for root in ("platform", "plugins", "registry", "web")
+        for path in (ROOT / root).rglob("*.py")
+        if "migrations" not in path.parts  # generated once, never edited
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 60
+    ]
+    assert pages == []
