@@ -15,6 +15,7 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model.dialogue import PlainDialogue
@@ -22,6 +23,9 @@ from rlx.seeding import derive_seed
 from rlx.spec import ModelSpec, Pretrained, Tiny
 
 __all__ = ["Policy", "build_policy"]
+
+GENERIC_TOKENIZERS = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
+"""What files name whose `tokenizer.json` says everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ def _tiny(spec: Tiny, seed: int) -> Policy:
 def _pretrained(spec: Pretrained) -> Policy:
     try:
         config = AutoConfig.from_pretrained(spec.path, revision=spec.revision)
-        tokenizer = AutoTokenizer.from_pretrained(spec.path, revision=spec.revision)
+        tokenizer = _tokenizer(spec)
         model = AutoModelForCausalLM.from_pretrained(
             spec.path,
             revision=spec.revision,
@@ -113,6 +117,15 @@ def _pretrained(spec: Pretrained) -> Policy:
             f"fetched ({str(error).splitlines()[0]}); give a local folder, or fetch it first"
         ) from error
     return _policy(model, tokenizer)
+
+
+def _tokenizer(spec: Pretrained) -> PreTrainedTokenizerBase:
+    named = get_tokenizer_config(spec.path, revision=spec.revision).get("tokenizer_class")
+    # AutoTokenizer overrules files that name the generic class: for Qwen2 and others it takes the
+    # family's own, which puts another pre-tokenizer in the place of the one that was saved.
+    loader = PreTrainedTokenizerFast if named in GENERIC_TOKENIZERS else AutoTokenizer
+    tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(spec.path, revision=spec.revision)
+    return tokenizer
 
 
 def _policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Policy:

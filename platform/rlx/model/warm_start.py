@@ -6,7 +6,6 @@ from the poor.
 
 import hashlib
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ Progress = Callable[[int, int, float], None]
 """Called with (step, steps, loss)."""
 
 IGNORED = -100
+WEIGHTS = "model.safetensors"
 
 
 def warm_started(
@@ -53,18 +53,26 @@ def warm_started(
     if warm is None:
         return None
     folder = cache / _digest(spec)
-    if not (folder / "model.safetensors").exists():
+    if not (folder / WEIGHTS).exists():
         _train(policy, spec, warm, task, progress)
-        aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
-        policy.save(aside)
-        try:
-            os.replace(aside, folder)
-        except OSError:  # another run finished the same warm start first
-            shutil.rmtree(aside)
-    weights = load_file(folder / "model.safetensors")
+        _keep(policy, folder)
+    weights = load_file(folder / WEIGHTS)
     policy.model.load_state_dict(weights, strict=False)
     policy.model.tie_weights()
     return folder
+
+
+def _keep(policy: Policy, folder: Path) -> None:
+    """Saves to `folder`, whole or not at all; of two runs that do, the first one's result stays."""
+    aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
+    try:
+        policy.save(aside)
+        aside.replace(folder)
+    except OSError:
+        if not (folder / WEIGHTS).exists():
+            raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _digest(spec: ExperimentSpec) -> str:

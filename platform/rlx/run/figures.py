@@ -1,15 +1,18 @@
 """Figures of one training step, under the names that MLflow groups into sections."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
 from rlx.evaluation.held_out import alike_share, stated_confidence
-from rlx.learner import UpdateStats
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree
 from rlx.step import TrainBatch
+
+if TYPE_CHECKING:
+    from rlx.learner import UpdateStats  # brings DeepSpeed
 
 __all__ = ["step_figures"]
 
@@ -18,7 +21,7 @@ def step_figures(
     trees: Sequence[RolloutTree],
     table: RewardTable,
     train: TrainBatch,
-    update: UpdateStats | None,
+    update: "UpdateStats | None",
     seconds: Mapping[str, float],
     correct: str,
 ) -> dict[str, float]:

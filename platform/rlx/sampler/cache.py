@@ -102,9 +102,9 @@ class CachedRows:
     def __init__(self) -> None:
         self._where: list[tuple[Cache, int]] = []
 
-    def add(self, cache: Cache, rows: Sequence[int]) -> None:
-        """Remembers `rows` of `cache`, in order, as the next completions."""
-        self._where += [(cache, row) for row in rows]
+    def add(self, places: Sequence[tuple[Cache, int]]) -> None:
+        """Remembers, for each of the next completions, the cache and the row that hold it."""
+        self._where += places
 
     def take(self, numbers: Sequence[int]) -> Cache:
         """The caches of the numbered completions, one below the other."""

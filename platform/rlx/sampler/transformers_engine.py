@@ -40,8 +40,8 @@ class TransformersSampler:
         self._device = device
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copies in the learner's weights, by name; tied weights may be named once."""
-        own = dict(self._model.named_parameters())
+        """Copies in the learner's weights, by name; tied weights may be named once or twice."""
+        own = dict(self._model.named_parameters(remove_duplicate=False))
         with torch.no_grad():
             for name, weight in weights.items():
                 own[name].copy_(weight)
@@ -58,10 +58,10 @@ class TransformersSampler:
 
 @dataclass(frozen=True, slots=True)
 class _Decoded:
-    """What a batch of rows became: the completions, and the cache of each."""
+    """What a batch of rows became: the completions, and where the cache of each is kept."""
 
     completions: list[Completion]
-    cache: Cache
+    caches: list[tuple[Cache, int]]
 
 
 class _Session:
@@ -87,7 +87,7 @@ class _Session:
         for part in self._parts(requests):
             decoded = self._decode(part, sampling)
             completions += decoded.completions
-            kept.add(decoded.cache, range(len(decoded.completions)))
+            kept.add(decoded.caches)
         self._kept = kept
         ready = iter(completions)
         return [tuple(next(ready) for _ in request.seeds) for request in requests]
@@ -118,8 +118,9 @@ class _Session:
     def _read(self, requests: Sequence[Request]) -> tuple[Cache, Tensor]:
         """Reads each context, or what its cache does not hold yet, and gives the next logits."""
         known = None
-        if requests[0].extends is not None:
-            known = self._kept.take([r.extends for r in requests if r.extends is not None])
+        extended = [r.extends for r in requests if r.extends is not None]
+        if len(extended) == len(requests):
+            known = self._kept.take(extended)
         seen = [0] * len(requests) if known is None else known.is_token.sum(dim=1).tolist()
         fresh = [r.context[n:] for r, n in zip(requests, seen, strict=True)]
         width = max(map(len, fresh))
@@ -169,8 +170,7 @@ class _Decoding:
         self._tokens: list[list[int]] = [[] for _ in range(len(cache.is_token))]
         self._logprobs: list[list[float]] = [[] for _ in range(len(cache.is_token))]
         self._reasons = ["length"] * len(cache.is_token)
-        self._done = CachedRows()
-        self._done_rows: list[int] = []
+        self._caches: list[tuple[Cache, int]] = [(cache, 0)] * len(cache.is_token)
 
     def run(self, logits: Tensor, noise: Tensor) -> _Decoded:
         limit = self._sampling.max_new_tokens
@@ -204,12 +204,11 @@ class _Decoding:
             ).logits[:, -1]
             positions = positions + running
         self._retire(Cache.of(cache, is_token), live, torch.ones_like(running))
-        order = torch.tensor(self._done_rows).argsort().tolist()
         completions = [
             Completion(tuple(t), tuple(p), "stop" if r == "stop" else "length")
             for t, p, r in zip(self._tokens, self._logprobs, self._reasons, strict=True)
         ]
-        return _Decoded(completions, self._done.take(order))
+        return _Decoded(completions, self._caches)
 
     def _record(self, live: Tensor, running: Tensor, token: Tensor, chosen: Tensor) -> Tensor:
         """Keeps each running row's token, and says which rows have ended with it, `[R]` bool."""
@@ -228,13 +227,13 @@ class _Decoding:
         return ended
 
     def _stops(self, tokens: list[int]) -> bool:
-        longest = max(map(len, self._sampling.stop))
+        longest = max(len(stop.encode()) for stop in self._sampling.stop)  # a token may be a byte
         text, _ = self._policy.dialogue.read(tokens[-longest - 4 :])
         return any(stop in text for stop in self._sampling.stop)
 
     def _retire(self, cache: Cache, live: Tensor, which: Tensor) -> None:
         """Sets the caches of finished rows aside."""
         rows = which.nonzero()[:, 0]
-        if len(rows):
-            self._done.add(cache.select(rows), range(len(rows)))
-            self._done_rows += live[rows].tolist()
+        aside = cache.select(rows)
+        for number, row in enumerate(live[rows].tolist()):
+            self._caches[row] = (aside, number)

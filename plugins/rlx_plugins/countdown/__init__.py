@@ -1,6 +1,10 @@
 """Countdown: reach a target with given numbers (design 002, after TinyZero)."""
 
-from rlx_plugins.countdown.rewards import CountdownScore, CountdownVerify
+from rlx_plugins.countdown.rewards import (
+    CountdownArithmetic,
+    CountdownScore,
+    CountdownVerify,
+)
 from rlx_plugins.countdown.scorer import (
     compute_score,
     evaluate_equation,
@@ -11,6 +15,7 @@ from rlx_plugins.countdown.scorer import (
 from rlx_plugins.countdown.task import CountdownTask
 
 __all__ = [
+    "CountdownArithmetic",
     "CountdownScore",
     "CountdownTask",
     "CountdownVerify",

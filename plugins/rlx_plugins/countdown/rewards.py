@@ -7,10 +7,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from rlx.plugin import Reward, Sample, Score
-from rlx_plugins.countdown.expression import Numeric, Ops
+from rlx_plugins.countdown.expression import Numeric, Ops, UncomputableError, evaluate
 from rlx_plugins.countdown.scorer import Extract, Grade, extract_solution, grade, points
 
-__all__ = ["CountdownScore", "CountdownVerify", "check_ground_truth"]
+__all__ = ["CountdownArithmetic", "CountdownScore", "CountdownVerify", "check_ground_truth"]
 
 
 def check_ground_truth(problem: Mapping[str, Any]) -> None:
@@ -91,3 +91,32 @@ class CountdownVerify(_Countdown):
         """Judges one answer."""
         verdict = self._grade(sample)
         return Score(float(self._points(verdict) == 1.0), verdict.reason)
+
+
+class CountdownArithmetic(Reward):
+    """Share of the sums written in the reasoning, lines of the form `3*5=15`, that are true.
+
+    Rewarding the answer alone lets the written sums rot, and with them whatever could tell a right
+    answer from a wrong one. No sum at all scores 0.
+    """
+
+    span: str = "think"
+    """Where the sums are written."""
+    max_lines: int = Field(64, ge=1)
+    """Lines beyond these are not read, so that the time is bounded."""
+
+    def score(self, sample: Sample) -> Score:
+        """Checks one turn's sums."""
+        lines = sample.spans.get(self.span, "").split("\n")[: self.max_lines]
+        sums = [line for line in lines if line.count("=") == 1]
+        if not sums:
+            return Score(0.0, "no sums")
+        true = sum(_holds(*line.split("=")) for line in sums)
+        return Score(true / len(sums), None if true == len(sums) else "false sums")
+
+
+def _holds(left: str, right: str) -> bool:
+    try:
+        return evaluate(left, numeric="exact") == evaluate(right, numeric="exact")
+    except UncomputableError:
+        return False

@@ -1,0 +1,120 @@
+"""`make bench`: figures that anyone can measure again, as ratios or CPU seconds within one run.
+
+    python tests/benchmarks/bench.py            all of them
+    BENCH=countdown_score python tests/benchmarks/bench.py
+
+Writes docs/benchmarks.md and docs/bench.json, a list of {name, ratio, low, high, baseline, unit}.
+"""
+
+import json
+import os
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def validate_cpu_seconds() -> dict:
+    """CPU seconds of a whole `rlx validate experiments/rlcr.yaml`, start of Python included."""
+    spent = []
+    for _ in range(6):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(
+            [Path(sys.executable).with_name("rlx"), "validate", "experiments/rlcr.yaml"],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return row("validate_cpu_seconds", spent[1:], "none: CPU seconds", "CPU s")
+
+
+def countdown_score() -> dict:
+    """Scores of well-formed answers per CPU second, over a regex-and-eval scorer's."""
+    from rlx_plugins.countdown import CountdownTask, compute_score
+
+    task = CountdownTask(numbers={3: 0.5, 4: 0.5}, operators="+-*/")
+    cases = []
+    for i in range(1500):
+        problem = task.problem("train", i, 0)
+        truth = {"target": problem.fields["target"], "numbers": problem.fields["numbers"]}
+        cases.append((task.demonstration(problem, i).turns[0], truth))
+    assert [compute_score(*c) for c in cases] == [literal_score(*c) for c in cases]
+    ratios = []
+    for _ in range(6):
+        theirs = cpu(lambda: [literal_score(*c) for c in cases])
+        ours = cpu(lambda: [compute_score(*c) for c in cases])
+        ratios.append(theirs / ours)
+    return row("countdown_score", ratios[1:], "regex and eval, written plainly", "times as fast")
+
+
+def literal_score(text: str, truth: dict) -> float:
+    """The source's scorer read literally; only for answers known to be harmless."""
+    blocks = re.findall(r"<answer>(.*?)</answer>", text.split("\n")[-1])
+    if not blocks:
+        return 0.0
+    equation = blocks[-1].strip()
+    if sorted(int(n) for n in re.findall(r"\d+", equation)) != sorted(truth["numbers"]):
+        return 0.1
+    if not re.match(r"^[\d+\-*/().\s]+$", equation):
+        return 0.1
+    try:
+        value = eval(equation, {"__builtins__": None}, {})
+    except (ArithmeticError, SyntaxError, TypeError):
+        return 0.1
+    return 1.0 if abs(value - truth["target"]) < 1e-5 else 0.1
+
+
+def cpu(work: Callable[[], object]) -> float:
+    """CPU seconds of one call."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def row(name: str, values: list[float], baseline: str, unit: str) -> dict:
+    """One line of bench.json: median, lowest and highest."""
+    return {
+        "name": name,
+        "ratio": round(statistics.median(values), 4),
+        "low": round(min(values), 4),
+        "high": round(max(values), 4),
+        "baseline": baseline,
+        "unit": unit,
+    }
+
+
+BENCHMARKS = {f.__name__: f for f in (validate_cpu_seconds, countdown_score)}
+
+
+def main() -> None:
+    chosen = os.environ.get("BENCH", "").split(",") if os.environ.get("BENCH") else BENCHMARKS
+    rows = [BENCHMARKS[name]() for name in chosen]
+    (ROOT / "docs" / "bench.json").write_text(json.dumps(rows, indent=2) + "\n")
+    lines = [
+        "# Benchmarks",
+        "",
+        "Written by `make bench`: medians of five after a warm-up, lowest and highest beside them.",
+        "",
+        "| figure | median | low | high | unit | compared with |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *(
+            f"| `{r['name']}` | {r['ratio']} | {r['low']} | {r['high']} | {r['unit']} "
+            f"| {r['baseline']} |"
+            for r in rows
+        ),
+        "",
+    ]
+    (ROOT / "docs" / "benchmarks.md").write_text("\n".join(lines))
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""Comparing scores within groups: worked examples, a plain loop as the oracle, and properties."""
+
+import json
+import math
+from pathlib import Path
+from statistics import mean
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from rlx.credit import CreditInputs, group_advantages, grpo, on_mask, total_scores, two_level
+from rlx.errors import ShapeError
+from rlx.spec.estimator import Confidence
+
+GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())
+EXAMPLES = {example["id"]: example for example in GOLDEN["examples"]}
+
+scores_of_a_group = st.lists(st.floats(-10, 10), min_size=1, max_size=8)
+groups = st.lists(scores_of_a_group, min_size=1, max_size=5)
+options = st.fixed_dictionaries(
+    {
+        "normalize": st.sampled_from(["std", "center"]),
+        "ddof": st.sampled_from([0, 1]),
+        "eps": st.sampled_from([1e-6, 1e-4]),
+        "singleton": st.sampled_from(["zero", "raw"]),
+    }
+)
+
+
+def near(expected):
+    return pytest.approx(expected, rel=GOLDEN["rtol"], abs=GOLDEN["atol"])
+
+
+def advantages_of(scores, ids, dtype=torch.float64, **options):
+    scores = torch.tensor(scores, dtype=dtype)
+    return group_advantages(scores, torch.tensor(ids), **options).tolist()
+
+
+def flat(groups):
+    return (
+        [score for group in groups for score in group],
+        [number for number, group in enumerate(groups) for _ in group],
+    )
+
+
+def oracle(group, *, normalize, ddof, eps, singleton):
+    """One group, as a textbook has it."""
+    if len(group) == 1 and singleton == "raw":
+        return [group[0] / (1 + eps) if normalize == "std" else group[0]]
+    if max(group) == min(group):
+        return [0.0] * len(group)
+    centre = mean(group)
+    sigma = math.sqrt(sum((x - centre) ** 2 for x in group) / (len(group) - ddof))
+    return [(x - centre) / (sigma + eps if normalize == "std" else 1) for x in group]
+
+
+# Worked examples ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("output", "options"),
+    [
+        ("ddof1", {"singleton": "raw"}),
+        ("ddof0", {"singleton": "raw", "ddof": 0}),
+        ("center_only", {"singleton": "raw", "normalize": "center"}),
+        ("singleton_zero", {}),
+        ("trl_eps_1e4", {"singleton": "raw", "eps": 1e-4}),
+    ],
+)
+def test_golden_g11_groups_of_three_of_one_and_of_equals(output, options):
+    example = EXAMPLES["g11"]
+    ids = [ord(uid) for uid in example["inputs"]["uid"]]
+    actual = advantages_of(example["inputs"]["scores"], ids, **options)
+    assert actual == near(example["outputs"][output])
+
+
+@pytest.mark.parametrize(
+    ("output", "options"),
+    [
+        ("advantage", {"ddof": 0, "eps": 1e-4}),
+        ("advantage_ddof1", {"ddof": 1, "eps": 1e-4}),
+        ("center_only", {"normalize": "center"}),
+    ],
+)
+def test_golden_g21_answers_of_one_prompt(output, options):
+    example = EXAMPLES["g21"]
+    actual = advantages_of(example["inputs"]["acc_reward"], [0] * 4, **options)
+    assert actual == near(example["outputs"][output])
+    assert advantages_of([1.0] * 4, [0] * 4, **options) == example["outputs"]["all_correct_group"]
+
+
+@pytest.mark.parametrize("row", EXAMPLES["g24"]["outputs"]["rows"], ids=lambda row: row["c0"])
+def test_golden_g24_sigma_pushes_confidences_to_the_edge_and_centring_does_not(row):
+    """Expected push upwards on two siblings at c0 ± 0.05 when answers are right 7 times in 10."""
+    config = EXAMPLES["g24"]["config"]
+
+    def push(**options):
+        total = 0.0
+        for label, share in ((1, config["p"]), (0, 1 - config["p"])):
+            stated = [row["c0"] + sign * config["spread"] for sign in (1, -1)]
+            brier = [1 - (label - c) ** 2 for c in stated]
+            up, down = advantages_of(brier, [0, 0], **options)
+            total += share * (up - down) / 2
+        return total
+
+    assert push(normalize="center") == near(row["center_only"])
+    assert push(normalize="std", ddof=0, eps=config["eps"]) == near(row["within_answer_std"])
+
+
+def inputs_of(scores, mask, *, levels, group_ids):
+    """One turn per row, rewarded with the row's score."""
+    mask = torch.tensor(mask, dtype=torch.bool)
+    rows = len(scores)
+    return CreditInputs(
+        turn_rewards=torch.tensor(scores, dtype=torch.float64)[:, None],
+        turn_present=torch.ones(rows, 1, dtype=torch.bool),
+        global_rewards=torch.zeros(rows, dtype=torch.float64),
+        turn_ids=torch.where(mask, 1, -1),
+        mask=mask,
+        group_ids=torch.tensor(group_ids),
+        levels=torch.tensor(levels),
+        tree_ids=torch.zeros(rows, dtype=torch.int64),
+    )
+
+
+def test_golden_g25_advantages_are_written_on_the_mask_times_lambda():
+    example = EXAMPLES["g25"]
+    given_, expected = example["inputs"], example["outputs"]
+    # An answer and a confidence with the advantages of the example, each beside its mirror image:
+    # centring leaves them as they are.
+    x = inputs_of(
+        [given_["A_ans"], -given_["A_ans"], given_["A_conf"], -given_["A_conf"]],
+        [given_["M_ans"]] * 2 + [[*given_["M_conf"], 0, 0]] * 2,
+        levels=[0, 0, 1, 1],
+        group_ids=[0, 0, 1, 1],
+    )
+    centred = Confidence(normalize="center")
+    actual = two_level(x, normalize="center", confidence=centred, **example["config"]).tolist()
+    assert actual[0] == near(expected["tokens_ans"])
+    assert actual[2][:4] == near(expected["tokens_conf"])
+
+
+def test_two_level_compares_each_level_by_its_own_rule():
+    scores = [1.0, 0.0, 0.96, 0.75, 0.19, 0.91]
+    x = inputs_of(scores, [[1]] * 6, levels=[0, 0, 1, 1, 1, 1], group_ids=[0, 0, 1, 1, 2, 2])
+    literal = Confidence(normalize="std", ddof=0, eps=1e-4)
+    both = two_level(x, ddof=0, eps=1e-4, confidence=literal, lambda_ans=2.0, lambda_conf=3.0)
+    how = {"normalize": "std", "ddof": 0, "eps": 1e-4, "singleton": "zero"}
+    answers = [2 * a for a in oracle(scores[:2], **how)]
+    confidences = [3 * a for pair in (scores[2:4], scores[4:]) for a in oracle(pair, **how)]
+    assert both[:, 0].tolist() == pytest.approx(answers + confidences, rel=1e-12)
+    default = two_level(x, ddof=0, eps=1e-4)[2:, 0].tolist()
+    assert default == pytest.approx([0.105, -0.105, -0.36, 0.36], rel=1e-12)
+
+
+# Properties ---------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(groups, options)
+def test_agrees_with_a_plain_loop(groups, options):
+    scores, ids = flat(groups)
+    expected = [a for group in groups for a in oracle(group, **options)]
+    # σ of nearly equal scores is itself rounding; a hair of absolute slack per unit of ε.
+    assert advantages_of(scores, ids, **options) == pytest.approx(expected, rel=1e-9, abs=1e-8)
+
+
+@settings(deadline=None)
+@given(groups, options, st.randoms(use_true_random=False))
+def test_rows_may_come_in_any_order(groups, options, random):
+    scores, ids = flat(groups)
+    order = random.sample(range(len(scores)), len(scores))
+    shuffled = advantages_of([scores[i] for i in order], [ids[i] for i in order], **options)
+    expected = advantages_of(scores, ids, **options)
+    assert shuffled == pytest.approx([expected[i] for i in order], rel=1e-9, abs=1e-8)
+
+
+@settings(deadline=None)
+@given(groups, st.floats(-5, 5), st.sampled_from(["std", "center"]))
+def test_a_constant_added_to_a_group_changes_nothing(groups, shift, normalize):
+    # Sixteenths stay exact under the shift, so equal scores stay equal.
+    groups = [[round(score * 16) / 16 for score in group] for group in groups]
+    shift = round(shift * 16) / 16
+    scores, ids = flat(groups)
+    moved = advantages_of([score + shift for score in scores], ids, normalize=normalize)
+    assert moved == pytest.approx(advantages_of(scores, ids, normalize=normalize), abs=1e-9)
+
+
+@settings(deadline=None)
+@given(groups, options)
+def test_a_group_is_alone_in_the_world(groups, options):
+    scores, ids = flat(groups)
+    apart = [a for group in groups for a in advantages_of(group, [0] * len(group), **options)]
+    assert advantages_of(scores, ids, **options) == pytest.approx(apart, rel=1e-9, abs=1e-8)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(-10, 10, width=32), st.integers(2, 64)), min_size=1, max_size=6),
+    st.sampled_from(["std", "center"]),
+    st.sampled_from([0.0, 1e-6]),
+)
+def test_equal_scores_carry_no_signal_not_even_rounding(groups, normalize, eps):
+    scores, ids = flat([[score] * size for score, size in groups])
+    actual = advantages_of(scores, ids, torch.float32, normalize=normalize, eps=eps)
+    assert actual == [0.0] * len(scores)
+
+
+def test_rounding_would_have_been_a_signal():
+    """The case that the exact zero is for: without it, twelve times 0.7 is worth about 0.1."""
+    scores = torch.full((12,), 0.7)
+    centred = scores - scores.new_zeros(1).index_add(0, torch.zeros(12, dtype=int), scores) / 12
+    assert (centred / (centred.std() + 1e-6)).abs().max() > 0.01
+    assert (group_advantages(scores, torch.zeros(12, dtype=int)) == 0).all()
+
+
+@settings(deadline=None)
+@given(scores_of_a_group.filter(lambda group: len(group) > 1))
+def test_the_advantages_of_a_group_sum_to_zero(group):
+    for normalize in ("std", "center"):
+        assert sum(advantages_of(group, [3] * len(group), normalize=normalize)) == pytest.approx(
+            0, abs=1e-8
+        )
+
+
+# Total scores -------------------------------------------------------------------------------------
+
+
+def test_total_is_the_mean_of_the_rewarded_turns_plus_the_global_rewards():
+    x = CreditInputs(
+        turn_rewards=torch.tensor([[0.5, 1.0, 0.0], [0.0, math.nan, math.nan], [0.4, 9.0, 0.8]]),
+        turn_present=torch.tensor([[True, True, True], [False, False, False], [True, False, True]]),
+        global_rewards=torch.tensor([0.25, 0.25, 0.0]),
+        turn_ids=torch.ones(3, 2, dtype=torch.int64),
+        mask=torch.ones(3, 2, dtype=torch.bool),
+        group_ids=torch.zeros(3, dtype=torch.int64),
+        levels=torch.zeros(3, dtype=torch.int64),
+        tree_ids=torch.zeros(3, dtype=torch.int64),
+    )
+    assert total_scores(x).tolist() == pytest.approx([0.75, 0.25, 0.6])
+    assert grpo(x, normalize="center")[:, 0].tolist() == pytest.approx(
+        [0.75 - 1.6 / 3, 0.25 - 1.6 / 3, 0.6 - 1.6 / 3]
+    )
+
+
+def test_a_row_whose_score_is_nan_stays_within_its_mask():
+    actual = on_mask(torch.tensor([math.nan, 2.0]), torch.tensor([[False, False], [True, False]]))
+    assert actual.tolist() == [[0.0, 0.0], [2.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"tree_ids": torch.zeros(3)}, "tree_ids has 3 rows, not 2"),
+        ({"mask": torch.ones(3, 1)}, "mask has 3 rows, not 2"),
+        ({"turn_present": torch.ones(2, 2)}, r"turn_present is \(2, 2\), turn_rewards is \(2, 1\)"),
+        ({"turn_ids": torch.ones(2, 4)}, r"turn_ids is \(2, 4\), mask is \(2, 1\)"),
+    ],
+)
+def test_inputs_that_disagree_are_refused(change, complaint):
+    x = inputs_of([1.0, 2.0], [[1], [1]], levels=[0, 0], group_ids=[0, 0])
+    with pytest.raises(ShapeError, match=complaint):
+        CreditInputs(**{**vars(x), **change})

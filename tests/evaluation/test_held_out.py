@@ -1,0 +1,117 @@
+"""What trees of one answer amount to."""
+
+import math
+
+import pytest
+
+from rlx.evaluation.held_out import alike_share, answered_once, measure, stated_confidence
+from rlx.plugin import Problem
+from rlx.reward import RewardEntry, RewardTable
+from rlx.rollout import NO_PARENT, RolloutTree, Segment, plan
+from rlx.spec import TurnSpec, TwoTurn
+
+NAN = math.nan
+
+
+def turn(parent, kind, number):
+    return Segment(
+        parent=parent,
+        author="policy",
+        token_ids=(1,),
+        logprobs=(0.0,),
+        turn=number,
+        kind=kind,
+        finish_reason="stop",
+    )
+
+
+def entry(name, raw, **parts):
+    return RewardEntry(name, raw, 1.0, "absent" if raw is None else "scored", parts=parts)
+
+
+def held_out(*problems):
+    """Measures problems, each given as (accuracy, its stated confidences)."""
+    trees, turns = [], {}
+    for t, (accuracy, confidences) in enumerate(problems):
+        segments = [
+            Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
+            turn(0, "answer", 1),
+            Segment(parent=1, author="prompt", token_ids=(1,)),
+            *(turn(2, "confidence", 2) for _ in confidences),
+        ]
+        turns[t, 1] = {"accuracy": entry("accuracy", accuracy)}
+        for s, stated in enumerate(confidences, start=3):
+            parts = {} if math.isnan(stated) else {"confidence": stated}
+            turns[t, s] = {"brier": entry("brier", 0.5, **parts)}
+        problem = Problem(id=f"p{t}", prompt="", fields={}, stratum=f"s{t % 2}")
+        trees.append(RolloutTree(problem, tuple(segments)))
+    return measure(trees, RewardTable(turns, frozenset(), {}), "accuracy")
+
+
+def test_one_answer_and_its_first_confidence():
+    result = held_out((1.0, [0.9, 0.2]), (0.0, [NAN, 0.3]), (0.5, [0.4, 0.4]), (None, [0.1, 0.7]))
+    assert result.problem_ids == ("p0", "p1", "p2", "p3")
+    assert result.strata == ("s0", "s1", "s0", "s1")
+    assert result.correct == (1, 0, 0, 0), "only exactly 1 is correct; a fault is not"
+    assert result.confidence == pytest.approx((0.9, NAN, 0.4, 0.1), nan_ok=True)
+    assert result.alike == 0.25
+    assert result.rewards == {"accuracy": 0.5, "brier": 0.5}
+
+
+def test_metrics_of_a_schedule_with_confidences():
+    metrics = held_out((1.0, [0.9]), (0.0, [0.2]), (0.0, [0.5])).metrics()
+    assert metrics["n"] == 3
+    assert metrics["accuracy"] == pytest.approx(1 / 3)
+    assert metrics["brier"] == pytest.approx((0.01 + 0.04 + 0.25) / 3)
+    assert metrics["auroc"] == 1.0
+    assert metrics["alike_share"] is None, "one confidence has nothing to be alike to"
+
+
+def test_metrics_of_a_schedule_without():
+    result = held_out((1.0, []), (0.0, []))
+    assert result.confidence is None and result.alike is None
+    metrics = result.metrics()
+    assert metrics["accuracy"] == 0.5
+    assert [metrics[name] for name in ("brier", "ece", "auroc")] == [None] * 3
+    assert result.payload()["confidence"] is None
+
+
+def test_the_payload_is_plain_json():
+    assert held_out((1.0, [NAN]), (0.0, [0.5])).payload() == {
+        "problem_ids": ["p0", "p1"],
+        "strata": ["s0", "s1"],
+        "correct": [1, 0],
+        "confidence": [None, 0.5],
+    }
+
+
+@pytest.mark.parametrize(
+    ("stated", "share"),
+    [
+        ([[0.5, 0.5], [0.1, 0.2]], 0.5),
+        ([[NAN, NAN], [0.1, NAN]], 0.5),
+        ([[0.5, 0.5, 0.5]], 1.0),
+        ([[0.5], [0.5, 0.4]], 0.0),
+        ([[0.5], [0.5]], None),
+        ([], None),
+    ],
+)
+def test_share_of_answers_whose_confidences_are_all_alike(stated, share):
+    assert alike_share(stated) == share
+
+
+def test_a_confidence_that_no_reward_read_is_nan():
+    turns = {(0, 1): {"format": entry("format", 1.0), "brier": entry("brier", 0.0)}}
+    assert math.isnan(stated_confidence(RewardTable(turns, frozenset(), {}), (0, 1)))
+
+
+def test_held_out_problems_are_answered_once_and_asked_as_often_as_in_training():
+    spec = TwoTurn(
+        num_generations_answer=8, num_generations_confidence=3, confidence=TurnSpec(template="?")
+    )
+    once = answered_once(plan(spec))
+    assert [(level.kind, level.count) for level in once.levels] == [
+        ("answer", 1),
+        ("confidence", 3),
+    ]
+    assert once.levels[1] == plan(spec).levels[1]

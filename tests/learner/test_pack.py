@@ -1,0 +1,175 @@
+"""Prefix sharing as arithmetic: tries of random rows against brute force."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlx.learner.pack import collate, deal, pack
+
+
+@st.composite
+def batches(draw):
+    """Rows of three possible tokens, so that prefixes are shared often, wholly or not at all."""
+    rows = draw(
+        st.lists(st.lists(st.integers(1, 3), min_size=2, max_size=7), min_size=1, max_size=9)
+    )
+    trees = draw(st.lists(st.integers(0, 2), min_size=len(rows), max_size=len(rows)))
+    width = max(map(len, rows)) + draw(st.integers(0, 2))
+    token_ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    is_token = torch.tensor([[i < len(row) for i in range(width)] for row in rows])
+    chance = draw(st.lists(st.booleans(), min_size=len(rows) * width, max_size=len(rows) * width))
+    want = torch.tensor(chance).reshape(len(rows), width) & is_token
+    want[:, 0] = False
+    return token_ids, is_token, torch.tensor(trees), want
+
+
+def path(tree, node):
+    """Tokens from the root to a node, by following `ends` upwards."""
+    ancestors = [j for j in range(node + 1) if node < tree.ends[j]]
+    return tree.token_ids[ancestors].tolist()
+
+
+def prefixes(rows):
+    return {tuple(row[: n + 1]) for row in rows for n in range(len(row))}
+
+
+def rows_of(batch, numbers):
+    token_ids, is_token, *_ = batch
+    return [token_ids[b, is_token[b]].tolist() for b in numbers]
+
+
+@given(batches())
+def test_every_wanted_token_is_predicted_from_the_token_before_it(batch):
+    token_ids, is_token, tree_ids, want = batch
+    found = []
+    for tree in pack(token_ids, is_token, tree_ids, want, limit=1000):
+        for at, row, column in zip(tree.at, tree.rows, tree.columns, strict=True):
+            assert path(tree, int(at)) == token_ids[row, :column].tolist()
+            found.append((int(row), int(column)))
+    assert sorted(found) == [tuple(place) for place in want.nonzero().tolist()]
+
+
+@given(batches())
+def test_every_prefix_is_one_node(batch):
+    token_ids, is_token, tree_ids, want = batch
+    packed = pack(token_ids, is_token, tree_ids, want, limit=1000)
+    by_tree = {}
+    for b in want.any(dim=1).nonzero()[:, 0].tolist():
+        by_tree.setdefault(int(tree_ids[b]), []).append(b)
+    assert len(packed) == len(by_tree)
+    for tree, number in zip(packed, sorted(by_tree), strict=True):
+        expected = prefixes(rows_of(batch, by_tree[number]))
+        nodes = [tuple(path(tree, i)) for i in range(len(tree))]
+        assert set(nodes) == expected
+        assert len(nodes) == len(expected)
+        assert tree.depths.tolist() == [len(node) - 1 for node in nodes]
+
+
+@given(batches())
+def test_a_node_is_an_ancestor_exactly_when_its_path_begins_the_other(batch):
+    for tree in pack(*batch, limit=1000):
+        nodes = [path(tree, i) for i in range(len(tree))]
+        for j, above in enumerate(nodes):
+            for i, below in enumerate(nodes):
+                is_ancestor = j <= i and i < int(tree.ends[j])
+                assert is_ancestor == (below[: len(above)] == above)
+
+
+@given(batches(), st.integers(1, 12))
+def test_a_cut_loses_nothing_and_keeps_the_limit(batch, limit):
+    token_ids, _, _, want = batch
+    places = []
+    for tree in pack(*batch, limit=limit):
+        assert len(tree) <= limit or len(tree.rows.unique()) == 1
+        for at, row, column in zip(tree.at, tree.rows, tree.columns, strict=True):
+            assert path(tree, int(at)) == token_ids[row, :column].tolist()
+            places.append((int(row), int(column)))
+    assert sorted(places) == [tuple(place) for place in want.nonzero().tolist()]
+
+
+def test_nothing_wanted_packs_nothing():
+    ids = torch.tensor([[1, 2]])
+    want = torch.zeros(1, 2, dtype=torch.bool)
+    assert pack(ids, ids > 0, torch.tensor([0]), want, limit=10) == []
+
+
+def test_two_turns_are_computed_once():
+    """A prompt of 4, two answers of 3, a question of 2 and two confidences of 1 below each."""
+    rows = [[1, 1, 1, 1, a, a, a] for a in (2, 3)]
+    rows += [[*row, 8, 8, c] for row in rows for c in (5, 6)]
+    width = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    want = torch.zeros_like(ids, dtype=torch.bool)
+    want[:2, 4:7] = True
+    want[2:, 9] = True
+    (tree,) = pack(ids, ids > 0, torch.zeros(6, dtype=torch.int64), want, limit=100)
+    assert len(tree) == 4 + 2 * (3 + 2 + 2)
+    assert len(tree.at) == 2 * 3 + 4
+
+
+# Micro-batches -----------------------------------------------------------------------------------
+
+
+def tree_of(length):
+    (tree,) = pack(
+        torch.ones(1, length, dtype=torch.int64),
+        torch.ones(1, length, dtype=torch.bool),
+        torch.zeros(1, dtype=torch.int64),
+        torch.arange(length)[None] == length - 1,
+        limit=1000,
+    )
+    return tree
+
+
+lengths = st.lists(st.integers(2, 30), min_size=1, max_size=14)
+
+
+@given(lengths, st.integers(1, 5), st.integers(1, 80))
+def test_every_tree_is_dealt_once_in_equally_many_micro_batches(lengths, ranks, limit):
+    trees = [tree_of(n) for n in lengths]
+    shares = deal(trees, ranks, limit)
+    dealt = [id(tree) for share in shares for batch in share for tree in batch]
+    assert sorted(dealt) == sorted(map(id, trees))
+    assert len(shares) == ranks
+    assert len({len(share) for share in shares}) == 1
+    assert any(share[-1] for share in shares), "a micro-batch that is empty on every rank"
+    for batch in (batch for share in shares for batch in share if len(batch) > 1):
+        assert max(map(len, batch)) * len(batch) <= limit
+
+
+@given(lengths, st.integers(1, 5))
+def test_ranks_are_loaded_alike(lengths, ranks):
+    shares = deal([tree_of(n) for n in lengths], ranks, 1000)
+    loads = [sum(len(tree) for batch in share for tree in batch) for share in shares]
+    assert max(loads) - min(loads) <= max(lengths)
+
+
+@given(batches())
+def test_side_by_side_each_token_sees_its_own_ancestors_alone(batch):
+    trees = pack(*batch, limit=6)
+    if not trees:
+        return
+    packed = collate(trees, batch[0])
+    length = packed.token_ids.shape[1]
+    flat = packed.token_ids.flatten()
+    for source, row, column in zip(packed.sources, packed.rows, packed.columns, strict=True):
+        n, node = divmod(int(source), length)
+        seen = packed.attention[n, 0, node].nonzero()[:, 0] + n * length
+        assert flat[seen].tolist() == batch[0][row, :column].tolist()
+        assert packed.positions.flatten()[seen].tolist() == list(range(int(column)))
+    assert torch.equal(packed.targets, batch[0][packed.rows, packed.columns])
+    assert packed.attention.any(dim=-1).all(), "a softmax over nothing"
+
+
+def test_an_empty_micro_batch_is_one_token_that_predicts_nothing():
+    packed = collate([], torch.ones(2, 3, dtype=torch.int64))
+    assert packed.token_ids.shape == (1, 1)
+    assert packed.attention.tolist() == [[[[True]]]]
+    assert len(packed.sources) == len(packed.targets) == 0
+
+
+@pytest.mark.parametrize("limit", [1, 7])
+def test_a_tree_longer_than_the_limit_is_a_micro_batch_of_its_own(limit):
+    shares = deal([tree_of(9), tree_of(8)], 1, limit)
+    assert [len(batch) for batch in shares[0]] == [1, 1]

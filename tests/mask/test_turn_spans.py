@@ -1,0 +1,82 @@
+"""Which tokens learn."""
+
+import pytest
+
+from rlx.batch import flatten
+from rlx.mask import turn_spans
+from rlx.plugin import Problem
+from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
+
+
+def turn(parent, length, *, kind="answer", number=1, reason="stop", **spans):
+    return Segment(
+        parent=parent,
+        author="policy",
+        token_ids=tuple(range(1, length + 1)),
+        logprobs=(-1.0,) * length,
+        turn=number,
+        kind=kind,
+        finish_reason=reason,
+        spans={name: Span(outer, outer, "") for name, outer in spans.items()},
+    )
+
+
+def masks(*turns, parents=None, **options):
+    """The mask of each turn's own tokens, the turns hanging below a prompt of two tokens."""
+    prompt = Segment(parent=NO_PARENT, author="prompt", token_ids=(8, 9))
+    tree = RolloutTree(Problem(id="p", prompt="", fields={}), (prompt, *turns))
+    batch = flatten([tree])
+    mask = turn_spans(batch, **options)
+    assert mask.dtype == batch.is_own.dtype and mask.shape == batch.is_own.shape
+    assert not (mask & ~batch.is_own).any(), "a token learns that is not the row's own"
+    return [
+        "".join("x" if m else "." for m in row[own])
+        for row, own in zip(mask, batch.is_own, strict=True)
+    ]
+
+
+CASES = [
+    # a turn of 8 tokens, the last of which ends it             default     no eos
+    ({"think": (0, 3), "answer": (4, 6)}, "stop", "xxx.xx.x", "xxx.xx.."),
+    ({"think": (0, 3), "answer": (4, 6)}, "length", "xxx.xx..", "xxx.xx.."),
+    ({"answer": (2, 8)}, "stop", "..xxxxxx", "..xxxxxx"),
+    ({"think": (1, 5), "answer": (3, 6)}, "length", ".xxxxx..", ".xxxxx.."),
+    ({"answer": (4, 4)}, "stop", "xxxxxxxx", "xxxxxxxx"),
+    ({}, "stop", "xxxxxxxx", "xxxxxxxx"),
+    ({}, "length", "xxxxxxxx", "xxxxxxxx"),
+]
+
+
+@pytest.mark.parametrize(("spans", "reason", "default", "without_eos"), CASES)
+def test_worked_example(spans, reason, default, without_eos):
+    # The row below has spans, so that the batch knows their names.
+    one, other = turn(0, 8, reason=reason, **spans), turn(0, 3, think=(0, 1), answer=(1, 2))
+    assert masks(one, other) == [default, "xxx"]
+    assert masks(one, other, include_eos=False) == [without_eos, "xx."]
+
+
+def test_without_a_fallback_a_row_without_spans_does_not_learn_at_all():
+    found, lost = turn(0, 3, answer=(0, 1)), turn(0, 4)
+    assert masks(found, lost, fallback="none") == ["x.x", "...."]
+    assert masks(found, lost, fallback="none", include_eos=False) == ["x..", "...."]
+
+
+def test_the_fallback_is_for_each_row_and_not_for_the_batch():
+    assert masks(turn(0, 3, answer=(0, 1)), turn(0, 4)) == ["x.x", "xxxx"]
+
+
+def test_a_batch_in_which_no_span_was_found():
+    assert masks(turn(0, 2), turn(0, 3)) == ["xx", "xxx"]
+    assert masks(turn(0, 2), turn(0, 3), fallback="none") == ["..", "..."]
+
+
+def test_the_answer_does_not_learn_from_the_row_of_its_confidence():
+    question = Segment(parent=1, author="prompt", token_ids=(5,))
+    confidence = turn(2, 4, kind="confidence", number=2, confidence=(1, 3))
+    assert masks(turn(0, 3, answer=(0, 2)), question, confidence) == ["xxx", ".xxx"]
+
+
+def test_observations_do_not_learn_and_every_turn_ends():
+    seen = Segment(parent=1, author="environment", token_ids=(5, 6))
+    last = turn(2, 4, number=2, answer=(0, 2))
+    assert masks(turn(0, 3, kind="query"), seen, last) == ["..x" + "xx.x"]

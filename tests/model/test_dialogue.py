@@ -1,0 +1,143 @@
+"""Text to tokens and back: the shipped tokenizer, and a byte-level BPE trained here."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from rlx.errors import SpecError
+from rlx.model import PlainDialogue, build_policy
+from rlx.rollout import find_spans
+from rlx.spec import Tiny
+
+SMALL = Tiny(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=32)
+EPISODES = [
+    "nums: 3 17 20\ntarget: 99\n",
+    "<think>17+3=20\n20*4=80\n</think><answer>(17+3)*4</answer>",
+    "sure?\n",
+    "<confidence>0.7</confidence>",
+    "<analysis>20-3=17</analysis><confidence>10</confidence>",
+    "<confidence>95%</confidence>",
+]
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return build_policy(SMALL, 0)
+
+
+@pytest.fixture(scope="module")
+def tiny(policy):
+    return policy.dialogue
+
+
+# The tokenizer that rlx ships -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", EPISODES)
+def test_what_the_task_says_survives_the_tokenizer(tiny, text):
+    ids = tiny.encode(text)
+    assert tiny.read(ids)[0] == text
+    assert len(ids) < len(text)
+
+
+@given(a=st.integers(0, 100), b=st.integers(0, 100), op=st.sampled_from("+-*/"), tag=st.booleans())
+def test_any_sum_survives_the_tokenizer(tiny, a, b, op, tag):
+    text = f"<answer>({a}{op}{b})</answer>" if tag else f"{a}{op}{b}\n"
+    assert tiny.read(tiny.encode(text))[0] == text
+
+
+@pytest.mark.parametrize("text", EPISODES)
+def test_ends_are_cumulative_lengths(tiny, text):
+    ids = tiny.encode(text)
+    assert tiny.read(ids)[1] == tuple(len(tiny.read(ids[: n + 1])[0]) for n in range(len(ids)))
+
+
+def test_the_end_token_is_read_as_nothing(tiny):
+    ids = (*tiny.encode("3+4"), tiny.end_ids[0])
+    assert tiny.read(ids) == ("3+4", (1, 2, 3, 3))
+    assert tiny.read(tiny.end_ids) == ("", (0,))
+    assert tiny.read(()) == ("", ())
+
+
+@pytest.mark.parametrize("text", ["é", "3 + x", "101", "<unk>"])
+def test_text_without_tokens_is_refused(tiny, text):
+    with pytest.raises(SpecError, match="no token for a part of"):
+        tiny.encode(text)
+
+
+def test_a_turn_is_closed_exactly_once(tiny, policy):
+    question, (end,) = tiny.encode("sure?\n"), tiny.end_ids
+    assert tiny.open("3") == (policy.tokenizer.bos_token_id, *tiny.encode("3"))
+    assert tiny.reply("sure?\n", tiny.encode("3")) == (end, *question)
+    assert tiny.reply("sure?\n", (*tiny.encode("3"), end)) == question
+    assert tiny.reply("sure?\n", ()) == (end, *question)
+
+
+# Byte-level BPE -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bytewise():
+    """Merges reach across tag borders (`r>7` is one token); é, € and 😀 are several tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=290,
+        special_tokens=["<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["r>7", "7</", "7 </"] * 50 + ["answer"] * 20, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+    return PlainDialogue(fast, (fast.eos_token_id,))
+
+
+def pieces(dialogue, ids):
+    return [dialogue.read((i,))[0] for i in ids]
+
+
+def test_a_character_counts_from_the_token_that_completes_it(bytewise):
+    ids = bytewise.encode("a€b")
+    assert len(ids) == 5
+    assert bytewise.read(ids) == ("a€b", (1, 1, 1, 2, 3))
+    assert bytewise.read((*ids, *bytewise.end_ids)) == ("a€b", (1, 1, 1, 2, 3, 3))
+
+
+def test_a_turn_cut_inside_a_character_keeps_what_was_whole(bytewise):
+    ids = bytewise.encode("a😀")[:-1]
+    text, ends = bytewise.read(ids)
+    assert text.startswith("a")
+    assert ends == (1, 1, 1, 1)
+
+
+def test_a_token_across_a_border_belongs_to_the_span(bytewise):
+    ids = bytewise.encode("x<answer>7</answer>y")
+    text, ends = bytewise.read(ids)
+    said = pieces(bytewise, ids)
+    (span,) = find_spans(text, ends, ["answer"]).values()
+    assert span.text == "7"
+    inner = said[slice(*span.inner)]
+    assert any(">7" in piece or "7<" in piece for piece in inner)
+    assert "".join(said[slice(*span.outer)]) == "<answer>7</answer>"
+
+
+@pytest.mark.parametrize(
+    "content", ["é", "€7", "7€", "😀😀", "7 ", "", "a\N{REPLACEMENT CHARACTER}b"]
+)
+@pytest.mark.parametrize("around", ["", "é", "😀 "])
+def test_spans_hold_every_byte_of_their_text(bytewise, content, around):
+    whole = f"{around}<answer>{content}</answer>{around}"
+    ids = bytewise.encode(whole)
+    text, ends = bytewise.read(ids)
+    assert text == whole
+    assert list(ends) == sorted(ends)
+    assert ends[-1] == len(whole)
+    (span,) = find_spans(text, ends, ["answer"]).values()
+    assert span.text == content
+    held = bytewise.read(ids[slice(*span.outer)])[0]
+    assert held.startswith("<answer>")
+    assert held.endswith("</answer>")
+    assert content in bytewise.read(ids[slice(*span.inner)])[0]

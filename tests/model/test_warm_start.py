@@ -1,0 +1,131 @@
+"""Warm starts: trained once, kept by everything that decides them, never kept by halves."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlx.model import build_policy, warm_started
+from rlx.run.parts import make_parts
+from rlx.spec import ExperimentSpec
+from rlx.spec.reader import read_spec
+
+RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
+SMALL = (
+    "model.hidden_size=32",
+    "model.heads=1",
+    "model.kv_heads=1",
+    "model.layers=1",
+    "model.intermediate_size=32",
+    "model.warm_start.steps=3",
+    "model.warm_start.batch_size=4",
+)
+
+
+class Watched:
+    """Remembers the steps that were trained; breaks off at one of them."""
+
+    def __init__(self, break_at=None):
+        self.steps = []
+        self.losses = []
+        self.break_at = break_at
+
+    def __call__(self, step, steps, loss):
+        assert steps == 3
+        self.steps.append(step)
+        self.losses.append(loss)
+        if step == self.break_at:
+            raise KeyboardInterrupt
+
+
+def warm(cache, *overrides, break_at=None):
+    spec = read_spec(RLCR, [*SMALL, *overrides]).spec
+    policy = build_policy(spec.model, spec.seed)
+    fresh = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+    watched = Watched(break_at)
+    folder = warm_started(policy, spec, make_parts(spec).task, cache, watched)
+    trained = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+    return folder, watched, fresh, trained
+
+
+def same(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_nothing_happens_unless_asked(tmp_path):
+    spec = read_spec(RLCR, [*SMALL[:-2], "model.warm_start=null"]).spec
+    assert isinstance(spec, ExperimentSpec)
+    policy = build_policy(spec.model, spec.seed)
+    assert warm_started(policy, spec, make_parts(spec).task, tmp_path, Watched()) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_trained_once_and_then_loaded(tmp_path):
+    folder, watched, fresh, trained = warm(tmp_path)
+    assert watched.steps == [1, 2, 3]
+    assert not same(fresh, trained)
+    assert folder.parent == tmp_path
+    again, unasked, _, loaded = warm(tmp_path)
+    assert (again, unasked.steps) == (folder, [])
+    assert same(trained, loaded)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_training_is_the_same_wherever_it_happens(tmp_path):
+    state = torch.get_rng_state()
+    (*_, one), (*_, other) = (warm(tmp_path / name) for name in "ab")
+    assert same(one, other)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_the_loss_falls(tmp_path):
+    _, watched, *_ = warm(tmp_path, "model.warm_start.warmup_steps=0")
+    assert watched.losses[2] < watched.losses[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "seed=1",
+        "model.warm_start.learning_rate=1e-3",
+        "model.initializer_range=0.03",
+        "task.number_range=[1, 19]",
+        'rollout.confidence.template="sure? "',
+    ],
+)
+def test_whatever_decides_the_result_trains_anew(tmp_path, change):
+    folder, *_ = warm(tmp_path)
+    other, watched, *_ = warm(tmp_path, change)
+    assert other != folder
+    assert watched.steps == [1, 2, 3]
+
+
+@pytest.mark.parametrize("same_result", ["optimizer.learning_rate=1e-3", "runner.zero_stage=0"])
+def test_what_does_not_decide_it_trains_nothing(tmp_path, same_result):
+    folder, *_ = warm(tmp_path)
+    other, watched, *_ = warm(tmp_path, same_result)
+    assert (other, watched.steps) == (folder, [])
+
+
+def test_breaking_off_leaves_no_half_result(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        warm(tmp_path, break_at=2)
+    assert list(tmp_path.iterdir()) == []
+    _, watched, *_ = warm(tmp_path)
+    assert watched.steps == [1, 2, 3]
+
+
+def test_breaking_off_while_saving_leaves_no_half_result(tmp_path, monkeypatch):
+    from transformers import PreTrainedModel
+
+    def disk_full(self, folder, **_):
+        Path(folder).mkdir(parents=True)
+        (Path(folder) / "model.safetensors").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken, pytest.raises(OSError, match="No space left"):
+        broken.setattr(PreTrainedModel, "save_pretrained", disk_full)
+        warm(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    _, watched, *_ = warm(tmp_path)
+    assert watched.steps == [1, 2, 3]

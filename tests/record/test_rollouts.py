@@ -1,0 +1,259 @@
+"""A step's body comes back from disk bit for bit, and its index agrees with it."""
+
+import json
+import math
+import struct
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from rlx.batch import flatten
+from rlx.plugin import Problem
+from rlx.record.rollouts import SCHEMA, TrainedRows, rollout_index, rollout_table
+from rlx.reward import RewardEntry, RewardTable
+from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
+from rlx_registry import read_body, write_body
+
+
+def float32(value):
+    return struct.unpack("f", struct.pack("f", value))[0]
+
+
+def prompt(parent, *ids):
+    return Segment(parent=parent, author="prompt", token_ids=ids, text="?")
+
+
+def turn(parent, *ids, kind="answer", number=1, text="x", seed=7, reason="stop", **spans):
+    return Segment(
+        parent=parent,
+        author="policy",
+        token_ids=ids,
+        logprobs=tuple(float32(-1 / (i + 3)) for i in ids),
+        turn=number,
+        kind=kind,
+        finish_reason=reason,
+        text=text,
+        spans={name: Span(outer, inner, "s") for name, (outer, inner) in spans.items()},
+        seed=seed,
+        info={"note": [1, None]},
+    )
+
+
+def grown(text="é漢😀\x00<script>\ufffd"):
+    two_turn = RolloutTree(
+        Problem(id="p0", prompt="1, 2 → 3?", fields={"numbers": [1, 2]}, stratum="2"),
+        (
+            prompt(NO_PARENT, 1, 2),
+            turn(0, 3, 4, 151_000, text=text, answer=((0, 3), (1, 2)), seed=2**63 - 1),
+            turn(0, 5, reason="length"),
+            prompt(1, 9),
+            turn(3, 6, 7, kind="confidence", number=2, text="y" * 500),
+        ),
+    )
+    environment = RolloutTree(
+        Problem(id="p1", prompt="?", fields={}),
+        (
+            prompt(NO_PARENT, 1),
+            turn(0, 2, kind="query"),
+            Segment(parent=1, author="environment", token_ids=(3, 4)),
+            turn(2, 5, 6, number=2),
+        ),
+    )
+    return [two_turn, environment]
+
+
+def scored():
+    return RewardTable(
+        {
+            (0, 1): {
+                "accuracy": RewardEntry("accuracy", 0.1, 2.0, "scored", None, {"a": 0.3}),
+                "_length": RewardEntry("_length", 3.0, 1.0, "scored"),
+            },
+            (0, 2): {"accuracy": RewardEntry("accuracy", None, 2.0, "absent", "timed out")},
+            (0, 4): {},
+            (1, 1): {},
+            (1, 3): {"accuracy": RewardEntry("accuracy", 1 / 3, 2.0, "scored")},
+        },
+        frozenset({(0, 2)}),
+        {"accuracy": 1},
+    )
+
+
+def trained(trees, without=(), values=None):
+    """A batch of `trees` and tensors that exercise every bit of float32."""
+    batch = flatten(trees, without=without)
+    rng = torch.Generator().manual_seed(0)
+    shape = batch.token_ids.shape
+    mask = batch.is_own & (torch.rand(shape, generator=rng) < 0.7)
+    noise = [torch.randn(shape, generator=rng) for _ in range(3)]
+    if values is not None:
+        noise[0] = (
+            torch.tensor(values)
+            .repeat(math.ceil(shape.numel() / len(values)))[: shape.numel()]
+            .reshape(shape)
+        )
+    rows = TrainedRows(
+        [(r.tree, r.segment, r.parent, r.kind, r.level) for r in batch.rows],
+        batch.group_ids,
+        batch.is_own,
+        mask,
+        *noise,
+    )
+    return batch, mask, noise, rows
+
+
+def saved(path, trees, table, rows):
+    digest, size = write_body(path, rollout_table(trees, table, rows))
+    assert path.stat().st_size == size
+    return read_body(path, digest)
+
+
+def bits(values):
+    return torch.tensor(values, dtype=torch.float32).view(torch.int32).tolist()
+
+
+def test_everything_comes_back_bit_for_bit(tmp_path):
+    trees, table = grown(), scored()
+    batch, mask, (weights, advantages, old), rows = trained(trees)
+    body = saved(tmp_path / "body.parquet", trees, table, rows)
+    assert body.schema == SCHEMA
+    records = body.to_pylist()
+    assert [r["tree"] for r in records] == [0, 1]
+    segments = {(r["tree"], s): x for r in records for s, x in enumerate(r["segments"])}
+    for (t, s), kept in segments.items():
+        original = trees[t].segments[s]
+        assert tuple(kept["token_ids"]) == original.token_ids
+        assert bits(kept["behaviour_logprobs"]) == bits(original.logprobs)
+        assert tuple(kept["behaviour_logprobs"]) == original.logprobs
+        for name in ("parent", "author", "turn", "kind", "finish_reason", "text", "seed"):
+            assert kept[name] == getattr(original, name)
+        assert json.loads(kept["info"]) == original.info
+    width = batch.token_ids.shape[1]
+    for record in records:
+        for row in record["rows"]:
+            b, start = row["row"], row["start"]
+            here = slice(start, start + len(row["mask"]))
+            assert row["mask"] == mask[b, here].tolist()
+            assert bits(row["weights"]) == bits(weights[b, here].tolist())
+            assert bits(row["advantages"]) == bits(advantages[b, here].tolist())
+            assert bits(row["old_logprobs"]) == bits(old[b, here].tolist())
+            outside = torch.ones(width, dtype=torch.bool)
+            outside[here] = False
+            assert not batch.is_own[b, outside].any(), "an own token was not recorded"
+            source = batch.rows[b]
+            for name in ("segment", "parent", "kind", "level"):
+                assert row[name] == getattr(source, name)
+            assert row["group"] == batch.group_ids[b]
+
+
+def test_where_the_tokens_of_a_row_begin(tmp_path):
+    trees = grown()
+    *_, rows = trained(trees)
+    records = saved(tmp_path / "b", trees, scored(), rows).to_pylist()
+    held = [(row["start"], len(row["mask"])) for r in records for row in r["rows"]]
+    # answers after a prompt of 2; the confidence after 2 + 3 + 1; a chain with its observation
+    assert held == [(2, 3), (2, 1), (6, 2), (1, 5)]
+
+
+def test_rewards_come_back_with_what_became_of_them(tmp_path):
+    trees = grown()
+    *_, rows = trained(trees, without={(0, 2)})
+    one, two = saved(tmp_path / "b", trees, scored(), rows).to_pylist()
+    accuracy, length = one["segments"][1]["rewards"]
+    assert (accuracy["name"], accuracy["raw"], accuracy["weight"]) == ("accuracy", 0.1, 2.0)
+    assert json.loads(accuracy["parts"]) == {"a": 0.3}
+    assert (length["name"], length["raw"]) == ("_length", 3.0)
+    (absent,) = one["segments"][2]["rewards"]
+    assert (absent["raw"], absent["status"], absent["reason"]) == (None, "absent", "timed out")
+    assert [s["dropped"] for s in one["segments"]] == [False, False, True, False, False]
+    assert two["segments"][3]["rewards"][0]["raw"] == 1 / 3, "float64, as it was scored"
+    assert [row["segment"] for row in one["rows"]] == [1, 4], "a dropped turn has no trained row"
+
+
+def test_problems_and_spans_come_back(tmp_path):
+    trees = grown()
+    *_, rows = trained(trees)
+    one, _ = saved(tmp_path / "b", trees, scored(), rows).to_pylist()
+    assert (one["problem_id"], one["prompt"], one["stratum"]) == ("p0", "1, 2 → 3?", "2")
+    assert json.loads(one["problem"]) == {"numbers": [1, 2]}
+    assert json.loads(one["segments"][1]["spans"]) == {"answer": {"outer": [0, 3], "inner": [1, 2]}}
+
+
+def test_a_tree_none_of_whose_rows_was_trained_is_recorded_all_the_same(tmp_path):
+    trees = grown()
+    *_, rows = trained(trees, without={(1, 3)})
+    _, two = saved(tmp_path / "b", trees, scored(), rows).to_pylist()
+    assert two["rows"] == [] and len(two["segments"]) == 4
+
+
+any_float32 = st.floats(width=32, allow_nan=False)
+
+
+@settings(
+    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.lists(any_float32, min_size=1, max_size=20),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+)
+def test_any_number_and_any_text_survive(tmp_path, values, text):
+    """Subnormals, infinities and minus zero; NUL and whatever else a model may say."""
+    trees = grown(text)
+    _, _, (weights, *_), rows = trained(trees, values=values)
+    records = saved(tmp_path / "b", trees, scored(), rows).to_pylist()
+    assert records[0]["segments"][1]["text"] == text
+    for record in records:
+        for row in record["rows"]:
+            here = slice(row["start"], row["start"] + len(row["weights"]))
+            assert bits(row["weights"]) == bits(weights[row["row"], here].tolist())
+
+
+# The index ----------------------------------------------------------------------------------------
+
+
+def test_the_index_says_what_lists_and_filters_need():
+    trees = grown()
+    batch, mask, (_, advantages, _), rows = trained(trees)
+    index = rollout_index(trees, scored(), rows)
+    assert [i.row for i in index] == list(range(len(batch.rows))) == [0, 1, 2, 3]
+    assert [(i.tree, i.group, i.turn, i.problem_id) for i in index] == [
+        (0, 0, "answer", "p0"),
+        (0, 0, "answer", "p0"),
+        (0, 1, "confidence", "p0"),
+        (1, 2, "answer", "p1"),
+    ]
+    assert [i.parent_row for i in index] == [None, None, 0, None]
+    assert [i.reward for i in index] == pytest.approx([0.2, None, None, 2 / 3])
+    assert index[0].rewards == {"accuracy": 0.1, "_length": 3.0}
+    assert [i.failed for i in index] == [None, "accuracy: timed out", None, None]
+    assert [i.finish_reason for i in index] == ["stop", "length", "stop", "stop"]
+    assert index[2].preview == "y" * 160
+    for i in index:
+        learned = advantages[i.row][mask[i.row]]
+        assert i.advantage == pytest.approx(learned.mean().item() if len(learned) else 0.0)
+
+
+def test_a_confidence_whose_answer_was_not_trained_has_no_parent_row():
+    trees = grown()
+    *_, rows = trained(trees, without={(0, 1)})
+    index = rollout_index(trees, scored(), rows)
+    assert [i.parent_row for i in index] == [None, None, None]
+
+
+def test_a_row_of_which_nothing_learns_has_advantage_zero():
+    trees = grown()
+    batch = flatten(trees)
+    nothing = torch.zeros_like(batch.is_own)
+    poison = torch.full(batch.is_own.shape, math.nan)
+    rows = TrainedRows(
+        [(r.tree, r.segment, r.parent, r.kind, r.level) for r in batch.rows],
+        batch.group_ids,
+        batch.is_own,
+        nothing,
+        poison,
+        poison,
+        poison,
+    )
+    assert [i.advantage for i in rollout_index(trees, scored(), rows)] == [0.0] * 4

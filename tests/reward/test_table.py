@@ -1,0 +1,371 @@
+"""Named rewards of a step: who is scored when, with what in hand, and what becomes of failures."""
+
+import math
+from itertools import permutations
+from types import SimpleNamespace
+
+import pytest
+
+from rlx.errors import RewardError
+from rlx.plugin import Problem, Score
+from rlx.reward import NamedReward, Outcome, RewardEntry, RewardPool, RewardTable, score
+from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
+from rlx.spec import TurnReward, ValueOnError
+from rlx_plugins.countdown import CountdownVerify
+from rlx_plugins.rlcr import Brier
+
+
+class InProcess:
+    """A pool without processes; remembers its jobs."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def score(self, jobs):
+        self.jobs += jobs
+        return [self.run(job) for job in jobs]
+
+    def run(self, job):
+        alone = job.reward.scope == "sample"
+        try:
+            raw = [job.reward.score(job.samples[0])] if alone else job.reward.score(job.samples)
+        except ValueError as error:
+            return Outcome(fault=f"ValueError: {error}")
+        return Outcome(tuple(r if r is None or isinstance(r, Score) else Score(r) for r in raw))
+
+    @property
+    def seen(self):
+        return [[sample.id for sample in job.samples] for job in self.jobs]
+
+
+def named(name, function, turn="answer", *, scope="sample", **use):
+    plugin = SimpleNamespace(scope=scope, score=function)
+    return NamedReward(name, TurnReward(plugin=name, turn=turn, **use), plugin)
+
+
+def turn(parent, text, *, kind="answer", number=1, **spans):
+    return Segment(
+        parent=parent,
+        author="policy",
+        token_ids=(1,),
+        logprobs=(0.0,),
+        turn=number,
+        kind=kind,
+        finish_reason="stop",
+        text=text,
+        spans={name: Span((0, 1), (0, 1), inside) for name, inside in spans.items()},
+        info={"seen": text},
+    )
+
+
+def tree(name, answers, fields=None):
+    """`answers` is {text of an answer: texts of its confidences}; names are distinct by number.
+
+    Segments: 0 the prompt; then each answer, its question, its confidences.
+    """
+    segments = [Segment(parent=NO_PARENT, author="prompt", token_ids=(1,), text="secret prompt")]
+    for answer, confidences in answers:
+        at = len(segments)
+        segments.append(turn(0, answer, answer=f"in {answer}"))
+        segments.append(Segment(parent=at, author="prompt", token_ids=(1,), text="sure?"))
+        segments += [turn(at + 1, c, kind="confidence", number=2) for c in confidences]
+    return RolloutTree(
+        Problem(id=name, prompt="?", fields=fields or {"name": name}), tuple(segments)
+    )
+
+
+# answers at 1 and 5 of the first tree, 1 of the second
+ONE = tree("one", [("right", ["0.9", "0.5"]), ("wrong", ["0.2", "0.8"])])
+TWO = tree("two", [("wrong", ["0.3", "0.7"])])
+ANSWERS = [(0, 1), (0, 5), (1, 1)]
+CONFIDENCES = [(0, 3), (0, 4), (0, 7), (0, 8), (1, 3), (1, 4)]
+
+
+def is_right(sample):
+    if sample.response == "bad":
+        raise ValueError("cannot judge")
+    return float(sample.response == "right")
+
+
+def brier_of(sample):
+    return 1 - (sample.of - float(sample.response)) ** 2
+
+
+accuracy = named("accuracy", is_right, weight=10.0)
+brier = named("brier", brier_of, "confidence", of="accuracy", weight=2.0)
+
+
+def raws(table, name):
+    return {place: es[name].raw for place, es in table.turns.items() if name in es}
+
+
+# Who is scored, and with what ---------------------------------------------------------------------
+
+
+def test_every_turn_gets_the_rewards_of_its_kind():
+    table = score([ONE, TWO], [accuracy, brier], InProcess())
+    assert set(table.turns) == {*ANSWERS, *CONFIDENCES}
+    assert raws(table, "accuracy") == {(0, 1): 1.0, (0, 5): 0.0, (1, 1): 0.0}
+    by_hand = [0.99, 0.75, 0.96, 0.36, 0.91, 0.51]
+    assert raws(table, "brier") == pytest.approx(dict(zip(CONFIDENCES, by_hand, strict=True)))
+    assert table.dropped == frozenset() and table.faults == {}
+
+
+def test_sums_are_weighted_and_raw_values_are_not():
+    table = score([ONE], [accuracy, brier], InProcess())
+    assert table.total((0, 1)) == 10.0
+    assert table.total((0, 3)) == pytest.approx(2 * 0.99)
+    assert (table.turns[0, 1]["accuracy"].raw, table.turns[0, 1]["accuracy"].weight) == (1.0, 10.0)
+
+
+def test_of_reads_the_raw_unweighted_value_of_the_turn_that_this_one_continues():
+    pool = InProcess()
+    score([ONE], [accuracy, brier], pool)
+    read = {s.id: s.of for job in pool.jobs for s in job.samples if s.turn == "confidence"}
+    assert read == {"0.3": 1.0, "0.4": 1.0, "0.7": 0.0, "0.8": 0.0}
+
+
+def test_of_may_name_a_reward_of_the_same_turn():
+    doubled = named("doubled", lambda s: 2 * s.of, of="accuracy")
+    assert raws(score([ONE], [doubled, accuracy], InProcess()), "doubled") == {(0, 1): 2, (0, 5): 0}
+
+
+def test_of_reads_the_nearest_earlier_turn_of_that_kind():
+    chain = RolloutTree(
+        Problem(id="c", prompt="?", fields={}),
+        (
+            Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
+            turn(0, "wrong"),
+            Segment(parent=1, author="environment", token_ids=(1,)),
+            turn(2, "right", number=2),
+            Segment(parent=3, author="prompt", token_ids=(1,)),
+            turn(4, "0.9", kind="confidence", number=3),
+        ),
+    )
+    assert raws(score([chain], [accuracy, brier], InProcess()), "brier") == {
+        (0, 5): pytest.approx(0.99)
+    }
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+def test_rewards_run_after_what_they_need_in_whatever_order_they_are_written(order):
+    calls = []
+
+    def noting(name, value):
+        def f(sample):
+            calls.append(name)
+            return value(sample)
+
+        return f
+
+    rewards = [
+        named("a", noting("a", is_right)),
+        named("b", noting("b", lambda s: s.of + 1), of="a"),
+        named("c", noting("c", lambda s: s.of + 1), "confidence", of="b"),
+        named("d", noting("d", lambda s: 0.0), "confidence"),
+    ]
+    table = score([TWO], [rewards[i] for i in order], InProcess())
+    assert calls.index("a") < calls.index("b") < calls.index("c")
+    assert raws(table, "c") == {(0, 3): 2.0, (0, 4): 2.0}
+
+
+def test_what_a_reward_sees_of_a_turn():
+    pool = InProcess()
+    score([ONE], [accuracy, brier], pool)
+    samples = {s.id: s for job in pool.jobs for s in job.samples}
+    answer, confidence = samples["0.1"], samples["0.4"]
+    assert answer.problem == {"name": "one"}
+    assert (answer.turn, answer.number, answer.response) == ("answer", 1, "right")
+    assert answer.spans == {"answer": "in right"}
+    assert answer.context == () and answer.of is None
+    assert (answer.finish_reason, answer.info) == ("stop", {"seen": "right"})
+    assert (confidence.turn, confidence.number, confidence.response) == ("confidence", 2, "0.5")
+    assert confidence.context == ("right",), "earlier turns, and never a prompt"
+
+
+# Scopes -------------------------------------------------------------------------------------------
+
+
+def positions(samples):
+    return [float(i) for i in range(len(samples))]
+
+
+@pytest.mark.parametrize(
+    ("scope", "turn", "together"),
+    [
+        ("siblings", "confidence", [["0.3", "0.4"], ["0.7", "0.8"], ["1.3", "1.4"]]),
+        ("group", "confidence", [["0.3", "0.4", "0.7", "0.8"], ["1.3", "1.4"]]),
+        ("siblings", "answer", [["0.1", "0.5"], ["1.1"]]),
+        ("group", "answer", [["0.1", "0.5"], ["1.1"]]),
+    ],
+)
+def test_wider_scopes_see_their_company_and_get_their_own_verdicts(scope, turn, together):
+    pool = InProcess()
+    table = score([ONE, TWO], [named("rank", positions, turn, scope=scope)], pool)
+    assert pool.seen == together
+    places = [[tuple(map(int, name.split("."))) for name in group] for group in together]
+    expected = {place: float(i) for group in places for i, place in enumerate(group)}
+    assert raws(table, "rank") == expected
+
+
+def test_a_wider_scope_does_not_see_turns_whose_parent_reward_is_absent():
+    abstaining = named("accuracy", lambda s: None if s.response == "wrong" else 1.0)
+    rank = named("rank", positions, "confidence", scope="group", of="accuracy")
+    pool = InProcess()
+    table = score([ONE], [abstaining, rank], pool)
+    assert pool.seen[-1] == ["0.3", "0.4"]
+    assert raws(table, "rank") == {(0, 3): 0.0, (0, 4): 1.0, (0, 7): None, (0, 8): None}
+
+
+def test_deadlines_travel_with_the_jobs():
+    pool = InProcess()
+    score([TWO], [named("slow", lambda s: 0.0, deadline=0.25)], pool)
+    assert [job.deadline for job in pool.jobs] == [0.25]
+
+
+# Absence ------------------------------------------------------------------------------------------
+
+
+def test_a_reward_that_abstains_is_absent_without_fault_and_so_is_what_needs_it():
+    abstaining = named("accuracy", lambda sample: None)
+    table = score([TWO], [abstaining, brier], InProcess())
+    for place, name in [((0, 1), "accuracy"), ((0, 3), "brier")]:
+        entry = table.turns[place][name]
+        assert (entry.raw, entry.status, entry.reason) == (None, "absent", None)
+        assert table.total(place) is None, "absent is not zero"
+    assert table.dropped == frozenset() and table.faults == {}
+
+
+def test_a_reward_without_a_turn_to_read_is_absent():
+    early = named("early", lambda s: s.of, "answer", of="late")
+    late = named("late", lambda s: 1.0, "confidence")
+    table = score([TWO], [early, late], InProcess())
+    assert raws(table, "early") == {(0, 1): None}
+
+
+def test_names_that_begin_with_an_underscore_are_kept_and_never_summed():
+    hidden = named("_length", lambda s: 7.0, weight=100.0)
+    table = score([TWO], [hidden, accuracy], InProcess())
+    assert table.turns[0, 1]["_length"].raw == 7.0
+    assert table.total((0, 1)) == 0.0
+    alone = score([TWO], [hidden], InProcess())
+    assert alone.total((0, 1)) is None
+    assert raws(alone, "_length") == {(0, 1): 7.0}
+
+
+def test_what_a_score_says_beside_its_value_is_kept():
+    spoken = named("spoken", lambda s: Score(0.0, "format", {"length": 3.0}))
+    entry = score([TWO], [spoken], InProcess()).turns[0, 1]["spoken"]
+    assert entry == RewardEntry("spoken", 0.0, 1.0, "scored", "format", {"length": 3.0})
+
+
+def test_no_total_where_nothing_was_scored():
+    assert RewardTable({}, frozenset(), {}).total((0, 0)) is None
+
+
+# Failures -----------------------------------------------------------------------------------------
+
+BAD = tree("bad", [("right", ["0.9", "0.5"]), ("bad", ["0.2", "0.8"])])  # answers at 1 and 5
+
+
+def with_policy(on_error, trees=(BAD, TWO)):
+    failing = named("accuracy", is_right, on_error=on_error)
+    return score(list(trees), [failing, brier], InProcess())
+
+
+def test_fail_ends_the_run_and_says_how_to_carry_on():
+    with pytest.raises(RewardError) as caught:
+        with_policy("fail")
+    message = str(caught.value)
+    assert "reward 'accuracy' failed on a answer of problem bad" in message
+    assert "ValueError: cannot judge" in message
+    assert "rewards.turn.accuracy.on_error" in message
+
+
+def test_drop_sample_drops_the_answer_and_its_confidences():
+    table = with_policy("drop_sample")
+    assert table.dropped == {(0, 5), (0, 7), (0, 8)}
+    entry = table.turns[0, 5]["accuracy"]
+    assert (entry.raw, entry.status, entry.reason) == (None, "absent", "ValueError: cannot judge")
+    assert raws(table, "brier")[0, 7] is None
+    assert raws(table, "brier")[0, 3] == pytest.approx(0.99)
+    assert table.faults == {"accuracy": 1}
+
+
+def test_drop_group_drops_all_answers_of_the_prompt_and_no_other_prompts():
+    table = with_policy("drop_group")
+    assert table.dropped == {(0, s) for s in BAD.policy_segments}
+    assert raws(table, "accuracy")[0, 1] == 1.0, "dropped from training, not from the record"
+
+
+def test_a_value_stands_in_and_is_read_by_what_depends_on_it():
+    table = with_policy(ValueOnError(value=0.5))
+    entry = table.turns[0, 5]["accuracy"]
+    assert (entry.raw, entry.status) == (0.5, "scored")
+    assert entry.reason == "ValueError: cannot judge"
+    assert raws(table, "brier")[0, 7] == pytest.approx(1 - 0.09)
+    assert table.dropped == frozenset()
+    assert table.faults == {"accuracy": 1}, "a fault that was papered over is still counted"
+
+
+def picky(sample):
+    if sample.response == "0.2":
+        raise ValueError("no")
+    return 0.5
+
+
+@pytest.mark.parametrize(
+    ("on_error", "dropped"),
+    [("drop_sample", {(0, 7)}), ("drop_group", {(0, 7), (0, 8)})],
+)
+def test_a_confidence_that_fails_takes_its_siblings_along_at_most(on_error, dropped):
+    table = score([ONE], [named("c", picky, "confidence", on_error=on_error)], InProcess())
+    assert table.dropped == dropped
+
+
+def test_a_wider_scope_fails_as_one():
+    def refuse(samples):
+        raise ValueError("no")
+
+    judge = named("judge", refuse, "confidence", scope="siblings", on_error="drop_sample")
+    table = score([TWO], [judge], InProcess())
+    assert table.dropped == {(0, 3), (0, 4)}
+    assert table.faults == {"judge": 2}
+
+
+def test_rewards_of_one_turn_fail_apart():
+    other = named("format", lambda s: 1.0)
+    failing = named("accuracy", is_right, on_error="drop_sample")
+    table = score([BAD], [failing, other], InProcess())
+    assert table.turns[0, 5]["format"].raw == 1.0
+    assert (0, 5) in table.dropped
+
+
+# With real workers --------------------------------------------------------------------------------
+
+
+def test_the_rewards_of_the_experiment_in_the_real_pool():
+    fields = {"numbers": [1, 2], "target": 3}
+    grown = tree(
+        "countdown",
+        [
+            ("<answer>1 + 2</answer>", ["<confidence>0.8</confidence>", "no idea"]),
+            ("<answer>2 - 1</answer>", ["<confidence>0.5</confidence>"]),
+        ],
+        fields,
+    )
+    rewards = [
+        NamedReward(
+            "brier", TurnReward(plugin="rlcr.brier", turn="confidence", of="accuracy"), Brier()
+        ),
+        NamedReward(
+            "accuracy", TurnReward(plugin="countdown.verify", turn="answer"), CountdownVerify()
+        ),
+    ]
+    with RewardPool(workers=1, memory_mb=512) as pool:
+        table = score([grown], rewards, pool)
+    assert raws(table, "accuracy") == {(0, 1): 1.0, (0, 5): 0.0}
+    assert raws(table, "brier") == pytest.approx({(0, 3): 0.96, (0, 4): 0.0, (0, 7): 0.75})
+    assert table.turns[0, 3]["brier"].parts == {"confidence": 0.8}
+    assert table.turns[0, 4]["brier"].reason == "no confidence"
+    assert all(math.isfinite(table.total(place)) for place in table.turns)

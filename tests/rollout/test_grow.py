@@ -1,0 +1,234 @@
+"""Growing trees with a sampler that is a hash and a tokenizer that is the character set."""
+
+import hashlib
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from rlx.plugin import Problem
+from rlx.rollout import NO_PARENT, Completion, Request, find_spans, grow, plan
+from rlx.seeding import derive_seed
+from rlx.spec import Single, TurnSpec, TwoTurn
+
+BEGIN, END = 1, 0
+ANSWERS = ("<think>a</think><answer>1</answer>", "<answer>2</answer>", "nothing", "é</think>ü")
+CONFIDENCES = ("<confidence>0.5</confidence>", "<confidence>1</confidence>", "sure")
+
+
+class Characters:
+    """A `Dialogue` whose tokens are characters."""
+
+    def open(self, text):
+        return (BEGIN, *map(ord, text))
+
+    def reply(self, text, after):
+        return (*(() if after[-1] == END else (END,)), *map(ord, text))
+
+    def read(self, token_ids):
+        text = "".join(map(chr, token_ids)).removesuffix(chr(END))
+        return text, tuple(min(n, len(text)) for n in range(1, len(token_ids) + 1))
+
+
+class Hashing:
+    """A `Session` that answers from the context and the seed alone, and remembers requests."""
+
+    def __init__(self):
+        self.calls = []
+
+    def generate(self, requests, sampling):
+        self.calls.append((list(requests), sampling))
+        return [
+            tuple(self.complete(request.context, seed, sampling) for seed in request.seeds)
+            for request in requests
+        ]
+
+    def complete(self, context, seed, sampling):
+        digest = hashlib.sha256(repr((context, seed)).encode()).digest()
+        texts = CONFIDENCES if "confidence" in sampling.spans else ANSWERS
+        text = texts[digest[0] % len(texts)]
+        if digest[1] % 4 == 0:
+            return Completion(*self.tokens(text[:-2]), "length")
+        return Completion(*self.tokens(text + chr(END)), "stop")
+
+    def tokens(self, text):
+        return tuple(map(ord, text)), tuple(-n / 8 for n in range(len(text)))
+
+
+def problem(name):
+    return Problem(id=name, prompt=f"{name}?", fields={"answer": name})
+
+
+single = Single(num_generations_answer=3, answer=TurnSpec(template="Q: {prompt}\n"))
+two_turn = TwoTurn(
+    num_generations_answer=3,
+    num_generations_confidence=2,
+    answer=single.answer.model_copy(update={"spans": ("think", "answer")}),
+    confidence=TurnSpec(template="sure of {prompt}\n", spans=("confidence",)),
+)
+
+
+def grown(spec, names, seeds, session=None):
+    session = session or Hashing()
+    return grow(plan(spec), [problem(n) for n in names], seeds, session, Characters())
+
+
+# Shapes -------------------------------------------------------------------------------------------
+
+
+def test_a_single_turn_is_a_prompt_and_its_answers():
+    (tree,) = grown(single, ["a"], [7])
+    assert [s.parent for s in tree.segments] == [NO_PARENT, 0, 0, 0]
+    assert [s.author for s in tree.segments] == ["prompt"] + ["policy"] * 3
+    assert [(s.kind, s.turn) for s in tree.segments[1:]] == [("answer", 1)] * 3
+    assert tree.segments[0].text == "Q: a?\n"
+    assert tree.segments[0].token_ids == (BEGIN, *map(ord, "Q: a?\n"))
+    assert tree.policy_segments == (1, 2, 3)
+    assert tree.problem == problem("a")
+
+
+def test_two_turns_put_one_question_below_each_answer_and_the_confidences_below_it():
+    (tree,) = grown(two_turn, ["a"], [7])
+    shape = [(s.parent, s.author, s.kind, s.turn) for s in tree.segments]
+    answers, questions = (1, 2, 3), (4, 5, 6)
+    assert shape[:4] == [(NO_PARENT, "prompt", "", 0)] + [(0, "policy", "answer", 1)] * 3
+    assert shape[4:7] == [(answer, "prompt", "", 0) for answer in answers]
+    assert shape[7:] == [(q, "policy", "confidence", 2) for q in questions for _ in range(2)]
+    assert tree.turns(9) == (2, 9)
+    assert tree.path(9) == (0, 2, 5, 9)
+    assert {tree.segments[q].text for q in questions} == {"sure of a?\n"}
+
+
+def test_an_unfinished_answer_is_closed_before_the_question_and_a_finished_one_is_not():
+    trees = grown(two_turn, "abcdef", range(6))
+    seen = set()
+    for tree in trees:
+        for question in tree.segments:
+            if question.author == "prompt" and question.parent != NO_PARENT:
+                reason = tree.segments[question.parent].finish_reason
+                seen.add(reason)
+                assert (question.token_ids[0] == END) == (reason == "length")
+    assert seen == {"stop", "length"}
+
+
+def test_completions_are_kept_as_they_came():
+    session = Hashing()
+    (tree,) = grown(two_turn, ["a"], [3], session)
+    for level, (requests, _) in enumerate(session.calls, start=1):
+        turns = [tree.segments[i] for i in tree.policy_segments if tree.segments[i].turn == level]
+        drawn = [(r.context, seed) for r in requests for seed in r.seeds]
+        for turn, (context, seed) in zip(turns, drawn, strict=True):
+            spec = two_turn.answer if level == 1 else two_turn.confidence
+            expected = session.complete(context, seed, spec)
+            assert turn.token_ids == expected.token_ids
+            assert turn.logprobs == expected.logprobs
+            assert turn.finish_reason == expected.finish_reason
+            assert turn.seed == seed
+            assert turn.text == Characters().read(turn.token_ids)[0]
+            names = spec.spans
+            ends = Characters().read(turn.token_ids)[1]
+            assert turn.spans == find_spans(turn.text, ends, names, first_turn=level == 1)
+
+
+# What the sampler is asked ------------------------------------------------------------------------
+
+
+def test_contexts_are_exactly_the_tokens_on_the_path():
+    session = Hashing()
+    trees = grown(two_turn, "ab", [1, 2], session)
+    (first, _), (second, sampling) = session.calls
+    assert [r.context for r in first] == [tree.token_ids(0) for tree in trees]
+    # Questions stand before their confidences in the tree, in the order of the requests.
+    questions = [(tree, i) for tree in trees for i in (4, 5, 6)]
+    assert [r.context for r in second] == [tree.token_ids(i) for tree, i in questions]
+    assert sampling == two_turn.confidence
+
+
+def test_extends_numbers_the_completions_of_the_call_before():
+    session = Hashing()
+    grown(two_turn, "abc", [1, 2, 3], session)
+    (first, _), (second, _) = session.calls
+    assert [r.extends for r in first] == [None] * 3
+    assert [r.extends for r in second] == list(range(9))
+    completions = [
+        (r.context, session.complete(r.context, seed, two_turn.answer))
+        for r in first
+        for seed in r.seeds
+    ]
+    for request in second:
+        context, completion = completions[request.extends]
+        before = context + completion.token_ids
+        assert request.context[: len(before)] == before
+
+
+def test_every_turn_has_a_seed_of_its_own():
+    trees = grown(two_turn, "abcd", [5, 6, 7, 8])
+    seeds = [tree.segments[i].seed for tree in trees for i in tree.policy_segments]
+    assert len(set(seeds)) == len(seeds)
+    assert trees[0].segments[2].seed == derive_seed(5, "turn", 1)
+    assert trees[1].segments[10].seed == derive_seed(6, "turn", 1, 1)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(0, 2**62), min_size=1, max_size=5, unique=True), st.data())
+def test_batch_mates_change_nothing(seeds, data):
+    names = [str(seed) for seed in seeds]
+    together = grown(two_turn, names, seeds)
+    kept = data.draw(st.permutations(range(len(seeds))))[: data.draw(st.integers(1, len(seeds)))]
+    apart = grown(two_turn, [names[i] for i in kept], [seeds[i] for i in kept])
+    assert apart == [together[i] for i in kept]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 4), st.integers(1, 4))
+def test_more_generations_leave_those_before_as_they_were(few, more):
+    """Turns are seeded by their place, so a larger group is the smaller one and then some."""
+    small = plan(two_turn.model_copy(update={"num_generations_answer": few}))
+    large = plan(two_turn.model_copy(update={"num_generations_answer": few + more}))
+    a, b = (grow(p, [problem("a")], [1], Hashing(), Characters())[0] for p in (small, large))
+    assert a.segments[: 1 + few] == b.segments[: 1 + few]
+    mine = {s.seed for s in a.segments if s.kind == "confidence"}
+    assert mine <= {s.seed for s in b.segments if s.kind == "confidence"}
+
+
+def test_nothing_to_grow():
+    assert grown(two_turn, [], []) == []
+
+
+def test_a_sampler_that_forgets_a_completion_is_not_believed():
+    class Forgetful(Hashing):
+        def generate(self, requests, sampling):
+            return [group[:-1] for group in super().generate(requests, sampling)]
+
+    with pytest.raises(ValueError, match="zip"):
+        grown(single, ["a"], [1], Forgetful())
+
+
+def test_a_prompt_is_data_and_not_a_template():
+    braces = Problem(id="b", prompt="{prompt} {0} {x}", fields={})
+    (tree,) = grow(plan(single), [braces], [1], Hashing(), Characters())
+    assert tree.segments[0].text == "Q: {prompt} {0} {x}\n"
+
+
+# Seeds --------------------------------------------------------------------------------------------
+
+
+def test_seeds_are_what_they_were_for_ever():
+    """A recorded run must stay reproducible: this number never changes."""
+    assert derive_seed(0, "sample", 3, 1) == 6930171997090759306
+
+
+purposes = st.lists(st.integers(-5, 400) | st.text(max_size=3), max_size=4)
+
+
+@settings(deadline=None)
+@given(st.integers(), purposes, st.integers(), purposes)
+def test_seeds_differ_where_anything_differs(seed, purpose, other, purpose_2):
+    same = (seed, purpose) == (other, purpose_2)
+    a, b = derive_seed(seed, *purpose), derive_seed(other, *purpose_2)
+    assert (a == b) == same
+    assert 0 <= a < 2**63
+
+
+def test_requests_are_plain_values():
+    assert Request((1,), None, (2,)) == Request((1,), None, (2,))

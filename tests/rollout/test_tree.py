@@ -1,0 +1,88 @@
+"""What a tree refuses, and how it is walked."""
+
+import pytest
+
+from rlx.errors import TreeError
+from rlx.plugin import Problem
+from rlx.rollout import NO_PARENT, RolloutTree, Segment
+
+PROBLEM = Problem(id="p0", prompt="?", fields={})
+
+
+def prompt(parent, *ids):
+    return Segment(parent=parent, author="prompt", token_ids=ids)
+
+
+def turn(parent, *ids, number=1, kind="answer"):
+    return Segment(
+        parent=parent,
+        author="policy",
+        token_ids=ids,
+        logprobs=(-0.5,) * len(ids),
+        turn=number,
+        kind=kind,
+        finish_reason="stop",
+    )
+
+
+def seen(parent, *ids):
+    return Segment(parent=parent, author="environment", token_ids=ids)
+
+
+def chain():
+    """prompt [1] -> policy [2, 3] -> environment [4] -> policy [5]; prompt [1] -> policy [6]."""
+    return RolloutTree(
+        PROBLEM,
+        (
+            prompt(NO_PARENT, 1),
+            turn(0, 2, 3, kind="query"),
+            seen(1, 4),
+            turn(2, 5, number=2),
+            turn(0, 6),
+        ),
+    )
+
+
+def test_walking_a_tree():
+    tree = chain()
+    assert tree.path(3) == (0, 1, 2, 3)
+    assert tree.turns(3) == (1, 3)
+    assert tree.token_ids(3) == (1, 2, 3, 4, 5)
+    assert tree.token_ids(4) == (1, 6)
+    assert tree.policy_segments == (1, 3, 4)
+
+
+@pytest.mark.parametrize("parent", [0, 1, 5, -2])
+def test_a_parent_must_come_before_its_child(parent):
+    with pytest.raises(TreeError, match=f"segment 0 of 'p0' names parent {parent}"):
+        RolloutTree(PROBLEM, (prompt(parent, 1),))
+
+
+def test_a_segment_cannot_be_its_own_parent():
+    with pytest.raises(TreeError, match="segment 1 of 'p0' names parent 1"):
+        RolloutTree(PROBLEM, (prompt(NO_PARENT, 1), turn(1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"logprobs": (-0.1,)}, "a policy segment of 2 tokens needs 2 logprobs, got 1"),
+        ({"author": "prompt"}, "a prompt segment of 2 tokens needs 0 logprobs, got 2"),
+        ({"author": "environment"}, "a environment segment of 2 tokens needs 0 logprobs, got 2"),
+        ({"turn": 0}, "needs a turn number from 1 and a kind"),
+        ({"kind": ""}, "needs a turn number from 1 and a kind"),
+        ({"token_ids": (), "logprobs": ()}, "needs at least one token"),
+    ],
+)
+def test_malformed_segments_are_refused(change, complaint):
+    good = {
+        "parent": 0,
+        "author": "policy",
+        "token_ids": (1, 2),
+        "logprobs": (-0.1, -0.2),
+        "turn": 1,
+        "kind": "answer",
+    }
+    with pytest.raises(TreeError, match=complaint):
+        Segment(**{**good, **change})
+    assert Segment(**good).token_ids == (1, 2)

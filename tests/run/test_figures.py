@@ -1,0 +1,151 @@
+"""Figures of one step, worked by hand."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rlx.batch import flatten
+from rlx.credit import two_level
+from rlx.mask import turn_spans
+from rlx.plugin import Problem
+from rlx.reward import RewardEntry, RewardTable
+from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
+from rlx.run.figures import step_figures
+from rlx.spec import LossSpec
+from rlx.step import RowRewards, assign_credit
+
+SECONDS = {"rollout": 1.0, "reward": 0.5, "train": 2.0, "step": 4.0}
+
+
+def turn(parent, length, *, kind="answer", number=1, reason="stop", span=True):
+    return Segment(
+        parent=parent,
+        author="policy",
+        token_ids=(1,) * length,
+        logprobs=(0.0,) * length,
+        turn=number,
+        kind=kind,
+        finish_reason=reason,
+        spans={kind: Span((0, length), (0, length), "")} if span else {},
+    )
+
+
+def entry(name, raw, weight=1.0, **parts):
+    status = "absent" if raw is None else "scored"
+    return RewardEntry(name, raw, weight, status, None, parts)
+
+
+def figures(answers, *, faults=(), update=None):
+    """One tree; each answer is (accuracy, [(Brier, stated confidence), ...])."""
+    segments = [Segment(parent=NO_PARENT, author="prompt", token_ids=(1,))]
+    turns = {}
+    for accuracy, confidences in answers:
+        at = len(segments)
+        segments.append(turn(0, 4 if accuracy else 2, reason="stop" if accuracy else "length"))
+        turns[0, at] = {"accuracy": entry("accuracy", accuracy), "_len": entry("_len", 9.0)}
+        segments.append(Segment(parent=at, author="prompt", token_ids=(1,)))
+        for brier, stated in confidences:
+            place = len(segments)
+            unparsable = math.isnan(stated)
+            segments.append(turn(at + 1, 1, kind="confidence", number=2, span=not unparsable))
+            parts = {} if unparsable else {"confidence": stated}
+            turns[0, place] = {"brier": entry("brier", brier, 2.0, **parts)}
+    tree = RolloutTree(Problem(id="p", prompt="", fields={}), tuple(segments))
+    table = RewardTable(turns, frozenset(), dict(faults))
+    batch = flatten([tree])
+    totals = [table.total((row.tree, row.segment)) for row in batch.rows]
+    rewards = RowRewards(
+        turn_rewards=torch.tensor(totals)[:, None],
+        turn_present=torch.ones(len(totals), 1, dtype=torch.bool),
+        global_rewards=torch.zeros(len(totals)),
+    )
+    train = assign_credit(batch, rewards, mask=turn_spans, estimator=centred, loss=LossSpec())
+    return step_figures([tree], table, train, update, SECONDS, "accuracy")
+
+
+def centred(inputs):
+    return two_level(inputs, normalize="center")
+
+
+TWO = [(1.0, [(0.96, 0.8), (0.75, 0.5)]), (0.0, [(0.91, 0.3), (0.91, 0.3)])]
+
+
+def test_two_answers_with_two_confidences_each():
+    f = figures(TWO, faults={"brier": 2, "accuracy": 1})
+    by_hand = {
+        "rewards/accuracy/mean": 0.5,
+        "rewards/accuracy/std": 0.5,
+        "rewards/brier/mean": 0.8825,
+        "rewards/_len/mean": 9.0,
+        "train/reward_answer": 0.5,  # `_len` is shown and never summed
+        "train/reward_confidence": 1.765,  # weight 2
+        "rollout/len_answer": 3.0,
+        "rollout/len_confidence": 1.0,
+        "rollout/truncated_answer": 0.5,
+        "rollout/truncated_confidence": 0.0,
+        "rollout/zero_signal_answer": 0.0,
+        "rollout/zero_signal_confidence": 0.5,
+        "train/advantage_abs_answer": 0.5,
+        "train/advantage_abs_confidence": 0.105,  # 2 · (0.105 + 0.105 + 0 + 0) / 4
+        "rollout/dropped": 0.0,
+        "rollout/no_span": 0.0,
+        "calibration/conf_mean": 0.475,
+        "calibration/gap": -0.025,
+        "calibration/brier": (0.04 + 0.25 + 0.09 + 0.09) / 4,
+        "calibration/conf_spread": 0.075,
+        "calibration/alike_share": 0.5,
+        "calibration/corr": 0.0875 / (0.5 * 0.2046338),
+        "health/scorer_faults": 3.0,
+        "health/skipped_update": 1.0,
+        "perf/rollout_s": 1.0,
+        "perf/tokens_per_s": 10 / 4,
+    }
+    assert {name: f[name] for name in by_hand} == pytest.approx(by_hand, rel=1e-5)
+    assert not any(name.startswith("train/loss") for name in f)
+
+
+def test_one_confidence_per_answer_is_still_measured():
+    f = figures([(1.0, [(0.96, 0.8)]), (0.0, [(0.91, 0.3)])])
+    assert f["calibration/brier"] == pytest.approx((0.04 + 0.09) / 2)
+    assert f["calibration/conf_spread"] == 0.0
+    assert "calibration/alike_share" not in f
+
+
+def test_unparsable_confidences_count_as_alike_and_in_no_average():
+    f = figures([(1.0, [(0.0, math.nan), (0.0, math.nan)]), (0.0, [(0.91, 0.3), (0.0, math.nan)])])
+    assert f["calibration/brier"] == pytest.approx(0.09)
+    assert f["calibration/alike_share"] == 0.5
+    assert f["rollout/no_span"] == pytest.approx(3 / 6)
+    assert "calibration/corr" not in f
+
+
+def test_without_a_parsable_confidence_there_is_no_calibration():
+    for confidences in ([], [(0.0, math.nan), (0.0, math.nan)]):
+        f = figures([(1.0, confidences), (0.0, confidences)])
+        assert not [name for name in f if name.startswith("calibration/")]
+
+
+def test_what_the_optimiser_did():
+    update = SimpleNamespace(
+        loss=0.1,
+        entropy=0.2,
+        bonus_entropy=None,
+        kl=0.3,
+        clip_fraction=0.4,
+        ratio_max=1.5,
+        grad_norm=0.6,
+        learning_rate=0.7,
+        computed_tokens=10,
+        row_tokens=25,
+    )
+    f = figures(TWO, update=update)
+    names = ("loss", "entropy", "kl", "clip_frac", "ratio_max", "grad_norm", "lr")
+    assert [f[f"train/{name}"] for name in names] == [0.1, 0.2, 0.3, 0.4, 1.5, 0.6, 0.7]
+    assert f["perf/shared_prefix_ratio"] == 2.5
+    assert f["health/skipped_update"] == 0.0
+    assert "train/span_entropy" not in f
+    update.bonus_entropy = 0.9
+    assert figures(TWO, update=update)["train/span_entropy"] == 0.9
+    assert all(math.isfinite(value) for value in f.values())

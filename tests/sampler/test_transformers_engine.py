@@ -1,0 +1,296 @@
+"""The sampler against plain forwards, `generate`, and itself in other company."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rlx.model import PlainDialogue, Policy, build_policy
+from rlx.rollout import Request
+from rlx.sampler import TransformersSampler
+from rlx.spec import Tiny, TurnSpec
+
+CPU = torch.device("cpu")
+SPEC = Tiny(
+    hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=64, initializer_range=0.15
+)
+ANSWER = TurnSpec(max_new_tokens=24)
+CONFIDENCE = TurnSpec(max_new_tokens=8, temperature=0.7)
+
+
+def build(seed):
+    """A random model of which about one token in ten ends a turn."""
+    policy = build_policy(SPEC, seed)
+    ends = (policy.tokenizer.eos_token_id, *range(20, 33))
+    return replace(policy, dialogue=PlainDialogue(policy.tokenizer, ends), end_ids=ends)
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return build(0)
+
+
+@pytest.fixture(scope="module")
+def contexts(policy):
+    """Prompts of many lengths."""
+    return [
+        policy.dialogue.open(f"nums: {' '.join(map(str, range(2, 4 + n)))}\ntarget: {n}\n")
+        for n in range(7)
+    ]
+
+
+@pytest.fixture(scope="module")
+def requests(contexts):
+    return [
+        Request(context, None, tuple(range(10 * n, 10 * n + 3)))
+        for n, context in enumerate(contexts)
+    ]
+
+
+def sampler(policy, max_rows=512):
+    return TransformersSampler(policy, max_rows=max_rows, device=CPU)
+
+
+def sample(policy, requests, sampling=ANSWER, max_rows=512):
+    with sampler(policy, max_rows).session() as session:
+        return session.generate(requests, sampling)
+
+
+def second_turns(policy, requests, completions):
+    """One question below every completion, two seeds each; some answers were cut short."""
+    pairs = [(r, c) for r, group in zip(requests, completions, strict=True) for c in group]
+    return [
+        Request(
+            r.context + c.token_ids + policy.dialogue.reply("sure?\n", c.token_ids),
+            number,
+            (1000 + 2 * number, 1001 + 2 * number),
+        )
+        for number, (r, c) in enumerate(pairs)
+    ]
+
+
+@pytest.fixture(scope="module")
+def two_turns(policy, requests):
+    with sampler(policy).session() as session:
+        first = session.generate(requests, ANSWER)
+        below = second_turns(policy, requests, first)
+        return first, below, session.generate(below, CONFIDENCE)
+
+
+def forward(policy, context, completion, temperature):
+    """Log-probabilities by one plain forward over the whole sequence."""
+    with torch.no_grad():
+        logits = policy.model(input_ids=torch.tensor([context + completion.token_ids])).logits[0]
+    logprobs = torch.log_softmax(logits / temperature, dim=-1)
+    before = len(context) - 1
+    return [logprobs[before + i, token].item() for i, token in enumerate(completion.token_ids)]
+
+
+def assert_agrees(one, other):
+    """Equal tokens and ends; log-probabilities equal to rounding."""
+    for mine, theirs in zip(one, other, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            assert (a.token_ids, a.finish_reason) == (b.token_ids, b.finish_reason)
+            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+
+
+# Against the model itself ------------------------------------------------------------------------
+
+
+def test_the_sample_covers_what_the_tests_are_about(two_turns):
+    first, _, second = two_turns
+    for completions in (first, second):
+        flat = [c for group in completions for c in group]
+        assert {c.finish_reason for c in flat} == {"stop", "length"}
+        assert len({len(c.token_ids) for c in flat}) > 3
+        assert len({c.token_ids for c in flat}) > len(flat) / 2
+
+
+@pytest.mark.parametrize(("turn", "temperature"), [(1, 1.0), (2, 0.7)])
+def test_logprobs_are_those_of_a_plain_forward(policy, requests, two_turns, turn, temperature):
+    first, below, second = two_turns
+    asked, given = (requests, first) if turn == 1 else (below, second)
+    for request, group in zip(asked, given, strict=True):
+        for completion in group:
+            plain = forward(policy, request.context, completion, temperature)
+            assert completion.logprobs == pytest.approx(plain, abs=5e-5)
+
+
+def test_logprobs_are_those_of_the_cut_distribution(policy, requests):
+    sampling = TurnSpec(max_new_tokens=6, top_k=4, top_p=0.9, temperature=0.7)
+    for group in sample(policy, requests, sampling):
+        for completion in group:
+            assert all(-20 < p <= 0 for p in completion.logprobs)
+    for group in sample(policy, requests, TurnSpec(max_new_tokens=6, top_k=1)):
+        assert {p for c in group for p in c.logprobs} == {0.0}
+
+
+def test_the_most_likely_tokens_are_those_of_generate(policy, contexts):
+    ours = sample(policy, [Request(c, None, (5,)) for c in contexts], TurnSpec(top_k=1))
+    for context, (completion,) in zip(contexts, ours, strict=True):
+        ids = torch.tensor([context])
+        theirs = policy.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=256,
+            eos_token_id=list(policy.end_ids),
+            pad_token_id=0,
+        )
+        assert completion.token_ids == tuple(theirs[0, len(context) :].tolist())
+
+
+# Against itself ----------------------------------------------------------------------------------
+
+
+def test_the_order_of_requests_does_not_matter(policy, requests, two_turns):
+    assert_agrees(sample(policy, requests[::-1])[::-1], two_turns[0])
+
+
+def test_batch_mates_do_not_matter(policy, requests, two_turns):
+    for request, group in zip(requests, two_turns[0], strict=True):
+        assert_agrees(sample(policy, [request]), [group])
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 7])
+def test_the_size_of_batches_does_not_matter(policy, requests, two_turns, max_rows):
+    first, below, second = two_turns
+    with sampler(policy, max_rows).session() as session:
+        assert_agrees(session.generate(requests, ANSWER), first)
+        assert_agrees(session.generate(below, CONFIDENCE), second)
+
+
+def test_seeds_decide_what_is_drawn(policy, contexts, two_turns):
+    one, other = Request(contexts[0], None, (0, 1, 2)), Request(contexts[0], None, (3, 1, 4))
+    (mine,), (theirs,) = (sample(policy, [request]) for request in (one, other))
+    assert_agrees([mine], two_turns[0][:1])
+    assert [a == b for a, b in zip(mine, theirs, strict=True)] == [False, True, False]
+
+
+# Forked caches -----------------------------------------------------------------------------------
+
+
+def test_a_forked_cache_changes_nothing(policy, two_turns):
+    _, below, second = two_turns
+    anew = [Request(request.context, None, request.seeds) for request in below]
+    assert_agrees(sample(policy, anew, CONFIDENCE), second)
+
+
+def test_completions_are_continued_in_any_order_and_number(policy, requests, two_turns):
+    _, below, second = two_turns
+    chosen = [13, 2, 2, 20, 7]
+    with sampler(policy, max_rows=5).session() as session:
+        session.generate(requests, ANSWER)
+        found = session.generate([below[i] for i in chosen], CONFIDENCE)
+    assert_agrees(found, [second[i] for i in chosen])
+
+
+def test_new_contexts_may_stand_beside_continued_ones(policy, requests, two_turns):
+    _, below, second = two_turns
+    with sampler(policy).session() as session:
+        session.generate(requests, ANSWER)
+        mixed = [below[3], Request(below[4].context, None, below[4].seeds), below[5]]
+        assert_agrees(session.generate(mixed, CONFIDENCE), second[3:6])
+
+
+def test_a_third_turn_forks_from_the_second(policy, two_turns):
+    _, below, second = two_turns
+    with sampler(policy).session() as session:
+        session.generate([Request(r.context, None, r.seeds) for r in below], CONFIDENCE)
+        third = second_turns(policy, below, second)
+        forked = session.generate(third, CONFIDENCE)
+    anew = [Request(request.context, None, request.seeds) for request in third]
+    assert_agrees(forked, sample(policy, anew, CONFIDENCE))
+
+
+# Ends --------------------------------------------------------------------------------------------
+
+
+def test_a_turn_ends_with_its_end_token_or_its_budget(policy, two_turns):
+    ends = set(policy.end_ids)
+    for group in two_turns[0]:
+        for c in group:
+            assert ends.isdisjoint(c.token_ids[:-1])
+            assert (c.finish_reason == "stop") == (c.token_ids[-1] in ends)
+            assert c.finish_reason == "stop" or len(c.token_ids) == ANSWER.max_new_tokens
+            assert len(c.token_ids) == len(c.logprobs)
+
+
+def test_a_turn_ends_with_the_first_stop_string(policy, requests, two_turns):
+    read = policy.dialogue.read
+    free = [c for group in two_turns[0] for c in group]
+    stop = read(max(free, key=lambda c: len(c.token_ids)).token_ids)[0][9:11]
+    turn = TurnSpec(max_new_tokens=24, stop=("never said", stop))
+    stopped = [c for group in sample(policy, requests, turn) for c in group]
+    hit = [stop in read(c.token_ids)[0] for c in free]
+    assert 0 < sum(hit) < len(hit)
+    for was_hit, completion, whole in zip(hit, stopped, free, strict=True):
+        said = len(completion.token_ids)
+        assert completion.token_ids == whole.token_ids[:said]
+        if not was_hit:
+            assert_agrees([[completion]], [[whole]])
+            continue
+        assert completion.finish_reason == "stop"
+        assert stop in read(completion.token_ids)[0]
+        assert stop not in read(completion.token_ids[:-1])[0]
+
+
+def test_a_stop_string_of_many_tokens_is_seen(policy, contexts):
+    """Text as a byte-level tokenizer gives it: three tokens make one character."""
+
+    class Bytes:
+        def read(self, ids):
+            text = b"".join(b"%b" % "€".encode()[i % 3 : i % 3 + 1] for i in range(len(ids)))
+            return text.decode(errors="replace"), ()
+
+    spoken = Policy(policy.model, policy.tokenizer, Bytes(), end_ids=(-1,))
+    (only,) = sample(spoken, [Request(contexts[0], None, (1,))], TurnSpec(stop=("€" * 6,)))
+    assert only[0].finish_reason == "stop"
+    assert len(only[0].token_ids) == 18
+
+
+# Weights -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_loading_changes_what_is_sampled(contexts, tied):
+    own, source = build(1), build(2)
+    if not tied:
+        for policy in (own, source):
+            policy.model.lm_head.weight = torch.nn.Parameter(
+                torch.randn(policy.model.vocab_size, 64)
+            )
+            policy.model.config.tie_word_embeddings = False
+    target = sampler(own)
+    asked = [Request(context, None, (1, 2)) for context in contexts]
+
+    def drawn(sampler):
+        with sampler.session() as session:
+            return session.generate(asked, ANSWER)
+
+    before = drawn(target)
+    target.load(dict(source.model.named_parameters()))
+    after = drawn(target)
+    assert_agrees(after, drawn(sampler(source)))
+    assert before != after
+    for request, group in zip(asked, after, strict=True):
+        plain = forward(source, request.context, group[0], 1.0)
+        assert group[0].logprobs == pytest.approx(plain, abs=5e-5)
+
+
+def test_loading_copies(contexts):
+    own, source = build(1), build(2)
+    target = sampler(own)
+    target.load(dict(source.model.named_parameters()))
+    (before,) = sample(own, [Request(contexts[0], None, (1,))])
+    with torch.no_grad():
+        for parameter in source.model.parameters():
+            parameter.zero_()
+    assert sample(own, [Request(contexts[0], None, (1,))]) == [before]
+
+
+def test_tied_weights_may_be_named_twice():
+    own, source = build(1), build(2)
+    sampler(own).load(source.model.state_dict())
+    for mine, theirs in zip(own.model.parameters(), source.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)

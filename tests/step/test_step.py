@@ -1,0 +1,164 @@
+"""A step of two turns, small enough to be worked by hand."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from rlx.batch import flatten
+from rlx.credit import CreditInputs, grpo, two_level
+from rlx.mask import turn_spans
+from rlx.plugin import Problem
+from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
+from rlx.spec import EntropyBonus, LossSpec
+from rlx.step import RowRewards, assign_credit
+
+
+def prompt(parent, *ids):
+    return Segment(parent=parent, author="prompt", token_ids=ids)
+
+
+def turn(parent, *ids, kind="answer", number=1, **spans):
+    return Segment(
+        parent=parent,
+        author="policy",
+        token_ids=ids,
+        logprobs=(-1.0,) * len(ids),
+        turn=number,
+        kind=kind,
+        finish_reason="stop",
+        spans={name: Span(outer, inner, "") for name, (outer, inner) in spans.items()},
+    )
+
+
+def confidence(parent, *ids, **spans):
+    return turn(parent, *ids, kind="confidence", number=2, **spans)
+
+
+# A right answer of four tokens and a wrong one of two; two confidences below each.
+# Tokens of `think` or `answer` learn, and the end token; token 5 stands between the spans.
+TREE = RolloutTree(
+    Problem(id="p", prompt="?", fields={}),
+    (
+        prompt(NO_PARENT, 1, 2),
+        turn(0, 3, 4, 5, 6, answer=((0, 2), (1, 2))),
+        turn(0, 7, 8, answer=((0, 1), (0, 1))),
+        prompt(1, 9),
+        prompt(2, 9),
+        confidence(3, 10, 11, confidence=((0, 1), (0, 1))),
+        confidence(3, 12, confidence=((0, 1), (0, 1))),
+        confidence(4, 13),
+        confidence(4, 14, 15, confidence=((0, 2), (1, 2))),
+    ),
+)
+
+# accuracy 1 and 0; Brier of 0.8 and 0.5 for the right answer, of 0.9 and 0.3 for the wrong one.
+REWARDS = RowRewards(
+    turn_rewards=torch.tensor([[1, 0], [0, 0], [0, 0.96], [0, 0.75], [0, 0.19], [0, 0.91]]),
+    turn_present=torch.tensor([[True, False]] * 2 + [[False, True]] * 4),
+    global_rewards=torch.zeros(6),
+)
+
+#            1, 2 | 3     4     5    6 (or 7 8 | 9 …)
+BY_HAND = [
+    [0, 0, 0.5, 0.5, 0, 0.5, 0, 0, 0],
+    [0, 0, -0.5, -0.5, 0, 0, 0, 0, 0],
+    [0, 0, 0, 0, 0, 0, 0, 0.42, 0.42],  # 4 · (0.96 - 0.855)
+    [0, 0, 0, 0, 0, 0, 0, -0.42, 0],
+    [0, 0, 0, 0, 0, -1.44, 0, 0, 0],  # 4 · (0.19 - 0.55); no span, so all of it learns
+    [0, 0, 0, 0, 0, 1.44, 1.44, 0, 0],
+]
+
+estimator = partial(two_level, normalize="center", lambda_conf=4.0)
+
+
+def step(trees=(TREE,), rewards=REWARDS, estimator=estimator, **loss):
+    return assign_credit(
+        flatten(trees), rewards, mask=turn_spans, estimator=estimator, loss=LossSpec(**loss)
+    )
+
+
+def test_answers_learn_from_answers_and_confidences_from_their_siblings():
+    train = step()
+    torch.testing.assert_close(train.advantages, torch.tensor(BY_HAND))
+    assert torch.equal(train.mask, torch.tensor(BY_HAND) != 0)
+    assert train.advantages.dtype == torch.float32
+
+
+def test_what_a_confidence_scores_is_nothing_to_an_answer_nor_to_other_answers_confidences():
+    rewards = REWARDS.turn_rewards.clone()
+    rewards[2, 1] = 0.0
+    changed = step(
+        rewards=RowRewards(
+            turn_rewards=rewards,
+            turn_present=REWARDS.turn_present,
+            global_rewards=REWARDS.global_rewards,
+        )
+    )
+    same = [0, 1, 4, 5]
+    assert torch.equal(changed.advantages[same], step().advantages[same])
+    assert not torch.allclose(changed.advantages[[2, 3]], step().advantages[[2, 3]])
+
+
+def test_the_spans_of_an_answer_do_not_learn_in_the_rows_below_it():
+    train = step()
+    answers_of_confidences = train.batch.is_token & ~train.batch.is_own
+    assert not (train.mask & answers_of_confidences).any()
+    assert not train.weights[answers_of_confidences].any()
+
+
+@pytest.mark.parametrize(
+    ("loss", "by_hand"),
+    [
+        ({"aggregate": "token_mean"}, [3 / 11, 2 / 11, 2 / 11, 1 / 11, 1 / 11, 2 / 11]),
+        ({"aggregate": "sequence_mean"}, [1 / 6] * 6),
+        ({"aggregate": "token_mean", "per_turn": True}, [3 / 5, 2 / 5, 2 / 6, 1 / 6, 1 / 6, 2 / 6]),
+        ({"aggregate": "sequence_mean", "per_turn": True}, [1 / 2] * 2 + [1 / 4] * 4),
+    ],
+)
+def test_how_much_each_row_counts(loss, by_hand):
+    torch.testing.assert_close(step(**loss).weights.sum(dim=1), torch.tensor(by_hand))
+
+
+def test_the_bonus_falls_on_what_the_confidences_say_and_not_on_their_tags():
+    train = step(entropy=EntropyBonus(coefficient=0.3, span="confidence"))
+    # One content token in each of three rows. The end token beside row 2's is no content.
+    expected = torch.zeros(6, 9)
+    expected[[2, 3, 5], [7, 7, 6]] = 0.1
+    torch.testing.assert_close(train.entropy_weights, expected)
+
+
+def test_no_bonus_without_the_option_or_without_the_span():
+    assert not step().entropy_weights.any()
+    nowhere = step(entropy=EntropyBonus(coefficient=0.3, span="verdict"))
+    assert not nowhere.entropy_weights.any()
+
+
+def test_the_estimator_sees_the_batch_and_the_rewards_as_they_are():
+    seen = []
+
+    def spy(inputs):
+        seen.append(inputs)
+        return grpo(inputs)
+
+    train = step(estimator=spy)
+    (inputs,) = seen
+    assert isinstance(inputs, CreditInputs)
+    for name in ("turn_ids", "group_ids", "levels", "tree_ids"):
+        assert torch.equal(getattr(inputs, name), getattr(train.batch, name))
+    for name in ("turn_rewards", "turn_present", "global_rewards"):
+        assert torch.equal(getattr(inputs, name), getattr(REWARDS, name))
+    assert torch.equal(inputs.mask, train.mask)
+
+
+def test_two_prompts_do_not_meet():
+    """The second is worth half of the first."""
+    both = RowRewards(
+        turn_rewards=torch.cat([REWARDS.turn_rewards, REWARDS.turn_rewards / 2]),
+        turn_present=REWARDS.turn_present.repeat(2, 1),
+        global_rewards=REWARDS.global_rewards.repeat(2),
+    )
+    train = step(trees=(TREE, TREE), rewards=both)
+    by_hand = torch.tensor(BY_HAND)
+    torch.testing.assert_close(train.advantages, torch.cat([by_hand, by_hand / 2]))
+    assert train.weights.sum().item() == pytest.approx(1.0)
