@@ -68,8 +68,8 @@ class TokenBatch:
         behaviour_logprobs: `[B, T]` float32 nats, under the distribution that the token was
             sampled from; 0 where not `is_own`.
         temperatures: `[B, T]` float32 of the sampler, where `is_own`; 1 elsewhere.
-        group_ids: `[B]` int64 rows with equal ids continue the same turn or prompt in the same
-            way, and may be compared.
+        group_ids: `[B]` int64 rows with equal ids were opened by the same prompt segment, and may be
+            compared.
         levels: `[B]` int64 as `Row.level`.
         tree_ids: `[B]` int64 as `Row.tree`.
     """
@@ -156,7 +156,7 @@ def flatten(
     return TokenBatch(
         rows=tuple(rows),
         **sheet.fields(),
-        group_ids=_groups(rows),
+        group_ids=_groups(trees, rows),
         levels=torch.tensor([row.level for row in rows]),
         tree_ids=torch.tensor([row.tree for row in rows]),
     )
@@ -203,7 +203,8 @@ class _Sheet:
                     field[name][b, here.start + first : here.start + last] = True
 
 
-def _groups(rows: Sequence[Row]) -> Tensor:
-    """`[B]` one id per (tree, turn continued, kind), numbered in order of appearance."""
-    ids: dict[tuple[int, int, str], int] = {}
-    return torch.tensor([ids.setdefault((r.tree, r.parent, r.kind), len(ids)) for r in rows])
+def _groups(trees: Sequence[RolloutTree], rows: Sequence[Row]) -> Tensor:
+    """`[B]` one id per prompt segment that opens rows, numbered in order of appearance."""
+    ids: dict[tuple[int, int], int] = {}
+    opened = [(row.tree, trees[row.tree].segments[row.turns[0]].parent) for row in rows]
+    return torch.tensor([ids.setdefault(place, len(ids)) for place in opened])

@@ -66,6 +66,8 @@ def assign_credit(
 ) -> TrainBatch:
     """Carries a step's rewards to its tokens."""
     learns = mask(batch)
+    if not torch.isfinite(rewards.turn_rewards[rewards.turn_present]).all():
+        raise ValueError("a reward is not finite: scoring must have turned it into an absence")
     inputs = CreditInputs(
         turn_rewards=rewards.turn_rewards,
         turn_present=rewards.turn_present,

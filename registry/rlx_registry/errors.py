@@ -17,11 +17,11 @@ class RegistryError(Exception):
     """Base of every deliberate failure of the registry."""
 
 
-class NotFound(RegistryError, LookupError):  # noqa: N818 - reads as the sentence it is
+class NotFound(RegistryError, LookupError):
     """What was asked for is not in the registry."""
 
 
-class Ambiguous(RegistryError, LookupError):  # noqa: N818
+class Ambiguous(RegistryError, LookupError):
     """A name stands for more than one run."""
 
 
@@ -29,7 +29,7 @@ class SchemaError(RegistryError):
     """The tables are not ones that this version can use."""
 
 
-class Unavailable(RegistryError):  # noqa: N818
+class Unavailable(RegistryError):
     """The database cannot be opened, or cannot be written."""
 
 

@@ -145,14 +145,22 @@ def test_golden_g25_advantages_are_written_on_the_mask_times_lambda():
 def test_two_level_compares_each_level_by_its_own_rule():
     scores = [1.0, 0.0, 0.96, 0.75, 0.19, 0.91]
     x = inputs_of(scores, [[1]] * 6, levels=[0, 0, 1, 1, 1, 1], group_ids=[0, 0, 1, 1, 2, 2])
-    literal = Confidence(normalize="std", ddof=0, eps=1e-4)
-    both = two_level(x, ddof=0, eps=1e-4, confidence=literal, lambda_ans=2.0, lambda_conf=3.0)
-    how = {"normalize": "std", "ddof": 0, "eps": 1e-4, "singleton": "zero"}
-    answers = [2 * a for a in oracle(scores[:2], **how)]
-    confidences = [3 * a for pair in (scores[2:4], scores[4:]) for a in oracle(pair, **how)]
+    above = {"normalize": "std", "ddof": 1, "eps": 0.5, "singleton": "zero"}
+    below = {"normalize": "std", "ddof": 0, "eps": 1e-4, "singleton": "zero"}
+    both = two_level(x, **above, confidence=Confidence(**below), lambda_ans=2.0, lambda_conf=3.0)
+    answers = [2 * a for a in oracle(scores[:2], **above)]
+    confidences = [3 * a for pair in (scores[2:4], scores[4:]) for a in oracle(pair, **below)]
     assert both[:, 0].tolist() == pytest.approx(answers + confidences, rel=1e-12)
     default = two_level(x, ddof=0, eps=1e-4)[2:, 0].tolist()
     assert default == pytest.approx([0.105, -0.105, -0.36, 0.36], rel=1e-12)
+
+
+def test_two_level_treats_a_single_answer_and_a_single_confidence_each_by_its_own_rule():
+    x = inputs_of([1.0, 0.5], [[1]] * 2, levels=[0, 1], group_ids=[0, 1])
+    raw = Confidence(singleton="raw")
+    assert two_level(x)[:, 0].tolist() == [0.0, 0.0]
+    assert two_level(x, confidence=raw)[:, 0].tolist() == [0.0, 0.5]
+    assert two_level(x, normalize="center", singleton="raw")[:, 0].tolist() == [1.0, 0.0]
 
 
 # Properties ---------------------------------------------------------------------------------------

@@ -183,11 +183,14 @@ class Bench:
         stats = learner.update(*self.batches[which], LOSS, rate)
         return gradient_of_step(before, learner.weights()), stats
 
-    def gradients(self, limit):
+    def first_step(self, limit):
+        """One step, after asking for log-probabilities and an update without any signal."""
         _, learner = self.learner(READABLE, limit)
+        quiet = {**self.logprobs(learner), **self.silence(learner)}
         found, stats = self.stepped(learner)
         everywhere = self.ranks.gather(found)
         return {
+            **quiet,
             "worst": worst(found, self.gradient),
             "whole": whole(found, self.gradient),
             "loss": stats.loss,
@@ -201,65 +204,47 @@ class Bench:
             "ranks_agree": all(torch.equal(g[n], found[n]) for g in everywhere for n in found),
         }
 
-    def steps(self):
-        """Three usual steps, against torch's own optimiser."""
-        _, learner = self.learner(USUAL)
-        for train, old in self.batches:
-            learner.update(train, old, LOSS, USUAL.learning_rate)
-        return whole(learner.weights(), plain_steps(self.batches, USUAL))
+    def logprobs(self, learner):
+        """Largest distance from plain log-probabilities, and what stands where none is wanted."""
+        train, _ = self.batches[0]
+        want, found = wanted(train), learner.logprobs(train)
+        with torch.no_grad():
+            plain, _ = plain_logprobs(build_policy(MODEL, 0).model, train.batch)
+        apart = float((found - plain)[want].abs().max())
+        return {"logprobs_apart": apart, "logprobs_outside": float(found[~want].abs().max())}
 
-    def silence(self):
-        """Whether an update without signal is None everywhere and changes nothing."""
-        _, learner = self.learner(READABLE)
+    def silence(self, learner):
+        """Whether an update without signal is None on every rank and changes nothing."""
         (train, old), before = self.batches[0], copied(learner.weights())
         nothing = replace(
             train,
             advantages=torch.zeros_like(train.advantages),
             entropy_weights=torch.zeros_like(train.entropy_weights),
         )
-        stats = learner.update(nothing, old, LOSS, LR)
+        stats = self.ranks.gather(learner.update(nothing, old, LOSS, LR))
         same = all(torch.equal(before[n], w) for n, w in learner.weights().items())
-        after, _ = self.stepped(learner)
-        none = self.ranks.gather(stats) == [None] * self.ranks.count
-        return {"none": none, "same": same, "next": worst(after, self.gradient)}
+        return {"silent": stats == [None] * self.ranks.count, "silence_changes_nothing": same}
 
-    def phases(self):
-        """Distance from a first step's gradient, after a step at rate 0 that filled the moments."""
-        found = {}
-        for fresh in (True, False):
-            _, learner = self.learner(READABLE)
-            learner.update(*self.batches[1], LOSS, 0.0)
-            learner.begin_phase(READABLE, fresh=fresh)
-            found["fresh" if fresh else "carried"] = whole(self.stepped(learner)[0], self.gradient)
-        return found
+    def second_phase(self, *, fresh):
+        """A phase with half the bound, after a step at rate 0 that filled Adam's moments.
 
-    def clipping(self):
-        """Length of the clipped gradient before and after a phase changes the bound."""
+        Returns:
+            How far its first step is from the clipped gradient, and the norm it reports.
+        """
         length = norm(self.gradient.values())
-        _, learner = self.learner(replace_bound(READABLE, length / 2))
-        first, stats = self.stepped(learner)
-        learner.begin_phase(replace_bound(READABLE, length / 1e3), fresh=True)
-        second, _ = self.stepped(learner)
-        return {
-            "reported": stats.grad_norm / length,
-            "first": norm(first.values()) / length,
-            "second": norm(second.values()) / length,
-        }
-
-    def logprobs(self):
-        """Largest distance from plain log-probabilities, and what stands where none is wanted."""
         _, learner = self.learner(READABLE)
-        train, _ = self.batches[0]
-        want, found = wanted(train), learner.logprobs(train)
-        with torch.no_grad():
-            plain, _ = plain_logprobs(build_policy(MODEL, 0).model, train.batch)
-        outside = float(found[~want].abs().max())
-        return {"apart": float((found - plain)[want].abs().max()), "outside": outside}
+        learner.update(*self.batches[1], LOSS, 0.0)
+        bounded = READABLE.model_copy(update={"max_grad_norm": length / 2})
+        learner.begin_phase(bounded, fresh=fresh)
+        found, stats = self.stepped(learner)
+        clipped = {name: gradient / 2 for name, gradient in self.gradient.items()}
+        return {"apart": whole(found, clipped), "reported": stats.grad_norm / length}
 
-    def export(self, folder):
-        """Whether what was written is what was learned."""
+    def usual_steps(self, folder):
+        """Three usual steps against torch's own optimiser, and what is exported after them."""
         policy, learner = self.learner(USUAL)
-        learner.update(*self.batches[0], LOSS, 0.1)
+        for train, old in self.batches:
+            learner.update(train, old, LOSS, USUAL.learning_rate)
         learner.export(policy, folder)
         own = copied(learner.weights())
         if not self.ranks.is_first:
@@ -270,19 +255,14 @@ class Bench:
         ids = torch.arange(4, 24)[None]
         with torch.no_grad():
             logits = [model(input_ids=ids).logits for model in (loaded, twin)]
-        start = dict(build_policy(MODEL, 0).model.named_parameters())
         weights = dict(loaded.named_parameters())
         return {
+            "apart": whole(own, plain_steps(self.batches, USUAL)),
             "names": sorted(weights) == sorted(own),
             "weights": all(torch.equal(weights[n], own[n]) for n in own),
             "logits": torch.equal(*logits),
-            "learned": whole(own, start),
             "dtype": str(loaded.dtype),
         }
-
-
-def replace_bound(optimizer, bound):
-    return optimizer.model_copy(update={"max_grad_norm": bound})
 
 
 def main(out):
@@ -293,13 +273,10 @@ def main(out):
     for stage in range(4):
         bench = Bench(stage, ranks, batches)
         measured[stage] = {
-            "gradients": {limit: bench.gradients(limit) for limit in LIMITS},
-            "steps": bench.steps(),
-            "silence": bench.silence(),
-            "phases": bench.phases(),
-            "clipping": bench.clipping(),
-            "logprobs": bench.logprobs(),
-            "export": bench.export(out.parent / f"model-{ranks.count}-{stage}"),
+            "first_step": {limit: bench.first_step(limit) for limit in LIMITS},
+            "fresh": bench.second_phase(fresh=True),
+            "carried": bench.second_phase(fresh=False),
+            "usual_steps": bench.usual_steps(out.parent / f"model-{ranks.count}-{stage}"),
         }
     if ranks.is_first:
         out.write_text(json.dumps(measured))

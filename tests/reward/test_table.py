@@ -277,7 +277,7 @@ def test_fail_ends_the_run_and_says_how_to_carry_on():
     with pytest.raises(RewardError) as caught:
         with_policy("fail")
     message = str(caught.value)
-    assert "reward 'accuracy' failed on a answer of problem bad" in message
+    assert "reward 'accuracy' failed on turn 'answer' of problem bad" in message
     assert "ValueError: cannot judge" in message
     assert "rewards.turn.accuracy.on_error" in message
 

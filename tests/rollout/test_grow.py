@@ -13,7 +13,7 @@ from rlx.spec import Single, TurnSpec, TwoTurn
 
 BEGIN, END = 1, 0
 ANSWERS = ("<think>a</think><answer>1</answer>", "<answer>2</answer>", "nothing", "é</think>ü")
-CONFIDENCES = ("<confidence>0.5</confidence>", "<confidence>1</confidence>", "sure")
+CONFIDENCES = ("<confidence>0.5</confidence>", "hm</think><confidence>1</confidence>", "sure")
 
 
 class Characters:
@@ -64,7 +64,7 @@ two_turn = TwoTurn(
     num_generations_answer=3,
     num_generations_confidence=2,
     answer=single.answer.model_copy(update={"spans": ("think", "answer")}),
-    confidence=TurnSpec(template="sure of {prompt}\n", spans=("confidence",)),
+    confidence=TurnSpec(template="sure of {prompt}\n", spans=("think", "confidence")),
 )
 
 
@@ -128,6 +128,15 @@ def test_completions_are_kept_as_they_came():
             names = spec.spans
             ends = Characters().read(turn.token_ids)[1]
             assert turn.spans == find_spans(turn.text, ends, names, first_turn=level == 1)
+
+
+def test_only_a_first_turn_may_start_inside_think():
+    turns = [s for t in grown(two_turn, "abcdefgh", range(8)) for s in t.segments if s.turn]
+    unopened = [s for s in turns if "</think>" in s.text and "<think>" not in s.text]
+    assert {(s.kind, "think" in s.spans) for s in unopened} == {
+        ("answer", True),
+        ("confidence", False),
+    }
 
 
 # What the sampler is asked ------------------------------------------------------------------------

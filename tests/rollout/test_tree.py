@@ -66,9 +66,9 @@ def test_a_segment_cannot_be_its_own_parent():
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"logprobs": (-0.1,)}, "a policy segment of 2 tokens needs 2 logprobs, got 1"),
-        ({"author": "prompt"}, "a prompt segment of 2 tokens needs 0 logprobs, got 2"),
-        ({"author": "environment"}, "a environment segment of 2 tokens needs 0 logprobs, got 2"),
+        ({"logprobs": (-0.1,)}, "a segment of 2 policy tokens needs 2 logprobs, got 1"),
+        ({"author": "prompt"}, "a segment of 2 prompt tokens needs 0 logprobs, got 2"),
+        ({"author": "environment"}, "a segment of 2 environment tokens needs 0 logprobs, got 2"),
         ({"turn": 0}, "needs a turn number from 1 and a kind"),
         ({"kind": ""}, "needs a turn number from 1 and a kind"),
         ({"token_ids": (), "logprobs": ()}, "needs at least one token"),

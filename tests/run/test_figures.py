@@ -37,7 +37,7 @@ def entry(name, raw, weight=1.0, **parts):
     return RewardEntry(name, raw, weight, status, None, parts)
 
 
-def figures(answers, *, faults=(), update=None):
+def figures(answers, *, faults=(), update=None, mask=turn_spans):
     """One tree; each answer is (accuracy, [(Brier, stated confidence), ...])."""
     segments = [Segment(parent=NO_PARENT, author="prompt", token_ids=(1,))]
     turns = {}
@@ -61,7 +61,7 @@ def figures(answers, *, faults=(), update=None):
         turn_present=torch.ones(len(totals), 1, dtype=torch.bool),
         global_rewards=torch.zeros(len(totals)),
     )
-    train = assign_credit(batch, rewards, mask=turn_spans, estimator=centred, loss=LossSpec())
+    train = assign_credit(batch, rewards, mask=mask, estimator=centred, loss=LossSpec())
     return step_figures([tree], table, train, update, SECONDS, "accuracy")
 
 
@@ -119,6 +119,22 @@ def test_unparsable_confidences_count_as_alike_and_in_no_average():
     assert f["calibration/alike_share"] == 0.5
     assert f["rollout/no_span"] == pytest.approx(3 / 6)
     assert "calibration/corr" not in f
+
+
+def test_rows_of_which_no_token_learns_are_silent():
+    confidences = [(0.0, math.nan), (0.96, 0.8)]
+    f = figures([(1.0, confidences), (0.0, confidences)], mask=literal)
+    # 2 · (0.48 + 0) / 2 in both groups: the unparsable rows have no token to learn from
+    assert f["train/advantage_abs_confidence"] == pytest.approx(0.48)
+    assert f["rollout/zero_signal_confidence"] == 0.0
+    unparsable = [(0.0, math.nan), (0.5, math.nan)]
+    f = figures([(1.0, unparsable), (0.0, unparsable)], mask=literal)
+    assert f["train/advantage_abs_confidence"] == 0.0
+    assert f["rollout/zero_signal_confidence"] == 1.0
+
+
+def literal(batch):
+    return turn_spans(batch, fallback="none")
 
 
 def test_without_a_parsable_confidence_there_is_no_calibration():

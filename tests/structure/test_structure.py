@@ -87,7 +87,7 @@ def test_leaves_import_nothing_of_ours(leaf):
 
 def test_every_room_is_listed():
     entries = (ROOT / "platform" / "rlx").iterdir()
-    rooms = {p.stem for p in entries if p.suffix == ".py" or p.is_dir() and list(p.rglob("*.py"))}
+    rooms = {p.stem for p in entries if p.suffix == ".py" or (p.is_dir() and list(p.rglob("*.py")))}
     assert rooms - {"__init__", "__pycache__"} == {*MAY_IMPORT, *LEAVES}
 
 

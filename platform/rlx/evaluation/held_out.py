@@ -35,7 +35,7 @@ class HeldOut:
     rewards: Mapping[str, float]
 
     def metrics(self) -> dict[str, Any]:
-        """Plain JSON: `accuracy` and `n` always; calibration figures, or None without confidences."""
+        """Plain JSON: `accuracy` and `n`, and calibration figures, None without confidences."""
         base: dict[str, Any] = {
             "n": len(self.correct),
             "accuracy": float(np.mean(self.correct)),

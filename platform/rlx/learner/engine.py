@@ -97,6 +97,10 @@ class Learner:
         self._optimizer = optimizer
         if fresh:
             self._base_optimizer.state.clear()
+        # ZeRO's wrappers keep a bound of their own; stage 0 reads the configuration at every step.
+        self._engine._config.gradient_clipping = optimizer.max_grad_norm
+        if hasattr(self._engine.optimizer, "clip_grad"):
+            self._engine.optimizer.clip_grad = optimizer.max_grad_norm
         for group in self._engine.optimizer.param_groups:
             group.update(
                 betas=optimizer.betas, eps=optimizer.eps, weight_decay=optimizer.weight_decay
@@ -145,14 +149,26 @@ class Learner:
             term = self._loss(packed, train, old_logprobs, loss, sums)
             # DeepSpeed averages over ranks; weights are global, so ranks must add.
             self._engine.backward(term * self._ranks.count)
-        self._engine.step()
+        norm = self._step()
         total = _Sums.add(self._ranks.gather(sums))
         return total.stats(
-            grad_norm=float(self._engine.get_global_grad_norm()),
+            grad_norm=norm,
             learning_rate=rate,
             computed_tokens=sum(map(len, trees)),
             row_tokens=int(batch.is_token[wanted(train).any(dim=1)].sum()),
         )
+
+    def _step(self) -> float:
+        """Lets the optimiser step; returns the gradient's norm before clipping."""
+        if self._runner.zero_stage > 0 or self._runner.dtype != "float32":
+            self._engine.step()
+            return float(self._engine.get_global_grad_norm())
+        # Plain data parallelism: gradients are whole and averaged by now, and DeepSpeed will clip
+        # them without saying by how much.
+        gradients = [p.grad for p in self._module.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        self._engine.step()
+        return float(norm)
 
     def _loss(
         self,

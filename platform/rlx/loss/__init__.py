@@ -41,7 +41,8 @@ def clipped_surrogate(
         `[...]` losses, not yet aggregated.
 
     Reference:
-        PPO, arXiv 1707.06347, equation 7; dual clip, arXiv 1912.09729; clip-higher, arXiv 2503.14476.
+        PPO, arXiv 1707.06347, equation 7; dual clip, arXiv 1912.09729; clip-higher, arXiv
+        2503.14476.
     """
     ratio = torch.exp(logprobs - old_logprobs)
     low, high = clip

@@ -15,7 +15,7 @@ from rlx_registry import MetricRow
 __all__ = ["Client", "MirrorDown", "quiet_environment"]
 
 
-class MirrorDown(RlxError):  # noqa: N818 - it is a state of the tracker
+class MirrorDown(RlxError):
     """MLflow cannot be reached or refused; nothing is lost, and the same call may be made again."""
 
 

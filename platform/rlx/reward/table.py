@@ -211,7 +211,7 @@ def _settle(
         return replace(entry, raw=policy.value, status="scored")
     if policy == "fail":
         raise RewardError(
-            f"reward {reward.name!r} failed on a {reward.use.turn} of problem "
+            f"reward {reward.name!r} failed on turn {reward.use.turn!r} of problem "
             f"{trees[place[0]].problem.id}: {entry.reason}. To carry on past such failures set "
             f"rewards.turn.{reward.name}.on_error to drop_sample, drop_group or {{value: 0}}"
         )

@@ -68,7 +68,7 @@ class Segment:
         expected = len(self.token_ids) if self.author == "policy" else 0
         if len(self.logprobs) != expected:
             raise TreeError(
-                f"a {self.author} segment of {len(self.token_ids)} tokens "
+                f"a segment of {len(self.token_ids)} {self.author} tokens "
                 f"needs {expected} logprobs, got {len(self.logprobs)}"
             )
         if self.author == "policy" and (self.turn < 1 or not self.kind):

@@ -129,11 +129,12 @@ def _train_step(
     problems = [parts.task.problem("train", cursor + i, data) for i in range(count)]
     seeds = [derive_seed(m.spec.seed, "rollout", cursor + i) for i in range(count)]
     trees, table, sampled, scored = _sample_and_score(m, parts, parts.plan, problems, seeds)
-    if len(table.dropped) == len(table.turns):
+    unscored = {place for place in table.turns if table.total(place) is None} | table.dropped
+    if len(unscored) == len(table.turns):
         if m.recorder:
             m.recorder.event("step_skipped", f"step {step}: no rollout could be scored")
         return {}
-    batch = flatten(trees, temperatures=parts.temperatures, without=table.dropped)
+    batch = flatten(trees, temperatures=parts.temperatures, without=unscored)
     train = assign_credit(
         batch,
         _row_rewards(batch, trees, table),

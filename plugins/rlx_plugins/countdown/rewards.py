@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -94,11 +94,14 @@ class CountdownVerify(_Countdown):
 
 
 class CountdownArithmetic(Reward):
-    """Share of the sums written in the reasoning, lines of the form `3*5=15`, that are true.
+    """In a right answer, the share of the sums in its reasoning, such as `3*5=15`, that are true.
 
     Rewarding the answer alone lets the written sums rot, and with them whatever could tell a right
-    answer from a wrong one. No sum at all scores 0.
+    answer from a wrong one. `of` names the correctness: a wrong answer scores 0, since true sums
+    that lead nowhere are easier to write than right answers. No sum at all scores 0 as well.
     """
+
+    reads_parent: ClassVar[bool] = True
 
     span: str = "think"
     """Where the sums are written."""
@@ -107,6 +110,8 @@ class CountdownArithmetic(Reward):
 
     def score(self, sample: Sample) -> Score:
         """Checks one turn's sums."""
+        if sample.of != 1.0:
+            return Score(0.0, "wrong answer")
         lines = sample.spans.get(self.span, "").split("\n")[: self.max_lines]
         sums = [line for line in lines if line.count("=") == 1]
         if not sums:

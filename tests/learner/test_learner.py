@@ -1,0 +1,145 @@
+"""The learner on one rank and on two, under every ZeRO stage, against plain PyTorch.
+
+`measure_learner.py` measures, once for each number of ranks; here its figures are judged.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlx.learner import learning_rate
+from rlx.spec import OptimizerSpec
+
+MEASURE = Path(__file__).with_name("measure_learner.py")
+STAGES = pytest.mark.parametrize("stage", [0, 1, 2, 3])
+QUIET = {
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "PYTHONWARNINGS": "ignore",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
+
+def measure(ranks, out, environment):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={ranks}", str(MEASURE), str(out)]
+    done = subprocess.run(
+        command, env={**environment, **QUIET}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(out.read_text())
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
+def measured(request, tmp_path_factory):
+    """Figures by ZeRO stage. One rank must do without any compiler: nothing is on its path."""
+    folder = tmp_path_factory.mktemp("learner")
+    environment = dict(os.environ)
+    if request.param == 1:
+        environment["PATH"] = str(folder / "no-programs-here")
+        environment["TORCH_EXTENSIONS_DIR"] = str(folder / "no-extensions-here")
+    return measure(request.param, folder / "measured.json", environment)
+
+
+# What was packed equals what was not -------------------------------------------------------------
+
+
+@STAGES
+@pytest.mark.parametrize("limit", ["16384", "60"], ids=["whole", "cut"])
+class TestOneStep:
+    @pytest.fixture
+    def found(self, measured, stage, limit):
+        return measured[str(stage)]["first_step"][limit]
+
+    def test_every_gradient_is_the_plain_one(self, found):
+        assert found["worst"] <= 5e-6
+        assert found["whole"] <= 5e-6
+
+    def test_the_loss_is_the_plain_one(self, found):
+        assert found["loss"] == pytest.approx(found["plain_loss"], abs=1e-6)
+
+    def test_the_norm_is_that_of_the_whole_gradient(self, found):
+        assert found["grad_norm"] == pytest.approx(found["plain_norm"], rel=1e-6)
+
+    def test_logprobs_are_the_plain_ones_where_wanted(self, found):
+        assert found["logprobs_apart"] <= 5e-6
+        assert found["logprobs_outside"] == 0
+
+    def test_without_a_signal_nothing_is_done(self, found):
+        assert found["silent"]
+        assert found["silence_changes_nothing"]
+
+    def test_all_ranks_end_with_the_same_weights(self, found):
+        assert found["ranks_agree"]
+
+    def test_shared_prefixes_are_computed_once(self, found):
+        assert found["computed_tokens"] < found["row_tokens"] / 3
+
+    def test_the_batch_covers_what_it_should(self, found):
+        assert 0.05 < found["clip_fraction"] < 0.5
+        assert 1 < found["bonus_entropy"] < 5
+
+
+@STAGES
+def test_three_usual_steps_are_those_of_plain_adamw(measured, stage):
+    assert measured[str(stage)]["usual_steps"]["apart"] <= 1e-6
+
+
+@STAGES
+@pytest.mark.parametrize("what", ["names", "weights", "logits"])
+def test_an_export_is_what_was_learned(measured, stage, what):
+    found = measured[str(stage)]["usual_steps"]
+    assert found[what]
+    assert found["dtype"] == "torch.float32"
+
+
+@STAGES
+def test_a_phase_begins_with_its_own_bound_and_without_memory(measured, stage):
+    found = measured[str(stage)]["fresh"]
+    assert found["apart"] <= 5e-6
+    assert found["reported"] == pytest.approx(1, rel=1e-6), "the norm is that before clipping"
+
+
+@STAGES
+def test_memory_is_carried_over_where_asked(measured, stage):
+    assert measured[str(stage)]["carried"]["apart"] > 0.1
+
+
+# Learning rates ----------------------------------------------------------------------------------
+
+
+def rates(steps=5, **options):
+    spec = OptimizerSpec(learning_rate=2.0, **options)
+    return [learning_rate(spec, step, steps) for step in range(steps)]
+
+
+def test_a_constant_schedule():
+    assert rates() == [2, 2, 2, 2, 2]
+    assert rates(warmup_steps=2) == [1, 2, 2, 2, 2]
+
+
+def test_a_linear_schedule():
+    assert rates(schedule="linear") == pytest.approx([2, 1.6, 1.2, 0.8, 0.4])
+    assert rates(schedule="linear", final_fraction=0.5) == pytest.approx([2, 1.8, 1.6, 1.4, 1.2])
+
+
+def test_a_cosine_schedule():
+    half = 0.5**0.5
+    expected = [2, 1 + half, 1, 1 - half]
+    assert rates(steps=4, schedule="cosine") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_warm_up_comes_first_and_the_fall_begins_at_the_peak(schedule):
+    found = rates(steps=8, schedule=schedule, warmup_steps=4)
+    assert found[:5] == [0.5, 1, 1.5, 2, 2]
+    assert found[4:] == sorted(found[4:], reverse=True)
+    assert 0 < found[-1] < 1
+
+
+def test_a_phase_of_warm_up_alone():
+    assert rates(steps=2, schedule="linear", warmup_steps=4) == [0.5, 1]
