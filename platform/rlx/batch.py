@@ -68,8 +68,8 @@ class TokenBatch:
         behaviour_logprobs: `[B, T]` float32 nats, under the distribution that the token was
             sampled from; 0 where not `is_own`.
         temperatures: `[B, T]` float32 of the sampler, where `is_own`; 1 elsewhere.
-        group_ids: `[B]` int64 rows with equal ids were opened by the same prompt segment, and may be
-            compared.
+        group_ids: `[B]` int64 rows with equal ids were opened by the same prompt segment and may
+            be compared.
         levels: `[B]` int64 as `Row.level`.
         tree_ids: `[B]` int64 as `Row.tree`.
     """

@@ -89,7 +89,7 @@ class Demonstration:
 
 @runtime_checkable
 class Task(Protocol):
-    """A source of problems. `problem` is a pure function, so a cursor is all that resuming needs."""
+    """A source of problems. `problem` is a pure function: a cursor is all that resuming needs."""
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
         """Returns problem number `index` (from 0) of a split. Train and test share no problem."""
@@ -210,7 +210,8 @@ def reward(
         ... def shortness(sample, *, limit: int = 100):
         ...     '''1 when the response is no longer than `limit` characters.'''
         ...     return float(len(sample.response) <= limit)
-        >>> shortness(limit=5).score(Sample(id="a", problem={}, turn="answer", number=1, response="hi"))
+        >>> said = Sample(id="a", problem={}, turn="answer", number=1, response="hi")
+        >>> shortness(limit=5).score(said)
         1.0
     """
 

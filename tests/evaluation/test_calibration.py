@@ -217,6 +217,13 @@ def test_wilson_interval(successes, interval):
     assert wilson_interval(successes, 50) == pytest.approx(interval)
 
 
+@pytest.mark.parametrize("n", range(1, 60))
+def test_wilson_interval_holds_the_share_itself(n):
+    for successes in (0, 1, n - 1, n):
+        low, high = wilson_interval(successes, n)
+        assert 0 <= low <= successes / n <= high <= 1
+
+
 @pytest.mark.parametrize(
     ("correct", "confidence", "says"),
     [

@@ -1,4 +1,6 @@
-"""Text to tokens and back: the shipped tokenizer, and a byte-level BPE trained here."""
+"""Text to tokens and back: the shipped tokenizers, and a byte-level BPE trained here."""
+
+from importlib.resources import files
 
 import pytest
 from hypothesis import given
@@ -22,9 +24,12 @@ EPISODES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def policy():
-    return build_policy(SMALL, 0)
+SHIPPED = sorted(f.name.removesuffix(".json") for f in files("rlx.model.tokenizers").iterdir())
+
+
+@pytest.fixture(scope="module", params=SHIPPED)
+def policy(request):
+    return build_policy(SMALL.model_copy(update={"tokenizer": request.param}), 0)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +37,7 @@ def tiny(policy):
     return policy.dialogue
 
 
-# The tokenizer that rlx ships -----------------------------------------------------------------
+# The tokenizers that rlx ships -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", EPISODES)

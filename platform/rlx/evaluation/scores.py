@@ -187,7 +187,8 @@ def wilson_interval(successes: int, n: int) -> tuple[float, float]:
     p, z2 = successes / n, _Z_95**2
     centre = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = _Z_95 * np.sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
-    return max(0.0, float(centre - half)), min(1.0, float(centre + half))
+    # With no success, or nothing else, rounding would leave the share itself a hair outside.
+    return min(p, max(0.0, float(centre - half))), max(p, min(1.0, float(centre + half)))
 
 
 # Ranking -----------------------------------------------------------------------------------------

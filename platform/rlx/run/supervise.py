@@ -16,7 +16,6 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from types import FrameType
 
 from rlx.record.mirror import MirrorDown, MlflowMirror
 from rlx.run.launch import child_environment
@@ -36,27 +35,31 @@ FINAL_TRIES = 3
 
 def main(run_id: str, registry_url: str) -> int:
     """Supervises one attempt of a run."""
+    stopped = threading.Event()
+    # Before the run is ours to be stopped, or an early SIGTERM would leave it "running" for ever.
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     with Registry.open(registry_url) as registry:
         if not registry.transition(run_id, {"submitted"}, "running"):
             print(f"{run_id} is not waiting to be started", flush=True)
             return 1
         registry.update_run(run_id, pid=os.getpid())
-        return _Supervisor(registry, run_id, registry_url).supervise()
+        return _Supervisor(registry, run_id, registry_url, stopped).supervise()
 
 
 class _Supervisor:
-    def __init__(self, registry: Registry, run_id: str, registry_url: str) -> None:
+    def __init__(
+        self, registry: Registry, run_id: str, registry_url: str, stopped: threading.Event
+    ) -> None:
         self._registry = registry
         self._run_id = run_id
         self._registry_url = registry_url
         self._folder = RunFolder(Path(registry.run(run_id).directory or ""))
         self._spec = ExperimentSpec.model_validate_json(self._folder.resolved.read_text())
-        self._stopped = threading.Event()
+        self._stopped = stopped
         self._ended = threading.Event()
 
     def supervise(self) -> int:
         """Runs the ranks to their end and records it."""
-        signal.signal(signal.SIGTERM, self._stop)
         mirror = threading.Thread(target=self._mirror, name="mirror")
         mirror.start()
         try:
@@ -74,7 +77,8 @@ class _Supervisor:
         ranks = self._start_ranks()
         try:
             while ranks.poll() is None and not self._stopped.is_set():
-                self._registry.heartbeat(self._run_id)
+                if not self._registry.heartbeat(self._run_id):
+                    self._stopped.set()  # somebody else has ended the run
                 self._wait(ranks, HEARTBEAT)
         finally:
             _end(ranks)
@@ -94,9 +98,6 @@ class _Supervisor:
                 message = f"the pictures could not be drawn: {type(error).__name__}: {error}"
                 self._registry.add_event(self._run_id, "report_failed", message, level="error")
         return status, reason
-
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        self._stopped.set()
 
     def _wait(self, ranks: "subprocess.Popen[bytes]", seconds: float) -> None:
         until = time.monotonic() + seconds

@@ -143,7 +143,11 @@ class CountdownTask(Plugin):
         answer = f"<think>{lines}</think><answer>{text}</answer>"
         if rng.random() >= self.demonstrations.confidence:
             return Demonstration((answer,))
-        return Demonstration((answer, f"<confidence>{rng.randrange(11) / 10:.1f}</confidence>"))
+        tenths = rng.randrange(11)
+        if rng.random() < self.demonstrations.informed:
+            right = verify_equation_strict(answer, dict(problem.fields))
+            tenths = rng.randrange(6, 11) if right else rng.randrange(5)
+        return Demonstration((answer, f"<confidence>{tenths / 10:.1f}</confidence>"))
 
     def _rules(self) -> Rules:
         bounds = self.intermediate_range

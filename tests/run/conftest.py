@@ -1,0 +1,243 @@
+"""Runs for the tests of this folder, made through the command line.
+
+Starting a run costs far more than running one this small, so a few runs serve all tests: one that
+is followed to its end, and several at once in the same home: the same experiment on two ranks,
+whose follower is interrupted; one whose scorer fails; one that is stopped; and one that is stopped
+before it has begun.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlx_registry import Registry, read_body
+
+RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
+MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
+SMALL = {
+    "model.hidden_size": 32,
+    "model.heads": 1,
+    "model.kv_heads": 1,
+    "model.layers": 1,
+    "model.intermediate_size": 32,
+    "model.warm_start.steps": 100,
+    "model.warm_start.warmup_steps": 10,
+    "model.warm_start.learning_rate": "1e-2",
+    "phases.0.steps": 2,
+    "phases.1.steps": 2,
+    "rollout.prompts_per_step": 4,
+    "evaluation.problems": 30,
+}
+UNMIRRORED = {**SMALL, "tracking.mlflow": "null"}
+GUEST = '''
+from rlx.plugin import reward
+
+@reward
+def broken(sample):
+    """Never works."""
+    raise ValueError("the scorer is out of order")
+'''
+
+
+class Home:
+    """A home for runs, and the command line in it."""
+
+    small = SMALL
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.path = folder / "home"
+        self.yaml = folder / "rlcr.yaml"
+        shutil.copy(RLCR, self.yaml)
+        guest = folder / "guest"
+        info = guest / "rlx_guest-0.1.dist-info"
+        info.mkdir(parents=True)
+        (guest / "rlx_guest.py").write_text(GUEST)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-guest\nVersion: 0.1\n")
+        (info / "entry_points.txt").write_text("[rlx.rewards]\nbroken = rlx_guest:broken\n")
+        self.environment = {
+            **os.environ,
+            "RLX_HOME": str(self.path),
+            "PYTHONPATH": str(guest),
+            "CUDA_VISIBLE_DEVICES": "",
+            "COLUMNS": "160",
+        }
+
+    def begin(self, *arguments, sets=()):
+        """Starts `rlx` in a process group of its own, as a terminal does."""
+        overrides = [f"--set={path}={value}" for path, value in dict(sets).items()]
+        return subprocess.Popen(
+            [sys.executable, "-c", MAIN, *map(str, arguments), *overrides],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def rlx(self, *arguments, sets=()):
+        return ended(self.begin(*arguments, sets=sets))
+
+    def json(self, *arguments):
+        done = self.rlx(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def registry(self):
+        return Registry.open(f"sqlite:///{self.path}/registry.db", read_only=True)
+
+    def run(self, run_id):
+        with self.registry() as registry:
+            return registry.run(run_id)
+
+    def bodies(self, run):
+        """Step, trees and index of every step, each file checked against its digest."""
+        with self.registry() as registry:
+            for step in registry.rollout_steps(run.id):
+                body = registry.rollout_body(run.id, step)
+                path = Path(run.directory) / body.path
+                index = registry.rollout_index(run.id, step)
+                yield step, read_body(path, body.sha256).to_pylist(), index
+
+    def processes(self):
+        """Every process that was started for this home, whoever its parent is now."""
+        mark = f"RLX_HOME={self.path}".encode()
+        return [pid for pid in pids() if mark in read(f"/proc/{pid}/environ").split(b"\0")]
+
+    def running(self):
+        """Every process of this machine that has not ended."""
+        return running()
+
+
+def ended(process):
+    out, err = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def pids():
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def read(path):
+    try:
+        return Path(path).read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return b""  # it has ended, or is not ours
+
+
+def below(pid):
+    """The descendants of a process."""
+    parents = {p: int(read(f"/proc/{p}/stat").rpartition(b")")[2].split()[1]) for p in running()}
+    found, above = [], {pid}
+    while above:
+        above = {p for p, parent in parents.items() if parent in above}
+        found += above
+    return found
+
+
+def running():
+    """Processes that have not ended; those that nobody has waited for have."""
+    stats = {pid: read(f"/proc/{pid}/stat").rpartition(b")")[2].split() for pid in pids()}
+    return [pid for pid, stat in stats.items() if stat and stat[0] != b"Z"]
+
+
+def until(condition, what, seconds=300):
+    """Waits; slow machines are no failure."""
+    give_up = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < give_up, f"waited {seconds} s for {what}"
+        time.sleep(0.2)
+    return found
+
+
+# The runs ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory):
+    home = Home(tmp_path_factory.mktemp("submit"))
+    yield home
+    for pid in home.processes():  # of a test that failed half-way
+        os.kill(pid, signal.SIGKILL)
+
+
+class Finished:
+    """A run that was followed to its end, with what was printed."""
+
+    def __init__(self, home):
+        self.home = home
+        self.submitted = home.rlx("submit", home.yaml, sets=SMALL)
+        assert self.submitted.returncode == 0, self.submitted.stderr
+        self.status = home.json("status", "latest")
+        self.id = self.status["run"]
+        self.listed = home.json("runs")
+        self.record = home.run(self.id)
+        self.root = Path(self.record.directory)
+        (self.warm_start,) = (home.path / "cache" / "warm_start").iterdir()
+        until(lambda: not home.processes(), "the supervisor to finish the mirror")
+
+    def bodies(self):
+        return self.home.bodies(self.record)
+
+
+@pytest.fixture(scope="session")
+def finished(home):
+    return Finished(home)
+
+
+@pytest.fixture(scope="session")
+def others(home, finished):
+    """Several runs at once; by the time they are given out, all have ended."""
+    twins = home.begin(
+        "submit", home.yaml, "--again", sets={**UNMIRRORED, "runner.ranks": 2, "name": "twins"}
+    )
+    guest = "{plugin: broken, turn: answer}"
+    failing = home.begin(
+        "submit", home.yaml, sets={**UNMIRRORED, "name": "failing", "rewards.turn.guest": guest}
+    )
+    long = {**UNMIRRORED, "name": "long", "phases.0.steps": 100_000}
+    started = home.rlx("submit", home.yaml, "--detach", sets=long)
+    named = until(lambda: by_name(home, "twins", "failing", "long"), "three runs")
+    hasty = home.rlx("submit", home.yaml, "-qd", sets={**UNMIRRORED, "seed": 1}).stdout.strip()
+    stopped_early = home.rlx("stop", hasty)
+
+    until(lambda: home.run(named["long"]).step > 1, "the long run to train")
+    pid = home.run(named["long"]).pid
+    family = [pid, *below(pid)]
+    stopped = home.rlx("stop", named["long"])
+    until(lambda: home.run(named["long"]).status == "stopped", "the long run to stop")
+
+    until(lambda: home.run(named["twins"]).status == "running", "the twins to run")
+    until((home.path / "runs" / named["twins"] / "progress.json").exists, "the twins to report")
+    os.killpg(twins.pid, signal.SIGINT)
+    interrupted = ended(twins)
+    status_then = home.run(named["twins"]).status
+    until(lambda: home.run(named["twins"]).status != "running", "the twins to end")
+    failed = ended(failing)
+    until(lambda: not home.processes(), "every process to end")
+    return {
+        "named": named,
+        "started": started,
+        "stopped": stopped,
+        "hasty": hasty,
+        "stopped_early": stopped_early,
+        "family": family,
+        "interrupted": interrupted,
+        "status_then": status_then,
+        "failed": failed,
+    }
+
+
+def by_name(home, *names):
+    with home.registry() as registry:
+        found = {run.name: run.id for run in registry.runs()}
+    return found if found.keys() >= set(names) else None
