@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
+export OMP_NUM_THREADS ?= 1
 
 .PHONY: install demo test check bench clean
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from transformers import AutoTokenizer
 
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model import build_policy
@@ -48,17 +49,18 @@ def test_the_global_generator_does_not_reach_the_weights():
 
 
 @pytest.mark.parametrize(
-    "shape", [{"hidden_size": 32, "heads": 2}, {"hidden_size": 100, "heads": 3}]
+    ("shape", "complaint"),
+    [({"head_dim": 24}, "greater than or equal to 32"), ({"heads": 4, "kv_heads": 3}, "divide")],
 )
-def test_a_head_has_at_least_32_whole_dimensions(shape):
-    with pytest.raises(ValidationError, match="at least 32"):
-        Tiny(**{"kv_heads": 1, **shape})
+def test_heads_that_no_engine_takes_are_refused(shape, complaint):
+    with pytest.raises(ValidationError, match=complaint):
+        Tiny(**shape)
 
 
 def test_the_model_is_built_as_asked():
     spec = Tiny(hidden_size=128, heads=4, kv_heads=2, layers=2, intermediate_size=48)
     config = build_policy(spec, 0).model.config
-    assert config.hidden_size // config.num_attention_heads == 32
+    assert (config.head_dim, config.num_attention_heads) == (32, 4)
     assert (config.num_key_value_heads, config.num_hidden_layers) == (2, 2)
     assert config.tie_word_embeddings
 
@@ -66,6 +68,14 @@ def test_the_model_is_built_as_asked():
 def test_an_unknown_tokenizer_is_refused_by_name():
     with pytest.raises(SpecError, match=r"ships no 'klingon'; there is arithmetic"):
         build_policy(Tiny(tokenizer="klingon"), 0)
+
+
+def test_anyone_can_load_what_is_saved(tmp_path):
+    saved = build_policy(SMALL, 3)
+    saved.save(tmp_path)
+    text = "nums: 3 12\ntarget: 36\n<think>3*12=36\n</think><confidence>0.7</confidence>"
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert tuple(theirs.encode(text, add_special_tokens=False)) == saved.dialogue.encode(text)
 
 
 def test_a_saved_policy_is_a_pretrained_model(tmp_path):

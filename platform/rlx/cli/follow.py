@@ -6,7 +6,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rlx.cli.registry import folder_of, open_registry
+from rlx.cli.registry import folder_of, is_supervisor, open_registry
 from rlx.cli.summary import summary
 from rlx.run.progress import Progress as Stage
 from rlx.run.progress import read_progress
@@ -18,6 +18,8 @@ __all__ = ["follow"]
 EVERY = 0.3
 LINE_EVERY = 15.0
 """Seconds between two lines where the output is no terminal."""
+MIRROR_WAIT = 60.0
+"""Seconds to wait for MLflow at most; the supervisor goes on without us."""
 ENDED = ("finished", "failed", "stopped", "lost")
 
 
@@ -33,6 +35,7 @@ def follow(run_id: str, url: str, *, quiet: bool = False) -> int:
     except KeyboardInterrupt:
         console.print(f"\ndetached; {run_id} goes on.  rlx logs -f {run_id}  ·  rlx stop {run_id}")
         return 130
+    _await_supervisor(run)
     with open_registry(url) as registry:
         if run.status == "finished":
             if not quiet:
@@ -55,6 +58,13 @@ def _watch(run_id: str, url: str, console: Console) -> RunRecord:
             if run.effective_status in ENDED:
                 return run
             time.sleep(EVERY)
+
+
+def _await_supervisor(run: RunRecord) -> None:
+    """Waits a little for the supervisor's last deliveries, so that MLflow is complete as well."""
+    until = time.monotonic() + MIRROR_WAIT
+    while run.pid is not None and is_supervisor(run.pid, run.id) and time.monotonic() < until:
+        time.sleep(EVERY)
 
 
 class _Bars:

@@ -13,7 +13,7 @@ import rlx_registry
 from rlx.run.paths import RunFolder, tracking_url
 from rlx_registry import Registry, RunRecord
 
-__all__ = ["folder_of", "open_registry", "registry_option", "run_json"]
+__all__ = ["folder_of", "is_supervisor", "open_registry", "registry_option", "run_json"]
 
 DEFAULT = "sqlite:///{home}/registry.db"
 
@@ -73,6 +73,15 @@ def folder_of(run: RunRecord) -> RunFolder:
     if run.directory is None:
         raise rlx.errors.RegistryError(f"run {run.id} has no folder: its submission broke off")
     return RunFolder(Path(run.directory))
+
+
+def is_supervisor(pid: int, run_id: str) -> bool:
+    """Whether `pid` is alive and still the supervisor of that run: process ids are used again."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"rlx.run.supervise" in command and run_id.encode() in command
 
 
 def run_json(registry: Registry, run: RunRecord) -> dict[str, Any]:

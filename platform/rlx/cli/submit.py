@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rlx.cli.registry import folder_of, open_registry, registry_option
+from rlx.cli.registry import folder_of, is_supervisor, open_registry, registry_option
 from rlx.discovery import Plugins, check_file
 from rlx.errors import RlxError
 from rlx.run.launch import registry_url, start
@@ -90,18 +90,9 @@ def stop(run: str, url: str) -> None:
         found = registry.run(run)
         if found.status not in ("submitted", "running"):
             raise RlxError(f"{found.id} is not running: it is {found.status}")
-        if found.pid is not None and _is_supervisor(found.pid, found.id):
+        if found.pid is not None and is_supervisor(found.pid, found.id):
             os.kill(found.pid, signal.SIGTERM)
             click.echo(f"{found.id}: asked to stop")
             return
         registry.transition(found.id, {found.status}, "stopped", "its supervisor was gone")
         click.echo(f"{found.id}: its supervisor was gone; marked as stopped", file=sys.stderr)
-
-
-def _is_supervisor(pid: int, run_id: str) -> bool:
-    """Whether `pid` is alive and still the supervisor of that run: process ids are used again."""
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return b"rlx.run.supervise" in command and run_id.encode() in command

@@ -10,6 +10,7 @@ import deepspeed
 import torch
 from torch import Tensor
 
+from rlx.errors import RlxError
 from rlx.learner.distributed import Ranks
 from rlx.learner.forward import PackedPolicy
 from rlx.learner.pack import PackedBatch, collate, deal, pack, wanted
@@ -127,6 +128,9 @@ class Learner:
         Returns:
             The figures, alike on every rank; None when no token carries a signal, in which case
             nothing was changed on any rank.
+
+        Raises:
+            RlxError: the gradient is not finite.
         """
         batch = train.batch
         trees = pack(
@@ -150,6 +154,11 @@ class Learner:
             # DeepSpeed averages over ranks; weights are global, so ranks must add.
             self._engine.backward(term * self._ranks.count)
         norm = self._step()
+        if not math.isfinite(norm):
+            raise RlxError(
+                "the gradient is not finite: lower optimizer.learning_rate, or look for extreme "
+                "rewards with `rlx samples RUN --sort reward`"
+            )
         total = _Sums.add(self._ranks.gather(sums))
         return total.stats(
             grad_norm=norm,

@@ -12,8 +12,8 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
@@ -79,12 +79,13 @@ def _tiny(spec: Tiny, seed: int) -> Policy:
         pad_token="<pad>",
         unk_token="<unk>",
     )
-    config = Qwen2Config(
+    config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=spec.hidden_size,
         num_hidden_layers=spec.layers,
         num_attention_heads=spec.heads,
         num_key_value_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
         intermediate_size=spec.intermediate_size,
         max_position_embeddings=spec.max_position,
         initializer_range=spec.initializer_range,
@@ -96,7 +97,7 @@ def _tiny(spec: Tiny, seed: int) -> Policy:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "weights"))
-        model = Qwen2ForCausalLM(config)
+        model = Qwen3ForCausalLM(config)
     return _policy(model, tokenizer)
 
 

@@ -113,6 +113,8 @@ def _train_phase(
         cursor += parts.spec.rollout.prompts_per_step
         note = "  ".join(f"{k.split('/')[-1]} {v:.3f}" for k, v in figures.items())
         m.progress.show(Progress(f"training: {phase.name}", done + 1, phase.steps, note))
+        if m.recorder:
+            print(f"step {step}/{m.spec.steps}  {phase.name}  {note}", flush=True)
         if every and step % every == 0 and step < m.spec.steps:
             _evaluate(m, base, step=step, label="step")
     return step, cursor
@@ -253,4 +255,8 @@ def _evaluate(m: Machinery, parts: Parts, *, step: int, label: str) -> None:
     result = measure(trees, table, spec.correct)
     if m.recorder:
         m.recorder.evaluation(step, label, result.metrics(), result.payload())
+        accuracy = result.metrics()["accuracy"]
+        print(
+            f"step {step}/{m.spec.steps}  evaluation {label}  accuracy {accuracy:.3f}", flush=True
+        )
     m.progress.show(Progress(f"evaluation ({label})", spec.problems, spec.problems))

@@ -27,15 +27,17 @@ class WarmStart(Strict):
 
 
 class Tiny(Strict):
-    """A small Qwen2 built from its configuration class, with random weights and no download."""
+    """A small Qwen3 built from its configuration class, with random weights and no download."""
 
     kind: Literal["tiny"] = "tiny"
     tokenizer: str = "arithmetic"
     """Name of a tokenizer definition that rlx ships."""
     hidden_size: int = Field(96, ge=32)
     layers: int = Field(3, ge=1)
-    heads: int = Field(3, ge=1)
-    kv_heads: int = Field(3, ge=1)
+    heads: int = Field(4, ge=1)
+    kv_heads: int = Field(2, ge=1)
+    head_dim: int = Field(32, ge=32)
+    """Dimensions of a head; every engine takes 32, some nothing smaller."""
     intermediate_size: int = Field(256, ge=1)
     initializer_range: float = Field(0.02, gt=0)
     max_position: int = Field(2048, ge=64)
@@ -43,11 +45,6 @@ class Tiny(Strict):
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
-        if self.hidden_size % self.heads or self.hidden_size // self.heads < 32:
-            raise ValueError(
-                f"hidden_size / heads is {self.hidden_size}/{self.heads}; "
-                "a head needs a whole number of dimensions, at least 32"
-            )
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads {self.kv_heads} does not divide heads {self.heads}")
         return self

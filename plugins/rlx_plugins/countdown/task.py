@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from rlx.plugin import Demonstration, Plugin, Problem, Split
 from rlx_plugins.countdown.rewards import check_ground_truth
+from rlx_plugins.countdown.scorer import verify_equation_strict
 from rlx_plugins.countdown.search import Rules, Worked, random_expression, solutions
 
 __all__ = ["CountdownTask", "Demonstrations", "Files", "is_held_out", "read_files"]
@@ -44,7 +45,9 @@ class Demonstrations(BaseModel):
     correct: float = Field(0.4, ge=0, le=1)
     """Share that reaches the target; the others compute some other expression rightly."""
     confidence: float = Field(0.5, ge=0, le=1)
-    """Share with a second turn that states a uniformly random confidence."""
+    """Share with a second turn that states a confidence, a uniformly random one."""
+    informed: float = Field(0.0, ge=0, le=1)
+    """Share of those that know better: above 0.5 after a right answer, below after a wrong one."""
 
 
 class CountdownTask(Plugin):
