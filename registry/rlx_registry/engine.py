@@ -8,6 +8,7 @@ write, hence can never lock a writer out.
 
 import fcntl
 import json
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,10 +56,10 @@ def connect(path: Path, mode: Mode) -> Engine:
 
     "migrate" is "write" without foreign keys, which SQLite must not check while tables are rebuilt.
     """
-    opening = {"read": "ro", "write": "rw", "migrate": "rwc"}[mode]
-    url = URL.create(
-        "sqlite", database=f"file:{quote(str(path))}", query={"mode": opening, "uri": "true"}
-    )
+    query = {"mode": {"read": "ro", "write": "rw", "migrate": "rwc"}[mode], "uri": "true"}
+    if mode == "read" and _is_archive(path):
+        query["immutable"] = "1"
+    url = URL.create("sqlite", database=f"file:{quote(str(path))}", query=query)
     engine = create_engine(url, json_serializer=_to_json)
     pragmas = ["busy_timeout=15000", "synchronous=NORMAL"]
     pragmas += ["foreign_keys=ON"] if mode == "write" else []
@@ -75,6 +76,12 @@ def connect(path: Path, mode: Mode) -> Engine:
         connection.exec_driver_sql("BEGIN" if mode == "read" else "BEGIN IMMEDIATE")
 
     return engine
+
+
+def _is_archive(path: Path) -> bool:
+    """Whether nobody can write here: readers of a live log need to, those of a still file not."""
+    log = path.with_name(f"{path.name}-wal")
+    return not os.access(path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)
 
 
 def prepare(path: Path, *, create: bool) -> None:
@@ -112,6 +119,8 @@ def check(engine: Engine, path: Path) -> None:
     """
     with translated(path), engine.connect() as connection:
         revision = _revision(connection, path)
+    if revision is None:
+        raise SchemaError(f"{path} is no registry of runs: it has none of the tables of one")
     if revision != REVISIONS[-1]:
         raise SchemaError(
             f"registry {path} is at revision {revision}, this version reads {REVISIONS[-1]}; "

@@ -31,7 +31,7 @@ ENDED: frozenset[str] = frozenset({"finished", "failed", "stopped", "lost"})
 LABELS = ("before", "after", "step")
 
 HEARTBEAT_LIMIT = 120.0
-"""Seconds of silence after which readers take a running run for lost."""
+"""Seconds of silence after which readers take a run that has not ended for lost."""
 
 PREVIEW_LENGTH = 160
 """Characters of a turn that its index row keeps."""
@@ -80,11 +80,11 @@ class RunRecord:
 
     @property
     def effective_status(self) -> Status:
-        """`status`, or "lost" for a running run that has been silent for `HEARTBEAT_LIMIT`."""
-        if self.status != "running":
+        """`status`, or "lost" for a run that should live and was silent for `HEARTBEAT_LIMIT`."""
+        if self.status in ENDED:
             return self.status
         last = self.heartbeat or self.started or self.created
-        return "lost" if time.time() - last > HEARTBEAT_LIMIT else "running"
+        return "lost" if time.time() - last > HEARTBEAT_LIMIT else self.status
 
 
 @dataclass(frozen=True, slots=True)

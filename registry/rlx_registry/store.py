@@ -176,7 +176,7 @@ def _has_status(statuses: Collection[str], now: float) -> ColumnElement[bool]:
     """`RunRecord.effective_status in statuses`, in SQL."""
     c = models.run.c
     silent = func.coalesce(c.heartbeat, c.started, c.created) < now - HEARTBEAT_LIMIT
-    lost = and_(c.status == "running", silent)
+    lost = and_(c.status.not_in(list(ENDED)), silent)
     plain = and_(c.status.in_(list(statuses)), not_(lost))
     return or_(plain, lost) if "lost" in statuses else plain
 

@@ -180,6 +180,22 @@ def test_a_missing_or_foreign_file_is_refused_in_words(path, tmp_path):
             Registry.open(url(path), read_only=read_only)
 
 
+def test_a_database_without_a_registry_is_refused_in_words(path):
+    query(path, "CREATE TABLE somebody_elses (a)")
+    with pytest.raises(SchemaError, match="is no registry of runs"):
+        Registry.open(url(path), read_only=True)
+
+
+def test_a_finished_registry_can_be_read_where_nothing_can_be_written(path, monkeypatch):
+    with Registry.open(url(path)) as registry:
+        registry.submit(digest="d", seed=0, **SUBMISSION)
+    before = sorted(path.parent.iterdir())
+    monkeypatch.setattr(engine.os, "access", lambda *_: False)
+    with Registry.open(url(path), read_only=True) as registry:
+        assert registry.run("1").digest == "d"
+        assert sorted(path.parent.iterdir()) == before  # readers of a live one leave files
+
+
 def test_odd_file_names_work(tmp_path):
     odd = tmp_path / "a b%20?#é.db"
     with Registry.open(f"sqlite:///{quote(str(odd))}") as registry:

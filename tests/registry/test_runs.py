@@ -93,6 +93,18 @@ def test_a_silent_run_is_lost_to_every_reader(registry, tmp_path):
     assert submit(registry)[0].id == "r-0002"
 
 
+def test_a_run_that_never_began_is_lost_as_well_and_does_not_block(registry, tmp_path):
+    run, _ = submit(registry)
+    silence(registry, tmp_path, run.id, 119)
+    assert registry.run(run.id).effective_status == "submitted"
+    assert not submit(registry)[1]
+    silence(registry, tmp_path, run.id, 121)
+    assert registry.run(run.id).effective_status == "lost"
+    assert [r.id for r in registry.runs(status="lost")] == [run.id]
+    assert registry.runs(status="submitted") == []
+    assert submit(registry)[0].id == "r-0002"
+
+
 def test_only_live_runs_have_a_heartbeat(registry):
     run, _ = submit(registry)
     assert registry.heartbeat(run.id)

@@ -248,6 +248,32 @@ def test_the_run_page_shows_what_its_twin_says(plain):
     assert "/runs/r-0001/rollouts/2" in page.values("href")
 
 
+def test_bins_are_drawn_and_the_figures_that_matter_come_first(url):
+    empty = {"low": 0.0, "high": 0.5, "n": 0, "confidence": None, "accuracy": None}
+    full = {"low": 0.5, "high": 1.0, "n": 9, "confidence": 0.8, "accuracy": 0.75}
+    bins = [empty, full | {"accuracy_low": 0.5, "accuracy_high": 0.9}]
+    with Registry.open(url) as registry:
+        fill(registry)
+        figures = {"odd": 1.5, "brier": 0.2, "accuracy": 0.75, "bins": bins, "ece": 0.1}
+        registry.add_evaluation("1", 3, "after", "held_out", 9, figures)
+    dashboard = client(url)
+    table = dashboard.get("/runs/1.json").json()["evaluations"][0]
+    assert [row["name"] for row in table["rows"]] == ["accuracy", "brier", "ece", "odd"]
+    assert table["bins"] == [{"label": "after", "step": 3, "bins": bins}]
+    html = dashboard.get("/runs/1").text
+    page = Page(html)
+    assert page.values("class").count("reliability") == 1
+    assert page.values("class").count("share") == 1
+    assert "9 answers, 0.8 stated, 0.75 right" in page.text
+    assert html.index("Brier score") < html.index("Every figure") < html.index(">odd<")
+
+
+def test_the_runs_page_shows_the_newest_evaluation(plain):
+    (run,) = plain.get("/.json").json()["runs"]
+    assert run["newest"] == {"label": "after", "accuracy": 0.625, "brier": None, "ece": None}
+    assert "0.625" in Page(plain.get("/").text).text
+
+
 def test_the_rollouts_page_is_the_trees_of_its_twin(plain):
     data = plain.get("/runs/r-0001/rollouts/3.json").json()
     shape = [

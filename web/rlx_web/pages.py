@@ -11,6 +11,23 @@ __all__ = ["decimate", "rollouts", "run", "runs"]
 HEADLINES = ("rewards/accuracy/mean", "train/reward_answer", "train/reward", "train/loss")
 """Metrics that may stand for a whole run in the table; the first one that it has does."""
 
+FIGURES = {
+    "accuracy": "Accuracy",
+    "brier": "Brier score",
+    "stratum_brier": "Brier score, knowing only the stratum",
+    "ece": "ECE, 10 bins",
+    "auroc": "AUROC",
+    "stratum_auroc": "AUROC, knowing only the stratum",
+    "mean_confidence": "Mean confidence",
+    "alike_share": "Answers whose confidences are all alike",
+    "unparsable": "Unreadable confidences",
+}
+"""Figures of an evaluation that come first, in words; the others are folded away."""
+
+LAST = len(FIGURES)
+
+ORDER = {"before": 0, "step": 1, "after": 2}
+
 STRIP = (
     *("id", "name", "seed", "digest", "step", "steps_total", "phase", "attempt", "reason"),
     *("created", "started", "ended", "heartbeat", "directory", "mlflow_run_id"),
@@ -23,9 +40,13 @@ Points = list[tuple[int, float]]
 
 
 def runs(registry: Registry) -> dict[str, Any]:
-    """The newest runs, each with the metric that says most about it."""
-    rows = registry.runs(limit=SHOWN_RUNS)
-    return {"runs": [_strip(row) | {"headline": _headline(registry, row)} for row in rows]}
+    """The newest runs, each with its newest evaluation and the metric that says most about it."""
+    return {
+        "runs": [
+            _strip(row) | {"headline": _headline(registry, row), "newest": _newest(registry, row)}
+            for row in registry.runs(limit=SHOWN_RUNS)
+        ]
+    }
 
 
 def run(registry: Registry, ref: str) -> dict[str, Any]:
@@ -36,6 +57,7 @@ def run(registry: Registry, ref: str) -> dict[str, Any]:
         "charts": _charts(registry.metrics(record.id)),
         "evaluations": _evaluations(registry.evaluations(record.id)),
         "events": [asdict(event) for event in registry.events(record.id)],
+        "figures": FIGURES,
         "history": [asdict(change) for change in registry.history(record.id)],
         "rollout_steps": registry.rollout_steps(record.id),
         "spec": record.spec,
@@ -91,6 +113,16 @@ def _headline(registry: Registry, record: RunRecord) -> dict[str, Any] | None:
     return None
 
 
+def _newest(registry: Registry, record: RunRecord) -> dict[str, Any] | None:
+    """The last evaluation's accuracy, Brier score and ECE, as far as it has them."""
+    found = sorted(registry.evaluations(record.id), key=lambda e: (ORDER[e.label], e.step))
+    if not found:
+        return None
+    figures = {name: found[-1].metrics.get(name) for name in ("accuracy", "brier", "ece")}
+    plain = {n: v if isinstance(v, int | float) else None for n, v in figures.items()}
+    return {"label": found[-1].label, **plain}
+
+
 def _charts(series: Mapping[str, Points]) -> list[dict[str, Any]]:
     groups: dict[str, list[dict[str, Any]]] = {}
     for name, points in series.items():
@@ -101,30 +133,41 @@ def _charts(series: Mapping[str, Points]) -> list[dict[str, Any]]:
 
 
 def _evaluations(records: list[EvaluationRecord]) -> list[dict[str, Any]]:
-    """One table per suite: evaluations across, metrics down, and what training changed."""
+    """One table per suite: evaluations across, metrics down, and what training changed.
+
+    `bins` are for the reliability diagrams, one list per evaluation that has them.
+    """
     tables = []
     for suite in sorted({record.suite for record in records}):
-        order = {"before": 0, "step": 1, "after": 2}
-        across = sorted((r for r in records if r.suite == suite), key=lambda r: order[r.label])
+        across = sorted((r for r in records if r.suite == suite), key=lambda r: ORDER[r.label])
         figures = [dict(_flat(record.metrics)) for record in across]
+        names = list(dict.fromkeys(name for f in figures for name in f))
+        names.sort(key=lambda name: list(FIGURES).index(name) if name in FIGURES else LAST)
         rows = [
             {
                 "name": name,
                 "values": [f.get(name) for f in figures],
                 "change": _change(name, across, figures),
             }
-            for name in dict.fromkeys(name for f in figures for name in f)
+            for name in names
         ]
         columns = [{"label": r.label, "step": r.step, "n": r.n} for r in across]
-        tables.append({"suite": suite, "columns": columns, "rows": rows})
+        bins = [
+            {"label": r.label, "step": r.step, "bins": r.metrics["bins"]}
+            for r in across
+            if r.metrics.get("bins")
+        ]
+        tables.append({"suite": suite, "columns": columns, "rows": rows, "bins": bins})
     return tables
 
 
 def _flat(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     flat: list[tuple[str, Any]] = []
     for name, value in metrics.items():
-        inner = isinstance(value, Mapping)
-        flat += _flat(value, f"{prefix}{name}.") if inner else [(prefix + name, value)]
+        if isinstance(value, Mapping):
+            flat += _flat(value, f"{prefix}{name}.")
+        elif not isinstance(value, list):  # such as bins, which are drawn
+            flat.append((prefix + name, value))
     return flat
 
 

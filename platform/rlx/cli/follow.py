@@ -6,7 +6,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rlx.cli.registry import folder_of, is_supervisor, open_registry
+from rlx.cli.registry import bury, folder_of, is_supervisor, open_registry
 from rlx.cli.summary import summary
 from rlx.run.progress import Progress as Stage
 from rlx.run.progress import read_progress
@@ -35,6 +35,8 @@ def follow(run_id: str, url: str, *, quiet: bool = False) -> int:
     except KeyboardInterrupt:
         console.print(f"\ndetached; {run_id} goes on.  rlx logs -f {run_id}  ·  rlx stop {run_id}")
         return 130
+    if run.status == "running" and run.effective_status == "running":
+        run = _lost(run, url)
     _await_supervisor(run)
     with open_registry(url) as registry:
         if run.status == "finished":
@@ -57,7 +59,18 @@ def _watch(run_id: str, url: str, console: Console) -> RunRecord:
                 show.stage(stage)
             if run.effective_status in ENDED:
                 return run
-            time.sleep(EVERY)
+            if run.pid is None or is_supervisor(run.pid, run.id):
+                time.sleep(EVERY)
+            elif registry.run(run_id).status == "running":  # it has not ended just now
+                return run
+
+
+def _lost(run: RunRecord, url: str) -> RunRecord:
+    """Records that a run's supervisor died, which it cannot do itself."""
+    reason = f"its supervisor, process {run.pid}, was killed"
+    with open_registry(url, read_only=False) as registry:
+        bury(registry, run, "lost", reason)
+        return registry.run(run.id)
 
 
 def _await_supervisor(run: RunRecord) -> None:

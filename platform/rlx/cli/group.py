@@ -27,7 +27,7 @@ VERBS = {
     "status": Verb("rlx.cli.reading:status", "Show how one run stands."),
     "logs": Verb("rlx.cli.reading:logs", "Show or follow a run's log."),
     "samples": Verb("rlx.cli.reading:samples", "Show rollouts with their rewards."),
-    "stop": Verb("rlx.cli.submit:stop", "Ask a run to stop at its next step."),
+    "stop": Verb("rlx.cli.submit:stop", "Stop a run; its records stay."),
     "mlflow": Verb("rlx.cli.reading:mlflow", "Open MLflow on the mirror of the runs."),
     "web": Verb("rlx.cli.reading:web", "Serve the dashboard."),
 }

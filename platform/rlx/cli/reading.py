@@ -13,11 +13,12 @@ from rlx.cli.registry import folder_of, open_registry, registry_option, run_json
 from rlx.cli.text import columns
 from rlx.errors import SpecError
 from rlx.spec.diagnostic import printable
-from rlx_registry import RolloutIndex, RunRecord
+from rlx_registry import STATUSES, RolloutIndex, RunRecord
 
 __all__ = ["logs", "mlflow", "runs", "samples", "status", "web"]
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+PORT = click.IntRange(1, 65535)
 
 
 def _echo(value: Any) -> None:
@@ -26,7 +27,7 @@ def _echo(value: Any) -> None:
 
 @click.command()
 @click.option("--name", help="Only runs of this experiment.")
-@click.option("--status", help="Only runs with this status.")
+@click.option("--status", type=click.Choice(STATUSES), help="Only runs with this status.")
 @click.option("--limit", type=click.IntRange(min=1), help="At most so many, newest first.")
 @as_json
 @registry_option
@@ -171,13 +172,16 @@ def samples(
         found = registry.run(run)
         steps = registry.rollout_steps(found.id)
         if not steps:
-            raise SpecError(f"{found.id} has recorded no rollouts yet")
+            raise SpecError(f"{found.id} has recorded no rollouts{_why_none(found)}")
         at = steps[-1] if step is None else step
         if at not in steps:
             raise SpecError(
                 f"{found.id} has no rollouts of step {at}; it has {steps[0]} to {steps[-1]}"
             )
         rows = registry.rollout_index(found.id, at)
+    if tree is not None and not any(row.tree == tree for row in rows):
+        there = f"; it has 0 to {max(row.tree for row in rows)}" if rows else ""
+        raise SpecError(f"step {at} of {found.id} has no prompt {tree}{there}")
     rows = [row for row in rows if tree is None or row.tree == tree]
     if sort != "tree":
         rows.sort(key=lambda row: -(getattr(row, sort) or 0.0))
@@ -189,6 +193,12 @@ def samples(
     click.echo(f"{found.id} step {at}: {len(rows)} rows")
     click.echo(columns([_sample_row(row) for row in rows[:limit]], heads))
     return None
+
+
+def _why_none(run: RunRecord) -> str:
+    if run.spec.get("tracking", {}).get("rollouts") == "none":
+        return ": its spec says `tracking.rollouts: none`"
+    return " yet" if run.effective_status in ("submitted", "running") else ""
 
 
 def _tree_order(row: RolloutIndex) -> tuple[int, int, int]:
@@ -216,7 +226,7 @@ def _sample_row(row: RolloutIndex) -> tuple[str, ...]:
 
 @click.command()
 @click.option("--host", default="127.0.0.1")
-@click.option("--port", type=int, default=5000)
+@click.option("--port", type=PORT, default=5000, show_default=True)
 @click.option("--uri", default="sqlite:///{home}/mlflow.db", help="MLflow's store.")
 def mlflow(host: str, port: int, uri: str) -> int:
     """Serve MLflow's own interface on the mirror of the runs."""
@@ -236,7 +246,7 @@ def mlflow(host: str, port: int, uri: str) -> int:
 
 @click.command()
 @click.option("--host", default="127.0.0.1")
-@click.option("--port", type=int, default=8711)
+@click.option("--port", type=PORT, default=8711, show_default=True)
 @registry_option
 def web(host: str, port: int, url: str) -> None:
     """Serve the dashboard, read-only, on this machine."""

@@ -1,19 +1,28 @@
 """The registry as the verbs see it: the right URL, and its errors as rlx's own."""
 
 import os
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import click
 
 import rlx.errors
 import rlx_registry
-from rlx.run.paths import RunFolder, tracking_url
-from rlx_registry import Registry, RunRecord
+from rlx.run.paths import RunFolder, home, tracking_url
+from rlx_registry import Registry, RunRecord, Status
 
-__all__ = ["folder_of", "is_supervisor", "open_registry", "registry_option", "run_json"]
+__all__ = [
+    "bury",
+    "folder_of",
+    "is_supervisor",
+    "open_registry",
+    "registry_option",
+    "run_json",
+]
 
 DEFAULT = "sqlite:///{home}/registry.db"
 
@@ -45,9 +54,15 @@ def open_registry(url: str, *, read_only: bool = True) -> Iterator[Registry]:
 
 
 def _present(url: str, read_only: bool) -> str:
-    path = Path(url.removeprefix("sqlite:///"))
     if not url.startswith("sqlite:///"):
         return url
+    written = url.removeprefix("sqlite:///")
+    if url == tracking_url(DEFAULT) and ("?" in written or unquote(written) != written):
+        raise rlx.errors.EnvironmentFault(
+            f"RLX_HOME is {home()}: with '?' or '%' and two digits it cannot stand in a database "
+            "URL; choose another folder"
+        )
+    path = Path(unquote(written))
     if read_only and not path.exists():
         raise rlx.errors.SpecError(
             f"there is no registry of runs at {os.path.relpath(path)} yet: submit an experiment "
@@ -82,6 +97,31 @@ def is_supervisor(pid: int, run_id: str) -> bool:
     except OSError:
         return False
     return b"rlx.run.supervise" in command and run_id.encode() in command
+
+
+def bury(registry: Registry, run: RunRecord, status: Status, reason: str) -> bool:
+    """Ends a run whose supervisor is gone, and the ranks that it left behind.
+
+    Returns:
+        False when the run has changed its status meanwhile; nothing is done then.
+    """
+    if not registry.transition(run.id, {run.status}, status, reason):
+        return False
+    for pid in _ranks(run):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    return True
+
+
+def _ranks(run: RunRecord) -> Iterator[int]:
+    """Live ranks of a run: their command line names its folder, and other homes have other ones."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"rlx.run.rank" in command and os.fsencode(folder_of(run).root) in command:
+            yield int(entry.name)
 
 
 def run_json(registry: Registry, run: RunRecord) -> dict[str, Any]:

@@ -1,13 +1,14 @@
 """`rlx submit` and `rlx stop`."""
 
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
 
 import click
 
-from rlx.cli.registry import folder_of, is_supervisor, open_registry, registry_option
+from rlx.cli.registry import bury, folder_of, is_supervisor, open_registry, registry_option
 from rlx.discovery import Plugins, check_file
 from rlx.errors import RlxError
 from rlx.run.launch import registry_url, start
@@ -38,7 +39,7 @@ def submit(spec: Path, overrides: tuple[str, ...], again: bool, detach: bool, qu
             click.echo(run.id)
         if not created:
             if not quiet:
-                _say_nothing_to_do(run, spec)
+                _say_nothing_to_do(run, spec, overrides)
             return 0
         folder_of(run)
         start(run, url)
@@ -56,14 +57,15 @@ def _say_warnings(plugins: Plugins) -> None:
         click.echo(str(warning), err=True)
 
 
-def _say_nothing_to_do(run: RunRecord, spec: Path) -> None:
+def _say_nothing_to_do(run: RunRecord, spec: Path, overrides: tuple[str, ...]) -> None:
     state = {"finished": "already finished", "running": "is running", "submitted": "is starting"}
+    same = shlex.join(["rlx", "submit", str(spec), *(w for o in overrides for w in ("--set", o))])
     click.echo(
         f"= nothing to do: spec {run.digest}, seed {run.seed} "
         f"{state.get(run.status, run.status)} as {run.id}\n"
         f"  how it went:  rlx status {run.id}\n"
-        f"  run it again: rlx submit {spec} --again\n"
-        f"  another seed: rlx submit {spec} --set seed={run.seed + 1}"
+        f"  run it again: {same} --again\n"
+        f"  another seed: {same} --set seed={run.seed + 1}"
     )
 
 
@@ -86,13 +88,17 @@ def _say_started(run: RunRecord, read: ReadSpec) -> None:
 @registry_option
 def stop(run: str, url: str) -> None:
     """Stop RUN; its records stay."""
+    with open_registry(url) as reading:  # makes no registry where there is none
+        run_id = reading.run(run).id
     with open_registry(url, read_only=False) as registry:
-        found = registry.run(run)
+        found = registry.run(run_id)
         if found.status not in ("submitted", "running"):
             raise RlxError(f"{found.id} is not running: it is {found.status}")
         if found.pid is not None and is_supervisor(found.pid, found.id):
             os.kill(found.pid, signal.SIGTERM)
             click.echo(f"{found.id}: asked to stop")
             return
-        registry.transition(found.id, {found.status}, "stopped", "its supervisor was gone")
-        click.echo(f"{found.id}: its supervisor was gone; marked as stopped", file=sys.stderr)
+        why = "its supervisor was gone" if found.status == "running" else "it had not begun"
+        if not bury(registry, found, "stopped", why):
+            raise RlxError(f"{found.id} has begun just now: try again")
+        click.echo(f"{found.id}: {why}; marked as stopped", file=sys.stderr)

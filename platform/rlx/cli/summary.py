@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlx.cli.registry import folder_of
-from rlx_registry import Registry, RunRecord
+from rlx_registry import EvaluationRecord, Registry, RunRecord
 
 __all__ = ["summary"]
 
@@ -26,9 +26,11 @@ ROWS = (
 
 def summary(registry: Registry, run: RunRecord, console: Console) -> None:
     """Prints before and after on held-out problems, the reliability diagram, and where to look."""
-    evaluations = {e.label: e.metrics for e in registry.evaluations(run.id)}
+    records = {e.label: e for e in registry.evaluations(run.id)}
+    evaluations = {label: record.metrics for label, record in records.items()}
     before, after = evaluations.get("before", {}), evaluations.get("after", {})
-    title = f"{run.name} {run.id}, seed {run.seed}: {after.get('n')} held-out problems"
+    asked = _asked(records.get("after"))
+    title = f"{run.name} {run.id}, seed {run.seed}{asked}"
     table = Table(title=title, title_justify="left", title_style="bold")
     for heading in ("", "before", "after", "change", ""):
         table.add_column(heading, justify="right" if heading else "left")
@@ -48,6 +50,16 @@ def summary(registry: Registry, run: RunRecord, console: Console) -> None:
         console.print(terminal_reliability(measured, width=min(80, max(60, console.width))))
     used = [e.payload or {} for e in registry.events(run.id) if e.kind == "resources"]
     _where(run, sum(float(u["cpu_seconds"]) for u in used), console)
+
+
+def _asked(record: EvaluationRecord | None) -> str:
+    """How many answers were measured, and to how many problems: a task may repeat problems."""
+    if record is None:
+        return ""
+    different = len(set((record.payload or {}).get("problem_ids", ()))) or record.n
+    if different == record.n:
+        return f": {record.n} held-out problems"
+    return f": {record.n} answers to {different} held-out problems"
 
 
 def _cells(before: float | None, after: float | None) -> tuple[str, str, str]:

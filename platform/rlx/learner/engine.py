@@ -13,7 +13,7 @@ from torch import Tensor
 from rlx.errors import RlxError
 from rlx.learner.distributed import Ranks
 from rlx.learner.forward import PackedPolicy
-from rlx.learner.pack import PackedBatch, collate, deal, pack, wanted
+from rlx.learner.pack import PackedBatch, PackedTree, collate, deal, pack, wanted
 from rlx.loss import clipped_surrogate
 from rlx.model import Policy
 from rlx.spec import LossSpec, OptimizerSpec, RunnerSpec
@@ -133,13 +133,7 @@ class Learner:
             RlxError: the gradient is not finite.
         """
         batch = train.batch
-        trees = pack(
-            batch.token_ids,
-            batch.is_token,
-            batch.tree_ids,
-            wanted(train),
-            self._runner.micro_batch_tokens,
-        )
+        trees = self._pack(train)
         if not trees:
             return None
         for group in self._engine.optimizer.param_groups:
@@ -166,6 +160,11 @@ class Learner:
             computed_tokens=sum(map(len, trees)),
             row_tokens=int(batch.is_token[wanted(train).any(dim=1)].sum()),
         )
+
+    def _pack(self, train: TrainBatch) -> list[PackedTree]:
+        """The packed trees of the whole step, the same on every rank."""
+        batch, limit = train.batch, self._runner.micro_batch_tokens
+        return pack(batch.token_ids, batch.is_token, batch.tree_ids, wanted(train), limit)
 
     def _step(self) -> float:
         """Lets the optimiser step; returns the gradient's norm before clipping."""
@@ -207,13 +206,7 @@ class Learner:
     def logprobs(self, train: TrainBatch) -> Tensor:
         """`[B, T]` log-probabilities, nats, of the tokens that enter the loss; 0 elsewhere."""
         batch = train.batch
-        trees = pack(
-            batch.token_ids,
-            batch.is_token,
-            batch.tree_ids,
-            wanted(train),
-            self._runner.micro_batch_tokens,
-        )
+        trees = self._pack(train)
         result = torch.zeros_like(batch.behaviour_logprobs)
         shares = deal(trees, self._ranks.count, self._runner.micro_batch_tokens) if trees else []
         for share in shares[self._ranks.rank] if shares else []:

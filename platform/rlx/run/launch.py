@@ -16,6 +16,7 @@ import rlx
 from rlx.discovery import Plugins
 from rlx.run.paths import RunFolder, home, tracking_url
 from rlx.spec.reader import ReadSpec
+from rlx.spec.training import TrackingSpec
 from rlx_registry import Registry, RunRecord
 
 __all__ = ["child_environment", "registry_url", "start", "submit"]
@@ -132,5 +133,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def registry_url(read: ReadSpec) -> str:
-    """Where the experiment's runs are remembered."""
-    return tracking_url(read.spec.tracking.registry)
+    """Where the experiment's runs are remembered: as it says, else as RLX_REGISTRY does."""
+    written = read.spec.tracking.registry
+    unsaid = written == TrackingSpec().registry
+    return tracking_url(os.environ.get("RLX_REGISTRY") or written if unsaid else written)

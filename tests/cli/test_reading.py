@@ -1,0 +1,169 @@
+"""The verbs around runs, over a registry that was filled by hand: no run is started."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import rlx.cli.submit
+from rlx.cli import main
+from rlx.cli.follow import follow
+from rlx_registry import Registry, RolloutIndex
+
+RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
+ROW = {
+    "row": 0, "parent_row": None, "tree": 0, "group": 0, "turn": "answer", "problem_id": "p",
+    "reward": 1.0, "advantage": 0.0, "n_tokens": 1, "finish_reason": "stop", "preview": "text",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RLX_REGISTRY", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def url(folder):
+    return f"sqlite:///{folder}/home/registry.db"
+
+
+@pytest.fixture
+def registry(url):
+    with Registry.open(url) as opened:
+        yield opened
+
+
+def submitted(registry, folder, rollouts="all", name="n"):
+    run, _ = registry.submit(
+        digest=name, seed=0, name=name, spec={"tracking": {"rollouts": rollouts}}, yaml="",
+        plugins=[], code={}, environment={},
+    )  # fmt: skip
+    root = folder / "home" / "runs" / run.id
+    root.mkdir(parents=True)
+    registry.update_run(run.id, directory=root)
+    return run.id
+
+
+def running(registry, folder, pid):
+    run_id = submitted(registry, folder)
+    registry.transition(run_id, {"submitted"}, "running")
+    registry.update_run(run_id, pid=pid)
+    return run_id
+
+
+@pytest.fixture
+def dead():
+    """The id of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize(
+    "arguments", [["runs", "--status", "no"], ["web", "--port", "99999"], ["mlflow", "--port", "0"]]
+)
+def test_values_out_of_range_are_wrong_usage(arguments, registry, capsys):
+    assert main(arguments) == 2
+    assert "Invalid value for" in capsys.readouterr().err
+
+
+def test_stopping_where_nothing_ever_ran_makes_nothing(folder, capsys):
+    assert main(["stop", "latest"]) == 2
+    assert "there is no registry of runs" in capsys.readouterr().err
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["h%41x", "what?"])
+def test_a_home_that_no_url_can_name_is_refused(name, folder, monkeypatch, capsys):
+    monkeypatch.setenv("RLX_HOME", str(folder / name))
+    assert main(["submit", str(RLCR)]) == 4
+    assert "choose another folder" in capsys.readouterr().err
+    assert list(folder.iterdir()) == []
+
+
+def test_no_rollouts_says_why(registry, folder, capsys):
+    submitted(registry, folder, rollouts="none")
+    assert main(["samples"]) == 2
+    assert "tracking.rollouts: none" in capsys.readouterr().err
+    ended = submitted(registry, folder, name="other")
+    assert main(["samples"]) == 2
+    assert capsys.readouterr().err.endswith("no rollouts yet\n")
+    registry.transition(ended, {"submitted"}, "stopped")
+    assert main(["samples"]) == 2
+    assert capsys.readouterr().err.endswith("no rollouts\n")
+
+
+def test_a_prompt_that_is_not_there_is_said(registry, folder, capsys):
+    run_id = submitted(registry, folder)
+    place = {"path": "x", "sha256": "x", "bytes": 1, "statistics": {}}
+    registry.add_rollouts(run_id, 1, **place, index=[RolloutIndex(**ROW)])
+    assert main(["samples", "--group", "7"]) == 2
+    assert "no prompt 7; it has 0 to 0" in capsys.readouterr().err
+    assert main(["samples", "--group", "0"]) == 0
+
+
+def test_advice_after_nothing_to_do_is_the_same_experiment(folder, monkeypatch, capsys):
+    monkeypatch.setattr(rlx.cli.submit, "start", lambda *_: None)
+    spaced = folder / "my spec.yaml"
+    spaced.write_text(RLCR.read_text())
+    arguments = ["submit", str(spaced), "-d", "--set", "task.numbers={2: 1}", "--set", "seed=4"]
+    assert main(arguments) == main(arguments) == 0
+    said = capsys.readouterr().out
+    same = f"rlx submit '{spaced}' --set 'task.numbers={{2: 1}}' --set seed=4"
+    assert f"run it again: {same} --again\n" in said
+    assert f"another seed: {same} --set seed=5\n" in said
+
+
+def test_another_registry_for_writers_and_readers_alike(folder, monkeypatch, capsys):
+    monkeypatch.setattr(rlx.cli.submit, "start", lambda *_: None)
+    monkeypatch.setenv("RLX_REGISTRY", f"sqlite:///{folder}/other.db")
+    assert main(["submit", str(RLCR), "-dq"]) == main(["status", "rlcr", "--json"]) == 0
+    assert not (folder / "home" / "registry.db").exists()
+    written = f"tracking.registry=sqlite:///{folder}/third.db"
+    assert main(["submit", str(RLCR), "-dq", "--set", written]) == 0
+    assert (folder / "third.db").exists()
+
+
+def test_stopping_a_run_without_supervisor_ends_the_ranks_it_left(registry, folder, dead, capsys):
+    run_id = running(registry, folder, dead)
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)", "-m", "rlx.run.rank"]
+    left = subprocess.Popen([*sleep, str(folder / "home" / "runs" / run_id), run_id])
+    other = subprocess.Popen([*sleep, str(folder / "elsewhere" / run_id), run_id])
+    try:
+        assert main(["stop", run_id]) == 0
+        assert left.wait(timeout=10) != 0
+        assert other.poll() is None
+    finally:
+        left.kill()
+        other.kill()
+        other.wait()
+    assert registry.run(run_id).reason == "its supervisor was gone"
+    assert "marked as stopped" in capsys.readouterr().err
+    assert main(["stop", run_id]) == 1
+
+
+def test_following_ends_soon_after_the_supervisor_was_killed(registry, folder, url, dead, capsys):
+    run_id = running(registry, folder, dead)
+    began = time.monotonic()
+    assert follow(run_id, url) == 1
+    assert time.monotonic() - began < 10
+    assert f"lost: its supervisor, process {dead}, was killed" in capsys.readouterr().err
+    assert registry.run(run_id).status == "lost"
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"), [("abc", ": 3 held-out problems"), ("aab", ": 3 answers to 2 held-out")]
+)
+def test_the_summary_says_how_many_problems_are_different(registry, folder, ids, said, capsys):
+    run_id = running(registry, folder, os.getpid())
+    figures = {"n": 3, "accuracy": 0.5}
+    registry.add_evaluation(run_id, 1, "after", "held_out", 3, figures, {"problem_ids": list(ids)})
+    registry.transition(run_id, {"running"}, "finished")
+    assert main(["status", run_id]) == 0
+    assert said in capsys.readouterr().out
