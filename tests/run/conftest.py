@@ -33,6 +33,8 @@ SMALL = {
     "phases.0.steps": 2,
     "phases.1.steps": 2,
     "rollout.prompts_per_step": 4,
+    "rollout.num_generations_answer": 4,
+    "rollout.num_generations_confidence": 4,
     "evaluation.problems": 30,
 }
 UNMIRRORED = {**SMALL, "tracking.mlflow": "null"}

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import click
+import psutil
 
 import rlx.errors
 import rlx_registry
@@ -93,10 +94,10 @@ def folder_of(run: RunRecord) -> RunFolder:
 def is_supervisor(pid: int, run_id: str) -> bool:
     """Whether `pid` is alive and still the supervisor of that run: process ids are used again."""
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
+        command = psutil.Process(pid).cmdline()
+    except psutil.Error:
         return False
-    return b"rlx.run.supervise" in command and run_id.encode() in command
+    return "rlx.run.supervise" in command and run_id in command
 
 
 def bury(registry: Registry, run: RunRecord, status: Status, reason: str) -> bool:
@@ -115,13 +116,10 @@ def bury(registry: Registry, run: RunRecord, status: Status, reason: str) -> boo
 
 def _ranks(run: RunRecord) -> Iterator[int]:
     """Live ranks of a run: their command line names its folder, and other homes have other ones."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"rlx.run.rank" in command and os.fsencode(folder_of(run).root) in command:
-            yield int(entry.name)
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or ()
+        if "rlx.run.rank" in command and str(folder_of(run).root) in command:
+            yield process.pid
 
 
 def run_json(registry: Registry, run: RunRecord) -> dict[str, Any]:

@@ -7,8 +7,13 @@ here and import this module again.
 import json
 import os
 import sys
+import threading
+import time
 import traceback
 from pathlib import Path
+
+SUPERVISOR_EVERY = 2.0
+"""Seconds between two looks at whether the supervisor is still there."""
 
 
 def main(folder: str, run_id: str, registry_url: str) -> int:
@@ -17,6 +22,8 @@ def main(folder: str, run_id: str, registry_url: str) -> int:
     from rlx.run.paths import RunFolder
 
     paths = RunFolder(Path(folder))
+    supervisor = int(os.environ["RLX_SUPERVISOR"])
+    threading.Thread(target=_leave_without, args=(supervisor,), daemon=True).start()
     try:
         _run(paths, run_id, registry_url)
     except Exception as error:  # noqa: BLE001  (recorded, and the rank ends)
@@ -26,6 +33,20 @@ def main(folder: str, run_id: str, registry_url: str) -> int:
         paths.failure.write_text(json.dumps({"message": message, "exit_code": code}))
         return 1
     return 0
+
+
+def _leave_without(supervisor: int) -> None:
+    """Ends this rank once nobody would record how it ended: ranks must not train on unseen."""
+    import psutil
+
+    try:
+        process = psutil.Process(supervisor)
+        while process.is_running():
+            time.sleep(SUPERVISOR_EVERY)
+    except psutil.NoSuchProcess:
+        pass
+    print(f"the supervisor, process {supervisor}, is gone", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _run(paths: "RunFolder", run_id: str, registry_url: str) -> None:  # type: ignore[name-defined]  # noqa: F821

@@ -114,6 +114,7 @@ class _Supervisor:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={runner.ranks}", "-m", "rlx.run.rank"]
         environment = {**child_environment(), "OMP_NUM_THREADS": str(runner.threads)}
+        environment["RLX_SUPERVISOR"] = str(os.getpid())
         return subprocess.Popen(
             [*command, str(self._folder.root), self._run_id, self._registry_url],
             stdin=subprocess.DEVNULL,
@@ -129,6 +130,12 @@ class _Supervisor:
         if self._folder.failure.exists():
             return "failed", str(json.loads(self._folder.failure.read_text())["message"])
         log = self._folder.log.read_text(errors="replace")
+        killed = re.findall(r"exitcode\s*:\s*-(\d+)", log)
+        if killed:
+            number = int(killed[-1])
+            name = signal.Signals(number).name
+            hint = "; out of memory?" if number == signal.SIGKILL else ""
+            return "failed", f"a rank was killed by signal {number} ({name}{hint})"
         errors = re.findall(r"^\S*(?:Error|Exception|Killed|Fault)\b.*$", log, re.MULTILINE)
         said = errors[-1] if errors else "it said nothing"
         return "failed", f"the ranks ended with code {code}: {said}"
