@@ -14,6 +14,7 @@ from typing import Any
 
 import rlx
 from rlx.discovery import Plugins
+from rlx.errors import SpecError
 from rlx.run.paths import RunFolder, home, tracking_url
 from rlx.spec.reader import ReadSpec
 from rlx.spec.training import TrackingSpec
@@ -32,8 +33,16 @@ def submit(
     Returns:
         The run, and whether it is new; an equal one that has finished or is under way is given
         back unless `again`.
+
+    Raises:
+        SpecError: the experiment asks for rewards of whole rollouts, which no schedule has yet.
     """
     spec = read.spec
+    if spec.rewards.global_:
+        raise SpecError(
+            f"rewards.global: schedule {spec.rollout.schedule!r} scores turns and no whole "
+            f"rollouts; put {', '.join(spec.rewards.global_)} under rewards.turn"
+        )
     run, created = registry.submit(
         digest=spec.digest,
         seed=spec.seed,
