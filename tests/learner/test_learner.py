@@ -86,7 +86,8 @@ class TestOneStep:
 
 @STAGES
 def test_three_usual_steps_are_those_of_plain_adamw(measured, stage):
-    assert measured[str(stage)]["usual_steps"]["apart"] <= 1e-6
+    # The bound of a gradient; Adam's square root and Qwen3's norms of queries and keys add to it.
+    assert measured[str(stage)]["usual_steps"]["apart"] <= 5e-6
 
 
 @STAGES

@@ -143,6 +143,7 @@ def test_a_confidence_is_scored_against_its_own_answer(finished):
 def test_advantages_follow_from_the_stored_rewards(finished):
     """Bit for bit, from what is in the file alone."""
     signals = 0
+    options = finished.record.spec["estimator"]
     for _, trees, index in finished.bodies():
         rows = sorted(
             ((row, tree) for tree in trees for row in tree["rows"]), key=lambda pair: pair[0]["row"]
@@ -155,7 +156,9 @@ def test_advantages_follow_from_the_stored_rewards(finished):
         groups = torch.tensor([row["group"] for row, _ in rows])
         scores = torch.tensor(totals, dtype=torch.float32)
         answers = group_advantages(scores, groups, normalize="std", ddof=1, eps=1e-6)
-        confidences = 4.0 * group_advantages(scores, groups, normalize="center")
+        answers = options["lambda_ans"] * answers
+        confidences = group_advantages(scores, groups, normalize="center")
+        confidences = options["lambda_conf"] * confidences
         for place, (row, _) in enumerate(rows):
             expected = (answers if row["kind"] == "answer" else confidences)[place].item()
             learned = [
