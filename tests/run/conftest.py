@@ -110,6 +110,10 @@ class Home:
                 index = registry.rollout_index(run.id, step)
                 yield step, read_body(path, body.sha256).to_pylist(), index
 
+    def until(self, condition, what):
+        """Waits; slow machines are no failure."""
+        return until(condition, what)
+
     def processes(self):
         """Every process that was started for this home, whoever its parent is now."""
         mark = f"RLX_HOME={self.path}".encode()

@@ -2,20 +2,11 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.timeout(600)
-
-
-def until(condition, what, seconds=240):
-    give_up = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < give_up, f"waited {seconds} s for {what}"
-        time.sleep(0.2)
-    return found
 
 
 def command(pid):
@@ -32,7 +23,7 @@ def test_a_killed_rank_and_a_killed_supervisor(home, finished):
         done = home.rlx("submit", home.yaml, "-qd", sets={**long, "name": name, "seed": len(runs)})
         runs[name] = done.stdout.strip()
     for run_id in runs.values():
-        until(lambda run_id=run_id: home.run(run_id).step > 1, f"{run_id} to train")
+        home.until(lambda run_id=run_id: home.run(run_id).step > 1, f"{run_id} to train")
 
     supervisor = home.run(runs["no-supervisor"]).pid
     os.kill(supervisor, signal.SIGKILL)
@@ -46,6 +37,6 @@ def test_a_killed_rank_and_a_killed_supervisor(home, finished):
     )
     os.kill(rank, signal.SIGKILL)
 
-    until(lambda: home.run(runs["no-rank"]).status == "failed", "the failure to be recorded")
+    home.until(lambda: home.run(runs["no-rank"]).status == "failed", "the failure to be recorded")
     assert "killed by signal 9 (SIGKILL" in home.run(runs["no-rank"]).reason
-    until(lambda: not home.processes(), "every process to end")
+    home.until(lambda: not home.processes(), "every process to end")
