@@ -13,7 +13,7 @@ __all__ = ["Contradiction", "Problem", "Strict"]
 class Strict(BaseModel):
     """Frozen, and strict about keys: a typo is an error and never a silent default."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 @dataclass(frozen=True, slots=True)
