@@ -14,7 +14,7 @@ $(VENV)/.installed: pyproject.toml .ci/constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable ".[dev]"
 	touch $@
 
-demo: install  ## a language model learns to say how sure it is; about six minutes
+demo: install  ## a language model learns to say how sure it is; several minutes
 	$(BIN)/rlx submit experiments/rlcr.yaml
 
 test: install  ## every test

@@ -86,7 +86,7 @@ class TestOneStep:
 
 @STAGES
 def test_three_usual_steps_are_those_of_plain_adamw(measured, stage):
-    # The bound of a gradient; Adam's square root and Qwen3's norms of queries and keys add to it.
+    # The bound that the project sets for gradients holds for whole steps of Adam as well.
     assert measured[str(stage)]["usual_steps"]["apart"] <= 5e-6
 
 
