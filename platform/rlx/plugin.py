@@ -19,13 +19,14 @@ from typing import (
     ClassVar,
     Literal,
     Protocol,
+    Self,
     cast,
     get_type_hints,
     overload,
     runtime_checkable,
 )
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, PrivateAttr, create_model
 
 __all__ = [
     "API",
@@ -40,6 +41,7 @@ __all__ = [
     "Score",
     "Split",
     "Task",
+    "Use",
     "reward",
 ]
 
@@ -57,6 +59,29 @@ class Plugin(BaseModel):
     api: ClassVar[int] = API
     needs: ClassVar[frozenset[str]] = frozenset()
     """Streams this plugin reads beyond the usual, such as `values` or `reference_logprobs`."""
+    nested: ClassVar[Mapping[str, str]] = {}
+    """Options of type `Mapping[str, Use]` and the kind of plugin they hold, such as
+    `{"sources": "reward"}`; `inner` gives those plugins, made and checked."""
+
+    _inner: dict[str, Mapping[str, "Plugin"]] = PrivateAttr(default_factory=dict)
+
+    def inner(self, option: str) -> Mapping[str, Any]:
+        """The plugins that a nested option names, by their keys."""
+        return self._inner[option]
+
+    def with_inner(self, plugins: Mapping[str, Mapping[str, "Plugin"]]) -> Self:
+        """Returns the same plugin, holding those that its nested options name."""
+        holder = self.model_copy()
+        holder._inner = dict(plugins)
+        return holder
+
+
+class Use(BaseModel):
+    """A plugin named among another's options; the keys beside `plugin` are its own options."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    plugin: str
 
 
 # Tasks -----------------------------------------------------------------------------------------
@@ -69,6 +94,7 @@ class Problem:
     Attributes:
         id: the same for the same problem in every run, so that two runs can be compared on it.
         prompt: the text to show to the model.
+        system: a system message; "" leaves it to the experiment.
         fields: the task's record (ground truth, `data_source`, ...), plain JSON values.
         stratum: a coarse label of difficulty known before any answer; "" where there is none.
             Calibration figures are also given within each stratum.
@@ -78,6 +104,7 @@ class Problem:
     prompt: str
     fields: Mapping[str, Any]
     stratum: str = ""
+    system: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +148,8 @@ class Sample:
         context: text of the earlier turns, in order; empty for the first turn.
         finish_reason: "stop", or "length" when the token budget ran out.
         info: what the environment reported for this turn.
-        of: raw, unweighted value of the reward named by `of:` in YAML, for the turn that this one
-            continues; None when the reward has no `of`.
+        of: raw, unweighted value of the reward named by `of:` in YAML, for this turn or the
+            nearest earlier one that has it; None when the reward has no `of`.
     """
 
     id: str

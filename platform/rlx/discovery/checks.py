@@ -113,14 +113,31 @@ def _uses(tree: Mapping[str, Any]) -> Iterator[_Use]:
 def _made(use: _Use) -> Plugin | list[Diagnostic]:
     """A plugin with its options, or what is wrong with them, at their paths."""
     cls = load(use.kind, use.name)
+    inner, faults = _build(_nested(cls, use))
     try:
-        return cls.model_validate_json(to_json(use.options), strict=True)
+        plugin = cls.model_validate_json(to_json(use.options), strict=True)
     except ValidationError as error:
         keys = tuple(k for k in use.keys if k != "plugin")
-        return explain(error, cls, dict(use.options), at=use.path, more_keys=keys)
+        return [*explain(error, cls, dict(use.options), at=use.path, more_keys=keys), *faults]
     except Exception as error:
         what = f"failed on its options: {type(error).__name__}: {error}"
         raise PluginFault(fault(find(use.kind, use.name), what)) from error
+    if faults or not cls.nested:
+        return faults or plugin
+    held: dict[str, dict[str, Plugin]] = {option: {} for option in cls.nested}
+    for path, made in inner.items():
+        held[str(path[-2])][str(path[-1])] = made
+    return plugin.with_inner(held)
+
+
+def _nested(cls: type[Plugin], use: _Use) -> Iterator[_Use]:
+    """The plugins that a plugin's options name; what is malformed is left to its own check."""
+    for option, kind in cls.nested.items():
+        named = use.options.get(option)
+        for key, inner in (named if isinstance(named, dict) else {}).items():
+            if isinstance(inner, dict) and isinstance(inner.get("plugin"), str):
+                path = (*use.path, option, key)
+                yield _use(path, cast(Kind, kind), PluginUse, inner)
 
 
 # Checking --------------------------------------------------------------------------------------
@@ -198,7 +215,7 @@ def _one(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagnostic]]:
         rewards=rewards,
         mask=cast(Mask, built["mask",]),
         estimator=estimator,
-        provenance=tuple(_provenance(use) for use in uses),
+        provenance=tuple(_provenance(use) for use in _with_nested(uses)),
         warnings=tuple(_warning(text) for text in estimator.warnings()),
     )
     return plugins, []
@@ -275,6 +292,12 @@ def _warning(text: str) -> Diagnostic:
     word = text.split()[0] if text.split() else ""
     path = tuple(word.split(".")) if word.startswith("estimator.") else ("estimator",)
     return Diagnostic(kind="conflict", message=text, path=path, severity="warning")
+
+
+def _with_nested(uses: Iterable[_Use]) -> Iterator[_Use]:
+    for use in uses:
+        yield use
+        yield from _with_nested(_nested(load(use.kind, use.name), use))
 
 
 def _provenance(use: _Use) -> Provenance:

@@ -69,7 +69,7 @@ def answered_once(plan: RolloutPlan) -> RolloutPlan:
     counts as the answer's confidence.
     """
     first, *below = plan.levels
-    return RolloutPlan((Level(first.kind, 1, first.turn), *below))
+    return RolloutPlan((Level(first.kind, 1, first.turn), *below), plan.system)
 
 
 def measure(trees: Sequence[RolloutTree], table: RewardTable, correct: str) -> HeldOut:

@@ -22,10 +22,11 @@ class PlainDialogue:
         self._tokenizer = tokenizer
         self.end_ids = tuple(end_ids)
 
-    def open(self, text: str) -> tuple[int, ...]:
-        """Beginning-of-sequence token where the model has one, then the text."""
+    def open(self, text: str, system: str = "") -> tuple[int, ...]:
+        """Beginning-of-sequence token where the model has one, the system message, the text."""
         begin = self._tokenizer.bos_token_id
-        return (*(() if begin is None else (begin,)), *self.encode(text))
+        shown = f"{system}\n\n{text}" if system else text
+        return (*(() if begin is None else (begin,)), *self.encode(shown))
 
     def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
         """The text; an end token first where the turn has none."""

@@ -78,6 +78,7 @@ def _keep(policy: Policy, folder: Path) -> None:
 def _digest(spec: ExperimentSpec) -> str:
     said = spec.resolved()
     turns = {name: said["rollout"][name]["template"] for name in spec.rollout.turns}
+    turns["system"] = spec.rollout.system
     decides = {
         "rlx": __version__,
         "torch": torch.__version__,
@@ -152,7 +153,8 @@ def _episode(
         spec.rollout.turns, task.demonstration(problem, seed).turns, strict=False
     ):
         shown = getattr(spec.rollout, kind).template.replace("{prompt}", problem.prompt)
-        opening = dialogue.reply(shown, turn) if ids else dialogue.open(shown)
+        system = problem.system or spec.rollout.system
+        opening = dialogue.reply(shown, turn) if ids else dialogue.open(shown, system)
         turn = (*dialogue.encode(text), dialogue.end_ids[0])
         ids += [*opening, *turn]
         labels += [*[IGNORED] * len(opening), *turn]

@@ -75,8 +75,8 @@ class Sampler(Protocol):
 class Dialogue(Protocol):
     """Text to tokens and back, the model's own way. Sampled tokens are never re-tokenised."""
 
-    def open(self, text: str) -> tuple[int, ...]:
-        """Tokens that show `text` and hand the first turn to the model."""
+    def open(self, text: str, system: str = "") -> tuple[int, ...]:
+        """Tokens that show a system message, if any, and `text`, and hand over the first turn."""
         ...
 
     def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
@@ -102,9 +102,15 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
-    """What will be sampled for every problem."""
+    """What will be sampled for every problem.
+
+    Attributes:
+        levels: from the first turn on.
+        system: system message where a problem brings none of its own.
+    """
 
     levels: tuple[Level, ...]
+    system: str = ""
 
 
 def plan(spec: RolloutSpec) -> RolloutPlan:
@@ -112,7 +118,7 @@ def plan(spec: RolloutSpec) -> RolloutPlan:
     levels = [Level("answer", spec.num_generations_answer, spec.answer)]
     if isinstance(spec, TwoTurn):
         levels.append(Level("confidence", spec.num_generations_confidence, spec.confidence))
-    return RolloutPlan(tuple(levels))
+    return RolloutPlan(tuple(levels), spec.system)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +158,9 @@ def grow(
     for number, level in enumerate(plan.levels, start=1):
         opened = []
         for node in above:
-            opening = _opening(grown[node.tree], node.segment, problems[node.tree], level, dialogue)
+            opening = _opening(
+                grown[node.tree], node.segment, problems[node.tree], level, dialogue, plan.system
+            )
             grown[node.tree].append(opening)
             context = node.context + opening.token_ids
             opened.append(_Node(node.tree, len(grown[node.tree]) - 1, node.place, context))
@@ -179,11 +187,16 @@ def grow(
 
 
 def _opening(
-    segments: list[Segment], parent: int, problem: Problem, level: Level, dialogue: Dialogue
+    segments: list[Segment],
+    parent: int,
+    problem: Problem,
+    level: Level,
+    dialogue: Dialogue,
+    system: str,
 ) -> Segment:
     text = level.turn.template.replace("{prompt}", problem.prompt)
     if parent == NO_PARENT:
-        ids = dialogue.open(text)
+        ids = dialogue.open(text, problem.system or system)
     else:
         ids = dialogue.reply(text, segments[parent].token_ids)
     return Segment(parent=parent, author="prompt", token_ids=ids, text=text)

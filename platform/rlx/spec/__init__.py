@@ -2,7 +2,7 @@
 
 from rlx.spec.experiment import EstimatorUse, ExperimentSpec, MaskUse
 from rlx.spec.loss import EntropyBonus, LossSpec
-from rlx.spec.model import ModelSpec, Pretrained, Tiny, WarmStart
+from rlx.spec.model import Lora, ModelSpec, Pretrained, Tiny, WarmStart
 from rlx.spec.reward import GlobalReward, OnError, PluginUse, RewardsSpec, TurnReward, ValueOnError
 from rlx.spec.rollout import RolloutSpec, Single, TurnSpec, TwoTurn
 from rlx.spec.training import (
@@ -20,6 +20,7 @@ __all__ = [
     "EvaluationSpec",
     "ExperimentSpec",
     "GlobalReward",
+    "Lora",
     "LossSpec",
     "MaskUse",
     "ModelSpec",

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from rlx.spec.base import Strict
 
-__all__ = ["ModelSpec", "Pretrained", "Tiny", "WarmStart"]
+__all__ = ["Lora", "ModelSpec", "Pretrained", "Tiny", "WarmStart"]
 
 
 class WarmStart(Strict):
@@ -50,12 +50,31 @@ class Tiny(Strict):
         return self
 
 
+class Lora(Strict):
+    """Low-rank adapters: W + alpha / rank · B A is learned, W stays (Hu et al. 2021, section 4.1).
+
+    There is no dropout: the ratio's denominator must come from the very policy that sampled.
+    """
+
+    rank: int = Field(16, ge=1)
+    alpha: float = Field(32.0, gt=0)
+    targets: tuple[str, ...] = Field(("all-linear",), min_length=1)
+    """Names of the linear layers that get adapters, such as `q_proj`; `all-linear` is every one
+    but the output embedding."""
+
+
 class Pretrained(Strict):
     """A Hugging Face causal language model, by name or path."""
 
     kind: Literal["pretrained"] = "pretrained"
     path: str
+    """A local folder, or a name on the hub."""
     revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    chat_template: bool = True
+    """Speak through the tokenizer's chat template where it has one; false: as plain text."""
+    lora: Lora | None = None
+    """null trains every weight."""
     warm_start: WarmStart | None = None
 
 

@@ -44,7 +44,10 @@ class TurnReward(_Reward):
 
     turn: str
     of: str | None = None
-    """Another turn reward: this one reads its raw value for the turn that it continues."""
+    """Another turn reward: this one reads its raw value, for the same turn or the nearest earlier
+    one of its kind."""
+    requires: str | None = None
+    """Another turn reward, found as `of` is: where its raw value is not above 0, this one is 0."""
 
 
 class GlobalReward(_Reward):

@@ -26,6 +26,8 @@ class TurnSpec(Strict):
 
 
 class _Answer(Strict):
+    system: str = ""
+    """System message of every dialogue whose problem brings none; plain models see it first."""
     prompts_per_step: int = Field(32, ge=1)
     num_generations_answer: int = Field(8, ge=1)
     """G_a: answers per prompt."""

@@ -1,0 +1,119 @@
+"""Plugins made of plugins: a mixture of tasks, and a reward for each source of problems."""
+
+import random
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from rlx.plugin import Demonstration, Plugin, Problem, Reward, Sample, Split, Use
+
+__all__ = ["ByDataSource", "Mixture"]
+
+
+class ByDataSource(Reward):
+    """Scores each turn by the reward of its problem's own `data_source` (design 002).
+
+    `sources: {countdown: {plugin: countdown.verify}, gsm8k: {plugin: math_verify}}`. A problem of
+    a source that is not named is no fault of the model: it raises.
+    """
+
+    nested: ClassVar[Mapping[str, str]] = {"sources": "reward"}
+
+    sources: Mapping[str, Use] = Field(min_length=1)
+    """The reward of every source; all look at one sample at a time."""
+
+    @property
+    def reads_parent(self) -> bool:  # type: ignore[override]
+        """Needs `of` as soon as one of its rewards does."""
+        return any(getattr(r, "reads_parent", False) for r in self.inner("sources").values())
+
+    def score(self, sample: Sample) -> Any:
+        """Scores one turn.
+
+        Raises:
+            ValueError: no reward is named for the problem's source, or it looks at several samples.
+        """
+        source = sample.problem.get("data_source")
+        rewards = self.inner("sources")
+        if not isinstance(source, str) or source not in rewards:
+            raise ValueError(f"data_source is {source!r}; there are rewards for {sorted(rewards)}")
+        reward = rewards[source]
+        if reward.scope != "sample":
+            raise ValueError(f"the reward of {source!r} looks at {reward.scope}, not at one sample")
+        return reward.score(sample)
+
+
+class Mixture(Plugin):
+    """Problems of several tasks, drawn by weight; each problem keeps its own task's fields.
+
+    `tasks: {easy: {plugin: countdown, numbers: [2]}, hard: {plugin: countdown, numbers: [4]}}`.
+    `data_source` is what the problem's own task says, or else its key here.
+    """
+
+    nested: ClassVar[Mapping[str, str]] = {"tasks": "task"}
+
+    tasks: Mapping[str, Use] = Field(min_length=1)
+    weights: Mapping[str, float] | None = None
+    """Relative frequency of every task, in each split; all alike when left out."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if any("/" in name for name in self.tasks):
+            raise ValueError("names of tasks must not hold a '/'")
+        if self.weights is None:
+            return self
+        if set(self.weights) != set(self.tasks):
+            raise ValueError(f"weights must name exactly {', '.join(sorted(self.tasks))}")
+        if min(self.weights.values()) < 0 or not sum(self.weights.values()):
+            raise ValueError("weights must not be negative, and not all zero")
+        return self
+
+    def problem(self, split: Split, index: int, seed: int) -> Problem:
+        """Returns problem number `index`; within a task, problems come in its own order."""
+        name, position = self._places(split, index, seed)
+        problem: Problem = self.inner("tasks")[name].problem(split, position, seed)
+        return Problem(
+            id=f"{name}/{problem.id}",
+            prompt=problem.prompt,
+            fields={"data_source": name, **problem.fields},
+            stratum=f"{name}: {problem.stratum}" if problem.stratum else name,
+            system=problem.system,
+        )
+
+    def demonstration(self, problem: Problem, seed: int) -> Demonstration:
+        """Returns the demonstration that the problem's own task gives."""
+        name, _, own_id = problem.id.partition("/")
+        own = Problem(
+            id=own_id,
+            prompt=problem.prompt,
+            fields=problem.fields,
+            stratum=problem.stratum,
+            system=problem.system,
+        )
+        given: Demonstration = self.inner("tasks")[name].demonstration(own, seed)
+        return given
+
+    def _places(self, split: Split, index: int, seed: int) -> tuple[str, int]:
+        """Which task gives problem `index`, and at which position of its own."""
+        weights = self.weights or dict.fromkeys(self.tasks, 1.0)
+        return _drawn(tuple(weights.items()), split, seed, index // _BLOCK + 1)[index]
+
+
+_BLOCK = 1024
+
+
+@lru_cache(maxsize=8)
+def _drawn(
+    weights: tuple[tuple[str, float], ...], split: Split, seed: int, blocks: int
+) -> tuple[tuple[str, int], ...]:
+    """Task and position in it of the first blocks; more blocks only add to the end."""
+    rng = random.Random(f"mixture/{seed}/{split}")
+    names, values = zip(*weights, strict=True)
+    taken = dict.fromkeys(names, 0)
+    places = []
+    for name in rng.choices(names, values, k=blocks * _BLOCK):
+        places.append((name, taken[name]))
+        taken[name] += 1
+    return tuple(places)
