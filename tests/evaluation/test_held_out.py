@@ -85,6 +85,27 @@ def test_the_payload_is_plain_json():
     }
 
 
+def in_one_sequence(*stated):
+    """Confidences stated in the answer itself."""
+    trees, turns = [], {}
+    for t, confidence in enumerate(stated):
+        segments = (
+            Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
+            turn(0, "answer", 1),
+        )
+        trees.append(RolloutTree(Problem(id=f"p{t}", prompt="", fields={}), segments))
+        parts = {} if math.isnan(confidence) else {"confidence": confidence}
+        turns[t, 1] = {"accuracy": entry("accuracy", 1.0), "brier": entry("brier", 0.5, **parts)}
+    return measure(trees, RewardTable(turns, frozenset(), {}), "accuracy")
+
+
+def test_a_confidence_may_stand_in_the_answer_itself():
+    result = in_one_sequence(0.9, NAN)
+    assert result.confidence == pytest.approx((0.9, NAN), nan_ok=True)
+    assert result.alike is None
+    assert in_one_sequence(NAN, NAN).confidence is None, "nobody stated any"
+
+
 @pytest.mark.parametrize(
     ("stated", "share"),
     [

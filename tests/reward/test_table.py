@@ -369,3 +369,39 @@ def test_the_rewards_of_the_experiment_in_the_real_pool():
     assert table.turns[0, 3]["brier"].parts == {"confidence": 0.8}
     assert table.turns[0, 4]["brier"].reason == "no confidence"
     assert all(math.isfinite(table.total(place)) for place in table.turns)
+
+
+@pytest.mark.parametrize("formed", [True, False])
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("confidence", [0.0, 0.25, 1.0])
+def test_the_coupled_reward_is_that_of_rlcr(formed, right, confidence):
+    """0.5 · format + 0.5 · (R + 1) with R = y - (c - y)²; all of it 0 without the form (004, A)."""
+    text = f"{'right' if right else 'wrong'} <confidence>{confidence}</confidence>"
+    step = [RolloutTree(ONE.problem, (ONE.segments[0], turn(0, text)))]
+    rewards = [
+        NamedReward(
+            "brier",
+            TurnReward(plugin="b", turn="answer", of="accuracy", requires="format", weight=0.5),
+            Brier(),
+        ),
+        named("accuracy", lambda s: float("right" in s.response), requires="format", weight=0.5),
+        named("format", lambda s: float(formed), weight=0.5),
+    ]
+    table = score(step, rewards, InProcess())
+    y = float(right)
+    coupled = y - (confidence - y) ** 2
+    expected = 0.5 + 0.5 * (coupled + 1) if formed else 0.0
+    assert table.total((0, 1)) == pytest.approx(expected)
+    if not formed:
+        assert table.turns[0, 1]["brier"].reason == "format failed"
+
+
+def test_what_requires_an_absent_reward_is_absent():
+    rewards = [
+        named("format", lambda s: None),
+        named("accuracy", is_right, requires="format"),
+    ]
+    table = score([ONE], rewards, InProcess())
+    entries = [table.turns[place]["accuracy"] for place in ANSWERS[:2]]
+    assert [(e.raw, e.status) for e in entries] == [(None, "absent")] * 2
+    assert table.faults == {} and table.dropped == frozenset()

@@ -1,4 +1,4 @@
-"""Held-out problems: one sampled answer for each, and one confidence where the schedule asks."""
+"""Held-out problems: one sampled answer for each, and one confidence where one is stated."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,14 @@ from rlx.evaluation.calibration import Calibration
 from rlx.reward import RewardTable
 from rlx.rollout import Level, RolloutPlan, RolloutTree
 
-__all__ = ["HeldOut", "alike_share", "answered_once", "measure", "stated_confidence"]
+__all__ = [
+    "HeldOut",
+    "alike_share",
+    "answered_once",
+    "confidences",
+    "measure",
+    "stated_confidence",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +28,8 @@ class HeldOut:
         problem_ids: `n` of them.
         strata: the problems' strata.
         correct: 1 where the answer's correctness reward is exactly 1, else 0.
-        confidence: stated for that very answer, nan where unparsable; None in schedules without
-            a confidence turn.
+        confidence: stated for that very answer, nan where unparsable; None where no confidence
+            is asked for, or none of the answers states one.
         alike: share of answers all of whose confidences are the same; None likewise.
         rewards: mean raw value of every reward, by name.
     """
@@ -80,8 +87,9 @@ def measure(trees: Sequence[RolloutTree], table: RewardTable, correct: str) -> H
         table: scored by the experiment's own rewards, as in training.
         correct: name of the turn reward that says whether an answer is correct.
     """
-    answers = [table.turns[t, tree.policy_segments[0]][correct].raw for t, tree in enumerate(trees)]
-    stated = [_confidences(tree, t, table) for t, tree in enumerate(trees)]
+    places = [(t, tree.policy_segments[0]) for t, tree in enumerate(trees)]
+    answers = [table.turns[place][correct].raw for place in places]
+    stated = confidences(trees, table, places)
     asked = all(stated)
     return HeldOut(
         problem_ids=tuple(tree.problem.id for tree in trees),
@@ -101,6 +109,35 @@ def stated_confidence(table: RewardTable, place: tuple[int, int]) -> float:
     return float("nan")
 
 
+def confidences(
+    trees: Sequence[RolloutTree], table: RewardTable, answers: Sequence[tuple[int, int]]
+) -> list[list[float]]:
+    """What was stated for each answer: in turns of their own below it, or else in the answer.
+
+    Args:
+        trees: of one step.
+        table: their rewards.
+        answers: (tree, segment) of the answers asked about.
+
+    Returns:
+        A list for each answer, nan for a confidence that could not be read. All are empty when
+        there are no confidence turns and no answer states any.
+    """
+    below: dict[tuple[int, int], list[float]] = {place: [] for place in answers}
+    asked = False
+    for t, tree in enumerate(trees):
+        for s in tree.policy_segments:
+            if tree.segments[s].kind == "confidence":
+                asked = True
+                below.setdefault((t, tree.turns(s)[-2]), []).append(
+                    stated_confidence(table, (t, s))
+                )
+    if asked:
+        return [below[place] for place in answers]
+    own = [stated_confidence(table, place) for place in answers]
+    return [[]] * len(own) if np.isnan(own).all() else [[c] for c in own]
+
+
 def alike_share(stated: Sequence[Sequence[float]]) -> float | None:
     """Share of answers with several confidences that are all the same; None where there are none.
 
@@ -112,14 +149,6 @@ def alike_share(stated: Sequence[Sequence[float]]) -> float | None:
     # nan differs from itself, but two unparsable confidences are alike.
     alike = [len({"none" if np.isnan(c) else c for c in group}) == 1 for group in several]
     return float(np.mean(alike))
-
-
-def _confidences(tree: RolloutTree, position: int, table: RewardTable) -> list[float]:
-    return [
-        stated_confidence(table, (position, s))
-        for s in tree.policy_segments
-        if tree.segments[s].kind == "confidence"
-    ]
 
 
 def _means(table: RewardTable) -> dict[str, float]:

@@ -90,9 +90,7 @@ def score(
         RewardError: a scorer failed under `on_error: fail`.
     """
     by_name = {reward.name: reward for reward in rewards}
-    order = TopologicalSorter(
-        {r.name: [r.use.of] if r.use.of else [] for r in rewards}
-    ).static_order()
+    order = TopologicalSorter({r.name: _reads(r.use) for r in rewards}).static_order()
     turns: dict[Place, dict[str, RewardEntry]] = {
         (t, s): {} for t, tree in enumerate(trees) for s in tree.policy_segments
     }
@@ -106,6 +104,11 @@ def score(
                 entry = _settle(trees, reward, place, entry, dropped)
             turns[place][name] = entry
     return RewardTable(turns, frozenset(_with_descendants(trees, dropped)), faults)
+
+
+def _reads(use: TurnReward) -> list[str]:
+    """The rewards that must be known before this one."""
+    return [name for name in (use.of, use.requires) if name is not None]
 
 
 def _score_one(
@@ -123,14 +126,19 @@ def _score_one(
         tree = trees[place[0]]
         if tree.segments[place[1]].kind != reward.use.turn:
             continue
-        sample = _sample(tree, place)
-        if reward.use.of is not None:
-            parent = _parent_entry(tree, place, by_name[reward.use.of], turns)
-            if parent is None or parent.raw is None:
-                yield place, missing
-                continue
-            sample = replace(sample, of=parent.raw)
-        samples[place] = sample
+        read = {
+            name: _parent_entry(tree, place, by_name[name], turns) for name in _reads(reward.use)
+        }
+        known = {name: e.raw for name, e in read.items() if e is not None and e.raw is not None}
+        if len(known) < len(read):
+            yield place, missing
+            continue
+        gate = reward.use.requires
+        if gate is not None and known[gate] <= 0:
+            yield place, replace(missing, raw=0.0, status="scored", reason=f"{gate} failed")
+            continue
+        of = known[reward.use.of] if reward.use.of is not None else None
+        samples[place] = replace(_sample(tree, place), of=of)
     groups = _scoped(trees, samples, reward.plugin.scope)
     jobs = [
         Job(reward.plugin, tuple(samples[p] for p in places), reward.use.deadline)

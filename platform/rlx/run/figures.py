@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from rlx.evaluation.held_out import alike_share, stated_confidence
+from rlx.evaluation.held_out import alike_share, confidences
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree
 from rlx.step import TrainBatch
@@ -114,31 +114,30 @@ def _calibration(
     trees: Sequence[RolloutTree], table: RewardTable, correct: str
 ) -> dict[str, float]:
     """Brier, mean and spread of the confidences that go with each answer of the batch."""
+    answers = [
+        (t, s)
+        for t, tree in enumerate(trees)
+        for s in tree.policy_segments
+        if tree.segments[s].kind == "answer"
+    ]
+    stated = confidences(trees, table, answers)
     pairs: list[tuple[float, float]] = []
-    stated: list[list[float]] = []
-    for t, tree in enumerate(trees):
-        below: dict[int, list[float]] = {}
-        for s in tree.policy_segments:
-            if tree.segments[s].kind != "confidence":
-                continue
-            answer = tree.turns(s)[-2]
-            confidence = stated_confidence(table, (t, s))
-            below.setdefault(answer, []).append(confidence)
-            label = table.turns[t, answer][correct].raw
-            if label is not None and not np.isnan(confidence):
-                pairs.append((label, confidence))
-        stated += below.values()
+    for place, group in zip(answers, stated, strict=True):
+        label = table.turns[place][correct].raw
+        if label is not None:
+            pairs += [(label, c) for c in group if not np.isnan(c)]
     alike = alike_share(stated)
     if not pairs:
         return {}
     labels, stated_all = (np.array(column) for column in zip(*pairs, strict=True))
-    spreads = [np.nanstd(group) for group in stated if not np.isnan(group).all()]
+    spreads = [np.nanstd(g) for g in stated if len(g) > 1 and not np.isnan(g).all()]
     figures = {
         "calibration/conf_mean": float(stated_all.mean()),
         "calibration/gap": float(stated_all.mean() - labels.mean()),
         "calibration/brier": float(((stated_all - labels) ** 2).mean()),
-        "calibration/conf_spread": float(np.mean(spreads)),
     }
+    if spreads:
+        figures["calibration/conf_spread"] = float(np.mean(spreads))
     if alike is not None:
         figures["calibration/alike_share"] = alike
     if labels.std() > 0 and stated_all.std() > 0:
