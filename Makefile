@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo test check bench clean
+.PHONY: install demo test check bench gpu-check clean
 
 install: $(VENV)/.installed
 
@@ -28,6 +28,13 @@ check: install  ## formatting, lint, types
 
 bench: install  ## measured figures, written to docs/benchmarks.md
 	$(BIN)/python tests/benchmarks/bench.py
+
+# On a machine with a GPU whose Python has torch: nothing is fetched, WHEELS are brought along.
+SITE ?= .gpu-site
+ROOTS = $(CURDIR)/platform:$(CURDIR)/plugins:$(CURDIR)/registry:$(CURDIR)/web
+gpu-check:  ## the promises on CUDA, part by part; see tests/gpu/check.py
+	$(if $(WHEELS),$(PYTHON) -m pip install -q --no-index --no-deps --no-compile --upgrade --target $(SITE) $(WHEELS)/*.whl)
+	PYTHONPATH=$(ROOTS):$(SITE):$$PYTHONPATH $(PYTHON) tests/gpu/check.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

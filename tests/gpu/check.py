@@ -1,0 +1,151 @@
+"""Checks rlx on a machine with a GPU and no network, part by part; one JSON comes out.
+
+    make gpu-check [WHEELS=folder] [ARGS="--only promises --again"]
+
+Every part is a process of its own with at most 8 minutes. Results are written after each part, and
+parts that have passed on the same sources are not run again, so an interrupted check goes on where
+it stopped. `tests/gpu/wheels.py` says which packages must be brought along.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+LONGEST = 480.0
+"""Seconds that one part may take."""
+ROOMS = ("credit", "loss", "mask", "step", "batch", "reward", "rollout", "sampler", "learner")
+"""Rooms whose tests are run; those that touch devices read RLX_TEST_DEVICE."""
+
+Result = dict[str, Any]
+
+
+def machine(device: str) -> Result:
+    """What is here."""
+    code = (
+        "import json, torch, sys; from importlib.metadata import version as v; "
+        "g = torch.cuda; here = g.is_available(); print(json.dumps({"
+        "'python': sys.version.split()[0], 'cuda': torch.version.cuda, "
+        "'device': g.get_device_name() if here else 'cpu', 'devices': g.device_count(), "
+        "'memory_gb': g.mem_get_info()[1] / 1e9 if here else None, 'bf16': here and "
+        "g.is_bf16_supported(), 'packages': {n: v(n) for n in ('torch', 'transformers', "
+        "'deepspeed', 'pydantic', 'sqlalchemy', 'rlx')}}))"
+    )
+    found: Result = json.loads(_run([sys.executable, "-c", code]).splitlines()[-1])
+    if device == "cuda" and found["device"] == "cpu":
+        raise AssertionError("torch finds no CUDA device")
+    return found
+
+
+def promises(device: str) -> Result:
+    """The tests of the rooms that compute; sampler and learner on this device."""
+    rooms = [str(ROOT / "tests" / room) for room in ROOMS]
+    # Other versions of the libraries are here than in CI, and with them other warnings.
+    arguments = ["-q", "-o", "filterwarnings=default", "-p", "no:cacheprovider"]
+    said = _run([sys.executable, "-m", "pytest", *arguments, *rooms], device=device)
+    return {"summary": said.splitlines()[-1]}
+
+
+def precision(device: str) -> Result:
+    """Sampler against learner, in float32 and bfloat16."""
+    said = _run([sys.executable, str(HERE / "precision.py"), device], device=device)
+    found: Result = json.loads(said.splitlines()[-1])
+    return found
+
+
+def rlcr(device: str) -> Result:
+    """experiments/rlcr.yaml from its start to its end."""
+    return _experiment("rlcr", device)
+
+
+def countdown(device: str) -> Result:
+    """experiments/countdown.yaml from its start to its end."""
+    return _experiment("countdown", device)
+
+
+def _experiment(name: str, device: str) -> Result:
+    with tempfile.TemporaryDirectory() as home:
+        environment = {"RLX_HOME": home}
+        rlx = [sys.executable, "-c", "import sys; from rlx.cli import main; sys.exit(main())"]
+        spec = str(ROOT / "experiments" / f"{name}.yaml")
+        began = time.monotonic()
+        overrides = ["--set", f"runner.device={device}", "--set", "tracking.mlflow=null"]
+        _run([*rlx, "submit", spec, *overrides], device=device, **environment)
+        seconds = time.monotonic() - began
+        said = json.loads(_run([*rlx, "status", "latest", "--json"], **environment))
+    evaluation = said["evaluation"]
+    return {"wall_s": seconds, "before": evaluation["before"], "after": evaluation["after"]}
+
+
+PARTS: dict[str, Callable[[str], Result]] = {
+    part.__name__: part for part in (machine, promises, precision, rlcr, countdown)
+}
+
+
+def _run(command: list[str], device: str | None = None, **environment: str) -> str:
+    """Runs a command to its end and returns what it printed; fails with the end of what it said."""
+    variables = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", **environment}
+    if device is not None:
+        variables["RLX_TEST_DEVICE"] = device
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=variables, timeout=LONGEST, check=False
+    )
+    if done.returncode:
+        raise AssertionError(f"exit code {done.returncode}: {(done.stdout + done.stderr)[-4000:]}")
+    return done.stdout
+
+
+def _sources() -> str:
+    """A digest of all that the parts run."""
+    digest = hashlib.sha256()
+    for folder in ("platform", "plugins", "registry", "experiments", "tests"):
+        for file in sorted((ROOT / folder).rglob("*")):
+            if file.suffix in (".py", ".yaml", ".json"):
+                digest.update(file.relative_to(ROOT).as_posix().encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def main() -> int:
+    """Runs the parts that are still to be run; 0 when all have passed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("gpu-check.json"))
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--only", choices=list(PARTS), action="append", help="may be repeated")
+    parser.add_argument("--again", action="store_true", help="also parts that have passed")
+    options = parser.parse_args()
+    sources = _sources()
+    report: Result = {"sources": sources, "device": options.device, "parts": {}}
+    if options.out.exists():
+        earlier = json.loads(options.out.read_text())
+        if (earlier["sources"], earlier["device"]) == (sources, options.device):
+            report = earlier
+    for name in options.only or PARTS:
+        if report["parts"].get(name, {}).get("ok") and not options.again:
+            print(f"{name:<10} passed before", flush=True)
+            continue
+        began = time.monotonic()
+        try:
+            found: Result = {"ok": True, **PARTS[name](options.device)}
+        except (AssertionError, subprocess.TimeoutExpired, KeyError, ValueError) as error:
+            found = {"ok": False, "why": f"{type(error).__name__}: {error}"}
+        found["seconds"] = round(time.monotonic() - began, 1)
+        report["parts"][name] = found
+        options.out.write_text(json.dumps(report, indent=2) + "\n")
+        word = "passed" if found["ok"] else f"FAILED: {found['why'][-600:]}"
+        print(f"{name:<10} {word}  ({found['seconds']} s)", flush=True)
+    passed = [report["parts"].get(name, {}).get("ok", False) for name in PARTS]
+    print(f"{sum(passed)} of {len(PARTS)} parts passed; written to {options.out}")
+    return 0 if all(report["parts"][name]["ok"] for name in options.only or PARTS) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

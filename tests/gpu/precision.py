@@ -1,0 +1,72 @@
+"""How far the sampler's log-probabilities lie from the learner's, for two precisions.
+
+    python precision.py cuda|cpu
+
+A fresh model samples two turns; the learner's own forward over the packed trees must say the same
+about every sampled token. Prints one JSON line.
+"""
+
+import json
+import os
+import sys
+
+import torch
+
+from rlx.batch import flatten
+from rlx.learner import Learner, join_ranks
+from rlx.model import build_policy
+from rlx.plugin import Problem
+from rlx.rollout import grow, plan
+from rlx.sampler import TransformersSampler
+from rlx.spec import OptimizerSpec, RunnerSpec, Tiny, TurnSpec, TwoTurn
+from rlx.step import TrainBatch
+
+MODEL = Tiny(hidden_size=512, heads=8, kv_heads=4, head_dim=64, layers=8, intermediate_size=1536)
+SCHEDULE = TwoTurn(
+    num_generations_answer=4,
+    num_generations_confidence=3,
+    answer=TurnSpec(max_new_tokens=64),
+    confidence=TurnSpec(template="sure?\n", max_new_tokens=8),
+)
+BOUND = {"float32": (1e-4, 1e-5), "bfloat16": (0.25, 0.02)}
+"""Largest and mean |difference| in nats that pass."""
+
+
+def differences(device: str, dtype: str) -> torch.Tensor:
+    """|sampler - learner| for every sampled token, nats."""
+    runner = RunnerSpec(device=device, dtype=dtype, zero_stage=2)
+    ranks = join_ranks(runner)
+    policy, twin = build_policy(MODEL, 0), build_policy(MODEL, 0)
+    twin.model.to(getattr(torch, dtype))
+    sampler = TransformersSampler(twin, max_rows=256, device=ranks.device)
+    learner = Learner(policy, runner, OptimizerSpec(), ranks)
+    sampler.load(learner.weights())
+    problems = [Problem(id=str(n), prompt=f"nums: {n} 7\ntarget: 9\n", fields={}) for n in range(8)]
+    with sampler.session() as session:
+        trees = grow(plan(SCHEDULE), problems, range(8), session, policy.dialogue)
+    batch = flatten(trees, temperatures={"answer": 1.0, "confidence": 1.0})
+    mask = batch.is_own
+    train = TrainBatch(
+        batch=batch,
+        mask=mask,
+        advantages=mask.float(),
+        weights=mask / mask.sum(),
+        entropy_weights=torch.zeros(mask.shape),
+    )
+    return (learner.logprobs(train) - batch.behaviour_logprobs).abs()[mask]
+
+
+def main(device: str) -> None:
+    """Measures both precisions; fails where one is out of bounds."""
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    os.environ.update({**alone, "MASTER_PORT": os.environ.get("MASTER_PORT", "29517")})
+    found = {}
+    for dtype, (most, mean) in BOUND.items():
+        gap = differences(device, dtype)
+        found[dtype] = {"max": float(gap.max()), "mean": float(gap.mean()), "tokens": len(gap)}
+        assert found[dtype]["max"] <= most and found[dtype]["mean"] <= mean, found
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
