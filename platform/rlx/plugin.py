@@ -32,6 +32,7 @@ __all__ = [
     "API",
     "Demonstration",
     "Estimator",
+    "Example",
     "Mask",
     "Plugin",
     "Problem",
@@ -54,7 +55,7 @@ Split = Literal["train", "test"]
 class Plugin(BaseModel):
     """A named piece of an experiment; its fields are the options that YAML may give it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     api: ClassVar[int] = API
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -75,11 +76,25 @@ class Plugin(BaseModel):
         holder._inner = dict(plugins)
         return holder
 
+    def check(self) -> None:
+        """Looks whether all that this plugin reads is there and in order, such as its data files.
+
+        `rlx submit` calls it before anything is recorded. By default it looks at the plugins that
+        nested options name; plugins with files or packages of their own override it.
+
+        Raises:
+            OSError, ImportError: this machine lacks a file or a package.
+            ValueError: what is there is not what the options say.
+        """
+        for plugins in self._inner.values():
+            for plugin in plugins.values():
+                plugin.check()
+
 
 class Use(BaseModel):
     """A plugin named among another's options; the keys beside `plugin` are its own options."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
 
     plugin: str
 
@@ -116,7 +131,10 @@ class Demonstration:
 
 @runtime_checkable
 class Task(Protocol):
-    """A source of problems. `problem` is a pure function: a cursor is all that resuming needs."""
+    """A source of problems. `problem` is a pure function: a cursor is all that resuming needs.
+
+    A task that reads files overrides `Plugin.check`, so that a bad file stops `rlx submit`.
+    """
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
         """Returns problem number `index` (from 0) of a split. Train and test share no problem."""
@@ -126,7 +144,8 @@ class Task(Protocol):
         """Returns a worked solution, good or poor, for supervised warm starts.
 
         Raises:
-            NotImplementedError: the task has none; it cannot be used with `warm_start`.
+            NotImplementedError: the task has none. It says so beforehand by a class variable or
+                property `demonstrates` that is False, so that `warm_start` is refused when read.
         """
         ...
 
@@ -183,6 +202,27 @@ Scope = Literal["sample", "siblings", "group"]
 Verdict = Score | float | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A case of a reward's own and the verdict that its author promises: gold, wrong or hostile.
+
+    `rlx plugins check` keeps the reward to it, and makes its own hostile inputs from the problem.
+
+    Attributes:
+        name: what it shows, such as "gold" or "no closing tag"; one reward's names differ.
+        sample: one sample; for wider scopes all that are judged together, as a tuple.
+        value: of the verdict, None where it abstains; for wider scopes a tuple, in order.
+        reason: of the verdict; looked at in scope "sample" where given.
+        options: of the plugin, as YAML would give them.
+    """
+
+    name: str
+    sample: Sample | tuple[Sample, ...]
+    value: float | tuple[float | None, ...] | None
+    reason: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
 @runtime_checkable
 class RewardPlugin(Protocol):
     """What `rlx` calls. `Reward` and `@reward` both satisfy it.
@@ -206,28 +246,36 @@ class Reward(Plugin):
             that continue the same parent. "group": all turns of that kind for one prompt. The
             wider two return one verdict per sample, in order.
         reads_parent: True when the reward must be given `of:` in YAML.
+        examples: what its author promises of it.
     """
 
     scope: ClassVar[Scope] = "sample"
     reads_parent: ClassVar[bool] = False
+    examples: ClassVar[tuple[Example, ...]] = ()
 
 
 @overload
 def reward(function: Callable[..., Any]) -> type[Reward]: ...
 @overload
 def reward(
-    *, scope: Scope = "sample", reads_parent: bool = False, api: int = API
+    *,
+    scope: Scope = "sample",
+    reads_parent: bool = False,
+    examples: Sequence[Example] = (),
+    api: int = API,
 ) -> Callable[[Callable[..., Any]], type[Reward]]: ...
 def reward(
     function: Callable[..., Any] | None = None,
     *,
     scope: Scope = "sample",
     reads_parent: bool = False,
+    examples: Sequence[Example] = (),
     api: int = API,
 ) -> type[Reward] | Callable[[Callable[..., Any]], type[Reward]]:
     """Makes a reward plugin of a plain function: `f(sample, *, option: type = default)`.
 
-    The function's keyword-only parameters become the plugin's options; they need annotations.
+    The function's keyword-only parameters become the plugin's options; they need annotations, and
+    `Annotated[int, Field(ge=1, description="...")]` gives one its bounds and its line of help.
 
     Raises:
         TypeError: the signature is not one positional parameter and annotated keyword-only ones.
@@ -246,7 +294,7 @@ def reward(
         first, *options = inspect.signature(f).parameters.values()
         if first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
             raise TypeError(f"{f.__name__}: the first parameter takes the sample")
-        hints = get_type_hints(f)
+        hints = get_type_hints(f, include_extras=True)
         fields: dict[str, Any] = {}
         for option in options:
             if option.kind is not option.KEYWORD_ONLY or option.name not in hints:
@@ -265,6 +313,7 @@ def reward(
                 "__annotations__": {},
                 "scope": scope,
                 "reads_parent": reads_parent,
+                "examples": tuple(examples),
                 "api": api,
                 "score": score,
             },
@@ -290,6 +339,10 @@ class Estimator(Plugin):
 
     implementation: ClassVar[str]
     reads: ClassVar[Literal["scores", "token_rewards"]] = "scores"
+
+    def compares(self, turn: str) -> bool:
+        """Whether a turn of this kind learns nothing without siblings to be compared with."""
+        return False
 
     def warnings(self) -> Sequence[str]:
         """Sentences to show when the YAML is read, each saying why."""

@@ -3,13 +3,31 @@
 import random
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from rlx.plugin import Demonstration, Plugin, Problem, Reward, Sample, Split, Use
+from rlx.plugin import Demonstration, Example, Plugin, Problem, Reward, Sample, Split, Use
 
 __all__ = ["ByDataSource", "Mixture"]
+
+
+_SOURCES = {
+    "qa": {"plugin": "exact_match"},
+    "sums": {"plugin": "exact_match", "field": "sum"},
+}
+
+
+def _from(name: str, source: str, given: str, value: float) -> Example:
+    sample = Sample(
+        id="a",
+        problem={"data_source": source, "answer": "Paris", "sum": 7},
+        turn="answer",
+        number=1,
+        response=given,
+        spans={"answer": given},
+    )
+    return Example(name=name, sample=sample, value=value, options={"sources": _SOURCES})
 
 
 class ByDataSource(Reward):
@@ -20,6 +38,11 @@ class ByDataSource(Reward):
     """
 
     nested: ClassVar[Mapping[str, str]] = {"sources": "reward"}
+    examples: ClassVar[tuple[Example, ...]] = (
+        _from("gold", "qa", "Paris", 1.0),
+        _from("gold of another source", "sums", "7", 1.0),
+        _from("right only elsewhere", "sums", "Paris", 0.0),
+    )
 
     sources: Mapping[str, Use] = Field(min_length=1)
     """The reward of every source; all look at one sample at a time."""
@@ -29,20 +52,32 @@ class ByDataSource(Reward):
         """Needs `of` as soon as one of its rewards does."""
         return any(getattr(r, "reads_parent", False) for r in self.inner("sources").values())
 
+    def check(self) -> None:
+        """Looks at the reward of every source.
+
+        Raises:
+            ValueError: one looks at several samples at a time; or it has faults of its own.
+            OSError, ImportError: as the rewards.
+        """
+        for source, reward in self.inner("sources").items():
+            if reward.scope != "sample":
+                raise ValueError(
+                    f"by_data_source scores one sample at a time, but the reward of {source!r} "
+                    f"looks at {reward.scope}"
+                )
+        super().check()
+
     def score(self, sample: Sample) -> Any:
         """Scores one turn.
 
         Raises:
-            ValueError: no reward is named for the problem's source, or it looks at several samples.
+            ValueError: no reward is named for the problem's source.
         """
         source = sample.problem.get("data_source")
         rewards = self.inner("sources")
         if not isinstance(source, str) or source not in rewards:
             raise ValueError(f"data_source is {source!r}; there are rewards for {sorted(rewards)}")
-        reward = rewards[source]
-        if reward.scope != "sample":
-            raise ValueError(f"the reward of {source!r} looks at {reward.scope}, not at one sample")
-        return reward.score(sample)
+        return rewards[source].score(sample)
 
 
 class Mixture(Plugin):
@@ -55,19 +90,19 @@ class Mixture(Plugin):
     nested: ClassVar[Mapping[str, str]] = {"tasks": "task"}
 
     tasks: Mapping[str, Use] = Field(min_length=1)
-    weights: Mapping[str, float] | None = None
+    weights: Mapping[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = None
     """Relative frequency of every task, in each split; all alike when left out."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if any("/" in name for name in self.tasks):
-            raise ValueError("names of tasks must not hold a '/'")
+            raise ValueError("tasks must have names without a '/'")
         if self.weights is None:
             return self
         if set(self.weights) != set(self.tasks):
             raise ValueError(f"weights must name exactly {', '.join(sorted(self.tasks))}")
-        if min(self.weights.values()) < 0 or not sum(self.weights.values()):
-            raise ValueError("weights must not be negative, and not all zero")
+        if not sum(self.weights.values()):
+            raise ValueError("weights must not all be zero")
         return self
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
@@ -82,6 +117,11 @@ class Mixture(Plugin):
             system=problem.system,
         )
 
+    @property
+    def demonstrates(self) -> bool:
+        """Whether every task has demonstrations, which `warm_start` needs."""
+        return all(getattr(task, "demonstrates", True) for task in self.inner("tasks").values())
+
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
         """Returns the demonstration that the problem's own task gives."""
         name, _, own_id = problem.id.partition("/")
@@ -89,7 +129,7 @@ class Mixture(Plugin):
             id=own_id,
             prompt=problem.prompt,
             fields=problem.fields,
-            stratum=problem.stratum,
+            stratum="" if problem.stratum == name else problem.stratum.removeprefix(f"{name}: "),
             system=problem.system,
         )
         given: Demonstration = self.inner("tasks")[name].demonstration(own, seed)
@@ -98,7 +138,8 @@ class Mixture(Plugin):
     def _places(self, split: Split, index: int, seed: int) -> tuple[str, int]:
         """Which task gives problem `index`, and at which position of its own."""
         weights = self.weights or dict.fromkeys(self.tasks, 1.0)
-        return _drawn(tuple(weights.items()), split, seed, index // _BLOCK + 1)[index]
+        # In the order of the names: that of the YAML is no part of an experiment's digest.
+        return _drawn(tuple(sorted(weights.items())), split, seed, index // _BLOCK + 1)[index]
 
 
 _BLOCK = 1024

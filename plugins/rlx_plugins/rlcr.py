@@ -8,10 +8,18 @@ Rewards" (2025), whose code lets `nan` through; here a confidence must be finite
 import re
 from typing import ClassVar, Literal, NamedTuple
 
-from rlx.plugin import Reward, Sample, Score
+from rlx.plugin import Example, Reward, Sample, Score
 from rlx_plugins.tags import last_block
 
-__all__ = ["Brier", "Confidence", "Format", "Pattern", "matches", "parse_confidence"]
+__all__ = [
+    "Brier",
+    "Confidence",
+    "Format",
+    "Pattern",
+    "StatedConfidence",
+    "matches",
+    "parse_confidence",
+]
 
 _number = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)").fullmatch
 _not_finite = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE | re.ASCII).fullmatch
@@ -65,6 +73,34 @@ class Brier(Reward):
         if confidence is None:
             return Score(self.invalid_reward, reason)
         return Score(1.0 - (of - confidence) ** 2, parts={"confidence": confidence})
+
+
+def _stated(name: str, response: str, value: float | None) -> Example:
+    sample = Sample(id="a", problem={}, turn="confidence", number=2, response=response)
+    return Example(name=name, sample=sample, value=value)
+
+
+class StatedConfidence(Reward):
+    """The stated confidence itself, for a name that begins with `_`: logged and never summed.
+
+    Abstains where none can be read, so that means are over stated ones. The part `extreme` is 1
+    within 0.01 of 0 or 1: its mean is the share of answers that leave no doubt.
+    """
+
+    examples: ClassVar[tuple[Example, ...]] = (
+        _stated("gold", "<confidence>0.7</confidence>", 0.7),
+        _stated("certain", "<analysis>7=7</analysis><confidence>1</confidence>", 1.0),
+        _stated("none", "sure", None),
+        _stated("not finite", "<confidence>nan</confidence>", None),
+    )
+
+    def score(self, sample: Sample) -> Score | None:
+        """Reads one confidence."""
+        confidence = parse_confidence(sample.response).value
+        if confidence is None:
+            return None
+        extreme = not 0.01 < confidence < 0.99
+        return Score(confidence, parts={"confidence": confidence, "extreme": float(extreme)})
 
 
 Pattern = Literal["ta", "tac", "tabc", "tbac", "c", "bc"]

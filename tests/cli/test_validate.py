@@ -148,6 +148,28 @@ def test_show_gives_each_value_its_origin(capsys):
     assert ["runner.ranks", "1", "#", "default"] in rows
 
 
+def test_show_looks_into_plugins_that_hold_others(tmp_path, capsys):
+    mixed = "{plugin: mixture, tasks: {a: {plugin: cli.sums, limit: 4}, b: {plugin: cli.sums}}}"
+    (tmp_path / "mixed.yaml").write_text(GOOD.replace("{plugin: cli.sums}", mixed))
+    assert main(["show", "mixed.yaml", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["values"].keys() == said["origins"].keys()
+    limits = {k: (v, said["origins"][k]) for k, v in said["values"].items() if "limit" in k}
+    assert limits == {
+        "task.tasks.a.limit": (4, "mixed.yaml:3"),
+        "task.tasks.b.limit": (9, "plugin default"),
+    }
+
+
+def test_warnings_stop_nothing(capsys):
+    one = "rollout={schedule: single, num_generations_answer: 1}"
+    assert main(["validate", "good.yaml", "--set", one]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("good.yaml: ok")
+    assert "warning: rollout.num_generations_answer is 1" in err
+    assert "--> <override>:1:52" in err
+
+
 def test_failures_are_json_where_json_was_asked_for(capsys):
     assert main(["show", "typo.yaml", "--json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
@@ -176,7 +198,7 @@ def test_a_plugins_options_are_a_table(capsys):
     assert main(["plugins", "show", "cli.exact"]) == 0
     out = capsys.readouterr().out
     assert "1 when right." in out
-    assert ["strict", "bool", "True"] in [line.split() for line in out.splitlines()]
+    assert ["strict", "true", "|", "false", "true"] in [line.split() for line in out.splitlines()]
     assert main(["plugins", "show", "cli.broken", "--traceback"]) == 3
     assert "Traceback" in capsys.readouterr().err
     assert main(["plugins", "show", "cli.nothing"]) == 3

@@ -17,15 +17,16 @@ from rlx.discovery import (
     resolve,
 )
 from rlx.discovery.lookup import PluginFault
+from rlx.discovery.streams import STREAMS
 from rlx.errors import PluginError
 from rlx.spec import PluginUse
 from rlx.spec.diagnostic import InvalidPlugins, InvalidSpec
 from rlx.spec.reader import read_spec
 
 GUEST = '''
-from typing import Literal
+from typing import ClassVar, Literal
 from pydantic import BaseModel, model_validator
-from rlx.plugin import Demonstration, Plugin, Problem, Reward, reward
+from rlx.plugin import Demonstration, Estimator, Plugin, Problem, Reward, Use, reward
 
 class Sums(Plugin):
     """Adds numbers."""
@@ -73,11 +74,42 @@ class Grumpy(Reward):
 
 def bare(sample):
     return 0.0
+
+class Untold(Sums):
+    demonstrates: ClassVar[bool] = False
+
+class Gae(Estimator):
+    implementation = "guest_credit:gae"
+    needs = frozenset({"values", "reference_logprobs"})
+
+class Tokens(Estimator):
+    implementation = "guest_credit:tokens"
+    reads = "token_rewards"
+
+class Typo(Estimator):
+    implementation = "guest_credit:typo"
+    needs = frozenset({"valeus"})
+
+class Holder(Reward):
+    nested = {"parts": "reward"}
+    parts: dict[str, Use] = {}
+    def score(self, sample):
+        return 0.0
+
+class Greedy(Reward):
+    needs = frozenset({"greedy_baseline"})
+    def score(self, sample):
+        return 0.0
 '''
 POINTS = """
 [rlx.tasks]
 sums = guest_plugins:Sums
 scoreless = guest_plugins:exact
+untold = guest_plugins:Untold
+[rlx.estimators]
+gae = guest_plugins:Gae
+tokens = guest_plugins:Tokens
+typo = guest_plugins:Typo
 [rlx.rewards]
 exact = guest_plugins:exact
 closeness = guest_plugins:Closeness
@@ -90,6 +122,8 @@ needy = guest_needy:Reward
 garbled = guest_garbled:Reward
 leaves = guest_leaves:Reward
 twice = guest_plugins:exact
+holder = guest_plugins:Holder
+greedy = guest_plugins:Greedy
 """
 RIVAL = """
 [rlx.rewards]
@@ -279,21 +313,61 @@ def test_parents_must_fit():
     assert "rewards.turn.near needs `of`" in text
     assert "help: of: accuracy" in text
     assert "rewards.turn.accuracy.of is 'near', but 'exact' reads no other reward" in text
+    assert "which scores a later turn" in text
 
 
-def test_parents_must_not_go_round_in_a_circle():
-    third = "    last: {plugin: closeness, turn: confidence, of: near}\nphases:"
-    error = refused(("of: accuracy", "of: last"), ("phases:", third))
-    circles = [d for d in error.diagnostics if "circle" in d.message]
-    assert len(circles) == 1
-    assert "near → last → near" in circles[0].message
-    assert circles[0].position.line == 10
+# Streams ---------------------------------------------------------------------------------------
 
 
-def test_global_parents_must_exist():
-    scope = "  global:\n    whole: {plugin: closeness, of: nobody}\nphases:"
-    error = refused(("phases:", scope))
-    assert "rewards.global.whole.of is 'nobody', which is not a reward" in str(error)
+def test_what_nothing_provides_cannot_be_needed():
+    error = refused(("phases:", "estimator: {name: gae}\nphases:"))
+    assert error.exit_code == 2
+    assert [d.message for d in error.diagnostics] == [
+        "estimator plugin 'gae' needs reference_logprobs, which a reference model gives: "
+        "this experiment has none",
+        "estimator plugin 'gae' needs values, which a critic gives: this experiment has none",
+    ]
+    assert {str(d.position) for d in error.diagnostics} == {"guest.yaml:11:19"}
+    assert all(d.helps for d in error.diagnostics)
+    tokens = refused(("phases:", "estimator: {name: tokens}\nphases:"))
+    assert "needs token_rewards, which a placement" in str(tokens)
+
+
+def test_needs_are_looked_at_inside_other_plugins_and_in_every_phase():
+    inner = "{plugin: holder, turn: answer, parts: {a: {plugin: greedy}}}"
+    error = refused(("{plugin: exact, turn: answer}", inner))
+    assert error.diagnostics[0].path == ("rewards", "turn", "accuracy", "parts", "a", "plugin")
+    error = refused(("steps: 3", "steps: 3\n    set: {estimator.name: tokens}"))
+    assert str(error.diagnostics[0].position) == "guest.yaml:14:27"
+    assert "(phase 'all')" in str(error)
+
+
+def test_a_stream_that_does_not_exist_is_the_plugins_fault():
+    error = refused(("phases:", "estimator: {name: typo}\nphases:"))
+    assert error.exit_code == 3
+    assert "estimator plugin 'typo' needs 'valeus', which is no stream of rlx" in str(error)
+    assert "did you mean 'values'?" in str(error)
+    assert "from rlx-guest 0.1.0" in str(error)
+
+
+def test_a_warm_start_needs_demonstrations():
+    warm = ("{kind: tiny}", "{kind: tiny, warm_start: {steps: 40}}")
+    check_file(spec_file(warm))
+    check_file(spec_file(warm), ["phases.0.set.task.plugin=untold"])
+    error = refused(warm, ("{plugin: sums}", "{plugin: untold}"))
+    assert "model.warm_start needs demonstrations, which the task gives" in str(error)
+    assert str(error.diagnostics[0].position) == "guest.yaml:2:21"
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_every_stream_says_where_it_comes_from_and_what_to_do(name):
+    stream = STREAMS[name]
+    assert name == name.lower()
+    assert stream.origin.split()[0] in ("a", "the")
+    assert not stream.help.endswith(".")
+
+
+# Phases and warnings ---------------------------------------------------------------------------
 
 
 def test_phases_are_checked_with_their_plugins():
@@ -311,6 +385,35 @@ def test_an_estimators_warning_stands_at_its_line():
     (warning,) = plugins.warnings
     assert warning.severity == "warning"
     assert warning.position.line == 13
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("rollout.num_generations_answer=1", "so no answer learns"),
+        ("rollout.num_generations_confidence=1", "so no confidence learns"),
+        ("rollout.confidence.top_p=0.9", "rollout.confidence.top_p is 0.9"),
+        ("rollout.answer.top_k=5", "full distribution"),
+        ("rollout.answer.template=go", "never sees the problem"),
+        ("optimizer.warmup_steps=3", "never leaves its warm-up"),
+        ("model.warm_start={steps: 30}", "the warm start ends after 30 steps"),
+        ("phases.0.set.rollout.answer.top_k=5", "(phase 'all')"),
+    ],
+)
+def test_what_a_run_may_do_and_its_author_should_know(override, says):
+    _, plugins = check_file(spec_file(), [override])
+    (warning,) = plugins.warnings
+    assert says in warning.message
+    assert warning.severity == "warning"
+    assert warning.position.text == override
+    assert check_file(spec_file())[1].warnings == ()
+
+
+def test_a_group_of_one_may_keep_its_raw_score_and_a_phase_may_be_larger():
+    one = "rollout.num_generations_answer=1"
+    assert check_file(spec_file(), [one, "estimator.singleton=raw"])[1].warnings == ()
+    larger = "phases.0.set.rollout.num_generations_answer=4"
+    assert check_file(spec_file(), [one, larger])[1].warnings == ()
 
 
 def test_check_says_where_and_resolve_says_what():

@@ -1,4 +1,4 @@
-"""The learner on one rank and on two, under every ZeRO stage, against plain PyTorch.
+"""The learner on one rank and on two, under every ZeRO stage, against plain PyTorch and peft.
 
 `measure_learner.py` measures, once for each number of ranks; here its figures are judged.
 """
@@ -16,6 +16,12 @@ from rlx.spec import OptimizerSpec
 
 MEASURE = Path(__file__).with_name("measure_learner.py")
 STAGES = pytest.mark.parametrize("stage", [0, 1, 2, 3])
+pytestmark = pytest.mark.timeout(900)  # the first test waits for all measurements
+DEALT = {
+    1: {"whole": [[5]], "several": [[1, 1, 1, 2]], "cut": [[1, 1, 1, 1, 1, 1]]},
+    2: {"whole": [[2], [3]], "several": [[1, 1, 0], [1, 1, 1]], "cut": [[1, 1, 1], [1, 1, 1]]},
+}
+"""By number of ranks: packed trees in every micro-batch of every rank; 0 is a filler."""
 QUIET = {
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -24,40 +30,61 @@ QUIET = {
 }
 
 
-def measure(ranks, out, environment):
+def start(ranks, folder):
+    """Starts measuring. One rank must do without any compiler: nothing is on its path."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={ranks}", str(MEASURE), str(out)]
-    done = subprocess.run(
-        command, env={**environment, **QUIET}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(out.read_text())
-
-
-@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
-def measured(request, tmp_path_factory):
-    """Figures by ZeRO stage. One rank must do without any compiler: nothing is on its path."""
-    folder = tmp_path_factory.mktemp("learner")
-    environment = dict(os.environ)
-    if request.param == 1:
+    command += [f"--nproc-per-node={ranks}", str(MEASURE), str(folder / "measured.json")]
+    environment = {**os.environ, **QUIET}
+    if ranks == 1:
         environment["PATH"] = str(folder / "no-programs-here")
         environment["TORCH_EXTENSIONS_DIR"] = str(folder / "no-extensions-here")
-    return measure(request.param, folder / "measured.json", environment)
+    with (folder / "log").open("w") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
 
-# What was packed equals what was not -------------------------------------------------------------
+@pytest.fixture(scope="module")
+def measuring(tmp_path_factory):
+    """Both measurements under way, side by side: what they take is mostly time to start."""
+    folders = {ranks: tmp_path_factory.mktemp("learner") for ranks in DEALT}
+    processes = {ranks: start(ranks, folder) for ranks, folder in folders.items()}
+    yield {ranks: (processes[ranks], folders[ranks]) for ranks in DEALT}
+    for process in processes.values():
+        process.terminate()
+        process.wait()
+
+
+@pytest.fixture(scope="module", params=DEALT, ids=["one rank", "two ranks"])
+def ranks(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def measured(measuring, ranks):
+    """Figures by ZeRO stage."""
+    process, folder = measuring[ranks]
+    assert process.wait() == 0, (folder / "log").read_text()[-4000:]
+    return json.loads((folder / "measured.json").read_text())
+
+
+# One gradient, however the batch is cut ----------------------------------------------------------
 
 
 @STAGES
-@pytest.mark.parametrize("limit", ["16384", "60"], ids=["whole", "cut"])
+@pytest.mark.parametrize("cut", ["whole", "several", "cut", "adapters"])
 class TestOneStep:
     @pytest.fixture
-    def found(self, measured, stage, limit):
-        return measured[str(stage)]["first_step"][limit]
+    def found(self, measured, stage, cut):
+        return measured[str(stage)][cut]
 
     def test_every_gradient_is_the_plain_one(self, found):
         assert found["worst"] <= 5e-6
         assert found["whole"] <= 5e-6
+
+    def test_sgd_takes_off_what_plain_sgd_does(self, found):
+        assert found["taken_off"] <= 5e-6
+
+    def test_every_rank_runs_as_many_micro_batches(self, found, ranks, cut):
+        assert found["dealt"] == DEALT[ranks]["several" if cut == "adapters" else cut]
 
     def test_the_loss_is_the_plain_one(self, found):
         assert found["loss"] == pytest.approx(found["plain_loss"], abs=1e-6)
@@ -85,22 +112,49 @@ class TestOneStep:
 
 
 @STAGES
+@pytest.mark.parametrize("ranks", [2], ids=["two ranks"], indirect=True)
+def test_a_rank_without_a_tree_takes_the_same_step(measured, stage):
+    found = measured[str(stage)]["one_tree"]
+    assert found["dealt"] == [[1], [0]]
+    assert found["apart"] <= 5e-6
+
+
+@STAGES
 def test_three_usual_steps_are_those_of_plain_adamw(measured, stage):
     # The bound that the project sets for gradients holds for whole steps of Adam as well.
     assert measured[str(stage)]["usual_steps"]["apart"] <= 5e-6
 
 
 @STAGES
+@pytest.mark.parametrize("which", ["usual_steps", "adapters"])
 @pytest.mark.parametrize("what", ["names", "weights", "logits"])
-def test_an_export_is_what_was_learned(measured, stage, what):
-    found = measured[str(stage)]["usual_steps"]
+def test_an_export_is_what_was_learned(measured, stage, which, what):
+    found = measured[str(stage)][which]["export"]
     assert found[what]
     assert found["dtype"] == "torch.float32"
 
 
 @STAGES
-def test_a_phase_begins_with_its_own_bound_and_without_memory(measured, stage):
-    found = measured[str(stage)]["fresh"]
+def test_a_merged_model_is_the_adapted_one(measured, stage):
+    found = measured[str(stage)]["adapters"]["export"]
+    assert found["apart"] <= 1e-5
+    assert found["alone_apart"] <= 1e-5, "the adapter alone, as peft reads it"
+    attention = ["k_proj", "o_proj", "q_proj", "v_proj"]
+    assert found["changed"] == sorted(["down_proj", "gate_proj", "up_proj", *attention])
+
+
+def test_bfloat16_is_near_float32(measured):
+    found = measured["2"]["bfloat16"]
+    assert found["loss"] == pytest.approx(1, rel=3e-2)
+    assert found["taken_off"] < 0.2
+    assert found["dtype"] == "torch.bfloat16"
+    assert found["buffers"] == ["torch.float32"], "positions would be rounded"
+
+
+@STAGES
+@pytest.mark.parametrize("what", ["fresh", "fresh adapters"])
+def test_a_phase_begins_with_its_own_bound_and_without_memory(measured, stage, what):
+    found = measured[str(stage)][what]
     assert found["apart"] <= 5e-6
     assert found["reported"] == pytest.approx(1, rel=1e-6), "the norm is that before clipping"
 

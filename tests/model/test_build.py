@@ -1,17 +1,27 @@
 """Tiny models come from their seed alone; pretrained ones from their files."""
 
+import json
 import random
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlx.errors import EnvironmentFault, SpecError
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from checkpoints import FAMILIES, HEARD, STYLES, make_checkpoint, tokenizer
+
+from rlx.errors import SpecError
 from rlx.model import build_policy
+from rlx.run.loop import _copy
 from rlx.spec import Pretrained, Tiny
+from rlx.spec.reader import read_spec
 
+RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 SMALL = Tiny(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=32)
 
 
@@ -87,6 +97,69 @@ def test_a_saved_policy_is_a_pretrained_model(tmp_path):
     assert loaded.dialogue.open("nums: 3\n") == saved.dialogue.open("nums: 3\n")
 
 
-def test_missing_files_are_the_machines_fault(tmp_path):
-    with pytest.raises(EnvironmentFault, match="could not be fetched"):
-        build_policy(Pretrained(path=str(tmp_path / "nothing")), 0)
+# Checkpoints with a chat template ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[(f, s) for f in FAMILIES for s in ("chatml", "headers")])
+def checkpoint(request, tmp_path_factory):
+    family, style = request.param
+    return make_checkpoint(tmp_path_factory.mktemp(family), family, style), STYLES[style]
+
+
+def test_a_checkpoint_speaks_as_it_was_saved(checkpoint):
+    folder, style = checkpoint
+    policy, saved = build_policy(Pretrained(path=str(folder)), 0), tokenizer(style)
+    for text in (*HEARD, "zwölf  \n\n\t12345 it's 😀"):
+        assert policy.dialogue.encode(text) == tuple(saved.encode(text, add_special_tokens=False))
+    shown = [{"role": "user", "content": "nums: 3"}]
+    assert policy.dialogue.open("nums: 3") == tuple(
+        saved.apply_chat_template(shown, add_generation_prompt=True, return_dict=False)
+    )
+
+
+def test_every_end_token_that_the_files_name_ends_a_turn(checkpoint):
+    folder, style = checkpoint
+    chat = build_policy(Pretrained(path=str(folder)), 0)
+    assert chat.tokenizer.pad_token_id is None
+    names = [style.closes, style.specials[-1]]
+    assert chat.tokenizer.convert_ids_to_tokens(list(chat.end_ids)) == names
+    plain = build_policy(Pretrained(path=str(folder), chat_template=False), 0)
+    assert plain.tokenizer.convert_ids_to_tokens(list(plain.end_ids)) == names[::-1]
+    assert (chat.dialogue.end_ids, plain.dialogue.end_ids) == (chat.end_ids, plain.end_ids)
+
+
+def test_without_the_template_it_speaks_plain_text(checkpoint):
+    folder, style = checkpoint
+    plain = build_policy(Pretrained(path=str(folder), chat_template=False), 0)
+    begin = style.bos or ""
+    assert plain.tokenizer.decode(plain.dialogue.open("3 4", "Add.")) == f"{begin}Add.\n\n3 4"
+
+
+def test_end_tokens_of_all_files_come_together(tmp_path):
+    make_checkpoint(tmp_path, "llama", "words")
+    for name, ends in (("config", 7), ("generation_config", [5, 0, 6])):
+        file = tmp_path / f"{name}.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": ends}))
+    assert build_policy(Pretrained(path=str(tmp_path)), 0).end_ids == (0, 5, 6, 7)
+
+
+def test_a_model_without_any_end_token_is_refused(tmp_path):
+    make_checkpoint(tmp_path, "llama", "words")
+    for name in ("config", "generation_config", "tokenizer_config"):
+        file = tmp_path / f"{name}.json"
+        said = {k: v for k, v in json.loads(file.read_text()).items() if "eos_token" not in k}
+        file.write_text(json.dumps({**said, "eos_token_id": None} if name == "config" else said))
+    with pytest.raises(SpecError, match="names an end token"):
+        build_policy(Pretrained(path=str(tmp_path)), 0)
+
+
+def test_the_samplers_twin_has_the_learners_precision(checkpoint):
+    folder, _ = checkpoint
+    read = read_spec(RLCR, [f"model={{kind: pretrained, path: {folder}}}", "runner.dtype=bfloat16"])
+    policy = build_policy(read.spec.model, 0)
+    twin = _copy(policy, read.spec)
+    assert {p.dtype for p in twin.model.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in policy.model.parameters()} == {torch.float32}
+    assert {b.dtype for b in twin.model.buffers()} == {torch.float32}
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    assert same(dict(loaded.named_parameters()), weights(twin))

@@ -1,6 +1,7 @@
 """Text to tokens and back: the shipped tokenizers, and a byte-level BPE trained here."""
 
 from importlib.resources import files
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
@@ -146,3 +147,50 @@ def test_spans_hold_every_byte_of_their_text(bytewise, content, around):
     assert held.startswith("<answer>")
     assert held.endswith("</answer>")
     assert content in bytewise.read(ids[slice(*span.inner)])[0]
+
+
+# Ends of tokens ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def spaced():
+    """Words carry the space before them, and the text's first space is dropped."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1),
+        ]
+    )
+    trainer = trainers.BpeTrainer(
+        special_tokens=["<unk>", "<eos>", *(f"<0x{n:02X}>" for n in range(256))],
+        initial_alphabet=sorted("▁<>/answer7sure?"),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["are you sure ? <answer> 7 </answer>"] * 9, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+    return PlainDialogue(fast, (fast.eos_token_id,))
+
+
+def prefixes(dialogue, ids):
+    """Lengths of every prefix, decoded; half a character never takes back the one before it."""
+    texts = [dialogue.read(ids[: n + 1])[0] for n in range(len(ids))]
+    return tuple(accumulate((len(t.rstrip("\N{REPLACEMENT CHARACTER}")) for t in texts), max))
+
+
+@given(text=st.text(alphabet="<>/answer7 ué€😀", max_size=30))
+def test_every_prefix_has_the_length_it_decodes_to(spaced, bytewise, text):
+    for dialogue in (spaced, bytewise):
+        ids = dialogue.encode(text)
+        assert dialogue.read(ids)[1] == prefixes(dialogue, ids)
+
+
+def test_a_vocabulary_is_decoded_as_it_is_met(bytewise, monkeypatch):
+    fresh = PlainDialogue(bytewise._tokenizer, bytewise.end_ids)
+    decoded = []
+    monkeypatch.setattr(fresh, "_decode", lambda ids: decoded.append(list(ids)) or "x" * len(ids))
+    assert fresh.read((5, 6, 5))[1] == (1, 2, 3)
+    assert decoded == [[5, 6, 5], [5], [6]]

@@ -1,23 +1,28 @@
+import hashlib
 import json
 import random
 import re
 import time
 from collections import Counter
 from itertools import combinations_with_replacement
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+import rlx.plugin
 from rlx.plugin import Task
 from rlx_plugins.countdown import CountdownTask, compute_score, evaluate_equation
 from rlx_plugins.countdown.search import Rules, random_expression, solutions
 from rlx_plugins.countdown.task import is_held_out
+from rlx_plugins.rlcr import matches
 
 RECIPE = CountdownTask(
     numbers={2: 0.7, 3: 0.3}, number_range=(1, 20), target_range=(1, 99), operators="+-*"
 )
+TOKENIZER = Path(rlx.plugin.__file__).parent / "model" / "tokenizers" / "arithmetic.json"
 STEP = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
 
 
@@ -196,6 +201,49 @@ def test_shares_can_be_set():
         assert compute_score(answer, problem.fields) == 1.0
 
 
+def test_fixed_demonstrations_stay_what_they_are():
+    # The results of earlier versions depend on them.
+    turns = [RECIPE.demonstration(RECIPE.problem("train", i, 0), i).turns for i in range(200)]
+    assert turns[1] == (
+        "<think>9-6=3\n3*4=12\n</think><answer>(9-6)*4</answer>",
+        "<confidence>0.6</confidence>",
+    )
+    digest = hashlib.sha256(json.dumps(turns).encode()).hexdigest()
+    assert digest[:16] == "6ff2608a971c0541"
+
+
+SEQUENCE = re.compile(
+    r"(<think>.*</think><answer>(.*)</answer>)"
+    r"<analysis>(-?\d+)=(\d+)</analysis><confidence>(.*)</confidence>",
+    re.DOTALL,
+)
+
+
+def with_demonstrations(task, **options):
+    shown = CountdownTask(demonstrations=options).demonstrations
+    return task.model_copy(update={"demonstrations": shown})
+
+
+def test_a_sequence_holds_answer_analysis_and_confidence_always():
+    task = with_demonstrations(RECIPE, form="sequence", informed=1.0, confidence=0.0)
+    turns = with_demonstrations(RECIPE, informed=1.0, confidence=1.0)
+    known = set(json.loads(TOKENIZER.read_text())["model"]["vocab"])
+    for index in range(200):
+        problem = task.problem("train", index, 0)
+        (text,) = task.demonstration(problem, index).turns
+        assert matches("tabc", text)
+        answer, expression, value, target, confidence = SEQUENCE.fullmatch(text).groups()
+        assert evaluate_equation(expression) == int(value)
+        assert int(target) == problem.fields["target"]
+        right = value == target
+        assert compute_score(text, problem.fields) == compute_score(answer, problem.fields)
+        assert compute_score(text, problem.fields) == (1.0 if right else 0.1)
+        assert (float(confidence) > 0.5) == right
+        pieces = re.findall(r"</?[a-z]+>|\d\.\d|\d+|.", text, re.DOTALL)
+        assert set(pieces) <= known
+        assert turns.demonstration(problem, index).turns[0] == answer
+
+
 def test_a_demonstration_depends_on_its_arguments_alone():
     problem = RECIPE.problem("train", 0, 0)
     assert RECIPE.demonstration(problem, 1) == RECIPE.demonstration(problem, 1)
@@ -338,9 +386,12 @@ def test_a_problem_in_both_files_is_an_error(tmp_path):
 
 
 def test_missing_and_empty_files_are_errors(tmp_path):
-    task = from_files(tmp_path, [""], ['{"nums": [1], "target": 1}'])
-    with pytest.raises(ValueError, match="holds no problem"):
-        task.problem("test", 0, 0)
-    (tmp_path / "b.jsonl").unlink()
-    with pytest.raises(ValueError, match=r"a\.jsonl|b\.jsonl"):
-        task.problem("test", 0, 0)
+    task = from_files(tmp_path, [""], ['{"numbers": [1], "target": 1}'])
+    for look in (task.check, lambda: task.problem("test", 0, 0)):
+        with pytest.raises(ValueError, match="holds no problem"):
+            look()
+    (tmp_path / "a.jsonl").unlink()
+    for look in (task.check, lambda: task.problem("test", 0, 0)):
+        with pytest.raises(OSError, match=r"cannot read .*a\.jsonl: No such file"):
+            look()
+    RECIPE.check()

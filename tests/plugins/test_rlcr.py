@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlx.plugin import RewardPlugin, Sample
-from rlx_plugins.rlcr import Brier, Format, matches, parse_confidence
+from rlx_plugins.rlcr import Brier, Format, StatedConfidence, matches, parse_confidence
 
 GOLDEN = {
     record["id"]: record
@@ -131,8 +131,28 @@ def test_a_parent_that_is_no_probability_is_not_the_models_fault(of):
 def test_they_are_rewards_and_brier_reads_its_parent():
     assert isinstance(Brier(), RewardPlugin)
     assert isinstance(Format(pattern="ta"), RewardPlugin)
+    assert isinstance(StatedConfidence(), RewardPlugin)
     assert Brier.reads_parent
     assert not Format.reads_parent
+
+
+# The stated confidence itself ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "extreme"),
+    [("0.7", 0.7, 0.0), ("1", 1.0, 1.0), ("0.99", 0.99, 1.0), ("0.98", 0.98, 0.0), ("0", 0.0, 1.0)],
+)
+def test_a_stated_confidence_is_its_own_value(text, value, extreme):
+    score = StatedConfidence().score(sample(confidence(text)))
+    assert (score.value, score.parts) == (value, {"confidence": value, "extreme": extreme})
+
+
+@given(st.text())
+def test_it_abstains_exactly_where_none_can_be_read(text):
+    for response in (text, confidence(text)):
+        absent = StatedConfidence().score(sample(response)) is None
+        assert absent == (parse_confidence(response).value is None)
 
 
 # Format ------------------------------------------------------------------------------------------
@@ -216,7 +236,9 @@ def test_nothing_takes_long(text):
 
 def test_importing_the_plugins_brings_no_torch():
     code = (
-        "import sys, rlx_plugins.rlcr, rlx_plugins.countdown;"
-        "sys.exit(bool({'torch', 'numpy', 'transformers'} & set(sys.modules)))"
+        "import sys, rlx_plugins.rlcr, rlx_plugins.countdown, rlx_plugins.dataset;"
+        "import rlx_plugins.answers, rlx_plugins.composed;"
+        "heavy = {'torch', 'numpy', 'transformers', 'pyarrow', 'datasets', 'math_verify'};"
+        "sys.exit(bool(heavy & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -139,6 +139,53 @@ def test_overrides_step_into_lists_and_make_mappings():
     assert spec.seed == 2
 
 
+def test_a_mapping_replaces_what_stood_there_and_a_path_changes_one_value():
+    whole = read_spec(RLCR, ["model={kind: pretrained, path: some/model}"])
+    assert whole.spec.model.path == "some/model"
+    assert whole.origins["model.path"] == "--set"
+    assert whole.origins["model.warm_start"] == "default"
+    assert read_spec(RLCR, ["model.layers=1"]).spec.model.warm_start.steps == 450
+    both = ["rewards.turn.brier={plugin: b, turn: confidence}", "rewards.turn.brier.weight=2"]
+    assert read_spec(RLCR, both).spec.rewards.turn["brier"].weight == 2
+
+
+def test_a_phase_without_settings_gets_them_under_one_key():
+    read = read_spec(RLCR, ["phases.1.set.loss.aggregate=token_mean"])
+    assert read.spec.phases[1].set == {"loss.aggregate": "token_mean"}
+    assert read.spec.in_phase(read.spec.phases[1]).loss.per_turn
+
+
+def test_options_of_nested_plugins_can_be_set():
+    changes = [
+        "task={plugin: mixture}",
+        "task.tasks.easy={plugin: countdown}",
+        "task.tasks.easy.numbers=[2, 3]",
+    ]
+    options = read_spec(RLCR, changes).spec.task.options
+    assert options["tasks"]["easy"] == {"plugin": "countdown", "numbers": [2, 3]}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("'12'", "12"),
+        ('"a: b"', "a: b"),
+        ("a=b", "a=b"),
+        ("{prompt}?", None),
+        ("'{prompt}?'", "{prompt}?"),
+        ("# x", None),
+    ],
+)
+def test_the_value_of_an_override_is_yaml(text, expected):
+    override = f"rollout.confidence.template={text}"
+    if expected is None:
+        with pytest.raises(InvalidSpec) as caught:
+            read_spec(RLCR, [override])
+        assert caught.value.diagnostics[0].position.text == override
+    else:
+        assert read_spec(RLCR, [override]).spec.rollout.confidence.template == expected
+
+
 def test_overriding_leaves_the_document_alone():
     document = read_document(RLCR)
     before = yaml.safe_dump(document.tree)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from rlx.cli.failure import sentence
 from rlx.cli.text import columns, paint
 from rlx.discovery import Plugins, check_file, installed
 from rlx.errors import RlxError
+from rlx.plugin import Plugin
 from rlx.spec.diagnostic import Diagnostic, InvalidSpec, dotted, printable, render
 from rlx.spec.experiment import ExperimentSpec
 from rlx.spec.reader import ReadSpec
@@ -79,7 +81,10 @@ def _diagnostics(outcome: Outcome) -> tuple[Diagnostic, ...]:
 
 
 def _entry(path: Path, outcome: Outcome) -> dict[str, Any]:
-    told = [asdict(d) | {"path": dotted(d.path)} for d in _diagnostics(outcome)]
+    told = [
+        asdict(d) | {"path": dotted(d.path), "against": dotted(d.against)}
+        for d in _diagnostics(outcome)
+    ]
     entry: dict[str, Any] = {"file": str(path), "ok": not isinstance(outcome, RlxError)}
     if isinstance(outcome, RlxError):
         return entry | {"exit_code": outcome.exit_code, "diagnostics": told}
@@ -108,7 +113,7 @@ def _escaped(text: str, *, in_property: bool = True) -> str:
 @click.command()
 @click.argument("spec", type=_SPEC, metavar="SPEC")
 @_OVERRIDES
-@click.option("--json", "as_json", is_flag=True, help="The resolved spec and origins as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="The resolved spec, values and origins.")
 def show(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Show an experiment in full, each value with its origin.
 
@@ -121,7 +126,12 @@ def show(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
         if path not in values:
             values[path], origins[path] = value, "plugin default"
     if as_json:
-        said = {"spec": read.spec.resolved(), "digest": read.spec.digest, "origins": origins}
+        said = {
+            "spec": read.spec.resolved(),
+            "digest": read.spec.digest,
+            "values": values,
+            "origins": origins,
+        }
         click.echo(json.dumps(said, indent=2))
         return
     order = {key: place for place, key in enumerate(ExperimentSpec.model_fields)}
@@ -142,11 +152,15 @@ def _plugin_defaults(plugins: Plugins) -> dict[str, Any]:
     """Every option of every plugin, at the path where YAML would give it."""
     rewards = {f"rewards.{s}.{name}": made for (s, name), made in plugins.rewards.items()}
     places = {"task": plugins.task, **rewards, "mask": plugins.mask, "estimator": plugins.estimator}
-    return {
-        f"{place}.{key}": value
-        for place, plugin in places.items()
-        for key, value in _flat(plugin.model_dump(mode="json", by_alias=True))
-    }
+    return dict(o for place, plugin in places.items() for o in _options(place, plugin))
+
+
+def _options(place: str, plugin: Plugin) -> Iterator[tuple[str, Any]]:
+    """Path and value of a plugin's options, and of those of the plugins that it holds."""
+    yield from _flat(plugin.model_dump(mode="json", by_alias=True), f"{place}.")
+    for option in plugin.nested:
+        for key, held in plugin.inner(option).items():
+            yield from _options(f"{place}.{option}.{key}", held)
 
 
 def _flat(options: dict[str, Any], before: str = "") -> list[tuple[str, Any]]:
@@ -164,26 +178,15 @@ def schema(output: Path | None) -> None:
 
     In YAML: `# yaml-language-server: $schema=FILE` as the first line.
     """
-    text = json.dumps(_schema(), indent=2) + "\n"
+    from rlx.spec.schema import experiment_schema  # only here: it reads the models' source
+
+    names: dict[str, list[str]] = {}
+    for found in installed():
+        names.setdefault(found.kind, []).append(found.name)
+    text = json.dumps(experiment_schema(names), indent=2) + "\n"
     if output is None:
         click.echo(text, nl=False)
         return
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
     click.echo(f"wrote {output}", err=True)
-
-
-def _schema() -> dict[str, Any]:
-    """The models' schema; installed plugins' names are examples, since others may be written."""
-    made: dict[str, Any] = ExperimentSpec.model_json_schema()
-    kinds = {
-        "PluginUse": ("plugin", "task"),
-        "TurnReward": ("plugin", "reward"),
-        "GlobalReward": ("plugin", "reward"),
-        "MaskUse": ("strategy", "mask"),
-        "EstimatorUse": ("name", "estimator"),
-    }
-    for model, (key, kind) in kinds.items():
-        names = sorted({f.name for f in installed() if f.kind == kind})
-        made["$defs"][model]["properties"][key]["examples"] = names
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}

@@ -8,13 +8,30 @@ from typing import Any, cast
 from pydantic import ValidationError
 from pydantic_core import to_json
 
+from rlx.discovery.advice import advice
 from rlx.discovery.lookup import Kind, PluginFault, fault, find, fingerprint, load
+from rlx.discovery.streams import STREAMS, needed
 from rlx.plugin import Estimator, Mask, Plugin
-from rlx.spec import EstimatorUse, ExperimentSpec, GlobalReward, MaskUse, PluginUse, TurnReward
-from rlx.spec.diagnostic import Diagnostic, InvalidSpec, KeyPath, refusal
-from rlx.spec.explain import explain, locate, setting
+from rlx.spec import (
+    EstimatorUse,
+    ExperimentSpec,
+    GlobalReward,
+    MaskUse,
+    PhaseSpec,
+    PluginUse,
+    TurnReward,
+)
+from rlx.spec.base import keys_of
+from rlx.spec.diagnostic import (
+    Diagnostic,
+    InvalidSpec,
+    KeyPath,
+    did_you_mean,
+    dotted,
+    refusal,
+)
+from rlx.spec.place import in_phase, locate
 from rlx.spec.reader import ReadSpec, read_document, validate
-from rlx.spec.shape import keys_of
 
 __all__ = ["Plugins", "Provenance", "check", "check_file", "make", "resolve"]
 
@@ -64,6 +81,11 @@ class _Use:
     key: str
     name: str
     options: Mapping[str, Any]
+    of: Any
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind} plugin '{self.name}'"
 
 
 def make(use: PluginUse, kind: Kind) -> Plugin:
@@ -84,7 +106,13 @@ def _use(path: KeyPath, kind: Kind, model: type[PluginUse], tree: Mapping[str, A
     keys = keys_of(model)
     key = model.model_fields["plugin"].alias or "plugin"
     options = {k: v for k, v in tree.items() if k not in keys}
-    return _Use(path, kind, keys, key, tree[key], options)
+    return _Use(path, kind, keys, key, _name(model, tree), options, tree.get("of"))
+
+
+def _name(model: type[PluginUse], tree: Mapping[str, Any]) -> Any:
+    """The plugin that a mapping names, or the one that it leaves to a default."""
+    field = model.model_fields["plugin"]
+    return tree.get(field.alias or "plugin", field.default)
 
 
 def _uses(tree: Mapping[str, Any]) -> Iterator[_Use]:
@@ -105,8 +133,7 @@ def _uses(tree: Mapping[str, Any]) -> Iterator[_Use]:
     places.append((("mask",), "mask", MaskUse, tree.get("mask")))
     places.append((("estimator",), "estimator", EstimatorUse, tree.get("estimator")))
     for path, kind, model, use in places:
-        key = model.model_fields["plugin"].alias or "plugin"
-        if isinstance(use, dict) and isinstance(use.get(key), str):
+        if isinstance(use, dict) and isinstance(_name(model, use), str):
             yield _use(path, kind, model, use)
 
 
@@ -117,6 +144,8 @@ def _made(use: _Use) -> Plugin | list[Diagnostic]:
     try:
         plugin = cls.model_validate_json(to_json(use.options), strict=True)
     except ValidationError as error:
+        from rlx.spec.explain import explain  # only where something is wrong
+
         keys = tuple(k for k in use.keys if k != "plugin")
         return [*explain(error, cls, dict(use.options), at=use.path, more_keys=keys), *faults]
     except Exception as error:
@@ -181,31 +210,42 @@ def check_file(path: Path, overrides: Sequence[str] = ()) -> tuple[ReadSpec, Plu
     try:
         read = validate(document, path)
     except InvalidSpec as error:
-        _, faults = _build(_uses(document.tree))
-        more = [locate(f, document) for f in faults]
+        uses = list(_uses(document.tree))
+        built, faults = _build(uses)
+        more = [locate(f, document) for f in [*faults, *_parents(uses, built)]]
         raise refusal([*error.diagnostics, *more], document.file) from None
     return read, check(read)
 
 
 def _resolve(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagnostic]]:
     plugins, faults = _one(spec)
-    told = {(f.path, f.message) for f in faults}
+    said = [*faults, *(plugins.warnings if plugins else ())]
+    known = {(d.path, d.message) for d in said}
     for number, phase in enumerate(spec.phases):
-        if not phase.set:
-            continue
-        for f in _one(spec.in_phase(phase))[1]:
-            if (f.path, f.message) not in told:
-                path = ("phases", number, *setting(f.path, phase.set))
-                message = f"{f.message} (phase '{phase.name}')"
-                faults.append(replace(f, path=path, message=message))
-    return plugins, faults
+        written = {"name": phase.name, "set": phase.set}
+        new = (d for d in _said_in(spec, phase) if (d.path, d.message) not in known)
+        said += [in_phase(d, ("phases", number), written) for d in new]
+    warnings = tuple(d for d in said if d.severity == "warning")
+    faults = [d for d in said if d.severity == "error"]
+    return plugins and replace(plugins, warnings=warnings), faults
+
+
+def _said_in(spec: ExperimentSpec, phase: PhaseSpec) -> Iterator[Diagnostic]:
+    """Faults and warnings of the experiment as it stands in a phase that changes it."""
+    if phase.set:
+        plugins, faults = _one(spec.in_phase(phase))
+        for said in (*faults, *(plugins.warnings if plugins else ())):
+            if said.path[:1] != ("model",):  # started once, before any phase
+                yield said
 
 
 def _one(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagnostic]]:
     """The plugins of one spec, phases aside."""
     uses = list(_uses(spec.resolved()))
     built, faults = _build(uses)
-    faults += _parents(spec, built)
+    everyone = list(_everyone(uses, built))
+    faults += _parents(uses, built)
+    faults += _unmet(spec, everyone, built.get(("task",)))
     if faults:
         return None, faults
     estimator = cast(Estimator, built["estimator",])
@@ -215,8 +255,8 @@ def _one(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagnostic]]:
         rewards=rewards,
         mask=cast(Mask, built["mask",]),
         estimator=estimator,
-        provenance=tuple(_provenance(use) for use in _with_nested(uses)),
-        warnings=tuple(_warning(text) for text in estimator.warnings()),
+        provenance=tuple(_provenance(use) for use, _ in everyone),
+        warnings=tuple(advice(spec, estimator)),
     )
     return plugins, []
 
@@ -237,67 +277,63 @@ def _build(uses: Iterable[_Use]) -> tuple[dict[KeyPath, Plugin], list[Diagnostic
     return built, faults
 
 
-def _parents(spec: ExperimentSpec, built: Mapping[KeyPath, Plugin]) -> Iterator[Diagnostic]:
-    """What is wrong with `of`: missing, pointless, dangling, or going round in a circle."""
-    everything = {**spec.rewards.turn, **spec.rewards.global_}
-    scopes: dict[str, Mapping[str, TurnReward] | Mapping[str, GlobalReward]] = {
-        "turn": spec.rewards.turn,
-        "global": spec.rewards.global_,
-    }
-    for scope, rewards in scopes.items():
-        for name, use in rewards.items():
-            path = ("rewards", scope, name)
-            label = f"rewards.{scope}.{name}"
-            plugin = built.get(path)
-            reads = getattr(plugin, "reads_parent", False)
-            if plugin is not None and reads and use.of is None:
-                yield _conflict(
-                    path,
-                    f"{label} needs `of`: {use.plugin!r} reads the value of another reward",
-                    f"of: {next((n for n in everything if n != name), 'NAME')}",
-                )
-            if plugin is not None and not reads and use.of is not None:
-                message = f"{label}.of is {use.of!r}, but {use.plugin!r} reads no other reward"
-                yield _conflict((*path, "of"), message, "drop `of`")
-            if use.of is not None and use.of not in everything:
-                names = ", ".join(everything)
-                message = f"{label}.of is {use.of!r}, which is not a reward; there are: {names}"
-                yield _conflict((*path, "of"), message)
-        yield from _circles(scope, {n: use.of for n, use in rewards.items() if use.of is not None})
+def _everyone(
+    uses: Iterable[_Use], built: Mapping[KeyPath, Plugin]
+) -> Iterator[tuple[_Use, Plugin]]:
+    """Every plugin that was made, those that others hold behind their holders."""
+    for use in uses:
+        plugin = built.get(use.path)
+        if plugin is not None:
+            yield use, plugin
+            inner = list(_nested(type(plugin), use))
+            held = {i.path: plugin.inner(str(i.path[-2]))[str(i.path[-1])] for i in inner}
+            yield from _everyone(inner, held)
 
 
-def _circles(scope: str, parents: Mapping[str, str]) -> Iterator[Diagnostic]:
-    """One fault per circle, at its first reward."""
-    done: set[str] = set()
-    for start in parents:
-        trail: list[str] = []
-        name: str | None = start
-        while name is not None and name not in done:
-            if name in trail:
-                round_ = [*trail[trail.index(name) :], name]
-                message = f"rewards.{scope}.{name}.of goes round in a circle: {' → '.join(round_)}"
-                yield _conflict(("rewards", scope, name, "of"), message)
-                break
-            trail.append(name)
-            name = parents.get(name)
-        done.update(trail)
+def _parents(uses: Sequence[_Use], built: Mapping[KeyPath, Plugin]) -> Iterator[Diagnostic]:
+    """Where `of` is missing, or pointless."""
+    rewards = [use for use in uses if use.path[0] == "rewards"]
+    for use in rewards:
+        if use.path not in built:
+            continue
+        label = dotted(use.path)
+        reads = getattr(built[use.path], "reads_parent", False)
+        if reads and use.of is None:
+            yield _conflict(
+                use.path,
+                f"{label} needs `of`: {use.name!r} reads the value of another reward",
+                f"of: {next((str(u.path[-1]) for u in rewards if u is not use), 'NAME')}",
+            )
+        if not reads and use.of is not None:
+            message = f"{label}.of is {use.of!r}, but {use.name!r} reads no other reward"
+            yield _conflict((*use.path, "of"), message, "drop `of`")
+
+
+def _unmet(
+    spec: ExperimentSpec, everyone: Iterable[tuple[_Use, Plugin]], task: Plugin | None
+) -> Iterator[Diagnostic]:
+    """Streams that something needs and the experiment does not provide."""
+    wanted = [
+        ((*use.path, use.key), use, name) for use, plugin in everyone for name in needed(plugin)
+    ]
+    for path, use, name in wanted:
+        if name not in STREAMS:
+            near = did_you_mean(name, STREAMS)
+            help_ = f"did you mean '{near}'?" if near else f"there are: {', '.join(STREAMS)}"
+            what = f"needs '{name}', which is no stream of rlx"
+            yield replace(fault(find(use.kind, use.name), what, (help_,)), path=path)
+    needs = [(path, use.label, name) for path, use, name in wanted if name in STREAMS]
+    if spec.model.warm_start is not None:
+        needs.append((("model", "warm_start"), "model.warm_start", "demonstrations"))
+    for path, who, name in needs:
+        stream = STREAMS[name]
+        if task is not None and not stream.provided(spec, task):
+            message = f"{who} needs {name}, which {stream.origin} gives: this experiment has none"
+            yield _conflict(path, message, stream.help)
 
 
 def _conflict(path: KeyPath, message: str, *helps: str) -> Diagnostic:
     return Diagnostic(kind="conflict", message=message, path=path, helps=helps)
-
-
-def _warning(text: str) -> Diagnostic:
-    """An estimator's warning; it stands at the key that the sentence begins with."""
-    word = text.split()[0] if text.split() else ""
-    path = tuple(word.split(".")) if word.startswith("estimator.") else ("estimator",)
-    return Diagnostic(kind="conflict", message=text, path=path, severity="warning")
-
-
-def _with_nested(uses: Iterable[_Use]) -> Iterator[_Use]:
-    for use in uses:
-        yield use
-        yield from _with_nested(_nested(load(use.kind, use.name), use))
 
 
 def _provenance(use: _Use) -> Provenance:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import Distribution, entry_points
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,12 +84,16 @@ def installed(kind: Kind | None = None) -> tuple[Found, ...]:
 @lru_cache(maxsize=4)
 def _installed(_: tuple[str, ...]) -> tuple[Found, ...]:
     offered = entry_points()
-    seen = [
-        Found(point.name, kind, point.dist.name, point.dist.version, point.value)
-        for kind, group in GROUPS.items()
-        for point in offered.select(group=group)
-        if point.dist is not None
-    ]
+    seen = []
+    origins: dict[Distribution, tuple[str, str]] = {}  # each look at one parses it anew
+    for kind, group in GROUPS.items():
+        for point in offered.select(group=group):
+            if point.dist is None:
+                continue
+            if point.dist not in origins:
+                metadata = point.dist.metadata
+                origins[point.dist] = metadata["Name"], metadata["Version"]
+            seen.append(Found(point.name, kind, *origins[point.dist], point.value))
     return tuple(sorted(seen, key=lambda f: (f.kind, f.name, f.distribution)))
 
 

@@ -51,13 +51,16 @@ def join_ranks(runner: RunnerSpec) -> Ranks:
     """Joins the process group that torchrun describes in the environment.
 
     Raises:
-        EnvironmentFault: a CUDA device is asked for and there is none.
+        EnvironmentFault: a CUDA device is asked for, or there are some, and none for this rank.
     """
-    has_gpu = torch.cuda.is_available()
-    if runner.device == "cuda" and not has_gpu:
-        raise EnvironmentFault("runner.device is 'cuda', but torch finds no CUDA device here")
-    on_gpu = has_gpu and runner.device != "cpu"
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     local = int(os.environ["LOCAL_RANK"])
+    on_gpu = runner.device == "cuda" or (runner.device == "auto" and count > 0)
+    if on_gpu and local >= count:
+        raise EnvironmentFault(
+            f"rank {local} has no CUDA device: torch finds {count} here; `rlx doctor` says why, "
+            "and `runner.device: cpu` does without"
+        )
     if not on_gpu:
         os.environ["DS_ACCELERATOR"] = "cpu"
     with warnings.catch_warnings():

@@ -1,14 +1,14 @@
 """The DeepSpeed learner: one optimiser step per call, however the batch is cut."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlx.errors import RlxError
 from rlx.learner.distributed import Ranks
@@ -16,10 +16,13 @@ from rlx.learner.forward import PackedPolicy
 from rlx.learner.pack import PackedBatch, PackedTree, collate, deal, pack, wanted
 from rlx.loss import clipped_surrogate
 from rlx.model import Policy
+from rlx.model.lora import adapter_weights, merged_weights, save_adapter
 from rlx.spec import LossSpec, OptimizerSpec, RunnerSpec
 from rlx.step import TrainBatch
 
 __all__ = ["Learner", "UpdateStats", "learning_rate"]
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter], OptimizerSpec], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,35 +65,49 @@ def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
     return spec.learning_rate * (1 + (spec.final_fraction - 1) * fall)
 
 
+def adamw(parameters: Iterable[nn.Parameter], spec: OptimizerSpec) -> torch.optim.Optimizer:
+    """The optimiser that the spec describes."""
+    return torch.optim.AdamW(
+        parameters,
+        lr=spec.learning_rate,
+        betas=spec.betas,
+        eps=spec.eps,
+        weight_decay=spec.weight_decay,
+    )
+
+
 class Learner:
     """Owns the trained weights and their optimiser.
 
     Args:
-        policy: the model to train; moved to the rank's device.
+        policy: the model to train; moved to the rank's device. Parameters that need no gradient,
+            such as those below adapters, stay as they are.
         runner: ZeRO stage, precision, micro-batch size.
         optimizer: of the first phase.
         ranks: from `join_ranks`.
+        make_optimizer: another than AdamW, for measurements.
     """
 
     def __init__(
-        self, policy: Policy, runner: RunnerSpec, optimizer: OptimizerSpec, ranks: Ranks
+        self,
+        policy: Policy,
+        runner: RunnerSpec,
+        optimizer: OptimizerSpec,
+        ranks: Ranks,
+        make_optimizer: MakeOptimizer = adamw,
     ) -> None:
         self._runner = runner
         self._ranks = ranks
-        self._module = PackedPolicy(policy.model.to(ranks.device).train())
-        adam = torch.optim.AdamW(
-            self._module.parameters(),
-            lr=optimizer.learning_rate,
-            betas=optimizer.betas,
-            eps=optimizer.eps,
-            weight_decay=optimizer.weight_decay,
-        )
+        self._module = PackedPolicy(policy.model.to(ranks.device))
+        learned = [p for p in self._module.parameters() if p.requires_grad]
         self._engine, *_ = deepspeed.initialize(
             model=self._module,
-            optimizer=adam,
+            optimizer=make_optimizer(learned, optimizer),
             config=_config(runner, optimizer, ranks),
             dist_init_required=False,
         )
+        # No dropout: the gradient is that of the very policy that sampled.
+        self._module.eval()
         self._optimizer = optimizer
 
     def begin_phase(self, optimizer: OptimizerSpec, *, fresh: bool) -> None:
@@ -217,22 +234,27 @@ class Learner:
         return torch.stack(self._ranks.gather(result)).sum(dim=0)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Whole weights by the model's own parameter names, on every rank."""
-        own = dict(self._module.model.named_parameters())
+        """Whole weights by the plain model's parameter names, adapters merged, on every rank."""
+        return merged_weights(self._module.model, self._whole)
+
+    def _whole(self, parameter: nn.Parameter) -> Tensor:
         if self._runner.zero_stage < 3:
-            return {name: p.detach() for name, p in own.items()}
-        whole = {}
-        for name, parameter in own.items():
-            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=None):
-                whole[name] = parameter.detach().clone()
-        return whole
+            return parameter.detach()
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=None):
+            return parameter.detach().clone()
 
     def export(self, policy: Policy, folder: Path) -> None:
-        """Writes the weights in the Hugging Face layout, from rank 0."""
-        weights = self.weights()
+        """Writes the weights in the Hugging Face layout, from rank 0.
+
+        An adapted model is written merged, and its adapter once more alone, in peft's format, as
+        the subfolder `adapter`.
+        """
+        weights, adapter = self.weights(), adapter_weights(self._module.model, self._whole)
         if self._ranks.is_first:
             policy.model.save_pretrained(folder, state_dict=dict(weights))
             policy.tokenizer.save_pretrained(folder)
+            if adapter:
+                save_adapter(self._module.model, adapter, folder / "adapter")
         self._ranks.barrier()
 
 

@@ -3,22 +3,30 @@
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
+import transformers
+from safetensors import SafetensorError
 from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from rlx.errors import EnvironmentFault, SpecError
-from rlx.model.dialogue import PlainDialogue
+from rlx.model.dialogue import ChatDialogue, ModelDialogue, PlainDialogue
+from rlx.model.files import first_line, model_folder
 from rlx.seeding import derive_seed
 from rlx.spec import ModelSpec, Pretrained, Tiny
 
@@ -26,6 +34,20 @@ __all__ = ["Policy", "build_policy"]
 
 GENERIC_TOKENIZERS = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 """What files name whose `tokenizer.json` says everything."""
+
+CAUSAL = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+"""Classes of causal language models: what `architectures` names one of."""
+
+LOADING_ERRORS = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    ImportError,
+    EOFError,
+    SafetensorError,
+    UnpicklingError,
+)
+"""What transformers and its readers raise over files that do not fit together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +63,7 @@ class Policy:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    dialogue: PlainDialogue
+    dialogue: ModelDialogue
     end_ids: tuple[int, ...]
 
     def save(self, folder: Path) -> None:
@@ -58,8 +80,9 @@ def build_policy(spec: ModelSpec, seed: int) -> Policy:
         seed: decides the random weights of a tiny model.
 
     Raises:
-        SpecError: a tiny model names a tokenizer that rlx does not ship.
-        EnvironmentFault: the files of a pretrained model are not here and cannot be fetched.
+        SpecError: a tiny model names a tokenizer that rlx does not ship, or a pretrained one is
+            of a kind that cannot be trained here.
+        EnvironmentFault: the files of a pretrained model are missing or damaged.
     """
     return _tiny(spec, seed) if isinstance(spec, Tiny) else _pretrained(spec)
 
@@ -98,42 +121,83 @@ def _tiny(spec: Tiny, seed: int) -> Policy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "weights"))
         model = Qwen3ForCausalLM(config)
-    return _policy(model, tokenizer)
+    return _policy(model, tokenizer, chat_template=False)
 
 
 def _pretrained(spec: Pretrained) -> Policy:
+    folder = model_folder(spec)
     try:
-        config = AutoConfig.from_pretrained(spec.path, revision=spec.revision)
-        tokenizer = _tokenizer(spec)
-        model = AutoModelForCausalLM.from_pretrained(
-            spec.path,
-            revision=spec.revision,
+        config = _config(folder, spec.path)
+        tokenizer = _tokenizer(folder)
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            folder,
             config=config,
             dtype=torch.float32,
             attn_implementation="sdpa",
+            trust_remote_code=False,
+            output_loading_info=True,
         )
-    except OSError as error:
+    except LOADING_ERRORS as error:
         raise EnvironmentFault(
-            f"model.path: the files of {spec.path!r} are not on this machine and could not be "
-            f"fetched ({str(error).splitlines()[0]}); give a local folder, or fetch it first"
+            f"model.path: transformers {transformers.__version__} cannot load {spec.path!r} "
+            f"({first_line(error)}); save or fetch it again"
         ) from error
-    return _policy(model, tokenizer)
+    if missing := sorted(loading["missing_keys"]):
+        raise EnvironmentFault(
+            f"model.path: the weights of {spec.path!r} lack {len(missing)} of the model's "
+            f"parameters, such as {missing[0]}; save or fetch it again"
+        )
+    return _policy(model, tokenizer, chat_template=spec.chat_template)
 
 
-def _tokenizer(spec: Pretrained) -> PreTrainedTokenizerBase:
-    named = get_tokenizer_config(spec.path, revision=spec.revision).get("tokenizer_class")
+def _config(folder: Path, path: str) -> PreTrainedConfig:
+    """The configuration of a causal language model that transformers itself implements.
+
+    Raises:
+        SpecError: it is another kind of model, or its implementation comes with its files.
+    """
+    said, _ = PreTrainedConfig.get_config_dict(folder)
+    kind = said.get("model_type")
+    if kind not in CONFIG_MAPPING:
+        why = (
+            "is implemented by code in its own folder, and rlx runs none of it"
+            if "auto_map" in said
+            else f"is of a kind, {kind!r}, that transformers {transformers.__version__} lacks"
+        )
+        raise SpecError(f"model.path: {path!r} {why}; name a model that transformers implements")
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    named = set(config.architectures or ())
+    is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not config.is_encoder_decoder
+    if not is_causal or (named and not named & CAUSAL):
+        shown = ", ".join(sorted(named)) or kind
+        raise SpecError(f"model.path: {path!r} is no causal language model, but {shown}")
+    return config
+
+
+def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    named = get_tokenizer_config(folder).get("tokenizer_class")
     # AutoTokenizer overrules files that name the generic class: for Qwen2 and others it takes the
     # family's own, which puts another pre-tokenizer in the place of the one that was saved.
     loader = PreTrainedTokenizerFast if named in GENERIC_TOKENIZERS else AutoTokenizer
-    tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(spec.path, revision=spec.revision)
+    tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder, trust_remote_code=False)
     return tokenizer
 
 
-def _policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Policy:
-    generation = getattr(model, "generation_config", None)
-    named = getattr(generation, "eos_token_id", None)
-    named = tokenizer.eos_token_id if named is None else named
-    ends = tuple(named) if isinstance(named, (list, tuple)) else (named,)
-    if ends == (None,):
+def _policy(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, chat_template: bool
+) -> Policy:
+    ends = _end_ids(model, tokenizer)
+    chat = chat_template and tokenizer.chat_template is not None
+    dialogue = ChatDialogue(tokenizer, ends) if chat else PlainDialogue(tokenizer, ends)
+    if not dialogue.end_ids:
         raise SpecError("model: neither the model nor its tokenizer names an end token")
-    return Policy(model, tokenizer, PlainDialogue(tokenizer, ends), ends)
+    return Policy(model, tokenizer, dialogue, dialogue.end_ids)
+
+
+def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every end token that the files name, the tokenizer's first; generation stops at any."""
+    ends: list[int | None] = []
+    for source in (tokenizer, model.generation_config, model.config):
+        named = getattr(source, "eos_token_id", None)
+        ends += named if isinstance(named, (list, tuple)) else [named]
+    return tuple(dict.fromkeys(end for end in ends if end is not None))

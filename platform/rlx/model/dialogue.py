@@ -1,42 +1,31 @@
 """Text to tokens and back, for plain models and for models with a chat template."""
 
 from collections.abc import Sequence
-from functools import cached_property
+from itertools import accumulate
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from rlx.errors import SpecError
 
-__all__ = ["PlainDialogue"]
+__all__ = ["ChatDialogue", "ModelDialogue", "PlainDialogue"]
+
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+"""What the bytes of a character decode to as long as some of them are missing."""
 
 
-class PlainDialogue:
-    """Turns follow one another as plain text; a turn ends with the end-of-sequence token.
-
-    Args:
-        tokenizer: the model's.
-        end_ids: tokens that end a turn; the first closes turns that did not end by themselves.
-    """
+class _Speech:
+    """What every dialogue shares: tokens of a text, and text of a turn's tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
+        self._pieces: dict[int, str] = {}
         self.end_ids = tuple(end_ids)
-
-    def open(self, text: str, system: str = "") -> tuple[int, ...]:
-        """Beginning-of-sequence token where the model has one, the system message, the text."""
-        begin = self._tokenizer.bos_token_id
-        shown = f"{system}\n\n{text}" if system else text
-        return (*(() if begin is None else (begin,)), *self.encode(shown))
-
-    def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
-        """The text; an end token first where the turn has none."""
-        closed = bool(after) and after[-1] in self.end_ids
-        return (*(() if closed else self.end_ids[:1]), *self.encode(text))
 
     def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
         """Text without the end token, and the number of characters decoded after every token."""
         spoken = list(token_ids)
-        if spoken and spoken[-1] in self.end_ids:
+        if self._is_closed(spoken):
             spoken.pop()
         text = self._decode(spoken)
         ends = self._ends(spoken, text)
@@ -50,9 +39,13 @@ class PlainDialogue:
         """
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         unknown = self._tokenizer.unk_token_id
-        if unknown is not None and unknown in ids:
+        # Vocabularies of bytes know everything, and often name the end token here.
+        if unknown is not None and unknown in ids and unknown not in self.end_ids:
             raise SpecError(f"the tokenizer of this model has no token for a part of {text!r}")
         return tuple(ids)
+
+    def _is_closed(self, turn: Sequence[int]) -> bool:
+        return bool(turn) and turn[-1] in self.end_ids
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(
@@ -61,24 +54,158 @@ class PlainDialogue:
             )
         )
 
+    def _piece(self, token: int) -> str:
+        if token not in self._pieces:
+            self._pieces[token] = self._decode([token])
+        return self._pieces[token]
+
     def _ends(self, ids: Sequence[int], text: str) -> list[int]:
         """Lengths of the decoded prefixes.
 
-        Where every token decodes on its own to its share of the text, lengths add up; otherwise
-        (bytes of one character in several tokens, merged spaces) each prefix is decoded, and a
-        character counts from the token that completes it.
+        Where every token decodes on its own to its share of the text, lengths add up. Otherwise
+        (bytes of one character in several tokens, spaces that depend on what stands before) tokens
+        are decoded behind the tokens before them, and a character counts from the token that
+        completes it.
         """
-        pieces = [self._pieces[i] for i in ids]
+        pieces = [self._piece(i) for i in ids]
         if "".join(pieces) == text:
-            lengths, total = [], 0
-            for piece in pieces:
-                lengths.append(total := total + len(piece))
-            return lengths
-        return [
-            len(self._decode(ids[: n + 1]).rstrip("\N{REPLACEMENT CHARACTER}"))
-            for n in range(len(ids))
-        ]
+            return list(accumulate(map(len, pieces)))
+        lengths, total = [], 0
+        before = start = 0  # ids[before:start] are whole characters, ids[start:] may not be
+        for stop in range(1, len(ids) + 1):
+            known = len(self._decode(ids[before:start]))
+            fresh = self._decode(ids[before:stop])[known:]
+            whole = fresh.rstrip(INCOMPLETE)
+            lengths.append(total + len(whole))
+            if whole == fresh:
+                total += len(whole)
+                before, start = start, stop
+        return lengths
 
-    @cached_property
-    def _pieces(self) -> list[str]:
-        return [self._decode([i]) for i in range(len(self._tokenizer))]
+
+class PlainDialogue(_Speech):
+    """Turns follow one another as plain text; a turn ends with the end-of-sequence token.
+
+    Args:
+        tokenizer: the model's.
+        end_ids: tokens that end a turn; the first closes turns that did not end by themselves.
+    """
+
+    def open(self, text: str, system: str = "") -> tuple[int, ...]:
+        """Beginning-of-sequence token where the model has one, the system message, the text."""
+        begin = self._tokenizer.bos_token_id
+        return (*(() if begin is None else (begin,)), *self.encode(_with_system(text, system)))
+
+    def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
+        """The text; an end token first where the turn has none."""
+        return (*(() if self._is_closed(after) else self.end_ids[:1]), *self.encode(text))
+
+
+class ChatDialogue(_Speech):
+    """Turns wear the tokenizer's chat template.
+
+    The template renders what stands around the sampled turns and never the turns themselves: what
+    follows a turn is what the template writes behind a placeholder in the turn's place.
+
+    Args:
+        tokenizer: the model's, with a chat template.
+        end_ids: tokens that end a turn, besides the template's own, which comes first.
+
+    Raises:
+        SpecError: the template cannot be used in this way.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int]) -> None:
+        super().__init__(tokenizer, end_ids)
+        self._takes_system = self._shows_system()
+        self._closing = self._closing_ids()
+        self.end_ids = tuple(dict.fromkeys((*self._closing[-1:], *end_ids)))
+
+    def open(self, text: str, system: str = "") -> tuple[int, ...]:
+        """System message, text and the header of the first turn, as the template writes them."""
+        if not system or self._takes_system:
+            messages = [_message("system", system)] if system else []
+            return self.encode(self._render([*messages, _message("user", text)]))
+        return self.encode(self._render([_message("user", _with_system(text, system))]))
+
+    def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
+        """What closes the turn `after`, the text, and the header of the next turn.
+
+        Nothing that the turn ended with is said again; a turn that did not close itself is closed
+        as the template does it, or with the first end token where the template does nothing.
+        """
+        ids = self.encode(self._behind_a_turn(text))
+        if self._is_closed(after):
+            return ids[len(self._closing) or int(ids[:1] == tuple(after[-1:])) :]
+        closes = self._closing or self._is_closed(ids[:1])
+        return ids if closes else (*self.end_ids[:1], *ids)
+
+    def _closing_ids(self) -> tuple[int, ...]:
+        """Tokens with which the template ends a turn, up to its end token; empty without one.
+
+        They are what the last turn of a dialogue and one in its middle have in common: blanks, if
+        any, and a token that stands for no text.
+        """
+        last, middle = (self.encode(self._behind_a_turn(text)) for text in (None, "?"))
+        special = self._tokenizer.added_tokens_decoder
+        for n, (token, other) in enumerate(zip(last, middle, strict=False)):
+            if token == other and token in special:
+                return last[: n + 1]
+            if token != other or self._piece(token).strip():
+                break
+        return ()
+
+    def _shows_system(self) -> bool:
+        """Whether the template takes system messages; some refuse them, some drop them."""
+        word = _placeholder("")
+        try:
+            return word in self._render([_message("system", word), _message("user", "?")])
+        except SpecError:
+            return False
+
+    def _behind_a_turn(self, text: str | None) -> str:
+        """What the template writes behind a turn that `text` answers, or that nothing does."""
+        turn = _placeholder(text or "")
+        messages = [_message("user", "?"), _message("assistant", turn)]
+        if text is not None:
+            messages.append(_message("user", text))
+        parts = self._render(messages, prompt=text is not None).split(turn)
+        if len(parts) != 2:
+            raise SpecError(
+                "the model's chat template does not show a turn as it was spoken, so rlx cannot "
+                "tell what follows one; model.chat_template: false speaks as plain text"
+            )
+        return parts[1]
+
+    def _render(self, messages: list[dict[str, str]], *, prompt: bool = True) -> str:
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=prompt
+                )
+            )
+        except (TemplateError, ValueError) as error:
+            raise SpecError(
+                f"the model's chat template cannot be used ({error}); "
+                "model.chat_template: false speaks as plain text"
+            ) from error
+
+
+ModelDialogue = PlainDialogue | ChatDialogue
+"""How a model holds a dialogue; see `rlx.rollout.Dialogue`."""
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _with_system(text: str, system: str) -> str:
+    return f"{system}\n\n{text}" if system else text
+
+
+def _placeholder(text: str) -> str:
+    """A word that no template changes and that `text` does not hold."""
+    word = "rlxturn"
+    while word in text:
+        word += "n"
+    return word

@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from rlx import __version__
 from rlx.model.build import Policy
-from rlx.model.dialogue import PlainDialogue
+from rlx.model.dialogue import ModelDialogue
+from rlx.model.files import fingerprint
 from rlx.plugin import Task
 from rlx.seeding import derive_seed
-from rlx.spec import ExperimentSpec, WarmStart
+from rlx.spec import ExperimentSpec, Pretrained, WarmStart
 
 __all__ = ["warm_started"]
 
@@ -56,9 +56,8 @@ def warm_started(
     if not (folder / WEIGHTS).exists():
         _train(policy, spec, warm, task, progress)
         _keep(policy, folder)
-    weights = load_file(folder / WEIGHTS)
-    policy.model.load_state_dict(weights, strict=False)
-    policy.model.tie_weights()
+    kept = type(policy.model).from_pretrained(folder, dtype=torch.float32)
+    policy.model.load_state_dict(kept.state_dict())
     return folder
 
 
@@ -84,6 +83,7 @@ def _digest(spec: ExperimentSpec) -> str:
         "torch": torch.__version__,
         "seed": spec.seed,
         "model": said["model"],
+        "files": fingerprint(spec.model) if isinstance(spec.model, Pretrained) else None,
         "task": said["task"],
         "templates": turns,
     }
@@ -93,7 +93,7 @@ def _digest(spec: ExperimentSpec) -> str:
 def _train(
     policy: Policy, spec: ExperimentSpec, warm: WarmStart, task: Task, progress: Progress
 ) -> None:
-    model = policy.model.train()
+    model = policy.model.eval()  # dropout would draw from a global stream
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=warm.learning_rate,
@@ -113,7 +113,6 @@ def _train(
         torch.nn.utils.clip_grad_norm_(model.parameters(), warm.max_grad_norm)
         optimizer.step()
         progress(step + 1, warm.steps, float(loss.detach()))
-    model.eval()
 
 
 def _schedule(step: int, warm: WarmStart) -> float:
@@ -125,7 +124,7 @@ def _schedule(step: int, warm: WarmStart) -> float:
 
 
 def _demonstrations(
-    dialogue: PlainDialogue, spec: ExperimentSpec, task: Task, warm: WarmStart, step: int
+    dialogue: ModelDialogue, spec: ExperimentSpec, task: Task, warm: WarmStart, step: int
 ) -> tuple[Tensor, Tensor]:
     """`[B, T]` token ids and labels of one batch; prompts are not learned."""
     rows = [
@@ -142,7 +141,7 @@ def _demonstrations(
 
 
 def _episode(
-    dialogue: PlainDialogue, spec: ExperimentSpec, task: Task, index: int
+    dialogue: ModelDialogue, spec: ExperimentSpec, task: Task, index: int
 ) -> tuple[Sequence[int], Sequence[int]]:
     seed = derive_seed(spec.seed, "demonstration", index)
     problem = task.problem("train", index, derive_seed(spec.seed, "warm start"))

@@ -1,8 +1,9 @@
 """One run on one rank: build, warm start, evaluate, train phase by phase, evaluate, export."""
 
+import copy
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -10,6 +11,7 @@ from rlx.batch import TokenBatch, flatten
 from rlx.evaluation.held_out import answered_once, measure
 from rlx.learner import Learner, Ranks, UpdateStats, learning_rate
 from rlx.model import Policy, build_policy, warm_started
+from rlx.model.lora import adapted
 from rlx.plugin import Problem
 from rlx.record.recorder import Recorder
 from rlx.record.rollouts import TrainedRows
@@ -58,7 +60,7 @@ def run_experiment(
         sampler = TransformersSampler(
             _copy(policy, spec), max_rows=spec.sampler.max_rows, device=ranks.device
         )
-        learner = Learner(policy, runner, spec.optimizer, ranks)
+        learner = Learner(adapted(policy, spec.model, spec.seed), runner, spec.optimizer, ranks)
         machinery = Machinery(
             spec, folder, ranks, policy, sampler, learner, pool, recorder, progress
         )
@@ -91,10 +93,11 @@ def _start_model(
 
 
 def _copy(policy: Policy, spec: ExperimentSpec) -> Policy:
-    """The same model once more, for the sampler to own."""
-    twin = build_policy(spec.model, spec.seed)
-    twin.model.load_state_dict(policy.model.state_dict())
-    return twin
+    """The same model once more, for the sampler to own, in the learner's precision."""
+    model = copy.deepcopy(policy.model)
+    for parameter in model.parameters():  # buffers stay: positions need float32
+        parameter.data = parameter.data.to(getattr(torch, spec.runner.dtype))
+    return replace(policy, model=model)
 
 
 def _train_phase(

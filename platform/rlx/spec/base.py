@@ -1,19 +1,25 @@
 """What every piece of the spec has in common."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rlx.spec.diagnostic import KeyPath
+from rlx.spec.diagnostic import KeyPath, Kind
 
-__all__ = ["Contradiction", "Problem", "Strict"]
+__all__ = ["Betas", "Contradiction", "Problem", "Strict", "keys_of"]
 
 
 class Strict(BaseModel):
     """Frozen, and strict about keys: a typo is an error and never a silent default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+
+
+_Decay = Annotated[float, Field(ge=0, lt=1)]
+
+Betas = tuple[_Decay, _Decay]
+"""Adam's decay rates of the first and the second moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,9 @@ class Problem:
         path: the key.
         message: a sentence that names it, without a final full stop.
         choices: what could have stood there instead, where that is a short list of names.
+        help: what to do, where no choice is near.
+        against: the key that it does not fit; stands for `path` where the file does not have that.
+        kind: decides the order in a report.
         cause: the failure of a phase's own spec, when `path` is a phase.
         data: what that spec was made from.
     """
@@ -31,7 +40,10 @@ class Problem:
     path: KeyPath
     message: str
     choices: tuple[str, ...] = ()
-    cause: ValueError | None = None
+    help: str = ""
+    against: KeyPath = ()
+    kind: Kind = "conflict"
+    cause: ValidationError | None = None
     data: Any = None
 
 
@@ -41,3 +53,8 @@ class Contradiction(ValueError):
     def __init__(self, *problems: Problem) -> None:
         self.problems = problems
         super().__init__("; ".join(problem.message for problem in problems))
+
+
+def keys_of(model: type[BaseModel]) -> tuple[str, ...]:
+    """Keys that YAML may give a model."""
+    return tuple(f.alias or name for name, f in model.model_fields.items())

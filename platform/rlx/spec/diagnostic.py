@@ -17,6 +17,7 @@ __all__ = [
     "InvalidPlugins",
     "InvalidSpec",
     "KeyPath",
+    "Kind",
     "Position",
     "did_you_mean",
     "dotted",
@@ -29,7 +30,9 @@ __all__ = [
 KeyPath = tuple[str | int, ...]
 """Keys and list indices from the top of the file: `("phases", 0, "steps")`."""
 
-Kind = Literal["file", "syntax", "unknown_key", "missing_key", "value", "conflict", "plugin"]
+Kind = Literal[
+    "file", "syntax", "unknown_key", "missing_key", "value", "conflict", "plugin", "machine"
+]
 
 _ORDER: tuple[Kind, ...] = get_args(Kind)
 _WIDEST = 140
@@ -66,6 +69,8 @@ class Diagnostic:
         kind: what sort of fault it is; decides the order in a report.
         message: one line, without a final full stop.
         path: the key it is about; empty when it is about the file.
+        against: another key it is about, which stands in where the file does not have `path`.
+        meant: the key that an unknown one was probably meant to be.
         position: None when nothing in a file stands for it.
         helps: what to do about it.
         notes: what else is worth knowing; may have several lines.
@@ -76,6 +81,8 @@ class Diagnostic:
     kind: Kind
     message: str
     path: KeyPath = ()
+    against: KeyPath = ()
+    meant: str = ""
     position: Position | None = None
     helps: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -26,6 +26,9 @@ class Grpo(Estimator):
     singleton: Singleton = "zero"
     """Advantage in a group of one: 0, or the raw score."""
 
+    def compares(self, turn: str) -> bool:
+        return self.singleton == "zero"
+
 
 class Confidence(Strict):
     """How confidences are compared with their siblings, the confidences of the same answer."""
@@ -45,11 +48,15 @@ class TwoLevel(Estimator):
     ddof: Literal[0, 1] = 1
     eps: float = Field(1e-6, ge=0)
     singleton: Singleton = "zero"
-    confidence: Confidence = Confidence()
+    confidence: Confidence = Confidence.model_construct()
     lambda_ans: float = 1.0
     """Multiplies the advantages of answers."""
     lambda_conf: float = 1.0
     """Multiplies the advantages of confidences; about 4 makes up for centring."""
+
+    def compares(self, turn: str) -> bool:
+        level = self.confidence if turn == "confidence" else self
+        return level.singleton == "zero"
 
     def warnings(self) -> tuple[str, ...]:
         if self.confidence.normalize == "center":

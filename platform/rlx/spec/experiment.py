@@ -3,12 +3,14 @@
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_core import to_json
 
 from rlx.spec.base import Contradiction, Problem, Strict
+from rlx.spec.consistency import contradictions
 from rlx.spec.loss import LossSpec
 from rlx.spec.model import ModelSpec
 from rlx.spec.reward import PluginUse, RewardsSpec
@@ -53,90 +55,48 @@ class MaskUse(PluginUse):
 class ExperimentSpec(Strict):
     """One experiment. Equal digests are equal experiments; a run is a digest and a seed."""
 
+    # Defaults of ours need no validation, and with it every command would build their schemas.
     name: str = Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     seed: int = Field(0, ge=0, lt=2**31)
     model: ModelSpec
     task: PluginUse
-    rollout: RolloutSpec = Single()
+    rollout: RolloutSpec = Single.model_construct()
     rewards: RewardsSpec
-    mask: MaskUse = MaskUse()
-    estimator: EstimatorUse = EstimatorUse()
-    loss: LossSpec = LossSpec()
-    optimizer: OptimizerSpec = OptimizerSpec()
+    mask: MaskUse = MaskUse.model_construct()
+    estimator: EstimatorUse = EstimatorUse.model_construct()
+    loss: LossSpec = LossSpec.model_construct()
+    optimizer: OptimizerSpec = OptimizerSpec.model_construct()
     phases: tuple[PhaseSpec, ...] = Field(min_length=1)
-    runner: RunnerSpec = RunnerSpec()
-    sampler: SamplerSpec = TransformersSampler()
-    evaluation: EvaluationSpec = EvaluationSpec()
-    tracking: TrackingSpec = TrackingSpec()
+    runner: RunnerSpec = RunnerSpec.model_construct()
+    sampler: SamplerSpec = TransformersSampler.model_construct()
+    evaluation: EvaluationSpec = EvaluationSpec.model_construct()
+    tracking: TrackingSpec = TrackingSpec.model_construct()
 
     @model_validator(mode="after")
-    def _names_point_somewhere(self) -> Self:
-        problems = [*self._reward_problems(), *self._span_problems()]
+    def _makes_sense(self) -> Self:
+        problems = [*contradictions(self), *self._phase_problems()]
         if problems:
             raise Contradiction(*problems)
         return self
 
-    def _reward_problems(self) -> Iterator[Problem]:
-        turns = self.rollout.turns
-        rewards = self.rewards.turn
-        names = tuple(rewards)
-        if not rewards and not self.rewards.global_:
-            message = "rewards is empty: name at least one under rewards.turn"
-            yield Problem(("rewards",), message)
-            return
-        for name, reward in rewards.items():
-            if reward.turn not in turns:
-                message = (
-                    f"rewards.turn.{name}.turn is {reward.turn!r}, but schedule "
-                    f"{self.rollout.schedule!r} has only {', '.join(turns)}"
-                )
-                yield Problem(("rewards", "turn", name, "turn"), message, turns)
-            if reward.of is not None and reward.of not in rewards:
-                message = (
-                    f"rewards.turn.{name}.of is {reward.of!r}, which is not a turn reward; "
-                    f"there are: {', '.join(rewards)}"
-                )
-                yield Problem(("rewards", "turn", name, "of"), message, names)
-        if self.evaluation.correct not in rewards:
-            message = (
-                f"evaluation.correct is {self.evaluation.correct!r}, which is not a turn reward; "
-                f"there are: {', '.join(rewards) or 'none'}"
-            )
-            yield Problem(("evaluation", "correct"), message, names)
-
-    def _span_problems(self) -> Iterator[Problem]:
-        bonus = self.loss.entropy
-        spans = [s for t in self.rollout.turns for s in getattr(self.rollout, t).spans]
-        if bonus is not None and bonus.span not in spans:
-            message = (
-                f"loss.entropy.span is {bonus.span!r}, but the turns declare "
-                f"{', '.join(spans) or 'no spans'}"
-            )
-            yield Problem(("loss", "entropy", "span"), message, tuple(spans))
-
-    @model_validator(mode="after")
-    def _phases_resolve(self) -> Self:
-        problems: list[Problem] = []
+    def _phase_problems(self) -> Iterator[Problem]:
         names: set[str] = set()
         for number, phase in enumerate(self.phases):
+            path = ("phases", number)
             if phase.name in names:
                 message = f"phases.{number}.name is {phase.name!r}, as an earlier phase is called"
-                problems.append(Problem(("phases", number, "name"), message))
+                yield Problem((*path, "name"), message)
             names.add(phase.name)
-            if phase.set:
-                problems += self._phase_problems(number, phase)
-        if problems:
-            raise Contradiction(*problems)
-        return self
-
-    def _phase_problems(self, number: int, phase: PhaseSpec) -> Iterator[Problem]:
-        tree: dict[str, Any] = {}
-        try:
-            tree = self._laid(phase)
-            ExperimentSpec.model_validate_json(to_json(tree), strict=True)
-        except ValueError as error:
-            message = f"phases.{number}.set does not fit: {error}"
-            yield Problem(("phases", number), message, cause=error, data=tree)
+            tree, misplaced = self._laid(phase)
+            for problem in misplaced:
+                message = f"{problem.message} (phase '{phase.name}')"
+                yield replace(problem, path=(*path, *problem.path), message=message)
+            try:
+                if phase.set:
+                    ExperimentSpec.model_validate_json(to_json(tree), strict=True)
+            except ValidationError as error:
+                message = f"phases.{number}.set does not fit: {error}"
+                yield Problem(path, message, cause=error, data=tree)
 
     @property
     def steps(self) -> int:
@@ -152,19 +112,21 @@ class ExperimentSpec(Strict):
         Raises:
             ValueError: a path names nothing, or something that is fixed for the whole run.
         """
-        return ExperimentSpec.model_validate_json(to_json(self._laid(phase)), strict=True)
+        tree, misplaced = self._laid(phase)
+        if misplaced:
+            raise Contradiction(*misplaced)
+        return ExperimentSpec.model_validate_json(to_json(tree), strict=True)
 
-    def _laid(self, phase: PhaseSpec) -> dict[str, Any]:
-        """The resolved spec with the phase's values laid over it, not yet checked."""
+    def _laid(self, phase: PhaseSpec) -> tuple[dict[str, Any], list[Problem]]:
+        """The resolved spec with the phase's values laid over it, not yet checked; and what of them
+        has no place in it."""
         tree = self.resolved()
-        problems = [p for path, value in phase.set.items() if (p := _lay(tree, path, value))]
-        if problems:
-            raise Contradiction(*problems)
+        misplaced = [p for path, value in phase.set.items() if (p := _lay(tree, path, value))]
         tree["phases"] = [{"name": phase.name, "steps": phase.steps}]
         kind = _SCHEDULES.get(str(phase.set.get("rollout.schedule")))
         if kind is not None and not isinstance(self.rollout, kind):
             _keep_turns_of(kind, tree)
-        return tree
+        return tree, misplaced
 
     def resolved(self) -> dict[str, Any]:
         """The whole spec, defaults included, as plain JSON values under their YAML keys."""
@@ -182,19 +144,27 @@ _SCHEDULES: dict[str, type[Single | TwoTurn]] = {"single": Single, "two_turn": T
 
 
 def _lay(tree: dict[str, Any], path: str, value: Any) -> Problem | None:
-    """Puts one of a phase's values into the resolved tree; returns why it cannot go there."""
+    """Puts one of a phase's values into the resolved tree; returns why it cannot go there.
+
+    Mappings that are not there yet are made, as by `--set`: whether they may be is for validation.
+    """
     head, *rest = path.split(".")
     place = ("set", path)
     if head in _FIXED_IN_PHASES:
-        return Problem(place, f"{path!r} cannot differ between phases")
-    if head not in ExperimentSpec.model_fields:
-        return Problem(place, f"there is no {path!r}", tuple(ExperimentSpec.model_fields))
+        return Problem(place, f"{path!r} cannot differ between phases", kind="unknown_key")
+    if head not in ExperimentSpec.model_fields or not all(rest):
+        names = (key for key in ExperimentSpec.model_fields if key not in _FIXED_IN_PHASES)
+        near = tuple(".".join((name, *rest)) for name in names)
+        return Problem(place, f"there is no {path!r}", near, kind="unknown_key")
     node = tree
-    for key in (head, *rest)[:-1]:
-        below = node.get(key)
-        if not isinstance(below, dict):
-            return Problem(place, f"there is no {path!r}")
-        node = below
+    for number, key in enumerate((head, *rest)[:-1], 1):
+        if node.get(key) is None:
+            node[key] = {}
+        if not isinstance(node[key], dict):
+            above = ".".join((head, *rest)[:number])
+            message = f"there is no {path!r}: {above!r} has no keys"
+            return Problem(place, message, kind="unknown_key")
+        node = node[key]
     node[(head, *rest)[-1]] = value
     return None
 

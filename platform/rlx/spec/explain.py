@@ -1,19 +1,19 @@
 """Pydantic's errors in the words of someone who wrote YAML."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from rlx.spec.base import Contradiction, Problem
+from rlx.spec.base import Contradiction, Problem, keys_of
 from rlx.spec.diagnostic import Diagnostic, KeyPath, did_you_mean, dotted
-from rlx.spec.shape import Place, choices, follow, keys_of, tags
-from rlx.spec.source import Document
+from rlx.spec.place import in_phase
+from rlx.spec.shape import Place, choices, follow, tags
 
-__all__ = ["explain", "found", "locate", "setting", "unknown_key"]
+__all__ = ["explain", "found", "unknown_key"]
 
 _KINDS = {
     "int": "a whole number",
@@ -37,13 +37,13 @@ _BOUNDS = {
     "less_than": "less than {lt}",
     "less_than_equal": "at most {le}",
     "multiple_of": "a multiple of {multiple_of}",
-    "string_too_short": "at least {min_length} characters long",
-    "string_too_long": "at most {max_length} characters long",
+    "string_too_short": "of {min_length} or more characters",
+    "string_too_long": "of {max_length} or fewer characters",
     "string_pattern_mismatch": "of the form {pattern}",
     "literal_error": "{expected}",
     "enum": "{expected}",
-    "too_short": "at least {min_length} long",
-    "too_long": "at most {max_length} long",
+    "too_short": "of {min_length} or more items",
+    "too_long": "of {max_length} or fewer items",
 }
 
 
@@ -80,27 +80,18 @@ def explain(
     faults = [_Fault(e, follow(model, e["loc"], data)) for e in errors]
     say = _Explainer(model, data, at, tuple(more_keys))
     unknown = [say.unknown(f) for f in faults if f.type == "extra_forbidden"]
-    misspelt = {help_ for d in unknown for help_ in d.helps}
+    misspelt = {(*d.path[:-1], d.meant) for d in unknown}
     told = list(unknown)
     for group in _alternatives(f for f in faults if f.type != "extra_forbidden"):
         if len(group) > 1:
             told.append(say.none_of(group))
         elif group[0].type == "missing":
             missing = say.missing(group[0])
-            if f"did you mean '{missing.path[-1]}'?" not in misspelt:
+            if missing.path not in misspelt:
                 told.append(missing)
         else:
             told += say.other(group[0])
     return told
-
-
-def locate(diagnostic: Diagnostic, document: Document) -> Diagnostic:
-    """Returns the diagnostic at its place in the file; without one where the file has none."""
-    path = diagnostic.path
-    if diagnostic.kind == "missing_key" and not diagnostic.position:
-        path = path[:-1]
-    position = document.locate(path, key=diagnostic.kind == "unknown_key")
-    return replace(diagnostic, position=diagnostic.position or position)
 
 
 def found(value: Any) -> str:
@@ -126,8 +117,13 @@ def unknown_key(path: KeyPath, valid: Sequence[str], *, hint: str = "") -> Diagn
     else:
         help_ = f"valid keys here: {', '.join(valid)}" if valid else "no key may stand here"
     message = f"unknown key '{dotted(path)}'"
-    helps = (hint, help_) if hint else (help_,)
-    return Diagnostic(kind="unknown_key", message=message, path=path, helps=helps)
+    return Diagnostic(
+        kind="unknown_key",
+        message=message,
+        path=path,
+        meant=near or "",
+        helps=(hint, help_) if hint else (help_,),
+    )
 
 
 def _counts_only_the_valid(error: ErrorDetails) -> bool:
@@ -239,7 +235,7 @@ class _Explainer:
     def _raised(self, error: Exception, path: KeyPath) -> list[Diagnostic]:
         """What a validator of ours, or of a plugin, said."""
         if isinstance(error, Contradiction):
-            return [d for problem in error.problems for d in self._problem(problem)]
+            return self._contradictions(error)
         text = str(error)
         word = (re.match(r"[A-Za-z_][\w.-]*", text) or [""])[0]
         steps = tuple(int(s) if s.isdigit() else s for s in word.split("."))
@@ -251,48 +247,32 @@ class _Explainer:
         path = (*self.at, *there) if _has(self.data, there) else here
         return [Diagnostic(kind="conflict", message=message, path=path)]
 
-    def _problem(self, problem: Problem) -> list[Diagnostic]:
-        if problem.cause is not None:
-            return list(self._phase(problem.path, problem.cause, problem.data))
-        value = _at(self.data, problem.path)
+    def _contradictions(self, error: Contradiction) -> list[Diagnostic]:
+        """Every problem; of a phase's own, those that the experiment does not have anyway."""
+        told = [self._problem(p) for p in error.problems if p.cause is None]
+        places = {d.path for d in told}
+        messages = {d.message for d in told}
+        for problem in error.problems:
+            if problem.cause is None:
+                continue
+            for fault in explain(problem.cause, self.model, problem.data):
+                mine = in_phase(fault, problem.path, _at(self.data, problem.path))
+                set_here = mine.path != problem.path
+                if fault.message not in messages and (set_here or fault.path not in places):
+                    told.append(mine)
+        return told
+
+    def _problem(self, problem: Problem) -> Diagnostic:
+        value = problem.path[-1] if problem.kind == "unknown_key" else _at(self.data, problem.path)
         near = did_you_mean(value, problem.choices) if isinstance(value, str) else None
-        helps = (f"did you mean '{near}'?",) if near else ()
-        path, message = problem.path, problem.message
-        return [Diagnostic(kind="conflict", message=message, path=path, helps=helps)]
-
-    def _phase(self, path: KeyPath, cause: ValueError, data: Any) -> Iterator[Diagnostic]:
-        """Faults of a phase's own spec, placed at the line of its `set` that causes them."""
-        phase = _at(self.data, path)
-        name = phase.get("name")
-        if isinstance(cause, Contradiction):
-            for problem in cause.problems:
-                near = did_you_mean(str(problem.path[-1]).split(".")[0], problem.choices)
-                helps = (f"did you mean '{near}'?",) if near else ()
-                message = f"{problem.message} (phase '{name}')"
-                where = (*path, *problem.path)
-                yield Diagnostic(kind="unknown_key", message=message, path=where, helps=helps)
-        elif isinstance(cause, ValidationError):
-            for fault in explain(cause, self.model, data):
-                where = setting(fault.path, phase.get("set", {}))
-                message = f"{fault.message} (phase '{name}')"
-                yield replace(fault, path=(*path, *where), message=message)
-        else:
-            yield Diagnostic(kind="conflict", message=f"{cause} (phase '{name}')", path=path)
-
-
-def setting(path: KeyPath, settings: Mapping[str, Any]) -> KeyPath:
-    """The entry of a phase's `set` that shares most of `path`; nothing when none shares any."""
-
-    def shared(key: str) -> int:
-        count = 0
-        for mine, theirs in zip(key.split("."), map(str, path), strict=False):
-            if mine != theirs:
-                break
-            count += 1
-        return count
-
-    best = max(settings, key=shared, default="")
-    return ("set", best) if best and shared(best) else ()
+        help_ = f"did you mean '{near}'?" if near else problem.help
+        return Diagnostic(
+            kind=problem.kind,
+            message=problem.message,
+            path=problem.path,
+            against=problem.against,
+            helps=(help_,) if help_ else (),
+        )
 
 
 def _expected(error: ErrorDetails) -> str:
@@ -315,6 +295,8 @@ def _literals(error: ErrorDetails) -> list[str]:
 
 
 def _helps(value: Any, names: Sequence[str], kind: str) -> tuple[str, ...]:
+    if value is None:
+        return ("give it a value, or drop the key",)
     if isinstance(value, str) and (near := did_you_mean(value, names)):
         return (f"did you mean '{near}'?",)
     if kind.startswith("int_") and isinstance(value, float) and value.is_integer():

@@ -1,6 +1,6 @@
 """What an experiment may say about the loss."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -21,7 +21,7 @@ class EntropyBonus(Strict):
 class LossSpec(Strict):
     """Clipped surrogate and its aggregation."""
 
-    clip: tuple[float, float] = (0.2, 0.2)
+    clip: tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0)]] = (0.2, 0.2)
     """(low, high): the ratio is clipped to [1 - low, 1 + high]."""
     dual_clip: float | None = Field(3.0, gt=1)
     """With a negative advantage the loss is at most this multiple of it; null switches it off."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlx.spec.base import Strict
+from rlx.spec.base import Betas, Strict
 
 __all__ = ["Lora", "ModelSpec", "Pretrained", "Tiny", "WarmStart"]
 
@@ -21,7 +21,7 @@ class WarmStart(Strict):
     """Peak; warmed up linearly over `warmup_steps`, then linear to `final_fraction` of it."""
     warmup_steps: int = Field(30, ge=0)
     final_fraction: float = Field(0.05, ge=0, le=1)
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: Betas = (0.9, 0.98)
     weight_decay: float = Field(0.01, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
 
@@ -67,7 +67,7 @@ class Pretrained(Strict):
     """A Hugging Face causal language model, by name or path."""
 
     kind: Literal["pretrained"] = "pretrained"
-    path: str
+    path: str = Field(min_length=1)
     """A local folder, or a name on the hub."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""

@@ -12,7 +12,7 @@ from pydantic_core import to_json
 
 from rlx.spec.diagnostic import Diagnostic, InvalidSpec, KeyPath, Position, dotted, refusal
 from rlx.spec.experiment import ExperimentSpec
-from rlx.spec.explain import explain, found, locate
+from rlx.spec.place import locate
 from rlx.spec.source import Document, parse, read_text
 
 __all__ = ["ReadSpec", "apply_overrides", "read_document", "read_spec", "validate"]
@@ -82,7 +82,11 @@ def validate(document: Document, path: Path) -> ReadSpec:
         # JSON is the strict mode that takes a list for a tuple and yet no "5" or true for a number.
         spec = ExperimentSpec.model_validate_json(to_json(document.tree), strict=True)
     except ValidationError as error:
+        from rlx.spec.explain import explain  # only where something is wrong
+        from rlx.spec.recovery import beyond
+
         faults = explain(error, ExperimentSpec, document.tree)
+        faults += beyond(error, document.tree, faults)
         raise refusal([locate(f, document) for f in faults], document.file) from None
     paths = {dotted(at): at for at in _leaves(spec.resolved(), ())}
     origins = {name: _origin(at, document) for name, at in paths.items()}
@@ -112,7 +116,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
 def _override(document: Document, number: int, text: str) -> Document:
     name, equals, value = text.partition("=")
     if not equals or not all(name.split(".")):
-        message = f"an override reads path.to.key=value, not {found(text)}"
+        message = "an override reads path.to.key=value"
         raise _refused(message, number, text, 0, len(text))
     path = tuple(_steps(document.tree, name, number, text))
     tree = deepcopy(document.tree)
@@ -149,19 +153,20 @@ def _steps(tree: Any, name: str, number: int, text: str) -> Iterator[str | int]:
     while parts:
         step: str | int = parts[0]
         taken = 1
-        if isinstance(node, list):
+        if done[:1] == ("phases",) and done[2:] == ("set",):
+            taken = len(parts)
+            step = ".".join(parts)
+        elif isinstance(node, list):
             if not parts[0].isdecimal() or int(parts[0]) >= len(node):
                 message = f"'{dotted(done)}' is a list of {len(node)}: no item {parts[0]!r}"
                 raise _refused(message, number, text, 0, len(name))
             step = int(parts[0])
         elif isinstance(node, dict):
-            whole = done[:1] == ("phases",) and done[2:] == ("set",)
             lengths = range(len(parts), 0, -1)
-            there = (n for n in lengths if whole or ".".join(parts[:n]) in node)
-            taken = next(there, 1)
+            taken = next((n for n in lengths if ".".join(parts[:n]) in node), 1)
             step = ".".join(parts[:taken])
         elif node is not None:
-            message = f"'{dotted(done)}' is {found(node)} and has no keys"
+            message = f"'{dotted(done)}' has no keys"
             raise _refused(message, number, text, 0, len(name))
         yield step
         done = (*done, step)

@@ -19,9 +19,9 @@ class TurnSpec(Strict):
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
     """0 keeps every token."""
-    stop: tuple[str, ...] = ()
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """The turn ends with the first of these; the text of the stop belongs to the turn."""
-    spans: tuple[str, ...] = ()
+    spans: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")], ...] = ()
     """Names of the tags whose contents and delimiters are recorded: `<name>...</name>`."""
 
 
@@ -31,7 +31,7 @@ class _Answer(Strict):
     prompts_per_step: int = Field(32, ge=1)
     num_generations_answer: int = Field(8, ge=1)
     """G_a: answers per prompt."""
-    answer: TurnSpec = TurnSpec(spans=("think", "answer"))
+    answer: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
 
 
 class Single(_Answer):

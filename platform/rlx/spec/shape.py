@@ -15,7 +15,7 @@ from typing_extensions import TypeAliasType
 
 from rlx.spec.diagnostic import KeyPath
 
-__all__ = ["Place", "choices", "follow", "keys_of", "tags"]
+__all__ = ["Place", "choices", "follow", "tags"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,6 @@ class Place:
     discriminator: str | None = None
     union: KeyPath | None = None
     family: Mapping[str, type[BaseModel]] | None = None
-
-
-def keys_of(model: type[BaseModel]) -> tuple[str, ...]:
-    """Keys that YAML may give a model."""
-    return tuple(f.alias or name for name, f in model.model_fields.items())
 
 
 def tags(union: Any, discriminator: str) -> dict[str, type[BaseModel]]:

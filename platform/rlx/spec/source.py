@@ -253,7 +253,9 @@ class _Reading:
         if mark is not None:
             line = self.lines[min(mark.line, len(self.lines) - 1)]
             position = Position(self.file, mark.line + 1, mark.column + 1, 1, line)
-        self.faults.append(Diagnostic(kind="syntax", message=message, position=position))
+        helps = ("indent with spaces",) if "'\\t'" in message else ()
+        fault = Diagnostic(kind="syntax", message=message, position=position, helps=helps)
+        self.faults.append(fault)
 
     def _forbidden_character(self, index: int) -> None:
         lines = _BREAKS.split(self.text[:index])

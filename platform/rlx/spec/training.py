@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlx.spec.base import Strict
+from rlx.spec.base import Betas, Strict
 
 __all__ = [
     "EvaluationSpec",
@@ -26,7 +26,7 @@ class OptimizerSpec(Strict):
     warmup_steps: int = Field(0, ge=0)
     final_fraction: float = Field(0.0, ge=0, le=1)
     """What a linear or cosine schedule ends at, as a share of the peak."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: Betas = (0.9, 0.95)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
@@ -37,7 +37,7 @@ class OptimizerSpec(Strict):
 class PhaseSpec(Strict):
     """A stretch of training with settings of its own. Phases share the data cursor."""
 
-    name: str
+    name: str = Field(min_length=1)
     steps: int = Field(ge=1)
     set: dict[str, Any] = Field(default_factory=dict)
     """`path.to.key: value`, laid over the experiment for this phase."""

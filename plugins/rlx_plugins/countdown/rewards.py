@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rlx.plugin import Reward, Sample, Score
+from rlx.plugin import Example, Reward, Sample, Score
 from rlx_plugins.countdown.expression import Numeric, Ops, UncomputableError, evaluate
 from rlx_plugins.countdown.scorer import Extract, Grade, extract_solution, grade, points
 
@@ -30,6 +30,15 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _case(
+    name: str, answer: str, value: float, reason: str | None = None, **options: Any
+) -> Example:
+    """What answering "reach 10 with 2, 3 and 4" in this way is worth."""
+    problem = {"numbers": [2, 3, 4], "target": 10}
+    sample = Sample(id="0", problem=problem, turn="answer", number=1, response=answer)
+    return Example(name=name, sample=sample, value=value, reason=reason, options=options)
 
 
 class _Countdown(Reward):
@@ -74,6 +83,17 @@ class CountdownScore(_Countdown):
     `format_lost_to_lastline` is 1 where an answer block exists, but not on the last line.
     """
 
+    examples: ClassVar[tuple[Example, ...]] = (
+        _case("gold", "<think>3*4=12</think>\n<answer>3 * 4 - 2</answer>", 1.0),
+        _case("wrong value", "<answer>2+3+4</answer>", 0.1, "wrong value"),
+        _case("a number twice", "<answer>4+4+2</answer>", 0.1, "wrong numbers"),
+        _case("no block", "3*4-2 = 10", 0.0, "no answer block"),
+        _case("block before the last line", "<answer>3*4-2</answer>\nDone.", 0.0),
+        _case("block anywhere", "<answer>3*4-2</answer>\nDone.", 1.0, extract="last_block"),
+        _case("code", "<answer>__import__('os').abort()</answer>", 0.1),
+        _case("a tower of powers", "<answer>2**3**4**9**9</answer>", 0.1),
+    )
+
     def score(self, sample: Sample) -> Score:
         """Scores one answer."""
         verdict = self._grade(sample)
@@ -87,10 +107,24 @@ class CountdownScore(_Countdown):
 class CountdownVerify(_Countdown):
     """1 exactly when the Countdown score with the same options is 1.0, else 0."""
 
+    examples: ClassVar[tuple[Example, ...]] = (
+        _case("gold", "<answer>3*4-2</answer>", 1.0),
+        _case("wrong", "<answer>2+3+4</answer>", 0.0, "wrong value"),
+        _case("a power", "<answer>2**3+4</answer>", 0.0, ops="prompt"),
+        _case("the last of two blocks", "<answer>3*4-2</answer><answer>1</answer>", 0.0),
+        _case("code", "<answer>(lambda: 10)()</answer>", 0.0),
+    )
+
     def score(self, sample: Sample) -> Score:
         """Judges one answer."""
         verdict = self._grade(sample)
         return Score(float(self._points(verdict) == 1.0), verdict.reason)
+
+
+def _reasoned(name: str, think: str, of: float, value: float, reason: str | None) -> Example:
+    spans = {"think": think}
+    said = Sample(id="0", problem={}, turn="answer", number=1, response=think, spans=spans, of=of)
+    return Example(name=name, sample=said, value=value, reason=reason)
 
 
 class CountdownArithmetic(Reward):
@@ -102,6 +136,14 @@ class CountdownArithmetic(Reward):
     """
 
     reads_parent: ClassVar[bool] = True
+    examples: ClassVar[tuple[Example, ...]] = (
+        _reasoned("gold", "3*4=12\n12-2=10\n", 1.0, 1.0, None),
+        _reasoned("half of it false", "3*4=11\n12-2=10\n", 1.0, 0.5, "false sums"),
+        _reasoned("no sums", "three times four", 1.0, 0.0, "no sums"),
+        _reasoned("true sums, wrong answer", "3*4=12\n", 0.0, 0.0, "wrong answer"),
+        _reasoned("endless sums", "1=1\n" * 50_000 + "1=2", 1.0, 1.0, None),
+        _reasoned("a tower of powers", "9**9**9=1\n", 1.0, 0.0, "false sums"),
+    )
 
     span: str = "think"
     """Where the sums are written."""

@@ -44,10 +44,15 @@ class Demonstrations(BaseModel):
 
     correct: float = Field(0.4, ge=0, le=1)
     """Share that reaches the target; the others compute some other expression rightly."""
+    form: Literal["turns", "sequence"] = "turns"
+    """`turns`: a confidence is a second turn. `sequence`: answer, analysis and confidence are one
+    turn, and every one is complete: one that ended after its answer would teach the model to end
+    there, and a confidence that is not stated can earn nothing."""
     confidence: float = Field(0.5, ge=0, le=1)
-    """Share with a second turn that states a confidence, a uniformly random one."""
+    """With `turns`: share with a second turn that states a confidence."""
     informed: float = Field(0.0, ge=0, le=1)
-    """Share of those that know better: above 0.5 after a right answer, below after a wrong one."""
+    """Share of confidences that know better: above 0.5 after a right answer, below after a wrong
+    one. The others are uniformly random."""
 
 
 class CountdownTask(Plugin):
@@ -116,6 +121,7 @@ class CountdownTask(Plugin):
         """Returns problem number `index` of a split; the same for the same arguments.
 
         Raises:
+            OSError: a file cannot be read.
             ValueError: the options leave (almost) no problem for this split, or a file is
                 malformed; the message names file and line.
         """
@@ -127,12 +133,24 @@ class CountdownTask(Plugin):
             return self._problem(*records[position])
         return self._generate(split, random.Random(f"countdown/{seed}/{split}/{index}"))
 
-    def demonstration(self, problem: Problem, seed: int) -> Demonstration:
-        """Returns a worked answer, right or not, and perhaps a random confidence as second turn.
+    def check(self) -> None:
+        """Reads the files, where problems come from files.
 
-        The form is `<think>5*3=15\\n15+2=17\\n</think><answer>5*3+2</answer>`, then
-        `<confidence>0.7</confidence>`. Where a problem from a file shows no solution by whole
-        steps in range among many tries, the answer is a wrong one.
+        Raises:
+            OSError: one cannot be read.
+            ValueError: as `problem`.
+        """
+        if self.files:
+            read_files(self.files)
+
+    def demonstration(self, problem: Problem, seed: int) -> Demonstration:
+        """Returns a worked answer, right or not, and perhaps a confidence.
+
+        The form is `<think>5*3=15\\n15+2=17\\n</think><answer>5*3+2</answer>`, then as a second
+        turn `<confidence>0.7</confidence>`. With `form: sequence` all is one turn, and an analysis
+        stands in between that holds the answer's value against the target, right or wrong:
+        `<analysis>17=99</analysis>`. Where a problem from a file shows no solution by whole steps
+        in range among many tries, the answer is a wrong one.
 
         Raises:
             ValueError: no expression over the numbers stays within `intermediate_range`.
@@ -144,13 +162,20 @@ class CountdownTask(Plugin):
         text, steps = worked or self._draw(problem, rng)
         lines = "".join(f"{step}\n" for step in steps)
         answer = f"<think>{lines}</think><answer>{text}</answer>"
+        if self.demonstrations.form == "sequence":
+            value = steps[-1].rpartition("=")[2] if steps else text
+            analysis = f"<analysis>{value}={problem.fields['target']}</analysis>"
+            return Demonstration((answer + analysis + self._confidence(problem, answer, rng),))
         if rng.random() >= self.demonstrations.confidence:
             return Demonstration((answer,))
+        return Demonstration((answer, self._confidence(problem, answer, rng)))
+
+    def _confidence(self, problem: Problem, answer: str, rng: random.Random) -> str:
         tenths = rng.randrange(11)
         if rng.random() < self.demonstrations.informed:
             right = verify_equation_strict(answer, dict(problem.fields))
             tenths = rng.randrange(6, 11) if right else rng.randrange(5)
-        return Demonstration((answer, f"<confidence>{tenths / 10:.1f}</confidence>"))
+        return f"<confidence>{tenths / 10:.1f}</confidence>"
 
     def _rules(self) -> Rules:
         bounds = self.intermediate_range
@@ -226,8 +251,9 @@ def read_files(files: Files) -> dict[Split, tuple[_Record, ...]]:
     """Reads both splits, once per process.
 
     Raises:
-        ValueError: a file cannot be read or has no problem, a line is malformed, or a problem of
-            the test file is in the training file too.
+        OSError: a file cannot be read.
+        ValueError: a file has no problem, a line is malformed, or a problem of the test file is in
+            the training file too.
     """
     train, test = _read(files.train), _read(files.test)
     known = {_key(record) for record in train}
@@ -244,7 +270,9 @@ def _key(record: _Record) -> tuple[tuple[int, ...], float]:
 def _read(path: Path) -> tuple[_Record, ...]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise OSError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise ValueError(f"{path}: {error}") from None
     records = tuple(
         _parse(line, f"{path} line {number}")

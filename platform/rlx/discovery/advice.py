@@ -1,0 +1,47 @@
+"""Warnings: what a run may do and its author should know."""
+
+from collections.abc import Iterator
+
+from rlx.plugin import Estimator
+from rlx.spec import ExperimentSpec
+from rlx.spec.consistency import cautions
+from rlx.spec.diagnostic import Diagnostic, KeyPath
+
+__all__ = ["advice"]
+
+
+def advice(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+    """The estimator's own warnings, and the engine's about the spec and about the two together."""
+    for text in estimator.warnings():
+        word = text.split()[0] if text.split() else ""
+        at_key = word.startswith("estimator.")
+        yield _warning(tuple(word.split(".")) if at_key else ("estimator",), text)
+    yield from _alone(spec, estimator)
+    for problem in cautions(spec):
+        yield _warning(problem.path, problem.message, problem.help, problem.against)
+
+
+def _alone(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+    """Groups of one, which an estimator that compares has nothing to compare with."""
+    if all(phase.set for phase in spec.phases):
+        return
+    for turn in spec.rollout.turns:
+        key = f"num_generations_{turn}"
+        if getattr(spec.rollout, key) == 1 and estimator.compares(turn):
+            yield _warning(
+                ("rollout", key),
+                f"rollout.{key} is 1, and estimator '{spec.estimator.plugin}' compares siblings: "
+                f"a group of one has no signal, so no {turn} learns",
+                "sample 2 or more, or let a group of one keep its raw score: `singleton: raw`",
+            )
+
+
+def _warning(path: KeyPath, text: str, help_: str = "", against: KeyPath = ()) -> Diagnostic:
+    return Diagnostic(
+        kind="conflict",
+        message=text,
+        path=path,
+        against=against,
+        helps=(help_,) if help_ else (),
+        severity="warning",
+    )

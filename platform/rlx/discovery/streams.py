@@ -1,0 +1,62 @@
+"""What plugins may need beyond the usual, and whether an experiment provides it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from rlx.plugin import Estimator, Plugin
+from rlx.spec import ExperimentSpec
+
+__all__ = ["STREAMS", "Stream", "needed"]
+
+Provided = Callable[[ExperimentSpec, Plugin], bool]
+"""Whether an experiment, given with its task, provides a stream."""
+
+
+def _never(_: ExperimentSpec, __: Plugin) -> bool:
+    return False
+
+
+def _demonstrated(_: ExperimentSpec, task: Plugin) -> bool:
+    return bool(getattr(task, "demonstrates", True))
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Something that a run produces only where it is needed.
+
+    Attributes:
+        origin: what gives it.
+        help: what to do where the experiment does not provide it.
+        provided: whether it does.
+    """
+
+    origin: str
+    help: str
+    provided: Provided = _never
+
+
+_WITHOUT = "choose a plugin that does without: no experiment provides it yet"
+
+STREAMS: Mapping[str, Stream] = MappingProxyType(
+    {
+        "values": Stream("a critic", _WITHOUT),
+        "reference_logprobs": Stream("a reference model", _WITHOUT),
+        "token_rewards": Stream("a placement of rewards on tokens", _WITHOUT),
+        "mc_values": Stream("a Monte-Carlo continuation of responses", _WITHOUT),
+        "greedy_baseline": Stream("a greedy rollout beside the sampled ones", _WITHOUT),
+        "environment": Stream("a schedule with an environment", _WITHOUT),
+        "demonstrations": Stream(
+            "the task",
+            "choose a task that has demonstrations, or start without: model.warm_start: null",
+            _demonstrated,
+        ),
+    }
+)
+"""Every stream by the name that `needs` gives it. Whoever adds a provider changes its line."""
+
+
+def needed(plugin: Plugin) -> list[str]:
+    """Names of the streams that a plugin reads, sorted."""
+    by_reading = {"token_rewards"} if getattr(plugin, "reads", "") == "token_rewards" else set()
+    return sorted({*plugin.needs, *(by_reading if isinstance(plugin, Estimator) else ())})

@@ -1,0 +1,171 @@
+"""Low-rank adapters (Hu et al. 2021), through the peft library.
+
+An adapted model keeps its class and its way of computing; only its linear layers have company. To
+everyone else it stays the plain model: `merged_weights` answers under the plain names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from rlx.errors import EnvironmentFault, SpecError
+from rlx.model.build import Policy
+from rlx.seeding import derive_seed
+from rlx.spec import Lora, ModelSpec, Pretrained
+from rlx.spec.diagnostic import did_you_mean, printable
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import Linear
+
+__all__ = ["adapt", "adapted", "adapter_weights", "merged_weights", "save_adapter"]
+
+NAME = "default"
+"""Of the one adapter, peft's own."""
+ALL = "all-linear"
+LINEAR = (nn.Linear, Conv1D)
+"""GPT-2 and its kin write their linear layers as `Conv1D`."""
+
+Whole = Callable[[nn.Parameter], Tensor]
+"""Makes a parameter's whole value, without gradient, where it may be spread over ranks."""
+
+
+def adapted(policy: Policy, spec: ModelSpec, seed: int) -> Policy:
+    """Returns the same policy, its model adapted in place where the spec asks for adapters."""
+    if isinstance(spec, Pretrained) and spec.lora is not None:
+        adapt(policy.model, spec.lora, seed)
+    return policy
+
+
+def adapt(model: PreTrainedModel, lora: Lora, seed: int) -> None:
+    """Adds an adapter to the linear layers that `lora` names, and freezes everything else.
+
+    B starts at zero, so the model computes what it did before.
+
+    Args:
+        model: changed in place; its adapters alone learn from now on.
+        lora: rank, scale, and which layers.
+        seed: decides the random start of A.
+
+    Raises:
+        EnvironmentFault: peft is not installed.
+        SpecError: a target names no linear layer of this model.
+    """
+    if find_spec("peft") is None:
+        raise EnvironmentFault("model.lora needs the package peft: pip install 'rlx[lora]'")
+    import peft
+
+    chosen = _targets(model, lora.targets)
+    config = peft.LoraConfig(
+        task_type=peft.TaskType.CAUSAL_LM,
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # said to be whole, but only divided
+        lora_dropout=0.0,
+        target_modules=chosen,
+        # A Conv1D keeps its weight the other way round.
+        fan_in_fan_out=any(isinstance(model.get_submodule(name), Conv1D) for name in chosen),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "lora"))
+        peft.inject_adapter_in_model(config, model, adapter_name=NAME)
+
+
+def _targets(model: PreTrainedModel, targets: tuple[str, ...]) -> list[str]:
+    """Full names of the layers that `targets` name, by the whole name or by its last parts."""
+    linear = [name for name, module in model.named_modules() if isinstance(module, LINEAR)]
+    head = next((n for n in linear if model.get_submodule(n) is model.get_output_embeddings()), "")
+    if model.config.get_text_config().tie_word_embeddings:
+        # What is added to the output embedding would be added to the input embedding too.
+        linear = [name for name in linear if name != head]
+    chosen: set[str] = set()
+    for target in targets:
+        if target == ALL:
+            chosen.update(name for name in linear if name != head)
+            continue
+        named = [name for name in linear if f".{name}".endswith(f".{target}")]
+        if not named:
+            raise _unknown(target, linear)
+        chosen.update(named)
+    return sorted(chosen)
+
+
+def _unknown(target: str, linear: list[str]) -> SpecError:
+    names = sorted({name.rpartition(".")[2] for name in linear})
+    near = did_you_mean(target, [*names, ALL])
+    guess = f" (did you mean {near!r}?)" if near else ""
+    return SpecError(
+        f"model.lora.targets: no linear layer of this model that can take an adapter is called "
+        f"'{printable(target)}'{guess}; there are {', '.join(map(printable, names))}, and {ALL}"
+    )
+
+
+def _layers(model: PreTrainedModel) -> dict[str, Linear]:
+    """Adapted layers by the plain model's names; none, and no import of peft, in a plain model."""
+    if not hasattr(model, "peft_config"):
+        return {}
+    from peft.tuners.lora import Linear
+
+    return {name: m for name, m in model.named_modules() if isinstance(m, Linear)}
+
+
+def merged_weights(model: PreTrainedModel, whole: Whole = Tensor.detach) -> dict[str, Tensor]:
+    """Weights under the plain model's parameter names, alpha / rank · B A added to each W.
+
+    Sums are made in float32 and rounded once, to the type of W.
+
+    Args:
+        model: adapted or plain.
+        whole: called for every parameter, in the same order on every rank.
+    """
+    layers = _layers(model)
+    adapters = {id(p) for layer in layers.values() for p in _sides(layer)}
+    weights = {
+        name.replace(".base_layer.", "."): whole(parameter)
+        for name, parameter in model.named_parameters()
+        if id(parameter) not in adapters
+    }
+    for name, layer in layers.items():
+        a, b = (whole(side).float() for side in _sides(layer))
+        added = layer.scaling[NAME] * (b @ a)
+        plain = weights[f"{name}.weight"]
+        added = added.T if layer.fan_in_fan_out else added
+        weights[f"{name}.weight"] = (plain.float() + added).to(plain.dtype)
+    return weights
+
+
+def _sides(layer: Linear) -> tuple[nn.Parameter, nn.Parameter]:
+    """A `[rank, in]` and B `[out, rank]`."""
+    a, b = (layer.get_parameter(f"lora_{letter}.{NAME}.weight") for letter in "AB")
+    return a, b
+
+
+def adapter_weights(model: PreTrainedModel, whole: Whole = Tensor.detach) -> dict[str, Tensor]:
+    """A and B of every adapted layer under the names of peft's files; empty for a plain model."""
+    return {
+        f"base_model.model.{name}.lora_{letter}.weight": whole(side)
+        for name, layer in _layers(model).items()
+        for letter, side in zip("AB", _sides(layer), strict=True)
+    }
+
+
+def save_adapter(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Writes an adapter in peft's format, to be laid over the weights that learning began with.
+
+    Args:
+        model: the adapted model.
+        weights: from `adapter_weights`.
+        folder: made where it is missing.
+    """
+    from peft.utils import SAFETENSORS_WEIGHTS_NAME
+
+    model.peft_config[NAME].save_pretrained(folder)
+    ready = {name: weight.cpu().contiguous() for name, weight in weights.items()}
+    save_file(ready, folder / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})

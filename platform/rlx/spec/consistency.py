@@ -1,0 +1,223 @@
+"""Whether the values of an experiment make sense together, plugins aside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING
+
+from rlx.spec.base import Problem
+from rlx.spec.model import Tiny
+from rlx.spec.reward import TurnReward
+
+if TYPE_CHECKING:
+    from rlx.spec.experiment import ExperimentSpec
+
+__all__ = ["cautions", "contradictions"]
+
+
+def contradictions(spec: ExperimentSpec) -> Iterator[Problem]:
+    """Values that cannot stand together; what only a phase's `set` brings about is not seen."""
+    yield from _rewards(spec)
+    yield from _entropy(spec)
+    yield from _ranks(spec)
+    yield from _length(spec)
+
+
+def cautions(spec: ExperimentSpec) -> Iterator[Problem]:
+    """What a run may do and its author should know, for the phases that change nothing."""
+    plain = [phase for phase in spec.phases if not phase.set]
+    warmup = spec.optimizer.warmup_steps
+    for phase in plain:
+        if warmup >= phase.steps:
+            yield Problem(
+                ("optimizer", "warmup_steps"),
+                f"optimizer.warmup_steps is {warmup}, but phase '{phase.name}' ends after "
+                f"{phase.steps} steps: the learning rate never leaves its warm-up",
+            )
+    warm = spec.model.warm_start
+    if warm is not None and warm.warmup_steps >= warm.steps:
+        yield Problem(
+            ("model", "warm_start", "warmup_steps"),
+            f"model.warm_start.warmup_steps is {warm.warmup_steps}, but the warm start ends after "
+            f"{warm.steps} steps: the learning rate never leaves its warm-up",
+            against=("model", "warm_start", "steps"),
+        )
+    if plain:
+        yield from _sampling(spec)
+
+
+def _sampling(spec: ExperimentSpec) -> Iterator[Problem]:
+    first, *_ = spec.rollout.turns
+    for kind in spec.rollout.turns:
+        turn = getattr(spec.rollout, kind)
+        for key, full in (("top_p", 1.0), ("top_k", 0)):
+            if getattr(turn, key) != full:
+                yield Problem(
+                    ("rollout", kind, key),
+                    f"rollout.{kind}.{key} is {getattr(turn, key)}: the learner's log-probabilities"
+                    " are of the full distribution, so ratios and KL are not exact",
+                    help=f"{key}: {full} samples from all of it",
+                )
+        if kind == first and "{prompt}" not in turn.template:
+            yield Problem(
+                ("rollout", kind, "template"),
+                f"rollout.{kind}.template has no {{prompt}}: the model never sees the problem",
+            )
+
+
+# Rewards ---------------------------------------------------------------------------------------
+
+
+def _rewards(spec: ExperimentSpec) -> Iterator[Problem]:
+    rewards = spec.rewards.turn
+    if spec.rewards.global_:
+        yield Problem(
+            ("rewards", "global"),
+            f"rewards.global: schedule {spec.rollout.schedule!r} scores turns and no whole "
+            "rollouts",
+            help=f"put {', '.join(spec.rewards.global_)} under rewards.turn",
+        )
+    elif not rewards:
+        yield Problem(("rewards",), "rewards is empty: name at least one under rewards.turn")
+        return
+    elif all(name.startswith("_") for name in rewards):
+        yield Problem(
+            ("rewards", "turn"),
+            "nothing to learn from: every reward's name begins with '_', and those are never "
+            "summed",
+            help="drop the '_' of a reward that shall count",
+        )
+    turns = spec.rollout.turns
+    for name, reward in rewards.items():
+        if reward.turn not in turns:
+            message = (
+                f"rewards.turn.{name}.turn is {reward.turn!r}, but schedule "
+                f"{spec.rollout.schedule!r} has only {', '.join(turns)}"
+            )
+            yield Problem(("rewards", "turn", name, "turn"), message, turns)
+        for key, other in _reads(reward).items():
+            yield from _read(name, key, other, rewards, turns)
+    yield from _circles(rewards)
+    yield from _judge(spec)
+
+
+def _reads(reward: TurnReward) -> dict[str, str]:
+    """The rewards that must be known before this one, by the key that names them."""
+    named = {"of": reward.of, "requires": reward.requires}
+    return {key: name for key, name in named.items() if name is not None}
+
+
+def _read(
+    name: str, key: str, other: str, rewards: Mapping[str, TurnReward], turns: tuple[str, ...]
+) -> Iterator[Problem]:
+    """What is wrong with one `of` or `requires`, circles aside."""
+    path = ("rewards", "turn", name, key)
+    label = f"rewards.turn.{name}.{key}"
+    if other == name:
+        yield Problem(
+            path, f"{label} is the reward itself", help=f"name another reward, or drop `{key}`"
+        )
+    elif other not in rewards:
+        message = (
+            f"{label} is {other!r}, which is not a turn reward; there are: {', '.join(rewards)}"
+        )
+        yield Problem(path, message, tuple(n for n in rewards if n != name))
+    else:
+        mine, theirs = rewards[name].turn, rewards[other].turn
+        known = mine in turns and theirs in turns
+        if known and turns.index(theirs) > turns.index(mine):
+            message = f"{label} is {other!r}, which scores a later turn: {theirs} after {mine}"
+            help_ = "a reward reads rewards of its own turn and of earlier ones"
+            yield Problem(path, message, help=help_)
+
+
+def _circles(rewards: Mapping[str, TurnReward]) -> Iterator[Problem]:
+    """One problem per circle of `of` and `requires`, at its first reward."""
+    reads = {
+        name: {o: key for key, o in _reads(reward).items() if o in rewards and o != name}
+        for name, reward in rewards.items()
+    }
+    while circle := _circle(reads):
+        first = min(circle, key=list(reads).index)
+        at = circle.index(first)
+        names = [*circle[at:], *circle[:at], first]
+        key = reads[first][names[1]]
+        path = ("rewards", "turn", first, key)
+        message = f"rewards.turn.{first}.{key} goes round in a circle: {' → '.join(names)}"
+        yield Problem(path, message, help="a reward can be known only after those that it reads")
+        reads = {name: others for name, others in reads.items() if name not in circle}
+
+
+def _circle(reads: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Names of rewards each of which reads the next, and the last the first; or nothing."""
+    try:
+        TopologicalSorter(reads).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1][1:]))
+    return []
+
+
+def _judge(spec: ExperimentSpec) -> Iterator[Problem]:
+    rewards, judge = spec.rewards.turn, spec.evaluation.correct
+    first = spec.rollout.turns[0]
+    path = ("evaluation", "correct")
+    if judge not in rewards:
+        message = (
+            f"evaluation.correct is {judge!r}, which is not a turn reward; "
+            f"there are: {', '.join(rewards) or 'none'}"
+        )
+        yield Problem(path, message, tuple(rewards))
+    elif rewards[judge].turn in spec.rollout.turns[1:]:
+        message = f"evaluation.correct is {judge!r}, which scores {rewards[judge].turn} turns"
+        names = tuple(name for name, reward in rewards.items() if reward.turn == first)
+        help_ = f"it must say whether an {first} is correct"
+        yield Problem(path, message, names, help=help_, against=("rewards", "turn", judge, "turn"))
+
+
+# The rest --------------------------------------------------------------------------------------
+
+
+def _entropy(spec: ExperimentSpec) -> Iterator[Problem]:
+    bonus = spec.loss.entropy
+    spans = [s for t in spec.rollout.turns for s in getattr(spec.rollout, t).spans]
+    if bonus is not None and bonus.span not in spans:
+        message = (
+            f"loss.entropy.span is {bonus.span!r}, but the turns declare "
+            f"{', '.join(spans) or 'no spans'}"
+        )
+        yield Problem(("loss", "entropy", "span"), message, tuple(spans))
+
+
+def _ranks(spec: ExperimentSpec) -> Iterator[Problem]:
+    ranks = spec.runner.ranks
+    shared = {("evaluation", "problems"): spec.evaluation.problems}
+    if not all(phase.set for phase in spec.phases):
+        shared["rollout", "prompts_per_step"] = spec.rollout.prompts_per_step
+    for path, count in shared.items():
+        if ranks > count:
+            name = ".".join(path)
+            message = (
+                f"{name} is {count}, but runner.ranks is {ranks}: a rank would have nothing to "
+                "sample"
+            )
+            help_ = f"{name}: {ranks} or more, or runner.ranks: {count} or fewer"
+            yield Problem(path, message, help=help_, against=("runner", "ranks"))
+
+
+def _length(spec: ExperimentSpec) -> Iterator[Problem]:
+    if not isinstance(spec.model, Tiny):
+        return
+    budgets = {t: getattr(spec.rollout, t).max_new_tokens for t in spec.rollout.turns}
+    total, room = sum(budgets.values()), spec.model.max_position
+    if total >= room:
+        turns = ", ".join(f"{turn} {budget}" for turn, budget in budgets.items())
+        longest = max(budgets, key=lambda turn: budgets[turn])
+        yield Problem(
+            ("model", "max_position"),
+            f"model.max_position is {room}, but the turns may take {total} tokens ({turns}), which "
+            "leaves no room for a prompt",
+            help=f"max_position: {total} and what the longest prompt takes, or smaller "
+            "max_new_tokens",
+            against=("rollout", longest, "max_new_tokens"),
+        )

@@ -1,0 +1,68 @@
+"""The JSON Schema of experiments, for editors."""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from rlx.spec.base import Strict
+from rlx.spec.experiment import ExperimentSpec
+
+__all__ = ["experiment_schema"]
+
+_NAMES_PLUGINS = {
+    "PluginUse": ("plugin", "task"),
+    "TurnReward": ("plugin", "reward"),
+    "GlobalReward": ("plugin", "reward"),
+    "MaskUse": ("strategy", "mask"),
+    "EstimatorUse": ("name", "estimator"),
+}
+
+
+def experiment_schema(plugins: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Returns the schema of draft 2020-12; what stands below a key in the code describes it.
+
+    Args:
+        plugins: names of installed plugins by kind; examples, since others may be written.
+    """
+    made: dict[str, Any] = ExperimentSpec.model_json_schema()
+    models = {model.__name__: model for model in _subclasses(Strict)}
+    parts = {ExperimentSpec.__name__: made, **made["$defs"]}
+    for name, part in parts.items():
+        model = models[name]
+        told = _described(model)
+        for field, info in model.model_fields.items():
+            if field in told:
+                part["properties"][info.alias or field]["description"] = told[field]
+    for name, (key, kind) in _NAMES_PLUGINS.items():
+        parts[name]["properties"][key]["examples"] = list(plugins.get(kind, ()))
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+
+
+def _subclasses(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for below in model.__subclasses__():
+        yield below
+        yield from _subclasses(below)
+
+
+def _described(model: type[BaseModel]) -> dict[str, str]:
+    """The docstring below each field of a model and of those that it derives from."""
+    told: dict[str, str] = {}
+    for cls in reversed(model.__mro__):
+        if not issubclass(cls, Strict):
+            continue
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+        assert isinstance(tree, ast.ClassDef)
+        for field, below in zip(tree.body, tree.body[1:], strict=False):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+                and isinstance(below.value.value, str)
+            ):
+                told[field.target.id] = " ".join(below.value.value.split())
+    return told

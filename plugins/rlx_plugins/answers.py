@@ -1,0 +1,233 @@
+"""Accuracy by comparison with known answers: as text, or as mathematics by math-verify.
+
+Both read one span of a turn and one field of its problem. The field may hold a list: each of its
+answers is right.
+"""
+
+import logging
+import os
+import re
+import signal
+import string
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from rlx.plugin import Example, Reward, Sample, Score
+
+__all__ = ["ExactMatch", "MathVerify"]
+
+
+def _example(name: str, given: str, right: Any, value: float, **options: Any) -> Example:
+    sample = Sample(
+        id="a",
+        problem={"answer": right},
+        turn="answer",
+        number=1,
+        response=f"<answer>{given}</answer>",
+        spans={"answer": given},
+    )
+    return Example(name=name, sample=sample, value=value, options=options)
+
+
+class _Answer(Reward):
+    span: str | None = "answer"
+    """The span to read; null for the whole response."""
+    field: str = "answer"
+    """The problem's field that holds what is right: text, a number, or a list of them."""
+
+    def _given(self, sample: Sample) -> str:
+        """What the model answered; "" without an answer."""
+        text = sample.response if self.span is None else sample.spans.get(self.span, "")
+        return text.strip()
+
+    def _right(self, sample: Sample) -> tuple[str, ...]:
+        """The right answers.
+
+        Raises:
+            ValueError: the problem has none; that is no fault of the model.
+        """
+        value = sample.problem.get(self.field)
+        values = value if isinstance(value, list | tuple) else [value]
+        if not values or not all(map(_is_answer, values)):
+            raise ValueError(f"the field {self.field!r} must hold text or numbers, got {value!r}")
+        return tuple(str(v).strip() for v in values)
+
+
+def _is_answer(value: Any) -> bool:
+    if isinstance(value, str):
+        return bool(value.strip())
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class ExactMatch(_Answer):
+    """1 when the answer is a right one, letter by letter, else 0; space around it does not count.
+
+    `normalize: text` compares as question answering does (SQuAD, HotpotQA): without regard to case,
+    ASCII punctuation, the articles a, an and the, and how words are spaced.
+    """
+
+    examples: ClassVar[tuple[Example, ...]] = (
+        _example("gold", " Paris\n", "Paris", 1.0),
+        _example("another case", "paris", "Paris", 0.0),
+        _example("one of several", "7", [7, "seven"], 1.0),
+        _example("normalised", "The  answer: U.S.A.!", "answer usa", 1.0, normalize="text"),
+        _example("normalised and wrong", "answer", "answer usa", 0.0, normalize="text"),
+        _example("nothing left", "!!! the a an", "answer usa", 0.0, normalize="text"),
+    )
+
+    normalize: Literal["none", "text"] = "none"
+
+    def score(self, sample: Sample) -> Score:
+        """Compares one answer.
+
+        Raises:
+            ValueError: the problem holds no right answer, or one of which normalising leaves
+                nothing.
+        """
+        normal = _normal_text if self.normalize == "text" else str
+        right = {normal(answer) for answer in self._right(sample)}
+        if "" in right:
+            raise ValueError(f"normalising leaves nothing of {sample.problem[self.field]!r}")
+        given = self._given(sample)
+        if not given:
+            return Score(0.0, "no answer")
+        return Score(1.0) if normal(given) in right else Score(0.0, "wrong answer")
+
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_articles = re.compile(r"\b(?:a|an|the)\b")
+
+
+def _normal_text(text: str) -> str:
+    bare = text.lower().translate(_PUNCTUATION)
+    return " ".join(_articles.sub(" ", bare).split())
+
+
+# Mathematics -------------------------------------------------------------------------------------
+
+_RIGHT, _WRONG, _UNREADABLE, _CRASHED = range(4)  # exit codes of a comparison
+_REASONS = {
+    _RIGHT: None,
+    _WRONG: "wrong answer",
+    _UNREADABLE: "unreadable",
+    -signal.SIGPROF: "too slow to compare",
+}
+_MARKS = ("$", r"\boxed", r"\(", r"\[")
+
+
+class MathVerify(_Answer):
+    """1 when the answer equals a right one as mathematics, else 0, by the library math-verify.
+
+    The library looks for the last formula of the text. A span without `$`, `\\(`, `\\[` or
+    `\\boxed` is taken to be one formula as a whole. Answers such as `9**9**9` would be computed for
+    hours, so each comparison has a process and a time limit of its own: too slow is wrong.
+    """
+
+    examples: ClassVar[tuple[Example, ...]] = (
+        _example("gold", "72", "72", 1.0),
+        _example("another form", r"$\frac{2}{4}$", 0.5, 1.0),
+        _example("wrong", "71", "72", 0.0),
+        _example("one of several", "x^2+2x+1", ["(x+1)^2", "x"], 1.0),
+        _example("computed for hours", "9**9**9", "72", 0.0, seconds=0.2),
+        _example("not mathematics", "???", "72", 0.0),
+    )
+
+    float_rounding: int = Field(6, ge=0)
+    """Decimals that count where numbers are compared."""
+    max_length: int = Field(2000, ge=1)
+    """Only so many characters are read, the last ones."""
+    seconds: float = Field(1.0, gt=0, le=60)
+    """Processor time of one comparison; keep it well below the reward's `deadline`."""
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        # In a worker, where the import must not count against the deadline of the first sample.
+        super().__setstate__(state)
+        _library()
+
+    def check(self) -> None:
+        """Looks whether the library is installed.
+
+        Raises:
+            ImportError: it is not.
+        """
+        if find_spec("math_verify") is None:
+            raise ImportError(_MISSING)
+
+    def score(self, sample: Sample) -> Score:
+        """Compares one answer.
+
+        Raises:
+            ValueError: the problem holds no right answer, or one that cannot be read.
+        """
+        right = self._right(sample)
+        given = self._given(sample)[-self.max_length :]
+        if not given:
+            return Score(0.0, "no answer")
+        code = self._compare([formula for answer in right for formula in _gold(answer)], given)
+        return Score(float(code == _RIGHT), _REASONS.get(code, f"not comparable: exit code {code}"))
+
+    def _compare(self, right: list[Any], given: str) -> int:
+        """Compares in a process of its own, which the kernel ends when its time is over."""
+        deadline, _ = signal.getitimer(signal.ITIMER_REAL)
+        child = os.fork()
+        if child:
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        code = _CRASHED
+        try:
+            signal.signal(signal.SIGPROF, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_PROF, self.seconds)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, deadline)  # it does not outlive its parent's
+            found = _read(given, whole=self.span is not None)
+            same = _library().verify(
+                right, found, float_rounding=self.float_rounding, timeout_seconds=None
+            )
+            code = _RIGHT if same else _WRONG if found else _UNREADABLE
+        finally:
+            os._exit(code)
+
+
+_MISSING = "the reward math_verify needs the package `math-verify`: pip install 'rlx[math]'"
+
+
+@lru_cache(maxsize=1)
+def _library() -> Any:
+    try:
+        library = import_module("math_verify")
+    except ImportError:
+        raise ImportError(_MISSING) from None
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    # What one comparison imports and caches, all that follow inherit.
+    square, sum_ = (library.parse(t, parsing_timeout=None) for t in ("$(x+1)^2$", "$x^2+2x+1$"))
+    library.verify(square, sum_, timeout_seconds=None)
+    return library
+
+
+@lru_cache(maxsize=1024)
+def _gold(answer: str) -> tuple[Any, ...]:
+    """The formulas of a right answer, of which every group of samples asks again."""
+    found = _read(answer, whole=True)
+    if not any(map(_is_formula, found)):
+        raise ValueError(f"the right answer {answer!r} cannot be read as mathematics")
+    return tuple(found)
+
+
+def _read(text: str, *, whole: bool) -> list[Any]:
+    """What the library reads: formulas, and the text of the last; `whole` takes all for one.
+
+    Its own time limits would take the worker's alarm clock away, so they are off.
+    """
+    parse = _library().parse
+    if whole and not any(mark in text for mark in _MARKS):
+        found: list[Any] = parse(rf"\boxed{{{text}}}", parsing_timeout=None)
+        if any(map(_is_formula, found)):
+            return found
+    return list(parse(text, parsing_timeout=None))
+
+
+def _is_formula(found: Any) -> bool:
+    return not isinstance(found, str)

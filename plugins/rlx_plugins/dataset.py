@@ -1,0 +1,315 @@
+"""The task `dataset`: problems from files, with a mapping from their records in YAML."""
+
+import hashlib
+import json
+import random
+import string
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from rlx.plugin import Demonstration, Plugin, Problem, Split
+from rlx_plugins.records import Source, Stamp, lookup, plain
+
+__all__ = ["Dataset"]
+
+_Placed = list[tuple[str, Problem]]
+_Splits = Mapping[Split, tuple[Problem, ...]]
+
+
+class Dataset(Plugin):
+    """Problems from JSONL or Parquet files, or from a Hugging Face dataset.
+
+    Training takes them in an order drawn anew from the seed for each pass, testing in the order of
+    the file. Every record is read and checked before the first problem is given; a prompt may be
+    a list of chat messages, `[{role, content}]`: one user message, and perhaps a system message
+    before it. Two problems are the same when system message and prompt are.
+    """
+
+    train: Source
+    test: Source | None = None
+    held_out: float | None = Field(None, gt=0, lt=1)
+    """Without `test`: the share of `train` to keep for testing, chosen by what a problem says and
+    never by where it stands."""
+    duplicates: Literal["refuse", "drop"] = "refuse"
+    """What becomes of training problems that are test problems too."""
+    fields: Annotated[Mapping[str, str], Field(min_length=1)] | None = None
+    """Name of each field of a problem, and the dotted path to it in the record; all top-level
+    fields under their own names when left out. Rewards read them."""
+    prompt: str = "{prompt}"
+    """Template over the fields, such as `"{question}\\n"`; `{{` is a brace."""
+    system: str | None = None
+    """The field that holds a system message."""
+    stratum: str | None = None
+    """The field that holds a coarse label of difficulty."""
+    id: str | None = None
+    """The field that tells problems apart; a hash of all they say when left out."""
+    demonstrations: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """Templates over the fields, one for each turn of a worked episode, for warm starts."""
+
+    @field_validator("prompt", "demonstrations")
+    @classmethod
+    def _check_templates(cls, value: Any) -> Any:
+        for template in (value,) if isinstance(value, str) else value or ():
+            _names(template)
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.test is None) == (self.held_out is None):
+            raise ValueError("needs either `test` or `held_out`, the share to keep for testing")
+        if self.fields is None:
+            return self
+        used = {"prompt": _names(self.prompt)}
+        used["demonstrations"] = [n for t in self.demonstrations or () for n in _names(t)]
+        used |= {o: [n] for o in ("system", "stratum", "id") if (n := getattr(self, o)) is not None}
+        for option, names in used.items():
+            for name in names:
+                if name not in self.fields:
+                    there = ", ".join(self.fields)
+                    raise ValueError(f"{option} names {name!r}, but `fields` has only {there}")
+        return self
+
+    def problem(self, split: Split, index: int, seed: int) -> Problem:
+        """Returns problem number `index` of a split; the same for the same arguments.
+
+        Raises:
+            OSError, ImportError, ValueError: as `check`.
+        """
+        problems = self._splits()[split]
+        passes, position = divmod(index, len(problems))
+        if split == "train":
+            position = _order(seed, passes, len(problems))[position]
+        return problems[position]
+
+    @property
+    def demonstrates(self) -> bool:
+        """Whether there are demonstrations, which `warm_start` needs."""
+        return self.demonstrations is not None
+
+    def demonstration(self, problem: Problem, seed: int) -> Demonstration:
+        """Returns the worked episode that the record holds.
+
+        Raises:
+            NotImplementedError: the option `demonstrations` is not given.
+        """
+        if self.demonstrations is None:
+            raise NotImplementedError("task.demonstrations says which fields show a worked episode")
+        return _demonstration(self.demonstrations, problem.fields)
+
+    def check(self) -> None:
+        """Reads all records.
+
+        Raises:
+            OSError, ImportError: this machine lacks a file, a dataset or a package.
+            ValueError: a record does not fit, or the splits share a problem; the message names the
+                file and the line or row.
+        """
+        self._splits()
+
+    def _splits(self) -> _Splits:
+        stamps = self.train.stamps() + (self.test.stamps() if self.test else ())
+        return _read(self.model_dump_json(), stamps)
+
+
+@lru_cache(maxsize=4)
+def _read(options: str, stamps: tuple[Stamp, ...]) -> _Splits:
+    """Both splits, read once per process and state of the files."""
+    task = Dataset.model_validate_json(options)
+    train = _problems(task, task.train)
+    if task.test is not None:
+        test = _problems(task, task.test)
+        train = _without(train, test, task.duplicates)
+    else:
+        train, test = _cut(train, task.held_out or 0.0)
+    for split, problems in (("train", train), ("test", test)):
+        if not problems:
+            raise ValueError(f"task: no problem is left for the split {split!r}")
+    if task.id is not None:
+        _check_ids([*train, *test])
+    return {"train": tuple(p for _, p in train), "test": tuple(p for _, p in test)}
+
+
+def _problems(task: Dataset, source: Source) -> _Placed:
+    made = []
+    for where, record in source.rows():
+        try:
+            made.append((where, _problem(task, record)))
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+    if not made:
+        name = source.hub or ", ".join(map(str, source.paths))
+        raise ValueError(f"{name}: holds no record")
+    return made
+
+
+def _problem(task: Dataset, record: Mapping[str, Any]) -> Problem:
+    mapping = task.fields or {name: name for name in record}
+    fields = {name: _value(record, path) for name, path in mapping.items()}
+    chat, prompt = _filled_prompt(task.prompt, fields)
+    if not prompt.strip():
+        raise ValueError("the prompt is empty")
+    system = _label(fields, task.system)
+    if chat and system:
+        raise ValueError(f"the prompt has a system message, and so has {task.system!r}")
+    if task.demonstrations is not None:
+        _demonstration(task.demonstrations, fields)
+    own = _written([chat or system, prompt, fields])
+    return Problem(
+        id=_hash(own).hex()[:16] if task.id is None else _label(fields, task.id),
+        prompt=prompt,
+        fields=fields,
+        stratum=_label(fields, task.stratum),
+        system=chat or system,
+    )
+
+
+def _value(record: Mapping[str, Any], path: str) -> Any:
+    value = lookup(record, path)
+    try:
+        return plain(value)
+    except ValueError as error:
+        raise ValueError(f"{path!r}: {error}") from None
+
+
+def _label(fields: Mapping[str, Any], name: str | None) -> str:
+    """The text of a field; "" where none is asked for, or the field is null."""
+    if name is None or lookup(fields, name) is None:
+        return ""
+    return _text(name, fields[name])
+
+
+def _demonstration(templates: Iterable[str], fields: Mapping[str, Any]) -> Demonstration:
+    return Demonstration(
+        tuple(_filled(t, {n: _text(n, lookup(fields, n)) for n in _names(t)}) for t in templates)
+    )
+
+
+# Templates ---------------------------------------------------------------------------------------
+
+
+def _names(template: str) -> list[str]:
+    """The fields that a template names.
+
+    Raises:
+        ValueError: it is malformed, or a field has more to it than a name.
+    """
+    names = []
+    for _, name, form, conversion in string.Formatter().parse(template):
+        if name is None:
+            continue
+        if not name or form or conversion:
+            raise ValueError(f"{template!r}: a field is a name in braces; write {{{{ for a brace")
+        names.append(name)
+    return names
+
+
+def _filled(template: str, texts: Mapping[str, str]) -> str:
+    """Puts texts into a template; what they hold is never read as a template itself."""
+    pieces = string.Formatter().parse(template)
+    return "".join(
+        literal + (texts[name] if name is not None else "") for literal, name, _, _ in pieces
+    )
+
+
+def _filled_prompt(template: str, fields: Mapping[str, Any]) -> tuple[str, str]:
+    """System message of a chat, "" without one, and the prompt."""
+    texts, system = {}, ""
+    for name in _names(template):
+        value = lookup(fields, name)
+        if isinstance(value, list):
+            system, texts[name] = _asked(name, value)
+        else:
+            texts[name] = _text(name, value)
+    return system, _filled(template, texts)
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name!r} must be text or a number, got {_shown(value)}")
+    return str(value)
+
+
+def _asked(name: str, messages: list[Any]) -> tuple[str, str]:
+    """System and user message of a chat."""
+    pairs = [
+        (m.get("role"), m.get("content")) if isinstance(m, Mapping) else (None, None)
+        for m in messages
+    ]
+    roles = [role for role, _ in pairs]
+    if roles not in (["user"], ["system", "user"]):
+        raise ValueError(
+            f"{name!r} must be text, or one user message with perhaps a system message before it, "
+            f"got {_shown(roles if any(roles) else messages)}"
+        )
+    texts = [_text(f"{name}.{i}.content", content) for i, (_, content) in enumerate(pairs)]
+    return ("" if len(texts) == 1 else texts[0]), texts[-1]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+# Which problem in which split --------------------------------------------------------------------
+
+
+_written = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _same(problem: Problem) -> bytes:
+    """Equal for problems that ask the same."""
+    return _hash(f"{len(problem.system)} {problem.system}{problem.prompt}")
+
+
+def _place(problem: Problem) -> float:
+    """A number in [0, 1), spread evenly over problems, alike for those that ask the same."""
+    return int.from_bytes(_same(problem)[:6]) / 2**48
+
+
+def _cut(problems: _Placed, share: float) -> tuple[_Placed, _Placed]:
+    """Splits off a share for testing."""
+    train: _Placed = []
+    test: _Placed = []
+    for where, problem in problems:
+        (test if _place(problem) < share else train).append((where, problem))
+    return train, test
+
+
+def _without(train: _Placed, test: _Placed, duplicates: Literal["refuse", "drop"]) -> _Placed:
+    """The training problems, none of which is in the test split."""
+    tested = {_same(problem): where for where, problem in test}
+    shared = [(where, at) for where, p in train if (at := tested.get(_same(p))) is not None]
+    if shared and duplicates == "refuse":
+        where, at = shared[0]
+        raise ValueError(
+            f"{where}: also in the test split, at {at}; so are {len(shared)} of {len(train)} "
+            "training problems. `duplicates: drop` leaves them out of training"
+        )
+    return [(where, problem) for where, problem in train if _same(problem) not in tested]
+
+
+def _check_ids(problems: _Placed) -> None:
+    first: dict[str, str] = {}
+    for where, problem in problems:
+        if not problem.id:
+            raise ValueError(f"{where}: its id is empty")
+        if problem.id in first:
+            raise ValueError(
+                f"{where}: its id {problem.id!r} is that of {first[problem.id]} too; "
+                "without the option `id`, problems are told apart by what they say"
+            )
+        first[problem.id] = where
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, passes: int, size: int) -> list[int]:
+    return random.Random(f"dataset/{seed}/pass {passes}").sample(range(size), size)

@@ -1,0 +1,284 @@
+"""Records of data files: JSONL, Parquet and Hugging Face datasets, each with the place it stands.
+
+Files are read row by row. Whoever reads them names the place in every complaint.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, time
+from decimal import Decimal
+from difflib import get_close_matches
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+__all__ = ["Source", "lookup", "plain"]
+
+Row = tuple[str, Mapping[str, Any]]
+"""Where a record stands, such as "train.jsonl line 3", and the record."""
+
+Stamp = tuple[str, int, int]
+"""Path, time of the last change in ns, and size: what tells one state of a file from another."""
+
+_BATCH = 1024
+
+
+class Source(BaseModel):
+    """Where the records of a split are: files, a folder, or a dataset of the Hugging Face hub."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: Path | tuple[Path, ...] | None = None
+    """A `.jsonl` or `.parquet` file, several of them in order, or a folder: one that
+    `save_to_disk` wrote, or one of data files as the hub keeps them."""
+    hub: str | None = None
+    """Name of a dataset, such as `openai/gsm8k`."""
+    config: str | None = None
+    """Which configuration of the hub's dataset."""
+    revision: str | None = None
+    """Which commit, tag or branch of the hub's dataset."""
+    split: str | None = None
+    """Which split of a folder or of the hub's dataset."""
+    limit: int | None = Field(None, ge=1)
+    """Only so many records, from the first; the others are not looked at."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if (self.path is None) == (self.hub is None):
+            raise ValueError("needs either `path` or `hub`")
+        if self.hub is not None and self.split is None:
+            raise ValueError("`hub` needs a `split`, such as `split: train`")
+        if self.path is not None and (self.config is not None or self.revision is not None):
+            raise ValueError("`config` and `revision` belong to `hub`")
+        if not self.paths and self.hub is None:
+            raise ValueError("`path` is an empty list")
+        if self.hub is None and self.split is not None and any(p.suffix for p in self.paths):
+            raise ValueError("`split` belongs to `hub` or to a folder")
+        return self
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Files or the folder, in order."""
+        if self.path is None:
+            return ()
+        return self.path if isinstance(self.path, tuple) else (self.path,)
+
+    def stamps(self) -> tuple[Stamp, ...]:
+        """Returns in which state the files are.
+
+        Raises:
+            OSError: one cannot be read.
+        """
+        return tuple(_stamp(path) for path in self.paths)
+
+    def rows(self) -> Iterator[Row]:
+        """Reads the records in order.
+
+        Raises:
+            OSError, ImportError: this machine lacks a file, the hub's dataset or a package.
+            ValueError: a file is not what its name says; the message names file and place.
+        """
+        return islice(self._all(), self.limit)
+
+    def _all(self) -> Iterator[Row]:
+        if self.hub is not None:
+            yield from _of_hub(self.hub, self.config, self.revision, str(self.split))
+        for path in self.paths:
+            if path.is_dir():
+                yield from _of_folder(path, self.split)
+            elif path.suffix == ".jsonl":
+                yield from _of_jsonl(path)
+            elif path.suffix == ".parquet":
+                yield from _of_parquet(path)
+            else:
+                raise ValueError(f"{path}: its name must end in .jsonl or .parquet")
+
+
+def _stamp(path: Path) -> Stamp:
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise OSError(f"cannot read {path}: {error.strerror}") from None
+    return str(path), stat.st_mtime_ns, stat.st_size
+
+
+# Files -------------------------------------------------------------------------------------------
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise OSError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _of_jsonl(path: Path) -> Iterator[Row]:
+    with _open(path) as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.strip():
+                continue
+            where = f"{path} line {number}"
+            try:
+                record = json.loads(line.decode())
+            except UnicodeDecodeError:
+                raise ValueError(f"{where}: not UTF-8") from None
+            except (json.JSONDecodeError, RecursionError) as error:
+                raise ValueError(f"{where}: not JSON: {error}") from None
+            if not isinstance(record, dict):
+                raise ValueError(f"{where}: not a JSON object")
+            yield where, record
+
+
+def _of_parquet(path: Path) -> Iterator[Row]:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    with _open(path) as stream:
+        try:
+            batches = ParquetFile(stream).iter_batches(batch_size=_BATCH)
+            yield from _of_batches(batches, str(path))
+        except (ArrowException, OSError) as error:
+            raise ValueError(f"{path}: not readable as Parquet: {error}") from None
+
+
+def _of_batches(batches: Iterable[Any], name: str) -> Iterator[Row]:
+    """The rows of Arrow tables."""
+    number = 0
+    for batch in batches:
+        for record in batch.to_pylist():
+            number += 1
+            yield f"{name} row {number}", record
+
+
+# Hugging Face datasets ---------------------------------------------------------------------------
+
+
+def _datasets(what: str) -> Any:
+    try:
+        library = import_module("datasets")
+    except ImportError:
+        raise ImportError(
+            f"{what} needs the package `datasets`: pip install 'rlx[huggingface]'"
+        ) from None
+    library.disable_progress_bars()
+    return library
+
+
+def _of_hub(name: str, config: str | None, revision: str | None, split: str) -> Iterator[Row]:
+    where = f"{name} ({split})"
+    library = _datasets(f"the dataset {name}")
+    try:
+        found = library.load_dataset(name, config, revision=revision, split=split)
+    except OSError as error:  # the library's own for what is not there, and the network's
+        raise OSError(
+            f"cannot read {where}: {error}. Where there is no network, it must be in the cache "
+            "already: load it once where there is one, or give its files by `path`"
+        ) from None
+    except (ValueError, library.exceptions.DatasetsError) as error:
+        raise ValueError(f"{where}: {error}") from None
+    yield from _of_batches(found.with_format("arrow").iter(_BATCH), where)
+
+
+def _of_folder(path: Path, split: str | None) -> Iterator[Row]:
+    library = _datasets(f"the folder {path}")
+    saved = (path / "dataset_dict.json").exists() or (path / "dataset_info.json").exists()
+    try:
+        found = library.load_from_disk(str(path)) if saved else library.load_dataset(str(path))
+    except (OSError, ValueError, library.exceptions.DatasetsError) as error:
+        raise ValueError(f"{path}: not readable as a dataset: {error}") from None
+    if isinstance(found, dict):
+        if split not in found:
+            raise ValueError(f"{path}: `split` must name one of {', '.join(map(repr, found))}")
+        found = found[split]
+    elif split is not None:
+        raise ValueError(f"{path}: it has no splits, so `split` must be left out")
+    name = f"{path} ({split})" if split is not None else str(path)
+    yield from _of_batches(found.with_format("arrow").iter(_BATCH), name)
+
+
+# Values ------------------------------------------------------------------------------------------
+
+
+def lookup(record: Mapping[str, Any], path: str) -> Any:
+    """Returns the value at a dotted path, such as `reward_model.ground_truth` or `choices.0`.
+
+    A key that holds dots itself is found too.
+
+    Raises:
+        ValueError: nothing is there; the message names the nearest path that is.
+    """
+    try:
+        return _at(record, path)
+    except LookupError:
+        paths = list(_paths(record))
+        near = get_close_matches(path, paths, 1)
+        help_ = f"did you mean {near[0]!r}?" if near else f"there are {_some(paths)}"
+        raise ValueError(f"there is no {path!r}; {help_}") from None
+
+
+def _at(node: Any, path: str) -> Any:
+    if isinstance(node, Mapping) and path in node:
+        return node[path]
+    head, dot, rest = path.partition(".")
+    if isinstance(node, list | tuple) and head.isdecimal():
+        below = node[int(head)]
+    elif isinstance(node, Mapping):
+        below = node[head]
+    else:
+        raise LookupError(path)
+    return _at(below, rest) if dot else below
+
+
+def _paths(record: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    for key, value in record.items():
+        yield f"{before}{key}"
+        if isinstance(value, Mapping):
+            yield from _paths(value, f"{before}{key}.")
+
+
+def _some(names: list[str], most: int = 8) -> str:
+    shown = ", ".join(map(repr, names[:most])) or "no fields"
+    return shown + (", ..." if len(names) > most else "")
+
+
+def plain(value: Any) -> Any:
+    """Returns a value as plain JSON: dates as ISO text, decimals as text, arrays as lists.
+
+    Raises:
+        ValueError: JSON has no such value: NaN, bytes, an image, half of a surrogate pair.
+    """
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, str):
+        return _whole(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{value} is not a finite number")
+        return value
+    if isinstance(value, Mapping):
+        return {_key(key): plain(below) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(below) for below in value]
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
+    if hasattr(value, "tolist"):  # arrays and scalars of NumPy
+        return plain(value.tolist())
+    raise ValueError(f"a value of type {type(value).__name__} is no plain JSON")
+
+
+def _key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise ValueError(f"a key must be text, got {key!r}")
+    return _whole(key)
+
+
+def _whole(text: str) -> str:
+    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+        raise ValueError("half of a surrogate pair is not a character")
+    return text

@@ -1,0 +1,154 @@
+"""Small checkpoints made on the spot: a byte-level BPE, a chat template, random weights.
+
+The templates are our own, in the manner of the families that they are named after.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a family of models speaks.
+
+    Attributes:
+        template: in Jinja.
+        specials: tokens that stand for no text; the last one is the document's end.
+        closes: token with which a turn ends, as text; "" where the template writes none.
+        bos: token that opens a document, as text; None without one.
+        system: whether the template takes system messages.
+    """
+
+    template: str
+    specials: tuple[str, ...]
+    closes: str
+    bos: str | None = None
+    system: bool = True
+
+
+ONE_BY_ONE = """
+{%- for m in messages -%}
+{%- if (m['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+{{ raise_exception('users and models take turns') }}
+{%- endif -%}
+"""
+STYLES = {
+    # A system message of its own where none is given; a line break after the end of every turn.
+    "chatml": Style(
+        "{%- if messages[0]['role'] != 'system' -%}"
+        "{{ '<|im_start|>system\nYou help.<|im_end|>\n' }}{%- endif -%}"
+        "{%- for m in messages -%}"
+        "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{%- endfor -%}"
+        "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}",
+        ("<|im_start|>", "<|im_end|>", "<|doc_end|>"),
+        "<|im_end|>",
+    ),
+    # Headers, trimmed contents, and a token that opens the document.
+    "headers": Style(
+        "{{ bos_token }}{%- for m in messages -%}"
+        "{{ '<|head|>' + m['role'] + '<|/head|>\n\n' + m['content'] | trim + '<|eot|>' }}"
+        "{%- endfor -%}"
+        "{%- if add_generation_prompt -%}{{ '<|head|>assistant<|/head|>\n\n' }}{%- endif -%}",
+        ("<|begin|>", "<|head|>", "<|/head|>", "<|eot|>", "<|doc_end|>"),
+        "<|eot|>",
+        "<|begin|>",
+    ),
+    # Brackets of plain text; a turn ends the way a document does; no system messages.
+    "brackets": Style(
+        "{{ bos_token }}" + ONE_BY_ONE + "{%- if m['role'] == 'user' -%}"
+        "{{ '[INST] ' + m['content'] + ' [/INST]' }}"
+        "{%- else -%}{{ ' ' + m['content'] + eos_token }}{%- endif -%}{%- endfor -%}",
+        ("<s>", "</s>"),
+        "</s>",
+        "<s>",
+        system=False,
+    ),
+    # Another name for the assistant; system messages are dropped without a word.
+    "turns": Style(
+        "{{ bos_token }}{%- for m in messages if m['role'] != 'system' -%}"
+        "{%- set who = 'model' if m['role'] == 'assistant' else m['role'] -%}"
+        "{{ '<turn>' + who + '\n' + m['content'] | trim + '</turn>\n' }}{%- endfor -%}"
+        "{%- if add_generation_prompt -%}{{ '<turn>model\n' }}{%- endif -%}",
+        ("<bos>", "<turn>", "</turn>", "<eos>"),
+        "</turn>",
+        "<bos>",
+        system=False,
+    ),
+    # Nothing but words; the model's end token is not the template's business.
+    "words": Style(
+        "{%- for m in messages -%}{{ m['role'] + ': ' + m['content'] + '\n' }}{%- endfor -%}"
+        "{%- if add_generation_prompt -%}{{ 'assistant:' }}{%- endif -%}",
+        ("<|doc_end|>",),
+        "",
+    ),
+}
+HEARD = [
+    "nums: 3 17 20\ntarget: 99\n<think>17+3=20\n20*4=80\n</think><answer>(17+3)*4</answer>",
+    "sure?\n<analysis>20-3=17</analysis><confidence>0.7</confidence>",
+    "system user assistant model You help. [INST] [/INST] Say how sure you are of the answer.",
+]
+
+
+def tokenizer(style):
+    """A byte-level BPE of about 400 tokens that wears the style's template."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=list(style.specials),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(HEARD * 10, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, bos_token=style.bos, eos_token=style.specials[-1]
+    )
+    fast.chat_template = style.template
+    return fast
+
+
+def _qwen2(**sizes):
+    return Qwen2ForCausalLM(Qwen2Config(**sizes))
+
+
+def _llama(**sizes):
+    return LlamaForCausalLM(LlamaConfig(head_dim=32, **sizes))
+
+
+FAMILIES = {"qwen2": _qwen2, "llama": _llama}
+
+
+def make_checkpoint(folder, family, style, seed=0):
+    """Saves model and tokenizer to `folder`, in the Hugging Face layout; returns the folder.
+
+    The tokenizer names the document's end token; the model's files name the turn's as well.
+    """
+    speaks = tokenizer(STYLES[style])
+    ends = speaks.convert_tokens_to_ids([STYLES[style].closes or speaks.eos_token])
+    torch.manual_seed(seed)
+    model = FAMILIES[family](
+        vocab_size=len(speaks),
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=96,
+        max_position_embeddings=512,
+        initializer_range=0.08,
+        bos_token_id=speaks.bos_token_id,
+        eos_token_id=speaks.eos_token_id,
+    )
+    model.generation_config.eos_token_id = sorted({*ends, speaks.eos_token_id})
+    model.save_pretrained(folder)
+    speaks.save_pretrained(folder)
+    return folder

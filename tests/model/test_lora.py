@@ -1,0 +1,161 @@
+"""Adapters: where they go, what they start as, and what becomes of them.
+
+What they learn is measured in `tests/learner`, on several ranks.
+"""
+
+import sys
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from rlx.errors import EnvironmentFault, SpecError
+from rlx.model import build_policy
+from rlx.model.lora import adapt, adapted, adapter_weights, merged_weights
+from rlx.spec import Lora, Pretrained, Tiny
+
+SMALL = Tiny(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=48)
+ATTENTION = ["k_proj", "o_proj", "q_proj", "v_proj"]
+EVERYWHERE = sorted([*ATTENTION, "down_proj", "gate_proj", "up_proj"])
+ENDS = {"vocab_size": 40, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+
+
+def qwen3():
+    return build_policy(SMALL, 0).model
+
+
+def llama():
+    """Its output embedding is its own."""
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
+    config = LlamaConfig(**shape, **ENDS, num_hidden_layers=1, tie_word_embeddings=False)
+    return LlamaForCausalLM(config)
+
+
+def gpt2():
+    """Its linear layers keep their weights the other way round."""
+    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, n_positions=32, **ENDS))
+
+
+MODELS = pytest.mark.parametrize("make", [qwen3, llama, gpt2])
+
+
+def fill(model):
+    generator = torch.Generator().manual_seed(0)
+    for weight in adapter_weights(model).values():
+        weight.copy_(0.1 * torch.randn(weight.shape, generator=generator))
+
+
+@torch.no_grad()
+def logits(model):
+    return model.eval()(input_ids=torch.arange(4, 20)[None]).logits
+
+
+def copies(weights):
+    return {name: weight.detach().clone() for name, weight in weights.items()}
+
+
+def where(model):
+    """Last names of the adapted layers."""
+    return sorted({name.split(".")[-3] for name in adapter_weights(model)})
+
+
+@MODELS
+def test_an_adapted_model_begins_as_it_was_and_learns_in_its_adapters_alone(make):
+    model = make()
+    before, said = copies(dict(model.named_parameters())), logits(model)
+    adapt(model, Lora(rank=2), 0)
+    assert torch.equal(logits(model), said)
+    learned = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert learned == sum(w.numel() for w in adapter_weights(model).values()) > 0
+    merged = merged_weights(model)
+    assert list(merged) == list(before)
+    assert all(torch.equal(merged[name], before[name]) for name in before)
+
+
+@MODELS
+def test_a_merged_model_says_what_the_adapted_one_says(make):
+    model, plain = make(), make()
+    adapt(model, Lora(rank=2, alpha=3), 0)
+    fill(model)
+    plain.load_state_dict(merged_weights(model), strict=False)
+    said = logits(model)
+    assert (logits(plain) - said).abs().max() <= 1e-5
+    for weight in adapter_weights(model).values():
+        weight.zero_()
+    assert (logits(model) - said).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("make", "targets", "expected"),
+    [
+        (qwen3, ["all-linear"], EVERYWHERE),
+        (llama, ["all-linear"], EVERYWHERE),
+        (gpt2, ["all-linear"], ["c_attn", "c_fc", "c_proj"]),
+        (qwen3, ["q_proj", "mlp.up_proj"], ["q_proj", "up_proj"]),
+        (llama, ["q_proj", "lm_head"], ["lm_head", "q_proj"]),
+        (llama, ["all-linear", "lm_head"], sorted([*EVERYWHERE, "lm_head"])),
+    ],
+)
+def test_adapters_go_where_they_are_asked_to(make, targets, expected):
+    model = make()
+    adapt(model, Lora(targets=targets), 0)
+    assert where(model) == expected
+
+
+@pytest.mark.parametrize(
+    ("target", "complaint"),
+    [
+        (
+            "q_porj",
+            r"model\.lora\.targets: .* 'q_porj' \(did you mean 'q_proj'\?\); there are down_",
+        ),
+        ("proj", r"called 'proj'.*; there are down_proj, .*, v_proj, and all-linear"),
+        ("lm_head", "can take an adapter is called 'lm_head'"),
+        ("\x1b[31m", r"'\\x1b\[31m'"),
+    ],
+)
+def test_a_target_that_this_model_does_not_have_is_refused(target, complaint):
+    with pytest.raises(SpecError, match=complaint):
+        adapt(qwen3(), Lora(targets=["v_proj", target]), 0)
+
+
+def test_the_seed_decides_how_adapters_begin():
+    begun = []
+    for global_seed, seed in ((1, 3), (2, 3), (1, 4)):
+        model = qwen3()
+        torch.manual_seed(global_seed)
+        state = torch.get_rng_state()
+        adapt(model, Lora(rank=2), seed)
+        assert torch.equal(torch.get_rng_state(), state)
+        begun.append(adapter_weights(model))
+    one, again, other = begun
+    assert all(torch.equal(one[name], again[name]) for name in one)
+    differing = {name for name in one if not torch.equal(one[name], other[name])}
+    assert differing == {name for name in one if "lora_A" in name}
+
+
+def test_bfloat16_is_rounded_once():
+    model = qwen3()
+    adapt(model, Lora(rank=2), 0)
+    fill(model)
+    exact = merged_weights(model.bfloat16().float())
+    found = merged_weights(model.bfloat16())
+    assert all(torch.equal(found[name], exact[name].bfloat16()) for name in exact)
+
+
+def test_only_what_asks_for_adapters_gets_them(tmp_path):
+    build_policy(SMALL, 0).save(tmp_path)
+    plain = Pretrained(path=str(tmp_path))
+    for spec, expected in ((SMALL, []), (plain, [])):
+        assert where(adapted(build_policy(spec, 0), spec, 0).model) == expected
+    asked = plain.model_copy(update={"lora": Lora(targets=["q_proj"])})
+    assert where(adapted(build_policy(asked, 0), asked, 0).model) == ["q_proj"]
+
+
+def test_a_missing_package_is_the_machines_fault(monkeypatch):
+    model = qwen3()
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(
+        EnvironmentFault, match=r"needs the package peft: pip install 'rlx\[lora\]'"
+    ):
+        adapt(model, Lora(), 0)

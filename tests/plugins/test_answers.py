@@ -1,0 +1,201 @@
+"""`exact_match` and `math_verify`: right answers, wrong ones, and hostile ones."""
+
+import sys
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rlx.plugin import Sample
+from rlx.reward import Job, RewardPool
+from rlx_plugins.answers import ExactMatch, MathVerify
+
+
+def sample(given, right="42", *, response="", **fields):
+    spans = {} if given is None else {"answer": given}
+    return Sample(
+        id="a",
+        problem={"answer": right} | fields,
+        turn="answer",
+        number=1,
+        response=response,
+        spans=spans,
+    )
+
+
+# exact_match --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "right", "value", "reason"),
+    [
+        ("42", "42", 1.0, None),
+        (" 42\n", "42 ", 1.0, None),
+        ("42", 42, 1.0, None),
+        ("0.5", 0.5, 1.0, None),
+        ("b", ["a", "b"], 1.0, None),
+        ("c", ["a", "b"], 0.0, "wrong answer"),
+        ("Paris", "paris", 0.0, "wrong answer"),
+        ("", "42", 0.0, "no answer"),
+        (None, "42", 0.0, "no answer"),
+    ],
+)
+def test_letter_by_letter(given, right, value, reason):
+    score = ExactMatch().score(sample(given, right))
+    assert (score.value, score.reason) == (value, reason)
+
+
+@pytest.mark.parametrize(
+    ("given", "right", "value"),
+    [
+        ("The  Eiffel Tower!", "eiffel tower", 1.0),
+        ("an U.S. state", "us state", 1.0),
+        ("theatre", "atre", 0.0),
+        ("a tower", "the tower", 1.0),
+        ("tower\teiffel", "eiffel tower", 0.0),
+        ("Ärger", "ärger", 1.0),
+        ("...", "x", 0.0),
+    ],
+)
+def test_as_question_answering_compares_text(given, right, value):
+    assert ExactMatch(normalize="text").score(sample(given, right)).value == value
+
+
+@settings(max_examples=50)
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_normalising_only_ever_makes_more_answers_right(given, right):
+    if ExactMatch(normalize="text").score(sample(given, f"x{right}")).value == 0.0:
+        assert ExactMatch().score(sample(given, f"x{right}")).value == 0.0
+
+
+def test_which_span_and_which_field_are_options():
+    said = sample("x", "x", response=" 7 ", number=7)
+    assert ExactMatch(field="number").score(said).value == 0.0
+    assert ExactMatch(span=None, field="number").score(said).value == 1.0
+    assert ExactMatch(span="think").score(said).reason == "no answer"
+
+
+@pytest.mark.parametrize("right", [None, "", " ", [], ["a", None], True, {"a": 1}, [["a"]]])
+@pytest.mark.parametrize("reward", [ExactMatch(), MathVerify()], ids=["text", "mathematics"])
+def test_a_problem_without_an_answer_is_not_the_models_fault(reward, right):
+    with pytest.raises(ValueError, match="'answer' must hold text or numbers"):
+        reward.score(sample("a", right))
+
+
+def test_an_answer_of_which_normalising_leaves_nothing_is_not_the_models_fault():
+    with pytest.raises(ValueError, match="normalising leaves nothing of 'A'"):
+        ExactMatch(normalize="text").score(sample("a", "A"))
+
+
+@pytest.mark.parametrize("text", ["a " * 100_000, "." * 200_000, "\u0130" * 100_000])
+def test_hostile_text_costs_little(text):
+    began = time.process_time()
+    ExactMatch(normalize="text").score(sample(text))
+    assert time.process_time() - began < 0.5
+
+
+# math_verify --------------------------------------------------------------------------------------
+# In workers, as in a run: every comparison forks, which a process with threads should not.
+
+
+@pytest.fixture(scope="module")
+def pool():
+    pytest.importorskip("math_verify")
+    with RewardPool(workers=1, memory_mb=512, grace=60) as pool:
+        yield pool
+
+
+def judged(pool, *samples, deadline=30.0, **options):
+    """What the reward says of each sample: (value, reason), or the fault."""
+    jobs = [Job(MathVerify(**options), (s,), deadline) for s in samples]
+    outcomes = pool.score(jobs)
+    return [o.fault or (o.verdicts[0].value, o.verdicts[0].reason) for o in outcomes]
+
+
+@pytest.mark.parametrize(
+    ("right", "same", "other"),
+    [
+        ("72", ["72", "72.", "72.0", "$72$", r"\boxed{72}", "144/2", "so it is $72$"], ["71", "7"]),
+        (42, ["42"], ["42.1"]),
+        (0.5, ["1/2", r"\frac12", r"$\frac{2}{4}$", "0.5", ".50"], ["0.6"]),
+        ("1,234", ["1234", "1,234"], ["1,235"]),
+        ("2", ["2"], ["2x+1", "22"]),
+        ("2x+1", ["1+2x", "$2x + 1$"], ["2", "2x"]),
+        ("$(x+1)^2$", ["x^2+2x+1"], ["x^2+1"]),
+        (r"\sqrt{2}", ["sqrt(2)", r"2^{1/2}"], ["2"]),
+        (["12", "13"], ["12", "13"], ["14"]),
+    ],
+)
+def test_what_is_equal_as_mathematics_is_right(pool, right, same, other):
+    verdicts = judged(pool, *(sample(text, right) for text in [*same, *other]))
+    expected = [(1.0, None)] * len(same) + [(0.0, "wrong answer")] * len(other)
+    assert dict(zip([*same, *other], verdicts, strict=True)) == dict(
+        zip([*same, *other], expected, strict=True)
+    )
+
+
+def test_a_whole_response_is_read_for_its_last_formula(pool):
+    text = "First $3 + 4$, then 6. The final answer is $7$."
+    assert judged(pool, sample(None, "7", response=text), span=None) == [(1.0, None)]
+    assert judged(pool, sample(None, "7", response=text)) == [(0.0, "no answer")]
+
+
+def test_decimals_that_count_are_an_option(pool):
+    said = sample("0.333", "1/3")
+    assert judged(pool, said) == [(0.0, "wrong answer")]
+    assert judged(pool, said, float_rounding=3) == [(1.0, None)]
+
+
+HOSTILE = {
+    "a tower of powers": "9**9**9",
+    "a tower in LaTeX": "$9^{9^{9^9}}$",
+    "brackets": "(" * 1999,
+    "fractions": r"\frac{1}{" * 200 + "2" + "}" * 200,
+    "an integral": r"\int_0^1 \sin(x^x) dx",
+    "dollars": "$" * 1999,
+    "digits": "9" * 100_000,
+    "escapes": "\x1b[2J\x00",
+    "words": "???",
+}
+
+
+def test_hostile_answers_are_wrong_and_cost_no_more_than_their_time(pool):
+    verdicts = judged(pool, *(sample(text) for text in HOSTILE.values()), seconds=0.5)
+    assert {v[0] for v in verdicts} == {0.0}, verdicts
+    reasons = dict(zip(HOSTILE, (v[1] for v in verdicts), strict=True))
+    assert reasons["a tower of powers"] == reasons["a tower in LaTeX"] == "too slow to compare"
+    assert reasons["words"] == reasons["escapes"] == "unreadable"
+
+
+def test_only_the_end_of_a_long_answer_is_read(pool):
+    said = sample("1 " * 5000 + "+ $42$")
+    assert judged(pool, said, max_length=10) == [(1.0, None)]
+
+
+def test_a_right_answer_that_cannot_be_read_is_not_the_models_fault(pool):
+    assert judged(pool, sample("1", "???")) == [
+        "ValueError: the right answer '???' cannot be read as mathematics"
+    ]
+
+
+def test_the_workers_own_deadline_still_holds(pool):
+    # The library's own alarm clock would have taken it away.
+    verdicts = judged(pool, sample("42"), sample("9**9**9"), deadline=3.0, seconds=60)
+    assert verdicts == [(1.0, None), "deadline of 3 s passed"]
+    assert judged(pool, sample("42")) == [(1.0, None)]
+
+
+def test_a_missing_library_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    with pytest.raises(ImportError, match=r"pip install 'rlx\[math\]'"):
+        MathVerify().check()
+
+
+@pytest.mark.parametrize(
+    "options", [{"seconds": 0}, {"seconds": 61}, {"max_length": 0}, {"float_rounding": -1}]
+)
+def test_impossible_options_are_refused(options):
+    with pytest.raises(ValidationError):
+        MathVerify(**options)

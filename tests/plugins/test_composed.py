@@ -1,0 +1,285 @@
+"""Plugins made of plugins: a reward for each source, a mixture of tasks, and their errors."""
+
+import json
+import pickle
+from collections import Counter
+
+import pytest
+
+from rlx.discovery import check_file, make, resolve
+from rlx.plugin import Problem, Sample
+from rlx.reward import NamedReward, RewardPool, score
+from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
+from rlx.spec import PluginUse, TurnReward
+from rlx.spec.diagnostic import InvalidSpec
+from rlx.testing.tasks import check_task
+from rlx_plugins.countdown import CountdownTask
+
+SOURCES = {
+    "countdown": {"plugin": "countdown.verify"},
+    "capitals": {"plugin": "exact_match", "normalize": "text"},
+}
+EASY = {"plugin": "countdown", "numbers": [2], "number_range": [1, 9]}
+HARD = {"plugin": "countdown", "numbers": [3], "number_range": [10, 20], "held_out": 3}
+
+
+def mixture(**options):
+    return make(PluginUse(plugin="mixture", tasks={"easy": EASY, "hard": HARD}, **options), "task")
+
+
+def by_source(sources=SOURCES):
+    return make(PluginUse(plugin="by_data_source", sources=sources), "reward")
+
+
+def turn(parent, text, kind="answer", number=1, **spans):
+    return Segment(
+        parent=parent,
+        author="policy",
+        token_ids=(1,),
+        logprobs=(0.0,),
+        turn=number,
+        kind=kind,
+        finish_reason="stop",
+        text=text,
+        spans={name: Span((0, 1), (0, 1), inside) for name, inside in spans.items()},
+    )
+
+
+def tree(name, fields, *answers):
+    root = Segment(parent=NO_PARENT, author="prompt", token_ids=(1,))
+    said = tuple(turn(0, f"<answer>{answer}</answer>", answer=answer) for answer in answers)
+    return RolloutTree(Problem(id=name, prompt="?", fields=fields), (root, *said))
+
+
+# A reward for each source -------------------------------------------------------------------------
+
+SUM = {"data_source": "countdown", "numbers": [3, 4], "target": 7}
+CAPITAL = {"data_source": "capitals", "answer": ["Paris", "3+4"]}
+
+
+def test_every_row_of_a_mixed_batch_is_scored_by_its_own_source():
+    trees = [
+        tree("sum", SUM, "3+4", "3*4", "Paris"),
+        tree("capital", CAPITAL, "paris!", "London"),
+        tree("stray", {"data_source": "poems", "answer": "3+4"}, "3+4"),
+        tree("bare", {"answer": "3+4"}, "3+4"),
+    ]
+    use = TurnReward(plugin="by_data_source", turn="answer", on_error="drop_sample")
+    with RewardPool(workers=1, memory_mb=512, grace=60) as pool:
+        table = score(trees, [NamedReward("accuracy", use, by_source())], pool)
+    entries = {place: rewards["accuracy"] for place, rewards in table.turns.items()}
+    assert {place: e.raw for place, e in entries.items()} == {
+        (0, 1): 1.0,
+        (0, 2): 0.0,
+        (0, 3): 0.0,
+        (1, 1): 1.0,
+        (1, 2): 0.0,
+        (2, 1): None,
+        (3, 1): None,
+    }
+    assert entries[0, 2].reason == "wrong value" and entries[1, 2].reason == "wrong answer"
+    assert entries[2, 1].reason == (
+        "ValueError: data_source is 'poems'; there are rewards for ['capitals', 'countdown']"
+    )
+    assert entries[3, 1].reason.startswith("ValueError: data_source is None")
+    assert table.dropped == {(2, 1), (3, 1)}
+
+
+def test_a_nested_reward_may_read_another():
+    sources = {"countdown": {"plugin": "rlcr.brier"}, "capitals": {"plugin": "rlcr.confidence"}}
+    assert by_source(sources).reads_parent
+    assert not by_source().reads_parent
+    said = "<confidence>0.9</confidence>"
+    trees = [
+        RolloutTree(
+            Problem(id=source, prompt="?", fields={**SUM, "data_source": source}),
+            (
+                Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
+                turn(0, "<answer>3+4</answer>", answer="3+4"),
+                turn(1, said, "confidence", 2),
+            ),
+        )
+        for source in sources
+    ]
+    verify = make(PluginUse(plugin="countdown.verify"), "reward")
+    accuracy = TurnReward(plugin="countdown.verify", turn="answer")
+    calibration = TurnReward(plugin="by_data_source", turn="confidence", of="accuracy")
+    with RewardPool(workers=1, memory_mb=512, grace=60) as pool:
+        table = score(
+            trees,
+            [
+                NamedReward("calibration", calibration, by_source(sources)),
+                NamedReward("accuracy", accuracy, verify),
+            ],
+            pool,
+        )
+    assert table.turns[0, 2]["calibration"].raw == pytest.approx(0.99)
+    assert table.turns[1, 2]["calibration"].raw == 0.9
+
+
+def test_it_travels_with_what_it_holds():
+    again = pickle.loads(pickle.dumps(by_source()))
+    said = Sample(id="a", problem=CAPITAL, turn="answer", number=1, response="", spans={})
+    assert again.score(said).reason == "no answer"
+    problem = mixture().problem("train", 3, 0)
+    assert pickle.loads(pickle.dumps(mixture())).problem("train", 3, 0) == problem
+
+
+# A mixture of tasks -------------------------------------------------------------------------------
+
+
+def test_a_mixture_keeps_the_promises_of_tasks():
+    check_task(mixture(weights={"easy": 3, "hard": 1}))
+
+
+def test_weights_are_relative_frequencies():
+    def shares(task, split):
+        names = Counter(task.problem(split, i, 7).id.partition("/")[0] for i in range(600))
+        return {name: count / 600 for name, count in names.items()}
+
+    for split in ("train", "test"):
+        drawn = shares(mixture(weights={"easy": 3, "hard": 1}), split)
+        assert drawn == {
+            "easy": pytest.approx(0.75, abs=0.06),
+            "hard": pytest.approx(0.25, abs=0.06),
+        }
+    assert shares(mixture(), "train")["easy"] == pytest.approx(0.5, abs=0.06)
+    assert shares(mixture(weights={"easy": 0, "hard": 2}), "train") == {"hard": 1.0}
+
+
+def test_each_task_gives_its_own_problems_in_its_own_order():
+    task = mixture()
+    drawn = [task.problem("train", i, 7) for i in range(40)]
+    for name, options in (("easy", EASY), ("hard", HARD)):
+        own = make(PluginUse(**options), "task")
+        mine = [p for p in drawn if p.id.startswith(f"{name}/")]
+        for i, problem in enumerate(mine):
+            expected = own.problem("train", i, 7)
+            assert problem.id == f"{name}/{expected.id}"
+            assert (problem.prompt, problem.fields) == (expected.prompt, expected.fields)
+            assert problem.stratum == f"{name}: {expected.stratum}"
+            assert task.demonstration(problem, 5) == own.demonstration(expected, 5)
+
+
+def test_a_draw_is_the_same_wherever_one_begins_and_however_the_names_are_ordered():
+    late = [mixture().problem("train", i, 1).id for i in (3000, 2)]
+    assert late == [mixture().problem("train", i, 1).id for i in (2, 3000)][::-1]
+    swapped = make(PluginUse(plugin="mixture", tasks={"hard": HARD, "easy": EASY}), "task")
+    assert [swapped.problem("test", i, 1) for i in range(30)] == [
+        mixture().problem("test", i, 1) for i in range(30)
+    ]
+    other = [mixture().problem("train", i, 2).id for i in range(30)]
+    assert other != [mixture().problem("train", i, 1).id for i in range(30)]
+
+
+def test_a_problem_has_the_data_source_of_its_task_or_else_its_name_in_the_mixture(tmp_path):
+    for name in ("a", "b"):
+        rows = [json.dumps({"prompt": f"{name}{n}"}) for n in range(20)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    data = {
+        name: {"plugin": "dataset", "train": {"path": str(tmp_path / f"{name}.jsonl")}}
+        | {"held_out": 0.5}
+        for name in ("a", "b")
+    }
+    task = make(PluginUse(plugin="mixture", tasks={**data, "sums": EASY}), "task")
+    drawn = [task.problem("test", i, 0) for i in range(60)]
+    for problem in drawn:
+        name = problem.id.partition("/")[0]
+        assert problem.fields["data_source"] == {"sums": "countdown"}.get(name, name)
+    assert {p.stratum for p in drawn} == {"a", "b", "sums: 2 numbers"}
+
+
+# Checked when the YAML is read --------------------------------------------------------------------
+
+SPEC = """\
+name: composed
+model: {kind: tiny}
+task:
+  plugin: mixture
+  tasks:
+    easy: {plugin: countdown, numbers: [2]}
+    hard: {plugin: countdown, numbers: [3]}
+  weights: {easy: 1, hard: 2}
+rollout:
+  schedule: two_turn
+  confidence: {spans: [confidence]}
+rewards:
+  turn:
+    accuracy:
+      plugin: by_data_source
+      turn: answer
+      sources:
+        countdown: {plugin: countdown.verify}
+        gsm8k: {plugin: exact_match}
+    calibration:
+      plugin: by_data_source
+      turn: confidence
+      of: accuracy
+      sources: {countdown: {plugin: rlcr.brier}}
+phases: [{name: all, steps: 3}]
+"""
+
+
+def spec_file(tmp_path, *changes):
+    text = SPEC
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path = tmp_path / "composed.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_an_experiment_names_the_plugins_inside_its_plugins(tmp_path):
+    read, plugins = check_file(spec_file(tmp_path))
+    assert isinstance(plugins.task.inner("tasks")["hard"], CountdownTask)
+    assert plugins.rewards["turn", "calibration"].inner("sources")["countdown"].reads_parent
+    named = [(p.kind, p.name) for p in plugins.provenance]
+    assert named[:3] == [("task", "mixture"), ("task", "countdown"), ("task", "countdown")]
+    for name in ("by_data_source", "countdown.verify", "exact_match", "rlcr.brier"):
+        assert ("reward", name) in named
+    assert resolve(read.spec).provenance == plugins.provenance
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "exit_code", "message"),
+    [
+        (("numbers: [3]}", "nmbers: [3]}"), 7, 2, "did you mean 'numbers'?"),
+        (("{plugin: exact_match}", "{plugin: exact_match, normalise: text}"), 19, 2, "'normalize'"),
+        (("hard: {plugin: countdown,", "hard: {plugin: countdwn,"), 7, 3, "named 'countdwn'"),
+        (("plugin: countdown.verify", "plugin: countdown.verfy"), 18, 3, "'countdown.verify'"),
+        (("{plugin: exact_match}", "{}"), 19, 2, "missing key 'plugin'"),
+        (("hard: 2}", "hard: -2}"), 8, 2, "'task.weights.hard'"),
+        (("hard: 2}", "hrd: 2}"), 8, 2, "weights must name exactly easy, hard"),
+        (("{easy: 1, hard: 2}", "{easy: 0, hard: 0}"), 8, 2, "weights must not all be zero"),
+        (("easy: {plugin", "ea/sy: {plugin"), 5, 2, "names without a '/'"),
+        (("      of: accuracy\n", ""), 20, 2, "calibration needs `of`"),
+        (("{countdown: {plugin: rlcr.brier}}", "{}"), 24, 2, "sources"),
+    ],
+    ids=lambda value: value[1][:30] if isinstance(value, tuple) else None,
+)
+def test_what_is_wrong_inside_is_shown_at_its_line(tmp_path, change, line, exit_code, message):
+    with pytest.raises(InvalidSpec) as caught:
+        check_file(spec_file(tmp_path, change))
+    assert caught.value.exit_code == exit_code
+    assert message in str(caught.value)
+    assert line in [d.position.line for d in caught.value.diagnostics]
+
+
+# Files and packages of what is inside -------------------------------------------------------------
+
+
+def test_checking_reaches_what_is_inside(tmp_path):
+    data = {"plugin": "dataset", "train": {"path": str(tmp_path / "no.jsonl")}, "held_out": 0.5}
+    task = make(PluginUse(plugin="mixture", tasks={"data": data, "easy": EASY}), "task")
+    with pytest.raises(OSError, match=r"cannot read .*no\.jsonl"):
+        task.check()
+    mixture().check()
+    by_source().check()
+
+
+def test_a_source_may_not_look_at_several_samples(monkeypatch):
+    reward = by_source()
+    monkeypatch.setattr(type(reward.inner("sources")["capitals"]), "scope", "siblings")
+    with pytest.raises(ValueError, match="reward of 'capitals' looks at siblings"):
+        reward.check()

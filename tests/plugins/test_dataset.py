@@ -1,0 +1,487 @@
+"""The task `dataset`: records from real files to problems, and what is said of those that fail."""
+
+import datetime
+import decimal
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rlx.discovery import make
+from rlx.plugin import Demonstration, Task
+from rlx.spec import PluginUse
+from rlx.testing.tasks import check_task
+from rlx_plugins import records
+from rlx_plugins.dataset import Dataset
+from rlx_plugins.records import lookup, plain
+
+RECORDS = [
+    {"question": f"{n} + 1?", "level": n % 3, "reward_model": {"ground_truth": str(n + 1)}}
+    for n in range(20)
+]
+MAPPED = {
+    "prompt": "{question}\n",
+    "fields": {"question": "question", "answer": "reward_model.ground_truth", "level": "level"},
+}
+
+
+def jsonl(path, rows):
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def parquet(path, rows):
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def problems(task, split="test", seed=0):
+    """All problems of a split, in the order of its first pass."""
+    count = len(task._splits()[split])
+    return [task.problem(split, i, seed) for i in range(count)]
+
+
+def of_records(tmp_path, *rows, **options):
+    """A task that tests on these records."""
+    train = jsonl(tmp_path / "train.jsonl", [{"prompt": "another", "answer": "1", "how": "so"}])
+    test = jsonl(tmp_path / "test.jsonl", rows)
+    return Dataset(train={"path": train}, test={"path": test}, **options)
+
+
+# Records to problems ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("write", [jsonl, parquet])
+def test_fields_are_mapped_by_dotted_paths(tmp_path, write):
+    train = write(tmp_path / f"train.{write.__name__}", RECORDS)
+    task = Dataset(train={"path": train}, held_out=0.3, stratum="level", **MAPPED)
+    assert isinstance(task, Task)
+    every = problems(task, "train") + problems(task, "test")
+    assert sorted(p.prompt for p in every) == sorted(f"{r['question']}\n" for r in RECORDS)
+    for p in every:
+        n = int(p.fields["answer"]) - 1
+        assert p.fields == {"question": f"{n} + 1?", "answer": str(n + 1), "level": n % 3}
+        assert (p.stratum, p.system) == (str(n % 3), "")
+
+
+def test_it_keeps_the_promises_of_tasks(tmp_path):
+    train = parquet(tmp_path / "train.parquet", RECORDS)
+    shown = ["{question} <answer>{answer}</answer>"]
+    check_task(Dataset(train={"path": train}, held_out=0.3, demonstrations=shown, **MAPPED))
+
+
+def test_options_are_read_as_yaml_gives_them(tmp_path):
+    parts = [jsonl(tmp_path / f"{i}.jsonl", RECORDS[i::2]) for i in (0, 1)]
+    source = {"path": [str(p) for p in parts]}
+    made = make(PluginUse(plugin="dataset", train=source, held_out=0.5, **MAPPED), "task")
+    assert len(problems(made, "train") + problems(made, "test")) == 20
+
+
+def test_without_a_mapping_all_fields_are_taken_and_the_prompt_is_called_prompt(tmp_path):
+    row = {"prompt": "1 + 1?", "answer": 2, "data_source": "sums", "extra": {"by": [None, True]}}
+    (problem,) = problems(of_records(tmp_path, row))
+    assert (problem.prompt, problem.fields) == ("1 + 1?", row)
+
+
+def test_a_prompt_may_be_a_chat(tmp_path):
+    user = {"role": "user", "content": "1 + {x}?"}
+    rows = [
+        {"prompt": [user], "answer": "2"},
+        {"prompt": [{"role": "system", "content": "Be brief."}, user], "answer": "2"},
+    ]
+    asked = problems(of_records(tmp_path, *rows, prompt="Q: {prompt}"))
+    assert [(p.system, p.prompt) for p in asked] == [
+        ("", "Q: 1 + {x}?"),
+        ("Be brief.", "Q: 1 + {x}?"),
+    ]
+    assert asked[0].id != asked[1].id
+
+
+def test_system_messages_come_from_a_field(tmp_path):
+    rows = [{"prompt": "a", "how": "Be brief."}, {"prompt": "a", "how": None}]
+    asked = problems(of_records(tmp_path, *rows, system="how"))
+    assert [p.system for p in asked] == ["Be brief.", ""]
+
+
+def test_what_a_record_holds_is_never_a_template(tmp_path):
+    row = {"prompt": "{answer} {0} {", "answer": "{prompt}"}
+    (problem,) = problems(of_records(tmp_path, row, prompt="{{{prompt}}} {answer}"))
+    assert problem.prompt == "{{answer} {0} {} {prompt}"
+
+
+def test_only_so_many_records_are_looked_at(tmp_path):
+    path = jsonl(tmp_path / "some.jsonl", [{"prompt": str(n)} for n in range(5)])
+    path.write_text(path.read_text() + "not JSON\n")
+    task = Dataset(train={"path": path, "limit": 3}, held_out=0.5)
+    every = problems(task, "train") + problems(task, "test")
+    assert sorted(p.prompt for p in every) == ["0", "1", "2"]
+
+
+def test_worked_episodes_come_from_templates(tmp_path):
+    rows = [{"prompt": "1 + 1?", "how": "one and one", "answer": 2}]
+    turns = ["<think>{how}</think><answer>{answer}</answer>", "<confidence>1</confidence>"]
+    task = of_records(tmp_path, *rows, demonstrations=turns)
+    (problem,) = problems(task)
+    assert task.demonstration(problem, 0) == Demonstration(
+        ("<think>one and one</think><answer>2</answer>", "<confidence>1</confidence>")
+    )
+    with pytest.raises(NotImplementedError, match="demonstrations"):
+        of_records(tmp_path, *rows).demonstration(problem, 0)
+
+
+# Identity, order, splits --------------------------------------------------------------------------
+
+
+def test_ids_follow_what_a_problem_says_and_nothing_else(tmp_path):
+    one = problems(
+        Dataset(train={"path": jsonl(tmp_path / "a.jsonl", RECORDS)}, held_out=0.5, **MAPPED)
+    )
+    other = parquet(tmp_path / "b.parquet", RECORDS[::-1])
+    two = problems(Dataset(train={"path": other}, held_out=0.5, **MAPPED))
+    assert {p.id for p in one} == {p.id for p in two}
+    assert one[0].id == "99379d185029b240", "runs of earlier versions are compared on it"
+
+
+def test_ids_may_be_a_field(tmp_path):
+    rows = [{"prompt": "a", "name": 7}, {"prompt": "b", "name": "x"}]
+    options = {"fields": {"prompt": "prompt", "key": "name"}, "id": "key"}
+    train = jsonl(tmp_path / "t.jsonl", [{"prompt": "c", "name": "y"}])
+
+    def task(rows):
+        test = jsonl(tmp_path / "u.jsonl", rows)
+        return Dataset(train={"path": train}, test={"path": test}, **options)
+
+    assert [p.id for p in problems(task(rows))] == ["7", "x"]
+    with pytest.raises(ValueError, match=r"u\.jsonl line 2: its id '7' is that of .*u\.jsonl line"):
+        problems(task([rows[0], {"prompt": "b", "name": 7}]))
+    with pytest.raises(ValueError, match=r"u\.jsonl line 1: its id 'y' is that of .*t\.jsonl line"):
+        problems(task([{"prompt": "b", "name": "y"}]))
+    with pytest.raises(ValueError, match="its id is empty"):
+        problems(task([{"prompt": "b", "name": None}]))
+
+
+def test_training_is_shuffled_anew_each_pass_and_testing_is_not(tmp_path):
+    rows = [{"prompt": f"t{n}"} for n in range(8)]
+    task = Dataset(
+        train={"path": jsonl(tmp_path / "a.jsonl", [{"prompt": str(n)} for n in range(30)])},
+        test={"path": jsonl(tmp_path / "b.jsonl", rows)},
+    )
+
+    def taken(first, seed=0):
+        return [task.problem("train", first + i, seed).prompt for i in range(30)]
+
+    assert sorted(taken(0)) == sorted(taken(30)) == sorted(map(str, range(30)))
+    assert len({tuple(taken(0)), tuple(taken(30)), tuple(taken(0, seed=1))}) == 3
+    assert taken(30) == [task.problem("train", i, 0).prompt for i in reversed(range(30, 60))][::-1]
+    assert [task.problem("test", i, 5).prompt for i in range(10)] == [
+        f"t{n % 8}" for n in range(10)
+    ]
+
+
+@settings(max_examples=15)
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=40), st.randoms(use_true_random=False))
+def test_held_out_problems_are_chosen_by_what_they_say(tmp_path_factory, numbers, rng):
+    folder = tmp_path_factory.mktemp("held")
+    every = [*range(100), *numbers]
+    chosen = []
+    for name in ("a.jsonl", "b.jsonl"):
+        path = jsonl(folder / name, [{"prompt": str(n), "at": i} for i, n in enumerate(every)])
+        task = Dataset(train={"path": path}, held_out=0.25)
+        train, test = problems(task, "train"), problems(task, "test")
+        assert len(train) + len(test) == len(every)
+        assert not {p.prompt for p in train} & {p.prompt for p in test}
+        chosen.append({p.prompt for p in test})
+        rng.shuffle(every)
+    assert chosen[0] == chosen[1]
+    assert 15 <= len(chosen[0]) <= 35
+
+
+def test_a_share_that_leaves_a_split_empty_is_refused(tmp_path):
+    path = jsonl(tmp_path / "one.jsonl", [{"prompt": "alone"}])
+    with pytest.raises(ValueError, match="no problem is left for the split"):
+        problems(Dataset(train={"path": path}, held_out=0.5))
+
+
+def test_train_and_test_share_no_problem(tmp_path):
+    train = jsonl(tmp_path / "train.jsonl", [{"prompt": str(n), "from": "a"} for n in range(5)])
+    test = jsonl(tmp_path / "test.jsonl", [{"prompt": str(n), "from": "b"} for n in (3, 9, 4)])
+    task = Dataset(train={"path": train}, test={"path": test})
+    with pytest.raises(
+        ValueError, match=r"train\.jsonl line 4: also .*test\.jsonl line 1.* 2 of 5"
+    ):
+        task.check()
+    kept = Dataset(train={"path": train}, test={"path": test}, duplicates="drop")
+    assert sorted(p.prompt for p in problems(kept, "train")) == ["0", "1", "2"]
+    assert [p.prompt for p in problems(kept)] == ["3", "9", "4"]
+
+
+# What is wrong, and where -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "message"),
+    [
+        ({"promt": "x"}, {}, "there is no 'prompt'; did you mean 'promt'?"),
+        ({"x": 1, "y": 2}, {}, "there is no 'prompt'; there are 'x', 'y'"),
+        (
+            {"prompt": "x", "reward_model": {"ground_truth": 1}},
+            {"fields": {"prompt": "prompt", "answer": "reward_model.truth"}},
+            "there is no 'reward_model.truth'; did you mean 'reward_model.ground_truth'?",
+        ),
+        ({"prompt": None}, {}, "'prompt' must be text or a number, got None"),
+        ({"prompt": True}, {}, "'prompt' must be text or a number, got True"),
+        ({"prompt": " \n"}, {}, "the prompt is empty"),
+        ({"prompt": "x", "answer": float("nan")}, {}, "'answer': nan is not a finite number"),
+        ({"prompt": "\ud800"}, {}, "'prompt': half of a surrogate pair is not a character"),
+        ({"prompt": []}, {}, "one user message with perhaps a system message before it, got []"),
+        (
+            {"prompt": [{"role": r, "content": "x"} for r in ("user", "assistant", "user")]},
+            {},
+            "got ['user', 'assistant', 'user']",
+        ),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "image"}]}]},
+            {},
+            "'prompt.0.content' must be text or a number, got [{'type': 'image'}]",
+        ),
+        (
+            {"prompt": [{"role": r, "content": r} for r in ("system", "user")], "how": "so"},
+            {"system": "how"},
+            "the prompt has a system message, and so has 'how'",
+        ),
+        ({"prompt": "x", "level": [1]}, {"stratum": "level"}, "'level' must be text or a number"),
+        (
+            {"prompt": "x", "how": None},
+            {"demonstrations": ["{how}"]},
+            "'how' must be text or a number, got None",
+        ),
+        ({"prompt": {"\x1b[2J": "x"}}, {}, r"got {'\x1b[2J': 'x'}"),
+    ],
+)
+def test_a_bad_record_is_named_by_its_line(tmp_path, row, options, message):
+    fine = {"prompt": "fine", "how": "so", "level": 1, "reward_model": {"truth": 1}}
+    train = jsonl(tmp_path / "train.jsonl", [{**fine, "prompt": "another"}])
+    test = jsonl(tmp_path / "test.jsonl", [fine, row])
+    with pytest.raises(ValueError) as caught:
+        Dataset(train={"path": train}, test={"path": test}, **options).check()
+    assert str(caught.value).startswith(f"{test} line 2: ")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [(b"{", "not JSON: "), (b"[1]", "not a JSON object"), (b'"\xff"', "not UTF-8")],
+)
+def test_a_line_that_cannot_be_read_is_named(tmp_path, line, message):
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(b'{"prompt": "1"}\n\n' + line + b"\n")
+    with pytest.raises(ValueError, match=rf"bad\.jsonl line 3: {message}"):
+        Dataset(train={"path": path}, held_out=0.5).check()
+
+
+def test_a_row_of_parquet_is_named_across_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "_BATCH", 4)
+    rows = [{"prompt": str(n)} for n in range(9)] + [{"prompt": None}]
+    path = parquet(tmp_path / "rows.parquet", rows)
+    with pytest.raises(ValueError, match=r"rows\.parquet row 10: 'prompt' must be text"):
+        Dataset(train={"path": path}, held_out=0.5).check()
+
+
+def test_files_that_are_not_what_they_are_called(tmp_path):
+    cut = parquet(tmp_path / "cut.parquet", RECORDS)
+    cut.write_bytes(cut.read_bytes()[:100])
+    empty = jsonl(tmp_path / "empty.jsonl", [])
+    other = jsonl(tmp_path / "data.csv", RECORDS)
+    for path, message in (
+        (cut, "not readable as Parquet"),
+        (empty, "holds no record"),
+        (other, r"must end in \.jsonl or \.parquet"),
+    ):
+        with pytest.raises(ValueError, match=rf"{path.name}: .*{message}"):
+            Dataset(train={"path": path}, held_out=0.5).check()
+
+
+def test_a_missing_file_is_a_fault_of_the_machine(tmp_path):
+    with pytest.raises(OSError, match=r"cannot read .*nowhere\.jsonl: No such file") as caught:
+        Dataset(train={"path": tmp_path / "nowhere.jsonl"}, held_out=0.5).check()
+    assert not isinstance(caught.value, ValueError)
+
+
+HERE = {"path": "a.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train": HERE}, "needs either `test` or `held_out`"),
+        ({"train": HERE, "test": HERE, "held_out": 0.1}, "needs either `test` or `held_out`"),
+        ({"train": HERE, "held_out": 1.0}, "less than 1"),
+        ({"train": {}, "held_out": 0.1}, "either `path` or `hub`"),
+        ({"train": {**HERE, "hub": "x/y"}, "held_out": 0.1}, "either `path` or `hub`"),
+        ({"train": {"hub": "x/y"}, "held_out": 0.1}, "`hub` needs a `split`"),
+        ({"train": {**HERE, "config": "main"}, "held_out": 0.1}, "belong to `hub`"),
+        ({"train": {**HERE, "split": "train"}, "held_out": 0.1}, "`split` belongs to"),
+        ({"train": {"path": []}, "held_out": 0.1}, "empty list"),
+        ({"train": {**HERE, "limit": 0}, "held_out": 0.1}, "limit"),
+        ({"train": HERE, "held_out": 0.1, "fields": {}}, "fields"),
+        ({"train": HERE, "held_out": 0.1, "prompt": "{x!r}"}, "a name in braces"),
+        ({"train": HERE, "held_out": 0.1, "prompt": "{}"}, "a name in braces"),
+        ({"train": HERE, "held_out": 0.1, "prompt": "{"}, "prompt"),
+        ({"train": HERE, "held_out": 0.1, "demonstrations": ["{x:>9}"]}, "a name in braces"),
+        (
+            {"train": HERE, "held_out": 0.1, "fields": {"question": "q"}},
+            "prompt names 'prompt', but `fields` has only question",
+        ),
+        (
+            {"train": HERE, "held_out": 0.1, "fields": {"prompt": "q"}, "stratum": "level"},
+            "stratum names 'level'",
+        ),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ValidationError, match=message):
+        Dataset(**options)
+
+
+# Values -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (datetime.date(2025, 3, 1), "2025-03-01"),
+        (datetime.datetime(2025, 3, 1, 12, tzinfo=datetime.UTC), "2025-03-01T12:00:00+00:00"),
+        (decimal.Decimal("1.10"), "1.10"),
+        (np.int64(3), 3),
+        (np.array([[1.5], [2.0]]), [[1.5], [2.0]]),
+        ({"a": (1, None)}, {"a": [1, None]}),
+    ],
+)
+def test_values_become_plain_json(value, expected):
+    made = plain(value)
+    assert made == expected
+    assert json.loads(json.dumps(made)) == expected
+
+
+@pytest.mark.parametrize("value", [b"x", float("inf"), {1: 2}, np.float64("nan"), object()])
+def test_values_that_json_has_not_are_refused(value):
+    with pytest.raises(ValueError):
+        plain([value])
+
+
+def test_parquet_types_become_plain_json(tmp_path):
+    day = datetime.date(2025, 3, 1)
+    row = {"prompt": "x", "day": day, "price": decimal.Decimal("1.10"), "list": [1, 2]}
+    path = parquet(tmp_path / "typed.parquet", [{**row, "prompt": str(n)} for n in range(20)])
+    task = Dataset(train={"path": path}, held_out=0.5)
+    (fields, *_) = (p.fields for p in problems(task, "train"))
+    del fields["prompt"]
+    assert fields == {"day": "2025-03-01", "price": "1.10", "list": [1, 2]}
+
+
+def test_paths_reach_into_lists_and_past_dots():
+    record = {"a.b": 1, "choices": [{"text": "x"}], "a": {"c.d": 2}}
+    assert [lookup(record, p) for p in ("a.b", "choices.0.text", "a.c.d")] == [1, "x", 2]
+    with pytest.raises(ValueError, match=r"no 'choices\.1\.text'"):
+        lookup(record, "choices.1.text")
+
+
+# Reading once -------------------------------------------------------------------------------------
+
+
+def test_a_file_is_read_once_until_it_changes(tmp_path, monkeypatch):
+    opened = Counter()
+    real = records._open
+    monkeypatch.setattr(records, "_open", lambda p: (opened.update([p.name]), real(p))[1])
+    path = jsonl(tmp_path / "a.jsonl", [{"prompt": str(n)} for n in range(9)])
+    for _ in range(3):
+        task = Dataset(train={"path": path}, held_out=0.5)
+        task.check()
+        problems(task, "train")
+    assert opened == {"a.jsonl": 1}
+    jsonl(path, [{"prompt": f"new {n}"} for n in range(9)])
+    os.utime(path, ns=(1, 1))
+    assert all(p.prompt.startswith("new") for p in problems(task, "train"))
+    assert opened == {"a.jsonl": 2}
+
+
+# Hugging Face datasets ----------------------------------------------------------------------------
+
+
+def python(folder, code):
+    """Runs code in a process of its own, without a network; returns the lines it prints."""
+    pytest.importorskip("datasets")
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home")}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=folder,
+        env=os.environ | offline,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_datasets_of_hugging_face_are_read_and_refused(tmp_path):
+    for name in ("kept", "bare"):
+        (tmp_path / name).mkdir()
+    out = python(
+        tmp_path,
+        """
+        import datasets
+        from rlx_plugins.dataset import Dataset
+
+        rows = [{"prompt": str(n), "answer": n} for n in range(6)]
+        train = datasets.Dataset.from_list(rows[:4]).select([3, 2, 1, 0])
+        test = datasets.Dataset.from_list(rows[4:])
+        train.save_to_disk("plain")
+        datasets.DatasetDict({"train": train, "test": test}).save_to_disk("split")
+        train.to_parquet("kept/train-00000-of-00001.parquet")
+        test.to_parquet("kept/test-00000-of-00001.parquet")
+
+        def prompts(**options):
+            task = Dataset(**options)
+            return [[p.prompt for p in task._splits()[s]] for s in ("train", "test")]
+
+        for name in ("split", "kept"):
+            parts = {s: {"path": name, "split": s} for s in ("train", "test")}
+            print(prompts(**parts))
+        print(sorted(sum(prompts(train={"path": "plain"}, held_out=0.5), [])))
+        for source in (
+            {"path": "split"},
+            {"path": "plain", "split": "train"},
+            {"path": "bare"},
+            {"hub": "nobody/nothing", "split": "train"},
+        ):
+            try:
+                prompts(train=source, held_out=0.5)
+            except (ValueError, OSError) as error:
+                print(type(error).__name__, error)
+        """,
+    )
+    assert out[0] == out[1] == "[['3', '2', '1', '0'], ['4', '5']]"
+    assert out[2] == "['0', '1', '2', '3']"
+    assert out[3] == "ValueError split: `split` must name one of 'train', 'test'"
+    assert out[4] == "ValueError plain: it has no splits, so `split` must be left out"
+    assert out[5].startswith("ValueError bare: not readable as a dataset: ")
+    assert out[6].startswith("OSError cannot read nobody/nothing (train): ")
+    assert "it must be in the cache already" in out[6]
+
+
+def test_a_missing_library_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    task = Dataset(train={"hub": "nobody/nothing", "split": "train"}, held_out=0.5)
+    with pytest.raises(ImportError, match=r"pip install 'rlx\[huggingface\]'"):
+        task.check()

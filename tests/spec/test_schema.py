@@ -1,0 +1,37 @@
+"""The JSON Schema that editors read."""
+
+from pathlib import Path
+
+import pytest
+
+from rlx.spec.schema import experiment_schema
+from rlx.spec.source import parse
+
+ROOT = Path(__file__).parents[2]
+OURS = sorted((ROOT / "experiments").glob("*.yaml"))
+
+
+def part(name):
+    return experiment_schema({"reward": ["mine"]})["$defs"][name]["properties"]
+
+
+def test_every_key_and_the_words_below_it_are_there():
+    assert part("Lora")["targets"]["description"].startswith("Names of the linear layers")
+    assert "system message" in part("TwoTurn")["system"]["description"].lower()
+    assert "not above 0" in part("TurnReward")["requires"]["description"]
+    assert part("Pretrained")["chat_template"]["description"]
+    assert part("RewardsSpec").keys() == {"turn", "global"}
+
+
+def test_plugin_names_are_examples():
+    assert part("TurnReward")["plugin"]["examples"] == ["mine"]
+    assert part("MaskUse")["strategy"]["examples"] == []
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
+def test_our_own_experiments_fit_it(path):
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    validator = jsonschema.Draft202012Validator(experiment_schema({}))
+    tree = parse(path.read_text(encoding="utf-8"), path.name).tree
+    assert [error.message for error in validator.iter_errors(tree)] == []
+    assert list(validator.iter_errors({**tree, "sede": 1}))
