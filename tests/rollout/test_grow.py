@@ -19,8 +19,8 @@ CONFIDENCES = ("<confidence>0.5</confidence>", "hm</think><confidence>1</confide
 class Characters:
     """A `Dialogue` whose tokens are characters."""
 
-    def open(self, text):
-        return (BEGIN, *map(ord, text))
+    def open(self, text, system=""):
+        return (BEGIN, *map(ord, system + text))
 
     def reply(self, text, after):
         return (*(() if after[-1] == END else (END,)), *map(ord, text))
