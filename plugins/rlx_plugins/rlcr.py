@@ -52,10 +52,32 @@ def parse_confidence(text: str) -> Confidence:
     return Confidence(abs(value))  # "-0" is 0
 
 
+def _stated(
+    name: str,
+    response: str,
+    value: float | None,
+    *,
+    of: float | None = None,
+    reason: str | None = None,
+) -> Example:
+    sample = Sample(id="a", problem={}, turn="confidence", number=2, response=response, of=of)
+    return Example(name=name, sample=sample, value=value, reason=reason)
+
+
 class Brier(Reward):
     """1 - (of - c)² for the stated confidence c; `of` names the reward that says what is right."""
 
     reads_parent: ClassVar[bool] = True
+    examples: ClassVar[tuple[Example, ...]] = (
+        _stated("gold, right", "<confidence>1</confidence>", 1.0, of=1.0),
+        _stated("gold, wrong", "<confidence>0</confidence>", 1.0, of=0.0),
+        _stated("unsure", "<confidence>0.3</confidence>", 0.51, of=1.0),
+        _stated("sure and wrong", "<confidence>1.0</confidence>", 0.0, of=0.0),
+        _stated("none", "I am sure", 0.0, of=1.0, reason="no confidence"),
+        _stated("not finite", "<confidence>nan</confidence>", 0.0, of=1.0, reason="not finite"),
+        _stated("too sure", "<confidence>1.01</confidence>", 0.0, of=1.0, reason="out of range"),
+        _stated("percent", "<confidence>70%</confidence>", 0.0, of=1.0, reason="unparsable"),
+    )
 
     invalid_reward: float = 0.0
     """For a response without a valid confidence. 0 is also the worst that a valid one can earn."""
@@ -73,11 +95,6 @@ class Brier(Reward):
         if confidence is None:
             return Score(self.invalid_reward, reason)
         return Score(1.0 - (of - confidence) ** 2, parts={"confidence": confidence})
-
-
-def _stated(name: str, response: str, value: float | None) -> Example:
-    sample = Sample(id="a", problem={}, turn="confidence", number=2, response=response)
-    return Example(name=name, sample=sample, value=value)
 
 
 class StatedConfidence(Reward):
@@ -142,8 +159,22 @@ def matches(pattern: Pattern, text: str) -> bool:
     return True
 
 
+def _formed(name: str, pattern: Pattern, response: str, value: float) -> Example:
+    sample = Sample(id="a", problem={}, turn="answer", number=1, response=response)
+    return Example(name=name, sample=sample, value=value, options={"pattern": pattern})
+
+
 class Format(Reward):
     """1 when the whole response has the form `pattern`, else 0."""
+
+    examples: ClassVar[tuple[Example, ...]] = (
+        _formed("gold", "ta", "<think>6*7</think>\n<answer>42</answer>\n", 1.0),
+        _formed("gold, a confidence", "c", "<confidence>0.5</confidence>", 1.0),
+        _formed("words after it", "ta", "<think>6*7</think><answer>42</answer> So!", 0.0),
+        _formed("words before it", "c", "Well: <confidence>0.5</confidence>", 0.0),
+        _formed("nothing closed", "ta", "<think>6*7<answer>42", 0.0),
+        _formed("tags without end", "tac", "</think><answer>" * 5_000 + "</confidence>", 0.0),
+    )
 
     pattern: Pattern
     """Blocks in order: think, answer, b for analysis, confidence."""

@@ -37,7 +37,8 @@ def differences(device: str, dtype: str) -> torch.Tensor:
     runner = RunnerSpec(device=device, dtype=dtype, zero_stage=2)
     ranks = join_ranks(runner)
     policy, twin = build_policy(MODEL, 0), build_policy(MODEL, 0)
-    twin.model.to(getattr(torch, dtype))
+    for parameter in twin.model.parameters():  # buffers stay: positions need float32
+        parameter.data = parameter.data.to(getattr(torch, dtype))
     sampler = TransformersSampler(twin, max_rows=256, device=ranks.device)
     learner = Learner(policy, runner, OptimizerSpec(), ranks)
     sampler.load(learner.weights())

@@ -9,6 +9,7 @@ lr · g, and AdamW with ε = 1 at first by lr · g / (|g| + 1), which can be inv
 
 import functools
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,9 @@ LR = 1e4
 """So large that rounding of the weights themselves does not show in what they moved by."""
 READABLE = OptimizerSpec(learning_rate=LR, eps=1.0, max_grad_norm=1e6)
 USUAL = OptimizerSpec(learning_rate=1e-3, weight_decay=0.01, max_grad_norm=0.5)
+DEVICE = os.environ.get("RLX_TEST_DEVICE", "cpu")
+if torch.cuda.device_count() < int(os.environ["WORLD_SIZE"]):
+    DEVICE = "cpu"  # ranks do not share a device
 LIMITS = {"whole": 16_384, "several": 84, "cut": 60}
 """Tokens per micro-batch: all trees in one, several of them, so few that trees are cut."""
 LORA = Lora(rank=4, alpha=6)
@@ -182,11 +186,11 @@ def plain_steps(batches, optimizer):
 
 
 def copied(weights):
-    return {name: weight.detach().clone() for name, weight in weights.items()}
+    return {name: weight.detach().to("cpu", copy=True) for name, weight in weights.items()}
 
 
 def difference(before, after):
-    return {name: before[name].double() - after[name].detach().double() for name in before}
+    return {name: before[name].double() - after[name].detach().cpu().double() for name in before}
 
 
 def sgd(parameters, spec):
@@ -233,7 +237,7 @@ class Bench:
             adapt(policy.model, LORA, 0)
             fill(adapter_weights(policy.model))
         runner = RunnerSpec(
-            zero_stage=self.stage, micro_batch_tokens=LIMITS[limit], device="cpu", **runner
+            zero_stage=self.stage, micro_batch_tokens=LIMITS[limit], device=DEVICE, **runner
         )
         return policy, Learner(policy, runner, optimizer, self.ranks, make_optimizer)
 
@@ -317,7 +321,7 @@ class Bench:
             entropy_weights=torch.zeros_like(train.entropy_weights),
         )
         stats = self.ranks.gather(learner.update(nothing, old, LOSS, LR))
-        same = all(torch.equal(before[n], w) for n, w in learner.weights().items())
+        same = all(torch.equal(before[n], w) for n, w in copied(learner.weights()).items())
         return {"silent": stats == [None] * self.ranks.count, "silence_changes_nothing": same}
 
     def second_phase(self, *, fresh):
@@ -364,8 +368,8 @@ class Bench:
         """An export of adapters: merged, and alone over the model that they began from."""
         figures = self.exported(policy, learner)
         merged, base = build_policy(MODEL, 5).model, build_policy(MODEL, 0).model
-        weights, frozen = learner.weights(), dict(base.named_parameters())
-        merged.load_state_dict(dict(weights), strict=False)
+        weights, frozen = copied(learner.weights()), dict(base.named_parameters())
+        merged.load_state_dict(weights, strict=False)
         changed = [name for name, w in weights.items() if not torch.equal(w, frozen[name])]
         alone = peft.PeftModel.from_pretrained(base, self.folder / "adapter")
         expected = logits(plain_model(lora=True)[0])
@@ -411,7 +415,7 @@ def measure_stage(stage, ranks, batches, folder):
 
 
 def main(out):
-    ranks = join_ranks(RunnerSpec(device="cpu"))
+    ranks = join_ranks(RunnerSpec(device=DEVICE))
     model = build_policy(MODEL, 0).model
     batches = tuple(train_batch(seed, model) for seed in (0, 100, 200))
     measured = {stage: measure_stage(stage, ranks, batches, out.parent) for stage in range(4)}

@@ -1,16 +1,18 @@
 """The sampler against plain forwards, `generate`, and itself in other company."""
 
+import os
 from dataclasses import replace
 
 import pytest
 import torch
 
+from rlx.errors import SpecError
 from rlx.model import PlainDialogue, Policy, build_policy
 from rlx.rollout import Request
 from rlx.sampler import TransformersSampler
 from rlx.spec import Tiny, TurnSpec
 
-CPU = torch.device("cpu")
+DEVICE = torch.device(os.environ.get("RLX_TEST_DEVICE", "cpu"))
 SPEC = Tiny(
     hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=64, initializer_range=0.15
 )
@@ -48,7 +50,7 @@ def requests(contexts):
 
 
 def sampler(policy, max_rows=512):
-    return TransformersSampler(policy, max_rows=max_rows, device=CPU)
+    return TransformersSampler(policy, max_rows=max_rows, device=DEVICE)
 
 
 def sample(policy, requests, sampling=ANSWER, max_rows=512):
@@ -80,7 +82,8 @@ def two_turns(policy, requests):
 def forward(policy, context, completion, temperature):
     """Log-probabilities by one plain forward over the whole sequence."""
     with torch.no_grad():
-        logits = policy.model(input_ids=torch.tensor([context + completion.token_ids])).logits[0]
+        ids = torch.tensor([context + completion.token_ids], device=policy.model.device)
+        logits = policy.model(input_ids=ids).logits[0]
     logprobs = torch.log_softmax(logits / temperature, dim=-1)
     before = len(context) - 1
     return [logprobs[before + i, token].item() for i, token in enumerate(completion.token_ids)]
@@ -128,7 +131,7 @@ def test_logprobs_are_those_of_the_cut_distribution(policy, requests):
 def test_the_most_likely_tokens_are_those_of_generate(policy, contexts):
     ours = sample(policy, [Request(c, None, (5,)) for c in contexts], TurnSpec(top_k=1))
     for context, (completion,) in zip(contexts, ours, strict=True):
-        ids = torch.tensor([context])
+        ids = torch.tensor([context], device=policy.model.device)
         theirs = policy.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -293,4 +296,10 @@ def test_tied_weights_may_be_named_twice():
     own, source = build(1), build(2)
     sampler(own).load(source.model.state_dict())
     for mine, theirs in zip(own.model.parameters(), source.model.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
+        assert torch.equal(mine.cpu(), theirs)
+
+
+def test_a_dialogue_that_could_outgrow_the_model_is_refused(policy, contexts):
+    room = TurnSpec(max_new_tokens=SPEC.max_position - len(contexts[0]) + 1)
+    with pytest.raises(SpecError, match=f"which holds {SPEC.max_position}: lower max_new_tokens"):
+        sample(policy, [Request(contexts[0], None, (1,))], room)

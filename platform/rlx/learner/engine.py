@@ -260,7 +260,10 @@ class Learner:
 
 def _config(runner: RunnerSpec, optimizer: OptimizerSpec, ranks: Ranks) -> dict[str, Any]:
     """DeepSpeed's own configuration. Accumulation is ours: boundaries are set explicitly."""
+    # Micro-batches of a bfloat16 model would be added in bfloat16; stage 0 knows no other way.
+    sums = {"data_types": {"grad_accum_dtype": "fp32"}} if runner.zero_stage else {}
     return {
+        **sums,
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "train_batch_size": ranks.count,

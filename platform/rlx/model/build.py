@@ -1,5 +1,6 @@
 """Building the model that an experiment names."""
 
+import sys
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -65,6 +66,19 @@ class Policy:
     tokenizer: PreTrainedTokenizerBase
     dialogue: ModelDialogue
     end_ids: tuple[int, ...]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a dialogue that this model can hold.
+
+        Beyond its positions it was never trained, and beyond a sliding window its own attention
+        would forget what rlx's does not.
+        """
+        config = self.model.config.get_text_config()
+        slides = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+        window = getattr(config, "sliding_window", None)
+        limits = [getattr(config, "max_position_embeddings", None), window if slides else None]
+        return min((limit for limit in limits if limit is not None), default=sys.maxsize)
 
     def save(self, folder: Path) -> None:
         """Writes weights, configuration and tokenizer in the Hugging Face layout."""

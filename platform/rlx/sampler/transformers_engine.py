@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from rlx.errors import SpecError
 from rlx.model import Policy
 from rlx.rollout import Completion, Request
 from rlx.sampler.cache import Cache, CachedRows
@@ -81,7 +82,12 @@ class _Session:
     def generate(
         self, requests: Sequence[Request], sampling: TurnSpec
     ) -> list[tuple[Completion, ...]]:
-        """One completion per seed of every request. See `rlx.rollout.Session`."""
+        """One completion per seed of every request. See `rlx.rollout.Session`.
+
+        Raises:
+            SpecError: a dialogue could outgrow the model.
+        """
+        self._require_room(requests, sampling)
         kept = CachedRows()
         completions: list[Completion] = []
         for part in self._parts(requests):
@@ -91,6 +97,15 @@ class _Session:
         self._kept = kept
         ready = iter(completions)
         return [tuple(next(ready) for _ in request.seeds) for request in requests]
+
+    def _require_room(self, requests: Sequence[Request], sampling: TurnSpec) -> None:
+        longest = max((len(request.context) for request in requests), default=0)
+        if longest + sampling.max_new_tokens > self._policy.longest:
+            raise SpecError(
+                f"a dialogue of {longest} tokens and max_new_tokens {sampling.max_new_tokens} more "
+                f"do not fit into this model, which holds {self._policy.longest}: lower "
+                "max_new_tokens, or shorten prompts"
+            )
 
     def _parts(self, requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
         """Runs of requests that together ask for at most `max_rows` completions."""

@@ -1,5 +1,61 @@
-"""Promises that plugin authors can check their own work against."""
+"""Promises that plugin authors can check their own work against, without rlx or in their tests.
 
-from rlx.testing.estimators import check_estimator, example_inputs
+`check_reward`, `check_task`, `check_mask` and `check_estimator` raise AssertionError at the first
+promise that is broken. `reward_checks()` and its like give them one by one, by name:
 
-__all__ = ["check_estimator", "example_inputs"]
+    @pytest.mark.parametrize("check", reward_checks(), ids=str)
+    def test_keeps_every_promise(check):
+        check(my_reward)
+
+`rlx plugins check NAME` checks the same promises of a plugin that is installed, or of a folder.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from rlx.discovery import Kind
+from rlx.testing.promise import Check, common_checks
+from rlx.testing.rewards import check_reward, reward_checks
+from rlx.testing.tasks import check_task, task_checks
+
+__all__ = [
+    "Check",
+    "check_estimator",
+    "check_mask",
+    "check_reward",
+    "check_task",
+    "checks",
+    "estimator_checks",
+    "example_batch",
+    "example_inputs",
+    "mask_checks",
+    "reward_checks",
+    "task_checks",
+]
+
+_WITH_TORCH = {
+    "check_estimator": "estimators",
+    "estimator_checks": "estimators",
+    "example_inputs": "estimators",
+    "check_mask": "masks",
+    "example_batch": "masks",
+    "mask_checks": "masks",
+}
+
+
+def checks(kind: Kind) -> tuple[Check, ...]:
+    """The promises of a kind of plugin, in the order in which they are best checked."""
+    if kind in ("task", "reward", "mask", "estimator"):
+        given: tuple[Check, ...] = getattr(import_module(__name__), f"{kind}_checks")()
+        return given
+    return common_checks()
+
+
+def __getattr__(name: str) -> Any:
+    """Those that need torch are imported when asked for, by type checkers never.
+
+    Authors of rewards and tasks need no torch, and reading its types takes minutes.
+    """
+    if name not in _WITH_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WITH_TORCH[name]}"), name)

@@ -1,18 +1,24 @@
-"""The promises that every advantage estimator keeps. Plugin authors: call `check_estimator`.
+"""The promises of advantage estimators. Plugin authors: call `check_estimator`.
 
-Options are bound before the check: `check_estimator(functools.partial(mine, scale=0.5))`.
+A plain function has its options bound first: `check_estimator(functools.partial(mine, scale=0.5))`.
 """
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest import SkipTest
 
 import torch
 from torch import Tensor
 
 from rlx.batch import NO_TURN
 from rlx.credit import CreditInputs
+from rlx.discovery.streams import needed
+from rlx.plugin import Plugin
+from rlx.testing.promise import Check, bound, common_checks, keep
 
-__all__ = ["check_estimator", "example_inputs"]
+__all__ = ["check_estimator", "estimator_checks", "example_inputs"]
 
 Estimator = Callable[[CreditInputs], Tensor]
 
@@ -66,23 +72,59 @@ def _turn_ids(levels: Tensor, rng: torch.Generator) -> Tensor:
     return torch.where((position >= start) & (position < stop), number, NO_TURN)
 
 
-def check_estimator(estimator: Estimator) -> None:
+def check_estimator(estimator: Any) -> None:
     """Raises AssertionError, naming the broken promise, unless `estimator` keeps them all.
 
     Args:
-        estimator: takes `CreditInputs`, returns `[B, T]` advantages.
+        estimator: an `Estimator` plugin, the class or made; or a function that takes `CreditInputs`
+            alone and returns `[B, T]` advantages.
     """
+    keep(estimator_checks(), estimator)
+
+
+def estimator_checks() -> tuple[Check, ...]:
+    """The promises of every estimator. One that needs inputs that no example has is passed over."""
+    own: tuple[tuple[str, str, Callable[[Estimator, CreditInputs], None]], ...] = (
+        ("keeps shape and dtype", "return `[B, T]` as the rewards are", _keeps_shape_and_dtype),
+        ("leaves its inputs alone", "change no tensor in place", _leaves_its_inputs_alone),
+        (
+            "is finite, and silent outside the mask",
+            "select by `torch.where(mask, ..., 0)`; add an epsilon before dividing",
+            _is_finite_and_silent_outside_the_mask,
+        ),
+        (
+            "gives nothing for equal rewards",
+            "compare a group's largest score with its smallest, not with the mean",
+            _gives_nothing_for_equal_rewards,
+        ),
+        ("ignores row order", "compare rows by `group_ids`, never by position", _ignores_row_order),
+        (
+            "ignores what ids are called",
+            "ids only say which rows belong together",
+            _ignores_what_ids_are_called,
+        ),
+        ("ignores padding", "count tokens by the mask, turns by `turn_present`", _ignores_padding),
+        (
+            "ignores absent rewards",
+            "read `turn_rewards` only where `turn_present`: absent is not zero",
+            _ignores_absent_rewards,
+        ),
+    )
+    return (
+        *common_checks(),
+        *(Check(name, help_, partial(_over_examples, run)) for name, help_, run in own),
+    )
+
+
+def _over_examples(run: Callable[[Estimator, CreditInputs], None], subject: Any) -> None:
+    is_plugin = isinstance(subject, type | Plugin)
+    lacking = set(needed(subject) if is_plugin else ()) - _tensors(example_inputs()).keys()
+    if lacking:
+        raise SkipTest(f"it needs {', '.join(sorted(lacking))}, which no example here has")
+    estimator = bound(subject)
     for seed in _SEEDS:
         for dtype in (torch.float32, torch.float64):
-            _keeps_shape_and_dtype(estimator, example_inputs(seed, dtype=dtype))
-        inputs = example_inputs(seed)
-        _leaves_its_inputs_alone(estimator, inputs)
-        _is_finite_and_silent_outside_the_mask(estimator, inputs)
-        _gives_nothing_for_equal_rewards(estimator, inputs)
-        _ignores_row_order(estimator, inputs)
-        _ignores_what_ids_are_called(estimator, inputs)
-        _ignores_padding(estimator, inputs)
-        _ignores_absent_rewards(estimator, inputs)
+            run(estimator, example_inputs(seed, dtype=dtype))
 
 
 def _keeps_shape_and_dtype(estimator: Estimator, inputs: CreditInputs) -> None:
@@ -161,11 +203,11 @@ def _same(actual: Tensor, expected: Tensor, complaint: str) -> None:
 
 
 def _tensors(inputs: CreditInputs) -> dict[str, Tensor]:
-    return {field.name: getattr(inputs, field.name) for field in fields(inputs)}
+    return {name: value for name, value in vars(inputs).items() if isinstance(value, Tensor)}
 
 
 def _rows(inputs: CreditInputs, which: Tensor) -> CreditInputs:
-    return CreditInputs(**{name: tensor[which] for name, tensor in _tensors(inputs).items()})
+    return replace(inputs, **{name: tensor[which] for name, tensor in _tensors(inputs).items()})
 
 
 def _widened(tensor: Tensor, fill: float) -> Tensor:

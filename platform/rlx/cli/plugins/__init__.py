@@ -1,0 +1,138 @@
+"""`rlx plugins`: what is installed, what one does, whether it keeps its promises, a new one."""
+
+import json
+import traceback
+from pathlib import Path
+from typing import cast
+
+import click
+
+from rlx.cli.text import columns
+from rlx.discovery import Found, Kind, PluginFault, find, installed, load
+from rlx.errors import PluginError
+from rlx.spec.diagnostic import did_you_mean, printable
+
+__all__ = ["plugins"]
+
+
+@click.group(invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="Rows as JSON.")
+@click.pass_context
+def plugins(ctx: click.Context, as_json: bool) -> None:
+    """List plugins; a broken one is a row, not a failure."""
+    if ctx.invoked_subcommand is not None:
+        return
+    states = [(found, *_state(found)) for found in installed()]
+    if as_json:
+        keys = ("name", "kind", "from", "api", "state")
+        rows = [
+            dict(zip(keys, (f.name, f.kind, f.source, *rest), strict=True)) for f, *rest in states
+        ]
+        click.echo(json.dumps(rows, indent=2))
+        return
+    heads = ("NAME", "KIND", "FROM", "API", "STATE")
+    click.echo(columns([(f.name, f.kind, f.source, api, state) for f, api, state in states], heads))
+
+
+def _state(found: Found) -> tuple[str, str]:
+    """API version and state of one plugin; importing it is the only way to know."""
+    try:
+        plugin = load(found.kind, f"{found.distribution}:{found.name}")
+    except PluginFault as error:
+        cause = error.__cause__
+        why = f"{type(cause).__name__}: {cause}" if cause else error.diagnostic.message
+        return "-", f"broken: {(why.splitlines() or [''])[0]}"
+    rivals = [f for f in installed(found.kind) if f.name == found.name]
+    clash = len(rivals) > 1
+    return str(plugin.api), f"clash: say {found.distribution}:{found.name}" if clash else "ok"
+
+
+@plugins.command("show")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="The options' JSON Schema.")
+@click.option("--traceback", "full", is_flag=True, help="Why it fails to import, in full.")
+def show(name: str, as_json: bool, full: bool) -> None:
+    """Show what a plugin does and its options; NAME may be `distribution:name`."""
+    from rlx.cli.plugins.page import page
+
+    for number, found in enumerate(named(name)):
+        try:
+            plugin = load(found.kind, f"{found.distribution}:{found.name}")
+        except PluginFault as error:
+            if full and error.__cause__ is not None:
+                click.echo("".join(traceback.format_exception(error.__cause__)), err=True)
+            raise
+        if as_json:
+            click.echo(json.dumps(plugin.model_json_schema(), indent=2))
+            continue
+        click.echo(("\n" if number else "") + page(found, plugin))
+
+
+@plugins.command("check")
+@click.argument("what", metavar="NAME|PATH")
+@click.option("--kind", help="Only plugins of this kind, where several have the name.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="An option to check it with, its value as in YAML; may be repeated.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Every promise as JSON.")
+def check(what: str, kind: str | None, options: tuple[str, ...], as_json: bool) -> int:
+    """Check a plugin's promises, and the examples that it ships.
+
+    NAME is an installed plugin, also as `distribution:name`. PATH is a wheel, or the folder of a
+    distribution; it need not be installed.
+    """
+    from rlx.cli.plugins.conformance import report
+
+    return report(what, kind, options, as_json=as_json)
+
+
+@plugins.command("new")
+@click.argument("name")
+@click.option("--kind", type=click.Choice(["reward", "task"]), default="reward", show_default=True)
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    help="The folder to make it in; this one by default.",
+)
+def new(name: str, kind: str, into: Path) -> None:
+    """Write a distribution with one small plugin, its test and its README."""
+    from rlx.cli.plugins.scaffold import scaffold
+
+    folder = scaffold(name, cast(Kind, kind), into)
+    click.echo(f"wrote {printable(str(folder))}", err=True)
+    click.echo(f"pip install -e {printable(_typed(folder))} && rlx plugins check {name}")
+
+
+def _typed(folder: Path) -> str:
+    """A folder as pip takes it for one, and not for a package's name."""
+    text = str(folder)
+    return text if folder.is_absolute() or text.startswith(".") else f"./{text}"
+
+
+def named(name: str) -> list[Found]:
+    """The plugins of a name, one of each kind that has it.
+
+    Raises:
+        PluginError: there is none, or two distributions offer one kind of it.
+    """
+    bare = name.rpartition(":")[2]
+    kinds = dict.fromkeys(f.kind for f in installed() if f.name == bare)
+    if not kinds:
+        near = did_you_mean(bare, {f.name for f in installed()})
+        hint = f"did you mean '{near}'? " if near else ""
+        raise PluginError(f"no plugin named '{printable(name)}': {hint}`rlx plugins` lists all")
+    found, faults = [], []
+    for kind in kinds:
+        try:
+            found.append(find(kind, name))
+        except PluginFault as error:
+            faults.append(error)
+    # A distribution that is named may well offer one kind of the name alone.
+    if faults and not (found and ":" in name):
+        raise faults[0]
+    return found

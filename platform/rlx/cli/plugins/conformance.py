@@ -1,0 +1,168 @@
+"""`rlx plugins check`: the promises of plugins, one line each."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+from unittest import SkipTest
+
+import click
+
+from rlx.cli.failure import envelope, sentence
+from rlx.cli.plugins import named
+from rlx.cli.plugins.unpacked import on_path
+from rlx.discovery import GROUPS, Found, PluginFault, installed, load, make
+from rlx.discovery.lookup import fault
+from rlx.errors import PluginError, RlxError, SpecError
+from rlx.plugin import Plugin
+from rlx.spec import PluginUse
+from rlx.spec.diagnostic import printable
+from rlx.spec.source import parse
+from rlx.testing import Check, checks
+from rlx.testing.elsewhere import first_import
+from rlx.testing.promise import required_options
+
+__all__ = ["Verdict", "report"]
+
+_MARKS = {"kept": "✓", "broken": "✗", "skipped": "-"}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one promise.
+
+    Attributes:
+        promise: its name.
+        state: "skipped" where it does not apply.
+        why: it is broken or does not apply; "" where it is kept.
+        help: what to do about it; "" unless it is broken.
+    """
+
+    promise: str
+    state: Literal["kept", "broken", "skipped"]
+    why: str = ""
+    help: str = ""
+
+
+def report(what: str, kind: str | None, options: Sequence[str], *, as_json: bool) -> int:
+    """Checks a plugin, or all of a distribution, and prints what came of it.
+
+    Args:
+        what: name of an installed plugin, or path of a distribution.
+        kind: only plugins of this kind.
+        options: "key=value" each, of the one plugin that is checked.
+        as_json: print JSON instead of lines.
+
+    Returns:
+        The exit code: 0 when every promise holds, 3 when one is broken.
+
+    Raises:
+        RlxError: nothing could be checked.
+    """
+    entries = []
+    with ExitStack() as stack:
+        plugins = _asked_for(what, kind, stack)
+        given = _options(options)
+        if given and len(plugins) > 1:
+            kinds = ", ".join(f.kind for f in plugins)
+            raise SpecError(f"--option is for one plugin, and these are {kinds}: add --kind")
+        for number, found in enumerate(plugins):
+            if not as_json:
+                title = f"{found.name}  ({found.kind}, {found.source})"
+                click.echo(("\n" if number else "") + printable(title))
+            entries.append(_entry(found, given, aloud=not as_json))
+    if as_json:
+        click.echo(json.dumps(entries, indent=2))
+    codes = [entry["exit_code"] for entry in entries if entry["exit_code"]]
+    return min(codes, default=0)
+
+
+def _asked_for(what: str, kind: str | None, stack: ExitStack) -> list[Found]:
+    if kind is not None and kind not in GROUPS:
+        raise SpecError(f"no kind of plugin is called {kind!r}; there are: {', '.join(GROUPS)}")
+    path = Path(what)
+    known = any(f.name == what.rpartition(":")[2] for f in installed())
+    if (path.exists() and not known) or path.suffix == ".whl" or "/" in what:
+        distribution = stack.enter_context(on_path(path))
+        plugins = [f for f in installed() if f.distribution == distribution]
+    else:
+        plugins = named(what)
+    plugins = [f for f in plugins if kind in (None, f.kind)]
+    if not plugins:
+        raise PluginError(f"{printable(what)} offers no {kind} plugin")
+    return plugins
+
+
+def _options(texts: Sequence[str]) -> dict[str, Any]:
+    given = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise SpecError(f"an option reads KEY=VALUE, not {printable(text)!r}")
+        given[key] = parse(value, f"--option {key}").tree
+    return given
+
+
+def _entry(found: Found, options: Mapping[str, Any], *, aloud: bool) -> dict[str, Any]:
+    """Checks one plugin; says each verdict as it comes, if aloud."""
+    entry = {"name": found.name, "kind": found.kind, "from": found.source}
+    try:
+        subject = _subject(found, options)
+    except RlxError as error:
+        if aloud:
+            click.echo("\n".join(f"  {line}" for line in sentence(error).splitlines()))
+        return entry | {"exit_code": error.exit_code, "promises": []} | envelope(error)
+    verdicts = []
+    for verdict in (_verdict(promise, subject) for promise in checks(found.kind)):
+        verdicts.append(verdict)
+        if aloud:
+            click.echo(_line(verdict))
+    broken = sum(v.state == "broken" for v in verdicts)
+    if aloud:
+        kept = sum(v.state == "kept" for v in verdicts)
+        click.echo(f"  {kept} kept, {broken} broken" if broken else f"  all {kept} promises hold")
+    return entry | {"exit_code": 3 if broken else 0, "promises": [asdict(v) for v in verdicts]}
+
+
+def _line(verdict: Verdict) -> str:
+    why = f": {printable(verdict.why)}" if verdict.why else ""
+    help_ = f"\n      = help: {verdict.help}" if verdict.help else ""
+    return f"  {_MARKS[verdict.state]} {verdict.promise}{why}{help_}"
+
+
+def _subject(found: Found, options: Mapping[str, Any]) -> Plugin | type[Plugin]:
+    """The class, or the plugin made with the options that were given.
+
+    Raises:
+        PluginFault: it cannot be imported, which is tried in another process first.
+        SpecError: the options do not fit, or some are missing.
+    """
+    module, _, attribute = found.value.partition(":")
+    died = first_import(module, attribute.partition(".")[0]).died
+    if died is not None:
+        raise PluginFault(fault(found, f"cannot be imported: {died}"))
+    name = f"{found.distribution}:{found.name}"
+    cls = load(found.kind, name)
+    if options:
+        return make(PluginUse.model_validate({**options, "plugin": name}), found.kind)
+    missing = [] if getattr(cls, "examples", ()) else required_options(cls)
+    if missing:
+        raise SpecError(
+            f"{found.kind} plugin '{printable(found.name)}' cannot be made without "
+            f"{', '.join(missing)}: say `--option {missing[0]}=VALUE`, with the value as in YAML"
+        )
+    return cls
+
+
+def _verdict(promise: Check, subject: Plugin | type[Plugin]) -> Verdict:
+    try:
+        promise(subject)
+    except SkipTest as reason:
+        return Verdict(promise.name, "skipped", str(reason))
+    except AssertionError as error:
+        return Verdict(promise.name, "broken", str(error), promise.help)
+    except Exception as error:  # noqa: BLE001  what a plugin raises where no promise expects it
+        return Verdict(promise.name, "broken", f"{type(error).__name__}: {error}", promise.help)
+    return Verdict(promise.name, "kept")

@@ -1,0 +1,216 @@
+"""One plugin on a page: what it does, and its options as a table."""
+
+import ast
+import inspect
+import json
+import re
+import textwrap
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from inspect import cleandoc
+from itertools import pairwise, zip_longest
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
+from typing_extensions import TypeAliasType
+
+from rlx.discovery import Found
+from rlx.plugin import Plugin
+from rlx.spec.diagnostic import printable
+
+__all__ = ["page", "words"]
+
+_WIDTH = 100
+_WIDEST = (28, 24, 16)
+"""Characters of the columns before the last one; what is longer is wrapped."""
+
+_WORDS: dict[Any, str] = {
+    bool: "true | false",
+    int: "int",
+    float: "float",
+    str: "text",
+    Path: "path",
+    Any: "anything",
+    types.NoneType: "null",
+    list: "list",
+    tuple: "list",
+    dict: "mapping",
+}
+_LIMITS = {
+    "ge": "≥ {}",
+    "gt": "> {}",
+    "le": "≤ {}",
+    "lt": "< {}",
+    "multiple_of": "a multiple of {}",
+    "min_length": "with length ≥ {}",
+    "max_length": "with length ≤ {}",
+    "pattern": "like {}",
+}
+_plain = re.compile(r"[\w./+*-]+").fullmatch
+
+
+def page(found: Found, plugin: type[Plugin]) -> str:
+    """Returns what `rlx plugins show` prints."""
+    head = f"{found.name}  ({found.kind}, {found.source}, {found.value})"
+    text = cleandoc(plugin.__doc__ or "No description.")
+    rows = list(_rows(plugin))
+    heads = ("OPTION", "TYPE", "DEFAULT", "MEANING")
+    table = _table(rows, heads) if rows else "It has no options."
+    body = "\n".join(printable(line) for line in text.splitlines())
+    facts = "".join(f"\n{printable(fact)}\n" for fact in _facts(plugin))
+    return f"{printable(head)}\n\n{body}\n{facts}\n{table}"
+
+
+def _facts(plugin: type[Plugin]) -> Iterator[str]:
+    scope = getattr(plugin, "scope", "sample")
+    if scope != "sample":
+        alike = {"siblings": "that continue one turn", "group": "of one kind for one prompt"}
+        yield f"Looks at all turns {alike[scope]}, together."
+    if getattr(plugin, "reads_parent", False) is True:
+        yield "Reads the value of another reward: needs `of`."
+    if plugin.needs:
+        yield f"Needs: {', '.join(sorted(plugin.needs))}"
+
+
+# Options -----------------------------------------------------------------------------------------
+
+
+def _rows(
+    model: type[BaseModel], before: str = "", given: BaseModel | None = None
+) -> Iterator[tuple[str, str, str, str]]:
+    """Option, type, default and meaning of a model's fields, those of inner models below theirs."""
+    meanings = _meanings(model)
+    kinds: Mapping[str, str] = getattr(model, "nested", {})
+    for name, field in model.model_fields.items():
+        option = f"{before}{field.alias or name}"
+        kind = f"mapping to {kinds[name]} plugins" if name in kinds else words(field)
+        inner = None if name in kinds else _inner(field.annotation)
+        default = field.get_default(call_default_factory=True)
+        if given is not None:
+            default = getattr(given, name)
+        required = given is None and field.is_required()
+        shown = "required" if required else "" if isinstance(default, BaseModel) else _json(default)
+        summary = cleandoc(inner.__doc__ or "").splitlines()[:1] if inner is not None else []
+        yield option, kind, shown, field.description or meanings.get(name) or "".join(summary)
+        if inner is not None:
+            below = default if isinstance(default, inner) else None
+            yield from _rows(inner, f"{option}.", below)
+
+
+def _inner(kind: Any) -> type[BaseModel] | None:
+    """The one model that an option is, where it is not null."""
+    models = [k for k in _members(kind) if isinstance(k, type) and issubclass(k, BaseModel)]
+    return models[0] if len(models) == 1 else None
+
+
+def _json(value: Any) -> str:
+    plain = to_jsonable_python(value, by_alias=True)
+    if isinstance(plain, str) and _plain(plain):
+        return plain
+    return json.dumps(plain, ensure_ascii=False)
+
+
+def _meanings(model: type[BaseModel]) -> dict[str, str]:
+    """The text below each field in the source; nothing for a model made of a function."""
+    said: dict[str, str] = {}
+    for cls in reversed(model.__mro__):
+        try:
+            source = inspect.getsource(cls) if issubclass(cls, BaseModel) else ""
+        except (OSError, TypeError):
+            continue
+        tree = ast.parse(textwrap.dedent(source)).body
+        body = tree[0].body if tree and isinstance(tree[0], ast.ClassDef) else []
+        for field, text in pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                meaning = _text(text)
+                if meaning is not None:
+                    said[field.target.id] = " ".join(meaning.split())
+    return said
+
+
+def _text(node: ast.stmt) -> str | None:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        value = node.value.value
+        return value if isinstance(value, str) else None
+    return None
+
+
+# Types -------------------------------------------------------------------------------------------
+
+
+def words(kind: Any) -> str:
+    """A type as a person would write it: `float ≥ 0`, `seed | last_block`, `list of text`."""
+    if isinstance(kind, FieldInfo):
+        return _limited(kind.annotation, kind.metadata)
+    if get_origin(kind) is Annotated:
+        base, *more = get_args(kind)
+        return _limited(base, [m for n in more for m in getattr(n, "metadata", [n])])
+    members = _members(kind)
+    if len(members) > 1:
+        return " | ".join(dict.fromkeys(words(m) for m in members))
+    (kind,) = members
+    if get_origin(kind) is Annotated:
+        return words(kind)
+    if get_origin(kind) is Literal:
+        return " | ".join(_json(value) for value in get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return "mapping"
+    return _container(get_origin(kind) or kind, get_args(kind))
+
+
+def _container(origin: Any, arguments: Sequence[Any]) -> str:
+    if not isinstance(origin, type) or not arguments:
+        return _WORDS.get(origin) or str(getattr(origin, "__name__", origin))
+    if issubclass(origin, Mapping):
+        key, value = map(_grouped, arguments)
+        return f"mapping to {value}" if key == "text" else f"mapping of {key} to {value}"
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return f"[{', '.join(map(words, arguments))}]"
+    return f"list of {_grouped(arguments[0])}"
+
+
+def _grouped(kind: Any) -> str:
+    text = words(kind)
+    return f"({text})" if " | " in text else text
+
+
+def _limited(kind: Any, metadata: Iterable[Any]) -> str:
+    """A type with its bounds, which stand before `| null`."""
+    bounds = [
+        form.format(getattr(m, name))
+        for m in metadata
+        for name, form in _LIMITS.items()
+        if getattr(m, name, None) is not None
+    ]
+    members = [m for m in _members(kind) if m is not types.NoneType]
+    text = " | ".join(dict.fromkeys(map(words, members)))
+    null = " | null" if len(members) < len(_members(kind)) else ""
+    return f"{' '.join([text, ', '.join(bounds)]).rstrip()}{null}"
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    """The alternatives of a union; any other type alone."""
+    while isinstance(kind, TypeAliasType):
+        kind = kind.__value__
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+# Tables ------------------------------------------------------------------------------------------
+
+
+def _table(rows: Sequence[Sequence[str]], heads: Sequence[str]) -> str:
+    """Left-aligned columns within `_WIDTH` characters; long cells take several lines."""
+    cells = [[printable(cell) for cell in row] for row in (heads, *rows)]
+    natural = [max(len(row[i]) for row in cells) for i in range(len(_WIDEST))]
+    widths = [min(w, most) for w, most in zip(natural, _WIDEST, strict=True)]
+    widths.append(_WIDTH - sum(widths) - 2 * len(widths))
+    lines = []
+    for row in cells:
+        wrapped = [textwrap.wrap(c, w) or [""] for c, w in zip(row, widths, strict=True)]
+        for parts in zip_longest(*wrapped, fillvalue=""):
+            line = "  ".join(p.ljust(w) for p, w in zip(parts, widths, strict=True))
+            lines.append(line.rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,85 @@
+"""`rlx plugins new`: a distribution of one's own to begin with."""
+
+import builtins
+import keyword
+import re
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from string import Template
+
+from rlx import __version__
+from rlx.discovery import Kind, installed
+from rlx.errors import SpecError
+from rlx.spec.diagnostic import printable
+
+__all__ = ["scaffold"]
+
+_is_name = re.compile(r"[a-z][a-z0-9_]*").fullmatch
+
+
+def scaffold(name: str, kind: Kind, into: Path) -> Path:
+    """Writes a distribution that offers one plugin, and returns its folder.
+
+    Args:
+        name: what YAML will call the plugin.
+        kind: "reward" or "task".
+        into: the folder to make the distribution's own folder in.
+
+    Raises:
+        SpecError: the name will not do, or the folder is there already.
+        OSError: the folder cannot be written.
+    """
+    package = f"rlx_{name}"
+    _check_name(name, kind, package)
+    distribution = re.sub("_+", "-", package).rstrip("-")
+    folder = into / distribution
+    words = {
+        "name": name,
+        "attribute": "".join(map(str.title, name.split("_"))) if kind == "task" else name,
+        "kind": kind,
+        "package": package,
+        "distribution": distribution,
+        "version": __version__,
+    }
+    written = {
+        "pyproject.toml": "pyproject.toml",
+        "README.md": f"README_{kind}.md",
+        f"{package}/__init__.py": f"{kind}.py",
+        f"{package}/py.typed": None,
+        f"tests/test_{name}.py": f"test_{kind}.py",
+    }
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise SpecError(
+            f"{printable(str(folder))} is there already; remove it, or choose --into"
+        ) from None
+    for path, template in written.items():
+        file = folder / path
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(_filled(template, words) if template else "", encoding="utf-8")
+    return folder
+
+
+def _filled(template: str, words: dict[str, str]) -> str:
+    text = files(__package__).joinpath("templates", f"{template}.tmpl").read_text(encoding="utf-8")
+    return Template(text).substitute(words)
+
+
+def _check_name(name: str, kind: Kind, package: str) -> None:
+    """Raises SpecError unless a Python name, a package and a plugin can be called so."""
+    shown = printable(name)
+    if not _is_name(name):
+        near = re.sub("[^a-z0-9]+", "_", name.lower()).strip("_")
+        hint = f"; say '{near}'?" if _is_name(near) else ""
+        raise SpecError(
+            f"'{shown}' cannot name a plugin: use a to z, 0 to 9 and _, beginning with a letter"
+            f"{hint}"
+        )
+    if keyword.iskeyword(name) or hasattr(builtins, name) or name in ("reward", "task"):
+        raise SpecError(f"'{shown}' cannot name a plugin: it is a word of Python or of rlx")
+    if taken := [f for f in installed(kind) if f.name == name]:
+        raise SpecError(f"{kind} plugin '{shown}' is offered by {taken[0].source}; choose another")
+    if find_spec(package) is not None:
+        raise SpecError(f"a package '{package}' is installed already; choose another name")

@@ -1,0 +1,181 @@
+"""The promises of mask strategies. Plugin authors: call `check_mask`, or use `mask_checks`."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlx.batch import NO_TURN, TokenBatch, flatten
+from rlx.plugin import Problem
+from rlx.rollout import NO_PARENT, Author, RolloutTree, Segment, Span
+from rlx.testing.promise import Check, bound, common_checks, keep
+
+__all__ = ["check_mask", "example_batch", "mask_checks"]
+
+Mask = Callable[[TokenBatch], Tensor]
+
+_SEEDS = range(5)
+_SPANS = {"answer": ("think", "answer"), "confidence": ("analysis", "confidence"), "query": ()}
+_PADDING = {"turn_ids": NO_TURN, "temperatures": 1.0}  # everything else is 0 there
+
+
+def check_mask(mask: Any) -> None:
+    """Raises AssertionError, naming the broken promise, unless a mask strategy keeps them all.
+
+    Args:
+        mask: a `Mask` plugin, the class or made; or a function that takes `TokenBatch` alone.
+    """
+    keep(mask_checks(), mask)
+
+
+def mask_checks() -> tuple[Check, ...]:
+    """The promises of every mask strategy."""
+    own: tuple[tuple[str, str, Callable[[Mask, TokenBatch], None]], ...] = (
+        ("gives bool of the batch's shape", "return bool `[B, T]`", _gives_bool_of_the_shape),
+        (
+            "keeps to a row's own tokens",
+            "end with `& batch.is_own`: prompts, observations and padding never learn",
+            _keeps_to_own_tokens,
+        ),
+        (
+            "leaves the batch alone",
+            "begin with `torch.zeros_like` or `.clone()`, not with a field of the batch",
+            _leaves_the_batch_alone,
+        ),
+        ("gives the same again", "draw no random numbers", _gives_the_same_again),
+        ("ignores the order of rows", "rows of a group need not be neighbours", _ignores_row_order),
+        ("ignores padding", "count tokens that are `is_own`, not positions", _ignores_padding),
+    )
+    return (
+        *common_checks(),
+        *(Check(name, help_, partial(_over_examples, run)) for name, help_, run in own),
+    )
+
+
+def _over_examples(run: Callable[[Mask, TokenBatch], None], subject: Any) -> None:
+    mask = bound(subject)
+    for seed in _SEEDS:
+        run(mask, example_batch(seed))
+
+
+# Examples ----------------------------------------------------------------------------------------
+
+
+def example_batch(seed: int = 0) -> TokenBatch:
+    """Random rows of every form.
+
+    Returns:
+        Rows of unequal lengths: answers, some of them without their spans or cut off; confidences
+        below some of them; and trajectories with an environment's observations among their turns.
+    """
+    rng = random.Random(f"batch/{seed}")
+    return flatten([_tree(rng, number) for number in range(4)])
+
+
+def _tree(rng: random.Random, number: int) -> RolloutTree:
+    segments = [_given(rng, NO_PARENT, "prompt")]
+    for _ in range(rng.randint(1, 4)):
+        segments.append(_turn(rng, 0, 1, "query" if number == 3 else "answer"))
+        above = len(segments) - 1
+        if number == 3:
+            segments.append(_given(rng, above, "environment"))
+            segments.append(_turn(rng, above + 1, 2, "answer"))
+        elif rng.random() < 0.5:
+            segments.append(_given(rng, above, "prompt"))
+            question = len(segments) - 1
+            for _ in range(rng.randint(1, 3)):
+                segments.append(_turn(rng, question, 2, "confidence"))
+    return RolloutTree(Problem(id=str(number), prompt="?", fields={}), tuple(segments))
+
+
+def _given(rng: random.Random, parent: int, author: Author) -> Segment:
+    """What the policy did not write."""
+    ids = tuple(rng.randint(1, 99) for _ in range(rng.randint(1, 4)))
+    return Segment(parent=parent, author=author, token_ids=ids)
+
+
+def _turn(rng: random.Random, parent: int, number: int, kind: str) -> Segment:
+    length = rng.randint(1, 9)
+    spans = {}
+    for name in _SPANS[kind]:
+        start, stop = sorted(rng.choices(range(length + 1), k=2))
+        if rng.random() < 0.7:
+            spans[name] = Span((start, stop), (min(start + 1, stop), stop), "")
+    return Segment(
+        parent=parent,
+        author="policy",
+        token_ids=tuple(rng.randint(1, 99) for _ in range(length)),
+        logprobs=tuple(-rng.random() for _ in range(length)),
+        turn=number,
+        kind=kind,
+        finish_reason=rng.choice(["stop", "length"]),
+        spans=spans,
+    )
+
+
+# The promises ------------------------------------------------------------------------------------
+
+
+def _gives_bool_of_the_shape(mask: Mask, batch: TokenBatch) -> None:
+    learns = mask(batch)
+    assert isinstance(learns, Tensor), f"gave {type(learns).__name__}, no tensor"
+    assert learns.dtype == torch.bool, f"gave {learns.dtype}"
+    shape = tuple(learns.shape)
+    assert shape == tuple(batch.is_own.shape), f"gave {shape} for {tuple(batch.is_own.shape)}"
+
+
+def _keeps_to_own_tokens(mask: Mask, batch: TokenBatch) -> None:
+    assert not (mask(batch) & ~batch.is_own).any(), "a token learns that is not the row's own"
+
+
+def _leaves_the_batch_alone(mask: Mask, batch: TokenBatch) -> None:
+    before = _map(batch, lambda _, tensor: tensor.clone())
+    mask(batch)
+    for name, was in vars(before).items():
+        assert _same(getattr(batch, name), was), f"wrote into batch.{name}"
+
+
+def _same(now: Any, was: Any) -> bool:
+    if isinstance(was, Tensor):
+        return torch.equal(now, was)
+    if isinstance(was, dict):
+        return now.keys() == was.keys() and all(torch.equal(now[key], was[key]) for key in was)
+    return bool(now == was)
+
+
+def _gives_the_same_again(mask: Mask, batch: TokenBatch) -> None:
+    assert torch.equal(mask(batch), mask(batch)), "gave another mask the second time"
+
+
+def _ignores_row_order(mask: Mask, batch: TokenBatch) -> None:
+    order = torch.randperm(len(batch.rows), generator=torch.Generator().manual_seed(1))
+    moved = _map(batch, lambda _, tensor: tensor[order])
+    moved = replace(moved, rows=tuple(batch.rows[i] for i in order.tolist()))
+    assert torch.equal(mask(moved), mask(batch)[order]), "depends on the order of rows"
+
+
+def _ignores_padding(mask: Mask, batch: TokenBatch) -> None:
+    padded = mask(_map(batch, _widened))
+    length = batch.is_own.shape[1]
+    assert torch.equal(padded[:, :length], mask(batch)), "depends on padding on the right"
+
+
+def _widened(name: str, tensor: Tensor) -> Tensor:
+    if tensor.dim() == 1:
+        return tensor
+    return torch.cat([tensor, torch.full_like(tensor[:, :2], _PADDING.get(name, 0))], dim=1)
+
+
+def _map(batch: TokenBatch, change: Callable[[str, Tensor], Tensor]) -> TokenBatch:
+    """The batch with `change(name, tensor)` of each of its tensors."""
+    changed: dict[str, Any] = {}
+    for name, value in vars(batch).items():
+        if isinstance(value, Tensor):
+            changed[name] = change(name, value)
+        elif isinstance(value, dict):
+            changed[name] = {key: change(name, sheet) for key, sheet in value.items()}
+    return replace(batch, **changed)

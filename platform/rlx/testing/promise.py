@@ -1,0 +1,200 @@
+"""What a promise is, and those that plugins of every kind make.
+
+A promise is checked by calling it with a plugin: the class, which then has its own default options,
+or a plugin made with options. A broken one raises AssertionError with the reason; one that does not
+apply raises `unittest.SkipTest`, which test runners understand.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest import SkipTest
+
+from pydantic import ValidationError
+from pydantic_core import to_json
+
+from rlx.discovery import implementation, make
+from rlx.errors import RlxError
+from rlx.plugin import Plugin
+from rlx.spec import PluginUse
+from rlx.spec.explain import explain
+from rlx.testing.elsewhere import first_import
+
+__all__ = ["Check", "Subject", "bound", "common_checks", "keep", "made", "required_options"]
+
+HEAVY = ("torch", "transformers", "vllm", "deepspeed", "mlflow")
+"""What a plugin must leave to its implementation: `rlx validate` imports every plugin named."""
+
+_IMPORT_SECONDS = 1.0
+_TRIES = 3  # a busy machine is not the plugin's fault
+
+Subject = type[Plugin] | Plugin
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One promise, by name. `str()` is the name; calling it with a plugin checks it.
+
+    Attributes:
+        name: what is promised.
+        help: what to do where it is broken.
+        run: raises AssertionError, or SkipTest.
+    """
+
+    name: str
+    help: str
+    run: Callable[[Any], None]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __call__(self, subject: Any) -> None:
+        """Checks the promise.
+
+        Raises:
+            AssertionError: it is broken; the text says how.
+            unittest.SkipTest: it does not apply; the text says why.
+        """
+        self.run(subject)
+
+
+def keep(checks: Iterable[Check], subject: Any) -> None:
+    """Checks promise after promise; those that do not apply are passed over.
+
+    Raises:
+        AssertionError: at the first that is broken; the text begins with its name.
+    """
+    for check in checks:
+        try:
+            check(subject)
+        except SkipTest:
+            continue
+        except AssertionError as error:
+            raise AssertionError(f"{check}: {error}") from error
+
+
+def made(subject: Subject, options: Mapping[str, Any] | None = None) -> Any:
+    """Returns the plugin of a class with these options, read as strictly as YAML.
+
+    Args:
+        subject: a plugin that is made already is returned as it is, when `options` is None.
+        options: those of YAML.
+
+    Raises:
+        AssertionError: the options do not fit, or some are missing.
+    """
+    if isinstance(subject, Plugin) and options is None:
+        return subject
+    cls = _class(subject)
+    given = dict(options or {})
+    lacking = [f"'{option}'" for option in required_options(cls) if option not in given]
+    assert not lacking, f"needs {', '.join(lacking)} among its options"
+    try:
+        plugin = cls.model_validate_json(to_json(given), strict=True)
+        inner = {
+            option: {key: make(_use(use), kind) for key, use in getattr(plugin, option).items()}  # type: ignore[arg-type]
+            for option, kind in cls.nested.items()
+        }
+    except ValidationError as error:
+        said = "; ".join(d.message for d in explain(error, cls, given))
+        raise AssertionError(f"cannot be made with the options {given}: {said}") from None
+    except RlxError as error:
+        raise AssertionError(f"cannot be made with the options {given}: {error}") from error
+    return plugin.with_inner(inner) if inner else plugin
+
+
+def _use(use: Any) -> PluginUse:
+    return PluginUse(**use.model_dump())
+
+
+def bound(subject: Any) -> Callable[..., Any]:
+    """Returns the implementation that a plugin names, with its options; a function as it is.
+
+    Raises:
+        AssertionError: as `made`, or the implementation cannot be imported.
+    """
+    if not _is_plugin(subject):
+        function: Callable[..., Any] = subject
+        return function
+    plugin = made(subject)
+    options = {name: getattr(plugin, name) for name in type(plugin).model_fields}
+    try:
+        return partial(implementation(type(plugin).implementation), **options)
+    except RlxError as error:
+        raise AssertionError(str(error)) from error
+
+
+def _is_plugin(subject: Any) -> bool:
+    return issubclass(subject if isinstance(subject, type) else type(subject), Plugin)
+
+
+def _class(subject: Subject) -> type[Plugin]:
+    if not _is_plugin(subject):
+        raise SkipTest("it is a function and no plugin")
+    return subject if isinstance(subject, type) else type(subject)
+
+
+def common_checks(make_one: Callable[[Any], Any] = made) -> tuple[Check, ...]:
+    """The promises of every plugin, whatever its kind.
+
+    Args:
+        make_one: gives the plugin of a class.
+    """
+    return (
+        Check(
+            "imports fast and light",
+            f"leave {', '.join(HEAVY)} and slow work to functions, or to the implementation",
+            _imports_fast_and_light,
+        ),
+        Check(
+            "says what it does",
+            "begin the class or the function with a docstring",
+            _says_what_it_does,
+        ),
+        Check(
+            "options survive JSON",
+            "annotate options with plain types, and give defaults of just those types",
+            partial(_options_survive_json, make_one=make_one),
+        ),
+    )
+
+
+def _imports_fast_and_light(subject: Subject) -> None:
+    cls = _class(subject)
+    module, name = cls.__module__, cls.__qualname__
+    seconds = float("inf")
+    for _ in range(_TRIES):
+        report = first_import(module, name.partition(".")[0])
+        fault = report.raised or report.died
+        assert fault is None, f"importing {module} in a fresh process: {fault}"
+        heavy = [package for package in HEAVY if package in report.modules]
+        assert not heavy, f"importing {module} imports {', '.join(heavy)}"
+        seconds = min(seconds, report.seconds)
+        if seconds < _IMPORT_SECONDS:
+            return
+    raise AssertionError(f"importing {module} takes {seconds:.1f} s, more than {_IMPORT_SECONDS:g}")
+
+
+def _says_what_it_does(subject: Subject) -> None:
+    cls = _class(subject)
+    assert (cls.__doc__ or "").strip(), f"{cls.__name__} has no docstring"
+
+
+def _options_survive_json(subject: Subject, make_one: Callable[[Any], Any]) -> None:
+    _class(subject)
+    plugin = make_one(subject)
+    written = plugin.model_dump_json(by_alias=True, warnings=False)
+    try:
+        again = type(plugin).model_validate_json(written, strict=True)
+    except ValidationError as error:
+        said = "; ".join(d.message for d in explain(error, type(plugin), json.loads(written)))
+        raise AssertionError(f"{written} cannot be read back: {said}") from None
+    one, other = (p.model_dump(warnings=False) for p in (plugin, again))
+    assert one == other, f"{written} is read back as {again!r}"
+
+
+def required_options(cls: type[Plugin]) -> list[str]:
+    """Options without a default, as YAML calls them."""
+    return [f.alias or name for name, f in cls.model_fields.items() if f.is_required()]

@@ -1,0 +1,342 @@
+"""The promises of rewards. Plugin authors: call `check_reward`, or parametrise by `reward_checks`.
+
+    @pytest.mark.parametrize("check", reward_checks(), ids=str)
+    def test_keeps(check):
+        check(my_reward)
+
+Rewards are run as a training run does: in a worker that has a deadline and a memory cap.
+"""
+
+import math
+import pickle
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+from unittest import SkipTest
+
+from rlx.plugin import Example, Plugin, Sample, Score
+from rlx.reward import Job, Outcome
+from rlx.spec import TurnReward
+from rlx.testing.elsewhere import scored
+from rlx.testing.promise import Check, Subject, common_checks, keep, made
+
+__all__ = ["HOSTILE_TEXTS", "check_reward", "reward_checks"]
+
+DEADLINE: float = TurnReward.model_fields["deadline"].default
+
+HOSTILE_TEXTS = {
+    "empty text": "",
+    "white space": " \t\r\n\u2028\u00a0",
+    "NUL": "<answer>\0</answer>\0",
+    "terminal escapes": "\x1b[2J\x1b]0;owned\x07<answer>\x1b[31m1\x1b[0m</answer>",
+    "unicode": "<answer>١²³ π 🙂 \u202e321\u202c e\u0301 ﷽</answer>",
+    "numbers that are none": "<answer>nan</answer><confidence>-inf</confidence> 1e999 9**9**9**9",
+    "unclosed tags": "<answer>" * 20_000,
+    "nested tags": "<think>" * 5_000 + "</answer></think>" * 5_000,
+    "nested brackets": "<answer>" + "(" * 20_000 + "1" + ")" * 20_000 + "</answer>",
+    "100 kB of words": "<answer>" + "so it is, 1 + 1 = 2; " * 5_000 + "</answer>",
+    "100 kB of digits": "<answer>" + "7" * 100_000 + "</answer>",
+}
+"""What a policy may write and no reward may stumble over."""
+
+_ORDINARY = ("42", "<think>6*7=42</think><answer>6*7</answer>", "<confidence>0.5</confidence>", "?")
+
+
+def check_reward(reward: Subject, samples: Sequence[Sample] | None = None) -> None:
+    """Raises AssertionError, naming the broken promise, unless a reward keeps them all.
+
+    Args:
+        reward: a class, checked with the options of each of its examples, or a plugin made.
+        samples: to use in place of its examples'; judged together in wider scopes than "sample".
+    """
+    keep(reward_checks(samples), reward)
+
+
+def reward_checks(samples: Sequence[Sample] | None = None) -> tuple[Check, ...]:
+    """The promises of every reward.
+
+    Args:
+        samples: as `check_reward`.
+    """
+    given = None if samples is None else tuple(samples)
+    own: tuple[tuple[str, str, Any], ...] = (
+        (
+            "travels to a worker",
+            "define it at the top of a module, and keep only plain values in it",
+            _travels,
+        ),
+        (
+            "gives a number or abstains",
+            "return a finite number, a Score or None; in wider scopes a list, one per sample",
+            _gives_a_number_or_abstains,
+        ),
+        ("keeps its examples", "the reward is wrong, or the example is", _keeps_its_examples),
+        (
+            "says the same again",
+            "depend on the sample and the options alone: no clock, no random numbers, no state, no "
+            "order of a set",
+            _says_the_same_again,
+        ),
+        ("leaves samples alone", "copy what you change", _leaves_samples_alone),
+        (
+            "bears hostile text",
+            "what a model writes is never an error: give it a score and a reason, in linear time",
+            _bears_hostile_text,
+        ),
+        (
+            "bears any order",
+            "a sample's verdict must not depend on its place in the list",
+            _bears_any_order,
+        ),
+        ("bears one alone", "a group may hold one sample", _bears_one_alone),
+    )
+    return (
+        *common_checks(_first_plugin),
+        *(Check(name, help_, partial(run, given=given)) for name, help_, run in own),
+    )
+
+
+# What is scored ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One call of a reward."""
+
+    reward: Any
+    samples: tuple[Sample, ...]
+
+    def with_responses(self, *texts: str, spans: bool = True) -> "_Case":
+        """The same with other responses, in turn, inside the spans too or without any."""
+        said = tuple(
+            replace(
+                sample,
+                response=texts[i % len(texts)],
+                spans=dict.fromkeys(sample.spans, texts[i % len(texts)]) if spans else {},
+            )
+            for i, sample in enumerate(self.samples)
+        )
+        return _Case(self.reward, said)
+
+
+_Given = tuple[Sample, ...] | None
+
+
+def _cases(subject: Subject, given: _Given) -> list[_Case]:
+    """The samples to try, with every set of options that the examples name."""
+    examples = _examples(subject)
+    if isinstance(subject, Plugin):
+        pairs = [(subject, _together(e.sample)) for e in examples]
+    elif given is None:
+        pairs = [(made(subject, e.options), _together(e.sample)) for e in examples]
+    else:
+        pairs = []
+    rewards = [r for r, _ in pairs] or [_first_plugin(subject)]
+    if given is not None or not pairs:
+        pairs = [(rewards[0], given if given is not None else _ordinary(rewards[0]))]
+    return [_Case(r, samples) for r, sample in pairs for samples in _calls(r, sample)]
+
+
+def _calls(reward: Any, samples: tuple[Sample, ...]) -> list[tuple[Sample, ...]]:
+    return [(s,) for s in samples] if reward.scope == "sample" else [samples]
+
+
+def _examples(subject: Subject) -> tuple[Example, ...]:
+    return tuple(getattr(subject, "examples", ()))
+
+
+def _first_plugin(subject: Subject) -> Any:
+    """The plugin itself, or its class with the options of the first example."""
+    examples = _examples(subject)
+    if isinstance(subject, Plugin) or not examples:
+        return made(subject)
+    return made(subject, examples[0].options)
+
+
+def _together(sample: Sample | tuple[Sample, ...]) -> tuple[Sample, ...]:
+    return (sample,) if isinstance(sample, Sample) else sample
+
+
+def _ordinary(reward: Any) -> tuple[Sample, ...]:
+    """Samples for a reward that brings none."""
+    of = 1.0 if getattr(reward, "reads_parent", False) else None
+    return tuple(
+        Sample(id=f"{i}", problem={}, turn="answer", number=1, response=text, of=of)
+        for i, text in enumerate(_ORDINARY)
+    )
+
+
+def _score(cases: Sequence[_Case], *, fresh: bool = False) -> list[Outcome]:
+    jobs = [Job(case.reward, case.samples, DEADLINE) for case in cases]
+    return scored(jobs, fresh=fresh)
+
+
+def _faultless(outcome: Outcome, what: str) -> Outcome:
+    assert outcome.fault is None, f"{what}: {outcome.fault}"
+    return outcome
+
+
+def _label(case: _Case) -> str:
+    text = " ".join(repr(s.response) for s in case.samples)
+    return f"on {text if len(text) <= 60 else text[:59] + '…'}"
+
+
+# The promises ------------------------------------------------------------------------------------
+
+
+def _travels(subject: Subject, given: _Given) -> None:
+    cases = _cases(subject, given)
+    for case, outcome in zip(cases, _score(cases), strict=True):
+        fault = outcome.fault or ""
+        # Whatever else is wrong with it is for the promises that follow.
+        assert not fault.startswith("cannot be"), f"{type(case.reward).__name__} {fault}"
+
+
+def _gives_a_number_or_abstains(subject: Subject, given: _Given) -> None:
+    cases = _cases(subject, given)
+    for case, outcome in zip(cases, _score(cases), strict=True):
+        strange = not _examples(subject) and given is None
+        hint = "; if it reads something of the problem, give it examples" if strange else ""
+        assert outcome.fault is None, f"{_label(case)}: {outcome.fault}{hint}"
+
+
+def _keeps_its_examples(subject: Subject, given: _Given) -> None:
+    examples = _examples(subject)
+    if not examples:
+        raise SkipTest("it has none; give it at least a gold, a wrong and a hostile one")
+    names = [e.name for e in examples]
+    assert len(set(names)) == len(names), f"two examples have one name: {sorted(names)}"
+    cases = [_Case(made(subject, e.options), _together(e.sample)) for e in examples]
+    for example, outcome in zip(examples, _score(cases), strict=True):
+        _faultless(outcome, f"'{example.name}'")
+        wanted = example.value if isinstance(example.value, tuple) else (example.value,)
+        values = tuple(None if v is None else v.value for v in outcome.verdicts)
+        said = f"'{example.name}' gives {_said(values)}, not {_said(wanted)}"
+        assert len(values) == len(wanted) and all(map(_alike, values, wanted)), said
+        (first, *_) = outcome.verdicts
+        if example.reason is not None:
+            reason = None if first is None else first.reason
+            said = f"'{example.name}' gives the reason {reason!r}, not {example.reason!r}"
+            assert reason == example.reason, said
+
+
+def _said(values: Sequence[float | None]) -> str:
+    return ", ".join("nothing" if v is None else f"{v:.6g}" for v in values)
+
+
+def _says_the_same_again(subject: Subject, given: _Given) -> None:
+    cases = _cases(subject, given)
+    first, second, third = _score(cases), _score(cases), _score(cases, fresh=True)
+    for case, *outcomes in zip(cases, first, second, third, strict=True):
+        verdicts = [_faultless(o, _label(case)).verdicts for o in outcomes]
+        assert verdicts[0] == verdicts[1], f"{_label(case)}: another verdict the second time"
+        assert verdicts[0] == verdicts[2], f"{_label(case)}: another verdict in another process"
+
+
+class _Watched:
+    """A reward that is caught at changing what it was given. Picklable, as the reward is."""
+
+    def __init__(self, reward: Any) -> None:
+        self.reward = reward
+
+    @property
+    def scope(self) -> Any:
+        return self.reward.scope
+
+    def score(self, sample: Any) -> Any:
+        """Scores as the reward does.
+
+        Raises:
+            AssertionError: a sample, or their order, is not as it was.
+        """
+        before = pickle.loads(pickle.dumps(sample))
+        verdict = self.reward.score(sample)
+        assert sample == before, "it changed what it was given"
+        return verdict
+
+
+def _leaves_samples_alone(subject: Subject, given: _Given) -> None:
+    cases = _cases(subject, given)
+    watched = [_Case(_Watched(case.reward), case.samples) for case in cases]
+    for case, outcome in zip(cases, _score(watched), strict=True):
+        _faultless(outcome, _label(case))
+
+
+def _bears_hostile_text(subject: Subject, given: _Given) -> None:
+    for case in _one_of_each(_cases(subject, given)):
+        calm = case.samples[0].response
+        for label, text in HOSTILE_TEXTS.items():
+            hostile = [case.with_responses(text), case.with_responses(text, spans=False)]
+            if len(case.samples) > 1:
+                hostile.append(case.with_responses(calm, text))
+            for outcome in _score(hostile):
+                _faultless(outcome, label)
+
+
+def _one_of_each(cases: Sequence[_Case]) -> Iterator[_Case]:
+    """The first case for each set of options, and of each length of a group."""
+    seen = set()
+    for case in cases:
+        key = (case.reward.model_dump_json(), len(case.samples))
+        if key not in seen:
+            seen.add(key)
+            yield case
+
+
+def _bears_any_order(subject: Subject, given: _Given) -> None:
+    cases = _wider(subject, given)
+    groups = [case if len(case.samples) > 1 else _group_of(case) for case in cases]
+    orders = [_order(len(case.samples)) for case in groups]
+    moved = [
+        _Case(case.reward, tuple(case.samples[i] for i in order))
+        for case, order in zip(groups, orders, strict=True)
+    ]
+    outcomes = zip(groups, orders, _score(groups), _score(moved), strict=True)
+    for case, order, still, other in outcomes:
+        expected = _faultless(still, _label(case)).verdicts
+        actual = _faultless(other, f"{_label(case)}, in another order").verdicts
+        same = all(_agree(actual[i], expected[j]) for i, j in enumerate(order))
+        assert same, f"{_label(case)}: other verdicts in another order"
+
+
+def _group_of(case: _Case) -> _Case:
+    """Several samples made of one that stood alone."""
+    (sample,) = case.samples
+    several = tuple(replace(sample, id=f"{sample.id}/{i}") for i in range(len(_ORDINARY)))
+    return _Case(case.reward, several).with_responses(*_ORDINARY)
+
+
+def _order(count: int) -> list[int]:
+    """A shuffle of several that is not the order they had."""
+    rng, order = random.Random(count), list(range(count))
+    while order == sorted(order):
+        rng.shuffle(order)
+    return order
+
+
+def _bears_one_alone(subject: Subject, given: _Given) -> None:
+    cases = [_Case(case.reward, (s,)) for case in _wider(subject, given) for s in case.samples]
+    for case, outcome in zip(cases, _score(cases), strict=True):
+        _faultless(outcome, f"{_label(case)} alone")
+
+
+def _wider(subject: Subject, given: _Given) -> list[_Case]:
+    cases = _cases(subject, given)
+    if cases[0].reward.scope == "sample":
+        raise SkipTest("it looks at one sample at a time")
+    return cases
+
+
+def _agree(one: Score | None, other: Score | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return _alike(one.value, other.value)
+
+
+def _alike(one: float | None, other: float | None) -> bool:
+    """Equal but for the order of a sum."""
+    if one is None or other is None:
+        return one is other
+    return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9)

@@ -1,0 +1,147 @@
+"""The promises of tasks. Plugin authors: call `check_task`, or parametrise by `task_checks`."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, get_args
+from unittest import SkipTest
+
+from rlx.plugin import Demonstration, Problem, Split
+from rlx.testing.elsewhere import elsewhere
+from rlx.testing.promise import Check, Subject, common_checks, keep, made
+
+__all__ = ["check_task", "task_checks"]
+
+_COUNT = 50
+"""Problems of each split and seed that are looked at."""
+_SEEDS = (0, 1)
+
+_Place = tuple[Split, int, int]
+"""Split, index and seed."""
+
+_PLACES: tuple[_Place, ...] = tuple(
+    (split, index, seed) for split in get_args(Split) for seed in _SEEDS for index in range(_COUNT)
+)
+
+
+def check_task(task: Subject) -> None:
+    """Raises AssertionError, naming the broken promise, unless a task keeps them all.
+
+    Args:
+        task: a class, checked with its default options, or a plugin made.
+    """
+    keep(task_checks(), task)
+
+
+def task_checks() -> tuple[Check, ...]:
+    """The promises of every task."""
+    return (
+        *common_checks(),
+        Check(
+            "gives whole problems",
+            "return a Problem with an id and a prompt; its fields are plain JSON values",
+            _gives_whole_problems,
+        ),
+        Check(
+            "gives the same problem again",
+            "derive everything from split, index and seed: `random.Random(f'{seed}/{split}/{i}')`",
+            _gives_the_same_problem_again,
+        ),
+        Check(
+            "keeps train and test apart",
+            "let a hash of the problem decide its split, whatever the seed",
+            _keeps_train_and_test_apart,
+        ),
+        Check(
+            "shows the same demonstration again",
+            "derive everything from problem and seed; raise NotImplementedError if there are none",
+            _shows_the_same_demonstration_again,
+        ),
+    )
+
+
+def _drawn(task: Any, places: Sequence[_Place]) -> list[dict[str, Any]]:
+    """The problems of these places as plain values. Runs in another process."""
+    task.check()
+    return [_plain(task.problem(*place), place) for place in places]
+
+
+def _plain(problem: Any, place: _Place) -> dict[str, Any]:
+    if not isinstance(problem, Problem):
+        raise TypeError(f"{_where(place)} is no Problem but {type(problem).__name__}")
+    return asdict(problem)
+
+
+def _demonstrated(task: Any, places: Sequence[_Place]) -> list[tuple[str, ...]] | None:
+    """The demonstrations of these places; None where the task has none."""
+    try:
+        shown = [task.demonstration(task.problem(*p), seed=p[2]) for p in places]
+    except NotImplementedError:
+        return None
+    for place, one in zip(places, shown, strict=True):
+        turns = one.turns if isinstance(one, Demonstration) else ()
+        if not turns or not all(isinstance(turn, str) and turn for turn in turns):
+            raise TypeError(f"{_where(place)}: {one!r} is no Demonstration with text in its turns")
+    return [tuple(one.turns) for one in shown]
+
+
+def _where(place: _Place) -> str:
+    return f"{place[0]} problem {place[1]} of seed {place[2]}"
+
+
+def _gives_whole_problems(subject: Subject) -> None:
+    drawn = elsewhere(_drawn, made(subject), _PLACES)
+    for place, problem in zip(_PLACES, drawn, strict=True):
+        for name in ("id", "prompt"):
+            text = problem[name]
+            assert isinstance(text, str), f"{_where(place)}: its {name} is {text!r}, not text"
+            assert text.strip(), f"{_where(place)}: its {name} is empty"
+        try:
+            again = json.loads(json.dumps(problem["fields"], allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise AssertionError(f"{_where(place)}: fields are not JSON: {error}") from None
+        odd = [n for n, v in problem["fields"].items() if n not in again or again[n] != v]
+        assert not odd, f"{_where(place)}: fields are not plain JSON values: {', '.join(odd)}"
+
+
+def _gives_the_same_problem_again(subject: Subject) -> None:
+    _compare(_drawn, subject, _PLACES)
+
+
+def _shows_the_same_demonstration_again(subject: Subject) -> None:
+    places = _PLACES[:: len(_PLACES) // 20]
+    task = made(subject)
+    shown = _compare(_demonstrated, subject, places)
+    if getattr(task, "demonstrates", True):
+        said = "raises NotImplementedError, which `demonstrates = False` would say beforehand"
+        assert shown is not None, said
+    if shown is None:
+        raise SkipTest("it has none, and cannot be used with `warm_start`")
+
+
+def _compare(
+    ask: Callable[[Any, Sequence[_Place]], Any], subject: Subject, places: Sequence[_Place]
+) -> Any:
+    """Asks twice, in two processes, the other way round the second time; returns the answers."""
+    first = elsewhere(ask, made(subject), places)
+    if first is None:
+        return None
+    second = elsewhere(ask, made(subject), places[::-1], fresh=True)
+    for place, one, other in zip(places, first, second[::-1], strict=True):
+        assert one == other, f"{_where(place)} is {one!r} once and {other!r} another time"
+    return first
+
+
+def _keeps_train_and_test_apart(subject: Subject) -> None:
+    drawn = elsewhere(_drawn, made(subject), _PLACES)
+    for what in ("id", "prompt"):
+        train, test = (
+            {
+                (p[what], p["system"] if what == "prompt" else "")
+                for p, (split, _, _) in zip(drawn, _PLACES, strict=True)
+                if split == wanted
+            }
+            for wanted in get_args(Split)
+        )
+        shared = sorted(train & test)
+        assert not shared, f"{len(shared)} with one {what} in both, such as {shared[0][0]!r}"

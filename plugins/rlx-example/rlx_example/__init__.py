@@ -1,0 +1,1 @@
+"""Plugins for rlx: rewards, and descriptors of an estimator and a mask."""

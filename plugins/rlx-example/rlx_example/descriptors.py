@@ -1,0 +1,25 @@
+"""Options of an estimator and a mask. Their implementations are imported by a run alone."""
+
+from typing import ClassVar
+
+from rlx.plugin import Estimator, Mask
+
+__all__ = ["LeaveOneOut", "OneSpan"]
+
+
+class LeaveOneOut(Estimator):
+    """Score minus the mean of the others of its group (RLOO, Ahmadian et al. 2024)."""
+
+    implementation: ClassVar[str] = "rlx_example.tensors:leave_one_out"
+
+    scale: float = 1.0
+    """Multiplies the advantages."""
+
+
+class OneSpan(Mask):
+    """The tokens of one named span; the whole response where that was not found."""
+
+    implementation: ClassVar[str] = "rlx_example.tensors:one_span"
+
+    span: str = "answer"
+    """Its tags learn too."""

@@ -1,0 +1,28 @@
+"""What the descriptors name: functions of tensors."""
+
+from torch import Tensor
+
+from rlx.batch import TokenBatch
+from rlx.credit import CreditInputs, group_advantages, on_mask, total_scores
+
+__all__ = ["leave_one_out", "one_span"]
+
+
+def leave_one_out(inputs: CreditInputs, *, scale: float) -> Tensor:
+    """Aᵢ = sᵢ - mean of the other s of the group = (sᵢ - mean) · n / (n - 1); 0 when alone.
+
+    Returns:
+        `[B, T]` advantages, 0 outside the mask.
+    """
+    centred = group_advantages(total_scores(inputs), inputs.group_ids, normalize="center")
+    _, slot, counts = inputs.group_ids.unique(return_inverse=True, return_counts=True)
+    sizes = counts[slot].to(centred.dtype)
+    return on_mask(scale * centred * sizes / (sizes - 1).clamp(min=1), inputs.mask)
+
+
+def one_span(batch: TokenBatch, *, span: str) -> Tensor:
+    """A row's own tokens in `span`, all of them where the row has none there; `[B, T]` bool."""
+    if span not in batch.spans:
+        return batch.is_own.clone()
+    inside = batch.spans[span] & batch.is_own
+    return inside | (batch.is_own & ~inside.any(dim=1, keepdim=True))

@@ -1,0 +1,333 @@
+"""`rlx plugins`: the list, one plugin's page, promises checked, and a distribution begun."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+from rlx.cli import main
+from rlx.cli.plugins.page import words
+from rlx.discovery import installed
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {"torch", "transformers", "deepspeed", "vllm", "mlflow", "sqlalchemy"}
+MODULE = '''
+from typing import Annotated, ClassVar, Literal
+from pydantic import BaseModel, ConfigDict, Field
+from rlx.plugin import Example, Reward, Sample, reward
+
+class Bonus(BaseModel):
+    """What comes on top."""
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    share: float = Field(0.5, ge=0, le=1)
+    """Of the whole."""
+
+class Rich(Reward):
+    """Has options of every sort.
+
+    And a second paragraph.
+    """
+    level: Literal["easy", "hard"] = "easy"
+    """How it is asked,
+    in two lines."""
+    words: list[str] = ["a", "b"]
+    size: int | None = Field(None, gt=2)
+    bonus: Bonus = Bonus()
+    needed: float
+    def score(self, sample):
+        return 1.0
+
+@reward(scope="group")
+def listed(samples, *, limit: Annotated[int, Field(ge=1, description="Most.")] = 3):
+    """By the length of the list."""
+    return [float(len(samples) <= limit) for _ in samples]
+
+@reward
+def plaintive(sample):
+    """Complains of empty text."""
+    return 1 / len(sample.response)
+
+@reward
+def countdown(sample):
+    """A name that is taken."""
+    return 1.0
+'''
+POINTS = """
+[rlx.rewards]
+rich = page_guest:Rich
+listed = page_guest:listed
+plaintive = page_guest:plaintive
+countdown = page_guest:countdown
+"""
+
+
+@pytest.fixture
+def guest(tmp_path, monkeypatch):
+    info = tmp_path / "rlx_page_guest-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-page-guest\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(POINTS)
+    (tmp_path / "page_guest.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("page_guest", None)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def lines(capsys):
+    return capsys.readouterr().out.splitlines()
+
+
+# The list, and a page ----------------------------------------------------------------------------
+
+
+def test_a_clash_is_a_row_that_says_what_to_write(guest, capsys):
+    assert main(["plugins", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    states = {(r["name"], r["kind"], r["from"].split()[0]): r["state"] for r in rows}
+    assert states["countdown", "reward", "rlx"] == "clash: say rlx:countdown"
+    assert states["countdown", "reward", "rlx-page-guest"] == "clash: say rlx-page-guest:countdown"
+    assert states["countdown", "task", "rlx"] == "ok"
+    assert main(["plugins", "show", "countdown"]) == 3
+    assert main(["plugins", "show", "rlx-page-guest:countdown"]) == 0
+
+
+def test_options_are_a_table_with_their_docstrings(guest, capsys):
+    assert main(["plugins", "show", "rich"]) == 0
+    out = lines(capsys)
+    assert out[2:5] == ["Has options of every sort.", "", "And a second paragraph."]
+    assert out[6].split() == ["OPTION", "TYPE", "DEFAULT", "MEANING"]
+    cells = [line.split(maxsplit=1) for line in out[7:]]
+    assert ["level", "easy | hard     easy        How it is asked, in two lines."] in cells
+    assert ["words", 'list of text    ["a", "b"]'] in cells
+    assert ["size", "int > 2 | null  null"] in cells
+    assert ["bonus", "mapping                     What comes on top."] in cells
+    assert ["bonus.share", "float ≥ 0, ≤ 1  0.5         Of the whole."] in cells
+    assert ["needed", "float           required"] in cells
+
+
+def test_a_functions_options_and_scope(guest, capsys):
+    assert main(["plugins", "show", "listed"]) == 0
+    out = lines(capsys)
+    assert "Looks at all turns of one kind for one prompt, together." in out
+    assert out[-1].split() == ["limit", "int", "≥", "1", "3", "Most."]
+
+
+@pytest.mark.parametrize("found", installed(), ids=lambda f: f"{f.kind} {f.name}")
+def test_every_page_fits(found, capsys):
+    assert main(["plugins", "show", f"{found.distribution}:{found.name}"]) == 0
+    table = capsys.readouterr().out.partition("\nOPTION")[2]
+    assert all(len(line) <= 100 for line in table.splitlines())
+
+
+def test_nested_options_say_what_they_hold(capsys):
+    assert main(["plugins", "show", "mixture"]) == 0
+    assert "mapping to task plugins" in capsys.readouterr().out
+
+
+class Inner(BaseModel):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (bool, "true | false"),
+        (tuple[int, int], "[int, int]"),
+        (tuple[str, ...], "list of text"),
+        (dict[int, float] | list[int], "mapping of int to float | list of int"),
+        (list[Literal["a", 1, None]], "list of (a | 1 | null)"),
+        (dict[str, bool], "mapping to (true | false)"),
+        (Annotated[float, Field(gt=0, lt=1)] | None, "float > 0, < 1 | null"),
+        (Annotated[str, Field(min_length=1)], "text with length ≥ 1"),
+        (Inner | None, "mapping | null"),
+        (Path, "path"),
+        (list, "list"),
+    ],
+)
+def test_types_are_written_as_people_write(kind, text):
+    assert words(kind) == text
+
+
+def test_pages_and_promises_of_rewards_need_nothing_heavy():
+    probe = (
+        "import sys; from rlx.cli import main; code = main(sys.argv[1:]);"
+        "print(*sys.modules, file=sys.stderr); sys.exit(code)"
+    )
+    for verb in (["show", "countdown"], ["check", "rlcr.confidence"]):
+        done = subprocess.run(
+            [sys.executable, "-c", probe, "plugins", *verb], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert not HEAVY & set(done.stderr.split())
+
+
+# Promises ----------------------------------------------------------------------------------------
+
+
+def test_check_prints_a_line_for_each_promise(guest, capsys):
+    assert main(["plugins", "check", "listed"]) == 0
+    out = lines(capsys)
+    assert out[0] == "listed  (reward, rlx-page-guest 1.0)"
+    assert "  ✓ bears any order" in out
+    assert out[-1].startswith("  all ")
+
+
+def test_a_broken_promise_says_why_and_what_to_do(guest, capsys):
+    assert main(["plugins", "check", "plaintive"]) == 3
+    out = lines(capsys)
+    place = out.index("  ✗ bears hostile text: empty text: ZeroDivisionError: division by zero")
+    assert out[place + 1].startswith("      = help: ")
+    assert out[-1] == "  7 kept, 1 broken"
+
+
+def test_check_as_json(guest, capsys):
+    assert main(["plugins", "check", "plaintive", "--json"]) == 3
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert (entry["name"], entry["kind"], entry["exit_code"]) == ("plaintive", "reward", 3)
+    states = {p["promise"]: p["state"] for p in entry["promises"]}
+    assert states["bears hostile text"] == "broken"
+    assert states["bears any order"] == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["mixture"], 2, "without tasks: say `--option tasks=VALUE`"),
+        (["rich", "--option", "needed"], 2, "an option reads KEY=VALUE"),
+        (["rich", "--option", "needed=much"], 2, "must be a number"),
+        (["rich", "--option", "neded=1"], 2, "did you mean 'needed'?"),
+        (["rlx:countdown", "--option", "ops=prompt"], 2, "add --kind"),
+        (["countdwn"], 3, "did you mean 'countdown'?"),
+        (["listed", "--kind", "task"], 3, "offers no task plugin"),
+        (["listed", "--kind", "rewards"], 2, "no kind of plugin is called 'rewards'"),
+        (["./nowhere"], 2, "cannot read nowhere as a wheel"),
+        (["."], 2, "no pyproject.toml"),
+    ],
+)
+def test_what_cannot_be_checked(arguments, code, says, guest, capsys):
+    assert main(["plugins", "check", *arguments]) == code
+    out, err = capsys.readouterr()
+    assert says in out + err
+
+
+def test_options_are_given_as_in_yaml(guest, capsys):
+    assert main(["plugins", "check", "rich", "--option", "needed=2.5"]) == 0
+    assert "options survive JSON" in capsys.readouterr().out
+
+
+# A new distribution ------------------------------------------------------------------------------
+
+
+def run(*command, cwd=None, **environment):
+    return subprocess.run(
+        list(map(str, command)),
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A reward and a task, just begun."""
+    into = tmp_path_factory.mktemp("begun")
+    assert main(["plugins", "new", "length_penalty", "--into", str(into)]) == 0
+    assert main(["plugins", "new", "sums", "--kind", "task", "--into", str(into)]) == 0
+    return into
+
+
+def test_new_says_what_to_do_next(capsys):
+    assert main(["plugins", "new", "brief"]) == 0
+    assert lines(capsys) == ["pip install -e ./rlx-brief && rlx plugins check brief"]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Brief-Answer", "use a to z, 0 to 9 and _, beginning with a letter; say 'brief_answer'?"),
+        ("9lives", "beginning with a letter"),
+        ("\x1b[2J", "\\x1b[2J"),
+        ("class", "a word of Python"),
+        ("list", "a word of Python"),
+        ("reward", "a word of Python or of rlx"),
+        ("countdown", "offered by rlx"),
+        ("registry", "a package 'rlx_registry' is installed already"),
+    ],
+)
+def test_names_that_will_not_do(name, says, capsys):
+    assert main(["plugins", "new", name]) == 2
+    assert says in capsys.readouterr().err
+    assert list(Path().iterdir()) == []
+
+
+def test_nothing_is_overwritten(begun, capsys):
+    folder = begun / "rlx-length-penalty"
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    assert main(["plugins", "new", "length_penalty", "--into", str(begun)]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize("folder", ["rlx-length-penalty", "rlx-sums"])
+def test_what_is_begun_keeps_every_promise(begun, folder, capsys):
+    assert main(["plugins", "check", str(begun / folder)]) == 0
+    out = lines(capsys)
+    assert f"{folder} 0.1.0" in out[0]
+    assert out[-1].startswith("  all ")
+
+
+@pytest.mark.parametrize("folder", ["rlx-length-penalty", "rlx-sums"])
+def test_what_is_begun_passes_its_own_test(begun, folder):
+    done = run(
+        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+        cwd=begun / folder,
+        PYTHONPATH=str(begun / folder),
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_what_is_begun_is_well_formed(begun):
+    ruff = (sys.executable, "-m", "ruff")
+    for command in ((*ruff, "check", "."), (*ruff, "format", "--check", ".")):
+        done = run(*command, "--no-cache", cwd=begun)
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.timeout(900)
+def test_what_is_begun_is_typed_strictly(begun):
+    """With the repository's own settings, which are strict, and so with its cache."""
+    folders = [begun / "rlx-length-penalty", begun / "rlx-sums"]
+    files = [*begun.glob("*/*/*.py")]
+    assert len(files) == 4
+    done = run(
+        *(sys.executable, "-m", "mypy", "--strict", *files),
+        cwd=ROOT,
+        MYPYPATH=os.pathsep.join(map(str, folders)),
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_folder_is_checked_as_it_lies(begun, tmp_path, capsys):
+    folder = tmp_path / "mine"
+    shutil.copytree(begun / "rlx-length-penalty", folder)
+    (folder / "src").mkdir()
+    (folder / "rlx_length_penalty").rename(folder / "src" / "rlx_length_penalty")
+    module = folder / "src" / "rlx_length_penalty" / "__init__.py"
+    module.write_text(module.read_text().replace("Score(1.0)", "Score(0.9)"))
+    assert main(["plugins", "check", "mine"]) == 3
+    assert "✗ keeps its examples: 'gold' gives 0.9, not 1" in capsys.readouterr().out
+    module.parent.rename(folder / "elsewhere")
+    assert main(["plugins", "check", "mine"]) == 3
+    assert "holds no module 'rlx_length_penalty'" in capsys.readouterr().err

@@ -1,0 +1,264 @@
+"""Distributions of other people, installed from their files into a folder and used by experiments:
+one that works, and three that harm nobody but the experiments that name them.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlx.plugin import Problem
+from rlx.reward import NamedReward, RewardPool, score
+from rlx.rollout import NO_PARENT, RolloutTree, Segment
+from rlx.spec import TurnReward
+from rlx_registry import Registry
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "plugins" / "rlx-example"
+RLCR = ROOT / "experiments" / "rlcr.yaml"
+MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
+
+PYPROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "rlx-{name}"
+version = "0.3"
+
+[project.entry-points."rlx.rewards"]
+"{plugin}" = "rlx_{name}:{attribute}"
+"""
+REWARD = '''
+from rlx.plugin import reward
+
+@reward(api={api})
+def score(sample):
+    """Scores."""
+    return 1.0
+'''
+OTHERS = {
+    "broken": ("wordy", "score", "import nltk_is_not_here\n" + REWARD.format(api=1)),
+    "new": ("modern", "score", REWARD.format(api=2)),
+    "rival": ("countdown", "score", REWARD.format(api=1)),
+}
+USED = {
+    "rewards.turn.variety": "{plugin: distinct, turn: answer, weight: 0.5}",
+    "rewards.turn.agreement": "{plugin: consensus, turn: confidence, weight: 0.5}",
+    "estimator": "{name: leave_one_out, scale: 0.5}",
+    "mask": "{strategy: one_span, span: answer}",
+}
+SMALL = {
+    "model.hidden_size": 32,
+    "model.heads": 1,
+    "model.kv_heads": 1,
+    "model.layers": 1,
+    "model.intermediate_size": 32,
+    "model.warm_start.steps": 100,
+    "model.warm_start.warmup_steps": 10,
+    "model.warm_start.learning_rate": "1e-2",
+    "phases": "[{name: only, steps: 2}]",
+    "rollout.prompts_per_step": 4,
+    "rollout.num_generations_answer": 4,
+    "rollout.num_generations_confidence": 3,
+    "evaluation.problems": 30,
+    "tracking.mlflow": "null",
+}
+
+
+@pytest.fixture(scope="module")
+def installed_into(tmp_path_factory):
+    """The example and three others, built and installed by pip from their files alone."""
+    base = tmp_path_factory.mktemp("third")
+    folders = [EXAMPLE]
+    for name, (plugin, attribute, source) in OTHERS.items():
+        folder = base / name
+        package = folder / f"rlx_{name}"
+        package.mkdir(parents=True)
+        text = PYPROJECT.format(name=name, plugin=plugin, attribute=attribute)
+        (folder / "pyproject.toml").write_text(text)
+        (package / "__init__.py").write_text(source)
+        folders.append(folder)
+    target = base / "site"
+    options = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--target", target)
+    pip = [sys.executable, "-m", "pip", "install", *options, *folders]
+    done = subprocess.run(list(map(str, pip)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+@pytest.fixture
+def rlx(installed_into, tmp_path):
+    """The command line, beside those distributions."""
+
+    def call(*arguments, sets=()):
+        overrides = [f"--set={path}={value}" for path, value in dict(sets).items()]
+        return subprocess.run(
+            [sys.executable, "-c", MAIN, *map(str, arguments), *overrides],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(installed_into),
+                "RLX_HOME": str(tmp_path / "home"),
+                "CUDA_VISIBLE_DEVICES": "",
+            },
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+
+    return call
+
+
+# The one that works ------------------------------------------------------------------------------
+
+
+def test_all_are_listed_each_with_its_state(rlx):
+    done = rlx("plugins", "--json")
+    assert done.returncode == 0
+    rows = {(r["name"], r["from"]): r for r in json.loads(done.stdout)}
+    for name in ("distinct", "consensus", "few_errors", "leave_one_out", "one_span"):
+        assert rows[name, "rlx-example 0.1.0"]["state"] == "ok"
+    broken = rows["wordy", "rlx-broken 0.3"]["state"]
+    assert broken == "broken: ModuleNotFoundError: No module named 'nltk_is_not_here'"
+    assert "needs rlx plugin API 2" in rows["modern", "rlx-new 0.3"]["state"]
+    assert rows["countdown", "rlx-rival 0.3"]["state"] == "clash: say rlx-rival:countdown"
+
+
+@pytest.mark.parametrize("name", ["distinct", "consensus", "few_errors", "one_span"])
+def test_the_examples_plugins_keep_their_promises(name, rlx):
+    done = rlx("plugins", "check", name)
+    assert done.returncode == 0, done.stdout
+    assert "✓ keeps its examples" in done.stdout or name == "one_span"
+
+
+def test_its_folder_and_its_wheel_are_checked_without_installing(tmp_path):
+    options = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet", "-w", str(tmp_path))
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(EXAMPLE)], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    for path in (EXAMPLE, wheel):
+        command = ["plugins", "check", str(path), "--kind", "estimator", "--json"]
+        done = subprocess.run(
+            [sys.executable, "-c", MAIN, *command], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout
+        (entry,) = json.loads(done.stdout)
+        assert (entry["name"], entry["from"]) == ("leave_one_out", "rlx-example 0.1.0")
+        assert all(promise["state"] == "kept" for promise in entry["promises"])
+
+
+@pytest.mark.timeout(600)
+def test_its_own_tests_pass(installed_into, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLE)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed_into)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.timeout(600)
+def test_a_run_uses_its_rewards_estimator_and_mask(rlx, tmp_path):
+    valid = rlx("validate", RLCR, sets=USED)
+    assert valid.returncode == 0, valid.stderr
+    done = rlx("submit", RLCR, sets={**SMALL, **USED})
+    assert done.returncode == 0, done.stderr
+    with Registry.open(f"sqlite:///{tmp_path}/home/registry.db", read_only=True) as registry:
+        (run,) = registry.runs()
+        series = registry.metrics(run.id)
+    theirs = {p["name"]: p for p in run.plugins if p["distribution"] == "rlx-example"}
+    assert set(theirs) == {"distinct", "consensus", "leave_one_out", "one_span"}
+    assert {p["version"] for p in theirs.values()} == {"0.1.0"}
+    assert theirs["distinct"]["entry_point"] == "rlx_example.rewards:Distinct"
+    for name in ("variety", "agreement"):
+        assert [step for step, _ in series[f"rewards/{name}/mean"]] == [1, 2]
+    answers = rlx("samples", run.id, "--step", "1", "-n", "500", "--json")
+    samples = [s for s in json.loads(answers.stdout) if s["turn"] == "answer"]
+    by_tree = {}
+    for sample in samples:
+        by_tree.setdefault(sample["tree"], []).append(sample["rewards"]["variety"])
+    assert len(by_tree) == 4
+    for verdicts in by_tree.values():
+        # The sum over a prompt is its number of distinct answers.
+        total = sum(verdicts)
+        assert total == pytest.approx(round(total))
+
+
+def test_a_reward_reads_what_an_environment_reported(installed_into, monkeypatch):
+    """The table hands a turn's info to a plugin; no schedule has an environment yet."""
+    monkeypatch.syspath_prepend(installed_into)
+    from rlx_example.rewards import few_errors
+
+    def turn(parent, **info):
+        return Segment(
+            parent=parent,
+            author="policy",
+            token_ids=(1,),
+            logprobs=(-1.0,),
+            turn=1,
+            kind="query",
+            finish_reason="stop",
+            info=info,
+        )
+
+    prompt = Segment(parent=NO_PARENT, author="prompt", token_ids=(8,))
+    turns = (turn(0, errors=0), turn(0, errors=1), turn(0))
+    tree = RolloutTree(Problem(id="p", prompt="", fields={}), (prompt, *turns))
+    reward = NamedReward("tidy", TurnReward(plugin="few_errors", turn="query"), few_errors())
+    with RewardPool(workers=1, memory_mb=256) as pool:
+        table = score([tree], [reward], pool)
+    assert [table.turns[0, i]["tidy"].raw for i in (1, 2, 3)] == [1.0, 0.5, None]
+
+
+# The three others --------------------------------------------------------------------------------
+
+
+def test_an_experiment_that_names_none_of_them_is_well_beside_them(rlx):
+    done = rlx("validate", RLCR)
+    assert done.returncode == 0, done.stderr
+    assert ": ok" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("plugin", "says"),
+    [
+        (
+            "wordy",
+            (
+                "error: reward plugin 'wordy' failed to import",
+                "cause: ModuleNotFoundError: No module named 'nltk_is_not_here'",
+                "`import nltk_is_not_here`",
+                "from rlx-broken 0.3 (entry point 'rlx_broken:score')",
+                "the plugin is at fault, not the spec: `pip install nltk_is_not_here`",
+                "full traceback: `rlx plugins show wordy --traceback`",
+            ),
+        ),
+        ("modern", ("error: reward plugin 'modern' needs rlx plugin API 2; this is rlx",)),
+        (
+            "countdown",
+            (
+                "error: reward plugin 'countdown' is offered by rlx 0.1.0 and rlx-rival 0.3",
+                "say which: 'rlx:countdown' or 'rlx-rival:countdown'",
+            ),
+        ),
+    ],
+)
+def test_each_stops_the_experiments_that_name_it(plugin, says, rlx, tmp_path):
+    sets = {"rewards.turn.guest": f"{{plugin: {plugin}, turn: answer}}"}
+    for verb in ("validate", "submit"):
+        done = rlx(verb, RLCR, sets=sets)
+        assert done.returncode == 3
+        for text in says:
+            assert text in done.stderr
+    assert not (tmp_path / "home" / "registry.db").exists(), "a refused experiment was recorded"
+
+
+def test_saying_which_settles_a_clash(rlx):
+    sets = {"rewards.turn.guest": "{plugin: rlx-rival:countdown, turn: answer}"}
+    assert rlx("validate", RLCR, sets=sets).returncode == 0

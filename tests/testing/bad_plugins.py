@@ -1,0 +1,201 @@
+"""Plugins that break one promise each. A module of its own: other processes import it."""
+
+import itertools
+import random
+import statistics
+from typing import ClassVar
+
+from rlx.plugin import (
+    Demonstration,
+    Estimator,
+    Example,
+    Mask,
+    Plugin,
+    Problem,
+    Reward,
+    Sample,
+    reward,
+)
+
+CALLS = itertools.count()
+
+
+def said(text, id="0"):
+    return Sample(id=id, problem={"words": []}, turn="answer", number=1, response=text)
+
+
+@reward
+def fine(sample, *, limit: int = 3):
+    """1 when short."""
+    return float(len(sample.response) < limit)
+
+
+@reward
+def nameless(sample):
+    return 1.0
+
+
+@reward
+def half_an_option(sample, *, limit: int = 1.5):
+    """Its default is of another type."""
+    return 1.0
+
+
+@reward
+def as_text(sample):
+    """Gives text."""
+    return "1.0"
+
+
+@reward(examples=[Example(name="gold", sample=said("yes"), value=1.0)])
+def breaks_its_word(sample):
+    """Is worth less than its author says."""
+    return 0.5
+
+
+@reward
+def by_chance(sample):
+    """Draws its verdict."""
+    return random.random()
+
+
+@reward
+def by_count(sample):
+    """Counts its calls."""
+    return float(next(CALLS))
+
+
+@reward
+def by_hash(sample):
+    """Is the same within a process alone."""
+    return float(hash(sample.response) % 1000)
+
+
+@reward(examples=[Example(name="gold", sample=said("one two"), value=2.0)])
+def scribbles(sample):
+    """Keeps its notes in the problem."""
+    sample.problem["words"].extend(sample.response.split())
+    return 2.0
+
+
+@reward(scope="group")
+def sorts(samples):
+    """Sorts the list that it was given."""
+    samples.sort(key=lambda sample: sample.response)
+    return [1.0 for _ in samples]
+
+
+@reward(examples=[Example(name="gold", sample=said("7"), value=7.0)])
+def trusting(sample):
+    """Takes every response for a number."""
+    return float(sample.response)
+
+
+@reward(scope="group")
+def by_position(samples):
+    """Favours whoever comes first."""
+    return [float(i) for i in range(len(samples))]
+
+
+@reward(scope="siblings")
+def spread(samples):
+    """Needs two for a deviation."""
+    deviation = statistics.stdev(len(sample.response) for sample in samples)
+    return [deviation for _ in samples]
+
+
+@reward(scope="siblings")
+def one_for_all(samples):
+    """Gives one verdict for all."""
+    return [1.0]
+
+
+def local():
+    class Hidden(Reward):
+        """Cannot be found by its name."""
+
+        def score(self, sample):
+            return 1.0
+
+    return Hidden
+
+
+class _Sums(Plugin):
+    demonstrates: ClassVar[bool] = True
+
+    def problem(self, split, index, seed):
+        number = 2 * index + (split == "test")
+        return Problem(id=str(number), prompt=f"{number}+0=", fields={"answer": number})
+
+    def demonstration(self, problem, seed):
+        return Demonstration((problem.prompt,))
+
+
+class Sums(_Sums):
+    """Keeps every promise."""
+
+
+class Mute(_Sums):
+    """Has no demonstrations, and says so."""
+
+    demonstrates: ClassVar[bool] = False
+
+    def demonstration(self, problem, seed):
+        raise NotImplementedError
+
+
+class Secretive(_Sums):
+    """Has no demonstrations, and does not say so."""
+
+    def demonstration(self, problem, seed):
+        raise NotImplementedError
+
+
+class Fickle(_Sums):
+    """Draws its problems from nowhere."""
+
+    def problem(self, split, index, seed):
+        number = random.randrange(10**9) * 2 + (split == "test")
+        return Problem(id=str(number), prompt=f"{number}", fields={})
+
+
+class Leaky(_Sums):
+    """Tests what it trains."""
+
+    def problem(self, split, index, seed):
+        return Problem(id=str(index), prompt=f"{index}+0=", fields={})
+
+
+class Odd(_Sums):
+    """Has a tuple in its fields."""
+
+    def problem(self, split, index, seed):
+        number = 2 * index + (split == "test")
+        return Problem(id=str(number), prompt=f"{number}", fields={"numbers": (1, 2)})
+
+
+class Silent(_Sums):
+    """Asks nothing."""
+
+    def problem(self, split, index, seed):
+        return Problem(id=f"{split}{index}", prompt=" ", fields={})
+
+
+class Moody(_Sums):
+    """Shows something else every time."""
+
+    def demonstration(self, problem, seed):
+        return Demonstration((str(random.random()),))
+
+
+class Critical(Estimator):
+    """Needs a critic."""
+
+    needs = frozenset({"values"})
+    implementation = "nowhere:at_all"
+
+
+class Nowhere(Mask):
+    """Names an implementation that is not there."""
+
+    implementation = "nowhere:at_all"

@@ -1,0 +1,233 @@
+"""Promises over all plugins that rlx ships, and proof that each promise has teeth."""
+
+import json
+import sys
+from pathlib import Path
+from unittest import SkipTest
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # other processes inherit it
+sys.path.insert(0, str(Path(__file__).parents[1] / "reward"))
+
+import bad_plugins as bad
+from hostile_rewards import Abstains, graded, misbehave
+
+from rlx.discovery import GROUPS, installed, load, make
+from rlx.plugin import Reward, Sample
+from rlx.spec import PluginUse
+from rlx.testing import (
+    check_estimator,
+    check_mask,
+    check_reward,
+    check_task,
+    checks,
+    example_batch,
+    mask_checks,
+    reward_checks,
+    task_checks,
+)
+from rlx.testing.promise import keep
+
+OURS = [(f.kind, f.name) for f in installed() if f.distribution == "rlx"]
+
+
+def named(checks, name):
+    (check,) = [check for check in checks if str(check) == name]
+    return check
+
+
+# Everything that rlx ships -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def options(tmp_path):
+    """Of the plugins that have no defaults for them."""
+    file = tmp_path / "train.jsonl"
+    rows = [{"prompt": f"{i}+1=", "answer": i + 1} for i in range(40)]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return {
+        ("task", "dataset"): {"train": {"path": str(file)}, "held_out": 0.3},
+        ("task", "mixture"): {"tasks": {"easy": {"plugin": "countdown", "numbers": [2]}}},
+    }
+
+
+@pytest.mark.parametrize(("kind", "name"), OURS)
+def test_every_plugin_that_rlx_ships_keeps_every_promise(kind, name, options):
+    given = options.get((kind, name))
+    plugin = load(kind, name) if given is None else make(PluginUse(plugin=name, **given), kind)
+    keep(checks(kind), plugin)
+
+
+@pytest.mark.parametrize("name", [name for kind, name in OURS if kind == "reward"])
+def test_every_reward_that_rlx_ships_has_gold_wrong_and_hostile_examples(name):
+    examples = load("reward", name).examples
+    assert any(e.name.startswith("gold") for e in examples)
+    assert len(examples) >= 3
+    assert len({e.value for e in examples}) > 1
+
+
+# Rewards -----------------------------------------------------------------------------------------
+
+
+def test_good_rewards_break_none():
+    check_reward(bad.fine)
+    check_reward(bad.fine(limit=9))
+    check_reward(Abstains())
+    check_reward(graded(reason="so"))
+
+
+@pytest.mark.parametrize(
+    ("reward", "promise"),
+    [
+        (bad.nameless, "says what it does"),
+        (bad.half_an_option, "options survive JSON"),
+        (bad.as_text, "gives a number or abstains"),
+        (bad.one_for_all, "gives a number or abstains"),
+        (bad.breaks_its_word, "keeps its examples"),
+        (bad.by_chance, "says the same again"),
+        (bad.by_count, "says the same again"),
+        (bad.by_hash, "says the same again"),
+        (bad.scribbles, "leaves samples alone"),
+        (bad.sorts, "leaves samples alone"),
+        (bad.trusting, "bears hostile text"),
+        (bad.by_position, "bears any order"),
+        (bad.spread, "bears one alone"),
+    ],
+)
+def test_a_bad_reward_breaks_the_right_promise(reward, promise):
+    with pytest.raises(AssertionError, match=r"\w"):
+        named(reward_checks(), promise)(reward)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("nan", "gave nan"),
+        ("segfault", "signal 11"),
+        ("hog", "MemoryError"),
+        ("spin", "deadline of 5 s passed"),
+    ],
+)
+def test_what_would_end_a_process_is_a_broken_promise(how, says):
+    sample = Sample(id="0", problem={}, turn="answer", number=1, response="bad")
+    check = named(reward_checks([sample]), "gives a number or abstains")
+    with pytest.raises(AssertionError, match=says):
+        check(misbehave(how=how))
+
+
+def test_a_plugin_must_be_found_by_its_name():
+    with pytest.raises(AssertionError, match="cannot be sent"):
+        named(reward_checks(), "travels to a worker")(bad.local())
+
+
+def test_an_option_that_is_missing_is_named():
+    with pytest.raises(AssertionError, match="needs 'reason' among its options"):
+        named(reward_checks(), "gives a number or abstains")(graded)
+
+
+def test_without_examples_and_with_one_sample_some_do_not_apply():
+    for promise in ("keeps its examples", "bears any order", "bears one alone"):
+        with pytest.raises(SkipTest):
+            named(reward_checks(), promise)(bad.fine)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("import vllm\n", "imports vllm"),
+        ("import time\ntime.sleep(1.1)\n", "takes 1\\.[0-9] s|takes [2-9]"),
+        ("import os\nos._exit(7)\n", "exit code 7"),
+        ("raise OSError('no')\n", "OSError: no"),
+    ],
+)
+def test_importing_is_watched(source, says, tmp_path, monkeypatch):
+    (tmp_path / "vllm.py").write_text("")
+    (tmp_path / "weighty.py").write_text(source + "class Weighty: ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    weighty = type("Weighty", (Reward,), {"__module__": "weighty", "__qualname__": "Weighty"})
+    with pytest.raises(AssertionError, match=says):
+        named(reward_checks(), "imports fast and light")(weighty)
+
+
+# Tasks -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "promise"),
+    [
+        (bad.Secretive, "shows the same demonstration again"),
+        (bad.Moody, "shows the same demonstration again"),
+        (bad.Fickle, "gives the same problem again"),
+        (bad.Leaky, "keeps train and test apart"),
+        (bad.Odd, "gives whole problems"),
+        (bad.Silent, "gives whole problems"),
+    ],
+)
+def test_a_bad_task_breaks_the_right_promise(task, promise):
+    with pytest.raises(AssertionError, match=r"\w"):
+        named(task_checks(), promise)(task)
+
+
+def test_good_tasks_break_none():
+    check_task(bad.Sums)
+    check_task(bad.Mute)
+
+
+def test_check_task_names_the_promise():
+    with pytest.raises(AssertionError, match="keeps train and test apart: 50 with one id in both"):
+        check_task(bad.Leaky)
+
+
+# Masks and estimators ----------------------------------------------------------------------------
+
+
+def in_place(batch):
+    return batch.is_own.logical_and_(batch.turn_ids > 1)
+
+
+@pytest.mark.parametrize(
+    ("mask", "promise"),
+    [
+        (lambda b: b.is_own.float(), "gives bool of the batch's shape"),
+        (lambda b: b.is_own.any(dim=1), "gives bool of the batch's shape"),
+        (lambda b: b.is_token, "keeps to a row's own tokens"),
+        (in_place, "leaves the batch alone"),
+        (lambda b: b.is_own & (b.token_ids.roll(1, 0) > 50), "ignores the order of rows"),
+        (lambda b: b.is_own & (b.turn_ids.shape[1] < 20), "ignores padding"),
+    ],
+)
+def test_a_bad_mask_breaks_the_right_promise(mask, promise):
+    with pytest.raises(AssertionError, match=r"\w"):
+        named(mask_checks(), promise)(mask)
+
+
+def test_a_good_mask_breaks_none():
+    check_mask(lambda batch: batch.is_own & (batch.turn_ids > 1))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_example_batches_hold_every_case_that_a_promise_speaks_of(seed):
+    batch = example_batch(seed)
+    assert {row.kind for row in batch.rows} == {"answer", "confidence"}
+    assert {len(row.turns) for row in batch.rows} == {1, 2}
+    assert (~batch.is_token).any(), "no row is padded"
+    found = sum(span.any(dim=1).int() for span in batch.spans.values())
+    assert (found == 0).any() and (found > 0).any()
+    assert batch.is_end.any() and not batch.is_end.any(dim=1).all()
+
+
+def test_an_estimator_that_needs_more_is_passed_over_with_the_reason():
+    for check in checks("estimator")[3:]:
+        with pytest.raises(SkipTest, match="it needs values, which no example here has"):
+            check(bad.Critical)
+    check_estimator(bad.Critical)
+
+
+def test_an_implementation_must_be_there():
+    with pytest.raises(AssertionError, match="'nowhere:at_all' cannot be imported"):
+        check_mask(bad.Nowhere)
+
+
+def test_every_kind_has_promises():
+    assert all(len(checks(kind)) >= 3 for kind in GROUPS)
