@@ -16,6 +16,7 @@ from rlx_registry.errors import (
     RegistryError,
     SchemaError,
     Unavailable,
+    Unwritable,
 )
 from rlx_registry.records import (
     HEARTBEAT_LIMIT,
@@ -53,6 +54,7 @@ __all__ = [
     "Status",
     "StatusChange",
     "Unavailable",
+    "Unwritable",
     "read_body",
     "write_body",
 ]

@@ -6,9 +6,11 @@ say BEGIN IMMEDIATE over a write-ahead log, and readers have an engine of their 
 write, hence can never lock a writer out.
 """
 
+import errno
 import fcntl
 import json
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +23,7 @@ from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, StatementError
 
-from rlx_registry.errors import RegistryError, SchemaError, Unavailable
+from rlx_registry.errors import RegistryError, SchemaError, Unavailable, Unwritable
 from rlx_registry.models import VERSION_TABLE
 
 __all__ = ["REVISIONS", "connect", "database_path", "prepare", "translated", "upsert"]
@@ -30,6 +32,10 @@ REVISIONS = ("0001",)
 """Schema revisions this code knows, oldest first; the last is the one it uses."""
 
 MIGRATIONS = Path(__file__).parent / "migrations"
+
+REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+SMALLEST = 64 * 1024
+"""Bytes without which SQLite cannot even keep the index of its log."""
 
 Mode = Literal["read", "write", "migrate"]
 
@@ -90,7 +96,8 @@ def prepare(path: Path, *, create: bool) -> None:
     Processes that come at once take turns. An older database is copied beside itself first.
 
     Raises:
-        Unavailable: there is no file and `create` is false, or it cannot be opened.
+        Unavailable: there is no file and `create` is false, or it cannot be opened; Unwritable
+            where the file system is the reason.
         SchemaError: the file belongs to a newer version, or is not a registry.
     """
     if not create and not path.exists():
@@ -100,6 +107,8 @@ def prepare(path: Path, *, create: bool) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = path.with_name(f"{path.name}.lock").open("w")
         except OSError as error:
+            if error.errno in REFUSALS:
+                raise Unwritable(path, error.errno, str(error.strerror)) from error
             raise Unavailable(f"cannot write registry {path}: {error}") from error
         with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -134,11 +143,30 @@ def translated(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:  # before a connection is SQLAlchemy's
-        raise Unavailable(f"registry {path}: {error}") from error
+        raise _unavailable(path, error) from error
     except StatementError as error:
         if isinstance(error, DBAPIError) and not isinstance(error, IntegrityError):
-            raise Unavailable(f"registry {path}: {error.orig}") from error
+            raise _unavailable(path, error.orig) from error
         raise RegistryError(f"registry {path} refuses the record: {error.orig}") from error
+
+
+def _unavailable(path: Path, error: BaseException | None) -> Unavailable:
+    """The error for what SQLite said, with the file system's part in it told apart."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says more than is asked here
+    unopened = code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR)
+    if code == sqlite3.SQLITE_FULL or (unopened and _free(path) < SMALLEST):
+        return Unwritable(path, errno.ENOSPC, str(error))
+    if code == sqlite3.SQLITE_READONLY or (unopened and not os.access(path.parent, os.W_OK)):
+        return Unwritable(path, errno.EROFS, str(error))
+    return Unavailable(f"registry {path}: {error}")
+
+
+def _free(path: Path) -> int:
+    """Bytes free on the disk of a database; plenty where nobody can say."""
+    try:
+        return shutil.disk_usage(path.parent).free
+    except OSError:
+        return SMALLEST
 
 
 def upsert(table: Table) -> Insert:

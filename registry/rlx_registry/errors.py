@@ -4,13 +4,24 @@
   x NotFound        no such run, rollout step, ...
   x Ambiguous       several runs answer to that name
   x SchemaError     the database was written by a newer version, or by somebody else
-  x Unavailable     the database is missing, locked, read-only, or of an unsupported kind
+  x Unavailable     the database is missing, locked, opened for reading, or of an unsupported kind
+    x Unwritable    the file system refuses: it is full, or may only be read
   x BodyError       a body file is missing, damaged, or not the one that was recorded
 
 ValueError and TypeError are for misuse of a single method.
 """
 
-__all__ = ["Ambiguous", "BodyError", "NotFound", "RegistryError", "SchemaError", "Unavailable"]
+from pathlib import Path
+
+__all__ = [
+    "Ambiguous",
+    "BodyError",
+    "NotFound",
+    "RegistryError",
+    "SchemaError",
+    "Unavailable",
+    "Unwritable",
+]
 
 
 class RegistryError(Exception):
@@ -31,6 +42,20 @@ class SchemaError(RegistryError):
 
 class Unavailable(RegistryError):
     """The database cannot be opened, or cannot be written."""
+
+
+class Unwritable(Unavailable):
+    """The file system under the database refuses; nothing is wrong with the database itself.
+
+    Attributes:
+        path: the database.
+        errno: why, as the operating system says it: `ENOSPC`, `EDQUOT`, `EROFS`, `EACCES`, `EPERM`.
+    """
+
+    def __init__(self, path: Path, errno: int, message: str) -> None:
+        self.path = path
+        self.errno = errno
+        super().__init__(f"registry {path}: {message}")
 
 
 class BodyError(RegistryError):

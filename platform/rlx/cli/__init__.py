@@ -22,7 +22,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments == ["--version"]:
         print(f"rlx {rlx.__version__}")
         return 0
-    from rlx.cli.failure import run_guarded  # after the quick answer: click takes a moment
-    from rlx.cli.group import rlx_command
+    try:
+        from rlx.cli.failure import run_guarded  # after the quick answer: click takes a moment
+        from rlx.cli.group import rlx_command
 
-    return run_guarded(rlx_command, arguments)
+        return run_guarded(rlx_command, arguments)
+    except KeyboardInterrupt:  # while importing, or while saying what went wrong
+        print("interrupted", file=sys.stderr)
+        return 130

@@ -5,9 +5,9 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import click
@@ -30,15 +30,11 @@ def run_guarded(command: click.Command, arguments: Sequence[str]) -> int:
         result = command.main(list(arguments), prog_name="rlx", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
-    except click.exceptions.Abort:
-        click.echo("interrupted", err=True)
-        return 130
-    except KeyboardInterrupt:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return 130
     except BrokenPipeError:
-        # The reader has gone; the interpreter's own flush at exit must not complain either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_output()  # the reader has gone
         return 1
     except click.ClickException as error:
         if as_json:
@@ -47,16 +43,14 @@ def run_guarded(command: click.Command, arguments: Sequence[str]) -> int:
             error.show()
         return error.exit_code
     except RlxError as error:
-        if as_json:
-            _print_json(envelope(error))
-        else:
-            from rlx.cli.text import paint
-
-            click.echo(paint(sentence(error), sys.stderr), err=True)
-            _debug(error)
-        return error.exit_code
+        return _fault(error, as_json)
     except Exception as error:  # noqa: BLE001  (the last handler there is; it keeps the traceback)
-        return _bug(error, as_json)
+        from rlx.run.trouble import as_fault  # only where something is wrong
+
+        told = as_fault(error)
+        code = _bug(error, as_json) if told is None else _fault(told, as_json)
+        _flush_or_abandon()
+        return code
 
 
 def envelope(error: RlxError) -> dict[str, Any]:
@@ -80,6 +74,29 @@ def sentence(error: RlxError) -> str:
     return text if text.startswith(("error:", "warning:")) else f"error: {text}"
 
 
+def _fault(error: RlxError, as_json: bool) -> int:
+    """Reports what was raised on purpose, or is the machine's."""
+    if not (as_json and _print_json(envelope(error))):
+        from rlx.cli.text import paint
+
+        click.echo(paint(sentence(error), sys.stderr), err=True)
+        _debug(error)
+    return error.exit_code
+
+
+def _flush_or_abandon() -> None:
+    """Empties stdout; where it takes nothing, the interpreter shall not try again at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _abandon_output()
+
+
+def _abandon_output() -> None:
+    """Forgets what is still to be written: the interpreter's flush at exit must not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _wants_json(arguments: Sequence[str]) -> bool:
     asked = {"--json", "--format=json"} & set(arguments)
     return bool(asked) or ("--format", "json") in pairwise(arguments)
@@ -90,8 +107,12 @@ def _usage(error: click.ClickException) -> dict[str, Any]:
     return {"error": {"kind": "usage", "message": message, "exit_code": error.exit_code}}
 
 
-def _print_json(value: dict[str, Any]) -> None:
-    click.echo(json.dumps(value, indent=2))
+def _print_json(value: dict[str, Any]) -> bool:
+    """Prints an object, unless stdout takes nothing."""
+    with suppress(OSError):
+        click.echo(json.dumps(value, indent=2))
+        return True
+    return False
 
 
 def _debug(error: Exception) -> None:
@@ -101,17 +122,18 @@ def _debug(error: Exception) -> None:
 
 def _bug(error: Exception, as_json: bool) -> int:
     """Reports what nobody raised on purpose: one line, and the traceback in a file."""
+    from rlx.run.paths import home, shown
     from rlx.spec.diagnostic import printable
 
     line = printable(f"{type(error).__name__}: {error}".splitlines()[0])
-    home = Path(os.environ.get("RLX_HOME", ".rlx"))
-    kept = home / "last-error.txt"
+    kept = home() / "last-error.txt"
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-        where = f"the traceback is in {kept}"
+        where = f"the traceback is in {shown(kept)}"
     except OSError as trouble:
-        where = f"the traceback could not be kept in {kept}: {trouble.strerror}; try RLX_DEBUG=1"
+        why = f"{shown(kept)}: {trouble.strerror}"
+        where = f"the traceback could not be kept in {why}; try RLX_DEBUG=1"
     if as_json:
         failure = {"kind": "bug", "message": line, "exit_code": 1, "traceback": str(kept)}
         _print_json({"error": failure})

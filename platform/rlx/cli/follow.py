@@ -2,11 +2,12 @@
 
 import os
 import time
+from contextlib import suppress
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rlx.cli.registry import bury, folder_of, is_supervisor, open_registry
+from rlx.cli.registry import bury, exit_code, folder_of, is_supervisor, open_registry
 from rlx.cli.summary import summary
 from rlx.run.progress import Progress as Stage
 from rlx.run.progress import read_progress
@@ -27,26 +28,27 @@ def follow(run_id: str, url: str, *, quiet: bool = False) -> int:
     """Shows progress until the run has ended, then the summary.
 
     Returns:
-        0 when the run finished, 1 when it did not, 130 when the user stopped following.
+        0 when the run finished, else the exit code of the kind of its failure.
+
+    Raises:
+        KeyboardInterrupt: the user stopped following; the run goes on.
     """
-    console = Console(stderr=True, highlight=False, quiet=quiet)
-    try:
-        run = _watch(run_id, url, console)
-    except KeyboardInterrupt:
-        console.print(f"\ndetached; {run_id} goes on.  rlx logs -f {run_id}  ·  rlx stop {run_id}")
-        return 130
-    if run.status == "running" and run.effective_status == "running":
+    run = _watch(run_id, url, Console(stderr=True, highlight=False, quiet=quiet))
+    if run.effective_status not in ENDED:
         run = _lost(run, url)
-    _await_supervisor(run)
+    with suppress(KeyboardInterrupt):
+        _await_supervisor(run)
     with open_registry(url) as registry:
         if run.status == "finished":
             if not quiet:
                 summary(registry, run, Console(highlight=False))
             return 0
+        code = exit_code(registry, run)
     where = os.path.relpath(folder_of(run).log)
     reason = printable(run.reason or "no reason is recorded")
+    console = Console(stderr=True, highlight=False)
     console.print(f"✗ {run.id} {run.effective_status}: {reason}\n  log  {where}", markup=False)
-    return 1
+    return code or 1
 
 
 def _watch(run_id: str, url: str, console: Console) -> RunRecord:
@@ -61,13 +63,14 @@ def _watch(run_id: str, url: str, console: Console) -> RunRecord:
                 return run
             if run.pid is None or is_supervisor(run.pid, run.id):
                 time.sleep(EVERY)
-            elif registry.run(run_id).status == "running":  # it has not ended just now
+            elif registry.run(run_id).status == run.status:  # it has not ended just now
                 return run
 
 
 def _lost(run: RunRecord, url: str) -> RunRecord:
     """Records that a run's supervisor died, which it cannot do itself."""
-    reason = f"its supervisor, process {run.pid}, was killed"
+    ended = "was killed" if run.status == "running" else "ended before the run had begun"
+    reason = f"its supervisor, process {run.pid}, {ended}"
     with open_registry(url, read_only=False) as registry:
         bury(registry, run, "lost", reason)
         return registry.run(run.id)

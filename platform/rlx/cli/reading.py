@@ -248,7 +248,7 @@ def mlflow(host: str, port: int, uri: str) -> int:
 @click.option("--host", default="127.0.0.1")
 @click.option("--port", type=PORT, default=8711, show_default=True)
 @registry_option
-def web(host: str, port: int, url: str) -> None:
+def web(host: str, port: int, url: str) -> int:
     """Serve the dashboard, read-only, on this machine."""
     import uvicorn
 
@@ -263,3 +263,4 @@ def web(host: str, port: int, url: str) -> None:
     require_free_port(host, port)
     click.echo(f"dashboard on http://{host}:{port}  (Ctrl-C ends it)", err=True)
     uvicorn.run(create_app(tracking_url(url)), host=host, port=port, log_level="warning")
+    return 130  # nothing but Ctrl-C ends it in peace

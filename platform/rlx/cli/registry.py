@@ -13,11 +13,13 @@ import psutil
 
 import rlx.errors
 import rlx_registry
-from rlx.run.paths import RunFolder, home, tracking_url
+from rlx.run.paths import RunFolder, shown, tracking_url
+from rlx.run.trouble import as_fault
 from rlx_registry import Registry, RunRecord, Status
 
 __all__ = [
     "bury",
+    "exit_code",
     "folder_of",
     "is_supervisor",
     "open_registry",
@@ -43,30 +45,23 @@ def open_registry(url: str, *, read_only: bool = True) -> Iterator[Registry]:
 
     Raises:
         SpecError: a run is named that is not there.
+        EnvironmentFault: its file system is full, or may only be read.
         RegistryError: the database cannot be read or written.
     """
     try:
         with Registry.open(_present(tracking_url(url), read_only), read_only=read_only) as registry:
             yield registry
-    except (rlx_registry.NotFound, rlx_registry.Ambiguous) as error:
-        raise rlx.errors.SpecError(str(error)) from error
     except rlx_registry.RegistryError as error:
-        raise rlx.errors.RegistryError(str(error)) from error
+        raise as_fault(error) or error from error
 
 
 def _present(url: str, read_only: bool) -> str:
     if not url.startswith("sqlite:///"):
         return url
-    written = url.removeprefix("sqlite:///")
-    if url == tracking_url(DEFAULT) and ("?" in written or unquote(written) != written):
-        raise rlx.errors.EnvironmentFault(
-            f"RLX_HOME is {home()}: with '?' or '%' and two digits it cannot stand in a database "
-            "URL; choose another folder"
-        )
-    path = Path(unquote(written))
+    path = Path(unquote(url.removeprefix("sqlite:///")))
     if read_only and not path.exists():
         raise rlx.errors.SpecError(
-            f"there is no registry of runs at {os.path.relpath(path)} yet: submit an experiment "
+            f"there is no registry of runs at {shown(path)} yet: submit an experiment "
             "first, or name another folder with RLX_HOME"
         )
     if not read_only:
@@ -122,6 +117,16 @@ def _ranks(run: RunRecord) -> Iterator[int]:
             yield process.pid
 
 
+def exit_code(registry: Registry, run: RunRecord) -> int | None:
+    """What following the run to its end returns; None while it has not ended."""
+    if run.status == "finished":
+        return 0
+    if run.effective_status != "failed":
+        return 1 if run.effective_status in ("stopped", "lost") else None
+    told = [e.payload for e in registry.events(run.id) if e.kind == "failed" and e.payload]
+    return int(told[-1]["exit_code"]) if told else 1
+
+
 def run_json(registry: Registry, run: RunRecord) -> dict[str, Any]:
     """One run as `rlx status --json` and `rlx runs --json` print it."""
     evaluations = {e.label: e for e in registry.evaluations(run.id)}
@@ -132,6 +137,7 @@ def run_json(registry: Registry, run: RunRecord) -> dict[str, Any]:
         "name": run.name,
         "status": run.effective_status,
         "reason": run.reason,
+        "exit_code": exit_code(registry, run),
         "step": run.step,
         "steps": run.steps_total,
         "phase": run.phase,

@@ -4,15 +4,21 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import click
 
 from rlx.cli.registry import bury, folder_of, is_supervisor, open_registry, registry_option
-from rlx.discovery import Plugins, check_file
+from rlx.cli.text import paint
+from rlx.discovery import check_file
 from rlx.errors import RlxError
-from rlx.run.launch import registry_url, start
+from rlx.run.launch import failed_unless_started, registry_url, start
 from rlx.run.launch import submit as record
+from rlx.run.preflight import preflight
+from rlx.spec.diagnostic import Diagnostic, render
 from rlx.spec.reader import ReadSpec
 from rlx_registry import RunRecord
 
@@ -28,33 +34,59 @@ __all__ = ["stop", "submit"]
 def submit(spec: Path, overrides: tuple[str, ...], again: bool, detach: bool, quiet: bool) -> int:
     """Check SPEC, record a run of it, start it apart from this terminal, and follow it.
 
-    Ctrl-C stops the following and not the run. The exit code is the run's: 0 when it finished.
+    Ctrl-C stops the following and not the run. The exit code is the run's: 0 when it finished, 1
+    when it failed, 3 or 4 where a plugin or this machine is the reason.
     """
     read, plugins = check_file(spec, overrides)
     url = registry_url(read)
-    _say_warnings(plugins)
-    with open_registry(url, read_only=False) as registry:
-        run, created = record(registry, read, plugins, again=again)
+    _warn(plugins.warnings + preflight(read, plugins))
+    run, created = None, False
+    try:
+        with open_registry(url, read_only=False) as registry, _undisturbed():
+            run, created = record(registry, read, plugins, again=again)
+            if created:
+                with failed_unless_started(registry, run.id):
+                    registry.update_run(run.id, pid=start(run, url))
         if quiet:
             click.echo(run.id)
-        if not created:
-            if not quiet:
-                _say_nothing_to_do(run, spec, overrides)
+        elif created:
+            _say_started(run, read)
+        else:
+            _say_nothing_to_do(run, spec, overrides)
+        if detach or not created:
             return 0
-        folder_of(run)
-        start(run, url)
-    if not quiet:
-        _say_started(run, read)
-    if detach:
-        return 0
-    from rlx.cli.follow import follow
+        from rlx.cli.follow import follow
 
-    return follow(run.id, url, quiet=quiet)
+        return follow(run.id, url, quiet=quiet)
+    except KeyboardInterrupt:
+        if run is None or not created:
+            raise
+        look = f"rlx logs -f {run.id}  ·  rlx stop {run.id}"
+        click.echo(f"\ndetached; {run.id} goes on.  {look}", err=True)
+        return 130
 
 
-def _say_warnings(plugins: Plugins) -> None:
-    for warning in plugins.warnings:
-        click.echo(str(warning), err=True)
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Puts interrupts off until the end of the block: a run is recorded and started, or neither."""
+    put_off: list[int] = []
+
+    def remember(number: int, _: FrameType | None) -> None:
+        put_off.append(number)
+
+    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for late in put_off:
+        signal.raise_signal(late)
+
+
+def _warn(warnings: tuple[Diagnostic, ...]) -> None:
+    for warning in warnings:
+        click.echo(paint(render(warning), sys.stderr), err=True)
 
 
 def _say_nothing_to_do(run: RunRecord, spec: Path, overrides: tuple[str, ...]) -> None:
@@ -94,11 +126,13 @@ def stop(run: str, url: str) -> None:
         found = registry.run(run_id)
         if found.status not in ("submitted", "running"):
             raise RlxError(f"{found.id} is not running: it is {found.status}")
-        if found.pid is not None and is_supervisor(found.pid, found.id):
+        begun = found.status == "running"
+        if begun and found.pid is not None and is_supervisor(found.pid, found.id):
             os.kill(found.pid, signal.SIGTERM)
             click.echo(f"{found.id}: asked to stop")
             return
-        why = "its supervisor was gone" if found.status == "running" else "it had not begun"
+        # A supervisor that has not begun finds the run taken from it, and leaves.
+        why = "its supervisor was gone" if begun else "it had not begun"
         if not bury(registry, found, "stopped", why):
             raise RlxError(f"{found.id} has begun just now: try again")
         click.echo(f"{found.id}: {why}; marked as stopped", file=sys.stderr)

@@ -1,4 +1,7 @@
-"""Recording a run and starting it, apart from the terminal."""
+"""Recording a run and starting it, apart from the terminal.
+
+A run that is recorded either starts or is marked as failed: none waits for ever.
+"""
 
 import hashlib
 import json
@@ -7,6 +10,8 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,13 +19,14 @@ from typing import Any
 
 import rlx
 from rlx.discovery import Plugins
-from rlx.errors import SpecError
+from rlx.run.disk import hold_reserve
 from rlx.run.paths import RunFolder, home, tracking_url
+from rlx.run.trouble import as_fault, message
 from rlx.spec.reader import ReadSpec
 from rlx.spec.training import TrackingSpec
-from rlx_registry import Registry, RunRecord
+from rlx_registry import Registry, RegistryError, RunRecord
 
-__all__ = ["child_environment", "registry_url", "start", "submit"]
+__all__ = ["child_environment", "failed_unless_started", "registry_url", "start", "submit"]
 
 PACKAGES = ("torch", "deepspeed", "transformers", "mlflow", "sqlalchemy", "pydantic", "numpy")
 
@@ -33,16 +39,8 @@ def submit(
     Returns:
         The run, and whether it is new; an equal one that has finished or is under way is given
         back unless `again`.
-
-    Raises:
-        SpecError: the experiment asks for rewards of whole rollouts, which no schedule has yet.
     """
     spec = read.spec
-    if spec.rewards.global_:
-        raise SpecError(
-            f"rewards.global: schedule {spec.rollout.schedule!r} scores turns and no whole "
-            f"rollouts; put {', '.join(spec.rewards.global_)} under rewards.turn"
-        )
     run, created = registry.submit(
         digest=spec.digest,
         seed=spec.seed,
@@ -56,14 +54,35 @@ def submit(
     )
     if not created:
         return run, False
-    folder = RunFolder(home() / "runs" / run.id)
-    folder.root.mkdir(parents=True, exist_ok=True)
-    folder.yaml.write_text(read.yaml)
-    folder.resolved.write_text(json.dumps(spec.resolved(), indent=2))
-    registry.update_run(run.id, directory=folder.root, steps_total=spec.steps)
-    registry.add_artifact(run.id, folder.yaml, "spec")
-    registry.add_artifact(run.id, folder.resolved, "spec")
+    with failed_unless_started(registry, run.id):
+        _lay_out(registry, run.id, read)
     return registry.run(run.id), True
+
+
+def _lay_out(registry: Registry, run_id: str, read: ReadSpec) -> None:
+    folder = RunFolder(home() / "runs" / run_id)
+    folder.root.mkdir(parents=True, exist_ok=True)
+    registry.update_run(run_id, directory=folder.root, steps_total=read.spec.steps)
+    hold_reserve(folder.reserve)
+    folder.yaml.write_text(read.yaml)
+    folder.resolved.write_text(json.dumps(read.spec.resolved(), indent=2))
+    registry.add_artifact(run_id, folder.yaml, "spec")
+    registry.add_artifact(run_id, folder.resolved, "spec")
+
+
+@contextmanager
+def failed_unless_started(registry: Registry, run_id: str) -> Iterator[None]:
+    """Marks a run as failed when what should have started it raises."""
+    try:
+        yield
+    except Exception as error:
+        RunFolder(home() / "runs" / run_id).reserve.unlink(missing_ok=True)
+        told = as_fault(error)
+        code = 1 if told is None else told.exit_code
+        with suppress(RegistryError):  # the error itself says more
+            registry.add_event(run_id, "failed", message(error), {"exit_code": code}, "error")
+            registry.transition(run_id, {"submitted"}, "failed", message(error))
+        raise
 
 
 def start(run: RunRecord, registry_url: str) -> int:
@@ -136,7 +155,11 @@ def _git(folder: Path, *arguments: str) -> str | None:
     if shutil.which("git") is None:
         return None
     done = subprocess.run(
-        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False
+        ["git", "-C", str(folder), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,  # a terminal's Ctrl-C would end it, and leave us with no commit
     )
     return done.stdout.strip() if done.returncode == 0 else None
 

@@ -3,18 +3,41 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
-__all__ = ["RunFolder", "home", "tracking_url"]
+from rlx.errors import EnvironmentFault
+
+__all__ = ["RunFolder", "home", "shown", "tracking_url"]
 
 
 def home() -> Path:
-    """RLX_HOME, or `.rlx` in the current folder, absolute."""
-    return Path(os.environ.get("RLX_HOME", ".rlx")).absolute()
+    """RLX_HOME, or `.rlx` in the current folder where that is unset or empty; absolute."""
+    return Path(os.environ.get("RLX_HOME") or ".rlx").absolute()
+
+
+def shown(path: Path) -> str:
+    """A path as messages name it: relative where it lies below the current folder."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
 
 
 def tracking_url(url: str) -> str:
-    """A URL of the `tracking:` section with `{home}` filled in."""
-    return url.replace("{home}", str(home()))
+    """A URL of the `tracking:` section with `{home}` filled in.
+
+    Raises:
+        EnvironmentFault: RLX_HOME has a name that cannot stand in a URL.
+    """
+    if "{home}" not in url:
+        return url
+    folder = str(home())
+    if "?" in folder or unquote(folder) != folder:
+        raise EnvironmentFault(
+            f"RLX_HOME is {folder}: with '?' or '%' and two digits it cannot stand in a database "
+            "URL; choose another folder"
+        )
+    return url.replace("{home}", folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +68,13 @@ class RunFolder:
 
     @property
     def failure(self) -> Path:
-        """Why a rank gave up, in its own words."""
+        """Why the first rank that failed gave up, in its own words."""
         return self.root / "failure.json"
+
+    @property
+    def reserve(self) -> Path:
+        """Space for the run's last words; gone once the disk was full, or the run has ended."""
+        return self.root / "reserve"
 
     @property
     def model(self) -> Path:

@@ -18,21 +18,31 @@ SUPERVISOR_EVERY = 2.0
 
 def main(folder: str, run_id: str, registry_url: str) -> int:
     """Runs this rank; writes why it gave up where the supervisor looks for it."""
-    from rlx.errors import RlxError
-    from rlx.run.paths import RunFolder
-
-    paths = RunFolder(Path(folder))
     supervisor = int(os.environ["RLX_SUPERVISOR"])
     threading.Thread(target=_leave_without, args=(supervisor,), daemon=True).start()
     try:
-        _run(paths, run_id, registry_url)
+        _run(Path(folder), run_id, registry_url)
     except Exception as error:  # noqa: BLE001  (recorded, and the rank ends)
+        _record(Path(folder), error)  # first: where the disk is full, the log cannot be written
         traceback.print_exc()
-        code = error.exit_code if isinstance(error, RlxError) else 1
-        message = str(error) if isinstance(error, RlxError) else f"{type(error).__name__}: {error}"
-        paths.failure.write_text(json.dumps({"message": message, "exit_code": code}))
         return 1
     return 0
+
+
+def _record(folder: Path, error: Exception) -> None:
+    """Writes why this rank gave up, whole or not at all; the first rank's reason stays."""
+    from rlx.run.paths import RunFolder
+    from rlx.run.trouble import as_fault, is_disk_full, message
+
+    paths = RunFolder(folder)
+    told = as_fault(error)
+    failure = {"message": message(error), "exit_code": 1 if told is None else told.exit_code}
+    if is_disk_full(error):
+        paths.reserve.unlink(missing_ok=True)
+    if not paths.failure.exists():
+        aside = paths.failure.with_suffix(f".{os.getpid()}")
+        aside.write_text(json.dumps(failure))
+        aside.replace(paths.failure)
 
 
 def _leave_without(supervisor: int) -> None:
@@ -49,11 +59,13 @@ def _leave_without(supervisor: int) -> None:
     os._exit(1)
 
 
-def _run(paths: "RunFolder", run_id: str, registry_url: str) -> None:  # type: ignore[name-defined]  # noqa: F821
+def _run(folder: Path, run_id: str, registry_url: str) -> None:
     import torch
 
+    from rlx.run.paths import RunFolder
     from rlx.spec import ExperimentSpec
 
+    paths = RunFolder(folder)
     spec = ExperimentSpec.model_validate_json(paths.resolved.read_text())
     if spec.runner.device == "cpu" or not torch.cuda.is_available():
         os.environ["DS_ACCELERATOR"] = "cpu"

@@ -3,8 +3,13 @@
 It starts the ranks, keeps the run's heartbeat, feeds the MLflow mirror, and says how it ended. The
 durable record decides that, not an exit code: only a run whose first rank recorded "completed" has
 finished.
+
+A run on a full disk must still be able to say so: its folder holds a reserve, which whoever meets
+the full disk first gives up. Once it is gone the mirror writes no more, for its store may lie on
+the same disk.
 """
 
+import errno
 import json
 import os
 import re
@@ -15,14 +20,18 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 from rlx.record.mirror import MirrorDown, MlflowMirror
-from rlx.run.launch import child_environment
+from rlx.run.launch import child_environment, failed_unless_started
 from rlx.run.paths import RunFolder, home, tracking_url
 from rlx.run.report import draw
+from rlx.run.trouble import as_fault, is_disk_full, message
 from rlx.spec import ExperimentSpec
-from rlx_registry import Registry
+from rlx_registry import Registry, Status, Unwritable
 
 __all__ = ["main"]
 
@@ -32,6 +41,16 @@ GRACE = 30.0
 """Seconds that ranks have to end after SIGTERM."""
 FINAL_TRIES = 3
 
+T = TypeVar("T")
+
+
+class End(NamedTuple):
+    """How a run ended: its status, the reason, and the exit code for whoever follows it."""
+
+    status: Status
+    reason: str | None = None
+    exit_code: int = 1
+
 
 def main(run_id: str, registry_url: str) -> int:
     """Supervises one attempt of a run."""
@@ -39,11 +58,13 @@ def main(run_id: str, registry_url: str) -> int:
     # Before the run is ours to be stopped, or an early SIGTERM would leave it "running" for ever.
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     with Registry.open(registry_url) as registry:
-        if not registry.transition(run_id, {"submitted"}, "running"):
-            print(f"{run_id} is not waiting to be started", flush=True)
-            return 1
-        registry.update_run(run_id, pid=os.getpid())
-        return _Supervisor(registry, run_id, registry_url, stopped).supervise()
+        with failed_unless_started(registry, run_id):
+            supervisor = _Supervisor(registry, run_id, registry_url, stopped)
+            registry.update_run(run_id, pid=os.getpid())
+            if not registry.transition(run_id, {"submitted"}, "running"):
+                print(f"{run_id} is not waiting to be started", flush=True)
+                return 1
+        return supervisor.supervise()
 
 
 class _Supervisor:
@@ -63,17 +84,24 @@ class _Supervisor:
         mirror = threading.Thread(target=self._mirror, name="mirror")
         mirror.start()
         try:
-            status, reason = self._attempt()
+            end = self._attempt()
         except Exception as error:  # noqa: BLE001  (recorded: a run must not stay "running")
-            traceback.print_exc()
-            status, reason = "failed", f"the supervisor failed: {type(error).__name__}: {error}"
-        self._registry.transition(self._run_id, {"running"}, status, reason)
-        self._ended.set()
-        mirror.join()
-        return 0 if status == "finished" else 1
+            end = self._failure(error)
+            self._complain()
+        try:
+            if end.status == "failed":
+                self._tell("failed", end.reason or "", {"exit_code": end.exit_code}, level="error")
+            self._write(
+                lambda: self._registry.transition(self._run_id, {"running"}, end.status, end.reason)
+            )
+        finally:
+            self._ended.set()
+            mirror.join()
+            self._folder.reserve.unlink(missing_ok=True)
+        return 0 if end.status == "finished" else 1
 
-    def _attempt(self) -> tuple[str, str | None]:
-        """Runs the ranks until they end; returns the run's status and the reason for it."""
+    def _attempt(self) -> End:
+        """Runs the ranks until they end; returns how the run has ended."""
         ranks = self._start_ranks()
         try:
             while ranks.poll() is None and not self._stopped.is_set():
@@ -83,21 +111,59 @@ class _Supervisor:
         finally:
             _end(ranks)
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        self._registry.add_event(
-            self._run_id,
+        self._tell(
             "resources",
             "processor time and peak memory of the ranks and all that they started",
             {"cpu_seconds": used.ru_utime + used.ru_stime, "peak_mb": used.ru_maxrss / 1024},
         )
-        status, reason = self._verdict(ranks.returncode)
-        if status == "finished":
+        end = self._verdict(ranks.returncode)
+        if end.status == "finished":
             try:
                 draw(self._registry, self._run_id, self._folder)
             except Exception as error:  # noqa: BLE001  (recorded: the results stand without it)
-                traceback.print_exc()
-                message = f"the pictures could not be drawn: {type(error).__name__}: {error}"
-                self._registry.add_event(self._run_id, "report_failed", message, level="error")
-        return status, reason
+                told = f"the pictures could not be drawn: {message(error)}"
+                self._tell("report_failed", told, level="error")
+                self._complain()
+        return end
+
+    # Recording -------------------------------------------------------------------------------
+
+    def _tell(
+        self,
+        kind: str,
+        message: str,
+        payload: dict[str, Any] | None = None,
+        level: str = "info",
+    ) -> None:
+        self._write(
+            lambda: self._registry.add_event(self._run_id, kind, message, payload, level=level)
+        )
+
+    def _write(self, write: Callable[[], T]) -> T:
+        """Writes to the registry; gives up the reserve where the disk is full."""
+        try:
+            return write()
+        except Unwritable as error:
+            if not is_disk_full(error):
+                raise
+            self._folder.reserve.unlink(missing_ok=True)
+            return write()
+
+    def _failure(self, error: Exception) -> End:
+        """How a run ends whose supervisor cannot go on."""
+        if is_disk_full(error):
+            self._folder.reserve.unlink(missing_ok=True)
+        told = as_fault(error)
+        if told is None:
+            return End("failed", f"the supervisor failed: {message(error)}")
+        return End("failed", str(told), told.exit_code)
+
+    @staticmethod
+    def _complain() -> None:
+        with suppress(OSError):  # the log's disk may be full
+            traceback.print_exc()
+
+    # Ranks -----------------------------------------------------------------------------------
 
     def _wait(self, ranks: "subprocess.Popen[bytes]", seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -115,6 +181,7 @@ class _Supervisor:
         command += [f"--nproc-per-node={runner.ranks}", "-m", "rlx.run.rank"]
         environment = {**child_environment(), "OMP_NUM_THREADS": str(runner.threads)}
         environment["RLX_SUPERVISOR"] = str(os.getpid())
+        self._folder.failure.unlink(missing_ok=True)
         return subprocess.Popen(
             [*command, str(self._folder.root), self._run_id, self._registry_url],
             stdin=subprocess.DEVNULL,
@@ -122,23 +189,28 @@ class _Supervisor:
             env=environment,
         )
 
-    def _verdict(self, code: int | None) -> tuple[str, str | None]:
+    def _verdict(self, code: int | None) -> End:
         if any(e.kind == "completed" for e in self._registry.events(self._run_id)):
-            return "finished", None
+            return End("finished")
         if self._stopped.is_set():
-            return "stopped", "stopped on request"
+            return End("stopped", "stopped on request")
         if self._folder.failure.exists():
-            return "failed", str(json.loads(self._folder.failure.read_text())["message"])
+            said = json.loads(self._folder.failure.read_text())
+            return End("failed", str(said["message"]), int(said["exit_code"]))
+        if not self._has_room():  # and there was no room for a rank's own words
+            return self._failure(OSError(errno.ENOSPC, "disk full", str(self._folder.failure)))
         log = self._folder.log.read_text(errors="replace")
         killed = re.findall(r"exitcode\s*:\s*-(\d+)", log)
         if killed:
             number = int(killed[-1])
             name = signal.Signals(number).name
             hint = "; out of memory?" if number == signal.SIGKILL else ""
-            return "failed", f"a rank was killed by signal {number} ({name}{hint})"
+            return End("failed", f"a rank was killed by signal {number} ({name}{hint})")
         errors = re.findall(r"^\S*(?:Error|Exception|Killed|Fault)\b.*$", log, re.MULTILINE)
         said = errors[-1] if errors else "it said nothing"
-        return "failed", f"the ranks ended with code {code}: {said}"
+        return End("failed", f"the ranks ended with code {code}: {said}")
+
+    # Mirror ----------------------------------------------------------------------------------
 
     def _mirror(self) -> None:
         """Delivers to MLflow until the run has ended and all is there, or MLflow stays away."""
@@ -148,29 +220,36 @@ class _Supervisor:
         with Registry.open(self._registry_url) as registry:
             mirror = MlflowMirror(registry, self._run_id, tracking_url(uri), home() / "mlartifacts")
             begun = False
-            while not self._ended.wait(HEARTBEAT if begun else 0.1):
+            while not self._ended.wait(HEARTBEAT if begun else 0.1) and self._has_room():
                 try:
                     if not begun:
                         mirror.begin()
                         begun = True
                     mirror.deliver()
                 except MirrorDown as error:
-                    print(f"mirror: {error}", flush=True)
+                    _note(f"mirror: {error}")
                     self._ended.wait(HEARTBEAT)
-            for attempt in range(FINAL_TRIES):
+            self._ended.wait()
+            for attempt in range(FINAL_TRIES if self._has_room() else 0):
                 try:
                     mirror.begin()
                     mirror.finish(registry.run(self._run_id).status)
                     return
                 except MirrorDown as error:
-                    print(f"mirror: {error}", flush=True)
+                    _note(f"mirror: {error}")
                     time.sleep(2**attempt)
-            registry.add_event(
-                self._run_id,
-                "mirror_behind",
-                "MLflow could not be reached; the registry holds everything",
-                level="warning",
-            )
+        why = "could not be reached" if self._has_room() else "is not told more: the disk is full"
+        told = f"MLflow {why}; the registry holds everything"
+        self._tell("mirror_behind", told, level="warning")
+
+    def _has_room(self) -> bool:
+        """Whether nobody has met a full disk."""
+        return self._folder.reserve.exists()
+
+
+def _note(line: str) -> None:
+    with suppress(OSError):  # the log's disk may be full
+        print(line, flush=True)
 
 
 def _end(ranks: "subprocess.Popen[bytes]") -> None:

@@ -1,0 +1,188 @@
+"""What a run needs of this machine, looked at before anything is recorded.
+
+It runs in the submitting process and never imports torch. What is wrong is said at the line of the
+experiment that asks for it; ranks check again, for they may run elsewhere and later.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlx.discovery import Plugins, resolve
+from rlx.errors import EnvironmentFault, RlxError
+from rlx.plugin import Plugin
+from rlx.run.devices import Lack, diagnose, driver, torch_build
+from rlx.run.disk import LITTLE, free_bytes, hold_reserve, size
+from rlx.run.packages import packages
+from rlx.run.paths import home, shown
+from rlx.run.trouble import as_fault
+from rlx.spec import ExperimentSpec, Pretrained, RunnerSpec
+from rlx.spec.diagnostic import Diagnostic, KeyPath, dotted, refusal
+from rlx.spec.place import in_phase, locate
+from rlx.spec.reader import ReadSpec
+
+__all__ = ["cuda_lack", "preflight", "require_room"]
+
+
+def preflight(read: ReadSpec, plugins: Plugins) -> tuple[Diagnostic, ...]:
+    """Sees that an experiment could run here.
+
+    Returns:
+        Warnings.
+
+    Raises:
+        InvalidMachine: the machine lacks something; every lack is told at once.
+        InvalidSpec: files are there and are not what the spec says of them.
+        InvalidPlugins: a plugin fails where it looks for its files.
+        EnvironmentFault: nothing can be written under RLX_HOME.
+    """
+    faults = [
+        *_rewards(read.spec),
+        *_device(read),
+        *_model(read.spec),
+        *_plugins(read.spec, plugins),
+    ]
+    if faults:
+        raise refusal([locate(f, read.document) for f in faults], read.document.file)
+    require_room(home())
+    return tuple(_little_room(home()))
+
+
+def require_room(folder: Path) -> None:
+    """Makes `folder`, and sees by a real write that a run has room in it.
+
+    Raises:
+        EnvironmentFault: it cannot be made or written, or its disk is full.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".room-") as trial:
+            hold_reserve(Path(trial) / "reserve")
+    except (FileExistsError, NotADirectoryError) as error:
+        raise EnvironmentFault(
+            f"{folder} cannot be a folder: it, or something above it, is a file; set RLX_HOME to "
+            "another"
+        ) from error
+    except OSError as error:
+        raise as_fault(error) or EnvironmentFault(f"{folder}: {error.strerror}") from error
+
+
+def _little_room(folder: Path) -> Iterator[Diagnostic]:
+    free = free_bytes(folder)
+    if free < LITTLE:
+        message = f"{shown(folder)} has {size(free)} of space left"
+        help_ = "free some space, or set RLX_HOME to a folder on another disk"
+        yield Diagnostic(kind="machine", message=message, helps=(help_,), severity="warning")
+
+
+# What the spec asks for ------------------------------------------------------------------------
+
+
+def _rewards(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    if spec.rewards.global_:
+        message = (
+            f"rewards.global: schedule {spec.rollout.schedule!r} scores turns and no whole "
+            f"rollouts; put {', '.join(spec.rewards.global_)} under rewards.turn"
+        )
+        yield Diagnostic(kind="conflict", message=message, path=("rewards", "global"))
+
+
+def cuda_lack(wanted: int) -> Lack | None:
+    """Why a run here would not find `wanted` CUDA devices; None where it would.
+
+    Raises:
+        EnvironmentFault: torch is not installed.
+    """
+    build = torch_build()
+    if build is None:
+        raise EnvironmentFault(f"torch is not installed: {packages()['torch'].command}")
+    return diagnose(build, driver(), os.environ.get("CUDA_VISIBLE_DEVICES"), wanted)
+
+
+def _device(read: ReadSpec) -> Iterator[Diagnostic]:
+    runner = read.spec.runner
+    if runner.device == "cpu" or (lack := cuda_lack(runner.ranks)) is None:
+        return
+    if runner.device == "auto" and lack.count == 0:
+        return  # then it runs on the CPU
+    path: KeyPath = ("runner", "ranks") if lack.count else ("runner", "device")
+    yield _lacking(
+        path,
+        f"{_asks(runner)}, found {lack.count}",
+        lack.help,
+        f"on the CPU: rlx submit {read.document.file} --set runner.device=cpu",
+        "all about this machine: rlx doctor",
+        notes=(f"found: {lack.found}",),
+    )
+
+
+def _asks(runner: RunnerSpec) -> str:
+    count = "a CUDA device" if runner.ranks == 1 else f"{runner.ranks} CUDA devices, one per rank"
+    return f"the experiment needs {count}"
+
+
+def _model(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    if not isinstance(spec.model, Pretrained):
+        return
+    if spec.model.lora is not None and not (peft := packages()["peft"]).fits:
+        found = f"peft {peft.installed}" if peft.installed else "none"
+        message = f"model.lora needs the package peft{peft.range}, found {found}"
+        yield _lacking(("model", "lora"), message, peft.command)
+    from rlx.model.files import check_model_files  # only where there are some
+
+    try:
+        check_model_files(spec.model)
+    except RlxError as error:
+        path = ("model", "path")
+        if isinstance(error, EnvironmentFault):
+            yield _lacking(path, _first_line(error))
+        else:
+            yield Diagnostic(kind="value", message=_first_line(error), path=path)
+
+
+def _plugins(spec: ExperimentSpec, plugins: Plugins) -> Iterator[Diagnostic]:
+    """What plugins say of their files and packages, those that phases bring in included."""
+    seen: list[Plugin] = []
+    for path, plugin in _uses(plugins):
+        seen.append(plugin)
+        yield from _checked(path, plugin)
+    for number, phase in enumerate(spec.phases):
+        for path, plugin in _uses(resolve(spec.in_phase(phase))) if phase.set else ():
+            if plugin not in seen:
+                seen.append(plugin)
+                said = {"name": phase.name, "set": phase.set}
+                for fault in _checked(path, plugin):
+                    yield in_phase(fault, ("phases", number), said)
+
+
+def _uses(plugins: Plugins) -> Iterator[tuple[KeyPath, Plugin]]:
+    yield ("task",), plugins.task
+    for (scope, name), reward in plugins.rewards.items():
+        yield ("rewards", scope, name), reward
+
+
+def _checked(path: KeyPath, plugin: Plugin) -> Iterator[Diagnostic]:
+    try:
+        plugin.check()
+    except (OSError, ImportError) as error:
+        yield _lacking(path, _first_line(error))
+    except ValueError as error:
+        yield Diagnostic(kind="value", message=_first_line(error), path=path)
+    except Exception as error:  # noqa: BLE001  (somebody else's code)
+        message = f"{dotted(path)}: {type(plugin).__name__}.check() failed: {_first_line(error)}"
+        yield Diagnostic(kind="plugin", message=message, path=path, exit_code=3)
+
+
+def _first_line(error: Exception) -> str:
+    """What an exception says, on one line and without a full stop."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"cannot read {error.filename}: {error.strerror}"
+    said = str(error).strip() or type(error).__name__
+    return said.splitlines()[0].removesuffix(".")
+
+
+def _lacking(path: KeyPath, message: str, *helps: str, notes: tuple[str, ...] = ()) -> Diagnostic:
+    return Diagnostic(
+        kind="machine", message=message, path=path, helps=helps, notes=notes, exit_code=4
+    )

@@ -1,0 +1,124 @@
+"""`rlx doctor` on the machine at hand, and with things missing."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from rlx.cli import main
+from rlx.run.packages import packages
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RLX_HOME", raising=False)
+    monkeypatch.delenv("RLX_REGISTRY", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return tmp_path
+
+
+def found(capsys):
+    code = main(["doctor", "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert (code == 0) == said["ready"]
+    return code, {f["name"]: f for f in said["findings"]}
+
+
+def test_this_machine_can_run_experiments(folder, capsys):
+    code, lines = found(capsys)
+    assert code == 0
+    assert lines["torch"]["found"] == version("torch")
+    assert lines["CUDA"]["state"] == "absent"
+    assert lines["RLX_HOME"]["found"].startswith(".rlx, ")
+    assert lines["registry"]["state"] == "absent"
+    assert list(folder.iterdir()) == [], "looking makes nothing"
+    for line in lines.values():
+        assert (
+            (line["state"] == "ok")
+            or line["fix"]
+            or "not needed" in line["found"]
+            or ("make" in line["found"])
+        )
+
+
+def test_the_table_has_a_sign_for_every_line(capsys):
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line[0] for line in lines[:-2]} == {"✓", "–", " "}
+    assert lines[-1] == "experiments can run here"
+
+
+def test_nothing_heavy_is_imported_without_a_gpu(folder):
+    probe = "from rlx.cli import main; main(['doctor']); import sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    heavy = {"torch", "transformers", "deepspeed", "mlflow", "vllm", "datasets", "peft"}
+    assert not heavy & set(done.stdout.splitlines()[-1].split())
+
+
+def test_what_is_missing_is_named_with_its_fix(folder, monkeypatch, capsys):
+    (folder / "file").touch()
+    monkeypatch.setenv("RLX_HOME", "file/below")
+    code, lines = found(capsys)
+    assert code == 4
+    assert lines["RLX_HOME"]["state"] == "broken"
+    assert lines["RLX_HOME"]["fix"] == "set RLX_HOME to a folder with room"
+
+
+def test_a_registry_that_cannot_be_read_is_a_fault(folder, monkeypatch, capsys):
+    (folder / "data.db").write_bytes(b"no database at all" * 100)
+    monkeypatch.setenv("RLX_REGISTRY", f"sqlite:///{folder}/data.db")
+    code, lines = found(capsys)
+    assert code == 4
+    assert lines["registry"]["state"] == "broken"
+    assert "data.db" in lines["registry"]["found"]
+
+
+def test_a_broken_plugin_of_somebody_else_stops_nobody(folder, monkeypatch, capsys):
+    info = folder / "site" / "rlx_guest-0.1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-guest\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text("[rlx.rewards]\nguest = no_such_module:guest\n")
+    monkeypatch.syspath_prepend(folder / "site")
+    code, lines = found(capsys)
+    assert code == 0
+    assert lines["reward plugin"]["found"] == "reward plugin 'guest' failed to import"
+    assert lines["reward plugin"]["fix"] == "rlx plugins show guest --traceback"
+
+
+# Packages ----------------------------------------------------------------------------------------
+
+
+def test_ranges_come_from_the_metadata_of_rlx():
+    known = packages()
+    assert known["torch"].range == "<2.14,>=2.11"
+    assert (known["torch"].extra, known["peft"].extra) == ("", "lora")
+    assert "pytest" not in known
+    assert all(package.fits for package in known.values() if not package.extra)
+
+
+def test_a_package_out_of_range_or_missing_is_a_fault(tmp_path):
+    """A site of its own, in which rlx asks for a torch that nobody has."""
+    for name, needs in (("rlx", ["torch>=99", "no-such-package>=1"]), ("torch", [])):
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0"]
+        (info / "METADATA").write_text("\n".join(lines + [f"Requires-Dist: {n}" for n in needs]))
+    probe = (
+        "from rlx.run.packages import packages;"
+        "print(*((p.name, p.installed, p.fits, p.command) for p in packages().values()), sep='\\n')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [
+        """('torch', '1.0', False, "pip install 'torch>=99'")""",
+        """('no-such-package', None, False, "pip install 'no-such-package>=1'")""",
+    ]

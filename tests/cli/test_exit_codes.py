@@ -1,0 +1,204 @@
+"""Every exit code, reached through the command line: one sentence, and no traceback."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlx.cli.follow import follow
+from rlx_registry import Registry
+
+RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
+CUDA = "--set=runner.device=cuda"
+MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "wrong.yaml").write_text("nmae: x\n")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "data.db").write_bytes(b"SQLite format 3\0" + b"junk" * 500)
+    return tmp_path
+
+
+def begin(folder, *arguments, **environment):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("RLX_")}
+    return subprocess.Popen(
+        [sys.executable, "-c", MAIN, *map(str, arguments)],
+        cwd=folder,
+        env={**kept, "CUDA_VISIBLE_DEVICES": "", "RLX_HOME": str(folder / "home"), **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def rlx(folder, *arguments, **environment):
+    process = begin(folder, *arguments, **environment)
+    out, err = process.communicate(timeout=300)
+    assert "Traceback" not in err
+    return process.returncode, out, err
+
+
+def recorded(folder, **payload):
+    """A run that has failed."""
+    with Registry.open(f"sqlite:///{folder}/home/registry.db") as registry:
+        run, _ = registry.submit(
+            digest="d", seed=0, name="n", spec={}, yaml="", plugins=[], code={}, environment={}
+        )
+        registry.update_run(run.id, directory=folder / "home" / "runs" / run.id)
+        if payload:
+            registry.add_event(run.id, "failed", "why", payload)
+        registry.transition(run.id, {"submitted"}, "failed", "why")
+
+
+# What is asked, the exit code, what is said, and what to do about it.
+SITUATIONS = [
+    (["validate", RLCR], {}, 0, "", ""),
+    (["runs", "--stauts"], {}, 2, "No such option", "--status"),
+    (["rnus"], {}, 2, "No verb 'rnus'", "Did you mean 'runs'?"),
+    (["submit", "wrong.yaml"], {}, 2, "unknown key 'nmae'", "did you mean 'name'?"),
+    (["submit", "none.yaml"], {}, 2, "cannot read none.yaml", "No such file"),
+    (["runs"], {}, 2, "there is no registry of runs at home/registry.db", "submit an experiment"),
+    (["submit", RLCR, "--set=task.plugin=no"], {}, 3, "no task plugin named 'no'", "installed:"),
+    (["submit", RLCR, CUDA], {}, 4, "needs a CUDA device", "device=cpu"),
+    (["submit", RLCR], {"RLX_HOME": "file/x"}, 4, "cannot be a folder", "set RLX_HOME"),
+    (["submit", RLCR], {"RLX_HOME": "what?"}, 4, "cannot stand in a database URL", "another"),
+    (["runs"], {"RLX_REGISTRY": "sqlite:///data.db"}, 5, "data.db", ""),
+    (["runs"], {"RLX_REGISTRY": "postgresql:///x"}, 5, "are SQLite files", ""),
+    # 2 wins where kinds mix.
+    (
+        ["submit", RLCR, CUDA, "--set=loss.clip=no"],
+        {}, 2, "loss.clip", "",
+    ),
+    (
+        ["submit", RLCR, CUDA, "--set=rewards.global={a: {plugin: countdown}}"],
+        {}, 2, "no whole rollouts", "under rewards.turn",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "environment", "code", "said", "advice"), SITUATIONS)
+def test_one_clear_answer_with_the_exit_code_of_its_kind(
+    asked, environment, code, said, advice, folder
+):
+    before = {path.name for path in folder.iterdir()}
+    got, out, err = rlx(folder, *asked, **environment)
+    assert got == code, err
+    assert said in err
+    assert advice in err
+    if code:
+        assert out == ""
+        assert err.startswith(("error: ", "Usage: "))
+    assert {path.name for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("asked", "environment", "code", "kind"),
+    [
+        (["runs", "--json", "--limit", "no"], {}, 2, "usage"),
+        (["status", "latest", "--json"], {}, 2, "SpecError"),
+        (["runs", "--json"], {"RLX_REGISTRY": "sqlite:///data.db"}, 5, "RegistryError"),
+        (["runs", "--json"], {"RLX_HOME": "what?"}, 4, "EnvironmentFault"),
+    ],
+)
+def test_json_gives_the_envelope(asked, environment, code, kind, folder):
+    got, out, err = rlx(folder, *asked, **environment)
+    told = json.loads(out)["error"]
+    assert (got, told["exit_code"], told["kind"], err) == (code, code, kind, "")
+    assert told["message"]
+
+
+def test_what_cannot_be_done_with_a_run_is_1(folder):
+    recorded(folder)
+    code, _, err = rlx(folder, "stop", "latest")
+    assert (code, err) == (1, "error: r-0001 is not running: it is failed\n")
+
+
+@pytest.mark.parametrize(
+    ("payload", "code"), [({}, 1), ({"exit_code": 3}, 3), ({"exit_code": 4}, 4)]
+)
+def test_a_failed_run_ends_with_the_exit_code_of_its_failure(payload, code, folder):
+    recorded(folder, **payload)
+    url = f"sqlite:///{folder}/home/registry.db"
+    assert follow("r-0001", url) == code
+    if payload:
+        status = json.loads(rlx(folder, "status", "1", "--json")[1])
+        assert (status["status"], status["exit_code"]) == ("failed", code)
+
+
+def test_an_empty_home_is_the_usual_one(folder):
+    _, _, err = rlx(folder, "runs", RLX_HOME="")
+    assert "no registry of runs at .rlx/registry.db" in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_output_to_a_full_disk(folder):
+    recorded(folder)
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", MAIN, "runs", "--json"],
+            cwd=folder,
+            env={**os.environ, "RLX_HOME": str(folder / "home")},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 4
+    assert done.stderr == (
+        "error: disk full where output was being written: free some space there\n"
+    )
+
+
+@pytest.mark.parametrize("verb", ["web", "mlflow"])
+def test_a_taken_port_is_named(verb, folder):
+    recorded(folder)
+    (folder / "home" / "mlflow.db").touch()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, out, err = rlx(folder, verb, "--port", port)
+    assert (code, out) == (4, "")
+    assert err == f"error: port {port} on 127.0.0.1 is taken; choose another with --port\n"
+
+
+def test_interrupts_end_what_waits_with_130(folder):
+    with Registry.open(f"sqlite:///{folder}/home/registry.db") as registry:
+        run, _ = registry.submit(
+            digest="d", seed=0, name="n", spec={}, yaml="", plugins=[], code={}, environment={}
+        )
+        registry.update_run(run.id, directory=folder)
+        (folder / "run.log").write_text("begun\n")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        following = begin(folder, "logs", "-f")
+        serving = begin(folder, "web", "--port", port)
+        assert following.stdout.readline() == "begun\n"
+        assert f"127.0.0.1:{port}" in serving.stderr.readline()
+        for process in (following, serving):
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+            assert process.returncode == 130
+            assert "Traceback" not in err
+
+
+def test_a_refusal_imports_nothing_heavy(folder):
+    probe = f"from rlx.cli import main; main(['submit', {str(RLCR)!r}, {CUDA!r}]); import sys;"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{probe} print(*sys.modules)"],
+        cwd=folder,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    heavy = {"torch", "transformers", "deepspeed", "mlflow", "vllm"}
+    assert not heavy & set(done.stdout.split())

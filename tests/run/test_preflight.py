@@ -1,0 +1,233 @@
+"""What is wrong with a machine: told from plain facts, at the line of an experiment, and from
+failures, whoever raises them."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from rlx.discovery import check_file
+from rlx.errors import EnvironmentFault, RegistryError
+from rlx.run.devices import Build, Driver, devices, diagnose, torch_build
+from rlx.run.packages import Package
+from rlx.run.preflight import preflight
+from rlx.run.trouble import as_fault, is_disk_full, message
+from rlx.spec.diagnostic import InvalidSpec
+from rlx_registry import SchemaError, Unwritable
+
+CPU = Build("2.13.0+cpu", None)
+CUDA = Build("2.13.0", "12.8")
+TWO = "GPU 0: NVIDIA H200 (UUID: GPU-aa11)\nGPU 1: NVIDIA H200 (UUID: GPU-bb22)\n"
+PARTS = """GPU 0: NVIDIA H200 (UUID: GPU-aa11)
+  MIG 1g.18gb     Device  0: (UUID: MIG-cc33)
+  MIG 2g.35gb     Device  1: (UUID: MIG-dd44)
+"""
+
+
+@pytest.mark.parametrize(
+    ("build", "told", "visible", "wanted", "count", "found", "advice"),
+    [
+        (CPU, Driver(None, False), None, 1, 0, "(built without CUDA); nvidia-smi: not", "install"),
+        (CPU, Driver(TWO, True, "13.0"), None, 1, 0, "without CUDA); nvidia-smi: GPU 0", "install"),
+        (CUDA, Driver(None, False), None, 1, 0, "no NVIDIA driver", "driver"),
+        (CUDA, Driver("NVIDIA-SMI has failed\nmore", False), "", 1, 0, "SMI has failed", "driver"),
+        (CUDA, Driver(TWO, True, "11.4"), None, 1, 0, "runs CUDA 11.4 at most", "older CUDA"),
+        (CUDA, Driver(TWO, True), "", 1, 0, "but CUDA_VISIBLE_DEVICES=''", "unset"),
+        (CUDA, Driver(TWO, True), "1", 2, 1, "CUDA_VISIBLE_DEVICES='1' shows 1", "unset"),
+        (CUDA, Driver(TWO, True, "12.8"), None, 4, 2, "2 × NVIDIA H200", "ranks"),
+        (CUDA, Driver("", True), None, 1, 0, "no device", "ranks"),
+    ],
+)  # fmt: skip
+def test_each_cause_of_a_missing_device_is_told_apart(
+    build, told, visible, wanted, count, found, advice
+):
+    lack = diagnose(build, told, visible, wanted)
+    assert lack.count == count
+    assert found in lack.found
+    assert advice in lack.help
+
+
+@pytest.mark.parametrize(
+    ("build", "told", "visible", "wanted"),
+    [
+        (CUDA, Driver(TWO, True, "12.4"), None, 2),  # a driver serves later minor versions
+        (CUDA, Driver(TWO, True), "1,0", 2),
+        (CUDA, None, None, 8),  # only torch itself can tell
+        (Build("2.13.0+rocm7", None, "7.0"), Driver(None, False), None, 8),
+    ],
+)
+def test_enough_devices_or_nobody_knows(build, told, visible, wanted):
+    assert diagnose(build, told, visible, wanted) is None
+
+
+@pytest.mark.parametrize(
+    ("listing", "visible", "names"),
+    [
+        (TWO, None, ["NVIDIA H200"] * 2),
+        (TWO, "", []),
+        (TWO, "-1", []),
+        (TWO, "1, 0", ["NVIDIA H200"] * 2),
+        (TWO, "0,7,1", ["NVIDIA H200"]),
+        (TWO, "GPU-bb", ["NVIDIA H200"]),
+        (TWO, "GPU-zz,0", []),
+        (PARTS, None, ["NVIDIA H200"]),
+        (PARTS, "MIG-dd44,MIG-cc33", ["MIG 2g.35gb     Device  1", "MIG 1g.18gb     Device  0"]),
+        ("No devices were found", None, []),
+    ],
+)
+def test_devices_are_counted_as_cuda_counts_them(listing, visible, names):
+    assert devices(listing, visible) == names
+
+
+def test_the_installed_torch_is_read_without_importing_it():
+    import torch
+
+    build = torch_build()
+    assert (build.version, build.cuda) == (torch.__version__, torch.version.cuda)
+
+
+# Experiments -------------------------------------------------------------------------------------
+
+RLCR = (Path(__file__).parents[2] / "experiments" / "rlcr.yaml").read_text()
+
+
+def refused(folder, text, *overrides):
+    """The one fault of an experiment that is well-formed."""
+    file = folder / "experiment.yaml"
+    file.write_text(text)
+    read, plugins = check_file(file, overrides)
+    with pytest.raises(InvalidSpec) as caught:
+        preflight(read, plugins)
+    (fault,) = caught.value.diagnostics
+    assert caught.value.exit_code == fault.exit_code
+    return fault
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    yield tmp_path
+    assert not (tmp_path / "home").exists(), "nothing is made for what cannot run"
+
+
+def test_a_missing_device_is_said_where_it_is_asked_for(folder):
+    fault = refused(folder, RLCR + "\nrunner: {ranks: 2,\n  device: cuda}\n")
+    lines = (RLCR + "\nrunner:").count("\n") + 2
+    assert (fault.exit_code, fault.position.line, fault.position.column) == (4, lines, 11)
+    assert fault.message == "the experiment needs 2 CUDA devices, one per rank, found 0"
+    (note,) = fault.notes
+    assert note.startswith("found: torch ")
+
+
+def test_missing_model_files_and_packages(folder, monkeypatch):
+    lora = "model={kind: pretrained, path: ./no/model, lora: {}}"
+    fault = refused(folder, RLCR, lora)
+    assert (fault.exit_code, fault.path) == (4, ("model", "path"))
+    assert "./no/model" in fault.message
+    none = Package("peft", ">=0.17", "lora", installed=None, fits=False)
+    monkeypatch.setattr("rlx.run.preflight.packages", lambda: {"peft": none})
+    monkeypatch.setattr("rlx.model.files.check_model_files", lambda _: None)
+    fault = refused(folder, RLCR, lora)
+    assert (fault.exit_code, fault.path) == (4, ("model", "lora"))
+    assert fault.helps == ("pip install 'peft>=0.17'",)
+
+
+GUEST = """
+from rlx.plugin import Reward
+
+class Guest(Reward):
+    raises: str
+
+    def score(self, sample):
+        return 0.0
+
+    def check(self):
+        raise {"os": OSError("no such file"), "import": ImportError("no nltk"),
+               "value": ValueError("line 3 is no word"), "bug": KeyError("x")}[self.raises]
+"""
+
+
+@pytest.mark.parametrize(
+    ("raises", "code", "said"),
+    [
+        ("os", 4, "no such file"),
+        ("import", 4, "no nltk"),
+        ("value", 2, "line 3 is no word"),
+        ("bug", 3, "rewards.turn.g: Guest.check() failed: 'x'"),
+    ],
+)
+def test_what_a_plugin_finds_missing_has_the_exit_code_of_its_kind(
+    raises, code, said, folder, monkeypatch
+):
+    info = folder / "site" / "rlx_guest_check-0.1.dist-info"
+    info.mkdir(parents=True)
+    (folder / "site" / "rlx_guest_check.py").write_text(GUEST)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-guest-check\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text("[rlx.rewards]\nguest = rlx_guest_check:Guest\n")
+    monkeypatch.syspath_prepend(folder / "site")
+    use = f"rewards.turn.g={{plugin: guest, turn: answer, raises: {raises}}}"
+    fault = refused(folder, RLCR, use)
+    assert (fault.exit_code, fault.path, fault.message) == (code, ("rewards", "turn", "g"), said)
+    if code != 3:
+        phase = f"phases.0.set.rewards.turn.g={{plugin: guest, turn: answer, raises: {raises}}}"
+        fault = refused(folder, RLCR, phase)
+        assert fault.path == ("phases", 0, "set", "rewards.turn.g")
+
+
+# Failures ----------------------------------------------------------------------------------------
+
+
+def caused(error, by):
+    error.__cause__ = by
+    return error
+
+
+def full(path=None):
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (full("/nowhere/deep/file"), 4, "disk full: /nowhere/deep has"),
+        (full(), 4, "disk full where output was being written"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), 4, "disk full"),
+        (caused(RuntimeError("cannot save"), full()), 4, "disk full"),
+        (OSError(errno.EDQUOT, "x", "/q/f"), 4, "disk quota used up in /q"),
+        (
+            Unwritable(Path("/a/r.db"), errno.ENOSPC, "database or disk is full"),
+            4,
+            "disk full: /a has",
+        ),
+        (
+            Unwritable(Path("/a/r.db"), errno.EROFS, "readonly"),
+            4,
+            "/a/r.db is on a file system that may",
+        ),
+        (OSError(errno.EROFS, "x", "/a/b"), 4, "/a/b is on a file system that may only be read"),
+        (PermissionError(errno.EACCES, "x", "/a/b"), 4, "/a/b may not be used by this user"),
+        (OSError(errno.EADDRINUSE, "in use: 8711"), 4, "8711"),
+        (SchemaError("too new"), 5, "too new"),
+        (EnvironmentFault("no GPU"), 4, "no GPU"),
+    ],
+)
+def test_failures_of_the_machine_are_told_from_bugs(error, code, words):
+    told = as_fault(error)
+    assert told.exit_code == code
+    assert words in str(told) == message(error)
+    assert is_disk_full(error) == ("disk full" in str(told) or "quota" in str(told))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("x"), PermissionError(errno.EPERM, "not yours"), FileNotFoundError(2, "x", "y")],
+)
+def test_a_bug_is_no_fault_of_the_machine(error):
+    assert as_fault(error) is None
+    assert message(error).startswith(type(error).__name__)
+
+
+def test_the_exit_code_of_a_fault_is_its_own():
+    assert as_fault(RegistryError("gone")).exit_code == 5
