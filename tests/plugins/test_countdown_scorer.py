@@ -49,7 +49,9 @@ def python_value(text):
         value = eval(text, {"__builtins__": None}, {})
     except Exception:
         return None
-    return value if type(value) in (int, float) and math.isfinite(value) else None
+    if type(value) is float:
+        return value if math.isfinite(value) else None
+    return value if type(value) is int else None
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
@@ -179,6 +181,8 @@ def test_any_text_is_refused_exactly_where_python_refuses_it(text):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
         expected = python_value(text)
+    if isinstance(expected, int) and expected.bit_length() > 4096:
+        expected = None  # larger powers are refused, so that time is bounded
     assert evaluate_equation(text) == expected
 
 

@@ -1,6 +1,7 @@
 """The DeepSpeed learner: one optimiser step per call, however the batch is cut."""
 
 import math
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,17 +245,21 @@ class Learner:
             return parameter.detach().clone()
 
     def export(self, policy: Policy, folder: Path) -> None:
-        """Writes the weights in the Hugging Face layout, from rank 0.
+        """Writes the weights in the Hugging Face layout, from rank 0, whole or not at all.
 
         An adapted model is written merged, and its adapter once more alone, in peft's format, as
         the subfolder `adapter`.
         """
         weights, adapter = self.weights(), adapter_weights(self._module.model, self._whole)
         if self._ranks.is_first:
-            policy.model.save_pretrained(folder, state_dict=dict(weights))
-            policy.tokenizer.save_pretrained(folder)
+            aside = folder.with_name(f"{folder.name}.part")
+            shutil.rmtree(aside, ignore_errors=True)
+            policy.model.save_pretrained(aside, state_dict=dict(weights))
+            policy.tokenizer.save_pretrained(aside)
             if adapter:
-                save_adapter(self._module.model, adapter, folder / "adapter")
+                save_adapter(self._module.model, adapter, aside / "adapter")
+            shutil.rmtree(folder, ignore_errors=True)
+            aside.replace(folder)
         self._ranks.barrier()
 
 

@@ -38,7 +38,6 @@ def preflight(read: ReadSpec, plugins: Plugins) -> tuple[Diagnostic, ...]:
         EnvironmentFault: nothing can be written under RLX_HOME.
     """
     faults = [
-        *_rewards(read.spec),
         *_device(read),
         *_model(read.spec),
         *_plugins(read.spec, plugins),
@@ -77,15 +76,6 @@ def _little_room(folder: Path) -> Iterator[Diagnostic]:
 
 
 # What the spec asks for ------------------------------------------------------------------------
-
-
-def _rewards(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    if spec.rewards.global_:
-        message = (
-            f"rewards.global: schedule {spec.rollout.schedule!r} scores turns and no whole "
-            f"rollouts; put {', '.join(spec.rewards.global_)} under rewards.turn"
-        )
-        yield Diagnostic(kind="conflict", message=message, path=("rewards", "global"))
 
 
 def cuda_lack(wanted: int) -> Lack | None:

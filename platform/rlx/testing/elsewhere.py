@@ -22,12 +22,12 @@ _PROBE = """
 import json, sys, time
 sys.path[:], module, name = json.loads(sys.argv[1])
 import rlx.plugin
-before, start, raised = set(sys.modules), time.perf_counter(), None
+before, start, raised = set(sys.modules), time.process_time(), None
 try:
     getattr(__import__(module, fromlist=["_"]), name)
 except BaseException as error:
     raised = f"{type(error).__name__}: {error}"
-seconds = time.perf_counter() - start
+seconds = time.process_time() - start
 print("\\n" + json.dumps([seconds, sorted(set(sys.modules) - before), raised]))
 """
 
@@ -37,7 +37,7 @@ class ImportReport:
     """What importing a module did in a process that had imported `rlx.plugin` alone.
 
     Attributes:
-        seconds: wall time.
+        seconds: processor time, which other work on the machine does not change.
         modules: that came with it.
         raised: the exception, where it raised one.
         died: how it ended the process or outstayed its time, where it did.
