@@ -45,6 +45,7 @@ def warm(cache, *overrides, break_at=None):
     watched = Watched(break_at)
     folder = warm_started(policy, spec, make_parts(spec).task, cache, watched)
     trained = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+    assert all(p.grad is None for p in policy.model.parameters()), "training begins with none"
     return folder, watched, fresh, trained
 
 

@@ -100,6 +100,7 @@ class Learner:
         self._runner = runner
         self._ranks = ranks
         self._module = PackedPolicy(policy.model.to(ranks.device))
+        self._module.zero_grad()  # whatever the model learned before is not this engine's
         learned = [p for p in self._module.parameters() if p.requires_grad]
         self._engine, *_ = deepspeed.initialize(
             model=self._module,

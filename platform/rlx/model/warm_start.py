@@ -113,6 +113,7 @@ def _train(
         torch.nn.utils.clip_grad_norm_(model.parameters(), warm.max_grad_norm)
         optimizer.step()
         progress(step + 1, warm.steps, float(loss.detach()))
+    optimizer.zero_grad()  # or the first step of training would add the last gradient to its own
 
 
 def _schedule(step: int, warm: WarmStart) -> float:
