@@ -1,0 +1,181 @@
+"""Estimators that see one score per rollout: `[B]` scores in, `[B]` advantages out.
+
+They differ only in the baseline that is subtracted and in the scale. GRPO and Dr. GRPO are
+`group_advantages` itself, with and without the division by σ.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlx.credit.group import group_advantages
+
+__all__ = ["gpg", "opo", "pass_at_k", "reinforce_pp_baseline", "remax", "rloo"]
+
+Singleton = Literal["zero", "raw"]
+
+
+def rloo(scores: Tensor, group_ids: Tensor, *, singleton: Singleton = "zero") -> Tensor:
+    """Score minus the mean of the others of its group, which is unbiased.
+
+        Aᵢ = sᵢ - mean_{j≠i} sⱼ = n / (n - 1) · (sᵢ - mean)
+
+    Args:
+        scores: `[B]`.
+        group_ids: `[B]` rows with equal ids are compared; any order, any group size.
+        singleton: in a group of one, 0 or the raw score.
+
+    Returns:
+        `[B]`; exactly 0 in a group whose scores are all equal.
+
+    Reference:
+        RLOO, arXiv 2402.14740.
+    """
+    centred = group_advantages(scores, group_ids, normalize="center", singleton=singleton)
+    _, slot, counts = group_ids.unique(return_inverse=True, return_counts=True)
+    sizes: Tensor = counts[slot]
+    return centred * sizes / (sizes - 1).clamp(min=1)
+
+
+def opo(
+    scores: Tensor, lengths: Tensor, group_ids: Tensor, *, singleton: Singleton = "zero"
+) -> Tensor:
+    """Score minus the mean of its group weighted by length, the baseline of least variance.
+
+        Aᵢ = sᵢ - Σⱼ Lⱼ sⱼ / Σⱼ Lⱼ
+
+    Args:
+        scores: `[B]`.
+        lengths: `[B]` number of tokens that learn. A group without any has the plain mean.
+        group_ids: `[B]` rows with equal ids are compared; any order, any group size.
+        singleton: in a group of one, 0 or the raw score.
+
+    Returns:
+        `[B]`; exactly 0 in a group whose scores are all equal.
+
+    Reference:
+        OPO, arXiv 2505.23585.
+    """
+    # Deviations from the plain mean are exact zeros where scores are equal, and the weighted
+    # baseline is the plain mean plus the weighted mean of the deviations.
+    centred = group_advantages(scores, group_ids, normalize="center", singleton=singleton)
+    _, slot, counts = group_ids.unique(return_inverse=True, return_counts=True)
+    zeros = scores.new_zeros(len(counts))
+    weights = lengths.to(scores.dtype)
+    tokens = zeros.index_add(0, slot, weights).clamp(min=1)
+    baseline = zeros.index_add(0, slot, weights * centred) / tokens
+    return centred - torch.where(counts == 1, 0.0, baseline)[slot]
+
+
+def gpg(
+    scores: Tensor,
+    group_ids: Tensor,
+    *,
+    alpha: Literal["scores", "groups"] = "scores",
+    f_norm: float = 1.0,
+    singleton: Singleton = "zero",
+) -> Tensor:
+    """Score minus the mean of its group, made larger by the share of the batch without signal.
+
+        Aᵢ = α · (sᵢ - mean) / F_norm
+        scores:  α = rows / rows whose score is not 0
+        groups:  α = groups / groups whose scores differ
+
+    Args:
+        scores: `[B]` of the whole optimiser step, since α looks at all of them.
+        group_ids: `[B]` rows with equal ids are compared; any order, any group size.
+        alpha: what is counted: "groups" as the paper has it, "scores" as verl has it.
+        f_norm: constant divisor.
+        singleton: in a group of one, 0 or the raw score, which then counts as signal.
+
+    Returns:
+        `[B]`; exactly 0 in a group whose scores are all equal.
+
+    Reference:
+        GPG, arXiv 2504.02546.
+    """
+    centred = group_advantages(scores, group_ids, normalize="center", singleton=singleton)
+    if alpha == "scores":
+        everything, counted = len(scores), int((scores != 0).sum())
+    else:
+        everything, counted = len(group_ids.unique()), len(group_ids[centred != 0].unique())
+    return centred * (everything / max(counted, 1) / f_norm)
+
+
+def pass_at_k(
+    scores: Tensor,
+    group_ids: Tensor,
+    *,
+    normalize: Literal["std", "center"] = "std",
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Only the best row of a group learns, by its lead over the second best.
+
+        std:     A_best = (s_best - s_second) / (σ + ε)        all others 0
+        center:  A_best = s_best - s_second
+
+    Args:
+        scores: `[B]`.
+        group_ids: `[B]` rows with equal ids are compared; any order, any group size.
+        normalize: "std" divides by the deviation of the group, "center" does not.
+        ddof: σ² is the sum of squares over n - ddof.
+        eps: added to σ.
+
+    Returns:
+        `[B]`; exactly 0 where several rows share the best score, and in a group of one.
+
+    Reference:
+        Pass@k policy gradient, arXiv 2503.19595.
+    """
+    # The lead in advantage is the lead in score over σ + ε: the mean cancels.
+    advantages = group_advantages(scores, group_ids, normalize=normalize, ddof=ddof, eps=eps)
+    _, slot, counts = group_ids.unique(return_inverse=True, return_counts=True)
+    lowest = scores.new_full((len(counts),), -torch.inf)
+    best = lowest.scatter_reduce(0, slot, advantages, "amax")
+    is_best = advantages == best[slot]
+    others = advantages.masked_fill(is_best, -torch.inf)
+    second = lowest.scatter_reduce(0, slot, others, "amax")
+    winners = torch.zeros_like(counts).index_add(0, slot, is_best.to(counts.dtype))
+    has_lead = (winners == 1) & (counts > 1)
+    return torch.where(is_best & has_lead[slot], (best - second)[slot], 0.0)
+
+
+def remax(scores: Tensor, greedy_scores: Tensor) -> Tensor:
+    """Score minus the score of the greedy answer to the same prompt, `[B]`.
+
+        Aᵢ = sᵢ - s_greedy
+
+    Args:
+        scores: `[B]`.
+        greedy_scores: `[B]` score of the greedy answer to the row's prompt.
+
+    Reference:
+        ReMax, arXiv 2310.10505.
+    """
+    return scores - greedy_scores
+
+
+def reinforce_pp_baseline(
+    scores: Tensor, group_ids: Tensor, *, singleton: Singleton = "zero"
+) -> Tensor:
+    """Score minus the mean of its group, to be whitened over the tokens of the batch afterwards.
+
+        Aᵢ = whiten(sᵢ - mean)
+
+    Whitening is a step of its own, since it looks at tokens and at the whole batch. If it also
+    subtracts the batch mean, a group of equal scores is no longer exactly 0 after it.
+
+    Args:
+        scores: `[B]`.
+        group_ids: `[B]` rows with equal ids are compared; any order, any group size.
+        singleton: in a group of one, 0 or the raw score.
+
+    Returns:
+        `[B]` not yet whitened; exactly 0 in a group whose scores are all equal.
+
+    Reference:
+        REINFORCE++, arXiv 2501.03262, the variant with a group baseline.
+    """
+    return group_advantages(scores, group_ids, normalize="center", singleton=singleton)

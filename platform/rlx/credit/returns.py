@@ -1,0 +1,333 @@
+"""Credit along the tokens of a row: GAE, discounted returns, and steps with known values.
+
+Time is counted in learning tokens. What an environment wrote lies between two of them and takes no
+time, unless the literal recursion of design 000 is asked for.
+
+A recursion Aₜ = xₜ + c·Aₜ₊₁ is a product with the triangle of powers of c, block by block. Nothing
+is ever divided by a power, so any c in [0, 1] and any length are safe.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rlx.errors import ShapeError
+
+__all__ = ["discounted_returns", "gae", "turn_level_gae", "vine_advantages", "whiten"]
+
+_BLOCK = 64
+"""Tokens of a row that one matrix product joins."""
+
+_ELEMENTS = 2**18
+"""Tokens that are worked on at once, so that what is made on the way stays in a processor's cache.
+"""
+
+
+def gae(
+    token_rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    environment: Literal["skip", "literal"] = "skip",
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation, not whitened.
+
+        δₜ = rₜ + γ Vₜ₊₁ - Vₜ          Aₜ = δₜ + γλ Aₜ₊₁          returnₜ = Aₜ + Vₜ
+
+    V and A are 0 behind the row's last learning token.
+
+    Args:
+        token_rewards: `[B, T]`.
+        values: `[B, T]` the critic's estimate before the token's reward.
+        mask: `[B, T]` bool tokens that learn.
+        gamma: discount per token.
+        lam: λ.
+        environment: "skip": t + 1 is the next learning token, and all else is ignored. "literal":
+            t + 1 is the next position, so that rewards and values between the first and the last
+            learning token count even where they do not learn.
+
+    Returns:
+        `[B, T]` advantages and `[B, T]` returns, 0 outside the mask.
+
+    Raises:
+        ShapeError: the shapes differ.
+
+    Reference:
+        arXiv 1506.02438, equation 16; the literal recursion: design 000, section 1.2, step 5.1.
+    """
+    _check_shapes(token_rewards=token_rewards, values=values, mask=mask)
+    recursion = partial(_gae, gamma=gamma, lam=lam)
+
+    def block(rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        steps = mask if environment == "skip" else _between_ends(mask)
+        advantages = _on_steps(recursion, steps, rewards, values)
+        return _selected(mask, advantages, advantages + values)
+
+    advantages, returns = _by_rows(block, token_rewards, values, mask)
+    return advantages, returns
+
+
+def discounted_returns(token_rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
+    """The discounted sum of the rewards that are still to come, as REINFORCE++ has it.
+
+        Gₜ = Σ_{s ≥ t} γˢ⁻ᵗ rₛ         s and t count the row's learning tokens
+
+    Args:
+        token_rewards: `[B, T]`, less β·KL where KL is part of the reward.
+        mask: `[B, T]` bool tokens that learn.
+        gamma: discount per token.
+
+    Returns:
+        `[B, T]` in the dtype of `token_rewards`, 0 outside the mask; `whiten` is a step of its own.
+
+    Raises:
+        ShapeError: the shapes differ.
+
+    Reference:
+        REINFORCE++, arXiv 2501.03262.
+    """
+    _check_shapes(token_rewards=token_rewards, mask=mask)
+
+    def block(rewards: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        return _selected(mask, _on_steps(partial(_decayed_sums, factor=gamma), mask, rewards))
+
+    (returns,) = _by_rows(block, token_rewards, mask)
+    return returns
+
+
+def turn_level_gae(
+    token_rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    turn_ids: Tensor,
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    gamma_high: float = 1.0,
+    lam_high: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """GAE over the last tokens of turns, then over the tokens within each turn, not whitened.
+
+        last token e of turn k:   Aₑ = δₑ + γ_high λ_high Aₑ'     δₑ = rₑ + γ_high (ρ + Vₑ') - Vₑ
+        any other token t:        Aₜ = δₜ + γλ Aₜ₊₁              δₜ = rₜ + γ Vₜ₊₁ - Vₜ
+
+    e' is the last token of turn k + 1 and ρ what turn k + 1 pays before it. The source pays at the
+    last tokens alone (ρ = 0); KL in the reward pays everywhere, and ρ keeps it from being lost to
+    the turns before.
+
+    With γ = γ_high = 1 and λ = λ_high = 1 this is token-level GAE; also if each turn is one token
+    and both levels agree, or if there is one turn.
+
+    Args:
+        token_rewards: `[B, T]`.
+        values: `[B, T]` the critic's estimate before the token's reward.
+        mask: `[B, T]` bool tokens that learn; others are no time steps.
+        turn_ids: `[B, T]` int64 turn of the token. A turn lies in one piece, apart from tokens that
+            do not learn.
+        gamma: discount per token within a turn.
+        lam: λ within a turn.
+        gamma_high: discount per turn.
+        lam_high: λ from turn to turn. The source has one λ for both.
+
+    Returns:
+        `[B, T]` advantages and `[B, T]` returns, 0 outside the mask.
+
+    Raises:
+        ShapeError: the shapes differ.
+
+    Reference:
+        Bi-level GAE of VAGEN and RAGEN (arXiv 2504.20073), as published in their code.
+    """
+    _check_shapes(token_rewards=token_rewards, values=values, mask=mask, turn_ids=turn_ids)
+    recursion = partial(_turn_level, gamma=gamma, lam=lam, gamma_high=gamma_high, lam_high=lam_high)
+
+    def block(rewards: Tensor, values: Tensor, mask: Tensor, turns: Tensor) -> tuple[Tensor, ...]:
+        advantages = _on_steps(recursion, mask, rewards, values, turns, mask)
+        return _selected(mask, advantages, advantages + values)
+
+    advantages, returns = _by_rows(block, token_rewards, values, mask, turn_ids)
+    return advantages, returns
+
+
+def vine_advantages(step_ids: Tensor, values: Tensor, rewards: Tensor) -> Tensor:
+    """What each step of reasoning changed in the chance of success, on all of its tokens.
+
+        Aₛ = rₛ + V̂(s + 1) - V̂(s)
+
+    Args:
+        step_ids: `[B, T]` int64 step of the token, from 0; -1 for tokens outside, which get 0.
+        values: `[B, S + 1]` Monte-Carlo values of the states at the borders of steps: step s leads
+            from s to s + 1. The state behind a finished response is worth 0.
+        rewards: `[B, S]` reward of the step.
+
+    Returns:
+        `[B, T]` in the dtype of `values`. Steps that no token names may hold anything.
+
+    Raises:
+        ShapeError: the shapes differ, or a token is of a step that has no reward.
+
+    Reference:
+        VinePPO, arXiv 2410.01679, section 4.
+    """
+    rows, steps = rewards.shape
+    if values.shape != (rows, steps + 1) or len(step_ids) != rows:
+        raise ShapeError(
+            f"step_ids is {tuple(step_ids.shape)}, values {tuple(values.shape)} and rewards "
+            f"{tuple(rewards.shape)}; they must be [B, T], [B, S + 1] and [B, S]"
+        )
+    if (step_ids >= steps).any():
+        raise ShapeError(f"step_ids names step {int(step_ids.max())}, rewards has {steps} steps")
+    per_step = rewards + values[:, 1:] - values[:, :-1]
+    # One more column, of zeros, is the step of the tokens outside.
+    return pad(per_step, (0, 1)).gather(1, torch.where(step_ids < 0, steps, step_ids))
+
+
+def whiten(
+    values: Tensor, mask: Tensor, *, ddof: int = 1, eps: float = 1e-8, shift_mean: bool = True
+) -> Tensor:
+    """Mean 0 and variance 1 over the mask of the whole batch.
+
+        (x - mean) / √(variance + ε)          shift_mean=False adds the mean again
+
+    Args:
+        values: `[B, T]`.
+        mask: `[B, T]` bool.
+        ddof: the variance is the sum of squares over n - ddof.
+        eps: added to the variance.
+        shift_mean: whether the mean is taken away for good.
+
+    Returns:
+        `[B, T]` in the dtype of `values`, 0 outside the mask. Equal values deviate by exactly 0,
+        and so does a single one.
+
+    Raises:
+        ShapeError: the shapes differ.
+    """
+    _check_shapes(values=values, mask=mask)
+    chosen = values[mask]
+    if len(chosen) == 0:
+        return torch.zeros_like(values)
+    mean = chosen.mean()
+    centred = chosen - mean
+    variance = centred.square().sum() / max(len(chosen) - ddof, 1)
+    whitened = centred * (variance + eps).rsqrt() + (0 if shift_mean else mean)
+    alike = torch.zeros_like(chosen) if shift_mean else chosen
+    # The mean of equal numbers can miss them by a rounding, which √ε alone would magnify.
+    whitened = torch.where(chosen.amax() == chosen.amin(), alike, whitened)
+    return torch.zeros_like(values).masked_scatter(mask, whitened)
+
+
+# Recursions over rows whose steps lie side by side. ----------------------------------------------
+
+
+def _gae(rewards: Tensor, values: Tensor, *, gamma: float, lam: float) -> Tensor:
+    deltas = rewards + gamma * _next(values) - values
+    return _decayed_sums(deltas, gamma * lam)
+
+
+def _turn_level(
+    rewards: Tensor,
+    values: Tensor,
+    turns: Tensor,
+    present: Tensor,
+    *,
+    gamma: float,
+    lam: float,
+    gamma_high: float,
+    lam_high: float,
+) -> Tensor:
+    ends = present & ((turns != _next(turns)) | ~_next(present))
+    zero = values.new_zeros(())
+    inside = _chained_sums(torch.where(ends, zero, rewards), torch.where(ends, zero, zero + 1))
+    _, turn_returns = gae(
+        rewards + gamma_high * _next(inside), values, ends, gamma=gamma_high, lam=lam_high
+    )
+    onward = torch.where(ends, turn_returns, rewards + gamma * _next(values))
+    return _chained_sums(onward - values, torch.where(ends, zero, zero + gamma * lam))
+
+
+def _decayed_sums(x: Tensor, factor: float) -> Tensor:
+    """`[B, T]` Aₜ = xₜ + factor · Aₜ₊₁.
+
+    Within a block by a matrix product. The first A of each block then obeys the same recursion
+    with factor^block, and what is behind a block reaches into it through the first A behind.
+    """
+    width = x.shape[1]
+    blocks = -(-width // _BLOCK)
+    at = torch.arange(_BLOCK, dtype=torch.float64, device=x.device)
+    # ahead[j, i] tokens lie from i to j.
+    ahead = at[:, None] - at[None, :]
+    powers = torch.where(ahead >= 0, factor ** ahead.clamp(min=0), 0.0).to(x.dtype)
+    sums = pad(x, (0, blocks * _BLOCK - width)).reshape(len(x), blocks, _BLOCK) @ powers
+    if blocks > 1:
+        behind = _next(_decayed_sums(sums[:, :, 0], factor**_BLOCK))
+        sums = torch.addcmul(sums, behind[:, :, None], (factor ** (_BLOCK - at)).to(x.dtype))
+    return sums.flatten(1)[:, :width]
+
+
+def _chained_sums(x: Tensor, factors: Tensor) -> Tensor:
+    """`[B, T]` Aₜ = xₜ + factorsₜ · Aₜ₊₁, by doubling how far each token sees."""
+    reach = 1
+    while reach < x.shape[1]:
+        x = torch.addcmul(x, factors, _next(x, reach))
+        factors = factors * _next(factors, reach)
+        reach *= 2
+    return x
+
+
+def _next(x: Tensor, by: int = 1) -> Tensor:
+    """What stands `by` columns to the right; 0 behind the end."""
+    return pad(x[:, by:], (0, by))
+
+
+# Where the steps are. ----------------------------------------------------------------------------
+
+
+def _on_steps(recursion: Callable[..., Tensor], steps: Tensor, *streams: Tensor) -> Tensor:
+    """`recursion` over the steps alone, `[B, T]`; anything outside of them.
+
+    It sees zeros outside the steps, and the steps of a row side by side.
+    """
+    streams = _selected(steps, *streams)
+    begins = steps & ~pad(steps[:, :-1], (1, 0))
+    if (begins.sum(dim=1) <= 1).all():
+        return recursion(*streams)
+    # A step goes to its number among the steps, everything else to a column that is cut off.
+    numbers = steps.cumsum(dim=1) - 1
+    width = int(numbers.max()) + 1
+    to = torch.where(steps, numbers, width)
+    packed = (x.new_zeros(len(x), width + 1).scatter(1, to, x)[:, :width] for x in streams)
+    return recursion(*packed).gather(1, numbers.clamp(min=0))
+
+
+def _between_ends(mask: Tensor) -> Tensor:
+    """`[B, T]` bool from the first to the last true position of the row."""
+    begun = mask.cumsum(dim=1) > 0
+    unfinished = mask.flip(1).cumsum(dim=1).flip(1) > 0
+    return begun & unfinished
+
+
+def _selected(mask: Tensor, *streams: Tensor) -> tuple[Tensor, ...]:
+    """Selected and not multiplied, so that NaN cannot leak past the mask."""
+    return tuple(torch.where(mask, x, x.new_zeros(())) for x in streams)
+
+
+def _by_rows(function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
+    """`function` over blocks of rows."""
+    rows = max(_ELEMENTS // max(tensors[0].shape[1], 1), 1)
+    blocks = zip(*(x.split(rows) for x in tensors), strict=True)
+    outputs = zip(*(function(*block) for block in blocks), strict=True)
+    return tuple(torch.cat(pieces) for pieces in outputs)
+
+
+def _check_shapes(**tensors: Tensor) -> None:
+    (first, *others) = ((name, tuple(x.shape)) for name, x in tensors.items())
+    for name, shape in others:
+        if shape != first[1]:
+            raise ShapeError(f"{name} is {shape}, {first[0]} is {first[1]}")

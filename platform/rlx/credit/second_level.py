@@ -1,0 +1,101 @@
+"""The second level of two-level credit (design 004): within-answer advantages, scaled again.
+
+The first level compares a confidence with its siblings. What it leaves open is the scale. These
+functions take the advantages of confidences alone, not those of answers, and choose one.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from rlx.credit.group import group_advantages
+
+__all__ = ["ema_scale", "prompt_renorm", "prompt_scale"]
+
+
+def prompt_scale(
+    advantages: Tensor, prompt_ids: Tensor, *, ddof: int = 1, eps: float = 1e-6
+) -> Tensor:
+    """Divides by one deviation for all confidences of the prompt, and moves no mean.
+
+        Aᵢ = aᵢ / (σ + ε)        σ² = Σ a² / (n - ddof) over the prompt
+
+    Right and wrong answers of one prompt share σ, so it cancels less than dividing within an
+    answer; where all answers of a prompt are alike it cancels just as much.
+
+    Args:
+        advantages: `[B]` confidences, centred within their answer.
+        prompt_ids: `[B]` rows with equal ids belong to one prompt.
+        ddof: as above.
+        eps: added to σ.
+
+    Returns:
+        `[B]`; 0 stays exactly 0.
+
+    Reference:
+        Design 004, "two levels".
+    """
+    _, slot, counts = prompt_ids.unique(return_inverse=True, return_counts=True)
+    squares = advantages.new_zeros(len(counts)).index_add(0, slot, advantages.square())
+    deviation = (squares / (counts - ddof).clamp(min=1)).sqrt()
+    return _divide(advantages, deviation[slot] + eps)
+
+
+def prompt_renorm(
+    advantages: Tensor, prompt_ids: Tensor, *, ddof: int = 1, eps: float = 1e-6
+) -> Tensor:
+    """Normalises the advantages once more, as if they were scores of one group per prompt.
+
+        Aᵢ = (aᵢ - mean) / (σ + ε)        over the prompt
+
+    It is for first-level advantages that are divided by σ already. Centred ones have mean 0, and
+    this is then `prompt_scale`.
+
+    Args:
+        advantages: `[B]` confidences, normalised within their answer.
+        prompt_ids: `[B]` rows with equal ids belong to one prompt.
+        ddof: σ² is the sum of squares over n - ddof.
+        eps: added to σ.
+
+    Returns:
+        `[B]`; exactly 0 in a prompt whose advantages are all equal.
+
+    Reference:
+        Design 004, "two levels".
+    """
+    return group_advantages(advantages, prompt_ids, ddof=ddof, eps=eps)
+
+
+def ema_scale(
+    advantages: Tensor, mean_square: float | None, *, momentum: float = 0.9, eps: float = 1e-6
+) -> tuple[Tensor, float | None]:
+    """Divides by a running root mean square, one for all prompts and carried over steps.
+
+        v ← m · v + (1 - m) · mean(a²)        Aᵢ = aᵢ / (√v + ε)
+
+    The scale knows nothing of the answer or the prompt, so the size of the Brier gradient stays.
+
+    Args:
+        advantages: `[B]` confidences of the whole step, centred within their answer.
+        mean_square: v after the step before; None before the first.
+        momentum: m.
+        eps: added to √v.
+
+    Returns:
+        `[B]` advantages, 0 stays exactly 0, and the new v. A step without any signal leaves v as
+        it was: it says nothing of the scale, and a v that began at 0 would blow up the next.
+
+    Reference:
+        Design 004, "two levels".
+    """
+    if not bool((advantages != 0).any()):
+        return advantages, mean_square
+    now = float(advantages.square().mean())
+    new = now if mean_square is None else momentum * mean_square + (1 - momentum) * now
+    return _divide(advantages, advantages.new_tensor(math.sqrt(new) + eps)), new
+
+
+def _divide(advantages: Tensor, scale: Tensor) -> Tensor:
+    """A scale of 0 belongs to advantages of 0, which stay 0."""
+    return torch.where(advantages == 0, 0.0, advantages / scale)

@@ -1,0 +1,273 @@
+"""Estimators that look inside a rollout: at its turns, the states it passed, the tree it grew on.
+
+A turn's number is its column plus one. Tokens carry the number of their turn; what has no turn
+(prompts, observations, padding) carries a number below 1 and gets 0.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlx.credit.group import group_advantages
+
+__all__ = ["gigpo", "mt_grpo", "multiturn_grpo", "step_returns", "tree_grpo"]
+
+Normalize = Literal["std", "center"]
+Singleton = Literal["zero", "raw"]
+
+
+def multiturn_grpo(
+    turn_rewards: Tensor,
+    turn_present: Tensor,
+    global_rewards: Tensor,
+    turn_ids: Tensor,
+    mask: Tensor,
+    group_ids: Tensor,
+    *,
+    statistics: Literal["pooled", "per_turn"] = "pooled",
+    turn_weight: float = 0.5,
+    ddof: int = 1,
+    eps: float = 1e-6,
+    singleton: Singleton = "zero",
+) -> Tensor:
+    """Each turn's reward against other turns of the prompt, plus each rollout's against the others.
+
+        Aᵢₜ = w · (r_turn(t) - mean) / (σ + ε) + (globalᵢ - mean) / (σ + ε)
+        pooled:    one mean and σ over all turns of all rollouts of the prompt
+        per_turn:  one mean and σ over the k-th turns of the prompt, for each k
+
+    Args:
+        turn_rewards: `[B, K]`.
+        turn_present: `[B, K]` bool; a turn that was not rewarded is in no mean and adds nothing.
+        global_rewards: `[B]`.
+        turn_ids: `[B, T]` number of the token's turn from 1; below 1 for tokens of no turn.
+        mask: `[B, T]` bool tokens that learn.
+        group_ids: `[B]` rows with equal ids are compared.
+        statistics: which turns share a mean and a deviation.
+        turn_weight: w.
+        ddof: σ² is the sum of squares over n - ddof.
+        eps: added to σ.
+        singleton: in a group of one turn or one rollout, 0 or the raw reward.
+
+    Returns:
+        `[B, T]`, 0 outside the mask and on tokens of no turn.
+
+    Reference:
+        Design 000, section 1.2, step 5.2: "pooled" is what KG-R1 computes, "per_turn" what it says.
+    """
+    prompts = group_ids[:, None].expand_as(turn_present)
+    numbers = torch.arange(turn_present.shape[1], device=group_ids.device)
+    keys = prompts if statistics == "pooled" else _pairs(prompts, numbers.expand_as(prompts))
+    turns = _among_present(
+        turn_rewards, turn_present, keys, ddof=ddof, eps=eps, singleton=singleton
+    )
+    rollouts = group_advantages(global_rewards, group_ids, ddof=ddof, eps=eps, singleton=singleton)
+    return _on_turns(turn_weight * turns, rollouts, turn_ids, mask)
+
+
+def mt_grpo(
+    turn_rewards: Tensor,
+    turn_present: Tensor,
+    outcome_rewards: Tensor,
+    turn_ids: Tensor,
+    mask: Tensor,
+    group_ids: Tensor,
+    *,
+    turn_coef: float = 1.0,
+    ddof: int = 1,
+    eps: float = 1e-4,
+    singleton: Singleton = "zero",
+) -> Tensor:
+    """The first turn learns from its own reward and the outcome, later turns from the outcome.
+
+        turn 1:  Aᵢₜ = A_outcome + c · A_turn        later:  Aᵢₜ = A_outcome
+
+    Args:
+        turn_rewards: `[B]` reward of the first turn, the segment before the first result.
+        turn_present: `[B]` bool; a row without one is in no mean of turns and has A_turn = 0.
+        outcome_rewards: `[B]`.
+        turn_ids: `[B, T]` number of the token's turn from 1; below 1 for tokens of no turn.
+        mask: `[B, T]` bool tokens that learn.
+        group_ids: `[B]` rows with equal ids are compared.
+        turn_coef: c.
+        ddof: σ² is the sum of squares over n - ddof.
+        eps: added to σ.
+        singleton: in a group of one, 0 or the raw reward.
+
+    Returns:
+        `[B, T]`, 0 outside the mask and on tokens of no turn.
+
+    Reference:
+        MT-GRPO, arXiv 2505.11821.
+    """
+    first = _among_present(
+        turn_rewards, turn_present, group_ids, ddof=ddof, eps=eps, singleton=singleton
+    )
+    outcome = group_advantages(outcome_rewards, group_ids, ddof=ddof, eps=eps, singleton=singleton)
+    return _on_turns(turn_coef * first[:, None], outcome, turn_ids, mask)
+
+
+def step_returns(
+    turn_rewards: Tensor,
+    turn_present: Tensor,
+    global_rewards: Tensor,
+    turn_taken: Tensor,
+    *,
+    gamma: float = 0.95,
+) -> Tensor:
+    """What each turn and those after it earned, discounted by turns; the outcome comes last.
+
+        Rₖ = Σ_{j≥k} γ^(j-k) · (rⱼ + [j is the last turn taken] · global)
+
+    Args:
+        turn_rewards: `[B, K]`.
+        turn_present: `[B, K]` bool the turn was rewarded; one that was not earned nothing.
+        global_rewards: `[B]`.
+        turn_taken: `[B, K]` bool the rollout has such a turn.
+        gamma: discount per turn.
+
+    Returns:
+        `[B, K]`; meaningful where `turn_taken`.
+
+    Reference:
+        GiGPO, arXiv 2505.10978, equation 5.
+    """
+    is_last = turn_taken & (turn_taken.flip(1).cumsum(1).flip(1) == 1)
+    rewards = torch.where(turn_present, turn_rewards, 0.0)
+    rewards = rewards + torch.where(is_last, global_rewards[:, None], 0.0)
+    steps = torch.arange(rewards.shape[1], dtype=torch.float64, device=rewards.device)
+    discounts = (gamma ** (steps[:, None] - steps).clamp(min=0)).tril()
+    # In float64, so that rounding does not part returns that are equal.
+    return (rewards.double() @ discounts).to(rewards.dtype)
+
+
+def gigpo(
+    episode_scores: Tensor,
+    returns: Tensor,
+    state_ids: Tensor,
+    turn_ids: Tensor,
+    mask: Tensor,
+    group_ids: Tensor,
+    *,
+    omega: float = 1.0,
+    normalize: Normalize = "center",
+    ddof: int = 1,
+    eps: float = 1e-6,
+    singleton: Singleton = "zero",
+) -> Tensor:
+    """Rollouts against rollouts of the prompt, plus turns against turns from the same state.
+
+        Aᵢₜ = A_E(i) + ω · A_S(turn of t)
+
+    Args:
+        episode_scores: `[B]`.
+        returns: `[B, K]` discounted, as `step_returns` has them.
+        state_ids: `[B, K]` the state a turn began in; within a prompt, equal ids are the same
+            state. Below 0 where the rollout has no such turn.
+        turn_ids: `[B, T]` number of the token's turn from 1; below 1 for tokens of no turn.
+        mask: `[B, T]` bool tokens that learn.
+        group_ids: `[B]` rows with equal ids are compared.
+        omega: ω.
+        normalize: for both parts, "std" divides by the deviation, "center" does not.
+        ddof: σ² is the sum of squares over n - ddof.
+        eps: added to σ.
+        singleton: for a rollout alone with its prompt, 0 or the raw score. A turn alone in its
+            state always has A_S = 0.
+
+    Returns:
+        `[B, T]`, 0 outside the mask and on tokens of no turn.
+
+    Reference:
+        GiGPO, arXiv 2505.10978.
+    """
+    states = _pairs(group_ids[:, None].expand_as(state_ids), state_ids)
+    steps = _among_present(
+        returns, state_ids >= 0, states, normalize=normalize, ddof=ddof, eps=eps, singleton="zero"
+    )
+    episodes = group_advantages(
+        episode_scores, group_ids, normalize=normalize, ddof=ddof, eps=eps, singleton=singleton
+    )
+    return _on_turns(omega * steps, episodes, turn_ids, mask)
+
+
+def tree_grpo(
+    scores: Tensor,
+    group_ids: Tensor,
+    tree_ids: Tensor,
+    *,
+    normalize: Normalize = "std",
+    ddof: int = 1,
+    eps: float = 1e-6,
+    singleton: Singleton = "zero",
+) -> Tensor:
+    """A leaf against all leaves of its prompt, plus against the leaves of its own tree.
+
+        Aᵢ = A_inter(leaves of the prompt) + A_intra(leaves of the tree)
+
+    Args:
+        scores: `[B]` one per leaf.
+        group_ids: `[B]` rows with equal ids answer the same prompt.
+        tree_ids: `[B]` within a prompt, rows with equal ids are leaves of one tree.
+        normalize: for both parts, "std" divides by the deviation, "center" does not.
+        ddof: σ² is the sum of squares over n - ddof.
+        eps: added to σ.
+        singleton: for a leaf alone with its prompt or in its tree, 0 or the raw score.
+
+    Returns:
+        `[B]`; exactly 0 where all leaves of a prompt score alike.
+
+    Reference:
+        Tree-GRPO, arXiv 2509.21240.
+    """
+    inter = group_advantages(
+        scores, group_ids, normalize=normalize, ddof=ddof, eps=eps, singleton=singleton
+    )
+    intra = group_advantages(
+        scores,
+        _pairs(group_ids, tree_ids),
+        normalize=normalize,
+        ddof=ddof,
+        eps=eps,
+        singleton=singleton,
+    )
+    return inter + intra
+
+
+def _pairs(one: Tensor, other: Tensor) -> Tensor:
+    """Ids, in the shape of both, that are equal where both ids are."""
+    slots: Tensor = one.unique(return_inverse=True)[1]
+    names, other_slots = other.unique(return_inverse=True)
+    pairs: Tensor = slots * len(names) + other_slots
+    return pairs
+
+
+def _among_present(
+    values: Tensor,
+    present: Tensor,
+    keys: Tensor,
+    *,
+    normalize: Normalize = "std",
+    ddof: int,
+    eps: float,
+    singleton: Singleton,
+) -> Tensor:
+    """Group advantages among the present values, in the shape of `values`; 0 where absent."""
+    advantages = group_advantages(
+        values[present],
+        keys[present],
+        normalize=normalize,
+        ddof=ddof,
+        eps=eps,
+        singleton=singleton,
+    )
+    return torch.zeros_like(values).masked_scatter(present, advantages)
+
+
+def _on_turns(per_turn: Tensor, per_row: Tensor, turn_ids: Tensor, mask: Tensor) -> Tensor:
+    """`[B, K]` and `[B]` to the tokens, `[B, T]`: each has its row's and, if any, its turn's."""
+    # A column of zeros in front serves the tokens whose turn has no column.
+    table = torch.nn.functional.pad(per_turn, (1, 0))
+    known = (turn_ids >= 1) & (turn_ids <= per_turn.shape[1])
+    tokens = table.gather(1, torch.where(known, turn_ids, 0)) + per_row[:, None]
+    return torch.where(mask & (turn_ids >= 1), tokens, 0.0)

@@ -1,0 +1,302 @@
+"""KL per token: worked examples, relations between estimators, and exact gradients by enumeration.
+
+A categorical over five actions is small enough to sum over: no sampling, no tolerance for noise.
+"""
+
+import json
+import math
+from dataclasses import FrozenInstanceError, asdict
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import assume, given, settings
+
+from rlx.credit.kl import CLAMP, AdaptiveKl, FixedKl, kl_in_reward, kl_terms, mean_kl
+from rlx.credit.place import place
+
+GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())
+EXAMPLES = {example["id"]: example for example in GOLDEN["examples"]}
+SAME = [("k1", "kl"), ("k2", "mse"), ("k3", "low_var_kl")]
+KINDS = ["k1", "abs", "k2", "k3"]
+
+logprob = st.floats(-20, 0)
+pairs = st.lists(st.tuples(logprob, logprob), min_size=1, max_size=20)
+
+
+def near(expected, rel=GOLDEN["rtol"], absolute=GOLDEN["atol"]):
+    return pytest.approx(expected, rel=rel, abs=absolute)
+
+
+def double(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def columns(pairs):
+    return (double(column) for column in zip(*pairs, strict=True))
+
+
+# Worked examples ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_golden_g07_terms_and_rewards_less_their_kl(kind):
+    given_, outputs = EXAMPLES["g07"]["inputs"], EXAMPLES["g07"]["outputs"]
+    expected, beta = outputs[kind], EXAMPLES["g07"]["config"]["beta"]
+    old, reference = double([given_["old_log_probs"]]), double([given_["ref_log_probs"]])
+    mask = torch.tensor([given_["loss_mask"]], dtype=torch.bool)
+    terms = kl_terms(old, reference, kind)
+    # The example has zeros where its mask has.
+    assert torch.where(mask, terms, 0.0)[0].tolist() == near(expected["kld"])
+    # The example adds 1e-7 to the number of tokens; here a row without tokens is left out.
+    assert mean_kl(terms, mask).item() == near(expected["mean_kl"])
+    turns = double([list(given_["turn_rewards"].values())])
+    for placement, short in (("turn_proportional", "turn_prop"), ("final_token_only", "final")):
+        scores = place(
+            turns,
+            torch.ones_like(turns, dtype=torch.bool),
+            double(list(given_["global_rewards"].values())),
+            torch.tensor([given_["turn_ids"]]),
+            mask,
+            placement=placement,
+        ).token_rewards
+        assert scores[0].tolist() == near(outputs[f"scores_{placement}"])
+        rewards = kl_in_reward(scores, old, reference, mask, beta=beta, kind=kind)
+        assert rewards[0].tolist() == near(expected[f"token_level_rewards_{short}"])
+
+
+def test_golden_g37_beta_follows_the_measured_kl():
+    example = EXAMPLES["g37"]
+    config, expected = example["config"], example["outputs"]["beta"]
+    controller = AdaptiveKl(beta=config["init"], target=config["target"], horizon=config["horizon"])
+    betas = [controller.beta]
+    for current in example["inputs"]["current_kl"]:
+        controller = controller.update(current, config["n_steps"])
+        betas.append(controller.beta)
+    assert betas == near(expected)
+
+
+# Terms --------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(pairs)
+def test_every_name_of_the_sources_is_one_of_four_estimators(pairs):
+    policy, reference = columns(pairs)
+    for ours, theirs in SAME:
+        assert torch.equal(kl_terms(policy, reference, ours), kl_terms(policy, reference, theirs))
+
+
+@settings(deadline=None)
+@given(pairs)
+def test_agrees_with_plain_arithmetic(pairs):
+    def oracle(kind, p, q):
+        x = p - q
+        inside = min(max(-x, -5), 5)
+        return {
+            "k1": x,
+            "abs": abs(x),
+            "k2": x * x / 2,
+            "k3": math.exp(inside) - inside - 1,
+        }[kind]
+
+    policy, reference = columns(pairs)
+    for kind in KINDS:
+        expected = [oracle(kind, p, q) for p, q in pairs]
+        assert kl_terms(policy, reference, kind).tolist() == near(expected, 1e-9, 1e-12)
+
+
+@settings(deadline=None)
+@given(pairs)
+def test_only_k1_may_be_negative_and_all_vanish_together(pairs):
+    policy, reference = columns(pairs)
+    k1, absolute, k2, k3 = (kl_terms(policy, reference, kind) for kind in KINDS)
+    assert torch.equal(k1, -kl_terms(reference, policy, "k1"))
+    assert torch.equal(absolute, k1.abs())
+    assert k2.tolist() == near((k1**2 / 2).tolist(), 1e-12, 0)
+    assert (k3 >= -1e-15).all()
+    for kind in KINDS:
+        assert (kl_terms(policy, policy, kind) == 0).all()
+
+
+@settings(deadline=None)
+@given(st.floats(1e-4, 1e-2), st.sampled_from([-1, 1]))
+def test_near_the_reference_k3_is_k2_even_in_float32(size, sign):
+    reference = torch.zeros(1)
+    policy = torch.tensor([sign * size])
+    k2, k3 = (kl_terms(policy, reference, kind).item() for kind in ("k2", "k3"))
+    assert k3 == near(k2, rel=size, absolute=1e-10)
+
+
+@pytest.mark.parametrize("x", [CLAMP, 6.0, 300.0])
+def test_k3_stays_finite_however_far_the_policies_are_apart(x):
+    assert kl_terms(torch.zeros(1), torch.tensor([x]), "k3").item() == near(math.exp(5) - 6)
+    assert kl_terms(torch.zeros(1), torch.tensor([-x]), "k3").item() == near(math.exp(-5) + 4)
+
+
+def test_an_unknown_estimator_is_refused():
+    with pytest.raises(ValueError, match="kind is 'full', not k1"):
+        kl_terms(torch.zeros(1), torch.zeros(1), "full")
+
+
+# Expectations and gradients, by enumeration -------------------------------------------------------
+
+logits = st.lists(st.floats(-1.2, 1.2), min_size=5, max_size=5)  # x stays within the clamp of k3
+
+
+def expected_value_and_gradient(policy_logits, reference_logits, kind):
+    """E over actions drawn from the policy; the draw itself is not differentiated, as in a loss."""
+    theta = double(policy_logits).requires_grad_()
+    logp, logq = theta.log_softmax(0), double(reference_logits).log_softmax(0)
+    value = (logp.exp().detach() * kl_terms(logp, logq, kind)).sum()
+    (gradient,) = torch.autograd.grad(value, theta)
+    return value.item(), gradient.tolist()
+
+
+def exact(policy_logits, reference_logits, *, reverse):
+    """KL(π‖π_ref) if reverse, else KL(π_ref‖π), and its gradient by the policy's logits."""
+    theta = double(policy_logits).requires_grad_()
+    logp, logq = theta.log_softmax(0), double(reference_logits).log_softmax(0)
+    one, other = (logp, logq) if reverse else (logq, logp)
+    value = (one.exp() * (one - other)).sum()
+    (gradient,) = torch.autograd.grad(value, theta)
+    return value.item(), gradient.tolist()
+
+
+@settings(deadline=None)
+@given(logits, logits)
+def test_k1_and_k3_measure_kl_without_bias(policy, reference):
+    kl, _ = exact(policy, reference, reverse=True)
+    for kind in ("k1", "k3"):
+        assert expected_value_and_gradient(policy, reference, kind)[0] == near(kl, 1e-9, 1e-12)
+
+
+@settings(deadline=None)
+@given(logits, logits)
+def test_as_a_loss_k1_stands_still_k2_descends_kl_and_k3_the_other_kl(policy, reference):
+    gradients = {
+        kind: expected_value_and_gradient(policy, reference, kind)[1] for kind in ("k1", "k2", "k3")
+    }
+    assert gradients["k1"] == near([0.0] * 5, 0, 1e-12)
+    assert gradients["k2"] == near(exact(policy, reference, reverse=True)[1], 1e-9, 1e-12)
+    assert gradients["k3"] == near(exact(policy, reference, reverse=False)[1], 1e-9, 1e-12)
+
+
+@settings(deadline=None)
+@given(logits, logits)
+def test_as_a_loss_abs_descends_total_variation(policy, reference):
+    theta = double(policy).requires_grad_()
+    distance = (theta.softmax(0) - double(reference).softmax(0)).abs()
+    assume(distance.min() > 1e-9)  # where they touch, the absolute value has a kink
+    (gradient,) = torch.autograd.grad(distance.sum(), theta)
+    actual = expected_value_and_gradient(policy, reference, "abs")[1]
+    assert actual == near(gradient.tolist(), 1e-9, 1e-12)
+
+
+def test_beyond_its_clamp_k3_has_no_gradient():
+    policy = torch.tensor([-7.0, -1.0, 5.5], requires_grad=True)
+    (gradient,) = torch.autograd.grad(kl_terms(policy, torch.zeros(3), "k3").sum(), policy)
+    assert (gradient != 0).tolist() == [False, True, False]
+
+
+def test_so_k3_points_elsewhere():
+    policy, reference = [1.2, 0.0, -1.0, 0.0, 0.5], [-1.0, 0.3, 1.2, 0.0, 0.0]
+    right, k3 = (
+        double(gradient)
+        for gradient in (
+            exact(policy, reference, reverse=True)[1],
+            expected_value_and_gradient(policy, reference, "k3")[1],
+        )
+    )
+    cosine = torch.nn.functional.cosine_similarity(right, k3, dim=0)
+    assert cosine < 0.99, "parallel here, so this example shows nothing"
+
+
+def test_k2_measures_kl_with_bias():
+    policy, reference = [1.2, 0.0, -1.0, 0.0, 0.5], [-1.0, 0.3, 1.2, 0.0, 0.0]
+    kl, _ = exact(policy, reference, reverse=True)
+    assert abs(expected_value_and_gradient(policy, reference, "k2")[0] - kl) > 0.01
+
+
+# In the reward ------------------------------------------------------------------------------------
+
+token = st.tuples(st.floats(-5, 5), logprob, logprob, st.booleans())
+token_rows = st.lists(st.lists(token, min_size=1, max_size=6), min_size=1, max_size=4)
+
+
+def batch(rows, padding=0, garbage=math.nan):
+    """Rewards, old and reference logprobs, mask; `garbage` wherever the mask is off."""
+    width = max(map(len, rows)) + padding
+    columns_ = [torch.full((len(rows), width), garbage, dtype=torch.float64) for _ in range(3)]
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    for number, row in enumerate(rows):
+        for t, (*values, learns) in enumerate(row):
+            mask[number, t] = learns
+            for column, value in zip(columns_, values, strict=True):
+                column[number, t] = value if learns else garbage
+    return (*columns_, mask)
+
+
+@settings(deadline=None)
+@given(token_rows, st.sampled_from(KINDS), st.floats(0, 1), st.integers(0, 2))
+def test_kl_in_reward_reads_and_writes_the_mask_alone(rows, kind, beta, padding):
+    rewards, old, reference, mask = batch(rows, padding)
+    actual = kl_in_reward(rewards, old, reference, mask, beta=beta, kind=kind)
+    for number, row in enumerate(rows):
+        for t, (r, p, q, learns) in enumerate(row):
+            term = kl_terms(double([p]), double([q]), kind).item()
+            assert actual[number, t].item() == near(r - beta * term if learns else 0, 1e-12, 1e-12)
+    assert (actual[~mask] == 0).all()
+
+
+@settings(deadline=None)
+@given(token_rows, st.randoms(use_true_random=False), st.integers(0, 2))
+def test_mean_kl_is_a_mean_over_rows_that_have_tokens(rows, random, padding):
+    means = [
+        sum(r for r, *_, learns in row if learns) / count
+        for row in rows
+        if (count := sum(learns for *_, learns in row))
+    ]
+    terms, _, _, mask = batch(random.sample(rows, len(rows)), padding)
+    expected = sum(means) / len(means) if means else math.nan
+    assert mean_kl(terms, mask).item() == pytest.approx(expected, abs=1e-12, nan_ok=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dtype_is_kept(dtype):
+    zeros, mask = torch.zeros(2, 3, dtype=dtype), torch.ones(2, 3, dtype=torch.bool)
+    for kind in KINDS:
+        assert kl_in_reward(zeros, zeros, zeros, mask, beta=0.1, kind=kind).dtype == dtype
+    assert mean_kl(zeros, mask).dtype == dtype
+
+
+# Controllers --------------------------------------------------------------------------------------
+
+
+def test_a_fixed_coefficient_stays():
+    assert FixedKl(beta=0.05).update(9.0, 64) == FixedKl(beta=0.05)
+
+
+@settings(deadline=None)
+@given(st.floats(-1, 100), st.integers(1, 500))
+def test_beta_rises_above_the_target_falls_below_it_and_never_jumps(current, steps):
+    before = AdaptiveKl(beta=0.2, target=0.1, horizon=1000)
+    after = before.update(current, steps)
+    assert (after.beta > before.beta) == (current > before.target) or after.beta == near(0.2)
+    assert abs(after.beta / before.beta - 1) <= 0.2 * steps / 1000 + 1e-12
+    assert before.update(before.target, steps) == before
+
+
+def test_a_controller_survives_a_checkpoint_and_cannot_be_changed_in_place():
+    trained = AdaptiveKl(beta=0.2, target=0.1, horizon=10_000).update(0.02, 64)
+    restored = AdaptiveKl(**json.loads(json.dumps(asdict(trained))))
+    assert restored == trained
+    assert restored.update(0.2, 64) == trained.update(0.2, 64)
+    with pytest.raises(FrozenInstanceError):
+        trained.beta = 1.0
+
+
+def test_a_kl_that_is_nan_moves_no_coefficient_silently():
+    with pytest.raises(ValueError, match="current_kl is NaN"):
+        AdaptiveKl(beta=0.2, target=0.1, horizon=10).update(math.nan, 1)

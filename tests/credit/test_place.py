@@ -1,0 +1,334 @@
+"""Placement: worked examples, a plain loop as the oracle, and what must hold of every placement."""
+
+import json
+import math
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import assume, given, settings
+
+from rlx.credit import total_scores
+from rlx.credit.place import (
+    OnMissingTurn,
+    Placement,
+    TurnReduce,
+    TurnWithoutTokens,
+    mass,
+    place,
+    returns_score,
+)
+from rlx.errors import RlxError, ShapeError
+from rlx.testing import example_inputs
+
+GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())
+EXAMPLES = {example["id"]: example for example in GOLDEN["examples"]}
+PLACEMENTS = get_args(Placement)
+
+
+def near(expected, rel=GOLDEN["rtol"], absolute=GOLDEN["atol"]):
+    return pytest.approx(expected, rel=rel, abs=absolute)
+
+
+class Row(NamedTuple):
+    """One rollout in plain Python. A turn that was not rewarded is None."""
+
+    turns: list[float | None]
+    overall: float
+    ids: list[int]
+    mask: list[bool]
+
+
+def placed(rows, *, garbage=math.nan, dtype=torch.float64, padding=0, **options):
+    """Rows as tensors, padded to the longest, `garbage` where nothing may be read."""
+    width = max(len(row.ids) for row in rows) + padding
+    turns = max(len(row.turns) for row in rows)
+    rewards = torch.full((len(rows), turns), garbage, dtype=dtype)
+    present, ids = torch.zeros(len(rows), turns, dtype=torch.bool), torch.ones(len(rows), width)
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    for number, row in enumerate(rows):
+        for k, reward in enumerate(row.turns):
+            if reward is not None:
+                rewards[number, k], present[number, k] = reward, True
+        ids[number, : len(row.ids)] = torch.tensor(row.ids)
+        mask[number, : len(row.mask)] = torch.tensor(row.mask)
+    overall = torch.tensor([row.overall for row in rows], dtype=dtype)
+    return place(rewards, present, overall, ids.long(), mask, **options), mask
+
+
+def oracle(row, *, placement, turn_reduce, on_missing_turn):
+    """One row, as a textbook has it: token rewards, missing turns, lost reward."""
+    rewarded = [k for k, reward in enumerate(row.turns) if reward is not None]
+    where = {k: [] for k in rewarded}
+    valid = [t for t, learns in enumerate(row.mask) if learns]
+    for t in valid:
+        if row.ids[t] - 1 in where:
+            where[row.ids[t] - 1].append(t)
+    reduce = turn_reduce or ("mean" if placement == "final_token_only" else "sum")
+    worth = {k: row.turns[k] / (len(rewarded) if reduce == "mean" else 1) for k in rewarded}
+    missing = [k in where and not where[k] for k in range(len(row.turns))]
+    tokens = [0.0] * len(row.ids)
+    if not valid:
+        return tokens, missing, sum(worth.values()) + row.overall
+    lost = 0.0
+    for k in rewarded:
+        homeless = not where[k] and placement != "final_token_only"
+        if homeless and on_missing_turn == "drop":
+            lost += worth[k]
+        elif homeless or placement == "final_token_only":
+            tokens[valid[-1]] += worth[k]
+        elif placement == "turn_end":
+            tokens[where[k][-1]] += worth[k]
+        else:
+            for t in where[k]:
+                tokens[t] += worth[k] / len(where[k])
+    for t in valid if placement == "turn_proportional" else valid[-1:]:
+        tokens[t] += row.overall / (len(valid) if placement == "turn_proportional" else 1)
+    return tokens, missing, lost
+
+
+reward = st.floats(-10, 10)
+tokens = st.lists(st.tuples(st.integers(-3, 6), st.booleans()), min_size=1, max_size=9)
+
+
+@st.composite
+def a_row(draw):
+    ids, mask = zip(*draw(tokens), strict=True)
+    turns = draw(st.lists(st.none() | reward, max_size=4))
+    return Row(turns, draw(reward), list(ids), list(mask))
+
+
+@st.composite
+def a_whole_row(draw):
+    """A row in which every rewarded turn has a token, and some token learns."""
+    sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    ids = [k + 1 for k, size in enumerate(sizes) for _ in range(size)]
+    ids = draw(st.permutations([*ids, *draw(st.lists(st.just(-1), max_size=2))]))
+    turns = draw(st.lists(reward, min_size=len(sizes), max_size=len(sizes)))
+    return Row(turns, draw(reward), ids, [turn > 0 for turn in ids])
+
+
+rows = st.lists(a_row(), min_size=1, max_size=5)
+options = st.fixed_dictionaries(
+    {
+        "placement": st.sampled_from(PLACEMENTS),
+        "turn_reduce": st.sampled_from([None, *get_args(TurnReduce)]),
+        "on_missing_turn": st.sampled_from(["drop", "to_last_token"]),
+    }
+)
+
+
+# Worked examples ----------------------------------------------------------------------------------
+
+
+def example_row(name):
+    inputs, prefix = EXAMPLES[name]["inputs"], EXAMPLES[name]["config"]["exclude_prefix"]
+    summed = [v for key, v in inputs["global_rewards"].items() if not key.startswith(prefix)]
+    mask = [bool(learns) for learns in inputs["loss_mask"]]
+    # g06 names no turns of its tokens, and its placement asks for none.
+    ids = inputs.get("turn_ids", [1] * len(mask))
+    return Row(list(inputs["turn_rewards"].values()), sum(summed), ids, mask)
+
+
+@pytest.mark.parametrize(
+    ("name", "placement", "output"),
+    [
+        ("g03", "turn_proportional", "token_level"),
+        ("g04", "turn_proportional", "token_level"),
+        ("g04", "final_token_only", "final_token_only"),
+        ("g06", "final_token_only", "token_level"),
+    ],
+)
+def test_golden_g03_g04_g06_rewards_on_tokens(name, placement, output):
+    expected = EXAMPLES[name]["outputs"]
+    result, mask = placed([example_row(name)], placement=placement)
+    assert result.token_rewards[0].tolist() == near(expected[output])
+    if output == "token_level":
+        total = expected.get("sum", expected.get("total"))
+        assert mass(result.token_rewards, mask).item() == near(total)
+        assert result.lost.item() == near(expected.get("dropped", 0.0))
+
+
+def test_golden_g04_the_turn_without_tokens_is_named_moved_or_refused():
+    row = example_row("g04")
+    for placement in PLACEMENTS:
+        result, _ = placed([row], placement=placement)
+        assert result.missing.tolist() == [[False, True, False]]
+    moved, mask = placed([row], placement="turn_proportional", on_missing_turn="to_last_token")
+    assert moved.token_rewards[0].tolist() == near([0.2, 0.2, 0, 0, 0.2, 0.45, 0, 0])
+    assert moved.missing.tolist() == [[False, True, False]] and moved.lost.item() == 0
+    assert mass(moved.token_rewards, mask).item() == near(1.05)
+    whole = Row([1.0], 0.0, [1], [True])
+    with pytest.raises(TurnWithoutTokens, match="row 1, turn 2") as caught:
+        placed([whole, row], placement="turn_end", on_missing_turn="error")
+    assert (caught.value.row, caught.value.turn) == (1, 2)
+    assert isinstance(caught.value, RlxError)
+
+
+@pytest.mark.parametrize("example", EXAMPLES["g08"]["outputs"]["rows"], ids=lambda e: e["turns"])
+def test_golden_g08_the_placements_carry_different_mass(example):
+    inputs, turns = EXAMPLES["g08"]["inputs"], example["turns"]
+    overall = sum(inputs["global_rewards"].values())
+    ids = [k for k in range(1, turns + 1) for _ in range(3)]
+    row = Row([inputs["per_turn"]] * turns, overall, ids, [True] * len(ids))
+    for placement in ("turn_proportional", "final_token_only"):
+        result, mask = placed([row], placement=placement)
+        expected = example[f"{placement}_sum"]
+        assert mass(result.token_rewards, mask).item() == near(expected)
+
+
+def test_turn_end_pays_each_turn_where_it_ends_and_the_rest_at_the_very_end():
+    row = Row([0.5, 0.25], 1.0, [1, 1, -1, 2, 2, -1], [True, True, False, True, True, True])
+    result, _ = placed([row], placement="turn_end")
+    assert result.token_rewards[0].tolist() == [0, 0.5, 0, 0, 0.25, 1.0]
+    mean, _ = placed([row], placement="turn_end", turn_reduce="mean")
+    assert mean.token_rewards[0].tolist() == [0, 0.25, 0, 0, 0.125, 1.0]
+
+
+def test_the_source_calls_the_masked_sum_of_returns_its_score():
+    row = Row([0.5], 0.25, [1, 1, -1, 1], [True, True, False, True])
+    result, mask = placed([row], placement="final_token_only")
+    returns = result.token_rewards.flip(1).cumsum(1).flip(1)
+    assert returns_score(returns, mask).tolist() == [3 * 0.75]
+    assert mass(result.token_rewards, mask).tolist() == [0.75]
+
+
+# Properties ---------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(rows, options)
+def test_agrees_with_a_plain_loop_and_reads_nothing_absent(rows, options):
+    result, _ = placed(rows, **options)
+    for number, row in enumerate(rows):
+        expected, missing, lost = oracle(row, **options)
+        got = result.token_rewards[number]
+        assert got[: len(row.ids)].tolist() == near(expected, 1e-12, 1e-12)
+        assert not got[len(row.ids) :].any()
+        assert result.missing[number, : len(row.turns)].tolist() == missing
+        assert result.lost[number].item() == near(lost, 1e-12, 1e-12)
+
+
+@settings(deadline=None)
+@given(rows, options)
+def test_nothing_lies_outside_the_mask_and_nothing_disappears(rows, options):
+    result, mask = placed(rows, **options)
+    assert (result.token_rewards[~mask] == 0).all()
+    reduce = options["turn_reduce"] or ("mean" if "final" in options["placement"] else "sum")
+    for number, row in enumerate(rows):
+        rewards = [r for r in row.turns if r is not None]
+        given_ = sum(rewards) / (max(len(rewards), 1) if reduce == "mean" else 1) + row.overall
+        found = mass(result.token_rewards, mask)[number] + result.lost[number]
+        assert found.item() == near(given_, 1e-12, 1e-12)
+
+
+@settings(deadline=None)
+@given(st.lists(a_whole_row(), min_size=1, max_size=4), options, st.sampled_from(["f4", "f8"]))
+def test_mass_is_conserved_where_every_turn_has_tokens(rows, options, precision):
+    dtype, slack = {"f4": (torch.float32, 1e-5), "f8": (torch.float64, 1e-12)}[precision]
+    # Even `error` has no complaint.
+    result, mask = placed(rows, dtype=dtype, **{**options, "on_missing_turn": "error"})
+    assert result.token_rewards.dtype == result.lost.dtype == dtype
+    assert not result.missing.any() and (result.lost == 0).all()
+    mean = options["turn_reduce"] == "mean" or (
+        options["turn_reduce"] is None and options["placement"] == "final_token_only"
+    )
+    expected = [sum(r.turns) / (len(r.turns) if mean else 1) + r.overall for r in rows]
+    assert mass(result.token_rewards, mask).tolist() == near(expected, slack, 10 * slack)
+
+
+@settings(deadline=None)
+@given(rows, options, st.randoms(use_true_random=False), st.integers(0, 3))
+def test_row_order_and_padding_do_not_matter(rows, options, random, padding):
+    plain, _ = placed(rows, **options)
+    order = random.sample(range(len(rows)), len(rows))
+    other, _ = placed([rows[i] for i in order], padding=padding, **options)
+    width = plain.token_rewards.shape[1]
+    assert torch.equal(other.token_rewards[:, :width], plain.token_rewards[order])
+    assert not other.token_rewards[:, width:].any()
+    assert torch.equal(other.missing, plain.missing[order])
+    assert torch.equal(other.lost, plain.lost[order])
+
+
+@settings(deadline=None)
+@given(rows, st.sampled_from(PLACEMENTS))
+def test_error_is_raised_exactly_where_a_rewarded_turn_has_no_token(rows, placement):
+    missing = placed(rows, placement=placement)[0].missing
+    assume(missing.any())
+    with pytest.raises(TurnWithoutTokens) as caught:
+        placed(rows, placement=placement, on_missing_turn="error")
+    assert missing[caught.value.row, caught.value.turn - 1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_final_token_only_carries_the_total_score(seed):
+    x = example_inputs(seed, dtype=torch.float64)
+    tensors = (x.turn_rewards, x.turn_present, x.global_rewards, x.turn_ids, x.mask)
+    result = place(*tensors, placement="final_token_only")
+    carried = torch.where(x.mask.any(dim=1), mass(result.token_rewards, x.mask), result.lost)
+    assert carried.tolist() == near(total_scores(x).tolist(), 1e-12, 1e-12)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("policy", ["drop", "to_last_token"])
+def test_a_row_that_learns_nowhere_shows_what_it_lost(placement, policy):
+    row = Row([0.5, None, 0.25], 1.0, [1, 2, 3], [False] * 3)
+    result, _ = placed([row], placement=placement, turn_reduce="sum", on_missing_turn=policy)
+    assert result.token_rewards.tolist() == [[0.0] * 3]
+    assert result.missing.tolist() == [[True, False, True]]
+    assert result.lost.tolist() == [1.75]
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_without_turns_or_without_tokens_there_is_still_an_answer(placement):
+    only_global, _ = placed([Row([], 1.0, [1, 1], [True, True])], placement=placement)
+    assert only_global.token_rewards.sum() == 1.0
+    assert only_global.missing.shape == (1, 0)
+    empty, _ = placed([Row([1.0], 1.0, [], [])], placement=placement)
+    assert empty.token_rewards.shape == (1, 0) and empty.lost.tolist() == [2.0]
+
+
+def test_sums_read_nothing_outside_the_mask():
+    mask = torch.tensor([[True, False, True]])
+    values = torch.tensor([[1.0, math.nan, 2.0]])
+    assert mass(values, mask).tolist() == returns_score(values, mask).tolist() == [3.0]
+
+
+# Misuse -------------------------------------------------------------------------------------------
+
+
+def tensors(**change):
+    given_ = {
+        "turn_rewards": torch.zeros(2, 3),
+        "turn_present": torch.ones(2, 3, dtype=torch.bool),
+        "global_rewards": torch.zeros(2),
+        "turn_ids": torch.ones(2, 4, dtype=torch.int64),
+        "mask": torch.ones(2, 4, dtype=torch.bool),
+    }
+    return {**given_, **change}
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"turn_present": torch.ones(2, 1)}, r"turn_present is \(2, 1\), not \(2, 3\)"),
+        ({"global_rewards": torch.ones(2, 1)}, r"global_rewards is \(2, 1\), not \(2,\)"),
+        ({"turn_ids": torch.ones(1, 4)}, r"turn_ids is \(1, 4\), not \(2, 4\)"),
+        ({"mask": torch.ones(2, 1)}, "turn_ids is|mask is"),
+    ],
+)
+def test_tensors_that_disagree_are_refused(change, complaint):
+    with pytest.raises(ShapeError, match=complaint):
+        place(**tensors(**change), placement="turn_end")
+
+
+@pytest.mark.parametrize(
+    ("option", "names"),
+    [("placement", Placement), ("turn_reduce", TurnReduce), ("on_missing_turn", OnMissingTurn)],
+)
+def test_an_unknown_option_is_refused_and_the_known_ones_named(option, names):
+    with pytest.raises(ValueError, match=f"{option} is 'best', not one of") as caught:
+        place(**tensors(), **{"placement": "turn_end", option: "best"})
+    assert all(name in str(caught.value) for name in get_args(names))

@@ -1,0 +1,396 @@
+"""Credit along tokens: worked examples, plain loops as oracles, and how the estimators relate."""
+
+import json
+import math
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from rlx.credit.returns import discounted_returns, gae, turn_level_gae, vine_advantages, whiten
+from rlx.errors import ShapeError
+
+GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())
+EXAMPLES = {example["id"]: example for example in GOLDEN["examples"]}
+
+GARBAGE = (math.nan, math.inf, -math.inf, 7.0)
+
+factors = st.sampled_from([0.0, 0.3, 0.95, 1.0])
+environments = st.sampled_from(["skip", "literal"])
+sizes = st.tuples(st.integers(1, 4), st.integers(1, 150))
+seeds = st.integers(0, 2**32)
+
+
+def near(expected):
+    return pytest.approx(expected, rel=GOLDEN["rtol"], abs=GOLDEN["atol"])
+
+
+def close(actual, expected, tolerance=1e-10):
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def rows(*streams):
+    return [torch.tensor([stream], dtype=torch.float64) for stream in streams]
+
+
+def batch(sizes, seed, dtype=torch.float64):
+    """Rewards, values, mask and turn ids: a prompt, turns with gaps in them, padding; or nothing.
+
+    Outside the mask stands garbage.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    draw = {"generator": rng, "dtype": dtype}
+    at, width = torch.arange(sizes[1]), sizes[1]
+    ends = torch.randint(0, width + 1, (2, sizes[0], 1), generator=rng).sort(dim=0).values
+    # In some rows every token of the response learns, in others about half of them.
+    dense = torch.rand(sizes[0], 1, generator=rng) < 0.3
+    mask = (at >= ends[0]) & (at < ends[1]) & (dense | (torch.rand(sizes, generator=rng) < 0.6))
+    turns = (torch.rand(sizes, generator=rng) < 0.2).cumsum(dim=1) + 1
+    garbage = torch.tensor(GARBAGE, dtype=dtype)[torch.randint(0, 4, sizes, generator=rng)]
+    rewards, values = (torch.where(mask, torch.randn(sizes, **draw), garbage) for _ in range(2))
+    return rewards, values, mask, torch.where(mask, turns, -1)
+
+
+def tidy(rewards, values, mask):
+    """For the literal recursion, which reads what does not learn: finite numbers everywhere."""
+    return rewards.nan_to_num(0.5, 0.25, -0.25), values.nan_to_num(0.5, 0.25, -0.25), mask
+
+
+def steps_of(row, environment="skip"):
+    """Positions of the time steps, first to last."""
+    learning = [t for t, learns in enumerate(row) if learns]
+    if environment == "skip" or not learning:
+        return learning
+    return list(range(learning[0], learning[-1] + 1))
+
+
+def gae_oracle(rewards, values, mask, gamma, lam, environment="skip"):
+    advantages = torch.zeros_like(rewards)
+    for i, row in enumerate(mask.tolist()):
+        r, v = rewards[i].tolist(), values[i].tolist()
+        after = next_value = 0.0
+        for t in reversed(steps_of(row, environment)):
+            after = r[t] + gamma * next_value - v[t] + gamma * lam * after
+            next_value = v[t]
+            advantages[i, t] = after if row[t] else 0.0
+    return advantages
+
+
+def turn_level_oracle(rewards, values, mask, turns, gamma, lam, gamma_high, lam_high):
+    advantages = torch.zeros_like(rewards)
+    for i, row in enumerate(mask.tolist()):
+        r, v, ids = rewards[i].tolist(), values[i].tolist(), turns[i].tolist()
+        tokens = {turn: [] for turn in ids}
+        for t in steps_of(row):
+            tokens[ids[t]].append(t)
+        later, on_the_way, next_value = 0.0, 0.0, 0.0
+        for turn in sorted((turn for turn in tokens if tokens[turn]), reverse=True):
+            *inner, end = tokens[turn]
+            delta = r[end] + gamma_high * (on_the_way + next_value) - v[end]
+            later = advantages[i, end] = delta + gamma_high * lam_high * later
+            on_the_way, next_value = sum(r[t] for t in inner), v[end]
+            after, ahead = float(later), v[end]
+            for t in reversed(inner):
+                after = r[t] + gamma * ahead - v[t] + gamma * lam * after
+                ahead = v[t]
+                advantages[i, t] = after
+    return advantages
+
+
+# Worked examples ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "suffix"), [("literal", ""), ("skip", "_skip_info")], ids=["literal", "skip"]
+)
+def test_golden_g09_an_environment_token_in_the_middle(environment, suffix):
+    example = EXAMPLES["g09"]
+    given_, expected = example["inputs"], example["outputs"]
+    rewards, values, mask = rows(
+        given_["token_level_rewards"], given_["values"], given_["loss_mask"]
+    )
+    mask = mask.bool()
+    advantages, returns = gae(rewards, values, mask, environment=environment, **example["config"])
+    actual = {"advantages": advantages, "returns": returns, "whitened": whiten(advantages, mask)}
+    for name, tensor in actual.items():
+        inside = [x for x, m in zip(expected[name + suffix], mask[0], strict=True) if m]
+        assert tensor[mask].tolist() == near(inside)
+        assert (tensor[~mask] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("gamma_high", "output"), [(0.9, "advantages"), (1.0, "advantages_high_gamma_1")]
+)
+def test_golden_g35_turns_then_tokens(gamma_high, output):
+    example = EXAMPLES["g35"]
+    given_, expected = example["inputs"], example["outputs"]
+    rewards, values, mask = rows(
+        given_["token_level_rewards"], given_["values"], given_["loss_mask"]
+    )
+    turns = torch.tensor([[1, 1, -1, 2, 2]])
+    token_level = {name: example["config"][name] for name in ("gamma", "lam")}
+    advantages, returns = turn_level_gae(
+        rewards, values, mask.bool(), turns, gamma_high=gamma_high, **token_level
+    )
+    assert advantages[0].tolist() == near(expected[output])
+    close(returns, torch.where(mask.bool(), advantages + values, 0.0))
+    if gamma_high == 0.9:
+        ends = torch.tensor([given_["turn_end"]])
+        assert (advantages * ends)[0].tolist() == near(expected["turn_adv"])
+    tokens, _ = gae(rewards, values, mask.bool(), **token_level)
+    assert tokens[0].tolist() == near(expected["token_gae_skip"])
+
+
+def test_literal_and_skip_part_where_the_discount_is_not_one():
+    rewards, values = rows([0, 0, 0, 1.0], [0.5, 0.4, 0.9, 0.3])
+    mask = torch.tensor([[True, True, False, True]])
+    skipped, _ = gae(rewards, values, mask, gamma=0.5, lam=0.0)
+    literal, _ = gae(rewards, values, mask, gamma=0.5, lam=0.0, environment="literal")
+    assert skipped[0].tolist() == pytest.approx([-0.3, -0.25, 0, 0.7])
+    assert literal[0].tolist() == pytest.approx([-0.3, 0.05, 0, 0.7])
+
+
+def test_vine_by_hand():
+    steps = torch.tensor([[-1, 0, 0, 1, -1, 2], [-1, 0, 1, 1, 1, -1]])
+    values = torch.tensor([[0.5, 0.75, 0.25, 0.0], [0.125, 0.25, 0.0, math.nan]])
+    rewards = torch.tensor([[0.0, 0.0, 1.0], [0.0, 1.0, math.nan]])
+    assert vine_advantages(steps, values, rewards).tolist() == [
+        [0, 0.25, 0.25, -0.5, 0, 0.75],
+        [0, 0.125, 0.75, 0.75, 0.75, 0],
+    ]
+
+
+# Against plain loops ------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(sizes, seeds, factors, factors, environments)
+def test_gae_agrees_with_a_plain_loop(sizes, seed, gamma, lam, environment):
+    rewards, values, mask, _ = batch(sizes, seed)
+    if environment == "literal":
+        rewards, values, mask = tidy(rewards, values, mask)
+    advantages, returns = gae(rewards, values, mask, gamma=gamma, lam=lam, environment=environment)
+    close(advantages, gae_oracle(rewards, values, mask, gamma, lam, environment))
+    close(returns, torch.where(mask, advantages + values, 0.0))
+
+
+@pytest.mark.parametrize("environment", ["skip", "literal"])
+@pytest.mark.parametrize("decay", [0.0, 1e-30, 0.95, 0.9999, 1.0])
+def test_gae_of_long_rows_in_float32(decay, environment):
+    """More rows than are worked on at once, and discounts whose powers are no numbers any more."""
+    rewards, values, mask = tidy(*batch((70, 4096), 0, torch.float32)[:3])
+    actual, returns = gae(rewards, values, mask, lam=decay, environment=environment)
+    assert actual.dtype == returns.dtype == torch.float32
+    expected = gae_oracle(rewards.double(), values.double(), mask, 1.0, decay, environment)
+    close(actual.double(), expected, tolerance=3e-4)
+
+
+@settings(deadline=None)
+@given(sizes, seeds, factors)
+def test_discounted_returns_agree_with_a_plain_loop(sizes, seed, gamma):
+    rewards, _, mask, _ = batch(sizes, seed)
+    expected = torch.zeros_like(rewards)
+    for i, row in enumerate(mask.tolist()):
+        steps = steps_of(row)
+        for n, t in enumerate(steps):
+            ahead = enumerate(steps[n:])
+            expected[i, t] = sum(gamma**k * float(rewards[i, s]) for k, s in ahead)
+    close(discounted_returns(rewards, mask, gamma=gamma), expected)
+
+
+@settings(deadline=None)
+@given(sizes, seeds, factors, factors, factors, factors)
+def test_turn_level_gae_agrees_with_a_plain_loop(sizes, seed, gamma, lam, gamma_high, lam_high):
+    x = batch(sizes, seed)
+    options = {"gamma": gamma, "lam": lam, "gamma_high": gamma_high, "lam_high": lam_high}
+    advantages, returns = turn_level_gae(*x, **options)
+    close(advantages, turn_level_oracle(*x, **options))
+    close(returns, torch.where(x[2], advantages + x[1], 0.0))
+
+
+@settings(deadline=None)
+@given(sizes, seeds, st.sampled_from([0, 1]), st.sampled_from([1e-8, 1e-2]), st.booleans())
+def test_whiten_agrees_with_a_plain_loop(sizes, seed, ddof, eps, shift_mean):
+    values, _, mask, _ = batch(sizes, seed)
+    chosen = values[mask].tolist()
+    expected = torch.zeros_like(values)
+    if len(chosen) > 1:
+        mean = sum(chosen) / len(chosen)
+        variance = sum((x - mean) ** 2 for x in chosen) / (len(chosen) - ddof)
+        back = 0.0 if shift_mean else mean
+        expected[mask] = (values[mask] - mean) / math.sqrt(variance + eps) + back
+    elif not shift_mean:
+        expected[mask] = values[mask]
+    close(whiten(values, mask, ddof=ddof, eps=eps, shift_mean=shift_mean), expected)
+
+
+@settings(deadline=None)
+@given(sizes, seeds, st.integers(1, 5))
+def test_vine_agrees_with_a_plain_loop_and_adds_up(sizes, seed, steps):
+    rng = torch.Generator().manual_seed(seed)
+    step_ids = torch.randint(-1, steps, sizes, generator=rng)
+    values = torch.randn(sizes[0], steps + 1, generator=rng, dtype=torch.float64)
+    rewards = torch.randn(sizes[0], steps, generator=rng, dtype=torch.float64)
+    expected = torch.zeros(sizes, dtype=torch.float64)
+    for i, row in enumerate(step_ids.tolist()):
+        for t, s in enumerate(row):
+            if s >= 0:
+                expected[i, t] = rewards[i, s] + values[i, s + 1] - values[i, s]
+    close(vine_advantages(step_ids, values, rewards), expected)
+    one_token_each = torch.arange(steps).expand(sizes[0], -1)
+    telescoped = rewards.sum(dim=1) + values[:, -1] - values[:, 0]
+    close(vine_advantages(one_token_each, values, rewards).sum(dim=1), telescoped)
+
+
+# Promises of all ----------------------------------------------------------------------------------
+
+EVERY = {
+    "gae": lambda r, v, m, _: gae(r, v, m, gamma=0.9, lam=0.8),
+    "literal": lambda r, v, m, _: gae(*tidy(r, v, m), lam=0.8, environment="literal"),
+    "discounted_returns": lambda r, _, m, __: (discounted_returns(r, m, gamma=0.9),),
+    "turn_level_gae": lambda *x: turn_level_gae(*x, gamma=0.9, lam=0.8, gamma_high=0.7),
+    "whiten": lambda r, _, m, __: (whiten(r, m),),
+}
+every = pytest.mark.parametrize("function", EVERY.values(), ids=EVERY.keys())
+
+
+@every
+@settings(deadline=None, max_examples=30)
+@given(sizes, seeds)
+def test_nothing_but_zeros_outside_the_mask_and_nothing_leaks_in(function, sizes, seed):
+    x = batch(sizes, seed, torch.float32)
+    for output in function(*x):
+        assert output.dtype == torch.float32 and output.isfinite().all()
+        assert (output[~x[2]] == 0).all()
+
+
+@every
+@settings(deadline=None, max_examples=30)
+@given(sizes, seeds)
+def test_rows_may_come_in_any_order(function, sizes, seed):
+    x = batch(sizes, seed)
+    order = torch.randperm(sizes[0], generator=torch.Generator().manual_seed(seed))
+    for moved, output in zip(function(*(y[order] for y in x)), function(*x), strict=True):
+        close(moved, output[order])
+
+
+@every
+@settings(deadline=None, max_examples=30)
+@given(sizes, seeds, st.integers(0, 70), st.integers(0, 70))
+def test_padding_changes_nothing(function, sizes, seed, left, right):
+    x = batch(sizes, seed)
+    fills = (math.nan, 3.0, False, -1)
+    padded = [
+        torch.nn.functional.pad(y, (left, right), value=fill)
+        for y, fill in zip(x, fills, strict=True)
+    ]
+    for wide, output in zip(function(*padded), function(*x), strict=True):
+        close(wide[:, left : left + sizes[1]], output)
+
+
+@every
+def test_inputs_are_left_as_they_are(function):
+    x = batch((4, 80), 1)
+    before = [y.clone() for y in x]
+    function(*x)
+    torch.testing.assert_close(x, tuple(before), equal_nan=True, rtol=0, atol=0)
+
+
+# How they relate ----------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(sizes, seeds)
+def test_turn_level_gae_without_discounts_is_token_level_gae(sizes, seed):
+    x = batch(sizes, seed)
+    for by_turns, by_tokens in zip(turn_level_gae(*x), gae(*x[:3]), strict=True):
+        close(by_turns, by_tokens)
+
+
+@settings(deadline=None)
+@given(sizes, seeds, factors, factors)
+def test_turns_of_one_token_and_a_single_turn_are_token_level_gae(sizes, seed, gamma, lam):
+    rewards, values, mask, _ = batch(sizes, seed)
+    expected, _ = gae(rewards, values, mask, gamma=gamma, lam=lam)
+    both = {"gamma": gamma, "lam": lam, "gamma_high": gamma, "lam_high": lam}
+    each = torch.where(mask, torch.arange(1, sizes[1] + 1), -1)
+    close(turn_level_gae(rewards, values, mask, each, **both)[0], expected)
+    one = torch.where(mask, 1, -1)
+    own = {"gamma": gamma, "lam": lam, "gamma_high": 0.5, "lam_high": 0.5}
+    close(turn_level_gae(rewards, values, mask, one, **own)[0], expected)
+
+
+@settings(deadline=None)
+@given(sizes, seeds)
+def test_turns_may_have_any_numbers(sizes, seed):
+    *x, turns = batch(sizes, seed)
+    renamed = turns.amax(dim=1, keepdim=True) - turns  # the last turn of a row is 0
+    expected, _ = turn_level_gae(*x, turns, gamma=0.9, lam_high=0.5)
+    close(turn_level_gae(*x, renamed, gamma=0.9, lam_high=0.5)[0], expected)
+
+
+@settings(deadline=None)
+@given(sizes, seeds, factors)
+def test_gae_with_lambda_1_is_the_discounted_return_less_the_value(sizes, seed, gamma):
+    rewards, values, mask, _ = batch(sizes, seed)
+    advantages, returns = gae(rewards, values, mask, gamma=gamma)
+    expected = discounted_returns(rewards, mask, gamma=gamma)
+    close(returns, expected)
+    close(advantages, torch.where(mask, expected - values, 0.0))
+
+
+@settings(deadline=None)
+@given(sizes, seeds)
+def test_without_discounts_the_literal_recursion_only_adds_the_rewards_of_the_environment(
+    sizes, seed
+):
+    rewards, values, mask = tidy(*batch(sizes, seed)[:3])
+    rewards = torch.where(mask, rewards, 0.0)
+    literal, _ = gae(rewards, values, mask, environment="literal")
+    close(literal, gae(rewards, values, mask)[0])
+
+
+def test_vine_is_gae_over_steps_with_lambda_0():
+    values, rewards = rows([0.5, 0.75, 0.25, 0.0], [0.0, 0.0, 1.0])
+    steps = torch.tensor([[0, 1, 2]])
+    expected, _ = gae(rewards, values[:, :-1], steps >= 0, lam=0.0)
+    close(vine_advantages(steps, values, rewards), expected)
+
+
+# Whitening ----------------------------------------------------------------------------------------
+
+
+@given(st.floats(-10, 10, width=32), st.integers(0, 64), st.sampled_from([0.0, 1e-8]))
+def test_equal_values_whiten_to_exact_zeros(value, size, eps):
+    values = torch.full((1, 65), math.nan)
+    values[0, :size] = value
+    mask = torch.arange(65)[None] < size
+    assert whiten(values, mask, eps=eps).tolist() == [[0.0] * 65]
+    kept = whiten(values, mask, eps=eps, shift_mean=False)
+    assert kept.tolist() == [[value] * size + [0.0] * (65 - size)]
+
+
+def test_a_nan_that_learns_is_not_hidden():
+    values = torch.tensor([[1.0, math.nan, 3.0]])
+    assert whiten(values, torch.ones(1, 3, dtype=torch.bool)).isnan().all()
+
+
+# Refusals -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda x, wide: gae(x, wide, x > 0), r"values is \(2, 4\), token_rewards is \(2, 3\)"),
+        (lambda x, wide: discounted_returns(x, wide > 0, gamma=1), r"mask is \(2, 4\)"),
+        (lambda x, wide: turn_level_gae(x, x, x > 0, wide.long()), r"turn_ids is \(2, 4\)"),
+        (lambda x, wide: whiten(x, wide > 0), r"mask is \(2, 4\), values is \(2, 3\)"),
+        (lambda x, wide: vine_advantages(x.long(), x, x), r"they must be \[B, T\], \[B, S \+ 1\]"),
+        (lambda x, wide: vine_advantages(x.long() + 3, wide, x), "names step 3, rewards has 3"),
+    ],
+)
+def test_shapes_that_disagree_are_refused(call, complaint):
+    with pytest.raises(ShapeError, match=complaint):
+        call(torch.zeros(2, 3), torch.zeros(2, 4))

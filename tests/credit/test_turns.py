@@ -1,0 +1,423 @@
+"""Estimators over turns, states and trees: worked examples, plain loops as oracles, relations."""
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+from statistics import mean
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from rlx.credit.group import group_advantages
+from rlx.credit.turns import gigpo, mt_grpo, multiturn_grpo, step_returns, tree_grpo
+
+GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())
+EXAMPLES = {example["id"]: example for example in GOLDEN["examples"]}
+
+close = partial(pytest.approx, rel=1e-9, abs=1e-9)
+sixteenths = st.integers(-32, 32).map(lambda n: n / 16)
+
+
+def near(expected):
+    return pytest.approx(expected, rel=GOLDEN["rtol"], abs=GOLDEN["atol"])
+
+
+# A batch as plain Python: a turn that was not rewarded is None, one that was not taken has no
+# state; tokens may name turns that do not exist.
+
+
+@st.composite
+def batches(draw):
+    turns, tokens = draw(st.integers(0, 3)), draw(st.integers(0, 5))
+    row = st.fixed_dictionaries(
+        {
+            "turns": st.lists(st.none() | sixteenths, min_size=turns, max_size=turns),
+            "states": st.lists(st.sampled_from([-1, 0, 0, 10**15]), min_size=turns, max_size=turns),
+            "outcome": sixteenths,
+            "group": st.sampled_from([-4, 2, 900]),
+            "tree": st.sampled_from([0, 1]),
+            "ids": st.lists(st.integers(-1, 4), min_size=tokens, max_size=tokens),
+            "mask": st.lists(st.booleans(), min_size=tokens, max_size=tokens),
+        }
+    )
+    return draw(st.lists(row, min_size=1, max_size=8))
+
+
+def tensors(batch, dtype=torch.float64):
+    """Arguments by name. The reward of a turn that was not rewarded is NaN."""
+    grid = {
+        "turn_rewards": [[math.nan if r is None else r for r in row["turns"]] for row in batch],
+        "turn_present": [[r is not None for r in row["turns"]] for row in batch],
+        "global_rewards": [row["outcome"] for row in batch],
+        "state_ids": [row["states"] for row in batch],
+        "turn_ids": [row["ids"] for row in batch],
+        "mask": [row["mask"] for row in batch],
+        "group_ids": [row["group"] for row in batch],
+        "tree_ids": [row["tree"] for row in batch],
+    }
+    kinds = {"turn_rewards": dtype, "global_rewards": dtype, "turn_present": bool, "mask": bool}
+    return {k: torch.tensor(v, dtype=kinds.get(k, torch.int64)) for k, v in grid.items()}
+
+
+def multiturn(batch, dtype=torch.float64, **options):
+    x = tensors(batch, dtype)
+    x = {k: v for k, v in x.items() if k not in ("state_ids", "tree_ids")}
+    return multiturn_grpo(**x, **options)
+
+
+def first_turn(batch, dtype=torch.float64, **options):
+    x = tensors([{**row, "turns": [*row["turns"], None]} for row in batch], dtype)
+    return mt_grpo(
+        x["turn_rewards"][:, 0],
+        x["turn_present"][:, 0],
+        x["global_rewards"],
+        x["turn_ids"],
+        x["mask"],
+        x["group_ids"],
+        **options,
+    )
+
+
+def in_states(batch, dtype=torch.float64, gamma=0.5, **options):
+    x = tensors(batch, dtype)
+    taken = x["state_ids"] >= 0
+    rewards, present, outcomes = x["turn_rewards"], x["turn_present"], x["global_rewards"]
+    returns = step_returns(rewards, present, outcomes, taken, gamma=gamma)
+    garbage = 1e3 * torch.arange(1, len(batch) + 1, dtype=dtype)
+    returns = torch.where(taken, returns, garbage[:, None])
+    where = (x["state_ids"], x["turn_ids"], x["mask"], x["group_ids"])
+    return gigpo(outcomes, returns, *where, **options)
+
+
+# Worked examples ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("record", "statistics"), [("g12", "pooled"), ("g13", "per_turn")])
+def test_golden_g12_g13_multi_turn_grpo(record, statistics):
+    example = EXAMPLES[record]
+    batch = [
+        {
+            "turns": [sample["turn_rewards"].get(str(k)) for k in (1, 2)],
+            "states": [0, 0],
+            "outcome": sum(v for k, v in sample["global_rewards"].items() if k[0] != "_"),
+            "group": 0,
+            "tree": 0,
+            "ids": sample["turn_ids"],
+            "mask": [True] * 5,
+        }
+        for sample in example["inputs"]["samples"]
+    ]
+    options = {k: example["config"][k] for k in ("ddof", "eps")}
+    weight = example["config"]["turn_coef"]
+    actual = multiturn(batch, statistics=statistics, turn_weight=weight, singleton="raw", **options)
+    for got, expected in zip(actual.tolist(), example["outputs"]["token_advantages"], strict=True):
+        assert got == near(expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_golden_g31_mt_grpo(dtype):
+    example = EXAMPLES["g31"]
+    turn, outcome = (
+        torch.tensor(example["inputs"][k], dtype=dtype) for k in ("turn_reward", "outcome_reward")
+    )
+    ids = torch.tensor([[-1, 1, 1, -1, 2, 3]]).expand(4, 6)
+    mask = torch.ones(4, 6, dtype=torch.bool)
+    group = torch.zeros(4, dtype=torch.int64)
+    present = torch.ones(4, dtype=torch.bool)
+    actual = mt_grpo(turn, present, outcome, ids, mask, group, **example["config"])
+    assert actual.dtype == dtype
+    first, later = (example["outputs"][k] for k in ("first_turn_tokens", "later_tokens"))
+    for row, one, rest in zip(actual.tolist(), first, later, strict=True):
+        assert row == near([0.0, one, one, 0.0, rest, rest])
+
+
+def test_golden_g32_gigpo():
+    example = EXAMPLES["g32"]
+    given_ = example["inputs"]
+    actual = gigpo(
+        torch.tensor(given_["episode_score"], dtype=torch.float64),
+        torch.tensor(given_["step_return"], dtype=torch.float64)[:, None],
+        torch.tensor([[int(name[1:])] for name in given_["anchor_state"]]),
+        torch.ones(4, 1, dtype=torch.int64),
+        torch.ones(4, 1, dtype=torch.bool),
+        torch.zeros(4, dtype=torch.int64),
+        omega=example["config"]["w"],
+    )
+    assert actual[:, 0].tolist() == near(example["outputs"]["total"])
+
+
+# Plain loops --------------------------------------------------------------------------------------
+
+
+def normalised(value, group, *, normalize="std", ddof=1, eps=1e-6, singleton="zero"):
+    """One value among those of its group."""
+    if len(group) == 1 and singleton == "raw":
+        return value / (1 + eps) if normalize == "std" else value
+    if max(group) == min(group):
+        return 0.0
+    centre = mean(group)
+    sigma = math.sqrt(sum((x - centre) ** 2 for x in group) / (len(group) - ddof))
+    return (value - centre) / (sigma + eps if normalize == "std" else 1)
+
+
+def of_prompt(batch, row):
+    return [other for other in batch if other["group"] == row["group"]]
+
+
+def spread(batch, on_token):
+    """[B, T] of what a token of turn k learns, for tokens that learn and have a turn."""
+    return [
+        [
+            on_token(row, k) if k > 0 and learns else 0.0
+            for k, learns in zip(row["ids"], row["mask"], strict=True)
+        ]
+        for row in batch
+    ]
+
+
+def rewarded(row, k):
+    return k <= len(row["turns"]) and row["turns"][k - 1] is not None
+
+
+def plain_multiturn(batch, *, statistics, turn_weight, **how):
+    def on_token(row, k):
+        outcomes = [other["outcome"] for other in of_prompt(batch, row)]
+        total = normalised(row["outcome"], outcomes, **how)
+        if rewarded(row, k):
+            group = [
+                reward
+                for other in of_prompt(batch, row)
+                for number, reward in enumerate(other["turns"], start=1)
+                if reward is not None and (statistics == "pooled" or number == k)
+            ]
+            total += turn_weight * normalised(row["turns"][k - 1], group, **how)
+        return total
+
+    return spread(batch, on_token)
+
+
+def plain_first_turn(batch, *, turn_coef, **how):
+    def on_token(row, k):
+        outcomes = [other["outcome"] for other in of_prompt(batch, row)]
+        total = normalised(row["outcome"], outcomes, **how)
+        if k == 1 and rewarded(row, 1):
+            first = [other["turns"][0] for other in of_prompt(batch, row) if rewarded(other, 1)]
+            total += turn_coef * normalised(row["turns"][0], first, **how)
+        return total
+
+    return spread(batch, on_token)
+
+
+def plain_returns(row, gamma):
+    rewards = [reward or 0.0 for reward in row["turns"]]
+    taken = [k for k, state in enumerate(row["states"]) if state >= 0]
+    if taken:
+        rewards[taken[-1]] += row["outcome"]
+    running, returns = 0.0, []
+    for reward in reversed(rewards):
+        running = reward + gamma * running
+        returns.insert(0, running)
+    return returns
+
+
+def plain_gigpo(batch, *, omega, normalize, gamma=0.5, singleton="zero", **how):
+    def on_token(row, k):
+        outcomes = [other["outcome"] for other in of_prompt(batch, row)]
+        total = normalised(
+            row["outcome"], outcomes, normalize=normalize, singleton=singleton, **how
+        )
+        if k <= len(row["states"]) and row["states"][k - 1] >= 0:
+            group = [
+                earned
+                for other in of_prompt(batch, row)
+                for state, earned in zip(other["states"], plain_returns(other, gamma), strict=True)
+                if state == row["states"][k - 1]
+            ]
+            own = plain_returns(row, gamma)[k - 1]
+            total += omega * normalised(own, group, normalize=normalize, **how)
+        return total
+
+    return spread(batch, on_token)
+
+
+conventions = {
+    "ddof": st.sampled_from([0, 1]),
+    "eps": st.sampled_from([1e-6, 1e-4]),
+    "singleton": st.sampled_from(["zero", "raw"]),
+}
+FAMILY = [
+    pytest.param(
+        multiturn,
+        plain_multiturn,
+        {"statistics": st.sampled_from(["pooled", "per_turn"]), "turn_weight": sixteenths},
+        id="multiturn_grpo",
+    ),
+    pytest.param(first_turn, plain_first_turn, {"turn_coef": sixteenths}, id="mt_grpo"),
+    pytest.param(
+        in_states,
+        plain_gigpo,
+        {"omega": sixteenths, "normalize": st.sampled_from(["std", "center"])},
+        id="gigpo",
+    ),
+]
+
+
+@pytest.mark.parametrize(("estimator", "oracle", "own"), FAMILY)
+@settings(deadline=None, max_examples=50)
+@given(data=st.data(), batch=batches())
+def test_agrees_with_a_plain_loop_on_ragged_batches_full_of_nan(
+    estimator, oracle, own, data, batch
+):
+    options = data.draw(st.fixed_dictionaries({**conventions, **own}))
+    actual = estimator(batch, **options).tolist()
+    for got, expected in zip(actual, oracle(batch, **options), strict=True):
+        assert got == close(expected)
+
+
+@pytest.mark.parametrize(("estimator", "oracle", "own"), FAMILY)
+@settings(deadline=None, max_examples=50)
+@given(data=st.data(), batch=batches())
+def test_rows_may_be_shuffled_and_padded(estimator, oracle, own, data, batch):
+    actual = estimator(batch)
+    order = data.draw(st.permutations(range(len(batch))))
+    more_turns, more_tokens = data.draw(st.integers(0, 2)), data.draw(st.integers(0, 3))
+    padded = [
+        {
+            **row,
+            "turns": row["turns"] + [None] * more_turns,
+            "states": row["states"] + [-1] * more_turns,
+            "ids": row["ids"] + [1, -7, 10**12][:more_tokens],
+            "mask": row["mask"] + [False] * more_tokens,
+        }
+        for row in batch
+    ]
+    moved = estimator([padded[i] for i in order])
+    width = actual.shape[1]
+    torch.testing.assert_close(moved[:, :width], actual[list(order)], rtol=1e-9, atol=1e-9)
+    assert (moved[:, width:] == 0).all()
+
+
+@pytest.mark.parametrize(("estimator", "oracle", "own"), FAMILY)
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.none() | st.just(0.1), min_size=1, max_size=4),
+    st.floats(-10, 10, width=32),
+    st.integers(1, 20),
+)
+def test_equal_rollouts_are_exactly_zero_and_float32_stays_float32(
+    estimator, oracle, own, turns, outcome, size
+):
+    row = {
+        "turns": turns,
+        "states": list(range(len(turns))),
+        "outcome": outcome,
+        "group": 3,
+        "ids": [1, 2, 3, 4, 5],
+        "mask": [True] * 5,
+        "tree": 0,
+    }
+    actual = estimator([row] * size, torch.float32)
+    assert actual.dtype == torch.float32
+    assert (actual == 0).all()
+
+
+# Relations ----------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=50)
+@given(batches(), st.sampled_from(["pooled", "per_turn"]))
+def test_without_turn_rewards_multi_turn_grpo_is_grpo(batch, statistics):
+    x = tensors(batch)
+    outcome = group_advantages(x["global_rewards"], x["group_ids"])
+    expected = torch.where(x["mask"] & (x["turn_ids"] > 0), outcome[:, None], 0.0)
+    weightless = multiturn(batch, statistics=statistics, turn_weight=0.0)
+    torch.testing.assert_close(weightless, expected)
+    unrewarded = [{**row, "turns": [None] * len(row["turns"])} for row in batch]
+    torch.testing.assert_close(multiturn(unrewarded, statistics=statistics), expected)
+
+
+@settings(deadline=None, max_examples=50)
+@given(batches())
+def test_pooled_and_per_turn_agree_where_only_one_turn_is_rewarded(batch):
+    batch = [{**row, "turns": row["turns"][:1]} for row in batch]
+    torch.testing.assert_close(
+        multiturn(batch, statistics="pooled"), multiturn(batch, statistics="per_turn")
+    )
+
+
+@settings(deadline=None, max_examples=50)
+@given(batches())
+def test_mt_grpo_is_multi_turn_grpo_with_the_first_turn_alone(batch):
+    alone = [{**row, "turns": row["turns"][:1]} for row in batch]
+    torch.testing.assert_close(
+        first_turn(batch, turn_coef=0.5, eps=1e-6), multiturn(alone, turn_weight=0.5)
+    )
+
+
+@settings(deadline=None, max_examples=50)
+@given(batches())
+def test_gigpo_without_steps_is_dr_grpo(batch):
+    x = tensors(batch)
+    outcome = group_advantages(x["global_rewards"], x["group_ids"], normalize="center")
+    expected = torch.where(x["mask"] & (x["turn_ids"] > 0), outcome[:, None], 0.0)
+    torch.testing.assert_close(in_states(batch, omega=0.0), expected)
+
+
+@settings(deadline=None, max_examples=50)
+@given(batches(), st.sampled_from([0.0, 0.5, 1.0]))
+def test_step_returns_run_backwards_and_end_with_the_outcome(batch, gamma):
+    x = tensors(batch)
+    taken = x["state_ids"] >= 0
+    actual = step_returns(
+        x["turn_rewards"], x["turn_present"], x["global_rewards"], taken, gamma=gamma
+    )
+    for got, row in zip(actual.tolist(), batch, strict=True):
+        assert got == close(plain_returns(row, gamma))
+
+
+def test_returns_of_a_long_rollout_neither_overflow_nor_drown():
+    ones = torch.ones(1, 400)
+    some = torch.ones(1, 400, dtype=torch.bool)
+    returns = step_returns(ones, some, torch.zeros(1), some, gamma=0.1)
+    assert returns[0, [0, 200, 398, 399]].tolist() == pytest.approx([10 / 9, 10 / 9, 1.1, 1.0])
+
+
+# Trees --------------------------------------------------------------------------------------------
+
+
+def leaves(batch, dtype=torch.float64, **options):
+    x = tensors(batch, dtype)
+    return tree_grpo(x["global_rewards"], x["group_ids"], x["tree_ids"], **options)
+
+
+@settings(deadline=None, max_examples=50)
+@given(batches(), st.fixed_dictionaries(conventions), st.sampled_from(["std", "center"]))
+def test_tree_grpo_agrees_with_a_plain_loop(batch, how, normalize):
+    expected = []
+    for row in batch:
+        prompt = of_prompt(batch, row)
+        both = [other["outcome"] for other in prompt]
+        tree = [other["outcome"] for other in prompt if other["tree"] == row["tree"]]
+        parts = [normalised(row["outcome"], g, normalize=normalize, **how) for g in (both, tree)]
+        expected.append(sum(parts))
+    assert leaves(batch, normalize=normalize, **how).tolist() == close(expected)
+
+
+@settings(deadline=None, max_examples=50)
+@given(batches())
+def test_one_tree_per_prompt_doubles_grpo_and_one_leaf_per_tree_is_grpo(batch):
+    x = tensors(batch)
+    scores, ids = x["global_rewards"], x["group_ids"]
+    grpo = group_advantages(scores, ids)
+    torch.testing.assert_close(tree_grpo(scores, ids, torch.zeros_like(ids)), 2 * grpo)
+    torch.testing.assert_close(tree_grpo(scores, ids, torch.arange(len(ids))), grpo)
+
+
+def test_leaves_of_a_tree_that_are_alike_learn_from_other_trees_alone():
+    scores = torch.tensor([0.7, 0.7, 0.7, 0.1])
+    ids, trees = torch.zeros(4, dtype=torch.int64), torch.tensor([5, 5, 5, 6])
+    torch.testing.assert_close(tree_grpo(scores, ids, trees), group_advantages(scores, ids))
+    assert (tree_grpo(torch.full((4,), 0.7), ids, trees) == 0).all()
