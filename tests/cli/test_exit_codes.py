@@ -115,10 +115,10 @@ def test_json_gives_the_envelope(asked, environment, code, kind, folder):
     assert told["message"]
 
 
-def test_what_cannot_be_done_with_a_run_is_1(folder):
+def test_what_cannot_be_done_with_a_run_is_2(folder):
     recorded(folder)
     code, _, err = rlx(folder, "stop", "latest")
-    assert (code, err) == (1, "error: r-0001 is not running: it is failed\n")
+    assert (code, err) == (2, "error: r-0001 is not running: it is failed\n")
 
 
 @pytest.mark.parametrize(
@@ -202,3 +202,16 @@ def test_a_refusal_imports_nothing_heavy(folder):
     )
     heavy = {"torch", "transformers", "deepspeed", "mlflow", "vllm"}
     assert not heavy & set(done.stdout.split())
+
+
+def test_closed_output_is_no_surprise(folder):
+    code = "import sys; sys.stdout = None; from rlx.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "plugins"], cwd=folder, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_schema_needs_a_file(folder):
+    code, _, err = rlx(folder, "schema", "-o", ".")
+    assert (code, err) == (2, "error: -o . is a folder; name a file in it\n")

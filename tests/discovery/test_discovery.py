@@ -1,5 +1,6 @@
 """Plugins of throw-away distributions: found by metadata, imported by name, blamed by name."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -96,6 +97,11 @@ class Holder(Reward):
     def score(self, sample):
         return 0.0
 
+class Collides(Reward):
+    weight: float = 1.0
+    def score(self, sample):
+        return self.weight
+
 class Greedy(Reward):
     needs = frozenset({"greedy_baseline"})
     def score(self, sample):
@@ -124,6 +130,8 @@ leaves = guest_leaves:Reward
 twice = guest_plugins:exact
 holder = guest_plugins:Holder
 greedy = guest_plugins:Greedy
+collides = guest_plugins:Collides
+slow = guest_slow:Reward
 """
 RIVAL = """
 [rlx.rewards]
@@ -160,6 +168,7 @@ def guests(tmp_path, monkeypatch):
     (tmp_path / "guest_needy.py").write_text("# needs more\nimport not_there\n")
     (tmp_path / "guest_garbled.py").write_text("x = 1\ndef (:\n")
     (tmp_path / "guest_leaves.py").write_text("raise SystemExit('bye')\n")
+    (tmp_path / "guest_slow.py").write_text("import time\ntime.sleep(60)\n")
     distribution(tmp_path, "rlx-guest", "0.1.0", POINTS)
     distribution(tmp_path, "rlx-rival", "2.0", RIVAL)
     monkeypatch.syspath_prepend(tmp_path)
@@ -239,6 +248,19 @@ def test_a_plugin_that_cannot_be_used_is_blamed_by_name(name, says):
     text = blamed("reward", name)
     assert says in text
     assert f"reward plugin '{name}'" in text
+
+
+def test_an_import_that_hangs_is_broken_off():
+    """In a process of its own: here, the alarm is the test runner's."""
+    code = "from rlx.discovery import load, lookup; lookup.PATIENCE = 0.2; load('reward', 'slow')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert "reward plugin 'slow' failed to import" in done.stderr
+    assert "importing it takes more than 0.2 s" in done.stderr
+
+
+def test_an_option_that_rlx_reads_itself_is_refused():
+    with pytest.raises(PluginFault, match="'weight' could never be set"):
+        load("reward", "collides")
 
 
 def test_a_task_must_be_a_task():

@@ -75,9 +75,9 @@ def test_the_model_is_built_as_asked():
     assert config.tie_word_embeddings
 
 
-def test_an_unknown_tokenizer_is_refused_by_name():
-    with pytest.raises(SpecError, match=r"ships no 'klingon'; there is arithmetic"):
-        build_policy(Tiny(tokenizer="klingon"), 0)
+def test_a_text_that_cannot_be_written_is_named():
+    with pytest.raises(SpecError, match=r"no token for '192' in '48\*4=192'"):
+        build_policy(SMALL, 0).dialogue.encode("48*4=192")
 
 
 def test_anyone_can_load_what_is_saved(tmp_path):

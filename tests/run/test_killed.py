@@ -16,27 +16,36 @@ def command(pid):
         return []
 
 
-def test_a_killed_rank_and_a_killed_supervisor(home, finished):
+def test_a_killed_rank_a_killed_supervisor_and_a_killed_launcher(home, finished):
     long = {**home.small, "tracking.mlflow": "null", "phases.0.steps": 100_000}
     runs = {}
-    for name in ("no-rank", "no-supervisor"):
-        done = home.rlx("submit", home.yaml, "-qd", sets={**long, "name": name, "seed": len(runs)})
-        runs[name] = done.stdout.strip()
+
+    def submit(name, seed):
+        done = home.rlx("submit", home.yaml, "-qd", sets={**long, "name": name, "seed": seed})
+        return done.stdout.strip()
+
+    def of_run(name):
+        folder = home.run(runs[name]).directory.encode()
+        return {pid: c for pid in home.processes() if folder in (c := command(pid))}
+
+    for seed, name in enumerate(("no-rank", "no-supervisor", "no-launcher")):
+        runs[name] = submit(name, seed)
     for run_id in runs.values():
         home.until(lambda run_id=run_id: home.run(run_id).step > 1, f"{run_id} to train")
 
     supervisor = home.run(runs["no-supervisor"]).pid
     os.kill(supervisor, signal.SIGKILL)
-    folder = home.run(runs["no-rank"]).directory.encode()
-    rank = next(
-        pid
-        for pid in home.processes()
-        if b"rlx.run.rank" in command(pid)
-        and b"torch.distributed.run" not in command(pid)
-        and folder in command(pid)
-    )
+    rank = next(p for p, c in of_run("no-rank").items() if b"torch.distributed.run" not in c)
+    launcher = next(p for p, c in of_run("no-launcher").items() if b"torch.distributed.run" in c)
+    os.kill(launcher, signal.SIGKILL)
     os.kill(rank, signal.SIGKILL)
 
     home.until(lambda: home.run(runs["no-rank"]).status == "failed", "the failure to be recorded")
     assert "killed by signal 9 (SIGKILL" in home.run(runs["no-rank"]).reason
+    home.until(lambda: home.run(runs["no-launcher"]).status == "failed", "torchrun to be missed")
+    again = submit("no-supervisor", 1)
+    assert again != runs["no-supervisor"], "nobody was left to run it"
+    assert home.run(runs["no-supervisor"]).status == "lost"
+    home.rlx("stop", again)
     home.until(lambda: not home.processes(), "every process to end")
+    assert not list(home.path.glob("runs/*/reserve"))

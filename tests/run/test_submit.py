@@ -74,7 +74,7 @@ def test_submitting_the_same_again_does_nothing(finished, home):
 
 def test_a_finished_run_cannot_be_stopped(finished, home):
     refused = home.rlx("stop", finished.id)
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "is not running: it is finished" in refused.stderr
 
 
@@ -123,6 +123,17 @@ def test_a_scorer_that_fails_fails_the_run_with_its_reason(others, home):
     assert status["status"] == "failed"
     assert "the scorer is out of order" in status["reason"]
     assert "the scorer is out of order" in home.rlx("logs", others["named"]["failing"]).stdout
+
+
+def test_a_run_that_never_learned_anything_has_failed(finished, home):
+    dropped = "{plugin: broken, turn: answer, on_error: drop_sample}"
+    sets = {**home.small, "tracking.mlflow": "null", "name": "idle", "rewards.turn.guest": dropped}
+    idle = home.rlx("submit", home.yaml, sets=sets)
+    assert idle.returncode == 1
+    assert "no step learned anything" in idle.stderr
+    skipped = [e for e in home.json("logs", "latest") if e["kind"] == "step_skipped"]
+    assert [e["level"] for e in skipped] == ["warning"] * 4
+    assert all("the scorer is out of order" in e["message"] for e in skipped)
 
 
 def test_a_run_that_is_stopped_leaves_nothing_running(others, home):

@@ -4,6 +4,7 @@ Results go to stdout, everything else to stderr. Exit codes are those of `rlx.er
 wrong usage, 130 an interrupt. A traceback is shown only with RLX_DEBUG=1, and always kept.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -19,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name; those of the process when None.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    _open_streams()
     if arguments == ["--version"]:
         print(f"rlx {rlx.__version__}")
         return 0
@@ -30,3 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # while importing, or while saying what went wrong
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _open_streams() -> None:
+    """Gives a process that was started without stdout or stderr (`>&-`) somewhere to write."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115

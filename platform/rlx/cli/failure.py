@@ -34,8 +34,8 @@ def run_guarded(command: click.Command, arguments: Sequence[str]) -> int:
         click.echo("interrupted", err=True)
         return 130
     except BrokenPipeError:
-        _abandon_output()  # the reader has gone
-        return 1
+        _abandon_output()  # the reader has gone, having seen what it wanted
+        return 0
     except click.ClickException as error:
         if as_json:
             _print_json(_usage(error))

@@ -9,11 +9,11 @@ from typing import Any
 from urllib.parse import unquote
 
 import click
-import psutil
 
 import rlx.errors
 import rlx_registry
 from rlx.run.paths import RunFolder, shown, tracking_url
+from rlx.run.processes import is_supervisor, live_ranks
 from rlx.run.trouble import as_fault
 from rlx_registry import Registry, RunRecord, Status
 
@@ -86,15 +86,6 @@ def folder_of(run: RunRecord) -> RunFolder:
     return RunFolder(Path(run.directory))
 
 
-def is_supervisor(pid: int, run_id: str) -> bool:
-    """Whether `pid` is alive and still the supervisor of that run: process ids are used again."""
-    try:
-        command = psutil.Process(pid).cmdline()
-    except psutil.Error:
-        return False
-    return "rlx.run.supervise" in command and run_id in command
-
-
 def bury(registry: Registry, run: RunRecord, status: Status, reason: str) -> bool:
     """Ends a run whose supervisor is gone, and the ranks that it left behind.
 
@@ -103,18 +94,14 @@ def bury(registry: Registry, run: RunRecord, status: Status, reason: str) -> boo
     """
     if not registry.transition(run.id, {run.status}, status, reason):
         return False
-    for pid in _ranks(run):
+    if run.directory is None:
+        return True
+    folder = folder_of(run)
+    for pid in live_ranks(folder.root):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
+    folder.reserve.unlink(missing_ok=True)
     return True
-
-
-def _ranks(run: RunRecord) -> Iterator[int]:
-    """Live ranks of a run: their command line names its folder, and other homes have other ones."""
-    for process in psutil.process_iter(["cmdline"]):
-        command = process.info["cmdline"] or ()
-        if "rlx.run.rank" in command and str(folder_of(run).root) in command:
-            yield process.pid
 
 
 def exit_code(registry: Registry, run: RunRecord) -> int | None:

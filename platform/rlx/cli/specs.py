@@ -12,7 +12,7 @@ import click
 from rlx.cli.failure import sentence
 from rlx.cli.text import columns, paint
 from rlx.discovery import Plugins, check_file, installed
-from rlx.errors import RlxError
+from rlx.errors import EnvironmentFault, RlxError, SpecError
 from rlx.plugin import Plugin
 from rlx.spec.diagnostic import Diagnostic, InvalidSpec, dotted, printable, render
 from rlx.spec.experiment import ExperimentSpec
@@ -187,6 +187,12 @@ def schema(output: Path | None) -> None:
     if output is None:
         click.echo(text, nl=False)
         return
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(text, encoding="utf-8")
-    click.echo(f"wrote {output}", err=True)
+    if output.is_dir():
+        raise SpecError(f"-o {printable(str(output))} is a folder; name a file in it")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        where = printable(str(output))
+        raise EnvironmentFault(f"cannot write {where}: {error.strerror}") from error
+    click.echo(f"wrote {printable(str(output))}", err=True)

@@ -14,7 +14,7 @@ import click
 from rlx.cli.registry import bury, folder_of, is_supervisor, open_registry, registry_option
 from rlx.cli.text import paint
 from rlx.discovery import check_file
-from rlx.errors import RlxError
+from rlx.errors import RlxError, SpecError
 from rlx.run.launch import failed_unless_started, registry_url, start
 from rlx.run.launch import submit as record
 from rlx.run.preflight import preflight
@@ -44,6 +44,8 @@ def submit(spec: Path, overrides: tuple[str, ...], again: bool, detach: bool, qu
     try:
         with open_registry(url, read_only=False) as registry, _undisturbed():
             run, created = record(registry, read, plugins, again=again)
+            if not created and _is_orphan(run) and bury(registry, run, "lost", "supervisor killed"):
+                run, created = record(registry, read, plugins, again=again)
             if created:
                 with failed_unless_started(registry, run.id):
                     registry.update_run(run.id, pid=start(run, url))
@@ -64,6 +66,11 @@ def submit(spec: Path, overrides: tuple[str, ...], again: bool, detach: bool, qu
         look = f"rlx logs -f {run.id}  ·  rlx stop {run.id}"
         click.echo(f"\ndetached; {run.id} goes on.  {look}", err=True)
         return 130
+
+
+def _is_orphan(run: RunRecord) -> bool:
+    """Whether a run that counts as running has nobody left to run it."""
+    return run.status == "running" and run.pid is not None and not is_supervisor(run.pid, run.id)
 
 
 @contextmanager
@@ -91,13 +98,17 @@ def _warn(warnings: tuple[Diagnostic, ...]) -> None:
 
 def _say_nothing_to_do(run: RunRecord, spec: Path, overrides: tuple[str, ...]) -> None:
     state = {"finished": "already finished", "running": "is running", "submitted": "is starting"}
-    same = shlex.join(["rlx", "submit", str(spec), *(w for o in overrides for w in ("--set", o))])
+    kept = [o for o in overrides if not o.startswith("seed=")]
+    seeded, same = (
+        shlex.join(["rlx", "submit", str(spec), *(w for o in some for w in ("--set", o))])
+        for some in (kept, overrides)
+    )
     click.echo(
         f"= nothing to do: spec {run.digest}, seed {run.seed} "
         f"{state.get(run.status, run.status)} as {run.id}\n"
         f"  how it went:  rlx status {run.id}\n"
         f"  run it again: {same} --again\n"
-        f"  another seed: {same} --set seed={run.seed + 1}"
+        f"  another seed: {seeded} --set seed={run.seed + 1}"
     )
 
 
@@ -125,7 +136,7 @@ def stop(run: str, url: str) -> None:
     with open_registry(url, read_only=False) as registry:
         found = registry.run(run_id)
         if found.status not in ("submitted", "running"):
-            raise RlxError(f"{found.id} is not running: it is {found.status}")
+            raise SpecError(f"{found.id} is not running: it is {found.status}")
         begun = found.status == "running"
         if begun and found.pid is not None and is_supervisor(found.pid, found.id):
             os.kill(found.pid, signal.SIGTERM)

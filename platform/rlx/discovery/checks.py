@@ -306,7 +306,11 @@ def _parents(uses: Sequence[_Use], built: Mapping[KeyPath, Plugin]) -> Iterator[
             )
         if not reads and use.of is not None:
             message = f"{label}.of is {use.of!r}, but {use.name!r} reads no other reward"
-            yield _conflict((*use.path, "of"), message, "drop `of`")
+            yield _conflict(
+                (*use.path, "of"),
+                message,
+                "drop `of`; a plugin of your own may read it as `@reward(reads_parent=True)`",
+            )
 
 
 def _unmet(

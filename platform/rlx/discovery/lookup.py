@@ -5,18 +5,23 @@ that an experiment names are imported. One that fails breaks only the experiment
 """
 
 import hashlib
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import Distribution, entry_points
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any, Literal
 
 from rlx import __version__
 from rlx.errors import PluginError
 from rlx.plugin import API, Estimator, Mask, Plugin, Task
+from rlx.spec import EstimatorUse, GlobalReward, MaskUse, PluginUse, TurnReward
+from rlx.spec.base import keys_of
 from rlx.spec.diagnostic import Diagnostic, did_you_mean, render
 
 __all__ = [
@@ -33,6 +38,9 @@ __all__ = [
 ]
 
 Kind = Literal["task", "environment", "reward", "estimator", "mask"]
+
+PATIENCE = 20.0
+"""Seconds that importing one plugin may take."""
 
 GROUPS: Mapping[Kind, str] = {
     "task": "rlx.tasks",
@@ -121,7 +129,8 @@ def load(kind: Kind, name: str) -> type[Plugin]:
     plugin = find(kind, name)
     module, _, attribute = plugin.value.partition(":")
     try:
-        offered: Any = import_module(module)
+        with _within(PATIENCE):
+            offered: Any = import_module(module)
         for part in attribute.split("."):
             offered = getattr(offered, part)
     except (Exception, SystemExit) as error:
@@ -134,6 +143,25 @@ def load(kind: Kind, name: str) -> type[Plugin]:
         help_ = f"upgrade rlx, or install an older {plugin.distribution}"
         raise PluginFault(fault(plugin, message, helps=(help_,)))
     return cls
+
+
+@contextmanager
+def _within(seconds: float) -> Iterator[None]:
+    """Breaks off what takes longer, where signals can: in the main thread, without other alarms."""
+    if current_thread() is not main_thread() or signal.getitimer(signal.ITIMER_REAL)[0]:
+        yield
+        return
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError(f"importing it takes more than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def implementation(name: str) -> Callable[..., Any]:
@@ -156,6 +184,16 @@ def _normal(distribution: str) -> str:
     return distribution.lower().replace("_", "-").replace(".", "-")
 
 
+_KEPT: Mapping[Kind, frozenset[str]] = {
+    "task": frozenset(keys_of(PluginUse)),
+    "environment": frozenset(keys_of(PluginUse)),
+    "reward": frozenset((*keys_of(TurnReward), *keys_of(GlobalReward))),
+    "estimator": frozenset(keys_of(EstimatorUse)),
+    "mask": frozenset(keys_of(MaskUse)),
+}
+"""Keys beside a plugin's own options in YAML."""
+
+
 def _unfit(kind: Kind, offered: Any) -> str:
     """Why an object is not a plugin of a kind; empty when it is one."""
     if not isinstance(offered, type):
@@ -168,6 +206,8 @@ def _unfit(kind: Kind, offered: Any) -> str:
         return f"{offered.__name__} is not an rlx.plugin.{bases[kind].__name__}"
     if kind == "reward" and not (hasattr(offered, "score") and hasattr(offered, "scope")):
         return f"{offered.__name__} has no `score` or no `scope`"
+    if kept := sorted(_KEPT[kind] & set(keys_of(offered))):
+        return f"its option {kept[0]!r} could never be set: rlx reads that key itself; rename it"
     names_code = isinstance(getattr(offered, "implementation", None), str)
     if kind in ("estimator", "mask") and not names_code:
         return f"{offered.__name__} names no `implementation`"

@@ -41,8 +41,18 @@ class _Speech:
         unknown = self._tokenizer.unk_token_id
         # Vocabularies of bytes know everything, and often name the end token here.
         if unknown is not None and unknown in ids and unknown not in self.end_ids:
-            raise SpecError(f"the tokenizer of this model has no token for a part of {text!r}")
+            raise SpecError(
+                f"the tokenizer of this model has no token for {self._piece_at(text, unknown)!r} "
+                f"in {text!r}: let the task's options give text that it can write, or take another "
+                "model"
+            )
         return tuple(ids)
+
+    def _piece_at(self, text: str, token: int) -> str:
+        """The part of a text that a token stands for, the first time it does."""
+        said = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        start, stop = said["offset_mapping"][said["input_ids"].index(token)]
+        return text[start:stop]
 
     def _is_closed(self, turn: Sequence[int]) -> bool:
         return bool(turn) and turn[-1] in self.end_ids

@@ -73,6 +73,6 @@ class Recorder:
         """Says which phase has begun."""
         self._registry.update_run(self._run_id, phase=name)
 
-    def event(self, kind: str, message: str, **payload: Any) -> None:
+    def event(self, kind: str, message: str, level: str = "info", **payload: Any) -> None:
         """Records something worth telling."""
-        self._registry.add_event(self._run_id, kind, message, payload or None)
+        self._registry.add_event(self._run_id, kind, message, payload or None, level=level)

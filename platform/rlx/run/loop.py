@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from rlx.batch import TokenBatch, flatten
+from rlx.errors import RewardError
 from rlx.evaluation.held_out import answered_once, measure
 from rlx.learner import Learner, Ranks, UpdateStats, learning_rate
 from rlx.model import Policy, build_policy, warm_started
@@ -66,9 +67,15 @@ def run_experiment(
         )
         sampler.load(learner.weights())
         _evaluate(machinery, base, step=0, label="before")
-        step = cursor = 0
+        step = cursor = learned = 0
         for phase in spec.phases:
-            step, cursor = _train_phase(machinery, base, phase, step, cursor)
+            step, cursor, useful = _train_phase(machinery, base, phase, step, cursor)
+            learned += useful
+        if not learned:
+            raise RewardError(
+                "no step learned anything, since no rollout could ever be scored; `rlx logs RUN` "
+                "has the first scorer's reason for every step"
+            )
         _evaluate(machinery, base, step=step, label="after")
         learner.export(policy, folder.model)
 
@@ -102,8 +109,9 @@ def _copy(policy: Policy, spec: ExperimentSpec) -> Policy:
 
 def _train_phase(
     m: Machinery, base: Parts, phase: PhaseSpec, step: int, cursor: int
-) -> tuple[int, int]:
-    """Trains one phase; returns the step and the data cursor after it."""
+) -> tuple[int, int, int]:
+    """Trains one phase; returns step and data cursor after it, and how many steps were scored."""
+    learned = 0
     parts = make_parts(m.spec.in_phase(phase))
     m.learner.begin_phase(parts.spec.optimizer, fresh=phase.fresh_optimizer)
     if m.recorder:
@@ -113,6 +121,7 @@ def _train_phase(
         step += 1
         rate = learning_rate(parts.spec.optimizer, done, phase.steps)
         figures = _train_step(m, parts, phase.name, step, cursor, rate)
+        learned += bool(figures)
         cursor += parts.spec.rollout.prompts_per_step
         note = "  ".join(f"{k.split('/')[-1]} {v:.3f}" for k, v in figures.items())
         m.progress.show(Progress(f"training: {phase.name}", done + 1, phase.steps, note))
@@ -120,7 +129,7 @@ def _train_phase(
             print(f"step {step}/{m.spec.steps}  {phase.name}  {note}", flush=True)
         if every and step % every == 0 and step < m.spec.steps:
             _evaluate(m, base, step=step, label="step")
-    return step, cursor
+    return step, cursor, learned
 
 
 def _train_step(
@@ -136,8 +145,7 @@ def _train_step(
     trees, table, sampled, scored = _sample_and_score(m, parts, parts.plan, problems, seeds)
     unscored = {place for place in table.turns if table.total(place) is None} | table.dropped
     if len(unscored) == len(table.turns):
-        if m.recorder:
-            m.recorder.event("step_skipped", f"step {step}: no rollout could be scored")
+        _tell_skipped(m, step, table)
         return {}
     batch = flatten(trees, temperatures=parts.temperatures, without=unscored)
     train = assign_credit(
@@ -165,6 +173,16 @@ def _train_step(
     _record(m, phase, step, figures, trees, table, train, old)
     shown = (f"rewards/{m.spec.evaluation.correct}/mean", "calibration/brier", "perf/step_s")
     return {name: figures[name] for name in shown if name in figures}
+
+
+def _tell_skipped(m: Machinery, step: int, table: RewardTable) -> None:
+    every = (e for entries in table.turns.values() for e in entries.values())
+    reasons = [e.reason for e in every if e.status == "absent" and e.reason]
+    why = f"; the first scorer said: {reasons[0]}" if reasons else ""
+    told = f"step {step} learned nothing: no rollout could be scored{why}"
+    if m.recorder:
+        m.recorder.event("step_skipped", told, level="warning")
+        print(told, flush=True)
 
 
 def _sample_and_score(

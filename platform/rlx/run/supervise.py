@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 from rlx.record.mirror import MirrorDown, MlflowMirror
 from rlx.run.launch import child_environment, failed_unless_started
 from rlx.run.paths import RunFolder, home, tracking_url
+from rlx.run.processes import live_ranks
 from rlx.run.report import draw
 from rlx.run.trouble import as_fault, is_disk_full, message
 from rlx.spec import ExperimentSpec
@@ -109,7 +110,7 @@ class _Supervisor:
                     self._stopped.set()  # somebody else has ended the run
                 self._wait(ranks, HEARTBEAT)
         finally:
-            _end(ranks)
+            _end(ranks, self._folder.root)
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         self._tell(
             "resources",
@@ -252,8 +253,8 @@ def _note(line: str) -> None:
         print(line, flush=True)
 
 
-def _end(ranks: "subprocess.Popen[bytes]") -> None:
-    """Ends the whole process group, politely first, and leaves none behind."""
+def _end(ranks: "subprocess.Popen[bytes]", folder: Path) -> None:
+    """Ends torchrun and the ranks, politely first, and leaves none behind."""
     for number, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
         if ranks.poll() is not None:
             break
@@ -262,10 +263,11 @@ def _end(ranks: "subprocess.Popen[bytes]") -> None:
             ranks.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             continue
-    try:
+    for pid in live_ranks(folder):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):
         os.killpg(ranks.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 if __name__ == "__main__":

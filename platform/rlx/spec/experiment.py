@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
@@ -123,10 +123,38 @@ class ExperimentSpec(Strict):
         tree = self.resolved()
         misplaced = [p for path, value in phase.set.items() if (p := _lay(tree, path, value))]
         tree["phases"] = [{"name": phase.name, "steps": phase.steps}]
-        kind = _SCHEDULES.get(str(phase.set.get("rollout.schedule")))
+        said = tree["rollout"].get("schedule") if isinstance(tree["rollout"], dict) else None
+        kind = _SCHEDULES.get(str(said))
         if kind is not None and not isinstance(self.rollout, kind):
-            _keep_turns_of(kind, tree)
+            self._drop_what_only_the_former_has(kind, tree, phase.set)
         return tree, misplaced
+
+    def _drop_what_only_the_former_has(
+        self, kind: type[Single | TwoTurn], tree: dict[str, Any], said: Mapping[str, Any]
+    ) -> None:
+        """Another schedule leaves some of the experiment's own words without a meaning.
+
+        What the phase itself says stays, whatever it is: that is for validation to judge.
+        """
+
+        def untouched(*path: str) -> bool:
+            whole = ".".join(path)
+            return not any(
+                f"{s}.".startswith(f"{whole}.") or f"{whole}.".startswith(f"{s}.") for s in said
+            )
+
+        rollout, former = tree["rollout"], type(self.rollout).model_fields
+        for key in former.keys() - kind.model_fields.keys():
+            if untouched("rollout", key):
+                rollout.pop(key, None)
+        for name, reward in self.rewards.turn.items():
+            if reward.turn not in kind.turns and untouched("rewards", "turn", name):
+                tree["rewards"]["turn"].pop(name, None)
+        turns = [t for turn in kind.turns if isinstance(t := rollout.get(turn), dict)]
+        spans = [span for turn in turns for span in turn.get("spans") or ()]
+        bonus = self.loss.entropy
+        if bonus is not None and bonus.span not in spans and untouched("loss", "entropy"):
+            tree["loss"]["entropy"] = None
 
     def resolved(self) -> dict[str, Any]:
         """The whole spec, defaults included, as plain JSON values under their YAML keys."""
@@ -167,22 +195,3 @@ def _lay(tree: dict[str, Any], path: str, value: Any) -> Problem | None:
         node = node[key]
     node[(head, *rest)[-1]] = value
     return None
-
-
-def _keep_turns_of(kind: type[Single | TwoTurn], tree: dict[str, Any]) -> None:
-    """Drops what only the former schedule has; leaves what is malformed to validation."""
-    if not all(isinstance(tree[part], dict) for part in ("rollout", "rewards", "loss")):
-        return
-    tree["rollout"] = {k: v for k, v in tree["rollout"].items() if k in kind.model_fields}
-    rewards = tree["rewards"].get("turn")
-    if isinstance(rewards, dict):
-        tree["rewards"]["turn"] = {
-            name: reward
-            for name, reward in rewards.items()
-            if not isinstance(reward, dict) or reward.get("turn") in kind.turns
-        }
-    turns = [t for turn in kind.turns if isinstance(t := tree["rollout"].get(turn), dict)]
-    spans = [span for turn in turns for span in turn.get("spans") or ()]
-    bonus = tree["loss"].get("entropy")
-    if isinstance(bonus, dict) and bonus.get("span") not in spans:
-        tree["loss"]["entropy"] = None
