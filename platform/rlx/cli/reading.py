@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -262,5 +263,8 @@ def web(host: str, port: int, url: str) -> int:
         pass
     require_free_port(host, port)
     click.echo(f"dashboard on http://{host}:{port}  (Ctrl-C ends it)", err=True)
-    uvicorn.run(create_app(tracking_url(url)), host=host, port=port, log_level="warning")
+    app = create_app(tracking_url(url))
+    config = uvicorn.Config(app, host=host, port=port, log_level="warning", lifespan="off")
+    with suppress(KeyboardInterrupt):  # `uvicorn.run` would end with 3 where it comes too early
+        uvicorn.Server(config).run()
     return 130  # nothing but Ctrl-C ends it in peace
