@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import string
+import traceback
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -109,11 +110,12 @@ def _normal_text(text: str) -> str:
 
 # Mathematics -------------------------------------------------------------------------------------
 
-_RIGHT, _WRONG, _UNREADABLE, _CRASHED = range(4)  # exit codes of a comparison
+_RIGHT, _WRONG, _UNREADABLE, _TOO_LARGE, _FAILED = range(5)  # exit codes of a comparison
 _REASONS = {
     _RIGHT: None,
     _WRONG: "wrong answer",
     _UNREADABLE: "unreadable",
+    _TOO_LARGE: "too large to compare",
     -signal.SIGPROF: "too slow to compare",
 }
 _MARKS = ("$", r"\boxed", r"\(", r"\[")
@@ -162,13 +164,17 @@ class MathVerify(_Answer):
 
         Raises:
             ValueError: the problem holds no right answer, or one that cannot be read.
+            RuntimeError: the library failed; its traceback is on stderr.
         """
         right = self._right(sample)
         given = self._given(sample)[-self.max_length :]
         if not given:
             return Score(0.0, "no answer")
         code = self._compare([formula for answer in right for formula in _gold(answer)], given)
-        return Score(float(code == _RIGHT), _REASONS.get(code, f"not comparable: exit code {code}"))
+        if code == _FAILED:
+            raise RuntimeError("math-verify failed on an answer; its traceback is on stderr")
+        reason = _REASONS.get(code, f"ended its process by signal {-code}")
+        return Score(float(code == _RIGHT), reason)
 
     def _compare(self, right: list[Any], given: str) -> int:
         """Compares in a process of its own, which the kernel ends when its time is over."""
@@ -176,7 +182,7 @@ class MathVerify(_Answer):
         child = os.fork()
         if child:
             return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        code = _CRASHED
+        code = _FAILED
         try:
             signal.signal(signal.SIGPROF, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_PROF, self.seconds)
@@ -187,6 +193,10 @@ class MathVerify(_Answer):
                 right, found, float_rounding=self.float_rounding, timeout_seconds=None
             )
             code = _RIGHT if same else _WRONG if found else _UNREADABLE
+        except (RecursionError, MemoryError):  # what the answer asks for is too much
+            code = _TOO_LARGE
+        except Exception:  # noqa: BLE001  (told here; the parent raises)
+            traceback.print_exc()
         finally:
             os._exit(code)
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 
 from rlx.credit.group import group_advantages
-from rlx.credit.outcome import gpg, opo, pass_at_k, reinforce_pp_baseline, remax, rloo
+from rlx.credit.outcome import gpg, opo, pass_at_k, remax, rloo
 
 GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())
 EXAMPLES = {example["id"]: example for example in GOLDEN["examples"]}
@@ -64,14 +64,6 @@ def test_golden_g30_four_rollouts_of_one_prompt(name, dtype):
     assert actual.tolist() == near(example["outputs"][name])
 
 
-def test_golden_g11_the_group_mean_of_reinforce_pp():
-    example = EXAMPLES["g11"]
-    ids = torch.tensor([ord(uid) for uid in example["inputs"]["uid"]])
-    scores = torch.tensor(example["inputs"]["scores"], dtype=torch.float64)
-    actual = reinforce_pp_baseline(scores, ids, singleton="raw").tolist()
-    assert actual == near(example["outputs"]["center_only"])
-
-
 # Plain loops --------------------------------------------------------------------------------------
 
 
@@ -108,17 +100,12 @@ def the_best_alone(row, group, everything):
     return (best - second) / (stdev(other["score"] for other in group) + 1e-6)
 
 
-def minus_the_mean(row, group, everything):
-    return row["score"] - mean(other["score"] for other in group)
-
-
 FAMILY = [
     pytest.param(lambda s, g, n: rloo(s, g), leave_one_out, id="rloo"),
     pytest.param(lambda s, g, n: opo(s, n, g), by_length, id="opo"),
     pytest.param(lambda s, g, n: gpg(s, g, f_norm=2.0), by_nonzero_scores, id="gpg-scores"),
     pytest.param(lambda s, g, n: gpg(s, g, alpha="groups"), by_groups_with_signal, id="gpg-groups"),
     pytest.param(lambda s, g, n: pass_at_k(s, g), the_best_alone, id="pass_at_k"),
-    pytest.param(lambda s, g, n: reinforce_pp_baseline(s, g), minus_the_mean, id="reinforce_pp"),
 ]
 
 
@@ -216,7 +203,6 @@ def test_remax_against_the_group_mean_is_centring(rows):
         (lambda s, g, **how: opo(s, torch.tensor([3, 1, 2]), g, **how), 0.9),
         (lambda s, g, **how: gpg(s, g, **how), 1.35),
         (lambda s, g, **how: gpg(s, g, alpha="groups", **how), 0.9),
-        (reinforce_pp_baseline, 0.9),
     ],
 )
 def test_a_group_of_one_is_zero_or_its_raw_score(estimator, raw):

@@ -27,7 +27,7 @@ def near(expected):
     return pytest.approx(expected, rel=GOLDEN["rtol"], abs=GOLDEN["atol"])
 
 
-def close(actual, expected, tolerance=1e-10):
+def assert_close(actual, expected, tolerance=1e-10):
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
@@ -135,7 +135,7 @@ def test_golden_g35_turns_then_tokens(gamma_high, output):
         rewards, values, mask.bool(), turns, gamma_high=gamma_high, **token_level
     )
     assert advantages[0].tolist() == near(expected[output])
-    close(returns, torch.where(mask.bool(), advantages + values, 0.0))
+    assert_close(returns, torch.where(mask.bool(), advantages + values, 0.0))
     if gamma_high == 0.9:
         ends = torch.tensor([given_["turn_end"]])
         assert (advantages * ends)[0].tolist() == near(expected["turn_adv"])
@@ -172,8 +172,8 @@ def test_gae_agrees_with_a_plain_loop(sizes, seed, gamma, lam, environment):
     if environment == "literal":
         rewards, values, mask = tidy(rewards, values, mask)
     advantages, returns = gae(rewards, values, mask, gamma=gamma, lam=lam, environment=environment)
-    close(advantages, gae_oracle(rewards, values, mask, gamma, lam, environment))
-    close(returns, torch.where(mask, advantages + values, 0.0))
+    assert_close(advantages, gae_oracle(rewards, values, mask, gamma, lam, environment))
+    assert_close(returns, torch.where(mask, advantages + values, 0.0))
 
 
 @pytest.mark.parametrize("environment", ["skip", "literal"])
@@ -184,7 +184,7 @@ def test_gae_of_long_rows_in_float32(decay, environment):
     actual, returns = gae(rewards, values, mask, lam=decay, environment=environment)
     assert actual.dtype == returns.dtype == torch.float32
     expected = gae_oracle(rewards.double(), values.double(), mask, 1.0, decay, environment)
-    close(actual.double(), expected, tolerance=3e-4)
+    assert_close(actual.double(), expected, tolerance=3e-4)
 
 
 @settings(deadline=None)
@@ -197,7 +197,7 @@ def test_discounted_returns_agree_with_a_plain_loop(sizes, seed, gamma):
         for n, t in enumerate(steps):
             ahead = enumerate(steps[n:])
             expected[i, t] = sum(gamma**k * float(rewards[i, s]) for k, s in ahead)
-    close(discounted_returns(rewards, mask, gamma=gamma), expected)
+    assert_close(discounted_returns(rewards, mask, gamma=gamma), expected)
 
 
 @settings(deadline=None)
@@ -206,8 +206,8 @@ def test_turn_level_gae_agrees_with_a_plain_loop(sizes, seed, gamma, lam, gamma_
     x = batch(sizes, seed)
     options = {"gamma": gamma, "lam": lam, "gamma_high": gamma_high, "lam_high": lam_high}
     advantages, returns = turn_level_gae(*x, **options)
-    close(advantages, turn_level_oracle(*x, **options))
-    close(returns, torch.where(x[2], advantages + x[1], 0.0))
+    assert_close(advantages, turn_level_oracle(*x, **options))
+    assert_close(returns, torch.where(x[2], advantages + x[1], 0.0))
 
 
 @settings(deadline=None)
@@ -223,7 +223,7 @@ def test_whiten_agrees_with_a_plain_loop(sizes, seed, ddof, eps, shift_mean):
         expected[mask] = (values[mask] - mean) / math.sqrt(variance + eps) + back
     elif not shift_mean:
         expected[mask] = values[mask]
-    close(whiten(values, mask, ddof=ddof, eps=eps, shift_mean=shift_mean), expected)
+    assert_close(whiten(values, mask, ddof=ddof, eps=eps, shift_mean=shift_mean), expected)
 
 
 @settings(deadline=None)
@@ -238,10 +238,10 @@ def test_vine_agrees_with_a_plain_loop_and_adds_up(sizes, seed, steps):
         for t, s in enumerate(row):
             if s >= 0:
                 expected[i, t] = rewards[i, s] + values[i, s + 1] - values[i, s]
-    close(vine_advantages(step_ids, values, rewards), expected)
+    assert_close(vine_advantages(step_ids, values, rewards), expected)
     one_token_each = torch.arange(steps).expand(sizes[0], -1)
     telescoped = rewards.sum(dim=1) + values[:, -1] - values[:, 0]
-    close(vine_advantages(one_token_each, values, rewards).sum(dim=1), telescoped)
+    assert_close(vine_advantages(one_token_each, values, rewards).sum(dim=1), telescoped)
 
 
 # Promises of all ----------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def test_rows_may_come_in_any_order(function, sizes, seed):
     x = batch(sizes, seed)
     order = torch.randperm(sizes[0], generator=torch.Generator().manual_seed(seed))
     for moved, output in zip(function(*(y[order] for y in x)), function(*x), strict=True):
-        close(moved, output[order])
+        assert_close(moved, output[order])
 
 
 @every
@@ -287,7 +287,7 @@ def test_padding_changes_nothing(function, sizes, seed, left, right):
         for y, fill in zip(x, fills, strict=True)
     ]
     for wide, output in zip(function(*padded), function(*x), strict=True):
-        close(wide[:, left : left + sizes[1]], output)
+        assert_close(wide[:, left : left + sizes[1]], output)
 
 
 @every
@@ -306,7 +306,7 @@ def test_inputs_are_left_as_they_are(function):
 def test_turn_level_gae_without_discounts_is_token_level_gae(sizes, seed):
     x = batch(sizes, seed)
     for by_turns, by_tokens in zip(turn_level_gae(*x), gae(*x[:3]), strict=True):
-        close(by_turns, by_tokens)
+        assert_close(by_turns, by_tokens)
 
 
 @settings(deadline=None)
@@ -316,10 +316,10 @@ def test_turns_of_one_token_and_a_single_turn_are_token_level_gae(sizes, seed, g
     expected, _ = gae(rewards, values, mask, gamma=gamma, lam=lam)
     both = {"gamma": gamma, "lam": lam, "gamma_high": gamma, "lam_high": lam}
     each = torch.where(mask, torch.arange(1, sizes[1] + 1), -1)
-    close(turn_level_gae(rewards, values, mask, each, **both)[0], expected)
+    assert_close(turn_level_gae(rewards, values, mask, each, **both)[0], expected)
     one = torch.where(mask, 1, -1)
     own = {"gamma": gamma, "lam": lam, "gamma_high": 0.5, "lam_high": 0.5}
-    close(turn_level_gae(rewards, values, mask, one, **own)[0], expected)
+    assert_close(turn_level_gae(rewards, values, mask, one, **own)[0], expected)
 
 
 @settings(deadline=None)
@@ -328,7 +328,7 @@ def test_turns_may_have_any_numbers(sizes, seed):
     *x, turns = batch(sizes, seed)
     renamed = turns.amax(dim=1, keepdim=True) - turns  # the last turn of a row is 0
     expected, _ = turn_level_gae(*x, turns, gamma=0.9, lam_high=0.5)
-    close(turn_level_gae(*x, renamed, gamma=0.9, lam_high=0.5)[0], expected)
+    assert_close(turn_level_gae(*x, renamed, gamma=0.9, lam_high=0.5)[0], expected)
 
 
 @settings(deadline=None)
@@ -337,8 +337,8 @@ def test_gae_with_lambda_1_is_the_discounted_return_less_the_value(sizes, seed, 
     rewards, values, mask, _ = batch(sizes, seed)
     advantages, returns = gae(rewards, values, mask, gamma=gamma)
     expected = discounted_returns(rewards, mask, gamma=gamma)
-    close(returns, expected)
-    close(advantages, torch.where(mask, expected - values, 0.0))
+    assert_close(returns, expected)
+    assert_close(advantages, torch.where(mask, expected - values, 0.0))
 
 
 @settings(deadline=None)
@@ -349,14 +349,14 @@ def test_without_discounts_the_literal_recursion_only_adds_the_rewards_of_the_en
     rewards, values, mask = tidy(*batch(sizes, seed)[:3])
     rewards = torch.where(mask, rewards, 0.0)
     literal, _ = gae(rewards, values, mask, environment="literal")
-    close(literal, gae(rewards, values, mask)[0])
+    assert_close(literal, gae(rewards, values, mask)[0])
 
 
 def test_vine_is_gae_over_steps_with_lambda_0():
     values, rewards = rows([0.5, 0.75, 0.25, 0.0], [0.0, 0.0, 1.0])
     steps = torch.tensor([[0, 1, 2]])
     expected, _ = gae(rewards, values[:, :-1], steps >= 0, lam=0.0)
-    close(vine_advantages(steps, values, rewards), expected)
+    assert_close(vine_advantages(steps, values, rewards), expected)
 
 
 # Whitening ----------------------------------------------------------------------------------------

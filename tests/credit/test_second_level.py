@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 
 from rlx.credit.group import group_advantages
-from rlx.credit.second_level import ema_scale, prompt_renorm, prompt_scale
+from rlx.credit.second_level import ema_scale, prompt_scale
 
 close = partial(pytest.approx, rel=1e-9, abs=1e-9)
 rewards = st.integers(0, 16).map(lambda n: n / 16)
@@ -53,9 +53,8 @@ def test_prompt_scale_agrees_with_a_plain_loop(trees, ddof, eps):
 def test_rows_may_come_in_any_order(trees, random):
     advantages, prompts = first_level(trees)
     order = random.sample(range(len(prompts)), len(prompts))
-    for scaled in (prompt_scale, prompt_renorm):
-        expected = scaled(advantages, prompts)[order]
-        torch.testing.assert_close(scaled(advantages[order], prompts[order]), expected)
+    expected = prompt_scale(advantages, prompts)[order]
+    torch.testing.assert_close(prompt_scale(advantages[order], prompts[order]), expected)
 
 
 @settings(deadline=None)
@@ -63,7 +62,7 @@ def test_rows_may_come_in_any_order(trees, random):
 def test_renormalising_centred_advantages_is_scaling_them(trees, ddof):
     advantages, prompts = first_level(trees)
     scaled = prompt_scale(advantages, prompts, ddof=ddof)
-    torch.testing.assert_close(prompt_renorm(advantages, prompts, ddof=ddof), scaled)
+    torch.testing.assert_close(group_advantages(advantages, prompts, ddof=ddof), scaled)
 
 
 @settings(deadline=None)
@@ -78,7 +77,7 @@ def test_with_one_answer_per_prompt_scaling_is_dividing_by_the_answers_own_sigma
 @settings(deadline=None)
 @given(trees)
 def test_a_prompt_of_varied_advantages_has_unit_deviation_after_either(trees):
-    for normalize, scaled in (("center", prompt_scale), ("std", prompt_renorm)):
+    for normalize, scaled in (("center", prompt_scale), ("std", group_advantages)):
         advantages, prompts = first_level(trees, normalize=normalize)
         after = scaled(advantages, prompts, ddof=0, eps=0.0)
         for p in prompts.unique():
@@ -140,8 +139,8 @@ def test_a_step_without_signal_does_not_touch_the_scale():
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
 @pytest.mark.parametrize(
     "scaled",
-    [prompt_scale, prompt_renorm, lambda a, _, **how: ema_scale(a, None, **how)[0]],
-    ids=["prompt_scale", "prompt_renorm", "ema_scale"],
+    [prompt_scale, lambda a, _, **how: ema_scale(a, None, **how)[0]],
+    ids=["prompt_scale", "ema_scale"],
 )
 def test_zero_stays_exactly_zero_and_float32_stays_float32(scaled, eps):
     advantages, prompts = first_level([[[0.5] * 3, [0.7] * 12], [[0.1, 0.4]]], torch.float32)

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from trees import turn
 
 from rlx.evaluation.held_out import alike_share, answered_once, measure, stated_confidence
 from rlx.plugin import Problem
@@ -11,18 +12,6 @@ from rlx.rollout import NO_PARENT, RolloutTree, Segment, plan
 from rlx.spec import TurnSpec, TwoTurn
 
 NAN = math.nan
-
-
-def turn(parent, kind, number):
-    return Segment(
-        parent=parent,
-        author="policy",
-        token_ids=(1,),
-        logprobs=(0.0,),
-        turn=number,
-        kind=kind,
-        finish_reason="stop",
-    )
 
 
 def entry(name, raw, **parts):
@@ -35,9 +24,9 @@ def held_out(*problems):
     for t, (accuracy, confidences) in enumerate(problems):
         segments = [
             Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
-            turn(0, "answer", 1),
+            turn(0),
             Segment(parent=1, author="prompt", token_ids=(1,)),
-            *(turn(2, "confidence", 2) for _ in confidences),
+            *(turn(2, kind="confidence", number=2) for _ in confidences),
         ]
         turns[t, 1] = {"accuracy": entry("accuracy", accuracy)}
         for s, stated in enumerate(confidences, start=3):
@@ -91,7 +80,7 @@ def in_one_sequence(*stated):
     for t, confidence in enumerate(stated):
         segments = (
             Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
-            turn(0, "answer", 1),
+            turn(0),
         )
         trees.append(RolloutTree(Problem(id=f"p{t}", prompt="", fields={}), segments))
         parts = {} if math.isnan(confidence) else {"confidence": confidence}

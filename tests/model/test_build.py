@@ -2,18 +2,21 @@
 
 import json
 import random
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from checkpoints import FAMILIES, HEARD, STYLES, make_checkpoint, tokenizer
+from pydantic import ValidationError
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma2Config,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+)
 
 from rlx.errors import SpecError
 from rlx.model import build_policy
@@ -163,3 +166,20 @@ def test_the_samplers_twin_has_the_learners_precision(checkpoint):
     assert {b.dtype for b in twin.model.buffers()} == {torch.float32}
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     assert same(dict(loaded.named_parameters()), weights(twin))
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        (LlamaConfig(max_position_embeddings=512), 512),
+        (MistralConfig(max_position_embeddings=512, sliding_window=64), 64),
+        (MistralConfig(max_position_embeddings=512, sliding_window=None), 512),
+        (Gemma2Config(max_position_embeddings=512, sliding_window=128), 128),
+        (Qwen2Config(max_position_embeddings=512, sliding_window=64), 512),
+    ],
+    ids=["no window", "in every layer", "switched off", "in some layers", "in no layer"],
+)
+def test_a_model_says_how_long_a_dialogue_may_be(config, longest):
+    policy = build_policy(SMALL, 0)
+    policy.model.config = config
+    assert policy.longest == longest

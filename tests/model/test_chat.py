@@ -1,15 +1,9 @@
 """Chat templates: what is said around the turns is the template's; the turns are left alone."""
 
-import sys
-from pathlib import Path
-
 import pytest
+from checkpoints import STYLES, Style, tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from checkpoints import STYLES, Style, tokenizer
 
 from rlx.errors import SpecError
 from rlx.model import ChatDialogue

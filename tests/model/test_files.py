@@ -9,9 +9,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from checkpoints import make_checkpoint
 
 from rlx.errors import EnvironmentFault, SpecError

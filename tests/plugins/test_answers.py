@@ -102,7 +102,6 @@ def test_hostile_text_costs_little(text):
 
 @pytest.fixture(scope="module")
 def pool():
-    pytest.importorskip("math_verify")
     with RewardPool(workers=1, memory_mb=512, grace=60) as pool:
         yield pool
 

@@ -5,11 +5,12 @@ import pickle
 from collections import Counter
 
 import pytest
+from trees import turn
 
 from rlx.discovery import check_file, make, resolve
 from rlx.plugin import Problem, Sample
 from rlx.reward import NamedReward, RewardPool, score
-from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
+from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.spec import PluginUse, TurnReward
 from rlx.spec.diagnostic import InvalidSpec
 from rlx.testing.tasks import check_task
@@ -29,20 +30,6 @@ def mixture(**options):
 
 def by_source(sources=SOURCES):
     return make(PluginUse(plugin="by_data_source", sources=sources), "reward")
-
-
-def turn(parent, text, kind="answer", number=1, **spans):
-    return Segment(
-        parent=parent,
-        author="policy",
-        token_ids=(1,),
-        logprobs=(0.0,),
-        turn=number,
-        kind=kind,
-        finish_reason="stop",
-        text=text,
-        spans={name: Span((0, 1), (0, 1), inside) for name, inside in spans.items()},
-    )
 
 
 def tree(name, fields, *answers):
@@ -96,7 +83,7 @@ def test_a_nested_reward_may_read_another():
             (
                 Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
                 turn(0, "<answer>3+4</answer>", answer="3+4"),
-                turn(1, said, "confidence", 2),
+                turn(1, said, kind="confidence", number=2),
             ),
         )
         for source in sources

@@ -420,7 +420,6 @@ def test_a_file_is_read_once_until_it_changes(tmp_path, monkeypatch):
 
 def python(folder, code):
     """Runs code in a process of its own, without a network; returns the lines it prints."""
-    pytest.importorskip("datasets")
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home")}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],

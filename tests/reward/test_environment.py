@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import trees
 
 sys.path.insert(0, str(Path(__file__).parent))  # spawned workers inherit it
 
@@ -16,17 +17,7 @@ from rlx.spec import TurnReward
 
 
 def turn(parent, kind, number, text, **info):
-    return Segment(
-        parent=parent,
-        author="policy",
-        token_ids=(1,),
-        logprobs=(0.0,),
-        turn=number,
-        kind=kind,
-        finish_reason="stop",
-        text=text,
-        info=info,
-    )
+    return trees.turn(parent, text, kind=kind, number=number, info=info)
 
 
 def reply(parent):

@@ -5,11 +5,12 @@ from itertools import permutations
 from types import SimpleNamespace
 
 import pytest
+import trees
 
 from rlx.errors import RewardError
 from rlx.plugin import Problem, Score
 from rlx.reward import NamedReward, Outcome, RewardEntry, RewardPool, RewardTable, score
-from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
+from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.spec import TurnReward, ValueOnError
 from rlx_plugins.countdown import CountdownVerify
 from rlx_plugins.rlcr import Brier
@@ -43,19 +44,9 @@ def named(name, function, turn="answer", *, scope="sample", **use):
     return NamedReward(name, TurnReward(plugin=name, turn=turn, **use), plugin)
 
 
-def turn(parent, text, *, kind="answer", number=1, **spans):
-    return Segment(
-        parent=parent,
-        author="policy",
-        token_ids=(1,),
-        logprobs=(0.0,),
-        turn=number,
-        kind=kind,
-        finish_reason="stop",
-        text=text,
-        spans={name: Span((0, 1), (0, 1), inside) for name, inside in spans.items()},
-        info={"seen": text},
-    )
+def turn(parent, text, **more):
+    """A turn whose environment reports what it said."""
+    return trees.turn(parent, text, info={"seen": text}, **more)
 
 
 def tree(name, answers, fields=None):

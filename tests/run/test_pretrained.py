@@ -2,17 +2,13 @@
 
 import os
 import signal
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from checkpoints import STYLES, make_checkpoint
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 PATIENCE = 1100
 """Seconds; a run takes twenty where nothing else does."""

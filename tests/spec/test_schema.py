@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from rlx.spec.schema import experiment_schema
@@ -30,7 +31,6 @@ def test_plugin_names_are_examples():
 
 @pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
 def test_our_own_experiments_fit_it(path):
-    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     validator = jsonschema.Draft202012Validator(experiment_schema({}))
     tree = parse(path.read_text(encoding="utf-8"), path.name).tree
     assert [error.message for error in validator.iter_errors(tree)] == []

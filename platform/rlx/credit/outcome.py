@@ -1,7 +1,8 @@
 """Estimators that see one score per rollout: `[B]` scores in, `[B]` advantages out.
 
 They differ only in the baseline that is subtracted and in the scale. GRPO and Dr. GRPO are
-`group_advantages` itself, with and without the division by σ.
+`group_advantages` itself, with and without the division by σ; REINFORCE++ with a group baseline
+(arXiv 2501.03262) is Dr. GRPO's, whitened over the tokens of the batch afterwards.
 """
 
 from typing import Literal
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from rlx.credit.group import group_advantages
 
-__all__ = ["gpg", "opo", "pass_at_k", "reinforce_pp_baseline", "remax", "rloo"]
+__all__ = ["gpg", "opo", "pass_at_k", "remax", "rloo"]
 
 Singleton = Literal["zero", "raw"]
 
@@ -155,27 +156,3 @@ def remax(scores: Tensor, greedy_scores: Tensor) -> Tensor:
         ReMax, arXiv 2310.10505.
     """
     return scores - greedy_scores
-
-
-def reinforce_pp_baseline(
-    scores: Tensor, group_ids: Tensor, *, singleton: Singleton = "zero"
-) -> Tensor:
-    """Score minus the mean of its group, to be whitened over the tokens of the batch afterwards.
-
-        Aᵢ = whiten(sᵢ - mean)
-
-    Whitening is a step of its own, since it looks at tokens and at the whole batch. If it also
-    subtracts the batch mean, a group of equal scores is no longer exactly 0 after it.
-
-    Args:
-        scores: `[B]`.
-        group_ids: `[B]` rows with equal ids are compared; any order, any group size.
-        singleton: in a group of one, 0 or the raw score.
-
-    Returns:
-        `[B]` not yet whitened; exactly 0 in a group whose scores are all equal.
-
-    Reference:
-        REINFORCE++, arXiv 2501.03262, the variant with a group baseline.
-    """
-    return group_advantages(scores, group_ids, normalize="center", singleton=singleton)

@@ -2,6 +2,8 @@
 
 The first level compares a confidence with its siblings. What it leaves open is the scale. These
 functions take the advantages of confidences alone, not those of answers, and choose one.
+Normalising once more per prompt (`prompt_renorm`) is `group_advantages` on the prompt's ids; on
+centred advantages, whose mean is 0, it is `prompt_scale`.
 """
 
 import math
@@ -9,9 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from rlx.credit.group import group_advantages
-
-__all__ = ["ema_scale", "prompt_renorm", "prompt_scale"]
+__all__ = ["ema_scale", "prompt_scale"]
 
 
 def prompt_scale(
@@ -40,31 +40,6 @@ def prompt_scale(
     squares = advantages.new_zeros(len(counts)).index_add(0, slot, advantages.square())
     deviation = (squares / (counts - ddof).clamp(min=1)).sqrt()
     return _divide(advantages, deviation[slot] + eps)
-
-
-def prompt_renorm(
-    advantages: Tensor, prompt_ids: Tensor, *, ddof: int = 1, eps: float = 1e-6
-) -> Tensor:
-    """Normalises the advantages once more, as if they were scores of one group per prompt.
-
-        Aᵢ = (aᵢ - mean) / (σ + ε)        over the prompt
-
-    It is for first-level advantages that are divided by σ already. Centred ones have mean 0, and
-    this is then `prompt_scale`.
-
-    Args:
-        advantages: `[B]` confidences, normalised within their answer.
-        prompt_ids: `[B]` rows with equal ids belong to one prompt.
-        ddof: σ² is the sum of squares over n - ddof.
-        eps: added to σ.
-
-    Returns:
-        `[B]`; exactly 0 in a prompt whose advantages are all equal.
-
-    Reference:
-        Design 004, "two levels".
-    """
-    return group_advantages(advantages, prompt_ids, ddof=ddof, eps=eps)
 
 
 def ema_scale(

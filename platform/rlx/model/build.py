@@ -75,7 +75,8 @@ class Policy:
         would forget what rlx's does not.
         """
         config = self.model.config.get_text_config()
-        slides = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+        kinds = getattr(config, "layer_types", None)  # without them, a window is every layer's
+        slides = kinds is None or "sliding_attention" in kinds
         window = getattr(config, "sliding_window", None)
         limits = [getattr(config, "max_position_embeddings", None), window if slides else None]
         return min((limit for limit in limits if limit is not None), default=sys.maxsize)

@@ -135,7 +135,11 @@ def _train_phase(
 def _train_step(
     m: Machinery, parts: Parts, phase: str, step: int, cursor: int, rate: float
 ) -> dict[str, float]:
-    """One step as `rlx.step` reads; returns the figures to show while it runs."""
+    """One step as `rlx.step` reads.
+
+    Returns:
+        The figures to show while it runs; none where no rollout could be scored.
+    """
     spec = parts.spec
     began = time.perf_counter()
     count = spec.rollout.prompts_per_step

@@ -1,8 +1,5 @@
 """The JSON Schema of experiments, for editors."""
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +7,7 @@ from pydantic import BaseModel
 
 from rlx.spec.base import Strict
 from rlx.spec.experiment import ExperimentSpec
+from rlx.spec.meaning import meanings
 
 __all__ = ["experiment_schema"]
 
@@ -33,7 +31,7 @@ def experiment_schema(plugins: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     parts = {ExperimentSpec.__name__: made, **made["$defs"]}
     for name, part in parts.items():
         model = models[name]
-        told = _described(model)
+        told = meanings(model)
         for field, info in model.model_fields.items():
             if field in told:
                 part["properties"][info.alias or field]["description"] = told[field]
@@ -46,23 +44,3 @@ def _subclasses(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
     for below in model.__subclasses__():
         yield below
         yield from _subclasses(below)
-
-
-def _described(model: type[BaseModel]) -> dict[str, str]:
-    """The docstring below each field of a model and of those that it derives from."""
-    told: dict[str, str] = {}
-    for cls in reversed(model.__mro__):
-        if not issubclass(cls, Strict):
-            continue
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-        assert isinstance(tree, ast.ClassDef)
-        for field, below in zip(tree.body, tree.body[1:], strict=False):
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and isinstance(below, ast.Expr)
-                and isinstance(below.value, ast.Constant)
-                and isinstance(below.value.value, str)
-            ):
-                told[field.target.id] = " ".join(below.value.value.split())
-    return told

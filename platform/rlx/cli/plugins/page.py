@@ -1,14 +1,12 @@
 """One plugin on a page: what it does, and its options as a table."""
 
-import ast
-import inspect
 import json
 import re
 import textwrap
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from inspect import cleandoc
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -20,6 +18,7 @@ from typing_extensions import TypeAliasType
 from rlx.discovery import Found
 from rlx.plugin import Plugin
 from rlx.spec.diagnostic import printable
+from rlx.spec.meaning import meanings
 
 __all__ = ["page", "words"]
 
@@ -82,7 +81,7 @@ def _rows(
     model: type[BaseModel], before: str = "", given: BaseModel | None = None
 ) -> Iterator[tuple[str, str, str, str]]:
     """Option, type, default and meaning of a model's fields, those of inner models below theirs."""
-    meanings = _meanings(model)
+    said = meanings(model)
     kinds: Mapping[str, str] = getattr(model, "nested", {})
     for name, field in model.model_fields.items():
         option = f"{before}{field.alias or name}"
@@ -94,7 +93,7 @@ def _rows(
         required = given is None and field.is_required()
         shown = "required" if required else "" if isinstance(default, BaseModel) else _json(default)
         summary = cleandoc(inner.__doc__ or "").splitlines()[:1] if inner is not None else []
-        yield option, kind, shown, field.description or meanings.get(name) or "".join(summary)
+        yield option, kind, shown, field.description or said.get(name) or "".join(summary)
         if inner is not None:
             below = default if isinstance(default, inner) else None
             yield from _rows(inner, f"{option}.", below)
@@ -111,31 +110,6 @@ def _json(value: Any) -> str:
     if isinstance(plain, str) and _plain(plain):
         return plain
     return json.dumps(plain, ensure_ascii=False)
-
-
-def _meanings(model: type[BaseModel]) -> dict[str, str]:
-    """The text below each field in the source; nothing for a model made of a function."""
-    said: dict[str, str] = {}
-    for cls in reversed(model.__mro__):
-        try:
-            source = inspect.getsource(cls) if issubclass(cls, BaseModel) else ""
-        except (OSError, TypeError):
-            continue
-        tree = ast.parse(textwrap.dedent(source)).body
-        body = tree[0].body if tree and isinstance(tree[0], ast.ClassDef) else []
-        for field, text in pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                meaning = _text(text)
-                if meaning is not None:
-                    said[field.target.id] = " ".join(meaning.split())
-    return said
-
-
-def _text(node: ast.stmt) -> str | None:
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-        value = node.value.value
-        return value if isinstance(value, str) else None
-    return None
 
 
 # Types -------------------------------------------------------------------------------------------
