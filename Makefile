@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo test check bench gpu-check clean
+.PHONY: install demo test check bench docs gpu-check clean
 
 install: $(VENV)/.installed
 
@@ -28,6 +28,9 @@ check: install  ## formatting, lint, types
 
 bench: install  ## measured figures, written to docs/benchmarks.md
 	$(BIN)/python tests/benchmarks/bench.py
+
+docs: install  ## a page and a picture for every estimator, from the code
+	$(BIN)/python tests/gallery/gallery.py
 
 # On a machine with a GPU whose Python has torch: nothing is fetched, WHEELS are brought along.
 SITE ?= .gpu-site

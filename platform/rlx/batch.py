@@ -60,6 +60,7 @@ class TokenBatch:
         token_ids: `[B, T]` int64 what the model saw; 0 on padding.
         is_token: `[B, T]` bool False on padding.
         is_own: `[B, T]` bool True where the policy wrote the token as part of this row.
+        is_environment: `[B, T]` bool True where an environment wrote it between the row's turns.
         is_end: `[B, T]` bool True on the last token of a turn that ended by itself.
         turn_ids: `[B, T]` int64 number of the turn within its trajectory, from 1, where `is_own`;
             `NO_TURN` elsewhere.
@@ -72,12 +73,16 @@ class TokenBatch:
             be compared.
         levels: `[B]` int64 as `Row.level`.
         tree_ids: `[B]` int64 as `Row.tree`.
+        state_ids: `[B, K]` int64 the state that turn number k (at k - 1) began in: within a tree,
+            equal ids are the same state, by the environment's `info["state"]` or else by the very
+            tokens that opened the turn. `NO_TURN` where the row has no such turn of its own.
     """
 
     rows: tuple[Row, ...]
     token_ids: Tensor
     is_token: Tensor
     is_own: Tensor
+    is_environment: Tensor
     is_end: Tensor
     turn_ids: Tensor
     spans: Mapping[str, Tensor]
@@ -87,23 +92,30 @@ class TokenBatch:
     group_ids: Tensor
     levels: Tensor
     tree_ids: Tensor
+    state_ids: Tensor
 
     def __post_init__(self) -> None:
         shape = tuple(self.token_ids.shape)
         wide = [self.is_token, self.is_own, self.is_end, self.turn_ids, self.behaviour_logprobs]
-        for tensor in (*wide, self.temperatures, *self.spans.values(), *self.contents.values()):
+        wide += [self.is_environment, self.temperatures]
+        for tensor in (*wide, *self.spans.values(), *self.contents.values()):
             if tuple(tensor.shape) != shape:
                 raise ShapeError(f"a field is {tuple(tensor.shape)}, token_ids is {shape}")
         for tensor in (self.group_ids, self.levels, self.tree_ids):
             if tuple(tensor.shape) != shape[:1]:
                 raise ShapeError(f"an id field is {tuple(tensor.shape)}, there are {shape[0]} rows")
 
+    @property
+    def is_response(self) -> Tensor:
+        """`[B, T]` bool from the row's first own token to its end, whoever wrote them."""
+        return self.is_token & (self.is_own.cumsum(dim=1) > 0)
+
 
 def rows_of(trees: Sequence[RolloutTree]) -> list[Row]:
     """The rows of every tree, in tree order, then in order of their last segment."""
     rows = []
     for position, tree in enumerate(trees):
-        own_turns = {index: _own_turns(tree, index) for index in tree.policy_segments}
+        own_turns = {index: tree.own_turns(index) for index in tree.policy_segments}
         continued = {turn for own, _ in own_turns.values() for turn in own[:-1]}
         level_of: dict[int, int] = {NO_PARENT: -1}
         for index, (own, parent) in own_turns.items():
@@ -112,18 +124,6 @@ def rows_of(trees: Sequence[RolloutTree]) -> list[Row]:
                 kind = tree.segments[index].kind
                 rows.append(Row(position, index, own, parent, kind, level_of[index]))
     return rows
-
-
-def _own_turns(tree: RolloutTree, index: int) -> tuple[tuple[int, ...], int]:
-    """Policy segments joined to `index` by observations alone, and the turn before the first."""
-    own = []
-    while index != NO_PARENT and tree.segments[index].author != "prompt":
-        if tree.segments[index].author == "policy":
-            own.append(index)
-        index = tree.segments[index].parent
-    while index != NO_PARENT and tree.segments[index].author != "policy":
-        index = tree.segments[index].parent
-    return tuple(reversed(own)), index
 
 
 def flatten(
@@ -159,6 +159,7 @@ def flatten(
         group_ids=_groups(trees, rows),
         levels=torch.tensor([row.level for row in rows]),
         tree_ids=torch.tensor([row.tree for row in rows]),
+        state_ids=_states(trees, rows),
     )
 
 
@@ -167,7 +168,8 @@ class _Sheet:
 
     def __init__(self, shape: tuple[int, int], names: Sequence[str]) -> None:
         self.token_ids = np.zeros(shape, dtype=np.int64)
-        self.is_token, self.is_own, self.is_end = (np.zeros(shape, dtype=bool) for _ in range(3))
+        self.is_token, self.is_own = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+        self.is_environment, self.is_end = np.zeros_like(self.is_own), np.zeros_like(self.is_own)
         self.turn_ids = np.full(shape, NO_TURN)
         self.spans = {name: np.zeros(shape, dtype=bool) for name in names}
         self.contents = {name: np.zeros(shape, dtype=bool) for name in names}
@@ -192,6 +194,8 @@ class _Sheet:
             self.token_ids[b, here] = segment.token_ids
             self.is_token[b, here] = True
             if index not in row.turns:
+                between = segment.author == "environment" and index > row.turns[0]
+                self.is_environment[b, here] = between
                 continue
             self.is_own[b, here] = True
             self.is_end[b, here.stop - 1] = segment.finish_reason == "stop"
@@ -208,3 +212,17 @@ def _groups(trees: Sequence[RolloutTree], rows: Sequence[Row]) -> Tensor:
     ids: dict[tuple[int, int], int] = {}
     opened = [(row.tree, trees[row.tree].segments[row.turns[0]].parent) for row in rows]
     return torch.tensor([ids.setdefault(place, len(ids)) for place in opened])
+
+
+def _states(trees: Sequence[RolloutTree], rows: Sequence[Row]) -> Tensor:
+    """`[B, K]` as `TokenBatch.state_ids`, numbered in order of appearance."""
+    ids: dict[Any, int] = {}
+    turns = max(trees[row.tree].segments[turn].turn for row in rows for turn in row.turns)
+    states = torch.full((len(rows), turns), NO_TURN)
+    for b, row in enumerate(rows):
+        segments = trees[row.tree].segments
+        for turn in row.turns:
+            opening = segments[segments[turn].parent]
+            state = (row.tree, opening.info.get("state", opening.token_ids))
+            states[b, segments[turn].turn - 1] = ids.setdefault(state, len(ids))
+    return states

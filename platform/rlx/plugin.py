@@ -36,6 +36,7 @@ __all__ = [
     "Mask",
     "Plugin",
     "Problem",
+    "Reading",
     "Reward",
     "RewardPlugin",
     "Sample",
@@ -157,6 +158,8 @@ class Task(Protocol):
 class Sample:
     """One turn of one rollout, as a reward sees it. Text is the model's own and untrusted.
 
+    A reward of whole rollouts is shown a rollout's last turn, with the earlier ones as context.
+
     Attributes:
         id: unique within the step.
         problem: the task's record, `Problem.fields`.
@@ -164,7 +167,9 @@ class Sample:
         number: position of the turn in its rollout, from 1.
         response: text of this turn alone, never of the prompt.
         spans: text inside each named span that was found, such as `{"answer": "3 + 4"}`.
+        n_tokens: tokens that the policy wrote in this turn.
         context: text of the earlier turns, in order; empty for the first turn.
+        observations: text of what an environment wrote before this turn, in order.
         finish_reason: "stop", or "length" when the token budget ran out.
         info: what the environment reported for this turn.
         of: raw, unweighted value of the reward named by `of:` in YAML, for this turn or the
@@ -177,7 +182,9 @@ class Sample:
     number: int
     response: str
     spans: Mapping[str, str] = field(default_factory=dict)
+    n_tokens: int = 0
     context: tuple[str, ...] = ()
+    observations: tuple[str, ...] = ()
     finish_reason: str = "stop"
     info: Mapping[str, Any] = field(default_factory=dict)
     of: float | None = None
@@ -328,20 +335,32 @@ def reward(
 
 # Estimators and masks: descriptors that name their implementation, imported only by a run --------
 
+Reading = Literal["scores", "turns", "token_rewards"]
+
 
 class Estimator(Plugin):
     """Options of an advantage estimator. `implementation` is called as `f(inputs, **options)`.
 
     Attributes:
-        implementation: "module:function"; takes `rlx.credit.CreditInputs`, returns `[B, T]`.
-        reads: which rewards it looks at: "scores" (one number per row) or "token_rewards".
+        implementation: "module:function"; takes `rlx.credit.CreditInputs`, returns `[B, T]` or a
+            `rlx.credit.Credit`.
+        reads: which rewards it looks at: "scores" (one number per row, of `total_scores`), "turns"
+            (the named rewards themselves), or "token_rewards" (as placed, KL included).
     """
 
     implementation: ClassVar[str]
-    reads: ClassVar[Literal["scores", "token_rewards"]] = "scores"
+    reads: ClassVar[Reading] = "scores"
+
+    def reading(self) -> Reading:
+        """As `reads`, for an estimator whose options decide it."""
+        return self.reads
 
     def compares(self, turn: str) -> bool:
         """Whether a turn of this kind learns nothing without siblings to be compared with."""
+        return False
+
+    def refuses_one(self, turn: str) -> bool:
+        """Whether an experiment that samples one turn of this kind per group is an error."""
         return False
 
     def warnings(self) -> Sequence[str]:
@@ -354,6 +373,8 @@ class Mask(Plugin):
 
     Attributes:
         implementation: "module:function"; takes `rlx.batch.TokenBatch`, returns bool `[B, T]`.
+        beyond_own: whether tokens that the policy did not write may learn.
     """
 
     implementation: ClassVar[str]
+    beyond_own: ClassVar[bool] = False

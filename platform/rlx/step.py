@@ -1,25 +1,32 @@
 """One step of training, as the algorithm reads.
 
-trees      = sample(problems)                      rollout, sampler
-rewards    = score(trees)                          reward
-batch      = rows of tokens                        batch
-mask       = which tokens learn                    mask
-advantages = estimator(rewards, mask, groups)      credit
-loss       = Σ weight · surrogate(ratio, advantages) - entropy bonus
+trees      = sample(problems)                              rollout, sampler
+rewards    = score(trees)                                  reward
+batch      = rows of tokens                                batch
+mask       = which tokens learn                            mask
+streams    = log-probabilities, values                     learner
+placed     = rewards on tokens                             credit.place
+rewards    = placed - β · KL                               kl, where KL is part of the reward
+advantages = estimator(rewards, mask, groups, streams)     credit
+loss       = Σ weight · (surrogate(ratio, advantages) + penalty) - entropy bonus
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from rlx.batch import TokenBatch
-from rlx.credit import CreditInputs
+from rlx.credit import Credit, CreditInputs, structured_scores
+from rlx.credit.place import Placed, mass, place, returns_score
+from rlx.kl import kl_in_reward, kl_terms
 from rlx.loss import aggregation_weights, entropy_weights
-from rlx.spec import LossSpec
+from rlx.spec import CreditSpec, LossSpec
 
-__all__ = ["RowRewards", "TrainBatch", "assign_credit"]
+__all__ = ["Estimate", "RowRewards", "Scores", "Streams", "TrainBatch", "assign_credit"]
+
+Estimate = Callable[[CreditInputs], Tensor | Credit]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -29,7 +36,7 @@ class RowRewards:
     Attributes:
         turn_rewards: `[B, K]` weighted sums; 0 where not present.
         turn_present: `[B, K]` bool.
-        global_rewards: `[B]` weighted sums.
+        global_rewards: `[B]` weighted sums; 0 where a row has none.
     """
 
     turn_rewards: Tensor
@@ -38,8 +45,44 @@ class RowRewards:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Streams:
+    """What models and samplers say about a batch's tokens before any credit is given.
+
+    Attributes:
+        old_logprobs: `[B, T]` nats under the policy that counts as old; read only in the mask.
+        reference_logprobs: `[B, T]` nats under the reference policy; None where nothing asks.
+        values: `[B, T]` the critic's estimate before a token; None without a critic.
+        greedy_scores: `[B]` score of the greedy answer to the row's prompt; None likewise.
+        beta: β of KL in the reward at this step.
+        state: what the estimator carried on from the step before.
+    """
+
+    old_logprobs: Tensor
+    reference_logprobs: Tensor | None = None
+    values: Tensor | None = None
+    greedy_scores: Tensor | None = None
+    beta: float = 0.0
+    state: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Scores:
+    """The three scores of a row, `[B]` each (design 000, section 1.2 step 6, and its correction).
+
+    Attributes:
+        total_score: mean(turn) + Σ global.
+        token_level_scores: Σ of the rewards as placed on tokens, before any KL.
+        seed_returns_score: what the source calls its score, Σ of returns over the mask.
+    """
+
+    total_score: Tensor
+    token_level_scores: Tensor
+    seed_returns_score: Tensor
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TrainBatch:
-    """What the learner needs: rows, and for every token what it is worth and how much it counts.
+    """What the learner needs, and what there is to tell about it.
 
     Attributes:
         batch: the rows.
@@ -47,6 +90,16 @@ class TrainBatch:
         advantages: `[B, T]`, 0 outside the mask.
         weights: `[B, T]` aggregation weights; the step's loss is Σ weights · token loss.
         entropy_weights: `[B, T]` weights of the entropy bonus; all 0 without one.
+        wanted: `[B, T]` bool tokens whose log-probability enters the loss; the others need not be
+            computed.
+        streams: as they were given.
+        placed: rewards on tokens, before any KL.
+        token_rewards: `[B, T]` what the estimator saw.
+        kl: `[B, T]` nats, KL from the reference policy by the estimator of `credit.kl_penalty`, 0
+            outside the mask; None without a reference.
+        returns: `[B, T]` what the critic learns to predict; the advantages where there is none.
+        scores: three scores of each row.
+        state: what the estimator carries on to the next step.
     """
 
     batch: TokenBatch
@@ -54,44 +107,164 @@ class TrainBatch:
     advantages: Tensor
     weights: Tensor
     entropy_weights: Tensor
+    wanted: Tensor
+    streams: Streams
+    placed: Placed
+    token_rewards: Tensor
+    kl: Tensor | None
+    returns: Tensor
+    scores: Scores
+    state: Mapping[str, float]
 
 
 def assign_credit(
     batch: TokenBatch,
     rewards: RowRewards,
+    mask: Tensor,
+    streams: Streams,
     *,
-    mask: Callable[[TokenBatch], Tensor],
-    estimator: Callable[[CreditInputs], Tensor],
+    estimator: Estimate,
+    credit: CreditSpec,
     loss: LossSpec,
+    max_tokens: Mapping[str, int],
 ) -> TrainBatch:
-    """Carries a step's rewards to its tokens."""
-    learns = mask(batch)
-    if not torch.isfinite(rewards.turn_rewards[rewards.turn_present]).all():
-        raise ValueError("a reward is not finite: scoring must have turned it into an absence")
-    inputs = CreditInputs(
+    """Carries a step's rewards to its tokens.
+
+    Args:
+        batch: the rows.
+        rewards: theirs.
+        mask: `[B, T]` bool of the mask strategy.
+        streams: what was measured.
+        estimator: with its options.
+        credit: placement, and KL in the reward.
+        loss: aggregation, and the entropy bonus.
+        max_tokens: of each kind of turn; what `aggregate: constant` divides by where not told.
+    """
+    placed = _placed(batch, rewards, mask, credit)
+    token_rewards, kl = _less_kl(placed.token_rewards, mask, streams, credit)
+    given = estimator(_inputs(batch, rewards, mask, token_rewards, streams, credit))
+    assigned = given if isinstance(given, Credit) else Credit(advantages=given)
+    returns = assigned.advantages if assigned.returns is None else assigned.returns
+    weights, bonus = _weights(batch, mask, loss, max_tokens)
+    return TrainBatch(
+        batch=batch,
+        mask=mask,
+        advantages=assigned.advantages,
+        weights=weights,
+        entropy_weights=bonus,
+        wanted=_wanted(assigned.advantages, weights, bonus, mask, loss),
+        streams=streams,
+        placed=placed,
+        token_rewards=token_rewards,
+        kl=kl,
+        returns=returns,
+        scores=_scores(rewards, placed, returns, mask),
+        state=assigned.state,
+    )
+
+
+def _placed(batch: TokenBatch, rewards: RowRewards, mask: Tensor, credit: CreditSpec) -> Placed:
+    """Rewards on tokens.
+
+    Raises:
+        ValueError: a reward is not finite.
+    """
+    for tensor in (rewards.turn_rewards[rewards.turn_present], rewards.global_rewards):
+        if not torch.isfinite(tensor).all():
+            raise ValueError("a reward is not finite: scoring must have turned it into an absence")
+    return place(
+        rewards.turn_rewards,
+        rewards.turn_present,
+        rewards.global_rewards,
+        batch.turn_ids,
+        mask,
+        placement=credit.resolved_placement,
+        turn_reduce=credit.turn_reduce,
+        on_missing_turn=credit.on_missing_turn,
+    )
+
+
+def _inputs(
+    batch: TokenBatch,
+    rewards: RowRewards,
+    mask: Tensor,
+    token_rewards: Tensor,
+    streams: Streams,
+    credit: CreditSpec,
+) -> CreditInputs:
+    """All that the estimator may look at."""
+    return CreditInputs(
         turn_rewards=rewards.turn_rewards,
         turn_present=rewards.turn_present,
         global_rewards=rewards.global_rewards,
+        token_rewards=token_rewards,
         turn_ids=batch.turn_ids,
-        mask=learns,
+        mask=mask,
         group_ids=batch.group_ids,
         levels=batch.levels,
         tree_ids=batch.tree_ids,
+        state_ids=batch.state_ids,
+        score_source=credit.score_source,
+        values=streams.values,
+        old_logprobs=streams.old_logprobs,
+        reference_logprobs=streams.reference_logprobs,
+        greedy_scores=streams.greedy_scores,
+        state=streams.state,
     )
-    kinds = sorted({row.kind for row in batch.rows})
-    bonus = torch.zeros_like(batch.behaviour_logprobs)
-    if loss.entropy and loss.entropy.span in batch.contents:
-        content = batch.contents[loss.entropy.span] & learns
-        bonus = entropy_weights(content, loss.entropy.coefficient)
-    return TrainBatch(
-        batch=batch,
-        mask=learns,
-        advantages=estimator(inputs),
-        weights=aggregation_weights(
-            learns,
-            torch.tensor([kinds.index(row.kind) for row in batch.rows]),
-            aggregate=loss.aggregate,
-            per_turn=loss.per_turn,
+
+
+def _scores(rewards: RowRewards, placed: Placed, returns: Tensor, mask: Tensor) -> Scores:
+    return Scores(
+        total_score=structured_scores(
+            rewards.turn_rewards, rewards.turn_present, rewards.global_rewards
         ),
-        entropy_weights=bonus,
+        token_level_scores=mass(placed.token_rewards, mask),
+        seed_returns_score=returns_score(returns, mask),
     )
+
+
+def _less_kl(
+    rewards: Tensor, mask: Tensor, streams: Streams, credit: CreditSpec
+) -> tuple[Tensor, Tensor | None]:
+    """Token rewards as the estimator sees them, and KL where a reference is known."""
+    old, reference = streams.old_logprobs, streams.reference_logprobs
+    if reference is None:
+        return rewards, None
+    kl = torch.where(mask, kl_terms(old, reference, credit.kl_penalty), 0.0)
+    if not credit.use_kl_in_reward:
+        return rewards, kl
+    less = kl_in_reward(rewards, old, reference, mask, beta=streams.beta, kind=credit.kl_penalty)
+    return less, kl
+
+
+def _weights(
+    batch: TokenBatch, mask: Tensor, loss: LossSpec, max_tokens: Mapping[str, int]
+) -> tuple[Tensor, Tensor]:
+    """Weights of token losses, and of the entropy bonus."""
+    kinds = sorted({row.kind for row in batch.rows})
+    lengths = [loss.constant_length or max_tokens[row.kind] for row in batch.rows]
+    weights = aggregation_weights(
+        mask,
+        torch.tensor([kinds.index(row.kind) for row in batch.rows]),
+        aggregate=loss.aggregate,
+        per_turn=loss.per_turn,
+        constant_lengths=torch.tensor(lengths),
+    )
+    bonus = torch.zeros_like(weights)
+    if loss.entropy is not None:
+        span = loss.entropy.span
+        content = mask if span is None else batch.contents.get(span, torch.zeros_like(mask)) & mask
+        bonus = entropy_weights(content, loss.entropy.coefficient)
+    return weights, bonus
+
+
+def _wanted(
+    advantages: Tensor, weights: Tensor, bonus: Tensor, mask: Tensor, loss: LossSpec
+) -> Tensor:
+    """Tokens whose log-probability enters the loss with a gradient."""
+    signal = (advantages != 0) & (weights != 0)
+    if loss.kl is not None:
+        return mask.clone()
+    if loss.ratio == "sequence":  # the ratio of a row is a mean over all of its learning tokens
+        signal = mask & signal.any(dim=1, keepdim=True)
+    return signal | (bonus != 0)

@@ -28,7 +28,7 @@ from rlx_registry.models import VERSION_TABLE
 
 __all__ = ["REVISIONS", "connect", "database_path", "prepare", "translated", "upsert"]
 
-REVISIONS = ("0001",)
+REVISIONS = ("0001", "0002")
 """Schema revisions this code knows, oldest first; the last is the one it uses."""
 
 MIGRATIONS = Path(__file__).parent / "migrations"

@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import Connection, Row, delete, func, select
 from sqlalchemy.dialects.sqlite import insert
 
 from rlx_registry import models
@@ -247,7 +247,7 @@ class Ledger(Database):
         query = select(*(c[name] for name in INDEX_FIELDS)).order_by(c.row)
         with self._reading_run(run_id) as (connection, key):
             rows = connection.execute(query.where(c.run_id == key, c.step == step))
-            return [RolloutIndex(**dict(zip(INDEX_FIELDS, row, strict=True))) for row in rows]
+            return [_index_record(row) for row in rows]
 
     def rollout_body(self, run_id: str, step: int) -> BodyRecord:
         """Returns where a step's body is.
@@ -311,10 +311,16 @@ def _index_row(item: RolloutIndex) -> dict[str, Any]:
     for name in ("reward", "advantage"):
         if row[name] is not None and not math.isfinite(row[name]):
             raise ValueError(f"row {item.row}: {name} is {row[name]}")
-    row["rewards"] = _finite(item.rewards)
+    row["rewards"], row["scores"] = _finite(item.rewards), _finite(item.scores)
     # Sampled bytes may decode to lone surrogates, which no database can hold as text.
     row["preview"] = item.preview[:PREVIEW_LENGTH].encode("utf-8", "backslashreplace").decode()
     return row
+
+
+def _index_record(row: Row[Any]) -> RolloutIndex:
+    fields = dict(zip(INDEX_FIELDS, row, strict=True))
+    fields["scores"] = fields["scores"] or {}  # rows older than the column have none
+    return RolloutIndex(**fields)
 
 
 def _relative(connection: Connection, key: int, path: Path | str) -> str:

@@ -196,6 +196,7 @@ rollout = Table(
     Column("finish_reason", Text, nullable=False),
     Column("preview", Text, nullable=False),
     Column("failed", Text),
+    _json("scores", nullable=True),
     sqlite_with_rowid=False,
 )
 

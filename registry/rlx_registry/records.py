@@ -1,8 +1,8 @@
 """What the registry hands out: frozen records, never rows or live objects.
 
 Times are seconds since the epoch, UTC. Paths are relative to the run's directory. Dictionaries are
-plain JSON; in measured ones (`metrics`, `statistics`, `rewards`, `payload`) None stands for a
-figure that was not finite.
+plain JSON; in measured ones (`metrics`, `statistics`, `rewards`, `scores`, `payload`) None stands
+for a figure that was not finite.
 """
 
 import time
@@ -174,6 +174,7 @@ class RolloutIndex:
         tree, group: who shares a prompt, and who is compared with whom.
         turn: "answer", "confidence", ...
         reward: weighted total, None where it is absent; `rewards` are the raw values by name.
+        scores: figures of the whole row by name, such as `total_score`.
         preview: the first `PREVIEW_LENGTH` characters of the turn; untrusted text.
         failed: why a scorer or parser gave up on it, if one did.
     """
@@ -186,6 +187,7 @@ class RolloutIndex:
     problem_id: str
     reward: float | None
     rewards: dict[str, float | None] = field(default_factory=dict)
+    scores: dict[str, float | None] = field(default_factory=dict)
     advantage: float
     n_tokens: int
     finish_reason: str

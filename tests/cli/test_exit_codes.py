@@ -78,8 +78,8 @@ SITUATIONS = [
         {}, 2, "loss.clip", "",
     ),
     (
-        ["submit", RLCR, CUDA, "--set=rewards.global={a: {plugin: countdown}}"],
-        {}, 2, "no whole rollouts", "under rewards.turn",
+        ["submit", RLCR, CUDA, "--set=rewards.global={accuracy: {plugin: countdown}}"],
+        {}, 2, "has the name of a turn reward", "call one of them something else",
     ),
 ]  # fmt: skip
 

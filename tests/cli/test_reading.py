@@ -167,13 +167,3 @@ def test_the_summary_says_how_many_problems_are_different(registry, folder, ids,
     registry.transition(run_id, {"running"}, "finished")
     assert main(["status", run_id]) == 0
     assert said in capsys.readouterr().out
-
-
-def test_rewards_of_whole_rollouts_are_refused_before_anything_is_recorded(tmp_path, monkeypatch):
-    from rlx.cli import main
-
-    monkeypatch.setenv("RLX_HOME", str(tmp_path))
-    spec = Path(__file__).parents[2] / "experiments" / "countdown.yaml"
-    told = main(["submit", str(spec), "--set", "rewards.global={whole: {plugin: countdown}}"])
-    assert told == 2
-    assert not (tmp_path / "runs").exists()

@@ -1,12 +1,14 @@
 """What is asked of all estimators alike: the shared promises, and proof that they have teeth."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
-from rlx.credit import grpo, on_mask, total_scores
-from rlx.discovery import implementation, installed, load
+from rlx.credit import on_mask, total_scores
+from rlx.credit.estimators import grpo
+from rlx.discovery import installed, load
 from rlx.testing import check_estimator, example_inputs
 
 ESTIMATORS = [found.name for found in installed("estimator")]
@@ -14,9 +16,31 @@ ESTIMATORS = [found.name for found in installed("estimator")]
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_every_installed_estimator_keeps_every_promise(name):
-    descriptor = load("estimator", name)()
-    options = {field: getattr(descriptor, field) for field in type(descriptor).model_fields}
-    check_estimator(partial(implementation(descriptor.implementation), **options))
+    check_estimator(load("estimator", name)())
+
+
+OTHERWISE = {
+    "gae": {"gamma": 0.9, "lam": 0.8, "whiten": True},
+    "gigpo": {"normalize": "std", "gamma": 0.5, "omega": 0.3},
+    "gpg": {"alpha": "scores", "f_norm": 2.0},
+    "grpo": {"enable_multiturn_advantage": True},
+    "multiturn_grpo": {"statistics": "per_turn", "ddof": 0},
+    "pass_at_k": {"normalize": "center"},
+    "reinforce_plus_plus": {"gamma": 0.9, "whiten": False},
+    "reinforce_plus_plus_baseline": {"whiten": False},
+    "tree_grpo": {"normalize": "center"},
+    "turn_level_gae": {"gamma": 0.9, "lam": 0.8, "gamma_high": 0.7, "lam_high": 0.6},
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_they_keep_them_with_other_options(name):
+    check_estimator(load("estimator", name)(**OTHERWISE[name]))
+
+
+@pytest.mark.parametrize("second_level", ["prompt_scale", "prompt_renorm", "ema_scale"])
+def test_two_level_keeps_them_with_every_second_level(second_level):
+    check_estimator(load("estimator", "two_level")(second_level=second_level))
 
 
 @pytest.mark.parametrize("singleton", ["zero", "raw"])
@@ -27,7 +51,8 @@ def test_grpo_keeps_them_with_every_option(normalize, ddof, singleton):
 
 
 def test_the_estimators_that_rlx_ships_are_found():
-    assert {"grpo", "two_level"} <= set(ESTIMATORS)
+    assert len(ESTIMATORS) >= 18
+    assert {"grpo", "two_level", "gae", "vineppo", "gigpo"} <= set(ESTIMATORS)
 
 
 # Broken estimators: each breaks one promise and is otherwise right. ------------------------------
@@ -56,7 +81,7 @@ def row_order(x):
 def equal_sizes(x):
     """Takes rows to be dealt out in blocks of four, as `scores.view(-1, 4)` would."""
     blocks = torch.arange(len(x.mask)) // 4
-    return grpo(type(x)(**{**vars(x), "group_ids": blocks}))
+    return grpo(replace(x, group_ids=blocks))
 
 
 def names_of_groups(x):

@@ -10,7 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from rlx.credit import CreditInputs, group_advantages, grpo, on_mask, total_scores, two_level
+from rlx.credit import CreditInputs, group_advantages, on_mask, total_scores
+from rlx.credit.estimators import grpo, two_level
 from rlx.errors import ShapeError
 from rlx.spec.estimator import Confidence
 
@@ -117,6 +118,8 @@ def inputs_of(scores, mask, *, levels, group_ids):
         turn_rewards=torch.tensor(scores, dtype=torch.float64)[:, None],
         turn_present=torch.ones(rows, 1, dtype=torch.bool),
         global_rewards=torch.zeros(rows, dtype=torch.float64),
+        token_rewards=torch.zeros(mask.shape, dtype=torch.float64),
+        state_ids=torch.zeros(rows, 1, dtype=torch.int64),
         turn_ids=torch.where(mask, 1, -1),
         mask=mask,
         group_ids=torch.tensor(group_ids),
@@ -241,6 +244,8 @@ def test_total_is_the_mean_of_the_rewarded_turns_plus_the_global_rewards():
         turn_rewards=torch.tensor([[0.5, 1.0, 0.0], [0.0, math.nan, math.nan], [0.4, 9.0, 0.8]]),
         turn_present=torch.tensor([[True, True, True], [False, False, False], [True, False, True]]),
         global_rewards=torch.tensor([0.25, 0.25, 0.0]),
+        token_rewards=torch.zeros(3, 2),
+        state_ids=torch.zeros(3, 3, dtype=torch.int64),
         turn_ids=torch.ones(3, 2, dtype=torch.int64),
         mask=torch.ones(3, 2, dtype=torch.bool),
         group_ids=torch.zeros(3, dtype=torch.int64),

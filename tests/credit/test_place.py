@@ -11,16 +11,9 @@ import torch
 from hypothesis import assume, given, settings
 
 from rlx.credit import total_scores
-from rlx.credit.place import (
-    OnMissingTurn,
-    Placement,
-    TurnReduce,
-    TurnWithoutTokens,
-    mass,
-    place,
-    returns_score,
-)
+from rlx.credit.place import TurnWithoutTokens, mass, place, returns_score
 from rlx.errors import RlxError, ShapeError
+from rlx.spec.credit import OnMissingTurn, Placement, TurnReduce
 from rlx.testing import example_inputs
 
 GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())

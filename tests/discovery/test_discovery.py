@@ -79,13 +79,14 @@ def bare(sample):
 class Untold(Sums):
     demonstrates: ClassVar[bool] = False
 
-class Gae(Estimator):
-    implementation = "guest_credit:gae"
-    needs = frozenset({"values", "reference_logprobs"})
+class Critical(Estimator):
+    implementation = "guest_credit:critical"
+    needs = frozenset({"values", "mc_values", "reference_logprobs"})
 
-class Tokens(Estimator):
-    implementation = "guest_credit:tokens"
+class Acting(Estimator):
+    implementation = "guest_credit:acting"
     reads = "token_rewards"
+    needs = frozenset({"environment"})
 
 class Typo(Estimator):
     implementation = "guest_credit:typo"
@@ -113,8 +114,8 @@ sums = guest_plugins:Sums
 scoreless = guest_plugins:exact
 untold = guest_plugins:Untold
 [rlx.estimators]
-gae = guest_plugins:Gae
-tokens = guest_plugins:Tokens
+critical = guest_plugins:Critical
+acting = guest_plugins:Acting
 typo = guest_plugins:Typo
 [rlx.rewards]
 exact = guest_plugins:exact
@@ -342,24 +343,24 @@ def test_parents_must_fit():
 
 
 def test_what_nothing_provides_cannot_be_needed():
-    error = refused(("phases:", "estimator: {name: gae}\nphases:"))
+    error = refused(("phases:", "estimator: {name: critical}\nphases:"))
     assert error.exit_code == 2
     assert [d.message for d in error.diagnostics] == [
-        "estimator plugin 'gae' needs reference_logprobs, which a reference model gives: "
-        "this experiment has none",
-        "estimator plugin 'gae' needs values, which a critic gives: this experiment has none",
+        "estimator plugin 'critical' needs mc_values, which a Monte-Carlo continuation of "
+        "responses gives: this experiment has none",
+        "estimator plugin 'critical' needs values, which a critic gives: this experiment has none",
     ]
     assert {str(d.position) for d in error.diagnostics} == {"guest.yaml:11:19"}
     assert all(d.helps for d in error.diagnostics)
-    tokens = refused(("phases:", "estimator: {name: tokens}\nphases:"))
-    assert "needs token_rewards, which a placement" in str(tokens)
+    acting = refused(("phases:", "estimator: {name: acting}\nphases:"))
+    assert "needs environment, which a schedule with an environment gives" in str(acting)
 
 
 def test_needs_are_looked_at_inside_other_plugins_and_in_every_phase():
     inner = "{plugin: holder, turn: answer, parts: {a: {plugin: greedy}}}"
     error = refused(("{plugin: exact, turn: answer}", inner))
     assert error.diagnostics[0].path == ("rewards", "turn", "accuracy", "parts", "a", "plugin")
-    error = refused(("steps: 3", "steps: 3\n    set: {estimator.name: tokens}"))
+    error = refused(("steps: 3", "steps: 3\n    set: {estimator.name: acting}"))
     assert str(error.diagnostics[0].position) == "guest.yaml:14:27"
     assert "(phase 'all')" in str(error)
 

@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 LONGEST = 480.0
 """Seconds that one part may take."""
-ROOMS = ("credit", "loss", "mask", "step", "batch", "reward", "rollout", "sampler", "learner")
+ROOMS = ("credit", "kl", "loss", "mask", "step", "batch", "reward", "rollout", "sampler", "learner")
 """Rooms whose tests are run; those that touch devices read RLX_TEST_DEVICE."""
 
 Result = dict[str, Any]

@@ -19,7 +19,6 @@ from rlx.plugin import Problem
 from rlx.rollout import grow, plan
 from rlx.sampler import TransformersSampler
 from rlx.spec import OptimizerSpec, RunnerSpec, Tiny, TurnSpec, TwoTurn
-from rlx.step import TrainBatch
 
 MODEL = Tiny(hidden_size=512, heads=8, kv_heads=4, head_dim=64, layers=8, intermediate_size=1536)
 SCHEDULE = TwoTurn(
@@ -46,15 +45,8 @@ def differences(device: str, dtype: str) -> torch.Tensor:
     with sampler.session() as session:
         trees = grow(plan(SCHEDULE), problems, range(8), session, policy.dialogue)
     batch = flatten(trees, temperatures={"answer": 1.0, "confidence": 1.0})
-    mask = batch.is_own
-    train = TrainBatch(
-        batch=batch,
-        mask=mask,
-        advantages=mask.float(),
-        weights=mask / mask.sum(),
-        entropy_weights=torch.zeros(mask.shape),
-    )
-    return (learner.logprobs(train) - batch.behaviour_logprobs).abs()[mask]
+    own = learner.logprobs(batch, batch.is_own)
+    return (own - batch.behaviour_logprobs).abs()[batch.is_own]
 
 
 def main(device: str) -> None:

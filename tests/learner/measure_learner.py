@@ -20,21 +20,32 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlx.batch import TokenBatch, flatten
-from rlx.learner import Learner, join_ranks
+from rlx.credit import Credit
+from rlx.learner import Critic, Learner, join_ranks, with_reference
 from rlx.learner.engine import adamw
-from rlx.learner.pack import deal, pack, wanted
-from rlx.loss import clipped_surrogate
+from rlx.learner.pack import deal, pack
 from rlx.model import build_policy
 from rlx.model.lora import adapt, adapter_weights
 from rlx.plugin import Problem
-from rlx.rollout import NO_PARENT, RolloutTree, Segment
-from rlx.spec import Lora, LossSpec, OptimizerSpec, RunnerSpec, Tiny
-from rlx.step import TrainBatch
+from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
+from rlx.spec import CreditSpec, CriticSpec, Lora, LossSpec, OptimizerSpec, RunnerSpec, Tiny
+from rlx.spec.loss import EntropyBonus, KlPenalty
+from rlx.step import RowRewards, Streams, assign_credit
 
 MODEL = Tiny(
     hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=96, initializer_range=0.1
 )
-LOSS = LossSpec(clip=(0.2, 0.28), dual_clip=3.0)
+LOSS = LossSpec(
+    clip=(0.2, 0.28), dual_clip=1.5, entropy=EntropyBonus(coefficient=0.01, span="confidence")
+)
+CHOICES = {
+    "gspo": LossSpec(ratio="sequence", clip=(0.05, 0.06), aggregate="sequence_mean"),
+    "cispo": LossSpec(surrogate="cispo", aggregate="sequence_sum"),
+    "none": LossSpec(surrogate="none", aggregate="constant", per_turn=True),
+    "penalty": LOSS.model_copy(update={"kl": KlPenalty(coefficient=0.1, kl_penalty="k3")}),
+    "all": LossSpec(ratio="sequence", surrogate="cispo", kl=KlPenalty(coefficient=0.1)),
+}
+VALUE_CLIP = 0.1
 TEMPERATURES = {"answer": 1.0, "confidence": 0.7}
 LR = 1e4
 """So large that rounding of the weights themselves does not show in what they moved by."""
@@ -62,8 +73,15 @@ def rollout_trees(seed, count=5):
 
     def turn(parent, number, kind, ids):
         logprobs = tuple((-2 - torch.rand(len(ids), generator=generator)).tolist())
+        whole = Span((0, len(ids)), (0, len(ids)), "")
         return Segment(
-            parent=parent, author="policy", token_ids=ids, turn=number, kind=kind, logprobs=logprobs
+            parent=parent,
+            author="policy",
+            token_ids=ids,
+            turn=number,
+            kind=kind,
+            logprobs=logprobs,
+            spans={kind: whole},
         )
 
     trees = []
@@ -80,25 +98,33 @@ def rollout_trees(seed, count=5):
     return trees
 
 
-def train_batch(seed, model):
-    """A batch with clipped and unclipped tokens, silent rows, and an entropy bonus."""
+def train_batch(seed, model, loss=LOSS):
+    """A batch with clipped and unclipped tokens, silent rows, and NaN where nobody may look."""
     batch = flatten(rollout_trees(seed), temperatures=TEMPERATURES)
     generator = torch.Generator().manual_seed(seed + 1)
     shape = batch.token_ids.shape
     advantages = torch.randn(shape[0], 1, generator=generator).expand(shape)
     silent = torch.rand(shape[0], 1, generator=generator) < 0.2
     mask = batch.is_own
-    train = TrainBatch(
-        batch=batch,
-        mask=mask,
-        advantages=advantages.where(mask & ~silent, 0.0),
-        weights=mask / mask.sum(),
-        entropy_weights=0.01 * (batch.turn_ids == 2) / mask.sum(),
-    )
     with torch.no_grad():
         logprobs, _ = plain_logprobs(model, batch)
-    noise = 0.3 * torch.randn(shape, generator=generator)
-    return train, (logprobs + noise).where(mask, 0.0)
+    noise = 0.3 * torch.randn(3, *shape, generator=generator)
+    old, reference = ((logprobs + n).where(mask, torch.nan) for n in noise[:2])
+    values = noise[2].where(mask, torch.nan)
+    returns = torch.rand(shape, generator=generator).where(mask, 0.0)
+    none = torch.zeros(shape[0], 2)
+    return assign_credit(
+        batch,
+        RowRewards(turn_rewards=none, turn_present=none.bool(), global_rewards=none[:, 0]),
+        mask,
+        Streams(old_logprobs=old, reference_logprobs=reference, values=values),
+        estimator=lambda _: Credit(
+            advantages=advantages.where(mask & ~silent, 0.0), returns=returns
+        ),
+        credit=CreditSpec(),
+        loss=loss,
+        max_tokens={"answer": 30, "confidence": 4},
+    )
 
 
 # Plain -------------------------------------------------------------------------------------------
@@ -143,24 +169,62 @@ def plain_answers(batch, *, lora):
     return plain_logprobs(plain_model(lora=lora)[0], batch)[0]
 
 
-def plain_loss(model, train, old):
+def plain_row(new, old, reference, advantages, loss):
+    """`[n]` token losses of one row, which of them are held at a bound, and their penalties."""
+    log_ratio = new - old
+    if loss.ratio == "sequence":
+        log_ratio = log_ratio.mean().expand(len(new))
+    ratio, (low, high) = log_ratio.exp(), loss.clip
+    bounded = ratio.clamp(1 - low, 1 + high)
+    held = ratio != bounded
+    if loss.surrogate == "clip":
+        losses = -torch.min(ratio * advantages, bounded * advantages)
+        bad = advantages < 0
+        losses = torch.where(bad, torch.min(losses, -loss.dual_clip * advantages), losses)
+        held = torch.where(bad, (ratio < 1 - low) | (ratio > loss.dual_clip), ratio > 1 + high)
+    elif loss.surrogate == "cispo":
+        losses = -bounded.detach() * advantages * new
+    else:
+        losses, held = -ratio * advantages, torch.zeros_like(held)
+    held = held & (advantages != 0)
+    if loss.kl is None:
+        return losses, held, torch.zeros_like(losses)
+    x = new - reference
+    penalties = x**2 / 2 if loss.kl.kl_penalty == "k2" else (-x).exp() + x - 1
+    return losses + loss.kl.coefficient * penalties, held, penalties
+
+
+def plain_loss(model, train, loss):
+    """The loss, the tokens held at a bound, and the weighted sum of penalties, row by row."""
     logprobs, entropy = plain_logprobs(model, train.batch)
-    token = clipped_surrogate(
-        logprobs, old, train.advantages, clip=LOSS.clip, dual_clip=LOSS.dual_clip
-    )
-    return (train.weights * token).sum() - (train.entropy_weights * entropy).sum()
+    total, held, penalty = -(train.entropy_weights * entropy).sum(), 0, 0.0
+    for b, own in enumerate(train.mask):
+        streams = train.streams.old_logprobs, train.streams.reference_logprobs, train.advantages
+        row = plain_row(logprobs[b, own], *(stream[b, own] for stream in streams), loss)
+        weights = train.weights[b, own]
+        total = total + (weights * row[0]).sum()
+        held += int((row[1] & train.wanted[b, own]).sum())
+        penalty += float((weights * row[2]).sum())
+    return total, held, penalty
 
 
 @functools.cache
-def plain_step(train, old, *, lora):
-    """Loss, gradient, and what torch's own SGD takes off."""
+def plain_step(train, loss, *, lora):
+    """Figures, gradient, and what torch's own SGD takes off."""
     model, learned = plain_model(lora=lora)
     before = copied(learned)
-    loss = plain_loss(model, train, old)
-    loss.backward()
+    total, held, penalty = plain_loss(model, train, loss)
+    total.backward()
     torch.optim.SGD(learned.values(), lr=LR).step()
     gradient = {name: p.grad for name, p in learned.items()}
-    return float(loss.detach()), gradient, difference(before, learned)
+    figures = {
+        "loss": float(total.detach()),
+        "clip_fraction": held / int(train.wanted.sum()),
+        "grad_norm": norm(gradient.values()),
+    }
+    if loss.kl is not None:
+        figures["kl_loss"] = penalty / float(train.weights.sum())
+    return figures, gradient, difference(before, learned)
 
 
 @functools.cache
@@ -174,12 +238,39 @@ def plain_steps(batches, optimizer):
         eps=optimizer.eps,
         weight_decay=optimizer.weight_decay,
     )
-    for train, old in batches:
+    for train in batches:
         adam.zero_grad()
-        plain_loss(model, train, old).backward()
+        plain_loss(model, train, LOSS)[0].backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), optimizer.max_grad_norm)
         adam.step()
     return copied(dict(model.named_parameters()))
+
+
+def plain_critic(train, head, clip):
+    """Figures, gradient by name, and `[B, T]` values of a critic with this head."""
+    decoder, batch = build_policy(MODEL, 0).model.get_decoder(), train.batch
+    weight, bias = (head[f"head.{name}"].requires_grad_() for name in ("weight", "bias"))
+    states = decoder(input_ids=batch.token_ids, attention_mask=batch.is_token.long())
+    values = torch.nn.functional.pad(states.last_hidden_state[:, :-1] @ weight + bias, (1, 0))
+    new, old, returns = (x[train.mask] for x in (values, train.streams.values, train.returns))
+    squares = (new - returns) ** 2
+    held = torch.zeros_like(squares, dtype=torch.bool)
+    if clip is not None:
+        near = torch.max(torch.min(new, old + clip), old - clip)
+        held = (near - returns) ** 2 > squares
+        squares = torch.where(held, (near - returns) ** 2, squares)
+    loss = squares.mean() / 2
+    loss.backward()
+    gradient = {f"decoder.{name}": p.grad for name, p in decoder.named_parameters()}
+    gradient |= {"head.weight": weight.grad, "head.bias": bias.grad}
+    figures = {
+        "loss": loss.item(),
+        "clip_fraction": held.double().mean().item(),
+        "value": new.mean().item(),
+        "explained_variance": 1 - ((returns - new).var() / returns.var()).item(),
+        "grad_norm": norm(gradient.values()),
+    }
+    return figures, gradient, values.detach()
 
 
 # The learner -------------------------------------------------------------------------------------
@@ -205,6 +296,11 @@ def gradient_of_step(before, after):
     return gradient
 
 
+def critic_weights(critic):
+    engine = critic._engine
+    return copied({name: engine.whole(p) for name, p in engine._module.named_parameters()})
+
+
 def norm(tensors):
     return float(torch.sqrt(sum(t.double().square().sum() for t in tensors)))
 
@@ -227,18 +323,25 @@ class Bench:
         self.stage, self.ranks, self.lora = stage, ranks, lora
         self.batches = batches
         self.folder = folder / f"{ranks.count}-{stage}-{lora}"
-        self.loss, self.gradient, self.taken_off = plain_step(*batches[0], lora=lora)
+        self.plain, self.gradient, self.taken_off = plain_step(batches[0], LOSS, lora=lora)
 
-    def learner(self, optimizer, limit="cut", make_optimizer=adamw, **runner):
+    def policy(self):
         policy = build_policy(MODEL, 0)
         for layer in policy.model.model.layers:
             layer.self_attn.attention_dropout = DROPOUT
         if self.lora:
             adapt(policy.model, LORA, 0)
             fill(adapter_weights(policy.model))
-        runner = RunnerSpec(
-            zero_stage=self.stage, micro_batch_tokens=LIMITS[limit], device=DEVICE, **runner
+        return policy
+
+    def runner(self, limit, **options):
+        tokens = LIMITS[limit]
+        return RunnerSpec(
+            zero_stage=self.stage, micro_batch_tokens=tokens, device=DEVICE, **options
         )
+
+    def learner(self, optimizer, limit="cut", make_optimizer=adamw, **options):
+        policy, runner = self.policy(), self.runner(limit, **options)
         return policy, Learner(policy, runner, optimizer, self.ranks, make_optimizer)
 
     def read(self, policy, learner):
@@ -250,16 +353,16 @@ class Bench:
         self.ranks.barrier()
         return read
 
-    def stepped(self, policy, learner, batch):
+    def stepped(self, policy, learner, train, loss=LOSS):
         """What learns, before and after one step, and the step's figures."""
         before = self.read(policy, learner)
-        stats = learner.update(*batch, LOSS, LR)
+        stats = learner.update(train, loss, LR)
         return before, self.read(policy, learner), stats
 
     def dealt(self, train, limit):
         """Packed trees in every micro-batch of every rank."""
         batch, tokens = train.batch, LIMITS[limit]
-        trees = pack(batch.token_ids, batch.is_token, batch.tree_ids, wanted(train), tokens)
+        trees = pack(batch.token_ids, batch.is_token, batch.tree_ids, train.wanted, tokens)
         return [[len(m) for m in share] for share in deal(trees, self.ranks.count, tokens)]
 
     def first_step(self, limit):
@@ -277,29 +380,27 @@ class Bench:
             "worst": worst(found, gradient),
             "whole": whole(found, gradient),
             "taken_off": whole(found, self.taken_off),
-            "loss": stats.loss,
-            "plain_loss": self.loss,
-            "grad_norm": stats.grad_norm,
-            "plain_norm": norm(self.gradient.values()),
-            "clip_fraction": stats.clip_fraction,
+            "found": {name: getattr(stats, name) for name in self.plain},
+            "plain": self.plain,
             "bonus_entropy": stats.bonus_entropy,
             "computed_tokens": stats.computed_tokens,
             "row_tokens": stats.row_tokens,
             "ranks_agree": all(torch.equal(w[n], everywhere[0][n]) for w in everywhere for n in w),
-            "dealt": self.dealt(self.batches[0][0], limit),
+            "dealt": self.dealt(self.batches[0], limit),
         }
 
     def one_tree(self):
         """A step of SGD on a single tree: of two ranks, one has nothing but a filler."""
-        train, old = self.batches[0]
+        train = self.batches[0]
         first = (train.batch.tree_ids == train.batch.tree_ids[0])[:, None]
         alone = replace(
             train,
             advantages=train.advantages.where(first, 0.0),
             entropy_weights=train.entropy_weights.where(first, 0.0),
+            wanted=train.wanted & first,
         )
-        before, after, _ = self.stepped(*self.learner(READABLE, "whole", sgd), (alone, old))
-        *_, expected = plain_step(alone, old, lora=self.lora)
+        before, after, _ = self.stepped(*self.learner(READABLE, "whole", sgd), alone)
+        *_, expected = plain_step(alone, LOSS, lora=self.lora)
         return {
             "apart": whole(difference(before, after), expected),
             "dealt": self.dealt(alone, "whole"),
@@ -307,20 +408,21 @@ class Bench:
 
     def logprobs(self, learner):
         """Largest distance from plain log-probabilities, and what stands where none is wanted."""
-        train, _ = self.batches[0]
-        want, found = wanted(train), learner.logprobs(train)
+        train = self.batches[0]
+        want, found = train.wanted, learner.logprobs(train.batch, train.wanted)
         apart = float((found - plain_answers(train.batch, lora=self.lora))[want].abs().max())
         return {"logprobs_apart": apart, "logprobs_outside": float(found[~want].abs().max())}
 
     def silence(self, learner):
         """Whether an update without signal is None on every rank and changes nothing."""
-        (train, old), before = self.batches[0], copied(learner.weights())
+        train, before = self.batches[0], copied(learner.weights())
         nothing = replace(
             train,
             advantages=torch.zeros_like(train.advantages),
             entropy_weights=torch.zeros_like(train.entropy_weights),
+            wanted=torch.zeros_like(train.wanted),
         )
-        stats = self.ranks.gather(learner.update(nothing, old, LOSS, LR))
+        stats = self.ranks.gather(learner.update(nothing, LOSS, LR))
         same = all(torch.equal(before[n], w) for n, w in copied(learner.weights()).items())
         return {"silent": stats == [None] * self.ranks.count, "silence_changes_nothing": same}
 
@@ -332,7 +434,7 @@ class Bench:
         """
         length = norm(self.gradient.values())
         policy, learner = self.learner(READABLE)
-        learner.update(*self.batches[1], LOSS, 0.0)
+        learner.update(self.batches[1], LOSS, 0.0)
         bounded = READABLE.model_copy(update={"max_grad_norm": length / 2})
         learner.begin_phase(bounded, fresh=fresh)
         before, after, stats = self.stepped(policy, learner, self.batches[0])
@@ -359,10 +461,68 @@ class Bench:
     def usual_steps(self):
         """Three usual steps against torch's own optimiser, and what is exported after them."""
         policy, learner = self.learner(USUAL)
-        for train, old in self.batches:
-            learner.update(train, old, LOSS, USUAL.learning_rate)
+        for train in self.batches:
+            learner.update(train, LOSS, USUAL.learning_rate)
         apart = whole(copied(learner.weights()), plain_steps(self.batches, USUAL))
         return {"apart": apart, "export": self.exported(policy, learner)}
+
+    def choice(self, train, loss):
+        """A step of SGD down another loss."""
+        plain, gradient, _ = plain_step(train, loss, lora=self.lora)
+        before, after, stats = self.stepped(*self.learner(READABLE, "cut", sgd), train, loss)
+        found, gradient = difference(before, after), {n: LR * g for n, g in gradient.items()}
+        return {
+            "worst": worst(found, gradient),
+            "found": {name: getattr(stats, name) for name in plain},
+            "plain": plain,
+            "penalised": stats.kl_loss is not None,
+        }
+
+    def reference(self, **options):
+        """Log-probabilities of the reference before and after a step, and the gradient of that."""
+        policy, train = self.policy(), self.batches[0]
+        learner, reference = with_reference(
+            policy, self.runner("cut", **options), READABLE, self.ranks
+        )
+        own = learner.logprobs(train.batch, train.mask)
+        first = reference.logprobs(train.batch, train.mask)
+        before, after, _ = self.stepped(policy, learner, train)
+        apart = first - plain_answers(train.batch, lora=False)
+        return {
+            "described": reference.described,
+            "own_apart": float((first - own).abs().max()),
+            "base_apart": float(apart[train.mask].abs().max()),
+            "outside": float(first[~train.mask].abs().max()),
+            "stays": torch.equal(reference.logprobs(train.batch, train.mask), first),
+            "gradient_apart": whole(gradient_of_step(before, after), self.gradient),
+            "moved": float((learner.logprobs(train.batch, train.mask) - own).abs().max()),
+        }
+
+    def critic(self, limit, clip, **options):
+        """A critic's values and a step of SGD, while a learner of the same process takes one."""
+        train, policy = self.batches[0], self.policy()
+        spec, runner = CriticSpec(value_clip=clip, max_grad_norm=1e6), self.runner(limit, **options)
+        critic = Critic(policy, runner, spec, self.ranks, 0, sgd)
+        learner = Learner(policy, runner, READABLE, self.ranks, sgd)
+        before = critic_weights(critic)
+        head = {name: before[name].float().clone() for name in ("head.weight", "head.bias")}
+        plain, gradient, expected = plain_critic(train, head, clip)
+        nothing = replace(train, mask=torch.zeros_like(train.mask))
+        silent = critic.update(nothing, LR) is None
+        values = critic.values(train.batch, train.mask)
+        theirs = self.stepped(policy, learner, train)
+        stats = critic.update(train, LR)
+        found = difference(before, critic_weights(critic))
+        return {
+            "values_apart": float((values - expected)[train.mask].abs().max()),
+            "values_outside": float(values[~train.mask].abs().max()),
+            "worst": worst(found, {name: LR * g for name, g in gradient.items()}),
+            "found": {name: getattr(stats, name) for name in plain},
+            "plain": plain,
+            "rate": stats.learning_rate,
+            "silent": silent,
+            "learner_apart": whole(difference(*theirs[:2]), self.taken_off),
+        }
 
     def merged(self, policy, learner):
         """An export of adapters: merged, and alone over the model that they began from."""
@@ -386,7 +546,7 @@ class Bench:
         policy, learner = self.learner(READABLE, "several", sgd, dtype="bfloat16")
         before, after, stats = self.stepped(policy, learner, self.batches[0])
         return {
-            "loss": stats.loss / self.loss,
+            "loss": stats.loss / self.plain["loss"],
             "taken_off": whole(difference(before, after), self.taken_off),
             "buffers": sorted({str(b.dtype) for b in policy.model.buffers()}),
             "dtype": self.exported(policy, learner)["dtype"],
@@ -398,7 +558,7 @@ def logits(model):
     return model.eval()(input_ids=torch.arange(4, 24)[None]).logits
 
 
-def measure_stage(stage, ranks, batches, folder):
+def measure_stage(stage, ranks, batches, chosen, folder):
     bench = Bench(stage, ranks, batches, folder, lora=False)
     adapters = Bench(stage, ranks, batches, folder, lora=True)
     figures = {limit: bench.first_step(limit) for limit in LIMITS}
@@ -407,10 +567,17 @@ def measure_stage(stage, ranks, batches, folder):
     figures["fresh adapters"] = adapters.second_phase(fresh=True)
     figures["carried"] = bench.second_phase(fresh=False)
     figures["usual_steps"] = bench.usual_steps()
+    figures |= {name: bench.choice(chosen[name], loss) for name, loss in CHOICES.items()}
+    figures["frozen copy"] = bench.reference()
+    figures["adapter-free"] = adapters.reference()
+    for limit, clip in (("whole", None), ("several", VALUE_CLIP), ("cut", VALUE_CLIP)):
+        figures[f"critic {limit}"] = bench.critic(limit, clip)
     if ranks.count > 1:
         figures["one_tree"] = bench.one_tree()
     if stage == HALF:
         figures["bfloat16"] = bench.half_precision()
+        figures["bfloat16 reference"] = bench.reference(dtype="bfloat16")
+        figures["bfloat16 critic"] = bench.critic("several", None, dtype="bfloat16")
     return figures
 
 
@@ -418,7 +585,9 @@ def main(out):
     ranks = join_ranks(RunnerSpec(device=DEVICE))
     model = build_policy(MODEL, 0).model
     batches = tuple(train_batch(seed, model) for seed in (0, 100, 200))
-    measured = {stage: measure_stage(stage, ranks, batches, out.parent) for stage in range(4)}
+    chosen = {name: train_batch(0, model, loss) for name, loss in CHOICES.items()}
+    folder = out.parent
+    measured = {s: measure_stage(s, ranks, batches, chosen, folder) for s in range(4)}
     if ranks.is_first:
         out.write_text(json.dumps(measured))
 

@@ -80,7 +80,10 @@ def test_a_node_is_an_ancestor_exactly_when_its_path_begins_the_other(batch):
 def test_a_cut_loses_nothing_and_keeps_the_limit(batch, limit):
     token_ids, _, _, want = batch
     places = []
-    for tree in pack(*batch, limit=limit):
+    trees = pack(*batch, limit=limit)
+    whole = [row for tree in trees for row in tree.rows.unique().tolist()]
+    assert len(whole) == len(set(whole)), "a row's one ratio needs all of its tokens together"
+    for tree in trees:
         assert len(tree) <= limit or len(tree.rows.unique()) == 1
         for at, row, column in zip(tree.at, tree.rows, tree.columns, strict=True):
             assert path(tree, int(at)) == token_ids[row, :column].tolist()

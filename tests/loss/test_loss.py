@@ -1,4 +1,6 @@
-"""Surrogate, aggregation and bonus: worked example, scalar oracle, and properties."""
+"""Ratio, surrogate, aggregation, bonus and the critic's loss: worked examples, scalar oracles, and
+properties.
+"""
 
 import json
 import math
@@ -8,21 +10,28 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
-from rlx.loss import aggregation_weights, clipped_surrogate, entropy_weights
+from rlx.loss import (
+    aggregation_weights,
+    cispo,
+    clipped_surrogate,
+    entropy_weights,
+    sequence_log_ratio,
+    unclipped,
+    value_loss,
+)
 
 GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())
-(G26,) = (example for example in GOLDEN["examples"] if example["id"] == "g26")
+G26, G34 = ({e["id"]: e for e in GOLDEN["examples"]}[name] for name in ("g26", "g34"))
+AGGREGATES = ["token_mean", "sequence_mean", "sequence_sum", "constant"]
 
 masks = st.integers(1, 6).flatmap(
     lambda width: st.lists(
         st.lists(st.booleans(), min_size=width, max_size=width), min_size=1, max_size=8
     )
 )
-rules = st.fixed_dictionaries(
-    {"aggregate": st.sampled_from(["token_mean", "sequence_mean"]), "per_turn": st.booleans()}
-)
+rules = st.fixed_dictionaries({"aggregate": st.sampled_from(AGGREGATES), "per_turn": st.booleans()})
 kinds_of = st.lists(st.integers(0, 2), min_size=8, max_size=8)
 
 
@@ -37,7 +46,6 @@ def g26_token_losses():
     config, x = G26["config"], G26["inputs"]
     return clipped_surrogate(
         torch.tensor(x["ratio"], dtype=torch.float64).log(),
-        torch.zeros(2, 4, dtype=torch.float64),
         torch.tensor(x["advantages"], dtype=torch.float64),
         clip=(config["clip_low"], config["clip_high"]),
         dual_clip=config["dual_clip_c"],
@@ -78,11 +86,50 @@ def test_averages_of_the_worked_example_by_row_and_by_kind():
     assert losses["sequence_mean", True] == near(by_kind)
 
 
+def test_golden_g34_one_ratio_per_sequence():
+    config, x, expected = (G34[part] for part in ("config", "inputs", "outputs"))
+    mask = torch.tensor(x["mask"], dtype=torch.bool)
+    rows, _ = mask.nonzero(as_tuple=True)
+    log_ratio = torch.tensor(x["log_ratio"], dtype=torch.float64)[mask]
+    advantages = torch.tensor(x["advantages"], dtype=torch.float64)[rows]
+    shared = sequence_log_ratio(log_ratio, rows)
+    losses = clipped_surrogate(
+        shared, advantages, clip=(config["clip_low"], config["clip_high"]), dual_clip=None
+    )
+    for token, row in enumerate(rows.tolist()):
+        assert shared[token].exp().item() == near(expected["seq_ratio"][row])
+        assert losses[token].item() == near(expected["seq_loss"][row])
+    weights = aggregation_weights(
+        mask, torch.tensor([0, 0]), aggregate="sequence_mean", per_turn=False
+    )
+    assert (weights[mask] * losses).sum().item() == pytest.approx(expected["loss"], abs=1e-7)
+
+
+# Ratio --------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.integers(0, 4)), max_size=20))
+def test_a_sequence_has_the_mean_of_its_log_ratios(tokens):
+    log_ratio = torch.tensor([x for x, _ in tokens], dtype=torch.float64)
+    rows = [10 * row for _, row in tokens]
+    found = sequence_log_ratio(log_ratio, torch.tensor(rows, dtype=torch.int64)).tolist()
+    for value, row in zip(found, rows, strict=True):
+        own = [x for (x, _), r in zip(tokens, rows, strict=True) if r == row]
+        assert value == pytest.approx(sum(own) / len(own), abs=1e-12)
+
+
+def test_every_token_of_a_sequence_pulls_alike():
+    log_ratio = torch.zeros(5, requires_grad=True)
+    rows = torch.tensor([3, 1, 3, 3, 1])
+    unclipped(sequence_log_ratio(log_ratio, rows), torch.tensor([2.0, 1, 2, 2, 1])).sum().backward()
+    assert log_ratio.grad.tolist() == pytest.approx([-2, -1, -2, -2, -1])
+
+
 # Surrogate ----------------------------------------------------------------------------------------
 
 
-def oracle(logprob, old, advantage, *, clip, dual_clip):
-    ratio = math.exp(logprob - old)
+def oracle(log_ratio, advantage, *, clip, dual_clip):
+    ratio = math.exp(log_ratio)
     clipped = min(max(ratio, 1 - clip[0]), 1 + clip[1])
     loss = -min(ratio * advantage, clipped * advantage)
     if dual_clip is not None and advantage < 0:
@@ -90,12 +137,10 @@ def oracle(logprob, old, advantage, *, clip, dual_clip):
     return loss
 
 
-logprob = st.floats(-8, 0)
-tokens = st.lists(st.tuples(logprob, logprob, st.floats(-5, 5)), min_size=1, max_size=10)
+tokens = st.lists(st.tuples(st.floats(-8, 8), st.floats(-5, 5)), min_size=1, max_size=10)
 clips = st.tuples(st.floats(0.01, 0.9), st.floats(0.01, 0.9))
 
 
-@settings(deadline=None)
 @given(tokens, clips, st.none() | st.floats(1.5, 10))
 def test_surrogate_agrees_with_a_plain_loop(tokens, clip, dual_clip):
     columns = torch.tensor(tokens, dtype=torch.float64).unbind(dim=1)
@@ -104,13 +149,35 @@ def test_surrogate_agrees_with_a_plain_loop(tokens, clip, dual_clip):
     assert actual == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-@settings(deadline=None)
+@given(tokens, clips)
+def test_cispo_weighs_a_log_probability_by_its_clipped_ratio(tokens, clip):
+    log_ratio, advantages = torch.tensor(tokens, dtype=torch.float64).unbind(dim=1)
+    logprobs = (log_ratio - 9).requires_grad_()
+    losses = cispo(logprobs + 9, advantages, logprobs, clip=clip)
+    losses.sum().backward()
+    for n, (x, advantage) in enumerate(tokens):
+        weight = min(max(math.exp(x), 1 - clip[0]), 1 + clip[1])
+        assert losses[n].item() == pytest.approx(-weight * advantage * (x - 9), abs=1e-9)
+        assert logprobs.grad[n].item() == pytest.approx(-weight * advantage, abs=1e-9)
+
+
+@given(tokens)
+def test_unclipped_is_the_ratio_times_the_advantage(tokens):
+    found = unclipped(*torch.tensor(tokens, dtype=torch.float64).unbind(dim=1)).tolist()
+    assert found == pytest.approx([-math.exp(x) * advantage for x, advantage in tokens])
+
+
 @given(tokens, clips)
 def test_on_policy_the_gradient_is_the_policy_gradient(tokens, clip):
-    old, _, advantages = torch.tensor(tokens, dtype=torch.float64).unbind(dim=1)
+    old, advantages = torch.tensor(tokens, dtype=torch.float64).unbind(dim=1)
     logprobs = old.clone().requires_grad_()
-    clipped_surrogate(logprobs, old, advantages, clip=clip, dual_clip=3.0).sum().backward()
-    torch.testing.assert_close(logprobs.grad, -advantages)
+    for losses in (
+        clipped_surrogate(logprobs - old, advantages, clip=clip, dual_clip=3.0),
+        cispo(logprobs - old, advantages, logprobs, clip=clip),
+        unclipped(logprobs - old, advantages),
+    ):
+        (gradient,) = torch.autograd.grad(losses.sum(), logprobs)
+        torch.testing.assert_close(gradient, -advantages)
 
 
 @pytest.mark.parametrize(
@@ -126,50 +193,96 @@ def test_on_policy_the_gradient_is_the_policy_gradient(tokens, clip):
     ],
 )
 def test_which_tokens_move(ratio, advantage, moves):
-    logprobs = torch.tensor([math.log(ratio)], requires_grad=True)
-    loss = clipped_surrogate(
-        logprobs, torch.zeros(1), torch.tensor([advantage]), clip=(0.2, 0.25), dual_clip=3.0
-    )
+    log_ratio = torch.tensor([math.log(ratio)], requires_grad=True)
+    loss = clipped_surrogate(log_ratio, torch.tensor([advantage]), clip=(0.2, 0.25), dual_clip=3.0)
     loss.sum().backward()
-    assert logprobs.grad.item() == pytest.approx(-ratio * advantage if moves else 0.0)
+    assert log_ratio.grad.item() == pytest.approx(-ratio * advantage if moves else 0.0)
+
+
+# Critic -------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(*[st.floats(-3, 3)] * 3), min_size=1, max_size=10),
+    st.none() | st.floats(0.01, 2),
+)
+def test_value_loss_agrees_with_a_plain_loop(tokens, clip):
+    values, old, returns = torch.tensor(tokens, dtype=torch.float64).unbind(dim=1)
+    values.requires_grad_()
+    found = value_loss(values, old, returns, clip=clip)
+    found.sum().backward()
+    for n, (v, before, r) in enumerate(tokens):
+        near = v if clip is None else max(before - clip, min(before + clip, v))
+        held = (near - r) ** 2 > (v - r) ** 2
+        assert found[n].item() == pytest.approx((near - r if held else v - r) ** 2 / 2)
+        if abs((near - r) ** 2 - (v - r) ** 2) > 1e-9 or near == v:
+            assert values.grad[n].item() == pytest.approx(0 if held else v - r)
+
+
+def test_a_value_clip_needs_something_to_be_near_to():
+    with pytest.raises(ValueError, match="old_values"):
+        value_loss(torch.zeros(1), None, torch.zeros(1), clip=0.5)
+    assert value_loss(torch.zeros(1), None, torch.full((1,), 2.0), clip=None).tolist() == [2]
 
 
 # Aggregation --------------------------------------------------------------------------------------
 
 
+LENGTHS = {0: 5, 1: 8, 2: 3}
+"""What the constant aggregation divides by, for each kind."""
+
+
 def weights_of(mask, kinds, rule):
+    lengths = torch.tensor([LENGTHS[kind] for kind in kinds[: len(mask)]])
+    kinds = torch.tensor(kinds[: len(mask)])
     return aggregation_weights(
-        torch.tensor(mask, dtype=torch.bool), torch.tensor(kinds[: len(mask)]), **rule
+        torch.tensor(mask, dtype=torch.bool), kinds, **rule, constant_lengths=lengths
     )
 
 
-@settings(deadline=None)
+def plain_weight(mask, kinds, row, rule):
+    """Of one learning token of a row."""
+    group = [b for b, k in enumerate(kinds) if not rule["per_turn"] or k == kinds[row]]
+    rows = sum(any(mask[b]) for b in group)
+    match rule["aggregate"]:
+        case "token_mean":
+            return 1 / sum(sum(mask[b]) for b in group)
+        case "sequence_mean":
+            return 1 / sum(mask[row]) / rows
+        case "sequence_sum":
+            return 1 / rows
+        case "constant":
+            return 1 / LENGTHS[kinds[row]] / rows
+
+
 @given(masks, kinds_of, rules)
-def test_weights_sum_to_one_for_the_step_or_for_each_kind(mask, kinds, rule):
+def test_weights_agree_with_a_plain_loop(mask, kinds, rule):
+    found, kinds = weights_of(mask, kinds, rule), kinds[: len(mask)]
+    assert found.dtype == torch.float32
+    for b, row in enumerate(mask):
+        for t, learns in enumerate(row):
+            expected = plain_weight(mask, kinds, b, rule) if learns else 0
+            assert found[b, t].item() == pytest.approx(expected, rel=1e-6)
+
+
+@given(masks, kinds_of, st.sampled_from(AGGREGATES[:2]), st.booleans())
+def test_weights_of_a_mean_sum_to_one_for_the_step_or_for_each_kind(mask, kinds, aggregate, apart):
+    rule = {"aggregate": aggregate, "per_turn": apart}
     weights, kinds = weights_of(mask, kinds, rule), kinds[: len(mask)]
     per_row = weights.sum(dim=1).tolist()
-    for group in [{kind} for kind in set(kinds)] if rule["per_turn"] else [set(kinds)]:
+    for group in [{kind} for kind in set(kinds)] if apart else [set(kinds)]:
         rows = [b for b, kind in enumerate(kinds) if kind in group]
         learns = any(any(mask[b]) for b in rows)
         assert sum(per_row[b] for b in rows) == pytest.approx(float(learns), abs=1e-6)
 
 
-@settings(deadline=None)
-@given(masks, kinds_of, rules)
-def test_only_tokens_that_learn_have_weight_and_alike_ones_have_the_same(mask, kinds, rule):
-    weights, mask = weights_of(mask, kinds, rule), torch.tensor(mask)
-    assert torch.equal(weights > 0, mask)
-    assert weights.dtype == torch.float32
-    for kind in set(kinds[: len(mask)]) if rule["per_turn"] else [None]:
-        rows = torch.tensor([kind in (None, k) for k in kinds[: len(mask)]])
-        if rule["aggregate"] == "token_mean":
-            assert len(weights[rows][mask[rows]].unique()) <= 1
-        else:
-            sums = weights[rows].sum(dim=1)[mask[rows].any(dim=1)]
-            torch.testing.assert_close(sums, torch.full_like(sums, 1 / max(1, len(sums))))
+def test_a_constant_has_to_be_given():
+    with pytest.raises(ValueError, match="constant_lengths"):
+        aggregation_weights(
+            torch.ones(1, 1).bool(), torch.zeros(1), aggregate="constant", per_turn=False
+        )
 
 
-@settings(deadline=None)
 @given(masks, kinds_of, rules, st.data())
 def test_the_loss_is_the_same_however_the_batch_is_cut(mask, kinds, rule, data):
     weights = weights_of(mask, kinds, rule)
@@ -180,21 +293,25 @@ def test_the_loss_is_the_same_however_the_batch_is_cut(mask, kinds, rule, data):
     torch.testing.assert_close(torch.stack(parts).sum(), whole)
 
 
-@settings(deadline=None)
 @given(masks, kinds_of, rules)
 def test_padding_and_the_numbers_of_kinds_change_nothing(mask, kinds, rule):
     weights = weights_of(mask, kinds, rule)
-    padded = weights_of([[*row, False, False] for row in mask], [9 - 4 * k for k in kinds], rule)
+    lengths = torch.tensor([LENGTHS[kind] for kind in kinds[: len(mask)]])
+    padded = aggregation_weights(
+        torch.tensor([[*row, False, False] for row in mask], dtype=torch.bool),
+        torch.tensor([9 - 4 * kind for kind in kinds[: len(mask)]]),
+        **rule,
+        constant_lengths=lengths,
+    )
     torch.testing.assert_close(padded[:, :-2], weights)
 
 
-@settings(deadline=None)
-@given(masks, kinds_of, st.sampled_from(["token_mean", "sequence_mean"]))
+@given(masks, kinds_of, st.sampled_from(AGGREGATES))
 def test_one_kind_is_no_kind(mask, kinds, aggregate):
     one = [kinds[0]] * len(mask)
     torch.testing.assert_close(
         weights_of(mask, one, {"aggregate": aggregate, "per_turn": True}),
-        weights_of(mask, kinds, {"aggregate": aggregate, "per_turn": False}),
+        weights_of(mask, one, {"aggregate": aggregate, "per_turn": False}),
     )
 
 
@@ -210,7 +327,6 @@ def test_short_confidences_are_not_drowned_by_answers():
 # Entropy bonus ------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(masks, st.floats(0.001, 2))
 def test_the_bonus_is_a_mean_over_the_contents_of_the_span(mask, coefficient):
     weights = entropy_weights(torch.tensor(mask), coefficient)

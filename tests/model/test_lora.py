@@ -11,7 +11,14 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model import build_policy
-from rlx.model.lora import adapt, adapted, adapter_weights, merged_weights
+from rlx.model.lora import (
+    adapt,
+    adapted,
+    adapter_weights,
+    is_adapted,
+    merged_weights,
+    without_adapters,
+)
 from rlx.spec import Lora, Pretrained, Tiny
 
 SMALL = Tiny(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=48)
@@ -83,6 +90,30 @@ def test_a_merged_model_says_what_the_adapted_one_says(make):
     for weight in adapter_weights(model).values():
         weight.zero_()
     assert (logits(model) - said).abs().max() > 1e-3
+
+
+@MODELS
+def test_without_its_adapters_a_model_says_what_it_said_before(make):
+    model = make()
+    plain = logits(model)
+    assert not is_adapted(model)
+    adapt(model, Lora(rank=2), 0)
+    assert is_adapted(model)
+    fill(model)
+    said = logits(model)
+    learned = [name for name, p in model.named_parameters() if p.requires_grad]
+    with pytest.raises(KeyboardInterrupt), without_adapters(model):
+        assert torch.equal(logits(model), plain)
+        raise KeyboardInterrupt
+    assert torch.equal(logits(model), said)
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == learned
+
+
+def test_a_plain_model_is_without_adapters():
+    model = qwen3()
+    before = logits(model)
+    with without_adapters(model):
+        assert torch.equal(logits(model), before)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from rlx.batch import flatten
+from rlx.errors import RegistryError
 from rlx.plugin import Problem
-from rlx.record.rollouts import SCHEMA, TrainedRows, rollout_index, rollout_table
+from rlx.record.rollouts import (
+    SCHEMA,
+    SCORE_COLUMNS,
+    TOKEN_COLUMNS,
+    TrainedRows,
+    rollout_index,
+    rollout_table,
+)
+from rlx.record.stored import read_step
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
 from rlx_registry import read_body, write_body
@@ -77,7 +86,12 @@ def scored():
             (1, 3): {"accuracy": RewardEntry("accuracy", 1 / 3, 2.0, "scored")},
         },
         frozenset({(0, 2)}),
-        {"accuracy": 1},
+        {"accuracy": 1, "short": 1},
+        {
+            (0, 1): {"short": RewardEntry("short", 0.5, 2.0, "scored")},
+            (0, 2): {"short": RewardEntry("short", -1.0, 2.0, "replaced", "hung")},
+            (1, 3): {"short": RewardEntry("short", None, 2.0, "absent")},
+        },
     )
 
 
@@ -94,14 +108,13 @@ def trained(trees, without=(), values=None):
             .repeat(math.ceil(shape.numel() / len(values)))[: shape.numel()]
             .reshape(shape)
         )
-    rows = TrainedRows(
-        [(r.tree, r.segment, r.parent, r.kind, r.level) for r in batch.rows],
-        batch.group_ids,
-        batch.is_own,
-        mask,
-        *noise,
-    )
-    return batch, mask, noise, rows
+    columns = dict(zip(("weights", "advantages", "old_logprobs"), noise, strict=True))
+    return batch, mask, noise, rows_of_step(batch, {"mask": mask, **columns})
+
+
+def rows_of_step(batch, tokens, scores=None):
+    places = [(r.tree, r.segment, r.parent, r.kind, r.level) for r in batch.rows]
+    return TrainedRows(places, batch.group_ids, batch.is_own, tokens, scores or {})
 
 
 def saved(path, trees, table, rows):
@@ -178,7 +191,8 @@ def test_problems_and_spans_come_back(tmp_path):
     one, _ = saved(tmp_path / "b", trees, scored(), rows).to_pylist()
     assert (one["problem_id"], one["prompt"], one["stratum"]) == ("p0", "1, 2 → 3?", "2")
     assert json.loads(one["problem"]) == {"numbers": [1, 2]}
-    assert json.loads(one["segments"][1]["spans"]) == {"answer": {"outer": [0, 3], "inner": [1, 2]}}
+    span = {"outer": [0, 3], "inner": [1, 2], "text": "s"}
+    assert json.loads(one["segments"][1]["spans"]) == {"answer": span}
 
 
 def test_a_tree_none_of_whose_rows_was_trained_is_recorded_all_the_same(tmp_path):
@@ -210,6 +224,62 @@ def test_any_number_and_any_text_survive(tmp_path, values, text):
             assert bits(row["weights"]) == bits(weights[row["row"], here].tolist())
 
 
+def test_a_column_that_nobody_knows_is_refused():
+    with pytest.raises(ValueError, match="no column is called entropy"):
+        rows_of_step(flatten(grown()), {"entropy": None})
+
+
+# Reading back -------------------------------------------------------------------------------------
+
+
+def complete(trees, without=()):
+    """Rows with every column that there is, but one that the step has not."""
+    batch = flatten(trees, without=without)
+    rng = torch.Generator().manual_seed(1)
+    noise = {name: torch.randn(batch.token_ids.shape, generator=rng) for name in TOKEN_COLUMNS}
+    tokens = {**noise, "mask": batch.is_own & (noise["mask"] > -1), "values": None}
+    scores = {name: torch.randn(len(batch.rows), generator=rng) for name in SCORE_COLUMNS}
+    return batch, rows_of_step(batch, tokens, scores)
+
+
+@pytest.mark.parametrize("without", [(), {(0, 2)}, {(1, 3)}])
+def test_a_step_is_read_back_as_it_was(tmp_path, without):
+    trees, table, roles = grown(), scored(), ("trained", "greedy")
+    batch, rows = complete(trees, without)
+    write_body(tmp_path / "b", body := rollout_table(trees, table, rows, roles))
+    stored = read_step(read_body(tmp_path / "b"))
+    assert (stored.trees, stored.roles) == (tuple(trees), roles)
+    assert stored.rewards == table
+    assert stored.rows.places == rows.places
+    assert stored.rows.groups.tolist() == batch.group_ids.tolist()
+    assert stored.rows.tokens["values"] is None
+    for name, original in rows.tokens.items():
+        if original is not None:
+            again = stored.rows.tokens[name]
+            assert again.shape == batch.token_ids.shape
+            assert bits(again.tolist()) == bits(original.where(stored.rows.own, 0).tolist())
+    assert (batch.is_own & ~stored.rows.own).sum() == 0
+    for name, original in rows.scores.items():
+        assert bits(stored.rows.scores[name].tolist()) == bits(original.tolist())
+    assert rollout_table(stored.trees, stored.rewards, stored.rows, stored.roles) == body
+
+
+def test_tokens_that_learn_are_kept_whoever_wrote_them():
+    trees = grown()
+    batch = flatten(trees)
+    rows = rows_of_step(batch, {"mask": batch.is_token})
+    stored = read_step(rollout_table(trees, scored(), rows))
+    assert stored.rows.tokens["mask"].equal(batch.is_token)
+
+
+def test_what_another_version_kept_is_refused_in_words():
+    trees = grown()
+    *_, rows = trained(trees)
+    older = rollout_table(trees, scored(), rows).drop_columns(["role"])
+    with pytest.raises(RegistryError, match="recorded by another version of rlx"):
+        read_step(older)
+
+
 # The index ----------------------------------------------------------------------------------------
 
 
@@ -225,9 +295,10 @@ def test_the_index_says_what_lists_and_filters_need():
         (1, 2, "answer", "p1"),
     ]
     assert [i.parent_row for i in index] == [None, None, 0, None]
-    assert [i.reward for i in index] == pytest.approx([0.2, None, None, 2 / 3])
-    assert index[0].rewards == {"accuracy": 0.1, "_length": 3.0}
-    assert [i.failed for i in index] == [None, "accuracy: timed out", None, None]
+    assert [i.reward for i in index] == pytest.approx([0.2 + 1, -2.0, None, 2 / 3])
+    assert index[0].rewards == {"accuracy": 0.1, "_length": 3.0, "short": 0.5}
+    assert index[3].rewards == {"accuracy": 1 / 3, "short": None}
+    assert [i.failed for i in index] == [None, "accuracy: timed out; short: hung", None, None]
     assert [i.finish_reason for i in index] == ["stop", "length", "stop", "stop"]
     assert index[2].preview == "y" * 160
     for i in index:
@@ -247,13 +318,5 @@ def test_a_row_of_which_nothing_learns_has_advantage_zero():
     batch = flatten(trees)
     nothing = torch.zeros_like(batch.is_own)
     poison = torch.full(batch.is_own.shape, math.nan)
-    rows = TrainedRows(
-        [(r.tree, r.segment, r.parent, r.kind, r.level) for r in batch.rows],
-        batch.group_ids,
-        batch.is_own,
-        nothing,
-        poison,
-        poison,
-        poison,
-    )
+    rows = rows_of_step(batch, {"mask": nothing, "advantages": poison})
     assert [i.advantage for i in rollout_index(trees, scored(), rows)] == [0.0] * 4

@@ -32,6 +32,7 @@ def answer(row, **changes):
         problem_id="p7",
         reward=1.1,
         rewards={"accuracy": 1.0, "format": 1.0},
+        scores={"total_score": 1.1},
         advantage=0.5,
         n_tokens=12,
         finish_reason="stop",

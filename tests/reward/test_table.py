@@ -9,9 +9,9 @@ import trees
 
 from rlx.errors import RewardError
 from rlx.plugin import Problem, Score
-from rlx.reward import NamedReward, Outcome, RewardEntry, RewardPool, RewardTable, score
+from rlx.reward import NamedReward, Outcome, RewardEntry, RewardPool, RewardTable, rescore, score
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
-from rlx.spec import TurnReward, ValueOnError
+from rlx.spec import GlobalReward, TurnReward, ValueOnError
 from rlx_plugins.countdown import CountdownVerify
 from rlx_plugins.rlcr import Brier
 
@@ -214,6 +214,141 @@ def test_deadlines_travel_with_the_jobs():
     assert [job.deadline for job in pool.jobs] == [0.25]
 
 
+# Whole rollouts -----------------------------------------------------------------------------------
+
+
+def overall(name, function, *, scope="sample", **use):
+    plugin = SimpleNamespace(scope=scope, score=function)
+    return NamedReward(name, GlobalReward(plugin=name, **use), plugin, "global")
+
+
+def wholes(table, name):
+    return {place: es[name].raw for place, es in table.rollouts.items() if name in es}
+
+
+def reply(parent, text):
+    return Segment(parent=parent, author="environment", token_ids=(1,), text=text)
+
+
+# Two rollouts of one prompt, query ─ reply ─ answer each; the first is asked for a confidence too.
+CHAINS = RolloutTree(
+    Problem(id="c", prompt="?", fields={}),
+    (
+        Segment(parent=NO_PARENT, author="prompt", token_ids=(1,)),
+        turn(0, "who", kind="query"),
+        reply(1, "nobody"),
+        turn(2, "right", number=2),
+        turn(0, "where", kind="query"),
+        reply(4, "nowhere"),
+        turn(5, "wrong", number=2),
+        Segment(parent=3, author="prompt", token_ids=(1,), text="sure?"),
+        turn(7, "0.9", kind="confidence", number=3),
+    ),
+)
+ENDS = [(0, 3), (0, 6)]
+
+
+def test_a_global_reward_is_given_once_to_every_rollout_of_a_prompt():
+    table = score([ONE, CHAINS], [overall("length", lambda s: 1.0)], InProcess())
+    assert wholes(table, "length") == dict.fromkeys([*ANSWERS[:2], (1, 3), (1, 6)], 1.0)
+    assert set(table.rollouts) == {*ANSWERS[:2], (1, 3), (1, 6)}
+
+
+def test_what_a_global_reward_sees_of_a_rollout():
+    pool = InProcess()
+    score([CHAINS], [overall("seen", lambda s: 1.0)], pool)
+    sample = pool.jobs[0].samples[0]
+    assert (sample.id, sample.turn, sample.number, sample.response) == ("0.3", "answer", 2, "right")
+    assert sample.context == ("who",) and sample.observations == ("nobody",)
+    assert (sample.n_tokens, sample.info) == (1, {"seen": "right"})
+
+
+def test_a_global_reward_reads_the_nearest_turn_that_has_a_reward_and_other_global_ones():
+    rewards = [
+        overall("both", lambda s: s.of + 1, of="doubled", requires="accuracy"),
+        overall("doubled", lambda s: 2 * s.of, of="asked"),
+        accuracy,
+        named("asked", lambda s: float(len(s.response)), "query"),
+    ]
+    table = score([CHAINS], rewards, InProcess())
+    assert wholes(table, "doubled") == {(0, 3): 6.0, (0, 6): 10.0}
+    assert wholes(table, "both") == {(0, 3): 7.0, (0, 6): 0.0}
+    assert table.rollouts[0, 6]["both"].reason == "accuracy failed"
+
+
+@pytest.mark.parametrize("scope", ["siblings", "group"])
+def test_the_company_of_a_rollout_is_all_rollouts_of_its_prompt(scope):
+    pool = InProcess()
+    table = score([CHAINS, ONE], [overall("rank", positions, scope=scope)], pool)
+    assert pool.seen == [["0.3", "0.6"], ["1.1", "1.5"]]
+    assert wholes(table, "rank") == {(0, 3): 0.0, (0, 6): 1.0, (1, 1): 0.0, (1, 5): 1.0}
+
+
+def test_the_score_of_a_rollout_is_the_mean_of_its_turns_plus_its_global_rewards():
+    rewards = [
+        named("asked", lambda s: 3.0, "query"),
+        accuracy,
+        overall("bonus", lambda s: 0.5, weight=2.0),
+        overall("_kept", lambda s: 9.0),
+    ]
+    table = score([CHAINS], rewards, InProcess())
+    assert table.overall((0, 3)) == 1.0
+    assert table.total_score(0, (1, 3)) == (3 + 10) / 2 + 1
+    assert table.total_score(0, (4, 6)) == (3 + 0) / 2 + 1
+    alone = score([CHAINS], rewards[2:], InProcess())
+    assert alone.total_score(0, (1, 3)) == 1.0, "no turns: the global ones alone"
+    kept = score([CHAINS], rewards[3:], InProcess())
+    assert kept.overall((0, 3)) is None and kept.total_score(0, (1, 3)) is None
+    assert kept.rollouts[0, 3]["_kept"].raw == 9.0
+
+
+def judged(sample):
+    if sample.response == "wrong":
+        raise ValueError("cannot judge")
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("on_error", "dropped"),
+    [("drop_sample", {(0, 6)}), ("drop_group", {(0, 3), (0, 6), (0, 8)})],
+)
+def test_a_rollout_that_cannot_be_judged_is_dropped(on_error, dropped):
+    table = score([CHAINS], [overall("judge", judged, on_error=on_error)], InProcess())
+    assert table.dropped == dropped
+    assert (table.faults, table.rollouts[0, 6]["judge"].raw) == ({"judge": 1}, None)
+
+
+def test_a_rollout_that_cannot_be_judged_gets_a_value_or_ends_the_run():
+    replaced = overall("judge", judged, on_error=ValueOnError(value=-1))
+    assert wholes(score([CHAINS], [replaced], InProcess()), "judge") == {(0, 3): 1.0, (0, 6): -1.0}
+    with pytest.raises(RewardError, match=r"whole rollout of problem c.*rewards\.global\.judge\."):
+        score([CHAINS], [overall("judge", judged)], InProcess())
+
+
+# Tables of several ranks, and scores of long ago --------------------------------------------------
+
+
+def test_tables_of_ranks_become_the_table_of_all_trees():
+    rewards = [accuracy, brier, overall("judge", judged, on_error="drop_sample")]
+    every = [ONE, TWO, CHAINS]
+    shares = [score(every[rank::2], rewards, InProcess()) for rank in range(2)]
+    merged = RewardTable.merged(shares, [range(rank, len(every), 2) for rank in range(2)])
+    assert merged == score(every, rewards, InProcess())
+
+
+def test_scoring_again_reads_what_was_said_then_and_says_faults():
+    lenient = named("accuracy", is_right, weight=10.0, on_error=ValueOnError(value=0.5))
+    table = score([BAD], [lenient, brier], InProcess())
+    again = {
+        (reward.name, place): entry
+        for reward, place, entry in rescore([BAD], [accuracy, brier], table, InProcess())
+    }
+    then = {(n, place): e for place, es in table.turns.items() for n, e in es.items()}
+    assert again.keys() == then.keys()
+    assert {key for key in then if again[key] != then[key]} == {("accuracy", (0, 5))}
+    assert again["accuracy", (0, 5)].is_fault
+
+
 # Absence ------------------------------------------------------------------------------------------
 
 
@@ -292,7 +427,7 @@ def test_drop_group_drops_all_answers_of_the_prompt_and_no_other_prompts():
 def test_a_value_stands_in_and_is_read_by_what_depends_on_it():
     table = with_policy(ValueOnError(value=0.5))
     entry = table.turns[0, 5]["accuracy"]
-    assert (entry.raw, entry.status) == (0.5, "scored")
+    assert (entry.raw, entry.status) == (0.5, "replaced")
     assert entry.reason == "ValueError: cannot judge"
     assert raws(table, "brier")[0, 7] == pytest.approx(1 - 0.09)
     assert table.dropped == frozenset()

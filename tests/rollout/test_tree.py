@@ -52,6 +52,16 @@ def test_walking_a_tree():
     assert tree.policy_segments == (1, 3, 4)
 
 
+def test_a_rollout_ends_where_nothing_but_a_prompt_follows():
+    tree = chain()
+    assert tree.own_turns(3) == ((1, 3), NO_PARENT)
+    assert tree.own_turns(4) == ((4,), NO_PARENT)
+    assert tree.rollouts == (3, 4)
+    asked = RolloutTree(PROBLEM, (*tree.segments, prompt(3, 7), turn(5, 8, number=3)))
+    assert asked.own_turns(6) == ((6,), 3)
+    assert asked.rollouts == (3, 4), "a confidence is no rollout of its own"
+
+
 @pytest.mark.parametrize("parent", [0, 1, 5, -2])
 def test_a_parent_must_come_before_its_child(parent):
     with pytest.raises(TreeError, match=f"segment 0 of 'p0' names parent {parent}"):

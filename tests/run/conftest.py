@@ -168,12 +168,22 @@ def until(condition, what, seconds=300):
 # The runs ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def home(tmp_path_factory):
-    home = Home(tmp_path_factory.mktemp("submit"))
+def at_home(folder):
+    home = Home(folder)
     yield home
     for pid in home.processes():  # of a test that failed half-way
         os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory):
+    yield from at_home(tmp_path_factory.mktemp("submit"))
+
+
+@pytest.fixture(scope="module")
+def own_home(tmp_path_factory):
+    """A home that no other module's runs are in."""
+    yield from at_home(tmp_path_factory.mktemp("own"))
 
 
 class Finished:

@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from rlx.batch import flatten
-from rlx.credit import two_level
+from rlx.credit.estimators import two_level
+from rlx.learner import CriticStats
 from rlx.mask import turn_spans
 from rlx.plugin import Problem
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
 from rlx.run.figures import step_figures
-from rlx.spec import LossSpec
-from rlx.step import RowRewards, assign_credit
+from rlx.spec import CreditSpec, LossSpec
+from rlx.step import RowRewards, Streams, assign_credit
 
 SECONDS = {"rollout": 1.0, "reward": 0.5, "train": 2.0, "step": 4.0}
 
@@ -37,7 +38,7 @@ def entry(name, raw, weight=1.0, **parts):
     return RewardEntry(name, raw, weight, status, None, parts)
 
 
-def figures(answers, *, faults=(), update=None, mask=turn_spans):
+def figures(answers, *, faults=(), update=None, critic=None, mask=turn_spans):
     """One tree; each answer is (accuracy, [(Brier, stated confidence), ...])."""
     segments = [Segment(parent=NO_PARENT, author="prompt", token_ids=(1,))]
     turns = {}
@@ -57,12 +58,21 @@ def figures(answers, *, faults=(), update=None, mask=turn_spans):
     batch = flatten([tree])
     totals = [table.total((row.tree, row.segment)) for row in batch.rows]
     rewards = RowRewards(
-        turn_rewards=torch.tensor(totals)[:, None],
-        turn_present=torch.ones(len(totals), 1, dtype=torch.bool),
+        turn_rewards=torch.tensor(totals)[:, None].expand_as(batch.state_ids),
+        turn_present=batch.state_ids >= 0,
         global_rewards=torch.zeros(len(totals)),
     )
-    train = assign_credit(batch, rewards, mask=mask, estimator=centred, loss=LossSpec())
-    return step_figures([tree], table, train, update, SECONDS, "accuracy")
+    train = assign_credit(
+        batch,
+        rewards,
+        mask(batch),
+        Streams(old_logprobs=batch.behaviour_logprobs),
+        estimator=centred,
+        credit=CreditSpec(),
+        loss=LossSpec(),
+        max_tokens={"answer": 4, "confidence": 1},
+    )
+    return step_figures([tree], table, train, update, critic, SECONDS, "accuracy")
 
 
 def centred(inputs):
@@ -149,6 +159,7 @@ def test_what_the_optimiser_did():
         bonus_entropy=None,
         kl=0.3,
         clip_fraction=0.4,
+        kl_loss=0.25,
         ratio_max=1.5,
         grad_norm=0.6,
         learning_rate=0.7,
@@ -158,9 +169,31 @@ def test_what_the_optimiser_did():
     f = figures(TWO, update=update)
     names = ("loss", "entropy", "kl", "clip_frac", "ratio_max", "grad_norm", "lr")
     assert [f[f"train/{name}"] for name in names] == [0.1, 0.2, 0.3, 0.4, 1.5, 0.6, 0.7]
+    assert f["train/kl_loss"] == 0.25
     assert f["perf/shared_prefix_ratio"] == 2.5
     assert f["health/skipped_update"] == 0.0
     assert "train/span_entropy" not in f
     update.bonus_entropy = 0.9
     assert figures(TWO, update=update)["train/span_entropy"] == 0.9
     assert all(math.isfinite(value) for value in f.values())
+
+
+def test_the_three_scores_and_what_placement_lost():
+    f = figures(TWO)
+    # Totals: accuracy of two answers, twice the Brier of four confidences.
+    totals = [1.0, 0.0, 2 * 0.96, 2 * 0.75, 2 * 0.91, 2 * 0.91]
+    assert f["score/total_score"] == pytest.approx(sum(totals) / 6)
+    assert f["score/token_level_scores"] == pytest.approx(sum(totals) / 6)
+    assert f["score/turns_without_tokens"] == 0.0
+    assert f["score/lost"] == 0.0
+    assert not [name for name in f if name.startswith("kl/")]
+    silent = figures(TWO, mask=lambda batch: batch.is_own & (batch.turn_ids == 2))
+    assert silent["score/lost"] == pytest.approx(1.0)
+    assert silent["score/turns_without_tokens"] == 2.0
+
+
+def test_what_the_critic_did():
+    critic = CriticStats(0.1, 0.2, 0.3, None, 0.5, 0.6)
+    f = figures(TWO, critic=critic)
+    assert f["critic/loss"] == 0.1
+    assert "critic/explained_variance" not in f

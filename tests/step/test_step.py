@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from rlx.batch import flatten
-from rlx.credit import CreditInputs, grpo, two_level
+from rlx.credit import CreditInputs
+from rlx.credit.estimators import grpo, two_level
 from rlx.mask import turn_spans
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
-from rlx.spec import EntropyBonus, LossSpec
-from rlx.step import RowRewards, assign_credit
+from rlx.spec import CreditSpec, EntropyBonus, LossSpec
+from rlx.step import RowRewards, Streams, assign_credit
 
 
 def prompt(parent, *ids):
@@ -73,8 +74,16 @@ estimator = partial(two_level, normalize="center", lambda_conf=4.0)
 
 
 def step(trees=(TREE,), rewards=REWARDS, estimator=estimator, **loss):
+    batch = flatten(trees)
     return assign_credit(
-        flatten(trees), rewards, mask=turn_spans, estimator=estimator, loss=LossSpec(**loss)
+        batch,
+        rewards,
+        turn_spans(batch),
+        Streams(old_logprobs=batch.behaviour_logprobs),
+        estimator=estimator,
+        credit=CreditSpec(),
+        loss=LossSpec(**loss),
+        max_tokens={"answer": 4, "confidence": 2},
     )
 
 
@@ -112,6 +121,12 @@ def test_the_spans_of_an_answer_do_not_learn_in_the_rows_below_it():
     [
         ({"aggregate": "token_mean"}, [3 / 11, 2 / 11, 2 / 11, 1 / 11, 1 / 11, 2 / 11]),
         ({"aggregate": "sequence_mean"}, [1 / 6] * 6),
+        ({"aggregate": "sequence_sum"}, [3 / 6, 2 / 6, 2 / 6, 1 / 6, 1 / 6, 2 / 6]),
+        ({"aggregate": "constant"}, [3 / 24, 2 / 24, 2 / 12, 1 / 12, 1 / 12, 2 / 12]),
+        (
+            {"aggregate": "constant", "constant_length": 10},
+            [3 / 60, 2 / 60, 2 / 60, 1 / 60, 1 / 60, 2 / 60],
+        ),
         ({"aggregate": "token_mean", "per_turn": True}, [3 / 5, 2 / 5, 2 / 6, 1 / 6, 1 / 6, 2 / 6]),
         ({"aggregate": "sequence_mean", "per_turn": True}, [1 / 2] * 2 + [1 / 4] * 4),
     ],

@@ -22,18 +22,23 @@ MAY_IMPORT = {
     "batch": {"rollout", "reward"},
     "mask": {"batch"},
     "credit": {"spec"},
+    "kl": {"spec"},
     "loss": {"spec"},
-    "step": {"batch", "mask", "credit", "loss", "spec"},
+    "step": {"batch", "mask", "credit", "kl", "loss", "spec"},
     "model": {"spec", "plugin"},
     "sampler": {"spec", "rollout", "model"},
-    "learner": {"spec", "batch", "loss", "model", "step"},
+    "learner": {"spec", "batch", "kl", "loss", "model", "step"},
     "evaluation": {"spec", "plugin", "rollout", "reward", "sampler"},
-    "record": {"spec", "rollout", "reward", "rlx_registry"},
-    "testing": {"plugin", "spec", "discovery", "rollout", "reward", "batch", "mask", "credit"},
+    "record": {"spec", "plugin", "rollout", "reward", "rlx_registry"},
+    "testing": {
+        *("plugin", "spec", "discovery", "rollout", "reward", "batch", "mask", "credit"),
+        *("kl", "loss", "evaluation", "rlx_plugins"),  # the golden runner computes with all of them
+    },
 }
 EVERYTHING = {*MAY_IMPORT, *LEAVES, "rlx_registry"}
 MAY_IMPORT["run"] = EVERYTHING - {"testing"}
-MAY_IMPORT["cli"] = EVERYTHING | {"run", "rlx_web"}
+MAY_IMPORT["plan"] = EVERYTHING - {"learner", "sampler", "testing", "record"} | {"run"}
+MAY_IMPORT["cli"] = EVERYTHING | {"run", "plan", "rlx_web"}
 
 OWN = {"rlx_registry", "rlx_web", "rlx_plugins"}
 TOP_LEVEL = {

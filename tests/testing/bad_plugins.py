@@ -189,9 +189,9 @@ class Moody(_Sums):
 
 
 class Critical(Estimator):
-    """Needs a critic."""
+    """Needs an environment."""
 
-    needs = frozenset({"values"})
+    needs = frozenset({"environment"})
     implementation = "nowhere:at_all"
 
 

@@ -222,7 +222,7 @@ def test_example_batches_hold_every_case_that_a_promise_speaks_of(seed):
 
 def test_an_estimator_that_needs_more_is_passed_over_with_the_reason():
     for check in checks("estimator")[3:]:
-        with pytest.raises(SkipTest, match="it needs values, which no example here has"):
+        with pytest.raises(SkipTest, match="it needs environment, which no example here has"):
             check(bad.Critical)
     check_estimator(bad.Critical)
 

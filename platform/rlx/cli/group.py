@@ -21,6 +21,9 @@ VERBS = {
     "submit": Verb("rlx.cli.submit:submit", "Run experiments, recorded, surviving this terminal."),
     "validate": Verb("rlx.cli.specs:validate", "Say everything that is wrong with experiments."),
     "show": Verb("rlx.cli.specs:show", "Show an experiment in full, each value with its origin."),
+    "plan": Verb(
+        "rlx.cli.plan:plan", "Show what every token would get, before any model is loaded."
+    ),
     "schema": Verb("rlx.cli.specs:schema", "Write the JSON Schema of experiments, for editors."),
     "plugins": Verb("rlx.cli.plugins:plugins", "List plugins; show, check or begin one."),
     "doctor": Verb("rlx.cli.doctor:doctor", "Show what this machine has and lacks."),
@@ -28,6 +31,7 @@ VERBS = {
     "status": Verb("rlx.cli.reading:status", "Show how one run stands."),
     "logs": Verb("rlx.cli.reading:logs", "Show or follow a run's log."),
     "samples": Verb("rlx.cli.reading:samples", "Show rollouts with their rewards."),
+    "check": Verb("rlx.cli.check:check", "Check that a run's stored rollouts hold together."),
     "stop": Verb("rlx.cli.submit:stop", "Stop a run; its records stay."),
     "mlflow": Verb("rlx.cli.reading:mlflow", "Open MLflow on the mirror of the runs."),
     "web": Verb("rlx.cli.reading:web", "Serve the dashboard."),

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from rlx.cli.registry import folder_of, open_registry, registry_option, run_json
 from rlx.cli.text import columns
 from rlx.errors import SpecError
 from rlx.spec.diagnostic import printable
-from rlx_registry import STATUSES, RolloutIndex, RunRecord
+from rlx_registry import STATUSES, BodyRecord, RolloutIndex, RunRecord, read_body
 
 __all__ = ["logs", "mlflow", "runs", "samples", "status", "web"]
 
@@ -163,12 +164,24 @@ def _print_lines(text: str) -> None:
 @click.option("--group", "tree", type=int, help="Only this prompt (see TREE).")
 @click.option("--sort", type=click.Choice(["tree", "reward", "advantage"]), default="tree")
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=20, help="How many rows.")
+@click.option("--credit", is_flag=True, help="Token by token: rewards, KL, advantages.")
+@click.option("--row", "numbers", type=int, multiple=True, help="With --credit: this row.")
 @as_json
 @registry_option
 def samples(
-    run: str, step: int | None, tree: int | None, sort: str, limit: int, as_json: bool, url: str
+    run: str,
+    step: int | None,
+    tree: int | None,
+    sort: str,
+    limit: int,
+    credit: bool,
+    numbers: tuple[int, ...],
+    as_json: bool,
+    url: str,
 ) -> None:
     """Show RUN's rollouts with rewards by component and advantage."""
+    if numbers and not credit:
+        raise SpecError("--row N shows a row token by token: add --credit")
     with open_registry(url) as registry:
         found = registry.run(run)
         steps = registry.rollout_steps(found.id)
@@ -180,10 +193,13 @@ def samples(
                 f"{found.id} has no rollouts of step {at}; it has {steps[0]} to {steps[-1]}"
             )
         rows = registry.rollout_index(found.id, at)
+        body = registry.rollout_body(found.id, at) if credit else None
     if tree is not None and not any(row.tree == tree for row in rows):
         there = f"; it has 0 to {max(row.tree for row in rows)}" if rows else ""
         raise SpecError(f"step {at} of {found.id} has no prompt {tree}{there}")
     rows = [row for row in rows if tree is None or row.tree == tree]
+    if body is not None:
+        return _credit(found, at, body, {row.row for row in rows}, numbers, as_json)
     if sort != "tree":
         rows.sort(key=lambda row: -(getattr(row, sort) or 0.0))
     else:
@@ -194,6 +210,40 @@ def samples(
     click.echo(f"{found.id} step {at}: {len(rows)} rows")
     click.echo(columns([_sample_row(row) for row in rows[:limit]], heads))
     return None
+
+
+def _credit(
+    run: RunRecord,
+    step: int,
+    body: BodyRecord,
+    there: set[int],
+    numbers: Sequence[int],
+    as_json: bool,
+) -> None:
+    """The account of a step's rows, as `rlx plan` gives it; `there` are those that may be shown."""
+    from rich.console import Console
+
+    from rlx.plan.report import chosen, plain
+    from rlx.plan.stored import spec_of, speech_of_run, stored_accounts
+    from rlx.plan.text import show_rows
+    from rlx.record.stored import read_step
+
+    if missing := sorted(set(numbers) - there):
+        raise SpecError(f"--row {missing[0]}: step {step} of {run.id} has no such row here")
+    folder, phase = folder_of(run), str(body.statistics["phase"])
+    spec = spec_of(run.spec, phase)
+    speech = speech_of_run(spec.model, folder.model)
+    stored = read_step(read_body(folder.root / body.path, body.sha256))
+    accounts = stored_accounts(stored.trees, stored.rewards, stored.rows, spec.credit, speech)
+    shown = numbers or chosen([a for a in accounts if a.row in there], spec.evaluation.correct)
+    note = "" if speech else "the run's tokenizer is not on this machine: token ids are shown"
+    if as_json:
+        rows = [plain(a) for a in accounts if a.row in (set(numbers) or there)]
+        return _echo({"run": run.id, "step": step, "phase": phase, "note": note, "rows": rows})
+    click.echo(f"{run.id} step {step}, phase {printable(phase)}: {len(accounts)} rows")
+    if note:
+        click.echo(note, err=True)
+    return show_rows(accounts, shown, Console(highlight=False))
 
 
 def _why_none(run: RunRecord) -> str:

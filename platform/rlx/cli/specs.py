@@ -14,6 +14,7 @@ from rlx.cli.text import columns, paint
 from rlx.discovery import Plugins, check_file, installed
 from rlx.errors import EnvironmentFault, RlxError, SpecError
 from rlx.plugin import Plugin
+from rlx.spec.credit import PROFILES
 from rlx.spec.diagnostic import Diagnostic, InvalidSpec, dotted, printable, render
 from rlx.spec.experiment import ExperimentSpec
 from rlx.spec.reader import ReadSpec
@@ -117,14 +118,14 @@ def _escaped(text: str, *, in_property: bool = True) -> str:
 def show(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Show an experiment in full, each value with its origin.
 
-    Origins are a line of the file, `--set`, `default`, or `plugin default`.
+    Origins are a line of the file, `--set`, `default`, `plugin default`, or `profile NAME`.
     """
     read, plugins = check_file(spec, overrides)
     values = {path: _value(read, path) for path in read.origins}
     origins = dict(read.origins)
     for path, value in _plugin_defaults(plugins).items():
         if path not in values:
-            values[path], origins[path] = value, "plugin default"
+            values[path], origins[path] = value, _unsaid(path, read.spec)
     if as_json:
         said = {
             "spec": read.spec.resolved(),
@@ -146,6 +147,14 @@ def _value(read: ReadSpec, path: str) -> Any:
     for step in read.paths[path]:
         node = node[step]
     return node
+
+
+def _unsaid(path: str, spec: ExperimentSpec) -> str:
+    """Who says an option of a plugin that the YAML leaves out."""
+    section, *_, option = path.split(".")
+    profile = spec.credit.profile
+    by_profile = section == "estimator" and option in PROFILES[profile]
+    return f"profile {profile}" if by_profile else "plugin default"
 
 
 def _plugin_defaults(plugins: Plugins) -> dict[str, Any]:

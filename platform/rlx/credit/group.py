@@ -5,22 +5,34 @@ that worth stating: twelve float32 scores of 0.7 miss their own mean by 1e-7, wh
 of 1e-7 plus an epsilon of 1e-6 would be an advantage of 0.1.
 """
 
-from typing import Literal
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
-__all__ = ["group_advantages"]
+from rlx.spec.estimator import Normalize, Singleton
+
+__all__ = ["Statistics", "group_advantages"]
+
+
+class Statistics(TypedDict, total=False):
+    """Conventions of a comparison, as `group_advantages` takes them."""
+
+    ddof: int
+    eps: float
+    singleton: Singleton
+    tolerance: float
 
 
 def group_advantages(
     scores: Tensor,
     group_ids: Tensor,
     *,
-    normalize: Literal["std", "center"] = "std",
+    normalize: Normalize = "std",
     ddof: int = 1,
     eps: float = 1e-6,
-    singleton: Literal["zero", "raw"] = "zero",
+    singleton: Singleton = "zero",
+    tolerance: float = 0.0,
 ) -> Tensor:
     """Score minus the mean of its group, over the group's deviation or not.
 
@@ -33,6 +45,7 @@ def group_advantages(
         ddof: σ² is the sum of squares over n - ddof.
         eps: added to σ.
         singleton: in a group of one, 0, or the raw score (mean 0, σ 1, as verl has it).
+        tolerance: a group whose scores lie no further apart than this has no signal.
 
     Returns:
         `[B]` in the dtype of `scores`; exactly 0 in a group whose scores are all equal.
@@ -54,7 +67,7 @@ def group_advantages(
         squares = zeros.index_add(0, slot, centred.square())
         deviation = (squares / (counts - ddof).clamp(min=1)).sqrt()
         advantages = centred / (deviation[slot] + eps)
-    advantages = torch.where((highest > lowest)[slot], advantages, scores.new_zeros(()))
+    advantages = torch.where((highest - lowest > tolerance)[slot], advantages, scores.new_zeros(()))
     if singleton == "raw":
         raw = scores / (1 + eps) if normalize == "std" else scores
         advantages = torch.where(counts[slot] == 1, raw, advantages)

@@ -5,19 +5,18 @@ They differ only in the baseline that is subtracted and in the scale. GRPO and D
 (arXiv 2501.03262) is Dr. GRPO's, whitened over the tokens of the batch afterwards.
 """
 
-from typing import Literal
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from rlx.credit.group import group_advantages
+from rlx.credit.group import Statistics, group_advantages
+from rlx.spec.estimator import Alpha, Normalize
 
 __all__ = ["gpg", "opo", "pass_at_k", "remax", "rloo"]
 
-Singleton = Literal["zero", "raw"]
 
-
-def rloo(scores: Tensor, group_ids: Tensor, *, singleton: Singleton = "zero") -> Tensor:
+def rloo(scores: Tensor, group_ids: Tensor, **how: Unpack[Statistics]) -> Tensor:
     """Score minus the mean of the others of its group, which is unbiased.
 
         Aᵢ = sᵢ - mean_{j≠i} sⱼ = n / (n - 1) · (sᵢ - mean)
@@ -25,7 +24,7 @@ def rloo(scores: Tensor, group_ids: Tensor, *, singleton: Singleton = "zero") ->
     Args:
         scores: `[B]`.
         group_ids: `[B]` rows with equal ids are compared; any order, any group size.
-        singleton: in a group of one, 0 or the raw score.
+        how: conventions, as `group_advantages` takes them.
 
     Returns:
         `[B]`; exactly 0 in a group whose scores are all equal.
@@ -33,15 +32,13 @@ def rloo(scores: Tensor, group_ids: Tensor, *, singleton: Singleton = "zero") ->
     Reference:
         RLOO, arXiv 2402.14740.
     """
-    centred = group_advantages(scores, group_ids, normalize="center", singleton=singleton)
+    centred = group_advantages(scores, group_ids, normalize="center", **how)
     _, slot, counts = group_ids.unique(return_inverse=True, return_counts=True)
     sizes: Tensor = counts[slot]
     return centred * sizes / (sizes - 1).clamp(min=1)
 
 
-def opo(
-    scores: Tensor, lengths: Tensor, group_ids: Tensor, *, singleton: Singleton = "zero"
-) -> Tensor:
+def opo(scores: Tensor, lengths: Tensor, group_ids: Tensor, **how: Unpack[Statistics]) -> Tensor:
     """Score minus the mean of its group weighted by length, the baseline of least variance.
 
         Aᵢ = sᵢ - Σⱼ Lⱼ sⱼ / Σⱼ Lⱼ
@@ -50,7 +47,7 @@ def opo(
         scores: `[B]`.
         lengths: `[B]` number of tokens that learn. A group without any has the plain mean.
         group_ids: `[B]` rows with equal ids are compared; any order, any group size.
-        singleton: in a group of one, 0 or the raw score.
+        how: conventions, as `group_advantages` takes them.
 
     Returns:
         `[B]`; exactly 0 in a group whose scores are all equal.
@@ -60,7 +57,7 @@ def opo(
     """
     # Deviations from the plain mean are exact zeros where scores are equal, and the weighted
     # baseline is the plain mean plus the weighted mean of the deviations.
-    centred = group_advantages(scores, group_ids, normalize="center", singleton=singleton)
+    centred = group_advantages(scores, group_ids, normalize="center", **how)
     _, slot, counts = group_ids.unique(return_inverse=True, return_counts=True)
     zeros = scores.new_zeros(len(counts))
     weights = lengths.to(scores.dtype)
@@ -73,9 +70,9 @@ def gpg(
     scores: Tensor,
     group_ids: Tensor,
     *,
-    alpha: Literal["scores", "groups"] = "scores",
+    alpha: Alpha = "scores",
     f_norm: float = 1.0,
-    singleton: Singleton = "zero",
+    **how: Unpack[Statistics],
 ) -> Tensor:
     """Score minus the mean of its group, made larger by the share of the batch without signal.
 
@@ -88,7 +85,7 @@ def gpg(
         group_ids: `[B]` rows with equal ids are compared; any order, any group size.
         alpha: what is counted: "groups" as the paper has it, "scores" as verl has it.
         f_norm: constant divisor.
-        singleton: in a group of one, 0 or the raw score, which then counts as signal.
+        how: conventions, as `group_advantages` takes them.
 
     Returns:
         `[B]`; exactly 0 in a group whose scores are all equal.
@@ -96,7 +93,7 @@ def gpg(
     Reference:
         GPG, arXiv 2504.02546.
     """
-    centred = group_advantages(scores, group_ids, normalize="center", singleton=singleton)
+    centred = group_advantages(scores, group_ids, normalize="center", **how)
     if alpha == "scores":
         everything, counted = len(scores), int((scores != 0).sum())
     else:
@@ -108,9 +105,8 @@ def pass_at_k(
     scores: Tensor,
     group_ids: Tensor,
     *,
-    normalize: Literal["std", "center"] = "std",
-    ddof: int = 1,
-    eps: float = 1e-6,
+    normalize: Normalize = "std",
+    **how: Unpack[Statistics],
 ) -> Tensor:
     """Only the best row of a group learns, by its lead over the second best.
 
@@ -121,8 +117,7 @@ def pass_at_k(
         scores: `[B]`.
         group_ids: `[B]` rows with equal ids are compared; any order, any group size.
         normalize: "std" divides by the deviation of the group, "center" does not.
-        ddof: σ² is the sum of squares over n - ddof.
-        eps: added to σ.
+        how: conventions, as `group_advantages` takes them.
 
     Returns:
         `[B]`; exactly 0 where several rows share the best score, and in a group of one.
@@ -131,7 +126,7 @@ def pass_at_k(
         Pass@k policy gradient, arXiv 2503.19595.
     """
     # The lead in advantage is the lead in score over σ + ε: the mean cancels.
-    advantages = group_advantages(scores, group_ids, normalize=normalize, ddof=ddof, eps=eps)
+    advantages = group_advantages(scores, group_ids, normalize=normalize, **how)
     _, slot, counts = group_ids.unique(return_inverse=True, return_counts=True)
     lowest = scores.new_full((len(counts),), -torch.inf)
     best = lowest.scatter_reduce(0, slot, advantages, "amax")

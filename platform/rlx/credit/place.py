@@ -2,27 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from functools import partial
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from rlx.credit.rows import by_rows, selected
 from rlx.errors import RlxError, ShapeError
+from rlx.spec.credit import OnMissingTurn, Placement, TurnReduce
 
-__all__ = [
-    "OnMissingTurn",
-    "Placed",
-    "Placement",
-    "TurnReduce",
-    "TurnWithoutTokens",
-    "mass",
-    "place",
-    "returns_score",
-]
-
-Placement = Literal["turn_proportional", "final_token_only", "turn_end"]
-TurnReduce = Literal["sum", "mean"]
-OnMissingTurn = Literal["drop", "to_last_token", "error"]
+__all__ = ["Placed", "TurnWithoutTokens", "mass", "place", "returns_score"]
 
 
 class TurnWithoutTokens(RlxError):
@@ -97,24 +88,21 @@ def place(
     Reference:
         Design 000, section 1.2 step 3 and section 3; turn_end is ours.
     """
-    needs_turns = placement != "final_token_only"
-    reduce = turn_reduce or ("sum" if needs_turns else "mean")
+    reduce = turn_reduce or ("mean" if placement == "final_token_only" else "sum")
     _check_names(placement, reduce, on_missing_turn)
     _check_shapes(turn_rewards, turn_present, global_rewards, turn_ids, mask)
-    slot = torch.where(mask & (turn_ids > 0) & (turn_ids <= turn_rewards.shape[1]), turn_ids, 0)
-    sizes = _sizes(slot, turn_rewards.shape[1])
+    rule = partial(_in_rows, placement=placement, to_last_token=on_missing_turn == "to_last_token")
+    turns = _reduced(turn_rewards, turn_present, reduce)
+    token_rewards, sizes, length = by_rows(
+        rule, turns, turn_present, global_rewards, turn_ids, mask
+    )
     missing = turn_present & (sizes == 0)
     if on_missing_turn == "error" and missing.any():
         row, column = missing.nonzero()[0].tolist()
         raise TurnWithoutTokens(row, turn=column + 1)
-
-    turns = _reduced(turn_rewards, turn_present, reduce)
-    token_rewards = _RULES[placement](turns, global_rewards, _Tokens(slot, sizes, mask))
-    dropped = _on(missing & needs_turns, turns).sum(dim=1)
-    if on_missing_turn == "to_last_token":
-        token_rewards = token_rewards + _on(_final(mask), dropped)
-        dropped = torch.zeros_like(dropped)
-    lost = torch.where(mask.any(dim=1), dropped, turns.sum(dim=1) + global_rewards)
+    stays = placement == "final_token_only" or on_missing_turn == "to_last_token"
+    dropped = turns.new_zeros(()) if stays else _inside(missing, turns)
+    lost = torch.where(length > 0, dropped, turns.sum(dim=1) + global_rewards)
     return Placed(token_rewards=token_rewards, missing=missing, lost=lost)
 
 
@@ -128,7 +116,7 @@ def mass(token_rewards: Tensor, mask: Tensor) -> Tensor:
     Reference:
         Design 000, section 1.2 step 6.
     """
-    return _on(mask, token_rewards).sum(dim=1)
+    return _inside(mask, token_rewards)
 
 
 def returns_score(returns: Tensor, mask: Tensor) -> Tensor:
@@ -143,31 +131,103 @@ def returns_score(returns: Tensor, mask: Tensor) -> Tensor:
     Reference:
         Design 000, section 1.2 step 6.
     """
-    return _on(mask, returns).sum(dim=1)
+    return _inside(mask, returns)
 
 
-class _Tokens(NamedTuple):
-    """Where rewards may go: `slot` `[B, T]` is the turn of a token in the mask, or 0; `sizes`
-    `[B, K]` counts the tokens of each turn."""
+def _inside(mask: Tensor, values: Tensor) -> Tensor:
+    """`[B]` sum of a row's values in the mask."""
+    (selection,) = selected(mask, values)
+    return selection.sum(dim=1)
 
-    slot: Tensor
+
+def _in_rows(
+    turns: Tensor,
+    present: Tensor,
+    overall: Tensor,
+    turn_ids: Tensor,
+    mask: Tensor,
+    *,
+    placement: Placement,
+    to_last_token: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a block of rows: token rewards, tokens of each turn, and tokens in the mask."""
+    tokens = _Tokens.of(turn_ids, mask, turns=turns.shape[1])
+    token_rewards = _RULES[placement](turns, overall, tokens)
+    if to_last_token and placement != "final_token_only":
+        missing = present & (tokens.sizes == 0)
+        token_rewards += tokens.put(tokens.ends().final, _inside(missing, turns))
+    return token_rewards, tokens.sizes, tokens.length
+
+
+class _Ends(NamedTuple):
+    """Places among all `B · T` tokens, -1 where there is none: `[B, K]` each turn's last token,
+    and `[B]` the row's."""
+
+    of_turns: Tensor
+    final: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Tokens:
+    """Where rewards may go, in a block of rows.
+
+    Attributes:
+        cell: `[B, T]` int32 where in a flat `[B, K + 3]` table a token looks: column 0 outside the
+            mask, k + 1 for a token of turn k, 1 or K + 2 for one of no turn.
+        owners: `[R]` the cell of each run of tokens that look into the same one.
+        runs: `[R]` how many tokens they are.
+        sizes: `[B, K]` tokens of each turn.
+        length: `[B]` tokens in the mask.
+    """
+
+    cell: Tensor
+    owners: Tensor
+    runs: Tensor
     sizes: Tensor
-    mask: Tensor
+    length: Tensor
+
+    @classmethod
+    def of(cls, turn_ids: Tensor, mask: Tensor, turns: int) -> "_Tokens":
+        """Counts in runs: neighbours mostly look into the same cell, and runs are few."""
+        rows, columns = len(mask), turns + 3
+        (column,) = selected(mask, turn_ids.to(torch.int32).clamp_(0, turns + 1).add_(1))
+        first = torch.arange(0, rows * columns, columns, dtype=torch.int32, device=mask.device)
+        cell = column.add_(first[:, None])
+        owners, runs = cell.flatten().unique_consecutive(return_counts=True)
+        counts = runs.new_zeros(rows * columns).index_add_(0, owners, runs).view(rows, columns)
+        return cls(cell, owners, runs, counts[:, 2:-1], counts[:, 1:].sum(dim=1))
+
+    def ends(self) -> _Ends:
+        """The last tokens."""
+        rows, turns = self.sizes.shape
+        nowhere = self.runs.new_full((rows * (turns + 3),), -1)
+        last = self.runs.cumsum(0) - 1
+        ends = nowhere.scatter_reduce(0, self.owners.long(), last, "amax").view(rows, -1)
+        return _Ends(of_turns=ends[:, 2:-1], final=ends[:, 1:].amax(dim=1))
+
+    def look_up(self, table: Tensor) -> Tensor:
+        """`[B, K + 3]` to `[B, T]`."""
+        return table.flatten().index_select(0, self.cell.flatten()).view(self.cell.shape)
+
+    def put(self, places: Tensor, values: Tensor) -> Tensor:
+        """`[B, T]` zeros with each value added at its place, unless that is -1."""
+        there, flat = places >= 0, values.new_zeros(self.cell.numel())
+        return flat.index_add_(0, places[there], values[there]).view(self.cell.shape)
 
 
 def _turn_proportional(turns: Tensor, overall: Tensor, tokens: _Tokens) -> Tensor:
     own = turns / tokens.sizes.clamp(min=1)
-    shared = overall / tokens.mask.sum(dim=1).clamp(min=1)
-    return _of_turn(own, tokens.slot) + _on(tokens.mask, shared)
+    shared = overall / tokens.length.clamp(min=1)
+    return tokens.look_up(pad(pad(own, (1, 1)) + shared[:, None], (1, 0)))
 
 
 def _turn_end(turns: Tensor, overall: Tensor, tokens: _Tokens) -> Tensor:
-    ends = _last_of_each(tokens.slot, turns.shape[1])
-    return _on(ends, _of_turn(turns, tokens.slot)) + _on(_final(tokens.mask), overall)
+    ends = tokens.ends()
+    return tokens.put(ends.of_turns, turns) + tokens.put(ends.final, overall)
 
 
 def _final_token_only(turns: Tensor, overall: Tensor, tokens: _Tokens) -> Tensor:
-    return _on(_final(tokens.mask), turns.sum(dim=1) + overall)
+    return tokens.put(tokens.ends().final, turns.sum(dim=1) + overall)
 
 
 _RULES: dict[Placement, Callable[[Tensor, Tensor, _Tokens], Tensor]] = {
@@ -179,39 +239,10 @@ _RULES: dict[Placement, Callable[[Tensor, Tensor, _Tokens], Tensor]] = {
 
 def _reduced(turn_rewards: Tensor, turn_present: Tensor, reduce: TurnReduce) -> Tensor:
     """`[B, K]` of which the sum over k is the sum, or the mean, of the rewarded turns."""
-    turns = _on(turn_present, turn_rewards)
+    turns = torch.where(turn_present, turn_rewards, 0.0)
     if reduce == "mean":
         return turns / turn_present.sum(dim=1, keepdim=True).clamp(min=1)
     return turns
-
-
-def _sizes(slot: Tensor, turns: int) -> Tensor:
-    """`[B, K]` tokens of each turn; slot 0 is no turn's."""
-    counts = slot.new_zeros(len(slot), turns + 1)
-    return counts.scatter_add(1, slot, slot.new_ones(()).expand_as(slot))[:, 1:]
-
-
-def _of_turn(per_turn: Tensor, slot: Tensor) -> Tensor:
-    """`[B, K]` to `[B, T]`: each token gets its own turn's value, 0 where it has no turn."""
-    return torch.nn.functional.pad(per_turn, (1, 0)).gather(1, slot)
-
-
-def _last_of_each(slot: Tensor, slots: int) -> Tensor:
-    """`[B, T]` bool the last token of each slot from 1 to `slots`."""
-    position = torch.arange(slot.shape[1], device=slot.device).expand_as(slot)
-    nowhere = slot.new_full((len(slot), slots + 1), -1)
-    last = nowhere.scatter_reduce(1, slot, position, "amax")
-    return (slot > 0) & (last.gather(1, slot) == position)
-
-
-def _final(mask: Tensor) -> Tensor:
-    return _last_of_each(mask.to(torch.int64), 1)
-
-
-def _on(where: Tensor, value: Tensor) -> Tensor:
-    """`[B]` or `[B, T]` to `[B, T]`, selected and not multiplied, so that NaN cannot leak."""
-    wide = value if value.dim() == where.dim() else value[:, None]
-    return torch.where(where, wide, value.new_zeros(()))
 
 
 def _check_names(placement: Placement, reduce: TurnReduce, on_missing_turn: OnMissingTurn) -> None:

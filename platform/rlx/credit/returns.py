@@ -8,23 +8,20 @@ is ever divided by a power, so any c in [0, 1] and any length are safe.
 """
 
 from collections.abc import Callable
-from functools import partial
-from typing import Literal
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlx.credit.rows import by_rows, selected
 from rlx.errors import ShapeError
+from rlx.spec.estimator import EnvironmentTokens
 
 __all__ = ["discounted_returns", "gae", "turn_level_gae", "vine_advantages", "whiten"]
 
-_BLOCK = 64
+_BLOCK = 32
 """Tokens of a row that one matrix product joins."""
-
-_ELEMENTS = 2**18
-"""Tokens that are worked on at once, so that what is made on the way stays in a processor's cache.
-"""
 
 
 def gae(
@@ -34,7 +31,7 @@ def gae(
     *,
     gamma: float = 1.0,
     lam: float = 1.0,
-    environment: Literal["skip", "literal"] = "skip",
+    environment: EnvironmentTokens = "skip",
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation, not whitened.
 
@@ -66,10 +63,11 @@ def gae(
 
     def block(rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         steps = mask if environment == "skip" else _between_ends(mask)
+        rewards, values = selected(steps, rewards, values)
         advantages = _on_steps(recursion, steps, rewards, values)
-        return _selected(mask, advantages, advantages + values)
+        return advantages, values.add_(advantages)
 
-    advantages, returns = _by_rows(block, token_rewards, values, mask)
+    advantages, returns = by_rows(block, token_rewards, values, mask, inside=mask)
     return advantages, returns
 
 
@@ -95,9 +93,10 @@ def discounted_returns(token_rewards: Tensor, mask: Tensor, *, gamma: float) -> 
     _check_shapes(token_rewards=token_rewards, mask=mask)
 
     def block(rewards: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        return _selected(mask, _on_steps(partial(_decayed_sums, factor=gamma), mask, rewards))
+        (rewards,) = selected(mask, rewards)
+        return (_on_steps(partial(_decayed_sums, factor=gamma), mask, rewards),)
 
-    (returns,) = _by_rows(block, token_rewards, mask)
+    (returns,) = by_rows(block, token_rewards, mask, inside=mask)
     return returns
 
 
@@ -148,10 +147,11 @@ def turn_level_gae(
     recursion = partial(_turn_level, gamma=gamma, lam=lam, gamma_high=gamma_high, lam_high=lam_high)
 
     def block(rewards: Tensor, values: Tensor, mask: Tensor, turns: Tensor) -> tuple[Tensor, ...]:
+        rewards, values, turns = selected(mask, rewards, values, turns)
         advantages = _on_steps(recursion, mask, rewards, values, turns, mask)
-        return _selected(mask, advantages, advantages + values)
+        return advantages, values.add_(advantages)
 
-    advantages, returns = _by_rows(block, token_rewards, values, mask, turn_ids)
+    advantages, returns = by_rows(block, token_rewards, values, mask, turn_ids, inside=mask)
     return advantages, returns
 
 
@@ -227,7 +227,8 @@ def whiten(
 
 
 def _gae(rewards: Tensor, values: Tensor, *, gamma: float, lam: float) -> Tensor:
-    deltas = rewards + gamma * _next(values) - values
+    deltas = rewards - values
+    deltas[:, :-1].add_(values[:, 1:], alpha=gamma)
     return _decayed_sums(deltas, gamma * lam)
 
 
@@ -258,17 +259,23 @@ def _decayed_sums(x: Tensor, factor: float) -> Tensor:
     Within a block by a matrix product. The first A of each block then obeys the same recursion
     with factor^block, and what is behind a block reaches into it through the first A behind.
     """
-    width = x.shape[1]
-    blocks = -(-width // _BLOCK)
-    at = torch.arange(_BLOCK, dtype=torch.float64, device=x.device)
-    # ahead[j, i] tokens lie from i to j.
-    ahead = at[:, None] - at[None, :]
-    powers = torch.where(ahead >= 0, factor ** ahead.clamp(min=0), 0.0).to(x.dtype)
-    sums = pad(x, (0, blocks * _BLOCK - width)).reshape(len(x), blocks, _BLOCK) @ powers
-    if blocks > 1:
+    width, short = x.shape[1], -x.shape[1] % _BLOCK
+    within, beyond = _powers(factor, x.dtype, x.device)
+    sums = (pad(x, (0, short)) if short else x).unflatten(1, (-1, _BLOCK)) @ within
+    if width > _BLOCK:
         behind = _next(_decayed_sums(sums[:, :, 0], factor**_BLOCK))
-        sums = torch.addcmul(sums, behind[:, :, None], (factor ** (_BLOCK - at)).to(x.dtype))
-    return sums.flatten(1)[:, :width]
+        sums.addcmul_(behind[:, :, None], beyond)
+    inner: Tensor = sums.flatten(1)[:, :width]
+    return inner
+
+
+@lru_cache(maxsize=64)
+def _powers(factor: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """`[block, block]` what token j adds to token i ≤ j, and `[block]` what the next block does."""
+    at = torch.arange(_BLOCK, dtype=torch.float64, device=device)
+    ahead = at[:, None] - at[None, :]
+    within = torch.where(ahead >= 0, factor ** ahead.clamp(min=0), 0.0)
+    return within.to(dtype), (factor ** (_BLOCK - at)).to(dtype)
 
 
 def _chained_sums(x: Tensor, factors: Tensor) -> Tensor:
@@ -292,18 +299,19 @@ def _next(x: Tensor, by: int = 1) -> Tensor:
 def _on_steps(recursion: Callable[..., Tensor], steps: Tensor, *streams: Tensor) -> Tensor:
     """`recursion` over the steps alone, `[B, T]`; anything outside of them.
 
-    It sees zeros outside the steps, and the steps of a row side by side.
+    It sees the steps of a row side by side. The streams are 0 outside the steps.
     """
-    streams = _selected(steps, *streams)
-    begins = steps & ~pad(steps[:, :-1], (1, 0))
-    if (begins.sum(dim=1) <= 1).all():
+    ones = steps.view(torch.int8)
+    begins = (ones[:, 1:] > ones[:, :-1]).sum(dim=1, dtype=torch.int32) + ones[:, :1].sum(dim=1)
+    if (begins <= 1).all():
         return recursion(*streams)
-    # A step goes to its number among the steps, everything else to a column that is cut off.
-    numbers = steps.cumsum(dim=1) - 1
-    width = int(numbers.max()) + 1
-    to = torch.where(steps, numbers, width)
-    packed = (x.new_zeros(len(x), width + 1).scatter(1, to, x)[:, :width] for x in streams)
-    return recursion(*packed).gather(1, numbers.clamp(min=0))
+    # A step goes to its number among the steps, from 1, and everything else to a column 0 that
+    # nobody reads.
+    counts = steps.cumsum(dim=1)
+    width = int(counts[:, -1].max()) + 1
+    (numbers,) = selected(steps, counts)
+    packed = (x.new_zeros(len(x), width).scatter_(1, numbers, x)[:, 1:] for x in streams)
+    return pad(recursion(*packed), (1, 0)).gather(1, numbers)
 
 
 def _between_ends(mask: Tensor) -> Tensor:
@@ -311,19 +319,6 @@ def _between_ends(mask: Tensor) -> Tensor:
     begun = mask.cumsum(dim=1) > 0
     unfinished = mask.flip(1).cumsum(dim=1).flip(1) > 0
     return begun & unfinished
-
-
-def _selected(mask: Tensor, *streams: Tensor) -> tuple[Tensor, ...]:
-    """Selected and not multiplied, so that NaN cannot leak past the mask."""
-    return tuple(torch.where(mask, x, x.new_zeros(())) for x in streams)
-
-
-def _by_rows(function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
-    """`function` over blocks of rows."""
-    rows = max(_ELEMENTS // max(tensors[0].shape[1], 1), 1)
-    blocks = zip(*(x.split(rows) for x in tensors), strict=True)
-    outputs = zip(*(function(*block) for block in blocks), strict=True)
-    return tuple(torch.cat(pieces) for pieces in outputs)
 
 
 def _check_shapes(**tensors: Tensor) -> None:

@@ -4,17 +4,15 @@ A turn's number is its column plus one. Tokens carry the number of their turn; w
 (prompts, observations, padding) carries a number below 1 and gets 0.
 """
 
-from typing import Literal
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from rlx.credit.group import group_advantages
+from rlx.credit.group import Statistics, group_advantages
+from rlx.spec.estimator import Normalize, TurnStatistics
 
 __all__ = ["gigpo", "mt_grpo", "multiturn_grpo", "step_returns", "tree_grpo"]
-
-Normalize = Literal["std", "center"]
-Singleton = Literal["zero", "raw"]
 
 
 def multiturn_grpo(
@@ -25,11 +23,9 @@ def multiturn_grpo(
     mask: Tensor,
     group_ids: Tensor,
     *,
-    statistics: Literal["pooled", "per_turn"] = "pooled",
+    statistics: TurnStatistics = "pooled",
     turn_weight: float = 0.5,
-    ddof: int = 1,
-    eps: float = 1e-6,
-    singleton: Singleton = "zero",
+    **how: Unpack[Statistics],
 ) -> Tensor:
     """Each turn's reward against other turns of the prompt, plus each rollout's against the others.
 
@@ -46,9 +42,7 @@ def multiturn_grpo(
         group_ids: `[B]` rows with equal ids are compared.
         statistics: which turns share a mean and a deviation.
         turn_weight: w.
-        ddof: σ² is the sum of squares over n - ddof.
-        eps: added to σ.
-        singleton: in a group of one turn or one rollout, 0 or the raw reward.
+        how: conventions, as `group_advantages` takes them.
 
     Returns:
         `[B, T]`, 0 outside the mask and on tokens of no turn.
@@ -59,10 +53,8 @@ def multiturn_grpo(
     prompts = group_ids[:, None].expand_as(turn_present)
     numbers = torch.arange(turn_present.shape[1], device=group_ids.device)
     keys = prompts if statistics == "pooled" else _pairs(prompts, numbers.expand_as(prompts))
-    turns = _among_present(
-        turn_rewards, turn_present, keys, ddof=ddof, eps=eps, singleton=singleton
-    )
-    rollouts = group_advantages(global_rewards, group_ids, ddof=ddof, eps=eps, singleton=singleton)
+    turns = _among_present(turn_rewards, turn_present, keys, **how)
+    rollouts = group_advantages(global_rewards, group_ids, **how)
     return _on_turns(turn_weight * turns, rollouts, turn_ids, mask)
 
 
@@ -75,9 +67,7 @@ def mt_grpo(
     group_ids: Tensor,
     *,
     turn_coef: float = 1.0,
-    ddof: int = 1,
-    eps: float = 1e-4,
-    singleton: Singleton = "zero",
+    **how: Unpack[Statistics],
 ) -> Tensor:
     """The first turn learns from its own reward and the outcome, later turns from the outcome.
 
@@ -91,9 +81,7 @@ def mt_grpo(
         mask: `[B, T]` bool tokens that learn.
         group_ids: `[B]` rows with equal ids are compared.
         turn_coef: c.
-        ddof: σ² is the sum of squares over n - ddof.
-        eps: added to σ.
-        singleton: in a group of one, 0 or the raw reward.
+        how: conventions, as `group_advantages` takes them.
 
     Returns:
         `[B, T]`, 0 outside the mask and on tokens of no turn.
@@ -101,10 +89,8 @@ def mt_grpo(
     Reference:
         MT-GRPO, arXiv 2505.11821.
     """
-    first = _among_present(
-        turn_rewards, turn_present, group_ids, ddof=ddof, eps=eps, singleton=singleton
-    )
-    outcome = group_advantages(outcome_rewards, group_ids, ddof=ddof, eps=eps, singleton=singleton)
+    first = _among_present(turn_rewards, turn_present, group_ids, **how)
+    outcome = group_advantages(outcome_rewards, group_ids, **how)
     return _on_turns(turn_coef * first[:, None], outcome, turn_ids, mask)
 
 
@@ -152,9 +138,7 @@ def gigpo(
     *,
     omega: float = 1.0,
     normalize: Normalize = "center",
-    ddof: int = 1,
-    eps: float = 1e-6,
-    singleton: Singleton = "zero",
+    **how: Unpack[Statistics],
 ) -> Tensor:
     """Rollouts against rollouts of the prompt, plus turns against turns from the same state.
 
@@ -170,10 +154,7 @@ def gigpo(
         group_ids: `[B]` rows with equal ids are compared.
         omega: ω.
         normalize: for both parts, "std" divides by the deviation, "center" does not.
-        ddof: σ² is the sum of squares over n - ddof.
-        eps: added to σ.
-        singleton: for a rollout alone with its prompt, 0 or the raw score. A turn alone in its
-            state always has A_S = 0.
+        how: conventions, as `group_advantages` takes them.
 
     Returns:
         `[B, T]`, 0 outside the mask and on tokens of no turn.
@@ -182,12 +163,9 @@ def gigpo(
         GiGPO, arXiv 2505.10978.
     """
     states = _pairs(group_ids[:, None].expand_as(state_ids), state_ids)
-    steps = _among_present(
-        returns, state_ids >= 0, states, normalize=normalize, ddof=ddof, eps=eps, singleton="zero"
-    )
-    episodes = group_advantages(
-        episode_scores, group_ids, normalize=normalize, ddof=ddof, eps=eps, singleton=singleton
-    )
+    alone: Statistics = {**how, "singleton": "zero"}
+    steps = _among_present(returns, state_ids >= 0, states, normalize=normalize, **alone)
+    episodes = group_advantages(episode_scores, group_ids, normalize=normalize, **how)
     return _on_turns(omega * steps, episodes, turn_ids, mask)
 
 
@@ -197,9 +175,7 @@ def tree_grpo(
     tree_ids: Tensor,
     *,
     normalize: Normalize = "std",
-    ddof: int = 1,
-    eps: float = 1e-6,
-    singleton: Singleton = "zero",
+    **how: Unpack[Statistics],
 ) -> Tensor:
     """A leaf against all leaves of its prompt, plus against the leaves of its own tree.
 
@@ -210,9 +186,7 @@ def tree_grpo(
         group_ids: `[B]` rows with equal ids answer the same prompt.
         tree_ids: `[B]` within a prompt, rows with equal ids are leaves of one tree.
         normalize: for both parts, "std" divides by the deviation, "center" does not.
-        ddof: σ² is the sum of squares over n - ddof.
-        eps: added to σ.
-        singleton: for a leaf alone with its prompt or in its tree, 0 or the raw score.
+        how: conventions, as `group_advantages` takes them.
 
     Returns:
         `[B]`; exactly 0 where all leaves of a prompt score alike.
@@ -220,16 +194,12 @@ def tree_grpo(
     Reference:
         Tree-GRPO, arXiv 2509.21240.
     """
-    inter = group_advantages(
-        scores, group_ids, normalize=normalize, ddof=ddof, eps=eps, singleton=singleton
-    )
+    inter = group_advantages(scores, group_ids, normalize=normalize, **how)
     intra = group_advantages(
         scores,
         _pairs(group_ids, tree_ids),
         normalize=normalize,
-        ddof=ddof,
-        eps=eps,
-        singleton=singleton,
+        **how,
     )
     return inter + intra
 
@@ -248,18 +218,14 @@ def _among_present(
     keys: Tensor,
     *,
     normalize: Normalize = "std",
-    ddof: int,
-    eps: float,
-    singleton: Singleton,
+    **how: Unpack[Statistics],
 ) -> Tensor:
     """Group advantages among the present values, in the shape of `values`; 0 where absent."""
     advantages = group_advantages(
         values[present],
         keys[present],
         normalize=normalize,
-        ddof=ddof,
-        eps=eps,
-        singleton=singleton,
+        **how,
     )
     return torch.zeros_like(values).masked_scatter(present, advantages)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from rlx.discovery.fit import ignored
 from rlx.plugin import Estimator
 from rlx.spec import ExperimentSpec
 from rlx.spec.consistency import cautions
@@ -17,6 +18,8 @@ def advice(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
         at_key = word.startswith("estimator.")
         yield _warning(tuple(word.split(".")) if at_key else ("estimator",), text)
     yield from _alone(spec, estimator)
+    for path, text in ignored(spec, estimator):
+        yield _warning(path, text)
     for problem in cautions(spec):
         yield _warning(problem.path, problem.message, problem.help, problem.against)
 

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import to_json
 
 from rlx.discovery.advice import advice
+from rlx.discovery.fit import misfits, unasked, under_profile
 from rlx.discovery.lookup import Kind, PluginFault, fault, find, fingerprint, load
 from rlx.discovery.streams import STREAMS, needed
 from rlx.plugin import Estimator, Mask, Plugin
@@ -43,6 +44,7 @@ class Provenance:
     Attributes:
         sha256: hex digest of the module's source; of all of a package's `.py` files when the entry
             point names a package.
+        options: all of its options as they were, defaults and profile included.
     """
 
     kind: Kind
@@ -51,6 +53,7 @@ class Provenance:
     version: str
     entry_point: str
     sha256: str
+    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,12 @@ class Plugins:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """One place of a spec that names a plugin. `keys` are those that are not the plugin's own."""
+    """One place of a spec that names a plugin.
+
+    Attributes:
+        keys: those that are not the plugin's own.
+        profile: whose conventions an estimator follows where its options do not say.
+    """
 
     path: KeyPath
     kind: Kind
@@ -82,6 +90,7 @@ class _Use:
     name: str
     options: Mapping[str, Any]
     of: Any
+    profile: str = "rlx"
 
     @property
     def label(self) -> str:
@@ -132,17 +141,21 @@ def _uses(tree: Mapping[str, Any]) -> Iterator[_Use]:
             places.append((("rewards", scope, name), "reward", model, use))
     places.append((("mask",), "mask", MaskUse, tree.get("mask")))
     places.append((("estimator",), "estimator", EstimatorUse, tree.get("estimator")))
+    credit = tree.get("credit")
+    profile = credit.get("profile") if isinstance(credit, dict) else None
     for path, kind, model, use in places:
         if isinstance(use, dict) and isinstance(_name(model, use), str):
-            yield _use(path, kind, model, use)
+            made = _use(path, kind, model, use)
+            yield replace(made, profile=str(profile)) if kind == "estimator" else made
 
 
 def _made(use: _Use) -> Plugin | list[Diagnostic]:
     """A plugin with its options, or what is wrong with them, at their paths."""
     cls = load(use.kind, use.name)
     inner, faults = _build(_nested(cls, use))
+    options = under_profile(cls, use.options, use.profile)
     try:
-        plugin = cls.model_validate_json(to_json(use.options), strict=True)
+        plugin = cls.model_validate_json(to_json(options), strict=True)
     except ValidationError as error:
         from rlx.spec.explain import explain  # only where something is wrong
 
@@ -194,6 +207,8 @@ def check(read: ReadSpec) -> Plugins:
         InvalidSpec: with every fault found; InvalidPlugins when only plugins are at fault.
     """
     plugins, faults = _resolve(read.spec)
+    if plugins is not None and read.spec.critic is not None:
+        faults += unasked(read.spec, _estimators(read.spec))
     if faults or plugins is None:
         raise refusal([locate(f, read.document) for f in faults], read.document.file)
     return replace(plugins, warnings=tuple(locate(w, read.document) for w in plugins.warnings))
@@ -230,6 +245,14 @@ def _resolve(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagnostic]]:
     return plugins and replace(plugins, warnings=warnings), faults
 
 
+def _estimators(spec: ExperimentSpec) -> Iterator[Estimator]:
+    """The estimator of each phase; phases that are at fault are told of elsewhere."""
+    for phase in spec.phases:
+        plugins, _ = _one(spec.in_phase(phase))
+        if plugins is not None:
+            yield plugins.estimator
+
+
 def _said_in(spec: ExperimentSpec, phase: PhaseSpec) -> Iterator[Diagnostic]:
     """Faults and warnings of the experiment as it stands in a phase that changes it."""
     if phase.set:
@@ -249,13 +272,15 @@ def _one(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagnostic]]:
     if faults:
         return None, faults
     estimator = cast(Estimator, built["estimator",])
+    if faults := list(misfits(spec, estimator)):
+        return None, faults
     rewards = {(str(p[1]), str(p[2])): made for p, made in built.items() if p[0] == "rewards"}
     plugins = Plugins(
         task=built["task",],
         rewards=rewards,
         mask=cast(Mask, built["mask",]),
         estimator=estimator,
-        provenance=tuple(_provenance(use) for use, _ in everyone),
+        provenance=tuple(_provenance(use, plugin) for use, plugin in everyone),
         warnings=tuple(advice(spec, estimator)),
     )
     return plugins, []
@@ -340,7 +365,7 @@ def _conflict(path: KeyPath, message: str, *helps: str) -> Diagnostic:
     return Diagnostic(kind="conflict", message=message, path=path, helps=helps)
 
 
-def _provenance(use: _Use) -> Provenance:
+def _provenance(use: _Use, made: Plugin) -> Provenance:
     plugin = find(use.kind, use.name)
     return Provenance(
         kind=use.kind,
@@ -349,4 +374,5 @@ def _provenance(use: _Use) -> Provenance:
         version=plugin.version,
         entry_point=plugin.value,
         sha256=fingerprint(plugin),
+        options=made.model_dump(mode="json", by_alias=True),
     )

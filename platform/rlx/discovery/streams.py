@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from rlx.plugin import Estimator, Plugin
-from rlx.spec import ExperimentSpec
+from rlx.spec import ExperimentSpec, Single
 
 __all__ = ["STREAMS", "Stream", "needed"]
 
@@ -15,6 +15,18 @@ Provided = Callable[[ExperimentSpec, Plugin], bool]
 
 def _never(_: ExperimentSpec, __: Plugin) -> bool:
     return False
+
+
+def _always(_: ExperimentSpec, __: Plugin) -> bool:
+    return True
+
+
+def _has_critic(spec: ExperimentSpec, _: Plugin) -> bool:
+    return spec.critic is not None
+
+
+def _answers_alone(spec: ExperimentSpec, _: Plugin) -> bool:
+    return isinstance(spec.rollout, Single)
 
 
 def _demonstrated(_: ExperimentSpec, task: Plugin) -> bool:
@@ -40,11 +52,17 @@ _WITHOUT = "choose a plugin that does without: no experiment provides it yet"
 
 STREAMS: Mapping[str, Stream] = MappingProxyType(
     {
-        "values": Stream("a critic", _WITHOUT),
-        "reference_logprobs": Stream("a reference model", _WITHOUT),
-        "token_rewards": Stream("a placement of rewards on tokens", _WITHOUT),
+        "values": Stream(
+            "a critic", "add one: `critic: {}`, or `critic: {learning_rate: 1e-5}`", _has_critic
+        ),
+        "reference_logprobs": Stream("a reference model", "", _always),
+        "token_rewards": Stream("a placement of rewards on tokens", "", _always),
         "mc_values": Stream("a Monte-Carlo continuation of responses", _WITHOUT),
-        "greedy_baseline": Stream("a greedy rollout beside the sampled ones", _WITHOUT),
+        "greedy_baseline": Stream(
+            "a greedy answer beside the sampled ones",
+            "`rollout.schedule: single` has them",
+            _answers_alone,
+        ),
         "environment": Stream("a schedule with an environment", _WITHOUT),
         "demonstrations": Stream(
             "the task",

@@ -1,6 +1,20 @@
-"""The learner: DeepSpeed's engine, prefix sharing, weight export."""
+"""The learner: DeepSpeed's engine, prefix sharing, weight export; its reference and its critic."""
 
+from rlx.learner.critic import Critic, CriticStats, critic_rate
 from rlx.learner.distributed import Ranks, join_ranks
-from rlx.learner.engine import Learner, UpdateStats, learning_rate
+from rlx.learner.learner import Learner, learning_rate
+from rlx.learner.reference import Reference, with_reference
+from rlx.learner.terms import UpdateStats
 
-__all__ = ["Learner", "Ranks", "UpdateStats", "join_ranks", "learning_rate"]
+__all__ = [
+    "Critic",
+    "CriticStats",
+    "Learner",
+    "Ranks",
+    "Reference",
+    "UpdateStats",
+    "critic_rate",
+    "join_ranks",
+    "learning_rate",
+    "with_reference",
+]

@@ -1,4 +1,6 @@
-"""Log-probabilities of chosen tokens, from packed rows."""
+"""Log-probabilities of chosen tokens, and values before them, from packed rows."""
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -6,7 +8,7 @@ from transformers import PreTrainedModel
 
 from rlx.learner.pack import PackedBatch
 
-__all__ = ["PackedPolicy"]
+__all__ = ["PackedPolicy", "PackedValues"]
 
 PLAIN_HEADS = frozenset({"qwen2", "qwen3", "llama", "mistral", "smollm3"})
 """Architectures whose logits are the output embedding times the last hidden state, no more."""
@@ -40,15 +42,57 @@ class PackedPolicy(nn.Module):
 
     def _logits(self, packed: PackedBatch) -> Tensor:
         """`[M, V]`."""
-        arguments = {
-            "input_ids": packed.token_ids,
-            "position_ids": packed.positions,
-            "attention_mask": packed.attention,
-            "use_cache": False,
-        }
         if self.model.config.model_type in PLAIN_HEADS:
-            hidden = self.model.get_decoder()(**arguments).last_hidden_state.flatten(0, 1)
             head: nn.Module = self.model.get_output_embeddings()
-            return torch.as_tensor(head(hidden.index_select(0, packed.sources)))
-        logits = self.model(**arguments).logits.flatten(0, 1)
+            return torch.as_tensor(head(_hidden(self.model.get_decoder(), packed)))
+        logits = self.model(**_arguments(packed)).logits.flatten(0, 1)
         return torch.as_tensor(logits.index_select(0, packed.sources))
+
+
+class PackedValues(nn.Module):
+    """A transformer with a value head that answers for the tokens asked about and no others.
+
+    Args:
+        decoder: a transformers model without its language head.
+        width: of its last hidden state.
+        seed: decides the small random weights of the head; its bias is zero.
+    """
+
+    def __init__(self, decoder: nn.Module, width: int, seed: int) -> None:
+        super().__init__()
+        self.decoder = decoder
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.head = _ValueHead(width)
+
+    def forward(self, packed: PackedBatch) -> Tensor:
+        """`[M]` float32: the value before each target, read where the target is predicted."""
+        return torch.as_tensor(self.head(_hidden(self.decoder, packed)))
+
+
+class _ValueHead(nn.Module):
+    """Computes in float32 whatever the weights are kept in: bfloat16 knows 0.7 to 0.004 only."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width) / (width + 1))
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """`[M, D]` to `[M]`."""
+        return hidden.float() @ self.weight.float() + self.bias.float()
+
+
+def _hidden(decoder: nn.Module, packed: PackedBatch) -> Tensor:
+    """`[M, D]` last hidden states that predict the targets."""
+    hidden = decoder(**_arguments(packed)).last_hidden_state.flatten(0, 1)
+    return torch.as_tensor(hidden.index_select(0, packed.sources))
+
+
+def _arguments(packed: PackedBatch) -> dict[str, Any]:
+    return {
+        "input_ids": packed.token_ids,
+        "position_ids": packed.positions,
+        "attention_mask": packed.attention,
+        "use_cache": False,
+    }

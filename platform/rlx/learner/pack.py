@@ -11,9 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlx.step import TrainBatch
-
-__all__ = ["PackedBatch", "PackedTree", "collate", "deal", "pack", "wanted"]
+__all__ = ["PackedBatch", "PackedTree", "collate", "deal", "pack"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -62,13 +60,15 @@ class PackedBatch:
     rows: Tensor
     columns: Tensor
 
+    def of(self, tensor: Tensor) -> Tensor:
+        """`[M]` values of a `[B, T]` tensor at the targets, on this micro-batch's device."""
+        return tensor[self.rows.cpu(), self.columns.cpu()].to(self.rows.device)
 
-def wanted(train: TrainBatch) -> Tensor:
-    """`[B, T]` bool: tokens whose log-probability enters the loss with a weight.
-
-    A row without signal (no advantage and no bonus) has no gradient and is not computed.
-    """
-    return ((train.advantages != 0) & (train.weights != 0)) | (train.entropy_weights != 0)
+    def to(self, device: torch.device) -> "PackedBatch":
+        """The same micro-batch on another device."""
+        if device == self.rows.device:
+            return self
+        return PackedBatch(**{name: getattr(self, name).to(device) for name in self.__slots__})
 
 
 def pack(

@@ -1,4 +1,9 @@
-"""Which tokens learn."""
+"""Which tokens learn: strategies over the masks that a batch names by their content.
+
+A batch knows who wrote a token (`is_own`: the policy, as part of this row; `is_environment`), what
+is the response (`is_response`), the turn (`turn_ids`) and the named spans. A strategy chooses among
+them, once, for KL, advantages, loss and scores alike.
+"""
 
 from typing import Literal
 
@@ -7,7 +12,43 @@ from torch import Tensor
 
 from rlx.batch import TokenBatch
 
-__all__ = ["turn_spans"]
+__all__ = ["all_response", "effective", "model_tokens", "turn_spans"]
+
+Truncated = Literal["learn", "skip"]
+
+
+def all_response(batch: TokenBatch) -> Tensor:
+    """`[B, T]` everything from the row's first own token on: the source's attention mask.
+
+    What an environment wrote learns too, which needs `loss.old_logprobs: learner`.
+
+    Reference:
+        Design 000, section 2.1: `response_mask`.
+    """
+    return batch.is_response
+
+
+def model_tokens(batch: TokenBatch, *, truncated: Truncated = "learn") -> Tensor:
+    """`[B, T]` what the policy wrote as part of this row: the source's loss mask.
+
+    Args:
+        batch: the rows.
+        truncated: "skip" leaves out rows in which a turn ran out of tokens (DAPO, section 3.4).
+    """
+    return _whole(batch.is_own.clone(), batch, truncated)
+
+
+def effective(batch: TokenBatch, *, state_masking: bool = True) -> Tensor:
+    """`[B, T]` the source's rule, one mask for KL, GAE, GRPO and score.
+
+        multi-turn and state_masking:  model tokens
+        otherwise:                     the whole response
+
+    Reference:
+        Design 000, section 2.2.
+    """
+    is_multi_turn = bool(batch.is_environment.any())
+    return model_tokens(batch) if is_multi_turn and state_masking else all_response(batch)
 
 
 def turn_spans(
@@ -15,6 +56,7 @@ def turn_spans(
     *,
     fallback: Literal["response", "none"] = "response",
     include_eos: bool = True,
+    truncated: Truncated = "learn",
 ) -> Tensor:
     """A row's own tokens inside any of its spans, tags included.
 
@@ -23,12 +65,14 @@ def turn_spans(
         fallback: for a row in which none of its spans was found. "response": all of its own
             tokens learn, so that format failures are corrected. "none": none does.
         include_eos: the token that ends a turn learns as well.
+        truncated: "skip" leaves out rows in which a turn ran out of tokens.
 
     Returns:
         `[B, T]` bool.
 
     Reference:
-        Design 004: M_ans is think + answer, M_conf is analysis + confidence.
+        Design 004: M_ans is think + answer, M_conf is analysis + confidence. Read literally it is
+        `fallback="none", include_eos=False`.
     """
     mask = torch.zeros_like(batch.is_own)
     for span in batch.spans.values():
@@ -38,4 +82,13 @@ def turn_spans(
         mask |= batch.is_end & found
     if fallback == "response":
         mask |= batch.is_own & ~found
-    return mask & batch.is_own
+    return _whole(mask & batch.is_own, batch, truncated)
+
+
+def _whole(mask: Tensor, batch: TokenBatch, truncated: Truncated) -> Tensor:
+    """Without the rows in which some turn did not end by itself, if those are to be skipped."""
+    if truncated == "learn":
+        return mask
+    after = torch.nn.functional.pad(batch.turn_ids[:, 1:], (0, 1), value=0)
+    cut_off = batch.is_own & (after != batch.turn_ids) & ~batch.is_end
+    return mask & ~cut_off.any(dim=1, keepdim=True)

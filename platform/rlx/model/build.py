@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -14,27 +13,22 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from rlx.errors import EnvironmentFault, SpecError
-from rlx.model.dialogue import ChatDialogue, ModelDialogue, PlainDialogue
+from rlx.model.dialogue import ModelDialogue
 from rlx.model.files import first_line, model_folder
+from rlx.model.tokenizer import end_ids, make_dialogue, pretrained_tokenizer, tiny_tokenizer
 from rlx.seeding import derive_seed
 from rlx.spec import ModelSpec, Pretrained, Tiny
 
 __all__ = ["Policy", "build_policy"]
-
-GENERIC_TOKENIZERS = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
-"""What files name whose `tokenizer.json` says everything."""
 
 CAUSAL = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 """Classes of causal language models: what `architectures` names one of."""
@@ -103,14 +97,7 @@ def build_policy(spec: ModelSpec, seed: int) -> Policy:
 
 
 def _tiny(spec: Tiny, seed: int) -> Policy:
-    definition = files("rlx.model").joinpath("tokenizers", f"{spec.tokenizer}.json")
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(definition),
-        bos_token="<bos>",
-        eos_token="<eos>",
-        pad_token="<pad>",
-        unk_token="<unk>",
-    )
+    tokenizer = tiny_tokenizer(spec)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=spec.hidden_size,
@@ -137,7 +124,7 @@ def _pretrained(spec: Pretrained) -> Policy:
     folder = model_folder(spec)
     try:
         config = _config(folder, spec.path)
-        tokenizer = _tokenizer(folder)
+        tokenizer = pretrained_tokenizer(folder)
         model, loading = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -183,30 +170,9 @@ def _config(folder: Path, path: str) -> PreTrainedConfig:
     return config
 
 
-def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    named = get_tokenizer_config(folder).get("tokenizer_class")
-    # AutoTokenizer overrules files that name the generic class: for Qwen2 and others it takes the
-    # family's own, which puts another pre-tokenizer in the place of the one that was saved.
-    loader = PreTrainedTokenizerFast if named in GENERIC_TOKENIZERS else AutoTokenizer
-    tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder, trust_remote_code=False)
-    return tokenizer
-
-
 def _policy(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, chat_template: bool
 ) -> Policy:
-    ends = _end_ids(model, tokenizer)
-    chat = chat_template and tokenizer.chat_template is not None
-    dialogue = ChatDialogue(tokenizer, ends) if chat else PlainDialogue(tokenizer, ends)
-    if not dialogue.end_ids:
-        raise SpecError("model: neither the model nor its tokenizer names an end token")
+    ends = end_ids(tokenizer, model.generation_config, model.config)
+    dialogue = make_dialogue(tokenizer, ends, chat_template=chat_template)
     return Policy(model, tokenizer, dialogue, dialogue.end_ids)
-
-
-def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Every end token that the files name, the tokenizer's first; generation stops at any."""
-    ends: list[int | None] = []
-    for source in (tokenizer, model.generation_config, model.config):
-        named = getattr(source, "eos_token_id", None)
-        ends += named if isinstance(named, (list, tuple)) else [named]
-    return tuple(dict.fromkeys(end for end in ends if end is not None))

@@ -48,6 +48,12 @@ class _Speech:
             )
         return tuple(ids)
 
+    def piece(self, token: int) -> str:
+        """What a token decodes to on its own, special tokens by their names."""
+        if token not in self._pieces:
+            self._pieces[token] = self._decode([token])
+        return self._pieces[token]
+
     def _piece_at(self, text: str, token: int) -> str:
         """The part of a text that a token stands for, the first time it does."""
         said = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -64,11 +70,6 @@ class _Speech:
             )
         )
 
-    def _piece(self, token: int) -> str:
-        if token not in self._pieces:
-            self._pieces[token] = self._decode([token])
-        return self._pieces[token]
-
     def _ends(self, ids: Sequence[int], text: str) -> list[int]:
         """Lengths of the decoded prefixes.
 
@@ -77,7 +78,7 @@ class _Speech:
         are decoded behind the tokens before them, and a character counts from the token that
         completes it.
         """
-        pieces = [self._piece(i) for i in ids]
+        pieces = [self.piece(i) for i in ids]
         if "".join(pieces) == text:
             return list(accumulate(map(len, pieces)))
         lengths, total = [], 0
@@ -161,7 +162,7 @@ class ChatDialogue(_Speech):
         for n, (token, other) in enumerate(zip(last, middle, strict=False)):
             if token == other and token in special:
                 return last[: n + 1]
-            if token != other or self._piece(token).strip():
+            if token != other or self.piece(token).strip():
                 break
         return ()
 

@@ -6,7 +6,8 @@ everyone else it stays the plain model: `merged_weights` answers under the plain
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,15 @@ from rlx.spec.diagnostic import did_you_mean, printable
 if TYPE_CHECKING:
     from peft.tuners.lora import Linear
 
-__all__ = ["adapt", "adapted", "adapter_weights", "merged_weights", "save_adapter"]
+__all__ = [
+    "adapt",
+    "adapted",
+    "adapter_weights",
+    "is_adapted",
+    "merged_weights",
+    "save_adapter",
+    "without_adapters",
+]
 
 NAME = "default"
 """Of the one adapter, peft's own."""
@@ -114,6 +123,27 @@ def _layers(model: PreTrainedModel) -> dict[str, Linear]:
     from peft.tuners.lora import Linear
 
     return {name: m for name, m in model.named_modules() if isinstance(m, Linear)}
+
+
+def is_adapted(model: PreTrainedModel) -> bool:
+    """Whether a model has adapters."""
+    return bool(_layers(model))
+
+
+@contextmanager
+def without_adapters(model: PreTrainedModel) -> Iterator[None]:
+    """Lets an adapted model compute what it did before it was adapted.
+
+    Only for forwards without gradient: adapters that are switched off do not require one.
+    """
+    layers = _layers(model).values()
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
 
 
 def merged_weights(model: PreTrainedModel, whole: Whole = Tensor.detach) -> dict[str, Tensor]:

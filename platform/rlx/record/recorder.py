@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlx.record.rollouts import TrainedRows, rollout_index, rollout_table
+from rlx.record.rollouts import Role, TrainedRows, rollout_index, rollout_table
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree
 from rlx_registry import Registry, write_body
@@ -34,10 +34,20 @@ class Recorder:
         rows: TrainedRows,
         statistics: Mapping[str, Any],
         path: Any,
+        roles: Sequence[Role] | None = None,
     ) -> None:
-        """Records one training step, bodies first, so that an index row never points at nothing."""
+        """Records one training step, bodies first, so that an index row never points at nothing.
+
+        Args:
+            step: its number, from 1.
+            figures: metrics.
+            trees, table, rows, roles: as `rollout_table` takes them.
+            statistics: what the step's sums need beside the rollouts: `phase`, `beta`, `state`
+                (the estimator's, after the step) and `max_tokens` among them; plain JSON.
+            path: of the body.
+        """
         if self._keep_bodies:
-            sha256, size = write_body(path, rollout_table(trees, table, rows))
+            sha256, size = write_body(path, rollout_table(trees, table, rows, roles))
             self._registry.add_rollouts(
                 self._run_id,
                 step,

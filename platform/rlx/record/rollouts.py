@@ -1,22 +1,56 @@
 """Every rollout of a step as one Parquet table, one record per tree, and its index for SQL.
 
-Nested lists keep a tree together: `segments` as they were sampled, `rows` as they were trained.
-Per-token lists of a row cover its own tokens, from `start` to the end of the row.
+Nested lists keep a tree together: `segments` as they were sampled and scored, `rows` as they were
+trained. Per-token lists of a row cover its own tokens and what lies between them, from `start` on;
+a list that is null was no part of the step. Together they are enough to do the step's sums again:
+`rlx.record.stored` reads them back.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, Literal
 
 import pyarrow as pa
+import torch
 from torch import Tensor
 
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx_registry import RolloutIndex
 
-__all__ = ["SCHEMA", "TrainedRows", "rollout_index", "rollout_table"]
+__all__ = [
+    "SCHEMA",
+    "SCORE_COLUMNS",
+    "TOKEN_COLUMNS",
+    "Role",
+    "TrainedRows",
+    "rollout_index",
+    "rollout_table",
+]
 
+Role = Literal["trained", "filtered", "greedy"]
+"""Why a tree was sampled: to be trained on, so too but found without signal, or as a baseline."""
+
+TOKEN_COLUMNS: Final[Mapping[str, torch.dtype]] = {
+    "mask": torch.bool,
+    "weights": torch.float32,
+    "advantages": torch.float32,
+    "old_logprobs": torch.float32,
+    "reference_logprobs": torch.float32,
+    "values": torch.float32,
+    "placed": torch.float32,
+    "token_rewards": torch.float32,
+    "kl": torch.float32,
+    "returns": torch.float32,
+}
+"""What is kept of every token of a row, under the names of `rlx.step`."""
+
+SCORE_COLUMNS: Final = ("total_score", "token_level_scores", "seed_returns_score", "greedy_score")
+"""What is kept of every row; `greedy_score` is that of its prompt's greedy answer."""
+
+_ARROW = {torch.bool: pa.bool_(), torch.float32: pa.float32()}
 _REWARD = pa.struct(
     [
         ("name", pa.string()),
@@ -41,6 +75,8 @@ _SEGMENT = pa.struct(
         ("seed", pa.int64()),
         ("info", pa.string()),
         ("rewards", pa.list_(_REWARD)),
+        # Of the whole rollout that ends here; null where none does.
+        ("global_rewards", pa.list_(_REWARD)),
         ("dropped", pa.bool_()),
     ]
 )
@@ -53,17 +89,17 @@ _ROW = pa.struct(
         ("level", pa.int32()),
         ("group", pa.int32()),
         ("start", pa.int32()),
-        ("mask", pa.list_(pa.bool_())),
-        ("weights", pa.list_(pa.float32())),
-        ("advantages", pa.list_(pa.float32())),
-        ("old_logprobs", pa.list_(pa.float32())),
+        *((name, pa.list_(_ARROW[dtype])) for name, dtype in TOKEN_COLUMNS.items()),
+        ("scores", pa.struct([(name, pa.float32()) for name in SCORE_COLUMNS])),
     ]
 )
 SCHEMA = pa.schema(
     [
         ("tree", pa.int32()),
+        ("role", pa.string()),
         ("problem_id", pa.string()),
         ("prompt", pa.string()),
+        ("system", pa.string()),
         ("problem", pa.string()),
         ("stratum", pa.string()),
         ("segments", pa.list_(_SEGMENT)),
@@ -72,83 +108,105 @@ SCHEMA = pa.schema(
 )
 
 
+@dataclass(frozen=True, eq=False)
 class TrainedRows:
-    """The trained rows of a step, as plain lists.
+    """The trained rows of a step.
 
-    Args:
+    Attributes:
         places: for each row its (tree, segment, parent segment, kind, level).
-        groups: `[B]` group of each row.
-        own: `[B, T]` bool tokens of the row itself.
-        mask: `[B, T]` bool tokens that learn.
-        weights: `[B, T]` their weight in the loss.
-        advantages: `[B, T]`.
-        old_logprobs: `[B, T]` nats.
+        groups: `[B]` int64 group of each row.
+        own: `[B, T]` bool tokens of the row itself; what lies between its first and its last is
+            kept, and any other token that learns.
+        tokens: `[B, T]` under names of `TOKEN_COLUMNS`; None, or no such name, where the step has
+            none.
+        scores: `[B]` under names of `SCORE_COLUMNS`; likewise.
     """
 
-    def __init__(
-        self,
-        places: Sequence[tuple[int, int, int, str, int]],
-        groups: Tensor,
-        own: Tensor,
-        mask: Tensor,
-        weights: Tensor,
-        advantages: Tensor,
-        old_logprobs: Tensor,
-    ) -> None:
-        self.places = places
-        self.groups: list[int] = groups.tolist()
-        first = own.int().argmax(dim=1).tolist()
-        last = (own.shape[1] - own.flip(1).int().argmax(dim=1)).tolist()
-        self.ranges = list(zip(first, last, strict=True))
-        self.mask, self.weights = mask, weights
-        self.advantages, self.old_logprobs = advantages, old_logprobs
+    places: Sequence[tuple[int, int, int, str, int]]
+    groups: Tensor
+    own: Tensor
+    tokens: Mapping[str, Tensor | None]
+    scores: Mapping[str, Tensor]
+
+    def __post_init__(self) -> None:
+        for known, given in ((TOKEN_COLUMNS, self.tokens), (SCORE_COLUMNS, self.scores)):
+            if unknown := sorted(given.keys() - set(known)):
+                raise ValueError(f"no column is called {', '.join(unknown)}")
+
+    @cached_property
+    def ranges(self) -> list[tuple[int, int]]:
+        """For each row the half-open range of the tokens that are kept."""
+        mask = self.tokens.get("mask")
+        kept = (self.own if mask is None else self.own | mask).int()
+        first = kept.argmax(dim=1).tolist()
+        last = (kept.shape[1] - kept.flip(1).argmax(dim=1)).tolist()
+        return list(zip(first, last, strict=True))
 
     def record(self, row: int) -> dict[str, Any]:
         """One row under the names of the schema."""
         _, segment, parent, kind, level = self.places[row]
         start, stop = self.ranges[row]
+        kept = {name: self.tokens.get(name) for name in TOKEN_COLUMNS}
         return {
             "row": row,
             "segment": segment,
             "parent": parent,
             "kind": kind,
             "level": level,
-            "group": self.groups[row],
+            "group": int(self.groups[row]),
             "start": start,
-            "mask": self.mask[row, start:stop].numpy(),
-            "weights": self.weights[row, start:stop].numpy(),
-            "advantages": self.advantages[row, start:stop].numpy(),
-            "old_logprobs": self.old_logprobs[row, start:stop].numpy(),
+            **{
+                name: None if tensor is None else tensor[row, start:stop].numpy()
+                for name, tensor in kept.items()
+            },
+            "scores": self.scores_of(row),
         }
+
+    def scores_of(self, row: int) -> dict[str, float | None]:
+        """The scores of one row that there are."""
+        return {name: float(values[row]) for name, values in self.scores.items()}
 
 
 def rollout_table(
-    trees: Sequence[RolloutTree], rewards: RewardTable, rows: TrainedRows
+    trees: Sequence[RolloutTree],
+    rewards: RewardTable,
+    rows: TrainedRows,
+    roles: Sequence[Role] | None = None,
 ) -> pa.Table:
-    """The whole step: what was sampled, what it scored, what was learned from it."""
+    """The whole step: what was sampled, what it scored, what was learned from it.
+
+    Args:
+        trees: all of them, those without trained rows included.
+        rewards: theirs.
+        rows: what was trained on.
+        roles: of each tree; all were trained on where None.
+    """
     trained: dict[int, list[dict[str, Any]]] = {}
     for row, place in enumerate(rows.places):
         trained.setdefault(place[0], []).append(rows.record(row))
     records = [
         {
             "tree": t,
+            "role": role,
             "problem_id": tree.problem.id,
             "prompt": tree.problem.prompt,
+            "system": tree.problem.system,
             "problem": json.dumps(dict(tree.problem.fields)),
             "stratum": tree.problem.stratum,
-            "segments": [
-                _segment(segment, rewards.turns.get((t, s), {}), (t, s) in rewards.dropped)
-                for s, segment in enumerate(tree.segments)
-            ],
+            "segments": [_segment(x, (t, s), rewards) for s, x in enumerate(tree.segments)],
             "rows": trained.get(t, []),
         }
-        for t, tree in enumerate(trees)
+        for t, (tree, role) in enumerate(zip(trees, roles or ["trained"] * len(trees), strict=True))
     ]
     return pa.Table.from_pylist(records, schema=SCHEMA)
 
 
-def _segment(segment: Segment, rewards: Mapping[str, RewardEntry], dropped: bool) -> dict[str, Any]:
-    spans = {n: {"outer": s.outer, "inner": s.inner} for n, s in segment.spans.items()}
+def _segment(segment: Segment, place: tuple[int, int], rewards: RewardTable) -> dict[str, Any]:
+    spans = {
+        name: {"outer": span.outer, "inner": span.inner, "text": span.text}
+        for name, span in segment.spans.items()
+    }
+    whole = rewards.rollouts.get(place)
     return {
         "parent": segment.parent,
         "author": segment.author,
@@ -161,19 +219,24 @@ def _segment(segment: Segment, rewards: Mapping[str, RewardEntry], dropped: bool
         "spans": json.dumps(spans),
         "seed": segment.seed,
         "info": json.dumps(dict(segment.info)),
-        "rewards": [
-            {
-                "name": e.name,
-                "raw": e.raw,
-                "weight": e.weight,
-                "status": e.status,
-                "reason": e.reason,
-                "parts": json.dumps(dict(e.parts)),
-            }
-            for e in rewards.values()
-        ],
-        "dropped": dropped,
+        "rewards": _entries(rewards.turns.get(place, {})),
+        "global_rewards": None if whole is None else _entries(whole),
+        "dropped": place in rewards.dropped,
     }
+
+
+def _entries(entries: Mapping[str, RewardEntry]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": e.name,
+            "raw": e.raw,
+            "weight": e.weight,
+            "status": e.status,
+            "reason": e.reason,
+            "parts": json.dumps(dict(e.parts)),
+        }
+        for e in entries.values()
+    ]
 
 
 def rollout_index(
@@ -181,28 +244,53 @@ def rollout_index(
 ) -> list[RolloutIndex]:
     """What SQL keeps of every trained row, so that lists and filters need no body."""
     row_of = {(place[0], place[1]): row for row, place in enumerate(rows.places)}
-    index = []
-    for row, (tree, segment, parent, kind, _) in enumerate(rows.places):
-        turn = trees[tree].segments[segment]
-        entries = rewards.turns[tree, segment]
-        start, stop = rows.ranges[row]
-        learned = rows.advantages[row, start:stop][rows.mask[row, start:stop]]
-        failures = [f"{e.name}: {e.reason}" for e in entries.values() if e.reason]
-        index.append(
-            RolloutIndex(
-                row=row,
-                parent_row=None if parent == NO_PARENT else row_of.get((tree, parent)),
-                tree=tree,
-                group=rows.groups[row],
-                turn=kind,
-                problem_id=trees[tree].problem.id,
-                reward=rewards.total((tree, segment)),
-                rewards={name: e.raw for name, e in entries.items()},
-                advantage=float(learned.mean()) if len(learned) else 0.0,
-                n_tokens=stop - start,
-                finish_reason=turn.finish_reason,
-                preview=turn.text[:160],
-                failed="; ".join(failures) or None,
-            )
-        )
-    return index
+    return [
+        _index_row(row, trees[place[0]], rewards, rows, row_of)
+        for row, place in enumerate(rows.places)
+    ]
+
+
+def _index_row(
+    row: int,
+    grown: RolloutTree,
+    rewards: RewardTable,
+    rows: TrainedRows,
+    row_of: Mapping[tuple[int, int], int],
+) -> RolloutIndex:
+    """One row; of a reward that several of its turns have, the last turn's value stands."""
+    tree, segment, parent, kind, _ = rows.places[row]
+    turn, (own, _) = grown.segments[segment], grown.own_turns(segment)
+    entries = list(_of_row(rewards, tree, own))
+    failures = [f"{e.name}: {e.reason}" for e in entries if e.reason]
+    start, stop = rows.ranges[row]
+    return RolloutIndex(
+        row=row,
+        parent_row=None if parent == NO_PARENT else row_of.get((tree, parent)),
+        tree=tree,
+        group=int(rows.groups[row]),
+        turn=kind,
+        problem_id=grown.problem.id,
+        reward=rewards.total_score(tree, own),
+        rewards={e.name: e.raw for e in entries},
+        scores=rows.scores_of(row),
+        advantage=_mean_advantage(rows, row),
+        n_tokens=stop - start,
+        finish_reason=turn.finish_reason,
+        preview=turn.text[:160],
+        failed="; ".join(failures) or None,
+    )
+
+
+def _of_row(rewards: RewardTable, tree: int, own: Sequence[int]) -> Iterable[RewardEntry]:
+    """The rewards of a row's turns in order, then those of the whole."""
+    for segment in own:
+        yield from rewards.turns[tree, segment].values()
+    yield from rewards.rollouts.get((tree, own[-1]), {}).values()
+
+
+def _mean_advantage(rows: TrainedRows, row: int) -> float:
+    """Over the tokens that learn; 0 where none does."""
+    mask, advantages = rows.tokens["mask"], rows.tokens["advantages"]
+    if mask is None or advantages is None or not mask[row].any():
+        return 0.0
+    return float(advantages[row][mask[row]].mean())

@@ -114,6 +114,33 @@ class RolloutTree:
         """Every token from the root to the end of `segment`."""
         return tuple(t for i in self.path(segment) for t in self.segments[i].token_ids)
 
+    def own_turns(self, segment: int) -> tuple[tuple[int, ...], int]:
+        """The trajectory that ends with a turn: what lies between its turns are observations alone.
+
+        Returns:
+            Its policy segments in order, `segment` the last; and the policy segment that it
+            continues by way of a prompt, or `NO_PARENT` where it continues the root.
+        """
+        own = []
+        while segment != NO_PARENT and self.segments[segment].author != "prompt":
+            if self.segments[segment].author == "policy":
+                own.append(segment)
+            segment = self.segments[segment].parent
+        while segment != NO_PARENT and self.segments[segment].author != "policy":
+            segment = self.segments[segment].parent
+        return tuple(reversed(own)), segment
+
+    @property
+    def rollouts(self) -> tuple[int, ...]:
+        """Last turns of the trajectories that continue the root, in the order of the tree."""
+        ending = {index: self.own_turns(index) for index in self.policy_segments}
+        continued = {turn for own, _ in ending.values() for turn in own[:-1]}
+        return tuple(
+            index
+            for index, (_, parent) in ending.items()
+            if parent == NO_PARENT and index not in continued
+        )
+
     @property
     def policy_segments(self) -> tuple[int, ...]:
         """Every turn of the policy, in the order of the tree."""

@@ -1,18 +1,20 @@
 """Figures of one training step, under the names that MLflow groups into sections."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
 from rlx.evaluation.held_out import alike_share, confidences
+from rlx.kl import mean_kl
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree
 from rlx.step import TrainBatch
 
 if TYPE_CHECKING:
-    from rlx.learner import UpdateStats  # brings DeepSpeed
+    from rlx.learner import CriticStats, UpdateStats  # bring DeepSpeed
 
 __all__ = ["step_figures"]
 
@@ -22,6 +24,7 @@ def step_figures(
     table: RewardTable,
     train: TrainBatch,
     update: "UpdateStats | None",
+    critic: "CriticStats | None",
     seconds: Mapping[str, float],
     correct: str,
 ) -> dict[str, float]:
@@ -30,6 +33,7 @@ def step_figures(
     Args:
         trees, table, train: what was sampled, scored and trained on.
         update: what the last optimiser step did; None when no token carried a signal.
+        critic: the same of the critic; None without one.
         seconds: wall time of "rollout", "reward", "train" and "step".
         correct: name of the correctness reward.
     """
@@ -37,6 +41,7 @@ def step_figures(
         **_rewards(trees, table),
         **_rollouts(trees, train, table),
         **_calibration(trees, table, correct),
+        **_credit(train),
         **{f"perf/{name}_s": value for name, value in seconds.items()},
     }
     sampled = sum(len(s.token_ids) for t in trees for s in t.segments if s.author == "policy")
@@ -54,7 +59,26 @@ def step_figures(
         }
         if update.bonus_entropy is not None:
             figures["train/span_entropy"] = update.bonus_entropy
+        if update.kl_loss is not None:
+            figures["train/kl_loss"] = update.kl_loss
+    if critic is not None:
+        known = {n: value for n, value in asdict(critic).items() if value is not None}
+        figures |= {f"critic/{name}": value for name, value in known.items()}
     figures["health/skipped_update"] = float(update is None)
+    return figures
+
+
+def _credit(train: TrainBatch) -> dict[str, float]:
+    """The three scores, what placement lost, and KL from the reference policy."""
+    figures: dict[str, float] = {}
+    for name, scores in vars(train.scores).items():
+        figures[f"score/{name}"] = float(scores.mean())
+        figures[f"score/{name}_std"] = float(scores.std(correction=0))
+    figures["score/turns_without_tokens"] = float(train.placed.missing.sum())
+    figures["score/lost"] = float(train.placed.lost.abs().sum())
+    if train.kl is not None and train.mask.any():
+        figures["kl/reference"] = float(mean_kl(train.kl, train.mask))
+        figures["kl/beta"] = train.streams.beta
     return figures
 
 

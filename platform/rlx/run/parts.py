@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from rlx.batch import TokenBatch
-from rlx.credit import CreditInputs
+from rlx.credit import Credit, CreditInputs
 from rlx.discovery import implementation, resolve
 from rlx.errors import PluginError
 from rlx.plugin import Estimator, Mask, Plugin, RewardPlugin, Task
@@ -27,9 +27,10 @@ class Parts:
         spec: the experiment as it stands in this phase.
         plan: the levels that are sampled.
         task: where problems come from.
-        rewards: the turn rewards.
+        rewards: those of turns and of whole rollouts.
         mask: which tokens learn.
         estimator: how rewards become advantages.
+        needs: streams that the estimator reads.
     """
 
     spec: ExperimentSpec
@@ -37,7 +38,30 @@ class Parts:
     task: Task
     rewards: tuple[NamedReward, ...]
     mask: Callable[[TokenBatch], Tensor]
-    estimator: Callable[[CreditInputs], Tensor]
+    estimator: Callable[[CreditInputs], Tensor | Credit]
+    needs: frozenset[str]
+
+    @property
+    def wants_values(self) -> bool:
+        """Whether a critic is asked."""
+        return "values" in self.needs
+
+    @property
+    def wants_greedy(self) -> bool:
+        """Whether a greedy answer is sampled for each prompt."""
+        return "greedy_baseline" in self.needs
+
+    @property
+    def wants_reference(self) -> bool:
+        """Whether KL from the reference policy is used."""
+        spec = self.spec
+        asked = spec.credit.use_kl_in_reward or spec.loss.kl is not None
+        return asked or "reference_logprobs" in self.needs
+
+    @property
+    def max_tokens(self) -> dict[str, int]:
+        """The budget of each kind of turn."""
+        return {level.kind: level.turn.max_new_tokens for level in self.plan.levels}
 
     @property
     def temperatures(self) -> dict[str, float]:
@@ -54,27 +78,29 @@ def make_parts(spec: ExperimentSpec) -> Parts:
         spec=spec,
         plan=plan(spec.rollout),
         task=plugins.task,
-        rewards=tuple(
-            NamedReward(name, use, _reward(name, plugins.rewards["turn", name]))
-            for name, use in spec.rewards.turn.items()
+        rewards=(
+            *(
+                NamedReward(name, use, _reward(name, plugins.rewards["turn", name]), "turn")
+                for name, use in spec.rewards.turn.items()
+            ),
+            *(
+                NamedReward(name, use, _reward(name, plugins.rewards["global", name]), "global")
+                for name, use in spec.rewards.global_.items()
+            ),
         ),
         mask=_bind(plugins.mask),
         estimator=_bind(plugins.estimator),
+        needs=plugins.estimator.needs,
     )
 
 
 def _reward(name: str, plugin: Plugin) -> RewardPlugin:
     if not isinstance(plugin, RewardPlugin):
-        raise PluginError(
-            f"rewards.turn.{name}: {type(plugin).__name__} has no `scope` and `score`"
-        )
+        raise PluginError(f"reward {name!r}: {type(plugin).__name__} has no `scope` and `score`")
     return plugin
 
 
-def _bind(descriptor: Mask | Estimator) -> Callable[[Any], Tensor]:
+def _bind(descriptor: Mask | Estimator) -> Callable[[Any], Any]:
     """The descriptor's implementation with its options as keywords."""
     options = {name: getattr(descriptor, name) for name in type(descriptor).model_fields}
-    bound: Callable[[Any], Tensor] = partial(
-        implementation(type(descriptor).implementation), **options
-    )
-    return bound
+    return partial(implementation(type(descriptor).implementation), **options)

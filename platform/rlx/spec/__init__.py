@@ -1,11 +1,13 @@
 """What an experiment may say. Pydantic only: reading a spec never imports torch."""
 
+from rlx.spec.credit import PROFILES, AdaptiveBeta, CreditSpec
 from rlx.spec.experiment import EstimatorUse, ExperimentSpec, MaskUse
-from rlx.spec.loss import EntropyBonus, LossSpec
+from rlx.spec.loss import EntropyBonus, KlPenalty, LossSpec
 from rlx.spec.model import Lora, ModelSpec, Pretrained, Tiny, WarmStart
 from rlx.spec.reward import GlobalReward, OnError, PluginUse, RewardsSpec, TurnReward, ValueOnError
-from rlx.spec.rollout import RolloutSpec, Single, TurnSpec, TwoTurn
+from rlx.spec.rollout import DynamicSampling, RolloutSpec, Single, TurnSpec, TwoTurn
 from rlx.spec.training import (
+    CriticSpec,
     EvaluationSpec,
     OptimizerSpec,
     PhaseSpec,
@@ -15,11 +17,17 @@ from rlx.spec.training import (
 )
 
 __all__ = [
+    "PROFILES",
+    "AdaptiveBeta",
+    "CreditSpec",
+    "CriticSpec",
+    "DynamicSampling",
     "EntropyBonus",
     "EstimatorUse",
     "EvaluationSpec",
     "ExperimentSpec",
     "GlobalReward",
+    "KlPenalty",
     "Lora",
     "LossSpec",
     "MaskUse",

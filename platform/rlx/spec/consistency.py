@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING
 
 from rlx.spec.base import Problem
 from rlx.spec.model import Tiny
-from rlx.spec.reward import TurnReward
+from rlx.spec.reward import GlobalReward, TurnReward
 
 if TYPE_CHECKING:
     from rlx.spec.experiment import ExperimentSpec
 
 __all__ = ["cautions", "contradictions"]
 
+_AnyReward = TurnReward | GlobalReward
+
 
 def contradictions(spec: ExperimentSpec) -> Iterator[Problem]:
     """Values that cannot stand together; what only a phase's `set` brings about is not seen."""
     yield from _rewards(spec)
     yield from _entropy(spec)
+    yield from _loss(spec)
     yield from _ranks(spec)
     yield from _length(spec)
 
@@ -45,6 +48,33 @@ def cautions(spec: ExperimentSpec) -> Iterator[Problem]:
         )
     if plain:
         yield from _sampling(spec)
+        yield from _kl(spec)
+
+
+def _kl(spec: ExperimentSpec) -> Iterator[Problem]:
+    credit, penalty = spec.credit, spec.loss.kl
+    if not credit.use_kl_in_reward:
+        for key in ("kl_penalty", "kl_coef", "kl_adaptive"):
+            if getattr(credit, key) != type(credit).model_fields[key].default:
+                yield Problem(
+                    ("credit", key),
+                    f"credit.{key} changes nothing: KL is no part of the reward",
+                    help="`credit.use_kl_in_reward: true` makes it one",
+                )
+    if penalty is not None and penalty.kl_penalty in ("k1", "kl"):
+        yield Problem(
+            ("loss", "kl", "kl_penalty"),
+            f"loss.kl.kl_penalty is {penalty.kl_penalty!r}: as a loss, its gradient is 0 in "
+            "expectation",
+            help="k2 has the gradient of the KL; k1 belongs in the reward",
+        )
+    if spec.loss.surrogate == "none" and spec.optimizer.updates_per_rollout > 1:
+        yield Problem(
+            ("loss", "surrogate"),
+            "loss.surrogate is 'none', and optimizer.updates_per_rollout is "
+            f"{spec.optimizer.updates_per_rollout}: nothing bounds the ratio after the first",
+            against=("optimizer", "updates_per_rollout"),
+        )
 
 
 def _sampling(spec: ExperimentSpec) -> Iterator[Problem]:
@@ -70,69 +100,80 @@ def _sampling(spec: ExperimentSpec) -> Iterator[Problem]:
 
 
 def _rewards(spec: ExperimentSpec) -> Iterator[Problem]:
-    rewards = spec.rewards.turn
-    if spec.rewards.global_:
-        yield Problem(
-            ("rewards", "global"),
-            f"rewards.global: schedule {spec.rollout.schedule!r} scores turns and no whole "
-            "rollouts",
-            help=f"put {', '.join(spec.rewards.global_)} under rewards.turn",
-        )
-    elif not rewards:
+    turn, whole = spec.rewards.turn, spec.rewards.global_
+    if not turn and not whole:
         yield Problem(("rewards",), "rewards is empty: name at least one under rewards.turn")
         return
-    elif all(name.startswith("_") for name in rewards):
+    if all(name.startswith("_") for name in (*turn, *whole)):
         yield Problem(
-            ("rewards", "turn"),
+            ("rewards", "turn" if turn else "global"),
             "nothing to learn from: every reward's name begins with '_', and those are never "
             "summed",
             help="drop the '_' of a reward that shall count",
         )
+    for name in whole:
+        if name in turn:
+            yield Problem(
+                ("rewards", "global", name),
+                f"rewards.global.{name} has the name of a turn reward, so records could not tell "
+                "them apart",
+                help="call one of them something else",
+                against=("rewards", "turn", name),
+            )
     turns = spec.rollout.turns
-    for name, reward in rewards.items():
+    for name, reward in turn.items():
         if reward.turn not in turns:
             message = (
                 f"rewards.turn.{name}.turn is {reward.turn!r}, but schedule "
                 f"{spec.rollout.schedule!r} has only {', '.join(turns)}"
             )
             yield Problem(("rewards", "turn", name, "turn"), message, turns)
-        for key, other in _reads(reward).items():
-            yield from _read(name, key, other, rewards, turns)
-    yield from _circles(rewards)
+    everyone: dict[str, _AnyReward] = {**whole, **turn}
+    for name, one in everyone.items():
+        for key, other in _reads(one).items():
+            yield from _read(name, key, other, everyone, turns)
+    yield from _circles(everyone)
     yield from _judge(spec)
 
 
-def _reads(reward: TurnReward) -> dict[str, str]:
+def _reads(reward: _AnyReward) -> dict[str, str]:
     """The rewards that must be known before this one, by the key that names them."""
     named = {"of": reward.of, "requires": reward.requires}
     return {key: name for key, name in named.items() if name is not None}
 
 
+def _label(name: str, reward: _AnyReward) -> tuple[str, str, str]:
+    return ("rewards", "turn" if isinstance(reward, TurnReward) else "global", name)
+
+
 def _read(
-    name: str, key: str, other: str, rewards: Mapping[str, TurnReward], turns: tuple[str, ...]
+    name: str, key: str, other: str, rewards: Mapping[str, _AnyReward], turns: tuple[str, ...]
 ) -> Iterator[Problem]:
     """What is wrong with one `of` or `requires`, circles aside."""
-    path = ("rewards", "turn", name, key)
-    label = f"rewards.turn.{name}.{key}"
+    mine, theirs = rewards[name], rewards.get(other)
+    path = (*_label(name, mine), key)
+    label = ".".join(path)
+    within = isinstance(mine, TurnReward)
+    known = [n for n, r in rewards.items() if not within or isinstance(r, TurnReward)]
     if other == name:
         yield Problem(
             path, f"{label} is the reward itself", help=f"name another reward, or drop `{key}`"
         )
-    elif other not in rewards:
-        message = (
-            f"{label} is {other!r}, which is not a turn reward; there are: {', '.join(rewards)}"
-        )
-        yield Problem(path, message, tuple(n for n in rewards if n != name))
-    else:
-        mine, theirs = rewards[name].turn, rewards[other].turn
-        known = mine in turns and theirs in turns
-        if known and turns.index(theirs) > turns.index(mine):
-            message = f"{label} is {other!r}, which scores a later turn: {theirs} after {mine}"
+    elif theirs is None or (within and not isinstance(theirs, TurnReward)):
+        what = "a turn reward" if within else "a reward"
+        message = f"{label} is {other!r}, which is not {what}; there are: {', '.join(known)}"
+        yield Problem(path, message, tuple(n for n in known if n != name))
+    elif isinstance(mine, TurnReward) and isinstance(theirs, TurnReward):
+        known_turns = mine.turn in turns and theirs.turn in turns
+        if known_turns and turns.index(theirs.turn) > turns.index(mine.turn):
+            message = (
+                f"{label} is {other!r}, which scores a later turn: {theirs.turn} after {mine.turn}"
+            )
             help_ = "a reward reads rewards of its own turn and of earlier ones"
             yield Problem(path, message, help=help_)
 
 
-def _circles(rewards: Mapping[str, TurnReward]) -> Iterator[Problem]:
+def _circles(rewards: Mapping[str, _AnyReward]) -> Iterator[Problem]:
     """One problem per circle of `of` and `requires`, at its first reward."""
     reads = {
         name: {o: key for key, o in _reads(reward).items() if o in rewards and o != name}
@@ -143,8 +184,8 @@ def _circles(rewards: Mapping[str, TurnReward]) -> Iterator[Problem]:
         at = circle.index(first)
         names = [*circle[at:], *circle[:at], first]
         key = reads[first][names[1]]
-        path = ("rewards", "turn", first, key)
-        message = f"rewards.turn.{first}.{key} goes round in a circle: {' → '.join(names)}"
+        path = (*_label(first, rewards[first]), key)
+        message = f"{'.'.join(path)} goes round in a circle: {' → '.join(names)}"
         yield Problem(path, message, help="a reward can be known only after those that it reads")
         reads = {name: others for name, others in reads.items() if name not in circle}
 
@@ -162,17 +203,18 @@ def _judge(spec: ExperimentSpec) -> Iterator[Problem]:
     rewards, judge = spec.rewards.turn, spec.evaluation.correct
     first = spec.rollout.turns[0]
     path = ("evaluation", "correct")
-    if judge not in rewards:
+    names = (*rewards, *spec.rewards.global_)
+    if judge not in names:
         message = (
-            f"evaluation.correct is {judge!r}, which is not a turn reward; "
-            f"there are: {', '.join(rewards) or 'none'}"
+            f"evaluation.correct is {judge!r}, which is not a reward; "
+            f"there are: {', '.join(names) or 'none'}"
         )
-        yield Problem(path, message, tuple(rewards))
-    elif rewards[judge].turn in spec.rollout.turns[1:]:
+        yield Problem(path, message, names)
+    elif judge in rewards and rewards[judge].turn in spec.rollout.turns[1:]:
         message = f"evaluation.correct is {judge!r}, which scores {rewards[judge].turn} turns"
-        names = tuple(name for name, reward in rewards.items() if reward.turn == first)
+        good = tuple(name for name, reward in rewards.items() if reward.turn == first)
         help_ = f"it must say whether an {first} is correct"
-        yield Problem(path, message, names, help=help_, against=("rewards", "turn", judge, "turn"))
+        yield Problem(path, message, good, help=help_, against=("rewards", "turn", judge, "turn"))
 
 
 # The rest --------------------------------------------------------------------------------------
@@ -181,12 +223,31 @@ def _judge(spec: ExperimentSpec) -> Iterator[Problem]:
 def _entropy(spec: ExperimentSpec) -> Iterator[Problem]:
     bonus = spec.loss.entropy
     spans = [s for t in spec.rollout.turns for s in getattr(spec.rollout, t).spans]
-    if bonus is not None and bonus.span not in spans:
+    if bonus is not None and bonus.span is not None and bonus.span not in spans:
         message = (
             f"loss.entropy.span is {bonus.span!r}, but the turns declare "
             f"{', '.join(spans) or 'no spans'}"
         )
         yield Problem(("loss", "entropy", "span"), message, tuple(spans))
+
+
+def _loss(spec: ExperimentSpec) -> Iterator[Problem]:
+    loss = spec.loss
+    if loss.kl is not None and spec.credit.use_kl_in_reward:
+        yield Problem(
+            ("loss", "kl"),
+            "loss.kl and credit.use_kl_in_reward are both on: KL would be paid twice",
+            help="as a penalty, or as part of the reward: drop one of them",
+            against=("credit", "use_kl_in_reward"),
+        )
+    if loss.constant_length is not None and loss.aggregate != "constant":
+        yield Problem(
+            ("loss", "constant_length"),
+            f"loss.constant_length is {loss.constant_length}, but loss.aggregate "
+            f"{loss.aggregate!r} divides by no constant",
+            help="`aggregate: constant`, or drop it",
+            against=("loss", "aggregate"),
+        )
 
 
 def _ranks(spec: ExperimentSpec) -> Iterator[Problem]:

@@ -1,64 +1,295 @@
-"""Advantage estimators that rlx ships: descriptors, found through `rlx.estimators`."""
+"""Advantage estimators that rlx ships: descriptors, found through `rlx.estimators`.
 
+Their formulas, with sources and shapes, are in `rlx.credit`; `docs/estimators/` has a page each.
+"""
+
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from rlx.plugin import Estimator
+from rlx.plugin import Estimator, Reading
 from rlx.spec.base import Strict
 
-__all__ = ["Confidence", "Grpo", "Normalize", "Singleton", "TwoLevel"]
+__all__ = [
+    "Alpha",
+    "Confidence",
+    "DrGrpo",
+    "EnvironmentTokens",
+    "Gae",
+    "Gigpo",
+    "Gpg",
+    "Grpo",
+    "MtGrpo",
+    "MultiturnGrpo",
+    "Normalize",
+    "Opo",
+    "PassAtK",
+    "ReinforcePlusPlus",
+    "ReinforcePlusPlusBaseline",
+    "Remax",
+    "Rloo",
+    "SecondLevel",
+    "Singleton",
+    "TreeGrpo",
+    "TurnLevelGae",
+    "TurnStatistics",
+    "TwoLevel",
+    "Uniform",
+    "VinePpo",
+]
 
 Normalize = Literal["std", "center"]
-Singleton = Literal["zero", "raw"]
+Singleton = Literal["zero", "raw", "refuse"]
+TurnStatistics = Literal["pooled", "per_turn"]
+SecondLevel = Literal["none", "prompt_scale", "prompt_renorm", "ema_scale"]
+EnvironmentTokens = Literal["skip", "literal"]
+Alpha = Literal["scores", "groups"]
 
 
-class Grpo(Estimator):
-    """Score minus the mean of its group, over the group's deviation unless only centred."""
+class _Comparison(Strict):
+    """Conventions of comparing rows of a group."""
 
-    implementation: ClassVar[str] = "rlx.credit:grpo"
-
-    normalize: Normalize = "std"
     ddof: Literal[0, 1] = 1
     """1 divides the variance by n - 1, 0 by n."""
     eps: float = Field(1e-6, ge=0)
     """Added to the deviation."""
     singleton: Singleton = "zero"
-    """Advantage in a group of one: 0, or the raw score."""
+    """Advantage in a group of one: 0, the raw score, or refused when the YAML is read."""
+    tolerance: float = Field(0.0, ge=0)
+    """A group whose scores lie no further apart than this has no signal."""
+
+
+class _Compares(Estimator):
+    ddof: Literal[0, 1] = 1
+    """1 divides the variance by n - 1, 0 by n."""
+    eps: float = Field(1e-6, ge=0)
+    """Added to the deviation."""
+    singleton: Singleton = "zero"
+    """Advantage in a group of one: 0, the raw score, or refused when the YAML is read."""
+    tolerance: float = Field(0.0, ge=0)
+    """A group whose scores lie no further apart than this has no signal."""
 
     def compares(self, turn: str) -> bool:
-        return self.singleton == "zero"
+        return self.singleton != "raw"
+
+    def refuses_one(self, turn: str) -> bool:
+        return self.singleton == "refuse"
 
 
-class Confidence(Strict):
+class Grpo(_Compares):
+    """Score minus the mean of its group, over the group's deviation unless only centred."""
+
+    implementation: ClassVar[str] = "rlx.credit.estimators:grpo"
+
+    normalize: Normalize = "std"
+    """std divides by the group's deviation, center does not."""
+    enable_multiturn_advantage: bool = False
+    """Turns compared with turns and rollouts with rollouts: `multiturn_grpo` at its defaults."""
+
+    def reading(self) -> Reading:
+        return "turns" if self.enable_multiturn_advantage else "scores"
+
+
+class Uniform(_Compares):
+    """Mean turn reward plus global rewards, normalised in the group, alike on every token."""
+
+    implementation: ClassVar[str] = "rlx.credit.estimators:uniform"
+    reads: ClassVar[Reading] = "turns"
+
+
+class DrGrpo(_Compares):
+    """Score minus the mean of its group; with `loss.aggregate: constant` it is Dr. GRPO."""
+
+    implementation: ClassVar[str] = "rlx.credit.estimators:dr_grpo"
+
+
+class Rloo(_Compares):
+    """Score minus the mean of the others of its group."""
+
+    implementation: ClassVar[str] = "rlx.credit.estimators:rloo"
+
+
+class Opo(_Compares):
+    """Score minus the mean of its group weighted by length."""
+
+    implementation: ClassVar[str] = "rlx.credit.estimators:opo"
+
+
+class Gpg(_Compares):
+    """Score minus the mean of its group, scaled up by the share of groups without signal."""
+
+    implementation: ClassVar[str] = "rlx.credit.estimators:gpg"
+
+    alpha: Alpha = "groups"
+    """What is counted: groups whose scores differ (the paper), or scores that are not 0 (verl)."""
+    f_norm: float = Field(1.0, gt=0)
+    """Constant divisor."""
+
+
+class PassAtK(_Compares):
+    """Only the best of a group learns, by its lead over the second best."""
+
+    implementation: ClassVar[str] = "rlx.credit.estimators:pass_at_k"
+
+    normalize: Normalize = "std"
+    """std divides by the deviation, center does not."""
+
+
+class Remax(Estimator):
+    """Score minus that of the greedy answer to the same prompt."""
+
+    implementation: ClassVar[str] = "rlx.credit.estimators:remax"
+    needs: ClassVar[frozenset[str]] = frozenset({"greedy_baseline"})
+
+
+class MultiturnGrpo(_Compares):
+    """Turns against turns of the prompt, plus rollouts against rollouts (design 000, KG-R1)."""
+
+    implementation: ClassVar[str] = "rlx.credit.estimators:multiturn_grpo"
+    reads: ClassVar[Reading] = "turns"
+
+    statistics: TurnStatistics = "pooled"
+    """One mean and deviation over all turns of a prompt, or one for each turn number."""
+    turn_weight: float = 0.5
+    """Multiplies the advantages of turns."""
+
+
+class MtGrpo(_Compares):
+    """The first turn learns from its own reward and the outcome, later turns from the outcome."""
+
+    implementation: ClassVar[str] = "rlx.credit.estimators:mt_grpo"
+    reads: ClassVar[Reading] = "turns"
+
+    eps: float = Field(1e-4, ge=0)
+    """Added to the deviation."""
+    turn_coef: float = 1.0
+    """Multiplies the advantage of the first turn."""
+
+
+class Gigpo(_Compares):
+    """Rollouts against rollouts of the prompt, plus turns against turns from the same state."""
+
+    implementation: ClassVar[str] = "rlx.credit.estimators:gigpo"
+    reads: ClassVar[Reading] = "turns"
+
+    normalize: Normalize = "center"
+    """std divides by the deviation, center does not."""
+    gamma: float = Field(0.95, ge=0, le=1)
+    """Discount per turn."""
+    omega: float = 1.0
+    """Multiplies the advantages of turns."""
+
+
+class TreeGrpo(_Compares):
+    """A leaf against all leaves of its prompt, plus against its siblings."""
+
+    implementation: ClassVar[str] = "rlx.credit.estimators:tree_grpo"
+
+    normalize: Normalize = "std"
+    """std divides by the deviation, center does not."""
+
+
+class Gae(Estimator):
+    """Generalised advantage estimation over a critic's values (PPO)."""
+
+    implementation: ClassVar[str] = "rlx.credit.estimators:gae"
+    reads: ClassVar[Reading] = "token_rewards"
+    needs: ClassVar[frozenset[str]] = frozenset({"values"})
+
+    gamma: float = Field(1.0, ge=0, le=1)
+    """Discount per token."""
+    lam: float = Field(1.0, ge=0, le=1)
+    """λ: 1 trusts what was sampled, 0 the critic."""
+    environment: EnvironmentTokens = "skip"
+    """What an environment wrote takes no time; or the literal recursion of design 000."""
+    whiten: bool = False
+    """Mean 0 and variance 1 over the batch's tokens; the critic learns from what was before."""
+
+
+class TurnLevelGae(Estimator):
+    """GAE from turn to turn, then from token to token within each turn."""
+
+    implementation: ClassVar[str] = "rlx.credit.estimators:turn_level_gae"
+    reads: ClassVar[Reading] = "token_rewards"
+    needs: ClassVar[frozenset[str]] = frozenset({"values"})
+
+    gamma: float = Field(1.0, ge=0, le=1)
+    """Discount per token within a turn."""
+    lam: float = Field(1.0, ge=0, le=1)
+    """λ within a turn."""
+    gamma_high: float = Field(1.0, ge=0, le=1)
+    """Discount per turn."""
+    lam_high: float = Field(1.0, ge=0, le=1)
+    """λ from turn to turn."""
+    whiten: bool = False
+    """Mean 0 and variance 1 over the batch's tokens; the critic learns from what was before."""
+
+
+class ReinforcePlusPlus(Estimator):
+    """Discounted rewards still to come, whitened over the batch."""
+
+    implementation: ClassVar[str] = "rlx.credit.estimators:reinforce_plus_plus"
+    reads: ClassVar[Reading] = "token_rewards"
+
+    gamma: float = Field(1.0, ge=0, le=1)
+    """Discount per token."""
+    whiten: bool = True
+    """Mean 0 and variance 1 over the batch's tokens."""
+
+
+class ReinforcePlusPlusBaseline(_Compares):
+    """Score minus the mean of its group, whitened over the batch."""
+
+    implementation: ClassVar[str] = "rlx.credit.estimators:reinforce_plus_plus_baseline"
+
+    whiten: bool = True
+    """Mean 0 and variance 1 over the batch's tokens."""
+
+
+class VinePpo(Estimator):
+    """What each step of reasoning changed in the Monte-Carlo chance of success."""
+
+    implementation: ClassVar[str] = "rlx.credit.estimators:vineppo"
+    needs: ClassVar[frozenset[str]] = frozenset({"mc_values"})
+
+
+class Confidence(_Comparison):
     """How confidences are compared with their siblings, the confidences of the same answer."""
 
     normalize: Normalize = "center"
-    ddof: Literal[0, 1] = 1
-    eps: float = Field(1e-6, ge=0)
-    singleton: Singleton = "zero"
+    """std divides by the deviation, center does not."""
 
 
-class TwoLevel(Estimator):
+class TwoLevel(_Compares):
     """Answers compared within their prompt, confidences within their own answer (design 004)."""
 
-    implementation: ClassVar[str] = "rlx.credit:two_level"
+    implementation: ClassVar[str] = "rlx.credit.estimators:two_level"
 
     normalize: Normalize = "std"
-    ddof: Literal[0, 1] = 1
-    eps: float = Field(1e-6, ge=0)
-    singleton: Singleton = "zero"
+    """Of answers: std divides by the deviation, center does not."""
     confidence: Confidence = Confidence.model_construct()
+    """The same conventions for confidences within one answer; not divided by σ unless asked."""
+    second_level: SecondLevel = "none"
+    """What is done to the advantages of confidences after that: divided by one deviation for all of
+    the prompt, normalised once more within it, or divided by a running scale of the whole run."""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Of the running scale."""
     lambda_ans: float = 1.0
     """Multiplies the advantages of answers."""
     lambda_conf: float = 1.0
     """Multiplies the advantages of confidences; about 4 makes up for centring."""
 
     def compares(self, turn: str) -> bool:
-        level = self.confidence if turn == "confidence" else self
-        return level.singleton == "zero"
+        return self._level(turn).singleton != "raw"
 
-    def warnings(self) -> tuple[str, ...]:
+    def refuses_one(self, turn: str) -> bool:
+        return self._level(turn).singleton == "refuse"
+
+    def _level(self, turn: str) -> "Confidence | TwoLevel":
+        return self.confidence if turn == "confidence" else self
+
+    def warnings(self) -> Sequence[str]:
         if self.confidence.normalize == "center":
             return ()
         return (

@@ -11,11 +11,13 @@ from pydantic_core import to_json
 
 from rlx.spec.base import Contradiction, Problem, Strict
 from rlx.spec.consistency import contradictions
+from rlx.spec.credit import CreditSpec
 from rlx.spec.loss import LossSpec
 from rlx.spec.model import ModelSpec
 from rlx.spec.reward import PluginUse, RewardsSpec
 from rlx.spec.rollout import RolloutSpec, Single, TwoTurn
 from rlx.spec.training import (
+    CriticSpec,
     EvaluationSpec,
     OptimizerSpec,
     PhaseSpec,
@@ -34,6 +36,7 @@ _FIXED_IN_PHASES = (
     "model",
     "runner",
     "sampler",
+    "critic",
     "tracking",
     "evaluation",
     "phases",
@@ -63,7 +66,9 @@ class ExperimentSpec(Strict):
     rollout: RolloutSpec = Single.model_construct()
     rewards: RewardsSpec
     mask: MaskUse = MaskUse.model_construct()
+    credit: CreditSpec = CreditSpec.model_construct()
     estimator: EstimatorUse = EstimatorUse.model_construct()
+    critic: CriticSpec | None = None
     loss: LossSpec = LossSpec.model_construct()
     optimizer: OptimizerSpec = OptimizerSpec.model_construct()
     phases: tuple[PhaseSpec, ...] = Field(min_length=1)
@@ -153,7 +158,7 @@ class ExperimentSpec(Strict):
         turns = [t for turn in kind.turns if isinstance(t := rollout.get(turn), dict)]
         spans = [span for turn in turns for span in turn.get("spans") or ()]
         bonus = self.loss.entropy
-        if bonus is not None and bonus.span not in spans and untouched("loss", "entropy"):
+        if bonus and bonus.span and bonus.span not in spans and untouched("loss", "entropy"):
             tree["loss"]["entropy"] = None
 
     def resolved(self) -> dict[str, Any]:

@@ -4,7 +4,35 @@ from typing import ClassVar, Literal
 
 from rlx.plugin import Mask
 
-__all__ = ["TurnSpans"]
+__all__ = ["AllResponse", "Effective", "ModelTokens", "TurnSpans"]
+
+Truncated = Literal["learn", "skip"]
+
+
+class AllResponse(Mask):
+    """Everything from the row's first own token on, what an environment wrote included."""
+
+    implementation: ClassVar[str] = "rlx.mask:all_response"
+    beyond_own: ClassVar[bool] = True
+
+
+class ModelTokens(Mask):
+    """Every token that the policy wrote, and no other."""
+
+    implementation: ClassVar[str] = "rlx.mask:model_tokens"
+
+    truncated: Truncated = "learn"
+    """Whether a row in which a turn ran out of tokens learns at all."""
+
+
+class Effective(Mask):
+    """Design 000's rule: model tokens in multi-turn runs with `state_masking`, else everything."""
+
+    implementation: ClassVar[str] = "rlx.mask:effective"
+    beyond_own: ClassVar[bool] = True
+
+    state_masking: bool = True
+    """Leave environment tokens out of KL, GAE, GRPO and score alike."""
 
 
 class TurnSpans(Mask):
@@ -16,4 +44,6 @@ class TurnSpans(Mask):
     """Where a turn has none of its spans: the whole response learns, so that format failures are
     corrected, or nothing does (design 004 read literally)."""
     include_eos: bool = True
-    """The token that ends the turn learns too."""
+    """The token that ends the turn learns too; design 004 read literally leaves it out."""
+    truncated: Truncated = "learn"
+    """Whether a row in which a turn ran out of tokens learns at all."""

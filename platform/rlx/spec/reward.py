@@ -37,23 +37,21 @@ class _Reward(PluginUse):
     """What becomes of a sample whose scorer raised, hung, crashed or gave no finite number."""
     deadline: float = Field(5.0, gt=0)
     """Seconds that one call may take."""
+    of: str | None = None
+    """Another reward: this one reads its raw value, for the same turn or the nearest earlier one of
+    its kind."""
+    requires: str | None = None
+    """Another reward, found as `of` is: where its raw value is not above 0, this one is 0."""
 
 
 class TurnReward(_Reward):
     """A reward for every turn of one kind."""
 
     turn: str
-    of: str | None = None
-    """Another turn reward: this one reads its raw value, for the same turn or the nearest earlier
-    one of its kind."""
-    requires: str | None = None
-    """Another turn reward, found as `of` is: where its raw value is not above 0, this one is 0."""
 
 
 class GlobalReward(_Reward):
-    """A reward for a whole rollout."""
-
-    of: str | None = None
+    """A reward for a whole rollout: for every row that continues a prompt, judged at its end."""
 
 
 class RewardsSpec(Strict):

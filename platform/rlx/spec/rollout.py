@@ -6,7 +6,7 @@ from pydantic import Field
 
 from rlx.spec.base import Strict
 
-__all__ = ["RolloutSpec", "Single", "TurnSpec", "TwoTurn"]
+__all__ = ["DynamicSampling", "RolloutSpec", "Single", "TurnSpec", "TwoTurn"]
 
 
 class TurnSpec(Strict):
@@ -25,6 +25,13 @@ class TurnSpec(Strict):
     """Names of the tags whose contents and delimiters are recorded: `<name>...</name>`."""
 
 
+class DynamicSampling(Strict):
+    """Trees in which no group's scores differ are replaced by newly drawn ones (DAPO)."""
+
+    max_batches: int = Field(4, ge=1)
+    """At most so many draws of `prompts_per_step` for one step; then it trains on what it has."""
+
+
 class _Answer(Strict):
     system: str = ""
     """System message of every dialogue whose problem brings none; plain models see it first."""
@@ -32,6 +39,8 @@ class _Answer(Strict):
     num_generations_answer: int = Field(8, ge=1)
     """G_a: answers per prompt."""
     answer: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
+    dynamic_sampling: DynamicSampling | None = None
+    """null trains on whatever was drawn."""
 
 
 class Single(_Answer):

@@ -7,6 +7,7 @@ from pydantic import Field
 from rlx.spec.base import Betas, Strict
 
 __all__ = [
+    "CriticSpec",
     "EvaluationSpec",
     "OptimizerSpec",
     "PhaseSpec",
@@ -32,6 +33,24 @@ class OptimizerSpec(Strict):
     max_grad_norm: float = Field(1.0, gt=0)
     updates_per_rollout: int = Field(1, ge=1)
     """Optimiser steps taken on each batch of rollouts."""
+
+
+class CriticSpec(Strict):
+    """A copy of the model with a value head, trained by an engine of its own."""
+
+    learning_rate: float = Field(1e-5, gt=0)
+    """Peak; constant after the warm-up."""
+    warmup_steps: int = Field(0, ge=0)
+    betas: Betas = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    updates_per_rollout: int = Field(1, ge=1)
+    """Optimiser steps of the critic on each batch of rollouts."""
+    value_clip: float | None = Field(0.5, gt=0)
+    """A new value counts as no further than this from the one it was sampled with; null: freely."""
+    lead_steps: int = Field(0, ge=0)
+    """Steps at the beginning of the run in which the critic learns and the policy does not."""
 
 
 class PhaseSpec(Strict):

@@ -1,7 +1,8 @@
 """Promises that plugin authors can check their own work against, without rlx or in their tests.
 
-`check_reward`, `check_task`, `check_mask` and `check_estimator` raise AssertionError at the first
-promise that is broken. `reward_checks()` and its like give them one by one, by name:
+`check_reward`, `check_task`, `check_mask`, `check_placement` and `check_estimator` raise
+AssertionError at the first promise that is broken. `reward_checks()` and its like give them one by
+one, by name:
 
     @pytest.mark.parametrize("check", reward_checks(), ids=str)
     def test_keeps_every_promise(check):
@@ -22,6 +23,7 @@ __all__ = [
     "Check",
     "check_estimator",
     "check_mask",
+    "check_placement",
     "check_reward",
     "check_task",
     "checks",
@@ -29,6 +31,7 @@ __all__ = [
     "example_batch",
     "example_inputs",
     "mask_checks",
+    "placement_checks",
     "reward_checks",
     "task_checks",
 ]
@@ -40,6 +43,8 @@ _WITH_TORCH = {
     "check_mask": "masks",
     "example_batch": "masks",
     "mask_checks": "masks",
+    "check_placement": "placements",
+    "placement_checks": "placements",
 }
 
 

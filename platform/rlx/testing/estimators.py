@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from rlx.batch import NO_TURN
-from rlx.credit import CreditInputs
+from rlx.credit import Credit, CreditInputs
+from rlx.credit.place import place
 from rlx.discovery.streams import needed
+from rlx.plugin import Estimator as EstimatorPlugin
 from rlx.plugin import Plugin
-from rlx.testing.promise import Check, bound, common_checks, keep
+from rlx.testing.promise import Check, bound, common_checks, keep, made
 
 __all__ = ["check_estimator", "estimator_checks", "example_inputs"]
 
@@ -29,7 +31,7 @@ _LENGTH, _TURNS = 7, 3
 
 
 def example_inputs(seed: int = 0, *, dtype: torch.dtype = torch.float32) -> CreditInputs:
-    """Random inputs that obey every convention.
+    """Random inputs that obey every convention, with every stream that an estimator may need.
 
     Returns:
         Rows in no order: answers (level 0, turn 1) in groups of unequal sizes, confidences (level
@@ -49,17 +51,41 @@ def example_inputs(seed: int = 0, *, dtype: torch.dtype = torch.float32) -> Cred
     present[answers:, 0] = False
     rewards = torch.randn(rows, _TURNS, generator=rng, dtype=dtype)
     turn_ids = _turn_ids(levels, rng)
+    turn_rewards = torch.where(present, rewards, 0.0)
+    tree_ids = torch.cat([trees, trees[asked].repeat_interleave(below)])
+    has_turn = torch.stack([(turn_ids == k + 1).any(dim=1) for k in range(_TURNS)], dim=1)
     inputs = CreditInputs(
-        turn_rewards=torch.where(present, rewards, 0.0),
+        turn_rewards=turn_rewards,
         turn_present=present,
         global_rewards=torch.randn(rows, generator=rng, dtype=dtype),
+        token_rewards=torch.zeros(rows, _LENGTH, dtype=dtype),
         turn_ids=turn_ids,
         mask=(turn_ids > 0) & (torch.rand(rows, _LENGTH, generator=rng) < 0.7),
         group_ids=torch.cat([trees, confidence_groups]),
         levels=levels,
-        tree_ids=torch.cat([trees, trees[asked].repeat_interleave(below)]),
+        tree_ids=tree_ids,
+        state_ids=torch.where(has_turn, torch.randint(0, 3, (rows, _TURNS), generator=rng), -1),
+        values=torch.randn(rows, _LENGTH, generator=rng, dtype=dtype),
+        old_logprobs=-torch.rand(rows, _LENGTH, generator=rng, dtype=dtype),
+        reference_logprobs=-torch.rand(rows, _LENGTH, generator=rng, dtype=dtype),
+        greedy_scores=torch.randn(len(_GROUP_SIZES), generator=rng, dtype=dtype)[tree_ids],
+        step_ids=torch.where(turn_ids > 0, torch.arange(_LENGTH) // 3, -1),
+        mc_values=torch.rand(rows, _LENGTH // 3 + 2, generator=rng, dtype=dtype),
     )
-    return _rows(inputs, torch.randperm(rows, generator=rng))
+    return _rows(_placed(inputs), torch.randperm(rows, generator=rng))
+
+
+def _placed(inputs: CreditInputs) -> CreditInputs:
+    """The same with token rewards that belong to its named ones."""
+    placed = place(
+        inputs.turn_rewards,
+        inputs.turn_present,
+        inputs.global_rewards,
+        inputs.turn_ids,
+        inputs.mask,
+        placement="turn_proportional",
+    )
+    return replace(inputs, token_rewards=placed.token_rewards)
 
 
 def _turn_ids(levels: Tensor, rng: torch.Generator) -> Tensor:
@@ -97,6 +123,11 @@ def estimator_checks() -> tuple[Check, ...]:
             "compare a group's largest score with its smallest, not with the mean",
             _gives_nothing_for_equal_rewards,
         ),
+        (
+            "ignores what stands outside the mask",
+            "select by `torch.where(mask, x, 0)`; a product with the mask keeps NaN",
+            _ignores_what_stands_outside_the_mask,
+        ),
         ("ignores row order", "compare rows by `group_ids`, never by position", _ignores_row_order),
         (
             "ignores what ids are called",
@@ -118,13 +149,27 @@ def estimator_checks() -> tuple[Check, ...]:
 
 def _over_examples(run: Callable[[Estimator, CreditInputs], None], subject: Any) -> None:
     is_plugin = isinstance(subject, type | Plugin)
-    lacking = set(needed(subject) if is_plugin else ()) - _tensors(example_inputs()).keys()
-    if lacking:
+    named = {"greedy_baseline": "greedy_scores"}
+    wanted = {named.get(need, need) for need in (needed(subject) if is_plugin else ())}
+    if lacking := wanted - _tensors(example_inputs()).keys():
         raise SkipTest(f"it needs {', '.join(sorted(lacking))}, which no example here has")
-    estimator = bound(subject)
+    if run is _gives_nothing_for_equal_rewards and is_plugin and not _compares_rows(subject):
+        raise SkipTest("it does not compare rows with each other")
+    function = bound(subject)
+
+    def estimator(inputs: CreditInputs) -> Tensor:
+        given = function(inputs)
+        return given.advantages if isinstance(given, Credit) else given
+
     for seed in _SEEDS:
         for dtype in (torch.float32, torch.float64):
             run(estimator, example_inputs(seed, dtype=dtype))
+
+
+def _compares_rows(subject: Any) -> bool:
+    """Whether an estimator sees nothing but the rewards of rows."""
+    plugin: EstimatorPlugin = made(subject)
+    return not plugin.needs and plugin.reading() != "token_rewards"
 
 
 def _keeps_shape_and_dtype(estimator: Estimator, inputs: CreditInputs) -> None:
@@ -149,16 +194,28 @@ def _is_finite_and_silent_outside_the_mask(estimator: Estimator, inputs: CreditI
 
 def _gives_nothing_for_equal_rewards(estimator: Estimator, inputs: CreditInputs) -> None:
     """0.7 in float32: many times 0.7, over as many, is not quite 0.7."""
-    present = _first_row_of_group(inputs.turn_present, inputs.group_ids)
+    answers = torch.tensor([True, *[False] * (_TURNS - 1)])
+    present = torch.where((inputs.levels == 0)[:, None], answers, ~answers)
     equal = replace(
         inputs,
         turn_rewards=torch.where(present, inputs.turn_rewards.new_tensor(0.7), 0.0),
         turn_present=present,
         global_rewards=torch.full_like(inputs.global_rewards, 0.7),
+        state_ids=torch.where(present, torch.arange(_TURNS), -1),
     )
+    equal = _placed(equal)
     _, slot, size = inputs.group_ids.unique(return_inverse=True, return_counts=True)
     advantages = estimator(equal)[size[slot] > 1]
     assert (advantages == 0).all(), "did not give exactly 0 in a group of equal rewards"
+
+
+def _ignores_what_stands_outside_the_mask(estimator: Estimator, inputs: CreditInputs) -> None:
+    names = ("token_rewards", "values", "old_logprobs", "reference_logprobs")
+    outside: dict[str, Any] = {
+        name: torch.where(inputs.mask, inputs.stream(name), torch.nan) for name in names
+    }
+    poisoned = replace(inputs, **outside)
+    _same(estimator(poisoned), estimator(inputs), "let what stands outside the mask through")
 
 
 def _ignores_row_order(estimator: Estimator, inputs: CreditInputs) -> None:
@@ -179,11 +236,17 @@ def _ignores_padding(estimator: Estimator, inputs: CreditInputs) -> None:
         inputs,
         mask=_widened(inputs.mask, False),
         turn_ids=_widened(inputs.turn_ids, NO_TURN),
+        token_rewards=_widened(inputs.token_rewards, 0.0),
+        values=_widened(inputs.stream("values"), 0.0),
+        old_logprobs=_widened(inputs.stream("old_logprobs"), 0.0),
+        reference_logprobs=_widened(inputs.stream("reference_logprobs"), 0.0),
+        step_ids=_widened(inputs.stream("step_ids"), -1),
     )
     more_turns = replace(
         inputs,
         turn_rewards=_widened(inputs.turn_rewards, 0.0),
         turn_present=_widened(inputs.turn_present, False),
+        state_ids=_widened(inputs.state_ids, -1),
     )
     expected = estimator(inputs)
     _same(estimator(padded)[:, :_LENGTH], expected, "depends on padding on the right")
@@ -207,14 +270,9 @@ def _tensors(inputs: CreditInputs) -> dict[str, Tensor]:
 
 
 def _rows(inputs: CreditInputs, which: Tensor) -> CreditInputs:
-    return replace(inputs, **{name: tensor[which] for name, tensor in _tensors(inputs).items()})
+    chosen: dict[str, Any] = {name: t[which] for name, t in _tensors(inputs).items()}
+    return replace(inputs, **chosen)
 
 
 def _widened(tensor: Tensor, fill: float) -> Tensor:
     return torch.cat([tensor, torch.full_like(tensor[:, :2], fill)], dim=1)
-
-
-def _first_row_of_group(tensor: Tensor, group_ids: Tensor) -> Tensor:
-    """Every row replaced by the first row of its group."""
-    same = group_ids[:, None] == group_ids[None, :]
-    return tensor[same.int().argmax(dim=1)]

@@ -20,7 +20,11 @@ Mask = Callable[[TokenBatch], Tensor]
 
 _SEEDS = range(5)
 _SPANS = {"answer": ("think", "answer"), "confidence": ("analysis", "confidence"), "query": ()}
-_PADDING = {"turn_ids": NO_TURN, "temperatures": 1.0}  # everything else is 0 there
+_PADDING = {
+    "turn_ids": NO_TURN,
+    "state_ids": NO_TURN,
+    "temperatures": 1.0,
+}  # everything else is 0 there
 
 
 def check_mask(mask: Any) -> None:
@@ -38,7 +42,8 @@ def mask_checks() -> tuple[Check, ...]:
         ("gives bool of the batch's shape", "return bool `[B, T]`", _gives_bool_of_the_shape),
         (
             "keeps to a row's own tokens",
-            "end with `& batch.is_own`: prompts, observations and padding never learn",
+            "end with `& batch.is_own`: prompts, observations and padding never learn, unless "
+            "the class says `beyond_own`",
             _keeps_to_own_tokens,
         ),
         (
@@ -58,6 +63,8 @@ def mask_checks() -> tuple[Check, ...]:
 
 def _over_examples(run: Callable[[Mask, TokenBatch], None], subject: Any) -> None:
     mask = bound(subject)
+    if run is _keeps_to_own_tokens and getattr(subject, "beyond_own", False):
+        run = _keeps_to_the_response
     for seed in _SEEDS:
         run(mask, example_batch(seed))
 
@@ -130,6 +137,11 @@ def _gives_bool_of_the_shape(mask: Mask, batch: TokenBatch) -> None:
 
 def _keeps_to_own_tokens(mask: Mask, batch: TokenBatch) -> None:
     assert not (mask(batch) & ~batch.is_own).any(), "a token learns that is not the row's own"
+
+
+def _keeps_to_the_response(mask: Mask, batch: TokenBatch) -> None:
+    outside = mask(batch) & ~batch.is_response
+    assert not outside.any(), "a token learns that stands before the row's own, or is padding"
 
 
 def _leaves_the_batch_alone(mask: Mask, batch: TokenBatch) -> None:

@@ -13,8 +13,8 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 
-from rlx.credit.kl import CLAMP, AdaptiveKl, FixedKl, kl_in_reward, kl_terms, mean_kl
 from rlx.credit.place import place
+from rlx.kl import CLAMP, AdaptiveKl, FixedKl, kl_in_reward, kl_terms, mean_kl
 
 GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())
 EXAMPLES = {example["id"]: example for example in GOLDEN["examples"]}

@@ -14,14 +14,13 @@ So k1 and k3 measure and belong in the reward, and k2 is the one to descend on.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-__all__ = ["CLAMP", "AdaptiveKl", "FixedKl", "KlKind", "kl_in_reward", "kl_terms", "mean_kl"]
+from rlx.spec.credit import KlKind
 
-KlKind = Literal["k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl"]
+__all__ = ["CLAMP", "AdaptiveKl", "FixedKl", "kl_in_reward", "kl_terms", "mean_kl"]
 
 CLAMP = 5.0
 """k3 bounds x to ±5 before it is exponentiated, so a term is at most e⁵ - 6 ≈ 142.4."""

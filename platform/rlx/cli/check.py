@@ -1,0 +1,113 @@
+"""`rlx check`: whether a run's stored rollouts hold together."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from rlx.cli.registry import folder_of, open_registry, registry_option
+from rlx.cli.text import columns
+from rlx.errors import SpecError
+from rlx.spec.diagnostic import printable
+
+if TYPE_CHECKING:
+    from rlx.run.check import Report, Tally
+    from rlx.run.identities import Violation
+
+__all__ = ["check"]
+
+
+@click.command()
+@click.argument("run")
+@click.option("--step", type=click.IntRange(min=1), help="Only this step.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@registry_option
+def check(run: str, step: int | None, as_json: bool, url: str) -> int:
+    """Check that RUN's stored rollouts hold together: scores, masks, rewards, advantages.
+
+    The exit code is 0 when every identity holds, 1 when one does not, and 3 when all that could be
+    checked holds but a reward's plugin is missing.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from rlx.run.check import check_run
+
+    with open_registry(url) as registry:
+        found = registry.run(run)
+        folder_of(found)
+        steps = registry.rollout_steps(found.id)
+        if not steps:
+            raise SpecError(f"{found.id} has recorded no rollouts that could be checked")
+        if step is not None and step not in steps:
+            raise SpecError(
+                f"{found.id} has no rollouts of step {step}; it has {steps[0]} to {steps[-1]}"
+            )
+        steps = steps if step is None else [step]
+        console = Console(stderr=True, highlight=False)
+        bars = Progress(
+            TextColumn("checking steps"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        with bars:
+            task = bars.add_task("", total=len(steps))
+            report = check_run(registry, found, steps, show=lambda _: bars.advance(task))
+    click.echo(json.dumps(_json(report), indent=2) if as_json else _table(report))
+    if not report.holds:
+        return 1
+    return 3 if report.unchecked else 0
+
+
+def _json(report: "Report") -> dict[str, object]:
+    return {
+        "run": report.run,
+        "steps": list(report.steps),
+        "holds": report.holds,
+        "identities": [{**asdict(t), "holds": not t.violated} for t in report.tallies],
+        "unchecked": list(report.unchecked),
+        "notes": list(report.notes),
+    }
+
+
+def _table(report: "Report") -> str:
+    rows = [
+        (_sign(t), t.name, f"{t.checked} {t.unit}" if t.checked else "nothing to check", t.says)
+        for t in report.tallies
+    ]
+    lines = [f"{report.run}: {_count(len(report.steps), 'step')}", columns(rows)]
+    for tally in (t for t in report.tallies if t.violated):
+        lines.append(f"\n{tally.name}: does not hold in {_count(tally.violated, 'place')}")
+        lines += [f"  {printable(_told(violation))}" for violation in tally.first]
+    if report.unchecked or report.notes:
+        lines.append("")
+    lines += [printable(line) for line in (*report.unchecked, *report.notes)]
+    lines.append("\nall of it holds" if report.holds else "\nthis record does not hold together")
+    return "\n".join(lines)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+def _sign(tally: "Tally") -> str:
+    if tally.violated:
+        return "✗"
+    return "✓" if tally.checked else "–"
+
+
+def _told(v: "Violation") -> str:
+    """Where something is wrong, and how."""
+    named = (
+        ("step", v.step),
+        ("tree", v.tree),
+        ("row", v.row),
+        ("turn", v.turn),
+        ("token", v.token),
+    )
+    where = ", ".join(f"{name} {number}" for name, number in named if number is not None)
+    return f"{where}: {v.what} is {v.stored}, expected {v.expected}"

@@ -1,0 +1,378 @@
+"""Every estimator under its name in YAML: `CreditInputs` and options in, advantages out.
+
+Each is a line or two over the tensor function that holds its formula; what is said there is not
+said again. `how` stands for the conventions of a comparison: ddof, eps, singleton, tolerance.
+"""
+
+from dataclasses import replace
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from rlx.credit import outcome, returns, turns
+from rlx.credit.group import Statistics, group_advantages
+from rlx.credit.inputs import Credit, CreditInputs, on_mask, total_scores
+from rlx.credit.second_level import ema_scale, prompt_scale
+from rlx.spec.estimator import (
+    Alpha,
+    Confidence,
+    EnvironmentTokens,
+    Normalize,
+    SecondLevel,
+    TurnStatistics,
+)
+
+__all__ = [
+    "dr_grpo",
+    "gae",
+    "gigpo",
+    "gpg",
+    "grpo",
+    "mt_grpo",
+    "multiturn_grpo",
+    "opo",
+    "pass_at_k",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "rloo",
+    "tree_grpo",
+    "turn_level_gae",
+    "two_level",
+    "uniform",
+    "vineppo",
+]
+
+# One score per row ------------------------------------------------------------------------------
+
+
+def grpo(
+    inputs: CreditInputs,
+    *,
+    normalize: Normalize = "std",
+    enable_multiturn_advantage: bool = False,
+    **how: Unpack[Statistics],
+) -> Tensor:
+    """Outcome GRPO: the row's score within its group, on each of its learning tokens.
+
+        Aᵢₜ = (sᵢ - mean) / (σ + ε)
+
+    With `enable_multiturn_advantage` it is `multiturn_grpo` as design 000 has it.
+
+    Reference:
+        DeepSeekMath, arXiv 2402.03300, section 4.1; design 000, section 1.2 step 5.2.
+    """
+    if enable_multiturn_advantage:
+        return multiturn_grpo(inputs, **how)
+    scores = total_scores(inputs)
+    return on_mask(
+        group_advantages(scores, inputs.group_ids, normalize=normalize, **how), inputs.mask
+    )
+
+
+def uniform(inputs: CreditInputs, **how: Unpack[Statistics]) -> Tensor:
+    """GRPO on the structured score, whatever `credit.score_source` says.
+
+        Aᵢₜ = (sᵢ - mean) / (σ + ε)        sᵢ = meanₖ(turn rewardₖ) + Σ global
+
+    Reference:
+        KG-R1's `uniform_reward_mode`, as published in its code.
+    """
+    scores = total_scores(replace(inputs, score_source="structured"))
+    return on_mask(group_advantages(scores, inputs.group_ids, **how), inputs.mask)
+
+
+def dr_grpo(inputs: CreditInputs, **how: Unpack[Statistics]) -> Tensor:
+    """GRPO without the division by σ; its loss divides by a constant length.
+
+        Aᵢₜ = sᵢ - mean
+
+    Reference:
+        Dr. GRPO, arXiv 2503.20783.
+    """
+    return grpo(inputs, normalize="center", **how)
+
+
+def rloo(inputs: CreditInputs, **how: Unpack[Statistics]) -> Tensor:
+    """`rlx.credit.outcome.rloo` on each of the row's learning tokens."""
+    return on_mask(outcome.rloo(total_scores(inputs), inputs.group_ids, **how), inputs.mask)
+
+
+def opo(inputs: CreditInputs, **how: Unpack[Statistics]) -> Tensor:
+    """`rlx.credit.outcome.opo`; a row is as long as its mask."""
+    lengths = inputs.mask.sum(dim=1)
+    return on_mask(outcome.opo(total_scores(inputs), lengths, inputs.group_ids, **how), inputs.mask)
+
+
+def gpg(
+    inputs: CreditInputs,
+    *,
+    alpha: Alpha = "groups",
+    f_norm: float = 1.0,
+    **how: Unpack[Statistics],
+) -> Tensor:
+    """`rlx.credit.outcome.gpg` on each of the row's learning tokens."""
+    scores = total_scores(inputs)
+    per_row = outcome.gpg(scores, inputs.group_ids, alpha=alpha, f_norm=f_norm, **how)
+    return on_mask(per_row, inputs.mask)
+
+
+def pass_at_k(
+    inputs: CreditInputs, *, normalize: Normalize = "std", **how: Unpack[Statistics]
+) -> Tensor:
+    """`rlx.credit.outcome.pass_at_k` on each of the row's learning tokens."""
+    scores = total_scores(inputs)
+    per_row = outcome.pass_at_k(scores, inputs.group_ids, normalize=normalize, **how)
+    return on_mask(per_row, inputs.mask)
+
+
+def remax(inputs: CreditInputs) -> Tensor:
+    """`rlx.credit.outcome.remax` against the greedy answer to the same prompt."""
+    per_row = outcome.remax(total_scores(inputs), inputs.stream("greedy_scores"))
+    return on_mask(per_row, inputs.mask)
+
+
+# Turns and trees --------------------------------------------------------------------------------
+
+
+def multiturn_grpo(
+    inputs: CreditInputs,
+    *,
+    statistics: TurnStatistics = "pooled",
+    turn_weight: float = 0.5,
+    **how: Unpack[Statistics],
+) -> Tensor:
+    """`rlx.credit.turns.multiturn_grpo`; KL in the reward never reaches it."""
+    return turns.multiturn_grpo(
+        inputs.turn_rewards,
+        inputs.turn_present,
+        inputs.global_rewards,
+        inputs.turn_ids,
+        inputs.mask,
+        inputs.group_ids,
+        statistics=statistics,
+        turn_weight=turn_weight,
+        **how,
+    )
+
+
+def mt_grpo(inputs: CreditInputs, *, turn_coef: float = 1.0, **how: Unpack[Statistics]) -> Tensor:
+    """`rlx.credit.turns.mt_grpo`: the first turn's own reward, and the rewards of the rollout.
+
+    The outcome is Σ global, to which the rewards of later turns count.
+    """
+    first, later = inputs.turn_rewards[:, 0], inputs.turn_rewards[:, 1:]
+    present = inputs.turn_present[:, 1:]
+    outcome_rewards = inputs.global_rewards + torch.where(present, later, 0.0).sum(dim=1)
+    return turns.mt_grpo(
+        first,
+        inputs.turn_present[:, 0],
+        outcome_rewards,
+        inputs.turn_ids,
+        inputs.mask,
+        inputs.group_ids,
+        turn_coef=turn_coef,
+        **how,
+    )
+
+
+def gigpo(
+    inputs: CreditInputs,
+    *,
+    gamma: float = 0.95,
+    omega: float = 1.0,
+    normalize: Normalize = "center",
+    **how: Unpack[Statistics],
+) -> Tensor:
+    """`rlx.credit.turns.gigpo`: an episode earns the sum of its turns and its global rewards."""
+    rewards = torch.where(inputs.turn_present, inputs.turn_rewards, 0.0)
+    steps = turns.step_returns(
+        inputs.turn_rewards,
+        inputs.turn_present,
+        inputs.global_rewards,
+        inputs.state_ids >= 0,
+        gamma=gamma,
+    )
+    return turns.gigpo(
+        rewards.sum(dim=1) + inputs.global_rewards,
+        steps,
+        inputs.state_ids,
+        inputs.turn_ids,
+        inputs.mask,
+        inputs.group_ids,
+        omega=omega,
+        normalize=normalize,
+        **how,
+    )
+
+
+def tree_grpo(
+    inputs: CreditInputs, *, normalize: Normalize = "std", **how: Unpack[Statistics]
+) -> Tensor:
+    """`rlx.credit.turns.tree_grpo`: rows of one kind against all of their prompt's, plus siblings.
+
+    Rows that continue the prompt itself have no tree of their own below it: for them the siblings
+    are all of the prompt's, and they are compared once.
+    """
+    prompts = inputs.tree_ids * (int(inputs.levels.max()) + 1) + inputs.levels
+    both = turns.tree_grpo(
+        total_scores(inputs), prompts, inputs.group_ids, normalize=normalize, **how
+    )
+    once = group_advantages(total_scores(inputs), prompts, normalize=normalize, **how)
+    return on_mask(torch.where(inputs.levels == 0, once, both), inputs.mask)
+
+
+def two_level(
+    inputs: CreditInputs,
+    *,
+    normalize: Normalize = "std",
+    confidence: Confidence | None = None,
+    second_level: SecondLevel = "none",
+    momentum: float = 0.9,
+    lambda_ans: float = 1.0,
+    lambda_conf: float = 1.0,
+    **how: Unpack[Statistics],
+) -> Tensor | Credit:
+    """Answers against the answers of their prompt, confidences against those of their answer.
+
+        A_ans = λ_ans · norm over G_a         A_conf = λ_conf · second(norm over the G_c siblings)
+
+    Groups are the batch's own: an answer's group is its prompt's answers, a confidence's group the
+    confidences of the same answer. Level 0 rows are answers, deeper rows confidences.
+
+    Returns:
+        `[B, T]` advantages, 0 outside the mask; with `ema_scale` also its running mean square.
+
+    Reference:
+        Design 004. Centring within an answer instead of dividing by σ: arXiv 2508.11800.
+    """
+    below = confidence or Confidence()
+    within: Statistics = {
+        "ddof": below.ddof,
+        "eps": below.eps,
+        "singleton": below.singleton,
+        "tolerance": below.tolerance,
+    }
+    scores, groups, is_answer = total_scores(inputs), inputs.group_ids, inputs.levels == 0
+    answers = group_advantages(scores, groups, normalize=normalize, **how)
+    confidences = group_advantages(scores, groups, normalize=below.normalize, **within)
+    scaled, state = _second(confidences[~is_answer], inputs, second_level, momentum, within)
+    confidences = confidences.masked_scatter(~is_answer, scaled)
+    per_row = torch.where(is_answer, lambda_ans * answers, lambda_conf * confidences)
+    advantages = on_mask(per_row, inputs.mask)
+    return Credit(advantages=advantages, state=state) if state else advantages
+
+
+def _second(
+    advantages: Tensor,
+    inputs: CreditInputs,
+    level: SecondLevel,
+    momentum: float,
+    how: Statistics,
+) -> tuple[Tensor, dict[str, float]]:
+    """The second level over the advantages of confidences, and what it carries on."""
+    prompts = inputs.tree_ids[inputs.levels > 0]
+    ddof, eps = how["ddof"], how["eps"]
+    match level:
+        case "none":
+            return advantages, {}
+        case "prompt_scale":
+            return prompt_scale(advantages, prompts, ddof=ddof, eps=eps), {}
+        case "prompt_renorm":
+            return group_advantages(advantages, prompts, ddof=ddof, eps=eps), {}
+        case "ema_scale":
+            before = inputs.state.get("mean_square")
+            scaled, after = ema_scale(advantages, before, momentum=momentum, eps=eps)
+            return scaled, {} if after is None else {"mean_square": after}
+
+
+# Token by token ---------------------------------------------------------------------------------
+
+
+def gae(
+    inputs: CreditInputs,
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    environment: EnvironmentTokens = "skip",
+    whiten: bool = False,
+) -> Credit:
+    """`rlx.credit.returns.gae` over the critic's values, then whitened if asked.
+
+    Returns to the critic are those before whitening.
+    """
+    advantages, targets = returns.gae(
+        inputs.token_rewards,
+        inputs.stream("values"),
+        inputs.mask,
+        gamma=gamma,
+        lam=lam,
+        environment=environment,
+    )
+    return Credit(advantages=_whitened(advantages, inputs.mask, whiten), returns=targets)
+
+
+def turn_level_gae(
+    inputs: CreditInputs,
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    gamma_high: float = 1.0,
+    lam_high: float = 1.0,
+    whiten: bool = False,
+) -> Credit:
+    """`rlx.credit.returns.turn_level_gae` over the critic's values, then whitened if asked."""
+    advantages, targets = returns.turn_level_gae(
+        inputs.token_rewards,
+        inputs.stream("values"),
+        inputs.mask,
+        inputs.turn_ids,
+        gamma=gamma,
+        lam=lam,
+        gamma_high=gamma_high,
+        lam_high=lam_high,
+    )
+    return Credit(advantages=_whitened(advantages, inputs.mask, whiten), returns=targets)
+
+
+def reinforce_plus_plus(inputs: CreditInputs, *, gamma: float = 1.0, whiten: bool = True) -> Tensor:
+    """The discounted rewards still to come, whitened over the batch.
+
+        Aₜ = whiten(Σ_{s ≥ t} γˢ⁻ᵗ rₛ)
+
+    Reference:
+        REINFORCE++, arXiv 2501.03262.
+    """
+    to_come = returns.discounted_returns(inputs.token_rewards, inputs.mask, gamma=gamma)
+    return _whitened(to_come, inputs.mask, whiten)
+
+
+def reinforce_plus_plus_baseline(
+    inputs: CreditInputs, *, whiten: bool = True, **how: Unpack[Statistics]
+) -> Tensor:
+    """The row's score less its group's mean, whitened over the batch.
+
+        Aₜ = whiten(sᵢ - mean)
+
+    Reference:
+        REINFORCE++-baseline, arXiv 2501.03262.
+    """
+    return _whitened(grpo(inputs, normalize="center", **how), inputs.mask, whiten)
+
+
+def vineppo(inputs: CreditInputs) -> Tensor:
+    """`rlx.credit.returns.vine_advantages` on given Monte-Carlo values.
+
+    The row's score is paid at its last step, and the state behind that is worth 0.
+    """
+    values, steps = inputs.stream("mc_values"), inputs.stream("step_ids")
+    numbers = torch.arange(values.shape[1] - 1, device=steps.device)
+    is_last = numbers == steps.amax(dim=1, keepdim=True)
+    rewards = torch.where(is_last, total_scores(inputs)[:, None], 0.0)
+    advantages = returns.vine_advantages(steps, values, rewards)
+    return torch.where(inputs.mask, advantages, 0.0)
+
+
+def _whitened(advantages: Tensor, mask: Tensor, wanted: bool) -> Tensor:
+    return returns.whiten(advantages, mask) if wanted else advantages

@@ -1,0 +1,148 @@
+"""What goes into an estimator, and what comes out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rlx.credit.place import mass
+from rlx.credit.rows import by_rows
+from rlx.errors import ShapeError
+from rlx.spec.credit import ScoreSource
+
+__all__ = ["Credit", "CreditInputs", "on_mask", "structured_scores", "total_scores"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CreditInputs:
+    """All that an estimator may look at.
+
+    Streams that cost something to make are there only for an estimator whose `needs` names them.
+
+    Attributes:
+        turn_rewards: `[B, K]` weighted sum of a turn's named rewards, turn number k at k - 1; 0
+            where not `turn_present`.
+        turn_present: `[B, K]` bool the turn was rewarded. Absent is not zero.
+        global_rewards: `[B]` weighted sum of the rewards of the whole rollout; 0 where none.
+        token_rewards: `[B, T]` the same rewards as placed on tokens, less β·KL where KL is part of
+            the reward; 0 outside the mask.
+        turn_ids: `[B, T]` int64 turn number of the row's own tokens, from 1; -1 elsewhere.
+        mask: `[B, T]` bool tokens that learn.
+        group_ids: `[B]` int64 rows with equal ids may be compared.
+        levels: `[B]` int64 0 for rows that continue a prompt, 1 for rows that continue those, ...
+        tree_ids: `[B]` int64 rows with equal ids were grown from one prompt.
+        state_ids: `[B, K]` int64 the state that a turn began in: within a tree, equal ids are the
+            same state. -1 where the row has no such turn.
+        score_source: what a row's one score is; see `total_scores`.
+        values: `[B, T]` the critic's estimate before a token's reward; needs `values`.
+        old_logprobs: `[B, T]` nats under the policy that counts as old; read only in the mask.
+        reference_logprobs: `[B, T]` likewise under the reference policy; needs
+            `reference_logprobs`.
+        greedy_scores: `[B]` score of the greedy answer to the row's prompt; needs
+            `greedy_baseline`.
+        step_ids: `[B, T]` int64 step of reasoning of a token, from 0, -1 outside; with
+        mc_values: `[B, S + 1]` Monte-Carlo values at the borders of steps; both need `mc_values`.
+        state: figures that the estimator carries from one training step to the next.
+    """
+
+    turn_rewards: Tensor
+    turn_present: Tensor
+    global_rewards: Tensor
+    token_rewards: Tensor
+    turn_ids: Tensor
+    mask: Tensor
+    group_ids: Tensor
+    levels: Tensor
+    tree_ids: Tensor
+    state_ids: Tensor
+    score_source: ScoreSource = "structured"
+    values: Tensor | None = None
+    old_logprobs: Tensor | None = None
+    reference_logprobs: Tensor | None = None
+    greedy_scores: Tensor | None = None
+    step_ids: Tensor | None = None
+    mc_values: Tensor | None = None
+    state: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rows = len(self.global_rewards)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and len(value) != rows:
+                raise ShapeError(f"{name} has {len(value)} rows, not {rows}")
+        for one, other in (
+            ("turn_present", "turn_rewards"),
+            ("state_ids", "turn_rewards"),
+            ("turn_ids", "mask"),
+            ("token_rewards", "mask"),
+            ("values", "mask"),
+            ("old_logprobs", "mask"),
+            ("reference_logprobs", "mask"),
+            ("step_ids", "mask"),
+        ):
+            tensor = getattr(self, one)
+            if tensor is not None and tensor.shape != getattr(self, other).shape:
+                shapes = tuple(tensor.shape), tuple(getattr(self, other).shape)
+                raise ShapeError(f"{one} is {shapes[0]}, {other} is {shapes[1]}")
+
+    def stream(self, name: str) -> Tensor:
+        """A stream that the estimator's `needs` asked for.
+
+        Raises:
+            ShapeError: it is not there: the estimator's descriptor does not say that it needs it.
+        """
+        tensor = getattr(self, name)
+        if tensor is None:
+            raise ShapeError(f"CreditInputs has no {name}: name it in the estimator's `needs`")
+        return torch.as_tensor(tensor)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Credit:
+    """What an estimator may return where advantages alone would not say enough.
+
+    Attributes:
+        advantages: `[B, T]`, 0 outside the mask.
+        returns: `[B, T]` what a critic learns to predict, 0 outside the mask; None without one.
+        state: figures to find in `CreditInputs.state` at the next training step.
+    """
+
+    advantages: Tensor
+    returns: Tensor | None = None
+    state: Mapping[str, float] = field(default_factory=dict)
+
+
+def structured_scores(turn_rewards: Tensor, turn_present: Tensor, global_rewards: Tensor) -> Tensor:
+    """`[B]` meanₖ(turn rewardₖ) + Σ global; the global ones alone where no turn has any.
+
+    Args:
+        turn_rewards: `[B, K]`, read only where present.
+        turn_present: `[B, K]` bool the turn was rewarded.
+        global_rewards: `[B]` already summed.
+
+    Reference:
+        Design 000, section 1.2 step 2.
+    """
+    turns = turn_present.sum(dim=1)
+    rewards = torch.where(turn_present, turn_rewards, 0.0).sum(dim=1)
+    return rewards / turns.clamp(min=1) + global_rewards
+
+
+def total_scores(inputs: CreditInputs) -> Tensor:
+    """`[B]` one score per row, as `credit.score_source` says.
+
+        structured:     meanₖ(turn rewardₖ) + Σ global
+        token_rewards:  Σₜ rₜ over the mask, which includes -β Σ KL where KL is in the reward
+
+    Reference:
+        Design 000, section 1.2 step 5.2: "token sum or structured".
+    """
+    if inputs.score_source == "token_rewards":
+        return mass(inputs.token_rewards, inputs.mask)
+    return structured_scores(inputs.turn_rewards, inputs.turn_present, inputs.global_rewards)
+
+
+def on_mask(per_row: Tensor, mask: Tensor) -> Tensor:
+    """`[B]` to `[B, T]`, selected and not multiplied, so that NaN cannot leak past the mask."""
+    (tokens,) = by_rows(lambda row, _: (row[:, None],), per_row, mask, inside=mask)
+    return tokens

@@ -1,0 +1,73 @@
+"""Work on `[B, T]` at the speed of memory: in blocks of rows, and selecting by bits.
+
+Above some 16 MiB a tensor made on the way costs more in fresh pages than in arithmetic, so a block
+is small enough that whatever is made of it stays in a processor's cache.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ["by_rows", "selected"]
+
+_ELEMENTS = 2**18
+"""Tokens in a block."""
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def by_rows(
+    function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor, inside: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """`function` over blocks of rows.
+
+    Args:
+        function: from blocks of `tensors` to tensors with the same rows.
+        tensors: `[B, ...]`; the last one is `[B, T]`.
+        inside: `[B, T]` bool; where given, what `function` makes is `[B, T]`, or `[B, 1]` for one
+            number per row, and is selected by it on the way out.
+
+    Returns:
+        What `function` would have made of all rows at once.
+    """
+    rows, width = tensors[-1].shape
+    height = max(_ELEMENTS // max(width, 1), 1)
+    outputs: tuple[Tensor, ...] = ()
+    for start in range(0, max(rows, 1), height):
+        block = slice(start, start + height)
+        pieces = function(*(x[block] for x in tensors))
+        if not outputs:
+            shape = None if inside is None else inside.shape
+            outputs = tuple(x.new_empty(shape or (rows, *x.shape[1:])) for x in pieces)
+        here = tuple(output[block] for output in outputs)
+        if inside is None:
+            for output, piece in zip(here, pieces, strict=True):
+                output.copy_(piece)
+        else:
+            _select(inside[block], pieces, here)
+    return outputs
+
+
+def selected(mask: Tensor, *streams: Tensor) -> tuple[Tensor, ...]:
+    """Each stream where the mask is, and 0 elsewhere.
+
+    Bits are multiplied by 1 or 0, and not numbers, so that NaN cannot leak past the mask.
+    `torch.where` says the same and takes the numbers one at a time.
+
+    Args:
+        mask: `[B, T]` bool.
+        streams: `[B, T]`, or `[B, 1]` for one number per row.
+    """
+    return _select(mask, streams, tuple(x.new_empty(mask.shape) for x in streams))
+
+
+def _select(
+    mask: Tensor, streams: tuple[Tensor, ...], outputs: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """Writes each stream, selected, into its output."""
+    ones = {size: mask.to(_BITS[size]) for size in {x.itemsize for x in streams}}
+    for x, output in zip(streams, outputs, strict=True):
+        bits = _BITS[x.itemsize]
+        torch.mul(x.view(bits), ones[x.itemsize], out=output.view(bits))
+    return outputs

@@ -1,0 +1,114 @@
+"""Whether the parts of credit assignment see each other: what would silently be ignored is said."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from rlx.plugin import Estimator, Plugin
+from rlx.spec import PROFILES, ExperimentSpec
+from rlx.spec.diagnostic import Diagnostic, KeyPath
+
+__all__ = ["ignored", "misfits", "unasked", "under_profile"]
+
+
+def under_profile(cls: type[Plugin], options: Mapping[str, Any], profile: str) -> dict[str, Any]:
+    """The options of an estimator, those that a profile stands for filled in where not given."""
+    conventions = next((said for name, said in PROFILES.items() if name == profile), {})
+    return _filled(cls, options, conventions) if conventions else dict(options)
+
+
+def _filled(
+    model: type[BaseModel], options: Mapping[str, Any], conventions: Mapping[str, Any]
+) -> dict[str, Any]:
+    filled = dict(options)
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if name in conventions:
+            filled.setdefault(name, conventions[name])
+        elif isinstance(inner, type) and issubclass(inner, BaseModel):
+            given = filled.get(name, {})
+            if isinstance(given, Mapping):
+                filled[name] = _filled(inner, given, conventions)
+    return filled
+
+
+def misfits(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+    """What the estimator would leave out although the experiment asks for it, or cannot do."""
+    name, reading, credit = spec.estimator.plugin, estimator.reading(), spec.credit
+    reads = {"turns": "the named rewards", "token_rewards": "token rewards"}
+    if credit.use_kl_in_reward and reading == "turns":
+        yield _conflict(
+            ("credit", "use_kl_in_reward"),
+            f"credit.use_kl_in_reward is on, but estimator '{name}' reads {reads['turns']} alone: "
+            "the KL would be ignored",
+            "use a penalty in the loss instead, `loss.kl`, or an estimator of token rewards, such "
+            "as gae or reinforce_plus_plus",
+        )
+    if credit.use_kl_in_reward and reading == "scores" and credit.score_source == "structured":
+        yield _conflict(
+            ("credit", "use_kl_in_reward"),
+            f"credit.use_kl_in_reward is on, but estimator '{name}' reads structured scores alone: "
+            "the KL would be ignored",
+            "`credit.score_source: token_rewards` makes a row's score the sum of its token "
+            "rewards, KL included; or use a penalty in the loss, `loss.kl`",
+        )
+    if credit.score_source == "token_rewards" and reading != "scores":
+        yield _conflict(
+            ("credit", "score_source"),
+            f"credit.score_source is 'token_rewards', but estimator '{name}' reads "
+            f"{reads[reading]} and no score",
+            "drop it",
+        )
+    yield from _refused(spec, estimator)
+
+
+def unasked(spec: ExperimentSpec, estimators: Iterable[Estimator]) -> Iterator[Diagnostic]:
+    """A critic that the estimator of no phase needs."""
+    if spec.critic is not None and not any("values" in e.needs for e in estimators):
+        yield _conflict(
+            ("critic",),
+            f"estimator '{spec.estimator.plugin}' never asks the critic",
+            "drop `critic`, or use an estimator that needs values, such as gae",
+        )
+
+
+def _refused(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+    if all(phase.set for phase in spec.phases):
+        return
+    for turn in spec.rollout.turns:
+        key = f"num_generations_{turn}"
+        if getattr(spec.rollout, key) == 1 and estimator.refuses_one(turn):
+            yield _conflict(
+                ("rollout", key),
+                f"rollout.{key} is 1, and `singleton: refuse` of estimator "
+                f"'{spec.estimator.plugin}' allows no group of one",
+                "sample 2 or more, or choose `singleton: zero` or `singleton: raw`",
+            )
+
+
+def ignored(spec: ExperimentSpec, estimator: Estimator) -> Iterator[tuple[KeyPath, str]]:
+    """Settings that change no advantage, and one that changes more than it says."""
+    credit, reading = spec.credit, estimator.reading()
+    blind = reading == "turns" or (reading == "scores" and credit.score_source == "structured")
+    for key in ("placement", "turn_reduce"):
+        value = getattr(credit, key)
+        if value is not None and blind:
+            yield (
+                ("credit", key),
+                f"credit.{key} is {value!r}, but estimator '{spec.estimator.plugin}' reads no "
+                "token rewards: it changes what is stored as token_level_scores and no advantage",
+            )
+    if credit.profile == "seed000" and credit.placement is None and not blind:
+        mass = "the sum" if credit.use_kl_in_reward else "the mean"
+        state = "on" if credit.use_kl_in_reward else "off"
+        yield (
+            ("credit", "profile"),
+            f"credit.profile 'seed000' places rewards by {credit.resolved_placement} because KL in "
+            f"the reward is {state}: a rollout's tokens carry {mass} of its turn rewards, and "
+            "turning KL on or off would change that; `credit.placement` settles it",
+        )
+
+
+def _conflict(path: KeyPath, message: str, help_: str) -> Diagnostic:
+    return Diagnostic(kind="conflict", message=message, path=path, helps=(help_,))

@@ -1,0 +1,175 @@
+"""The critic: a copy of the policy's model with a value head, under an engine of its own."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rlx.batch import TokenBatch
+from rlx.errors import SpecError
+from rlx.learner.distributed import Ranks
+from rlx.learner.engine import Engine, MakeOptimizer, adamw
+from rlx.learner.forward import PackedValues
+from rlx.learner.pack import PackedBatch
+from rlx.learner.share import Share
+from rlx.loss import value_loss
+from rlx.model import Policy
+from rlx.model.lora import is_adapted
+from rlx.seeding import derive_seed
+from rlx.spec import CriticSpec, RunnerSpec
+from rlx.step import TrainBatch
+
+__all__ = ["Critic", "CriticStats", "critic_rate"]
+
+
+@dataclass(frozen=True, slots=True)
+class CriticStats:
+    """What one optimiser step of the critic found, over all ranks and before it moved.
+
+    Attributes:
+        loss: mean over the tokens that learn.
+        clip_fraction: share of those tokens whose value is held at the clip, without a gradient.
+        value: mean.
+        explained_variance: 1 - Var(R - V) / Var(R); None where all returns are equal.
+        grad_norm: before clipping.
+        learning_rate: as used.
+    """
+
+    loss: float
+    clip_fraction: float
+    value: float
+    explained_variance: float | None
+    grad_norm: float
+    learning_rate: float
+
+
+def critic_rate(spec: CriticSpec, step: int) -> float:
+    """Learning rate of step `step` (from 0) of the run: a linear warm-up, then constant."""
+    return spec.learning_rate * min(1.0, (step + 1) / max(1, spec.warmup_steps))
+
+
+class Critic:
+    """Estimates the return that is still to come. All of its weights learn, also in LoRA runs.
+
+    Args:
+        policy: the model to begin from, not yet adapted and not yet with a learner; left as it is.
+        runner: ZeRO stage, precision, micro-batch size.
+        spec: optimiser and clip.
+        ranks: from `join_ranks`.
+        seed: the run's.
+        make_optimizer: another than AdamW, for measurements.
+
+    Raises:
+        SpecError: this kind of model has no decoder to put a value head on.
+        ValueError: the policy has adapters.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        runner: RunnerSpec,
+        spec: CriticSpec,
+        ranks: Ranks,
+        seed: int,
+        make_optimizer: MakeOptimizer = adamw,
+    ) -> None:
+        if is_adapted(policy.model):
+            raise ValueError("the critic copies the plain model: make it before adapters are added")
+        self._clip = spec.value_clip
+        self._limit = runner.micro_batch_tokens
+        self._ranks = ranks
+        decoder = _decoder(policy)
+        self._engine = Engine(
+            PackedValues(decoder, _width(decoder), derive_seed(seed, "critic")),
+            spec,
+            runner,
+            ranks,
+            section="critic",
+            make_optimizer=make_optimizer,
+        )
+
+    def values(self, batch: TokenBatch, want: Tensor) -> Tensor:
+        """The critic's estimates as it is.
+
+        Args:
+            batch: the whole step's rows, alike on every rank.
+            want: `[B, T]` bool the tokens; never the first of a row.
+
+        Returns:
+            `[B, T]` float32 on every rank: at t the value of the row's tokens before t; 0 where
+            not wanted.
+        """
+        return Share(batch, want, self._limit, self._ranks).answers(self._engine)
+
+    def update(self, train: TrainBatch, rate: float) -> CriticStats | None:
+        """Takes one optimiser step towards the returns.
+
+        Args:
+            train: the whole step's batch, alike on every rank.
+            rate: learning rate of this step.
+
+        Returns:
+            The figures, alike on every rank; None when no token learns, in which case nothing was
+            changed on any rank.
+
+        Raises:
+            RlxError: the gradient is not finite.
+            ValueError: the spec has a clip and the batch no values.
+        """
+        share = Share(train.batch, train.mask, self._limit, self._ranks)
+        if not share:
+            return None
+        tokens = int(train.mask.sum())
+        sums = torch.zeros(5, dtype=torch.float64)
+
+        def term(packed: PackedBatch) -> Tensor:
+            values, returns = self._engine(packed), packed.of(train.returns)
+            old = train.streams.values
+            near = None if old is None else packed.of(old)
+            losses = value_loss(values, near, returns, clip=self._clip)
+            with torch.no_grad():
+                held = losses > value_loss(values, None, returns, clip=None)
+                errors = (returns - values).double()
+                noted = (losses, held, values, errors, errors.square())
+                sums.add_(torch.stack([x.double().sum() for x in noted]).cpu())
+            return losses.sum() / tokens
+
+        norm = self._engine.step(share, term, rate)
+        loss, held, value, error, square = (
+            torch.stack(self._ranks.gather(sums)).sum(dim=0) / tokens
+        ).tolist()
+        return CriticStats(
+            loss=loss,
+            clip_fraction=held,
+            value=value,
+            explained_variance=_explained(square - error**2, train.returns[train.mask]),
+            grad_norm=norm,
+            learning_rate=rate,
+        )
+
+
+def _explained(unexplained: float, returns: Tensor) -> float | None:
+    """Share of the returns' variance that is not left over."""
+    if returns.max() == returns.min():
+        return None
+    return 1 - unexplained / float(returns.double().var(correction=0))
+
+
+def _decoder(policy: Policy) -> nn.Module:
+    """A copy of the model without its language head, ready to learn."""
+    decoder: nn.Module | None = policy.model.get_decoder()
+    if decoder is None or decoder is policy.model:
+        kind = policy.model.config.model_type
+        raise SpecError(
+            f"critic: a model of the kind {kind!r} has no decoder apart from its language head to "
+            "put a value head on; choose an estimator that needs no critic, or another model"
+        )
+    return copy.deepcopy(decoder).requires_grad_().eval()
+
+
+@torch.no_grad()
+def _width(decoder: nn.Module) -> int:
+    """Of the last hidden state. Configurations have no common name for it, so one token is read."""
+    token = torch.zeros(1, 1, dtype=torch.int64)
+    return int(decoder(input_ids=token, use_cache=False).last_hidden_state.shape[-1])

@@ -1,0 +1,86 @@
+"""The policy that KL is measured from, whatever the trained one becomes."""
+
+import copy
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from rlx.batch import TokenBatch
+from rlx.learner.distributed import Ranks
+from rlx.learner.forward import PackedPolicy
+from rlx.learner.learner import Learner
+from rlx.learner.pack import PackedBatch
+from rlx.learner.share import Share
+from rlx.model import Policy
+from rlx.model.lora import is_adapted
+from rlx.spec import OptimizerSpec, RunnerSpec
+
+__all__ = ["AdapterFreeBase", "FrozenCopy", "Reference", "with_reference"]
+
+
+class Reference(Protocol):
+    """A policy that stays as it is.
+
+    Attributes:
+        described: which one it is, for the run's record.
+    """
+
+    described: ClassVar[str]
+
+    def logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
+        """`[B, T]` nats, as `Learner.logprobs`."""
+        ...
+
+
+class FrozenCopy:
+    """The policy as it is when this is made.
+
+    Args:
+        policy: not yet with a learner, which may shard or round it; left as it is.
+        runner: precision and micro-batch size.
+        ranks: each holds a whole copy on its device, and computes its share.
+    """
+
+    described: ClassVar[str] = "a frozen copy of the policy as training found it"
+
+    def __init__(self, policy: Policy, runner: RunnerSpec, ranks: Ranks) -> None:
+        self._limit = runner.micro_batch_tokens
+        self._ranks = ranks
+        model = copy.deepcopy(policy.model).eval().requires_grad_(False)
+        for parameter in model.parameters():  # buffers stay: positions need float32
+            parameter.data = parameter.data.to(getattr(torch, runner.dtype))
+        self._module = PackedPolicy(model).to(ranks.device)
+
+    def logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
+        """`[B, T]` nats, as `Learner.logprobs`."""
+
+        def ask(packed: PackedBatch) -> Tensor:
+            return torch.as_tensor(self._module(packed, packed.of(batch.temperatures))[0])
+
+        return Share(batch, want, self._limit, self._ranks).answers(ask)
+
+
+class AdapterFreeBase:
+    """The model that the learner's adapters were laid over; needs no memory of its own."""
+
+    described: ClassVar[str] = "the model without its adapters"
+
+    def __init__(self, learner: Learner) -> None:
+        self._learner = learner
+
+    def logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
+        """`[B, T]` nats, as `Learner.logprobs`."""
+        return self._learner.reference_logprobs(batch, want)
+
+
+def with_reference(
+    policy: Policy, runner: RunnerSpec, optimizer: OptimizerSpec, ranks: Ranks
+) -> tuple[Learner, Reference]:
+    """A learner and the reference of its policy: the model below adapters, else a frozen copy.
+
+    The copy has to be taken before the learner shards the model, so both are made here.
+    """
+    frozen = None if is_adapted(policy.model) else FrozenCopy(policy, runner, ranks)
+    learner = Learner(policy, runner, optimizer, ranks)
+    return learner, AdapterFreeBase(learner) if frozen is None else frozen

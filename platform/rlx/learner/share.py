@@ -1,0 +1,61 @@
+"""The tokens of a step that fall to one rank, micro-batch by micro-batch."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from rlx.batch import TokenBatch
+from rlx.learner.distributed import Ranks
+from rlx.learner.pack import PackedBatch, collate, deal, pack
+
+__all__ = ["Share"]
+
+
+class Share:
+    """One rank's part of the wanted tokens; every rank has as many micro-batches.
+
+    Rows are never cut: all wanted tokens of a row are targets of the same micro-batch.
+
+    Args:
+        batch: the whole step's rows, alike on every rank.
+        want: `[B, T]` bool tokens to compute; never the first of a row.
+        limit: packed tokens per micro-batch, padding included.
+        ranks: among whom trees are dealt.
+
+    Attributes:
+        computed_tokens: packed tokens of all ranks, padding left out; 0 when nothing is wanted.
+        row_tokens: tokens of the rows they stand for.
+    """
+
+    def __init__(self, batch: TokenBatch, want: Tensor, limit: int, ranks: Ranks) -> None:
+        self._batch = batch
+        self._ranks = ranks
+        trees = pack(batch.token_ids, batch.is_token, batch.tree_ids, want, limit)
+        self._mine = deal(trees, ranks.count, limit)[ranks.rank] if trees else []
+        self.computed_tokens = sum(map(len, trees))
+        self.row_tokens = int(batch.is_token[want.any(dim=1)].sum())
+
+    def __len__(self) -> int:
+        """Micro-batches of this rank, and of every other; 0 when nothing is wanted."""
+        return len(self._mine)
+
+    def __iter__(self) -> Iterator[PackedBatch]:
+        """The micro-batches, on the rank's device; one without a target fills a gap."""
+        for trees in self._mine:
+            yield collate(trees, self._batch.token_ids).to(self._ranks.device)
+
+    @torch.no_grad()
+    def answers(self, ask: Callable[[PackedBatch], Tensor]) -> Tensor:
+        """What `ask` says about every wanted token, from all ranks and on every rank.
+
+        Args:
+            ask: gives `[M]` for the `M` targets of a micro-batch; called equally often everywhere.
+
+        Returns:
+            `[B, T]` float32 on the CPU, 0 where nothing is wanted.
+        """
+        result = torch.zeros(self._batch.token_ids.shape)
+        for packed in self:
+            result[packed.rows.cpu(), packed.columns.cpu()] = ask(packed).float().cpu()
+        return torch.stack(self._ranks.gather(result)).sum(dim=0)

@@ -1,0 +1,6 @@
+"""What an experiment would do to every token, shown before any model is loaded.
+
+A few small rollouts are made up in the schedule's true shape and carried through the experiment's
+own rewards, mask, placement, estimator and loss weights. The same account is given of rollouts that
+a run has stored.
+"""

@@ -1,0 +1,196 @@
+"""Made-up responses, and a sampling session that answers with them.
+
+In a group that is large enough there is a good and a poor response, one without tags, one that ran
+out of tokens, and two that are alike: what training meets, whatever the model.
+"""
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rlx.plan.stand_ins import Speech, writable
+from rlx.plugin import Problem, Task
+from rlx.rollout import Completion, Request, RolloutPlan
+from rlx.seeding import derive_seed
+from rlx.spec import TurnSpec
+
+__all__ = ["Author", "FakeSession", "truths"]
+
+Role = Literal["good", "poor", "untagged", "cut", "twin", "any"]
+
+ROLES: tuple[Role, ...] = ("good", "poor", "untagged", "cut", "twin")
+"""Of the first responses of a group; the others may be good or poor."""
+
+DRAWS = 24
+"""Demonstrations that are looked at for a good or a poor one."""
+
+TRUTHS = re.compile(r"answer|truth|solution|label|target|gold", re.IGNORECASE)
+TAG = re.compile(r"\s*(?:</?[A-Za-z_][\w-]*>\s*)+")
+ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+CONFIDENCE = re.compile(r"<confidence>.*?</confidence>", re.DOTALL)
+
+
+def truths(fields: Mapping[str, Any]) -> list[str]:
+    """What in a problem's record looks like a right answer, the likeliest first.
+
+    `solution` before `answer`, since a record that has both shows how and how much; of a worked
+    answer in the manner of GSM8K, what stands behind `####`.
+    """
+    found: list[tuple[bool, str]] = []
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            found += [(False, text) for text in truths(value)]
+        elif TRUTHS.search(name):
+            values = value if isinstance(value, list | tuple) else [value]
+            said = [str(v) for v in values if isinstance(v, str | int | float)]
+            found += [("solution" in name.lower(), s.rpartition("####")[2].strip()) for s in said]
+    return [text for _, text in sorted(found, key=lambda pair: not pair[0]) if text]
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """Writes the made-up responses of an experiment.
+
+    Attributes:
+        plan: whose turns are written.
+        task: asked for demonstrations.
+        speech: how texts become tokens.
+    """
+
+    plan: RolloutPlan
+    task: Task
+    speech: Speech
+
+    def group(self, problem: Problem, level: int, seeds: Sequence[int]) -> tuple[Completion, ...]:
+        """The responses below one context, one per seed."""
+        rng = random.Random(seeds[0])
+        turn = self.plan.levels[level].turn
+        tenths = rng.sample(range(1, 10), 9)
+        written: list[Completion] = []
+        for place, seed in enumerate(seeds):
+            role: Role = ROLES[place] if place < len(ROLES) else "any"
+            if role == "twin":
+                written.append(written[0])
+                continue
+            confidence = f"0.{tenths[place % len(tenths)]}"
+            text = self._text(problem, level, seed, role, confidence)
+            if role == "untagged":
+                text = TAG.sub("\n", text).strip() or text
+            written.append(self._completion(text, turn, cut=role == "cut", seed=seed))
+        return tuple(written)
+
+    def _text(self, problem: Problem, level: int, seed: int, role: Role, confidence: str) -> str:
+        """A demonstration of the task where one fits, else the turn's spans filled in."""
+        turn = self.plan.levels[level].turn
+        known = truths(problem.fields) if level == 0 else []
+        poor = role == "poor"
+        spans = self._spans(known, level, poor, confidence)
+        shown = self._demonstrations(problem, level, seed)
+        loose = role == "any" or not known
+        text = next((t for t in shown if loose or _is_right(t, known) != poor), None)
+        if text is None:
+            said = _altered(known[0]) if known and poor else (known or ["42"])[0]
+            bare = said if level == 0 else confidence
+            return writable(self.speech, "\n".join(_tagged(*pair) for pair in spans) or bare)
+        text = CONFIDENCE.sub(f"<confidence>{confidence}</confidence>", text)
+        whole = writable(self.speech, _completed(text, spans))
+        return whole if len(self.speech.encode(whole)) < turn.max_new_tokens else text
+
+    def _demonstrations(self, problem: Problem, level: int, seed: int) -> Iterator[str]:
+        """What the task shows of this turn, good and poor, none twice."""
+        if not getattr(self.task, "demonstrates", True):
+            return
+        seen = set()
+        for draw in range(DRAWS):
+            try:
+                turns = self.task.demonstration(problem, derive_seed(seed, draw)).turns
+            except Exception:  # noqa: BLE001  (a problem that stands in may be none of the task's)
+                return
+            if level < len(turns) and turns[level] not in seen:
+                seen.add(turns[level])
+                yield turns[level]
+
+    def _spans(
+        self, known: Sequence[str], level: int, poor: bool, confidence: str
+    ) -> list[tuple[str, str]]:
+        """Every span that the turn declares, with something to stand in it."""
+        right = known[0] if known else "42"
+        said = _altered(right) if poor else right
+        spans = self.plan.levels[level].turn.spans
+        contents = dict.fromkeys(spans, f"Let me see: {said}")
+        stated = [name for name in spans if name not in ("think", "analysis", "confidence")]
+        contents |= dict.fromkeys(stated[-1:], said)
+        contents |= {name: confidence for name in spans if name == "confidence"}
+        return list(contents.items())
+
+    def _completion(self, text: str, turn: TurnSpec, *, cut: bool, seed: int) -> Completion:
+        """The tokens of a text, ended as the turn's settings would end it."""
+        stops = [at + len(stop) for stop in turn.stop if (at := text.find(stop)) >= 0]
+        ids = self.speech.encode(text[: min(stops)] if stops else text)
+        if not stops:
+            ids = (*ids, self.speech.end_ids[0])
+        budget = min(turn.max_new_tokens, max(1, len(ids) // 2)) if cut else turn.max_new_tokens
+        is_whole = len(ids) <= budget
+        rng = random.Random(seed)
+        kept = ids[:budget]
+        logprobs = tuple(-rng.expovariate(3.0) for _ in kept)
+        return Completion(kept, logprobs, "stop" if is_whole else "length")
+
+
+def _tagged(name: str, text: str) -> str:
+    return f"<{name}>{text}</{name}>"
+
+
+def _completed(text: str, spans: Sequence[tuple[str, str]]) -> str:
+    """`text` with those spans that it lacks: before it until the first that it has, else behind."""
+    has = [f"</{name}>" in text for name, _ in spans]
+    first = has.index(True) if True in has else 0
+    before = [_tagged(*span) for span in spans[:first]]
+    behind = [_tagged(*s) for s, there in zip(spans[first:], has[first:], strict=True) if not there]
+    return "\n".join([*before, text, *behind])
+
+
+def _is_right(text: str, known: Sequence[str]) -> bool:
+    """Whether a response gives a right answer, in its last answer block where it has one."""
+    blocks = ANSWER.findall(text)
+    return blocks[-1].strip() in known if blocks else any(answer in text for answer in known)
+
+
+def _altered(answer: str) -> str:
+    """Another answer than this one."""
+    try:
+        return str(int(answer) + 1)
+    except ValueError:
+        return f"{answer}+1" if any(map(str.isdigit, answer)) else f"not {answer}"
+
+
+class FakeSession:
+    """A sampling session without a model; see `rlx.rollout.Session`.
+
+    Args:
+        author: what answers.
+        problems: of the trees being grown, in order.
+    """
+
+    def __init__(self, author: Author, problems: Sequence[Problem]) -> None:
+        self._author, self._problems = author, problems
+        self._level = 0
+        self._tree_of: list[int] = []
+
+    def generate(
+        self, requests: Sequence[Request], sampling: TurnSpec
+    ) -> list[tuple[Completion, ...]]:
+        """One made-up completion per seed; the n-th call is the n-th level."""
+        trees = [
+            order if request.extends is None else self._tree_of[request.extends]
+            for order, request in enumerate(requests)
+        ]
+        groups = [
+            self._author.group(self._problems[tree], self._level, request.seeds)
+            for tree, request in zip(trees, requests, strict=True)
+        ]
+        self._level += 1
+        self._tree_of = [t for t, g in zip(trees, groups, strict=True) for _ in g]
+        return groups

@@ -1,0 +1,132 @@
+"""A plan as one page that stands on its own: no script, nothing fetched, everything escaped."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+
+from rlx.plan.account import RowAccount, TokenLine
+from rlx.plan.report import PhaseReport, PlanReport
+from rlx.plan.statistics import Group
+from rlx.plan.text import scales, size
+from rlx.spec.diagnostic import printable
+
+__all__ = ["page"]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A row and those that continue it; `asked` is what stood between them."""
+
+    row: RowAccount
+    asked: str
+    below: tuple["Branch", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A prompt and all that was made up below it."""
+
+    number: int
+    problem: str
+    prompt: str
+    branches: tuple[Branch, ...]
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePage:
+    """A phase, the prompts to draw, the scale of colours of each kind of turn, and that of bars."""
+
+    phase: PhaseReport
+    trees: tuple[Tree, ...]
+    scales: Mapping[str, float]
+    low: float
+    high: float
+
+
+def page(report: PlanReport, shown: Sequence[Sequence[int]]) -> str:
+    """The page.
+
+    Args:
+        report: what to draw.
+        shown: for every phase rows whose prompts are drawn.
+    """
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "visible": _visible,
+        "told": _told,
+        "size": size,
+        "safe_text": printable,
+        "zip": lambda one, other: list(zip(one, other, strict=True)),
+    }
+    template = environment.from_string(files("rlx.plan").joinpath("page.html").read_text("utf-8"))
+    phases = [_phase(*pair) for pair in zip(report.phases, shown, strict=True)]
+    return template.render(report=report, phases=phases)
+
+
+def _phase(phase: PhaseReport, shown: Sequence[int]) -> PhasePage:
+    trees = dict.fromkeys(row.tree for row in phase.rows if row.row in shown)
+    scores = [0.0, *(score for group in phase.groups for score in group.scores)]
+    return PhasePage(
+        phase=phase,
+        trees=tuple(_tree(phase, number) for number in trees),
+        scales=scales(phase.rows),
+        low=min(scores),
+        high=max(scores),
+    )
+
+
+def _tree(phase: PhaseReport, number: int) -> Tree:
+    rows = [row for row in phase.rows if row.tree == number]
+    first = rows[0]
+    return Tree(
+        number=number,
+        problem=first.problem,
+        prompt=first.context[0].text if first.context else "",
+        branches=_branches(rows, None),
+        groups=tuple(group for group in phase.groups if group.tree == number),
+    )
+
+
+def _branches(rows: Sequence[RowAccount], parent: int | None) -> tuple[Branch, ...]:
+    """Rows whose parent was left out stand at the top."""
+    there = {row.row for row in rows}
+    return tuple(
+        Branch(
+            row=row,
+            asked=row.context[-1].text if row.level and row.context else "",
+            below=_branches(rows, row.row),
+        )
+        for row in rows
+        if row.parent == parent or (parent is None and row.parent not in there)
+    )
+
+
+def _visible(text: str) -> str:
+    """A token's text; its box shows its blanks, and line ends are signs before they break."""
+    return "".join("⏎\n" if c == "\n" else "⇥" if c == "\t" else printable(c) for c in text)
+
+
+def _told(line: TokenLine) -> str:
+    """All figures of a token, for its title."""
+    said = [f"#{line.position}  {printable(repr(line.text))}  id {line.token}"]
+    said.append(f"{line.author}" + ("" if line.turn is None else f", turn {line.turn}"))
+    said.append("learns" if line.learns else "does not learn")
+    said += [f"{name} {value:+.6g}" for name, value in line.placed.items()]
+    for what, value in (
+        ("KL", line.kl),
+        ("reward", line.reward),
+        ("advantage", line.advantage),
+        ("weight", line.weight),
+        ("old log-probability", line.old_logprob),
+        ("reference log-probability", line.reference_logprob),
+        ("value", line.value),
+        ("return", line.target if line.value is not None else None),
+    ):
+        if value is not None:
+            said.append(f"{what} {value:+.6g}")
+    return "\n".join(said)

@@ -1,0 +1,208 @@
+"""What stands in for a tokenizer or for task data that is not on this machine."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Protocol, cast
+
+from rlx.discovery import make
+from rlx.errors import PluginError, SpecError
+from rlx.plugin import Problem, Task
+from rlx.rollout import Dialogue
+from rlx.seeding import derive_seed
+from rlx.spec import ExperimentSpec, PluginUse, Pretrained
+
+__all__ = ["Problems", "Speech", "StandInDialogue", "problems_of", "speech_of", "writable"]
+
+
+class Speech(Dialogue, Protocol):
+    """A dialogue that can also write any text, and say what single tokens are."""
+
+    end_ids: tuple[int, ...]
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Tokens of a text, nothing added; raises SpecError where the vocabulary lacks some."""
+        ...
+
+    def piece(self, token: int) -> str:
+        """What a token decodes to on its own."""
+        ...
+
+
+# Tokenizers --------------------------------------------------------------------------------------
+
+PIECE = re.compile(r"<\|\w+\|>| ?[^\W\d_]{1,8}|\d| ?[^\w\s]|\s|_")
+"""Short words with the space before them, single digits, single signs: about what large byte-level
+vocabularies make of a text."""
+TAGS = re.compile(r"(</?[A-Za-z_][\w-]*>)")
+DIGITS = re.compile(r"(?<=\d)(?=\d)")
+
+
+class StandInDialogue:
+    """Speaks in place of a model whose tokenizer is not here.
+
+    It keeps the protocol of `rlx.model.dialogue`: the same text is the same tokens, and turns are
+    closed and opened by tokens of their own. Its vocabulary grows with what it is shown.
+
+    Args:
+        chat: turns wear headers, as chat templates write them; else they follow as plain text.
+    """
+
+    def __init__(self, *, chat: bool) -> None:
+        self._chat = chat
+        self._pieces: list[str] = []
+        self._ids: dict[str, int] = {}
+        self._end = self.encode("<|im_end|>" if chat else "<|endoftext|>")
+        self.end_ids = self._end
+
+    def open(self, text: str, system: str = "") -> tuple[int, ...]:
+        """System message and text, and the header of the first turn."""
+        if not self._chat:
+            return self.encode(f"{system}\n\n{text}" if system else text)
+        before = _message("system", system) if system else ""
+        return self.encode(f"{before}{_message('user', text)}<|im_start|>assistant\n")
+
+    def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
+        """The text and the next turn's header; the end of the turn before it where that is open."""
+        closing = () if after and after[-1] in self.end_ids else self._end
+        shown = f"\n{_message('user', text)}<|im_start|>assistant\n" if self._chat else text
+        return (*closing, *self.encode(shown))
+
+    def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+        """Text without the end token, and the text's length after every token."""
+        closed = bool(token_ids) and token_ids[-1] in self.end_ids
+        pieces = [self.piece(token) for token in token_ids]
+        if closed:
+            pieces[-1] = ""
+        return "".join(pieces), tuple(accumulate(map(len, pieces)))
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Tokens of a text; new pieces become part of the vocabulary."""
+        return tuple(map(self._id, PIECE.findall(text)))
+
+    def piece(self, token: int) -> str:
+        """The text of a token."""
+        return self._pieces[token]
+
+    def _id(self, piece: str) -> int:
+        if piece not in self._ids:
+            self._ids[piece] = len(self._pieces)
+            self._pieces.append(piece)
+        return self._ids[piece]
+
+
+def _message(role: str, text: str) -> str:
+    return f"<|im_start|>{role}\n{text}<|im_end|>\n"
+
+
+def speech_of(spec: ExperimentSpec) -> tuple[Speech, str]:
+    """How the experiment's model speaks, and what stands in for it; "" where it speaks itself.
+
+    Raises:
+        SpecError, EnvironmentFault: the tokenizer is here and cannot be used.
+    """
+    from rlx.model.tokenizer import dialogue_of
+
+    dialogue = dialogue_of(spec.model)
+    if dialogue is not None:
+        return dialogue, ""
+    model = cast(Pretrained, spec.model)
+    note = (
+        f"model.path: the tokenizer of {model.path!r} is not on this machine; words, digits and "
+        "signs stand in for its tokens, so token counts are estimates"
+    )
+    return StandInDialogue(chat=model.chat_template), note
+
+
+def writable(speech: Speech, text: str) -> str:
+    """`text` as far as the vocabulary can write it: without unknown signs, digits one by one."""
+    if _knows(speech, text):
+        return text
+    parts = (p if _knows(speech, p) else _signs(speech, p) for p in TAGS.split(text))
+    known = "".join(parts)
+    return known if _knows(speech, known) else DIGITS.sub(" ", known)
+
+
+def _signs(speech: Speech, text: str) -> str:
+    return "".join(c for c in text if _knows(speech, c)).strip(" ")
+
+
+def _knows(speech: Speech, text: str) -> bool:
+    try:
+        speech.encode(text)
+    except SpecError:
+        return False
+    return True
+
+
+# Problems ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Problems:
+    """Problems to plan with.
+
+    Attributes:
+        problems: as the task gives them, or stand-ins.
+        note: what stands in and why; "" where the task gave them.
+    """
+
+    problems: tuple[Problem, ...]
+    note: str = ""
+
+
+def problems_of(spec: ExperimentSpec, task: Task, count: int) -> Problems:
+    """The first training problems of an experiment; stand-ins where its data are not here.
+
+    Raises:
+        SpecError: the data are here and are not what the options say.
+        PluginError: the task fails.
+    """
+    seed = derive_seed(spec.seed, "train")  # as a run draws them
+    try:
+        return Problems(tuple(task.problem("train", i, seed) for i in range(count)))
+    except (OSError, ImportError) as error:
+        return _stand_ins(spec, task, count, seed, _first_line(error))
+    except ValueError as error:
+        raise SpecError(f"task: {_first_line(error)}") from error
+    except Exception as error:
+        why = f"{type(error).__name__}: {_first_line(error)}"
+        raise PluginError(f"task plugin {spec.task.plugin!r} failed on problem 0: {why}") from error
+
+
+def _stand_ins(spec: ExperimentSpec, task: Task, count: int, seed: int, why: str) -> Problems:
+    note = f"task: its data are not on this machine ({why})"
+    names = [use.plugin for use in spec.rewards.turn.values()]
+    if names and all(name.startswith(("countdown", "rlcr.")) for name in names):
+        countdown = cast(Task, make(PluginUse(plugin="countdown"), "task"))
+        problems = tuple(countdown.problem("train", i, seed) for i in range(count))
+        return Problems(problems, f"{note}; Countdown problems stand in")
+    return Problems(
+        tuple(_generic(task, number) for number in range(count)),
+        f"{note}; problems that rlx made up stand in",
+    )
+
+
+def _generic(task: Task, number: int) -> Problem:
+    """A sum, under the field names that the task's options give."""
+    question, answer = f"{number + 6} * 7 = ?", str((number + 6) * 7)
+    named = getattr(task, "fields", None)
+    names = list(named) if isinstance(named, Mapping) else ["question", "answer"]
+    fields: dict[str, Any] = {n: answer if _is_truth(n) else question for n in names}
+    template = getattr(task, "prompt", "{question}")
+    try:
+        prompt = str(template).format(**fields)
+    except (LookupError, ValueError):
+        prompt = question
+    return Problem(id=f"stand-in/{number}", prompt=prompt, fields=fields)
+
+
+def _is_truth(name: str) -> bool:
+    return any(word in name.lower() for word in ("answer", "truth", "solution", "target", "label"))
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"cannot read {error.filename}: {error.strerror}"
+    return (str(error).strip() or type(error).__name__).splitlines()[0].removesuffix(".")

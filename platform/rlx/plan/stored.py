@@ -1,0 +1,106 @@
+"""Accounts of rollouts that a run has stored."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+from torch import Tensor
+
+from rlx.batch import flatten
+from rlx.errors import RegistryError
+from rlx.plan.account import RowAccount, Rows, components, pieces_of
+from rlx.plan.stand_ins import Speech
+from rlx.reward import RewardTable
+from rlx.rollout import RolloutTree
+from rlx.run.rows import row_rewards
+from rlx.spec import CreditSpec, ExperimentSpec, ModelSpec
+
+__all__ = ["Trained", "spec_of", "speech_of_run", "stored_accounts"]
+
+
+def spec_of(resolved: Mapping[str, Any], phase: str) -> ExperimentSpec:
+    """The experiment of a run as it stood in a phase.
+
+    Args:
+        resolved: as the registry keeps it.
+        phase: its name.
+
+    Raises:
+        RegistryError: another version of rlx wrote it.
+    """
+    try:
+        spec = ExperimentSpec.model_validate_json(json.dumps(resolved), strict=True)
+        return spec.in_phase(next(p for p in spec.phases if p.name == phase))
+    except (ValidationError, StopIteration) as error:
+        raise RegistryError(
+            "the experiment of this run cannot be read by this version of rlx; the version that "
+            "recorded it can"
+        ) from error
+
+
+def speech_of_run(spec: ModelSpec, exported: Path) -> Speech | None:
+    """How a run's model speaks: by the files it started from, or those it has written; or None."""
+    from rlx.model.tokenizer import dialogue_of, folder_dialogue
+
+    dialogue = dialogue_of(spec)
+    if dialogue is None and (exported / "config.json").is_file():
+        return folder_dialogue(exported, chat_template=getattr(spec, "chat_template", False))
+    return dialogue
+
+
+class Trained(Protocol):
+    """The trained rows of a stored step; see `rlx.record.rollouts.TrainedRows`."""
+
+    @property
+    def places(self) -> Sequence[tuple[int, int, int, str, int]]:
+        """For each row its (tree, segment, parent segment, kind, level)."""
+        ...
+
+    @property
+    def groups(self) -> Tensor:
+        """`[B]` int64."""
+        ...
+
+    @property
+    def tokens(self) -> Mapping[str, Tensor | None]:
+        """`[B, T]` by name."""
+        ...
+
+
+def stored_accounts(
+    trees: Sequence[RolloutTree],
+    table: RewardTable,
+    rows: Trained,
+    credit: CreditSpec,
+    speech: Speech | None,
+) -> tuple[RowAccount, ...]:
+    """The accounts of every row that a step trained on.
+
+    Args:
+        trees: all that the step has.
+        table: their rewards.
+        rows: those that were trained on, in the order of `rlx.batch.rows_of`.
+        credit: how the step placed its rewards.
+        speech: for the texts of tokens; their ids are shown without it.
+
+    Raises:
+        RegistryError: the step was stored without its mask.
+    """
+    mask = rows.tokens.get("mask")
+    if mask is None:
+        raise RegistryError("these rollouts were stored without their mask")
+    trained = {(tree, segment) for tree, segment, *_ in rows.places}
+    batch = flatten(trees, without=set(table.turns) - trained)
+    present = row_rewards(batch, trees, table).turn_present
+    made = Rows(
+        rows=batch.rows,
+        groups=rows.groups,
+        trees=trees,
+        table=table,
+        tokens=rows.tokens,
+        named=components(batch.rows, trees, table, present, batch.turn_ids, mask, credit),
+    )
+    pieces = pieces_of(speech)
+    return tuple(made.account(number, pieces) for number in range(len(batch.rows)))

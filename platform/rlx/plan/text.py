@@ -1,0 +1,312 @@
+"""Accounts and plans as tables for terminals. Tokens are untrusted text."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlx.plan.account import RowAccount, TokenLine
+from rlx.plan.report import PhaseReport, PlanReport
+from rlx.spec.diagnostic import printable
+
+__all__ = ["heat", "scales", "show_plan", "show_rows", "size", "visible"]
+
+SIGNS = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "␣"})
+NEGATIVE = ("", "red", "bold red", "bold white on red")
+POSITIVE = ("", "blue", "bold blue", "bold white on blue")
+PROMPT = 400
+"""Characters of a prompt that are shown."""
+NARROW = 100
+"""Columns below which a table of tokens leaves out what can be read elsewhere."""
+
+
+def visible(text: str) -> str:
+    """A token's text with its blanks shown, and no control character in it."""
+    return printable(text.translate(SIGNS))
+
+
+def heat(value: float, scale: float) -> int:
+    """How far from 0 an advantage is, from 0 to 3, where `scale` is the furthest."""
+    if not value or not scale:
+        return 0
+    return min(3, 1 + int(3 * abs(value) / scale * 0.999))
+
+
+def scales(rows: Sequence[RowAccount]) -> dict[str, float]:
+    """The largest |advantage| of each kind of row: kinds are coloured apart."""
+    largest = dict.fromkeys((row.kind for row in rows), 0.0)
+    for row in rows:
+        largest[row.kind] = max([largest[row.kind], *(abs(t.advantage) for t in row.tokens)])
+    return largest
+
+
+def size(count: float) -> str:
+    """Bytes in units that can be read."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def show_plan(report: PlanReport, shown: Sequence[Sequence[int]], console: Console) -> None:
+    """Prints a plan.
+
+    Args:
+        report: what to print.
+        shown: for every phase the numbers of the rows to print token by token.
+        console: where to.
+    """
+    head = Text.assemble((f"{printable(report.name)}", "bold"))
+    head.append(f"  {printable(report.file)}  spec {report.digest}, seed {report.seed}")
+    console.print(head)
+    for note in report.notes:
+        console.print(Text(f"stands in: {printable(note)}", "yellow"))
+    for phase, rows in zip(report.phases, shown, strict=True):
+        console.print()
+        _phase(phase, rows, console)
+
+
+def _phase(phase: PhaseReport, shown: Sequence[int], console: Console) -> None:
+    names = ", ".join(map(printable, phase.names))
+    steps = "1 step" if phase.steps == 1 else f"{phase.steps} steps"
+    title = f"phase {names}  {steps}  {phase.schedule}  estimator {phase.estimator}"
+    console.rule(Text(title, "bold"), align="left", style="dim")
+    settings = " · ".join(f"{what} {value}" for what, value in phase.settings)
+    console.print(Text(settings, "dim"))
+    if phase.stopped:
+        console.print(Text(f"no credit was given: {printable(phase.stopped)}", "bold red"))
+    else:
+        console.print(Text(f"made up: {', '.join(phase.made_up)}; all else is real", "dim"))
+        show_rows(phase.rows, shown, console)
+        more = len(phase.rows) - len(shown)
+        if more > 0:
+            console.print(Text(f"{more} more rows: --row N, or --rows all", "dim"))
+        _groups(phase, shown, console)
+        _kinds(phase, console)
+        _missing(phase, console)
+    _tokens(phase, console)
+    _memory(phase, console)
+
+
+# Rows --------------------------------------------------------------------------------------------
+
+
+def show_rows(rows: Sequence[RowAccount], shown: Sequence[int], console: Console) -> None:
+    """Prints rows token by token; colours are relative to all `rows` of the same kind."""
+    by_number = {row.row: row for row in rows}
+    largest = scales(rows)
+    prompt = None
+    for number in shown:
+        row = by_number[number]
+        if row.tree != prompt:
+            prompt = row.tree
+            _context(row, console)
+        console.print()
+        console.print(_headline(row))
+        console.print(_tokens_of(row, largest[row.kind], console.width))
+
+
+def _context(row: RowAccount, console: Console) -> None:
+    """The prompt of a row, and how much of it there is."""
+    if row.context:
+        said = row.context[0]
+        console.print()
+        text = Text.assemble((f"prompt {row.tree}", "bold"))
+        text.append(f"  {printable(row.problem)}  {said.tokens} tokens  ")
+        text.append(printable(said.text[:PROMPT].replace("\n", "⏎")), "cyan")
+        text.append("…" if len(said.text) > PROMPT else "")
+        console.print(text)
+
+
+def _headline(row: RowAccount) -> Text:
+    below = "" if row.parent is None else f", below row {row.parent}"
+    text = Text.assemble((f"row {row.row}", "bold"), f"  {printable(row.kind)}{below}")
+    text.append("" if row.finish_reason == "stop" else ", cut off")
+    score = "absent" if row.score is None else f"{row.score:.3f}"
+    text.append("  score ").append(score, "bold")
+    text.append("  mean advantage ").append(f"{row.advantage:+.3f}", _style(row.advantage, 0.0))
+    for given in row.rewards:
+        raw = "absent" if given.raw is None else f"{given.raw:g}"
+        weighed = f" × {given.weight:g}" if given.counts else ", not summed"
+        text.append(f"\n  {printable(given.name)} {raw}{weighed}", "default")
+        if given.turn is None:
+            text.append(" for the whole rollout", "dim")
+        if given.reason:
+            text.append(f"  {printable(given.reason.splitlines()[0])}", "dim")
+    if row.lost:
+        text.append(f"\n  {row.lost:g} of reward lies on no token", "yellow")
+    return text
+
+
+def _style(value: float, scale: float) -> str:
+    shades = POSITIVE if value > 0 else NEGATIVE
+    return shades[heat(value, scale) if scale else 2 * bool(value)]
+
+
+def _tokens_of(row: RowAccount, scale: float, width: int) -> Table:
+    names = list(dict.fromkeys(name for t in row.tokens for name in t.placed))
+    narrow = width < NARROW
+    apart = 52 + sum(max(8, len(name) + 2) for name in names) <= width
+    optional = [
+        (head, field)
+        for head, field in (("KL", "kl"), ("value", "value"), ("return", "target"))
+        if any(getattr(t, field) is not None for t in row.tokens)
+        and not (field == "target" and row.tokens[0].value is None)
+    ]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, 0))
+    table.add_column("#", justify="right", style="dim")
+    table.add_column("turn", justify="right", style="dim")
+    if not narrow:
+        table.add_column("author", style="dim")
+    table.add_column("token", no_wrap=True, overflow="ellipsis", min_width=6)
+    table.add_column("learns")
+    for name in names if apart else ["rewards"] if names else []:
+        table.add_column(printable(name), justify="right", no_wrap=apart)
+    for head, _ in optional:
+        table.add_column(head, justify="right")
+    table.add_column("reward", justify="right")
+    table.add_column("advantage", justify="right")
+    if not narrow:
+        table.add_column("weight", justify="right", style="dim")
+    for line in row.tokens:
+        style = _style(line.advantage, scale) if line.advantage else ""
+        table.add_row(
+            str(line.position),
+            "" if line.turn is None else str(line.turn),
+            *([] if narrow else [line.author]),
+            Text(visible(line.text), style),
+            "yes" if line.learns else "·",
+            *_placed(line, names, apart),
+            *(_number(getattr(line, field)) for _, field in optional),
+            _number(line.reward),
+            Text(f"{line.advantage:+.3f}" if line.learns else "·", style),
+            *([] if narrow else [f"{line.weight:.2g}" if line.weight else "·"]),
+        )
+    return table
+
+
+def _placed(line: TokenLine, names: Sequence[str], apart: bool) -> list[str]:
+    if apart:
+        return [_number(line.placed.get(name, 0.0)) for name in names]
+    said = [f"{printable(name)} {value:+.3g}" for name, value in line.placed.items()]
+    return [", ".join(said)] if names else []
+
+
+def _number(value: float | None) -> str:
+    if not value:
+        return "·"
+    return f"{value:+.3f}" if abs(value) >= 0.0005 else f"{value:+.0e}"
+
+
+# All rows together -----------------------------------------------------------------------------
+
+
+def _table(title: str, *heads: str) -> Table:
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        show_header=any(heads),
+        header_style="dim",
+        padding=(0, 2, 0, 0),
+        title=f"\n{title}",
+        title_justify="left",
+        title_style="bold",
+    )
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="right" if number else "left", no_wrap=head != "scores")
+    return table
+
+
+def _groups(phase: PhaseReport, shown: Sequence[int], console: Console) -> None:
+    """Statistics of the groups of the prompts that are shown, and a line about the others."""
+    trees = {row.tree for row in phase.rows if row.row in shown}
+    table = _table("groups", "group", "size", "scores", "mean", "σ", "advantages")
+    for group in (g for g in phase.groups if g.tree in trees):
+        below = f"prompt {group.tree}" if group.parent is None else f"row {group.parent}"
+        scores = " ".join(f"{score:.2g}" for score in group.scores[:8])
+        low, high = group.advantages
+        table.add_row(
+            f"{printable(group.kind)}s of {below}",
+            str(len(group.rows)),
+            scores + (" …" if len(group.scores) > 8 else ""),
+            f"{group.mean:.3f}",
+            "–" if group.std is None else f"{group.std:.3f}",
+            f"{low:+.3f} to {high:+.3f}" if group.has_signal else "no signal",
+        )
+    console.print(table)
+    silent = sum(not group.has_signal for group in phase.groups)
+    console.print(Text(f"{len(phase.groups)} groups in all, {silent} without signal", "dim"))
+
+
+def _kinds(phase: PhaseReport, console: Console) -> None:
+    heads = ("turn", "rows", "tokens", "learn", "of tokens", "of gradient weight")
+    table = _table("what learns", *heads)
+    for kind in phase.kinds:
+        table.add_row(
+            printable(kind.kind),
+            str(kind.rows),
+            str(kind.tokens),
+            str(kind.learning),
+            f"{kind.share_of_tokens:.0%} {_bar(kind.share_of_tokens)}",
+            f"{kind.share_of_gradient:.0%} {_bar(kind.share_of_gradient)}",
+        )
+    console.print(table)
+
+
+def _bar(share: float) -> str:
+    return ("█" * round(10 * share)).ljust(10, "░")
+
+
+def _missing(phase: PhaseReport, console: Console) -> None:
+    counts = phase.counts
+    if counts is None:
+        return
+    said = [
+        (counts.dropped, "rows dropped, since they could not be scored"),
+        (counts.turns_without_tokens, "rewarded turns without a token that learns"),
+        (counts.rows_without_spans, "rows without any of their spans"),
+        (counts.rows_without_learning, "rows in which nothing learns"),
+    ]
+    lines = [f"{count} of {counts.rows + counts.dropped} {what}" for count, what in said if count]
+    if counts.reward_lost:
+        lines.append(f"{counts.reward_lost:g} of {counts.reward_given:g} reward on no token")
+    console.print(Text("; ".join(lines) or "nothing went missing", "dim"))
+
+
+def _tokens(phase: PhaseReport, console: Console) -> None:
+    budget = phase.tokens
+    table = _table("tokens per step", "", "turns", "opening", "made up", "at most")
+    for level in budget.levels:
+        numbers = (f"{level.turns:,}", f"{level.opening:.0f}", f"{level.made_up:.0f}")
+        table.add_row(f"{printable(level.kind)}s", *numbers, f"{level.at_most:,}")
+    for what, pair in (
+        ("written by the policy", budget.sampled),
+        ("rows, each with its context", budget.rows),
+        ("prefixes shared, as the learner does", budget.shared),
+    ):
+        table.add_row(what, "", "", *(f"{value:,.0f}" for value in pair))
+    console.print(table)
+
+
+def _memory(phase: PhaseReport, console: Console) -> None:
+    if phase.memory is None:
+        said = "memory per step: unknown, since the model's configuration is not on this machine"
+        console.print(Text(said, "dim"))
+        return
+    memory = phase.memory
+    table = _table(f"memory per rank, {_count(memory.parameters)} parameters", "", "")
+    for what, count in memory.parts.items():
+        about = "about " if what in memory.estimated else ""
+        table.add_row(what, f"{about}{size(count)}")
+    table.add_row("together", f"about {size(memory.total)}", style="bold")
+    console.print(table)
+
+
+def _count(parameters: int) -> str:
+    for unit, step in (("B", 1e9), ("M", 1e6)):
+        if parameters >= step:
+            return f"{parameters / step:.3g} {unit}"
+    return f"{parameters:,}"

@@ -1,0 +1,247 @@
+"""Scoring a step: named rewards in order of their dependencies, by plugins in worker processes."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from graphlib import TopologicalSorter
+from typing import Literal
+
+from rlx.errors import RewardError
+from rlx.plugin import RewardPlugin, Sample, Score
+from rlx.reward.table import Entries, Place, RewardEntry, RewardTable
+from rlx.reward.workers import Job, Outcome, RewardPool
+from rlx.rollout import NO_PARENT, RolloutTree
+from rlx.spec import GlobalReward, TurnReward, ValueOnError
+
+__all__ = ["NamedReward", "rescore", "score"]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedReward:
+    """A reward of the experiment, with its plugin made.
+
+    Attributes:
+        scope: what gets it: every turn of the kind that `use` names, or every whole rollout.
+    """
+
+    name: str
+    use: TurnReward | GlobalReward
+    plugin: RewardPlugin
+    scope: Literal["turn", "global"] = "turn"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.use, GlobalReward) != (self.scope == "global"):
+            raise ValueError(f"{self.name}: a {type(self.use).__name__} of scope {self.scope!r}")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The rewards that must be known before this one."""
+        return tuple(n for n in (self.use.of, self.use.requires) if n is not None)
+
+
+def score(
+    trees: Sequence[RolloutTree], rewards: Sequence[NamedReward], pool: RewardPool
+) -> RewardTable:
+    """Scores every turn and every whole rollout of every tree.
+
+    Args:
+        trees: of one step.
+        rewards: in any order; `of` and `requires` may name others of them.
+        pool: where plugins run.
+
+    Raises:
+        RewardError: a scorer failed under `on_error: fail`.
+    """
+    by_name = {reward.name: reward for reward in rewards}
+    order = TopologicalSorter({r.name: r.reads for r in rewards}).static_order()
+    turns: dict[Place, dict[str, RewardEntry]] = {
+        (t, s): {} for t, tree in enumerate(trees) for s in tree.policy_segments
+    }
+    rollouts: dict[Place, dict[str, RewardEntry]] = {
+        (t, s): {} for t, tree in enumerate(trees) for s in tree.rollouts
+    }
+    dropped: set[Place] = set()
+    faults: dict[str, int] = {}
+    for name in order:
+        reward = by_name[name]
+        entries = turns if reward.scope == "turn" else rollouts
+        for place, entry in _score_one(trees, reward, turns, rollouts, pool):
+            if entry.is_fault:
+                faults[name] = faults.get(name, 0) + 1
+                entry = _settle(trees, reward, place, entry, dropped)
+            entries[place][name] = entry
+    return RewardTable(turns, frozenset(_with_descendants(trees, dropped)), faults, rollouts)
+
+
+def rescore(
+    trees: Sequence[RolloutTree],
+    rewards: Sequence[NamedReward],
+    table: RewardTable,
+    pool: RewardPool,
+) -> Iterator[tuple[NamedReward, Place, RewardEntry]]:
+    """What the plugins say of trees that were scored before, where the rewards that they read are
+    those of `table`. Faults stay faults, whatever `on_error` says."""
+    for reward in rewards:
+        for place, entry in _score_one(trees, reward, table.turns, table.rollouts, pool):
+            yield reward, place, entry
+
+
+def _score_one(
+    trees: Sequence[RolloutTree],
+    reward: NamedReward,
+    turns: Mapping[Place, Entries],
+    rollouts: Mapping[Place, Entries],
+    pool: RewardPool,
+) -> Iterable[tuple[Place, RewardEntry]]:
+    """One entry for each turn of the reward's kind, or for each rollout."""
+    missing = RewardEntry(reward.name, None, reward.use.weight, "absent")
+    samples: dict[Place, Sample] = {}
+    for place in _places(trees, reward, turns, rollouts):
+        tree = trees[place[0]]
+        read = {name: _read(tree, place, name, reward, turns, rollouts) for name in reward.reads}
+        known = {name: e.raw for name, e in read.items() if e is not None and e.raw is not None}
+        if len(known) < len(read):
+            yield place, missing
+            continue
+        gate = reward.use.requires
+        if gate is not None and known[gate] <= 0:
+            yield place, replace(missing, raw=0.0, status="scored", reason=f"{gate} failed")
+            continue
+        of = known[reward.use.of] if reward.use.of is not None else None
+        samples[place] = replace(_sample(tree, place), of=of)
+    groups = _scoped(trees, samples, reward)
+    jobs = [
+        Job(reward.plugin, tuple(samples[p] for p in places), reward.use.deadline)
+        for places in groups
+    ]
+    for places, outcome in zip(groups, pool.score(jobs), strict=True):
+        for place, verdict in zip(places, _verdicts(outcome, len(places)), strict=True):
+            yield place, _entry(missing, verdict)
+
+
+def _places(
+    trees: Sequence[RolloutTree],
+    reward: NamedReward,
+    turns: Iterable[Place],
+    rollouts: Iterable[Place],
+) -> list[Place]:
+    """What a reward is for."""
+    if not isinstance(reward.use, TurnReward):
+        return list(rollouts)
+    kind = reward.use.turn
+    return [place for place in turns if trees[place[0]].segments[place[1]].kind == kind]
+
+
+def _read(
+    tree: RolloutTree,
+    place: Place,
+    name: str,
+    reward: NamedReward,
+    turns: Mapping[Place, Entries],
+    rollouts: Mapping[Place, Entries],
+) -> RewardEntry | None:
+    """Another reward of this rollout; or of this turn, or the nearest earlier one that has it."""
+    if reward.scope == "global" and name in rollouts[place]:
+        return rollouts[place][name]
+    for segment in reversed(tree.turns(place[1])):
+        if name in turns[place[0], segment]:
+            return turns[place[0], segment][name]
+    return None
+
+
+def _verdicts(outcome: Outcome, count: int) -> Sequence[Score | str | None]:
+    return [outcome.fault] * count if outcome.fault is not None else outcome.verdicts
+
+
+def _entry(missing: RewardEntry, verdict: Score | str | None) -> RewardEntry:
+    """A verdict as it is kept; a fault is told in words."""
+    if verdict is None:
+        return missing
+    if isinstance(verdict, str):
+        return replace(missing, reason=verdict)
+    return replace(
+        missing, raw=verdict.value, status="scored", reason=verdict.reason, parts=verdict.parts
+    )
+
+
+def _sample(tree: RolloutTree, place: Place) -> Sample:
+    segment = tree.segments[place[1]]
+    before = [tree.segments[i] for i in tree.path(place[1])[:-1]]
+    return Sample(
+        id=f"{place[0]}.{place[1]}",
+        problem=tree.problem.fields,
+        turn=segment.kind,
+        number=segment.turn,
+        response=segment.text,
+        spans={name: span.text for name, span in segment.spans.items()},
+        n_tokens=len(segment.token_ids),
+        context=tuple(s.text for s in before if s.author == "policy"),
+        observations=tuple(s.text for s in before if s.author == "environment"),
+        finish_reason=segment.finish_reason,
+        info=segment.info,
+    )
+
+
+def _scoped(
+    trees: Sequence[RolloutTree], samples: Mapping[Place, Sample], reward: NamedReward
+) -> list[list[Place]]:
+    """What is scored together: alone, with what continues the same turn, or by tree.
+
+    Whole rollouts all continue the prompt, so their siblings are their group.
+    """
+    scope = reward.plugin.scope
+    if scope == "sample":
+        return [[place] for place in samples]
+    groups: dict[tuple[int, int], list[Place]] = {}
+    for place in samples:
+        earlier = trees[place[0]].turns(place[1])[:-1]
+        beside = earlier and scope == "siblings" and reward.scope == "turn"
+        groups.setdefault((place[0], earlier[-1] if beside else NO_PARENT), []).append(place)
+    return list(groups.values())
+
+
+def _settle(
+    trees: Sequence[RolloutTree],
+    reward: NamedReward,
+    place: Place,
+    entry: RewardEntry,
+    dropped: set[Place],
+) -> RewardEntry:
+    """Applies `on_error` to what its scorer failed on."""
+    policy, tree = reward.use.on_error, trees[place[0]]
+    if isinstance(policy, ValueOnError):
+        return replace(entry, raw=policy.value, status="replaced")
+    if policy == "fail":
+        use = reward.use
+        what = f"turn {use.turn!r}" if isinstance(use, TurnReward) else "a whole rollout"
+        raise RewardError(
+            f"reward {reward.name!r} failed on {what} of problem "
+            f"{tree.problem.id}: {entry.reason}. To carry on past such failures set "
+            f"rewards.{reward.scope}.{reward.name}.on_error to drop_sample, drop_group or "
+            "{value: 0}"
+        )
+    dropped.add(place)
+    if policy == "drop_group":
+        dropped.update((place[0], s) for s in _siblings(tree, place[1], reward))
+    return entry
+
+
+def _siblings(tree: RolloutTree, segment: int, reward: NamedReward) -> Sequence[int]:
+    """The turns of the same kind that continue the same turn, or the rollouts of the prompt."""
+    if reward.scope == "global":
+        return tree.rollouts
+    kind, before = tree.segments[segment].kind, tree.turns(segment)[:-1]
+    return [
+        s
+        for s in tree.policy_segments
+        if tree.segments[s].kind == kind and tree.turns(s)[:-1] == before
+    ]
+
+
+def _with_descendants(trees: Sequence[RolloutTree], dropped: set[Place]) -> set[Place]:
+    """Dropping an answer drops its confidences."""
+    return dropped | {
+        (t, s)
+        for t in {place[0] for place in dropped}
+        for s in trees[t].policy_segments
+        if any((t, earlier) in dropped for earlier in trees[t].turns(s))
+    }

@@ -1,0 +1,205 @@
+"""Whether what a run recorded holds together: its stored rollouts against the identities of credit.
+
+Nothing of the run is changed. Plugins and options are those of the run's own spec, phase by phase.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from rlx.discovery import Provenance, make, resolve
+from rlx.errors import RlxError
+from rlx.plugin import Estimator
+from rlx.record.stored import read_step
+from rlx.reward import RewardPool
+from rlx.run.identities import IDENTITIES, SHOWN, Evidence, Found, Violation
+from rlx.run.parts import Parts, make_parts
+from rlx.spec import ExperimentSpec, GlobalReward, RewardsSpec, TurnReward
+from rlx_registry import BodyError, Registry, RunRecord, read_body
+
+__all__ = ["Report", "Tally", "check_run"]
+
+
+@dataclass
+class Tally:
+    """One identity over all steps.
+
+    Attributes:
+        name: what it is called.
+        says: what must hold.
+        unit: what `checked` counts.
+        checked: on how much it was checked; 0 where the run has nothing of the kind.
+        violated: how often it does not hold.
+        first: the first violations.
+    """
+
+    name: str
+    says: str
+    unit: str
+    checked: int = 0
+    violated: int = 0
+    first: list[Violation] = field(default_factory=list)
+
+    def add(self, found: Found) -> None:
+        """Adds what came of one step."""
+        self.checked += found.checked
+        self.violated += found.violated
+        self.first += found.first[: SHOWN - len(self.first)]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of checking a run.
+
+    Attributes:
+        run: its id.
+        steps: those that were looked at.
+        tallies: one for each identity.
+        unchecked: what could not be checked, and why.
+        notes: what else there is to know, such as a plugin that has changed since.
+    """
+
+    run: str
+    steps: tuple[int, ...]
+    tallies: tuple[Tally, ...]
+    unchecked: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing was found that does not hold."""
+        return not any(tally.violated for tally in self.tallies)
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """What gives a phase's figures again; `parts` has only the rewards that can be scored here."""
+
+    parts: Parts
+    estimator: Estimator
+    unchecked: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def check_run(
+    registry: Registry,
+    run: RunRecord,
+    steps: Sequence[int],
+    *,
+    show: Callable[[int], None] = lambda _: None,
+) -> Report:
+    """Goes through stored steps.
+
+    Args:
+        registry: where the run is.
+        run: it has a folder.
+        steps: whose rollouts are recorded.
+        show: told the number of each step once it is done.
+
+    Raises:
+        PluginError: the task, the mask or the estimator of the run cannot be used here.
+        RegistryError: the steps were recorded by another version of rlx.
+    """
+    spec = ExperimentSpec.model_validate_json(json.dumps(run.spec))
+    phases: dict[str, _Phase] = {}
+    bodies = Tally("bodies", "files are those that were recorded", "steps")
+    tallies = {i.name: Tally(i.name, i.says, i.unit) for i in IDENTITIES}
+    with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
+        for step in steps:
+            table, told, found = _read(registry, run, step)
+            bodies.add(found)
+            if table is not None:
+                name = told["phase"]
+                if name not in phases:
+                    phases[name] = _phase(spec, name, run)
+                evidence = _evidence(step, table, told, phases[name], pool)
+                for identity in IDENTITIES:
+                    tallies[identity.name].add(identity.check(evidence))
+            show(step)
+    return Report(
+        run=run.id,
+        steps=tuple(steps),
+        tallies=(bodies, *tallies.values()),
+        unchecked=_once(line for phase in phases.values() for line in phase.unchecked),
+        notes=_once(line for phase in phases.values() for line in phase.notes),
+    )
+
+
+def _read(
+    registry: Registry, run: RunRecord, step: int
+) -> tuple[pa.Table | None, Mapping[str, Any], Found]:
+    """A step's body and statistics; no body where the file is not the one recorded."""
+    body = registry.rollout_body(run.id, step)
+    try:
+        table = read_body(Path(str(run.directory)) / body.path, body.sha256)
+    except BodyError as error:
+        wrong = Violation(step=step, what=body.path, stored=str(error), expected=body.sha256)
+        return None, {}, Found(1, 1, (wrong,))
+    return table, body.statistics, Found(1)
+
+
+def _evidence(
+    step: int, table: pa.Table, told: Mapping[str, Any], phase: _Phase, pool: RewardPool
+) -> Evidence:
+    return Evidence(
+        step=step,
+        stored=read_step(table),
+        parts=phase.parts,
+        estimator=phase.estimator,
+        beta=told["beta"],
+        state=told["state_before"],
+        max_tokens=told["max_tokens"],
+        pool=pool,
+    )
+
+
+def _phase(spec: ExperimentSpec, name: str, run: RunRecord) -> _Phase:
+    (phase,) = [p for p in spec.phases if p.name == name]
+    here, unchecked = _scorable(spec.in_phase(phase))
+    plugins = resolve(here)
+    notes = tuple(_changed(plugins.provenance, run.plugins))
+    return _Phase(make_parts(here), plugins.estimator, unchecked, notes)
+
+
+def _scorable(spec: ExperimentSpec) -> tuple[ExperimentSpec, tuple[str, ...]]:
+    """The spec without the rewards whose plugins cannot be used here, and why they cannot."""
+    lost: dict[str, str] = {}
+    uses: list[tuple[str, TurnReward | GlobalReward]] = [
+        *spec.rewards.turn.items(),
+        *spec.rewards.global_.items(),
+    ]
+    for name, use in uses:
+        try:
+            make(use, "reward")
+        except RlxError as error:
+            why = str(error).splitlines()[0].removeprefix("error: ")
+            lost[name] = f"scores of {name!r} were not checked: {why}"
+    rewards = RewardsSpec(
+        turn={name: use for name, use in spec.rewards.turn.items() if name not in lost},
+        global_={name: use for name, use in spec.rewards.global_.items() if name not in lost},
+    )
+    return spec.model_copy(update={"rewards": rewards}), tuple(lost.values())
+
+
+def _changed(now: Sequence[Provenance], then: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Plugins that are not those that the run used."""
+    used = {(p["kind"], p["name"]): p for p in then}
+    for plugin in now:
+        before = used.get((plugin.kind, plugin.name))
+        if before is None:  # of a phase alone: the record is of the experiment itself
+            continue
+        label = f"{plugin.kind} plugin {plugin.name!r}"
+        here = f"{plugin.distribution} {plugin.version}"
+        there = f"{before['distribution']} {before['version']}"
+        if here != there:
+            yield f"{label} is of {here} here; the run used {there}"
+        elif plugin.sha256 != before["sha256"]:
+            yield f"{label} has changed since the run, within {here}"
+
+
+def _once(lines: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(lines))

@@ -1,0 +1,174 @@
+"""Rollouts for one training step: sampled, scored, and drawn again where they carry no signal."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rlx.batch import flatten
+from rlx.credit import structured_scores
+from rlx.plugin import Problem
+from rlx.reward import RewardTable, score
+from rlx.rollout import Level, RolloutPlan, RolloutTree, grow
+from rlx.run.machinery import Machinery
+from rlx.run.parts import Parts
+from rlx.run.rows import row_rewards
+from rlx.seeding import derive_seed
+
+__all__ = ["Harvest", "harvest", "sample_and_score"]
+
+Place = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Trees with their rewards, and the seconds that sampling and scoring took on this rank."""
+
+    trees: list[RolloutTree]
+    table: RewardTable
+    sampled: float
+    scored: float
+
+
+@dataclass(frozen=True, slots=True)
+class Harvest:
+    """All that was sampled for one step.
+
+    Attributes:
+        trees: in the order in which their problems were drawn.
+        table: their rewards.
+        greedy: one tree for each of `trees`, answered greedily; None where nobody asks.
+        filtered: positions of trees that take no part in training: they carry no signal, or came
+            after there were enough.
+        drawn: problems drawn.
+        sampled, scored: seconds.
+    """
+
+    trees: list[RolloutTree]
+    table: RewardTable
+    greedy: Scored | None
+    filtered: frozenset[int]
+    drawn: int
+    sampled: float
+    scored: float
+
+    def untrained(self) -> set[Place]:
+        """Turns that are left out: scored by nothing, dropped, filtered, or without a baseline."""
+        table = self.table
+        out = {place for place in table.turns if _absent(table, place)} | table.dropped
+        out |= {place for place in table.turns if place[0] in self.filtered}
+        if self.greedy is not None:
+            lost = self.greedy.table
+            homeless = {t for t, s in lost.turns if _absent(lost, (t, s)) or (t, s) in lost.dropped}
+            out |= {place for place in table.turns if place[0] in homeless}
+        return out
+
+
+def _absent(table: RewardTable, place: Place) -> bool:
+    return table.total(place) is None and table.overall(place) is None
+
+
+def harvest(m: Machinery, parts: Parts, cursor: int) -> Harvest:
+    """Draws, samples and scores the rollouts of a step.
+
+    With dynamic sampling it draws until `prompts_per_step` trees carry a signal, or its cap is
+    reached; a step in which none does keeps what it drew first. All ranks see all trees, so they
+    decide alike.
+    """
+    rollout = parts.spec.rollout
+    count, dynamic = rollout.prompts_per_step, rollout.dynamic_sampling
+    parcels: list[Scored] = []
+    problems: list[Problem] = []
+    good: list[int] = []
+    for batch in range(dynamic.max_batches if dynamic else 1):
+        drawn = _problems(m, parts, cursor + batch * count, count)
+        seeds = _seeds(m, "rollout", cursor + batch * count, count)
+        parcel = sample_and_score(m, parts, parts.plan, drawn, seeds)
+        good += [len(problems) + t for t in _with_signal(parcel)] if dynamic else []
+        parcels.append(parcel)
+        problems += drawn
+        if len(good) >= count:
+            break
+    kept = set(good[:count]) or set(range(count))
+    trees = [tree for parcel in parcels for tree in parcel.trees]
+    greedy = None
+    if parts.wants_greedy:
+        plan, seeds = _greedily(parts.plan), _seeds(m, "greedy", cursor, len(problems))
+        greedy = sample_and_score(m, parts, plan, problems, seeds)
+    everyone = [*parcels, *([greedy] if greedy else [])]
+    return Harvest(
+        trees=trees,
+        table=_joined(parcels),
+        greedy=greedy,
+        filtered=frozenset(range(len(trees))) - kept if dynamic else frozenset(),
+        drawn=len(problems),
+        sampled=sum(parcel.sampled for parcel in everyone),
+        scored=sum(parcel.scored for parcel in everyone),
+    )
+
+
+def _problems(m: Machinery, parts: Parts, start: int, count: int) -> list[Problem]:
+    data = derive_seed(m.spec.seed, "train")
+    return [parts.task.problem("train", start + i, data) for i in range(count)]
+
+
+def _seeds(m: Machinery, what: str, start: int, count: int) -> list[int]:
+    return [derive_seed(m.spec.seed, what, start + i) for i in range(count)]
+
+
+def _greedily(plan: RolloutPlan) -> RolloutPlan:
+    """One answer per prompt, each token the most likely."""
+    first, *_ = plan.levels
+    return RolloutPlan(
+        (Level(first.kind, 1, first.turn.model_copy(update={"top_k": 1})),), plan.system
+    )
+
+
+def _joined(parcels: Sequence[Scored]) -> RewardTable:
+    """One table over the trees of all parcels, in order."""
+    starts = [sum(len(p.trees) for p in parcels[:i]) for i in range(len(parcels))]
+    return RewardTable.merged(
+        [p.table for p in parcels],
+        [range(s, s + len(p.trees)) for s, p in zip(starts, parcels, strict=True)],
+    )
+
+
+def _with_signal(parcel: Scored) -> list[int]:
+    """Trees in which some group's scores differ."""
+    table = parcel.table
+    without = {place for place in table.turns if _absent(table, place)} | table.dropped
+    if len(without) == len(table.turns):
+        return []
+    batch = flatten(parcel.trees, without=without)
+    rewards = row_rewards(batch, parcel.trees, table)
+    scores = structured_scores(rewards.turn_rewards, rewards.turn_present, rewards.global_rewards)
+    _, slot = batch.group_ids.unique(return_inverse=True)
+    edge = scores.new_zeros(int(slot.max()) + 1)
+    highest: Tensor = edge.scatter_reduce(0, slot, scores, "amax", include_self=False)
+    lowest: Tensor = edge.scatter_reduce(0, slot, scores, "amin", include_self=False)
+    trees: list[int] = batch.tree_ids[(highest > lowest)[slot]].unique().tolist()
+    return trees
+
+
+def sample_and_score(
+    m: Machinery,
+    parts: Parts,
+    plan: RolloutPlan,
+    problems: Sequence[Problem],
+    seeds: Sequence[int],
+) -> Scored:
+    """Every rank samples and scores its share; then all have all trees, in the problems' order."""
+    began = time.perf_counter()
+    mine = slice(m.ranks.rank, None, m.ranks.count)
+    with m.sampler.session() as session:
+        trees = grow(plan, problems[mine], seeds[mine], session, m.policy.dialogue)
+    sampled = time.perf_counter()
+    table = score(trees, parts.rewards, m.pool)
+    scored = time.perf_counter()
+    shares = m.ranks.gather((trees, table))
+    count = m.ranks.count
+    merged = [shares[i % count][0][i // count] for i in range(len(problems))]
+    numbers = [range(rank, len(problems), count) for rank in range(count)]
+    joined = RewardTable.merged([part for _, part in shares], numbers)
+    return Scored(merged, joined, sampled - began, scored - sampled)

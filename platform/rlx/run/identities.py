@@ -1,0 +1,425 @@
+"""What must hold of every recorded step, each identity by name.
+
+A step's credit is computed again from the stored scores, mask and streams, and never from what was
+computed of them, so a figure that does not belong is found under its own name.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlx.batch import TokenBatch, flatten, rows_of
+from rlx.credit.place import mass
+from rlx.plugin import Estimator
+from rlx.record.rollouts import TrainedRows
+from rlx.record.stored import StoredStep
+from rlx.reward import RewardEntry, RewardPool, rescore
+from rlx.run.parts import Parts
+from rlx.run.rows import row_rewards
+from rlx.spec.estimator import DrGrpo, Gpg, Grpo, Opo, PassAtK, Rloo, TwoLevel, Uniform
+from rlx.step import RowRewards, Streams, TrainBatch, assign_credit
+
+__all__ = ["IDENTITIES", "SHOWN", "Evidence", "Found", "Identity", "Violation"]
+
+RTOL = 1e-6
+"""For sums, which threads may add up in another order; all else is compared bit for bit."""
+
+SHOWN = 3
+"""Violations that are told of each identity in a step; the others are counted."""
+
+_CENTRED = (Grpo, Uniform, DrGrpo, Rloo, Gpg, TwoLevel)
+"""Estimators whose advantages have mean 0 within a group."""
+_COMPARING = (*_CENTRED, Opo, PassAtK)
+"""Estimators that see nothing of a row's score but how it differs from its group's."""
+
+Value = float | str | bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """A place where something stored is not what it must be.
+
+    Attributes:
+        step: of the run, from 1.
+        tree: of the step.
+        row: of the step's batch; None for what was not trained on.
+        turn: its number, from 1; None for what belongs to no turn.
+        token: position in the row, 0 for the first of the prompt; None for what is no token's.
+        what: the figure, such as "advantages" or "reward accuracy".
+        stored, expected: what there is, and what it must be.
+    """
+
+    step: int
+    tree: int | None = None
+    row: int | None = None
+    turn: int | None = None
+    token: int | None = None
+    what: str
+    stored: Value
+    expected: Value
+
+
+class Found(NamedTuple):
+    """What came of an identity in one step: on how much it was checked, and what is wrong."""
+
+    checked: int
+    violated: int = 0
+    first: tuple[Violation, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """One stored step, and what gives its figures again.
+
+    Attributes:
+        step: its number.
+        stored: what was read; it has trained rows.
+        parts: of the phase, as the run's spec has it.
+        estimator: the options of `parts.estimator`.
+        beta: β of KL in the reward.
+        state: what the estimator carried on from the step before.
+        max_tokens: budget of each kind of turn.
+        pool: where plugins score.
+    """
+
+    step: int
+    stored: StoredStep
+    parts: Parts
+    estimator: Estimator
+    beta: float
+    state: Mapping[str, float]
+    max_tokens: Mapping[str, int]
+    pool: RewardPool
+
+    @property
+    def rows(self) -> TrainedRows:
+        """The trained rows."""
+        return self.stored.rows
+
+    @cached_property
+    def batch(self) -> TokenBatch:
+        """Those rows, laid out anew."""
+        trained = {(tree, segment) for tree, segment, *_ in self.rows.places}
+        every = {(row.tree, row.segment) for row in rows_of(self.stored.trees)}
+        return flatten(
+            self.stored.trees, temperatures=self.parts.temperatures, without=every - trained
+        )
+
+    @cached_property
+    def rewards(self) -> RowRewards:
+        """Sums of the stored scores."""
+        return row_rewards(self.batch, self.stored.trees, self.stored.rewards)
+
+    @cached_property
+    def again(self) -> TrainBatch:
+        """The step's credit."""
+        streams = Streams(
+            old_logprobs=self.tokens("old_logprobs"),
+            reference_logprobs=self.rows.tokens["reference_logprobs"],
+            values=self.rows.tokens["values"],
+            greedy_scores=self.rows.scores.get("greedy_score"),
+            beta=self.beta,
+            state=self.state,
+        )
+        return assign_credit(
+            self.batch,
+            self.rewards,
+            self.mask,
+            streams,
+            estimator=self.parts.estimator,
+            credit=self.parts.spec.credit,
+            loss=self.parts.spec.loss,
+            max_tokens=self.max_tokens,
+        )
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """`[B, T]` bool, as stored."""
+        return self.tokens("mask")
+
+    def tokens(self, name: str) -> Tensor:
+        """A stored stream that every step has."""
+        tensor = self.rows.tokens[name]
+        if tensor is None:
+            raise ValueError(f"step {self.step} has no {name}")
+        return tensor
+
+    def compared(
+        self, what: str, stored: Tensor, expected: Tensor, wrong: Tensor, checked: int
+    ) -> Found:
+        """What is wrong among the tokens of the rows, `[B, T]` each, or among the rows, `[B]`."""
+        places = [tuple(place) for place in wrong.nonzero()[:SHOWN].tolist()]
+        first = tuple(
+            self.violation(what, _plain(stored[place]), _plain(expected[place]), *place)
+            for place in places
+        )
+        return Found(checked, int(wrong.sum()), first)
+
+    def violation(
+        self, what: str, stored: Value, expected: Value, row: int, token: int | None = None
+    ) -> Violation:
+        """Something wrong with a row, or with one of its tokens."""
+        turn = int(self.batch.turn_ids[row, token]) if token is not None else 0
+        return Violation(
+            step=self.step,
+            tree=self.batch.rows[row].tree,
+            row=row,
+            turn=turn if turn > 0 else None,
+            token=token,
+            what=what,
+            stored=stored,
+            expected=expected,
+        )
+
+
+class Identity(NamedTuple):
+    """Something that must hold, and what it is counted in."""
+
+    name: str
+    says: str
+    unit: str
+    check: Callable[[Evidence], Found]
+
+
+# Scores -----------------------------------------------------------------------------------------
+
+
+def _scores(e: Evidence) -> Found:
+    """Rewards that others read are taken as stored; where a scorer failed there is no score."""
+    stored = e.stored
+    row_of = {
+        (row.tree, turn): number for number, row in enumerate(e.batch.rows) for turn in row.turns
+    }
+    checked, wrong = 0, []
+    for reward, place, now in rescore(stored.trees, e.parts.rewards, stored.rewards, e.pool):
+        held = stored.rewards.turns if reward.scope == "turn" else stored.rewards.rollouts
+        then = held.get(place, {}).get(reward.name)
+        if then is not None and then.is_fault:
+            continue
+        checked += 1
+        for what, before, after in _differing(reward.name, then, now):
+            place_of = {"tree": place[0], "row": row_of.get(place)}
+            turn = stored.trees[place[0]].segments[place[1]].turn
+            told = Violation(
+                step=e.step, turn=turn, what=what, stored=before, expected=after, **place_of
+            )
+            wrong.append(told)
+    return Found(checked, len(wrong), tuple(wrong[:SHOWN]))
+
+
+def _differing(
+    name: str, then: RewardEntry | None, now: RewardEntry
+) -> Iterator[tuple[str, Value, Value]]:
+    """What a stored score says and the plugin does not."""
+    if then is None:
+        yield f"reward {name}", "nothing", _said(now)
+    elif (then.raw, then.status) != (now.raw, now.status):
+        yield f"reward {name}", _said(then), _said(now)
+    elif (then.reason, dict(then.parts)) != (now.reason, dict(now.parts)):
+        yield f"reason and parts of {name}", _details(then), _details(now)
+    elif then.weight != now.weight:
+        yield f"weight of {name}", then.weight, now.weight
+
+
+def _said(entry: RewardEntry) -> Value:
+    if entry.raw is not None:
+        return entry.raw
+    return f"absent: {entry.reason}" if entry.reason else "absent"
+
+
+def _details(entry: RewardEntry) -> str:
+    return f"{entry.reason or 'no reason'}; {dict(entry.parts)}"
+
+
+def _totals(e: Evidence) -> Found:
+    first: list[Violation] = []
+    checked, violated = 0, 0
+    for name, expected in vars(e.again.scores).items():
+        stored = e.rows.scores.get(name)
+        if stored is None:
+            continue
+        found = e.compared(name, stored, expected, ~_near(stored, expected), len(stored))
+        checked, violated = max(checked, found.checked), violated + found.violated
+        first += found.first
+    return Found(checked, violated, tuple(first[:SHOWN]))
+
+
+# Masks and placement ----------------------------------------------------------------------------
+
+
+def _masks(e: Evidence) -> Found:
+    expected = e.parts.mask(e.batch)
+    return e.compared("mask", e.mask, expected, e.mask != expected, int(e.rows.own.sum()))
+
+
+def _mass(e: Evidence) -> Found:
+    credit, rewards = e.parts.spec.credit, e.rewards
+    whole = credit.resolved_placement == "final_token_only"
+    reduce = credit.turn_reduce or ("mean" if whole else "sum")
+    turns = torch.where(rewards.turn_present, rewards.turn_rewards, 0.0).double()
+    count = rewards.turn_present.sum(dim=1).clamp(min=1) if reduce == "mean" else 1
+    given = turns.sum(dim=1) / count + rewards.global_rewards.double()
+    found = mass(e.tokens("placed").double(), e.rows.own) + e.again.placed.lost.double()
+    # Parts of opposite sign may cancel, so the scale is that of the parts.
+    scale = turns.abs().sum(dim=1) + rewards.global_rewards.double().abs()
+    wrong = ~((found - given).abs() <= RTOL * scale)
+    return e.compared("placed and lost reward", found, given, wrong, len(given))
+
+
+def _placement(e: Evidence) -> Found:
+    return _learning(e, "placed", e.again.placed.token_rewards)
+
+
+# KL, advantages and weights ---------------------------------------------------------------------
+
+
+def _kl(e: Evidence) -> Found:
+    return _learning(e, "kl", e.again.kl, exact=_without_exponentials(e))
+
+
+def _token_rewards(e: Evidence) -> Found:
+    return _learning(e, "token_rewards", e.again.token_rewards, exact=_without_exponentials(e))
+
+
+def _without_exponentials(e: Evidence) -> bool:
+    """Processors differ in the last bit of an exponential."""
+    return e.parts.spec.credit.kl_penalty not in ("k3", "low_var_kl")
+
+
+def _advantages(e: Evidence) -> Found:
+    return _learning(e, "advantages", e.again.advantages, exact=False)
+
+
+def _returns(e: Evidence) -> Found:
+    return _learning(e, "returns", e.again.returns, exact=False)
+
+
+def _weights(e: Evidence) -> Found:
+    return _learning(e, "weights", e.again.weights)
+
+
+def _learning(e: Evidence, name: str, expected: Tensor | None, *, exact: bool = True) -> Found:
+    """A stored `[B, T]` stream against the same computed again."""
+    stored = e.rows.tokens[name]
+    if stored is None or expected is None:
+        if stored is None and expected is None:
+            return Found(0)
+        held, wanted = ("none", "one") if stored is None else ("one", "none")
+        return Found(0, 1, (Violation(step=e.step, what=name, stored=held, expected=wanted),))
+    same = (stored == expected) | (stored.isnan() & expected.isnan())
+    wrong = ~(same if exact else same | _near(stored, expected))
+    return e.compared(name, stored, expected, wrong, int(e.mask.sum()))
+
+
+def _outside(e: Evidence) -> Found:
+    outside = e.rows.own & ~e.mask
+    first: list[Violation] = []
+    violated = 0
+    for name in ("advantages", "weights", "token_rewards"):
+        stored = e.tokens(name)
+        found = e.compared(name, stored, torch.zeros_like(stored), outside & (stored != 0), 0)
+        violated += found.violated
+        first += found.first
+    return Found(int(outside.sum()), violated, tuple(first[:SHOWN]))
+
+
+# Groups -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Groups:
+    """Rows that were compared: `slot` `[B]` is a row's group, all else `[G]` is of the groups."""
+
+    slot: Tensor
+    sizes: Tensor
+    highest: Tensor
+    lowest: Tensor
+
+    @staticmethod
+    def of(e: Evidence) -> "_Groups":
+        scores = e.again.scores.total_score
+        if e.parts.spec.credit.score_source == "token_rewards" and e.estimator.reads == "scores":
+            scores = mass(e.again.token_rewards, e.mask)
+        _, slot, sizes = e.batch.group_ids.unique(return_inverse=True, return_counts=True)
+        edge = scores.new_zeros(len(sizes))
+        highest = edge.scatter_reduce(0, slot, scores, "amax", include_self=False)
+        lowest = edge.scatter_reduce(0, slot, scores, "amin", include_self=False)
+        return _Groups(slot, sizes, highest, lowest)
+
+
+def _reads_one_score(estimator: Estimator) -> bool:
+    """Whether it compares rows by what `_Groups` takes for their scores."""
+    return estimator.reading() == "scores" or isinstance(estimator, Uniform)
+
+
+def _equal_scores(e: Evidence) -> Found:
+    """A group of one may get its raw score, so it is not looked at; nor is what is normalised once
+    more within the prompt, where a mean of 0 is one but for rounding."""
+    again = isinstance(e.estimator, TwoLevel) and e.estimator.second_level == "prompt_renorm"
+    if again or not (isinstance(e.estimator, _COMPARING) and _reads_one_score(e.estimator)):
+        return Found(0)
+    groups = _Groups.of(e)
+    alike = ((groups.highest == groups.lowest) & (groups.sizes > 1))[groups.slot]
+    stored = e.tokens("advantages")
+    wrong = alike[:, None] & e.mask & (stored != 0)
+    return e.compared("advantages", stored, torch.zeros_like(stored), wrong, int(alike.sum()))
+
+
+def _centred(e: Evidence) -> Found:
+    """Rounding is that of the scores, and the larger the closer together they lie."""
+    if not (isinstance(e.estimator, _CENTRED) and _reads_one_score(e.estimator)):
+        return Found(0)
+    groups, learns = _Groups.of(e), e.mask.any(dim=1)
+    per_row = mass(e.tokens("advantages"), e.mask) / e.mask.sum(dim=1).clamp(min=1)
+    zeros = per_row.new_zeros(len(groups.sizes))
+    means = zeros.index_add(0, groups.slot, per_row) / groups.sizes
+    largest = zeros.scatter_reduce(0, groups.slot, per_row.abs(), "amax")
+    silent = zeros.index_add(0, groups.slot, (~learns).to(per_row.dtype)) > 0
+    peak = torch.maximum(groups.highest.abs(), groups.lowest.abs())
+    spread = groups.highest - groups.lowest
+    allowed = largest * (1e-5 + 1e-6 * peak / spread)
+    looked_at = (groups.sizes > 1) & (spread > 0) & ~silent
+    wrong = (looked_at & ~(means.abs() <= allowed)).nonzero()[:, 0].tolist()
+    first = [
+        e.violation("mean advantage of the group", float(means[g]), 0.0, _first(groups.slot == g))
+        for g in wrong[:SHOWN]
+    ]
+    return Found(int(looked_at.sum()), len(wrong), tuple(first))
+
+
+def _first(rows: Tensor) -> int:
+    return int(rows.nonzero()[0, 0])
+
+
+def _near(stored: Tensor, expected: Tensor) -> Tensor:
+    """Equal but for the order in which float32 was added up."""
+    scale = torch.where(expected.isfinite(), expected, 0.0).abs()
+    slack = RTOL * scale.max() if scale.numel() else 0.0
+    return (stored == expected) | ((stored - expected).abs() <= slack)
+
+
+def _plain(value: Tensor) -> float | bool:
+    number: float | bool = value.item()
+    return number
+
+
+IDENTITIES: tuple[Identity, ...] = (
+    Identity("scores", "stored scores are the plugins' of the stored text", "scores", _scores),
+    Identity("masks", "the mask is the strategy's", "tokens", _masks),
+    Identity("mass", "placed and lost reward is all that was given", "rows", _mass),
+    Identity("placement", "rewards lie where the placement puts them", "tokens", _placement),
+    Identity("kl", "KL is the estimator's of the log-probabilities", "tokens", _kl),
+    Identity("token_rewards", "what was placed, less β·KL", "tokens", _token_rewards),
+    Identity("advantages", "advantages are the estimator's", "tokens", _advantages),
+    Identity("returns", "returns are the estimator's", "tokens", _returns),
+    Identity("weights", "weights are the loss's aggregation", "tokens", _weights),
+    Identity("equal_scores", "equal scores in a group get exactly 0", "rows", _equal_scores),
+    Identity("group_means", "advantages of a group have mean 0", "groups", _centred),
+    Identity("outside", "nothing lies outside the mask", "tokens", _outside),
+    Identity("totals", "the scores of rows are sums of their rewards", "rows", _totals),
+)
+"""In the order in which one rests on another."""

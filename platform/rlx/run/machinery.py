@@ -1,0 +1,38 @@
+"""What lives as long as a run does."""
+
+from dataclasses import dataclass
+
+from rlx.learner import Critic, Learner, Ranks
+from rlx.learner.reference import Reference
+from rlx.model import Policy
+from rlx.record.recorder import Recorder
+from rlx.reward import RewardPool
+from rlx.run.paths import RunFolder
+from rlx.run.progress import ProgressFile
+from rlx.sampler import TransformersSampler
+from rlx.spec import ExperimentSpec
+
+__all__ = ["Machinery"]
+
+
+@dataclass(frozen=True, slots=True)
+class Machinery:
+    """What lives as long as the run does.
+
+    Attributes:
+        critic: None where no estimator of the run needs values.
+        reference: None where KL from a reference policy is used nowhere.
+        recorder: on rank 0; None elsewhere.
+    """
+
+    spec: ExperimentSpec
+    folder: RunFolder
+    ranks: Ranks
+    policy: Policy
+    sampler: TransformersSampler
+    learner: Learner
+    critic: Critic | None
+    reference: Reference | None
+    pool: RewardPool
+    recorder: Recorder | None
+    progress: ProgressFile

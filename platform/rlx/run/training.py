@@ -1,0 +1,216 @@
+"""One training step, as `rlx.step` reads, with what it needs of devices and records."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlx.batch import TokenBatch, flatten
+from rlx.errors import SpecError
+from rlx.learner import CriticStats, UpdateStats, critic_rate
+from rlx.record.rollouts import Role, TrainedRows
+from rlx.reward import RewardTable
+from rlx.rollout import RolloutTree
+from rlx.run.carried import Carried
+from rlx.run.collect import Harvest, harvest
+from rlx.run.figures import step_figures
+from rlx.run.machinery import Machinery
+from rlx.run.parts import Parts
+from rlx.run.rows import row_rewards
+from rlx.step import Streams, TrainBatch, assign_credit
+
+__all__ = ["Stepped", "train_step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """What came of a step.
+
+    Attributes:
+        shown: figures to show while the run goes on; none where no rollout could be scored.
+        drawn: problems drawn.
+        carried: for the next step.
+    """
+
+    shown: dict[str, float]
+    drawn: int
+    carried: Carried
+
+
+def train_step(
+    m: Machinery, parts: Parts, phase: str, step: int, cursor: int, rate: float, carried: Carried
+) -> Stepped:
+    """Samples, scores, gives credit, learns, and records."""
+    began = time.perf_counter()
+    crop = harvest(m, parts, cursor)
+    out = crop.untrained()
+    if len(out) == len(crop.table.turns):
+        _tell_skipped(m, step, crop.table)
+        return Stepped({}, crop.drawn, carried)
+    batch = flatten(crop.trees, temperatures=parts.temperatures, without=out)
+    mask = parts.mask(batch)
+    train = assign_credit(
+        batch,
+        row_rewards(batch, crop.trees, crop.table),
+        mask,
+        _streams(m, parts, batch, mask, crop, carried),
+        estimator=parts.estimator,
+        credit=parts.spec.credit,
+        loss=parts.spec.loss,
+        max_tokens=parts.max_tokens,
+    )
+    update, critic = _learn(m, parts, train, step, rate)
+    ended = time.perf_counter()
+    seconds = {
+        "rollout": crop.sampled,
+        "reward": crop.scored,
+        "train": ended - began - crop.sampled - crop.scored,
+        "step": ended - began,
+    }
+    correct = m.spec.evaluation.correct
+    figures = step_figures(crop.trees, crop.table, train, update, critic, seconds, correct)
+    figures["rollout/filtered"] = float(len(crop.filtered))
+    _record(m, phase, step, figures, crop, train, parts)
+    shown = (f"rewards/{correct}/mean", "calibration/brier", "perf/step_s")
+    return Stepped(
+        {name: figures[name] for name in shown if name in figures},
+        crop.drawn,
+        carried.after(train, parts.spec.credit),
+    )
+
+
+def _streams(
+    m: Machinery, parts: Parts, batch: TokenBatch, mask: Tensor, crop: Harvest, carried: Carried
+) -> Streams:
+    """What models say of the tokens that learn, each computed only where something asks for it."""
+    old = batch.behaviour_logprobs
+    if parts.spec.loss.old_logprobs == "learner":
+        old = m.learner.logprobs(batch, mask)
+    elif (mask & ~batch.is_own).any():
+        raise SpecError(
+            f"mask strategy {parts.spec.mask.plugin!r} lets tokens learn that the policy did not "
+            "write, whose behaviour log-probabilities nobody knows: set "
+            "loss.old_logprobs: learner"
+        )
+    reference = m.reference if parts.wants_reference else None
+    greedy = None
+    if crop.greedy is not None:
+        rewards = [_greedy_score(crop.greedy.trees, crop.greedy.table, t) for t in _trees(batch)]
+        greedy = torch.tensor(rewards)
+    return Streams(
+        old_logprobs=old,
+        reference_logprobs=reference.logprobs(batch, mask) if reference else None,
+        values=m.critic.values(batch, mask) if m.critic and parts.wants_values else None,
+        greedy_scores=greedy,
+        beta=carried.kl.beta,
+        state=carried.estimator,
+    )
+
+
+def _trees(batch: TokenBatch) -> list[int]:
+    trees: list[int] = batch.tree_ids.tolist()
+    return trees
+
+
+def _greedy_score(trees: Sequence[RolloutTree], table: RewardTable, tree: int) -> float:
+    """Structured score of the greedy answer to a tree's prompt."""
+    place = (tree, trees[tree].policy_segments[0])
+    return (table.total(place) or 0.0) + (table.overall(place) or 0.0)
+
+
+def _learn(
+    m: Machinery, parts: Parts, train: TrainBatch, step: int, rate: float
+) -> tuple[UpdateStats | None, CriticStats | None]:
+    """Lets the critic learn, then the policy once the critic's lead is over."""
+    spec, told = m.spec.critic, None
+    if m.critic is not None and spec is not None and parts.wants_values:
+        for _ in range(spec.updates_per_rollout):
+            told = m.critic.update(train, critic_rate(spec, step - 1))
+        if step <= spec.lead_steps:
+            return None, told
+    update: UpdateStats | None = None
+    for _ in range(parts.spec.optimizer.updates_per_rollout):
+        update = m.learner.update(train, parts.spec.loss, rate)
+    m.sampler.load(m.learner.weights())
+    return update, told
+
+
+def _tell_skipped(m: Machinery, step: int, table: RewardTable) -> None:
+    every = (e for entries in table.turns.values() for e in entries.values())
+    reasons = [e.reason for e in every if e.status == "absent" and e.reason]
+    why = f"; the first scorer said: {reasons[0]}" if reasons else ""
+    told = f"step {step} learned nothing: no rollout could be scored{why}"
+    if m.recorder:
+        m.recorder.event("step_skipped", told, level="warning")
+        print(told, flush=True)
+
+
+def _record(
+    m: Machinery,
+    phase: str,
+    step: int,
+    figures: dict[str, float],
+    crop: Harvest,
+    train: TrainBatch,
+    parts: Parts,
+) -> None:
+    if m.recorder is None:
+        return
+    trees, table = crop.trees, crop.table
+    roles: list[Role] = ["filtered" if t in crop.filtered else "trained" for t in range(len(trees))]
+    if crop.greedy is not None:
+        numbers = [range(len(trees)), range(len(trees), 2 * len(trees))]
+        table = RewardTable.merged([table, crop.greedy.table], numbers)
+        trees = [*trees, *crop.greedy.trees]
+        roles += ["greedy"] * len(crop.greedy.trees)
+    m.recorder.step(
+        step,
+        figures,
+        trees,
+        table,
+        _rows(train),
+        _statistics(train, phase, parts),
+        m.folder.rollouts(step),
+        roles,
+    )
+
+
+def _rows(train: TrainBatch) -> TrainedRows:
+    batch, streams, scores = train.batch, train.streams, train.scores
+    told = {**vars(scores)}
+    if streams.greedy_scores is not None:
+        told["greedy_score"] = streams.greedy_scores
+    return TrainedRows(
+        [(r.tree, r.segment, r.parent, r.kind, r.level) for r in batch.rows],
+        batch.group_ids,
+        batch.is_own,
+        {
+            "mask": train.mask,
+            "weights": train.weights,
+            "advantages": train.advantages,
+            "old_logprobs": streams.old_logprobs,
+            "reference_logprobs": streams.reference_logprobs,
+            "values": streams.values,
+            "placed": train.placed.token_rewards,
+            "token_rewards": train.token_rewards,
+            "kl": train.kl,
+            "returns": train.returns,
+        },
+        told,
+    )
+
+
+def _statistics(train: TrainBatch, phase: str, parts: Parts) -> dict[str, Any]:
+    """What else is needed to compute the step's credit again."""
+    return {
+        "phase": phase,
+        "rows": len(train.batch.rows),
+        "tokens": int(train.batch.is_token.sum()),
+        "beta": train.streams.beta,
+        "state_before": dict(train.streams.state),
+        "state": dict(train.state),
+        "max_tokens": dict(parts.max_tokens),
+    }

@@ -1,0 +1,100 @@
+"""`python -m rlx.testing.golden FILE [--json]`."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlx.errors import RlxError
+from rlx.spec.diagnostic import printable
+from rlx.testing.golden.check import Finding, checked
+from rlx.testing.golden.record import Record, Records, read
+
+__all__ = ["main"]
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+def main(file: Path, as_json: bool) -> None:
+    """Computes the worked examples of FILE and compares them.
+
+    Exit code 0 only if every output agrees and none is unknown.
+    """
+    try:
+        records = read(file)
+    except RlxError as error:
+        click.echo(f"error: {printable(str(error))}", err=True)
+        raise SystemExit(error.exit_code) from None
+    found = [(record, _findings(record, records)) for record in records.examples]
+    if as_json:
+        click.echo(json.dumps(_as_json(found), indent=2, default=repr))
+    else:
+        for record, findings in found:
+            _show(record, findings)
+        click.echo(_summary(found))
+    bad = any(f.status in ("differs", "unknown") for _, findings in found for f in findings)
+    raise SystemExit(1 if bad or not found else 0)
+
+
+def _findings(record: Record, records: Records) -> list[Finding]:
+    return list(checked(record, rtol=records.rtol, atol=records.atol))
+
+
+def _show(record: Record, findings: Iterable[Finding]) -> None:
+    click.echo(printable(f"{record.id}  {record.title}"))
+    for finding in findings:
+        click.echo(printable(f"  {finding.status:8}{finding.output}"))
+        if finding.reason is None:
+            click.echo(printable(f"            got       {_said(finding.got)}"))
+        click.echo(printable(f"            expected  {_said(finding.expected)}"))
+        if finding.reason is not None:
+            click.echo(printable(f"            {finding.reason}"))
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_said(v)}" for key, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_said, value)) + "]"
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def _counts(found: list[tuple[Record, list[Finding]]]) -> Counter[str]:
+    return Counter(f.status for _, findings in found for f in findings)
+
+
+def _summary(found: list[tuple[Record, list[Finding]]]) -> str:
+    counts = _counts(found)
+    said = ", ".join(f"{counts[s]} {s}" for s in ("ok", "differs", "unknown", "quoted"))
+    bad = [
+        record.id
+        for record, findings in found
+        if any(f.status in ("differs", "unknown") for f in findings)
+    ]
+    where = f" (in {', '.join(bad)})" if bad else ""
+    return printable(f"{len(found)} records; outputs: {said}{where}")
+
+
+def _as_json(found: list[tuple[Record, list[Finding]]]) -> dict[str, Any]:
+    return {
+        "counts": dict(_counts(found)),
+        "records": [
+            {
+                "id": record.id,
+                "title": record.title,
+                "outputs": [
+                    {k: v for k, v in asdict(f).items() if k != "record"} for f in findings
+                ],
+            }
+            for record, findings in found
+        ],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,389 @@
+"""Advantages: along tokens, between rollouts, turns and trees."""
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlx.credit import group_advantages, on_mask, structured_scores
+from rlx.credit.group import Statistics
+from rlx.credit.outcome import gpg, opo, pass_at_k, remax, rloo
+from rlx.credit.returns import discounted_returns, gae, turn_level_gae, whiten
+from rlx.credit.turns import gigpo, mt_grpo, multiturn_grpo, tree_grpo
+from rlx.testing.golden.family import Family, inside, plain
+from rlx.testing.golden.placed import turns_of
+from rlx.testing.golden.record import Record, slots, summed
+
+__all__ = [
+    "BI_LEVEL",
+    "GAE",
+    "GIGPO",
+    "GROUPS",
+    "MT_GRPO",
+    "MULTITURN",
+    "OUTCOME",
+    "REINFORCE",
+    "TREE",
+    "UNIFORM",
+]
+
+_REWARDS = ("token_level_rewards", "token_rewards", "rewards")
+_LAM = ("lam", "gae_lambda", "lambda")
+
+
+def _statistics(record: Record) -> Statistics:
+    """Conventions that a record names; a group of one has its raw score, as in the reference."""
+    return {
+        "ddof": record.get("ddof", "std_ddof", default=1),
+        "eps": record.get("eps", default=1e-6),
+        "singleton": record.get("singleton", default="raw"),
+    }
+
+
+# Along tokens -----------------------------------------------------------------------------------
+
+
+def _gae(record: Record, name: str) -> Any:
+    """The literal recursion, unless the output's name says that environment tokens are skipped."""
+    like, mask = record.get(*_REWARDS), record.mask()
+    skips = any(word in name for word in ("skip", "verl", "masked"))
+    advantages, returns = gae(
+        record.tokens(*_REWARDS),
+        record.tokens("values"),
+        mask,
+        gamma=record.get("gamma", default=1.0),
+        lam=record.get(*_LAM, default=1.0),
+        environment="skip" if skips else "literal",
+    )
+    if "whiten" in name:
+        return inside(whiten(advantages, mask), mask, like)
+    return inside(returns if "return" in name else advantages, mask, like)
+
+
+GAE = Family(
+    frozenset({"g09", "g10"}),
+    lambda r: r.has("values") and not r.has("turn_end", "high_level_gamma"),
+    {".*(adv|return|whiten).*": _gae},
+)
+
+
+def _bi_level(record: Record, name: str) -> Any:
+    like, mask = record.get(*_REWARDS), record.mask()
+    ends = record.tokens("turn_end", "turn_ends").bool()
+    rewards, values = record.tokens(*_REWARDS), record.tokens("values")
+    token = {"gamma": record.get("gamma", default=1.0), "lam": record.get(*_LAM, default=1.0)}
+    if "token_gae" in name:
+        return inside(gae(rewards, values, mask, **token)[0], mask, like)
+    told = re.search(r"gamma_([0-9.]+)$", name)
+    high = record.get("high_level_gamma", "gamma_high")
+    advantages, returns = turn_level_gae(
+        rewards,
+        values,
+        mask,
+        ends.cumsum(dim=1) - ends.long() + 1,
+        **token,
+        gamma_high=float(told[1]) if told else high,
+        lam_high=record.get("high_level_lam", "lam_high", default=token["lam"]),
+    )
+    if name.startswith("turn_adv"):
+        return plain(torch.where(ends, advantages, 0.0), like)
+    return inside(returns if "return" in name else advantages, mask, like)
+
+
+BI_LEVEL = Family(
+    frozenset({"g35"}),
+    lambda r: r.has("turn_end", "turn_ends"),
+    {"token_gae.*|turn_adv.*|advantages.*|returns.*": _bi_level},
+)
+
+
+def _reinforce(record: Record, name: str) -> Any:
+    """REINFORCE++: discounted rewards to come, or centred scores; whitened over the batch."""
+    mask = record.mask()
+    based = "baseline" in name or "center" in name or "mean" in name
+    if based:
+        scores = (
+            record.tensor("scores", "outcome")
+            if record.has("scores", "outcome")
+            else record.tokens(*_REWARDS).sum(dim=1)
+        )
+        groups = record.groups(len(scores))
+        per_row = group_advantages(scores, groups, normalize="center")
+        if re.search("center|mean|minus", name) and "whiten" not in name and "adv" not in name:
+            return per_row.tolist()
+        tokens = on_mask(per_row, mask)
+    else:
+        gamma = record.get("gamma", default=1.0)
+        tokens = discounted_returns(record.tokens(*_REWARDS), mask, gamma=gamma)
+    raw = "return" in name and "whiten" not in name
+    like = record.get("loss_mask", "response_mask", "mask", "eos_mask")
+    return inside(tokens if raw else whiten(tokens, mask), mask, like)
+
+
+REINFORCE = Family(
+    frozenset({"g36"}),
+    lambda r: "reinforce" in r.words,
+    {".*(return|adv|whiten|baseline|reinforce|rfpp|rpp|center|mean).*": _reinforce},
+)
+
+
+# Between rollouts -------------------------------------------------------------------------------
+
+_SCORES = ("scores", "acc_reward", "rewards", "conf_reward", "brier", "outcome_reward")
+
+
+def _named(record: Record, name: str) -> dict[str, Any]:
+    """Options of `group_advantages` as the output's name says, else as the record does."""
+    options: dict[str, Any] = {**_statistics(record)}
+    if told := re.search(r"ddof_?([01])", name):
+        options["ddof"] = int(told[1])
+    if told := re.search(r"(\d(?:\.\d+)?)e-?(\d+)", name):
+        options["eps"] = float(f"{told[1]}e-{told[2]}")
+    if told := re.search(r"singleton_(zero|raw)", name):
+        options["singleton"] = told[1]
+    if re.search("cent(er|re)", name) or "dr_grpo" in name:
+        options["normalize"] = "center"
+    return options
+
+
+def _scores(record: Record, name: str) -> Tensor:
+    """The record's scores; an output that names a group of its own has those."""
+    own = record.inputs.get(name)
+    scores = record.tensor(name) if isinstance(own, list) else record.tensor(*_SCORES)
+    if "all_correct" in name:
+        return torch.ones_like(scores)
+    return torch.zeros_like(scores) if "all_wrong" in name else scores
+
+
+def _grouped(record: Record, name: str) -> Any:
+    scores = _scores(record, name)
+    return group_advantages(scores, record.groups(len(scores)), **_named(record, name)).tolist()
+
+
+def _mean(record: Record, name: str) -> float:
+    scores = record.tensor(*_SCORES)
+    centred = group_advantages(scores, torch.zeros(len(scores)).long(), normalize="center")
+    return (scores - centred)[0].item()
+
+
+def _deviation(record: Record, name: str) -> float:
+    """What scores are divided by."""
+    scores, one = record.tensor(*_SCORES), torch.zeros(len(record.get(*_SCORES))).long()
+    ddof = 0 if "pop" in name else 1
+    centred = group_advantages(scores, one, normalize="center")
+    divided = group_advantages(scores, one, ddof=ddof, eps=0.0)
+    largest = centred.abs().argmax()
+    return 0.0 if centred[largest] == 0 else (centred / divided)[largest].item()
+
+
+GROUPS = Family(
+    frozenset({"g11", "g21"}),
+    lambda r: (r.has("uid", "uids") and r.has("scores")) or r.has("acc_reward"),
+    {
+        "mu|mean": _mean,
+        "sigma.*": _deviation,
+        "all_correct.*|all_wrong.*": _grouped,
+        ".*(ddof|center|centre|singleton|eps|adv|grpo).*": _grouped,
+    },
+)
+
+
+def _outcome(record: Record, name: str) -> list[float]:
+    scores = record.tensor("scores")
+    groups = record.groups(len(scores))
+    how = _statistics(record)
+    match name.lower():
+        case "rloo" | "rloo_explicit":
+            advantages = rloo(scores, groups)
+        case "opo":
+            advantages = opo(scores, record.tensor("lengths"), groups)
+        case "remax":
+            advantages = remax(scores, record.tensor("greedy_baseline", "greedy_scores"))
+        case "gpg":
+            advantages = gpg(scores, groups, alpha="scores")
+        case "grpo_passk" | "pass_at_k" | "passk":
+            advantages = pass_at_k(scores, groups, ddof=how["ddof"], eps=how["eps"])
+        case _:
+            advantages = group_advantages(scores, groups, **_named(record, name))
+    return advantages.tolist()
+
+
+OUTCOME = Family(
+    frozenset({"g30"}),
+    lambda r: r.has("scores") and r.has("greedy_baseline", "greedy_scores", "lengths"),
+    {"grpo|dr_grpo|rloo|rloo_explicit|opo|remax|gpg|grpo_passk|pass_at_k|passk": _outcome},
+)
+
+
+# Turns ------------------------------------------------------------------------------------------
+
+
+def _samples(record: Record) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Rewards and presence `[B, K]`, global sums `[B]`, turn ids `[B, T]`, group ids `[B]`."""
+    samples = record.get("samples")
+    turns = [turns_of(sample.get("turn_rewards")) for sample in samples]
+    numbers = range(1, max((max(row, default=0) for row in turns), default=0) + 1)
+    shape = (len(samples), len(numbers))
+    rewards = torch.tensor([[row.get(k, 0.0) for k in numbers] for row in turns]).double()
+    present = torch.tensor([[k in row for k in numbers] for row in turns]).bool()
+    overall = [summed(s.get("global_rewards") or {}) for s in samples]
+    widest = max(len(s["turn_ids"]) for s in samples)
+    ids = [[*s["turn_ids"], *[-1] * (widest - len(s["turn_ids"]))] for s in samples]
+    groups = slots(s.get("uid", 0) for s in samples)
+    sums = torch.tensor(overall, dtype=torch.float64)
+    return rewards.view(shape), present.view(shape), sums, torch.tensor(ids), groups
+
+
+def _per_turn(record: Record, name: str) -> bool:
+    said = str(record.get("statistics", "pool", default="")).lower()
+    return "per_turn" in name or ("pooled" not in name and "per" in said and "turn" in said)
+
+
+def _multiturn(record: Record, name: str) -> list[list[float]]:
+    rewards, present, overall, ids, groups = _samples(record)
+    tokens = multiturn_grpo(
+        rewards,
+        present,
+        overall,
+        ids,
+        ids > 0,
+        groups,
+        statistics="per_turn" if _per_turn(record, name) else "pooled",
+        turn_weight=record.get("turn_coef", "turn_weight", default=0.5),
+        **_statistics(record),
+    )
+    return tokens.tolist()
+
+
+def _turn_advantages(record: Record, name: str) -> list[float]:
+    rewards, present, _, _, groups = _samples(record)
+    keys = groups[:, None].expand_as(present)
+    if _per_turn(record, name):
+        keys = keys * present.shape[1] + torch.arange(present.shape[1])
+    advantages = group_advantages(rewards[present], keys[present], **_statistics(record))
+    return advantages.tolist()
+
+
+def _turn_entries(record: Record, name: str) -> list[list[Any]]:
+    rewards, present, *_ = _samples(record)
+    return [[i, str(k + 1), rewards[i, k].item()] for i, k in present.nonzero().tolist()]
+
+
+def _global_advantages(record: Record, name: str) -> list[float]:
+    _, _, overall, _, groups = _samples(record)
+    return group_advantages(overall, groups, **_statistics(record)).tolist()
+
+
+MULTITURN = Family(
+    frozenset({"g12", "g13"}),
+    lambda r: r.has("samples") and "uniform" not in r.words,
+    {
+        "global_sums": lambda r, n: _samples(r)[2].tolist(),
+        "global_adv.*": _global_advantages,
+        "turn_entries": _turn_entries,
+        "turn_adv.*": _turn_advantages,
+        "token_adv.*|advantages|returns": _multiturn,
+    },
+)
+
+
+def _uniform(record: Record, name: str) -> Any:
+    """mean(turn) + Σ global, normalised in the group; on tokens where its name or form asks so."""
+    rewards, present, overall, ids, groups = _samples(record)
+    scores = structured_scores(rewards, present, overall)
+    if re.search("score|total|reward", name):
+        return scores.tolist()
+    advantages = group_advantages(scores, groups, **_named(record, name))
+    asked = record.outputs[name]
+    on_tokens = "token" in name or (asked and isinstance(asked[0], list))
+    return (on_mask(advantages, ids > 0) if on_tokens else advantages).tolist()
+
+
+UNIFORM = Family(
+    frozenset({"g14"}),
+    lambda r: r.has("samples") and "uniform" in r.words,
+    {
+        "turn_means?": lambda r, n: structured_scores(
+            *_samples(r)[:2], torch.zeros(len(r.get("samples"))).double()
+        ).tolist(),
+        "global_sums": lambda r, n: _samples(r)[2].tolist(),
+        ".*(score|total|reward|adv|return|uniform).*": _uniform,
+    },
+)
+
+
+def _mt_grpo(record: Record, name: str) -> list[float]:
+    turns, outcomes = record.tensor("turn_reward"), record.tensor("outcome_reward")
+    groups = record.groups(len(turns))
+    how: Statistics = {**_statistics(record), "singleton": "zero"}
+    if name in ("turn_adv", "outcome_adv"):
+        scores = turns if name == "turn_adv" else outcomes
+        return group_advantages(scores, groups, **how).tolist()
+    ids = torch.tensor([[1, 2]]).expand(len(turns), 2)
+    everything = torch.ones(ids.shape, dtype=torch.bool)
+    coefficient = record.get("turn_coef", default=1.0)
+    tokens = mt_grpo(
+        turns,
+        everything[:, 0],
+        outcomes,
+        ids,
+        everything,
+        groups,
+        turn_coef=coefficient,
+        **how,
+    )
+    return tokens[:, 0 if "first" in name else 1].tolist()
+
+
+MT_GRPO = Family(
+    frozenset({"g31"}),
+    lambda r: r.has("turn_reward") and r.has("outcome_reward"),
+    {"turn_adv|outcome_adv|first_turn.*|later.*": _mt_grpo},
+)
+
+
+def _gigpo(record: Record, name: str) -> list[float]:
+    scores, returns = record.tensor("episode_score"), record.tensor("step_return")
+    states, groups = slots(record.get("anchor_state")), record.groups(len(scores))
+    how: Any = {"normalize": "std" if "std" in str(record.get("mode", default="")) else "center"}
+    how |= {"ddof": record.get("ddof", default=1), "eps": record.get("eps", default=1e-6)}
+    if name == "episode_adv":
+        return group_advantages(scores, groups, **how).tolist()
+    if name == "step_adv":
+        keys = groups * (int(states.max()) + 1) + states
+        return group_advantages(returns, keys, **how).tolist()
+    ones = torch.ones(len(scores), 1)
+    weight = record.get("w", "omega", "step_advantage_w", default=1.0)
+    where = (states[:, None], ones.long(), ones.bool(), groups)
+    return gigpo(scores, returns[:, None], *where, omega=weight, **how)[:, 0].tolist()
+
+
+GIGPO = Family(
+    frozenset({"g32"}),
+    lambda r: r.has("episode_score") and r.has("anchor_state"),
+    {"episode_adv|step_adv|total|advantages?": _gigpo},
+)
+
+
+def _tree(record: Record, name: str) -> list[float]:
+    scores = record.tensor("scores", "leaf_scores", "leaf_rewards", "rewards", "leaf_reward")
+    groups = record.groups(len(scores))
+    trees = slots(record.get("tree_ids", "tree_id", "tree", "trees"))
+    how: Any = {**_statistics(record), **_named(record, name)}
+    how["singleton"] = record.get("singleton", default="zero")
+    if "inter" in name:
+        advantages = group_advantages(scores, groups, **how)
+    elif "intra" in name:
+        keys = groups * (int(trees.max()) + 1) + trees
+        advantages = group_advantages(scores, keys, **how)
+    else:
+        advantages = tree_grpo(scores, groups, trees, **how)
+    return advantages.tolist()
+
+
+TREE = Family(
+    frozenset({"g33"}),
+    lambda r: r.has("tree_ids", "tree_id", "tree", "trees"),
+    {".*(inter|intra|total|adv|sum|tree).*": _tree},
+)

@@ -1,0 +1,101 @@
+"""Which calculation an output has, and what comes of it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rlx.errors import RlxError
+from rlx.testing.golden import advantages, confidences, losses, placed, scored
+from rlx.testing.golden.compare import Status, compared
+from rlx.testing.golden.family import Family
+from rlx.testing.golden.record import Record
+
+__all__ = ["Finding", "checked"]
+
+FAMILIES: tuple[Family, ...] = (
+    placed.COMPOSITION,
+    placed.MASS,
+    placed.KL,
+    placed.CONTROLLER,
+    placed.RETURNS_SCORE,
+    advantages.BI_LEVEL,
+    advantages.REINFORCE,
+    advantages.GAE,
+    advantages.UNIFORM,
+    advantages.MULTITURN,
+    advantages.MT_GRPO,
+    advantages.GIGPO,
+    advantages.TREE,
+    advantages.OUTCOME,
+    confidences.FIELD,
+    confidences.PROJECTION,
+    confidences.SECOND_LEVEL,
+    confidences.SIBLINGS,
+    confidences.BRIER,
+    confidences.RLCR,
+    advantages.GROUPS,
+    losses.GSPO,
+    losses.SURROGATE,
+    losses.AGGREGATION,
+    scored.COUNTDOWN,
+    scored.CALIBRATION,
+    scored.SHARES,
+    placed.PLACEMENT,
+)
+"""Where several fit, the first that knows the output computes it."""
+
+_MISFITS = (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, RlxError)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of one output.
+
+    Attributes:
+        status: "ok"; "differs"; "unknown", where nothing computes it; "quoted", where a record says
+            what a text claims, which nobody computes.
+        got: what rlx computes; None where it does not.
+        reason: why it is unknown.
+    """
+
+    record: str
+    output: str
+    status: Status
+    got: Any
+    expected: Any
+    reason: str | None = None
+
+
+def checked(record: Record, *, rtol: float = 1e-6, atol: float = 1e-9) -> Iterator[Finding]:
+    """Computes every output of a record and compares it.
+
+    Args:
+        record: the worked example.
+        rtol: relative tolerance.
+        atol: absolute tolerance.
+    """
+    for output, expected in record.outputs.items():
+        if output.endswith("_claims"):
+            yield Finding(
+                record.id, output, "quoted", None, expected, "said by a text, computed by nobody"
+            )
+            continue
+        got, reason = _computed(record, output)
+        status = "unknown" if reason else compared(got, expected, rtol, atol)
+        yield Finding(record.id, output, status, got, expected, reason)
+
+
+def _computed(record: Record, output: str) -> tuple[Any, str | None]:
+    """The value and no reason, or no value and why."""
+    known = [f for f in FAMILIES if record.id in f.ids]
+    fitting = [f for f in FAMILIES if f not in known and f.fits(record)]
+    reasons = []
+    for family in (*known, *fitting):
+        calculation = family.calculation(output)
+        if calculation is None:
+            continue
+        try:
+            return calculation(record, output), None
+        except _MISFITS as error:
+            reasons.append(f"{error}" or type(error).__name__)
+    return None, reasons[0] if reasons else "rlx has no calculation for it"

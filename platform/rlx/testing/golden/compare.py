@@ -1,0 +1,48 @@
+"""Whether what was computed is what was expected, inside the mask."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+__all__ = ["OUTSIDE", "Status", "compared"]
+
+Status = Literal["ok", "differs", "unknown", "quoted"]
+
+
+class _Outside:
+    """Stands where a record's own number is a placeholder, outside the mask."""
+
+    def __repr__(self) -> str:
+        return "·"
+
+
+OUTSIDE = _Outside()
+
+
+def compared(got: Any, expected: Any, rtol: float, atol: float) -> Status:
+    """The worst of all that `expected` holds; what `got` has no entry for is unknown."""
+    if got is OUTSIDE:
+        return "ok"
+    if isinstance(expected, Mapping):
+        if not isinstance(got, Mapping):
+            return "differs"
+        return _worst(
+            compared(got[key], value, rtol, atol) if key in got else "unknown"
+            for key, value in expected.items()
+        )
+    if isinstance(expected, list):
+        if not isinstance(got, list) or len(got) != len(expected):
+            return "differs"
+        return _worst(compared(g, e, rtol, atol) for g, e in zip(got, expected, strict=True))
+    return "ok" if _alike(got, expected, rtol, atol) else "differs"
+
+
+def _worst(statuses: Any) -> Status:
+    found = set(statuses)
+    return "differs" if "differs" in found else "unknown" if "unknown" in found else "ok"
+
+
+def _alike(got: Any, expected: Any, rtol: float, atol: float) -> bool:
+    if isinstance(expected, int | float) and isinstance(got, int | float):
+        return math.isclose(got, expected, rel_tol=rtol, abs_tol=atol) or got == expected
+    return type(got) is type(expected) and got == expected

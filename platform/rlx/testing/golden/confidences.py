@@ -1,0 +1,260 @@
+"""Confidences as design 004 rewards and compares them."""
+
+import math
+import re
+from decimal import Decimal
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlx.credit import group_advantages, on_mask
+from rlx.credit.second_level import ema_scale, prompt_scale
+from rlx.plugin import Sample
+from rlx.testing.golden.family import Family
+from rlx.testing.golden.record import Lacking, Record
+from rlx_plugins.rlcr import Brier
+
+__all__ = ["BRIER", "FIELD", "PROJECTION", "RLCR", "SECOND_LEVEL", "SIBLINGS"]
+
+
+# Rewards ----------------------------------------------------------------------------------------
+
+
+def brier_reward(correct: float, confidence: Any, *, format_ok: bool = True) -> float:
+    """What our reward says of a response that states this confidence; a broken form has no end."""
+    number = isinstance(confidence, int | float) and math.isfinite(confidence)
+    stated = format(Decimal(repr(confidence)), "f") if number else confidence
+    closing = "</confidence>" if format_ok else ""
+    text = "" if confidence is None else f"<confidence>{stated}{closing}"
+    sample = Sample(id="golden", problem={}, turn="confidence", number=2, response=text, of=correct)
+    return Brier().score(sample).value
+
+
+def _asked(record: Record, name: str, *columns: str) -> list[dict[str, Any]]:
+    """The columns of a table that ask; the others are answers and stay unread."""
+    rows = record.get("rows", default=record.outputs[name])
+    return [{column: row[column] for column in columns if column in row} for row in rows]
+
+
+def _brier_rows(record: Record, name: str) -> list[dict[str, Any]]:
+    return [
+        {
+            **row,
+            "reward": brier_reward(row["acc"], row["conf"], format_ok=row.get("format_ok", True)),
+        }
+        for row in _asked(record, name, "acc", "conf", "format_ok")
+    ]
+
+
+BRIER = Family(
+    frozenset({"g19"}), lambda r: "1-(acc-c)^2" in r.words.replace(" ", ""), {"rows": _brier_rows}
+)
+
+
+def _rlcr(correct: float, confidence: float) -> float:
+    """acc - (acc - c)²."""
+    return correct + brier_reward(correct, confidence) - 1.0
+
+
+def _rlcr_rows(record: Record, name: str) -> list[dict[str, Any]]:
+    rows = _asked(record, name, "acc", "conf")
+    return [{**row, "rlcr": _rlcr(row["acc"], row["conf"])} for row in rows]
+
+
+def _expected(name: str, confidence: float) -> float:
+    """At the share of right answers that ends the name: p07 is 0.7, p075 is 0.75."""
+    digits = name.rpartition("_p")[2]
+    p = float(f"{digits[0]}.{digits[1:]}")
+    return p * _rlcr(1.0, confidence) + (1 - p) * _rlcr(0.0, confidence)
+
+
+def _best(record: Record, name: str) -> float:
+    return max((k / 1000 for k in range(1001)), key=lambda c: _expected(name, c))
+
+
+def _expected_rewards(record: Record, name: str) -> list[float]:
+    grid = record.get("conf_grid", "confs", "conf", "grid", default=[0.5, 0.6, 0.7, 0.8, 1.0])
+    return [_expected(name, c) for c in grid]
+
+
+RLCR = Family(
+    frozenset({"g20"}),
+    lambda r: "rlcr" in r.title.lower(),
+    {
+        "rows": _rlcr_rows,
+        r"best_conf.*_p\d+": _best,
+        r"expected_reward.*_p\d+": _expected_rewards,
+    },
+)
+
+
+# Advantages among siblings ----------------------------------------------------------------------
+
+_REWARDS = (
+    "conf_reward",
+    "conf_rewards",
+    "confidence_rewards",
+    "confidence_reward",
+    "brier",
+    "brier_rewards",
+    "rewards",
+    "reward",
+    "scores",
+)
+
+
+def _rewards(record: Record, name: str) -> list[list[float]]:
+    """Rewards `[G_a][G_c]`, given or of given confidences; an output may name its own."""
+    own = record.inputs.get(name)
+    given = own if isinstance(own, list) else None
+    if given is None and record.has(*_REWARDS):
+        given = record.get(*_REWARDS)
+    if given is None:
+        stated = record.get("conf", "confs", "confidence", "confidences")
+        correct = record.get("acc", "acc_reward", "correct", "accuracy")
+        nested = stated if isinstance(stated[0], list) else [stated]
+        labels = correct if isinstance(correct, list) else [correct] * len(nested)
+        pairs = zip(labels, nested, strict=True)
+        given = [[brier_reward(y, c) for c in siblings] for y, siblings in pairs]
+    if isinstance(given, int | float):
+        given = [given]
+    return given if isinstance(given[0], list) else [given]
+
+
+def _like(record: Record, name: str, values: Tensor, rewards: list[list[float]]) -> Any:
+    """As the answers are given: nested, or alone."""
+    parts = [part.tolist() for part in values.split([len(siblings) for siblings in rewards])]
+    own = record.inputs.get(name)
+    for key in ("", *_REWARDS, "conf", "confs", "confidence", "confidences"):
+        given = own if key == "" else record.inputs.get(key)
+        if isinstance(given, list) and given:
+            return parts if isinstance(given[0], list) else parts[0]
+    return parts
+
+
+def _first_level(record: Record, rewards: list[list[float]], normalize: Any) -> Tensor:
+    flat = torch.tensor([r for siblings in rewards for r in siblings], dtype=torch.float64)
+    answers = [i for i, siblings in enumerate(rewards) for _ in siblings]
+    return group_advantages(
+        flat,
+        torch.tensor(answers),
+        normalize=normalize,
+        ddof=record.get("ddof", default=0),
+        eps=record.get("eps", default=1e-4),
+        singleton="zero",
+    )
+
+
+def _second_level(record: Record, name: str) -> Any:
+    """Prompt scale and EMA scale on centred advantages, renormalising on divided ones."""
+    rewards = _rewards(record, name)
+    how = {"ddof": record.get("ddof", default=0), "eps": record.get("eps", default=1e-4)}
+    divides = re.search("std|sigma|renorm", name) and "ema" not in name and "scale" not in name
+    advantages = _first_level(record, rewards, "std" if divides else "center")
+    prompt = torch.zeros(len(advantages), dtype=torch.int64)
+    if "prompt_scale" in name:
+        advantages = prompt_scale(advantages, prompt, **how)
+    elif "renorm" in name:
+        advantages = group_advantages(advantages, prompt, **how)
+    elif "ema" in name:
+        advantages, mean_square = ema_scale(
+            advantages, _mean_square(record), momentum=_momentum(record), eps=how["eps"]
+        )
+        if re.search("state|new|updated|_v$", name):
+            return mean_square
+    return _like(record, name, advantages, rewards)
+
+
+_DEVIATIONS = ("ema_sigma", "ema_std", "sigma_ema", "ema_rms", "ema_scale", "ema")
+_SQUARES = ("ema_mean_square", "mean_square", "ema_var", "ema_v", "v")
+_MOMENTA = ("momentum", "ema_momentum", "ema_decay", "decay")
+
+
+def _mean_square(record: Record) -> float | None:
+    if record.has(*_DEVIATIONS):
+        return float(record.get(*_DEVIATIONS)) ** 2
+    return float(record.get(*_SQUARES)) if record.has(*_SQUARES) else None
+
+
+def _momentum(record: Record) -> float:
+    """A deviation that is given without a momentum is the one to divide by."""
+    fixed = 1.0 if _mean_square(record) is not None else 0.9
+    return float(record.get(*_MOMENTA, default=fixed))
+
+
+SECOND_LEVEL = Family(
+    frozenset({"g22"}),
+    lambda r: "level" in r.words and "conf" in r.words,
+    {
+        ".*(prompt_scale|renorm|ema|center|centre|within|std|none|first|second|level).*": (
+            _second_level
+        )
+    },
+)
+
+
+def _siblings(record: Record, name: str) -> Any:
+    """Identical confidences, or one alone: what the rules leave of them."""
+    if re.search("g_?c_?(eq_?)?1|single|singleton|one|alone", name):
+        own = record.inputs.get(name)
+        one = [[own if isinstance(own, int | float) else _rewards(record, name)[0][0]]]
+        advantage = _first_level(record, one, "std")
+        return (
+            advantage[0].item()
+            if isinstance(record.outputs[name], int | float)
+            else [advantage[0].item()]
+        )
+    rewards = _rewards(record, name)
+    normalize = "center" if re.search("cent(er|re)", name) else "std"
+    return _like(record, name, _first_level(record, rewards, normalize), rewards)
+
+
+SIBLINGS = Family(
+    frozenset({"g23"}),
+    lambda r: "identical" in r.words or "g_c=1" in r.words.replace(" ", ""),
+    {".*": _siblings},
+)
+
+
+# What dividing does -----------------------------------------------------------------------------
+
+
+def _push(record: Record, centre: float, normalize: Any) -> float:
+    """Expected push upwards on two siblings at c0 ± spread where answers are right with p."""
+    p, spread = record.get("p"), record.get("spread")
+    total = 0.0
+    for correct, share in ((1.0, p), (0.0, 1 - p)):
+        rewards = [[brier_reward(correct, centre + sign * spread) for sign in (1, -1)]]
+        up, down = _first_level(record, rewards, normalize).tolist()
+        total += share * (up - down) / 2
+    return total
+
+
+def _field(record: Record, name: str) -> list[dict[str, float]]:
+    return [
+        {
+            **row,
+            "center_only": _push(record, row["c0"], "center"),
+            "within_answer_std": _push(record, row["c0"], "std"),
+        }
+        for row in _asked(record, name, "c0")
+    ]
+
+
+FIELD = Family(frozenset({"g24"}), lambda r: r.has("p") and r.has("spread"), {"rows": _field})
+
+
+def _projected(record: Record, name: str) -> list[float]:
+    kind = name.removeprefix("tokens_")
+    if not record.has(f"A_{kind}"):
+        raise Lacking(f"no A_{kind} among its inputs")
+    weight = record.get(f"lambda_{kind}", default=1.0)
+    mask = record.tokens(f"M_{kind}", f"mask_{kind}").bool()
+    per_row = weight * torch.atleast_1d(record.tensor(f"A_{kind}"))
+    return on_mask(per_row, mask)[0].tolist()
+
+
+PROJECTION = Family(
+    frozenset({"g25"}), lambda r: r.has("A_ans", "A_conf"), {"tokens_[a-z]+": _projected}
+)

@@ -1,0 +1,134 @@
+"""Records of worked examples, and how their inputs are read, whatever the spelling."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlx.errors import SpecError
+
+__all__ = ["Lacking", "Record", "Records", "read", "slots", "summed"]
+
+
+class Lacking(LookupError):
+    """The record has no input of any of these names."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One worked example. A calculation reads `inputs` and `config`, and never `outputs`."""
+
+    id: str
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    section: str = ""
+    title: str = ""
+    notes: str = ""
+
+    def get(self, *names: str, default: Any = None) -> Any:
+        """The first of these names among inputs, then config; ε and `-` aside, case is free.
+
+        Raises:
+            Lacking: there is none, and no default.
+        """
+        known = {_plain(key): value for key, value in (*self.config.items(), *self.inputs.items())}
+        for name in names:
+            if _plain(name) in known:
+                return known[_plain(name)]
+        if default is not None:
+            return default
+        raise Lacking(f"no {' or '.join(names)} among its inputs")
+
+    def has(self, *names: str) -> bool:
+        """Whether inputs or config have any of these names."""
+        return bool({_plain(n) for n in names} & {_plain(k) for k in (*self.config, *self.inputs)})
+
+    def tensor(self, *names: str) -> Tensor:
+        """float64, in the shape that is given."""
+        return torch.tensor(self.get(*names), dtype=torch.float64)
+
+    def tokens(self, *names: str) -> Tensor:
+        """float64 `[B, T]`; one row may be given without its batch."""
+        tokens: Tensor = torch.atleast_2d(self.tensor(*names))
+        return tokens
+
+    def mask(self) -> Tensor:
+        """`[B, T]` bool tokens that count."""
+        names = ("loss_mask", "response_mask", "mask", "eos_mask", "action_mask")
+        mask: Tensor = self.tokens(*names) != 0
+        return mask
+
+    def groups(self, count: int) -> Tensor:
+        """`[B]` group ids; without any, all rows are one group."""
+        names = self.get(
+            "uid", "uids", "group_ids", "groups", "group", "index", default=[0] * count
+        )
+        return slots(names)
+
+    @property
+    def words(self) -> str:
+        """All that says what the record is about."""
+        return f"{self.title} {self.section} {json.dumps(self.config)}".lower()
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of a file, and how closely numbers must agree."""
+
+    examples: tuple[Record, ...]
+    rtol: float = 1e-6
+    atol: float = 1e-9
+
+
+def read(path: Path) -> Records:
+    """Reads `{version, rtol, atol, examples: [...]}`, a bare list of records, or one record.
+
+    Raises:
+        SpecError: the file cannot be read, or is none of these.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{path} cannot be read as JSON: {error}") from error
+    whole = content if isinstance(content, dict) and "examples" in content else {}
+    examples = whole.get("examples", content if isinstance(content, list) else [content])
+    known = set(Record.__dataclass_fields__)
+    records = []
+    for number, example in enumerate(examples, start=1):
+        if not isinstance(example, dict) or not {"id", "outputs"} <= set(example):
+            raise SpecError(
+                f"{path}: record {number} is no object with 'id' and 'outputs'; "
+                "the form is that of golden.json"
+            )
+        parts = {key: value for key, value in example.items() if key in known and value is not None}
+        records.append(Record(**{"inputs": {}, **parts}))
+    tolerances = {key: float(whole[key]) for key in ("rtol", "atol") if key in whole}
+    return Records(tuple(records), **tolerances)
+
+
+def slots(names: Iterable[Any]) -> Tensor:
+    """`[B]` int64 ids that are equal where names are, strings or numbers."""
+    seen: dict[str, int] = {}
+    return torch.tensor([seen.setdefault(str(name), len(seen)) for name in names])
+
+
+def summed(rewards: Mapping[str, float] | Sequence[float] | float, exclude: str = "_") -> float:
+    """Σ of named rewards; names that begin with `exclude` are kept out, "" keeps none out."""
+    if isinstance(rewards, int | float):
+        return float(rewards)
+    if not isinstance(rewards, Mapping):
+        return float(sum(rewards))
+    kept = (v for k, v in rewards.items() if not exclude or not k.startswith(exclude))
+    return float(sum(kept))
+
+
+def _plain(name: str) -> str:
+    """`Epsilon`, `eps` and `high-level-gamma`, `high_level_gamma` are the same."""
+    plain = re.sub(r"[\s_-]+", "", name.lower())
+    return {"epsilon": "eps", "lambda": "lam"}.get(plain, plain)

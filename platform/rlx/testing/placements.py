@@ -1,0 +1,147 @@
+"""The promises of placements: functions that put the rewards of turns and rollouts on tokens.
+
+`check_placement(functools.partial(rlx.credit.place.place, placement="turn_end"))`
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlx.credit import CreditInputs
+from rlx.credit.place import Placed, mass
+from rlx.testing.estimators import example_inputs
+from rlx.testing.promise import Check, keep
+
+__all__ = ["check_placement", "placement_checks"]
+
+Place = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Placed]
+
+_SEEDS = range(5)
+
+
+def check_placement(place: Any) -> None:
+    """Raises AssertionError, naming the broken promise, unless a placement keeps them all.
+
+    Args:
+        place: called as `place(turn_rewards, turn_present, global_rewards, turn_ids, mask)`, as
+            `rlx.credit.place.place` with its options bound; gives a `Placed`.
+    """
+    keep(placement_checks(), place)
+
+
+def placement_checks() -> tuple[Check, ...]:
+    """The promises of every placement."""
+    own: tuple[tuple[str, str, Callable[[Place, CreditInputs], None]], ...] = (
+        ("keeps shape and dtype", "return `[B, T]` as the rewards are", _keeps_shape),
+        (
+            "is silent outside the mask",
+            "select by `torch.where(mask, ..., 0)`",
+            _is_silent_outside_the_mask,
+        ),
+        (
+            "loses nothing unseen",
+            "what lies on no token is `lost`: placed and lost add up to the same for any mask",
+            _loses_nothing_unseen,
+        ),
+        (
+            "is linear",
+            "twice the rewards are twice the token rewards: no threshold, no normalisation",
+            _is_linear,
+        ),
+        (
+            "ignores absent rewards",
+            "read `turn_rewards` only where `turn_present`",
+            _ignores_absent_rewards,
+        ),
+        ("ignores row order", "a row's tokens depend on that row alone", _ignores_row_order),
+        ("ignores padding", "find the last token by the mask, not by the width", _ignores_padding),
+    )
+    return tuple(Check(name, help_, partial(_over_examples, run)) for name, help_, run in own)
+
+
+def _over_examples(run: Callable[[Place, CreditInputs], None], place: Any) -> None:
+    for seed in _SEEDS:
+        for dtype in (torch.float32, torch.float64):
+            run(place, example_inputs(seed, dtype=dtype))
+
+
+def _of(place: Place, inputs: CreditInputs) -> Placed:
+    return place(
+        inputs.turn_rewards,
+        inputs.turn_present,
+        inputs.global_rewards,
+        inputs.turn_ids,
+        inputs.mask,
+    )
+
+
+def _keeps_shape(place: Place, inputs: CreditInputs) -> None:
+    tokens = _of(place, inputs).token_rewards
+    assert tokens.shape == inputs.mask.shape, "changed the shape [B, T]"
+    assert tokens.dtype == inputs.turn_rewards.dtype, "changed the dtype of the rewards"
+
+
+def _is_silent_outside_the_mask(place: Place, inputs: CreditInputs) -> None:
+    tokens = _of(place, inputs).token_rewards
+    assert tokens.isfinite().all(), "is not finite although every reward is"
+    assert not (tokens[~inputs.mask] != 0).any(), "gave reward to a token outside the mask"
+
+
+def _loses_nothing_unseen(place: Place, inputs: CreditInputs) -> None:
+    everything = replace(inputs, mask=inputs.turn_ids > 0)
+    sums = []
+    for given in (inputs, everything):
+        placed = _of(place, given)
+        sums.append(mass(placed.token_rewards, given.mask) + placed.lost)
+    torch.testing.assert_close(
+        *sums, rtol=1e-4, atol=1e-4, msg="what is placed and lost depends on the mask"
+    )
+
+
+def _is_linear(place: Place, inputs: CreditInputs) -> None:
+    twice = replace(
+        inputs,
+        turn_rewards=2 * inputs.turn_rewards,
+        global_rewards=2 * inputs.global_rewards,
+    )
+    one, two = _of(place, inputs).token_rewards, _of(place, twice).token_rewards
+    torch.testing.assert_close(2 * one, two, msg="is not linear in the rewards")
+
+
+def _ignores_absent_rewards(place: Place, inputs: CreditInputs) -> None:
+    poisoned = replace(
+        inputs, turn_rewards=torch.where(inputs.turn_present, inputs.turn_rewards, torch.nan)
+    )
+    actual, expected = _of(place, poisoned).token_rewards, _of(place, inputs).token_rewards
+    torch.testing.assert_close(actual, expected, msg="let the reward of an absent turn through")
+
+
+def _ignores_row_order(place: Place, inputs: CreditInputs) -> None:
+    order = torch.randperm(len(inputs.mask), generator=torch.Generator().manual_seed(1))
+    moved: dict[str, Any] = {
+        name: value[order] for name, value in vars(inputs).items() if isinstance(value, Tensor)
+    }
+    actual = _of(place, replace(inputs, **moved)).token_rewards
+    expected = _of(place, inputs).token_rewards[order]
+    torch.testing.assert_close(actual, expected, msg="depends on the order of rows")
+
+
+def _ignores_padding(place: Place, inputs: CreditInputs) -> None:
+    def widened(tensor: Tensor, fill: int) -> Tensor:
+        return torch.nn.functional.pad(tensor, (0, 2), value=fill)
+
+    wide = place(
+        inputs.turn_rewards,
+        inputs.turn_present,
+        inputs.global_rewards,
+        widened(inputs.turn_ids, -1),
+        widened(inputs.mask, False),
+    ).token_rewards
+    length = inputs.mask.shape[1]
+    expected = _of(place, inputs).token_rewards
+    torch.testing.assert_close(wide[:, :length], expected, msg="depends on padding")
+    assert (wide[:, length:] == 0).all(), "gave reward to padding"

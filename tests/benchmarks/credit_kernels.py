@@ -1,0 +1,189 @@
+"""Kernels of credit beside plain loops, and beside what memory allows.
+
+A loop is what one writes first: GAE over the columns of [B, T], GRPO over rows with a dictionary
+of groups, turn_proportional over rows and turns. Both sides get the same tensors, return the same
+numbers, and run in turns in one process on one thread. No time can be shorter than the bytes that
+must be read and written once take at the speed of a triad, a = b + s·c, over arrays of 64 MiB.
+`make bench` runs them; see bench.py.
+"""
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rlx.credit import group_advantages, on_mask
+from rlx.credit.place import place
+from rlx.credit.returns import gae
+
+SIZES = ((1024, 1024), (4096, 1024), (8192, 1024), (4096, 4096))
+ROUNDS = 4  # the first is discarded
+TURNS = 4
+GROUP = 8
+GAMMA, LAM = 0.99, 0.95
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """`bytes` must be read or written at least once, whoever does it."""
+
+    ours: Callable[[], object]
+    loop: Callable[[], object]
+    bytes: int
+
+
+def credit_kernels() -> list[dict]:
+    """How many times as fast as its loop each kernel is, at each size, and its share of memory."""
+    torch.set_num_threads(1)
+    return [
+        measured(f"{name} {rows}x{width}", kernel)
+        for rows, width in SIZES
+        for name, kernel in kernels(rows, width).items()
+    ]
+
+
+def kernels(rows: int, width: int) -> dict[str, Kernel]:
+    rng = torch.Generator().manual_seed(0)
+    rewards, values = (torch.randn(rows, width, generator=rng) for _ in range(2))
+    scores = torch.rand(rows, generator=rng)
+    groups = torch.arange(rows) // GROUP
+    prefix, turn_ids = masks(rows, width, rng)
+    gaps = turn_ids > 0
+    turns = torch.rand(rows, TURNS, generator=rng)
+    present = torch.ones(rows, TURNS, dtype=torch.bool)
+    per_gae = [rewards, values]
+    ours_gae = partial(gae, gamma=GAMMA, lam=LAM)
+    rewarded = (turns, present, scores, turn_ids, gaps)
+    tokens = rows * width
+    return {
+        # rewards, values and mask in; advantages and returns out
+        "gae_prefix": Kernel(
+            lambda: ours_gae(*per_gae, prefix), lambda: gae_loop(*per_gae, prefix), 17 * tokens
+        ),
+        "gae_gaps": Kernel(
+            lambda: ours_gae(*per_gae, gaps), lambda: gae_loop(*per_gae, gaps), 17 * tokens
+        ),
+        # mask in, advantages out
+        "grpo_outcome": Kernel(
+            lambda: on_mask(group_advantages(scores, groups), prefix),
+            lambda: on_rows(grpo_loop(scores, groups), prefix),
+            5 * tokens,
+        ),
+        # scores and ids in, advantages out
+        "grpo_per_row": Kernel(
+            lambda: group_advantages(scores, groups), lambda: grpo_loop(scores, groups), 16 * rows
+        ),
+        # turn ids and mask in, token rewards out
+        "turn_proportional": Kernel(
+            lambda: place(*rewarded, placement="turn_proportional").token_rewards,
+            lambda: turn_proportional_loop(turns, scores, turn_ids, gaps),
+            13 * tokens,
+        ),
+    }
+
+
+def masks(rows: int, width: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A prefix of each row, half of it or more; and turns with an observation after each."""
+    at = torch.arange(width)
+    ends = torch.randint(width // 2, width + 1, (rows, 1), generator=rng)
+    borders = torch.rand(rows, 2 * TURNS, generator=rng).cumsum(dim=1)
+    borders = (borders / borders[:, -1:] * ends).long()
+    pieces = (at >= borders[:, :, None]).sum(dim=1)
+    return at < ends, torch.where((pieces % 2 == 0) & (at < ends), pieces // 2 + 1, -1)
+
+
+# Loops -------------------------------------------------------------------------------------------
+
+
+def gae_loop(rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Column after column from the last; where a token does not learn, nothing moves."""
+    learns = mask.float()
+    after, next_value, columns = torch.zeros(len(rewards)), torch.zeros(len(rewards)), []
+    for t in reversed(range(rewards.shape[1])):
+        delta = rewards[:, t] + GAMMA * next_value - values[:, t]
+        advantage = delta + GAMMA * LAM * after
+        next_value = values[:, t] * learns[:, t] + next_value * (1 - learns[:, t])
+        after = advantage * learns[:, t] + after * (1 - learns[:, t])
+        columns.append(after)
+    advantages = torch.stack(columns[::-1], dim=1)
+    return advantages * learns, (advantages + values) * learns
+
+
+def grpo_loop(scores: Tensor, groups: Tensor) -> Tensor:
+    members = defaultdict(list)
+    for i, group in enumerate(groups.tolist()):
+        members[group].append(scores[i])
+    stacked = {group: torch.stack(own) for group, own in members.items()}
+    means = {group: own.mean() for group, own in stacked.items()}
+    deviations = {group: own.std() for group, own in stacked.items()}
+    advantages = torch.zeros_like(scores)
+    for i, group in enumerate(groups.tolist()):
+        advantages[i] = (scores[i] - means[group]) / (deviations[group] + 1e-6)
+    return advantages
+
+
+def on_rows(per_row: Tensor, mask: Tensor) -> Tensor:
+    return per_row[:, None] * mask
+
+
+def turn_proportional_loop(
+    turns: Tensor, overall: Tensor, turn_ids: Tensor, mask: Tensor
+) -> Tensor:
+    placed = torch.zeros(mask.shape)
+    for i in range(len(turns)):
+        placed[i, mask[i]] = overall[i] / mask[i].sum()
+        for k in range(turns.shape[1]):
+            own = mask[i] & (turn_ids[i] == k + 1)
+            placed[i, own] += turns[i, k] / own.sum()
+    return placed
+
+
+# Timing ------------------------------------------------------------------------------------------
+
+
+def measured(name: str, kernel: Kernel) -> dict:
+    assert_equal(kernel.ours(), kernel.loop())
+    triad = Triad()
+    loops, ours, speeds = [], [], []
+    for _ in range(ROUNDS):
+        loops.append(seconds(kernel.loop))
+        ours.append(statistics.median(seconds(kernel.ours) for _ in range(3)))
+        speeds.append(triad.bytes / seconds(triad))
+    ratios = [loop / own for loop, own in zip(loops[1:], ours[1:], strict=True)]
+    shares = [kernel.bytes / speed / own for speed, own in zip(speeds[1:], ours[1:], strict=True)]
+    return {
+        "name": name,
+        "ratio": round(statistics.median(ratios), 2),
+        "low": round(min(ratios), 2),
+        "high": round(max(ratios), 2),
+        "baseline": f"plain loop, {1e3 * statistics.median(loops[1:]):.3g} ms",
+        "unit": "times as fast",
+        "milliseconds": round(1e3 * statistics.median(ours[1:]), 3),
+        "share_of_bandwidth": round(statistics.median(shares), 3),
+    }
+
+
+class Triad:
+    bytes = 3 * 2**26
+
+    def __init__(self) -> None:
+        self.a, self.b, self.c = (torch.ones(2**24) for _ in range(3))
+
+    def __call__(self) -> None:
+        torch.add(self.b, self.c, alpha=0.5, out=self.a)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """CPU seconds of one call."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def assert_equal(ours: object, loop: object) -> None:
+    torch.testing.assert_close(ours, loop, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,127 @@
+"""`rlx plan` as it is called: every experiment of the repository, and what it refuses."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXPERIMENTS = sorted((Path(__file__).parents[2] / "experiments").glob("*.yaml"))
+RLCR = next(path for path in EXPERIMENTS if path.stem == "rlcr")
+CPU_SECONDS = 10
+MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
+GUEST = '''
+from rlx.plugin import reward
+
+@reward
+def broken(sample):
+    """No number."""
+    return float("nan")
+'''
+
+
+def rlx(folder, *arguments, **environment):
+    """One `rlx` in a home of its own, where no model is."""
+    return subprocess.run(
+        [sys.executable, "-c", MAIN, *map(str, arguments)],
+        cwd=folder,
+        env={
+            **os.environ,
+            "RLX_HOME": str(folder / "home"),
+            "HF_HOME": str(folder / "hub"),
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "120",
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_every_experiment_is_planned_in_seconds(path, tmp_path):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = rlx(tmp_path, "plan", path, "--json", "--html", "out/plan.html")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert done.returncode == 0, done.stderr
+    assert used < CPU_SECONDS
+    said = json.loads(done.stdout)
+    assert said["ok"] and said["exit_code"] == 0
+    assert [f for f in said["findings"] if f["severity"] == "error"] == []
+    for phase in said["phases"]:
+        assert phase["rows"] and phase["shown"] and phase["groups"] and phase["kinds"]
+        assert any(token["advantage"] for row in phase["rows"] for token in row["tokens"])
+    stands_in = "_1.5b" in path.stem
+    assert bool(said["notes"]) == stands_in
+    assert [phase["memory"] is None for phase in said["phases"]] == [stands_in] * len(
+        said["phases"]
+    )
+    assert (tmp_path / "out" / "plan.html").read_text().startswith("<!doctype html>")
+    assert not (tmp_path / "home").exists()
+
+
+def test_tables_for_people(tmp_path):
+    done = rlx(tmp_path, "plan", RLCR, "--set", "phases=[{name: all, steps: 2}]", "--row", "5")
+    assert done.returncode == 0, done.stderr
+    for said in ("phase all  2 steps", "row 5", "<confidence>", "groups", "gradient weight"):
+        assert said in done.stdout
+    assert "\nrow 0 " not in done.stdout and "\x1b" not in done.stdout
+    told = rlx(tmp_path, "plan", RLCR, "--row", "5", FORCE_COLOR="1").stdout
+    assert "\x1b[" in told
+    assert "\x1b[3" not in rlx(tmp_path, "plan", RLCR, FORCE_COLOR="1", NO_COLOR="1").stdout
+
+
+def test_narrow_terminals_keep_to_their_width(tmp_path):
+    done = rlx(tmp_path, "plan", RLCR, COLUMNS="60")
+    assert done.returncode == 0 and max(map(len, done.stdout.splitlines())) <= 60
+    assert "+4." in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["rollout.confidence.template='<confidence>'"], "never closes it"),
+        (["estimator={name: gae}"], "gae"),
+        (["credit.use_kl_in_reward=true", "estimator={name: multiturn_grpo}"], "KL"),
+        (["rewards.turn.brier.turn=reply"], "reply"),
+    ],
+)
+def test_specs_that_are_refused(tmp_path, overrides, said):
+    done = rlx(tmp_path, "plan", RLCR, *(f"--set={value}" for value in overrides))
+    assert done.returncode == 2 and done.stderr.lstrip().startswith("error: ")
+    assert said in done.stderr
+
+
+def test_one_confidence_is_a_warning(tmp_path):
+    done = rlx(tmp_path, "plan", RLCR, "--set=rollout.num_generations_confidence=1")
+    assert done.returncode == 0
+    assert "warning: rollout.num_generations_confidence is 1" in done.stderr
+
+
+def test_a_broken_scorer_is_the_plugins_fault(tmp_path):
+    info = tmp_path / "rlx_guest-0.1.dist-info"
+    info.mkdir()
+    (tmp_path / "rlx_guest.py").write_text(GUEST)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-guest\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text("[rlx.rewards]\nbroken = rlx_guest:broken\n")
+    use = "--set=rewards.turn.guest={plugin: broken, turn: answer}"
+    done = rlx(tmp_path, "plan", RLCR, use, "--json", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 3
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert "reward plugin 'broken'" in finding["message"] and "gave nan" in finding["message"]
+    assert "it was given: " in finding["notes"][0]
+
+
+def test_wrong_arguments_are_said(tmp_path):
+    for arguments, said in (
+        (["--row", "999"], "--row 999: there are rows 0 to"),
+        (["--html", "."], "is a folder"),
+        (["--rows", "some"], "Invalid value"),
+    ):
+        done = rlx(tmp_path, "plan", RLCR, *arguments)
+        assert done.returncode == 2 and said in done.stderr

@@ -1,0 +1,141 @@
+"""Profiles, and settings that an estimator would silently leave out."""
+
+import pytest
+
+from rlx.discovery import check_file, load
+from rlx.discovery.fit import under_profile
+from rlx.spec import PROFILES, CreditSpec
+
+SPEC = """\
+name: fit
+model: {kind: tiny}
+task: {plugin: countdown}
+rewards:
+  turn:
+    accuracy: {plugin: countdown.verify, turn: answer}
+phases: [{name: all, steps: 3}]
+"""
+
+
+@pytest.fixture
+def warned(tmp_path):
+    """Warnings of a spec with lines added, by the key that they point at."""
+
+    def check(*lines):
+        path = tmp_path / "spec.yaml"
+        path.write_text(SPEC + "\n".join(lines) + "\n")
+        _, plugins = check_file(path)
+        return {".".join(map(str, w.path)): w.message for w in plugins.warnings}, plugins
+
+    return check
+
+
+# The table of profiles: ddof, eps, group of one, environment tokens in GAE, whitening, placement.
+TABLE = {
+    "rlx": (1, 1e-6, "zero", "skip", False, "final_token_only"),
+    "verl": (1, 1e-6, "raw", "skip", True, "final_token_only"),
+    "trl": (1, 1e-4, "refuse", "skip", False, "final_token_only"),
+    "seed000": (1, 1e-6, "raw", "literal", True, "final_token_only"),
+    "seed004": (0, 1e-4, "refuse", "skip", False, "final_token_only"),
+}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_profile_is_what_its_estimators_do_where_the_yaml_does_not_say(profile, warned):
+    ddof, eps, singleton, environment, whiten, placement = TABLE[profile]
+    _, grpo = warned(f"credit: {{profile: {profile}}}")
+    assert (grpo.estimator.ddof, grpo.estimator.eps) == (ddof, eps)
+    assert grpo.estimator.singleton == singleton
+    _, gae = warned(f"credit: {{profile: {profile}}}", "critic: {}", "estimator: {name: gae}")
+    assert (gae.estimator.environment, gae.estimator.whiten) == (environment, whiten)
+    assert CreditSpec(profile=profile).resolved_placement == placement
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_profile_is_recorded_with_its_options(profile, warned):
+    _, plugins = warned(f"credit: {{profile: {profile}}}")
+    (recorded,) = [p for p in plugins.provenance if p.kind == "estimator"]
+    assert recorded.options["eps"] == TABLE[profile][1]
+    assert recorded.options["singleton"] == TABLE[profile][2]
+
+
+def test_what_is_said_stands():
+    filled = under_profile(
+        load("estimator", "two_level"), {"eps": 0.5, "confidence": {"ddof": 1}}, "seed004"
+    )
+    assert filled["eps"] == 0.5
+    assert filled["ddof"] == 0
+    assert filled["confidence"] == {"ddof": 1, "eps": 1e-4, "singleton": "refuse"}
+
+
+def test_placement_is_nothing_to_who_reads_scores(warned):
+    said, _ = warned("credit: {placement: turn_end, turn_reduce: mean}")
+    assert "reads no token rewards" in said["credit.placement"]
+    assert "reads no token rewards" in said["credit.turn_reduce"]
+    for lines in (
+        ("credit: {placement: turn_end, score_source: token_rewards}",),
+        ("credit: {placement: turn_end}", "estimator: {name: reinforce_plus_plus}"),
+    ):
+        assert "credit.placement" not in warned(*lines)[0]
+
+
+def test_seed000_says_that_kl_moves_the_reward(warned):
+    lines = ("critic: {}", "estimator: {name: gae}")
+    on, _ = warned("credit: {profile: seed000, use_kl_in_reward: true}", *lines)
+    off, _ = warned("credit: {profile: seed000}", *lines)
+    assert "turn_proportional because KL in the reward is on" in on["credit.profile"]
+    assert "the sum of its turn rewards" in on["credit.profile"]
+    assert "the mean of its turn rewards" in off["credit.profile"]
+    settled = "credit: {profile: seed000, placement: turn_end}"
+    assert "credit.profile" not in warned(settled, *lines)[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "key", "text"),
+    [
+        (["credit: {kl_coef: 0.2}"], "credit.kl_coef", "KL is no part of the reward"),
+        (
+            ["credit: {kl_adaptive: {target: 0.1}}"],
+            "credit.kl_adaptive",
+            "KL is no part of the reward",
+        ),
+        (
+            ["loss: {kl: {coefficient: 0.1, kl_penalty: k1}}"],
+            "loss.kl.kl_penalty",
+            "its gradient is 0 in expectation",
+        ),
+        (
+            ["loss: {surrogate: none}", "optimizer: {updates_per_rollout: 2}"],
+            "loss.surrogate",
+            "nothing bounds the ratio",
+        ),
+        (
+            ["rollout: {schedule: single, num_generations_answer: 1}"],
+            "rollout.num_generations_answer",
+            "a group of one has no signal",
+        ),
+    ],
+)
+def test_settings_that_change_nothing_or_too_much(lines, key, text, warned):
+    assert text in warned(*lines)[0][key]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        [
+            "credit: {use_kl_in_reward: true, kl_coef: 0.2}",
+            "estimator: {name: reinforce_plus_plus}",
+        ],
+        ["credit: {use_kl_in_reward: true, score_source: token_rewards}"],
+        ["loss: {kl: {coefficient: 0.1}}"],
+        ["critic: {}", "estimator: {name: gae, lam: 0.95}", "credit: {use_kl_in_reward: true}"],
+        ["estimator: {name: remax}"],
+        ["loss: {ratio: sequence, clip: [3e-4, 4e-4], aggregate: sequence_mean}"],
+        ["loss: {surrogate: cispo, clip: [1.0, 0.28]}"],
+        ["rollout: {schedule: single, dynamic_sampling: {max_batches: 3}}"],
+    ],
+)
+def test_what_fits_is_taken_in_silence(lines, warned):
+    assert warned(*lines)[0] == {}

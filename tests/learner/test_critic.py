@@ -1,0 +1,114 @@
+"""What a critic is made of; how it learns is measured with the learner, on several ranks."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
+
+from rlx.errors import SpecError
+from rlx.learner import Critic, Ranks, critic_rate
+from rlx.learner.critic import _decoder, _width
+from rlx.learner.forward import PackedValues
+from rlx.learner.pack import collate, pack
+from rlx.model import build_policy
+from rlx.model.lora import adapt
+from rlx.spec import CriticSpec, Lora, RunnerSpec, Tiny
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 40}
+
+
+@pytest.fixture
+def policy():
+    small = Tiny(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=48)
+    return build_policy(small, 0)
+
+
+def qwen3(policy):
+    return policy.model
+
+
+def llama(policy):
+    return LlamaForCausalLM(LlamaConfig(**SHAPE, intermediate_size=48))
+
+
+def gpt2(policy):
+    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=40))
+
+
+def neox(policy):
+    return GPTNeoXForCausalLM(GPTNeoXConfig(**SHAPE, intermediate_size=48))
+
+
+def opt(policy):
+    """Its last hidden state is narrower than its layers, and it drops out in training."""
+    return OPTForCausalLM(OPTConfig(**SHAPE, ffn_dim=48, word_embed_proj_dim=16))
+
+
+@pytest.mark.parametrize("make", [qwen3, llama, gpt2, neox, opt])
+def test_a_value_is_what_the_tokens_before_say(policy, make):
+    policy = replace(policy, model=make(policy))
+    decoder = _decoder(policy)
+    values = PackedValues(decoder, _width(decoder), seed=3)
+    ids = torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 11, 12], [5, 6, 13, 14, 0]])
+    want = torch.zeros_like(ids, dtype=torch.bool)
+    want[:, 2:] = ids[:, 2:] > 0
+    trees = pack(ids, ids > 0, torch.zeros(3, dtype=torch.int64), want, limit=100)
+    packed = collate(trees, ids)
+    with torch.no_grad():
+        found = values(packed)
+        for value, row, column in zip(found, packed.rows, packed.columns, strict=True):
+            last = decoder(input_ids=ids[row, None, :column]).last_hidden_state[0, -1]
+            assert value == pytest.approx(float(last @ values.head.weight), abs=1e-5)
+    assert found.abs().max() > 1e-3
+
+
+def test_the_head_is_small_and_its_seed_decides_it(policy):
+    heads = []
+    for global_seed, seed in ((1, 3), (2, 3), (1, 4)):
+        torch.manual_seed(global_seed)
+        state = torch.get_rng_state()
+        heads.append(PackedValues(_decoder(policy), 32, seed).head)
+        assert torch.equal(torch.get_rng_state(), state)
+    one, again, other = (head.weight for head in heads)
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert 0 < one.norm() < 0.5
+    assert heads[0].bias.tolist() == [0]
+
+
+def test_the_copy_learns_apart_from_the_policy(policy):
+    policy.model.requires_grad_(False)
+    decoder = _decoder(policy)
+    assert all(p.requires_grad for p in decoder.parameters())
+    assert not any(p.requires_grad for p in policy.model.parameters())
+    own = {p.data_ptr() for p in policy.model.parameters()}
+    assert own.isdisjoint(p.data_ptr() for p in decoder.parameters())
+
+
+def test_a_model_without_a_decoder_of_its_own_is_refused(policy):
+    headless = replace(policy, model=policy.model.get_decoder())
+    with pytest.raises(SpecError, match="critic: a model of the kind 'qwen3' has no decoder"):
+        Critic(headless, RunnerSpec(), CriticSpec(), ALONE, 0)
+
+
+def test_an_adapted_policy_is_refused(policy):
+    adapt(policy.model, Lora(rank=2), 0)
+    with pytest.raises(ValueError, match="before adapters are added"):
+        Critic(policy, RunnerSpec(), CriticSpec(), ALONE, 0)
+
+
+def test_the_rate_warms_up_and_stays():
+    spec = CriticSpec(learning_rate=2.0, warmup_steps=4)
+    assert [critic_rate(spec, step) for step in range(6)] == [0.5, 1, 1.5, 2, 2, 2]
+    assert critic_rate(CriticSpec(learning_rate=2.0), 0) == 2

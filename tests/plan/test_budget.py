@@ -1,0 +1,59 @@
+"""Tokens and memory of a step."""
+
+import json
+
+import pytest
+
+from rlx.model import build_policy
+from rlx.plan.budget import shape_of
+from rlx.spec import Lora, Pretrained, Tiny
+
+PROMPTS = 3
+
+
+@pytest.mark.parametrize("sizes", [{}, {"heads": 2, "kv_heads": 1, "layers": 2, "head_dim": 64}])
+def test_parameters_of_a_tiny_model(sizes):
+    spec = Tiny(**sizes)
+    model = build_policy(spec, seed=0).model
+    assert shape_of(spec).parameters == model.num_parameters()
+
+
+def test_parameters_of_files_at_hand(tmp_path):
+    spec = Pretrained(path=str(tmp_path))
+    build_policy(Tiny(), seed=0).save(tmp_path)
+    (tmp_path / "model.safetensors").unlink()  # weights are not needed
+    assert shape_of(spec) == shape_of(Tiny())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": config["model_type"]}))
+    assert shape_of(spec) is None
+
+
+def test_adapters():
+    shape = shape_of(Tiny())
+    every = shape.adapters(Lora(rank=2))
+    (one,) = {shape.adapters(Lora(rank=2, targets=(name,))) for name in ("gate_proj", "up_proj")}
+    assert one == Tiny().layers * 2 * (96 + 256)
+    assert every > 4 * one
+
+
+def test_tokens_of_a_step_are_those_of_its_trees(plan):
+    phase = plan("rlcr", f"rollout.prompts_per_step={PROMPTS}").phases[-1]
+    own = sum(len(row.tokens) for row in phase.rows)
+    whole = own + sum(c.tokens for row in phase.rows for c in row.context)
+    assert phase.tokens.sampled[0] == pytest.approx(own)
+    assert phase.tokens.rows[0] == pytest.approx(whole, rel=0.02)  # lengths and questions vary
+    assert own < phase.tokens.shared[0] < whole
+    assert all(made_up < at_most for made_up, at_most in [phase.tokens.sampled, phase.tokens.rows])
+
+
+def test_memory_follows_the_runner(plan):
+    def parts(*overrides):
+        return plan("rlcr", *overrides).phases[-1].memory.parts
+
+    alone, four = parts("runner.zero_stage=2"), parts("runner.zero_stage=2", "runner.ranks=4")
+    assert four["Adam's moments"] == alone["Adam's moments"] // 4
+    assert four["gradients"] == alone["gradients"] // 4
+    assert four["weights"] == alone["weights"]
+    half = parts("runner.zero_stage=2", "runner.dtype=bfloat16")
+    assert half["the sampler's copy"] == alone["the sampler's copy"] // 2
+    assert half["float32 copy"] == alone["float32 copy"]

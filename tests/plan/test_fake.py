@@ -1,0 +1,82 @@
+"""Made-up responses, and the dialogue that stands in where a tokenizer is missing."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlx.discovery import check_file
+from rlx.plan.fake import Author, FakeSession, truths
+from rlx.plan.stand_ins import StandInDialogue, problems_of, speech_of, writable
+from rlx.rollout import grow
+from rlx.run.parts import make_parts
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+TEXTS = st.text(max_size=60)
+
+
+@given(TEXTS, st.booleans())
+def test_a_stand_in_writes_any_text_and_reads_it_back(text, chat):
+    dialogue = StandInDialogue(chat=chat)
+    ids = (*dialogue.encode(text), dialogue.end_ids[0])
+    read, ends = dialogue.read(ids)
+    assert read == text == "".join(map(dialogue.piece, ids[:-1]))
+    assert len(ends) == len(ids) and list(ends) == sorted(ends) and ends[-1] == len(text)
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_a_stand_in_closes_turns_that_are_open_and_no_others(chat):
+    dialogue = StandInDialogue(chat=chat)
+    (end,) = dialogue.end_ids
+    said = dialogue.encode("yes")
+    assert dialogue.reply("sure?", said) == (end, *dialogue.reply("sure?", (*said, end)))
+    assert dialogue.open("a", "b") != dialogue.open("a")
+
+
+def grown(name):
+    read, _ = check_file(EXPERIMENTS / f"{name}.yaml")
+    parts = make_parts(read.spec.in_phase(read.spec.phases[-1]))
+    speech, _ = speech_of(parts.spec)
+    problems = problems_of(parts.spec, parts.task, 2).problems
+    session = FakeSession(Author(parts.plan, parts.task, speech), problems)
+    return parts, grow(parts.plan, problems, (1, 2), session, speech)
+
+
+@pytest.mark.parametrize("name", ["countdown", "rlcr", "rlcr_coupled", "rlcr_1.5b"])
+def test_a_group_holds_what_training_meets(name):
+    parts, trees = grown(name)
+    for tree in trees:
+        groups = {}
+        for segment in tree.segments:
+            if segment.author == "policy":
+                groups.setdefault((segment.kind, segment.parent), []).append(segment)
+        for (kind, _), group in groups.items():
+            (level,) = (level for level in parts.plan.levels if level.kind == kind)
+            assert len(group) == level.count
+            assert [s.spans for s in group].count({}) >= 1
+            assert [s.finish_reason for s in group].count("length") == 1
+            assert any(s.spans for s in group)
+            if level.count >= 5:
+                assert len({s.token_ids for s in group}) < level.count
+            assert all(len(s.token_ids) <= level.turn.max_new_tokens for s in group)
+    stated = re.findall(r"<confidence>(.*?)</confidence>", str(trees))
+    assert len(set(stated)) != 1
+
+
+def test_right_answers_are_guessed_from_the_record():
+    assert truths({"question": "?", "answer": "so it is\n#### 72"}) == ["72"]
+    assert truths({"reward_model": {"ground_truth": ["a", 5]}}) == ["a", "5"]
+    assert truths({"target": 14, "solution": "7+3+4"}) == ["7+3+4", "14"]
+    assert truths({"numbers": [1]}) == []
+
+
+@given(TEXTS)
+def test_whatever_is_writable_is_written(text):
+    speech = ARITHMETIC
+    speech.encode(writable(speech, f"<think>{text}</think>"))
+    assert writable(speech, "<answer>7+100</answer>") == "<answer>7+100</answer>"
+
+
+ARITHMETIC = speech_of(check_file(EXPERIMENTS / "countdown.yaml")[0].spec)[0]

@@ -1,0 +1,117 @@
+"""What a plan finds that reading the file cannot."""
+
+import pytest
+
+CONFIDENCE = "rollout.confidence.template="
+
+
+def told(report):
+    return [(f.severity, ".".join(map(str, f.path)), f.message) for f in report.findings]
+
+
+@pytest.mark.parametrize("name", ["rlcr", "countdown", "rlcr_coupled"])
+def test_sound_experiments_have_none(plan, name):
+    assert told(plan(name)) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "severity", "place", "said"),
+    [
+        (
+            f'{CONFIDENCE}"sure?\\n<confidence>"',
+            *("error", "rollout.confidence.template", "ends with <confidence> and never closes"),
+        ),
+        (
+            f'{CONFIDENCE}"? <confidence> :\\n"',
+            *("warning", "rollout.confidence.template", "opens <confidence> and never closes"),
+        ),
+        (
+            f'{CONFIDENCE}"</analysis>\\n"',
+            *("warning", "rollout.confidence.template", "closes <analysis>, which it never opened"),
+        ),
+        (
+            "rollout.confidence.max_new_tokens=2",
+            *("warning", "rollout.confidence.max_new_tokens", "60 of 72 made-up confidences"),
+        ),
+    ],
+)
+def test_templates_and_budgets(plan, override, severity, place, said):
+    ((level, path, message),) = [t for t in told(plan("rlcr", override)) if t[1] == place]
+    assert (level, path) == (severity, place) and said in message
+
+
+def test_a_think_tag_that_the_first_prompt_opens_is_fine(plan):
+    report = plan("countdown", 'rollout.answer.template="{prompt}<think>"')
+    assert told(report) == [] and report.exit_code == 0
+
+
+def test_spans_that_nothing_has(plan):
+    report = plan("countdown", "rollout.answer.spans=[reply]", "model={kind: tiny}")
+    assert [t[1] for t in told(report)] == ["rollout.answer.spans", "rewards"]
+    assert report.phases[0].counts.rows_without_spans == 24
+
+
+def test_a_mask_that_leaves_nothing(plan):
+    options = "mask={strategy: turn_spans, fallback: none}"
+    report = plan("countdown", "rollout.answer.spans=[reply]", options)
+    (fault,) = [f for f in report.findings if f.severity == "error"]
+    assert fault.path == ("mask",) and "leaves no token" in fault.message
+    assert report.exit_code == 2
+
+
+@pytest.mark.parametrize(("plugin", "why"), [("gives_nan", "gave nan"), ("raises", "out of order")])
+def test_a_scorer_that_fails_is_named_with_what_it_was_given(plan, guests, plugin, why):
+    report = plan("countdown", f"rewards.turn.guest={{plugin: {plugin}, turn: answer}}")
+    (fault,) = report.findings
+    assert report.exit_code == fault.exit_code == 3
+    assert f"reward plugin {plugin!r} (rewards.turn.guest)" in fault.message
+    assert why in fault.message and "7+3+4" in fault.notes[0]
+    assert fault.position.text.startswith("rewards.turn.guest")
+
+
+def test_a_scorer_that_fails_and_may(plan, guests):
+    report = plan(
+        "countdown", "rewards.turn.guest={plugin: gives_nan, turn: answer, on_error: drop_sample}"
+    )
+    assert [f.severity for f in report.findings] == ["warning"]
+    assert report.phases[0].counts.dropped > 0 and report.phases[0].rows
+
+
+def test_a_scorer_that_hangs_costs_one_deadline(plan, guests):
+    report = plan("rlcr", "rewards.turn.guest={plugin: hangs, turn: answer, deadline: 0.5}")
+    assert report.exit_code == 3 and "deadline of 0.5 s" in report.findings[0].message
+    assert len(report.phases) == 1 and report.phases[0].stopped
+
+
+@pytest.mark.parametrize(
+    "reward", ["rewards.turn.guest={plugin: abstains, turn: answer, weight: 2}",
+               "rewards.global.guest={plugin: abstains, weight: 2}"],
+)  # fmt: skip
+def test_a_weight_on_a_reward_that_nothing_produces(plan, guests, reward):
+    (fault,) = plan("countdown", reward).findings
+    assert fault.severity == "warning" and fault.path[2] == "guest"
+    assert "a weight of 2 on a reward that no made-up" in fault.message
+
+
+def test_groups_without_signal(plan):
+    weights = [f"rewards.turn.{n}.weight=0" for n in ("accuracy", "format", "arithmetic")]
+    (fault,) = plan("rlcr", *weights).findings
+    assert "no group of made-up answers has a signal" in fault.message
+
+
+def test_what_only_a_phase_brings_about_is_told_at_its_setting(plan):
+    phases = "[{name: a, steps: 1, set: {rollout.answer.max_new_tokens: 2}}, {name: b, steps: 1}]"
+    report = plan("countdown", f"phases={phases}")
+    first = report.findings[0]
+    assert first.path == ("phases", 0, "set", "rollout.answer.max_new_tokens")
+    assert first.message.endswith("(phase 'a')")
+
+
+def test_data_that_are_missing_are_stood_in_for(plan, guests):
+    task = "task={plugin: dataset, train: {path: nowhere.jsonl}, held_out: 0.1}"
+    rewards = "rewards={turn: {_accuracy: {plugin: exact_match, turn: answer}, \
+guest: {plugin: raises, turn: answer}}}"
+    report = plan("countdown", task, rewards, "model={kind: tiny}")
+    assert "nowhere.jsonl" in report.notes[0] and "stand in" in report.notes[0]
+    (fault,) = report.findings  # a scorer may need what the stand-in lacks
+    assert fault.severity == "warning" and report.exit_code == 0

@@ -1,0 +1,116 @@
+"""What a plan says is what the engine computes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlx.discovery import check_file
+from rlx.plan.stand_ins import problems_of, speech_of
+from rlx.plan.trial import carry
+from rlx.reward import RewardPool
+from rlx.run.parts import make_parts
+
+RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
+
+
+@pytest.fixture(scope="module")
+def trial():
+    """The last phase of an experiment, carried through the engine apart from any plan."""
+    read, _ = check_file(RLCR)
+    parts = make_parts(read.spec.in_phase(read.spec.phases[-1]))
+    with RewardPool(workers=1, memory_mb=1024) as pool:
+        problems = problems_of(parts.spec, parts.task, 3)
+        return carry(parts, problems, speech_of(parts.spec)[0], pool)
+
+
+def test_numbers_are_those_of_assign_credit(plan, trial):
+    said = json.loads(json.dumps(plan("rlcr").to_json(), allow_nan=False))
+    rows, train = said["phases"][-1]["rows"], trial.train
+    assert len(rows) == len(train.batch.rows)
+    for b, row in enumerate(rows):
+        own = train.batch.is_own[b]
+        for key, tensor in (
+            ("advantage", train.advantages),
+            ("weight", train.weights),
+            ("reward", train.token_rewards),
+            ("old_logprob", train.streams.old_logprobs),
+            ("learns", train.mask),
+            ("token", train.batch.token_ids),
+        ):
+            assert [token[key] for token in row["tokens"]] == tensor[b][own].tolist()
+        assert row["score"] == pytest.approx(float(train.scores.total_score[b]))
+
+
+PLACEMENTS = ("final_token_only", "turn_proportional", "turn_end")
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_parts_of_a_reward_add_up_to_what_was_placed(plan, placement):
+    report = plan("rlcr", f"credit.placement={placement}", "credit.turn_reduce=mean")
+    rows = report.phases[-1].rows
+    assert {name for row in rows for t in row.tokens for name in t.placed} == {
+        *("accuracy", "format", "arithmetic", "brier")
+    }
+    for row in rows:
+        for token in row.tokens:
+            assert sum(token.placed.values()) == pytest.approx(token.reward, abs=1e-6)
+        assert sum(t.reward for t in row.tokens) == pytest.approx(row.score, abs=1e-5)
+
+
+def test_text_of_tokens_is_the_text(plan, trial):
+    for row in plan("rlcr").phases[-1].rows:
+        tree = trial.trees[row.tree]
+        place = trial.train.batch.rows[row.row]
+        assert "".join(t.text for t in row.tokens).removesuffix("<eos>") == "".join(
+            tree.segments[turn].text for turn in place.turns
+        )
+
+
+def test_group_statistics_and_shares(plan):
+    phase = plan("rlcr").phases[-1]
+    by_number = {row.row: row for row in phase.rows}
+    assert sorted(n for g in phase.groups for n in g.rows) == sorted(by_number)
+    for group in phase.groups:
+        scores = [by_number[n].score for n in group.rows]
+        assert group.mean == pytest.approx(sum(scores) / len(scores))
+        assert {by_number[n].parent for n in group.rows} == {group.parent}
+    assert sum(kind.share_of_tokens for kind in phase.kinds) == pytest.approx(1)
+    assert sum(kind.share_of_gradient for kind in phase.kinds) == pytest.approx(1)
+
+
+def test_shown_are_an_answer_that_scored_one_that_failed_and_their_confidences(plan):
+    phase = plan("rlcr").phases[-1]
+    by_number = {row.row: row for row in phase.rows}
+    answers = [by_number[n] for n in phase.shown if by_number[n].kind == "answer"]
+    correct = [next(g.raw for g in row.rewards if g.name == "accuracy") for row in answers]
+    assert correct == [1.0, 0.0]
+    below = [by_number[n].parent for n in phase.shown if by_number[n].kind == "confidence"]
+    assert below == [answers[0].row] * 2 + [answers[1].row] * 2
+
+
+def test_phases_that_are_alike_are_shown_once(plan):
+    phases = "[{name: a, steps: 3}, {name: b, steps: 4, set: {optimizer.learning_rate: 1e-5}}]"
+    (phase,) = plan("countdown", f"phases={phases}").phases
+    assert (phase.names, phase.steps) == (("a", "b"), 7)
+    assert [phase.names for phase in plan("rlcr").phases] == [("answers",), ("joint",)]
+
+
+def test_the_same_seed_plans_the_same(plan):
+    first = plan("countdown").to_json()
+    assert plan.__wrapped__("countdown").to_json() == first
+    other = plan("countdown", "seed=1").to_json()
+    assert other["phases"][0]["rows"] != first["phases"][0]["rows"]
+
+
+def test_streams_are_made_up_only_where_something_asks(plan):
+    (plain,) = plan("countdown").phases
+    assert plain.made_up == ("responses", "behaviour log-probabilities")
+    assert all(t.kl is None and t.value is None for row in plain.rows for t in row.tokens)
+    (asked,) = plan(
+        "countdown", "estimator={name: gae}", "critic={}", "credit.use_kl_in_reward=true"
+    ).phases
+    assert asked.made_up[2:] == ("reference log-probabilities", "values of the critic")
+    token = asked.rows[0].tokens[0]
+    assert token.reward == pytest.approx(-0.001 * token.kl)
+    assert token.value is not None and token.target is not None

@@ -1,0 +1,400 @@
+"""`rlx check`: sound records hold, and whatever was changed afterwards is found by name."""
+
+import json
+import random
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlx.batch import flatten, rows_of
+from rlx.cli import main
+from rlx.discovery import check_file
+from rlx.record.rollouts import TrainedRows, rollout_table
+from rlx.record.stored import read_step
+from rlx.reward import RewardPool, score
+from rlx.rollout import Completion, grow
+from rlx.run.launch import submit
+from rlx.run.parts import make_parts
+from rlx.run.rows import row_rewards
+from rlx.step import Streams, assign_credit
+from rlx_registry import Registry, read_body, write_body
+
+pytestmark = pytest.mark.timeout(600)  # starting a run takes half a minute on a busy machine
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+END = 0
+
+
+class Characters:
+    """A dialogue in which a token is a character."""
+
+    def open(self, text, system=""):
+        return tuple(map(ord, text))
+
+    def reply(self, text, after):
+        return tuple(map(ord, text))
+
+    def read(self, token_ids):
+        text = "".join(chr(i) for i in token_ids if i != END)
+        return text, tuple(min(i + 1, len(text)) for i in range(len(token_ids)))
+
+
+class Sayings:
+    """A session that says what its seeds choose among a few things; at first one thing only."""
+
+    answers = (
+        "<think>1</think>\n<answer>1 + 2</answer>",
+        "<think>so</think><answer>3 * 4",
+        "<answer>5 - 2</answer>",
+        "nothing",
+    )
+    confidences = ("<confidence>0.9</confidence>", "<confidence>0.2</confidence>", "who knows")
+
+    def generate(self, requests, sampling):
+        says = self.confidences if "confidence" in sampling.spans else self.answers
+        return [
+            tuple(self.say(says if number else says[-1:], seed) for seed in request.seeds)
+            for number, request in enumerate(requests)
+        ]
+
+    def say(self, says, seed):
+        rng = random.Random(seed)
+        ids = (*map(ord, rng.choice(says)), END)
+        logprobs = torch.tensor([-rng.random() for _ in ids]).tolist()
+        return Completion(ids, tuple(logprobs), "stop")
+
+
+@pytest.fixture(autouse=True)
+def home_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RLX_REGISTRY", raising=False)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def registry(home_of_its_own):
+    home_of_its_own.mkdir()
+    with Registry.open(f"sqlite:///{home_of_its_own}/registry.db") as opened:
+        yield opened
+
+
+# Records made here --------------------------------------------------------------------------------
+
+
+def recorded(registry, experiment, sets):
+    """A run whose phases have one step each, all of it real but models and sampler."""
+    overrides = [f"{path}={json.dumps(value)}" for path, value in sets.items()]
+    read, plugins = check_file(EXPERIMENTS / experiment, overrides)
+    run, _ = submit(registry, read, plugins, again=True)
+    with RewardPool(workers=1, memory_mb=512) as pool:
+        for step, phase in enumerate(read.spec.phases, start=1):
+            parts = make_parts(read.spec.in_phase(phase))
+            table, statistics = one_step(parts, step, pool)
+            add(registry, run, step, table, {"phase": phase.name, **statistics})
+    return run
+
+
+def add(registry, run, step, table, statistics):
+    path = Path(run.directory) / "rollouts" / f"step_{step:06d}.parquet"
+    sha256, size = write_body(path, table)
+    registry.add_rollouts(
+        run.id, step, path=path, sha256=sha256, bytes=size, statistics=statistics, index=[]
+    )
+
+
+def one_step(parts, step, pool):
+    count = parts.spec.rollout.prompts_per_step
+    problems = [parts.task.problem("train", i, step) for i in range(2 * count)]
+    seeds = [100 * step + i for i in range(2 * count)]
+    trees = grow(parts.plan, problems, seeds, Sayings(), Characters())
+    table = score(trees, parts.rewards, pool)
+    filtered = {(row.tree, row.segment) for row in rows_of(trees) if row.tree >= count}
+    batch = flatten(trees, temperatures=parts.temperatures, without=filtered)
+    rng = torch.Generator().manual_seed(step)
+    shape = batch.token_ids.shape
+    streams = Streams(
+        old_logprobs=batch.behaviour_logprobs,
+        reference_logprobs=-torch.rand(shape, generator=rng) if parts.wants_reference else None,
+        values=torch.randn(shape, generator=rng) if parts.wants_values else None,
+        greedy_scores=torch.rand(shape[:1], generator=rng) if parts.wants_greedy else None,
+        beta=0.05,
+        state={"mean_square": 0.25},
+    )
+    train = assign_credit(
+        batch,
+        row_rewards(batch, trees, table),
+        parts.mask(batch),
+        streams,
+        estimator=parts.estimator,
+        credit=parts.spec.credit,
+        loss=parts.spec.loss,
+        max_tokens=parts.max_tokens,
+    )
+    statistics = {"beta": 0.05, "state_before": dict(streams.state), "max_tokens": parts.max_tokens}
+    roles = ["trained"] * count + ["filtered"] * count
+    return rollout_table(trees, table, rows(train), roles), statistics
+
+
+def rows(train):
+    batch, streams = train.batch, train.streams
+    scores = dict(vars(train.scores))
+    if streams.greedy_scores is not None:
+        scores["greedy_score"] = streams.greedy_scores
+    return TrainedRows(
+        [(r.tree, r.segment, r.parent, r.kind, r.level) for r in batch.rows],
+        batch.group_ids,
+        batch.is_own,
+        {
+            "mask": train.mask,
+            "weights": train.weights,
+            "advantages": train.advantages,
+            "old_logprobs": streams.old_logprobs,
+            "reference_logprobs": streams.reference_logprobs,
+            "values": streams.values,
+            "placed": train.placed.token_rewards,
+            "token_rewards": train.token_rewards,
+            "kl": train.kl,
+            "returns": train.returns,
+        },
+        scores,
+    )
+
+
+KL = {"credit.use_kl_in_reward": True, "credit.kl_penalty": "low_var_kl"}
+SUMMED = {"credit.placement": "turn_proportional", "credit.score_source": "token_rewards"}
+SMALL = {"rollout.prompts_per_step": 3}
+ESTIMATORS = {
+    "grpo": {**KL, "credit.score_source": "token_rewards"},
+    "uniform": {},
+    "dr_grpo": {"loss.aggregate": "constant"},
+    "rloo": {},
+    "opo": {},
+    "gpg": {},
+    "pass_at_k": {"mask": {"strategy": "model_tokens"}},
+    "remax": {},
+    "multiturn_grpo": {},
+    "mt_grpo": {},
+    "gigpo": {},
+    "tree_grpo": {},
+    "reinforce_plus_plus": {**KL, "credit.kl_penalty": "kl", "credit.placement": "turn_end"},
+    "reinforce_plus_plus_baseline": {},
+}
+CRITICS = {
+    "gae": {**KL, **SUMMED, "credit.score_source": "structured"},
+    "turn_level_gae": {"credit.profile": "seed000"},
+}
+WHOLE = {
+    "rewards.global": {
+        "right": {"plugin": "countdown.verify", "weight": 0.5},
+        "coupled": {"plugin": "countdown", "weight": -0.25, "requires": "score"},
+    }
+}
+
+
+def checked(run, *arguments, capsys):
+    capsys.readouterr()
+    code = main(["check", run.id, "--json", *arguments])
+    said = json.loads(capsys.readouterr().out)
+    return code, {i["name"]: i for i in said["identities"]}, said
+
+
+@pytest.mark.parametrize(
+    ("estimators", "more"),
+    [(ESTIMATORS, {}), (CRITICS, {"critic": {}, "estimator": {"name": "gae"}})],
+)
+def test_a_record_of_every_estimator_holds(estimators, more, registry, capsys):
+    phases = [
+        {"name": name, "steps": 1, "set": {"estimator": {"name": name}, **sets}}
+        for name, sets in estimators.items()
+    ]
+    run = recorded(registry, "countdown.yaml", {**SMALL, **WHOLE, **more, "phases": phases})
+    code, found, said = checked(run, capsys=capsys)
+    assert [i["first"] for i in found.values() if not i["holds"]] == []
+    assert (code, said["holds"], said["unchecked"]) == (0, True, [])
+    assert said["steps"] == list(range(1, len(estimators) + 1))
+    # 3 prompts and 3 filtered ones, 8 answers each with 4 rewards
+    assert found["scores"]["checked"] == len(estimators) * 6 * 8 * 4
+    of_groups = set() if more == {} else {"equal_scores", "group_means"}
+    assert {name for name, i in found.items() if not i["checked"]} == of_groups
+
+
+@pytest.mark.parametrize("second", ["none", "prompt_scale", "prompt_renorm", "ema_scale"])
+def test_a_record_of_two_turns_holds(second, registry, capsys):
+    joint = [{"name": "joint", "steps": 1}]
+    sets = {**SMALL, "phases": joint, "estimator.second_level": second}
+    code, found, _ = checked(recorded(registry, "rlcr.yaml", sets), capsys=capsys)
+    assert [i["first"] for i in found.values() if not i["holds"]] == []
+    assert code == 0
+    assert (found["equal_scores"]["checked"] > 0) == (second != "prompt_renorm")
+
+
+# Records that were changed ------------------------------------------------------------------------
+
+
+def changed(registry, run, step, change):
+    """Rewrites a body, with a digest that fits."""
+    body = registry.rollout_body(run.id, step)
+    stored = read_step(read_body(Path(run.directory) / body.path, body.sha256))
+    rewards, trained = change(stored)
+    table = rollout_table(stored.trees, rewards, trained, stored.roles)
+    add(registry, run, step, table, body.statistics)
+
+
+def token(name, row, value):
+    """Returns what changes a row's second token that learns; without a row, the first that does
+    not."""
+
+    def change(stored):
+        mask = stored.rows.tokens["mask"]
+        if row is None:
+            place = (stored.rows.own & ~mask).nonzero()[0]
+        else:
+            place = torch.tensor([row, mask[row].nonzero()[1, 0]])
+        tensor = stored.rows.tokens[name].clone()
+        tensor[*place] = value(tensor[*place])
+        tokens = {**stored.rows.tokens, name: tensor}
+        return stored.rewards, replace(stored.rows, tokens=tokens)
+
+    return change
+
+
+def reward(name, tree):
+    def change(stored):
+        place = next(p for p, es in stored.rewards.turns.items() if p[0] == tree and name in es)
+        entry = stored.rewards.turns[place][name]
+        entries = {**stored.rewards.turns[place], name: replace(entry, raw=entry.raw + 0.5)}
+        turns = {**stored.rewards.turns, place: entries}
+        return replace(stored.rewards, turns=turns), stored.rows
+
+    return change
+
+
+def total(row):
+    def change(stored):
+        scores = {**stored.rows.scores, "total_score": stored.rows.scores["total_score"].clone()}
+        scores["total_score"][row] += 1
+        return stored.rewards, replace(stored.rows, scores=scores)
+
+    return change
+
+
+CHANGES = {
+    "scores": (reward("accuracy", 1), {"tree": 1, "turn": 1, "token": None}),
+    "masks": (token("mask", 4, lambda _: False), {"row": 4, "stored": False, "expected": True}),
+    "advantages": (token("advantages", 5, lambda a: a + 0.01), {"row": 5, "turn": 2}),
+    "token_rewards": (token("token_rewards", 2, lambda r: r + 1e-6), {"row": 2, "turn": 1}),
+    "placement": (token("placed", 2, lambda r: r + 1e-6), {"row": 2, "turn": 1}),
+    "outside": (token("weights", None, lambda _: 1.0), {"stored": 1.0, "expected": 0.0}),
+    "totals": (total(3), {"row": 3, "turn": None, "token": None}),
+}
+
+
+@pytest.fixture(scope="session")
+def copied(finished, tmp_path_factory):
+    """Makes a home with a copy of the finished run and its registry."""
+
+    def copy():
+        home = tmp_path_factory.mktemp("copy")
+        shutil.copytree(finished.home.path, home, dirs_exist_ok=True)
+        with Registry.open(f"sqlite:///{home}/registry.db") as registry:
+            registry.update_run(finished.id, directory=home / "runs" / finished.id)
+        return home
+
+    return copy
+
+
+@pytest.fixture
+def copy(copied, monkeypatch):
+    home = copied()
+    monkeypatch.setenv("RLX_HOME", str(home))
+    with Registry.open(f"sqlite:///{home}/registry.db") as registry:
+        yield registry
+
+
+def test_a_run_that_finished_holds(copy, finished, capsys):
+    run = copy.run(finished.id)
+    code, found, said = checked(run, capsys=capsys)
+    assert [i["first"] for i in found.values() if not i["holds"]] == []
+    assert (code, said["steps"], said["notes"]) == (0, [1, 2, 3, 4], [])
+    assert found["bodies"]["checked"] == 4
+    assert found["kl"]["checked"] == 0, "there is no reference"
+    assert all(found[name]["checked"] > 0 for name in found.keys() - {"kl"})
+    assert main(["check", run.id]) == 0
+    assert "all of it holds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_was_changed_is_found_and_named(name, copy, finished, capsys):
+    change, place = CHANGES[name]
+    run = copy.run(finished.id)
+    changed(copy, run, 3, change)
+    code, found, said = checked(run, "--step", "3", capsys=capsys)
+    assert (code, said["holds"], said["steps"]) == (1, False, [3])
+    first = found[name]["first"][0]
+    assert {"step": 3, **place}.items() <= first.items()
+    assert first["stored"] != first["expected"]
+    if name in ("advantages", "token_rewards"):
+        assert first["token"] is not None and found[name]["violated"] == 1
+    assert main(["check", run.id]) == 1
+    shown = capsys.readouterr().out
+    assert re.search(rf"✗ +{name} ", shown) and "step 3, tree" in shown
+
+
+def test_a_changed_score_of_a_whole_rollout_is_found(registry, capsys):
+    run = recorded(registry, "countdown.yaml", {**SMALL, **WHOLE})
+
+    def change(stored):
+        (place, entries), *_ = stored.rewards.rollouts.items()
+        wrong = {**entries, "right": replace(entries["right"], raw=0.25)}
+        rollouts = {**stored.rewards.rollouts, place: wrong}
+        return replace(stored.rewards, rollouts=rollouts), stored.rows
+
+    changed(registry, run, 1, change)
+    code, found, _ = checked(run, capsys=capsys)
+    (first,) = found["scores"]["first"]
+    assert (code, first["what"], first["stored"]) == (1, "reward right", 0.25)
+    assert (first["tree"], first["row"], first["turn"]) == (0, 0, 1)
+
+
+def test_a_body_that_is_not_the_one_recorded_is_said(registry, capsys):
+    run = recorded(registry, "countdown.yaml", SMALL)
+    body = registry.rollout_body(run.id, 1)
+    (Path(run.directory) / body.path).write_bytes(b"nothing")
+    code, found, _ = checked(run, capsys=capsys)
+    assert code == 1 and "was recorded as" in found["bodies"]["first"][0]["stored"]
+
+
+def test_plugins_that_have_changed_or_gone_are_said(registry, capsys):
+    run = recorded(registry, "countdown.yaml", SMALL)
+    with registry._writing() as connection:
+        plugins = json.dumps([{**p, "version": "0.0"} for p in run.plugins])
+        spec = json.dumps(run.spec).replace('"countdown.verify"', '"countdown.gone"')
+        connection.exec_driver_sql("UPDATE rlx_run SET plugins = ?, spec = ?", (plugins, spec))
+    code, found, said = checked(run, capsys=capsys)
+    assert (code, said["holds"]) == (3, True)
+    assert said["unchecked"] == [
+        "scores of '_accuracy' were not checked: no reward plugin named 'countdown.gone'"
+    ]
+    assert any("the run used rlx 0.0" in note for note in said["notes"])
+    assert found["scores"]["checked"] == 6 * 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--step", "9"], "no rollouts of step 9; it has 1 to 1"), (["--step", "0"], "Invalid value")],
+)
+def test_a_step_that_is_not_there_is_wrong_usage(arguments, words, registry, capsys):
+    run = recorded(registry, "countdown.yaml", SMALL)
+    assert main(["check", run.id, *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_run_without_rollouts_is_wrong_usage(registry, capsys):
+    read, plugins = check_file(EXPERIMENTS / "countdown.yaml")
+    submit(registry, read, plugins, again=True)
+    assert main(["check", "latest"]) == 2
+    assert "has recorded no rollouts" in capsys.readouterr().err

@@ -1,0 +1,149 @@
+"""One run that takes a step of every estimator: what it stores, and that it holds together."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rlx.discovery import installed
+
+pytestmark = pytest.mark.timeout(600)
+
+SPEC = Path(__file__).with_name("every_estimator.yaml")
+UNPROVIDED = {"vineppo"}  # its Monte-Carlo values come from the probe
+
+
+@pytest.fixture(scope="module")
+def every(own_home):
+    """The finished run, and its stored steps by the name of their phase."""
+    home = own_home
+    shutil.copy(SPEC, home.folder / "every.yaml")
+    submitted = home.rlx("submit", "every.yaml")
+    assert submitted.returncode == 0, submitted.stderr
+    (listed,) = home.json("runs", "--name", "every-estimator")
+    run = home.run(listed["run"])
+    with home.registry() as registry:
+        phases = {
+            registry.rollout_body(run.id, step).statistics["phase"]: step
+            for step in registry.rollout_steps(run.id)
+        }
+    bodies = {step: trees for step, trees, _ in home.bodies(run)}
+    return run, {phase: (step, bodies[step]) for phase, step in phases.items()}
+
+
+def rows(trees):
+    return [row for tree in trees for row in tree["rows"]]
+
+
+def test_every_estimator_that_a_run_can_have_is_there():
+    text = SPEC.read_text()
+    ours = {f.name for f in installed("estimator") if f.distribution == "rlx"}
+    assert {name for name in ours if f"name: {name}" in text} == ours - UNPROVIDED
+
+
+def test_all_that_is_stored_holds_together(every, own_home):
+    run, phases = every
+    assert run.status == "finished"
+    checked = own_home.json("check", run.id)
+    assert checked["holds"] and not checked["unchecked"]
+    assert len(checked["steps"]) == len(phases) + 1  # gae takes two
+    counts = {identity["name"]: identity["checked"] for identity in checked["identities"]}
+    assert {name for name, count in counts.items() if not count} <= {"outside"}, counts
+
+
+@pytest.mark.parametrize("phase", ["gae", "turn_level_gae"])
+def test_a_critic_leaves_values_and_returns(every, phase):
+    _, trees = every[1][phase]
+    for row in rows(trees):
+        assert row["values"] and row["returns"]
+        assert row["returns"] != row["advantages"]
+
+
+def test_others_leave_none(every):
+    _, trees = every[1]["rloo"]
+    assert all(row["values"] is None and row["kl"] is None for row in rows(trees))
+
+
+@pytest.mark.parametrize("phase", ["paid", "gae", "reinforce_plus_plus"])
+def test_kl_in_the_reward_is_paid(every, own_home, phase):
+    run, phases = every
+    step, trees = phases[phase]
+    with own_home.registry() as registry:
+        beta = registry.rollout_body(run.id, step).statistics["beta"]
+    assert beta == 0.001
+    paid = [
+        (p - r, kl)
+        for row in rows(trees)
+        for p, r, kl in zip(row["placed"], row["token_rewards"], row["kl"], strict=True)
+    ]
+    assert any(kl != 0 for _, kl in paid)
+    for less, kl in paid:
+        assert less == pytest.approx(beta * kl, abs=1e-6)
+
+
+def test_a_penalty_measures_kl_and_leaves_the_reward(every, own_home):
+    run, phases = every
+    step, trees = phases["grpo"]
+    assert all(row["placed"] == row["token_rewards"] for row in rows(trees))
+    assert all(row["reference_logprobs"] is not None for row in rows(trees))
+    with own_home.registry() as registry:
+        assert step in dict(registry.metrics(run.id, ["train/kl_loss"])["train/kl_loss"])
+        (told,) = [e.message for e in registry.events(run.id) if e.kind == "reference"]
+    assert "a frozen copy" in told
+
+
+def test_a_greedy_answer_for_each_prompt(every):
+    _, trees = every[1]["remax"]
+    assert [tree["role"] for tree in trees] == ["trained"] * 3 + ["greedy"] * 3
+    greedy = {tree["problem_id"]: tree for tree in trees[3:]}
+    for tree in trees[:3]:
+        (answer,) = [s for s in greedy[tree["problem_id"]]["segments"] if s["author"] == "policy"]
+        score = sum(r["raw"] for r in answer["rewards"] if not r["name"].startswith("_"))
+        for row in tree["rows"]:
+            whole = row["scores"]["greedy_score"]
+            assert whole <= score + 0.3 and whole >= score - 0.5
+
+
+def test_dynamic_sampling_keeps_what_it_filtered(every):
+    _, trees = every[1]["gspo"]
+    assert {tree["role"] for tree in trees} <= {"trained", "filtered"}
+    assert sum(tree["role"] == "trained" for tree in trees) <= 3
+    assert len(trees) in (3, 6, 9)
+    assert all(not tree["rows"] for tree in trees if tree["role"] == "filtered")
+
+
+def test_a_running_scale_is_handed_on(every, own_home):
+    run, phases = every
+    step, _ = phases["two_level"]
+    with own_home.registry() as registry:
+        statistics = registry.rollout_body(run.id, step).statistics
+    assert statistics["state_before"] == {}
+    assert set(statistics["state"]) <= {"mean_square"}
+
+
+def test_three_scores_of_every_row_and_every_step(every, own_home):
+    run, phases = every
+    names = ("total_score", "token_level_scores", "seed_returns_score")
+    with own_home.registry() as registry:
+        series = registry.metrics(run.id, [f"score/{name}" for name in names])
+        for _, (step, trees) in phases.items():
+            index = {row.row: row for row in registry.rollout_index(run.id, step)}
+            stored = rows(trees)
+            for row in stored:
+                for name in names:
+                    assert row["scores"][name] == pytest.approx(index[row["row"]].scores[name])
+            for name in names:
+                mean = sum(row["scores"][name] for row in stored) / len(stored)
+                assert dict(series[f"score/{name}"])[step] == pytest.approx(mean, abs=1e-5)
+
+
+def test_global_rewards_are_part_of_a_rows_score(every):
+    _, trees = every[1]["rloo"]
+    for tree in trees:
+        for row in tree["rows"]:
+            turn = tree["segments"][row["segment"]]
+            whole = turn["global_rewards"]
+            assert {reward["name"] for reward in whole} == {"overlong", "accuracy"}
+            counted = [r for r in turn["rewards"] + whole if not r["name"].startswith("_")]
+            summed = sum(reward["weight"] * reward["raw"] for reward in counted)
+            assert row["scores"]["total_score"] == pytest.approx(summed, abs=1e-6)

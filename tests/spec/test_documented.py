@@ -1,0 +1,85 @@
+"""What `docs/sources.md` says in YAML is YAML that rlx takes."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlx.discovery import check_file
+
+PAGE = Path(__file__).parents[2] / "docs" / "sources.md"
+BASE = """\
+name: documented
+model: {kind: tiny}
+task: {plugin: countdown}
+rollout: {schedule: single}
+rewards: {turn: {accuracy: {plugin: countdown.verify, turn: answer}}}
+phases: [{name: all, steps: 3}]
+"""
+SECTIONS = ("estimator", "critic", "credit", "loss", "mask", "rollout", "rewards")
+
+
+def algorithms():
+    """Name and YAML snippets of each row of the table of algorithms."""
+    table = PAGE.read_text().split("## Algorithms by name")[1].split("## ")[0]
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 2 and "`" in cells[1]:
+            yield cells[0], re.findall(r"`([^`]+)`", cells[1])
+
+
+def settings():
+    """Every other snippet of the page that is a mapping of one section."""
+    for snippet in re.findall(r"`([^`]+)`", PAGE.read_text().split("## Algorithms by name")[0]):
+        head, colon, _ = snippet.partition(":")
+        if colon and head.split(".")[0] in SECTIONS and "NAME" not in snippet:
+            yield snippet
+
+
+def overrides(snippets):
+    """As `--set` takes them: a section's keys one by one, so that the rest of it stays."""
+    for snippet in snippets:
+        ((path, value),) = yaml.safe_load(snippet).items()
+        keeps = isinstance(value, dict) and value and path in ("credit", "loss", "rollout")
+        for key, one in (value if keeps else {"": value}).items():
+            whole = f"{path}.{key}" if key else path
+            yield f"{whole}={yaml.safe_dump(one, default_flow_style=True, width=1000).strip()}"
+
+
+def taken(tmp_path, snippets):
+    spec = tmp_path / "documented.yaml"
+    spec.write_text(BASE)
+    told = [text.removesuffix("\n...") for text in overrides(snippets)]
+    return check_file(spec, told)
+
+
+@pytest.mark.parametrize(("name", "snippets"), list(algorithms()))
+def test_an_algorithm_by_name(name, snippets, tmp_path):
+    read, plugins = taken(tmp_path, snippets)
+    assert read.spec.digest
+    assert plugins.warnings == (), name
+
+
+def test_there_are_as_many_as_the_issue_names():
+    names = {name for name, _ in algorithms()}
+    assert {"DAPO", "Dr. GRPO", "GSPO", "BNPO", "CISPO"} <= names
+
+
+NEEDS = {
+    "use_kl_in_reward: true": ["estimator: {name: reinforce_plus_plus}"],
+    "kl_adaptive": ["credit: {use_kl_in_reward: true}", "estimator: {name: reinforce_plus_plus}"],
+    "name: gae": ["critic: {}"],
+    "critic: {}": ["estimator: {name: gae}"],
+    "two_turn": [
+        "rollout: {confidence: {template: 'sure?', spans: [confidence]}}",
+        "rewards.turn.brier: {plugin: rlcr.brier, turn: confidence, of: accuracy}",
+    ],
+}
+
+
+@pytest.mark.parametrize("snippet", sorted(set(settings())))
+def test_a_setting_by_itself(snippet, tmp_path):
+    more = [extra for part, extras in NEEDS.items() if part in snippet for extra in extras]
+    read, _ = taken(tmp_path, [*more, snippet])
+    assert read.spec.digest

@@ -1,0 +1,277 @@
+"""Structured rewards, masks, placement and KL of one multi-turn step (design 000)."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from rlx.batch import flatten
+from rlx.credit.estimators import gae, grpo, multiturn_grpo, reinforce_plus_plus
+from rlx.mask import all_response, effective, model_tokens, turn_spans
+from rlx.plugin import Problem
+from rlx.rollout import NO_PARENT, RolloutTree, Segment
+from rlx.spec import CreditSpec, LossSpec
+from rlx.step import RowRewards, Streams, assign_credit
+
+
+def turn(parent, number, length, reason="stop"):
+    return Segment(
+        parent=parent,
+        author="policy",
+        token_ids=(5,) * length,
+        logprobs=(-1.0,) * length,
+        turn=number,
+        kind="turn",
+        finish_reason=reason,
+    )
+
+
+def given(parent, author, length, **info):
+    return Segment(parent=parent, author=author, token_ids=(1,) * length, info=info)
+
+
+# Two rollouts of a prompt of one token: two turns of 2 and 1 tokens with an observation of 2 tokens
+# between them, and one turn of 3.
+MULTI = RolloutTree(
+    Problem(id="p", prompt="?", fields={}),
+    (
+        given(NO_PARENT, "prompt", 1),
+        turn(0, 1, 2),
+        given(1, "environment", 2),
+        turn(2, 2, 1),
+        turn(0, 1, 3),
+    ),
+)
+SINGLE = RolloutTree(
+    Problem(id="p", prompt="?", fields={}),
+    (given(NO_PARENT, "prompt", 1), turn(0, 1, 3), turn(0, 1, 2)),
+)
+REWARDS = RowRewards(
+    turn_rewards=torch.tensor([[0.25, 0.1], [0.3, 0.0]]),
+    turn_present=torch.tensor([[True, True], [True, False]]),
+    global_rewards=torch.tensor([0.5, 0.0]),
+)
+ALONE = RowRewards(
+    turn_rewards=torch.tensor([[0.25], [0.3]]),
+    turn_present=torch.tensor([[True], [True]]),
+    global_rewards=torch.tensor([0.5, 0.0]),
+)
+
+
+def step(tree=MULTI, rewards=REWARDS, *, mask=model_tokens, estimator=grpo, streams=None, **credit):
+    batch = flatten([tree])
+    return assign_credit(
+        batch,
+        rewards,
+        mask(batch),
+        streams or Streams(old_logprobs=batch.behaviour_logprobs),
+        estimator=estimator,
+        credit=CreditSpec(**credit),
+        loss=LossSpec(),
+        max_tokens={"turn": 3},
+    )
+
+
+# The mask table of design 000, section 2.1: which mask KL, GAE, GRPO and score use, in a multi-turn
+# run with state masking and in any other.
+
+#                prompt, turn 1 (2), information (2), turn 2 (1)
+MODEL = [0, 1, 1, 0, 0, 1]
+RESPONSE = [0, 1, 1, 1, 1, 1]
+TABLE = [
+    ("KL", True, MODEL),
+    ("KL", False, RESPONSE),
+    ("GAE", True, MODEL),
+    ("GAE", False, RESPONSE),
+    ("GRPO", True, MODEL),
+    ("GRPO", False, RESPONSE),
+    ("score", True, MODEL),
+    ("score", False, RESPONSE),
+]
+
+
+@pytest.mark.parametrize(("stage", "state_masking", "expected"), TABLE)
+def test_one_effective_mask_for_all_four(stage, state_masking, expected):
+    ones = torch.ones(2, 6)
+    streams = Streams(
+        old_logprobs=-ones, reference_logprobs=-2 * ones, values=torch.zeros(2, 6), beta=0.1
+    )
+    train = step(
+        mask=partial(effective, state_masking=state_masking),
+        estimator=grpo if stage == "GRPO" else partial(gae, environment="literal"),
+        streams=streams,
+        use_kl_in_reward=True,
+        placement="turn_proportional",
+    )
+    where = torch.tensor(expected, dtype=torch.bool)
+    if stage == "KL":
+        assert torch.equal(train.kl[0], where.float())
+        paid = train.placed.token_rewards - train.token_rewards
+        assert torch.equal(paid[0] != 0, where)
+    elif stage in ("GAE", "GRPO"):
+        assert torch.equal(train.advantages[0] != 0, where)
+    else:
+        everywhere = train.returns[0][where].sum()
+        assert train.scores.seed_returns_score[0] == pytest.approx(float(everywhere))
+        assert torch.equal(train.mask[0], where)
+
+
+@pytest.mark.parametrize("state_masking", [True, False])
+def test_in_a_single_turn_the_two_masks_are_one(state_masking):
+    batch = flatten([SINGLE])
+    mask = effective(batch, state_masking=state_masking)
+    assert torch.equal(mask, batch.is_own)
+    assert torch.equal(mask, all_response(batch))
+
+
+def test_the_masks_that_a_batch_names_by_content():
+    batch = flatten([MULTI])
+    assert batch.is_own.int().tolist() == [MODEL, [0, 1, 1, 1, 0, 0]]
+    assert batch.is_environment.int().tolist() == [[0, 0, 0, 1, 1, 0], [0] * 6]
+    assert batch.is_response.int().tolist() == [RESPONSE, [0, 1, 1, 1, 0, 0]]
+    assert batch.turn_ids.tolist() == [[-1, 1, 1, -1, -1, 2], [-1, 1, 1, 1, -1, -1]]
+
+
+@pytest.mark.parametrize("strategy", [model_tokens, turn_spans])
+def test_rows_that_ran_out_of_tokens_can_be_skipped(strategy):
+    cut = RolloutTree(
+        MULTI.problem,
+        (
+            given(NO_PARENT, "prompt", 1),
+            turn(0, 1, 2, "length"),
+            given(1, "environment", 2),
+            turn(2, 2, 1),
+            turn(0, 1, 3),
+        ),
+    )
+    batch = flatten([cut])
+    assert strategy(batch, truncated="skip").any(dim=1).tolist() == [False, True]
+    assert strategy(batch).any(dim=1).tolist() == [True, True]
+
+
+def test_states_are_told_apart_by_what_opened_the_turn_or_by_the_environments_word():
+    def rollout(*words):
+        segments = [given(NO_PARENT, "prompt", 1)]
+        for word in words:
+            at = len(segments)
+            segments += [turn(0, 1, 1), given(at, "environment", 2, **word), turn(at + 1, 2, 1)]
+        return flatten([RolloutTree(MULTI.problem, tuple(segments))]).state_ids.tolist()
+
+    assert rollout({}, {}) == [[0, 1], [0, 1]]
+    assert rollout({"state": "a"}, {"state": "b"}) == [[0, 1], [0, 2]]
+    assert rollout({"state": "a"}, {}) == [[0, 1], [0, 2]]
+    assert flatten([MULTI]).state_ids.tolist() == [[0, 1], [0, -1]]
+
+
+# Scores and placement ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("credit", "sums"),
+    [
+        ({}, [0.675, 0.3]),
+        ({"placement": "turn_proportional"}, [0.85, 0.3]),
+        ({"placement": "turn_end"}, [0.85, 0.3]),
+        ({"placement": "turn_end", "turn_reduce": "mean"}, [0.675, 0.3]),
+    ],
+)
+def test_three_scores_of_each_row(credit, sums):
+    train = step(**credit)
+    assert train.scores.total_score.tolist() == pytest.approx([0.675, 0.3])
+    assert train.scores.token_level_scores.tolist() == pytest.approx(sums)
+    assert train.scores.seed_returns_score.tolist() == pytest.approx(
+        train.advantages.sum(dim=1).tolist()
+    )
+
+
+def test_the_sources_score_grows_with_length():
+    """γ = λ = 1: every token's return is what is still to come, so it is n · R."""
+    streams = Streams(old_logprobs=torch.zeros(2, 6), values=torch.randn(2, 6))
+    train = step(estimator=gae, streams=streams)
+    assert train.scores.seed_returns_score.tolist() == pytest.approx([3 * 0.675, 3 * 0.3])
+
+
+@pytest.mark.parametrize("use_kl_in_reward", [True, False])
+def test_seed000_places_by_whether_kl_is_on(use_kl_in_reward):
+    credit = CreditSpec(profile="seed000", use_kl_in_reward=use_kl_in_reward)
+    expected = "turn_proportional" if use_kl_in_reward else "final_token_only"
+    assert credit.resolved_placement == expected
+    chosen = CreditSpec(profile="seed000", use_kl_in_reward=True, placement="turn_end")
+    assert chosen.resolved_placement == "turn_end"
+
+
+# KL ----------------------------------------------------------------------------------------------
+
+LOGPROBS = Streams(
+    old_logprobs=torch.tensor([[9.0, -1.0, -0.5, 9.0, 9.0, -0.3], [9.0, -0.7, -0.7, -0.7, 9, 9]]),
+    reference_logprobs=torch.tensor([[0, -1.2, -0.5, 0, 0, -0.1], [0, -0.9, -0.7, -0.7, 0, 0]]),
+    beta=0.5,
+)
+
+
+def test_kl_is_paid_by_the_token():
+    train = step(streams=LOGPROBS, estimator=reinforce_plus_plus, use_kl_in_reward=True)
+    expected = torch.tensor([[0, 0.2, 0, 0, 0, -0.2], [0, 0.2, 0, 0, 0, 0]])
+    torch.testing.assert_close(train.kl, expected)
+    torch.testing.assert_close(train.token_rewards, train.placed.token_rewards - 0.5 * expected)
+    assert train.scores.token_level_scores.tolist() == pytest.approx([0.675, 0.3])
+
+
+def test_a_score_of_token_rewards_has_paid_it_and_a_structured_one_has_not():
+    credit = {"use_kl_in_reward": True, "streams": LOGPROBS}
+    centred = partial(grpo, normalize="center")
+    structured = step(estimator=centred, **credit)
+    paid = step(estimator=centred, score_source="token_rewards", **credit)
+    half = (0.675 - 0.3) / 2
+    assert structured.advantages[:, 1].tolist() == pytest.approx([half, -half])
+    half = (0.675 - (0.3 - 0.1)) / 2
+    assert paid.advantages[:, 1].tolist() == pytest.approx([half, -half])
+
+
+def test_multi_turn_grpo_never_sees_it():
+    plain = step(estimator=multiturn_grpo)
+    beside = step(estimator=multiturn_grpo, streams=LOGPROBS, use_kl_in_reward=True)
+    assert torch.equal(plain.advantages, beside.advantages)
+    assert plain.kl is None and beside.kl is not None
+
+
+def test_kl_is_measured_for_a_penalty_without_touching_the_reward():
+    train = step(streams=LOGPROBS)
+    assert torch.equal(train.token_rewards, train.placed.token_rewards)
+    assert train.kl.any()
+
+
+# What enters the loss ---------------------------------------------------------------------------
+
+
+def learned(rewards=ALONE, **loss):
+    batch = flatten([SINGLE])
+    return assign_credit(
+        batch,
+        rewards,
+        model_tokens(batch),
+        Streams(old_logprobs=batch.behaviour_logprobs),
+        estimator=grpo,
+        credit=CreditSpec(),
+        loss=LossSpec(**loss),
+        max_tokens={"turn": 3},
+    )
+
+
+def test_rows_without_signal_are_computed_only_where_a_penalty_pulls():
+    equal = RowRewards(
+        turn_rewards=torch.full((2, 1), 0.7),
+        turn_present=torch.ones(2, 1, dtype=torch.bool),
+        global_rewards=torch.zeros(2),
+    )
+    assert not learned(equal).wanted.any()
+    assert not learned(equal, ratio="sequence").wanted.any()
+    pulled = learned(equal, kl={"coefficient": 0.1})
+    assert torch.equal(pulled.wanted, pulled.mask)
+    assert torch.equal(learned().wanted, learned().mask)
+
+
+def test_an_entropy_bonus_on_everything_that_learns():
+    train = learned(entropy={"coefficient": 0.5})
+    assert train.entropy_weights.sum().item() == pytest.approx(0.5)
+    assert torch.equal(train.entropy_weights > 0, train.mask)

@@ -1,0 +1,62 @@
+"""The promises of placements: ours keep them, and they have teeth."""
+
+from dataclasses import replace
+from functools import partial
+from typing import get_args
+
+import pytest
+import torch
+
+from rlx.credit.place import place
+from rlx.spec.credit import Placement, TurnReduce
+from rlx.testing import check_placement
+
+
+@pytest.mark.parametrize("on_missing_turn", ["drop", "to_last_token"])
+@pytest.mark.parametrize("turn_reduce", [None, *get_args(TurnReduce)])
+@pytest.mark.parametrize("placement", get_args(Placement))
+def test_every_placement_keeps_every_promise(placement, turn_reduce, on_missing_turn):
+    options = {"turn_reduce": turn_reduce, "on_missing_turn": on_missing_turn}
+    check_placement(partial(place, placement=placement, **options))
+
+
+def ends(*tensors):
+    return place(*tensors, placement="turn_end")
+
+
+def changed(change):
+    def broken(*tensors):
+        placed = ends(*tensors)
+        return replace(placed, **change(placed, *tensors))
+
+    return broken
+
+
+BROKEN = {
+    "outside the mask": lambda p, r, c, g, ids, m: {"token_rewards": p.token_rewards + (ids < 0)},
+    "depends on the mask": lambda p, r, c, g, ids, m: {"lost": torch.zeros_like(p.lost)},
+    "not linear": lambda p, *_: {
+        "token_rewards": p.token_rewards.clamp(max=0.5),
+        "lost": p.lost + (p.token_rewards - 0.5).clamp(min=0).sum(dim=1),
+    },
+    "absent turn": lambda p, r, c, g, ids, m: {
+        "token_rewards": p.token_rewards + torch.where(m, 0 * r.sum(dim=1, keepdim=True), 0.0)
+    },
+    "order of rows": lambda p, r, c, g, ids, m: {
+        "token_rewards": p.token_rewards * torch.arange(1, len(m) + 1)[:, None],
+        "lost": p.lost * torch.arange(1, len(m) + 1),
+    },
+    "padding": lambda p, r, c, g, ids, m: {
+        "token_rewards": p.token_rewards / m.shape[1],
+        "lost": p.lost / m.shape[1],
+    },
+    "dtype": lambda p, *_: {"token_rewards": p.token_rewards.half()},
+    "finite": lambda p, *_: {"token_rewards": p.token_rewards / 0},
+    "shape": lambda p, *_: {"token_rewards": p.token_rewards[:, :1]},
+}
+
+
+@pytest.mark.parametrize("complaint", BROKEN)
+def test_the_promises_have_teeth(complaint):
+    with pytest.raises(AssertionError, match=complaint):
+        check_placement(changed(BROKEN[complaint]))
