@@ -20,6 +20,7 @@ from torch import Tensor
 from rlx.batch import TokenBatch
 from rlx.credit import Credit, CreditInputs, structured_scores
 from rlx.credit.place import Placed, mass, place, returns_score
+from rlx.errors import PluginError, RlxError
 from rlx.kl import kl_in_reward, kl_terms
 from rlx.loss import aggregation_weights, entropy_weights
 from rlx.spec import CreditSpec, LossSpec
@@ -143,7 +144,7 @@ def assign_credit(
     placed = _placed(batch, rewards, mask, credit)
     token_rewards, kl = _less_kl(placed.token_rewards, mask, streams, credit)
     given = estimator(_inputs(batch, rewards, mask, token_rewards, streams, credit))
-    assigned = given if isinstance(given, Credit) else Credit(advantages=given)
+    assigned = _checked(given if isinstance(given, Credit) else Credit(advantages=given), mask)
     returns = assigned.advantages if assigned.returns is None else assigned.returns
     weights, bonus = _weights(batch, mask, loss, max_tokens)
     return TrainBatch(
@@ -161,6 +162,31 @@ def assign_credit(
         scores=_scores(rewards, placed, returns, mask),
         state=assigned.state,
     )
+
+
+def _checked(given: Credit, mask: Tensor) -> Credit:
+    """The same, if it is what an estimator promises.
+
+    Raises:
+        PluginError: it has another shape, is not finite, or speaks of tokens outside the mask.
+    """
+    for name, tensor in (("advantages", given.advantages), ("returns", given.returns)):
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor) or tensor.shape != mask.shape:
+            found = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise PluginError(
+                f"the estimator gave {name} of shape {found}, not [B, T] = {tuple(mask.shape)}"
+            )
+        wrong = ~tensor.isfinite() | (~mask & (tensor != 0))
+        if wrong.any():
+            row, token = wrong.nonzero()[0].tolist()
+            where = "" if mask[row, token] else ", which is outside the mask"
+            raise PluginError(
+                f"the estimator gave {float(tensor[row, token])} among its {name}, to token "
+                f"{token} of row {row}{where}: `rlx plugins check` has the promises it must keep"
+            )
+    return given
 
 
 def _placed(batch: TokenBatch, rewards: RowRewards, mask: Tensor, credit: CreditSpec) -> Placed:
@@ -231,6 +257,8 @@ def _less_kl(
     if reference is None:
         return rewards, None
     kl = torch.where(mask, kl_terms(old, reference, credit.kl_penalty), 0.0)
+    if not kl.isfinite().all():
+        raise RlxError("KL from the reference policy is not finite: a model gives no probability")
     if not credit.use_kl_in_reward:
         return rewards, kl
     less = kl_in_reward(rewards, old, reference, mask, beta=streams.beta, kind=credit.kl_penalty)

@@ -276,3 +276,23 @@ def test_inputs_that_disagree_are_refused(change, complaint):
     x = inputs_of([1.0, 2.0], [[1], [1]], levels=[0, 0], group_ids=[0, 0])
     with pytest.raises(ShapeError, match=complaint):
         CreditInputs(**{**vars(x), **change})
+
+
+@given(
+    reward=st.floats(-5, 5, width=32),
+    lengths=st.lists(st.integers(1, 300), min_size=2, max_size=8),
+)
+def test_a_reward_that_was_spread_and_summed_again_is_the_same_reward(reward, lengths):
+    sums = torch.stack([(torch.full((n,), reward) / n).sum() for n in lengths])
+    ids = torch.zeros(len(lengths), dtype=torch.int64)
+    assert group_advantages(sums, ids).tolist() == [0.0] * len(lengths)
+    means = torch.stack([torch.full((n,), reward).sum() / n for n in lengths])
+    assert group_advantages(means, ids, normalize="center").tolist() == [0.0] * len(lengths)
+
+
+def test_what_is_not_a_number_is_not_taken_for_silence():
+    advantages = group_advantages(
+        torch.tensor([math.nan, 1, 0, 2, 1]), torch.tensor([0, 0, 0, 1, 1])
+    )
+    assert advantages[:3].isnan().any()
+    assert advantages[3:].isfinite().all()

@@ -68,6 +68,12 @@ def test_what_is_said_stands():
     assert filled["confidence"] == {"ddof": 1, "eps": 1e-4, "singleton": "refuse"}
 
 
+@pytest.mark.parametrize("name", ["GRPO", "Grpo", "grpo"])
+def test_names_are_found_in_any_case(name, warned):
+    _, plugins = warned(f"estimator: {{name: {name}}}")
+    assert type(plugins.estimator) is load("estimator", "grpo")
+
+
 def test_placement_is_nothing_to_who_reads_scores(warned):
     said, _ = warned("credit: {placement: turn_end, turn_reduce: mean}")
     assert "reads no token rewards" in said["credit.placement"]
@@ -108,6 +114,59 @@ def test_seed000_says_that_kl_moves_the_reward(warned):
             ["loss: {surrogate: none}", "optimizer: {updates_per_rollout: 2}"],
             "loss.surrogate",
             "nothing bounds the ratio",
+        ),
+        (
+            [
+                "credit: {use_kl_in_reward: true, kl_coef: 0}",
+                "estimator: {name: reinforce_plus_plus}",
+            ],
+            "credit.kl_coef",
+            "no part of the reward after all",
+        ),
+        (
+            ["critic: {lead_steps: 3}", "estimator: {name: gae}"],
+            "critic.lead_steps",
+            "the policy never learns",
+        ),
+        (
+            ["critic: {warmup_steps: 3}", "estimator: {name: gae}"],
+            "critic.warmup_steps",
+            "never leaves its warm-up",
+        ),
+        (
+            ["credit: {on_missing_turn: to_last_token}"],
+            "credit.on_missing_turn",
+            "reads no token rewards",
+        ),
+        (
+            ["credit: {profile: trl}", "critic: {}", "estimator: {name: gae}"],
+            "credit.profile",
+            "says nothing of estimator",
+        ),
+        (
+            [
+                "critic: {}",
+                "estimator: {name: gae}",
+                "rollout: {schedule: single, dynamic_sampling: {max_batches: 2}}",
+            ],
+            "rollout.dynamic_sampling",
+            "can learn from those too",
+        ),
+        (
+            [
+                "mask: {strategy: turn_spans, fallback: none}",
+                "rollout: {schedule: single, answer: {spans: []}}",
+            ],
+            "mask.fallback",
+            "no answer ever learns",
+        ),
+        (
+            [
+                "estimator: {name: pass_at_k, singleton: raw}",
+                "rollout: {schedule: single, num_generations_answer: 1}",
+            ],
+            "rollout.num_generations_answer",
+            "a group of one has no signal",
         ),
         (
             ["rollout: {schedule: single, num_generations_answer: 1}"],

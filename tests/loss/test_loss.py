@@ -332,3 +332,16 @@ def test_the_bonus_is_a_mean_over_the_contents_of_the_span(mask, coefficient):
     weights = entropy_weights(torch.tensor(mask), coefficient)
     assert torch.equal(weights > 0, torch.tensor(mask))
     assert weights.sum().item() == pytest.approx(coefficient * any(map(any, mask)), rel=1e-5)
+
+
+@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
+@pytest.mark.parametrize("log_ratio", [100.0, -100.0])
+def test_a_ratio_beyond_all_bounds_leaves_a_gradient_that_is_a_number(log_ratio, advantage):
+    for surrogate in (
+        lambda x, a: clipped_surrogate(x, a, clip=(0.2, 0.2), dual_clip=None),
+        lambda x, a: clipped_surrogate(x, a, clip=(0.2, 0.2), dual_clip=3.0),
+        unclipped,
+    ):
+        x = torch.tensor(log_ratio, requires_grad=True)
+        surrogate(x, torch.tensor(advantage)).backward()
+        assert x.grad.isfinite()

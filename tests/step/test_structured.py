@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from rlx.batch import flatten
+from rlx.credit import Credit
 from rlx.credit.estimators import gae, grpo, multiturn_grpo, reinforce_plus_plus
+from rlx.errors import PluginError, RlxError
 from rlx.mask import all_response, effective, model_tokens, turn_spans
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
@@ -275,3 +277,35 @@ def test_an_entropy_bonus_on_everything_that_learns():
     train = learned(entropy={"coefficient": 0.5})
     assert train.entropy_weights.sum().item() == pytest.approx(0.5)
     assert torch.equal(train.entropy_weights > 0, train.mask)
+
+
+# What an estimator may not do ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("estimator", "complaint"),
+    [
+        (lambda x: x.global_rewards, r"shape \(2,\), not \[B, T\]"),
+        (lambda x: "much", "shape str"),
+        (
+            lambda x: torch.where(x.mask, torch.nan, 0.0),
+            "gave nan among its advantages, to token 1",
+        ),
+        (lambda x: torch.ones(x.mask.shape), "to token 0 of row 0, which is outside the mask"),
+        (
+            lambda x: Credit(advantages=grpo(x), returns=torch.full(x.mask.shape, torch.inf)),
+            "gave inf among its returns",
+        ),
+    ],
+)
+def test_what_an_estimator_gives_is_looked_at(estimator, complaint):
+    with pytest.raises(PluginError, match=complaint):
+        step(estimator=estimator)
+
+
+def test_a_reference_that_knows_no_probability_is_found():
+    broken = Streams(
+        old_logprobs=torch.zeros(2, 6), reference_logprobs=torch.full((2, 6), -torch.inf)
+    )
+    with pytest.raises(RlxError, match="not finite"):
+        step(streams=broken)

@@ -12,7 +12,11 @@ from torch import Tensor
 
 from rlx.spec.estimator import Normalize, Singleton
 
-__all__ = ["Statistics", "group_advantages"]
+__all__ = ["Statistics", "differ", "group_advantages"]
+
+ROUNDING = 16
+"""Scores that lie no further apart than so many units in the last place are the same score: a
+reward that was spread over tokens, or averaged over turns, comes back with an error of a few."""
 
 
 class Statistics(TypedDict, total=False):
@@ -48,7 +52,8 @@ def group_advantages(
         tolerance: a group whose scores lie no further apart than this has no signal.
 
     Returns:
-        `[B]` in the dtype of `scores`; exactly 0 in a group whose scores are all equal.
+        `[B]` in the dtype of `scores`; exactly 0 in a group whose scores are all equal, up to
+        rounding; NaN in a group that holds NaN.
 
     Reference:
         DeepSeekMath (GRPO), arXiv 2402.03300, section 4.1; Dr. GRPO, arXiv 2503.20783.
@@ -67,8 +72,25 @@ def group_advantages(
         squares = zeros.index_add(0, slot, centred.square())
         deviation = (squares / (counts - ddof).clamp(min=1)).sqrt()
         advantages = centred / (deviation[slot] + eps)
-    advantages = torch.where((highest - lowest > tolerance)[slot], advantages, scores.new_zeros(()))
+    has_signal = differ(highest, lowest, tolerance)[slot]
+    advantages = torch.where(has_signal, advantages, scores.new_zeros(()))
     if singleton == "raw":
         raw = scores / (1 + eps) if normalize == "std" else scores
         advantages = torch.where(counts[slot] == 1, raw, advantages)
     return advantages
+
+
+def differ(highest: Tensor, lowest: Tensor, tolerance: float = 0.0) -> Tensor:
+    """`[...]` bool a group's scores are not all the same number, beyond rounding and tolerance.
+
+    Args:
+        highest: `[...]` the largest score of each group.
+        lowest: `[...]` the smallest.
+        tolerance: how far apart scores may lie and still be the same.
+
+    Returns:
+        True too where a score is NaN, so that it is found and not taken for silence.
+    """
+    rounding = ROUNDING * torch.finfo(highest.dtype).eps
+    same = highest - lowest <= torch.maximum(highest.abs(), lowest.abs()) * rounding + tolerance
+    return ~same

@@ -18,7 +18,14 @@ from rlx.credit.rows import by_rows, selected
 from rlx.errors import ShapeError
 from rlx.spec.estimator import EnvironmentTokens
 
-__all__ = ["discounted_returns", "gae", "turn_level_gae", "vine_advantages", "whiten"]
+__all__ = [
+    "between_ends",
+    "discounted_returns",
+    "gae",
+    "turn_level_gae",
+    "vine_advantages",
+    "whiten",
+]
 
 _BLOCK = 32
 """Tokens of a row that one matrix product joins."""
@@ -62,7 +69,7 @@ def gae(
     recursion = partial(_gae, gamma=gamma, lam=lam)
 
     def block(rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        steps = mask if environment == "skip" else _between_ends(mask)
+        steps = mask if environment == "skip" else between_ends(mask)
         rewards, values = selected(steps, rewards, values)
         advantages = _on_steps(recursion, steps, rewards, values)
         return advantages, values.add_(advantages)
@@ -314,8 +321,9 @@ def _on_steps(recursion: Callable[..., Tensor], steps: Tensor, *streams: Tensor)
     return pad(recursion(*packed), (1, 0)).gather(1, numbers)
 
 
-def _between_ends(mask: Tensor) -> Tensor:
-    """`[B, T]` bool from the first to the last true position of the row."""
+def between_ends(mask: Tensor) -> Tensor:
+    """`[B, T]` bool from the first to the last true position of the row: all that the literal
+    recursion of `gae` reads."""
     begun = mask.cumsum(dim=1) > 0
     unfinished = mask.flip(1).cumsum(dim=1).flip(1) > 0
     return begun & unfinished

@@ -3,15 +3,16 @@
 from collections.abc import Iterator
 
 from rlx.discovery.fit import ignored
-from rlx.plugin import Estimator
+from rlx.plugin import Estimator, Mask
 from rlx.spec import ExperimentSpec
 from rlx.spec.consistency import cautions
 from rlx.spec.diagnostic import Diagnostic, KeyPath
+from rlx.spec.mask import TurnSpans
 
 __all__ = ["advice"]
 
 
-def advice(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+def advice(spec: ExperimentSpec, estimator: Estimator, mask: Mask) -> Iterator[Diagnostic]:
     """The estimator's own warnings, and the engine's about the spec and about the two together."""
     for text in estimator.warnings():
         word = text.split()[0] if text.split() else ""
@@ -20,8 +21,22 @@ def advice(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
     yield from _alone(spec, estimator)
     for path, text in ignored(spec, estimator):
         yield _warning(path, text)
+    yield from _spanless(spec, mask)
     for problem in cautions(spec):
         yield _warning(problem.path, problem.message, problem.help, problem.against)
+
+
+def _spanless(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
+    """Turns in which the mask finds no token to learn from, whatever the model writes."""
+    for turn in spec.rollout.turns:
+        bare = not getattr(spec.rollout, turn).spans
+        if isinstance(mask, TurnSpans) and mask.fallback == "none" and bare:
+            yield _warning(
+                ("mask", "fallback"),
+                f"mask.fallback is 'none', and rollout.{turn} declares no spans: no {turn} ever "
+                "learns",
+                f"name its tags under rollout.{turn}.spans, or `fallback: response`",
+            )
 
 
 def _alone(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:

@@ -281,7 +281,7 @@ def _one(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagnostic]]:
         mask=cast(Mask, built["mask",]),
         estimator=estimator,
         provenance=tuple(_provenance(use, plugin) for use, plugin in everyone),
-        warnings=tuple(advice(spec, estimator)),
+        warnings=tuple(advice(spec, estimator, cast(Mask, built["mask",]))),
     )
     return plugins, []
 

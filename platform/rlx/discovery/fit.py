@@ -91,14 +91,27 @@ def ignored(spec: ExperimentSpec, estimator: Estimator) -> Iterator[tuple[KeyPat
     """Settings that change no advantage, and one that changes more than it says."""
     credit, reading = spec.credit, estimator.reading()
     blind = reading == "turns" or (reading == "scores" and credit.score_source == "structured")
-    for key in ("placement", "turn_reduce"):
+    for key, silent in (("placement", None), ("turn_reduce", None), ("on_missing_turn", "drop")):
         value = getattr(credit, key)
-        if value is not None and blind:
+        if value != silent and blind:
             yield (
                 ("credit", key),
                 f"credit.{key} is {value!r}, but estimator '{spec.estimator.plugin}' reads no "
                 "token rewards: it changes what is stored as token_level_scores and no advantage",
             )
+    conventions = PROFILES[credit.profile]
+    if conventions and not conventions.keys() & type(estimator).model_fields.keys():
+        yield (
+            ("credit", "profile"),
+            f"credit.profile {credit.profile!r} says nothing of estimator "
+            f"'{spec.estimator.plugin}': none of its options is one of the profile's",
+        )
+    if spec.rollout.dynamic_sampling is not None and not estimator.compares("answer"):
+        yield (
+            ("rollout", "dynamic_sampling"),
+            f"rollout.dynamic_sampling replaces trees whose scores agree, but estimator "
+            f"'{spec.estimator.plugin}' can learn from those too",
+        )
     if credit.profile == "seed000" and credit.placement is None and not blind:
         mass = "the sum" if credit.use_kl_in_reward else "the mean"
         state = "on" if credit.use_kl_in_reward else "off"

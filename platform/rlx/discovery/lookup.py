@@ -113,6 +113,8 @@ def find(kind: Kind, name: str) -> Found:
     """
     distribution, colon, bare = name.rpartition(":")
     offers = [f for f in installed(kind) if f.name == bare]
+    # Sources write GAE and GRPO: case matters only where it tells plugins apart.
+    offers = offers or [f for f in installed(kind) if f.name.casefold() == bare.casefold()]
     if colon:
         offers = [f for f in offers if _normal(f.distribution) == _normal(distribution)]
     if len(offers) == 1:

@@ -24,6 +24,10 @@ __all__ = [
     "value_loss",
 ]
 
+LONGEST = 20.0
+"""Log-ratios are held to ±20 nats before they are exponentiated: beyond, a clipped token's gradient
+would be 0 · ∞."""
+
 ETA = 1e-8
 """η of design 004: added to the number of tokens, so that an all-masked batch has loss 0."""
 
@@ -50,6 +54,10 @@ def sequence_log_ratio(log_ratio: Tensor, rows: Tensor) -> Tensor:
     sums = log_ratio.new_zeros(len(counts)).index_add(0, slot, log_ratio)
     means: Tensor = sums / counts
     return means[slot]
+
+
+def _ratio(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-LONGEST, LONGEST).exp()
 
 
 # Surrogate --------------------------------------------------------------------------------------
@@ -80,7 +88,7 @@ def clipped_surrogate(
         PPO, arXiv 1707.06347, equation 7; dual clip, arXiv 1912.09729; clip-higher, arXiv
         2503.14476.
     """
-    ratio = log_ratio.exp()
+    ratio = _ratio(log_ratio)
     low, high = clip
     loss = -torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
     if dual_clip is None:
@@ -105,7 +113,7 @@ def cispo(
         CISPO, arXiv 2506.13585, equation 4.
     """
     low, high = clip
-    weight = log_ratio.detach().exp().clamp(1 - low, 1 + high)
+    weight = _ratio(log_ratio.detach()).clamp(1 - low, 1 + high)
     return -weight * advantages * logprobs
 
 
@@ -114,7 +122,7 @@ def unclipped(log_ratio: Tensor, advantages: Tensor) -> Tensor:
 
     ℓₜ = -rₜ Aₜ
     """
-    return -log_ratio.exp() * advantages
+    return -_ratio(log_ratio) * advantages
 
 
 # Critic -----------------------------------------------------------------------------------------

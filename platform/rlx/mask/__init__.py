@@ -63,7 +63,8 @@ def turn_spans(
     Args:
         batch: the rows; spans are those that each kind of turn declares in YAML.
         fallback: for a row in which none of its spans was found. "response": all of its own
-            tokens learn, so that format failures are corrected. "none": none does.
+            tokens learn, its end included, so that format failures are corrected. "none": none
+            does.
         include_eos: the token that ends a turn learns as well.
         truncated: "skip" leaves out rows in which a turn ran out of tokens.
 

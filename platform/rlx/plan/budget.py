@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
 from rlx.plan.trial import Trial
 from rlx.rollout import NO_PARENT
+from rlx.run.parts import Parts
 from rlx.spec import ExperimentSpec, Lora, ModelSpec, Tiny
 
 __all__ = ["LevelTokens", "Memory", "Shape", "TokenBudget", "memory", "shape_of", "token_budget"]
@@ -77,7 +78,18 @@ def token_budget(trial: Trial) -> TokenBudget:
             )
         )
         above *= level.count
-    return _summed(tuple(levels))
+    return _drawn(_summed(tuple(levels)), trial.parts)
+
+
+def _drawn(budget: TokenBudget, parts: Parts) -> TokenBudget:
+    """With what is sampled and not trained on: greedy answers, and trees drawn again."""
+    made_up, at_most = budget.sampled
+    if parts.wants_greedy:
+        first = budget.levels[0]
+        made_up += first.openings * first.made_up
+        at_most += first.openings * first.at_most
+    again = parts.spec.rollout.dynamic_sampling
+    return replace(budget, sampled=(made_up, at_most * (again.max_batches if again else 1)))
 
 
 def _summed(levels: tuple[LevelTokens, ...]) -> TokenBudget:

@@ -63,14 +63,24 @@ class Author:
     task: Task
     speech: Speech
 
-    def group(self, problem: Problem, level: int, seeds: Sequence[int]) -> tuple[Completion, ...]:
-        """The responses below one context, one per seed."""
+    def group(
+        self, problem: Problem, level: int, seeds: Sequence[int], *, number: int = 0
+    ) -> tuple[Completion, ...]:
+        """The responses below one context, one per seed.
+
+        Args:
+            problem: what is asked.
+            level: of the turn, from 0.
+            seeds: one per response.
+            number: of the context; where each has one response, every other one is poor.
+        """
         rng = random.Random(seeds[0])
         turn = self.plan.levels[level].turn
         tenths = rng.sample(range(1, 10), 9)
         written: list[Completion] = []
         for place, seed in enumerate(seeds):
-            role: Role = ROLES[place] if place < len(ROLES) else "any"
+            at = place if len(seeds) > 1 else number % 2
+            role: Role = ROLES[at] if at < len(ROLES) else "any"
             if role == "twin":
                 written.append(written[0])
                 continue
@@ -188,8 +198,8 @@ class FakeSession:
             for order, request in enumerate(requests)
         ]
         groups = [
-            self._author.group(self._problems[tree], self._level, request.seeds)
-            for tree, request in zip(trees, requests, strict=True)
+            self._author.group(self._problems[tree], self._level, request.seeds, number=number)
+            for number, (tree, request) in enumerate(zip(trees, requests, strict=True))
         ]
         self._level += 1
         self._tree_of = [t for t, g in zip(trees, groups, strict=True) for _ in g]

@@ -1,5 +1,6 @@
 """What is wrong with an experiment and shows only when something goes through it."""
 
+import re
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -12,6 +13,9 @@ from rlx.spec.diagnostic import Diagnostic, KeyPath, printable
 from rlx.step import RowRewards, TrainBatch
 
 __all__ = ["findings"]
+
+TRAILING = re.compile(r"<([A-Za-z_][\w-]*)>\s*$")
+"""A tag that a template ends with, declared as a span or not: rewards look for such tags too."""
 
 SHOWN = 160
 """Characters of a response that a message shows."""
@@ -54,7 +58,9 @@ def _template(level: Level, *, is_first: bool) -> Iterator[Diagnostic]:
     """Tags of the turn's own spans that its template opens and never closes, or the reverse."""
     path: KeyPath = ("rollout", level.kind, "template")
     template, label = level.turn.template, f"rollout.{level.kind}.template"
-    for name in level.turn.spans:
+    last = TRAILING.search(template)
+    named = (*level.turn.spans, *((last[1],) if last else ()))
+    for name in dict.fromkeys(named):
         opened, closed = template.count(f"<{name}>"), template.count(f"</{name}>")
         if opened > closed and not (is_first and name == "think"):
             ends_so = template.rstrip().endswith(f"<{name}>")

@@ -188,7 +188,8 @@ def _prompts(spec: ExperimentSpec) -> int:
     below = 1
     for turn in spec.rollout.turns:
         below *= getattr(spec.rollout, f"num_generations_{turn}")
-    return PROMPTS if below < MANY_ROWS else PROMPTS - 1
+    wanted = PROMPTS if below < MANY_ROWS else PROMPTS - 1
+    return min(wanted, spec.rollout.prompts_per_step)
 
 
 def _placed(read: ReadSpec, found: Sequence[tuple[PhaseSpec, Diagnostic]]) -> Iterator[Diagnostic]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rlx.batch import flatten
+from rlx.credit import structured_scores
 from rlx.credit.place import TurnWithoutTokens
 from rlx.errors import PluginError
 from rlx.plan.fake import Author, FakeSession
@@ -153,7 +154,10 @@ def _streams(
         values = 0.5 + 0.1 * torch.randn(shape, generator=draw)
     if parts.wants_greedy:
         made_up.append("scores of greedy answers")
-        greedy = torch.full((rows,), float(rewards.turn_rewards.mean()))
+        scores = structured_scores(
+            rewards.turn_rewards, rewards.turn_present, rewards.global_rewards
+        )
+        greedy = scores.mean().expand(rows)
     streams = Streams(
         old_logprobs=behaviour,
         reference_logprobs=reference,

@@ -18,6 +18,8 @@ from rlx.plugin import RewardPlugin, Sample, Score
 __all__ = ["Job", "Outcome", "start_worker", "work"]
 
 _LONGEST_FAULT = 500
+_LARGEST = 1e18
+"""Rewards become float32, and sums and squares of them must still be finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ def _number(raw: Any) -> float:
     if not isinstance(raw, numbers.Real):
         raise _VerdictError(f"gave {type(raw).__name__} instead of a number")
     value = float(raw)
-    if not math.isfinite(value):
+    if not abs(value) <= _LARGEST:
         raise _VerdictError(f"gave {value}")
     return value
 

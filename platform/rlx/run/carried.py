@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from rlx.kl import AdaptiveKl, FixedKl, mean_kl
-from rlx.spec import CreditSpec
+from rlx.spec import CreditSpec, ExperimentSpec
 from rlx.step import TrainBatch
 
 __all__ = ["Carried"]
@@ -16,12 +16,14 @@ class Carried:
 
     Attributes:
         kl: β of KL in the reward.
-        estimator: what the estimator carries on, such as a running scale.
+        states: what each estimator carries on, such as a running scale, by its name.
+        critic: steps in which the critic has learned.
         told: the settings that `kl` began with.
     """
 
     kl: FixedKl | AdaptiveKl
-    estimator: Mapping[str, float] = field(default_factory=dict)
+    states: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    critic: int = 0
     told: tuple[object, ...] = ()
 
     @staticmethod
@@ -34,12 +36,13 @@ class Carried:
         if credit.kl_adaptive is not None:
             target, horizon = credit.kl_adaptive.target, credit.kl_adaptive.horizon
             kl = AdaptiveKl(beta=credit.kl_coef, target=target, horizon=horizon)
-        return Carried(kl, {} if before is None else before.estimator, told)
+        return Carried(kl, told=told) if before is None else replace(before, kl=kl, told=told)
 
-    def after(self, train: TrainBatch, credit: CreditSpec) -> "Carried":
+    def after(self, train: TrainBatch, spec: ExperimentSpec, *, with_critic: bool) -> "Carried":
         """What goes on after a step."""
-        carried = replace(self, estimator=dict(train.state))
-        if train.kl is None or not credit.use_kl_in_reward or not train.mask.any():
+        states = {**self.states, spec.estimator.plugin: train.state} if train.state else self.states
+        carried = replace(self, states=states, critic=self.critic + with_critic)
+        if train.kl is None or not spec.credit.use_kl_in_reward or not train.mask.any():
             return carried
         measured = float(mean_kl(train.kl, train.mask))
         return replace(carried, kl=self.kl.update(measured, len(train.batch.rows)))

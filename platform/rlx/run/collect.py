@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rlx.batch import flatten
 from rlx.credit import structured_scores
+from rlx.credit.group import differ
 from rlx.plugin import Problem
 from rlx.reward import RewardTable, score
 from rlx.rollout import Level, RolloutPlan, RolloutTree, grow
@@ -147,7 +148,7 @@ def _with_signal(parcel: Scored) -> list[int]:
     edge = scores.new_zeros(int(slot.max()) + 1)
     highest: Tensor = edge.scatter_reduce(0, slot, scores, "amax", include_self=False)
     lowest: Tensor = edge.scatter_reduce(0, slot, scores, "amin", include_self=False)
-    trees: list[int] = batch.tree_ids[(highest > lowest)[slot]].unique().tolist()
+    trees: list[int] = batch.tree_ids[differ(highest, lowest)[slot]].unique().tolist()
     return trees
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlx.batch import TokenBatch, flatten, rows_of
+from rlx.credit.group import differ
 from rlx.credit.place import mass
 from rlx.plugin import Estimator
 from rlx.record.rollouts import TrainedRows
@@ -363,7 +364,7 @@ def _equal_scores(e: Evidence) -> Found:
     if again or not (isinstance(e.estimator, _COMPARING) and _reads_one_score(e.estimator)):
         return Found(0)
     groups = _Groups.of(e)
-    alike = ((groups.highest == groups.lowest) & (groups.sizes > 1))[groups.slot]
+    alike = (~differ(groups.highest, groups.lowest) & (groups.sizes > 1))[groups.slot]
     stored = e.tokens("advantages")
     wrong = alike[:, None] & e.mask & (stored != 0)
     return e.compared("advantages", stored, torch.zeros_like(stored), wrong, int(alike.sum()))

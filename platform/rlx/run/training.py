@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlx.batch import TokenBatch, flatten
+from rlx.credit.returns import between_ends
 from rlx.errors import SpecError
 from rlx.learner import CriticStats, UpdateStats, critic_rate
 from rlx.record.rollouts import Role, TrainedRows
@@ -62,7 +63,7 @@ def train_step(
         loss=parts.spec.loss,
         max_tokens=parts.max_tokens,
     )
-    update, critic = _learn(m, parts, train, step, rate)
+    update, critic = _learn(m, parts, train, carried.critic, rate)
     ended = time.perf_counter()
     seconds = {
         "rollout": crop.sampled,
@@ -78,7 +79,7 @@ def train_step(
     return Stepped(
         {name: figures[name] for name in shown if name in figures},
         crop.drawn,
-        carried.after(train, parts.spec.credit),
+        carried.after(train, parts.spec, with_critic=critic is not None),
     )
 
 
@@ -103,10 +104,13 @@ def _streams(
     return Streams(
         old_logprobs=old,
         reference_logprobs=reference.logprobs(batch, mask) if reference else None,
-        values=m.critic.values(batch, mask) if m.critic and parts.wants_values else None,
+        # Also between two learning tokens, where the literal recursion reads them.
+        values=m.critic.values(batch, between_ends(mask))
+        if m.critic and parts.wants_values
+        else None,
         greedy_scores=greedy,
         beta=carried.kl.beta,
-        state=carried.estimator,
+        state=carried.states.get(parts.spec.estimator.plugin, {}),
     )
 
 
@@ -122,14 +126,18 @@ def _greedy_score(trees: Sequence[RolloutTree], table: RewardTable, tree: int) -
 
 
 def _learn(
-    m: Machinery, parts: Parts, train: TrainBatch, step: int, rate: float
+    m: Machinery, parts: Parts, train: TrainBatch, asked: int, rate: float
 ) -> tuple[UpdateStats | None, CriticStats | None]:
-    """Lets the critic learn, then the policy once the critic's lead is over."""
+    """Lets the critic learn, then the policy once the critic's lead is over.
+
+    Args:
+        asked: steps in which the critic has learned before.
+    """
     spec, told = m.spec.critic, None
     if m.critic is not None and spec is not None and parts.wants_values:
         for _ in range(spec.updates_per_rollout):
-            told = m.critic.update(train, critic_rate(spec, step - 1))
-        if step <= spec.lead_steps:
+            told = m.critic.update(train, critic_rate(spec, asked))
+        if asked < spec.lead_steps:
             return None, told
     update: UpdateStats | None = None
     for _ in range(parts.spec.optimizer.updates_per_rollout):

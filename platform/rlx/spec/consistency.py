@@ -23,6 +23,7 @@ def contradictions(spec: ExperimentSpec) -> Iterator[Problem]:
     yield from _rewards(spec)
     yield from _entropy(spec)
     yield from _loss(spec)
+    yield from _horizon(spec)
     yield from _ranks(spec)
     yield from _length(spec)
 
@@ -38,6 +39,19 @@ def cautions(spec: ExperimentSpec) -> Iterator[Problem]:
                 f"optimizer.warmup_steps is {warmup}, but phase '{phase.name}' ends after "
                 f"{phase.steps} steps: the learning rate never leaves its warm-up",
             )
+    critic = spec.critic
+    if critic is not None and critic.lead_steps >= spec.steps:
+        yield Problem(
+            ("critic", "lead_steps"),
+            f"critic.lead_steps is {critic.lead_steps}, and the run takes {spec.steps} steps: the "
+            "policy never learns",
+        )
+    if critic is not None and critic.warmup_steps >= spec.steps:
+        yield Problem(
+            ("critic", "warmup_steps"),
+            f"critic.warmup_steps is {critic.warmup_steps}, and the run takes {spec.steps} steps: "
+            "the critic's learning rate never leaves its warm-up",
+        )
     warm = spec.model.warm_start
     if warm is not None and warm.warmup_steps >= warm.steps:
         yield Problem(
@@ -61,6 +75,12 @@ def _kl(spec: ExperimentSpec) -> Iterator[Problem]:
                     f"credit.{key} changes nothing: KL is no part of the reward",
                     help="`credit.use_kl_in_reward: true` makes it one",
                 )
+    elif credit.kl_coef == 0:
+        yield Problem(
+            ("credit", "kl_coef"),
+            "credit.kl_coef is 0, so KL is no part of the reward after all"
+            + (": β is multiplied, and stays 0" if credit.kl_adaptive else ""),
+        )
     if penalty is not None and penalty.kl_penalty in ("k1", "kl"):
         yield Problem(
             ("loss", "kl", "kl_penalty"),
@@ -247,6 +267,21 @@ def _loss(spec: ExperimentSpec) -> Iterator[Problem]:
             f"{loss.aggregate!r} divides by no constant",
             help="`aggregate: constant`, or drop it",
             against=("loss", "aggregate"),
+        )
+
+
+def _horizon(spec: ExperimentSpec) -> Iterator[Problem]:
+    adaptive = spec.credit.kl_adaptive
+    rollout = spec.rollout
+    answers = rollout.prompts_per_step * rollout.num_generations_answer
+    rows = answers * (1 + getattr(rollout, "num_generations_confidence", 0))
+    if adaptive is not None and 0.2 * rows >= adaptive.horizon:
+        yield Problem(
+            ("credit", "kl_adaptive", "horizon"),
+            f"credit.kl_adaptive.horizon is {adaptive.horizon:g}, but a step has up to {rows} "
+            "rollouts: β would be multiplied by 1 - 0.2 · rollouts / horizon, which is not "
+            "positive",
+            help="the horizon counts rollouts, not steps: 10000 is the source's",
         )
 
 

@@ -4,9 +4,9 @@ Their formulas, with sources and shapes, are in `rlx.credit`; `docs/estimators/`
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlx.plugin import Estimator, Reading
 from rlx.spec.base import Strict
@@ -60,11 +60,7 @@ class _Comparison(Strict):
     """A group whose scores lie no further apart than this has no signal."""
 
 
-class _Compares(Estimator):
-    ddof: Literal[0, 1] = 1
-    """1 divides the variance by n - 1, 0 by n."""
-    eps: float = Field(1e-6, ge=0)
-    """Added to the deviation."""
+class _Centres(Estimator):
     singleton: Singleton = "zero"
     """Advantage in a group of one: 0, the raw score, or refused when the YAML is read."""
     tolerance: float = Field(0.0, ge=0)
@@ -77,6 +73,13 @@ class _Compares(Estimator):
         return self.singleton == "refuse"
 
 
+class _Compares(_Centres):
+    ddof: Literal[0, 1] = 1
+    """1 divides the variance by n - 1, 0 by n."""
+    eps: float = Field(1e-6, ge=0)
+    """Added to the deviation."""
+
+
 class Grpo(_Compares):
     """Score minus the mean of its group, over the group's deviation unless only centred."""
 
@@ -86,6 +89,12 @@ class Grpo(_Compares):
     """std divides by the group's deviation, center does not."""
     enable_multiturn_advantage: bool = False
     """Turns compared with turns and rollouts with rollouts: `multiturn_grpo` at its defaults."""
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        if self.enable_multiturn_advantage and self.normalize == "center":
+            raise ValueError("enable_multiturn_advantage divides by σ; normalize cannot be center")
+        return self
 
     def reading(self) -> Reading:
         return "turns" if self.enable_multiturn_advantage else "scores"
@@ -98,25 +107,25 @@ class Uniform(_Compares):
     reads: ClassVar[Reading] = "turns"
 
 
-class DrGrpo(_Compares):
+class DrGrpo(_Centres):
     """Score minus the mean of its group; with `loss.aggregate: constant` it is Dr. GRPO."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:dr_grpo"
 
 
-class Rloo(_Compares):
+class Rloo(_Centres):
     """Score minus the mean of the others of its group."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:rloo"
 
 
-class Opo(_Compares):
+class Opo(_Centres):
     """Score minus the mean of its group weighted by length."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:opo"
 
 
-class Gpg(_Compares):
+class Gpg(_Centres):
     """Score minus the mean of its group, scaled up by the share of groups without signal."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:gpg"
@@ -134,6 +143,9 @@ class PassAtK(_Compares):
 
     normalize: Normalize = "std"
     """std divides by the deviation, center does not."""
+
+    def compares(self, turn: str) -> bool:
+        return True
 
 
 class Remax(Estimator):
@@ -238,7 +250,7 @@ class ReinforcePlusPlus(Estimator):
     """Mean 0 and variance 1 over the batch's tokens."""
 
 
-class ReinforcePlusPlusBaseline(_Compares):
+class ReinforcePlusPlusBaseline(_Centres):
     """Score minus the mean of its group, whitened over the batch."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:reinforce_plus_plus_baseline"

@@ -50,7 +50,7 @@ class CriticSpec(Strict):
     value_clip: float | None = Field(0.5, gt=0)
     """A new value counts as no further than this from the one it was sampled with; null: freely."""
     lead_steps: int = Field(0, ge=0)
-    """Steps at the beginning of the run in which the critic learns and the policy does not."""
+    """Of the steps that have a critic, the first in which it learns and the policy does not."""
 
 
 class PhaseSpec(Strict):

@@ -44,7 +44,11 @@ FAMILIES: tuple[Family, ...] = (
 )
 """Where several fit, the first that knows the output computes it."""
 
-_MISFITS = (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, RlxError)
+_MISFITS = (
+    *(LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError),
+    RlxError,
+)
+"""What a record whose inputs are not what they seem to be makes of a calculation."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ def compared(got: Any, expected: Any, rtol: float, atol: float) -> Status:
     if got is OUTSIDE:
         return "ok"
     if isinstance(expected, Mapping):
-        if not isinstance(got, Mapping):
+        if not isinstance(got, Mapping) or (got and not expected):
             return "differs"
         return _worst(
             compared(got[key], value, rtol, atol) if key in got else "unknown"

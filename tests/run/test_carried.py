@@ -1,0 +1,47 @@
+"""What is handed from step to step."""
+
+from types import SimpleNamespace
+
+import torch
+
+from rlx.run.carried import Carried
+from rlx.spec import AdaptiveBeta, CreditSpec
+
+
+def stepped(kl=None, state=None):
+    return SimpleNamespace(
+        state=state or {},
+        kl=kl,
+        mask=torch.ones(2, 3, dtype=torch.bool),
+        batch=SimpleNamespace(rows=(0,) * 64),
+    )
+
+
+def spec(estimator="gae", **credit):
+    return SimpleNamespace(estimator=SimpleNamespace(plugin=estimator), credit=CreditSpec(**credit))
+
+
+def test_an_estimators_state_waits_for_it():
+    carried = Carried.begin(CreditSpec(), None)
+    carried = carried.after(
+        stepped(state={"mean_square": 2.0}), spec("two_level"), with_critic=False
+    )
+    carried = carried.after(stepped(), spec("gae"), with_critic=True)
+    carried = carried.after(stepped(), spec("two_level"), with_critic=False)
+    assert carried.states == {"two_level": {"mean_square": 2.0}}
+    assert carried.critic == 1
+
+
+def test_beta_follows_the_measured_kl_and_survives_a_phase_with_the_same_settings():
+    credit = {
+        "use_kl_in_reward": True,
+        "kl_coef": 0.2,
+        "kl_adaptive": AdaptiveBeta(target=0.1, horizon=10_000),
+    }
+    carried = Carried.begin(CreditSpec(**credit), None)
+    assert carried.kl.beta == 0.2
+    carried = carried.after(stepped(kl=torch.full((2, 3), 0.02)), spec(**credit), with_critic=False)
+    assert abs(carried.kl.beta - 0.199744) < 1e-9
+    assert Carried.begin(CreditSpec(**credit), carried).kl == carried.kl
+    fresh = Carried.begin(CreditSpec(kl_coef=0.5), carried)
+    assert fresh.kl.beta == 0.5
