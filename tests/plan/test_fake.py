@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlx.discovery import check_file
@@ -73,6 +73,7 @@ def test_right_answers_are_guessed_from_the_record():
 
 
 @given(TEXTS)
+@example("1.1")
 def test_whatever_is_writable_is_written(text):
     speech = ARITHMETIC
     speech.encode(writable(speech, f"<think>{text}</think>"))

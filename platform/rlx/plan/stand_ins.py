@@ -36,6 +36,7 @@ PIECE = re.compile(r"<\|\w+\|>| ?[^\W\d_]{1,8}|\d| ?[^\w\s]|\s|_")
 """Short words with the space before them, single digits, single signs: about what large byte-level
 vocabularies make of a text."""
 TAGS = re.compile(r"(</?[A-Za-z_][\w-]*>)")
+POINTS = re.compile(r"(?<=[0-9])(?=\.)|(?<=\.)(?=[0-9])")
 DIGITS = re.compile(r"(?<=\d)(?=\d)")
 
 
@@ -121,7 +122,10 @@ def writable(speech: Speech, text: str) -> str:
         return text
     parts = (p if _knows(speech, p) else _signs(speech, p) for p in TAGS.split(text))
     known = "".join(parts)
-    return known if _knows(speech, known) else DIGITS.sub(" ", known)
+    for apart in (DIGITS, POINTS):
+        if not _knows(speech, known):
+            known = apart.sub(" ", known)
+    return known
 
 
 def _signs(speech: Speech, text: str) -> str:
