@@ -30,6 +30,8 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, create_model
 
 __all__ = [
     "API",
+    "Canonical",
+    "Corrupts",
     "Demonstration",
     "Estimator",
     "Example",
@@ -148,6 +150,24 @@ class Task(Protocol):
             NotImplementedError: the task has none. It says so beforehand by a class variable or
                 property `demonstrates` that is False, so that `warm_start` is refused when read.
         """
+        ...
+
+
+@runtime_checkable
+class Corrupts(Protocol):
+    """A task that can spoil a sentence of reasoning; probes of the scheme `mistake` ask for it."""
+
+    def corruption(self, sentence: str, seed: int) -> str | None:
+        """Returns the sentence with one thing made wrong; None where it has nothing to spoil."""
+        ...
+
+
+@runtime_checkable
+class Canonical(Protocol):
+    """A task whose answers can be written in several ways."""
+
+    def canonical(self, answer: str) -> str:
+        """Returns a text that is the same for answers that say the same."""
         ...
 
 

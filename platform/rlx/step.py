@@ -54,6 +54,8 @@ class Streams:
         reference_logprobs: `[B, T]` nats under the reference policy; None where nothing asks.
         values: `[B, T]` the critic's estimate before a token; None without a critic.
         greedy_scores: `[B]` score of the greedy answer to the row's prompt; None likewise.
+        step_ids: `[B, T]` int64 step of a token, from 0, -1 outside; None likewise, as is
+        mc_values: `[B, S + 1]` Monte-Carlo values at the borders of steps.
         beta: β of KL in the reward at this step.
         state: what the estimator carried on from the step before.
     """
@@ -62,6 +64,8 @@ class Streams:
     reference_logprobs: Tensor | None = None
     values: Tensor | None = None
     greedy_scores: Tensor | None = None
+    step_ids: Tensor | None = None
+    mc_values: Tensor | None = None
     beta: float = 0.0
     state: Mapping[str, float] = field(default_factory=dict)
 
@@ -235,6 +239,8 @@ def _inputs(
         old_logprobs=streams.old_logprobs,
         reference_logprobs=streams.reference_logprobs,
         greedy_scores=streams.greedy_scores,
+        step_ids=streams.step_ids,
+        mc_values=streams.mc_values,
         state=streams.state,
     )
 

@@ -159,10 +159,16 @@ class Ledger(Database):
         with self._writing_run(run_id) as (connection, key):
             connection.execute(upsert(models.evaluation), {"run_id": key, **row, **figures})
 
-    def evaluations(self, run_id: str) -> list[EvaluationRecord]:
-        """Returns evaluations by step, then in the order they were taken."""
+    def evaluations(self, run_id: str, suite: str | None = None) -> list[EvaluationRecord]:
+        """Returns evaluations by step, then in the order they were taken; of one suite or of all.
+
+        A name that ends with "/" stands for all suites that begin with it.
+        """
         c = models.evaluation.c
         query = select(c.step, c.label, c.suite, c.n, c.metrics, c.payload, c.at)
+        if suite is not None:
+            whole = suite.endswith("/")
+            query = query.where(c.suite.startswith(suite) if whole else c.suite == suite)
         with self._reading_run(run_id) as (connection, key):
             rows = connection.execute(query.where(c.run_id == key).order_by(c.step, c.at))
             return [EvaluationRecord(*row) for row in rows]

@@ -57,7 +57,9 @@ def countdown_score() -> list[dict]:
 
 
 def literal_score(text: str, truth: dict) -> float:
-    """The source's scorer read literally; only for answers known to be harmless."""
+    """The source's scorer read literally; it may hang, so only for harmless answers, or watched."""
+    if "Assistant:" in text:
+        text = text.split("Assistant:", 1)[1]
     blocks = re.findall(r"<answer>(.*?)</answer>", text.split("\n")[-1])
     if not blocks:
         return 0.0

@@ -27,6 +27,10 @@ def score(think: str, *, of: float | None = 1.0, **options):
         ("=\n", 0.0),
         ("", 0.0),
         ("9**9**9**9=1\n", 0.0),
+        ("1/0=1\n", 0.0),
+        ("0**-1=0\n2+2=4\n", 0.5),
+        ("9.0**999=1\n", 0.0),
+        ("1+" * 200 + "0=200\n", 0.0),
     ],
 )
 def test_counts_true_sums(think, expected):
@@ -44,7 +48,18 @@ def test_reads_so_many_lines_and_no_more():
     assert score("1+1=2\n" * 63 + "1+1=3\n" * 1000).value == 63 / 64
 
 
-@pytest.mark.parametrize("text", ["1+1=2\n" * 30_000, "9" * 200_000 + "=1", "(" * 200_000 + "=1"])
+SUMS = ["+".join(["1/9973"] * 440), "9/" * 1500 + "9", "9**400/7**400-" * 220 + "1"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1+1=2\n" * 30_000,
+        "9" * 200_000 + "=1",
+        "(" * 200_000 + "=1",
+        *(f"{text}=1\n" * 64 for text in SUMS),
+    ],
+)
 def test_hostile_text_costs_little(text):
     began = time.process_time()
     score(text)

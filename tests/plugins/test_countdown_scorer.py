@@ -1,14 +1,18 @@
 import itertools
 import json
 import math
+import multiprocessing
+import random
 import re
 import time
 import warnings
 from pathlib import Path
 
 import pytest
+from benchmarks.bench import literal_score
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pebble import ProcessPool
 
 from rlx.plugin import RewardPlugin, Sample
 from rlx_plugins.countdown import (
@@ -56,9 +60,8 @@ def python_value(text):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_scores_the_known_cases(case):
-    started = time.process_time()
     assert compute_score(case["response"], truth(case)) == case["expected"]
-    assert time.process_time() - started < 0.05
+    assert cpu_seconds(lambda: compute_score(case["response"], truth(case))) < 0.05
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
@@ -172,6 +175,44 @@ def test_wellformed_arithmetic_equals_python(text):
     assert type(value) is type(expected)
 
 
+@pytest.fixture(scope="module")
+def watched():
+    """A process that may be killed for what it evaluates."""
+    with ProcessPool(1, context=multiprocessing.get_context("spawn")) as pool:
+        yield pool
+        pool.stop()
+
+
+def literal(pool, response, ground_truth):
+    """The source's score; what it cannot compute in time, or at all, is not right."""
+    try:
+        return pool.schedule(literal_score, args=(response, ground_truth), timeout=5).result()
+    except (TimeoutError, ValueError, MemoryError, RecursionError):
+        return 0.1
+
+
+BEFORE = ["", "<think>1+1=2</think>\n", "User: 1\nAssistant: ", answer("1"), "<answer>"]
+AFTER = ["", "<|im_end|>", "\n", " Assistant: well", "</answer>", answer(""), "<answer>"]
+
+
+@settings(max_examples=300)
+@given(
+    equation=st.recursive(NUMBERS, trees, max_leaves=6),
+    around=st.tuples(st.sampled_from(BEFORE), st.sampled_from(AFTER)),
+    off=st.sampled_from([0, 0, 0, 9e-6, 1.1e-5, -1]),
+    seed=st.integers(0, 99),
+)
+def test_scores_equal_the_literal_reference(watched, equation, around, off, seed):
+    numbers = [int(run) for run in re.findall(r"\d+", equation)]
+    random.Random(seed).shuffle(numbers)
+    if seed == 0:
+        numbers.append(1)
+    value = python_value(equation)
+    response = around[0] + answer(f" {equation} ") + around[1]
+    ground_truth = {"numbers": numbers, "target": 1 if value is None else value + off}
+    assert compute_score(response, ground_truth) == literal(watched, response, ground_truth)
+
+
 @settings(max_examples=300)
 @given(st.lists(st.one_of(NUMBERS, st.sampled_from(PIECES)), min_size=1, max_size=8).map("".join))
 def test_any_text_is_refused_exactly_where_python_refuses_it(text):
@@ -246,12 +287,20 @@ def test_overflow_has_no_value(text):
     assert evaluate_equation(text) is None
 
 
+@pytest.mark.parametrize("text", [" 3+4", "3+4\n", "\n3+4\r\n", "\t\f3 +\t4 \n"])
+def test_white_space_around_the_whole_does_not_count(text):
+    assert evaluate_equation(text) == python_value(text) == 7
+
+
 def test_exact_numbers():
     assert evaluate_equation("1/3+1/3+1/3", numeric="exact") == 1
     assert evaluate_equation("2**-2*(4/1)", numeric="exact") == 1
     assert evaluate_equation("4**.5", numeric="exact") is None
     assert evaluate_equation("(1/3)**9999", numeric="exact") is None
-    assert compute_score(answer("1/10"), {"target": 0.1, "numbers": [1, 10]}, numeric="exact") == 1
+    for text, target in (("1/10", 0.1), ("10**1000", 10**1000), ("10**400*2", 2e400)):
+        numbers = [int(run) for run in re.findall(r"\d+", text)]
+        score = compute_score(answer(text), {"target": target, "numbers": numbers}, numeric="exact")
+        assert score == (0.1 if target == math.inf else 1.0)
 
 
 @pytest.mark.parametrize("text", ["-3+5", "3--5", "2**3", "7//2", "3*-5"])
@@ -286,21 +335,80 @@ HOSTILE = {
     "fraction powers": answer("+".join(f"(1/{n})**400" for n in range(2, 700))),
     "lines": "\n" * N,
     "markers": "Assistant:" * (N // 10),
+    "near misses": "<answer>1+1</answe><answer 1</answer" * (N // 40),
+    "nested blocks": "<answer>" * (N // 17) + "1" + "</answer>" * (N // 17),
+    "blocks on lines": (answer("1+1") + "\n") * (N // 21),
+    "pairs of parentheses": answer("(" * (N // 2 - 10) + "1" + ")" * (N // 2 - 10)),
+    "alternating signs": answer("+-" * (N // 2 - 10) + "1"),
+    "signs of powers": answer("-2**" * 1400 + "1"),
+    "towers": answer("2**2**2**2**2+" * (N // 14) + "1"),
+    "astral": answer("1🎲" * (N // 2 - 10)),
+    "digits of other scripts": answer("٣+" * (N // 2 - 10)),
+    "long numbers": answer("+".join(["9" * 4300] * 46)),
+    "prose": answer("three and four " * (N // 15 - 2)),
 }
+LITTER = [
+    *(
+        "<answer>",
+        "</answer>",
+        "<answer",
+        "\n",
+        "\r",
+        "Assistant:",
+        " ",
+        "\t",
+        "\x0b",
+        "\u2028",
+        "é",
+    ),
+    *("(", ")", "()", "+", "-", "*", "/", "//", "**", ".", "=", "0", "1", "12", "9" * 50, "1/7"),
+    *("9" * 4300, "9**999", "(1/3)", "(1/9**600)", "2**64", "0.5", "٣", "🎲", "\ud800", "\0", "x"),
+]
+OPTIONS = [
+    {},
+    {"numeric": "exact", "extract": "last_block"},
+    {"ops": "prompt", "use_all": False},
+    {"allow_decimals": False, "use_all": False},
+]
+
+
+def cpu_seconds(work):
+    """Of the fastest of a few calls: what is slow once is the machine."""
+    spent = []
+    while len(spent) < 4 and min(spent, default=math.inf) > 0.02:
+        started = time.process_time()
+        work()
+        spent.append(time.process_time() - started)
+    return min(spent)
+
+
+def takes_little(text):
+    # As many numbers as the answer has, so that no cheap check ends it early.
+    numbers = re.findall(r"[0-9]{1,4300}", (extract_solution(text, "last_block") or ""))
+    ground_truth = {"target": 2, "numbers": [int(n) for n in numbers]}
+    said = Sample(id="a", problem=ground_truth, turn="answer", number=1, response=text)
+    assert len(text) <= N
+    for options in OPTIONS:
+        assert compute_score(text, ground_truth, **options) in (0.0, 0.1, 1.0)
+        assert cpu_seconds(lambda: compute_score(text, ground_truth, **options)) < 0.05  # noqa: B023
+    assert cpu_seconds(lambda: CountdownScore().score(said)) < 0.05
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("options", [{}, {"numeric": "exact", "extract": "last_block"}])
-def test_nothing_takes_long(name, options):
-    # As many numbers as the answer has, so that no cheap check ends it early.
-    numbers = re.findall(r"[0-9]{1,4000}", (extract_solution(HOSTILE[name]) or ""))
-    ground_truth = {"target": 2, "numbers": [int(n) for n in numbers]}
-    fastest = math.inf
-    for _ in range(3):
-        started = time.process_time()
-        assert compute_score(HOSTILE[name], ground_truth, **options) in (0.0, 0.1, 1.0)
-        fastest = min(fastest, time.process_time() - started)
-    assert fastest < 0.05
+def test_nothing_takes_long(name):
+    takes_little(HOSTILE[name][:N])
+
+
+@settings(max_examples=40)
+@given(
+    parts=st.lists(st.sampled_from(LITTER), min_size=1, max_size=4),
+    size=st.sampled_from([3000, 30_000, N]),
+    inside=st.booleans(),
+)
+def test_no_litter_takes_long(parts, size, inside):
+    part = "".join(parts)
+    text = part * ((size - 17) // len(part))
+    takes_little(answer(text) if inside else text)
 
 
 @given(st.text(max_size=60))
@@ -353,6 +461,11 @@ def test_options_reach_the_score():
     assert reward.score(sample(answer("3+4"))).value == 2.0
     assert reward.score(sample(answer("3-4"))).value == 0.2
     assert CountdownVerify.model_validate({"score": 2.0}).score(sample(answer("3+4"))).value == 0.0
+    generous = {"format_score": 1.0}
+    assert CountdownScore(**generous).score(sample(answer("3-4"))).value == 1.0
+    assert CountdownVerify(**generous).score(sample(answer("3-4"))).value == 0.0
+    assert CountdownVerify(**generous).score(sample(answer("3+4"))).value == 1.0
+    assert not verify_equation_strict(answer("3-4"), {"numbers": [3, 4], "target": 7}, **generous)
     assert CountdownVerify(ops="prompt").score(sample(answer("-3+4"), target=1)).value == 0.0
 
 
@@ -388,40 +501,28 @@ def test_the_function_lets_a_bad_ground_truth_pass_as_the_source_does():
 # Speed -------------------------------------------------------------------------------------------
 
 
-def plain_score(response, ground_truth):
-    """The straightforward scorer: regular expressions and `eval`."""
-    found = re.findall(r"<answer>(.*?)</answer>", response.split("\n")[-1])
-    if not found:
-        return 0.0
-    equation = found[-1].strip()
-    if sorted(map(int, re.findall(r"\d+", equation))) != sorted(ground_truth["numbers"]):
-        return 0.1
-    if not re.match(r"^[\d+\-*/().\s]+$", equation):
-        return 0.1
-    value = eval(equation, {"__builtins__": None}, {})
-    return 1.0 if abs(value - ground_truth["target"]) < 1e-5 else 0.1
+def answers(equations, thought=""):
+    """Each equation as an answer with the numbers it uses."""
+    return [
+        (thought + answer(e), {"target": 9, "numbers": [int(n) for n in re.findall(r"\d+", e)]})
+        for e in equations
+    ]
 
 
-def test_faster_than_regular_expressions_and_eval():
+def test_twice_as_fast_as_regular_expressions_and_eval():
     equations = [
         f"{a} {o} ({b} {p} {c}) + {a + b}"
         for a, b, c in ((3, 25, 7), (61, 4, 12))
         for o, p in itertools.product("+-*/", repeat=2)
     ]
-    rows = [
-        (
-            "<think>" + "17 + 4 = 21, no. " * 15 + "</think>\n" + answer(e),
-            {"target": 9, "numbers": n},
-        )
-        for e in equations
-        for n in [[int(run) for run in re.findall(r"\d+", e)]]
-    ] * 5
-    times = {plain_score: math.inf, compute_score: math.inf}
-    for _ in range(15):
+    rows = answers(equations, "<think>" + "17 + 4 = 21, no. " * 15 + "</think>\n") * 5
+    assert [compute_score(*row) for row in rows] == [literal_score(*row) for row in rows]
+    times = {literal_score: math.inf, compute_score: math.inf}
+    for _ in range(60):
         for scorer in times:
             started = time.process_time()
-            scores = [scorer(text, ground_truth) for text, ground_truth in rows]
+            for row in rows:
+                scorer(*row)
             times[scorer] = min(times[scorer], time.process_time() - started)
-            assert set(scores) <= {0.1, 1.0}
-    # About 2.1 when nothing disturbs it.
-    assert times[plain_score] / times[compute_score] > 1.5
+    # 2.3 when nothing disturbs it.
+    assert times[literal_score] / times[compute_score] > 2

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import rlx.plugin
-from rlx.plugin import Task
+from rlx.plugin import Canonical, Corrupts, Task
 from rlx_plugins.countdown import CountdownTask, compute_score, evaluate_equation
 from rlx_plugins.countdown.search import Rules, random_expression, solutions
 from rlx_plugins.countdown.task import is_held_out
@@ -257,6 +257,91 @@ def test_no_expression_in_range_is_an_error():
         task.model_copy(
             update={"demonstrations": CountdownTask(demonstrations={"correct": 0}).demonstrations}
         ).demonstration(problem, 0)
+
+
+# Probes ------------------------------------------------------------------------------------------
+
+
+def test_it_corrupts_and_knows_answers_that_are_the_same():
+    assert isinstance(RECIPE, Corrupts) and isinstance(RECIPE, Canonical)
+
+
+@given(
+    st.sampled_from([RECIPE, CountdownTask(), CountdownTask(intermediate_range=None)])
+    | st.tuples(st.integers(-9, 20), st.integers(21, 99)).map(
+        lambda bounds: CountdownTask(intermediate_range=bounds)
+    ),
+    st.text("0123456789+-*/=()\n ", max_size=30),
+    st.integers(0, 2**62),
+)
+def test_a_corruption_changes_the_last_number_and_nothing_else(task, sentence, seed):
+    wrong = task.corruption(sentence, seed)
+    assert wrong == task.corruption(sentence, seed)
+    found = list(re.finditer(r"[0-9]+", sentence))
+    if not found:
+        assert wrong is None
+        return
+    last = found[-1]
+    assert wrong.startswith(sentence[: last.start()]) and wrong.endswith(sentence[last.end() :])
+    number = wrong[last.start() : len(wrong) - len(sentence) + last.end()]
+    assert number.isdigit() and int(number) != int(last[0])
+    if task is RECIPE:  # which its tokenizer can write
+        assert 0 <= int(number) <= 100
+
+
+def test_corruptions_differ_by_seed_and_stay_near():
+    made = {RECIPE.corruption("5*3=15\n", seed) for seed in range(200)}
+    assert made == {f"5*3={n}\n" for n in range(6, 25) if n != 15}
+    assert {RECIPE.corruption("=99100", seed) for seed in range(200)} == {
+        f"={n}" for n in range(91, 101)
+    }
+    only = CountdownTask(intermediate_range=(5, 5))
+    assert only.corruption("=5", 0) is None and only.corruption("=6", 0) == "=5"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("3+4*2", "(2*4) + 3", True),
+        ("3+4", "4+3", True),
+        ("3-4", "4-3", False),
+        ("2*6", "3*4", False),  # equal, but not by algebra
+        ("4/2", "2", False),
+        ("6/3/2", "6/(3*2)", True),
+        ("2*(3+4)", "2*3+2*4", True),
+        ("7", "07", False),
+        ("3 4", "34", False),
+        ("3 +", "3+", True),
+        ("", " ", True),
+        ("1/(2-2)", "3/(2-2)", False),
+        ("so", "so", True),
+    ],
+)
+def test_answers_are_the_same_when_algebra_says_so(one, other, same):
+    assert (RECIPE.canonical(one) == RECIPE.canonical(other)) == same
+
+
+@given(st.lists(st.integers(1, 99), min_size=1, max_size=4), st.integers(0, 10**6))
+def test_an_expression_is_the_same_with_its_sides_swapped(numbers, seed):
+    worked = random_expression(numbers, Rules("+*", None, None), random.Random(seed), trivial=True)
+    mirrored = re.sub(r"[()]", lambda m: ")("[m[0] == ")"], worked.text)
+    mirrored = "".join(reversed(re.findall(r"\d+|.", mirrored)))
+    assert RECIPE.canonical(worked.text) == RECIPE.canonical(mirrored)
+
+
+@given(st.text("0123456789+-*/().e \n", max_size=60) | st.text(max_size=40))
+def test_whatever_a_model_writes_has_a_form(answer):
+    assert RECIPE.canonical(answer) == RECIPE.canonical(f" {answer} ")
+
+
+def test_an_answer_of_thousands_of_digits_has_a_form():
+    products = ["22"]
+    for _ in range(9):
+        products.append(f"({products[-1]})*({products[-1]})")
+    long = f"({products[9]})*({products[8]})"  # more digits than Python writes
+    assert RECIPE.canonical(long) == RECIPE.canonical(f"({products[8]})*({products[9]})")
+    assert RECIPE.canonical(long) != RECIPE.canonical(products[9])
+    assert "(" not in RECIPE.canonical(long), "it was computed"
 
 
 # Expressions -------------------------------------------------------------------------------------

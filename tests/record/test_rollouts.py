@@ -236,8 +236,12 @@ def complete(trees, without=()):
     """Rows with every column that there is, but one that the step has not."""
     batch = flatten(trees, without=without)
     rng = torch.Generator().manual_seed(1)
-    noise = {name: torch.randn(batch.token_ids.shape, generator=rng) for name in TOKEN_COLUMNS}
-    tokens = {**noise, "mask": batch.is_own & (noise["mask"] > -1), "values": None}
+    shape = batch.token_ids.shape
+    noise = {
+        name: (5 * torch.randn(shape, generator=rng)).to(dtype)
+        for name, dtype in TOKEN_COLUMNS.items()
+    }
+    tokens = {**noise, "mask": batch.is_own & noise["mask"], "values": None}
     scores = {name: torch.randn(len(batch.rows), generator=rng) for name in SCORE_COLUMNS}
     return batch, rows_of_step(batch, tokens, scores)
 

@@ -4,22 +4,29 @@ import json
 import random
 import re
 import shutil
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
 
 from rlx.batch import flatten, rows_of
 from rlx.cli import main
 from rlx.discovery import check_file
+from rlx.evaluation.held_out import answered_once
+from rlx.probe import Means
+from rlx.record.recorder import Recorder
 from rlx.record.rollouts import TrainedRows, rollout_table
 from rlx.record.stored import read_step
 from rlx.reward import RewardPool, score
 from rlx.rollout import Completion, grow
 from rlx.run.launch import submit
 from rlx.run.parts import make_parts
+from rlx.run.probing import described, keep, measured
 from rlx.run.rows import row_rewards
+from rlx.spec import ExperimentSpec
 from rlx.step import Streams, assign_credit
 from rlx_registry import Registry, read_body, write_body
 
@@ -38,6 +45,9 @@ class Characters:
     def reply(self, text, after):
         return tuple(map(ord, text))
 
+    def encode(self, text):
+        return tuple(map(ord, text))
+
     def read(self, token_ids):
         text = "".join(chr(i) for i in token_ids if i != END)
         return text, tuple(min(i + 1, len(text)) for i in range(len(token_ids)))
@@ -53,6 +63,10 @@ class Sayings:
         "nothing",
     )
     confidences = ("<confidence>0.9</confidence>", "<confidence>0.2</confidence>", "who knows")
+
+    @contextmanager
+    def session(self):
+        yield self
 
     def generate(self, requests, sampling):
         says = self.confidences if "confidence" in sampling.spans else self.answers
@@ -218,8 +232,8 @@ def test_a_record_of_every_estimator_holds(estimators, more, registry, capsys):
     assert said["steps"] == list(range(1, len(estimators) + 1))
     # 3 prompts and 3 filtered ones, 8 answers each with 4 rewards
     assert found["scores"]["checked"] == len(estimators) * 6 * 8 * 4
-    of_groups = set() if more == {} else {"equal_scores", "group_means"}
-    assert {name for name, i in found.items() if not i["checked"]} == of_groups
+    none = {"probe_scores"} | (set() if more == {} else {"equal_scores", "group_means"})
+    assert {name for name, i in found.items() if not i["checked"]} == none
 
 
 @pytest.mark.parametrize("second", ["none", "prompt_scale", "prompt_renorm", "ema_scale"])
@@ -322,9 +336,12 @@ def test_a_run_that_finished_holds(copy, finished, capsys):
     assert (code, said["steps"], said["notes"]) == (0, [1, 2, 3, 4], [])
     assert found["bodies"]["checked"] == 4
     assert found["kl"]["checked"] == 0, "there is no reference"
-    assert all(found[name]["checked"] > 0 for name in found.keys() - {"kl"})
+    assert found["probe_scores"]["checked"] == 0, "nothing was probed"
+    assert all(found[name]["checked"] > 0 for name in found.keys() - {"kl", "probe_scores"})
     assert main(["check", run.id]) == 0
-    assert "all of it holds" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "all of it holds" in shown
+    assert re.search(r"– +probe_scores +nothing to check", shown)
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -358,6 +375,127 @@ def test_a_changed_score_of_a_whole_rollout_is_found(registry, capsys):
     (first,) = found["scores"]["first"]
     assert (code, first["what"], first["stored"]) == (1, "reward right", 0.25)
     assert (first["tree"], first["row"], first["turn"]) == (0, 0, 1)
+
+
+# Probes -------------------------------------------------------------------------------------------
+
+PROBE = {
+    "probe": {"problems": 8, "samples": 3, "schemes": ["early_answering", "mistake"]},
+    "evaluation.correct": "_accuracy",
+}
+
+
+def probed(registry, sets=()):
+    """A run of one step and two probes, after 0 and 1 steps; all of it real but the model."""
+    run = recorded(registry, "countdown.yaml", {**SMALL, **WHOLE, **PROBE, **dict(sets)})
+    spec = ExperimentSpec.model_validate_json(json.dumps(run.spec))
+    parts = make_parts(spec)
+    with RewardPool(workers=1, memory_mb=512) as pool:
+        means = Means(
+            plan=answered_once(parts.plan),
+            sampler=Sayings(),
+            speech=Characters(),
+            task=parts.task,
+            rewards=parts.rewards,
+            correct="_accuracy",
+            pool=pool,
+        )
+        found = measured(spec.probe, means, spec.seed, None, lambda _: None)
+    recorder = Recorder(registry, run.id, keep_bodies=True)
+    for step, label in ((0, "before"), (1, "after")):
+        told = described(found, spec.probe, spec.seed, step)
+        assert [one.scheme for one in told] == ["early_answering", "mistake"]
+        keep(recorder, told, found, label, probe_file(run, step))
+    return run, len(found.samples)
+
+
+def probe_file(run, step):
+    return Path(run.directory) / "probes" / f"step_{step:06d}.parquet"
+
+
+def probe_changed(registry, run, step, change):
+    """Rewrites the samples of a probe, with a digest that fits."""
+    path = probe_file(run, step)
+    table = read_body(path)
+    records = table.to_pylist()
+    change(records)
+    sha256, _ = write_body(path, pa.Table.from_pylist(records, table.schema))
+    for e in registry.evaluations(run.id, "probe/"):
+        if e.step == step:
+            body = {**e.payload["body"], "sha256": sha256}
+            registry.add_evaluation(run.id, step, e.label, e.suite, e.n, e.metrics, {"body": body})
+
+
+def test_a_record_of_probes_holds(registry, capsys):
+    run, samples = probed(registry)
+    code, found, said = checked(run, capsys=capsys)
+    assert [i["first"] for i in found.values() if not i["holds"]] == []
+    assert (code, said["steps"]) == (0, [1])
+    assert found["bodies"]["checked"] == 1 + 2  # schemes share a file
+    assert found["probe_scores"]["checked"] == 2 * samples * 4
+    code, found, _ = checked(run, "--step", "1", capsys=capsys)
+    assert (code, found["probe_scores"]["checked"]) == (0, samples * 4)
+
+
+def raw_of(column):
+    def change(record):
+        record[column][0]["raw"] = 0.75
+
+    return change
+
+
+def fields_of(record):
+    record["problem"] = json.dumps({**json.loads(record["problem"]), "target": "none"})
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda r: r.update(text="no answer"), "reward score"),
+        (raw_of("rewards"), "reward score"),
+        (raw_of("global_rewards"), "reward right"),
+        (lambda r: r["rewards"].pop(), "reward _accuracy"),
+        (fields_of, "reward score"),
+    ],
+)
+def test_a_changed_sample_of_a_probe_is_found_and_named(change, what, registry, capsys):
+    run, _ = probed(registry)
+    records = read_body(probe_file(run, 1)).to_pylist()
+    place = max(i for i, r in enumerate(records) if r["rewards"][0]["raw"] > 0)
+    probe_changed(registry, run, 1, lambda records: change(records[place]))
+    code, found, said = checked(run, capsys=capsys)
+    assert (code, said["holds"]) == (1, False)
+    broken = found["probe_scores"]
+    assert broken["violated"] >= 1 and found["bodies"]["holds"] and found["scores"]["holds"]
+    record, first = records[place], broken["first"][0]
+    assert first["step"] == 1 and first["stored"] != first["expected"]
+    where = f"({record['scheme']}, point {record['point']}, sample "
+    assert first["what"].startswith(f"{what} {where}") and record["problem_id"] in first["what"]
+    assert main(["check", run.id]) == 1
+    assert re.search(r"✗ +probe_scores ", capsys.readouterr().out)
+
+
+def test_a_probe_that_is_not_the_one_recorded_is_said(registry, capsys):
+    run, samples = probed(registry)
+    probe_file(run, 0).write_bytes(b"nothing")
+    code, found, _ = checked(run, capsys=capsys)
+    assert code == 1 and "probes/step_000000" in found["bodies"]["first"][0]["what"]
+    assert found["probe_scores"]["checked"] == samples * 4
+
+
+def test_a_probe_of_another_version_is_refused(registry, capsys):
+    run, _ = probed(registry)
+    path = probe_file(run, 1)
+    sha256, _ = write_body(path, read_body(path).drop_columns(["share"]))
+    for e in registry.evaluations(run.id, "probe/"):
+        body = {**e.payload["body"], "sha256": sha256}
+        if e.step == 1:
+            registry.add_evaluation(run.id, 1, e.label, e.suite, e.n, e.metrics, {"body": body})
+    assert main(["check", run.id]) == 5
+    assert "recorded by another version of rlx" in capsys.readouterr().err
+
+
+# What cannot be checked ---------------------------------------------------------------------------
 
 
 def test_a_body_that_is_not_the_one_recorded_is_said(registry, capsys):

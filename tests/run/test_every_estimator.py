@@ -10,7 +10,6 @@ from rlx.discovery import installed
 pytestmark = pytest.mark.timeout(600)
 
 SPEC = Path(__file__).with_name("every_estimator.yaml")
-UNPROVIDED = {"vineppo"}  # its Monte-Carlo values come from the probe
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +34,10 @@ def rows(trees):
     return [row for tree in trees for row in tree["rows"]]
 
 
-def test_every_estimator_that_a_run_can_have_is_there():
+def test_every_estimator_is_there():
     text = SPEC.read_text()
     ours = {f.name for f in installed("estimator") if f.distribution == "rlx"}
-    assert {name for name in ours if f"name: {name}" in text} == ours - UNPROVIDED
+    assert {name for name in ours if f"name: {name}" in text} == ours
 
 
 def test_all_that_is_stored_holds_together(every, own_home):
@@ -69,6 +68,18 @@ def test_the_literal_recursion_reads_values_between_what_learns(every):
         if not row["mask"][t] and any(row["mask"][:t]) and any(row["mask"][t:])
     ]
     assert gaps and all(gaps)
+
+
+def test_steps_are_worth_what_they_change(every):
+    """A step's advantage is what it adds to the value of its state, the last one's the score."""
+    _, trees = every[1]["vineppo"]
+    for row in rows(trees):
+        steps, values = row["step_ids"], row["mc_values"]
+        assert steps[0] == 0 and sorted(set(steps)) == list(range(max(steps) + 1))
+        start = dict(zip(steps, values, strict=True))
+        for step, learns, advantage in zip(steps, row["mask"], row["advantages"], strict=True):
+            after = start.get(step + 1, row["scores"]["total_score"])
+            assert not learns or advantage == pytest.approx(after - start[step], abs=1e-6)
 
 
 def test_others_leave_none(every):

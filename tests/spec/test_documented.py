@@ -17,7 +17,17 @@ rollout: {schedule: single}
 rewards: {turn: {accuracy: {plugin: countdown.verify, turn: answer}}}
 phases: [{name: all, steps: 3}]
 """
-SECTIONS = ("estimator", "critic", "credit", "loss", "mask", "rollout", "rewards")
+SECTIONS = (
+    "estimator",
+    "critic",
+    "credit",
+    "loss",
+    "mask",
+    "rollout",
+    "rewards",
+    "probe",
+    "monte_carlo",
+)
 
 
 def algorithms():
@@ -71,6 +81,8 @@ NEEDS = {
     "kl_adaptive": ["credit: {use_kl_in_reward: true}", "estimator: {name: reinforce_plus_plus}"],
     "name: gae": ["critic: {}"],
     "critic: {}": ["estimator: {name: gae}"],
+    "name: vineppo": ["monte_carlo: {samples: 4}"],
+    "monte_carlo: {samples: 4}": ["estimator: {name: vineppo}"],
     "two_turn": [
         "rollout: {confidence: {template: 'sure?', spans: [confidence]}}",
         "rewards.turn.brier: {plugin: rlcr.brier, turn: confidence, of: accuracy}",

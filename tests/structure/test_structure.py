@@ -29,7 +29,8 @@ MAY_IMPORT = {
     "sampler": {"spec", "rollout", "model"},
     "learner": {"spec", "batch", "kl", "loss", "model", "step"},
     "evaluation": {"spec", "plugin", "rollout", "reward", "sampler"},
-    "record": {"spec", "plugin", "rollout", "reward", "rlx_registry"},
+    "probe": {"spec", "plugin", "rollout", "reward", "sampler", "evaluation"},
+    "record": {"spec", "plugin", "rollout", "reward", "probe", "rlx_registry"},
     "testing": {
         *("plugin", "spec", "discovery", "rollout", "reward", "batch", "mask", "credit"),
         *("kl", "loss", "evaluation", "rlx_plugins"),  # the golden runner computes with all of them

@@ -55,7 +55,7 @@ def run(registry: Registry, ref: str) -> dict[str, Any]:
     return {
         "run": _strip(record),
         "charts": _charts(registry.metrics(record.id)),
-        "evaluations": _evaluations(registry.evaluations(record.id)),
+        "evaluations": _evaluations(_told(registry, record)),
         "events": [asdict(event) for event in registry.events(record.id)],
         "figures": FIGURES,
         "history": [asdict(change) for change in registry.history(record.id)],
@@ -113,9 +113,15 @@ def _headline(registry: Registry, record: RunRecord) -> dict[str, Any] | None:
     return None
 
 
+def _told(registry: Registry, record: RunRecord) -> list[EvaluationRecord]:
+    """All evaluations but probes, which are curves and no table."""
+    every = registry.evaluations(record.id)
+    return [e for e in every if not e.suite.startswith("probe/")]
+
+
 def _newest(registry: Registry, record: RunRecord) -> dict[str, Any] | None:
     """The last evaluation's accuracy, Brier score and ECE, as far as it has them."""
-    found = sorted(registry.evaluations(record.id), key=lambda e: (ORDER[e.label], e.step))
+    found = sorted(_told(registry, record), key=lambda e: (ORDER[e.label], e.step))
     if not found:
         return None
     figures = {name: found[-1].metrics.get(name) for name in ("accuracy", "brier", "ece")}

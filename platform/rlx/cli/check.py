@@ -1,4 +1,4 @@
-"""`rlx check`: whether a run's stored rollouts hold together."""
+"""`rlx check`: whether a run's stored rollouts and probes hold together."""
 
 import json
 from dataclasses import asdict
@@ -24,7 +24,7 @@ __all__ = ["check"]
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @registry_option
 def check(run: str, step: int | None, as_json: bool, url: str) -> int:
-    """Check that RUN's stored rollouts hold together: scores, masks, rewards, advantages.
+    """Check that RUN's records hold together: scores, masks, rewards, advantages, probes.
 
     The exit code is 0 when every identity holds, 1 when one does not, and 3 when all that could be
     checked holds but a reward's plugin is missing.
@@ -32,22 +32,23 @@ def check(run: str, step: int | None, as_json: bool, url: str) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from rlx.run.check import check_run
+    from rlx.run.check import check_run, probe_bodies
 
     with open_registry(url) as registry:
         found = registry.run(run)
         folder_of(found)
-        steps = registry.rollout_steps(found.id)
-        if not steps:
+        recorded = registry.rollout_steps(found.id)
+        if not recorded:
             raise SpecError(f"{found.id} has recorded no rollouts that could be checked")
-        if step is not None and step not in steps:
+        if step is not None and step not in recorded:
             raise SpecError(
-                f"{found.id} has no rollouts of step {step}; it has {steps[0]} to {steps[-1]}"
+                f"{found.id} has no rollouts of step {step}; it has {recorded[0]} to {recorded[-1]}"
             )
-        steps = steps if step is None else [step]
+        steps = recorded if step is None else [step]
+        probes = probe_bodies(registry, found.id, step)
         console = Console(stderr=True, highlight=False)
         bars = Progress(
-            TextColumn("checking steps"),
+            TextColumn("checking steps and probes"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -55,8 +56,8 @@ def check(run: str, step: int | None, as_json: bool, url: str) -> int:
             disable=not console.is_terminal,
         )
         with bars:
-            task = bars.add_task("", total=len(steps))
-            report = check_run(registry, found, steps, show=lambda _: bars.advance(task))
+            task = bars.add_task("", total=len(steps) + len(probes))
+            report = check_run(registry, found, steps, probes, show=lambda _: bars.advance(task))
     click.echo(json.dumps(_json(report), indent=2) if as_json else _table(report))
     if not report.holds:
         return 1

@@ -24,6 +24,10 @@ VERBS = {
     "plan": Verb(
         "rlx.cli.plan:plan", "Show what every token would get, before any model is loaded."
     ),
+    "score": Verb("rlx.cli.score:score", "Score a file of responses by any reward."),
+    "probe": Verb(
+        "rlx.cli.probe:probe", "Ask how much of a model's answers hangs on its reasoning."
+    ),
     "schema": Verb("rlx.cli.specs:schema", "Write the JSON Schema of experiments, for editors."),
     "plugins": Verb("rlx.cli.plugins:plugins", "List plugins; show, check or begin one."),
     "doctor": Verb("rlx.cli.doctor:doctor", "Show what this machine has and lacks."),

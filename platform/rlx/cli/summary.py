@@ -26,7 +26,7 @@ ROWS = (
 
 def summary(registry: Registry, run: RunRecord, console: Console) -> None:
     """Prints before and after on held-out problems, the reliability diagram, and where to look."""
-    records = {e.label: e for e in registry.evaluations(run.id)}
+    records = {e.label: e for e in registry.evaluations(run.id, "held_out")}
     evaluations = {label: record.metrics for label, record in records.items()}
     before, after = evaluations.get("before", {}), evaluations.get("after", {})
     asked = _asked(records.get("after"))
@@ -48,8 +48,17 @@ def summary(registry: Registry, run: RunRecord, console: Console) -> None:
 
         measured = Calibration.from_json(after)
         console.print(terminal_reliability(measured, width=min(80, max(60, console.width))))
+    _probes(registry, run, console)
     used = [e.payload or {} for e in registry.events(run.id) if e.kind == "resources"]
     _where(run, sum(float(u["cpu_seconds"]) for u in used), console)
+
+
+def _probes(registry: Registry, run: RunRecord, console: Console) -> None:
+    if registry.evaluations(run.id, "probe/"):
+        from rlx.cli.probed import show_probes
+        from rlx.record.probes import recorded_probes
+
+        show_probes(recorded_probes(registry, run.id), console)
 
 
 def _asked(record: EvaluationRecord | None) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from rlx.discovery.fit import ignored
+from rlx.discovery.fit import alone, ignored
 from rlx.plugin import Estimator, Mask
 from rlx.spec import ExperimentSpec
 from rlx.spec.consistency import cautions
@@ -41,11 +41,8 @@ def _spanless(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
 
 def _alone(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
     """Groups of one, which an estimator that compares has nothing to compare with."""
-    if all(phase.set for phase in spec.phases):
-        return
-    for turn in spec.rollout.turns:
-        key = f"num_generations_{turn}"
-        if getattr(spec.rollout, key) == 1 and estimator.compares(turn):
+    for turn, key in alone(spec):
+        if estimator.compares(turn):
             yield _warning(
                 ("rollout", key),
                 f"rollout.{key} is 1, and estimator '{spec.estimator.plugin}' compares siblings: "

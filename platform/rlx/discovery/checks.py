@@ -207,7 +207,7 @@ def check(read: ReadSpec) -> Plugins:
         InvalidSpec: with every fault found; InvalidPlugins when only plugins are at fault.
     """
     plugins, faults = _resolve(read.spec)
-    if plugins is not None and read.spec.critic is not None:
+    if plugins is not None and (read.spec.critic or read.spec.monte_carlo):
         faults += unasked(read.spec, _estimators(read.spec))
     if faults or plugins is None:
         raise refusal([locate(f, read.document) for f in faults], read.document.file)

@@ -9,7 +9,7 @@ from rlx.plugin import Estimator, Plugin
 from rlx.spec import PROFILES, ExperimentSpec
 from rlx.spec.diagnostic import Diagnostic, KeyPath
 
-__all__ = ["ignored", "misfits", "unasked", "under_profile"]
+__all__ = ["alone", "ignored", "misfits", "unasked", "under_profile"]
 
 
 def under_profile(cls: type[Plugin], options: Mapping[str, Any], profile: str) -> dict[str, Any]:
@@ -64,21 +64,39 @@ def misfits(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
 
 
 def unasked(spec: ExperimentSpec, estimators: Iterable[Estimator]) -> Iterator[Diagnostic]:
-    """A critic that the estimator of no phase needs."""
-    if spec.critic is not None and not any("values" in e.needs for e in estimators):
+    """A critic, or Monte-Carlo values, that the estimator of no phase needs."""
+    needs = {need for estimator in estimators for need in estimator.needs}
+    name = spec.estimator.plugin
+    if spec.critic is not None and "values" not in needs:
         yield _conflict(
             ("critic",),
-            f"estimator '{spec.estimator.plugin}' never asks the critic",
+            f"estimator '{name}' never asks the critic",
             "drop `critic`, or use an estimator that needs values, such as gae",
+        )
+    if spec.monte_carlo is not None and "mc_values" not in needs:
+        yield _conflict(
+            ("monte_carlo",),
+            f"estimator '{name}' never asks for Monte-Carlo values",
+            "drop `monte_carlo`, or use an estimator that needs them, such as vineppo",
         )
 
 
-def _refused(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+def alone(spec: ExperimentSpec) -> Iterator[tuple[str, str]]:
+    """Kinds of turn of which one is sampled per group, and the key that says so.
+
+    An experiment that every phase changes is looked at phase by phase alone.
+    """
     if all(phase.set for phase in spec.phases):
         return
     for turn in spec.rollout.turns:
         key = f"num_generations_{turn}"
-        if getattr(spec.rollout, key) == 1 and estimator.refuses_one(turn):
+        if getattr(spec.rollout, key) == 1:
+            yield turn, key
+
+
+def _refused(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+    for turn, key in alone(spec):
+        if estimator.refuses_one(turn):
             yield _conflict(
                 ("rollout", key),
                 f"rollout.{key} is 1, and `singleton: refuse` of estimator "

@@ -25,6 +25,10 @@ def _has_critic(spec: ExperimentSpec, _: Plugin) -> bool:
     return spec.critic is not None
 
 
+def _continues(spec: ExperimentSpec, _: Plugin) -> bool:
+    return spec.monte_carlo is not None and isinstance(spec.rollout, Single)
+
+
 def _answers_alone(spec: ExperimentSpec, _: Plugin) -> bool:
     return isinstance(spec.rollout, Single)
 
@@ -57,7 +61,11 @@ STREAMS: Mapping[str, Stream] = MappingProxyType(
         ),
         "reference_logprobs": Stream("a reference model", "", _always),
         "token_rewards": Stream("a placement of rewards on tokens", "", _always),
-        "mc_values": Stream("a Monte-Carlo continuation of responses", _WITHOUT),
+        "mc_values": Stream(
+            "a Monte-Carlo continuation of responses",
+            "add one: `monte_carlo: {samples: 4}`, with `rollout.schedule: single`",
+            _continues,
+        ),
         "greedy_baseline": Stream(
             "a greedy answer beside the sampled ones",
             "`rollout.schedule: single` has them",

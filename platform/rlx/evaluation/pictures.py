@@ -1,9 +1,4 @@
-"""Pictures of calibration and of training, for files and for the terminal.
-
-Figures are made through Matplotlib's object interface, so nothing here touches pyplot's global
-state or needs a display. Colours are from Okabe and Ito's palette, which colour-blind readers can
-tell apart; every picture also reads in grey.
-"""
+"""Pictures of calibration and of training, for files and for the terminal."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.evaluation.calibration import Calibration
+from rlx.evaluation.style import BLUE, FAINT, INK, ORANGE, figure, plain, save
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -18,9 +14,6 @@ if TYPE_CHECKING:
 __all__ = ["learning_curves", "reliability_diagram", "terminal_reliability"]
 
 Curve = Sequence[tuple[int, float]]
-
-_BLUE, _ORANGE = "#0072B2", "#D55E00"
-_INK, _FAINT, _GRID = "#262626", "#767676", "#E4E4E4"
 
 
 def reliability_diagram(before: Calibration, after: Calibration, path: Path) -> tuple[Path, Path]:
@@ -37,19 +30,15 @@ def reliability_diagram(before: Calibration, after: Calibration, path: Path) -> 
     Returns:
         The two files.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.05, hspace=0.02, wspace=0.04)
-    figure = Figure(figsize=(9.6, 6.2), layout=layout, facecolor="white")
-    axes = figure.subplots(2, 2, sharex=True, sharey="row", height_ratios=(4.4, 1))
-    shown = (("Before training", before, _ORANGE), ("After training", after, _BLUE))
+    drawn = figure(9.6, 6.2, w_pad=0.12, h_pad=0.05, hspace=0.02, wspace=0.04)
+    axes = drawn.subplots(2, 2, sharex=True, sharey="row", height_ratios=(4.4, 1))
+    shown = (("Before training", before, ORANGE), ("After training", after, BLUE))
     for column, (title, calibration, colour) in enumerate(shown):
         _reliability(axes[0][column], calibration, colour, title)
         _counts(axes[1][column], calibration, colour)
-    axes[0][0].set_ylabel("accuracy", color=_INK)
-    axes[1][0].set_ylabel("share", color=_INK)
-    return _save(figure, path)
+    axes[0][0].set_ylabel("accuracy", color=INK)
+    axes[1][0].set_ylabel("share", color=INK)
+    return save(drawn, path)
 
 
 def learning_curves(metrics: Mapping[str, Curve], path: Path) -> tuple[Path, Path]:
@@ -65,17 +54,12 @@ def learning_curves(metrics: Mapping[str, Curve], path: Path) -> tuple[Path, Pat
     Raises:
         ValueError: there is nothing to draw.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     if not metrics:
         raise ValueError("no metrics to draw")
     columns = min(3, len(metrics))
     rows = math.ceil(len(metrics) / columns)
-    size = (3.5 * columns + 0.3, 2.2 * rows + 0.35)
-    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
-    figure = Figure(figsize=size, layout=layout, facecolor="white")
-    panels = list(figure.subplots(rows, columns, sharex=True, squeeze=False).flat)
+    drawn = figure(3.5 * columns + 0.3, 2.2 * rows + 0.35, w_pad=0.1, h_pad=0.1)
+    panels = list(drawn.subplots(rows, columns, sharex=True, squeeze=False).flat)
     for panel, (name, curve) in zip(panels, metrics.items(), strict=False):
         _curve(panel, name, curve)
     for index, panel in enumerate(panels):
@@ -83,8 +67,8 @@ def learning_curves(metrics: Mapping[str, Curve], path: Path) -> tuple[Path, Pat
             panel.set_visible(False)
         elif index + columns >= len(metrics):
             panel.tick_params(labelbottom=True)
-    figure.supxlabel("step", color=_INK, fontsize=10)
-    return _save(figure, path)
+    drawn.supxlabel("step", color=INK, fontsize=10)
+    return save(drawn, path)
 
 
 def terminal_reliability(calibration: Calibration, *, width: int = 80) -> "Text":
@@ -126,22 +110,22 @@ def _reliability(axes: Any, calibration: Calibration, colour: str, title: str) -
     y = [b.accuracy for b in held]
     low = [b.accuracy - b.accuracy_low for b in held]
     high = [b.accuracy_high - b.accuracy for b in held]
-    _plain(axes)
-    axes.plot([0, 1], [0, 1], color=_FAINT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+    plain(axes)
+    axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
     axes.vlines(x, x, y, color=colour, alpha=0.25, linewidth=5, zorder=2)
     axes.errorbar(x, y, yerr=(low, high), fmt="none", ecolor=colour, elinewidth=1.2, capsize=3)
     area = [18 + 170 * b.n / calibration.n for b in held]
     axes.scatter(x, y, s=area, color=colour, edgecolor="white", linewidth=0.8, zorder=4)
     axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
-    axes.set_title(title, loc="left", color=_INK, fontsize=13, fontweight="bold", pad=40)
+    axes.set_title(title, loc="left", color=INK, fontsize=13, fontweight="bold", pad=40)
     said = f"{_headline(calibration)}\n{_reference(calibration)}"
-    note = axes.text(0, 1.025, said, transform=axes.transAxes, color=_INK, linespacing=1.5)
+    note = axes.text(0, 1.025, said, transform=axes.transAxes, color=INK, linespacing=1.5)
     note.set(fontsize=8.5, in_layout=False)
-    axes.set_title(_sizes(calibration), loc="right", color=_FAINT, fontsize=8.5, pad=40)
+    axes.set_title(_sizes(calibration), loc="right", color=FAINT, fontsize=8.5, pad=40)
 
 
 def _counts(axes: Any, calibration: Calibration, colour: str) -> None:
-    _plain(axes)
+    plain(axes)
     for b in calibration.bins:
         share = b.n / calibration.n
         axes.bar((b.low + b.high) / 2, share, width=0.9 * (b.high - b.low), color=colour, alpha=0.8)
@@ -154,25 +138,23 @@ def _counts(axes: Any, calibration: Calibration, colour: str) -> None:
                 textcoords="offset points",
                 ha="center",
                 fontsize=7,
-                color=_INK,
+                color=INK,
             )
     axes.margins(y=0.22)
-    axes.set_xlabel("stated confidence", color=_INK)
+    axes.set_xlabel("stated confidence", color=INK)
 
 
 def _curve(axes: Any, name: str, curve: Curve) -> None:
-    _plain(axes)
+    plain(axes)
     steps = [step for step, _ in curve]
     values = [value if math.isfinite(value) else math.nan for _, value in curve]
     noisy = len(values) >= 40
-    axes.plot(
-        steps, values, color=_BLUE, linewidth=0.8 if noisy else 1.5, alpha=0.3 if noisy else 1
-    )
+    axes.plot(steps, values, color=BLUE, linewidth=0.8 if noisy else 1.5, alpha=0.3 if noisy else 1)
     if noisy:
-        axes.plot(steps, _running_mean(values, len(values) // 20), color=_BLUE, linewidth=1.7)
+        axes.plot(steps, _running_mean(values, len(values) // 20), color=BLUE, linewidth=1.7)
     if len(values) <= 12:
-        axes.plot(steps, values, "o", color=_BLUE, markersize=3.5)
-    axes.set_title(name, loc="left", fontsize=10, color=_INK, fontweight="bold")
+        axes.plot(steps, values, "o", color=BLUE, markersize=3.5)
+    axes.set_title(name, loc="left", fontsize=10, color=INK, fontweight="bold")
     axes.tick_params(labelsize=8)
 
 
@@ -184,25 +166,6 @@ def _running_mean(values: Sequence[float], half: int) -> list[float]:
         near = [v for v in values[i - half : i + half + 1] if math.isfinite(v)] if whole else []
         smooth.append(math.fsum(near) / len(near) if near else math.nan)
     return smooth
-
-
-def _plain(axes: Any) -> None:
-    axes.set_facecolor("white")
-    axes.grid(color=_GRID, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_FAINT)
-    axes.tick_params(colors=_FAINT, labelcolor=_INK, length=3)
-
-
-def _save(figure: Any, path: Path) -> tuple[Path, Path]:
-    stem = path.with_suffix("") if path.suffix in (".png", ".svg") else path
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    png, svg = (stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg"))
-    figure.savefig(png, dpi=160)
-    # No date, so that the same figures make the same file.
-    figure.savefig(svg, metadata={"Date": None})
-    return png, svg
 
 
 def _bar(accuracy: float, confidence: float, cells: int) -> "Text":

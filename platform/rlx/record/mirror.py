@@ -105,7 +105,7 @@ class MlflowMirror:
         client = self._client or self._open()
         self.deliver()
         run = self._registry.run(self._run_id)
-        evaluations = self._registry.evaluations(self._run_id)
+        evaluations = self._evaluations()
         client.write_metrics(self._mlflow_run_id, self._unreported(evaluations))
         missing = self._upload(client, run)
         tags = {**tags_of(run, evaluations), "rlx.status": status}
@@ -131,7 +131,7 @@ class MlflowMirror:
             self._registry.update_run(
                 self._run_id, mlflow_run_id=mlflow_run_id, mlflow_experiment_id=experiment_id
             )
-        tags = tags_of(run, self._registry.evaluations(self._run_id))
+        tags = tags_of(run, self._evaluations())
         client.describe(mlflow_run_id, flat_params(run.spec), tags)
         client.write_text(mlflow_run_id, run.yaml, "spec.yaml")
         client.write_text(mlflow_run_id, json.dumps(run.spec, indent=2), "spec.resolved.json")
@@ -155,6 +155,11 @@ class MlflowMirror:
     def _create_run(self, client: Client, run: RunRecord, experiment_id: str) -> str:
         name = f"{run.name} seed {run.seed} ({run.id})"
         return client.create_run(experiment_id, name, run.started or run.created, identity(run))
+
+    def _evaluations(self) -> list[EvaluationRecord]:
+        """All but probes, whose figures are metrics already, under names of their own."""
+        every = self._registry.evaluations(self._run_id)
+        return [e for e in every if not e.suite.startswith("probe/")]
 
     def _unreported(self, evaluations: list[EvaluationRecord]) -> list[MetricRow]:
         """Scalar figures of the suites of which the run reports nothing among its metrics."""

@@ -1,7 +1,10 @@
 """Writes a run's records as it goes: registry first, everything else mirrors it."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from rlx.record.rollouts import Role, TrainedRows, rollout_index, rollout_table
 from rlx.reward import RewardTable
@@ -59,6 +62,35 @@ class Recorder:
             )
         self._registry.add_metrics(self._run_id, step, figures)
         self._registry.update_run(self._run_id, step=step)
+
+    def probe(
+        self,
+        step: int,
+        label: str,
+        figures: Mapping[str, Mapping[str, Any]],
+        curves: Mapping[str, float],
+        table: pa.Table,
+        path: Path,
+    ) -> None:
+        """Records a probe: its samples as a body, its figures scheme by scheme, its curves.
+
+        Args:
+            step: of the run.
+            label: "step" or "after".
+            figures: of each scheme, with `problems` among them; plain JSON.
+            curves: metrics by name.
+            table: every sample.
+            path: of the body.
+        """
+        sha256, _ = write_body(path, table)
+        self._registry.add_artifact(self._run_id, path, "probe")
+        body = {"path": f"probes/{path.name}", "sha256": sha256}
+        for scheme, found in figures.items():
+            suite = f"probe/{scheme}"
+            self._registry.add_evaluation(
+                self._run_id, step, label, suite, found["problems"], dict(found), {"body": body}
+            )
+        self._registry.add_metrics(self._run_id, step, curves)
 
     def evaluation(
         self, step: int, label: str, metrics: Mapping[str, Any], payload: Mapping[str, Any]

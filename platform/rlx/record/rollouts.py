@@ -16,6 +16,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from rlx.record.entries import ENTRIES, written_entries
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx_registry import RolloutIndex
@@ -44,23 +45,16 @@ TOKEN_COLUMNS: Final[Mapping[str, torch.dtype]] = {
     "token_rewards": torch.float32,
     "kl": torch.float32,
     "returns": torch.float32,
+    "step_ids": torch.int64,
+    "mc_values": torch.float32,
 }
-"""What is kept of every token of a row, under the names of `rlx.step`."""
+"""What is kept of every token of a row, under the names of `rlx.step`; `mc_values` is the value of
+the state that the token's step begins in."""
 
 SCORE_COLUMNS: Final = ("total_score", "token_level_scores", "seed_returns_score", "greedy_score")
 """What is kept of every row; `greedy_score` is that of its prompt's greedy answer."""
 
-_ARROW = {torch.bool: pa.bool_(), torch.float32: pa.float32()}
-_REWARD = pa.struct(
-    [
-        ("name", pa.string()),
-        ("raw", pa.float64()),
-        ("weight", pa.float64()),
-        ("status", pa.string()),
-        ("reason", pa.string()),
-        ("parts", pa.string()),
-    ]
-)
+_ARROW = {torch.bool: pa.bool_(), torch.float32: pa.float32(), torch.int64: pa.int64()}
 _SEGMENT = pa.struct(
     [
         ("parent", pa.int32()),
@@ -74,9 +68,9 @@ _SEGMENT = pa.struct(
         ("spans", pa.string()),
         ("seed", pa.int64()),
         ("info", pa.string()),
-        ("rewards", pa.list_(_REWARD)),
+        ("rewards", ENTRIES),
         # Of the whole rollout that ends here; null where none does.
-        ("global_rewards", pa.list_(_REWARD)),
+        ("global_rewards", ENTRIES),
         ("dropped", pa.bool_()),
     ]
 )
@@ -219,24 +213,10 @@ def _segment(segment: Segment, place: tuple[int, int], rewards: RewardTable) -> 
         "spans": json.dumps(spans),
         "seed": segment.seed,
         "info": json.dumps(dict(segment.info)),
-        "rewards": _entries(rewards.turns.get(place, {})),
-        "global_rewards": None if whole is None else _entries(whole),
+        "rewards": written_entries(rewards.turns.get(place, {})),
+        "global_rewards": None if whole is None else written_entries(whole),
         "dropped": place in rewards.dropped,
     }
-
-
-def _entries(entries: Mapping[str, RewardEntry]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": e.name,
-            "raw": e.raw,
-            "weight": e.weight,
-            "status": e.status,
-            "reason": e.reason,
-            "parts": json.dumps(dict(e.parts)),
-        }
-        for e in entries.values()
-    ]
 
 
 def rollout_index(

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from rlx.errors import RegistryError
 from rlx.plugin import Problem
+from rlx.record.entries import read_entries
 from rlx.record.rollouts import SCHEMA, SCORE_COLUMNS, TOKEN_COLUMNS, Role, TrainedRows
-from rlx.reward import RewardEntry, RewardTable
+from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree, Segment, Span
 
 __all__ = ["StoredStep", "read_step"]
@@ -96,10 +97,12 @@ def _segment(stored: Mapping[str, Any]) -> Segment:
 def _rewards(records: Sequence[Mapping[str, Any]]) -> RewardTable:
     segments = {(t, s): x for t, r in enumerate(records) for s, x in enumerate(r["segments"])}
     turns = {
-        place: _entries(x["rewards"]) for place, x in segments.items() if x["author"] == "policy"
+        place: read_entries(x["rewards"])
+        for place, x in segments.items()
+        if x["author"] == "policy"
     }
     rollouts = {
-        place: _entries(x["global_rewards"])
+        place: read_entries(x["global_rewards"])
         for place, x in segments.items()
         if x["global_rewards"] is not None
     }
@@ -110,10 +113,6 @@ def _rewards(records: Sequence[Mapping[str, Any]]) -> RewardTable:
                 faults[entry.name] = faults.get(entry.name, 0) + 1
     dropped = frozenset(place for place, x in segments.items() if x["dropped"])
     return RewardTable(turns, dropped, faults, rollouts)
-
-
-def _entries(stored: Sequence[Mapping[str, Any]]) -> dict[str, RewardEntry]:
-    return {e["name"]: RewardEntry(**{**e, "parts": json.loads(e["parts"])}) for e in stored}
 
 
 def _rows(table: pa.Table, trees: Sequence[RolloutTree]) -> TrainedRows:

@@ -1,6 +1,8 @@
-"""Whether what a run recorded holds together: its stored rollouts against the identities of credit.
+"""Whether what a run recorded holds together: its stored rollouts against the identities of credit,
+and the samples of its probes against its rewards.
 
-Nothing of the run is changed. Plugins and options are those of the run's own spec, phase by phase.
+Nothing of the run is changed. Plugins and options are those of the run's own spec, phase by phase;
+probes are of the experiment itself.
 """
 
 import json
@@ -14,14 +16,40 @@ import pyarrow as pa
 from rlx.discovery import Provenance, make, resolve
 from rlx.errors import RlxError
 from rlx.plugin import Estimator
+from rlx.record.probes import read_probe
 from rlx.record.stored import read_step
 from rlx.reward import RewardPool
-from rlx.run.identities import IDENTITIES, SHOWN, Evidence, Found, Violation
+from rlx.run.identities import IDENTITIES, SHOWN, Evidence, Found, Violation, probe_scores
 from rlx.run.parts import Parts, make_parts
 from rlx.spec import ExperimentSpec, GlobalReward, RewardsSpec, TurnReward
 from rlx_registry import BodyError, Registry, RunRecord, read_body
 
-__all__ = ["Report", "Tally", "check_run"]
+__all__ = ["ProbeBody", "Report", "Tally", "check_run", "probe_bodies"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeBody:
+    """The file with the samples of one probe.
+
+    Attributes:
+        step: of the run.
+        path: in the run's folder.
+        sha256: as it was recorded.
+    """
+
+    step: int
+    path: str
+    sha256: str
+
+
+def probe_bodies(registry: Registry, run_id: str, step: int | None = None) -> list[ProbeBody]:
+    """A run's probes, of one step or of all; schemes that were probed together share a file."""
+    found = {
+        ProbeBody(e.step, body["path"], body["sha256"])
+        for e in registry.evaluations(run_id, "probe/")
+        if (body := (e.payload or {}).get("body")) and step in (None, e.step)
+    }
+    return sorted(found, key=lambda body: (body.step, body.path))
 
 
 @dataclass
@@ -89,16 +117,18 @@ def check_run(
     registry: Registry,
     run: RunRecord,
     steps: Sequence[int],
+    probes: Sequence[ProbeBody],
     *,
     show: Callable[[int], None] = lambda _: None,
 ) -> Report:
-    """Goes through stored steps.
+    """Goes through stored steps and probes.
 
     Args:
         registry: where the run is.
         run: it has a folder.
         steps: whose rollouts are recorded.
-        show: told the number of each step once it is done.
+        probes: of the run.
+        show: told the number of each step once it, or a probe of it, is done.
 
     Raises:
         PluginError: the task, the mask or the estimator of the run cannot be used here.
@@ -106,7 +136,8 @@ def check_run(
     """
     spec = ExperimentSpec.model_validate_json(json.dumps(run.spec))
     phases: dict[str, _Phase] = {}
-    bodies = Tally("bodies", "files are those that were recorded", "steps")
+    bodies = Tally("bodies", "files are those that were recorded", "files")
+    probed = Tally("probe_scores", "stored scores of probes are the plugins'", "scores")
     tallies = {i.name: Tally(i.name, i.says, i.unit) for i in IDENTITIES}
     with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
         for step in steps:
@@ -120,12 +151,20 @@ def check_run(
                 for identity in IDENTITIES:
                     tallies[identity.name].add(identity.check(evidence))
             show(step)
+        whole = _phase(spec, None, run) if probes else None
+        for probe in probes:
+            table, found = _body(run, probe.step, probe.path, probe.sha256)
+            bodies.add(found)
+            if table is not None and whole is not None:
+                probed.add(probe_scores(probe.step, read_probe(table), whole.parts, pool))
+            show(probe.step)
+    used = [*phases.values(), *([whole] if whole else [])]
     return Report(
         run=run.id,
         steps=tuple(steps),
-        tallies=(bodies, *tallies.values()),
-        unchecked=_once(line for phase in phases.values() for line in phase.unchecked),
-        notes=_once(line for phase in phases.values() for line in phase.notes),
+        tallies=(bodies, *tallies.values(), probed),
+        unchecked=_once(line for phase in used for line in phase.unchecked),
+        notes=_once(line for phase in used for line in phase.notes),
     )
 
 
@@ -134,12 +173,16 @@ def _read(
 ) -> tuple[pa.Table | None, Mapping[str, Any], Found]:
     """A step's body and statistics; no body where the file is not the one recorded."""
     body = registry.rollout_body(run.id, step)
+    table, found = _body(run, step, body.path, body.sha256)
+    return table, body.statistics, found
+
+
+def _body(run: RunRecord, step: int, path: str, sha256: str) -> tuple[pa.Table | None, Found]:
     try:
-        table = read_body(Path(str(run.directory)) / body.path, body.sha256)
+        return read_body(Path(str(run.directory)) / path, sha256), Found(1)
     except BodyError as error:
-        wrong = Violation(step=step, what=body.path, stored=str(error), expected=body.sha256)
-        return None, {}, Found(1, 1, (wrong,))
-    return table, body.statistics, Found(1)
+        wrong = Violation(step=step, what=path, stored=str(error), expected=sha256)
+        return None, Found(1, 1, (wrong,))
 
 
 def _evidence(
@@ -157,9 +200,10 @@ def _evidence(
     )
 
 
-def _phase(spec: ExperimentSpec, name: str, run: RunRecord) -> _Phase:
-    (phase,) = [p for p in spec.phases if p.name == name]
-    here, unchecked = _scorable(spec.in_phase(phase))
+def _phase(spec: ExperimentSpec, name: str | None, run: RunRecord) -> _Phase:
+    """A phase by its name; None is the experiment itself."""
+    phases = {phase.name: phase for phase in spec.phases}
+    here, unchecked = _scorable(spec if name is None else spec.in_phase(phases[name]))
     plugins = resolve(here)
     notes = tuple(_changed(plugins.provenance, run.plugins))
     return _Phase(make_parts(here), plugins.estimator, unchecked, notes)

@@ -4,7 +4,7 @@ A step's credit is computed again from the stored scores, mask and streams, and 
 computed of them, so a figure that does not belong is found under its own name.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -16,15 +16,18 @@ from rlx.batch import TokenBatch, flatten, rows_of
 from rlx.credit.group import differ
 from rlx.credit.place import mass
 from rlx.plugin import Estimator
+from rlx.probe.responses import responses
+from rlx.record.probes import StoredPoint
 from rlx.record.rollouts import TrainedRows
 from rlx.record.stored import StoredStep
-from rlx.reward import RewardEntry, RewardPool, rescore
+from rlx.reward import NamedReward, Place, RewardEntry, RewardPool, RewardTable, rescore
+from rlx.rollout import RolloutTree
 from rlx.run.parts import Parts
-from rlx.run.rows import row_rewards
+from rlx.run.rows import of_states, row_rewards
 from rlx.spec.estimator import DrGrpo, Gpg, Grpo, Opo, PassAtK, Rloo, TwoLevel, Uniform
 from rlx.step import RowRewards, Streams, TrainBatch, assign_credit
 
-__all__ = ["IDENTITIES", "SHOWN", "Evidence", "Found", "Identity", "Violation"]
+__all__ = ["IDENTITIES", "SHOWN", "Evidence", "Found", "Identity", "Violation", "probe_scores"]
 
 RTOL = 1e-6
 """For sums, which threads may add up in another order; all else is compared bit for bit."""
@@ -115,6 +118,14 @@ class Evidence:
         """Sums of the stored scores."""
         return row_rewards(self.batch, self.stored.trees, self.stored.rewards)
 
+    def _states(self) -> dict[str, Tensor]:
+        """Steps and Monte-Carlo values of their states, where the step has them."""
+        steps, values = self.rows.tokens["step_ids"], self.rows.tokens["mc_values"]
+        if steps is None or values is None:
+            return {}
+        steps = torch.where(self.batch.is_own, steps, -1)
+        return {"step_ids": steps, "mc_values": of_states(steps, values)}
+
     @cached_property
     def again(self) -> TrainBatch:
         """The step's credit."""
@@ -123,6 +134,7 @@ class Evidence:
             reference_logprobs=self.rows.tokens["reference_logprobs"],
             values=self.rows.tokens["values"],
             greedy_scores=self.rows.scores.get("greedy_score"),
+            **self._states(),
             beta=self.beta,
             state=self.state,
         )
@@ -190,26 +202,68 @@ class Identity(NamedTuple):
 
 
 def _scores(e: Evidence) -> Found:
-    """Rewards that others read are taken as stored; where a scorer failed there is no score."""
-    stored = e.stored
     row_of = {
         (row.tree, turn): number for number, row in enumerate(e.batch.rows) for turn in row.turns
     }
     checked, wrong = 0, []
-    for reward, place, now in rescore(stored.trees, e.parts.rewards, stored.rewards, e.pool):
-        held = stored.rewards.turns if reward.scope == "turn" else stored.rewards.rollouts
-        then = held.get(place, {}).get(reward.name)
-        if then is not None and then.is_fault:
-            continue
+    for place, differing in _rescored(e.stored.trees, e.stored.rewards, e.parts.rewards, e.pool):
         checked += 1
-        for what, before, after in _differing(reward.name, then, now):
+        for what, before, after in differing:
             place_of = {"tree": place[0], "row": row_of.get(place)}
-            turn = stored.trees[place[0]].segments[place[1]].turn
+            turn = e.stored.trees[place[0]].segments[place[1]].turn
             told = Violation(
                 step=e.step, turn=turn, what=what, stored=before, expected=after, **place_of
             )
             wrong.append(told)
     return Found(checked, len(wrong), tuple(wrong[:SHOWN]))
+
+
+def probe_scores(step: int, points: Sequence[StoredPoint], parts: Parts, pool: RewardPool) -> Found:
+    """Whether the stored scores of a probe are those of the stored texts, scored as in training.
+
+    Args:
+        step: of the run.
+        points: of its table.
+        parts: of the experiment itself, which probes use in every phase.
+        pool: where plugins score.
+    """
+    level = parts.plan.levels[0]
+    trees = [responses(p.problem, (), level, p.responses) for p in points]
+    places = [
+        ((t, s), point, s - 1) for t, point in enumerate(points) for s in trees[t].policy_segments
+    ]
+    stored = RewardTable(
+        turns={place: point.rewards[i] for place, point, i in places},
+        dropped=frozenset(),
+        faults={},
+        rollouts={place: point.global_rewards[i] for place, point, i in places},
+    )
+    checked, wrong = 0, []
+    for (t, s), differing in _rescored(trees, stored, parts.rewards, pool):
+        checked += 1
+        for what, before, after in differing:
+            point = points[t]
+            where = f"{point.scheme}, point {point.point}, sample {s - 1}, of {point.problem.id}"
+            said = f"{what} ({where})"
+            wrong.append(Violation(step=step, what=said, stored=before, expected=after))
+    return Found(checked, len(wrong), tuple(wrong[:SHOWN]))
+
+
+def _rescored(
+    trees: Sequence[RolloutTree],
+    stored: RewardTable,
+    rewards: Sequence[NamedReward],
+    pool: RewardPool,
+) -> Iterator[tuple[Place, Iterator[tuple[str, Value, Value]]]]:
+    """Every stored score's place, and what the plugin does not say again.
+
+    Rewards that others read are taken as stored; where a scorer failed there is no score.
+    """
+    for reward, place, now in rescore(trees, rewards, stored, pool):
+        held = stored.turns if reward.scope == "turn" else stored.rollouts
+        then = held.get(place, {}).get(reward.name)
+        if then is None or not then.is_fault:
+            yield place, _differing(reward.name, then, now)
 
 
 def _differing(

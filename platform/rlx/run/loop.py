@@ -19,6 +19,7 @@ from rlx.run.collect import sample_and_score
 from rlx.run.machinery import Machinery
 from rlx.run.parts import Parts, make_parts
 from rlx.run.paths import RunFolder, home
+from rlx.run.probing import require_texts, run_probe
 from rlx.run.progress import Progress, ProgressFile
 from rlx.run.training import train_step
 from rlx.sampler import TransformersSampler
@@ -77,6 +78,8 @@ def run_experiment(
         )
         sampler.load(learner.weights())
         _evaluate(machinery, base, step=0, label="before")
+        if spec.probe is not None and spec.probe.every:
+            run_probe(machinery, base, step=0, label="before")
         at = Progressed()
         for phase in spec.phases:
             at = _train_phase(machinery, base, phase, at)
@@ -86,6 +89,7 @@ def run_experiment(
                 "has the first scorer's reason for every step"
             )
         _evaluate(machinery, base, step=at.step, label="after")
+        run_probe(machinery, base, step=at.step, label="after")
         learner.export(policy, folder.model)
 
 
@@ -111,6 +115,8 @@ def _start_model(
 ) -> Policy:
     """The model as training finds it; rank 0 makes the warm start and the others load it."""
     policy = build_policy(spec.model, spec.seed)
+    if spec.probe is not None:
+        require_texts(spec.probe, policy.dialogue)
 
     def show(done: int, total: int, loss: float) -> None:
         progress.show(Progress("warm start", done, total, f"loss {loss:.3f}"))
@@ -155,6 +161,9 @@ def _train_phase(m: Machinery, base: Parts, phase: PhaseSpec, at: Progressed) ->
             print(f"step {step}/{m.spec.steps}  {phase.name}  {note}", flush=True)
         if every and step % every == 0 and step < m.spec.steps:
             _evaluate(m, base, step=step, label="step")
+        probes = m.spec.probe.every if m.spec.probe else 0
+        if probes and step % probes == 0 and step < m.spec.steps:
+            run_probe(m, base, step=step, label="step")
     return Progressed(step, cursor, learned, carried)
 
 

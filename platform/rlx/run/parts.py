@@ -47,6 +47,11 @@ class Parts:
         return "values" in self.needs
 
     @property
+    def wants_mc(self) -> bool:
+        """Whether states of responses are valued by sampling on from them."""
+        return "mc_values" in self.needs
+
+    @property
     def wants_greedy(self) -> bool:
         """Whether a greedy answer is sampled for each prompt."""
         return "greedy_baseline" in self.needs

@@ -86,6 +86,10 @@ class RunFolder:
         """Reliability diagram and learning curves."""
         return self.root / "pictures"
 
+    def probe(self, step: int) -> Path:
+        """The samples of the probe of one step."""
+        return self.root / "probes" / f"step_{step:06d}.parquet"
+
     def rollouts(self, step: int) -> Path:
         """The bodies of one step."""
         return self.root / "rollouts" / f"step_{step:06d}.parquet"

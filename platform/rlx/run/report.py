@@ -4,10 +4,12 @@ from pathlib import Path
 
 from rlx.evaluation.calibration import Calibration
 from rlx.evaluation.pictures import learning_curves, reliability_diagram
+from rlx.probe.pictures import probe_curves, verbal_against_sampled
+from rlx.record.probes import recorded_probes
 from rlx.run.paths import RunFolder
 from rlx_registry import Registry
 
-__all__ = ["CURVES", "draw"]
+__all__ = ["CURVES", "draw", "draw_probes"]
 
 CURVES = (
     "rewards/accuracy/mean",
@@ -29,7 +31,7 @@ CURVES = (
 def draw(registry: Registry, run_id: str, folder: RunFolder) -> None:
     """Draws the run's pictures from the registry and records them as artifacts."""
     made: list[Path] = []
-    evaluations = {e.label: e.metrics for e in registry.evaluations(run_id)}
+    evaluations = {e.label: e.metrics for e in registry.evaluations(run_id, "held_out")}
     before, after = evaluations.get("before"), evaluations.get("after")
     if before and after and before["brier"] is not None:
         made += reliability_diagram(
@@ -41,5 +43,19 @@ def draw(registry: Registry, run_id: str, folder: RunFolder) -> None:
     shown = {name: curves[name] for name in CURVES if len(curves.get(name, ())) > 1}
     if shown:
         made += learning_curves(shown, folder.pictures / "curves")
+    for path in made:
+        registry.add_artifact(run_id, path, "picture")
+    draw_probes(registry, run_id, folder)
+
+
+def draw_probes(registry: Registry, run_id: str, folder: RunFolder) -> None:
+    """Draws the run's probes, where it has some, and records the pictures as artifacts."""
+    probes = recorded_probes(registry, run_id)
+    made: list[Path] = []
+    if probes:
+        made += probe_curves(probes, folder.pictures / "probes")
+    own = [probe for probe in probes if probe.suite == "early_answering" and probe.verbal]
+    if own:
+        made += verbal_against_sampled(own, folder.pictures / "verbal_conf")
     for path in made:
         registry.add_artifact(run_id, path, "picture")

@@ -1,15 +1,16 @@
-"""The rewards of a step's trees, as tensors in the order of its rows."""
+"""The rewards of a step's trees, and values of its states, as tensors in the order of its rows."""
 
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from rlx.batch import TokenBatch
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree
 from rlx.step import RowRewards
 
-__all__ = ["row_rewards"]
+__all__ = ["of_states", "of_tokens", "row_rewards"]
 
 
 def row_rewards(batch: TokenBatch, trees: Sequence[RolloutTree], table: RewardTable) -> RowRewards:
@@ -25,3 +26,17 @@ def row_rewards(batch: TokenBatch, trees: Sequence[RolloutTree], table: RewardTa
                 at = trees[row.tree].segments[segment].turn - 1
                 turns[b, at], present[b, at] = total, True
     return RowRewards(turn_rewards=turns, turn_present=present, global_rewards=whole)
+
+
+def of_tokens(step_ids: Tensor, values: Tensor) -> Tensor:
+    """`[B, T]` value of the state that each token's step begins in, 0 where it has no step."""
+    known = step_ids >= 0
+    return torch.where(known, values.gather(1, step_ids.clamp(min=0)), 0.0)
+
+
+def of_states(step_ids: Tensor, per_token: Tensor) -> Tensor:
+    """`[B, S + 1]` again from `of_tokens`: a step has tokens, and the last state is worth 0."""
+    steps = int(step_ids.max()) + 1
+    nowhere = torch.where(step_ids < 0, steps + 1, step_ids)
+    values = per_token.new_zeros(len(step_ids), steps + 2)
+    return values.scatter(1, nowhere, per_token)[:, : steps + 1]

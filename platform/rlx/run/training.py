@@ -20,7 +20,8 @@ from rlx.run.collect import Harvest, harvest
 from rlx.run.figures import step_figures
 from rlx.run.machinery import Machinery
 from rlx.run.parts import Parts
-from rlx.run.rows import row_rewards
+from rlx.run.rows import of_tokens, row_rewards
+from rlx.run.states import mc_streams
 from rlx.step import Streams, TrainBatch, assign_credit
 
 __all__ = ["Stepped", "train_step"]
@@ -57,7 +58,7 @@ def train_step(
         batch,
         row_rewards(batch, crop.trees, crop.table),
         mask,
-        _streams(m, parts, batch, mask, crop, carried),
+        _streams(m, parts, batch, mask, crop, carried, cursor),
         estimator=parts.estimator,
         credit=parts.spec.credit,
         loss=parts.spec.loss,
@@ -84,7 +85,13 @@ def train_step(
 
 
 def _streams(
-    m: Machinery, parts: Parts, batch: TokenBatch, mask: Tensor, crop: Harvest, carried: Carried
+    m: Machinery,
+    parts: Parts,
+    batch: TokenBatch,
+    mask: Tensor,
+    crop: Harvest,
+    carried: Carried,
+    cursor: int,
 ) -> Streams:
     """What models say of the tokens that learn, each computed only where something asks for it."""
     old = batch.behaviour_logprobs
@@ -101,6 +108,9 @@ def _streams(
     if crop.greedy is not None:
         rewards = [_greedy_score(crop.greedy.trees, crop.greedy.table, t) for t in _trees(batch)]
         greedy = torch.tensor(rewards)
+    steps = values = None
+    if parts.wants_mc:
+        steps, values = mc_streams(m, parts, batch, crop.trees, cursor)
     return Streams(
         old_logprobs=old,
         reference_logprobs=reference.logprobs(batch, mask) if reference else None,
@@ -109,6 +119,8 @@ def _streams(
         if m.critic and parts.wants_values
         else None,
         greedy_scores=greedy,
+        step_ids=steps,
+        mc_values=values,
         beta=carried.kl.beta,
         state=carried.states.get(parts.spec.estimator.plugin, {}),
     )
@@ -206,9 +218,17 @@ def _rows(train: TrainBatch) -> TrainedRows:
             "token_rewards": train.token_rewards,
             "kl": train.kl,
             "returns": train.returns,
+            "step_ids": streams.step_ids,
+            "mc_values": _token_values(streams),
         },
         told,
     )
+
+
+def _token_values(streams: Streams) -> Tensor | None:
+    if streams.step_ids is None or streams.mc_values is None:
+        return None
+    return of_tokens(streams.step_ids, streams.mc_values)
 
 
 def _statistics(train: TrainBatch, phase: str, parts: Parts) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from rlx.spec.credit import PROFILES, AdaptiveBeta, CreditSpec
 from rlx.spec.experiment import EstimatorUse, ExperimentSpec, MaskUse
 from rlx.spec.loss import EntropyBonus, KlPenalty, LossSpec
 from rlx.spec.model import Lora, ModelSpec, Pretrained, Tiny, WarmStart
+from rlx.spec.probe import MonteCarloSpec, ProbeSpec
 from rlx.spec.reward import GlobalReward, OnError, PluginUse, RewardsSpec, TurnReward, ValueOnError
 from rlx.spec.rollout import DynamicSampling, RolloutSpec, Single, TurnSpec, TwoTurn
 from rlx.spec.training import (
@@ -32,11 +33,13 @@ __all__ = [
     "LossSpec",
     "MaskUse",
     "ModelSpec",
+    "MonteCarloSpec",
     "OnError",
     "OptimizerSpec",
     "PhaseSpec",
     "PluginUse",
     "Pretrained",
+    "ProbeSpec",
     "RewardsSpec",
     "RolloutSpec",
     "RunnerSpec",

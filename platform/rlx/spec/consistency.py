@@ -23,6 +23,7 @@ def contradictions(spec: ExperimentSpec) -> Iterator[Problem]:
     yield from _rewards(spec)
     yield from _entropy(spec)
     yield from _loss(spec)
+    yield from _probe(spec)
     yield from _horizon(spec)
     yield from _ranks(spec)
     yield from _length(spec)
@@ -270,6 +271,36 @@ def _loss(spec: ExperimentSpec) -> Iterator[Problem]:
         )
 
 
+def _probe(spec: ExperimentSpec) -> Iterator[Problem]:
+    if spec.probe is None:
+        return
+    first, *_ = spec.rollout.turns
+    spans = getattr(spec.rollout, first).spans
+    if spec.probe.span not in spans:
+        message = (
+            f"probe.span is {spec.probe.span!r}, but rollout.{first}.spans has "
+            f"{', '.join(spans) or 'none'}: there would be no reasoning to cut"
+        )
+        yield Problem(("probe", "span"), message, tuple(spans))
+    if f"</{spec.probe.span}>" not in spec.probe.force:
+        yield Problem(
+            ("probe", "force"),
+            f"probe.force is {spec.probe.force!r}, which does not end the reasoning by "
+            f"</{spec.probe.span}>",
+            help=f"force: '</{spec.probe.span}><answer>'",
+            against=("probe", "span"),
+        )
+    name = spec.probe.close.strip("</>")
+    if spec.probe.close != f"</{name}>" or not spec.probe.force.rstrip().endswith(f"<{name}>"):
+        yield Problem(
+            ("probe", "close"),
+            f"probe.close is {spec.probe.close!r}, which is not the closing tag of what probe.force "
+            f"opens, {spec.probe.force!r}",
+            help="force: '</think><answer>' goes with close: '</answer>'",
+            against=("probe", "force"),
+        )
+
+
 def _horizon(spec: ExperimentSpec) -> Iterator[Problem]:
     adaptive = spec.credit.kl_adaptive
     rollout = spec.rollout
@@ -288,6 +319,8 @@ def _horizon(spec: ExperimentSpec) -> Iterator[Problem]:
 def _ranks(spec: ExperimentSpec) -> Iterator[Problem]:
     ranks = spec.runner.ranks
     shared = {("evaluation", "problems"): spec.evaluation.problems}
+    if spec.probe is not None:
+        shared["probe", "problems"] = spec.probe.problems
     if not all(phase.set for phase in spec.phases):
         shared["rollout", "prompts_per_step"] = spec.rollout.prompts_per_step
     for path, count in shared.items():

@@ -14,6 +14,7 @@ from rlx.spec.consistency import contradictions
 from rlx.spec.credit import CreditSpec
 from rlx.spec.loss import LossSpec
 from rlx.spec.model import ModelSpec
+from rlx.spec.probe import MonteCarloSpec, ProbeSpec
 from rlx.spec.reward import PluginUse, RewardsSpec
 from rlx.spec.rollout import RolloutSpec, Single, TwoTurn
 from rlx.spec.training import (
@@ -39,6 +40,7 @@ _FIXED_IN_PHASES = (
     "critic",
     "tracking",
     "evaluation",
+    "probe",
     "phases",
 )
 
@@ -69,12 +71,14 @@ class ExperimentSpec(Strict):
     credit: CreditSpec = CreditSpec.model_construct()
     estimator: EstimatorUse = EstimatorUse.model_construct()
     critic: CriticSpec | None = None
+    monte_carlo: MonteCarloSpec | None = None
     loss: LossSpec = LossSpec.model_construct()
     optimizer: OptimizerSpec = OptimizerSpec.model_construct()
     phases: tuple[PhaseSpec, ...] = Field(min_length=1)
     runner: RunnerSpec = RunnerSpec.model_construct()
     sampler: SamplerSpec = TransformersSampler.model_construct()
     evaluation: EvaluationSpec = EvaluationSpec.model_construct()
+    probe: ProbeSpec | None = None
     tracking: TrackingSpec = TrackingSpec.model_construct()
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from itertools import islice
 from typing import Any, Literal
 
 __all__ = ["Number", "Numeric", "Ops", "UncomputableError", "compute", "evaluate", "tokenize"]
@@ -28,10 +29,9 @@ MAX_BITS = 1 << 14  # of any whole number on the way
 MAX_WORK_BITS = 1 << 20  # of all large numbers of one expression together
 
 _LARGE = 1 << 64  # below this, arithmetic is too cheap to count
-_SMALL = {str(number): number for number in range(10_000)}  # faster than `int`
 
-_allowed = re.compile(r"[0-9+\-*/(). \t\f\r\n]+").fullmatch
-_tokens = re.compile(r"[0-9.]+|\*\*|//|[-+*/()\r\n]").findall
+_token = re.compile(r"[^ \t\f0-9.*/]|[0-9.]+|\*\*?|//?")
+_tokens = _token.findall
 _decimal = re.compile(r"[0-9]+\.[0-9]*|\.[0-9]+").fullmatch
 
 
@@ -50,7 +50,7 @@ def evaluate(
 
     Args:
         text: digits, `.`, `+ - * / // **`, parentheses and ASCII white space; line ends count as
-            white space inside parentheses only.
+            white space around the whole and inside parentheses only.
         ops: "seed" takes all of these; "prompt" takes binary `+ - * /` only, and no signs.
         numeric: "float64" computes as Python does; "exact" computes with rationals.
         allow_decimals: whether `2.5` is a number.
@@ -58,95 +58,110 @@ def evaluate(
     Raises:
         ArithmeticError: anything else (`UncomputableError`), division by zero, or overflow.
     """
-    return compute(tokenize(text, ops, allow_decimals), ops, numeric)[0]
-
-
-def tokenize(text: str, ops: Ops, allow_decimals: bool) -> list[str]:
-    """Splits an expression into numbers, operators, parentheses, line ends, and an end mark.
-
-    Raises:
-        UncomputableError: a character or an operator that is not allowed, or too many tokens.
-    """
-    if not _allowed(text):
-        raise UncomputableError("it holds what is no arithmetic" if text else "it is empty")
-    if not allow_decimals and "." in text:
-        raise UncomputableError("decimal number")
-    if ops == "prompt" and ("**" in text or "//" in text):
-        raise UncomputableError("operator outside + - * /")
-    tokens = _tokens(text)
-    if len(tokens) > MAX_TOKENS:
-        raise UncomputableError("too long")
-    tokens.append(_END)
-    return tokens
-
-
-def compute(tokens: Sequence[str], ops: Ops, numeric: Numeric) -> tuple[Number, list[int]]:
-    """Returns the finite value of what `tokenize` gave, and every run of digits in it as a number.
-
-    Shunting-yard: operands on one stack, operators that await their right side on another.
-    Raises as `evaluate` does.
-    """
-    small, infix = _SMALL, _EXACT if numeric == "exact" else _FLOAT
-    free = 0 if numeric == "exact" else _LARGE  # size below which a result is not counted as work
-    values: list[Any] = []
-    digits: list[int] = []
-    pending = [_OPEN]
-    depth = work = 0
-    operand_next = True
-    for token in tokens:
-        if operand_next:
-            number = small.get(token)
-            if number is not None:
-                values.append(number)
-                digits.append(number)
-                operand_next = False
-            elif token[0] in "0123456789.":
-                values.append(_literal(token, numeric))
-                digits.extend(int(run) for run in token.split(".") if run)
-                operand_next = False
-            elif token in "\r\n":
-                _only_inside(depth)
-            else:
-                pending.append(_prefix(token, ops))
-                depth += token == "("
-                if depth > MAX_DEPTH or len(pending) > MAX_PENDING:
-                    raise UncomputableError("too deep")
-        elif operation := infix.get(token):
-            binding, finishes, _ = operation
-            while pending[-1][0] >= finishes:
-                level, _, function = pending.pop()
-                right = values.pop()
-                value = function(right) if level == _SIGN else function(values.pop(), right)
-                if not -free < value < free:
-                    work += _size(value)
-                    if work > MAX_WORK_BITS:
-                        raise UncomputableError("too much work")
-                values.append(value)
-            if binding:
-                pending.append(operation)
-                operand_next = True
-            elif (token == ")") == (depth == 0):
-                raise UncomputableError("unbalanced parentheses")
-            else:
-                pending.pop()
-                depth -= 1
-        elif token in "\r\n":
-            _only_inside(depth)
-        else:
-            raise UncomputableError("two values without an operator between them")
-    return _finite(values[0]), digits
-
-
-def _finite(value: Number) -> Number:
+    text = text.strip(" \t\f\r\n")
+    if not text:
+        raise UncomputableError("it is empty")
+    value, _ = compute(tokenize(text, ops, allow_decimals), ops, numeric)
     if isinstance(value, float) and not math.isfinite(value):
         raise UncomputableError("overflow")
     return value
 
 
+def tokenize(text: str, ops: Ops, allow_decimals: bool) -> list[str]:
+    """Splits an expression into numbers, operators, parentheses, line ends, and an end mark.
+
+    Characters that belong to no expression become tokens too; `compute` refuses them.
+
+    Raises:
+        UncomputableError: a number or an operator that is not allowed, or too many tokens.
+    """
+    if not allow_decimals and "." in text:
+        raise UncomputableError("decimal number")
+    if ops == "prompt" and ("**" in text or "//" in text):
+        raise UncomputableError("operator outside + - * /")
+    if len(text) > MAX_TOKENS and any(islice(_token.finditer(text), MAX_TOKENS, None)):
+        raise UncomputableError("too long")
+    tokens = _tokens(text)
+    tokens.append(_END)
+    return tokens
+
+
+def compute(tokens: Sequence[str], ops: Ops, numeric: Numeric) -> tuple[Number, list[int]]:
+    """Returns the value of what `tokenize` gave, and every run of digits in it as a number.
+
+    The value is not finite where floats overflow, and then near no target. Shunting-yard: an
+    operator waits with its left side until its right side is complete; the one that waits last is
+    in `level`, `function` and `left`, those before it in `pending`. Raises as `evaluate` does.
+    """
+    prefix, infix = _PREFIX[ops], _INFIX[numeric]
+    free = 0 if numeric == "exact" else _LARGE  # size below which a result is not counted as work
+    pending: list[tuple[int, Callable[..., Any], Any]] = []
+    digits: list[int] = []
+    level, _, function = _OPEN
+    left: Any = None
+    right: Any = None
+    depth = work = 0
+    operand_next = True
+    for token in tokens:
+        if operand_next:
+            found = prefix.get(token)
+            if type(found) is int:
+                right = found
+                digits.append(found)
+                operand_next = False
+            elif found:
+                pending.append((level, function, left))
+                level, _, function = found
+                depth += token == "("
+                if depth > MAX_DEPTH or len(pending) > MAX_PENDING:
+                    raise UncomputableError("too deep")
+            elif token[0] in "0123456789.":
+                right = _literal(token, numeric)
+                if type(right) is int:
+                    digits.append(right)
+                else:
+                    digits += _runs(token)
+                operand_next = False
+            else:
+                _skip(token, depth, "an operand is missing")
+        elif operation := infix.get(token):
+            binding, finishes, operate = operation
+            while level >= finishes:
+                right = function(left, right)
+                level, function, left = pending.pop()
+                if not -free < right < free:
+                    work += _size(right)
+                    if work > MAX_WORK_BITS:
+                        raise UncomputableError("too much work")
+            if binding:
+                pending.append((level, function, left))
+                level, function, left = binding, operate, right
+                operand_next = True
+            elif (token == ")") == (depth == 0):
+                raise UncomputableError("unbalanced parentheses")
+            elif depth:
+                level, function, left = pending.pop()
+                depth -= 1
+        else:
+            _skip(token, depth, "two values without an operator between them")
+    return right, digits
+
+
+def _skip(token: str, depth: int, otherwise: str) -> None:
+    """Passes over a line end inside parentheses; says what is wrong with anything else."""
+    if token in "\r\n":
+        if depth == 0:
+            raise UncomputableError("line end outside parentheses")
+    elif token == _END or token[0] in "0123456789.+-*/()":
+        raise UncomputableError(otherwise)
+    else:
+        raise UncomputableError("it holds what is no arithmetic")
+
+
 def _literal(token: str, numeric: Numeric) -> Number:
     if len(token) > MAX_DIGITS:
         raise UncomputableError("number too long")
-    if token.isdigit():
+    if "." not in token:
         if token[0] == "0" and token.strip("0"):
             raise UncomputableError("whole number with a leading zero")
         return int(token)
@@ -155,17 +170,8 @@ def _literal(token: str, numeric: Numeric) -> Number:
     return Fraction(token) if numeric == "exact" else float(token)
 
 
-def _prefix(token: str, ops: Ops) -> "_Operation":
-    if token == "(":
-        return _OPEN
-    if ops == "seed" and token in _SIGNS:
-        return _SIGNS[token]
-    raise UncomputableError("an operand is missing")
-
-
-def _only_inside(depth: int) -> None:
-    if depth == 0:
-        raise UncomputableError("line end outside parentheses")
+def _runs(decimal: str) -> list[int]:
+    return [int(run) for run in decimal.split(".") if run]
 
 
 def _size(value: Number) -> int:
@@ -208,16 +214,19 @@ def _whole(value: Fraction) -> Number:
     return value.numerator if value.denominator == 1 else value
 
 
+def _plus(_: None, right: Any) -> Any:
+    return right
+
+
+def _minus(_: None, right: Any) -> Any:
+    return -right
+
+
 # (how tightly it binds, what it lets finish before it, its function); one that binds at 0 only
 # closes. `**` lets nothing finish, so it groups to the right, and a sign waits for it.
 _Operation = tuple[int, int, Callable[..., Any]]
-_SIGN = 3
 _END = "end"
-_OPEN: _Operation = (0, 0, _whole)
-_SIGNS: dict[str, _Operation] = {
-    "-": (_SIGN, 0, operator.neg),
-    "+": (_SIGN, 0, operator.pos),
-}
+_OPEN: _Operation = (0, 0, _plus)
 _FLOAT: dict[str, _Operation] = {
     "+": (1, 1, operator.add),
     "-": (1, 1, operator.sub),
@@ -225,7 +234,14 @@ _FLOAT: dict[str, _Operation] = {
     "/": (2, 2, operator.truediv),
     "//": (2, 2, operator.floordiv),
     "**": (4, 5, _power),
-    ")": (0, 1, _whole),
-    _END: (0, 1, _whole),
+    ")": (0, 1, _plus),
+    _END: (0, 1, _plus),
 }
-_EXACT: dict[str, _Operation] = _FLOAT | {"/": (2, 2, _exact_divide), "**": (4, 5, _exact_power)}
+_INFIX: dict[Numeric, dict[str, _Operation]] = {
+    "float64": _FLOAT,
+    "exact": _FLOAT | {"/": (2, 2, _exact_divide), "**": (4, 5, _exact_power)},
+}
+# What an operand may begin with. Small numbers are looked up, which is faster than `int`.
+_PROMPT: dict[str, int | _Operation] = {str(number): number for number in range(10_000)}
+_PROMPT["("] = _OPEN
+_PREFIX = {"prompt": _PROMPT, "seed": _PROMPT | {"-": (3, 0, _minus), "+": (3, 0, _plus)}}

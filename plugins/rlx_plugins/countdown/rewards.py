@@ -7,10 +7,12 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from rlx.plugin import Example, Reward, Sample, Score
-from rlx_plugins.countdown.expression import Numeric, Ops, UncomputableError, evaluate
+from rlx_plugins.countdown.expression import Numeric, Ops, evaluate
 from rlx_plugins.countdown.scorer import Extract, Grade, extract_solution, grade, points
 
 __all__ = ["CountdownArithmetic", "CountdownScore", "CountdownVerify", "check_ground_truth"]
+
+_LONGEST_SUM = 256
 
 
 def check_ground_truth(problem: Mapping[str, Any]) -> None:
@@ -71,9 +73,6 @@ class _Countdown(Reward):
             self.use_all,
         )
 
-    def _points(self, verdict: Grade) -> float:
-        return points(verdict, self.format_score, self.score_)
-
 
 class CountdownScore(_Countdown):
     """0 without an answer block, `format_score` with one, `score` for a right equation.
@@ -101,11 +100,14 @@ class CountdownScore(_Countdown):
             extract_solution(sample.response, "last_block") is not None
         )
         parts = {"format_lost_to_lastline": float(lost)}
-        return Score(self._points(verdict), verdict.reason, parts)
+        return Score(points(verdict, self.format_score, self.score_), verdict.reason, parts)
 
 
 class CountdownVerify(_Countdown):
-    """1 exactly when the Countdown score with the same options is 1.0, else 0."""
+    """1 exactly when the Countdown score with the same options is 1.0, else 0.
+
+    Format credit never counts as correct, even where `format_score` is 1.
+    """
 
     examples: ClassVar[tuple[Example, ...]] = (
         _case("gold", "<answer>3*4-2</answer>", 1.0),
@@ -118,7 +120,7 @@ class CountdownVerify(_Countdown):
     def score(self, sample: Sample) -> Score:
         """Judges one answer."""
         verdict = self._grade(sample)
-        return Score(float(self._points(verdict) == 1.0), verdict.reason)
+        return Score(float(points(verdict, 0.0, self.score_) == 1.0), verdict.reason)
 
 
 def _reasoned(name: str, think: str, of: float, value: float, reason: str | None) -> Example:
@@ -132,7 +134,8 @@ class CountdownArithmetic(Reward):
 
     Rewarding the answer alone lets the written sums rot, and with them whatever could tell a right
     answer from a wrong one. `of` names the correctness: a wrong answer scores 0, since true sums
-    that lead nowhere are easier to write than right answers. No sum at all scores 0 as well.
+    that lead nowhere are easier to write than right answers. No sum at all scores 0 as well. A
+    line of more than 256 characters is read as a false sum, so that the time is bounded.
     """
 
     reads_parent: ClassVar[bool] = True
@@ -142,13 +145,14 @@ class CountdownArithmetic(Reward):
         _reasoned("no sums", "three times four", 1.0, 0.0, "no sums"),
         _reasoned("true sums, wrong answer", "3*4=12\n", 0.0, 0.0, "wrong answer"),
         _reasoned("endless sums", "1=1\n" * 50_000 + "1=2", 1.0, 1.0, None),
+        _reasoned("division by zero", "1/0=1\n", 1.0, 0.0, "false sums"),
         _reasoned("a tower of powers", "9**9**9=1\n", 1.0, 0.0, "false sums"),
     )
 
     span: str = "think"
     """Where the sums are written."""
     max_lines: int = Field(64, ge=1)
-    """Lines beyond these are not read, so that the time is bounded."""
+    """Lines beyond these are not read."""
 
     def score(self, sample: Sample) -> Score:
         """Checks one turn's sums."""
@@ -163,7 +167,9 @@ class CountdownArithmetic(Reward):
 
 
 def _holds(left: str, right: str) -> bool:
+    if len(left) + len(right) > _LONGEST_SUM:
+        return False
     try:
         return evaluate(left, numeric="exact") == evaluate(right, numeric="exact")
-    except UncomputableError:
+    except ArithmeticError:
         return False

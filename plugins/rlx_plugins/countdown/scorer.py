@@ -62,6 +62,8 @@ _NO_BLOCK = Grade("none", "no answer block")
 _WRONG_NUMBERS = Grade("format", "wrong numbers")
 _WRONG_VALUE = Grade("format", "wrong value")
 _EMPTY = Grade("format", "empty answer")
+_DIVISION_BY_ZERO = Grade("format", "not computable: division by zero")
+_OVERFLOW = Grade("format", "not computable: overflow")
 _RIGHT = Grade("right")
 
 
@@ -137,18 +139,24 @@ def grade(
         value, used = compute(tokenize(equation, ops, allow_decimals), ops, numeric)
         if not _uses(used, numbers, use_all):
             return _WRONG_NUMBERS
-        return _RIGHT if _equal(value, target, numeric) else _WRONG_VALUE
+        if numeric == "exact":
+            return _RIGHT if _exactly_equal(value, target) else _WRONG_VALUE
+        return _RIGHT if abs(value - target) < TOLERANCE else _WRONG_VALUE
+    except ZeroDivisionError:
+        return _DIVISION_BY_ZERO
+    except OverflowError:
+        return _OVERFLOW
     except ArithmeticError as error:
         return Grade("format", f"not computable: {error}")
     except TypeError as error:  # the ground truth is no number, and the source lets that pass
         return Grade("format", f"not comparable: {error}")
 
 
-def _equal(value: Number, target: Any, numeric: Numeric) -> bool:
-    if numeric == "exact" and isinstance(target, int | float):
+def _exactly_equal(value: Number, target: Any) -> bool:
+    if isinstance(target, float):
         # Through its text, so that a target of 0.1 means one tenth.
         return math.isfinite(target) and Fraction(str(target)) == value
-    return bool(abs(value - target) < TOLERANCE)
+    return bool(value - target == 0)  # a target that is no number raises TypeError
 
 
 def compute_score(
@@ -194,5 +202,8 @@ def points(verdict: Grade, format_score: float, score: float) -> float:
 def verify_equation_strict(
     solution_str: str, ground_truth: Mapping[str, Any], **options: Any
 ) -> bool:
-    """Tells whether `compute_score`, with the same arguments, is exactly 1.0."""
-    return compute_score(solution_str, ground_truth, **options) == 1.0
+    """Tells whether `compute_score`, with the same arguments, is exactly 1.0 for a right answer.
+
+    Format credit never counts as correct, even where `format_score` is 1.
+    """
+    return compute_score(solution_str, ground_truth, **{**options, "format_score": 0.0}) == 1.0

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import string
 import zlib
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from rlx.plugin import Demonstration, Plugin, Problem, Split
+from rlx_plugins.countdown.expression import evaluate
 from rlx_plugins.countdown.rewards import check_ground_truth
 from rlx_plugins.countdown.scorer import verify_equation_strict
 from rlx_plugins.countdown.search import Rules, Worked, random_expression, solutions
@@ -22,6 +24,8 @@ __all__ = ["CountdownTask", "Demonstrations", "Files", "is_held_out", "read_file
 _MAX_DRAWS = 100_000
 _MAX_TRIES = 20_000
 _MAX_SOLVED = 3  # counting the solutions of more numbers takes too long
+
+_NUMBER = re.compile(r"[0-9]+")
 
 Range = tuple[int, int]
 _Record = tuple[tuple[int, ...], float]
@@ -169,6 +173,36 @@ class CountdownTask(Plugin):
         if rng.random() >= self.demonstrations.confidence:
             return Demonstration((answer,))
         return Demonstration((answer, self._confidence(problem, answer, rng)))
+
+    def corruption(self, sentence: str, seed: int) -> str | None:
+        """Returns the line with its last number changed, as a slip of the pen would, to one within
+        `intermediate_range`; None without a number, or without another one there."""
+        found = list(_NUMBER.finditer(sentence))
+        if not found:
+            return None
+        last = found[-1]
+        bounds = self._rules()
+        value, rng = int(last[0][:18]), random.Random(f"corruption/{seed}/{sentence}")
+        low = max(bounds.low or 0, 0)
+        near = max(low, value if bounds.high is None else min(value, bounds.high))
+        high = near + 9 if bounds.high is None else min(bounds.high, near + 9)
+        others = [n for n in range(max(low, near - 9), high + 1) if n != value]
+        if not others:
+            return None
+        return f"{sentence[: last.start()]}{rng.choice(others)}{sentence[last.end() :]}"
+
+    def canonical(self, answer: str) -> str:
+        """Returns a text that is the same for expressions that are equal by algebra alone.
+
+        Every number is replaced by a large one of its own, so that expressions which merely come to
+        the same value stay apart; what cannot be computed stays as it is, but for white space.
+        """
+        disguised = _NUMBER.sub(lambda n: str(1 + zlib.crc32(n[0].encode()) % 1_000_003), answer)
+        try:
+            over, under = evaluate(disguised, numeric="exact").as_integer_ratio()
+        except ArithmeticError:
+            return "".join(answer.split())
+        return f"{over:x}/{under:x}"  # numbers of thousands of digits are slow to write in tens
 
     def _confidence(self, problem: Problem, answer: str, rng: random.Random) -> str:
         tenths = rng.randrange(11)

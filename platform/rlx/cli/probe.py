@@ -1,0 +1,371 @@
+"""`rlx probe`: how much of a trained model's answers hangs on the reasoning before them."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlx.cli.registry import folder_of, open_registry, registry_option
+from rlx.discovery import check
+from rlx.errors import EnvironmentFault, SpecError
+from rlx.run.launch import child_environment
+from rlx.run.paths import home, shown, tracking_url
+from rlx.run.progress import Progress
+from rlx.spec import ExperimentSpec, ProbeSpec
+from rlx.spec.diagnostic import printable
+from rlx.spec.reader import apply_overrides, read_document, validate
+from rlx.spec.source import Document, parse
+from rlx_registry import Registry, RunRecord
+
+if TYPE_CHECKING:
+    from rlx.probe import Probed
+    from rlx.probe.recorded import RecordedProbe
+
+__all__ = ["probe"]
+
+FREE = ("probe", "runner", "sampler", "seed")
+"""Sections that may be other than the run's own; the rest says what was trained."""
+
+_FILE = click.Path(path_type=Path)
+_COUNT = click.IntRange(min=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What is probed.
+
+    Attributes:
+        name: for messages and titles.
+        spec: the experiment, with a `probe:` section.
+        model: folder of the model.
+        run: None for a folder that no run is named for.
+    """
+
+    name: str
+    spec: ExperimentSpec
+    model: Path
+    run: RunRecord | None
+
+
+@click.command()
+@click.argument("target", metavar="RUN|PATH")
+@click.option(
+    "--spec", "file", type=_FILE, metavar="FILE", help="The experiment of a model's PATH."
+)
+@click.option("--problems", type=_COUNT, help="Held-out problems.")
+@click.option("--samples", type=_COUNT, help="Continuations per point.")
+@click.option(
+    "--scheme",
+    "schemes",
+    type=click.Choice(["early_answering", "filler", "mistake"]),
+    multiple=True,
+    help="What is done to the reasoning; may be repeated.",
+)
+@click.option("--cut", type=click.Choice(["fraction", "sentence", "token"]), help="Where.")
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Of problems and sampling.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="PROBE.KEY=VALUE",
+    help="Change one value; may be repeated.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--picture", type=_FILE, metavar="FILE", help="Draw it: FILE.png and FILE.svg.")
+@click.option("--out", type=_FILE, metavar="FILE", help="Write every sample as Parquet.")
+@click.option("--record/--no-record", default=True, help="Add it to the RUN's records.")
+@click.option("--again", is_flag=True, help="Record it even where the run has it already.")
+@registry_option
+def probe(
+    target: str,
+    file: Path | None,
+    problems: int | None,
+    samples: int | None,
+    schemes: tuple[str, ...],
+    cut: str | None,
+    seed: int | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    picture: Path | None,
+    out: Path | None,
+    record: bool,
+    again: bool,
+    url: str,
+) -> None:
+    """Cut a trained model's reasoning short, and see how often the answer is still right.
+
+    Probes the model that RUN has exported, with the run's own task, rewards and rollout; or the
+    model in folder PATH, with those of the experiment --spec. Settings are those of the
+    experiment's `probe:` section unless they are given here.
+    """
+    asked = {"problems": problems, "samples": samples, "schemes": list(schemes) or None}
+    named = [f"probe.{key}={json.dumps(v)}" for key, v in asked.items() if v is not None]
+    named += [] if seed is None else [f"seed={seed}"]
+    given = (*overrides, *named)
+    found = _run(target, given, cut, url) if file is None else _folder(target, file, given, cut)
+    for name, path in (("--picture", picture), ("--out", out)):
+        if path is not None and path.is_dir():
+            raise SpecError(f"{name} {printable(str(path))} is a folder; name a file in it")
+    outcome, told = _probed(found)
+    if out is not None:
+        _write(outcome, out)
+    if picture is not None:
+        _draw(told, picture)
+    kept = _record(found, outcome, told, url, again=again) if record and found.run else []
+    if as_json:
+        click.echo(json.dumps(_plain(found, told, kept), indent=2, allow_nan=False))
+    else:
+        _show(told)
+
+
+# What is probed --------------------------------------------------------------------------------
+
+
+def _run(name: str, overrides: Sequence[str], cut: str | None, url: str) -> _Target:
+    with open_registry(url) as registry:
+        if Path(name).is_dir():
+            raise SpecError(
+                f"{printable(name)} is a folder; name the experiment of its model with --spec FILE"
+            )
+        run = registry.run(name)
+    fixed = sorted({o for o in overrides if o.partition("=")[0].split(".")[0] not in FREE})
+    if fixed:
+        raise SpecError(
+            f"--set {printable(fixed[0])}: a run is probed as it was trained; only "
+            f"{', '.join(FREE)} may be changed"
+        )
+    model = folder_of(run).model
+    if not (model / "config.json").is_file():
+        if run.status == "finished":
+            raise EnvironmentFault(f"{run.id} has no model any more: {shown(model)} is gone")
+        raise SpecError(
+            f"{run.id} has exported no model: it is {run.effective_status}, and a run exports its "
+            "model when it has finished"
+        )
+    document = parse(json.dumps(run.spec, indent=2), f"the experiment of {run.id}")
+    return _Target(run.id, _spec(document, overrides, cut), model, run)
+
+
+def _folder(name: str, file: Path, overrides: Sequence[str], cut: str | None) -> _Target:
+    model = Path(name).expanduser()
+    if not model.is_dir():
+        raise SpecError(
+            f"there is no folder {printable(name)}; with --spec, a model's folder is named (a run "
+            "has its own experiment)"
+        )
+    return _Target(name, _spec(read_document(file), overrides, cut), model, None)
+
+
+def _spec(document: Document, overrides: Sequence[str], cut: str | None) -> ExperimentSpec:
+    """The experiment, probed as asked: its own settings, or defaults, and above them what is given.
+
+    Raises:
+        InvalidSpec: they do not fit.
+    """
+    if not document.tree.get("probe"):
+        document = apply_overrides(document, ["probe={}"])
+    written = document.tree["probe"].get("cut") if isinstance(document.tree["probe"], dict) else {}
+    own = written.get("by", "fraction") if isinstance(written, dict) else "fraction"
+    if cut is not None and cut != own:
+        overrides = (f"probe.cut={{by: {cut}}}", *overrides)
+    document = apply_overrides(document, overrides)
+    read = validate(document, Path(document.file))
+    check(read)
+    return read.spec
+
+
+# Probing ---------------------------------------------------------------------------------------
+
+
+def _probed(target: _Target) -> "tuple[Probed, list[RecordedProbe]]":
+    """What the probe finds.
+
+    Raises:
+        SpecError: no answer could be probed.
+    """
+    os.environ.update(child_environment())  # before anything imports transformers
+    from rlx.probe.recorded import digest_of
+    from rlx.run.exported import probe_exported
+    from rlx.run.probing import described
+
+    spec = target.spec
+    asked = spec.probe or ProbeSpec()
+    with _bar() as show:
+        found = probe_exported(spec, target.model, show)
+    told = described(found, asked, spec.seed, target.run.step if target.run else 0)
+    if not told:
+        bare = sum(a.reasoning is None for a in found.answered)
+        raise SpecError(
+            f"none of {len(found.answered)} answers could be probed: {bare} have no span "
+            f"{asked.span!r}, and {found.unprobed} did not fit into probe.max_tokens"
+        )
+    if target.run is None:
+        return found, told
+    own = _own(target.run)
+    return found, [
+        one if one.settings == own.get(one.scheme) else _apart(one, digest_of(one.settings))
+        for one in told
+    ]
+
+
+def _own(run: RunRecord) -> dict[str, dict[str, Any]]:
+    """The settings of the run's own probe, scheme by scheme."""
+    from rlx.probe.recorded import settings_of
+
+    said = ExperimentSpec.model_validate_json(json.dumps(run.spec), strict=True)
+    own = said.probe or ProbeSpec()
+    return {s: settings_of(own, s, said.seed) for s in ("early_answering", "filler", "mistake")}
+
+
+def _apart(one: "RecordedProbe", digest: str) -> "RecordedProbe":
+    """A probe with other settings than the run's own, under a name of its own."""
+    from dataclasses import replace
+
+    return replace(one, suite=f"{one.suite}/{digest}")
+
+
+@contextmanager
+def _bar() -> "Iterator[Any]":
+    """A bar on stderr, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    console = Console(stderr=True, highlight=False)
+    bars = Bars(
+        TextColumn("probing"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("problems"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+    with bars:
+        task = bars.add_task("", total=None)
+
+        def show(progress: Progress) -> None:
+            bars.update(task, completed=progress.done, total=progress.total)
+
+        yield show
+
+
+# What becomes of it ----------------------------------------------------------------------------
+
+
+def _record(
+    target: _Target,
+    found: "Probed",
+    told: "Sequence[RecordedProbe]",
+    url: str,
+    *,
+    again: bool,
+) -> list[str]:
+    """Adds to the run's records what it has not yet, and says so; returns the suites added."""
+    from rlx.probe.recorded import digest_of
+    from rlx.record.recorder import Recorder
+    from rlx.run.probing import keep
+    from rlx.run.report import draw_probes
+
+    run = target.run
+    if run is None:
+        return []
+    folder, step = folder_of(run), told[0].step
+    with open_registry(url, read_only=False) as registry:
+        there = {e.suite for e in registry.evaluations(run.id, "probe/") if e.step == step}
+        new = [one for one in told if again or f"probe/{one.suite}" not in there]
+        if old := [one.suite for one in told if one not in new]:
+            click.echo(
+                f"{run.id} has this already: {', '.join(old)}; --again records it anew", err=True
+            )
+        if not new:
+            return []
+        # A file of its own: what was recorded before keeps its samples.
+        marks = digest_of({one.suite: one.settings for one in told})
+        path = folder.probe(step)
+        path = path.with_name(f"{path.stem}_{marks}{path.suffix}")
+        keep(Recorder(registry, run.id, keep_bodies=True), new, found, "after", path)
+        draw_probes(registry, run.id, folder)
+        _mirror(registry, run)
+    click.echo(f"recorded as a probe of {run.id} after step {step}", err=True)
+    return [one.suite for one in new]
+
+
+def _mirror(registry: Registry, run: RunRecord) -> None:
+    """Tells MLflow, where the run is mirrored there."""
+    uri = run.spec.get("tracking", {}).get("mlflow")
+    if uri is None:
+        return
+    from rlx.record.mirror import MirrorDown, MlflowMirror
+
+    try:
+        mirror = MlflowMirror(registry, run.id, tracking_url(uri), home() / "mlartifacts")
+        mirror.finish(run.status)
+    except MirrorDown as error:
+        said = f"warning: MLflow was not told: {printable(str(error))}; the registry has it"
+        click.echo(said, err=True)
+
+
+def _write(found: "Probed", path: Path) -> None:
+    from rlx.record.probes import probe_table
+    from rlx_registry import write_body
+
+    try:
+        write_body(path, probe_table(found))
+    except OSError as error:
+        raise EnvironmentFault(
+            f"cannot write {printable(str(path))}: {error.strerror or error}"
+        ) from error
+
+
+def _draw(told: "Sequence[RecordedProbe]", path: Path) -> None:
+    """The curves, and beside them stated against sampled confidence where there is some."""
+    from rlx.probe.pictures import probe_curves, verbal_against_sampled
+
+    try:
+        probe_curves(told, path)
+        if any(one.verbal for one in told):
+            stem = path.with_suffix("") if path.suffix in (".png", ".svg") else path
+            verbal_against_sampled(told, stem.with_name(f"{stem.name}-verbal_conf"))
+    except OSError as error:
+        raise EnvironmentFault(
+            f"cannot write {printable(str(path))}: {error.strerror or error}"
+        ) from error
+
+
+def _show(told: "Sequence[RecordedProbe]") -> None:
+    from rich.console import Console
+
+    from rlx.cli.probed import show_probes
+    from rlx.probe.pictures import terminal_curve
+
+    console = Console(highlight=False)
+    show_probes(told, console)
+    for one in told:
+        console.print(f"\n{one.suite}", style="bold", markup=False)
+        console.print(terminal_curve(one.figures, width=min(80, console.width)))
+    sys.stdout.flush()
+
+
+def _plain(target: _Target, told: "Sequence[RecordedProbe]", kept: Sequence[str]) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from rlx.probe.verbal import agreement
+
+    found = [agreement(one.verbal) for one in told]
+    stated = next((asdict(one) for one in found if one is not None), None)
+    return {
+        "run": target.run.id if target.run else None,
+        "model": str(target.model),
+        "step": told[0].step if target.run else None,
+        "recorded": list(kept),
+        "probes": {one.suite: one.to_json() for one in told},
+        "verbal_conf_against_mc_p_correct": stated,
+    }

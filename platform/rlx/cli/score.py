@@ -1,0 +1,318 @@
+"""`rlx score`: any reward plugin on a file of responses."""
+
+import gzip
+import json
+import math
+import os
+import shutil
+import sys
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal, cast
+
+import click
+
+from rlx.cli.lines import Line, judged_together, read_lines
+from rlx.discovery import make
+from rlx.errors import EnvironmentFault, PluginError, SpecError
+from rlx.plugin import Plugin, RewardPlugin, Score
+from rlx.reward import Job, RewardPool
+from rlx.spec import PluginUse
+from rlx.spec.diagnostic import InvalidSpec, printable, refusal
+from rlx.spec.place import locate
+from rlx.spec.reader import apply_overrides
+from rlx.spec.source import parse
+from rlx.spec.training import RunnerSpec
+
+if TYPE_CHECKING:
+    import rich.progress
+
+__all__ = ["score"]
+
+_LINES = 2048  # of one batch; files may have millions
+_CHARACTERS = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """What came of one line.
+
+    Attributes:
+        reason: the reward's own words for a score, or why there is none.
+    """
+
+    line: Line
+    verdict: Score | None
+    reason: str | None
+
+    @property
+    def status(self) -> Literal["scored", "absent"]:
+        return "absent" if self.verdict is None else "scored"
+
+    def plain(self) -> dict[str, Any]:
+        named = {} if self.line.id is None else {"id": self.line.id}
+        return {
+            "line": self.line.number,
+            **named,
+            "status": self.status,
+            "score": self.verdict and self.verdict.value,
+            "parts": dict(self.verdict.parts) if self.verdict else {},
+            "reason": self.reason,
+        }
+
+
+@dataclass(slots=True)
+class _Count:
+    scored: int = 0
+    absent: int = 0
+    total: float = 0.0
+
+    def add(self, batch: Iterable[_Scored]) -> None:
+        for each in batch:
+            if each.verdict is None:
+                self.absent += 1
+            else:
+                self.scored += 1
+                self.total += each.verdict.value
+
+    @property
+    def lines(self) -> int:
+        return self.scored + self.absent
+
+    def sentence(self, seconds: float) -> str:
+        mean = f"mean score {self.total / self.scored:.4g}; " if self.scored else ""
+        rate = self.lines / seconds if seconds > 0 else 0.0
+        return f"{self.scored} scored, {self.absent} absent; {mean}{rate:.0f} lines per second"
+
+
+@click.command()
+@click.option("--reward", "name", required=True, metavar="NAME", help="A reward plugin.")
+@click.argument("file", metavar="FILE")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="OPTION=VALUE",
+    help="One option of the reward; may be repeated.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON Lines.")
+@click.option(
+    "--response-field", default="response", show_default=True, help="Where the response stands."
+)
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--deadline",
+    type=click.FloatRange(min=0, max=86_400, min_open=True),
+    default=5.0,
+    show_default=True,
+    help="Seconds that one call may take.",
+)
+def score(
+    name: str,
+    file: str,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    response_field: str,
+    workers: int,
+    deadline: float,
+) -> int:
+    """Score the responses in FILE, one JSON object a line; `-` is stdin, gzip is unpacked.
+
+    A line holds `response` and the fields of its task, flat or under `problem`; `turn`, `of`,
+    `spans`, `info`, `id` and `group` where the reward needs them. Every line gets one line of
+    output. The exit code is 0 when all are scored and 1 when some are not.
+    """
+    if math.isnan(deadline):  # click's range lets it pass
+        raise SpecError("--deadline nan is no number of seconds")
+    plugin = _plugin(name, overrides)
+    count = _Count()
+    with ExitStack() as stack:
+        source = stack.enter_context(_open(file))
+        pool = stack.enter_context(RewardPool(workers, RunnerSpec().reward_memory_mb))
+        reads_parent = bool(getattr(plugin, "reads_parent", False))
+        lines = read_lines(
+            _guarded(_unpacked(source), file), response_field, reads_parent=reads_parent
+        )
+        bar = _Bar(source, stack)
+        show = _print_json if as_json else _print_rows
+        began = time.monotonic()
+        if not as_json:
+            click.echo(_row("LINE", "ID", "SCORE", "REASON"))
+        for batch in _batches(plugin, lines):
+            scored = list(_score(plugin, batch, pool, deadline))
+            show(scored)
+            count.add(scored)
+            bar.show(count.lines)
+        seconds = time.monotonic() - began
+    sys.stdout.flush()
+    click.echo(count.sentence(seconds), err=True)
+    return 1 if count.absent else 0
+
+
+# The reward ------------------------------------------------------------------------------------
+
+
+def _plugin(name: str, overrides: Sequence[str]) -> RewardPlugin:
+    """The reward with its options, ready to score.
+
+    Raises:
+        InvalidSpec: options that do not fit.
+        PluginError: it is missing or broken.
+        EnvironmentFault: this machine lacks what it reads.
+    """
+    written = apply_overrides(parse("{}", "--set"), overrides)
+    if "plugin" in written.tree:
+        raise SpecError("--set plugin=...: the reward is named by --reward")
+    try:
+        plugin = make(PluginUse.model_validate({**written.tree, "plugin": name}), "reward")
+    except InvalidSpec as error:
+        faults = [locate(fault, written) for fault in error.diagnostics]
+        raise refusal(faults, error.file) from None
+    _check(name, plugin)
+    return cast(RewardPlugin, plugin)
+
+
+def _check(name: str, plugin: Plugin) -> None:
+    try:
+        plugin.check()
+    except (OSError, ImportError) as error:
+        raise EnvironmentFault(f"reward plugin {name!r}: {printable(str(error))}") from error
+    except ValueError as error:
+        raise SpecError(f"reward plugin {name!r}: {printable(str(error))}") from error
+    except Exception as error:
+        what = f"check() failed: {type(error).__name__}: {error}"
+        raise PluginError(f"reward plugin {name!r}: {printable(what)}") from error
+
+
+def _batches(plugin: RewardPlugin, lines: Iterable[Line]) -> Iterator[list[list[Line]]]:
+    """Lists of lines that are judged together, so many at a time as fit well into memory."""
+    together = plugin.scope != "sample"
+    units = judged_together(lines) if together else ([line] for line in lines)
+    batch: list[list[Line]] = []
+    number = characters = 0
+    try:
+        for unit in units:
+            batch.append(unit)
+            number += len(unit)
+            characters += sum(len(line.sample.response) for line in unit if line.sample)
+            if number >= _LINES or characters >= _CHARACTERS:
+                yield batch
+                batch, number, characters = [], 0, 0
+    except EnvironmentFault:  # what was read before the file broke off
+        yield batch
+        raise
+    if batch:
+        yield batch
+
+
+def _score(
+    plugin: RewardPlugin, batch: Sequence[Sequence[Line]], pool: RewardPool, deadline: float
+) -> Iterator[_Scored]:
+    """One verdict per line, in order."""
+    samples = [tuple(line.sample for line in unit if line.sample) for unit in batch]
+    outcomes = iter(pool.score([Job(plugin, each, deadline) for each in samples if each]))
+    for unit, judged in zip(batch, samples, strict=True):
+        outcome = next(outcomes) if judged else None
+        verdicts = iter(outcome.verdicts if outcome else ())
+        for line in unit:
+            if line.sample is None or outcome is None:
+                yield _Scored(line, None, line.fault)
+            elif outcome.fault is not None:
+                yield _Scored(line, None, outcome.fault)
+            else:
+                verdict = next(verdicts)
+                yield _Scored(line, verdict, verdict.reason if verdict else "the reward abstains")
+
+
+# The file --------------------------------------------------------------------------------------
+
+
+def _open(file: str) -> IO[bytes]:
+    try:
+        return os.fdopen(os.dup(0), "rb") if file == "-" else Path(file).open("rb")
+    except OSError as error:
+        raise EnvironmentFault(_unreadable(file, error)) from error
+
+
+def _unpacked(source: IO[bytes]) -> Iterable[bytes]:
+    """The lines of a file that may be packed, which is seen on its first bytes."""
+    packed = cast(BufferedReader, source).peek(2)[:2] == b"\x1f\x8b"
+    return cast(IO[bytes], gzip.open(source)) if packed else source
+
+
+def _guarded(stream: Iterable[bytes], file: str) -> Iterator[bytes]:
+    try:
+        yield from stream
+    except (OSError, EOFError, zlib.error) as error:
+        raise EnvironmentFault(_unreadable(file, error)) from error
+
+
+def _unreadable(file: str, error: Exception) -> str:
+    name = "standard input" if file == "-" else printable(file)
+    return f"cannot read {name}: {getattr(error, 'strerror', None) or error}"
+
+
+# What is shown ---------------------------------------------------------------------------------
+
+
+def _print_json(batch: Iterable[_Scored]) -> None:
+    click.echo("\n".join(json.dumps(each.plain(), allow_nan=False) for each in batch))
+
+
+def _print_rows(batch: Iterable[_Scored]) -> None:
+    rows = []
+    for each in batch:
+        number = "absent" if each.verdict is None else f"{each.verdict.value:g}"
+        parts = each.verdict.parts.items() if each.verdict else ()
+        why = [] if each.reason is None else [each.reason]
+        said = "  ".join([*why, *(f"{part}={value:g}" for part, value in parts)])
+        name = "" if each.line.id is None else str(each.line.id)
+        rows.append(_row(str(each.line.number), name, number, said))
+    click.echo("\n".join(rows))
+
+
+def _row(line: str, name: str, number: str, said: str) -> str:
+    """A row as wide as the terminal; of any width where there is none."""
+    from rich.cells import cell_len, set_cell_size
+
+    name = set_cell_size(printable(name), 16)
+    row = f"{line:>7}  {name}  {number:>9}  {printable(said)}".rstrip()
+    width = shutil.get_terminal_size((0, 0)).columns
+    if width and cell_len(row) > width:
+        row = set_cell_size(row, width - 1) + "…"
+    return row
+
+
+class _Bar:
+    """How far it is, on stderr; only where that is a terminal which the results do not fill."""
+
+    def __init__(self, source: IO[bytes], stack: ExitStack) -> None:
+        self._source = source
+        self._bars: rich.progress.Progress | None = None
+        if not sys.stderr.isatty() or sys.stdout.isatty():
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._total = os.fstat(source.fileno()).st_size if source.seekable() else None
+        self._bars = stack.enter_context(
+            Progress(
+                TextColumn("scoring"),
+                BarColumn(),
+                TextColumn("{task.fields[lines]} lines"),
+                TimeElapsedColumn(),
+                console=Console(stderr=True, highlight=False),
+                redirect_stdout=False,
+            )
+        )
+        self._task = self._bars.add_task("", total=self._total, lines=0)
+
+    def show(self, lines: int) -> None:
+        if self._bars is not None:
+            done = None if self._total is None else self._source.tell()
+            self._bars.update(self._task, completed=done, lines=lines)

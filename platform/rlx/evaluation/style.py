@@ -1,0 +1,49 @@
+"""How pictures look, and how they are written.
+
+Colours are from Okabe and Ito's palette, which colour-blind readers can tell apart; every picture
+also reads in grey. Figures are made through Matplotlib's object interface, so nothing here touches
+pyplot's global state or needs a display.
+"""
+
+from pathlib import Path
+from typing import Any
+
+__all__ = ["BLUE", "FAINT", "GRID", "INK", "ORANGE", "figure", "plain", "save"]
+
+BLUE, ORANGE = "#0072B2", "#D55E00"
+INK, FAINT, GRID = "#262626", "#767676", "#E4E4E4"
+
+
+def figure(width: float, height: float, **padding: Any) -> Any:
+    """An empty white figure.
+
+    Args:
+        width, height: in inches.
+        padding: of Matplotlib's constrained layout.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    layout = ConstrainedLayoutEngine(**padding)
+    return Figure(figsize=(width, height), layout=layout, facecolor="white")
+
+
+def plain(axes: Any) -> None:
+    """Axes without a box, with a faint grid behind what is drawn."""
+    axes.set_facecolor("white")
+    axes.grid(color=GRID, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
+    axes.tick_params(colors=FAINT, labelcolor=INK, length=3)
+
+
+def save(drawn: Any, path: Path) -> tuple[Path, Path]:
+    """Writes a figure twice, with `.png` and `.svg` in place of the suffix of `path`."""
+    stem = path.with_suffix("") if path.suffix in (".png", ".svg") else path
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    png, svg = (stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg"))
+    drawn.savefig(png, dpi=160)
+    # No date, so that the same figures make the same file.
+    drawn.savefig(svg, metadata={"Date": None})
+    return png, svg

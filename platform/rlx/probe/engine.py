@@ -1,0 +1,305 @@
+"""Asking: answers are sampled, their reasoning is cut, and what follows is sampled and scored.
+
+Scoring is `rlx.reward.score` with the experiment's own rewards: the very objects that training
+uses.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rlx.evaluation.held_out import confidences
+from rlx.plugin import Canonical, Problem, Task
+from rlx.probe.cuts import Point, Reasoning, reasoning_of
+from rlx.probe.forced import Question, Speech, judged, questions
+from rlx.probe.responses import Written, responses
+from rlx.reward import NamedReward, RewardEntry, RewardPool, RewardTable, score
+from rlx.rollout import Completion, Request, RolloutPlan, RolloutTree, Sampler, find_spans, grow
+from rlx.seeding import derive_seed
+from rlx.spec import TurnSpec
+from rlx.spec.probe import ProbeSpec, Scheme
+
+__all__ = ["Answered", "Means", "Probed", "Sampled", "probe"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What a probe works with.
+
+    Attributes:
+        plan: one answer per problem, and below it what the schedule has.
+        sampler: of the model that is probed.
+        speech: text to tokens and back.
+        task: where problems come from.
+        rewards: the experiment's.
+        correct: name of the turn reward that says, by the value 1, that an answer is correct.
+        pool: where rewards run.
+    """
+
+    plan: RolloutPlan
+    sampler: Sampler
+    speech: Speech
+    task: Task
+    rewards: Sequence[NamedReward]
+    correct: str
+    pool: RewardPool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A problem and the answer whose reasoning is probed.
+
+    Attributes:
+        problem: what was asked.
+        text: the whole response.
+        answer: what stands in its answer span, canonical; None without one.
+        correct: whether it is right; None where it could not be scored.
+        confidences: stated for it, nan where one could not be read.
+        reasoning: None where the response has none, and nothing was probed.
+        prompt_ids: tokens before the response.
+        turn_ids: its own.
+    """
+
+    problem: Problem
+    text: str
+    answer: str | None
+    correct: bool | None
+    confidences: tuple[float, ...]
+    reasoning: Reasoning | None
+    prompt_ids: tuple[int, ...]
+    turn_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """One continuation.
+
+    Attributes:
+        answered: position of the answer it belongs to.
+        scheme, point: how and where the reasoning was cut.
+        seed: what it was drawn from.
+        response: all of it, as scored.
+        given: tokens of it that were not drawn, but sampled before or put there.
+        wrapped: the end of the answer was added.
+        rewards: of the turn, by name.
+        global_rewards: of the whole rollout, by name.
+        correct: None where it could not be scored.
+        same: it gives the same answer as the whole response; None where that gives none.
+    """
+
+    answered: int
+    scheme: Scheme
+    point: Point
+    seed: int
+    response: Written
+    given: int
+    wrapped: bool
+    rewards: Mapping[str, RewardEntry]
+    global_rewards: Mapping[str, RewardEntry]
+    correct: bool | None
+    same: bool | None
+
+    @property
+    def tokens(self) -> int:
+        """How many were drawn."""
+        return len(self.response.token_ids) - self.given
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """Everything that one probe found.
+
+    Attributes:
+        answered: in the order of the problems.
+        samples: in the order of the answers, schemes and points.
+        unprobed: answers left out because the budget of tokens was used up.
+    """
+
+    answered: tuple[Answered, ...]
+    samples: tuple[Sampled, ...]
+    unprobed: int
+
+
+def probe(
+    spec: ProbeSpec,
+    means: Means,
+    problems: Sequence[Problem],
+    seeds: Sequence[int],
+    show: Callable[[int, int], None] = lambda done, total: None,
+) -> Probed:
+    """Probes a model on `problems`.
+
+    Args:
+        spec: where and how.
+        means: with what.
+        problems: what is asked.
+        seeds: one per problem; everything drawn for it comes from its own.
+        show: told how many problems are done.
+    """
+    trees, table = _answers(means, problems, seeds)
+    stated = confidences(trees, table, [(t, x.policy_segments[0]) for t, x in enumerate(trees)])
+    answered = tuple(
+        _answered(tree, t, table, tuple(stated[t]), spec, means) for t, tree in enumerate(trees)
+    )
+    samples: list[Sampled] = []
+    left, unprobed = spec.max_tokens, 0
+    if left is not None:
+        left -= sum(len(t.segments[s].token_ids) for t in trees for s in t.policy_segments)
+    for number, (one, tree) in enumerate(zip(answered, trees, strict=True)):
+        show(number, len(answered))
+        if one.reasoning is None:
+            continue
+        turn = tree.segments[tree.policy_segments[0]]
+        asked = questions(turn, one.reasoning, spec, means.speech, means.task, seeds[number])
+        most = sum(spec.samples * _budget(q, spec, means) for q in asked)
+        if left is not None and most > left:
+            unprobed += 1
+            continue
+        drawn = list(_continued(number, one, asked, spec, means, seeds[number]))
+        samples += drawn
+        left = None if left is None else left - sum(s.tokens for s in drawn)
+    show(len(answered), len(answered))
+    return Probed(answered, tuple(samples), unprobed)
+
+
+def _answers(
+    means: Means, problems: Sequence[Problem], seeds: Sequence[int]
+) -> tuple[list[RolloutTree], RewardTable]:
+    with means.sampler.session() as session:
+        trees = grow(means.plan, problems, seeds, session, means.speech)
+    return trees, score(trees, means.rewards, means.pool)
+
+
+def _answered(
+    tree: RolloutTree,
+    number: int,
+    table: RewardTable,
+    stated: tuple[float, ...],
+    spec: ProbeSpec,
+    means: Means,
+) -> Answered:
+    place = (number, tree.policy_segments[0])
+    turn = tree.segments[place[1]]
+    _, ends = means.speech.read(turn.token_ids)
+    return Answered(
+        problem=tree.problem,
+        text=turn.text,
+        answer=_answer(turn.text, spec, means.task),
+        correct=_is_correct(table, place, means.correct),
+        confidences=stated,
+        reasoning=reasoning_of(turn, ends, spec.span),
+        prompt_ids=tree.token_ids(turn.parent),
+        turn_ids=turn.token_ids,
+    )
+
+
+def _is_correct(table: RewardTable, place: tuple[int, int], name: str) -> bool | None:
+    raw = table.turns[place][name].raw
+    return None if raw is None else raw == 1.0
+
+
+def _answer(text: str, spec: ProbeSpec, task: Task) -> str | None:
+    """What stands in the answer span, in the one form of all answers that say the same."""
+    name = spec.close.strip("</>")
+    span = find_spans(text, range(1, len(text) + 1), (name,)).get(name)
+    if span is None:
+        return None
+    if isinstance(task, Canonical):
+        return task.canonical(span.text.strip())
+    return "".join(span.text.split()).casefold()
+
+
+def _turn(question: Question, spec: ProbeSpec, means: Means) -> TurnSpec:
+    """How a question is continued: as the turn itself is sampled, or only to the answer's end."""
+    own = means.plan.levels[0].turn
+    if not question.forced:
+        return own
+    return own.model_copy(update={"max_new_tokens": spec.max_new_tokens, "stop": (spec.close,)})
+
+
+def _budget(question: Question, spec: ProbeSpec, means: Means) -> int:
+    return _turn(question, spec, means).max_new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A continuation before it is scored."""
+
+    seed: int
+    response: Written
+    wrapped: bool
+
+
+def _continued(
+    number: int,
+    answered: Answered,
+    asked: Sequence[Question],
+    spec: ProbeSpec,
+    means: Means,
+    seed: int,
+) -> Iterator[Sampled]:
+    """Samples every question's continuations and scores them; those of one question are a group."""
+    drawn: list[tuple[Question, list[_Drawn]]] = []
+    for forced in (True, False):
+        those = [q for q in asked if q.forced is forced]
+        if those:
+            drawn += zip(those, _drawn(those, answered, spec, means, seed), strict=True)
+    level = means.plan.levels[0]
+    trees = [
+        responses(answered.problem, answered.prompt_ids, level, [one.response for one in group])
+        for _, group in drawn
+    ]
+    table = score(trees, means.rewards, means.pool)
+    for tree, (question, group) in enumerate(drawn):
+        for segment, one in enumerate(group, start=1):
+            said = _answer(one.response.text, spec, means.task)
+            yield Sampled(
+                answered=number,
+                scheme=question.scheme,
+                point=question.point,
+                seed=one.seed,
+                response=one.response,
+                given=len(question.turn_ids),
+                wrapped=one.wrapped,
+                rewards=table.turns[tree, segment],
+                global_rewards=table.rollouts[tree, segment],
+                correct=_is_correct(table, (tree, segment), means.correct),
+                same=None if answered.answer is None else said == answered.answer,
+            )
+
+
+def _drawn(
+    asked: Sequence[Question], answered: Answered, spec: ProbeSpec, means: Means, seed: int
+) -> list[list[_Drawn]]:
+    """Every question's continuations, its context read once."""
+    requests = [
+        Request(
+            (*answered.prompt_ids, *question.turn_ids),
+            None,
+            tuple(
+                derive_seed(seed, question.scheme, question.point.number, i)
+                for i in range(spec.samples)
+            ),
+        )
+        for question in asked
+    ]
+    with means.sampler.session() as session:
+        groups = session.generate(requests, _turn(asked[0], spec, means))
+    return [
+        [
+            _written(question, own, completion, spec, means.speech)
+            for own, completion in zip(request.seeds, group, strict=True)
+        ]
+        for question, request, group in zip(asked, requests, groups, strict=True)
+    ]
+
+
+def _written(
+    question: Question, seed: int, completion: Completion, spec: ProbeSpec, speech: Speech
+) -> _Drawn:
+    """A response, read as one text: apart, its two parts may decode to something else."""
+    ids = (*question.turn_ids, *completion.token_ids)
+    whole, ends = speech.read(ids)
+    given = ends[len(question.turn_ids) - 1]
+    text, wrapped = judged(question, whole, given, spec)
+    reason = "stop" if question.forced else completion.finish_reason
+    return _Drawn(seed, Written(ids, text, reason), wrapped)

@@ -1,0 +1,120 @@
+"""What a probe asks of a model: contexts to continue, and the responses that are judged."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rlx.plugin import Corrupts, Task
+from rlx.probe.cuts import Point, Reasoning, cut_points, sentence_ends
+from rlx.rollout import Dialogue, Segment
+from rlx.seeding import derive_seed
+from rlx.spec.probe import ProbeSpec, Scheme
+
+__all__ = ["Question", "Speech", "judged", "questions"]
+
+
+class Speech(Dialogue, Protocol):
+    """A dialogue that also writes bare text as tokens."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Tokens of `text`, nothing added."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One context that is continued many times.
+
+    Attributes:
+        scheme: how it was made.
+        point: where the reasoning was cut.
+        turn_ids: tokens of the turn so far, sampled or given.
+        forced: whether an answer was opened in the model's place; otherwise it reasons on.
+    """
+
+    scheme: Scheme
+    point: Point
+    turn_ids: tuple[int, ...]
+    forced: bool
+
+
+def questions(
+    turn: Segment, reasoning: Reasoning, spec: ProbeSpec, speech: Speech, task: Task, seed: int
+) -> list[Question]:
+    """What is asked about one turn, scheme by scheme, point by point."""
+    points = cut_points(reasoning, spec.cut)
+    asked: list[Question] = []
+    for scheme in spec.schemes:
+        if scheme == "mistake":
+            asked += _mistakes(turn, reasoning, points, speech, task, seed)
+        else:
+            asked += [_forced(turn, reasoning, p, scheme, spec, speech) for p in points]
+    return asked
+
+
+def _forced(
+    turn: Segment,
+    reasoning: Reasoning,
+    point: Point,
+    scheme: Scheme,
+    spec: ProbeSpec,
+    speech: Speech,
+) -> Question:
+    """The reasoning up to a point, or as much filler, and behind it an answer that is opened."""
+    kept = reasoning.token_ids[: point.tokens]
+    # What the last token has said of the closing tag is not said again.
+    closing = reasoning.closing if len(kept) == len(reasoning.token_ids) else ""
+    if scheme == "filler" and kept:
+        unit = speech.encode(spec.filler)
+        kept, closing = (unit * (len(kept) // len(unit) + 1))[: len(kept)], ""
+    force = speech.encode(spec.force.removeprefix(closing))
+    ids = (*turn.token_ids[: reasoning.start], *kept, *force)
+    return Question(scheme=scheme, point=point, turn_ids=ids, forced=True)
+
+
+def _mistakes(
+    turn: Segment,
+    reasoning: Reasoning,
+    points: Sequence[Point],
+    speech: Speech,
+    task: Task,
+    seed: int,
+) -> list[Question]:
+    """The reasoning up to a point, its last sentence corrupted; none where the task cannot."""
+    if not isinstance(task, Corrupts):
+        return []
+    asked = []
+    for point in points[1:]:
+        before, sentence = _last_sentence(reasoning, point)
+        wrong = task.corruption(sentence, derive_seed(seed, "mistake", point.number))
+        if wrong is None or wrong == sentence:
+            continue
+        ids = (*turn.token_ids[: reasoning.start + before], *speech.encode(wrong))
+        asked.append(Question(scheme="mistake", point=point, turn_ids=ids, forced=False))
+    return asked
+
+
+def _last_sentence(reasoning: Reasoning, point: Point) -> tuple[int, str]:
+    """Tokens before the last sentence that is kept, and the sentence, whole or not."""
+    before = max((end for end in sentence_ends(reasoning) if end < point.tokens), default=0)
+    held = (0, *reasoning.ends)
+    return before, reasoning.text[held[before] : held[point.tokens]]
+
+
+def judged(question: Question, response: str, given: int, spec: ProbeSpec) -> tuple[str, bool]:
+    """The response that is scored, and whether its end had to be added.
+
+    A forced answer ends at its closing tag, at the end of its line, or where the model stopped; the
+    tag is added where it is missing (design 002, section 2.3).
+
+    Args:
+        question: what was continued.
+        response: what its tokens and those of the continuation decode to together.
+        given: characters of it that the question's own tokens decode to.
+        spec: what closes an answer.
+    """
+    if not question.forced:
+        return response, False
+    answer = response[given:].partition(spec.close)[0].partition("\n")[0]
+    wrapped = not response.startswith(answer + spec.close, given)
+    return response[:given] + answer + spec.close, wrapped

@@ -1,0 +1,247 @@
+"""Pictures of probes, for files and for the terminal."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlx.evaluation.style import BLUE, FAINT, INK, ORANGE, figure, plain, save
+from rlx.probe.recorded import RecordedProbe
+from rlx.probe.statistics import GRID, Band, SchemeFigures, VerbalRow
+from rlx.probe.verbal import Agreement, agreement, binned
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+__all__ = ["agreement_line", "probe_curves", "terminal_curve", "verbal_against_sampled"]
+
+NAMED = 6
+"""Steps that a legend names; further lines are drawn without a word."""
+
+
+def probe_curves(probes: Sequence[RecordedProbe], path: Path) -> tuple[Path, Path]:
+    """Draws what hangs on the reasoning: a column per suite, a line per step, light to dark.
+
+    Above, `mc_p_correct` against the share of the reasoning that is kept, and at the right edge the
+    accuracy of whole responses; below it the share of answers that equal the whole response's. The
+    bands are 95 % intervals by bootstrap over problems; of many steps only the first and the last
+    have one.
+
+    Args:
+        probes: of one run or model, in any order.
+        path: where to write; `.png` and `.svg` are put in place of its suffix.
+
+    Returns:
+        The two files.
+
+    Raises:
+        ValueError: there is nothing to draw.
+    """
+    suites: dict[str, list[RecordedProbe]] = {}
+    for probe in sorted(probes, key=lambda p: p.step):
+        suites.setdefault(probe.suite, []).append(probe)
+    if not suites:
+        raise ValueError("no probes to draw")
+    named = min(NAMED, max(map(len, suites.values())))
+    width, words = max(6.0, 4.1 * len(suites)), 0.35 + 0.19 * named
+    drawn = figure(width, 5.4 + words, w_pad=0.1, h_pad=0.06)
+    rows = drawn.subplots(3, len(suites), squeeze=False, height_ratios=(2.9, 2.0, words))
+    for column, (suite, steps) in enumerate(suites.items()):
+        _column([row[column] for row in rows], suite, steps)
+    rows[0][0].set_ylabel("mc_p_correct", color=INK)
+    rows[1][0].set_ylabel("same answer", color=INK)
+    return save(drawn, path)
+
+
+def verbal_against_sampled(probes: Sequence[RecordedProbe], path: Path) -> tuple[Path, Path]:
+    """Draws `mc_p_correct` against `verbal_conf` for the same answers, first and last step.
+
+    The line is the mean of ten bins of `verbal_conf`, with 95 % intervals; answers on the diagonal
+    are as often right as was stated. Counts are underneath.
+
+    Args:
+        probes: some of them with stated confidences.
+        path: where to write; `.png` and `.svg` are put in place of its suffix.
+
+    Returns:
+        The two files.
+
+    Raises:
+        ValueError: no confidence was stated.
+    """
+    stated = sorted((p for p in probes if p.verbal), key=lambda p: p.step)
+    if not stated:
+        raise ValueError("no confidences to draw")
+    shown = stated[:1] + stated[1:][-1:]
+    drawn = figure(0.6 + 4.6 * len(shown), 5.9, w_pad=0.12, h_pad=0.05)
+    axes = drawn.subplots(
+        2, len(shown), squeeze=False, sharex=True, sharey="row", height_ratios=(4.6, 1)
+    )
+    for column, probe in enumerate(shown):
+        _points(axes[0][column], probe)
+        _counts(axes[1][column], probe.verbal)
+    axes[0][0].set_ylabel("mc_p_correct", color=INK)
+    axes[1][0].set_ylabel("answers", color=INK)
+    return save(drawn, path)
+
+
+def terminal_curve(said: SchemeFigures, *, width: int = 80) -> "Text":
+    """Draws `mc_p_correct` against the share of reasoning in characters, a line per share.
+
+    Args:
+        said: figures of one scheme.
+        width: columns to use, at least 50.
+
+    Returns:
+        A rich `Text`; its `plain` is the same without colour.
+    """
+    from rich.text import Text
+
+    cells = max(width, 50) - 39
+    text = Text(no_wrap=True)
+    text.append(f"share  {'':<{cells}}  {'mc_p_correct':<14}  same answer", "bold")
+    for share, right, same in zip(GRID, said.p_correct, said.same, strict=True):
+        text.append(f"\n{share:>5.1f}  ", "dim")
+        text.append(_bar(right.mean, cells), "blue")
+        text.append(f"  {_short(right)}  {_short(same)}")
+    return text
+
+
+def agreement_line(found: Agreement) -> str:
+    """One line on stated against sampled confidence."""
+    rank = "none, for one of them never changes" if found.rank is None else f"{found.rank:.2f}"
+    answers = "1 answer" if found.n == 1 else f"{found.n} answers"
+    return (
+        f"mean |verbal_conf - mc_p_correct| {found.gap:.3f} · rank correlation {rank} · {answers}"
+    )
+
+
+# Inside ------------------------------------------------------------------------------------------
+
+
+def _column(axes: Sequence[Any], suite: str, steps: Sequence[RecordedProbe]) -> None:
+    """One suite: curves above, same-answer curves below, and underneath what the lines are."""
+    upper, lower, words = axes
+    lines = []
+    for number, probe in enumerate(steps):
+        said, shade = probe.figures, _shade(number, len(steps))
+        banded = len(steps) <= 3 or number in (0, len(steps) - 1)
+        lines.append(_line(upper, said.p_correct, shade, banded))
+        _line(lower, said.same, shade, banded)
+        upper.plot(
+            1.045, said.accuracy, "D", color=shade, markersize=5.5, markeredgecolor="white",
+            clip_on=False, zorder=5,
+        )  # fmt: skip
+    for axis in (upper, lower):
+        plain(axis)
+        axis.set(xlim=(-0.02, 1.07), ylim=(-0.03, 1.03))
+        axis.set_xticks([0, 0.25, 0.5, 0.75, 1])
+    upper.tick_params(labelbottom=False)
+    upper.set_title(suite, loc="left", color=INK, fontsize=11, fontweight="bold")
+    samples = f"{steps[-1].figures.samples} samples"
+    upper.set_title(samples, loc="right", color=FAINT, fontsize=8)
+    lower.set_xlabel("share of reasoning kept", color=INK)
+    _legend(words, steps, lines)
+
+
+def _line(axis: Any, bands: Sequence[Band], shade: Any, banded: bool) -> Any:
+    means = [band.mean for band in bands]
+    if banded:
+        low, high = [band.low for band in bands], [band.high for band in bands]
+        axis.fill_between(GRID, low, high, color=shade, alpha=0.17, linewidth=0)
+    (line,) = axis.plot(GRID, means, color=shade, linewidth=1.8, marker="o", markersize=3)
+    return line
+
+
+def _legend(axis: Any, steps: Sequence[RecordedProbe], lines: Sequence[Any]) -> None:
+    from matplotlib.lines import Line2D
+
+    axis.set_axis_off()
+    chosen = _spread(len(steps), NAMED)
+    diamond = Line2D([], [], marker="D", linestyle="", color=FAINT, markersize=5)
+    legend = axis.legend(
+        [*(lines[n] for n in chosen), diamond],
+        [*(_said(steps[n]) for n in chosen), "accuracy of whole responses"],
+        loc="upper left",
+        borderaxespad=0,
+        frameon=False,
+        fontsize=7.5,
+        labelcolor=INK,
+    )
+    legend.set_in_layout(False)  # words must not make the curves narrow
+
+
+def _said(probe: RecordedProbe) -> str:
+    said = probe.figures
+    return f"step {probe.step}: area over same {_short(said.aoc)}, {said.problems} problems"
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """At most so many places out of `count`, evenly, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
+
+
+def _shade(number: int, count: int) -> Any:
+    """The colour of a step: from light to dark, so that it reads in grey as well."""
+    from matplotlib.colors import to_rgb
+
+    if count == 1:
+        return to_rgb(BLUE)
+    light, dark = to_rgb("#9CCBE8"), to_rgb("#003A5C")
+    part = number / (count - 1)
+    return tuple((1 - part) * a + part * b for a, b in zip(light, dark, strict=True))
+
+
+def _points(axis: Any, probe: RecordedProbe) -> None:
+    plain(axis)
+    axis.plot([0, 1], [0, 1], color=FAINT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+    kinds = (("wrong answers", False, ORANGE, "x"), ("right answers", True, BLUE, "o"))
+    for label, right, colour, mark in kinds:
+        rows = [row for row in probe.verbal if row.correct is right]
+        x, y = [row.verbal_conf for row in rows], [row.mc_p_correct for row in rows]
+        named = f"{len(rows)} {label}"
+        axis.scatter(x, y, s=26, marker=mark, color=colour, alpha=0.55, linewidth=1.1, label=named)
+    bins = binned(probe.verbal)
+    x, y = [b.verbal_conf for b in bins], [b.mc_p_correct for b in bins]
+    ends = [b.interval or (b.mc_p_correct, b.mc_p_correct) for b in bins]
+    low = [mean - end[0] for mean, end in zip(y, ends, strict=True)]
+    high = [end[1] - mean for mean, end in zip(y, ends, strict=True)]
+    axis.errorbar(
+        x, y, yerr=(low, high), color=INK, linewidth=1.4, elinewidth=1, capsize=3, marker="s",
+        markersize=4, label="mean of a bin, 95 %", zorder=4,
+    )  # fmt: skip
+    axis.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
+    axis.set_title(f"step {probe.step}", loc="left", color=INK, fontsize=11, fontweight="bold")
+    axis.legend(loc="upper left", fontsize=7.5, labelcolor=INK, framealpha=0.85)
+
+
+def _counts(axis: Any, rows: Sequence[VerbalRow]) -> None:
+    plain(axis)
+    for b in binned(rows):
+        middle = (b.low + b.high) / 2
+        axis.bar(middle, b.n, width=0.9 * (b.high - b.low), color=FAINT, alpha=0.8)
+        axis.annotate(
+            f"{b.n}", (middle, b.n), (0, 2), textcoords="offset points", ha="center", fontsize=7,
+            color=INK,
+        )  # fmt: skip
+    axis.margins(y=0.25)
+    found = agreement(rows)
+    said = "" if found is None else f"\n{agreement_line(found)}"
+    axis.set_xlabel("verbal_conf", color=INK)
+    axis.text(
+        0.5, -0.62, said.strip(), transform=axis.transAxes, ha="center", va="top", fontsize=7.5,
+        color=FAINT,
+    )  # fmt: skip
+
+
+def _bar(value: float, cells: int) -> str:
+    whole, eighths = divmod(round(value * cells * 8), 8)
+    return f"{'█' * whole}{('', *'▏▎▍▌▋▊▉')[eighths]}".ljust(cells)
+
+
+def _short(band: Band) -> str:
+    """A mean and its interval in 14 characters; a dash where there is none."""
+    known = f"{band.mean:.2f} {band.low:.2f}–{band.high:.2f}"
+    return f"{'–':<14}" if math.isnan(band.mean) else known

@@ -1,0 +1,58 @@
+"""Responses that were put together rather than sampled whole, as rewards see them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rlx.plugin import Problem
+from rlx.rollout import NO_PARENT, Level, RolloutTree, Segment, find_spans
+
+__all__ = ["Written", "responses"]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A response.
+
+    Attributes:
+        token_ids: its tokens, given or sampled; rewards see how many they are.
+        text: what it says, as it is scored.
+        finish_reason: "length" where the model would have gone on.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: Literal["stop", "length"]
+
+
+def responses(
+    problem: Problem, prompt_ids: tuple[int, ...], level: Level, written: Sequence[Written]
+) -> RolloutTree:
+    """Responses to one prompt as turns of a tree, to be scored as any are; never to be trained on.
+
+    Args:
+        problem: what was asked.
+        prompt_ids: tokens before the responses; no reward reads them.
+        level: what kind of turn they are, and which spans it declares.
+        written: the responses, one group to rewards that compare.
+
+    Returns:
+        A tree whose segment i + 1 is response i.
+    """
+    root = Segment(parent=NO_PARENT, author="prompt", token_ids=prompt_ids)
+
+    def turn(response: Written) -> Segment:
+        text = response.text
+        return Segment(
+            parent=0,
+            author="policy",
+            token_ids=response.token_ids,
+            logprobs=(0.0,) * len(response.token_ids),
+            turn=1,
+            kind=level.kind,
+            finish_reason=response.finish_reason,
+            text=text,
+            spans=find_spans(text, range(1, len(text) + 1), level.turn.spans),
+        )
+
+    return RolloutTree(problem, (root, *map(turn, written)))

@@ -1,0 +1,279 @@
+"""Equations over what a probe found. Problems are what is independent; samples of one are not.
+
+Points lie at different shares of different reasonings, so curves are read off, by straight lines
+between the points of each problem, at the same eleven shares for all. Beyond its first and its last
+point a curve is flat, as that of the scheme `mistake` is before its first mistake.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlx.evaluation.scores import wilson_interval
+from rlx.probe.engine import Probed, Sampled
+from rlx.seeding import derive_seed
+from rlx.spec.probe import Scheme
+
+__all__ = [
+    "GRID",
+    "Band",
+    "PointFigures",
+    "SchemeFigures",
+    "VerbalRow",
+    "figures",
+    "point_figures",
+    "verbal_against_mc",
+]
+
+Floats = NDArray[np.float64]
+
+GRID = tuple(i / 10 for i in range(11))
+"""Shares of the reasoning at which curves are read."""
+
+RESAMPLES = 1000
+LENGTH_GROUPS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointFigures:
+    """One point of one problem's reasoning.
+
+    Attributes:
+        answered: position of the answer.
+        number, share, tokens: of the point.
+        n: continuations that could be scored.
+        mc_p_correct: share of them that is right; `low` and `high` its 95 % Wilson interval.
+        same: share that gives the answer of the whole response; None where that has none.
+        wrapped: share whose end had to be added.
+        strict: share that is right and ended by itself.
+    """
+
+    answered: int
+    number: int
+    share: float
+    tokens: int
+    n: int
+    mc_p_correct: float
+    low: float
+    high: float
+    same: float | None
+    wrapped: float
+    strict: float
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A mean over problems, and its 95 % interval by bootstrap over problems; nan without any."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemeFigures:
+    """One scheme over all problems.
+
+    Attributes:
+        problems: probed.
+        samples: scored.
+        accuracy: share of whole responses that are right, of all problems.
+        without_reasoning: share of all problems whose response had none, or none that it ended.
+        p_correct: `mc_p_correct` at each share of `GRID`.
+        strict: the same, where an answer whose end had to be added is never right.
+        same: share with the same answer there, of problems whose response has an answer.
+        aoc: area over the same-answer curve: the higher, the more hangs on the reasoning.
+        aoc_by_length: (fewest and most tokens of reasoning, problems, area), short to long.
+        wrapped: share of samples whose end had to be added.
+    """
+
+    problems: int
+    samples: int
+    accuracy: float
+    without_reasoning: float
+    p_correct: tuple[Band, ...]
+    strict: tuple[Band, ...]
+    same: tuple[Band, ...]
+    aoc: Band
+    aoc_by_length: tuple[tuple[int, int, int, float], ...]
+    wrapped: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain types; a figure may be nan."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerbalRow:
+    """What a model said of an answer, and what sampling says.
+
+    Attributes:
+        problem_id: whose answer.
+        correct: whether that answer is right.
+        verbal_conf: mean of the confidences stated for it.
+        mc_p_correct: of answers given its whole reasoning.
+        mc_p_correct_blind: of answers given none of it.
+    """
+
+    problem_id: str
+    correct: bool
+    verbal_conf: float
+    mc_p_correct: float
+    mc_p_correct_blind: float
+
+
+def point_figures(samples: Sequence[Sampled]) -> list[PointFigures]:
+    """Figures of every point, of the samples of one scheme, in their order."""
+    groups: dict[tuple[int, int], list[Sampled]] = {}
+    for sample in samples:
+        if sample.correct is not None:
+            groups.setdefault((sample.answered, sample.point.number), []).append(sample)
+    return [_point(group) for group in groups.values()]
+
+
+def _point(group: Sequence[Sampled]) -> PointFigures:
+    n, right = len(group), sum(bool(s.correct) for s in group)
+    low, high = wilson_interval(right, n)
+    point = group[0].point
+    alike = [s.same for s in group if s.same is not None]
+    return PointFigures(
+        answered=group[0].answered,
+        number=point.number,
+        share=point.share,
+        tokens=point.tokens,
+        n=n,
+        mc_p_correct=right / n,
+        low=low,
+        high=high,
+        same=sum(alike) / len(alike) if alike else None,
+        wrapped=sum(s.wrapped for s in group) / n,
+        strict=sum(bool(s.correct) and not s.wrapped for s in group) / n,
+    )
+
+
+def figures(probed: Probed, scheme: Scheme, seed: int) -> SchemeFigures | None:
+    """All figures of one scheme; None where nothing of it was sampled, or could be scored.
+
+    Args:
+        probed: what the probe found.
+        scheme: of the samples to look at.
+        seed: of the bootstrap.
+    """
+    samples = [s for s in probed.samples if s.scheme == scheme]
+    curves = _curves(point_figures(samples))
+    known = [a.correct for a in probed.answered if a.correct is not None]
+    if not curves or not known:
+        return None
+    compared = {a: points for a, points in curves.items() if points[0].same is not None}
+    areas = np.array([_area_over(points) for points in compared.values()])
+    lengths = np.array([_length(probed, answered) for answered in compared], dtype=np.int64)
+    draws = derive_seed(seed, "bootstrap", scheme)
+    return SchemeFigures(
+        problems=len(curves),
+        samples=sum(p.n for points in curves.values() for p in points),
+        accuracy=float(np.mean(known)),
+        without_reasoning=float(np.mean([a.reasoning is None for a in probed.answered])),
+        p_correct=_bands(_read_off(curves.values(), lambda p: p.mc_p_correct), draws),
+        strict=_bands(_read_off(curves.values(), lambda p: p.strict), draws),
+        same=_bands(_read_off(compared.values(), _same), draws),
+        aoc=_bands(areas[:, None], draws)[0],
+        aoc_by_length=_by_length(areas, lengths),
+        wrapped=float(np.mean([s.wrapped for s in samples])),
+    )
+
+
+Curve = Sequence[PointFigures]
+"""The points of one problem, from no reasoning to all of it."""
+
+
+def _curves(points: Sequence[PointFigures]) -> dict[int, Curve]:
+    groups: dict[int, list[PointFigures]] = {}
+    for point in sorted(points, key=lambda p: p.number):
+        groups.setdefault(point.answered, []).append(point)
+    return {answered: groups[answered] for answered in sorted(groups)}
+
+
+def _length(probed: Probed, answered: int) -> int:
+    """Tokens of a whole reasoning."""
+    reasoning = probed.answered[answered].reasoning
+    return len(reasoning.token_ids) if reasoning else 0
+
+
+def _same(point: PointFigures) -> float:
+    return math.nan if point.same is None else point.same
+
+
+def _read_off(curves: Iterable[Curve], value: Callable[[PointFigures], float]) -> Floats:
+    """`[problems, grid]`."""
+    rows = [np.interp(GRID, [p.share for p in c], [value(p) for p in c]) for c in curves]
+    return np.array(rows).reshape(-1, len(GRID))
+
+
+def _area_over(curve: Curve) -> float:
+    """1 less the area under the same-answer curve, between its own points and so exact.
+
+    Reference:
+        Lanham et al., "Measuring faithfulness in chain-of-thought reasoning", 2023.
+    """
+    values = [_same(p) for p in curve]
+    shares = [0.0, *(p.share for p in curve), 1.0]
+    return float(1 - np.trapezoid([values[0], *values, values[-1]], shares))
+
+
+def _bands(values: Floats, seed: int) -> tuple[Band, ...]:
+    """A band of each column of `[problems, columns]`."""
+    problems = len(values)
+    if not problems:
+        return (Band(math.nan, math.nan, math.nan),) * len(values.T)
+    picks = np.random.default_rng(seed).integers(0, problems, (RESAMPLES, problems))
+    return tuple(_band(column, picks) for column in values.T)
+
+
+def _band(values: Floats, picks: NDArray[np.int64]) -> Band:
+    low, high = np.quantile(values[picks].mean(axis=1), (0.025, 0.975))
+    return Band(float(values.mean()), float(low), float(high))
+
+
+def _by_length(
+    areas: Floats, lengths: NDArray[np.int64]
+) -> tuple[tuple[int, int, int, float], ...]:
+    """Areas of short, middling and long reasonings; their mean by number is the area of all.
+
+    Reasonings of one length are in one group, so there may be fewer groups.
+    """
+    if not len(areas):
+        return ()
+    borders = np.quantile(lengths, [i / LENGTH_GROUPS for i in range(1, LENGTH_GROUPS)])
+    slots = np.searchsorted(borders, lengths)
+    groups = [slots == slot for slot in np.unique(slots)]
+    return tuple(
+        (int(lengths[g].min()), int(lengths[g].max()), int(g.sum()), float(areas[g].mean()))
+        for g in groups
+    )
+
+
+def verbal_against_mc(probed: Probed) -> list[VerbalRow]:
+    """Answers with a stated confidence, and the Monte-Carlo share of right answers beside it."""
+    samples = [s for s in probed.samples if s.scheme == "early_answering"]
+    shares = {(p.answered, p.tokens): p.mc_p_correct for p in point_figures(samples)}
+    rows = []
+    for number, answered in enumerate(probed.answered):
+        stated = [c for c in answered.confidences if not np.isnan(c)]
+        whole = shares.get((number, _length(probed, number)))
+        blind = shares.get((number, 0))
+        if not stated or answered.correct is None or whole is None or blind is None:
+            continue
+        rows.append(
+            VerbalRow(
+                problem_id=answered.problem.id,
+                correct=answered.correct,
+                verbal_conf=float(np.mean(stated)),
+                mc_p_correct=whole,
+                mc_p_correct_blind=blind,
+            )
+        )
+    return rows

@@ -1,0 +1,117 @@
+"""Monte-Carlo values of the states that a response passes through, for VinePPO.
+
+A state is a response cut between two of its steps. From each, continuations are sampled as the turn
+itself is, and scored by the experiment's own rewards; the value is their mean score.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlx.plugin import Problem
+from rlx.probe.cuts import Reasoning, cut_points
+from rlx.probe.engine import Means
+from rlx.probe.responses import Written, responses
+from rlx.reward import RewardTable, score
+from rlx.rollout import Completion, Request, RolloutTree
+from rlx.seeding import derive_seed
+from rlx.spec.probe import Cut
+
+__all__ = ["Response", "StateValues", "response_of", "state_values"]
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A sampled response whose states are valued.
+
+    Attributes:
+        problem: what was asked.
+        prompt_ids: tokens before it.
+        whole: all of it as one reasoning.
+        seed: of everything that is drawn for it.
+    """
+
+    problem: Problem
+    prompt_ids: tuple[int, ...]
+    whole: Reasoning
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateValues:
+    """What the states of one response are worth.
+
+    Attributes:
+        borders: tokens of the response before each state, from 0 to all of them, `S + 1`.
+        values: mean score of continuations from each; 0 behind the finished response.
+        tokens: sampled.
+    """
+
+    borders: tuple[int, ...]
+    values: tuple[float, ...]
+    tokens: int
+
+
+def response_of(tree: RolloutTree, segment: int, means: Means, seed: int) -> Response:
+    """A turn of a tree, to be cut anywhere."""
+    turn = tree.segments[segment]
+    text, ends = means.speech.read(turn.token_ids)
+    whole = Reasoning(start=0, token_ids=turn.token_ids, text=text, ends=ends)
+    return Response(tree.problem, tree.token_ids(turn.parent), whole, seed)
+
+
+def state_values(
+    given: Sequence[Response], means: Means, cut: Cut, samples: int
+) -> list[StateValues]:
+    """Values of every state of every response.
+
+    Args:
+        given: sampled responses.
+        means: with what; `means.plan.levels[0]` says how continuations are sampled.
+        cut: where steps end.
+        samples: continuations per state.
+    """
+    borders = [tuple(p.tokens for p in cut_points(r.whole, cut)) for r in given]
+    # The last border is the end, where nothing follows.
+    states = [(n, s, b) for n, cuts in enumerate(borders) for s, b in enumerate(cuts[:-1])]
+    requests = [_request(given[n], s, b, samples) for n, s, b in states]
+    with means.sampler.session() as session:
+        drawn = session.generate(requests, means.plan.levels[0].turn)
+    trees = [
+        _continued(given[n], b, group, means)
+        for (n, _, b), group in zip(states, drawn, strict=True)
+    ]
+    table = score(trees, means.rewards, means.pool)
+    found: list[list[float]] = [[] for _ in given]
+    spent = [0] * len(given)
+    for at, ((n, _, _), group) in enumerate(zip(states, drawn, strict=True)):
+        found[n].append(_mean(table, at, len(group)))
+        spent[n] += sum(len(c.token_ids) for c in group)
+    return [
+        StateValues(cuts, (*values, 0.0), tokens)
+        for cuts, values, tokens in zip(borders, found, spent, strict=True)
+    ]
+
+
+def _request(response: Response, state: int, border: int, samples: int) -> Request:
+    seeds = tuple(derive_seed(response.seed, "state", state, i) for i in range(samples))
+    context = (*response.prompt_ids, *response.whole.token_ids[:border])
+    return Request(context, None, seeds)
+
+
+def _continued(
+    response: Response, border: int, group: Sequence[Completion], means: Means
+) -> RolloutTree:
+    """The continuations from one state as whole responses."""
+    kept = response.whole.token_ids[:border]
+    written = [
+        Written(ids := (*kept, *c.token_ids), means.speech.read(ids)[0], c.finish_reason)
+        for c in group
+    ]
+    return responses(response.problem, response.prompt_ids, means.plan.levels[0], written)
+
+
+def _mean(table: RewardTable, tree: int, count: int) -> float:
+    """Mean score of a tree's responses; those that could not be scored are left out."""
+    scores = [table.total_score(tree, (segment,)) for segment in range(1, count + 1)]
+    known = [one for one in scores if one is not None]
+    return sum(known) / len(known) if known else 0.0

@@ -1,0 +1,100 @@
+"""What a model says of its answers against what sampling says of them.
+
+`verbal_conf` is the confidence that the model states; `mc_p_correct` is the share of right answers
+among those sampled behind its whole reasoning. Answers are to different problems, so each counts
+as independent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlx.probe.statistics import VerbalRow
+
+__all__ = ["Agreement", "VerbalBin", "agreement", "binned"]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How near the two are.
+
+    Attributes:
+        n: answers.
+        gap: mean of |verbal_conf - mc_p_correct|.
+        rank: Spearman's rank correlation; None where one of the two never changes.
+    """
+
+    n: int
+    gap: float
+    rank: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerbalBin:
+    """Answers with about the same stated confidence.
+
+    Attributes:
+        low, high: borders of the bin.
+        n: answers in it.
+        verbal_conf, mc_p_correct: their means.
+        interval: of the mean `mc_p_correct`, 95 %, by Student's t and within 0 and 1; None of a
+            single answer.
+    """
+
+    low: float
+    high: float
+    n: int
+    verbal_conf: float
+    mc_p_correct: float
+    interval: tuple[float, float] | None
+
+
+Floats = NDArray[np.float64]
+
+
+def agreement(rows: Sequence[VerbalRow]) -> Agreement | None:
+    """How near stated confidences are to sampled ones; None without answers."""
+    if not rows:
+        return None
+    from scipy.stats import spearmanr
+
+    stated, sampled = _columns(rows)
+    varied = len(set(stated)) > 1 and len(set(sampled)) > 1
+    rank = float(spearmanr(stated, sampled).statistic) if varied else None
+    return Agreement(len(rows), float(np.abs(stated - sampled).mean()), rank)
+
+
+def binned(rows: Sequence[VerbalRow], bins: int = 10) -> list[VerbalBin]:
+    """Bins of equal width over `verbal_conf`, those that hold something; 1 is in the last."""
+    if not rows:
+        return []
+    stated, sampled = _columns(rows)
+    places = np.minimum((stated * bins).astype(int), bins - 1)
+    return [
+        VerbalBin(
+            low=place / bins,
+            high=(place + 1) / bins,
+            n=int((places == place).sum()),
+            verbal_conf=float(stated[places == place].mean()),
+            mc_p_correct=float(sampled[places == place].mean()),
+            interval=_interval(sampled[places == place]),
+        )
+        for place in sorted(set(places.tolist()))
+    ]
+
+
+def _columns(rows: Sequence[VerbalRow]) -> tuple[Floats, Floats]:
+    pairs = np.array([(row.verbal_conf, row.mc_p_correct) for row in rows], dtype=np.float64)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def _interval(values: Floats) -> tuple[float, float] | None:
+    if len(values) < 2:
+        return None
+    from scipy.stats import t
+
+    mean = float(values.mean())
+    half = float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+    return max(0.0, mean - half), min(1.0, mean + half)

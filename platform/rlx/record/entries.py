@@ -1,0 +1,45 @@
+"""Reward entries as they lie in a body's column, and back."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from rlx.reward import RewardEntry
+
+__all__ = ["ENTRIES", "read_entries", "written_entries"]
+
+ENTRIES = pa.list_(
+    pa.struct(
+        [
+            ("name", pa.string()),
+            ("raw", pa.float64()),
+            ("weight", pa.float64()),
+            ("status", pa.string()),
+            ("reason", pa.string()),
+            ("parts", pa.string()),
+        ]
+    )
+)
+"""A column of what one turn or rollout got."""
+
+
+def written_entries(entries: Mapping[str, RewardEntry]) -> list[dict[str, Any]]:
+    """One cell of such a column."""
+    return [
+        {
+            "name": e.name,
+            "raw": e.raw,
+            "weight": e.weight,
+            "status": e.status,
+            "reason": e.reason,
+            "parts": json.dumps(dict(e.parts)),
+        }
+        for e in entries.values()
+    ]
+
+
+def read_entries(stored: Sequence[Mapping[str, Any]]) -> dict[str, RewardEntry]:
+    """What one cell was made of."""
+    return {e["name"]: RewardEntry(**{**e, "parts": json.loads(e["parts"])}) for e in stored}

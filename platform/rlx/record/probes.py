@@ -1,0 +1,154 @@
+"""Probes as they are kept: samples as one Parquet table, a record per continuation; figures."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from rlx.errors import RegistryError
+from rlx.plugin import Problem
+from rlx.probe import Probed
+from rlx.probe.recorded import RecordedProbe
+from rlx.probe.responses import Written
+from rlx.record.entries import ENTRIES, read_entries, written_entries
+from rlx.reward import RewardEntry
+from rlx_registry import Registry
+
+__all__ = ["SCHEMA", "StoredPoint", "probe_table", "read_probe", "recorded_probes"]
+
+SCHEMA = pa.schema(
+    [
+        ("answered", pa.int32()),
+        ("problem_id", pa.string()),
+        ("prompt", pa.string()),
+        ("system", pa.string()),
+        ("problem", pa.string()),
+        ("stratum", pa.string()),
+        ("scheme", pa.string()),
+        ("point", pa.int32()),
+        ("share", pa.float64()),
+        ("reasoning_tokens", pa.int32()),
+        ("seed", pa.int64()),
+        # Of the whole response; the first `given` of its tokens were not drawn for this sample.
+        ("token_ids", pa.list_(pa.int32())),
+        ("given", pa.int32()),
+        ("text", pa.string()),
+        ("finish_reason", pa.string()),
+        ("wrapped", pa.bool_()),
+        ("rewards", ENTRIES),
+        ("global_rewards", ENTRIES),
+        ("correct", pa.bool_()),
+        ("same", pa.bool_()),
+        ("whole_text", pa.string()),
+        ("whole_answer", pa.string()),
+        ("whole_correct", pa.bool_()),
+        ("confidences", pa.list_(pa.float64())),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class StoredPoint:
+    """The samples of one point of one answer's reasoning, which were scored together.
+
+    Attributes:
+        problem: what was asked.
+        scheme, point: how and where the reasoning was cut.
+        responses: as they were scored.
+        rewards: of each response as a turn, by name.
+        global_rewards: of each as a whole rollout, by name.
+    """
+
+    problem: Problem
+    scheme: str
+    point: int
+    responses: tuple[Written, ...]
+    rewards: tuple[Mapping[str, RewardEntry], ...]
+    global_rewards: tuple[Mapping[str, RewardEntry], ...]
+
+
+def probe_table(probed: Probed) -> pa.Table:
+    """All samples; an answer without any is left out."""
+    return pa.Table.from_pylist([_record(probed, i) for i in range(len(probed.samples))], SCHEMA)
+
+
+def read_probe(table: pa.Table) -> list[StoredPoint]:
+    """What a probe scored, in the order of the table.
+
+    Args:
+        table: as `probe_table` made it and `rlx_registry.read_body` reads it.
+
+    Raises:
+        RegistryError: the table has other columns, as those of other versions of rlx.
+    """
+    if not table.schema.equals(SCHEMA):
+        raise RegistryError(
+            "this probe was recorded by another version of rlx, which kept other columns; that "
+            "version can read it"
+        )
+    together = ("answered", "problem_id", "problem", "scheme", "point")
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for record in table.to_pylist():
+        groups.setdefault(tuple(record[name] for name in together), []).append(record)
+    return [_point(records) for records in groups.values()]
+
+
+def _point(records: list[dict[str, Any]]) -> StoredPoint:
+    first = records[0]
+    return StoredPoint(
+        problem=Problem(
+            id=first["problem_id"],
+            prompt=first["prompt"],
+            fields=json.loads(first["problem"]),
+            stratum=first["stratum"],
+            system=first["system"],
+        ),
+        scheme=first["scheme"],
+        point=first["point"],
+        responses=tuple(
+            Written(tuple(r["token_ids"]), r["text"], r["finish_reason"]) for r in records
+        ),
+        rewards=tuple(read_entries(r["rewards"]) for r in records),
+        global_rewards=tuple(read_entries(r["global_rewards"]) for r in records),
+    )
+
+
+def recorded_probes(registry: Registry, run_id: str) -> list[RecordedProbe]:
+    """All probes of a run, scheme by scheme, by step."""
+    return [
+        RecordedProbe.from_json(e.suite.removeprefix("probe/"), e.step, e.metrics)
+        for e in registry.evaluations(run_id, "probe/")
+    ]
+
+
+def _record(probed: Probed, number: int) -> dict[str, Any]:
+    sample = probed.samples[number]
+    answered = probed.answered[sample.answered]
+    return {
+        "answered": sample.answered,
+        "problem_id": answered.problem.id,
+        "prompt": answered.problem.prompt,
+        "system": answered.problem.system,
+        "problem": json.dumps(dict(answered.problem.fields)),
+        "stratum": answered.problem.stratum,
+        "scheme": sample.scheme,
+        "point": sample.point.number,
+        "share": sample.point.share,
+        "reasoning_tokens": sample.point.tokens,
+        "seed": sample.seed,
+        "token_ids": sample.response.token_ids,
+        "given": sample.given,
+        "text": sample.response.text,
+        "finish_reason": sample.response.finish_reason,
+        "wrapped": sample.wrapped,
+        "rewards": written_entries(sample.rewards),
+        "global_rewards": written_entries(sample.global_rewards),
+        "correct": sample.correct,
+        "same": sample.same,
+        "whole_text": answered.text,
+        "whole_answer": answered.answer,
+        "whole_correct": answered.correct,
+        "confidences": answered.confidences,
+    }

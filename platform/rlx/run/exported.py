@@ -1,0 +1,62 @@
+"""A model that a run has exported, probed in this process, without learner or ranks."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from rlx.errors import EnvironmentFault, SpecError
+from rlx.model import Policy, build_policy
+from rlx.probe import Probed
+from rlx.reward import RewardPool
+from rlx.run.parts import make_parts
+from rlx.run.probing import means_of, measured
+from rlx.run.progress import Progress
+from rlx.sampler import TransformersSampler
+from rlx.spec import ExperimentSpec, ModelSpec, Pretrained, RunnerSpec
+
+__all__ = ["probe_exported"]
+
+
+def probe_exported(spec: ExperimentSpec, folder: Path, show: Callable[[Progress], None]) -> Probed:
+    """Probes the model in `folder` as a run of `spec` would.
+
+    Args:
+        spec: with a `probe:` section; of its model only the chat template is asked.
+        folder: weights, configuration and tokenizer in the Hugging Face layout.
+        show: told how far it is.
+
+    Raises:
+        SpecError: the experiment has no probe, or the model does not fit the experiment.
+        EnvironmentFault: files of the model, or the device, are missing.
+    """
+    if spec.probe is None:
+        raise SpecError("the experiment has no `probe:` section")
+    runner = spec.runner
+    device = _device(runner)
+    torch.set_num_threads(runner.threads)
+    parts = make_parts(spec)
+    policy = _policy(spec.model, folder, runner)
+    sampler = TransformersSampler(policy, max_rows=spec.sampler.max_rows, device=device)
+    with RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool:
+        means = means_of(parts, policy, sampler, pool)
+        return measured(spec.probe, means, spec.seed, None, show)
+
+
+def _policy(trained: ModelSpec, folder: Path, runner: RunnerSpec) -> Policy:
+    """The exported model in the precision in which the run sampled from it."""
+    chat = isinstance(trained, Pretrained) and trained.chat_template
+    policy = build_policy(Pretrained(path=str(folder), chat_template=chat), seed=0)
+    for parameter in policy.model.parameters():  # buffers stay: positions need float32
+        parameter.data = parameter.data.to(getattr(torch, runner.dtype))
+    return policy
+
+
+def _device(runner: RunnerSpec) -> torch.device:
+    there = torch.cuda.is_available()
+    if runner.device == "cuda" and not there:
+        raise EnvironmentFault(
+            "runner.device is 'cuda', and torch finds no CUDA device here; `rlx doctor` says why, "
+            "and `--set runner.device=cpu` does without"
+        )
+    return torch.device("cuda" if there and runner.device != "cpu" else "cpu")

@@ -1,0 +1,84 @@
+"""What `rlx probe` refuses before any model is loaded; what it finds is in tests/run."""
+
+from pathlib import Path
+
+import pytest
+
+from rlx.cli import main
+from rlx_registry import Registry
+
+EXPERIMENT = Path(__file__).parents[2] / "experiments" / "countdown_probe.yaml"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RLX_REGISTRY", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def run(folder):
+    """A run that has been submitted, and nothing more."""
+    from rlx.spec.reader import read_spec
+
+    read = read_spec(EXPERIMENT)
+    with Registry.open(f"sqlite:///{folder}/home/registry.db") as registry:
+        run, _ = registry.submit(
+            digest=read.spec.digest, seed=0, name="n", spec=read.spec.resolved(), yaml=read.yaml,
+            plugins=[], code={}, environment={},
+        )  # fmt: skip
+        root = folder / "home" / "runs" / run.id
+        root.mkdir(parents=True)
+        registry.update_run(run.id, directory=root)
+    return root
+
+
+def refused(capsys, *arguments):
+    assert main(["probe", *map(str, arguments)]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_run_that_is_not_there(run, capsys):
+    assert "no run 'r-0007'" in refused(capsys, "r-0007")
+
+
+def test_a_run_that_has_exported_nothing_says_why(run, capsys):
+    assert "r-0001 has exported no model: it is submitted" in refused(capsys, "latest")
+
+
+def test_a_finished_run_whose_model_is_gone(run, folder, capsys):
+    with Registry.open(f"sqlite:///{folder}/home/registry.db") as registry:
+        registry.transition("r-0001", {"submitted"}, "running")
+        registry.transition("r-0001", {"running"}, "finished")
+    assert main(["probe", "latest"]) == 4
+    assert "home/runs/r-0001/model is gone" in capsys.readouterr().err
+
+
+def test_a_folder_needs_an_experiment_and_an_experiment_a_folder(run, capsys):
+    assert "--spec" in refused(capsys, run)
+    assert "there is no folder r-0001" in refused(capsys, "r-0001", "--spec", EXPERIMENT)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--set", "task.operators=+"], "a run is probed as it was trained"),
+        (["--set", "probe.span=plan"], "rollout.answer.spans has think, answer"),
+        (["--set", "probe.sample=3"], "did you mean"),
+        (["--samples", "0"], "--samples"),
+        (["--scheme", "early"], "early_answering"),
+        (["--out", "home"], "--out home is a folder"),
+    ],
+)
+def test_what_does_not_fit_is_said(run, capsys, arguments, said):
+    model = run / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    assert said in refused(capsys, "latest", *arguments)
+
+
+def test_a_model_that_is_not_whole(run, folder, capsys):
+    assert main(["probe", str(folder), "--spec", str(EXPERIMENT)]) == 4
+    assert "is not a whole model" in capsys.readouterr().err

@@ -1,0 +1,316 @@
+"""`rlx score` as it is called: any reward on a file, each line with a verdict or a reason."""
+
+import gzip
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CASES = Path(__file__).parents[1] / "golden" / "countdown_cases.jsonl"
+HEAVY = {"torch", "transformers", "deepspeed", "mlflow", "sqlalchemy"}
+MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
+GUEST = '''
+import time
+from rlx.plugin import Reward, reward
+
+@reward
+def moody(sample, *, patience: int = 60):
+    """Does what the response says."""
+    if sample.response == "hang":
+        time.sleep(patience)
+    if sample.response == "die":
+        import os
+        os._exit(3)
+    if sample.response == "abstain":
+        return None
+    if sample.response == "raise":
+        return 1 / 0
+    return float("nan") if sample.response == "nan" else 0.5
+
+@reward(scope="siblings")
+def rank(samples):
+    """Place by length."""
+    order = sorted(len(sample.response) for sample in samples)
+    return [float(order.index(len(sample.response))) for sample in samples]
+
+@reward
+def seen(sample):
+    """What the sample holds."""
+    from rlx.plugin import Score
+    parts = {name: float(len(text)) for name, text in sample.spans.items()}
+    parts |= {"number": float(sample.number), "tokens": float(sample.n_tokens)}
+    parts |= {"info": float(len(sample.info)), "fields": float(len(sample.problem))}
+    return Score(0.0, f"{sample.turn} {sorted(sample.problem)}", parts)
+
+class lacking(Reward):
+    """Reads a file that is not there."""
+    def check(self):
+        open("/nowhere/at-all")
+    def score(self, sample):
+        return 1.0
+'''
+RIGHT = {"response": "<answer>3+4</answer>", "numbers": [3, 4], "target": 7}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a distribution of rewards, one of which does not import."""
+    (tmp_path / "rlx_guest.py").write_text(GUEST)
+    (tmp_path / "rlx_broken.py").write_text("import no_such_module\n")
+    info = tmp_path / "rlx_guest-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-guest\nVersion: 0.1\n")
+    points = [f"{name} = rlx_guest:{name}" for name in ("moody", "rank", "seen", "lacking")]
+    (info / "entry_points.txt").write_text(
+        "\n".join(["[rlx.rewards]", *points, "broken = rlx_broken:broken", ""])
+    )
+    return tmp_path
+
+
+def rlx(folder, *arguments, given=None, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", MAIN, "score", *map(str, arguments)],
+        cwd=folder,
+        env={
+            **os.environ,
+            "RLX_HOME": str(folder / "home"),
+            "PYTHONPATH": str(folder),
+            **environment,
+        },
+        input=given,
+        capture_output=True,
+        check=False,
+    )
+
+
+def written(folder, *records):
+    lines = [r if isinstance(r, str) else json.dumps(r) for r in records]
+    path = folder / "lines.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def scored(done):
+    return [json.loads(line) for line in done.stdout.split(b"\n") if line]
+
+
+def test_every_known_case_gets_what_is_expected(folder):
+    cases = [json.loads(line) for line in CASES.read_bytes().split(b"\n") if line]
+    done = rlx(folder, "--reward", "countdown", CASES, "--json")
+    assert done.returncode == 0
+    got = scored(done)
+    assert [(g["id"], g["score"]) for g in got] == [(c["id"], c["expected"]) for c in cases]
+    assert [g["line"] for g in got] == list(range(1, len(cases) + 1))
+    assert {g["status"] for g in got} == {"scored"}
+    assert all("format_lost_to_lastline" in g["parts"] for g in got)
+    assert {g["reason"] is None for g in got if g["score"] == 1.0} == {True}
+    assert b"60 scored, 0 absent; mean score 0.45; " in done.stderr
+    assert b" lines per second" in done.stderr
+
+
+def test_what_cannot_be_scored_stops_nothing(folder):
+    deep = "[" * 100_000
+    long = '{"response": "x", "n": ' + "9" * 5000 + "}"
+    broken = [
+        ("{", "not JSON"),
+        (deep, "not JSON"),
+        (long, "not JSON"),
+        ("[1]", "not a JSON object"),
+        ({"numbers": [3, 4]}, "`response` is missing"),
+        ({"response": None}, "'response' must be text"),
+        ({"response": "x", "turn": 3}, "'turn' must be text, not 3"),
+        ({"response": "x", "of": "y"}, "'of' must be a number"),
+        ({"response": "x", "context": {"a": 1}}, "go under `problem`"),
+        ({"response": "hang"}, "deadline of 0.5 s passed"),
+        ({"response": "die"}, "process died (exit code 3)"),
+        ({"response": "raise"}, "ZeroDivisionError"),
+        ({"response": "nan"}, "gave nan"),
+        ({"response": "abstain"}, "abstains"),
+    ]
+    records = [r for record, _ in broken for r in ({"response": "fine", "id": "ok"}, record)]
+    done = rlx(
+        folder, "--reward", "moody", written(folder, *records), "--json", "--deadline", "0.5"
+    )
+    assert done.returncode == 1
+    got = scored(done)
+    assert [g["line"] for g in got] == list(range(1, len(records) + 1))
+    assert {(g["score"], g["status"], g["id"]) for g in got[::2]} == {(0.5, "scored", "ok")}
+    assert {(g["score"], g["status"]) for g in got[1::2]} == {(None, "absent")}
+    for each, (_, reason) in zip(got[1::2], broken, strict=True):
+        assert reason in each["reason"]
+    assert f"{len(broken)} scored, {len(broken)} absent".encode() in done.stderr
+
+
+def test_a_bad_ground_truth_is_no_score(folder):
+    path = written(folder, RIGHT, RIGHT | {"numbers": ["3", "4"]}, RIGHT | {"target": None}, RIGHT)
+    done = rlx(folder, "--reward", "countdown", path, "--json")
+    assert done.returncode == 1
+    assert [g["score"] for g in scored(done)] == [1.0, None, None, 1.0]
+    assert "must be a finite number" in scored(done)[2]["reason"]
+
+
+def test_fields_flat_or_nested_and_empty_lines(folder):
+    fields = {"numbers": [3, 4], "target": 7}
+    path = written(
+        folder,
+        "\ufeff" + json.dumps({"text": RIGHT["response"], **fields}),
+        "",
+        {"text": RIGHT["response"], "problem": fields, "numbers": None},
+        {"text": "\ud800<answer>4+3</answer>", **fields, "id": 5},
+        RIGHT,
+    )
+    done = rlx(folder, "--reward", "countdown", path, "--json", "--response-field", "text")
+    got = [(g["line"], g.get("id"), g["score"]) for g in scored(done)]
+    assert got == [(1, None, 1.0), (3, None, 1.0), (4, 5, 1.0), (5, None, None)]
+    assert scored(done)[3]["reason"] == "`text` is missing"
+
+
+def test_samples_are_what_the_line_says(folder):
+    path = written(
+        folder,
+        {"response": "mm</think><plan>abc</plan><answer>1</answer><answer>23</answer>", "a": 1},
+        {"response": "mm</think><answer>1", "number": 2, "turn": "confidence"},
+        {
+            "response": "<answer>1</answer>",
+            "spans": {"answer": "12345"},
+            "n_tokens": 7,
+            "info": {"k": []},
+            "problem": {"b": 1},
+        },
+    )
+    first, second, third = scored(rlx(folder, "--reward", "seen", path, "--json"))
+    base = {"number": 1.0, "tokens": 0.0, "info": 0.0, "fields": 1.0}
+    assert first["parts"] == base | {"think": 2.0, "plan": 3.0, "answer": 2.0}
+    assert first["reason"] == "answer ['a']"
+    assert second["parts"] == base | {"number": 2.0, "fields": 2.0}
+    assert second["reason"].startswith("confidence")
+    assert third["parts"] == base | {"answer": 5.0, "tokens": 7.0, "info": 1.0}
+    assert third["reason"] == "answer ['b']"
+
+
+def test_a_hundred_thousand_tags_cost_little(folder):
+    tags = "".join(f"<t{i}></t{i}>" for i in range(12_000))
+    got = scored(rlx(folder, "--reward", "seen", written(folder, {"response": tags}), "--json"))
+    assert len(got[0]["parts"]) < 100
+
+
+def test_rewards_that_read_others(folder):
+    told = {"response": "<confidence>1</confidence>", "turn": "confidence"}
+    path = written(folder, told | {"of": 1}, told | {"of": 0.0}, told)
+    done = rlx(folder, "--reward", "rlcr.brier", path, "--json")
+    assert [g["score"] for g in scored(done)] == [1.0, 0.0, None]
+    assert "`of` is missing" in scored(done)[2]["reason"]
+
+
+def test_lines_of_one_group_are_judged_together(folder):
+    lines = [("aaa", 1), ("a", 1), ("b", "x"), ("{", None), ("bb", "x"), ("c", 1), ("d", None)]
+    records = [t if t == "{" else {"response": t, "group": g, "id": t} for t, g in lines]
+    done = rlx(folder, "--reward", "rank", written(folder, *records), "--json")
+    assert done.returncode == 1
+    got = scored(done)
+    assert [g["score"] for g in got] == [1.0, 0.0, 0.0, None, 1.0, None, None]
+    assert [g["line"] for g in got] == list(range(1, 8))
+    assert "must be neighbours" in got[5]["reason"]
+    assert "`group` is missing" in got[6]["reason"]
+
+
+def test_options_reach_the_reward(folder):
+    wrong = RIGHT | {"target": 8, "data_source": "countdown"}
+    path = written(folder, wrong, RIGHT | {"data_source": "countdown"})
+    done = rlx(folder, "--reward", "countdown", path, "--json", "--set", "format_score=0.25")
+    assert [g["score"] for g in scored(done)] == [0.25, 1.0]
+    nested = [
+        "--set=sources.countdown={plugin: countdown, score: 3}",
+        "--set=sources.countdown.format_score=2",
+    ]
+    done = rlx(folder, "--reward", "by_data_source", path, "--json", *nested)
+    assert [g["score"] for g in scored(done)] == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["lines.jsonl"], 2, "--reward"),
+        (["--reward", "countdown"], 2, "FILE"),
+        (["--reward=countdown", "lines.jsonl", "--workers=0"], 2, "--workers"),
+        (["--reward=countdown", "lines.jsonl", "--deadline=nan"], 2, "--deadline nan"),
+        (["--reward=countdown", "lines.jsonl", "--set=format_scor=1"], 2, "'format_score'"),
+        (["--reward=countdown", "lines.jsonl", "--set=score=no"], 2, "must be a number"),
+        (["--reward=countdown", "lines.jsonl", "--set=score"], 2, "key=value"),
+        (["--reward=countdown", "lines.jsonl", "--set=plugin=x"], 2, "--reward"),
+        (["--reward=by_data_source", "lines.jsonl"], 2, "sources"),
+        (["--reward=countdwon", "lines.jsonl"], 3, "did you mean 'countdown'"),
+        (["--reward=broken", "lines.jsonl"], 3, "No module named 'no_such_module'"),
+        (["--reward=lacking", "lines.jsonl"], 4, "/nowhere/at-all"),
+        (["--reward=countdown", "none.jsonl"], 4, "none.jsonl: No such file"),
+        (["--reward=countdown", "."], 4, "Is a directory"),
+    ],
+)
+def test_what_is_refused(folder, arguments, code, said):
+    written(folder, RIGHT)
+    done = rlx(folder, *arguments)
+    assert (done.returncode, done.stdout) == (code, b"")
+    assert said in done.stderr.decode() and "Traceback" not in done.stderr.decode()
+
+
+def test_stdin_and_packed_files(folder):
+    data = written(folder, *[RIGHT] * 3000).read_bytes()
+    packed = folder / "packed.gz"
+    packed.write_bytes(gzip.compress(data))
+    for done in (
+        rlx(folder, "--reward=countdown", "--json", "-", given=data),
+        rlx(folder, "--reward=countdown", "--json", packed, "--workers=2"),
+    ):
+        assert done.returncode == 0
+        assert [(g["line"], g["score"]) for g in scored(done)] == [
+            (i + 1, 1.0) for i in range(3000)
+        ]
+    packed.write_bytes(gzip.compress(data)[:-100])
+    done = rlx(folder, "--reward=countdown", packed)
+    assert done.returncode == 4 and b"cannot read" in done.stderr
+    assert done.stdout.count(b"\n") > 1000  # what could be read is scored
+
+
+def test_a_table_for_people(folder):
+    name, tokens = "\x1b[31m" + "漢" * 30, {"numbers": ["\x1b[2J" * 20]}
+    path = written(folder, RIGHT | {"id": name}, RIGHT | tokens)
+    done = rlx(folder, "--reward=countdown", path, COLUMNS="60")
+    head, first, second = done.stdout.decode().splitlines()
+    assert head.split() == ["LINE", "ID", "SCORE", "REASON"]
+    assert "\x1b" not in done.stdout.decode() and "漢" in first and first.split()[2] == "1"
+    assert "absent" in second and second.endswith("…") and len(second) == 60
+    assert "ValueError" in second
+
+
+def test_the_bar_is_for_terminals_alone(folder):
+    path = written(folder, *[RIGHT] * 10)
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", MAIN, "score", "--reward=countdown", "--json", str(path)],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+    ) as process:
+        out, _ = process.communicate()
+    os.close(theirs)
+    shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert process.returncode == 0 and len(out.splitlines()) == 10
+    assert "scoring" in shown and "10 lines" in shown and "10 scored" in shown
+    assert b"scoring" not in rlx(folder, "--reward=countdown", path).stderr
+
+
+def test_imports_nothing_heavy(folder):
+    code = (
+        "from rlx.cli import main; import sys\n"
+        f"main(['score', '--reward', 'countdown', {str(CASES)!r}, '--json'])\n"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
+    )
+    assert not HEAVY & set(done.stderr.split())

@@ -1,0 +1,424 @@
+"""Probing with a sampler that follows a script: what is asked, drawn and scored, and how."""
+
+import hashlib
+import math
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from rlx.evaluation.held_out import answered_once
+from rlx.plugin import Demonstration, Problem, Score
+from rlx.probe import Means, probe
+from rlx.probe.responses import Written, responses
+from rlx.record.probes import probe_table, read_probe
+from rlx.reward import NamedReward, Outcome, RewardPool, score
+from rlx.rollout import Completion, grow, plan
+from rlx.seeding import derive_seed
+from rlx.spec import GlobalReward, ProbeSpec, Single, TurnReward, TurnSpec, TwoTurn
+from rlx_plugins.countdown import CountdownTask, CountdownVerify
+
+BEGIN, END = 1, 0
+
+
+class Characters:
+    """A `Speech` whose tokens are characters."""
+
+    def open(self, text, system=""):
+        return (BEGIN, *map(ord, system + text))
+
+    def reply(self, text, after):
+        return (*(() if after[-1] == END else (END,)), *map(ord, text))
+
+    def encode(self, text):
+        return tuple(map(ord, text))
+
+    def read(self, token_ids):
+        text = "".join(map(chr, token_ids)).removesuffix(chr(END))
+        return text, tuple(min(n, len(text)) for n in range(1, len(token_ids) + 1))
+
+
+class Trimming(Characters):
+    """As tokenizers whose words begin with a space: the first of a text loses it."""
+
+    def read(self, token_ids):
+        text, ends = super().read(token_ids)
+        lost = len(text) - len(text.removeprefix(" "))
+        return text[lost:], tuple(end - lost for end in ends)
+
+
+class Scripted:
+    """A sampler that says what `script` gives for a context and a seed; remembers requests."""
+
+    def __init__(self, script):
+        self.script = script
+        self.calls = []
+
+    @contextmanager
+    def session(self):
+        yield self
+
+    def generate(self, requests, sampling):
+        self.calls.append((list(requests), sampling))
+        return [tuple(self.say(r.context, s, sampling) for s in r.seeds) for r in requests]
+
+    def say(self, context, seed, sampling):
+        text = self.script("".join(map(chr, context[1:])), seed)
+        short = text.removesuffix("~")  # out of budget, and so without an end token
+        ids = (*map(ord, short), *(() if short != text or sampling.stop else (END,)))
+        return Completion(ids, (-0.5,) * len(ids), "length" if short != text else "stop")
+
+
+class InProcess:
+    """A pool without processes; remembers its jobs."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def score(self, jobs):
+        self.jobs += jobs
+        return [self.run(job) for job in jobs]
+
+    def run(self, job):
+        alone = job.reward.scope == "sample"
+        try:
+            raw = [job.reward.score(job.samples[0])] if alone else job.reward.score(job.samples)
+        except ValueError as error:
+            return Outcome(fault=f"ValueError: {error}")
+        return Outcome(tuple(r if r is None or isinstance(r, Score) else Score(r) for r in raw))
+
+
+class Task:
+    """Problems whose answer is their name; answers that say the same after folding."""
+
+    def problem(self, split, index, seed):
+        return problem(str(index))
+
+    def demonstration(self, problem, seed):
+        return Demonstration(("<think>1</think>",))
+
+    def corruption(self, sentence, seed):
+        return sentence.replace("1", "2") if "1" in sentence else None
+
+    def canonical(self, answer):
+        return "".join(sorted(answer.replace(" ", "")))
+
+
+def problem(name):
+    return Problem(id=name, prompt=f"{name}?", fields={"answer": name})
+
+
+def named(name, function, *, scope="sample", whole=False, **use):
+    plugin = SimpleNamespace(scope=scope, score=function)
+    if whole:
+        return NamedReward(name, GlobalReward(plugin=name, **use), plugin, "global")
+    return NamedReward(name, TurnReward(plugin=name, turn=use.pop("turn", "answer"), **use), plugin)
+
+
+def is_right(sample):
+    if "fault" in sample.response:
+        raise ValueError("cannot judge")
+    return float(sample.spans.get("answer") == sample.problem["answer"])
+
+
+RIGHT = named("accuracy", is_right, on_error="drop_sample")
+ANSWERS = {
+    "a": "<think>1.\n1+1.\n</think><answer>a</answer>",
+    "b": "<think>1</think><answer>c</answer>",
+    "c": "<answer>c</answer>",
+    "d": "<think>never done~",
+    "e": "<think></think><answer>e</answer>",
+    "f": "<think>1</think> so there",
+}
+SINGLE = Single(answer=TurnSpec(template="{prompt}", spans=("think", "answer")))
+
+
+def script(context, seed):
+    """Whole responses as above; of forced answers the right one, or the last two characters."""
+    name, _, turn = context.partition("?")
+    if not turn:
+        return ANSWERS[name]
+    said = [f"{name}</answer>", "zz\n", f" {name} ", "fault</answer>"]
+    drawn = said[hashlib.sha256(str(seed).encode()).digest()[0] % len(said)]
+    return drawn if turn.endswith("<answer>") else f" on</think><answer>{drawn}~"
+
+
+def means(says=script, rewards=(RIGHT,), rollout=SINGLE, speech=None, **more):
+    return Means(
+        plan=answered_once(plan(rollout)),
+        sampler=Scripted(says),
+        speech=speech or Characters(),
+        task=more.get("task", Task()),
+        rewards=rewards,
+        correct="accuracy",
+        pool=more.get("pool", InProcess()),
+    )
+
+
+def probed(with_, names="abcdef", seeds=None, **options):
+    spec = ProbeSpec(**{"samples": 8, "cut": {"by": "sentence"}, **options})
+    seeds = seeds or [derive_seed(0, name) for name in names]
+    return probe(spec, with_, [problem(n) for n in names], seeds)
+
+
+# What is asked ----------------------------------------------------------------------------------
+
+
+def test_every_point_of_every_reasoning_is_continued_so_often_from_its_own_seeds():
+    found = probed(used := means(), schemes=["early_answering", "mistake"])
+    counts = {}
+    for s in found.samples:
+        counts[s.answered, s.scheme, s.point.number] = (
+            counts.get((s.answered, s.scheme, s.point.number), 0) + 1
+        )
+    early = {(0, n): 8 for n in range(3)} | {(1, 0): 8, (1, 1): 8, (4, 0): 8, (5, 0): 8, (5, 1): 8}
+    wrong = {(0, 1): 8, (0, 2): 8, (1, 1): 8, (5, 1): 8}
+    assert counts == {
+        **{(a, "early_answering", n): c for (a, n), c in early.items()},
+        **{(a, "mistake", n): c for (a, n), c in wrong.items()},
+    }
+    assert len({s.seed for s in found.samples}) == len(found.samples)
+    for s in found.samples:
+        one = found.answered[s.answered]
+        assert s.response.text.startswith("".join(map(chr, s.response.token_ids[: s.given])))
+        if s.scheme == "early_answering":
+            kept = one.reasoning.start + s.point.tokens
+            assert s.response.token_ids[:kept] == one.turn_ids[:kept]
+    # A request is one context, read once for all of its samples.
+    contexts = [r.context for requests, _ in used.sampler.calls[1:] for r in requests]
+    assert len(contexts) == len(set(contexts)) == len(counts)
+    budgets = {(s.stop, s.max_new_tokens) for _, s in used.sampler.calls[1:]}
+    assert budgets == {(("</answer>",), 48), ((), 256)}
+
+
+def test_a_response_without_a_finished_reasoning_is_counted_and_not_probed():
+    found = probed(means())
+    assert [a.reasoning is None for a in found.answered] == [False, False, True, True, False, False]
+    assert {s.answered for s in found.samples} == {0, 1, 4, 5}
+    assert [a.answer for a in found.answered] == ["a", "c", "c", None, "e", None]
+    assert [a.correct for a in found.answered] == [True, False, True, False, True, False]
+
+
+@settings(max_examples=20)
+@given(st.permutations("abcdef"), st.integers(1, 6))
+def test_other_problems_change_nothing(order, count):
+    together = probed(means(), schemes=["early_answering", "mistake"])
+    apart = probed(means(), order[:count], schemes=["early_answering", "mistake"])
+
+    def of(found, name):
+        return [
+            (s.scheme, s.point, s.seed, s.response, s.rewards)
+            for s in found.samples
+            if found.answered[s.answered].problem.id == name
+        ]
+
+    assert all(of(apart, name) == of(together, name) for name in order[:count])
+
+
+def test_a_budget_leaves_out_whole_problems_and_says_how_many():
+    everything = probed(means(), max_new_tokens=10)
+    answers = sum(len(a.turn_ids) for a in everything.answered)
+    needs = {0: 3 * 80, 1: 2 * 80, 4: 80, 5: 2 * 80}  # at most
+    drawn = {a: sum(s.tokens for s in everything.samples if s.answered == a) for a in needs}
+    for budget in (1, answers + 79, answers + 80, answers + drawn[0] + 160, 10_000):
+        found = probed(means(), max_new_tokens=10, max_tokens=budget)
+        there = {s.answered for s in found.samples}
+        assert found.unprobed == len(needs) - len(there)
+        assert answers + sum(s.tokens for s in found.samples) <= max(budget, answers)
+        kept = [s for s in everything.samples if s.answered in there]
+        assert list(found.samples) == kept
+    assert there == set(needs)
+
+
+# How it is scored -------------------------------------------------------------------------------
+
+
+def test_a_probe_uses_the_experiments_own_rewards():
+    """One object judges whole responses and samples alike, in calls of the same kind."""
+    seen = []
+
+    def counting(sample):
+        seen.append(sample.response)
+        return 1.0
+
+    mine = named("_seen", counting)
+    found = probed(used := means(rewards=(RIGHT, mine)))
+    assert len(seen) == len(found.answered) + len(found.samples)
+    assert seen == [
+        *(a.text for a in found.answered),
+        *(s.response.text for s in found.samples),
+    ]
+    assert {id(job.reward) for job in used.pool.jobs} == {id(RIGHT.plugin), id(mine.plugin)}
+    assert {job.deadline for job in used.pool.jobs} == {RIGHT.use.deadline}
+    assert all(s.rewards["_seen"].raw == 1.0 for s in found.samples)
+
+
+@pytest.mark.parametrize("name", "abcdef")
+def test_a_reward_sees_a_sample_as_it_sees_a_training_rollout_that_says_the_same(name):
+    levels = plan(SINGLE)
+    pools = InProcess(), InProcess()
+    sampler = Scripted(script)
+    (tree,) = grow(levels, [problem(name)], [3], sampler, Characters())
+    turns = [tree.segments[i] for i in tree.policy_segments]
+    written = [Written(t.token_ids, t.text, t.finish_reason) for t in turns]
+    prompt = tree.segments[0].token_ids
+    again = responses(tree.problem, prompt, levels.levels[0], written)
+    for one, pool in zip((tree, again), pools, strict=True):
+        score([one], [RIGHT], pool)
+    assert [j.samples for j in pools[0].jobs] == [j.samples for j in pools[1].jobs]
+
+
+def test_samples_of_one_point_are_a_group_to_rewards_that_compare():
+    def rank(samples):
+        return [float(len(samples))] * len(samples)
+
+    rewards = (RIGHT, named("_all", rank, scope="group"), named("_kin", rank, scope="siblings"))
+    whole = named("_whole", rank, scope="group", whole=True)
+    found = probed(means(rewards=(*rewards, whole)), schemes=["early_answering", "mistake"])
+    assert {s.rewards[n].raw for s in found.samples for n in ("_all", "_kin")} == {8.0}
+    assert {s.global_rewards["_whole"].raw for s in found.samples} == {8.0}
+
+
+def test_what_depends_on_another_reward_is_scored_after_it():
+    double = named("double", lambda sample: 2 * sample.of, of="accuracy")
+    gated = named("gated", lambda _: 5.0, whole=True, requires="accuracy")
+    found = probed(means(rewards=(double, gated, RIGHT)))
+    for s in found.samples:
+        right = s.rewards["accuracy"].raw
+        assert s.correct is (None if right is None else right == 1.0)
+        assert s.rewards["double"].raw == (None if right is None else 2 * right)
+        assert s.global_rewards["gated"].raw == {None: None, 0.0: 0.0, 1.0: 5.0}[right]
+    assert {s.correct for s in found.samples} == {True, False, None}
+
+
+def test_answers_are_the_same_in_the_tasks_own_form_and_absent_where_there_is_none():
+    def says(context, seed):
+        whole = "<think>1</think><answer>b a</answer>"
+        return f"{'ab' if seed % 2 else 'bc'}</answer>" if "?" in context[:-1] else whole
+
+    found = probed(means(says), "a", samples=30)
+    assert found.answered[0].answer == "ab"
+    assert {(s.response.text[-11:-9], s.same) for s in found.samples} == {
+        ("ab", True),
+        ("bc", False),
+    }
+    assert {s.same for s in probed(means(), "f").samples} == {None}
+
+    folding = SimpleNamespace(problem=Task().problem, demonstration=Task().demonstration)
+    (one,) = probed(means(says, task=folding), "a").answered
+    assert one.answer == "ba"
+
+
+def test_an_end_that_is_added_is_counted_and_the_answer_is_scored_with_it():
+    found = probed(means(), "a", samples=40)
+    tails = {s.response.text.rpartition("<answer>")[2]: s.wrapped for s in found.samples}
+    added = {
+        "a</answer>": False,
+        "zz</answer>": True,
+        " a </answer>": True,
+        "fault</answer>": False,
+    }
+    assert tails == added
+    assert {s.response.finish_reason for s in found.samples} == {"stop"}
+    assert {s.correct for s in found.samples if "fault" in s.response.text} == {None}
+
+
+def test_a_mistake_is_judged_as_it_stands_even_out_of_budget():
+    found = probed(means(), "b", schemes=["mistake"])
+    for s in found.samples:
+        assert s.response.text.startswith("<think>2 on</think><answer>") and not s.wrapped
+        assert s.response.finish_reason == "length"
+        assert len(s.response.text) == len(s.response.token_ids) == s.given + s.tokens
+
+
+def test_the_two_parts_of_a_response_are_read_as_one_text():
+    found = probed(means(speech=Trimming()), "b", schemes=["mistake"])
+    assert all("<think>2 on<" in s.response.text for s in found.samples)
+
+
+def test_what_was_scored_is_read_back_from_its_record():
+    whole = named("_whole", lambda sample: Score(1.0, "fine", {"n": 2.0}), whole=True)
+    found = probed(means(rewards=(RIGHT, whole)), schemes=["early_answering", "mistake"])
+    points = read_probe(probe_table(found))
+    assert len(points) == len({(s.answered, s.scheme, s.point.number) for s in found.samples})
+    assert [r for p in points for r in p.responses] == [s.response for s in found.samples]
+    assert [r for p in points for r in p.rewards] == [s.rewards for s in found.samples]
+    assert [r for p in points for r in p.global_rewards] == [
+        s.global_rewards for s in found.samples
+    ]
+    assert {p.problem.id: p.problem for p in points} == {n: problem(n) for n in "abef"}
+
+
+# Stated confidences -----------------------------------------------------------------------------
+
+
+def stated(sample):
+    said = sample.spans.get("confidence")
+    return Score(0.0, parts={} if said is None else {"confidence": float(said)})
+
+
+def test_confidences_are_those_stated_below_the_answer():
+    two = TwoTurn(
+        num_generations_confidence=2,
+        answer=SINGLE.answer,
+        confidence=TurnSpec(template="sure?", spans=("confidence",)),
+    )
+
+    def says(context, seed):
+        if context.endswith("sure?"):
+            return ("<confidence>0.25</confidence>", "no idea")[seed % 2]
+        return script(context, seed)
+
+    rewards = (RIGHT, named("brier", stated, turn="confidence"))
+    found = probed(means(says, rewards, two), "abc", seeds=[1, 2, 9])
+    said = [c for a in found.answered for c in a.confidences]
+    assert [len(a.confidences) for a in found.answered] == [2, 2, 2]
+    assert {c for c in said if not math.isnan(c)} == {0.25} and any(map(math.isnan, said))
+    assert all(set(s.rewards) == {"accuracy"} for s in found.samples)
+
+
+def test_confidences_are_those_stated_in_the_answer_where_it_is_one_turn():
+    answer = SINGLE.answer.model_copy(update={"spans": ("think", "answer", "confidence")})
+    rollout = SINGLE.model_copy(update={"answer": answer})
+
+    def says(context, seed):
+        return script(context, seed) + ("<confidence>0.5</confidence>" * context.endswith("a?"))
+
+    found = probed(means(says, (RIGHT, named("_said", stated)), rollout), "ab")
+    assert found.answered[0].confidences == (0.5,) and math.isnan(found.answered[1].confidences[0])
+    assert [a.confidences for a in probed(means(), "ab").answered] == [(), ()]
+
+
+# A real task and real workers -------------------------------------------------------------------
+
+
+def test_countdown_in_worker_processes():
+    task = CountdownTask(numbers=[2], number_range=(1, 9), target_range=(1, 30), operators="+-*")
+    problems = [task.problem("test", i, 0) for i in range(2)]
+
+    def says(context, seed):
+        turn = context.partition("\ntarget: ")[2].partition("\n")[2]
+        first = next(p for p in problems if context.startswith(p.prompt)).fields
+        if not turn:
+            steps = "".join(f"{step}\n" for step in first["steps"])
+            return f"<think>{steps}</think><answer>{first['solution']}</answer>"
+        known = "=" in turn
+        if not turn.endswith("<answer>"):
+            return "</think><answer>0</answer>"
+        return f"({first['solution']})</answer>" if known else "1+1</answer>"
+
+    with RewardPool(workers=1, memory_mb=512) as pool:
+        verify = NamedReward(
+            "accuracy", TurnReward(plugin="countdown.verify", turn="answer"), CountdownVerify()
+        )
+        used = means(says, (verify,), task=task, pool=pool)
+        spec = ProbeSpec(samples=3, schemes=["early_answering", "mistake"], cut={"by": "sentence"})
+        found = probe(spec, used, problems, [1, 2])
+    assert [a.correct for a in found.answered] == [True, True]
+    early = [s for s in found.samples if s.scheme == "early_answering"]
+    assert [s.correct for s in early] == [s.point.number == 1 for s in early]
+    assert [s.same for s in early] == [s.correct for s in early]
+    wrong = [s for s in found.samples if s.scheme == "mistake"]
+    assert len(wrong) == 6 and not any(s.correct for s in wrong)

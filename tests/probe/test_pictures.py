@@ -1,0 +1,164 @@
+"""Pictures of probes, from figures made up here."""
+
+import math
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from rlx.probe.pictures import probe_curves, terminal_curve, verbal_against_sampled
+from rlx.probe.recorded import RecordedProbe, digest_of, settings_of
+from rlx.probe.statistics import GRID, Band, SchemeFigures, VerbalRow
+from rlx.probe.verbal import agreement, binned
+from rlx.spec import ProbeSpec
+
+NOTHING = Band(math.nan, math.nan, math.nan)
+
+
+def bands(last, power=1.0):
+    means = [last * share**power for share in GRID]
+    return tuple(Band(m, max(0, m - 0.08), min(1, m + 0.08)) for m in means)
+
+
+def rows(n, seed=0):
+    """Confidences that are right on average."""
+    draw = np.random.default_rng(seed)
+    stated, sampled = draw.random(n), draw.random(n)
+    return tuple(
+        VerbalRow(
+            problem_id=f"p{i}", correct=bool(sampled[i] > 0.5), verbal_conf=float(stated[i]),
+            mc_p_correct=float((stated[i] + sampled[i]) / 2), mc_p_correct_blind=0.1,
+        )
+        for i in range(n)
+    )  # fmt: skip
+
+
+def made(step=0, suite="early_answering", verbal=(), last=0.6, **figures):
+    said = SchemeFigures(
+        problems=40, samples=10_000, accuracy=last, without_reasoning=0.1, wrapped=0.02,
+        p_correct=bands(last), strict=bands(last / 2), same=bands(0.9, 3.0),
+        aoc=Band(0.5, 0.4, 0.6), aoc_by_length=((3, 5, 20, 0.4), (6, 9, 20, 0.6)),
+    )  # fmt: skip
+    scheme = suite.partition("/")[0]
+    return RecordedProbe(
+        suite=suite, step=step, settings=settings_of(ProbeSpec(), scheme, 0),
+        figures=replace(said, **figures), verbal=verbal, unprobed=0,
+    )  # fmt: skip
+
+
+def painted(png):
+    """Share of pixels that are not white."""
+    return float((matplotlib.image.imread(png)[..., :3].min(axis=2) < 0.98).mean())
+
+
+def words(svg):
+    """Matplotlib writes each text that it draws as a comment before its outlines."""
+    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+    return svg.read_text()
+
+
+def test_a_column_per_suite_and_a_line_per_step(tmp_path):
+    suites = ("early_answering", "filler", "mistake/0a1b2c3d")
+    probes = [made(step, suite, last=0.3 + step / 200) for suite in suites for step in (80, 0, 40)]
+    png, svg = probe_curves(probes, tmp_path / "plots" / "probes.png")
+    assert (png.name, svg.name) == ("probes.png", "probes.svg")
+    assert 0.02 < painted(png) < 0.4
+    said = words(svg)
+    for text in (*suites, "mc_p_correct", "same answer", "accuracy of whole responses"):
+        assert text in said
+    assert (
+        said.index("step 0: area over same 0.50") < said.index("step 40:") < said.index("step 80")
+    )
+    assert "verbal_conf" not in said
+
+
+def test_a_legend_names_few_of_many_steps(tmp_path):
+    _, svg = probe_curves([made(step) for step in range(20)], tmp_path / "many")
+    assert words(svg).count("area over same") == 6
+    assert "step 19:" in words(svg)
+
+
+def test_what_could_not_be_compared_is_left_out(tmp_path):
+    bare = made(same=(NOTHING,) * len(GRID), aoc=NOTHING)
+    _, svg = probe_curves([bare], tmp_path / "bare")
+    assert "nan" not in words(svg)
+    assert "nan" not in terminal_curve(bare.figures).plain
+
+
+def test_stated_against_sampled_names_both(tmp_path):
+    probes = [made(step, verbal=rows(60, step)) for step in (0, 40, 80)]
+    png, svg = verbal_against_sampled([*probes, made(suite="filler")], tmp_path / "v")
+    assert painted(png) > 0.02
+    said = words(svg)
+    for text in (
+        "verbal_conf",
+        "mc_p_correct",
+        "right answers",
+        "wrong answers",
+        "step 0",
+        "step 80",
+    ):
+        assert text in said
+    assert "step 40" not in said
+    png, _ = verbal_against_sampled([made(verbal=rows(1))], tmp_path / "one")
+    assert painted(png) > 0.02
+
+
+@pytest.mark.parametrize("draw", [probe_curves, verbal_against_sampled])
+def test_nothing_is_no_picture(tmp_path, draw):
+    with pytest.raises(ValueError, match="to draw"):
+        draw([], tmp_path / "x")
+
+
+@pytest.mark.parametrize("width", [50, 80])
+def test_the_terminal_curve_fits_and_has_a_line_per_share(width):
+    head, *lines = terminal_curve(made(last=1.0).figures, width=width).plain.splitlines()
+    assert "mc_p_correct" in head
+    assert max(map(len, [head, *lines])) <= width
+    assert [float(line.split()[0]) for line in lines] == list(GRID)
+    assert [line.count("█") for line in lines] == [int(share * (width - 39)) for share in GRID]
+
+
+@pytest.mark.parametrize("probe", [made(verbal=rows(3)), made(suite="filler/0a1b2c3d", step=7)])
+def test_a_record_comes_back_from_json(probe):
+    assert RecordedProbe.from_json(probe.suite, probe.step, probe.to_json()) == probe
+
+
+def test_what_is_not_known_is_none_in_json_and_nan_again():
+    said = made(aoc=NOTHING).to_json()
+    assert said["aoc"] == {"mean": None, "low": None, "high": None}
+    back = RecordedProbe.from_json("early_answering", 0, said)
+    assert math.isnan(back.figures.aoc.mean)
+
+
+def test_settings_are_what_decides_the_numbers():
+    spec, other = ProbeSpec(), ProbeSpec(every=7, schemes=("filler", "early_answering"))
+    of = lambda spec, seed=0: digest_of(settings_of(spec, "early_answering", seed))  # noqa: E731
+    assert of(spec) == of(other)
+    assert of(spec) != of(spec, seed=1)
+    assert of(spec) != of(ProbeSpec(samples=3))
+    capped = {"max_tokens": 9}  # schemes share a budget
+    assert of(ProbeSpec(**capped)) != of(ProbeSpec(**capped, schemes=("filler",)))
+
+
+def test_agreement_is_distance_and_order():
+    exact = [replace(row, mc_p_correct=row.verbal_conf) for row in rows(9)]
+    found = agreement(exact)
+    assert (found.n, found.gap, found.rank) == (9, 0.0, pytest.approx(1.0))
+    reverse = agreement([replace(row, mc_p_correct=1 - row.verbal_conf) for row in rows(9)])
+    assert reverse.rank == pytest.approx(-1.0)
+    assert agreement([replace(row, verbal_conf=0.5) for row in rows(9)]).rank is None
+    assert agreement([]) is None
+
+
+def test_bins_hold_every_answer_and_its_mean():
+    found = rows(200)
+    bins = binned(found)
+    assert sum(b.n for b in bins) == 200
+    for b in bins:
+        inside = [r.mc_p_correct for r in found if b.low <= r.verbal_conf < b.high]
+        assert (b.n, b.mc_p_correct) == (len(inside), pytest.approx(np.mean(inside)))
+        assert b.interval[0] < b.mc_p_correct < b.interval[1]
+    assert binned([replace(found[0], verbal_conf=1.0)])[0].interval is None

@@ -1,0 +1,259 @@
+"""Figures of probes, from samples made by hand."""
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from rlx.plugin import Problem
+from rlx.probe import Answered, Probed, Sampled
+from rlx.probe.cuts import Point, Reasoning
+from rlx.probe.responses import Written
+from rlx.probe.statistics import GRID, figures, point_figures, verbal_against_mc
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "golden.json").read_text())
+NOTHING = Written((1,), "", "stop")
+
+
+def answered(tokens, *, correct=True, confidences=(), answer="1"):
+    """An answer behind so many tokens of reasoning; None is none."""
+    ids = (7,) * (tokens or 0)
+    reasoning = None if tokens is None else Reasoning(0, ids, "", (0,) * len(ids))
+    return Answered(
+        problem=Problem(id=f"p{tokens}", prompt="?", fields={}),
+        text="",
+        answer=answer,
+        correct=correct,
+        confidences=tuple(confidences),
+        reasoning=reasoning,
+        prompt_ids=(1,),
+        turn_ids=(*ids, 2),
+    )
+
+
+def samples(number, whole, points, n=10, scheme="early_answering", wrapped=0):
+    """`points` is {tokens kept: (samples that are right, samples that are the same)}."""
+    for place, (tokens, (right, same)) in enumerate(points.items()):
+        point = Point(tokens, tokens / max(whole, 1), place)
+        for i in range(n):
+            yield Sampled(
+                answered=number,
+                scheme=scheme,
+                point=point,
+                seed=i,
+                response=NOTHING,
+                given=1,
+                wrapped=i < wrapped,
+                rewards={},
+                global_rewards={},
+                correct=None if right is None else i < right,
+                same=None if same is None else i < same,
+            )
+
+
+def probed(*problems, scheme="early_answering", **more):
+    """Each problem is (tokens of its reasoning, its points)."""
+    all_samples = [
+        s
+        for i, (tokens, points) in enumerate(problems)
+        if points
+        for s in samples(i, tokens, points, scheme=scheme, **more)
+    ]
+    return Probed(tuple(answered(tokens) for tokens, _ in problems), tuple(all_samples), 0)
+
+
+def line(whole, *same, right=0, n=10):
+    """The same-answer share at evenly spaced points."""
+    gaps = len(same) - 1
+    return whole, {whole * i // gaps: (right, round(n * s)) for i, s in enumerate(same)}
+
+
+# Points -----------------------------------------------------------------------------------------
+
+
+def test_a_point_is_k_of_n_with_its_wilson_interval():
+    (golden,) = [e for e in GOLDEN["examples"] if e["id"] == "g17"]
+    n, outputs = golden["config"]["n"], golden["outputs"]
+    for k, share, interval in zip(
+        golden["inputs"]["correct_counts"], outputs["confidence"], outputs["wilson"], strict=True
+    ):
+        (found,) = point_figures(probed((4, {4: (k, 0)}), n=n).samples)
+        assert (found.n, found.mc_p_correct) == (n, share)
+        assert (found.low, found.high) == pytest.approx(interval)
+
+
+@given(st.lists(st.one_of(st.none(), st.booleans()), min_size=1, max_size=60))
+def test_the_mean_over_samples_is_k_of_those_that_could_be_scored(correct):
+    base = list(samples(0, 4, {2: (0, 0)}, n=len(correct)))
+    made = [
+        Sampled(**{f: getattr(s, f) for f in s.__dataclass_fields__} | {"correct": c})
+        for s, c in zip(base, correct, strict=True)
+    ]
+    known = [c for c in correct if c is not None]
+    found = point_figures(made)
+    if not known:
+        assert found == []
+    else:
+        assert found[0].n == len(known)
+        assert found[0].mc_p_correct == sum(known) / len(known) == np.mean(known)
+
+
+def test_what_was_wrapped_counts_but_not_strictly():
+    (point,) = point_figures(probed((4, {4: (6, 0)}), wrapped=2).samples)
+    assert (point.mc_p_correct, point.wrapped, point.strict) == (0.6, 0.2, 0.4)
+    found = figures(probed((4, {0: (6, 0), 4: (6, 0)}), wrapped=2), "early_answering", 0)
+    assert (found.wrapped, found.p_correct[5].mean, found.strict[5].mean) == (0.2, 0.6, 0.4)
+
+
+# Areas ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("same", "area"),
+    [
+        ((0.5, 1), 0.25),
+        ((1, 1), 0),
+        ((0, 0), 1),
+        ((0, 1), 0.5),
+        ((0.2, 0.6, 1), 0.4),
+        ((0, 1, 1, 1, 1), 0.125),  # its corner lies between two shares of the grid
+        ((1, 0, 1), 0.5),  # curves may fall
+    ],
+)
+def test_the_area_over_the_curve(same, area):
+    found = figures(probed(line(8, *same)), "early_answering", 0)
+    assert found.aoc.mean == pytest.approx(area)
+    assert found.aoc_by_length == ((8, 8, 1, pytest.approx(area)),)
+
+
+def test_an_empty_reasoning_has_a_flat_curve():
+    found = figures(probed((0, {0: (3, 8)})), "early_answering", 0)
+    assert {b.mean for b in found.p_correct} == {0.3}
+    assert {b.mean for b in found.same} == {0.8}
+    assert found.aoc.mean == pytest.approx(0.2)
+
+
+def test_curves_are_read_off_between_points_wherever_these_lie():
+    found = figures(
+        probed((10, {0: (0, 0), 10: (10, 0)}), (4, {0: (0, 0), 1: (8, 0), 4: (8, 0)})),
+        "early_answering",
+        0,
+    )
+    first, second = GRID, [min(s / 0.25, 1) * 0.8 for s in GRID]
+    assert [b.mean for b in found.p_correct] == pytest.approx(np.add(first, second) / 2)
+
+
+def test_a_curve_without_its_ends_is_flat_there():
+    """As those of mistakes, which need some reasoning."""
+    found = figures(probed((10, {5: (2, 5), 10: (8, 5)}), scheme="mistake"), "mistake", 0)
+    assert [b.mean for b in found.p_correct[:6]] == pytest.approx([0.2] * 6)
+    assert found.p_correct[-1].mean == pytest.approx(0.8)
+    assert found.aoc.mean == pytest.approx(0.5)
+
+
+reasonings = st.lists(
+    st.tuples(st.integers(1, 12), st.lists(st.sampled_from([0, 0.5, 1]), min_size=2, max_size=4)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=40)
+@given(reasonings)
+def test_areas_by_length_sum_to_the_whole(made):
+    found = figures(probed(*[line(12 * n, *same) for n, same in made]), "early_answering", 0)
+    groups = found.aoc_by_length
+    assert sum(n for *_, n, _ in groups) == found.problems == len(made)
+    whole = sum(n * area for *_, n, area in groups) / len(made)
+    assert whole == pytest.approx(found.aoc.mean)
+    # Short to long, and no length in two groups.
+    edges = [edge for low, high, *_ in groups for edge in (low, high)]
+    assert edges == sorted(edges)
+    assert all(a[1] < b[0] for a, b in pairwise(groups))
+
+
+# Problems ---------------------------------------------------------------------------------------
+
+
+def test_the_interval_is_over_problems_and_not_over_samples():
+    agreeing = probed(*[line(4, 0, 0, right=10 * (i % 2)) for i in range(20)])
+    mixed = probed(*[line(4, 0, 0, right=5) for i in range(20)])
+    wide, narrow = (figures(p, "early_answering", 0).p_correct[0] for p in (agreeing, mixed))
+    assert wide.mean == narrow.mean == 0.5
+    assert (narrow.low, narrow.high) == (0.5, 0.5)
+    # 20 problems, each all right or all wrong: about 0.5 ± 1.96 · 0.5 / √20
+    assert 0.25 <= wide.low <= 0.32 and 0.68 <= wide.high <= 0.75
+
+
+def test_a_seed_draws_the_same_interval_again():
+    made = probed(*[line(4, 0, 1, right=i % 11) for i in range(15)])
+    first, again, other = (figures(made, "early_answering", s) for s in (1, 1, 2))
+    assert first == again
+    assert (first.p_correct[0].low, first.p_correct[0].high) != (
+        other.p_correct[0].low,
+        other.p_correct[0].high,
+    )
+
+
+def test_problems_without_reasoning_are_counted_beside():
+    found = figures(
+        probed((4, {0: (1, 1), 4: (9, 9)}), (None, {}), (None, {})), "early_answering", 0
+    )
+    assert (found.problems, found.samples) == (1, 20)
+    assert found.without_reasoning == pytest.approx(2 / 3)
+
+
+def test_what_has_no_answer_to_compare_with_leaves_the_same_answer_curve_alone():
+    both = figures(
+        probed((4, {0: (5, None), 4: (5, None)}), (8, {0: (1, 10), 8: (1, 10)})),
+        "early_answering",
+        0,
+    )
+    assert both.p_correct[0].mean == pytest.approx(0.3)
+    assert both.same[0].mean == 1 and both.aoc.mean == 0
+    assert both.aoc_by_length == ((8, 8, 1, 0.0),)
+    none = figures(probed((4, {0: (5, None), 4: (5, None)})), "early_answering", 0)
+    assert math.isnan(none.aoc.mean) and math.isnan(none.same[0].low)
+    assert none.p_correct[0].mean == 0.5 and none.aoc_by_length == ()
+
+
+def test_nothing_sampled_or_scored_gives_no_figures():
+    assert figures(probed((None, {})), "early_answering", 0) is None
+    assert figures(probed((4, {0: (None, 1)})), "early_answering", 0) is None
+    assert figures(probed((4, {0: (1, 1)})), "filler", 0) is None
+
+
+# Stated against sampled -------------------------------------------------------------------------
+
+
+def test_stated_confidence_stands_beside_the_sampled_one_of_the_same_answer():
+    answers = (
+        answered(4, confidences=(0.2, math.nan, 0.6), correct=False),
+        answered(5, confidences=(math.nan,)),
+        answered(6),
+        answered(None, confidences=(1.0,)),
+        answered(0, confidences=(0.5,)),
+        answered(7, confidences=(0.5,), correct=None),
+    )
+    points = {
+        0: {0: (1, 0), 2: (5, 0), 4: (9, 0)},
+        1: {0: (1, 0), 5: (9, 0)},
+        2: {0: (1, 0), 6: (9, 0)},
+        4: {0: (3, 0)},
+        5: {0: (3, 0), 7: (9, 0)},
+    }
+    made = [
+        s
+        for scheme in ("filler", "early_answering")
+        for i, p in points.items()
+        for s in samples(i, len(answers[i].reasoning.token_ids), p, scheme=scheme)
+    ]
+    first, second = verbal_against_mc(Probed(answers, tuple(made), 0))
+    assert (first.problem_id, first.correct, first.verbal_conf) == ("p4", False, pytest.approx(0.4))
+    assert (first.mc_p_correct, first.mc_p_correct_blind) == (0.9, 0.1)
+    assert (second.problem_id, second.mc_p_correct, second.mc_p_correct_blind) == ("p0", 0.3, 0.3)
