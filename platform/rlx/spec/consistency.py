@@ -294,8 +294,8 @@ def _probe(spec: ExperimentSpec) -> Iterator[Problem]:
     if spec.probe.close != f"</{name}>" or not spec.probe.force.rstrip().endswith(f"<{name}>"):
         yield Problem(
             ("probe", "close"),
-            f"probe.close is {spec.probe.close!r}, which is not the closing tag of what probe.force "
-            f"opens, {spec.probe.force!r}",
+            f"probe.close is {spec.probe.close!r}, which is not the closing tag of what probe.force"
+            f" opens, {spec.probe.force!r}",
             help="force: '</think><answer>' goes with close: '</answer>'",
             against=("probe", "force"),
         )
