@@ -10,12 +10,7 @@ from rlx_registry import Registry
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "countdown_probe.yaml"
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("RLX_REGISTRY", raising=False)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.fixture

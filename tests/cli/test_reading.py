@@ -20,12 +20,7 @@ ROW = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("RLX_REGISTRY", raising=False)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.fixture

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from pools import InProcess
 
 from rlx.evaluation.held_out import answered_once
 from rlx.plugin import Demonstration, Problem, Score
 from rlx.probe import Means, probe
 from rlx.probe.responses import Written, responses
 from rlx.record.probes import probe_table, read_probe
-from rlx.reward import NamedReward, Outcome, RewardPool, score
+from rlx.reward import NamedReward, RewardPool, score
 from rlx.rollout import Completion, grow, plan
 from rlx.seeding import derive_seed
 from rlx.spec import GlobalReward, ProbeSpec, Single, TurnReward, TurnSpec, TwoTurn
@@ -69,25 +70,6 @@ class Scripted:
         short = text.removesuffix("~")  # out of budget, and so without an end token
         ids = (*map(ord, short), *(() if short != text or sampling.stop else (END,)))
         return Completion(ids, (-0.5,) * len(ids), "length" if short != text else "stop")
-
-
-class InProcess:
-    """A pool without processes; remembers its jobs."""
-
-    def __init__(self):
-        self.jobs = []
-
-    def score(self, jobs):
-        self.jobs += jobs
-        return [self.run(job) for job in jobs]
-
-    def run(self, job):
-        alone = job.reward.scope == "sample"
-        try:
-            raw = [job.reward.score(job.samples[0])] if alone else job.reward.score(job.samples)
-        except ValueError as error:
-            return Outcome(fault=f"ValueError: {error}")
-        return Outcome(tuple(r if r is None or isinstance(r, Score) else Score(r) for r in raw))
 
 
 class Task:

@@ -6,37 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import trees
+from pools import InProcess
 
 from rlx.errors import RewardError
 from rlx.plugin import Problem, Score
-from rlx.reward import NamedReward, Outcome, RewardEntry, RewardPool, RewardTable, rescore, score
+from rlx.reward import NamedReward, RewardEntry, RewardPool, RewardTable, rescore, score
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.spec import GlobalReward, TurnReward, ValueOnError
 from rlx_plugins.countdown import CountdownVerify
 from rlx_plugins.rlcr import Brier
-
-
-class InProcess:
-    """A pool without processes; remembers its jobs."""
-
-    def __init__(self):
-        self.jobs = []
-
-    def score(self, jobs):
-        self.jobs += jobs
-        return [self.run(job) for job in jobs]
-
-    def run(self, job):
-        alone = job.reward.scope == "sample"
-        try:
-            raw = [job.reward.score(job.samples[0])] if alone else job.reward.score(job.samples)
-        except ValueError as error:
-            return Outcome(fault=f"ValueError: {error}")
-        return Outcome(tuple(r if r is None or isinstance(r, Score) else Score(r) for r in raw))
-
-    @property
-    def seen(self):
-        return [[sample.id for sample in job.samples] for job in self.jobs]
 
 
 def named(name, function, turn="answer", *, scope="sample", **use):

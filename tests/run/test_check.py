@@ -18,14 +18,14 @@ from rlx.discovery import check_file
 from rlx.evaluation.held_out import answered_once
 from rlx.probe import Means
 from rlx.record.recorder import Recorder
-from rlx.record.rollouts import TrainedRows, rollout_table
+from rlx.record.rollouts import rollout_table
 from rlx.record.stored import read_step
 from rlx.reward import RewardPool, score
 from rlx.rollout import Completion, grow
 from rlx.run.launch import submit
 from rlx.run.parts import make_parts
 from rlx.run.probing import described, keep, measured
-from rlx.run.rows import row_rewards
+from rlx.run.rows import row_rewards, trained_rows
 from rlx.spec import ExperimentSpec
 from rlx.step import Streams, assign_credit
 from rlx_registry import Registry, read_body, write_body
@@ -150,32 +150,7 @@ def one_step(parts, step, pool):
     )
     statistics = {"beta": 0.05, "state_before": dict(streams.state), "max_tokens": parts.max_tokens}
     roles = ["trained"] * count + ["filtered"] * count
-    return rollout_table(trees, table, rows(train), roles), statistics
-
-
-def rows(train):
-    batch, streams = train.batch, train.streams
-    scores = dict(vars(train.scores))
-    if streams.greedy_scores is not None:
-        scores["greedy_score"] = streams.greedy_scores
-    return TrainedRows(
-        [(r.tree, r.segment, r.parent, r.kind, r.level) for r in batch.rows],
-        batch.group_ids,
-        batch.is_own,
-        {
-            "mask": train.mask,
-            "weights": train.weights,
-            "advantages": train.advantages,
-            "old_logprobs": streams.old_logprobs,
-            "reference_logprobs": streams.reference_logprobs,
-            "values": streams.values,
-            "placed": train.placed.token_rewards,
-            "token_rewards": train.token_rewards,
-            "kl": train.kl,
-            "returns": train.returns,
-        },
-        scores,
-    )
+    return rollout_table(trees, table, trained_rows(train), roles), statistics
 
 
 KL = {"credit.use_kl_in_reward": True, "credit.kl_penalty": "low_var_kl"}

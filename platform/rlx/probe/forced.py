@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol
 
+from rlx.errors import SpecError
 from rlx.plugin import Corrupts, Task
 from rlx.probe.cuts import Point, Reasoning, cut_points, sentence_ends
 from rlx.rollout import Dialogue, Segment
@@ -80,7 +82,8 @@ def _mistakes(
     task: Task,
     seed: int,
 ) -> list[Question]:
-    """The reasoning up to a point, its last sentence corrupted; none where the task cannot."""
+    """The reasoning up to a point, its last sentence corrupted; none where the task cannot, or
+    where the vocabulary has no word for what it would say."""
     if not isinstance(task, Corrupts):
         return []
     asked = []
@@ -89,9 +92,46 @@ def _mistakes(
         wrong = task.corruption(sentence, derive_seed(seed, "mistake", point.number))
         if wrong is None or wrong == sentence:
             continue
-        ids = (*turn.token_ids[: reasoning.start + before], *speech.encode(wrong))
+        spoiled = _spoiled(reasoning, before, point.tokens, wrong, speech)
+        if spoiled is None:
+            continue
+        ids = (*turn.token_ids[: reasoning.start + before], *spoiled)
         asked.append(Question(scheme="mistake", point=point, turn_ids=ids, forced=False))
     return asked
+
+
+def _spoiled(
+    reasoning: Reasoning, first: int, stop: int, wrong: str, speech: Speech
+) -> tuple[int, ...] | None:
+    """Tokens of a sentence after a change: those that it touches are new, all others as sampled.
+
+    Args:
+        reasoning: whose sentence.
+        first, stop: its tokens, half-open.
+        wrong: what it says now.
+
+    Returns:
+        None where the vocabulary cannot write the change.
+    """
+    held = (0, *reasoning.ends)
+    borders = [end - held[first] for end in held[first : stop + 1]]
+    sentence = reasoning.text[held[first] : held[stop]]
+    same = _common(sentence, wrong)
+    rest = min(len(sentence), len(wrong)) - same
+    alike = _common(sentence[::-1][:rest], wrong[::-1][:rest])
+    left = max(i for i, border in enumerate(borders) if border <= same)
+    right = min(i for i, border in enumerate(borders) if border >= len(sentence) - alike)
+    middle = wrong[borders[left] : len(wrong) - (len(sentence) - borders[right])]
+    tokens = reasoning.token_ids[first:stop]
+    try:
+        return (*tokens[:left], *speech.encode(middle), *tokens[right:])
+    except SpecError:
+        return None
+
+
+def _common(one: str, other: str) -> int:
+    """Characters that both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _last_sentence(reasoning: Reasoning, point: Point) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""The rewards of a step's trees, and values of its states, as tensors in the order of its rows."""
+"""A step's rows: their rewards and the values of their states as tensors, and their record."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from rlx.batch import TokenBatch
+from rlx.record.rollouts import TrainedRows
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree
-from rlx.step import RowRewards
+from rlx.step import RowRewards, Streams, TrainBatch
 
-__all__ = ["of_states", "of_tokens", "row_rewards"]
+__all__ = ["of_states", "of_tokens", "row_rewards", "trained_rows"]
 
 
 def row_rewards(batch: TokenBatch, trees: Sequence[RolloutTree], table: RewardTable) -> RowRewards:
@@ -40,3 +41,37 @@ def of_states(step_ids: Tensor, per_token: Tensor) -> Tensor:
     nowhere = torch.where(step_ids < 0, steps + 1, step_ids)
     values = per_token.new_zeros(len(step_ids), steps + 2)
     return values.scatter(1, nowhere, per_token)[:, : steps + 1]
+
+
+def trained_rows(train: TrainBatch) -> TrainedRows:
+    """All that is recorded of a step's rows."""
+    batch, streams, scores = train.batch, train.streams, train.scores
+    told = {**vars(scores)}
+    if streams.greedy_scores is not None:
+        told["greedy_score"] = streams.greedy_scores
+    return TrainedRows(
+        [(r.tree, r.segment, r.parent, r.kind, r.level) for r in batch.rows],
+        batch.group_ids,
+        batch.is_own,
+        {
+            "mask": train.mask,
+            "weights": train.weights,
+            "advantages": train.advantages,
+            "old_logprobs": streams.old_logprobs,
+            "reference_logprobs": streams.reference_logprobs,
+            "values": streams.values,
+            "placed": train.placed.token_rewards,
+            "token_rewards": train.token_rewards,
+            "kl": train.kl,
+            "returns": train.returns,
+            "step_ids": streams.step_ids,
+            "mc_values": _token_values(streams),
+        },
+        told,
+    )
+
+
+def _token_values(streams: Streams) -> Tensor | None:
+    if streams.step_ids is None or streams.mc_values is None:
+        return None
+    return of_tokens(streams.step_ids, streams.mc_values)

@@ -12,7 +12,7 @@ from rlx.batch import TokenBatch, flatten
 from rlx.credit.returns import between_ends
 from rlx.errors import SpecError
 from rlx.learner import CriticStats, UpdateStats, critic_rate
-from rlx.record.rollouts import Role, TrainedRows
+from rlx.record.rollouts import Role
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree
 from rlx.run.carried import Carried
@@ -20,7 +20,7 @@ from rlx.run.collect import Harvest, harvest
 from rlx.run.figures import step_figures
 from rlx.run.machinery import Machinery
 from rlx.run.parts import Parts
-from rlx.run.rows import of_tokens, row_rewards
+from rlx.run.rows import row_rewards, trained_rows
 from rlx.run.states import mc_streams
 from rlx.step import Streams, TrainBatch, assign_credit
 
@@ -191,44 +191,11 @@ def _record(
         figures,
         trees,
         table,
-        _rows(train),
+        trained_rows(train),
         _statistics(train, phase, parts),
         m.folder.rollouts(step),
         roles,
     )
-
-
-def _rows(train: TrainBatch) -> TrainedRows:
-    batch, streams, scores = train.batch, train.streams, train.scores
-    told = {**vars(scores)}
-    if streams.greedy_scores is not None:
-        told["greedy_score"] = streams.greedy_scores
-    return TrainedRows(
-        [(r.tree, r.segment, r.parent, r.kind, r.level) for r in batch.rows],
-        batch.group_ids,
-        batch.is_own,
-        {
-            "mask": train.mask,
-            "weights": train.weights,
-            "advantages": train.advantages,
-            "old_logprobs": streams.old_logprobs,
-            "reference_logprobs": streams.reference_logprobs,
-            "values": streams.values,
-            "placed": train.placed.token_rewards,
-            "token_rewards": train.token_rewards,
-            "kl": train.kl,
-            "returns": train.returns,
-            "step_ids": streams.step_ids,
-            "mc_values": _token_values(streams),
-        },
-        told,
-    )
-
-
-def _token_values(streams: Streams) -> Tensor | None:
-    if streams.step_ids is None or streams.mc_values is None:
-        return None
-    return of_tokens(streams.step_ids, streams.mc_values)
 
 
 def _statistics(train: TrainBatch, phase: str, parts: Parts) -> dict[str, Any]:
