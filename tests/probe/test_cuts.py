@@ -101,9 +101,6 @@ def prefixes(speech, turn, **options):
         (["<think", ">\n", "a", ".</", "think>"], "a.", 2, 2, "</"),
         (["<think", "></", "think>"], "", 2, 0, "</"),
         (["<think>", "a</think>\n", "<answer>"], "a", 1, 1, "</think>\n"),
-        (["<think>", "a", "</think>", "b", "</think>"], "a</think>b", 1, 3, ""),
-        (["<think>", "a", "</think>", "<answer>3</think></answer>"], "a</think><answer>3", 1, 3,
-         "</think></answer>"),
     ],
 )  # fmt: skip
 def test_what_stands_between_the_tags(pieces, text, start, count, closing):
@@ -111,6 +108,20 @@ def test_what_stands_between_the_tags(pieces, text, start, count, closing):
     assert (found.text, found.start, len(found.token_ids)) == (text, start, count)
     assert found.closing == closing
     assert not found.ends or found.ends[-1] == len(text)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ["<think>", "a", "</think>", "b", "</think>"],
+        ["<think>", "a", "</think>", "<answer>3</think></answer>"],
+        ["<think>", "a", "</think>", "<answer>", "3", "</answer>", "<think>", "b", "</think>"],
+        ["So: ", "<think>", "a", "</think>"],
+        ["<think>", "use ", "<think>", " tags", "</think>"],
+    ],
+)
+def test_a_response_that_reasons_twice_or_speaks_first_has_none(pieces):
+    assert in_pieces(*pieces)[2] is None
 
 
 @pytest.mark.parametrize("pieces", [["<think>", "a", "b"], ["a"], ["<answer>", "1", "</answer>"]])

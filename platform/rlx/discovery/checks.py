@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import to_json
 
 from rlx.discovery.advice import advice
-from rlx.discovery.fit import misfits, unasked, under_profile
+from rlx.discovery.fit import misfits, unasked, under_profile, unspoilable
 from rlx.discovery.lookup import Kind, PluginFault, fault, find, fingerprint, load
 from rlx.discovery.streams import STREAMS, needed
 from rlx.plugin import Estimator, Mask, Plugin
@@ -272,7 +272,7 @@ def _one(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagnostic]]:
     if faults:
         return None, faults
     estimator = cast(Estimator, built["estimator",])
-    if faults := list(misfits(spec, estimator)):
+    if faults := [*misfits(spec, estimator), *unspoilable(spec, built["task",])]:
         return None, faults
     rewards = {(str(p[1]), str(p[2])): made for p, made in built.items() if p[0] == "rewards"}
     plugins = Plugins(

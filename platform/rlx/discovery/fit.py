@@ -5,11 +5,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlx.plugin import Estimator, Plugin
+from rlx.plugin import Corrupts, Estimator, Plugin
 from rlx.spec import PROFILES, ExperimentSpec
 from rlx.spec.diagnostic import Diagnostic, KeyPath
 
-__all__ = ["alone", "ignored", "misfits", "unasked", "under_profile"]
+__all__ = ["alone", "ignored", "misfits", "unasked", "under_profile", "unspoilable"]
 
 
 def under_profile(cls: type[Plugin], options: Mapping[str, Any], profile: str) -> dict[str, Any]:
@@ -78,6 +78,17 @@ def unasked(spec: ExperimentSpec, estimators: Iterable[Estimator]) -> Iterator[D
             ("monte_carlo",),
             f"estimator '{name}' never asks for Monte-Carlo values",
             "drop `monte_carlo`, or use an estimator that needs them, such as vineppo",
+        )
+
+
+def unspoilable(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
+    """A probe that spoils sentences, and a task that cannot."""
+    if spec.probe and "mistake" in spec.probe.schemes and not isinstance(task, Corrupts):
+        yield _conflict(
+            ("probe", "schemes"),
+            f"probe.schemes has 'mistake', but task '{spec.task.plugin}' has no `corruption` that "
+            "could spoil a sentence",
+            "drop it; a task of your own may have one: rlx.plugin.Corrupts",
         )
 
 

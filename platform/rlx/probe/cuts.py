@@ -55,7 +55,8 @@ def reasoning_of(turn: Segment, ends: Sequence[int], span: str) -> Reasoning | N
     """The reasoning inside a turn's span; None where the turn has no such span.
 
     A response that was cut off while it reasoned has none either: it has no end to measure shares
-    by, and no answer to compare others with.
+    by, and no answer to compare others with. Nor has one that reasons more than once, or that says
+    something first: what stands before the span would stay wherever the reasoning is cut.
 
     Args:
         turn: a policy's segment.
@@ -63,7 +64,7 @@ def reasoning_of(turn: Segment, ends: Sequence[int], span: str) -> Reasoning | N
         span: the span's name, whether or not the turn's own spans were looked for under it.
     """
     found = find_spans(turn.text, range(1, len(turn.text) + 1), (span,)).get(span)
-    if found is None:
+    if found is None or turn.text[: found.outer[0]].strip() or f"</{span}>" in found.text:
         return None
     opened, closed = found.inner  # of characters, since each was a token here
     held = (0, *ends)

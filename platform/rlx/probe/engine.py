@@ -11,7 +11,7 @@ from rlx.evaluation.held_out import confidences
 from rlx.plugin import Canonical, Problem, Task
 from rlx.probe.cuts import Point, Reasoning, reasoning_of
 from rlx.probe.forced import Question, Speech, judged, questions
-from rlx.probe.responses import Written, responses
+from rlx.probe.responses import Written, held_to, responses
 from rlx.reward import NamedReward, RewardEntry, RewardPool, RewardTable, score
 from rlx.rollout import Completion, Request, RolloutPlan, RolloutTree, Sampler, find_spans, grow
 from rlx.seeding import derive_seed
@@ -209,10 +209,12 @@ def _answer(text: str, spec: ProbeSpec, task: Task) -> str | None:
 
 
 def _turn(question: Question, spec: ProbeSpec, means: Means) -> TurnSpec:
-    """How a question is continued: as the turn itself is sampled, or only to the answer's end."""
+    """How a question is continued: as the turn itself is sampled, with what is left of its budget
+    of tokens; or only to the answer's end."""
     own = means.plan.levels[0].turn
     if not question.forced:
-        return own
+        left = max(1, own.max_new_tokens - len(question.turn_ids))
+        return own.model_copy(update={"max_new_tokens": left})
     return own.model_copy(update={"max_new_tokens": spec.max_new_tokens, "stop": (spec.close,)})
 
 
@@ -282,14 +284,16 @@ def _drawn(
         )
         for question in asked
     ]
+    turns = [_turn(question, spec, means) for question in asked]
+    # Sampled together with the largest budget among them, and then held each to its own.
     with means.sampler.session() as session:
-        groups = session.generate(requests, _turn(asked[0], spec, means))
+        groups = session.generate(requests, max(turns, key=lambda turn: turn.max_new_tokens))
     return [
         [
-            _written(question, own, completion, spec, means.speech)
+            _written(question, own, held_to(completion, turn.max_new_tokens), spec, means.speech)
             for own, completion in zip(request.seeds, group, strict=True)
         ]
-        for question, request, group in zip(asked, requests, groups, strict=True)
+        for question, turn, request, group in zip(asked, turns, requests, groups, strict=True)
     ]
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlx.plugin import Problem
-from rlx.rollout import NO_PARENT, Level, RolloutTree, Segment, find_spans
+from rlx.rollout import NO_PARENT, Completion, Level, RolloutTree, Segment, find_spans
 
-__all__ = ["Written", "responses"]
+__all__ = ["Written", "held_to", "responses"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,14 @@ class Written:
     token_ids: tuple[int, ...]
     text: str
     finish_reason: Literal["stop", "length"]
+
+
+def held_to(completion: Completion, room: int) -> Completion:
+    """A continuation as it would have been with a budget of `room` tokens, at least one."""
+    room = max(room, 1)
+    if len(completion.token_ids) <= room:
+        return completion
+    return Completion(completion.token_ids[:room], completion.logprobs[:room], "length")
 
 
 def responses(

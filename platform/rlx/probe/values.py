@@ -7,10 +7,11 @@ itself is, and scored by the experiment's own rewards; the value is their mean s
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlx.errors import RewardError
 from rlx.plugin import Problem
 from rlx.probe.cuts import Reasoning, cut_points
 from rlx.probe.engine import Means
-from rlx.probe.responses import Written, responses
+from rlx.probe.responses import Written, held_to, responses
 from rlx.reward import RewardTable, score
 from rlx.rollout import Completion, Request, RolloutTree
 from rlx.seeding import derive_seed
@@ -73,9 +74,7 @@ def state_values(
     borders = [tuple(p.tokens for p in cut_points(r.whole, cut)) for r in given]
     # The last border is the end, where nothing follows.
     states = [(n, s, b) for n, cuts in enumerate(borders) for s, b in enumerate(cuts[:-1])]
-    requests = [_request(given[n], s, b, samples) for n, s, b in states]
-    with means.sampler.session() as session:
-        drawn = session.generate(requests, means.plan.levels[0].turn)
+    drawn = _drawn(given, states, means, samples)
     trees = [
         _continued(given[n], b, group, means)
         for (n, _, b), group in zip(states, drawn, strict=True)
@@ -90,6 +89,29 @@ def state_values(
         StateValues(cuts, (*values, 0.0), tokens)
         for cuts, values, tokens in zip(borders, found, spent, strict=True)
     ]
+
+
+def _drawn(
+    given: Sequence[Response], states: Sequence[tuple[int, int, int]], means: Means, samples: int
+) -> list[tuple[Completion, ...]]:
+    """Continuations from every state, each with what is left of the turn's budget of tokens.
+
+    The k-th states of all responses are sampled together, with the largest budget among them, and
+    then held to their own: what comes later cannot change what came before.
+    """
+    turn = means.plan.levels[0].turn
+    drawn: dict[int, tuple[Completion, ...]] = {}
+    for number in sorted({s for _, s, _ in states}):
+        those = [at for at, (_, s, _) in enumerate(states) if s == number]
+        room = max(1, turn.max_new_tokens - min(states[at][2] for at in those))
+        sampling = turn.model_copy(update={"max_new_tokens": room})
+        requests = [_request(given[states[at][0]], *states[at][1:], samples) for at in those]
+        with means.sampler.session() as session:
+            groups = session.generate(requests, sampling)
+        for at, group in zip(those, groups, strict=True):
+            own = turn.max_new_tokens - states[at][2]
+            drawn[at] = tuple(held_to(completion, own) for completion in group)
+    return [drawn[at] for at in range(len(states))]
 
 
 def _request(response: Response, state: int, border: int, samples: int) -> Request:
@@ -111,7 +133,13 @@ def _continued(
 
 
 def _mean(table: RewardTable, tree: int, count: int) -> float:
-    """Mean score of a tree's responses; those that could not be scored are left out."""
+    """Mean score of a tree's responses; those that could not be scored are left out.
+
+    Raises:
+        RewardError: none of them could: a state of unknown worth is not one that is worth nothing.
+    """
     scores = [table.total_score(tree, (segment,)) for segment in range(1, count + 1)]
     known = [one for one in scores if one is not None]
-    return sum(known) / len(known) if known else 0.0
+    if not known:
+        raise RewardError("no continuation from some state of a response could be scored")
+    return sum(known) / len(known)

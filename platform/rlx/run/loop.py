@@ -89,8 +89,8 @@ def run_experiment(
                 "has the first scorer's reason for every step"
             )
         _evaluate(machinery, base, step=at.step, label="after")
-        run_probe(machinery, base, step=at.step, label="after")
         learner.export(policy, folder.model)
+        run_probe(machinery, base, step=at.step, label="after")
 
 
 def _learner(

@@ -64,6 +64,7 @@ def cautions(spec: ExperimentSpec) -> Iterator[Problem]:
     if plain:
         yield from _sampling(spec)
         yield from _kl(spec)
+        yield from _unread(spec)
 
 
 def _kl(spec: ExperimentSpec) -> Iterator[Problem]:
@@ -301,6 +302,20 @@ def _probe(spec: ExperimentSpec) -> Iterator[Problem]:
         )
 
 
+def _unread(spec: ExperimentSpec) -> Iterator[Problem]:
+    if spec.probe is None:
+        return
+    first, *_ = spec.rollout.turns
+    spans, name = getattr(spec.rollout, first).spans, spec.probe.close.strip("</>")
+    if name not in spans:
+        yield Problem(
+            ("probe", "close"),
+            f"probe.close ends a span {name!r}, but rollout.{first}.spans has "
+            f"{', '.join(spans) or 'none'}: rewards may look for the answer elsewhere",
+            tuple(f"</{span}>" for span in spans),
+        )
+
+
 def _horizon(spec: ExperimentSpec) -> Iterator[Problem]:
     adaptive = spec.credit.kl_adaptive
     rollout = spec.rollout
@@ -339,6 +354,15 @@ def _length(spec: ExperimentSpec) -> Iterator[Problem]:
         return
     budgets = {t: getattr(spec.rollout, t).max_new_tokens for t in spec.rollout.turns}
     total, room = sum(budgets.values()), spec.model.max_position
+    if spec.probe is not None and budgets["answer"] + spec.probe.max_new_tokens >= room > total:
+        yield Problem(
+            ("probe", "max_new_tokens"),
+            f"probe.max_new_tokens is {spec.probe.max_new_tokens}, behind reasoning of up to "
+            f"{budgets['answer']} tokens: that and a prompt do not fit into model.max_position "
+            f"{room}",
+            help="lower it, or raise model.max_position",
+            against=("model", "max_position"),
+        )
     if total >= room:
         turns = ", ".join(f"{turn} {budget}" for turn, budget in budgets.items())
         longest = max(budgets, key=lambda turn: budgets[turn])

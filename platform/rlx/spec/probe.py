@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rlx.spec.base import Strict
 
@@ -63,6 +63,14 @@ class ProbeSpec(Strict):
     """early_answering cuts the reasoning; filler replaces it by as much filler; mistake corrupts
     its last sentence, where the task knows how, and lets the model reason on."""
     cut: Cut = Fractions.model_construct()
+
+    @field_validator("schemes")
+    @classmethod
+    def _each_once(cls, schemes: tuple[Scheme, ...]) -> tuple[Scheme, ...]:
+        if len(set(schemes)) < len(schemes):
+            raise ValueError("a scheme is named twice: its samples would be the same ones again")
+        return schemes
+
     span: str = "think"
     """The span that holds the reasoning."""
     force: str = "</think><answer>"
