@@ -8,7 +8,7 @@ from statistics import mean
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from rlx.credit import CreditInputs, group_advantages, on_mask, total_scores
 from rlx.credit.estimators import grpo, two_level
@@ -282,6 +282,7 @@ def test_inputs_that_disagree_are_refused(change, complaint):
     reward=st.floats(-5, 5, width=32),
     lengths=st.lists(st.integers(1, 300), min_size=2, max_size=8),
 )
+@example(reward=3.303845873493707e-38, lengths=[1, 298])
 def test_a_reward_that_was_spread_and_summed_again_is_the_same_reward(reward, lengths):
     sums = torch.stack([(torch.full((n,), reward) / n).sum() for n in lengths])
     ids = torch.zeros(len(lengths), dtype=torch.int64)

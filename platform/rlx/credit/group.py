@@ -91,6 +91,8 @@ def differ(highest: Tensor, lowest: Tensor, tolerance: float = 0.0) -> Tensor:
     Returns:
         True too where a score is NaN, so that it is found and not taken for silence.
     """
-    rounding = ROUNDING * torch.finfo(highest.dtype).eps
-    same = highest - lowest <= torch.maximum(highest.abs(), lowest.abs()) * rounding + tolerance
+    number = torch.finfo(highest.dtype)
+    rounding = torch.maximum(highest.abs(), lowest.abs()) * (ROUNDING * number.eps)
+    # Below the smallest normal number, units in the last place are no longer relative.
+    same = highest - lowest <= rounding + number.tiny + tolerance
     return ~same
