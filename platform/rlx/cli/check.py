@@ -13,7 +13,7 @@ from rlx.spec.diagnostic import printable
 
 if TYPE_CHECKING:
     from rlx.run.check import Report, Tally
-    from rlx.run.identities import Violation
+    from rlx.run.evidence import Violation
 
 __all__ = ["check"]
 

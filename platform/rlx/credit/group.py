@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlx.spec.estimator import Normalize, Singleton
 
-__all__ = ["Statistics", "differ", "group_advantages"]
+__all__ = ["Statistics", "differ", "extremes", "group_advantages"]
 
 ROUNDING = 16
 """Scores that lie no further apart than so many units in the last place are the same score: a
@@ -64,8 +64,7 @@ def group_advantages(
     """
     _, slot, counts = group_ids.unique(return_inverse=True, return_counts=True)
     zeros = scores.new_zeros(len(counts))
-    highest = zeros.scatter_reduce(0, slot, scores, "amax", include_self=False)
-    lowest = zeros.scatter_reduce(0, slot, scores, "amin", include_self=False)
+    highest, lowest = extremes(scores, slot, len(counts))
     centred = scores - (zeros.index_add(0, slot, scores) / counts)[slot]
     advantages = centred
     if normalize == "std":
@@ -78,6 +77,20 @@ def group_advantages(
         raw = scores / (1 + eps) if normalize == "std" else scores
         advantages = torch.where(counts[slot] == 1, raw, advantages)
     return advantages
+
+
+def extremes(scores: Tensor, slot: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest and the smallest score of each group, `[G]` each; NaN in a group that holds NaN.
+
+    Args:
+        scores: `[B]`.
+        slot: `[B]` the row's group, from 0 to G - 1; none is empty.
+        count: G.
+    """
+    edge = scores.new_zeros(count)
+    highest = edge.scatter_reduce(0, slot, scores, "amax", include_self=False)
+    lowest = edge.scatter_reduce(0, slot, scores, "amin", include_self=False)
+    return highest, lowest
 
 
 def differ(highest: Tensor, lowest: Tensor, tolerance: float = 0.0) -> Tensor:

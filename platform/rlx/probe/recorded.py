@@ -70,8 +70,7 @@ class RecordedProbe:
     @classmethod
     def from_json(cls, suite: str, step: int, said: Mapping[str, Any]) -> Self:
         """What `to_json` gave."""
-        nothing = {"strict": [{"mean": None, "low": None, "high": None}] * len(GRID)}
-        figures = {n: said.get(n, nothing.get(n)) for n in SchemeFigures.__dataclass_fields__}
+        figures = {name: said[name] for name in SchemeFigures.__dataclass_fields__}
         for name in ("p_correct", "strict", "same"):
             figures[name] = tuple(_band(one) for one in said[name])
         figures["aoc"] = _band(said["aoc"])

@@ -19,7 +19,8 @@ from rlx.plugin import Estimator
 from rlx.record.probes import read_probe
 from rlx.record.stored import read_step
 from rlx.reward import RewardPool
-from rlx.run.identities import IDENTITIES, SHOWN, Evidence, Found, Violation, probe_scores
+from rlx.run.evidence import SHOWN, Evidence, Found, Violation
+from rlx.run.identities import IDENTITIES, probe_scores
 from rlx.run.parts import Parts, make_parts
 from rlx.spec import ExperimentSpec, GlobalReward, RewardsSpec, TurnReward
 from rlx_registry import BodyError, Registry, RunRecord, read_body

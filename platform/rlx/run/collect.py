@@ -4,11 +4,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from rlx.batch import flatten
 from rlx.credit import structured_scores
-from rlx.credit.group import differ
+from rlx.credit.group import differ, extremes
 from rlx.plugin import Problem
 from rlx.reward import RewardTable, score
 from rlx.rollout import Level, RolloutPlan, RolloutTree, grow
@@ -145,9 +143,7 @@ def _with_signal(parcel: Scored) -> list[int]:
     rewards = row_rewards(batch, parcel.trees, table)
     scores = structured_scores(rewards.turn_rewards, rewards.turn_present, rewards.global_rewards)
     _, slot = batch.group_ids.unique(return_inverse=True)
-    edge = scores.new_zeros(int(slot.max()) + 1)
-    highest: Tensor = edge.scatter_reduce(0, slot, scores, "amax", include_self=False)
-    lowest: Tensor = edge.scatter_reduce(0, slot, scores, "amin", include_self=False)
+    highest, lowest = extremes(scores, slot, int(slot.max()) + 1)
     trees: list[int] = batch.tree_ids[differ(highest, lowest)[slot]].unique().tolist()
     return trees
 
