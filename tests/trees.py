@@ -1,6 +1,7 @@
-"""Turns for trees made by hand."""
+"""Turns and trees made by hand."""
 
-from rlx.rollout import Segment, Span
+from rlx.plugin import Problem
+from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
 
 
 def turn(parent, text="", *, kind="answer", number=1, info=None, **spans):
@@ -17,3 +18,42 @@ def turn(parent, text="", *, kind="answer", number=1, info=None, **spans):
         spans={name: Span((0, 1), (0, 1), inside) for name, inside in spans.items()},
         info=info or {},
     )
+
+
+def conversation(*rollouts, problem=None):
+    """A tree of rollouts with an environment, in which a token is a character.
+
+    Args:
+        rollouts: each a list of turns `(kind, text, info, observation)`; a rollout that was cut off
+            ends with an observation, one that was done with None.
+        problem: what was asked.
+    """
+    segments = [Segment(parent=NO_PARENT, author="prompt", token_ids=(63,), text="?")]
+    for rollout in rollouts:
+        parent = 0
+        for number, (kind, text, info, observation) in enumerate(rollout, start=1):
+            segments.append(_spoken(parent, number, kind, text, info))
+            parent = len(segments) - 1
+            if observation is not None:
+                segments.append(_observed(parent, observation))
+                parent = len(segments) - 1
+    return RolloutTree(problem or Problem(id="p", prompt="?", fields={}), tuple(segments))
+
+
+def _spoken(parent, number, kind, text, info):
+    return Segment(
+        parent=parent,
+        author="policy",
+        token_ids=tuple(map(ord, text)),
+        logprobs=(-0.5,) * len(text),
+        turn=number,
+        kind=kind,
+        finish_reason="stop",
+        text=text,
+        info=info,
+    )
+
+
+def _observed(parent, text):
+    ids = tuple(map(ord, text))
+    return Segment(parent=parent, author="environment", token_ids=ids, text=text)

@@ -275,11 +275,10 @@ def _weights(
     batch: TokenBatch, mask: Tensor, loss: LossSpec, max_tokens: Mapping[str, int]
 ) -> tuple[Tensor, Tensor]:
     """Weights of token losses, and of the entropy bonus."""
-    kinds = sorted({row.kind for row in batch.rows})
     lengths = [loss.constant_length or max_tokens[row.kind] for row in batch.rows]
     weights = aggregation_weights(
         mask,
-        torch.tensor([kinds.index(row.kind) for row in batch.rows]),
+        batch.levels,
         aggregate=loss.aggregate,
         per_turn=loss.per_turn,
         constant_lengths=torch.tensor(lengths),

@@ -11,6 +11,7 @@ import pytest
 
 EXPERIMENTS = sorted((Path(__file__).parents[2] / "experiments").glob("*.yaml"))
 RLCR = next(path for path in EXPERIMENTS if path.stem == "rlcr")
+KG = next(path for path in EXPERIMENTS if path.stem == "kg")
 CPU_SECONDS = 10
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 GUEST = '''
@@ -56,7 +57,7 @@ def test_every_experiment_is_planned_in_seconds(path, tmp_path):
     for phase in said["phases"]:
         assert phase["rows"] and phase["shown"] and phase["groups"] and phase["kinds"]
         assert any(token["advantage"] for row in phase["rows"] for token in row["tokens"])
-    stands_in = "_1.5b" in path.stem
+    stands_in = "kind: pretrained" in path.read_text()
     assert bool(said["notes"]) == stands_in
     assert [phase["memory"] is None for phase in said["phases"]] == [stands_in] * len(
         said["phases"]
@@ -74,6 +75,14 @@ def test_tables_for_people(tmp_path):
     told = rlx(tmp_path, "plan", RLCR, "--row", "5", FORCE_COLOR="1").stdout
     assert "\x1b[" in told
     assert "\x1b[3" not in rlx(tmp_path, "plan", RLCR, FORCE_COLOR="1", NO_COLOR="1").stdout
+
+
+def test_turns_and_what_they_were_answered(tmp_path):
+    done = rlx(tmp_path, "plan", KG, "--row", "1")
+    assert done.returncode == 0, done.stderr
+    for said in ("of up to 4 turns", "turn 1 kg_query", "for the whole rollout", "turn 4"):
+        assert said in done.stdout
+    assert any(line.split()[1:3] == ["env", "environment"] for line in done.stdout.splitlines())
 
 
 def test_narrow_terminals_keep_to_their_width(tmp_path):

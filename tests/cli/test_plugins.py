@@ -239,12 +239,16 @@ def run(*command, cwd=None, **environment):
     )
 
 
+BEGUN = ("rlx-length-penalty", "rlx-sums", "rlx-words")
+
+
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """A reward and a task, just begun."""
+    """A reward, a task and an environment, just begun."""
     into = tmp_path_factory.mktemp("begun")
     assert main(["plugins", "new", "length_penalty", "--into", str(into)]) == 0
     assert main(["plugins", "new", "sums", "--kind", "task", "--into", str(into)]) == 0
+    assert main(["plugins", "new", "words", "--kind", "environment", "--into", str(into)]) == 0
     return into
 
 
@@ -280,7 +284,7 @@ def test_nothing_is_overwritten(begun, capsys):
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
 
 
-@pytest.mark.parametrize("folder", ["rlx-length-penalty", "rlx-sums"])
+@pytest.mark.parametrize("folder", BEGUN)
 def test_what_is_begun_keeps_every_promise(begun, folder, capsys):
     assert main(["plugins", "check", str(begun / folder)]) == 0
     out = lines(capsys)
@@ -288,7 +292,7 @@ def test_what_is_begun_keeps_every_promise(begun, folder, capsys):
     assert out[-1].startswith("  all ")
 
 
-@pytest.mark.parametrize("folder", ["rlx-length-penalty", "rlx-sums"])
+@pytest.mark.parametrize("folder", BEGUN)
 def test_what_is_begun_passes_its_own_test(begun, folder):
     done = run(
         *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
@@ -308,9 +312,9 @@ def test_what_is_begun_is_well_formed(begun):
 @pytest.mark.timeout(900)
 def test_what_is_begun_is_typed_strictly(begun):
     """With the repository's own settings, which are strict, and so with its cache."""
-    folders = [begun / "rlx-length-penalty", begun / "rlx-sums"]
+    folders = [begun / name for name in BEGUN]
     files = [*begun.glob("*/*/*.py")]
-    assert len(files) == 4
+    assert len(files) == 2 * len(BEGUN)
     done = run(
         *(sys.executable, "-m", "mypy", "--strict", *files),
         cwd=ROOT,

@@ -1,5 +1,5 @@
 """Distributions of other people, installed from their files into a folder and used by experiments:
-one that works, and three that harm nobody but the experiments that name them.
+two that work, and three that harm nobody but the experiments that name them.
 """
 
 import json
@@ -10,14 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from rlx.plugin import Problem
-from rlx.reward import NamedReward, RewardPool, score
-from rlx.rollout import NO_PARENT, RolloutTree, Segment
-from rlx.spec import TurnReward
 from rlx_registry import Registry
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "plugins" / "rlx-example"
+GUESS = ROOT / "plugins" / "rlx-guess"
 RLCR = ROOT / "experiments" / "rlcr.yaml"
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
 
@@ -72,9 +69,9 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def installed_into(tmp_path_factory):
-    """The example and three others, built and installed by pip from their files alone."""
+    """The two of ours and three others, built and installed by pip from their files alone."""
     base = tmp_path_factory.mktemp("third")
-    folders = [EXAMPLE]
+    folders = [EXAMPLE, GUESS]
     for name, (plugin, attribute, source) in OTHERS.items():
         folder = base / name
         package = folder / f"rlx_{name}"
@@ -114,7 +111,7 @@ def rlx(installed_into, tmp_path):
     return call
 
 
-# The one that works ------------------------------------------------------------------------------
+# Rewards, an estimator and a mask ----------------------------------------------------------------
 
 
 def test_all_are_listed_each_with_its_state(rlx):
@@ -152,9 +149,10 @@ def test_its_folder_and_its_wheel_are_checked_without_installing(tmp_path):
 
 
 @pytest.mark.timeout(600)
-def test_its_own_tests_pass(installed_into, tmp_path):
+@pytest.mark.parametrize("folder", [EXAMPLE, GUESS], ids=lambda path: path.name)
+def test_its_own_tests_pass(folder, installed_into, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLE)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(installed_into)},
         capture_output=True,
@@ -190,30 +188,59 @@ def test_a_run_uses_its_rewards_estimator_and_mask(rlx, tmp_path):
         assert total == pytest.approx(round(total))
 
 
-def test_a_reward_reads_what_an_environment_reported(installed_into, monkeypatch):
-    """The table hands a turn's info to a plugin; no schedule has an environment yet."""
-    monkeypatch.syspath_prepend(installed_into)
-    from rlx_example.rewards import few_errors
+# A game with a task, an environment and rewards ---------------------------------------------------
 
-    def turn(parent, **info):
-        return Segment(
-            parent=parent,
-            author="policy",
-            token_ids=(1,),
-            logprobs=(-1.0,),
-            turn=1,
-            kind="query",
-            finish_reason="stop",
-            info=info,
-        )
+GAME = {
+    "model.warm_start.steps": 60,
+    "model.warm_start.batch_size": 16,
+    "phases.0.steps": 3,
+    "rollout.prompts_per_step": 4,
+    "rollout.num_generations": 4,
+    "evaluation.problems": 20,
+    "tracking.mlflow": "null",
+    "rewards.turn.tidy": "{plugin: few_errors, key: wasted, turn: '*', weight: 0.1}",
+}
+CREDIT = {
+    "turn by turn": {"estimator": "{name: multiturn_grpo}"},
+    "by outcome": {"estimator": "{name: grpo}"},
+}
 
-    prompt = Segment(parent=NO_PARENT, author="prompt", token_ids=(8,))
-    turns = (turn(0, errors=0), turn(0, errors=1), turn(0))
-    tree = RolloutTree(Problem(id="p", prompt="", fields={}), (prompt, *turns))
-    reward = NamedReward("tidy", TurnReward(plugin="few_errors", turn="query"), few_errors())
-    with RewardPool(workers=1, memory_mb=256) as pool:
-        table = score([tree], [reward], pool)
-    assert [table.turns[0, i]["tidy"].raw for i in (1, 2, 3)] == [1.0, 0.5, None]
+
+def test_the_game_keeps_its_promises(rlx):
+    for name in ("guess", "guess.found", "guess.sensible"):
+        done = rlx("plugins", "check", name)
+        assert done.returncode == 0, done.stdout
+    done = rlx("plugins", "show", "guess")
+    assert "Its turns are guess, unclear." in done.stdout
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("credit", CREDIT)
+def test_a_game_is_played_to_its_end(credit, rlx, tmp_path):
+    sets = {**GAME, **CREDIT[credit]}
+    done = rlx("submit", GUESS / "guess.yaml", sets=sets)
+    assert done.returncode == 0, done.stderr
+    with Registry.open(f"sqlite:///{tmp_path}/home/registry.db", read_only=True) as registry:
+        (run,) = registry.runs()
+        series = registry.metrics(run.id)
+        suites = {(e.suite, e.step) for e in registry.evaluations(run.id)}
+    theirs = {(p["kind"], p["name"]) for p in run.plugins if p["distribution"] == "rlx-guess"}
+    assert theirs == {
+        ("task", "guess"),
+        ("environment", "guess"),
+        ("reward", "guess.found"),
+        ("reward", "guess.sensible"),
+    }
+    assert suites == {(s, n) for s in ("held_out", "held_out.greedy") for n in (0, 3)}
+    for name in ("found", "sensible", "tidy"):
+        assert [step for step, _ in series[f"rewards/{name}/mean"]] == [1, 2, 3]
+    assert max(value for _, value in series["environment/turns_max"]) == 3
+    assert 0 < dict(series["environment/token_share"])[1] < 1
+    checked = json.loads(rlx("check", run.id, "--json").stdout)
+    assert checked["holds"] and not checked["unchecked"]
+    counts = {identity["name"]: identity["checked"] for identity in checked["identities"]}
+    assert counts["observations"] and counts["turns"] and counts["rewarded"]
+    assert bool(counts["turn_advantages"]) == (credit == "turn by turn")
 
 
 # The three others --------------------------------------------------------------------------------

@@ -72,6 +72,11 @@ def countdown(device: str) -> Result:
     return _experiment("countdown", device)
 
 
+def kg(device: str) -> Result:
+    """experiments/kg.yaml from its start to its end."""
+    return _experiment("kg", device)
+
+
 def _experiment(name: str, device: str) -> Result:
     with tempfile.TemporaryDirectory() as home:
         environment = {"RLX_HOME": home}
@@ -82,12 +87,17 @@ def _experiment(name: str, device: str) -> Result:
         _run([*rlx, "submit", spec, *overrides], device=device, **environment)
         seconds = time.monotonic() - began
         said = json.loads(_run([*rlx, "status", "latest", "--json"], **environment))
-    evaluation = said["evaluation"]
-    return {"wall_s": seconds, "before": evaluation["before"], "after": evaluation["after"]}
+    evaluation, suites = said["evaluation"], said["suites"]
+    accuracy = {
+        suite: {label: figures["accuracy"] for label, figures in labels.items()}
+        for suite, labels in suites.items()
+    }
+    told = {label: evaluation[label] for label in ("before", "after")}
+    return {"wall_s": seconds, **told, "accuracy": accuracy}
 
 
 PARTS: dict[str, Callable[[str], Result]] = {
-    part.__name__: part for part in (machine, promises, precision, rlcr, countdown)
+    part.__name__: part for part in (machine, promises, precision, rlcr, countdown, kg)
 }
 
 

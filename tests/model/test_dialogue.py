@@ -15,22 +15,40 @@ from rlx.rollout import find_spans
 from rlx.spec import Tiny
 
 SMALL = Tiny(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=32)
-EPISODES = [
-    "nums: 3 17 20\ntarget: 99\n",
-    "<think>17+3=20\n20*4=80\n</think><answer>(17+3)*4</answer>",
-    "sure?\n",
-    "<confidence>0.7</confidence>",
-    "<analysis>20-3=17</analysis><confidence>10</confidence>",
-    "<confidence>95%</confidence>",
-]
-
-
 SHIPPED = sorted(f.name.removesuffix(".json") for f in files("rlx.model.tokenizers").iterdir())
+EPISODES = {
+    "arithmetic": [
+        "nums: 3 17 20\ntarget: 99\n",
+        "<think>17+3=20\n20*4=80\n</think><answer>(17+3)*4</answer>",
+        "sure?\n",
+        "<confidence>0.7</confidence>",
+        "<analysis>20-3=17</analysis><confidence>10</confidence>",
+        "<confidence>95%</confidence>",
+    ],
+    "world": [
+        "name the capital of a country that borders Papua New Guinea ?\n",
+        "<think> find borders of Niger</think>"
+        "<kg-query>get_tail_entities( Niger, borders)</kg-query>",
+        "<information> borders of Niger: Nigeria, Algeria, +3 more </information>",
+        "<think> answer found</think><answer> .ng, .fr</answer>",
+        "<information> error ENTITY_NOT_FOUND </information>",
+    ],
+}
+WORDS = [(name, text) for name, texts in EPISODES.items() for text in texts]
+STRANGE = {
+    "arithmetic": ["é", "3 + x", "101", "<unk>"],
+    "world": ["é", " Atlantis", " Nigeri", "<unk>"],
+}
 
 
-@pytest.fixture(scope="module", params=SHIPPED)
-def policy(request):
-    return build_policy(SMALL.model_copy(update={"tokenizer": request.param}), 0)
+@pytest.fixture(scope="module")
+def policies():
+    return {name: build_policy(SMALL.model_copy(update={"tokenizer": name}), 0) for name in SHIPPED}
+
+
+@pytest.fixture(scope="module")
+def policy(policies):
+    return policies["arithmetic"]
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +59,15 @@ def tiny(policy):
 # The tokenizers that rlx ships -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", EPISODES)
-def test_what_the_task_says_survives_the_tokenizer(tiny, text):
-    ids = tiny.encode(text)
-    assert tiny.read(ids)[0] == text
+def test_every_shipped_tokenizer_is_tried():
+    assert SHIPPED == sorted(EPISODES) == sorted(STRANGE)
+
+
+@pytest.mark.parametrize(("name", "text"), WORDS)
+def test_what_the_task_says_survives_the_tokenizer(policies, name, text):
+    dialogue = policies[name].dialogue
+    ids = dialogue.encode(text)
+    assert dialogue.read(ids)[0] == text
     assert len(ids) < len(text)
 
 
@@ -54,10 +77,12 @@ def test_any_sum_survives_the_tokenizer(tiny, a, b, op, tag):
     assert tiny.read(tiny.encode(text))[0] == text
 
 
-@pytest.mark.parametrize("text", EPISODES)
-def test_ends_are_cumulative_lengths(tiny, text):
-    ids = tiny.encode(text)
-    assert tiny.read(ids)[1] == tuple(len(tiny.read(ids[: n + 1])[0]) for n in range(len(ids)))
+@pytest.mark.parametrize(("name", "text"), WORDS)
+def test_ends_are_cumulative_lengths(policies, name, text):
+    dialogue = policies[name].dialogue
+    ids = dialogue.encode(text)
+    lengths = (len(dialogue.read(ids[: n + 1])[0]) for n in range(len(ids)))
+    assert dialogue.read(ids)[1] == tuple(lengths)
 
 
 def test_the_end_token_is_read_as_nothing(tiny):
@@ -67,10 +92,10 @@ def test_the_end_token_is_read_as_nothing(tiny):
     assert tiny.read(()) == ("", ())
 
 
-@pytest.mark.parametrize("text", ["é", "3 + x", "101", "<unk>"])
-def test_text_without_tokens_is_refused(tiny, text):
+@pytest.mark.parametrize(("name", "text"), [(n, t) for n, ts in STRANGE.items() for t in ts])
+def test_text_without_tokens_is_refused(policies, name, text):
     with pytest.raises(SpecError, match="no token for"):
-        tiny.encode(text)
+        policies[name].dialogue.encode(text)
 
 
 def test_a_turn_is_closed_exactly_once(tiny, policy):

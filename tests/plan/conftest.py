@@ -26,15 +26,29 @@ def plan():
 @pytest.fixture
 def guests(tmp_path, monkeypatch):
     """Rewards of another distribution, each wrong in a way of its own."""
-    info = tmp_path / "rlx_plan_guest-0.1.dist-info"
-    info.mkdir()
-    (tmp_path / "rlx_plan_guest.py").write_text(GUESTS)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-plan-guest\nVersion: 0.1\n")
     names = ("gives_nan", "raises", "hangs", "abstains")
     points = "".join(f"{name} = rlx_plan_guest:{name}\n" for name in names)
-    (info / "entry_points.txt").write_text(f"[rlx.rewards]\n{points}")
+    install(tmp_path, "guest", GUESTS, f"[rlx.rewards]\n{points}")
     monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
+
+
+@pytest.fixture
+def game(tmp_path, monkeypatch):
+    """An environment of another distribution, with tasks that have a script for it, or none."""
+    points = "[rlx.environments]\ngame = rlx_plan_game:Game\n[rlx.tasks]\n"
+    points += "silent = rlx_plan_game:Silent\nscripted = rlx_plan_game:Scripted\n"
+    install(tmp_path, "game", GAME, f"{points}[rlx.rewards]\neven = rlx_plan_game:even\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def install(folder, name, source, points):
+    """Writes a distribution of one module, without pip."""
+    info = folder / f"rlx_plan_{name}-0.1.dist-info"
+    info.mkdir()
+    (folder / f"rlx_plan_{name}.py").write_text(source)
+    about = f"Metadata-Version: 2.1\nName: rlx-plan-{name}\nVersion: 0.1\n"
+    (info / "METADATA").write_text(about)
+    (info / "entry_points.txt").write_text(points)
 
 
 GUESTS = '''
@@ -60,4 +74,71 @@ def hangs(sample):
 def abstains(sample):
     """Never says anything."""
     return None
+'''
+
+GAME = '''
+import time
+from typing import Literal
+from rlx.plugin import Environment, Plugin, Problem, Step, reward
+
+class Game(Environment):
+    """Says 7 until it was given an answer often enough."""
+
+    kinds = ("said", "silent")
+    how: Literal["well", "raises", "hangs", "nonsense"] = "well"
+    on: int = 2
+    answers: int = 2
+    words: int = 1
+
+    def reset(self, problem, seed):
+        if self.on == 0:
+            raise ValueError("no board")
+        return 0
+
+    def step(self, state, action):
+        if action.number == self.on and self.how != "well":
+            if self.how == "nonsense":
+                return "a step"
+            time.sleep(60 if self.how == "hangs" else 0)
+            raise ValueError("out of dice")
+        said = "answer" in action.spans
+        return Step(
+            kind="said" if said else "silent",
+            state=state + said,
+            observation="\\n".join(["7"] * self.words),
+            done=state + said == self.answers or (action.forced and said),
+        )
+
+class Silent(Plugin):
+    """Sums."""
+
+    def problem(self, split, index, seed):
+        return Problem(id=str(index), prompt=f"{index + 1}+1=", fields={"answer": str(index + 2)})
+
+    def demonstration(self, problem, seed):
+        raise NotImplementedError
+
+class Scripted(Silent):
+    """The same with a script, which says how often it was answered and what was shown last."""
+
+    fails_in: int = 0
+    lessons: bool = True
+
+    def lesson(self, index, seed):
+        if not self.lessons:
+            raise NotImplementedError
+        return self.problem("train", index, seed)
+
+    def act(self, problem, turns, observations, seed):
+        if len(turns) + 1 == self.fails_in:
+            raise KeyError("page")
+        if len(turns) != len(observations):
+            raise ValueError("what was said was not answered")
+        shown = observations[-1] if observations else "0"
+        return f"<think>{len(turns)}={shown}</think><answer>{seed % 10}</answer>"
+
+@reward
+def even(sample):
+    """1 for an even number."""
+    return float(sample.spans.get("answer", "1")[-1] in "02468")
 '''

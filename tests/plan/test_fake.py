@@ -40,7 +40,7 @@ def grown(name):
     parts = make_parts(read.spec.in_phase(read.spec.phases[-1]))
     speech, _ = speech_of(parts.spec)
     problems = problems_of(parts.spec, parts.task, 2).problems
-    session = FakeSession(Author(parts.plan, parts.task, speech), problems)
+    session = FakeSession(Author(parts.plan, parts.task, speech), problems, 2048)
     return parts, grow(parts.plan, problems, (1, 2), session, speech)
 
 

@@ -22,7 +22,7 @@ from rlx_plugins.rlcr import matches
 RECIPE = CountdownTask(
     numbers={2: 0.7, 3: 0.3}, number_range=(1, 20), target_range=(1, 99), operators="+-*"
 )
-TOKENIZER = Path(rlx.plugin.__file__).parent / "model" / "tokenizers" / "arithmetic.json"
+TOKENIZER = Path(rlx.plugin.__file__).parents[1] / "model" / "tokenizers" / "arithmetic.json"
 STEP = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
 
 

@@ -1,58 +1,28 @@
 """Growing trees with a sampler that is a hash and a tokenizer that is the character set."""
 
-import hashlib
-
 import hypothesis.strategies as st
 import pytest
+import speech
 from hypothesis import given, settings
+from speech import BEGIN, END, Characters
 
 from rlx.plugin import Problem
-from rlx.rollout import NO_PARENT, Completion, Request, find_spans, grow, plan
+from rlx.rollout import NO_PARENT, Request, find_spans, grow, plan
 from rlx.seeding import derive_seed
 from rlx.spec import Single, TurnSpec, TwoTurn
 
-BEGIN, END = 1, 0
 ANSWERS = ("<think>a</think><answer>1</answer>", "<answer>2</answer>", "nothing", "é</think>ü")
 CONFIDENCES = ("<confidence>0.5</confidence>", "hm</think><confidence>1</confidence>", "sure")
 
 
-class Characters:
-    """A `Dialogue` whose tokens are characters."""
-
-    def open(self, text, system=""):
-        return (BEGIN, *map(ord, system + text))
-
-    def reply(self, text, after):
-        return (*(() if after[-1] == END else (END,)), *map(ord, text))
-
-    def read(self, token_ids):
-        text = "".join(map(chr, token_ids)).removesuffix(chr(END))
-        return text, tuple(min(n, len(text)) for n in range(1, len(token_ids) + 1))
-
-
-class Hashing:
-    """A `Session` that answers from the context and the seed alone, and remembers requests."""
+class Hashing(speech.Hashing):
+    """Answers and confidences."""
 
     def __init__(self):
-        self.calls = []
+        super().__init__(ANSWERS)
 
-    def generate(self, requests, sampling):
-        self.calls.append((list(requests), sampling))
-        return [
-            tuple(self.complete(request.context, seed, sampling) for seed in request.seeds)
-            for request in requests
-        ]
-
-    def complete(self, context, seed, sampling):
-        digest = hashlib.sha256(repr((context, seed)).encode()).digest()
-        texts = CONFIDENCES if "confidence" in sampling.spans else ANSWERS
-        text = texts[digest[0] % len(texts)]
-        if digest[1] % 4 == 0:
-            return Completion(*self.tokens(text[:-2]), "length")
-        return Completion(*self.tokens(text + chr(END)), "stop")
-
-    def tokens(self, text):
-        return tuple(map(ord, text)), tuple(-n / 8 for n in range(len(text)))
+    def texts(self, sampling):
+        return CONFIDENCES if "confidence" in sampling.spans else ANSWERS
 
 
 def problem(name):

@@ -207,7 +207,8 @@ def test_a_record_of_every_estimator_holds(estimators, more, registry, capsys):
     assert said["steps"] == list(range(1, len(estimators) + 1))
     # 3 prompts and 3 filtered ones, 8 answers each with 4 rewards
     assert found["scores"]["checked"] == len(estimators) * 6 * 8 * 4
-    none = {"probe_scores"} | (set() if more == {} else {"equal_scores", "group_means"})
+    none = {"probe_scores", "attention", "observations"}
+    none |= set() if more == {} else {"equal_scores", "group_means", "turn_advantages"}
     assert {name for name, i in found.items() if not i["checked"]} == none
 
 
@@ -312,7 +313,9 @@ def test_a_run_that_finished_holds(copy, finished, capsys):
     assert found["bodies"]["checked"] == 4
     assert found["kl"]["checked"] == 0, "there is no reference"
     assert found["probe_scores"]["checked"] == 0, "nothing was probed"
-    assert all(found[name]["checked"] > 0 for name in found.keys() - {"kl", "probe_scores"})
+    of_environments = {"attention", "observations", "turn_advantages"}
+    nothing = {"kl", "probe_scores", *of_environments}
+    assert {name for name, i in found.items() if not i["checked"]} == nothing
     assert main(["check", run.id]) == 0
     shown = capsys.readouterr().out
     assert "all of it holds" in shown

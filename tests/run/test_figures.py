@@ -72,7 +72,9 @@ def figures(answers, *, faults=(), update=None, critic=None, mask=turn_spans):
         loss=LossSpec(),
         max_tokens={"answer": 4, "confidence": 1},
     )
-    return step_figures([tree], table, train, update, critic, SECONDS, "accuracy")
+    return step_figures(
+        [tree], table, train, update, critic, SECONDS, "accuracy", ("answer", "confidence")
+    )
 
 
 def centred(inputs):

@@ -76,6 +76,9 @@ def test_there_are_as_many_as_the_issue_names():
     assert {"DAPO", "Dr. GRPO", "GSPO", "BNPO", "CISPO"} <= names
 
 
+ASKED = ["evaluation.correct: exact", "rewards.turn: {}"]
+"""What an experiment with an environment cannot keep of the one that the page starts from."""
+
 NEEDS = {
     "use_kl_in_reward: true": ["estimator: {name: reinforce_plus_plus}"],
     "kl_adaptive": ["credit: {use_kl_in_reward: true}", "estimator: {name: reinforce_plus_plus}"],
@@ -83,6 +86,12 @@ NEEDS = {
     "critic: {}": ["estimator: {name: gae}"],
     "name: vineppo": ["monte_carlo: {samples: 4}"],
     "monte_carlo: {samples: 4}": ["estimator: {name: vineppo}"],
+    "schedule: environment": ["rewards.global.exact: {plugin: kg.exact_match}", *ASKED],
+    "forced_answer": [
+        "rollout: {schedule: environment, environment: {plugin: kg}}",
+        "rewards.global.exact: {plugin: kg.exact_match}",
+        *ASKED,
+    ],
     "two_turn": [
         "rollout: {confidence: {template: 'sure?', spans: [confidence]}}",
         "rewards.turn.brier: {plugin: rlcr.brier, turn: confidence, of: accuracy}",

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "kl": {"spec"},
     "loss": {"spec"},
     "step": {"batch", "mask", "credit", "kl", "loss", "spec"},
-    "model": {"spec", "plugin"},
+    "model": {"spec", "plugin", "rollout"},
     "sampler": {"spec", "rollout", "model"},
     "learner": {"spec", "batch", "kl", "loss", "model", "step"},
     "evaluation": {"spec", "plugin", "rollout", "reward", "sampler"},

@@ -7,6 +7,8 @@ from typing import ClassVar
 
 from rlx.plugin import (
     Demonstration,
+    Environment,
+    Episode,
     Estimator,
     Example,
     Mask,
@@ -14,6 +16,7 @@ from rlx.plugin import (
     Problem,
     Reward,
     Sample,
+    Step,
     reward,
 )
 
@@ -199,3 +202,103 @@ class Nowhere(Mask):
     """Names an implementation that is not there."""
 
     implementation = "nowhere:at_all"
+
+
+# Environments ------------------------------------------------------------------------------------
+
+
+class Echo(Environment):
+    """Ends with the turn that the problem names."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("say",)
+    examples: ClassVar[tuple[Episode, ...]] = (
+        Episode(
+            name="gold",
+            problem={"word": "stop"},
+            turns=("go", "go", "stop"),
+            kinds=("say", "say", "say"),
+            observations=("1", "2", "3"),
+        ),
+        Episode(name="poor", problem={"word": "stop"}, turns=("go",), kinds=("say",), done=False),
+    )
+
+    def reset(self, problem, seed):
+        return {"word": problem["word"], "turns": 0}
+
+    def step(self, state, action):
+        turns = state["turns"] + 1
+        return Step(
+            kind="say",
+            state={**state, "turns": turns},
+            observation=str(turns),
+            done=action.text == state["word"],
+        )
+
+
+class Wordless(Echo):
+    kinds: ClassVar[tuple[str, ...]] = ("say",)
+
+
+Wordless.__doc__ = None
+
+
+class Unnamed(Echo):
+    """Has a kind that it does not declare."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("shout",)
+
+
+class Boastful(Echo):
+    """Does not do what its examples say."""
+
+    def step(self, state, action):
+        step = super().step(state, action)
+        return Step(kind="say", state=step.state, observation=step.observation)
+
+
+class Careless(Echo):
+    """Counts in the state that it is given."""
+
+    def step(self, state, action):
+        state["turns"] += 1
+        step = super().step({**state, "turns": state["turns"] - 1}, action)
+        return Step(kind="say", state=state, observation=step.observation, done=step.done)
+
+
+class Drawn(Echo):
+    """Draws what it says."""
+
+    examples: ClassVar[tuple[Episode, ...]] = ()
+
+    def reset(self, problem, seed):
+        return None
+
+    def step(self, state, action):
+        return Step(kind="say", observation=f"{random.random()}")
+
+
+class Kept(Drawn):
+    """Counts all calls that there ever were."""
+
+    def step(self, state, action):
+        return Step(kind="say", observation=f"{next(CALLS)}")
+
+
+class Trusting(Echo):
+    """Believes that every turn says something."""
+
+    def step(self, state, action):
+        return super().step({**state, "first": action.text[0]}, action)
+
+
+class Shut(Echo):
+    """Gives a state that leaves no process."""
+
+    def reset(self, problem, seed):
+        return {**super().reset(problem, seed), "call": lambda: None}
+
+
+class Bare(Echo):
+    """Reads of its problem, and has no example."""
+
+    examples: ClassVar[tuple[Episode, ...]] = ()

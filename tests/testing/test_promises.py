@@ -17,11 +17,13 @@ from rlx.discovery import GROUPS, installed, load, make
 from rlx.plugin import Reward, Sample
 from rlx.spec import PluginUse
 from rlx.testing import (
+    check_environment,
     check_estimator,
     check_mask,
     check_reward,
     check_task,
     checks,
+    environment_checks,
     example_batch,
     mask_checks,
     reward_checks,
@@ -180,6 +182,40 @@ def test_good_tasks_break_none():
 def test_check_task_names_the_promise():
     with pytest.raises(AssertionError, match="keeps train and test apart: 50 with one id in both"):
         check_task(bad.Leaky)
+
+
+# Environments ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "promise", "says"),
+    [
+        (bad.Wordless, "says what it does", "has no docstring"),
+        (bad.Unnamed, "answers with steps", "gave a turn of kind 'say'; its kinds are shout"),
+        (bad.Shut, "answers with steps", "a state that is not of plain values"),
+        (bad.Bare, "answers with steps", "KeyError: 'word'; give it examples"),
+        (bad.Boastful, "keeps its examples", "'gold' does not end"),
+        (bad.Careless, "leaves states alone", "changed the state that it was given"),
+        (bad.Drawn, "answers the same again", "other steps the second time"),
+        (bad.Kept, "answers the same again", "other steps the second time"),
+        (bad.Trusting, "bears hostile text", "empty text: IndexError"),
+    ],
+)
+def test_a_bad_environment_breaks_the_right_promise(environment, promise, says):
+    with pytest.raises(AssertionError, match=says):
+        named(environment_checks(), promise)(environment)
+
+
+def test_a_good_environment_breaks_none():
+    check_environment(bad.Echo)
+    check_environment(bad.Echo())
+    check_environment(bad.Bare, [{"word": "?"}, {"word": "42"}])
+
+
+def test_an_environment_may_have_no_examples():
+    check = named(environment_checks([{"word": "42"}]), "keeps its examples")
+    with pytest.raises(SkipTest, match="it has none"):
+        check(bad.Bare)
 
 
 # Masks and estimators ----------------------------------------------------------------------------

@@ -8,7 +8,10 @@ from rlx_registry import EvaluationRecord, NotFound, Registry, RolloutIndex, Run
 
 __all__ = ["decimate", "rollouts", "run", "runs"]
 
-HEADLINES = ("rewards/accuracy/mean", "train/reward_answer", "train/reward", "train/loss")
+HEADLINES = (
+    *("rewards/accuracy/mean", "rewards/exact_match/mean"),
+    *("train/reward_answer", "train/reward", "train/loss"),
+)
 """Metrics that may stand for a whole run in the table; the first one that it has does."""
 
 FIGURES = {

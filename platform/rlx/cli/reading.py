@@ -19,6 +19,9 @@ from rlx_registry import STATUSES, BodyRecord, RolloutIndex, RunRecord, read_bod
 
 __all__ = ["logs", "mlflow", "runs", "samples", "status", "web"]
 
+SHOWN = 20
+"""Rows of a table, unless another limit is given."""
+
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 PORT = click.IntRange(1, 65535)
 
@@ -163,9 +166,21 @@ def _print_lines(text: str) -> None:
 @click.option("--step", type=click.IntRange(min=1), help="Of which step; the last one otherwise.")
 @click.option("--group", "tree", type=int, help="Only this prompt (see TREE).")
 @click.option("--sort", type=click.Choice(["tree", "reward", "advantage"]), default="tree")
-@click.option("-n", "--limit", type=click.IntRange(min=1), default=20, help="How many rows.")
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(min=1),
+    help=f"How many rows: {SHOWN}, or all with --export.",
+)
 @click.option("--credit", is_flag=True, help="Token by token: rewards, KL, advantages.")
 @click.option("--row", "numbers", type=int, multiple=True, help="With --credit: this row.")
+@click.option(
+    "--export",
+    "file",
+    type=click.Path(path_type=Path, allow_dash=True),
+    metavar="FILE",
+    help="Write the rows with all of their tokens as JSON Lines; `-` is stdout.",
+)
 @as_json
 @registry_option
 def samples(
@@ -173,15 +188,46 @@ def samples(
     step: int | None,
     tree: int | None,
     sort: str,
-    limit: int,
+    limit: int | None,
     credit: bool,
     numbers: tuple[int, ...],
+    file: Path | None,
     as_json: bool,
     url: str,
 ) -> None:
     """Show RUN's rollouts with rewards by component and advantage."""
     if numbers and not credit:
         raise SpecError("--row N shows a row token by token: add --credit")
+    if file is not None and (credit or as_json):
+        raise SpecError(
+            "--export writes every row with its tokens, as JSON Lines: drop --json and --credit"
+        )
+    found, at, rows, body = _recorded(run, step, url)
+    if tree is not None and not any(row.tree == tree for row in rows):
+        there = f"; it has 0 to {max(row.tree for row in rows)}" if rows else ""
+        raise SpecError(f"step {at} of {found.id} has no prompt {tree}{there}")
+    rows = [row for row in rows if tree is None or row.tree == tree]
+    if credit:
+        return _credit(found, at, body, {row.row for row in rows}, numbers, as_json)
+    if sort != "tree":
+        rows.sort(key=lambda row: -(getattr(row, sort) or 0.0))
+    else:
+        rows.sort(key=_tree_order)
+    if file is not None:
+        return _export(found, at, body, [row.row for row in rows[:limit]], file)
+    rows, count = rows[: limit or SHOWN], len(rows)
+    if as_json:
+        return _echo([_sample_json(found, at, row) for row in rows])
+    heads = ("ROW", "TREE", "TURN", "REWARD", "ADVANTAGE", "PARTS", "TEXT")
+    click.echo(f"{found.id} step {at}: {count} rows")
+    click.echo(columns([_sample_row(row) for row in rows], heads))
+    return None
+
+
+def _recorded(
+    run: str, step: int | None, url: str
+) -> tuple[RunRecord, int, list[RolloutIndex], BodyRecord]:
+    """A run, a step of it, the last one where none is named, and what is recorded of it."""
     with open_registry(url) as registry:
         found = registry.run(run)
         steps = registry.rollout_steps(found.id)
@@ -193,23 +239,27 @@ def samples(
                 f"{found.id} has no rollouts of step {at}; it has {steps[0]} to {steps[-1]}"
             )
         rows = registry.rollout_index(found.id, at)
-        body = registry.rollout_body(found.id, at) if credit else None
-    if tree is not None and not any(row.tree == tree for row in rows):
-        there = f"; it has 0 to {max(row.tree for row in rows)}" if rows else ""
-        raise SpecError(f"step {at} of {found.id} has no prompt {tree}{there}")
-    rows = [row for row in rows if tree is None or row.tree == tree]
-    if body is not None:
-        return _credit(found, at, body, {row.row for row in rows}, numbers, as_json)
-    if sort != "tree":
-        rows.sort(key=lambda row: -(getattr(row, sort) or 0.0))
-    else:
-        rows.sort(key=_tree_order)
-    if as_json:
-        return _echo([_sample_json(found, at, row) for row in rows[:limit]])
-    heads = ("ROW", "TREE", "TURN", "REWARD", "ADVANTAGE", "PARTS", "TEXT")
-    click.echo(f"{found.id} step {at}: {len(rows)} rows")
-    click.echo(columns([_sample_row(row) for row in rows[:limit]], heads))
-    return None
+        return found, at, rows, registry.rollout_body(found.id, at)
+
+
+def _export(run: RunRecord, step: int, body: BodyRecord, rows: Sequence[int], file: Path) -> None:
+    """Writes rows of a step, in order."""
+    from rlx.cli.export import json_lines
+    from rlx.record.stored import read_step
+    from rlx.run.paths import shown
+
+    if file.is_dir():
+        raise SpecError(f"--export {printable(str(file))} is a folder; name a file in it")
+    stored = read_step(read_body(folder_of(run).root / body.path, body.sha256))
+    about = {"run": run.id, "step": step, "phase": body.statistics["phase"]}
+    lines = json_lines(stored, rows, about)
+    if str(file) == "-":
+        for line in lines:
+            click.echo(line)
+        return
+    with file.open("w", encoding="ascii") as out:
+        out.writelines(f"{line}\n" for line in lines)
+    click.echo(f"{len(rows)} rows of step {step} of {run.id}: {printable(shown(file))}", err=True)
 
 
 def _credit(

@@ -145,4 +145,16 @@ def run_json(registry: Registry, run: RunRecord) -> dict[str, Any]:
             for label in ("before", "after")
             if label in evaluations
         },
+        "suites": _suites(registry, run),
     }
+
+
+def _suites(registry: Registry, run: RunRecord) -> dict[str, dict[str, Any]]:
+    """The last evaluation of each label on every held-out set, by the set; plain figures alone."""
+    suites: dict[str, dict[str, Any]] = {}
+    for e in registry.evaluations(run.id):
+        if not e.suite.startswith("probe/"):
+            kept = {k: e.metrics.get(k) for k in ("n", "accuracy", "rewards", "environment")}
+            told = {k: v for k, v in kept.items() if v is not None}
+            suites.setdefault(e.suite, {})[e.label] = told
+    return suites

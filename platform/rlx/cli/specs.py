@@ -161,6 +161,8 @@ def _plugin_defaults(plugins: Plugins) -> dict[str, Any]:
     """Every option of every plugin, at the path where YAML would give it."""
     rewards = {f"rewards.{s}.{name}": made for (s, name), made in plugins.rewards.items()}
     places = {"task": plugins.task, **rewards, "mask": plugins.mask, "estimator": plugins.estimator}
+    if plugins.environment is not None:
+        places["rollout.environment"] = plugins.environment
     return dict(o for place, plugin in places.items() for o in _options(place, plugin))
 
 

@@ -115,7 +115,7 @@ def _say_nothing_to_do(run: RunRecord, spec: Path, overrides: tuple[str, ...]) -
 def _say_started(run: RunRecord, read: ReadSpec) -> None:
     rewards = ", ".join(
         f"{name}×{use.weight:g}" if not name.startswith("_") else name
-        for name, use in read.spec.rewards.turn.items()
+        for name, use in (*read.spec.rewards.turn.items(), *read.spec.rewards.global_.items())
     )
     where = os.path.relpath(folder_of(run).root)
     click.echo(

@@ -1,6 +1,7 @@
 """What a finished run amounts to, on one screen."""
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -40,7 +41,11 @@ def summary(registry: Registry, run: RunRecord, console: Console) -> None:
     for stratum, figures in (after.get("by_stratum") or {}).items():
         earlier = (before.get("by_stratum") or {}).get(stratum, {})
         table.add_row(f"{stratum}: accuracy", *_cells(earlier.get("accuracy"), figures["accuracy"]))
-        table.add_row(f"{stratum}: AUROC", *_cells(earlier.get("auroc"), figures["auroc"]))
+        if "auroc" in figures:
+            table.add_row(f"{stratum}: AUROC", *_cells(earlier.get("auroc"), figures["auroc"]))
+    _others(registry, run, table)
+    if "environment" in after:
+        _in_environment(before, after, table)
     console.print(table)
     if after.get("brier") is not None:
         from rlx.evaluation.calibration import Calibration
@@ -51,6 +56,31 @@ def summary(registry: Registry, run: RunRecord, console: Console) -> None:
     _probes(registry, run, console)
     used = [e.payload or {} for e in registry.events(run.id) if e.kind == "resources"]
     _where(run, sum(float(u["cpu_seconds"]) for u in used), console)
+
+
+def _others(registry: Registry, run: RunRecord, table: Table) -> None:
+    """Accuracy on the other held-out sets, and greedily."""
+    suites: dict[str, dict[str, float]] = {}
+    for e in registry.evaluations(run.id):
+        if e.suite != "held_out" and not e.suite.startswith("probe/"):
+            suites.setdefault(e.suite, {})[e.label] = e.metrics["accuracy"]
+    for suite, accuracy in suites.items():
+        name, _, how = suite.removeprefix("held_out").partition(".")
+        label = " ".join(part for part in (name, how) if part)
+        table.add_row(
+            f"{label}: accuracy", *_cells(accuracy.get("before"), accuracy.get("after")), ""
+        )
+
+
+def _in_environment(before: Mapping[str, Any], after: Mapping[str, Any], table: Table) -> None:
+    """Rewards, and what the environment tells of turns; shares of words are left to the records."""
+    for section in ("rewards", "environment"):
+        earlier, later = before.get(section) or {}, after[section]
+        table.add_section()
+        for name in later:
+            if name.count("/") < 2:
+                label = name.removeprefix("info/").replace("_", " ").strip()
+                table.add_row(label, *_cells(earlier.get(name), later[name]), "")
 
 
 def _probes(registry: Registry, run: RunRecord, console: Console) -> None:

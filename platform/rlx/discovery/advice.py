@@ -28,8 +28,8 @@ def advice(spec: ExperimentSpec, estimator: Estimator, mask: Mask) -> Iterator[D
 
 def _spanless(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
     """Turns in which the mask finds no token to learn from, whatever the model writes."""
-    for turn in spec.rollout.turns:
-        bare = not getattr(spec.rollout, turn).spans
+    for turn, said in spec.rollout.turn_specs.items():
+        bare = not said.spans
         if isinstance(mask, TurnSpans) and mask.fallback == "none" and bare:
             yield _warning(
                 ("mask", "fallback"),

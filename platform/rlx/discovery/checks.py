@@ -9,14 +9,16 @@ from pydantic import ValidationError
 from pydantic_core import to_json
 
 from rlx.discovery.advice import advice
-from rlx.discovery.fit import misfits, unasked, under_profile, unspoilable
+from rlx.discovery.fit import beyond_own, misfits, unasked, under_profile, unheard, unspoilable
 from rlx.discovery.lookup import Kind, PluginFault, fault, find, fingerprint, load
 from rlx.discovery.streams import STREAMS, needed
-from rlx.plugin import Estimator, Mask, Plugin
+from rlx.plugin import Environment, Estimator, Mask, Plugin
 from rlx.spec import (
+    EnvironmentUse,
     EstimatorUse,
     ExperimentSpec,
     GlobalReward,
+    ManyTurn,
     MaskUse,
     PhaseSpec,
     PluginUse,
@@ -61,16 +63,22 @@ class Plugins:
     """The plugins of one experiment, with their options.
 
     Attributes:
+        variants: the task with the options of each of `evaluation.variants`.
+        environment: None where the schedule has none.
         rewards: by (scope, name), such as `("turn", "accuracy")`; the scope is "turn" or "global".
         provenance: one entry per plugin named, in the order of the spec.
+        named: those plugins, in the same order.
         warnings: what the author should know, none of which stops a run.
     """
 
     task: Plugin
+    variants: Mapping[str, Any]
+    environment: Environment | None
     rewards: Mapping[tuple[str, str], Plugin]
     mask: Mask
     estimator: Estimator
     provenance: tuple[Provenance, ...]
+    named: tuple[Plugin, ...]
     warnings: tuple[Diagnostic, ...]
 
 
@@ -131,6 +139,11 @@ def _uses(tree: Mapping[str, Any]) -> Iterator[_Use]:
     places: list[tuple[KeyPath, Kind, type[PluginUse], Any]] = [
         (("task",), "task", PluginUse, tree.get("task"))
     ]
+    places += ((path, "task", PluginUse, use) for path, use in _variants(tree))
+    rollout = tree.get("rollout")
+    if isinstance(rollout, dict) and rollout.get("schedule") == "environment":
+        use = rollout.get("environment")
+        places.append((("rollout", "environment"), "environment", EnvironmentUse, use))
     scopes: tuple[tuple[str, type[PluginUse]], ...] = (
         ("turn", TurnReward),
         ("global", GlobalReward),
@@ -147,6 +160,15 @@ def _uses(tree: Mapping[str, Any]) -> Iterator[_Use]:
         if isinstance(use, dict) and isinstance(_name(model, use), str):
             made = _use(path, kind, model, use)
             yield replace(made, profile=str(profile)) if kind == "estimator" else made
+
+
+def _variants(tree: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
+    """The task with other options, for each of the held-out sets that name some."""
+    task, evaluation = tree.get("task"), tree.get("evaluation")
+    named = evaluation.get("variants") if isinstance(evaluation, dict) else None
+    for name, changed in (named if isinstance(named, dict) else {}).items():
+        if isinstance(task, dict) and isinstance(changed, dict):
+            yield ("evaluation", "variants", name), {**task, **changed}
 
 
 def _made(use: _Use) -> Plugin | list[Diagnostic]:
@@ -272,15 +294,23 @@ def _one(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagnostic]]:
     if faults:
         return None, faults
     estimator = cast(Estimator, built["estimator",])
-    if faults := [*misfits(spec, estimator), *unspoilable(spec, built["task",])]:
+    environment = cast(Environment | None, built.get(("rollout", "environment")))
+    faults = [*misfits(spec, estimator), *unspoilable(spec, built["task",])]
+    faults += beyond_own(spec, cast(Mask, built["mask",]))
+    if environment is not None:
+        faults += unheard(spec, environment)
+    if faults:
         return None, faults
     rewards = {(str(p[1]), str(p[2])): made for p, made in built.items() if p[0] == "rewards"}
     plugins = Plugins(
         task=built["task",],
+        variants={str(p[-1]): made for p, made in built.items() if p[0] == "evaluation"},
+        environment=environment,
         rewards=rewards,
         mask=cast(Mask, built["mask",]),
         estimator=estimator,
         provenance=tuple(_provenance(use, plugin) for use, plugin in everyone),
+        named=tuple(plugin for _, plugin in everyone),
         warnings=tuple(advice(spec, estimator, cast(Mask, built["mask",]))),
     )
     return plugins, []
@@ -353,7 +383,8 @@ def _unmet(
             yield replace(fault(find(use.kind, use.name), what, (help_,)), path=path)
     needs = [(path, use.label, name) for path, use, name in wanted if name in STREAMS]
     if spec.model.warm_start is not None:
-        needs.append((("model", "warm_start"), "model.warm_start", "demonstrations"))
+        wanted_of_task = "lessons" if isinstance(spec.rollout, ManyTurn) else "demonstrations"
+        needs.append((("model", "warm_start"), "model.warm_start", wanted_of_task))
     for path, who, name in needs:
         stream = STREAMS[name]
         if task is not None and not stream.provided(spec, task):

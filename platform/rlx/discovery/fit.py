@@ -5,11 +5,21 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlx.plugin import Corrupts, Estimator, Plugin
-from rlx.spec import PROFILES, ExperimentSpec
-from rlx.spec.diagnostic import Diagnostic, KeyPath
+from rlx.plugin import Corrupts, Environment, Estimator, Mask, Plugin
+from rlx.spec import PROFILES, ExperimentSpec, ManyTurn
+from rlx.spec.diagnostic import Diagnostic, KeyPath, did_you_mean
+from rlx.spec.reward import EVERY_TURN
 
-__all__ = ["alone", "ignored", "misfits", "unasked", "under_profile", "unspoilable"]
+__all__ = [
+    "alone",
+    "beyond_own",
+    "ignored",
+    "misfits",
+    "unasked",
+    "under_profile",
+    "unheard",
+    "unspoilable",
+]
 
 
 def under_profile(cls: type[Plugin], options: Mapping[str, Any], profile: str) -> dict[str, Any]:
@@ -92,6 +102,36 @@ def unspoilable(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
         )
 
 
+def unheard(spec: ExperimentSpec, environment: Environment) -> Iterator[Diagnostic]:
+    """Rewards for kinds of turn that the environment never tells of."""
+    kinds = environment.kinds
+    for name, reward in spec.rewards.turn.items():
+        if reward.turn not in (*kinds, EVERY_TURN):
+            near = did_you_mean(reward.turn, kinds)
+            yield _conflict(
+                ("rewards", "turn", name, "turn"),
+                f"rewards.turn.{name}.turn is {reward.turn!r}, but turns of environment "
+                f"'{_environment_name(spec)}' are {', '.join(kinds)}",
+                f"did you mean '{near}'?" if near else f'or "{EVERY_TURN}": every turn',
+            )
+
+
+def _environment_name(spec: ExperimentSpec) -> str:
+    return spec.rollout.environment.plugin if isinstance(spec.rollout, ManyTurn) else ""
+
+
+def beyond_own(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
+    """A mask that lets an environment's tokens learn, whose log-probabilities nobody computes."""
+    learns = isinstance(spec.rollout, ManyTurn) and mask.reaches_beyond()
+    if learns and spec.loss.old_logprobs != "learner":
+        yield _conflict(
+            ("mask",),
+            f"mask strategy '{spec.mask.plugin}' lets the environment's tokens learn, and nobody "
+            "sampled them: their behaviour log-probabilities are not known",
+            "`loss.old_logprobs: learner` computes them",
+        )
+
+
 def alone(spec: ExperimentSpec) -> Iterator[tuple[str, str]]:
     """Kinds of turn of which one is sampled per group, and the key that says so.
 
@@ -99,8 +139,7 @@ def alone(spec: ExperimentSpec) -> Iterator[tuple[str, str]]:
     """
     if all(phase.set for phase in spec.phases):
         return
-    for turn in spec.rollout.turns:
-        key = f"num_generations_{turn}"
+    for turn, key in spec.rollout.counts.items():
         if getattr(spec.rollout, key) == 1:
             yield turn, key
 
@@ -135,7 +174,7 @@ def ignored(spec: ExperimentSpec, estimator: Estimator) -> Iterator[tuple[KeyPat
             f"credit.profile {credit.profile!r} says nothing of estimator "
             f"'{spec.estimator.plugin}': none of its options is one of the profile's",
         )
-    if spec.rollout.dynamic_sampling is not None and not estimator.compares("answer"):
+    if spec.rollout.dynamic_sampling is not None and not estimator.compares(spec.rollout.turns[0]):
         yield (
             ("rollout", "dynamic_sampling"),
             f"rollout.dynamic_sampling replaces trees whose scores agree, but estimator "

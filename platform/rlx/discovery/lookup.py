@@ -19,10 +19,19 @@ from typing import Any, Literal
 
 from rlx import __version__
 from rlx.errors import PluginError
-from rlx.plugin import API, Estimator, Mask, Plugin, Task
-from rlx.spec import EstimatorUse, GlobalReward, MaskUse, PluginUse, TurnReward
+from rlx.plugin import API, Environment, Estimator, Mask, Plugin, Task
+from rlx.plugin.environment import FAILED
+from rlx.spec import (
+    EnvironmentUse,
+    EstimatorUse,
+    GlobalReward,
+    MaskUse,
+    PluginUse,
+    TurnReward,
+)
 from rlx.spec.base import keys_of
 from rlx.spec.diagnostic import Diagnostic, did_you_mean, render
+from rlx.spec.reward import EVERY_TURN
 
 __all__ = [
     "GROUPS",
@@ -188,7 +197,7 @@ def _normal(distribution: str) -> str:
 
 _KEPT: Mapping[Kind, frozenset[str]] = {
     "task": frozenset(keys_of(PluginUse)),
-    "environment": frozenset(keys_of(PluginUse)),
+    "environment": frozenset(keys_of(EnvironmentUse)),
     "reward": frozenset((*keys_of(TurnReward), *keys_of(GlobalReward))),
     "estimator": frozenset(keys_of(EstimatorUse)),
     "mask": frozenset(keys_of(MaskUse)),
@@ -203,9 +212,16 @@ def _unfit(kind: Kind, offered: Any) -> str:
         return f"the entry point names a {type(offered).__name__}, not a class{hint}"
     if not issubclass(offered, Plugin):
         return f"{offered.__name__} does not derive from rlx.plugin.Plugin"
-    bases: dict[Kind, type] = {"estimator": Estimator, "mask": Mask, "task": Task}
+    bases: dict[Kind, type] = {
+        "environment": Environment,
+        "estimator": Estimator,
+        "mask": Mask,
+        "task": Task,
+    }
     if kind in bases and not issubclass(offered, bases[kind]):
         return f"{offered.__name__} is not an rlx.plugin.{bases[kind].__name__}"
+    if kind == "environment" and (wrong := _odd_kinds(offered)):
+        return wrong
     if kind == "reward" and not (hasattr(offered, "score") and hasattr(offered, "scope")):
         return f"{offered.__name__} has no `score` or no `scope`"
     if kept := sorted(_KEPT[kind] & set(keys_of(offered))):
@@ -213,6 +229,17 @@ def _unfit(kind: Kind, offered: Any) -> str:
     names_code = isinstance(getattr(offered, "implementation", None), str)
     if kind in ("estimator", "mask") and not names_code:
         return f"{offered.__name__} names no `implementation`"
+    return ""
+
+
+def _odd_kinds(environment: type[Plugin]) -> str:
+    """Why the kinds of turn of an environment will not do; empty when they will."""
+    kinds: Any = getattr(environment, "kinds", ())
+    name = environment.__name__
+    if isinstance(kinds, str) or not kinds or not all(isinstance(k, str) and k for k in kinds):
+        return f"{name} names no `kinds` of turn, as a tuple of words"
+    if taken := [k for k in (EVERY_TURN, FAILED) if k in kinds]:
+        return f"{name} calls a kind of turn '{taken[0]}', a word of rlx's own; rename it"
     return ""
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from rlx.plugin import Estimator, Plugin
-from rlx.spec import ExperimentSpec, Single
+from rlx.plugin import Estimator, Plugin, Rehearsed
+from rlx.spec import ExperimentSpec, ManyTurn, Single
 
 __all__ = ["STREAMS", "Stream", "needed"]
 
@@ -37,6 +37,14 @@ def _demonstrated(_: ExperimentSpec, task: Plugin) -> bool:
     return bool(getattr(task, "demonstrates", True))
 
 
+def _rehearsed(_: ExperimentSpec, task: Plugin) -> bool:
+    return isinstance(task, Rehearsed) and bool(getattr(task, "demonstrates", True))
+
+
+def _in_environment(spec: ExperimentSpec, _: Plugin) -> bool:
+    return isinstance(spec.rollout, ManyTurn)
+
+
 @dataclass(frozen=True, slots=True)
 class Stream:
     """Something that a run produces only where it is needed.
@@ -51,8 +59,6 @@ class Stream:
     help: str
     provided: Provided = _never
 
-
-_WITHOUT = "choose a plugin that does without: no experiment provides it yet"
 
 STREAMS: Mapping[str, Stream] = MappingProxyType(
     {
@@ -71,11 +77,21 @@ STREAMS: Mapping[str, Stream] = MappingProxyType(
             "`rollout.schedule: single` has them",
             _answers_alone,
         ),
-        "environment": Stream("a schedule with an environment", _WITHOUT),
+        "environment": Stream(
+            "a schedule with an environment",
+            "`rollout.schedule: environment` has one",
+            _in_environment,
+        ),
         "demonstrations": Stream(
             "the task",
             "choose a task that has demonstrations, or start without: model.warm_start: null",
             _demonstrated,
+        ),
+        "lessons": Stream(
+            "the task",
+            "choose a task that is rehearsed in the environment (a task of your own may be: "
+            "rlx.plugin.Rehearsed), or start without: model.warm_start: null",
+            _rehearsed,
         ),
     }
 )

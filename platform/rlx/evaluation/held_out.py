@@ -8,13 +8,14 @@ import numpy as np
 
 from rlx.evaluation.calibration import Calibration
 from rlx.reward import RewardTable
-from rlx.rollout import Level, RolloutPlan, RolloutTree
+from rlx.rollout import NO_PARENT, RolloutPlan, RolloutTree
 
 __all__ = [
     "HeldOut",
     "alike_share",
     "answered_once",
     "confidences",
+    "judged",
     "measure",
     "stated_confidence",
 ]
@@ -51,10 +52,16 @@ class HeldOut:
             "auroc": None,
             "rewards": dict(self.rewards),
         }
+        if self.confidence is None and (strata := sorted(set(self.strata) - {""})):
+            base["by_stratum"] = {stratum: self._of(stratum) for stratum in strata}
         if self.confidence is None:
             return base
         calibration = Calibration.measure(self.correct, self.confidence, self.strata)
         return {**base, **calibration.to_json(), "alike_share": self.alike}
+
+    def _of(self, stratum: str) -> dict[str, float]:
+        right = [c for c, s in zip(self.correct, self.strata, strict=True) if s == stratum]
+        return {"n": len(right), "accuracy": float(np.mean(right))}
 
     def payload(self) -> dict[str, Any]:
         """The pairs themselves, None for an unparsable confidence."""
@@ -70,13 +77,12 @@ class HeldOut:
 
 
 def answered_once(plan: RolloutPlan) -> RolloutPlan:
-    """The training schedule with one answer per problem.
+    """The training schedule with one answer, or rollout, per problem.
 
     Below it the schedule's own counts are kept, for the spread of confidences, of which the first
     counts as the answer's confidence.
     """
-    first, *below = plan.levels
-    return RolloutPlan((Level(first.kind, 1, first.turn), *below), plan.system)
+    return plan.sampled(1)
 
 
 def measure(trees: Sequence[RolloutTree], table: RewardTable, correct: str) -> HeldOut:
@@ -85,10 +91,10 @@ def measure(trees: Sequence[RolloutTree], table: RewardTable, correct: str) -> H
     Args:
         trees: grown from `answered_once`.
         table: scored by the experiment's own rewards, as in training.
-        correct: name of the turn reward that says whether an answer is correct.
+        correct: name of the reward that says whether an answer, or a whole rollout, is correct.
     """
-    places = [(t, tree.policy_segments[0]) for t, tree in enumerate(trees)]
-    answers = [table.turns[place][correct].raw for place in places]
+    places = [(t, next(iter(tree.policy_segments), NO_PARENT)) for t, tree in enumerate(trees)]
+    answers = [judged(table, trees[t], (t, s), correct) for t, s in places]
     stated = confidences(trees, table, places)
     asked = all(stated)
     return HeldOut(
@@ -101,9 +107,21 @@ def measure(trees: Sequence[RolloutTree], table: RewardTable, correct: str) -> H
     )
 
 
+def judged(
+    table: RewardTable, tree: RolloutTree, answer: tuple[int, int], correct: str
+) -> float | None:
+    """What the correctness reward says of an answer, or of the rollout that the turn is part of."""
+    own = table.turns.get(answer, {})
+    if correct in own:
+        return own[correct].raw
+    ends = (end for end in tree.rollouts if answer[1] in tree.turns(end))
+    entries = table.rollouts.get((answer[0], next(ends, -1)), {})
+    return entries[correct].raw if correct in entries else None
+
+
 def stated_confidence(table: RewardTable, place: tuple[int, int]) -> float:
     """The confidence that a reward read from a turn (its part `confidence`); nan where none did."""
-    for entry in table.turns[place].values():
+    for entry in table.turns.get(place, {}).values():
         if "confidence" in entry.parts:
             return float(entry.parts["confidence"])
     return float("nan")
@@ -127,11 +145,10 @@ def confidences(
     asked = False
     for t, tree in enumerate(trees):
         for s in tree.policy_segments:
-            if tree.segments[s].kind == "confidence":
+            *before, _ = tree.turns(s)
+            if tree.segments[s].kind == "confidence" and before:
                 asked = True
-                below.setdefault((t, tree.turns(s)[-2]), []).append(
-                    stated_confidence(table, (t, s))
-                )
+                below.setdefault((t, before[-1]), []).append(stated_confidence(table, (t, s)))
     if asked:
         return [below[place] for place in answers]
     own = [stated_confidence(table, place) for place in answers]
@@ -153,7 +170,7 @@ def alike_share(stated: Sequence[Sequence[float]]) -> float | None:
 
 def _means(table: RewardTable) -> dict[str, float]:
     values: dict[str, list[float]] = {}
-    for entries in table.turns.values():
+    for entries in (*table.turns.values(), *table.rollouts.values()):
         for entry in entries.values():
             if entry.raw is not None:
                 values.setdefault(entry.name, []).append(entry.raw)

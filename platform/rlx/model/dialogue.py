@@ -7,6 +7,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from rlx.errors import SpecError
+from rlx.rollout import Shown
 
 __all__ = ["ChatDialogue", "ModelDialogue", "PlainDialogue"]
 
@@ -20,6 +21,8 @@ class _Speech:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._pieces: dict[int, str] = {}
+        named = tokenizer.added_tokens_decoder.values()
+        self._control = [token.content for token in named if token.special]
         self.end_ids = tuple(end_ids)
 
     def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
@@ -47,6 +50,16 @@ class _Speech:
                 "model"
             )
         return tuple(ids)
+
+    def observed(self, text: str, after: Sequence[int], *, inline: bool) -> Shown:
+        """See `rlx.rollout.Dialogue`. Names of control tokens are broken up by a blank."""
+        for token in self._control:
+            text = text.replace(token, f"{token[0]} {token[1:]}")
+        return Shown(text, self.encode(text) if inline else self.reply(text, after))
+
+    def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
+        """See `rlx.rollout.Dialogue`."""
+        raise NotImplementedError
 
     def piece(self, token: int) -> str:
         """What a token decodes to on its own, special tokens by their names."""

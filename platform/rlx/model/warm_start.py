@@ -8,8 +8,9 @@ import hashlib
 import json
 import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,10 +18,10 @@ from torch import Tensor
 from rlx import __version__
 from rlx.model.build import Policy
 from rlx.model.dialogue import ModelDialogue
+from rlx.model.episodes import Stage
 from rlx.model.files import fingerprint
-from rlx.plugin import Task
-from rlx.seeding import derive_seed
-from rlx.spec import ExperimentSpec, Pretrained, WarmStart
+from rlx.plugin import Environment, Plugin, Task
+from rlx.spec import ExperimentSpec, ManyTurn, Pretrained, WarmStart
 
 __all__ = ["warm_started"]
 
@@ -32,7 +33,12 @@ WEIGHTS = "model.safetensors"
 
 
 def warm_started(
-    policy: Policy, spec: ExperimentSpec, task: Task, cache: Path, progress: Progress
+    policy: Policy,
+    spec: ExperimentSpec,
+    task: Task,
+    cache: Path,
+    progress: Progress,
+    environment: Environment | None = None,
 ) -> Path | None:
     """Trains `policy` on the task's demonstrations, or loads the same result from the cache.
 
@@ -45,6 +51,7 @@ def warm_started(
         task: where demonstrations come from.
         cache: folder of earlier results.
         progress: told about every step.
+        environment: what answers the demonstrations' turns; None where nothing does.
 
     Returns:
         The folder of the cached result, or None without a warm start.
@@ -52,9 +59,10 @@ def warm_started(
     warm = spec.model.warm_start
     if warm is None:
         return None
-    folder = cache / _digest(spec)
+    stage = Stage(spec, task, environment)
+    folder = cache / _digest(stage)
     if not (folder / WEIGHTS).exists():
-        _train(policy, spec, warm, task, progress)
+        _train(policy, warm, stage, progress)
         _keep(policy, folder)
     kept = type(policy.model).from_pretrained(folder, dtype=torch.float32)
     policy.model.load_state_dict(kept.state_dict())
@@ -74,10 +82,16 @@ def _keep(policy: Policy, folder: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _digest(spec: ExperimentSpec) -> str:
+def _digest(stage: Stage) -> str:
+    spec = stage.spec
     said = spec.resolved()
-    turns = {name: said["rollout"][name]["template"] for name in spec.rollout.turns}
+    plugins = [p for p in (stage.task, stage.environment) if isinstance(p, Plugin)]
+    turns: dict[str, Any] = {n: t.template for n, t in spec.rollout.turn_specs.items()}
     turns["system"] = spec.rollout.system
+    if isinstance(spec.rollout, ManyTurn):
+        keys = ("environment", "max_turns", "forced_answer", "observation")
+        turns["environment"] = {key: said["rollout"][key] for key in keys}
+        turns["environment"] |= {key: said["rollout"]["turn"][key] for key in ("stop", "spans")}
     decides = {
         "rlx": __version__,
         "torch": torch.__version__,
@@ -85,14 +99,13 @@ def _digest(spec: ExperimentSpec) -> str:
         "model": said["model"],
         "files": fingerprint(spec.model) if isinstance(spec.model, Pretrained) else None,
         "task": said["task"],
+        "data": [dict(plugin.data()) for plugin in plugins],
         "templates": turns,
     }
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:20]
 
 
-def _train(
-    policy: Policy, spec: ExperimentSpec, warm: WarmStart, task: Task, progress: Progress
-) -> None:
+def _train(policy: Policy, warm: WarmStart, stage: Stage, progress: Progress) -> None:
     model = policy.model.eval()  # dropout would draw from a global stream
     optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -103,7 +116,7 @@ def _train(
     for step in range(warm.steps):
         for group in optimizer.param_groups:
             group["lr"] = warm.learning_rate * _schedule(step, warm)
-        ids, labels = _demonstrations(policy.dialogue, spec, task, warm, step)
+        ids, labels = _demonstrations(policy.dialogue, stage, warm, step)
         logits = model(input_ids=ids).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(
             logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
@@ -125,37 +138,18 @@ def _schedule(step: int, warm: WarmStart) -> float:
 
 
 def _demonstrations(
-    dialogue: ModelDialogue, spec: ExperimentSpec, task: Task, warm: WarmStart, step: int
+    dialogue: ModelDialogue, stage: Stage, warm: WarmStart, step: int
 ) -> tuple[Tensor, Tensor]:
-    """`[B, T]` token ids and labels of one batch; prompts are not learned."""
+    """`[B, T]` token ids and labels of one batch; what others write is not learned."""
     rows = [
-        _episode(dialogue, spec, task, index)
+        stage.episode(dialogue, index)
         for index in range(step * warm.batch_size, (step + 1) * warm.batch_size)
     ]
-    length = max(len(ids) for ids, _ in rows)
+    length = max(len(episode.token_ids) for episode in rows)
     ids = torch.zeros(len(rows), length, dtype=torch.int64)
     labels = torch.full((len(rows), length), IGNORED)
-    for row, (tokens, learned) in enumerate(rows):
-        ids[row, : len(tokens)] = torch.tensor(tokens)
-        labels[row, : len(learned)] = torch.tensor(learned)
-    return ids, labels
-
-
-def _episode(
-    dialogue: ModelDialogue, spec: ExperimentSpec, task: Task, index: int
-) -> tuple[Sequence[int], Sequence[int]]:
-    seed = derive_seed(spec.seed, "demonstration", index)
-    problem = task.problem("train", index, derive_seed(spec.seed, "warm start"))
-    ids: list[int] = []
-    labels: list[int] = []
-    turn: tuple[int, ...] = ()
-    for kind, text in zip(
-        spec.rollout.turns, task.demonstration(problem, seed).turns, strict=False
-    ):
-        shown = getattr(spec.rollout, kind).template.replace("{prompt}", problem.prompt)
-        system = problem.system or spec.rollout.system
-        opening = dialogue.reply(shown, turn) if ids else dialogue.open(shown, system)
-        turn = (*dialogue.encode(text), dialogue.end_ids[0])
-        ids += [*opening, *turn]
-        labels += [*[IGNORED] * len(opening), *turn]
+    for row, episode in enumerate(rows):
+        tokens = torch.tensor(episode.token_ids)
+        ids[row, : len(tokens)] = tokens
+        labels[row, : len(tokens)] = tokens.where(torch.tensor(episode.is_own), IGNORED)
     return ids, labels

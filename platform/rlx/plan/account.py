@@ -5,6 +5,7 @@ One type for rollouts that were made up and for rollouts that a run has stored.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -23,8 +24,11 @@ __all__ = [
     "Pieces",
     "RowAccount",
     "Rows",
+    "Stretch",
     "TokenLine",
+    "Turn",
     "components",
+    "family",
     "pieces_of",
 ]
 
@@ -93,6 +97,37 @@ class Given:
     counts: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn of a row.
+
+    Attributes:
+        number: in the rollout, from 1.
+        kind: what it was.
+        advantage: mean over its tokens that learn; 0 without any.
+    """
+
+    number: int
+    kind: str
+    finish_reason: str
+    advantage: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Tokens of a row that belong together.
+
+    Attributes:
+        kind: of the turn that they are; "environment" for what it was answered.
+        number: of the turn; None for others.
+        tokens: at least one.
+    """
+
+    kind: str
+    number: int | None
+    tokens: tuple[TokenLine, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowAccount:
     """One row, token by token.
@@ -107,6 +142,7 @@ class RowAccount:
         score: mean(turn) + Σ global.
         lost: reward that lies on no token; None where that was not kept.
         finish_reason: of its last turn.
+        turns: its own, in order; with an environment there may be several.
         context: what the model saw before.
         rewards: named, of every turn of the row and of the whole.
         tokens: from the row's first own token to its end.
@@ -122,6 +158,7 @@ class RowAccount:
     score: float | None
     lost: float | None
     finish_reason: str
+    turns: tuple[Turn, ...]
     context: tuple[Context, ...]
     rewards: tuple[Given, ...]
     tokens: tuple[TokenLine, ...]
@@ -129,13 +166,34 @@ class RowAccount:
     @property
     def advantage(self) -> float:
         """Mean over the tokens that learn; 0 without any."""
-        learned = [t.advantage for t in self.tokens if t.learns]
-        return sum(learned) / len(learned) if learned else 0.0
+        return _mean_advantage(self.tokens)
 
     @property
     def gradient_weight(self) -> float:
         """Σ weight · |advantage|: how much of the step's first gradient the row can claim."""
         return sum(abs(t.weight * t.advantage) for t in self.tokens)
+
+    @property
+    def stretches(self) -> tuple[Stretch, ...]:
+        """All of its tokens, turn by turn."""
+        kinds = {turn.number: turn.kind for turn in self.turns}
+        cut = [(number, tuple(lines)) for number, lines in groupby(self.tokens, lambda t: t.turn)]
+        return tuple(
+            Stretch(lines[0].author if number is None else kinds[number], number, lines)
+            for number, lines in cut
+        )
+
+
+def _mean_advantage(tokens: Sequence[TokenLine]) -> float:
+    learned = [t.advantage for t in tokens if t.learns]
+    return sum(learned) / len(learned) if learned else 0.0
+
+
+def family(rows: Sequence[Row] | Sequence[RowAccount]) -> str:
+    """What rows that may be compared are called: by the kind of their turns, or rollouts."""
+    kinds = {row.kind for row in rows}
+    alone = all(len(row.turns) == 1 for row in rows)
+    return kinds.pop() if alone and len(kinds) == 1 else "rollout"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -171,6 +229,11 @@ class Rows:
             Context(s.author, s.kind, len(s.token_ids), s.text or "".join(pieces(s.token_ids)))
             for s in (tree.segments[i] for i in path[:first])
         )
+        lines = tuple(self._lines(number, path[first:], pieces))
+        turns = []
+        for turn in (tree.segments[i] for i in row.turns):
+            advantage = _mean_advantage([line for line in lines if line.turn == turn.turn])
+            turns.append(Turn(turn.turn, turn.kind, turn.finish_reason, advantage))
         return RowAccount(
             row=number,
             parent=self._parent(row),
@@ -182,9 +245,10 @@ class Rows:
             score=self.table.total_score(row.tree, row.turns),
             lost=None if self.lost is None else float(self.lost[number]),
             finish_reason=tree.segments[row.segment].finish_reason,
+            turns=tuple(turns),
             context=context,
             rewards=tuple(_given(row, tree, self.table)),
-            tokens=tuple(self._lines(number, path[first:], pieces)),
+            tokens=lines,
         )
 
     def _parent(self, row: Row) -> int | None:
@@ -240,8 +304,7 @@ def pieces_of(speech: Speech | None) -> Pieces:
 
     def pieces(ids: Sequence[int]) -> list[str]:
         text, ends = speech.read(ids)
-        starts = (0, *ends[:-1])
-        parts = [text[a:b] for a, b in zip(starts, ends, strict=True)]
+        parts = [text[a:b] for a, b in zip((0, *ends), ends, strict=False)]
         return [part or speech.piece(token) for part, token in zip(parts, ids, strict=True)]
 
     return pieces

@@ -1,17 +1,16 @@
 """How many tokens and how much memory a step takes: counted where it can be, else estimated."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
-from typing import Any
 
+from rlx.plan.shape import Shape
 from rlx.plan.trial import Trial
-from rlx.rollout import NO_PARENT
+from rlx.rollout import NO_PARENT, Talk
 from rlx.run.parts import Parts
-from rlx.spec import ExperimentSpec, Lora, ModelSpec, Tiny
+from rlx.spec import ExperimentSpec
 
-__all__ = ["LevelTokens", "Memory", "Shape", "TokenBudget", "memory", "shape_of", "token_budget"]
+__all__ = ["LevelTokens", "Memory", "TokenBudget", "memory", "token_budget"]
 
 
 # Tokens ------------------------------------------------------------------------------------------
@@ -19,12 +18,12 @@ __all__ = ["LevelTokens", "Memory", "Shape", "TokenBudget", "memory", "shape_of"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelTokens:
-    """One kind of turn in a step.
+    """One kind of turn in a step, or with an environment one number of turn.
 
     Attributes:
         kind: of turn.
-        turns: sampled per step.
-        openings: prompts or questions that open them, per step.
+        turns: sampled per step; with an environment as many as the made-up rollouts have of it.
+        openings: prompts, questions or observations that open them, per step.
         opening: tokens of one of those, on average.
         made_up: tokens of a made-up turn, on average.
         at_most: `max_new_tokens`.
@@ -54,31 +53,72 @@ class TokenBudget:
     rows: tuple[float, float]
     shared: tuple[float, float]
 
+    @property
+    def longest(self) -> float:
+        """Of a dialogue, its turns as long as can be and what opens them as made up."""
+        return sum(level.opening + level.at_most for level in self.levels)
+
 
 def token_budget(trial: Trial) -> TokenBudget:
-    """The tokens of a step: with lengths as made up, and with turns as long as can be."""
-    levels, above = [], trial.parts.spec.rollout.prompts_per_step
+    """The tokens of a step: with lengths as made up, and with turns as long as can be.
+
+    Observations are as long as the made-up rollouts were shown.
+    """
+    parts, talk = trial.parts, trial.parts.plan.talk
+    if talk is None:
+        return _drawn(_summed(tuple(_levels(trial))), parts)
+    levels = tuple(_conversation(trial, talk))
+    return _drawn(_chained(levels, levels[0].openings * talk.count), parts)
+
+
+def _levels(trial: Trial) -> Iterator[LevelTokens]:
+    above = trial.parts.spec.rollout.prompts_per_step
     for number, level in enumerate(trial.parts.plan.levels, start=1):
-        segments = [s for tree in trial.trees for s in tree.segments]
-        turns = [len(s.token_ids) for s in segments if s.turn == number]
-        opening = [
-            len(tree.segments[s.parent].token_ids)
-            for tree in trial.trees
-            for s in tree.segments
-            if s.turn == number and s.parent != NO_PARENT
-        ]
-        levels.append(
-            LevelTokens(
-                kind=level.kind,
-                turns=above * level.count,
-                openings=above,
-                opening=mean(opening),
-                made_up=mean(turns),
-                at_most=level.turn.max_new_tokens,
-            )
+        openings, turns = _lengths(trial, number)
+        yield LevelTokens(
+            kind=level.kind,
+            turns=above * level.count,
+            openings=above,
+            opening=mean(openings),
+            made_up=mean(turns),
+            at_most=level.turn.max_new_tokens,
         )
         above *= level.count
-    return _drawn(_summed(tuple(levels)), trial.parts)
+
+
+def _conversation(trial: Trial, talk: Talk) -> Iterator[LevelTokens]:
+    """The turns of a rollout, first to last."""
+    prompts = trial.parts.spec.rollout.prompts_per_step
+    observations = [n for k in range(2, talk.last + 1) for n in _lengths(trial, k)[0]]
+    for number in range(1, talk.last + 1):
+        openings, turns = _lengths(trial, number)
+        if number == 1:
+            openings = [len(tree.segments[0].token_ids) for tree in trial.trees]
+        rollouts = round(prompts * len(turns) / len(trial.trees))
+        yield LevelTokens(
+            kind=f"turn {number}" if number <= talk.max_turns else "forced answer",
+            turns=rollouts,
+            openings=prompts if number == 1 else rollouts,
+            opening=_mean(openings or observations),
+            made_up=_mean(turns),
+            at_most=talk.sampling(number).max_new_tokens,
+        )
+
+
+def _lengths(trial: Trial, number: int) -> tuple[list[int], list[int]]:
+    """Tokens of what opens each of the made-up turns of a number, and of the turns."""
+    pairs = [
+        (len(tree.segments[s.parent].token_ids), len(s.token_ids))
+        for tree in trial.trees
+        for s in tree.segments
+        if s.turn == number and s.parent != NO_PARENT
+    ]
+    return [opening for opening, _ in pairs], [turn for _, turn in pairs]
+
+
+def _mean(lengths: Sequence[int]) -> float:
+    """0 where nothing got that far."""
+    return mean(lengths) if lengths else 0.0
 
 
 def _drawn(budget: TokenBudget, parts: Parts) -> TokenBudget:
@@ -106,97 +146,24 @@ def _summed(levels: tuple[LevelTokens, ...]) -> TokenBudget:
     return TokenBudget(levels=levels, **{name: (a, b) for name, (a, b) in pairs.items()})
 
 
-# Memory ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """The dimensions of a decoder of the Llama kind.
-
-    Attributes:
-        tied: the output embedding is the input's.
-        small: a layer's biases, and norms within its heads.
-    """
-
-    vocabulary: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    tied: bool
-    small: int = 0
-
-    @property
-    def linears(self) -> dict[str, tuple[int, int]]:
-        """(in, out) of a layer's matrices."""
-        wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return {
-            "q_proj": (self.hidden, wide),
-            "k_proj": (self.hidden, narrow),
-            "v_proj": (self.hidden, narrow),
-            "o_proj": (wide, self.hidden),
-            "gate_proj": (self.hidden, self.intermediate),
-            "up_proj": (self.hidden, self.intermediate),
-            "down_proj": (self.intermediate, self.hidden),
-        }
-
-    @property
-    def parameters(self) -> int:
-        """Weights of embeddings, matrices, norms and biases."""
-        layer = sum(a * b for a, b in self.linears.values()) + 2 * self.hidden + self.small
-        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        return embeddings + self.layers * layer + self.hidden
-
-    def adapters(self, lora: Lora) -> int:
-        """Weights of low-rank adapters."""
-        every = "all-linear" in lora.targets
-        chosen = [d for name, d in self.linears.items() if every or name in lora.targets]
-        return self.layers * sum(lora.rank * (a + b) for a, b in chosen)
-
-
-def shape_of(spec: ModelSpec) -> Shape | None:
-    """The model's dimensions; None where its configuration is not here, or of another kind."""
-    from rlx.model.tokenizer import files_at_hand, tiny_tokenizer
-
-    if isinstance(spec, Tiny):
-        return Shape(
-            vocabulary=len(tiny_tokenizer(spec)),
-            hidden=spec.hidden_size,
-            layers=spec.layers,
-            heads=spec.heads,
-            kv_heads=spec.kv_heads,
-            head_dim=spec.head_dim,
-            intermediate=spec.intermediate_size,
-            tied=True,
-            small=2 * spec.head_dim,
-        )
-    folder = files_at_hand(spec)
-    if folder is None:
-        return None
-    try:
-        return _configured(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _configured(config: Mapping[str, Any]) -> Shape:
-    heads, kind = config["num_attention_heads"], config["model_type"]
-    kv_heads = config.get("num_key_value_heads") or heads
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    small = {"qwen3": 2 * head_dim, "qwen2": (heads + 2 * kv_heads) * head_dim}
-    return Shape(
-        vocabulary=config["vocab_size"],
-        hidden=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        intermediate=config["intermediate_size"],
-        tied=bool(config.get("tie_word_embeddings", False)),
-        small=small.get(kind, 0),
+def _chained(levels: tuple[LevelTokens, ...], rollouts: int) -> TokenBudget:
+    """Of rollouts that are one row each; at most, all of them have every turn."""
+    first, *later = levels
+    made_up = sum(level.turns * level.made_up for level in levels)
+    seen = sum(level.turns * level.opening for level in later)
+    longest = sum(level.at_most for level in levels)
+    shown = sum(level.opening for level in later)
+    each, once = rollouts * first.opening, first.openings * first.opening
+    written, most = made_up + seen, rollouts * (longest + shown)
+    return TokenBudget(
+        levels=levels,
+        sampled=(made_up, rollouts * longest),
+        rows=(each + written, each + most),
+        shared=(once + written, once + most),
     )
+
+
+# Memory ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +236,7 @@ def _activations(trial: Trial, shape: Shape, width: int, tokens: int) -> dict[st
 
 def _cache(spec: ExperimentSpec, shape: Shape, tokens: TokenBudget, width: int) -> int:
     """Keys and values of the rows that are decoded together, all as long as they can be."""
-    last = tokens.levels[-1]
-    rows = min(spec.sampler.max_rows, -(-last.turns // spec.runner.ranks))
-    length = sum(level.opening + level.at_most for level in tokens.levels)
+    most = max(level.turns for level in tokens.levels)
+    rows = min(spec.sampler.max_rows, -(-most // spec.runner.ranks))
+    length = min(tokens.longest, shape.positions or tokens.longest)
     return int(rows * length) * shape.layers * 2 * shape.kv_heads * shape.head_dim * width

@@ -16,7 +16,7 @@ from rlx.rollout import Completion, Request, RolloutPlan
 from rlx.seeding import derive_seed
 from rlx.spec import TurnSpec
 
-__all__ = ["Author", "FakeSession", "truths"]
+__all__ = ["ROLES", "Author", "FakeSession", "Role", "truths"]
 
 Role = Literal["good", "poor", "untagged", "cut", "twin", "any"]
 
@@ -74,9 +74,8 @@ class Author:
             seeds: one per response.
             number: of the context; where each has one response, every other one is poor.
         """
-        rng = random.Random(seeds[0])
         turn = self.plan.levels[level].turn
-        tenths = rng.sample(range(1, 10), 9)
+        tenths = random.Random(seeds[0]).sample(range(1, 10), 9)
         written: list[Completion] = []
         for place, seed in enumerate(seeds):
             at = place if len(seeds) > 1 else number % 2
@@ -85,30 +84,40 @@ class Author:
                 written.append(written[0])
                 continue
             confidence = f"0.{tenths[place % len(tenths)]}"
-            text = self._text(problem, level, seed, role, confidence)
+            text = self.text(problem, level, seed, role, confidence)
             if role == "untagged":
                 text = TAG.sub("\n", text).strip() or text
-            written.append(self._completion(text, turn, cut=role == "cut", seed=seed))
+            written.append(self.completion(text, turn, cut=role == "cut", seed=seed))
         return tuple(written)
 
-    def _text(self, problem: Problem, level: int, seed: int, role: Role, confidence: str) -> str:
-        """A demonstration of the task where one fits, else the turn's spans filled in."""
-        turn = self.plan.levels[level].turn
-        known = truths(problem.fields) if level == 0 else []
+    def text(self, problem: Problem, number: int, seed: int, role: Role, confidence: str) -> str:
+        """A demonstration of the task where one fits, else the turn's spans filled in.
+
+        Args:
+            problem: what is asked.
+            number: of the turn, from 0.
+            seed: decides the demonstration.
+            role: what is wanted; whoever calls takes tags away, or cuts.
+            confidence: what the turn states, where it states one.
+        """
+        talk = self.plan.talk
+        turn = self.plan.levels[number].turn if talk is None else talk.sampling(number + 1)
+        answers = number == 0 or talk is not None
+        known = truths(problem.fields) if answers else []
         poor = role == "poor"
-        spans = self._spans(known, level, poor, confidence)
-        shown = self._demonstrations(problem, level, seed)
+        spans = _spans(turn, known, poor, confidence)
+        shown = self._demonstrations(problem, number, seed)
         loose = role == "any" or not known
         text = next((t for t in shown if loose or _is_right(t, known) != poor), None)
         if text is None:
             said = _altered(known[0]) if known and poor else (known or ["42"])[0]
-            bare = said if level == 0 else confidence
+            bare = said if answers else confidence
             return writable(self.speech, "\n".join(_tagged(*pair) for pair in spans) or bare)
         text = CONFIDENCE.sub(f"<confidence>{confidence}</confidence>", text)
         whole = writable(self.speech, _completed(text, spans))
         return whole if len(self.speech.encode(whole)) < turn.max_new_tokens else text
 
-    def _demonstrations(self, problem: Problem, level: int, seed: int) -> Iterator[str]:
+    def _demonstrations(self, problem: Problem, number: int, seed: int) -> Iterator[str]:
         """What the task shows of this turn, good and poor, none twice."""
         if not getattr(self.task, "demonstrates", True):
             return
@@ -118,25 +127,12 @@ class Author:
                 turns = self.task.demonstration(problem, derive_seed(seed, draw)).turns
             except Exception:  # noqa: BLE001  (a problem that stands in may be none of the task's)
                 return
-            if level < len(turns) and turns[level] not in seen:
-                seen.add(turns[level])
-                yield turns[level]
+            if number < len(turns) and turns[number] not in seen:
+                seen.add(turns[number])
+                yield turns[number]
 
-    def _spans(
-        self, known: Sequence[str], level: int, poor: bool, confidence: str
-    ) -> list[tuple[str, str]]:
-        """Every span that the turn declares, with something to stand in it."""
-        right = known[0] if known else "42"
-        said = _altered(right) if poor else right
-        spans = self.plan.levels[level].turn.spans
-        contents = dict.fromkeys(spans, f"Let me see: {said}")
-        stated = [name for name in spans if name not in ("think", "analysis", "confidence")]
-        contents |= dict.fromkeys(stated[-1:], said)
-        contents |= {name: confidence for name in spans if name == "confidence"}
-        return list(contents.items())
-
-    def _completion(self, text: str, turn: TurnSpec, *, cut: bool, seed: int) -> Completion:
-        """The tokens of a text, ended as the turn's settings would end it."""
+    def completion(self, text: str, turn: TurnSpec, *, cut: bool, seed: int) -> Completion:
+        """The tokens of a text, ended as the turn's settings would end it, or cut in the middle."""
         stops = [at + len(stop) for stop in turn.stop if (at := text.find(stop)) >= 0]
         ids = self.speech.encode(text[: min(stops)] if stops else text)
         if not stops:
@@ -147,6 +143,19 @@ class Author:
         kept = ids[:budget]
         logprobs = tuple(-rng.expovariate(3.0) for _ in kept)
         return Completion(kept, logprobs, "stop" if is_whole else "length")
+
+
+def _spans(
+    turn: TurnSpec, known: Sequence[str], poor: bool, confidence: str
+) -> list[tuple[str, str]]:
+    """Every span that a turn declares, with something to stand in it."""
+    right = known[0] if known else "42"
+    said = _altered(right) if poor else right
+    contents = dict.fromkeys(turn.spans, f"Let me see: {said}")
+    stated = [name for name in turn.spans if name not in ("think", "analysis", "confidence")]
+    contents |= dict.fromkeys(stated[-1:], said)
+    contents |= {name: confidence for name in turn.spans if name == "confidence"}
+    return list(contents.items())
 
 
 def _tagged(name: str, text: str) -> str:
@@ -182,10 +191,12 @@ class FakeSession:
     Args:
         author: what answers.
         problems: of the trees being grown, in order.
+        room: tokens of a dialogue that the model can hold.
     """
 
-    def __init__(self, author: Author, problems: Sequence[Problem]) -> None:
+    def __init__(self, author: Author, problems: Sequence[Problem], room: int) -> None:
         self._author, self._problems = author, problems
+        self.longest = room
         self._level = 0
         self._tree_of: list[int] = []
 

@@ -1,26 +1,22 @@
 """What is wrong with an experiment and shows only when something goes through it."""
 
-import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 
 from rlx.batch import NO_TURN
-from rlx.plan.trial import Trial
+from rlx.plan import turns
+from rlx.plan.account import family
+from rlx.plan.remarks import error, plugin_fault, quoted, warning
+from rlx.plan.trial import Place, Trial
 from rlx.reward import NamedReward, RewardEntry
-from rlx.rollout import Level, Segment
-from rlx.spec.diagnostic import Diagnostic, KeyPath, printable
+from rlx.spec import TurnReward
+from rlx.spec.diagnostic import Diagnostic, KeyPath
+from rlx.spec.reward import EVERY_TURN
 from rlx.step import RowRewards, TrainBatch
 
 __all__ = ["findings"]
-
-TRAILING = re.compile(r"<([A-Za-z_][\w-]*)>\s*$")
-"""A tag that a template ends with, declared as a span or not: rewards look for such tags too."""
-
-SHOWN = 160
-"""Characters of a response that a message shows."""
-
-Place = tuple[int, int]
 
 
 def findings(trial: Trial, *, stand_ins: bool) -> Iterator[Diagnostic]:
@@ -28,80 +24,29 @@ def findings(trial: Trial, *, stand_ins: bool) -> Iterator[Diagnostic]:
 
     Args:
         trial: of the phase.
-        stand_ins: the problems are none of the task's, so a scorer's fault proves nothing.
+        stand_ins: the problems are none of the task's, so a plugin's fault proves nothing.
     """
-    for number, level in enumerate(trial.parts.plan.levels):
-        yield from _template(level, is_first=number == 0)
-        yield from _responses(trial, level)
+    plan = trial.parts.plan
+    for number, level in enumerate(plan.levels):
+        yield from turns.of_level(trial, level, is_first=number == 0)
+    if plan.talk is not None:
+        yield from turns.of_environment(trial, plan.talk, stand_ins=stand_ins)
     for reward in trial.parts.rewards:
         yield from _reward(trial, reward, stand_ins)
     if trial.train is None or trial.rewards is None:
-        if not trial.table.faults:
+        if not trial.is_faulty:
             yield _stopped(trial)
         return
     yield from _mask(trial, trial.train, trial.rewards)
     yield from _advantages(trial, trial.train)
-    if not trial.table.faults:  # what is left after a fault says little
+    if not trial.is_faulty:  # what is left after a fault says little
         yield from _groups(trial.train)
 
 
 def _stopped(trial: Trial) -> Diagnostic:
     if trial.rewards is None:
-        return _error(("rewards",), f"nothing can be learned: {trial.stopped}")
-    return _error(("credit", "on_missing_turn"), trial.stopped)
-
-
-# Templates and spans ---------------------------------------------------------------------------
-
-
-def _template(level: Level, *, is_first: bool) -> Iterator[Diagnostic]:
-    """Tags of the turn's own spans that its template opens and never closes, or the reverse."""
-    path: KeyPath = ("rollout", level.kind, "template")
-    template, label = level.turn.template, f"rollout.{level.kind}.template"
-    last = TRAILING.search(template)
-    named = (*level.turn.spans, *((last[1],) if last else ()))
-    for name in dict.fromkeys(named):
-        opened, closed = template.count(f"<{name}>"), template.count(f"</{name}>")
-        if opened > closed and not (is_first and name == "think"):
-            ends_so = template.rstrip().endswith(f"<{name}>")
-            what = "ends with" if ends_so else "opens"
-            yield _found(
-                path,
-                f"{label} {what} <{name}> and never closes it: what the turn then writes has no "
-                f"<{name}> of its own, so its span {name!r} is not found",
-                f"let the turn write <{name}> itself, or close it in the template",
-                is_error=ends_so,
-            )
-        elif closed > opened:
-            yield _found(
-                path,
-                f"{label} closes <{name}>, which it never opened",
-                f"write <{name}> before </{name}>, or leave both out",
-                is_error=False,
-            )
-
-
-def _responses(trial: Trial, level: Level) -> Iterator[Diagnostic]:
-    """Kinds of turn in which no span is ever found, or that never have the room to end."""
-    turns = _turns(trial, level.kind)
-    cut = sum(s.finish_reason == "length" for s in turns)
-    if 2 * cut > len(turns):
-        yield _warning(
-            ("rollout", level.kind, "max_new_tokens"),
-            f"rollout.{level.kind}.max_new_tokens is {level.turn.max_new_tokens}, and {cut} of "
-            f"{len(turns)} made-up {level.kind}s take more",
-            "give the turn room for all of its spans and the token that ends it",
-        )
-    elif level.turn.spans and turns and not any(s.spans for s in turns):
-        yield _warning(
-            ("rollout", level.kind, "spans"),
-            f"no made-up {level.kind} has any of the spans {', '.join(level.turn.spans)}",
-            "name the tags that the task's demonstrations write, or let the prompt ask for these",
-        )
-
-
-def _turns(trial: Trial, kind: str) -> list[Segment]:
-    return [s for tree in trial.trees for s in tree.segments if s.kind == kind]
+        return error(("rewards",), f"nothing can be learned: {trial.stopped}")
+    return error(("credit", "on_missing_turn"), trial.stopped)
 
 
 # Rewards -----------------------------------------------------------------------------------------
@@ -115,9 +60,10 @@ def _reward(trial: Trial, reward: NamedReward, stand_ins: bool) -> Iterator[Diag
         yield _fault(trial, reward, *fault, path=path, stand_ins=stand_ins)
         return
     absent = all(e.raw is None for _, e in entries)
-    if absent and not trial.table.faults and not reward.name.startswith("_"):
-        where = "rollout" if reward.scope == "global" else reward.use.model_dump()["turn"]
-        yield _warning(
+    if absent and not trial.is_faulty and not reward.name.startswith("_"):
+        asked = reward.use.turn if isinstance(reward.use, TurnReward) else "rollout"
+        where = "turn" if asked == EVERY_TURN else asked
+        yield warning(
             path,
             f"rewards.{reward.scope}.{reward.name} has a weight of {reward.use.weight:g} on a "
             f"reward that no made-up {where} produces",
@@ -145,22 +91,16 @@ def _fault(
     stand_ins: bool,
 ) -> Diagnostic:
     segment = trial.trees[place[0]].segments[place[1]]
-    why = (entry.reason or "it gave nothing").splitlines()[0]
-    said = repr(segment.text[:SHOWN]) + ("…" if len(segment.text) > SHOWN else "")
-    handled = reward.use.on_error != "fail"
-    ends = "a run ends here; `on_error` would let it go on without the score"
-    what_next = "a run goes on, as `on_error` says" if handled else ends
-    given = "a problem that stands in for the task's own" if stand_ins else "a made-up response"
-    return Diagnostic(
-        kind="plugin",
-        message=f"reward plugin {reward.use.plugin!r} (rewards.{reward.scope}.{reward.name}) "
-        f"failed on {given}: {printable(why)}",
+    fault = plugin_fault(
+        f"reward plugin {reward.use.plugin!r} (rewards.{reward.scope}.{reward.name})",
+        entry.reason or "it gave nothing",
+        f"it was given: {quoted(segment.text)}",
         path=path,
-        helps=(f"rlx plugins check {reward.use.plugin}",),
-        notes=(f"it was given: {said}", what_next),
-        exit_code=3,
-        severity="warning" if handled or stand_ins else "error",
+        handled="go on without the score",
+        lenient=reward.use.on_error != "fail",
+        stand_ins=stand_ins,
     )
+    return replace(fault, helps=(f"rlx plugins check {reward.use.plugin}",))
 
 
 # Credit ------------------------------------------------------------------------------------------
@@ -169,21 +109,20 @@ def _fault(
 def _mask(trial: Trial, train: TrainBatch, rewards: RowRewards) -> Iterator[Diagnostic]:
     name = trial.parts.spec.mask.plugin
     if not train.mask.any():
-        yield _error(
+        yield error(
             ("mask",),
             f"mask strategy {name!r} leaves no token of any made-up response to learn from",
             "look at the spans that the turns declare, and at the strategy's `fallback`",
         )
         return
-    for kind in dict.fromkeys(row.kind for row in train.batch.rows):
-        rows = torch.tensor([row.kind == kind for row in train.batch.rows])
-        if not train.mask[rows].any():
+    for kind, learns in _learning(trial, train).items():
+        if not learns:
             message = f"mask strategy {name!r} lets no token of a made-up {kind} learn"
-            yield _warning(("mask",), message)
+            yield warning(("mask",), message)
     lost = float(train.placed.lost.abs().sum())
     given = float(rewards.turn_rewards.abs().sum() + rewards.global_rewards.abs().sum())
     if lost and given:
-        yield _warning(
+        yield warning(
             ("credit", "on_missing_turn"),
             f"{lost / given:.0%} of the reward lies on no token, since turns that earned it have "
             "none that learns",
@@ -191,12 +130,23 @@ def _mask(trial: Trial, train: TrainBatch, rewards: RowRewards) -> Iterator[Diag
         )
     foreign = train.mask & (train.batch.turn_ids == NO_TURN)
     if foreign.any() and trial.parts.spec.loss.old_logprobs == "behaviour":
-        yield _error(
+        yield error(
             ("mask",),
             f"mask strategy {name!r} lets tokens learn that the policy did not write, whose "
             "behaviour log-probabilities nobody knows",
             "loss.old_logprobs: learner",
         )
+
+
+def _learning(trial: Trial, train: TrainBatch) -> dict[str, bool]:
+    """Kinds of turn, and whether any of their tokens learns."""
+    learning: dict[str, bool] = {}
+    for b, row in enumerate(train.batch.rows):
+        for place in row.turns:
+            turn = trial.trees[row.tree].segments[place]
+            own = train.mask[b] & (train.batch.turn_ids[b] == turn.turn)
+            learning[turn.kind] = learning.get(turn.kind, False) or bool(own.any())
+    return learning
 
 
 def _advantages(trial: Trial, train: TrainBatch) -> Iterator[Diagnostic]:
@@ -210,31 +160,22 @@ def _advantages(trial: Trial, train: TrainBatch) -> Iterator[Diagnostic]:
 
 
 def _groups(train: TrainBatch) -> Iterator[Diagnostic]:
-    """Kinds of rows of which no group carries a signal."""
+    """Levels of rows of which no group carries a signal."""
     if not train.mask.any():
         return
-    for kind in dict.fromkeys(row.kind for row in train.batch.rows):
-        rows = torch.tensor([row.kind == kind for row in train.batch.rows])
+    for level in range(int(train.batch.levels.max()) + 1):
+        rows = train.batch.levels == level
+        if not rows.any():
+            continue
+        kind = family([row for row in train.batch.rows if row.level == level])
         alone = len(train.batch.group_ids[rows].unique()) == int(rows.sum())  # told when read
         if alone or not train.mask[rows].any() or (train.advantages[rows] != 0).any():
             continue
         scores = train.scores.total_score[rows]
         alike = bool((scores == scores[0]).all())
         why = f"every {kind} scored {float(scores[0]):g}" if alike else "all groups came out even"
-        yield _warning(
+        yield warning(
             ("rewards",),
             f"no group of made-up {kind}s has a signal: {why}, so every advantage is 0",
             "look at the rewards below: what tells a good response from a poor one?",
         )
-
-
-def _error(path: KeyPath, message: str, *helps: str) -> Diagnostic:
-    return Diagnostic(kind="conflict", message=message, path=path, helps=helps)
-
-
-def _warning(path: KeyPath, message: str, *helps: str) -> Diagnostic:
-    return Diagnostic(kind="conflict", message=message, path=path, helps=helps, severity="warning")
-
-
-def _found(path: KeyPath, message: str, help_: str, *, is_error: bool) -> Diagnostic:
-    return (_error if is_error else _warning)(path, message, help_)

@@ -6,7 +6,7 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
-from rlx.plan.account import RowAccount, TokenLine
+from rlx.plan.account import RowAccount, TokenLine, family
 from rlx.plan.report import PhaseReport, PlanReport
 from rlx.plan.statistics import Group
 from rlx.plan.text import scales, size
@@ -37,11 +37,12 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class PhasePage:
-    """A phase, the prompts to draw, the scale of colours of each kind of turn, and that of bars."""
+    """A phase, the prompts to draw, the scale of colours of each level of rows, that of bars."""
 
     phase: PhaseReport
     trees: tuple[Tree, ...]
-    scales: Mapping[str, float]
+    scales: Mapping[int, float]
+    legend: Sequence[tuple[str, float]]
     low: float
     high: float
 
@@ -70,11 +71,14 @@ def page(report: PlanReport, shown: Sequence[Sequence[int]]) -> str:
 
 def _phase(phase: PhaseReport, shown: Sequence[int]) -> PhasePage:
     trees = dict.fromkeys(row.tree for row in phase.rows if row.row in shown)
+    largest = scales(phase.rows)
+    levels = {level: [row for row in phase.rows if row.level == level] for level in largest}
     scores = [0.0, *(score for group in phase.groups for score in group.scores)]
     return PhasePage(
         phase=phase,
         trees=tuple(_tree(phase, number) for number in trees),
-        scales=scales(phase.rows),
+        scales=largest,
+        legend=[(family(rows), largest[level]) for level, rows in levels.items()],
         low=min(scores),
         high=max(scores),
     )

@@ -7,15 +7,17 @@
     findings   [{severity, kind, message, path, line, helps, notes}]
     phases     [{names, steps, schedule, estimator, settings, made_up, stopped, shown,
                  rows       [{row, parent, tree, group, kind, level, problem, score, advantage,
-                              gradient_weight, lost, finish_reason, context, rewards, tokens}]
+                              gradient_weight, lost, finish_reason, turns, context, rewards,
+                              tokens}]
                  groups, kinds, counts       as in `rlx.plan.statistics`
                  tokens                      as `rlx.plan.budget.TokenBudget`
                  memory                      as `rlx.plan.budget.Memory`, with its total, or null}]
 
-A token has position, token, text, author, turn, learns, placed (by reward), kl, reward, advantage,
-weight, old_logprob, reference_logprob, value and target. `rows` are all that were made up; `shown`
-are the numbers of those that tables are printed of. Where no credit could be given `stopped` says
-why and `rows` is empty.
+A turn has number, kind, finish_reason and advantage. A token has position, token, text, author,
+turn, learns, placed (by reward), kl, reward, advantage, weight, old_logprob, reference_logprob,
+value and target.
+`rows` are all that were made up; `shown` are the numbers of those that tables are printed of. Where
+no credit could be given `stopped` says why and `rows` is empty.
 """
 
 import math
@@ -26,14 +28,14 @@ from typing import Any
 
 from rlx.discovery import Plugins, resolve
 from rlx.plan.account import RowAccount, Rows, components, pieces_of
-from rlx.plan.budget import Memory, TokenBudget, memory, shape_of, token_budget
+from rlx.plan.budget import Memory, TokenBudget, memory, token_budget
 from rlx.plan.findings import findings
 from rlx.plan.stand_ins import Speech, problems_of, speech_of
 from rlx.plan.statistics import Counts, Group, Kind, counts_of, groups_of, kinds_of
-from rlx.plan.trial import Trial, carry, hangs
+from rlx.plan.trial import Trial, carry
 from rlx.reward import RewardPool
 from rlx.run.parts import make_parts
-from rlx.spec import ExperimentSpec, PhaseSpec
+from rlx.spec import ExperimentSpec, ManyTurn, PhaseSpec
 from rlx.spec.diagnostic import Diagnostic, dotted
 from rlx.spec.place import in_phase, locate
 from rlx.spec.reader import ReadSpec
@@ -158,18 +160,19 @@ def make_plan(path: Path, read: ReadSpec, plugins: Plugins) -> PlanReport:
             notes += [problems.note] if problems.note and problems.note not in notes else []
             trial = carry(parts, problems, speech, pool)
             stand_ins = bool(problems.note)
-            found += [(phase, f) for phase in alike for f in findings(trial, stand_ins=stand_ins)]
+            told = list(findings(trial, stand_ins=stand_ins))
+            found += [(phase, finding) for phase in alike for finding in told]
             phases.append(_phase(alike, trial, speech))
-            if hangs(trial.table):
+            if trial.stuck:
                 break  # it would in the other phases too, a deadline each
-    told = [*plugins.warnings, *_placed(read, found)]
+    said = [*plugins.warnings, *_placed(read, found)]
     return PlanReport(
         file=str(path),
         name=spec.name,
         digest=spec.digest,
         seed=spec.seed,
         notes=tuple(notes),
-        findings=tuple(sorted(told, key=lambda f: f.severity == "warning")),
+        findings=tuple(sorted(said, key=lambda f: f.severity == "warning")),
         phases=tuple(phases),
     )
 
@@ -186,8 +189,8 @@ def _alike(spec: ExperimentSpec) -> list[list[PhaseSpec]]:
 
 def _prompts(spec: ExperimentSpec) -> int:
     below = 1
-    for turn in spec.rollout.turns:
-        below *= getattr(spec.rollout, f"num_generations_{turn}")
+    for key in spec.rollout.counts.values():
+        below *= getattr(spec.rollout, key)
     wanted = PROMPTS if below < MANY_ROWS else PROMPTS - 1
     return min(wanted, spec.rollout.prompts_per_step)
 
@@ -210,7 +213,7 @@ def _phase(alike: Sequence[PhaseSpec], trial: Trial, speech: Speech) -> PhaseRep
     spec = trial.parts.spec
     rows = _accounts(trial, speech)
     tokens = token_budget(trial)
-    shape = shape_of(spec.model)
+    shape = trial.shape
     return PhaseReport(
         names=tuple(phase.name for phase in alike),
         steps=sum(phase.steps for phase in alike),
@@ -297,15 +300,24 @@ def _raw(row: RowAccount, name: str) -> float | None:
 
 
 def _schedule(trial: Trial) -> str:
-    spec = trial.parts.spec.rollout
-    counts = " × ".join(f"{v.count} {v.kind}s" for v in trial.parts.plan.levels)
+    spec, plan = trial.parts.spec.rollout, trial.parts.plan
+    counts = " × ".join(f"{v.count} {v.kind}s" for v in plan.levels)
+    if plan.talk is not None:
+        counts = f"{plan.talk.count} rollouts of up to {plan.talk.max_turns} turns"
+        counts += " and a forced answer" if plan.talk.forced_answer else ""
     return f"{spec.schedule}: {spec.prompts_per_step} prompts × {counts}"
 
 
 def _settings(spec: ExperimentSpec) -> list[tuple[str, str]]:
     credit, loss = spec.credit, spec.loss
     estimator = resolve(spec).estimator
+    rollout = spec.rollout
+    there: list[tuple[str, Any]] = []
+    if isinstance(rollout, ManyTurn):
+        shown = "inline" if rollout.observation == "inline" else "as messages"
+        there = [("environment", rollout.environment.plugin), ("observations", shown)]
     said: list[tuple[str, Any]] = [
+        *there,
         ("it reads", READINGS[estimator.reading()]),
         ("profile", credit.profile),
         ("mask", spec.mask.plugin),

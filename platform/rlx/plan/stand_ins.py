@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 from rlx.discovery import make
 from rlx.errors import PluginError, SpecError
 from rlx.plugin import Problem, Task
-from rlx.rollout import Dialogue
+from rlx.rollout import Dialogue, Shown
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec, PluginUse, Pretrained
 
@@ -35,6 +35,7 @@ class Speech(Dialogue, Protocol):
 PIECE = re.compile(r"<\|\w+\|>| ?[^\W\d_]{1,8}|\d| ?[^\w\s]|\s|_")
 """Short words with the space before them, single digits, single signs: about what large byte-level
 vocabularies make of a text."""
+CONTROL = re.compile(r"<(?=\|\w+\|>)")
 TAGS = re.compile(r"(</?[A-Za-z_][\w-]*>)")
 POINTS = re.compile(r"(?<=[0-9])(?=\.)|(?<=\.)(?=[0-9])")
 DIGITS = re.compile(r"(?<=\d)(?=\d)")
@@ -69,6 +70,11 @@ class StandInDialogue:
         closing = () if after and after[-1] in self.end_ids else self._end
         shown = f"\n{_message('user', text)}<|im_start|>assistant\n" if self._chat else text
         return (*closing, *self.encode(shown))
+
+    def observed(self, text: str, after: Sequence[int], *, inline: bool) -> Shown:
+        """The text, names of control tokens broken up, as a reply or right behind the turn."""
+        text = CONTROL.sub("< ", text)
+        return Shown(text, self.encode(text) if inline else self.reply(text, after))
 
     def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
         """Text without the end token, and the text's length after every token."""

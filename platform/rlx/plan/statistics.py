@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 
 from rlx.batch import rows_of
-from rlx.plan.account import RowAccount
+from rlx.plan.account import RowAccount, Stretch, family
 from rlx.plan.trial import Trial
 
 __all__ = ["Counts", "Group", "Kind", "counts_of", "groups_of", "kinds_of"]
@@ -17,6 +17,7 @@ class Group:
 
     Attributes:
         group: its number; `tree` is the prompt's, `parent` the row that all of it continues.
+        kind: what the rows are; "rollout" where they are of several turns.
         rows: numbers of its rows, `scores` theirs.
         std: sample deviation of the scores (ddof 1); None for a group of one.
         advantages: least and greatest of its tokens that learn.
@@ -37,16 +38,19 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of turn among all rows.
+    """A kind of turn among all rows, or what an environment wrote between them.
 
     Attributes:
-        tokens: that the policy wrote in such turns; `learning` of them are in the mask.
+        kind: of turn, or "environment".
+        rows: that have such turns, `turns` in all.
+        tokens: that were written in them; `learning` of them are in the mask.
         share_of_tokens: of all that learn.
         share_of_gradient: of Σ weight · |advantage|, which is what the first update can claim.
     """
 
     kind: str
     rows: int
+    turns: int
     tokens: int
     learning: int
     share_of_tokens: float
@@ -63,6 +67,7 @@ class Counts:
         reward_lost: Σ |reward| that lies on no token; `reward_given` is what there was.
         rows_without_spans: rows in which none of the spans that their turn declares was found.
         rows_without_learning: rows none of whose tokens learns.
+        unfinished: rollouts, of all that were made up, that the environment would have had go on.
     """
 
     rows: int
@@ -72,6 +77,7 @@ class Counts:
     reward_given: float
     rows_without_spans: int
     rows_without_learning: int
+    unfinished: int
 
 
 def groups_of(rows: Sequence[RowAccount]) -> tuple[Group, ...]:
@@ -89,7 +95,7 @@ def _group(number: int, rows: Sequence[RowAccount]) -> Group:
         group=number,
         tree=rows[0].tree,
         parent=rows[0].parent,
-        kind=rows[0].kind,
+        kind=family(rows),
         rows=tuple(row.row for row in rows),
         scores=scores,
         mean=mean(scores),
@@ -100,21 +106,28 @@ def _group(number: int, rows: Sequence[RowAccount]) -> Group:
 
 
 def kinds_of(rows: Sequence[RowAccount]) -> tuple[Kind, ...]:
-    """The kinds of rows, in order of appearance."""
-    kinds = dict.fromkeys(row.kind for row in rows)
-    learning = {k: sum(t.learns for r in rows if r.kind == k for t in r.tokens) for k in kinds}
-    gradient = {k: sum(r.gradient_weight for r in rows if r.kind == k) for k in kinds}
+    """The kinds of turns, in order of appearance; what an environment wrote comes last."""
+    stretches: dict[str, list[tuple[int, Stretch]]] = {}
+    for row in rows:
+        for stretch in row.stretches:
+            stretches.setdefault(stretch.kind, []).append((row.row, stretch))
+    if "environment" in stretches:
+        stretches["environment"] = stretches.pop("environment")
+    lines = {k: [line for _, s in found for line in s.tokens] for k, found in stretches.items()}
+    learning = {kind: sum(line.learns for line in own) for kind, own in lines.items()}
+    gradient = {k: sum(abs(line.weight * line.advantage) for line in o) for k, o in lines.items()}
     tokens, weight = sum(learning.values()), sum(gradient.values())
     return tuple(
         Kind(
             kind=kind,
-            rows=sum(row.kind == kind for row in rows),
-            tokens=sum(t.turn is not None for r in rows if r.kind == kind for t in r.tokens),
+            rows=len({row for row, _ in found}),
+            turns=len(found),
+            tokens=len(lines[kind]),
             learning=learning[kind],
             share_of_tokens=learning[kind] / tokens if tokens else 0.0,
             share_of_gradient=gradient[kind] / weight if weight else 0.0,
         )
-        for kind in kinds
+        for kind, found in stretches.items()
     )
 
 
@@ -123,12 +136,11 @@ def counts_of(trial: Trial) -> Counts:
     train, rewards = trial.train, trial.rewards
     if train is None or rewards is None:
         raise ValueError("the trial was given no credit")
-    declared = {level.kind: level.turn.spans for level in trial.parts.plan.levels}
+    declared = [level.turn.spans for level in trial.parts.plan.levels]
     without = 0
     for row in train.batch.rows:
         segments = [trial.trees[row.tree].segments[turn] for turn in row.turns]
-        asked = any(declared.get(s.kind) for s in segments)
-        without += asked and not any(s.spans for s in segments)
+        without += bool(declared[row.level]) and not any(s.spans for s in segments)
     given = rewards.turn_rewards.abs().sum() + rewards.global_rewards.abs().sum()
     return Counts(
         rows=len(train.batch.rows),
@@ -138,4 +150,5 @@ def counts_of(trial: Trial) -> Counts:
         reward_given=float(given),
         rows_without_spans=without,
         rows_without_learning=int((~train.mask.any(dim=1)).sum()),
+        unfinished=len(trial.unfinished),
     )

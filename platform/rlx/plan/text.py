@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlx.plan.account import RowAccount, TokenLine
+from rlx.plan.account import Given, RowAccount, TokenLine
 from rlx.plan.report import PhaseReport, PlanReport
 from rlx.spec.diagnostic import printable
 
@@ -34,11 +34,11 @@ def heat(value: float, scale: float) -> int:
     return min(3, 1 + int(3 * abs(value) / scale * 0.999))
 
 
-def scales(rows: Sequence[RowAccount]) -> dict[str, float]:
-    """The largest |advantage| of each kind of row: kinds are coloured apart."""
-    largest = dict.fromkeys((row.kind for row in rows), 0.0)
+def scales(rows: Sequence[RowAccount]) -> dict[int, float]:
+    """The largest |advantage| of each level of rows: levels are coloured apart."""
+    largest = dict.fromkeys((row.level for row in rows), 0.0)
     for row in rows:
-        largest[row.kind] = max([largest[row.kind], *(abs(t.advantage) for t in row.tokens)])
+        largest[row.level] = max([largest[row.level], *(abs(t.advantage) for t in row.tokens)])
     return largest
 
 
@@ -95,7 +95,7 @@ def _phase(phase: PhaseReport, shown: Sequence[int], console: Console) -> None:
 
 
 def show_rows(rows: Sequence[RowAccount], shown: Sequence[int], console: Console) -> None:
-    """Prints rows token by token; colours are relative to all `rows` of the same kind."""
+    """Prints rows token by token; colours are relative to all `rows` of the same level."""
     by_number = {row.row: row for row in rows}
     largest = scales(rows)
     prompt = None
@@ -106,7 +106,7 @@ def show_rows(rows: Sequence[RowAccount], shown: Sequence[int], console: Console
             _context(row, console)
         console.print()
         console.print(_headline(row))
-        console.print(_tokens_of(row, largest[row.kind], console.width))
+        console.print(_tokens_of(row, largest[row.level], console.width))
 
 
 def _context(row: RowAccount, console: Console) -> None:
@@ -124,20 +124,34 @@ def _context(row: RowAccount, console: Console) -> None:
 def _headline(row: RowAccount) -> Text:
     below = "" if row.parent is None else f", below row {row.parent}"
     text = Text.assemble((f"row {row.row}", "bold"), f"  {printable(row.kind)}{below}")
+    text.append(f" in turn {row.turns[-1].number}" if len(row.turns) > 1 else "")
     text.append("" if row.finish_reason == "stop" else ", cut off")
     score = "absent" if row.score is None else f"{row.score:.3f}"
     text.append("  score ").append(score, "bold")
     text.append("  mean advantage ").append(f"{row.advantage:+.3f}", _style(row.advantage, 0.0))
+    for turn in row.turns:
+        own = [given for given in row.rewards if given.turn == turn.number]
+        if len(row.turns) > 1:
+            text.append(f"\n  turn {turn.number} {printable(turn.kind)}", "bold")
+            text.append("" if turn.finish_reason == "stop" else ", cut off")
+            text.append(f"  {turn.advantage:+.3f}", _style(turn.advantage, 0.0))
+        for given in own:
+            text.append_text(_reward(given, "\n    " if len(row.turns) > 1 else "\n  "))
     for given in row.rewards:
-        raw = "absent" if given.raw is None else f"{given.raw:g}"
-        weighed = f" × {given.weight:g}" if given.counts else ", not summed"
-        text.append(f"\n  {printable(given.name)} {raw}{weighed}", "default")
         if given.turn is None:
-            text.append(" for the whole rollout", "dim")
-        if given.reason:
-            text.append(f"  {printable(given.reason.splitlines()[0])}", "dim")
+            text.append_text(_reward(given, "\n  "))
     if row.lost:
         text.append(f"\n  {row.lost:g} of reward lies on no token", "yellow")
+    return text
+
+
+def _reward(given: Given, before: str) -> Text:
+    raw = "absent" if given.raw is None else f"{given.raw:g}"
+    weighed = f" × {given.weight:g}" if given.counts else ", not summed"
+    text = Text.assemble(before, (f"{printable(given.name)} {raw}{weighed}", "default"))
+    text.append(" for the whole rollout" if given.turn is None else "", "dim")
+    if given.reason:
+        text.append(f"  {printable(given.reason.splitlines()[0])}", "dim")
     return text
 
 
@@ -175,7 +189,9 @@ def _tokens_of(row: RowAccount, scale: float, width: int) -> Table:
         style = _style(line.advantage, scale) if line.advantage else ""
         table.add_row(
             str(line.position),
-            "" if line.turn is None else str(line.turn),
+            ("env" if line.author == "environment" else "")
+            if line.turn is None
+            else str(line.turn),
             *([] if narrow else [line.author]),
             Text(visible(line.text), style),
             "yes" if line.learns else "·",
@@ -242,12 +258,12 @@ def _groups(phase: PhaseReport, shown: Sequence[int], console: Console) -> None:
 
 
 def _kinds(phase: PhaseReport, console: Console) -> None:
-    heads = ("turn", "rows", "tokens", "learn", "of tokens", "of gradient weight")
+    heads = ("kind", "turns", "tokens", "learn", "of tokens", "of gradient weight")
     table = _table("what learns", *heads)
     for kind in phase.kinds:
         table.add_row(
             printable(kind.kind),
-            str(kind.rows),
+            str(kind.turns),
             str(kind.tokens),
             str(kind.learning),
             f"{kind.share_of_tokens:.0%} {_bar(kind.share_of_tokens)}",
@@ -270,7 +286,9 @@ def _missing(phase: PhaseReport, console: Console) -> None:
         (counts.rows_without_spans, "rows without any of their spans"),
         (counts.rows_without_learning, "rows in which nothing learns"),
     ]
-    lines = [f"{count} of {counts.rows + counts.dropped} {what}" for count, what in said if count]
+    made = counts.rows + counts.dropped
+    said.append((counts.unfinished, "rollouts that the environment would have had go on"))
+    lines = [f"{count} of {made} {what}" for count, what in said if count]
     if counts.reward_lost:
         lines.append(f"{counts.reward_lost:g} of {counts.reward_given:g} reward on no token")
     console.print(Text("; ".join(lines) or "nothing went missing", "dim"))
@@ -281,7 +299,7 @@ def _tokens(phase: PhaseReport, console: Console) -> None:
     table = _table("tokens per step", "", "turns", "opening", "made up", "at most")
     for level in budget.levels:
         numbers = (f"{level.turns:,}", f"{level.opening:.0f}", f"{level.made_up:.0f}")
-        table.add_row(f"{printable(level.kind)}s", *numbers, f"{level.at_most:,}")
+        table.add_row(printable(level.kind), *numbers, f"{level.at_most:,}")
     for what, pair in (
         ("written by the policy", budget.sampled),
         ("rows, each with its context", budget.rows),

@@ -1,5 +1,6 @@
 """A few made-up rollouts of one phase, carried through the experiment's own code."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,21 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlx.batch import flatten
+from rlx.batch import flatten, rows_of
 from rlx.credit import structured_scores
 from rlx.credit.place import TurnWithoutTokens
 from rlx.errors import PluginError
 from rlx.plan.fake import Author, FakeSession
+from rlx.plan.rehearsal import Rehearsal, Script
+from rlx.plan.shape import Shape, shape_of
 from rlx.plan.stand_ins import Problems, Speech, writable
-from rlx.plugin import Problem
+from rlx.plugin import Problem, Rehearsed
 from rlx.reward import NamedReward, RewardPool, RewardTable, score
 from rlx.rollout import RolloutPlan, RolloutTree, grow
-from rlx.run.parts import Parts
+from rlx.run.parts import Parts, hosted
 from rlx.run.rows import row_rewards
 from rlx.seeding import derive_seed
 from rlx.step import RowRewards, Streams, TrainBatch, assign_credit
 
-__all__ = ["Trial", "carry", "hangs"]
+__all__ = ["Place", "Trial", "carry"]
+
+Place = tuple[int, int]
+"""(tree, segment)."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -30,8 +36,10 @@ class Trial:
 
     Attributes:
         parts: of the phase.
+        shape: of the model; None where it is not known here.
         trees: as they were grown.
         table: their rewards.
+        is_scripted: the turns are those of the task's own script.
         rewards: the same as tensors; None, as `train` is, where nothing could be scored.
         train: with advantages and weights.
         made_up: names of the streams that no model gave.
@@ -39,41 +47,88 @@ class Trial:
     """
 
     parts: Parts
+    shape: Shape | None
     trees: list[RolloutTree]
     table: RewardTable
+    is_scripted: bool = False
     rewards: RowRewards | None = None
     train: TrainBatch | None = None
     made_up: tuple[str, ...] = ()
     stopped: str = ""
 
+    @property
+    def faults(self) -> dict[Place, str]:
+        """What the environment did wrong, by what it was given: a turn, or a prompt to begin."""
+        return {
+            (t, segment.parent): str(segment.info["fault"])
+            for t, tree in enumerate(self.trees)
+            for segment in tree.segments
+            if segment.author == "environment" and "fault" in segment.info
+        }
+
+    @property
+    def is_faulty(self) -> bool:
+        """A plugin failed, so that what is left says little."""
+        return bool(self.faults or self.table.faults)
+
+    @property
+    def unfinished(self) -> tuple[Place, ...]:
+        """Last turns of rollouts that the environment would have had go on."""
+        places = []
+        for t, tree in enumerate(self.trees):
+            continued = {segment.parent for segment in tree.segments}
+            places += [
+                (t, segment.parent)
+                for at, segment in enumerate(tree.segments)
+                if segment.author == "environment" and at not in continued
+            ]
+        return tuple(place for place in places if place not in self.faults)
+
+    @property
+    def stuck(self) -> str:
+        """The plugin that missed its deadline, in words; "" where none did."""
+        every = (
+            e
+            for places in (self.table.turns, self.table.rollouts)
+            for entries in places.values()
+            for e in entries.values()
+            if e.is_fault
+        )
+        if any(map(_is_late, self.faults.values())):
+            return "the environment"
+        return "a scorer" if any(_is_late(e.reason or "") for e in every) else ""
+
+
+def _is_late(fault: str) -> bool:
+    return fault.startswith("deadline")
+
 
 def carry(parts: Parts, problems: Problems, speech: Speech, pool: RewardPool) -> Trial:
     """Grows rollouts of the phase's true shape and gives them credit.
 
-    One rollout goes first, so that a scorer that hangs costs one deadline and not one per sample.
+    One rollout goes first, so that what hangs costs one deadline and not one per sample.
 
     Raises:
-        PluginError: the mask or the estimator fails.
-        SpecError: the tokenizer cannot write a template.
+        PluginError: the task's script, the mask or the estimator fails.
+        SpecError: the tokenizer cannot write a template, or what the environment says.
         EnvironmentFault: reward workers do not start.
     """
-    rewards = [_lenient(reward) for reward in parts.rewards]
     asked = list(problems.problems)
     if problems.note:  # the task's own are either written as they are, or an error
         asked = [replace(p, prompt=writable(speech, p.prompt)) for p in asked]
-    small = RolloutPlan(tuple(replace(v, count=1) for v in parts.plan.levels), parts.plan.system)
-    first = _scored(parts, small, asked[:1], speech, rewards, pool)
-    if hangs(first.table):
-        return replace(first, stopped="a scorer hangs on the first rollout")
-    return _credited(_scored(parts, parts.plan, asked, speech, rewards, pool))
-
-
-def hangs(table: RewardTable) -> bool:
-    """Whether a scorer missed its deadline."""
-    every = (
-        e for places in (table.turns, table.rollouts) for es in places.values() for e in es.values()
-    )
-    return any(e.is_fault and (e.reason or "").startswith("deadline") for e in every)
+    whole = parts.plan
+    if whole.talk is not None:  # its faults are found and end nothing
+        whole = replace(whole, talk=replace(whole.talk, on_error="drop_sample"))
+    one = whole.sampled(1)
+    one = replace(one, levels=tuple(replace(level, count=1) for level in one.levels))
+    script = None
+    if whole.talk is not None and isinstance(parts.task, Rehearsed) and not problems.note:
+        script = Script.of(parts.spec, parts.task)
+    stage = _Stage(parts, shape_of(parts.spec.model), speech, script, pool)
+    first = stage.scored(one, asked[:1])
+    if first.stuck:
+        return replace(first, stopped=f"{first.stuck} hangs on the first rollout")
+    return _credited(stage.scored(whole, asked))
 
 
 def _lenient(reward: NamedReward) -> NamedReward:
@@ -83,25 +138,51 @@ def _lenient(reward: NamedReward) -> NamedReward:
     return replace(reward, use=reward.use.model_copy(update={"on_error": "drop_sample"}))
 
 
-def _scored(
-    parts: Parts,
-    plan: RolloutPlan,
-    problems: Sequence[Problem],
-    speech: Speech,
-    rewards: Sequence[NamedReward],
-    pool: RewardPool,
-) -> Trial:
-    seeds = [derive_seed(parts.spec.seed, "plan", i) for i in range(len(problems))]
-    session = FakeSession(Author(plan, parts.task, speech), problems)
-    trees = grow(plan, problems, seeds, session, speech)
-    return Trial(parts=parts, trees=trees, table=score(trees, rewards, pool))
+@dataclass(frozen=True, eq=False, slots=True)
+class _Stage:
+    """Where made-up rollouts are grown and scored.
+
+    Attributes:
+        script: speaks in an environment; None where the task has none for its problems.
+    """
+
+    parts: Parts
+    shape: Shape | None
+    speech: Speech
+    script: Script | None
+    pool: RewardPool
+
+    def scored(self, plan: RolloutPlan, problems: Sequence[Problem]) -> Trial:
+        """Rollouts of a plan, with their rewards."""
+        parts, speech = self.parts, self.speech
+        seeds = [derive_seed(parts.spec.seed, "plan", i) for i in range(len(problems))]
+        room = (self.shape and self.shape.positions) or sys.maxsize
+        author = Author(plan, parts.task, speech)
+        host = hosted(parts, self.pool)
+        if host is None or plan.talk is None:
+            trees = grow(plan, problems, seeds, FakeSession(author, problems, room), speech)
+        else:
+            there = Rehearsal(author, self.script, problems, plan.talk, host, room)
+            trees = grow(plan, problems, seeds, there, speech, there)
+        return Trial(
+            parts=parts,
+            shape=self.shape,
+            trees=trees,
+            table=score(trees, [_lenient(reward) for reward in parts.rewards], self.pool),
+            is_scripted=plan.talk is not None and self.script is not None,
+        )
 
 
 def _credited(trial: Trial) -> Trial:
     parts, table = trial.parts, trial.table
-    out = {p for p in table.turns if table.total(p) is None and table.overall(p) is None}
-    out |= table.dropped
-    if len(out) == len(table.turns):
+    rows = rows_of(trial.trees)
+    out = {
+        (row.tree, row.segment)
+        for row in rows
+        if (row.tree, row.segment) in table.dropped
+        or table.total_score(row.tree, row.turns) is None
+    }
+    if len(out) == len(rows):
         return replace(trial, stopped="no rollout could be scored")
     batch = flatten(trial.trees, temperatures=parts.temperatures, without=out)
     rewards = row_rewards(batch, trial.trees, table)

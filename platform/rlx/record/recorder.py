@@ -93,20 +93,25 @@ class Recorder:
         self._registry.add_metrics(self._run_id, step, curves)
 
     def evaluation(
-        self, step: int, label: str, metrics: Mapping[str, Any], payload: Mapping[str, Any]
+        self,
+        step: int,
+        label: str,
+        metrics: Mapping[str, Any],
+        payload: Mapping[str, Any],
+        suite: str = "held_out",
     ) -> None:
-        """Records an evaluation, and its plain numbers as metrics for the curves."""
+        """Records an evaluation on one set, and its plain numbers as metrics for the curves."""
         self._registry.add_evaluation(
             self._run_id,
             step,
             label,
-            "held_out",
+            suite,
             metrics["n"],
             dict(metrics),
             dict(payload),
         )
         shown = ("accuracy", "brier", "ece", "auroc", "mean_confidence", "alike_share")
-        values = {f"eval/held_out/{name}": metrics.get(name) for name in shown}
+        values = {f"eval/{suite}/{name}": metrics.get(name) for name in shown}
         self._registry.add_metrics(
             self._run_id, step, {name: v for name, v in values.items() if v is not None}
         )

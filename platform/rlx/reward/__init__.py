@@ -1,5 +1,6 @@
 """Scoring: named rewards of a step, computed by plugins in processes that can be killed."""
 
+from rlx.reward.host import PooledHost
 from rlx.reward.scoring import NamedReward, rescore, score
 from rlx.reward.table import Place, RewardEntry, RewardTable
 from rlx.reward.workers import Job, Outcome, RewardPool
@@ -9,6 +10,7 @@ __all__ = [
     "NamedReward",
     "Outcome",
     "Place",
+    "PooledHost",
     "RewardEntry",
     "RewardPool",
     "RewardTable",

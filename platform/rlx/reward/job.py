@@ -1,4 +1,7 @@
-"""One call of a reward, and what a worker process does with it. Imported by every worker."""
+"""One call of a reward or an environment, and what a worker process does with it.
+
+Every worker imports this.
+"""
 
 import math
 import numbers
@@ -11,11 +14,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from rlx.plugin import RewardPlugin, Sample, Score
+from rlx.plugin import Environment, RewardPlugin, Sample, Score
+from rlx.rollout import checked
 
-__all__ = ["Job", "Outcome", "start_worker", "work"]
+__all__ = ["UNPICKLABLE", "Call", "Job", "Outcome", "Work", "start_worker", "work"]
+
+UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError, ValueError, RecursionError)
+"""What pickling raises on what cannot be sent to another process."""
 
 _LONGEST_FAULT = 500
 _LARGEST = 1e18
@@ -42,6 +49,44 @@ class Job:
         if not 0 < self.deadline < math.inf:
             raise ValueError(f"a deadline must be finite and above 0, got {self.deadline}")
 
+    def run(self) -> "Outcome":
+        """The reward's verdicts."""
+        if self.reward.scope == "sample":
+            return Outcome((_verdict(self.reward.score(self.samples[0])),))
+        return Outcome(_verdicts(self.reward.score(list(self.samples)), len(self.samples)))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an environment.
+
+    Attributes:
+        environment: the plugin; its class must be importable in a fresh process.
+        what: which of its functions.
+        arguments: what it is called with.
+        deadline: seconds of wall time that the call may take.
+    """
+
+    environment: Environment
+    what: Literal["reset", "step"]
+    arguments: tuple[Any, ...]
+    deadline: float
+
+    def run(self) -> "Outcome":
+        """A first state, or a step."""
+        if self.what == "reset":
+            return Outcome(value=_sendable(self.environment.reset(*self.arguments)))
+        given = self.environment.step(*self.arguments)
+        try:
+            step = checked(given, self.environment.kinds)
+        except ValueError as error:
+            raise _VerdictError(str(error)) from error
+        _sendable(step.state)
+        return Outcome(value=step)
+
+
+Work = Job | Call
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -49,11 +94,13 @@ class Outcome:
 
     Attributes:
         verdicts: one per sample, in order; None where the reward abstained. Empty after a fault.
-        fault: what the scorer did wrong; None where it did its work.
+        fault: what the plugin did wrong; None where it did its work.
+        value: what an environment gave.
     """
 
     verdicts: tuple[Score | None, ...] = ()
     fault: str | None = None
+    value: Any = None
 
 
 class _VerdictError(Exception):
@@ -74,7 +121,7 @@ def work(payload: bytes, memory_mb: int) -> list[Outcome]:
     """
     try:
         _limit_memory(memory_mb)
-        jobs: list[Job] = pickle.loads(payload)
+        jobs: list[Work] = pickle.loads(payload)
         outcomes: list[Outcome] = []
         start = time.monotonic()
         shortest = min((job.deadline for job in jobs), default=0.0)
@@ -92,14 +139,12 @@ def work(payload: bytes, memory_mb: int) -> list[Outcome]:
         _limit_memory(None)
 
 
-def _run(job: Job) -> Outcome:
+def _run(job: Work) -> Outcome:
     """Runs one job; the kernel ends this process when the deadline passes, even inside C code."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, job.deadline)
     try:
-        if job.reward.scope == "sample":
-            return Outcome((_verdict(job.reward.score(job.samples[0])),))
-        return Outcome(_verdicts(job.reward.score(list(job.samples)), len(job.samples)))
+        return job.run()
     except _VerdictError as error:
         return Outcome(fault=str(error))
     except MemoryError:
@@ -131,6 +176,15 @@ def _verdict(raw: Any) -> Score | None:
         parts = {str(name): _number(part) for name, part in raw.parts.items()}
         return Score(_number(raw.value), reason, parts)
     return Score(_number(raw))
+
+
+def _sendable(state: Any) -> Any:
+    try:
+        pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
+    except UNPICKLABLE as error:
+        what = f"gave a state that is not of plain values: {type(error).__name__}: {error}"
+        raise _VerdictError(what[:_LONGEST_FAULT]) from error
+    return state
 
 
 def _number(raw: Any) -> float:

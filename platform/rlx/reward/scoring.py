@@ -9,7 +9,7 @@ from rlx.errors import RewardError
 from rlx.plugin import RewardPlugin, Sample, Score
 from rlx.reward.table import Entries, Place, RewardEntry, RewardTable
 from rlx.reward.workers import Job, Outcome, RewardPool
-from rlx.rollout import NO_PARENT, RolloutTree
+from rlx.rollout import FAILED, NO_PARENT, RolloutTree, is_fault
 from rlx.spec import GlobalReward, TurnReward, ValueOnError
 
 __all__ = ["NamedReward", "rescore", "score"]
@@ -49,7 +49,7 @@ def score(
         pool: where plugins run.
 
     Raises:
-        RewardError: a scorer failed under `on_error: fail`.
+        RewardError: a scorer failed under `on_error: fail`, or an environment did.
     """
     by_name = {reward.name: reward for reward in rewards}
     order = TopologicalSorter({r.name: r.reads for r in rewards}).static_order()
@@ -59,7 +59,7 @@ def score(
     rollouts: dict[Place, dict[str, RewardEntry]] = {
         (t, s): {} for t, tree in enumerate(trees) for s in tree.rollouts
     }
-    dropped: set[Place] = set()
+    dropped = _unanswered(trees)
     faults: dict[str, int] = {}
     for name in order:
         reward = by_name[name]
@@ -70,6 +70,30 @@ def score(
                 entry = _settle(trees, reward, place, entry, dropped)
             entries[place][name] = entry
     return RewardTable(turns, frozenset(_with_descendants(trees, dropped)), faults, rollouts)
+
+
+def _unanswered(trees: Sequence[RolloutTree]) -> set[Place]:
+    """Rollouts whose environment failed, and the siblings of those that drop their group.
+
+    Raises:
+        RewardError: an environment failed under `on_error: fail`.
+    """
+    dropped: set[Place] = set()
+    for t, tree in enumerate(trees):
+        for segment in tree.segments:
+            if not is_fault(segment):
+                continue
+            if segment.info["on_error"] == "fail":
+                raise RewardError(
+                    f"the environment failed on problem {tree.problem.id}: "
+                    f"{segment.info['fault']}. To carry on past such failures set "
+                    "rollout.environment.on_error to drop_sample or drop_group"
+                )
+            if segment.info["on_error"] == "drop_group":
+                dropped |= {(t, s) for s in tree.policy_segments}
+            else:
+                dropped |= {(t, s) for s in tree.turns(segment.parent)}
+    return dropped
 
 
 def rescore(
@@ -124,11 +148,12 @@ def _places(
     turns: Iterable[Place],
     rollouts: Iterable[Place],
 ) -> list[Place]:
-    """What a reward is for."""
-    if not isinstance(reward.use, TurnReward):
-        return list(rollouts)
-    kind = reward.use.turn
-    return [place for place in turns if trees[place[0]].segments[place[1]].kind == kind]
+    """What a reward is for; nobody judges a turn that its environment gave no answer to."""
+    use = reward.use
+    kinds = {(t, s): trees[t].segments[s].kind for t, s in (*turns, *rollouts)}
+    if not isinstance(use, TurnReward):
+        return [place for place in rollouts if kinds[place] != FAILED]
+    return [place for place in turns if kinds[place] != FAILED and use.fits(kinds[place])]
 
 
 def _read(
@@ -178,6 +203,7 @@ def _sample(tree: RolloutTree, place: Place) -> Sample:
         observations=tuple(s.text for s in before if s.author == "environment"),
         finish_reason=segment.finish_reason,
         info=segment.info,
+        history=tuple(s.info for s in before if s.author == "policy"),
     )
 
 
@@ -226,15 +252,11 @@ def _settle(
 
 
 def _siblings(tree: RolloutTree, segment: int, reward: NamedReward) -> Sequence[int]:
-    """The turns of the same kind that continue the same turn, or the rollouts of the prompt."""
+    """The rollouts of the prompt; or all turns of the rows beside the turn's own."""
     if reward.scope == "global":
         return tree.rollouts
-    kind, before = tree.segments[segment].kind, tree.turns(segment)[:-1]
-    return [
-        s
-        for s in tree.policy_segments
-        if tree.segments[s].kind == kind and tree.turns(s)[:-1] == before
-    ]
+    _, parent = tree.own_turns(segment)
+    return [s for s in tree.policy_segments if tree.own_turns(s)[1] == parent]
 
 
 def _with_descendants(trees: Sequence[RolloutTree], dropped: set[Place]) -> set[Place]:

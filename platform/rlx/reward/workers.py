@@ -1,4 +1,5 @@
-"""Rewards run in worker processes: what a scorer does wrong costs its own verdict and no more.
+"""Rewards and environments run in worker processes: what one does wrong costs its own verdict and
+no more.
 
 Jobs travel in chunks, since most take microseconds. A chunk whose worker hangs, dies or cannot
 read it is run again one job at a time, so that only the culprit is lost. Workers import what the
@@ -18,14 +19,13 @@ from typing import Any, Self
 from pebble import ProcessExpired, ProcessPool
 
 from rlx.errors import EnvironmentFault
-from rlx.reward.job import Job, Outcome, start_worker, work
+from rlx.reward.job import UNPICKLABLE, Job, Outcome, Work, start_worker, work
 
 __all__ = ["Job", "Outcome", "RewardPool"]
 
 _CHUNK = 64
 _RENEW_AFTER = 1000  # chunks; a scorer that leaks memory slowly must not fill the machine
 _MAX_RESTARTS = 3
-_UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError, ValueError, RecursionError)
 
 _Positions = tuple[int, ...]
 
@@ -65,8 +65,8 @@ class RewardPool:
         self._pool.stop()
         self._pool.join()
 
-    def score(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Runs the jobs and returns what came of each, in order. No scorer makes it raise.
+    def score(self, jobs: Sequence[Work]) -> list[Outcome]:
+        """Runs the jobs and returns what came of each, in order. No plugin makes it raise.
 
         Raises:
             EnvironmentFault: the workers die again and again while they have nothing to do.
@@ -83,7 +83,7 @@ class RewardPool:
                 positions = queue.popleft()
                 try:
                     running[self._send([jobs[position] for position in positions])] = positions
-                except _UNPICKLABLE as error:
+                except UNPICKLABLE as error:
                     fault = f"cannot be sent to a worker: {type(error).__name__}: {error}"
                     queue.extend(_blame(positions, fault, outcomes))
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -94,7 +94,7 @@ class RewardPool:
         size = max(1, min(_CHUNK, math.ceil(count / self._workers)))
         return (tuple(range(i, min(i + size, count))) for i in range(0, count, size))
 
-    def _send(self, chunk: list[Job]) -> Any:
+    def _send(self, chunk: list[Work]) -> Any:
         limit = 2 * max(job.deadline for job in chunk) + self._grace
         payload = pickle.dumps(chunk, pickle.HIGHEST_PROTOCOL)
         return self._pool.schedule(work, args=(payload, self._memory_mb), timeout=limit)
@@ -125,7 +125,7 @@ class RewardPool:
 
 
 def _collect(
-    future: Any, positions: _Positions, jobs: Sequence[Job], outcomes: dict[int, Outcome]
+    future: Any, positions: _Positions, jobs: Sequence[Work], outcomes: dict[int, Outcome]
 ) -> Iterable[_Positions]:
     """Notes what came of a chunk and returns what has to be run again, or still has to be run."""
     error = future.exception()
@@ -147,7 +147,7 @@ def _blame(positions: _Positions, fault: str, outcomes: dict[int, Outcome]) -> I
     return [(position,) for position in positions]
 
 
-def _explain(error: BaseException, job: Job) -> str:
+def _explain(error: BaseException, job: Work) -> str:
     if isinstance(error, ProcessExpired):
         if error.exitcode == -signal.SIGALRM:
             return f"deadline of {job.deadline:g} s passed"

@@ -1,33 +1,34 @@
 """Schedules and rollout trees: what will be sampled, and what was."""
 
-from rlx.rollout.schedule import (
-    Completion,
-    Dialogue,
-    Level,
-    Request,
-    RolloutPlan,
-    Sampler,
-    Session,
-    grow,
-    plan,
-)
+from rlx.rollout.dialogue import Dialogue, Shown
+from rlx.rollout.environment import FAILED, Fault, Host, LocalHost, Talk, checked, is_fault
+from rlx.rollout.schedule import Level, RolloutPlan, grow, plan
+from rlx.rollout.session import Completion, Request, Sampler, Session
 from rlx.rollout.spans import find_spans
 from rlx.rollout.tree import NO_PARENT, Author, RolloutTree, Segment, Span
 
 __all__ = [
+    "FAILED",
     "NO_PARENT",
     "Author",
     "Completion",
     "Dialogue",
+    "Fault",
+    "Host",
     "Level",
+    "LocalHost",
     "Request",
     "RolloutPlan",
     "RolloutTree",
     "Sampler",
     "Segment",
     "Session",
+    "Shown",
     "Span",
+    "Talk",
+    "checked",
     "find_spans",
     "grow",
+    "is_fault",
     "plan",
 ]

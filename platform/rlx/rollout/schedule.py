@@ -5,90 +5,18 @@ single turn is one level, two turns are two, and the shape of a tree is nothing 
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, replace
 
 from rlx.plugin import Problem
+from rlx.rollout.dialogue import Dialogue
+from rlx.rollout.environment import Host, Talk, converse, talk
+from rlx.rollout.session import Completion, Request, Session
 from rlx.rollout.spans import find_spans
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment
 from rlx.seeding import derive_seed
-from rlx.spec import RolloutSpec, TurnSpec, TwoTurn
+from rlx.spec import ManyTurn, RolloutSpec, TurnSpec, TwoTurn
 
-__all__ = [
-    "Completion",
-    "Dialogue",
-    "Level",
-    "Request",
-    "RolloutPlan",
-    "Sampler",
-    "Session",
-    "grow",
-    "plan",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """Continuations wanted of one context.
-
-    Attributes:
-        context: every token so far.
-        extends: which completion of the session's previous `generate`, counted over all of its
-            requests, `context` continues; None for a new context. An engine may use it to keep
-            its cache; the tokens alone decide the result.
-        seeds: one per continuation.
-    """
-
-    context: tuple[int, ...]
-    extends: int | None
-    seeds: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One continuation: its tokens, their log-probabilities in nats, and why it ended."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finish_reason: Literal["stop", "length"]
-
-
-class Session(Protocol):
-    """One batch of trees being grown; engines keep their caches for as long as it lasts."""
-
-    def generate(
-        self, requests: Sequence[Request], sampling: TurnSpec
-    ) -> list[tuple[Completion, ...]]:
-        """Returns, for each request, one completion per seed, in order."""
-        ...
-
-
-class Sampler(Protocol):
-    """A sampling engine."""
-
-    def session(self) -> AbstractContextManager[Session]:
-        """Opens a session; weights do not change while it is open."""
-        ...
-
-
-class Dialogue(Protocol):
-    """Text to tokens and back, the model's own way. Sampled tokens are never re-tokenised."""
-
-    def open(self, text: str, system: str = "") -> tuple[int, ...]:
-        """Tokens that show a system message, if any, and `text`, and hand over the first turn."""
-        ...
-
-    def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
-        """Tokens that follow the turn `after`, show `text`, and hand over the next.
-
-        A turn that did not close itself (out of budget, or a stop string) is closed first.
-        """
-        ...
-
-    def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
-        """Text of a turn without its end token, and the text's length after every token."""
-        ...
+__all__ = ["Level", "RolloutPlan", "grow", "plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +35,31 @@ class RolloutPlan:
     Attributes:
         levels: from the first turn on.
         system: system message where a problem brings none of its own.
+        talk: how the rollouts of the one level go on with an environment; None without one.
     """
 
     levels: tuple[Level, ...]
     system: str = ""
+    talk: Talk | None = None
+
+    def sampled(self, count: int, **sampling: int) -> "RolloutPlan":
+        """The same with `count` turns, or rollouts, below the prompt, sampled in another way.
+
+        Args:
+            sampling: options of the `TurnSpec`, such as `top_k=1`.
+        """
+        first, *below = self.levels
+        turn = first.turn.model_copy(update=sampling)
+        levels = (Level(first.kind, count, turn), *below)
+        talk = None if self.talk is None else replace(self.talk, count=count, turn=turn)
+        return replace(self, levels=levels, talk=talk)
 
 
 def plan(spec: RolloutSpec) -> RolloutPlan:
     """The levels of a schedule."""
+    if isinstance(spec, ManyTurn):
+        level = Level("turn", spec.num_generations, spec.turn)
+        return RolloutPlan((level,), spec.system, talk(spec))
     levels = [Level("answer", spec.num_generations_answer, spec.answer)]
     if isinstance(spec, TwoTurn):
         levels.append(Level("confidence", spec.num_generations_confidence, spec.confidence))
@@ -137,6 +82,7 @@ def grow(
     seeds: Sequence[int],
     session: Session,
     dialogue: Dialogue,
+    host: Host | None = None,
 ) -> list[RolloutTree]:
     """Samples one tree per problem, level by level, all problems together.
 
@@ -149,10 +95,15 @@ def grow(
         seeds: one per problem.
         session: the sampling engine.
         dialogue: text to tokens and back.
+        host: where the plan's environment runs; None where it has none.
 
     Returns:
         Trees in the order of `problems`.
     """
+    if plan.talk is not None:
+        if host is None:
+            raise ValueError("a plan with an environment needs a host for it")
+        return converse(plan.talk, problems, seeds, session, dialogue, host)
     grown: list[list[Segment]] = [[] for _ in problems]
     above = [_Node(tree, NO_PARENT, (), ()) for tree in range(len(problems))]
     for number, level in enumerate(plan.levels, start=1):

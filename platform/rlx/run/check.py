@@ -15,14 +15,14 @@ import pyarrow as pa
 
 from rlx.discovery import Provenance, make, resolve
 from rlx.errors import RlxError
-from rlx.plugin import Estimator
+from rlx.plugin import Estimator, Mask
 from rlx.record.probes import read_probe
 from rlx.record.stored import read_step
 from rlx.reward import RewardPool
 from rlx.run.evidence import SHOWN, Evidence, Found, Violation
 from rlx.run.identities import IDENTITIES, probe_scores
 from rlx.run.parts import Parts, make_parts
-from rlx.spec import ExperimentSpec, GlobalReward, RewardsSpec, TurnReward
+from rlx.spec import ExperimentSpec, GlobalReward, ManyTurn, RewardsSpec, TurnReward
 from rlx_registry import BodyError, Registry, RunRecord, read_body
 
 __all__ = ["ProbeBody", "Report", "Tally", "check_run", "probe_bodies"]
@@ -109,6 +109,7 @@ class _Phase:
     """What gives a phase's figures again; `parts` has only the rewards that can be scored here."""
 
     parts: Parts
+    strategy: Mask
     estimator: Estimator
     unchecked: tuple[str, ...]
     notes: tuple[str, ...]
@@ -193,6 +194,7 @@ def _evidence(
         step=step,
         stored=read_step(table),
         parts=phase.parts,
+        strategy=phase.strategy,
         estimator=phase.estimator,
         beta=told["beta"],
         state=told["state_before"],
@@ -206,8 +208,8 @@ def _phase(spec: ExperimentSpec, name: str | None, run: RunRecord) -> _Phase:
     phases = {phase.name: phase for phase in spec.phases}
     here, unchecked = _scorable(spec if name is None else spec.in_phase(phases[name]))
     plugins = resolve(here)
-    notes = tuple(_changed(plugins.provenance, run.plugins))
-    return _Phase(make_parts(here), plugins.estimator, unchecked, notes)
+    notes = (*_beyond(here, plugins.mask, name), *_changed(plugins.provenance, run.plugins))
+    return _Phase(make_parts(here), plugins.mask, plugins.estimator, unchecked, notes)
 
 
 def _scorable(spec: ExperimentSpec) -> tuple[ExperimentSpec, tuple[str, ...]]:
@@ -228,6 +230,15 @@ def _scorable(spec: ExperimentSpec) -> tuple[ExperimentSpec, tuple[str, ...]]:
         global_={name: use for name, use in spec.rewards.global_.items() if name not in lost},
     )
     return spec.model_copy(update={"rewards": rewards}), tuple(lost.values())
+
+
+def _beyond(spec: ExperimentSpec, strategy: Mask, phase: str | None) -> Iterator[str]:
+    """That observations learn, where they do."""
+    if phase is not None and isinstance(spec.rollout, ManyTurn) and strategy.reaches_beyond():
+        yield (
+            f"phase {phase!r}: mask {spec.mask.plugin!r} reaches beyond the policy's own tokens, "
+            "so observations learn like them"
+        )
 
 
 def _changed(now: Sequence[Provenance], then: Sequence[Mapping[str, Any]]) -> Iterator[str]:

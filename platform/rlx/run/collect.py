@@ -4,14 +4,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlx.batch import flatten
+from rlx.batch import flatten, rows_of
 from rlx.credit import structured_scores
 from rlx.credit.group import differ, extremes
 from rlx.plugin import Problem
 from rlx.reward import RewardTable, score
-from rlx.rollout import Level, RolloutPlan, RolloutTree, grow
+from rlx.rollout import RolloutPlan, RolloutTree, grow
 from rlx.run.machinery import Machinery
-from rlx.run.parts import Parts
+from rlx.run.parts import Parts, hosted
 from rlx.run.rows import row_rewards
 from rlx.seeding import derive_seed
 
@@ -53,19 +53,22 @@ class Harvest:
     scored: float
 
     def untrained(self) -> set[Place]:
-        """Turns that are left out: scored by nothing, dropped, filtered, or without a baseline."""
-        table = self.table
-        out = {place for place in table.turns if _absent(table, place)} | table.dropped
-        out |= {place for place in table.turns if place[0] in self.filtered}
+        """Rows that are left out: scored by nothing, dropped, filtered, or without a baseline."""
+        out = _lost(self.trees, self.table)
+        homeless = set(self.filtered)
         if self.greedy is not None:
-            lost = self.greedy.table
-            homeless = {t for t, s in lost.turns if _absent(lost, (t, s)) or (t, s) in lost.dropped}
-            out |= {place for place in table.turns if place[0] in homeless}
-        return out
+            homeless |= {t for t, _ in _lost(self.greedy.trees, self.greedy.table)}
+        return out | {(r.tree, r.segment) for r in rows_of(self.trees) if r.tree in homeless}
 
 
-def _absent(table: RewardTable, place: Place) -> bool:
-    return table.total(place) is None and table.overall(place) is None
+def _lost(trees: Sequence[RolloutTree], table: RewardTable) -> set[Place]:
+    """Rows that were dropped, or of which no reward counts; a row is its last turn's place."""
+    return {
+        (row.tree, row.segment)
+        for row in rows_of(trees)
+        if (row.tree, row.segment) in table.dropped
+        or table.total_score(row.tree, row.turns) is None
+    }
 
 
 def harvest(m: Machinery, parts: Parts, cursor: int) -> Harvest:
@@ -93,7 +96,7 @@ def harvest(m: Machinery, parts: Parts, cursor: int) -> Harvest:
     trees = [tree for parcel in parcels for tree in parcel.trees]
     greedy = None
     if parts.wants_greedy:
-        plan, seeds = _greedily(parts.plan), _seeds(m, "greedy", cursor, len(problems))
+        plan, seeds = parts.plan.sampled(1, top_k=1), _seeds(m, "greedy", cursor, len(problems))
         greedy = sample_and_score(m, parts, plan, problems, seeds)
     everyone = [*parcels, *([greedy] if greedy else [])]
     return Harvest(
@@ -116,14 +119,6 @@ def _seeds(m: Machinery, what: str, start: int, count: int) -> list[int]:
     return [derive_seed(m.spec.seed, what, start + i) for i in range(count)]
 
 
-def _greedily(plan: RolloutPlan) -> RolloutPlan:
-    """One answer per prompt, each token the most likely."""
-    first, *_ = plan.levels
-    return RolloutPlan(
-        (Level(first.kind, 1, first.turn.model_copy(update={"top_k": 1})),), plan.system
-    )
-
-
 def _joined(parcels: Sequence[Scored]) -> RewardTable:
     """One table over the trees of all parcels, in order."""
     starts = [sum(len(p.trees) for p in parcels[:i]) for i in range(len(parcels))]
@@ -136,8 +131,8 @@ def _joined(parcels: Sequence[Scored]) -> RewardTable:
 def _with_signal(parcel: Scored) -> list[int]:
     """Trees in which some group's scores differ."""
     table = parcel.table
-    without = {place for place in table.turns if _absent(table, place)} | table.dropped
-    if len(without) == len(table.turns):
+    without = _lost(parcel.trees, table)
+    if len(without) == len(rows_of(parcel.trees)):
         return []
     batch = flatten(parcel.trees, without=without)
     rewards = row_rewards(batch, parcel.trees, table)
@@ -158,8 +153,9 @@ def sample_and_score(
     """Every rank samples and scores its share; then all have all trees, in the problems' order."""
     began = time.perf_counter()
     mine = slice(m.ranks.rank, None, m.ranks.count)
+    host = hosted(parts, m.pool)
     with m.sampler.session() as session:
-        trees = grow(plan, problems[mine], seeds[mine], session, m.policy.dialogue)
+        trees = grow(plan, problems[mine], seeds[mine], session, m.policy.dialogue, host)
     sampled = time.perf_counter()
     table = score(trees, parts.rewards, m.pool)
     scored = time.perf_counter()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlx.batch import TokenBatch, flatten, rows_of
-from rlx.plugin import Estimator
+from rlx.plugin import Estimator, Mask
 from rlx.record.rollouts import TrainedRows
 from rlx.record.stored import StoredStep
 from rlx.reward import RewardPool
@@ -65,6 +65,7 @@ class Evidence:
         step: its number.
         stored: what was read; it has trained rows.
         parts: of the phase, as the run's spec has it.
+        strategy: the options of `parts.mask`.
         estimator: the options of `parts.estimator`.
         beta: β of KL in the reward.
         state: what the estimator carried on from the step before.
@@ -75,6 +76,7 @@ class Evidence:
     step: int
     stored: StoredStep
     parts: Parts
+    strategy: Mask
     estimator: Estimator
     beta: float
     state: Mapping[str, float]

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from rlx.evaluation.held_out import alike_share, confidences
+from rlx.evaluation.held_out import alike_share, confidences, judged
 from rlx.kl import mean_kl
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree
+from rlx.run.environment_figures import environment_figures
 from rlx.step import TrainBatch
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def step_figures(
     critic: "CriticStats | None",
     seconds: Mapping[str, float],
     correct: str,
+    asked: Sequence[str],
 ) -> dict[str, float]:
     """All metrics of a step.
 
@@ -36,12 +38,16 @@ def step_figures(
         critic: the same of the critic; None without one.
         seconds: wall time of "rollout", "reward", "train" and "step".
         correct: name of the correctness reward.
+        asked: the kind of turn that rows of each level are asked for.
     """
     figures = {
         **_rewards(trees, table),
-        **_rollouts(trees, train, table),
+        **_turns(trees),
+        **_rows(train, asked),
+        "rollout/dropped": float(len(table.dropped)),
         **_calibration(trees, table, correct),
         **_credit(train),
+        **environment_figures(trees),
         **{f"perf/{name}_s": value for name, value in seconds.items()},
     }
     sampled = sum(len(s.token_ids) for t in trees for s in t.segments if s.author == "policy")
@@ -85,10 +91,11 @@ def _credit(train: TrainBatch) -> dict[str, float]:
 def _rewards(trees: Sequence[RolloutTree], table: RewardTable) -> dict[str, float]:
     raw: dict[str, list[float]] = {}
     totals: dict[str, list[float]] = {}
-    for (t, s), entries in table.turns.items():
+    for entries in (*table.turns.values(), *table.rollouts.values()):
         for entry in entries.values():
             if entry.raw is not None:
                 raw.setdefault(entry.name, []).append(entry.raw)
+    for t, s in table.turns:
         total = table.total((t, s))
         if total is not None:
             totals.setdefault(trees[t].segments[s].kind, []).append(total)
@@ -103,27 +110,29 @@ def _rewards(trees: Sequence[RolloutTree], table: RewardTable) -> dict[str, floa
     return figures
 
 
-def _rollouts(
-    trees: Sequence[RolloutTree], train: TrainBatch, table: RewardTable
-) -> dict[str, float]:
-    figures: dict[str, float] = {}
-    kinds = sorted({row.kind for row in train.batch.rows})
-    per_row = _row_means(train.advantages, train.mask)
-    for kind in kinds:
-        turns = [s for t in trees for s in t.segments if s.kind == kind]
-        rows = np.array([row.kind == kind for row in train.batch.rows])
-        figures[f"rollout/len_{kind}"] = float(np.mean([len(s.token_ids) for s in turns]))
+def _turns(trees: Sequence[RolloutTree]) -> dict[str, float]:
+    """Lengths and ends of turns, by what each turn was."""
+    turns = [s for t in trees for s in t.segments if s.author == "policy"]
+    figures = {"rollout/no_span": float(np.mean([not s.spans for s in turns]))}
+    for kind in sorted({s.kind for s in turns}):
+        these = [s for s in turns if s.kind == kind]
+        figures[f"rollout/len_{kind}"] = float(np.mean([len(s.token_ids) for s in these]))
         figures[f"rollout/truncated_{kind}"] = float(
-            np.mean([s.finish_reason == "length" for s in turns])
+            np.mean([s.finish_reason == "length" for s in these])
         )
-        groups = train.batch.group_ids.numpy()[rows]
-        silent = [not per_row[rows][groups == g].any() for g in np.unique(groups)]
+    return figures
+
+
+def _rows(train: TrainBatch, asked: Sequence[str]) -> dict[str, float]:
+    """Signal of the rows, by what their turns were asked for."""
+    figures: dict[str, float] = {}
+    levels, groups = train.batch.levels.numpy(), train.batch.group_ids.numpy()
+    per_row = _row_means(train.advantages, train.mask)
+    for level in np.unique(levels):
+        rows, kind = levels == level, asked[int(level)]
+        silent = [not per_row[rows & (groups == g)].any() for g in np.unique(groups[rows])]
         figures[f"rollout/zero_signal_{kind}"] = float(np.mean(silent))
         figures[f"train/advantage_abs_{kind}"] = float(np.abs(per_row[rows]).mean())
-    figures["rollout/dropped"] = float(len(table.dropped))
-    figures["rollout/no_span"] = float(
-        np.mean([not s.spans for t in trees for s in t.segments if s.author == "policy"])
-    )
     return figures
 
 
@@ -147,7 +156,7 @@ def _calibration(
     stated = confidences(trees, table, answers)
     pairs: list[tuple[float, float]] = []
     for place, group in zip(answers, stated, strict=True):
-        label = table.turns[place][correct].raw
+        label = judged(table, trees[place[0]], place, correct)
         if label is not None:
             pairs += [(label, c) for c in group if not np.isnan(c)]
     alike = alike_share(stated)

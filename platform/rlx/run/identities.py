@@ -20,6 +20,7 @@ from rlx.reward import NamedReward, Place, RewardEntry, RewardPool, RewardTable,
 from rlx.rollout import RolloutTree
 from rlx.run.evidence import SHOWN, Evidence, Found, Value, Violation
 from rlx.run.parts import Parts
+from rlx.run.turn_identities import attention, observations, rewarded, turn_advantages, turns
 from rlx.spec.estimator import DrGrpo, Gpg, Grpo, Opo, PassAtK, Rloo, TwoLevel, Uniform
 
 __all__ = ["IDENTITIES", "Identity", "probe_scores"]
@@ -300,17 +301,24 @@ def _near(stored: Tensor, expected: Tensor) -> Tensor:
 
 IDENTITIES: tuple[Identity, ...] = (
     Identity("scores", "stored scores are the plugins' of the stored text", "scores", _scores),
+    Identity("rewarded", "rewards are of turns and rollouts that there are", "rewards", rewarded),
+    Identity("turns", "every turn has an id of its own, the last one too", "turns", turns),
     Identity("masks", "the mask is the strategy's", "tokens", _masks),
+    Identity("attention", "without state_masking all of the response learns", "tokens", attention),
     Identity("mass", "placed and lost reward is all that was given", "rows", _mass),
     Identity("placement", "rewards lie where the placement puts them", "tokens", _placement),
     Identity("kl", "KL is the estimator's of the log-probabilities", "tokens", _kl),
     Identity("token_rewards", "what was placed, less β·KL", "tokens", _token_rewards),
     Identity("advantages", "advantages are the estimator's", "tokens", _advantages),
+    Identity("turn_advantages", "a turn has one advantage, its own", "turns", turn_advantages),
     Identity("returns", "returns are the estimator's", "tokens", _returns),
     Identity("weights", "weights are the loss's aggregation", "tokens", _weights),
     Identity("equal_scores", "equal scores in a group get exactly 0", "rows", _equal_scores),
     Identity("group_means", "advantages of a group have mean 0", "groups", _centred),
     Identity("outside", "nothing lies outside the mask", "tokens", _outside),
+    Identity(
+        "observations", "observations have no weight, KL or advantage", "tokens", observations
+    ),
     Identity("totals", "the scores of rows are sums of their rewards", "rows", _totals),
 )
 """In the order in which one rests on another."""

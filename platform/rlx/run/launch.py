@@ -47,7 +47,10 @@ def submit(
         name=spec.name,
         spec=spec.resolved(),
         yaml=read.yaml,
-        plugins=[asdict(p) for p in plugins.provenance],
+        plugins=[
+            {**asdict(origin), "data": dict(plugin.data())}
+            for origin, plugin in zip(plugins.provenance, plugins.named, strict=True)
+        ],
         code=_code(),
         environment=_environment(),
         again=again,

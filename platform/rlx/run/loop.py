@@ -12,10 +12,14 @@ from rlx.learner import Critic, Learner, Ranks, learning_rate
 from rlx.learner.reference import Reference, with_reference
 from rlx.model import Policy, build_policy, warm_started
 from rlx.model.lora import adapted
+from rlx.plugin import Task
 from rlx.record.recorder import Recorder
 from rlx.reward import RewardPool
+from rlx.rollout import RolloutPlan
+from rlx.run.alarms import Watch
 from rlx.run.carried import Carried
 from rlx.run.collect import sample_and_score
+from rlx.run.environment_figures import environment_figures
 from rlx.run.machinery import Machinery
 from rlx.run.parts import Parts, make_parts
 from rlx.run.paths import RunFolder, home
@@ -124,10 +128,10 @@ def _start_model(
     cache = home() / "cache" / "warm_start"
     cache.mkdir(parents=True, exist_ok=True)
     if ranks.is_first:
-        warm_started(policy, spec, parts.task, cache, show)
+        warm_started(policy, spec, parts.task, cache, show, parts.environment)
     ranks.barrier()
     if not ranks.is_first:
-        warm_started(policy, spec, parts.task, cache, show)
+        warm_started(policy, spec, parts.task, cache, show, parts.environment)
     return policy
 
 
@@ -147,18 +151,20 @@ def _train_phase(m: Machinery, base: Parts, phase: PhaseSpec, at: Progressed) ->
         m.recorder.phase(phase.name)
     step, cursor, learned = at.step, at.cursor, at.learned
     carried = Carried.begin(parts.spec.credit, at.carried)
-    every = m.spec.evaluation.every
+    every, watch = m.spec.evaluation.every, Watch(parts.spec.rollout)
     for done in range(phase.steps):
         step += 1
         rate = learning_rate(parts.spec.optimizer, done, phase.steps)
         stepped = train_step(m, parts, phase.name, step, cursor, rate, carried)
         carried = stepped.carried
-        learned += bool(stepped.shown)
+        learned += bool(stepped.figures)
         cursor += stepped.drawn
-        note = "  ".join(f"{k.split('/')[-1]} {v:.3f}" for k, v in stepped.shown.items())
+        shown = stepped.shown(m.spec.evaluation.correct)
+        note = "  ".join(f"{k.split('/')[-1]} {v:.3f}" for k, v in shown.items())
         m.progress.show(Progress(f"training: {phase.name}", done + 1, phase.steps, note))
         if m.recorder:
             print(f"step {step}/{m.spec.steps}  {phase.name}  {note}", flush=True)
+        watch.look(stepped.figures, m.recorder)
         if every and step % every == 0 and step < m.spec.steps:
             _evaluate(m, base, step=step, label="step")
         probes = m.spec.probe.every if m.spec.probe else 0
@@ -168,19 +174,39 @@ def _train_phase(m: Machinery, base: Parts, phase: PhaseSpec, at: Progressed) ->
 
 
 def _evaluate(m: Machinery, parts: Parts, *, step: int, label: str) -> None:
-    """Answers the held-out problems with the sampler's current weights."""
+    """Answers the held-out sets with the sampler's current weights, greedily too where asked."""
+    spec, tasks = m.spec.evaluation, {"held_out": parts.task, **parts.variants}
+    plans = {"": answered_once(parts.plan)}
+    if spec.greedy:
+        plans[".greedy"] = parts.plan.sampled(1, top_k=1)
+    total, done = spec.problems * len(tasks) * len(plans), 0
+    for name, task in tasks.items():
+        for how, plan in plans.items():
+            m.progress.show(Progress(f"evaluation ({label})", done, total))
+            _measure(m, parts, task, plan, step, label, name + how)
+            done += spec.problems
+    m.progress.show(Progress(f"evaluation ({label})", total, total))
+
+
+def _measure(
+    m: Machinery, parts: Parts, task: Task, plan: RolloutPlan, step: int, label: str, suite: str
+) -> None:
+    """One held-out set, answered in one way."""
     spec = m.spec.evaluation
-    m.progress.show(Progress(f"evaluation ({label})", 0, spec.problems))
     data = derive_seed(m.spec.seed, "held out")
-    problems = [parts.task.problem("test", i, data) for i in range(spec.problems)]
+    problems = [task.problem("test", i, data) for i in range(spec.problems)]
     seeds = [derive_seed(m.spec.seed, "evaluation", i) for i in range(spec.problems)]
-    plan = answered_once(parts.plan)
     sample = sample_and_score(m, parts, plan, problems, seeds)
     result = measure(sample.trees, sample.table, spec.correct)
-    if m.recorder:
-        m.recorder.evaluation(step, label, result.metrics(), result.payload())
-        accuracy = result.metrics()["accuracy"]
-        print(
-            f"step {step}/{m.spec.steps}  evaluation {label}  accuracy {accuracy:.3f}", flush=True
-        )
-    m.progress.show(Progress(f"evaluation ({label})", spec.problems, spec.problems))
+    if m.recorder is None:
+        return
+    metrics = result.metrics()
+    if told := environment_figures(sample.trees):
+        metrics["environment"] = {k.removeprefix("environment/"): v for k, v in told.items()}
+    m.recorder.evaluation(step, label, metrics, result.payload(), suite)
+    where = "" if suite == "held_out" else f"  {suite}"
+    accuracy = metrics["accuracy"]
+    print(
+        f"step {step}/{m.spec.steps}  evaluation {label}{where}  accuracy {accuracy:.3f}",
+        flush=True,
+    )

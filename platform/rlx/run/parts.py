@@ -1,6 +1,6 @@
 """The working parts of a run, made from its experiment."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,12 +11,12 @@ from rlx.batch import TokenBatch
 from rlx.credit import Credit, CreditInputs
 from rlx.discovery import implementation, resolve
 from rlx.errors import PluginError
-from rlx.plugin import Estimator, Mask, Plugin, RewardPlugin, Task
-from rlx.reward import NamedReward
-from rlx.rollout import RolloutPlan, plan
-from rlx.spec import ExperimentSpec
+from rlx.plugin import Environment, Estimator, Mask, Plugin, RewardPlugin, Task
+from rlx.reward import NamedReward, PooledHost, RewardPool
+from rlx.rollout import FAILED, RolloutPlan, plan
+from rlx.spec import ExperimentSpec, ManyTurn
 
-__all__ = ["Parts", "make_parts"]
+__all__ = ["Parts", "hosted", "make_parts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class Parts:
         spec: the experiment as it stands in this phase.
         plan: the levels that are sampled.
         task: where problems come from.
+        environment: what answers between turns; None where nothing does.
+        variants: the task with other options, for more held-out sets, by their names.
         rewards: those of turns and of whole rollouts.
         mask: which tokens learn.
         estimator: how rewards become advantages.
@@ -36,6 +38,8 @@ class Parts:
     spec: ExperimentSpec
     plan: RolloutPlan
     task: Task
+    environment: Environment | None
+    variants: Mapping[str, Task]
     rewards: tuple[NamedReward, ...]
     mask: Callable[[TokenBatch], Tensor]
     estimator: Callable[[CreditInputs], Tensor | Credit]
@@ -65,13 +69,23 @@ class Parts:
 
     @property
     def max_tokens(self) -> dict[str, int]:
-        """The budget of each kind of turn."""
-        return {level.kind: level.turn.max_new_tokens for level in self.plan.levels}
+        """Tokens that the policy may write in a row, by the kind of turn that the row ends with."""
+        budgets = self.spec.rollout.budgets
+        return {kind: budgets[asked] for kind, asked in self._asked.items()}
 
     @property
     def temperatures(self) -> dict[str, float]:
         """The sampler's temperature for each kind of turn."""
-        return {level.kind: level.turn.temperature for level in self.plan.levels}
+        turns = self.spec.rollout.turn_specs
+        return {kind: turns[asked].temperature for kind, asked in self._asked.items()}
+
+    @property
+    def _asked(self) -> dict[str, str]:
+        """For every kind that a turn may turn out to be, the one that was asked for."""
+        if self.environment is None:
+            return {turn: turn for turn in self.spec.rollout.turns}
+        (asked,) = self.spec.rollout.turns
+        return dict.fromkeys((*self.environment.kinds, FAILED), asked)
 
 
 def make_parts(spec: ExperimentSpec) -> Parts:
@@ -83,6 +97,8 @@ def make_parts(spec: ExperimentSpec) -> Parts:
         spec=spec,
         plan=plan(spec.rollout),
         task=plugins.task,
+        environment=plugins.environment,
+        variants=plugins.variants,
         rewards=(
             *(
                 NamedReward(name, use, _reward(name, plugins.rewards["turn", name]), "turn")
@@ -97,6 +113,14 @@ def make_parts(spec: ExperimentSpec) -> Parts:
         estimator=_bind(plugins.estimator),
         needs=plugins.estimator.needs,
     )
+
+
+def hosted(parts: Parts, pool: RewardPool) -> PooledHost | None:
+    """Where the environment runs; None where there is none."""
+    rollout, environment = parts.spec.rollout, parts.environment
+    if environment is None or not isinstance(rollout, ManyTurn):
+        return None
+    return PooledHost(environment, pool, rollout.environment.deadline)
 
 
 def _reward(name: str, plugin: Plugin) -> RewardPlugin:

@@ -148,6 +148,10 @@ def _plugins(spec: ExperimentSpec, plugins: Plugins) -> Iterator[Diagnostic]:
 
 def _uses(plugins: Plugins) -> Iterator[tuple[KeyPath, Plugin]]:
     yield ("task",), plugins.task
+    for name, task in plugins.variants.items():
+        yield ("evaluation", "variants", name), task
+    if plugins.environment is not None:
+        yield ("rollout", "environment"), plugins.environment
     for (scope, name), reward in plugins.rewards.items():
         yield ("rewards", scope, name), reward
 

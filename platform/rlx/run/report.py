@@ -12,7 +12,6 @@ from rlx_registry import Registry
 __all__ = ["CURVES", "draw", "draw_probes"]
 
 CURVES = (
-    "rewards/accuracy/mean",
     "train/reward_answer",
     "train/reward_confidence",
     "calibration/brier",
@@ -24,8 +23,14 @@ CURVES = (
     "train/grad_norm",
     "rollout/len_answer",
     "rollout/zero_signal_answer",
+    "rollout/zero_signal_turn",
+    "environment/turns",
+    "environment/tokens_per_turn",
+    "environment/token_share",
+    "environment/info/valid",
+    "environment/info/duplicate",
 )
-"""Metrics worth a panel, where the run has them."""
+"""Metrics worth a panel, where the run has them, behind every reward's mean."""
 
 
 def draw(registry: Registry, run_id: str, folder: RunFolder) -> None:
@@ -39,8 +44,10 @@ def draw(registry: Registry, run_id: str, folder: RunFolder) -> None:
             Calibration.from_json(after),
             folder.pictures / "reliability",
         )
-    curves = registry.metrics(run_id, list(CURVES))
-    shown = {name: curves[name] for name in CURVES if len(curves.get(name, ())) > 1}
+    spec = registry.run(run_id).spec["rewards"]
+    rewards = [f"rewards/{name}/mean" for scope in ("turn", "global") for name in spec[scope]]
+    curves = registry.metrics(run_id, [*rewards, *CURVES])
+    shown = {name: curves[name] for name in (*rewards, *CURVES) if len(curves.get(name, ())) > 1}
     if shown:
         made += learning_curves(shown, folder.pictures / "curves")
     for path in made:

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlx.batch import TokenBatch, flatten
+from rlx.batch import TokenBatch, flatten, rows_of
 from rlx.credit.returns import between_ends
 from rlx.errors import SpecError
 from rlx.learner import CriticStats, UpdateStats, critic_rate
 from rlx.record.rollouts import Role
 from rlx.reward import RewardTable
-from rlx.rollout import RolloutTree
+from rlx.rollout import RolloutTree, is_fault
 from rlx.run.carried import Carried
 from rlx.run.collect import Harvest, harvest
 from rlx.run.figures import step_figures
@@ -32,14 +32,19 @@ class Stepped:
     """What came of a step.
 
     Attributes:
-        shown: figures to show while the run goes on; none where no rollout could be scored.
+        figures: all of the step's; none where no rollout could be scored.
         drawn: problems drawn.
         carried: for the next step.
     """
 
-    shown: dict[str, float]
+    figures: dict[str, float]
     drawn: int
     carried: Carried
+
+    def shown(self, correct: str) -> dict[str, float]:
+        """Those to show while the run goes on."""
+        names = (f"rewards/{correct}/mean", "calibration/brier", "perf/step_s")
+        return {name: self.figures[name] for name in names if name in self.figures}
 
 
 def train_step(
@@ -49,8 +54,8 @@ def train_step(
     began = time.perf_counter()
     crop = harvest(m, parts, cursor)
     out = crop.untrained()
-    if len(out) == len(crop.table.turns):
-        _tell_skipped(m, step, crop.table)
+    if len(out) == len(rows_of(crop.trees)):
+        _tell_skipped(m, step, crop)
         return Stepped({}, crop.drawn, carried)
     batch = flatten(crop.trees, temperatures=parts.temperatures, without=out)
     mask = parts.mask(batch)
@@ -73,15 +78,13 @@ def train_step(
         "step": ended - began,
     }
     correct = m.spec.evaluation.correct
-    figures = step_figures(crop.trees, crop.table, train, update, critic, seconds, correct)
+    figures = step_figures(
+        crop.trees, crop.table, train, update, critic, seconds, correct, parts.spec.rollout.turns
+    )
     figures["rollout/filtered"] = float(len(crop.filtered))
     _record(m, phase, step, figures, crop, train, parts)
-    shown = (f"rewards/{correct}/mean", "calibration/brier", "perf/step_s")
-    return Stepped(
-        {name: figures[name] for name in shown if name in figures},
-        crop.drawn,
-        carried.after(train, parts.spec, with_critic=critic is not None),
-    )
+    carried = carried.after(train, parts.spec, with_critic=critic is not None)
+    return Stepped(figures, crop.drawn, carried)
 
 
 def _streams(
@@ -158,10 +161,14 @@ def _learn(
     return update, told
 
 
-def _tell_skipped(m: Machinery, step: int, table: RewardTable) -> None:
-    every = (e for entries in table.turns.values() for e in entries.values())
-    reasons = [e.reason for e in every if e.status == "absent" and e.reason]
-    why = f"; the first scorer said: {reasons[0]}" if reasons else ""
+def _tell_skipped(m: Machinery, step: int, crop: Harvest) -> None:
+    table = crop.table
+    entries = (e for es in (*table.turns.values(), *table.rollouts.values()) for e in es.values())
+    scorers = (e.reason for e in entries if e.status == "absent" and e.reason)
+    why = next((f"; the first scorer said: {reason}" for reason in scorers), "")
+    for fault in (s.info["fault"] for t in crop.trees for s in t.segments if is_fault(s)):
+        why = f"; the environment failed: {fault}"
+        break
     told = f"step {step} learned nothing: no rollout could be scored{why}"
     if m.recorder:
         m.recorder.event("step_skipped", told, level="warning")

@@ -78,6 +78,11 @@ class _Session:
     def close(self) -> None:
         self._kept = CachedRows()
 
+    @property
+    def longest(self) -> int:
+        """See `rlx.rollout.Session`."""
+        return self._policy.longest
+
     @torch.inference_mode()
     def generate(
         self, requests: Sequence[Request], sampling: TurnSpec

@@ -6,7 +6,16 @@ from rlx.spec.loss import EntropyBonus, KlPenalty, LossSpec
 from rlx.spec.model import Lora, ModelSpec, Pretrained, Tiny, WarmStart
 from rlx.spec.probe import MonteCarloSpec, ProbeSpec
 from rlx.spec.reward import GlobalReward, OnError, PluginUse, RewardsSpec, TurnReward, ValueOnError
-from rlx.spec.rollout import DynamicSampling, RolloutSpec, Single, TurnSpec, TwoTurn
+from rlx.spec.rollout import (
+    DynamicSampling,
+    EnvironmentUse,
+    ForcedAnswer,
+    ManyTurn,
+    RolloutSpec,
+    Single,
+    TurnSpec,
+    TwoTurn,
+)
 from rlx.spec.training import (
     CriticSpec,
     EvaluationSpec,
@@ -24,13 +33,16 @@ __all__ = [
     "CriticSpec",
     "DynamicSampling",
     "EntropyBonus",
+    "EnvironmentUse",
     "EstimatorUse",
     "EvaluationSpec",
     "ExperimentSpec",
+    "ForcedAnswer",
     "GlobalReward",
     "KlPenalty",
     "Lora",
     "LossSpec",
+    "ManyTurn",
     "MaskUse",
     "ModelSpec",
     "MonteCarloSpec",

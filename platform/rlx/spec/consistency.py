@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING
 
 from rlx.spec.base import Problem
 from rlx.spec.model import Tiny
-from rlx.spec.reward import GlobalReward, TurnReward
+from rlx.spec.reward import EVERY_TURN, GlobalReward, TurnReward
+from rlx.spec.rollout import ManyTurn
 
 if TYPE_CHECKING:
     from rlx.spec.experiment import ExperimentSpec
 
 __all__ = ["cautions", "contradictions"]
+
+HELD_OUT = "held_out"
+"""The set of held-out problems that every experiment has."""
 
 _AnyReward = TurnReward | GlobalReward
 
@@ -101,8 +105,7 @@ def _kl(spec: ExperimentSpec) -> Iterator[Problem]:
 
 def _sampling(spec: ExperimentSpec) -> Iterator[Problem]:
     first, *_ = spec.rollout.turns
-    for kind in spec.rollout.turns:
-        turn = getattr(spec.rollout, kind)
+    for kind, turn in spec.rollout.turn_specs.items():
         for key, full in (("top_p", 1.0), ("top_k", 0)):
             if getattr(turn, key) != full:
                 yield Problem(
@@ -144,6 +147,9 @@ def _rewards(spec: ExperimentSpec) -> Iterator[Problem]:
             )
     turns = spec.rollout.turns
     for name, reward in turn.items():
+        # What kinds of turn an environment tells of, its plugin says.
+        if isinstance(spec.rollout, ManyTurn) or reward.turn == EVERY_TURN:
+            continue
         if reward.turn not in turns:
             message = (
                 f"rewards.turn.{name}.turn is {reward.turn!r}, but schedule "
@@ -156,6 +162,12 @@ def _rewards(spec: ExperimentSpec) -> Iterator[Problem]:
             yield from _read(name, key, other, everyone, turns)
     yield from _circles(everyone)
     yield from _judge(spec)
+    if HELD_OUT in spec.evaluation.variants:
+        yield Problem(
+            ("evaluation", "variants", HELD_OUT),
+            f"evaluation.variants.{HELD_OUT} has the name of the task's own held-out set",
+            help="call it something else",
+        )
 
 
 def _reads(reward: _AnyReward) -> dict[str, str]:
@@ -232,6 +244,10 @@ def _judge(spec: ExperimentSpec) -> Iterator[Problem]:
             f"there are: {', '.join(names) or 'none'}"
         )
         yield Problem(path, message, names)
+    elif judge in rewards and isinstance(spec.rollout, ManyTurn):
+        message = f"evaluation.correct is {judge!r}, which scores turns"
+        help_ = "it must say whether a whole rollout is right: name one of rewards.global"
+        yield Problem(path, message, tuple(spec.rewards.global_), help=help_)
     elif judge in rewards and rewards[judge].turn in spec.rollout.turns[1:]:
         message = f"evaluation.correct is {judge!r}, which scores {rewards[judge].turn} turns"
         good = tuple(name for name, reward in rewards.items() if reward.turn == first)
@@ -244,7 +260,7 @@ def _judge(spec: ExperimentSpec) -> Iterator[Problem]:
 
 def _entropy(spec: ExperimentSpec) -> Iterator[Problem]:
     bonus = spec.loss.entropy
-    spans = [s for t in spec.rollout.turns for s in getattr(spec.rollout, t).spans]
+    spans = [s for turn in spec.rollout.turn_specs.values() for s in turn.spans]
     if bonus is not None and bonus.span is not None and bonus.span not in spans:
         message = (
             f"loss.entropy.span is {bonus.span!r}, but the turns declare "
@@ -276,7 +292,16 @@ def _probe(spec: ExperimentSpec) -> Iterator[Problem]:
     if spec.probe is None:
         return
     first, *_ = spec.rollout.turns
-    spans = getattr(spec.rollout, first).spans
+    spans = spec.rollout.turn_specs[first].spans
+    if isinstance(spec.rollout, ManyTurn):
+        yield Problem(
+            ("probe",),
+            "probe needs reasoning that stands before an answer in one turn: schedule "
+            f"{spec.rollout.schedule!r} has several",
+            help="drop `probe`, or choose another schedule",
+            against=("rollout", "schedule"),
+        )
+        return
     if spec.probe.span not in spans:
         message = (
             f"probe.span is {spec.probe.span!r}, but rollout.{first}.spans has "
@@ -306,7 +331,7 @@ def _unread(spec: ExperimentSpec) -> Iterator[Problem]:
     if spec.probe is None:
         return
     first, *_ = spec.rollout.turns
-    spans, name = getattr(spec.rollout, first).spans, spec.probe.close.strip("</>")
+    spans, name = spec.rollout.turn_specs[first].spans, spec.probe.close.strip("</>")
     if name not in spans:
         yield Problem(
             ("probe", "close"),
@@ -318,9 +343,7 @@ def _unread(spec: ExperimentSpec) -> Iterator[Problem]:
 
 def _horizon(spec: ExperimentSpec) -> Iterator[Problem]:
     adaptive = spec.credit.kl_adaptive
-    rollout = spec.rollout
-    answers = rollout.prompts_per_step * rollout.num_generations_answer
-    rows = answers * (1 + getattr(rollout, "num_generations_confidence", 0))
+    rows = spec.rollout.rows_per_step
     if adaptive is not None and 0.2 * rows >= adaptive.horizon:
         yield Problem(
             ("credit", "kl_adaptive", "horizon"),
@@ -352,13 +375,14 @@ def _ranks(spec: ExperimentSpec) -> Iterator[Problem]:
 def _length(spec: ExperimentSpec) -> Iterator[Problem]:
     if not isinstance(spec.model, Tiny):
         return
-    budgets = {t: getattr(spec.rollout, t).max_new_tokens for t in spec.rollout.turns}
+    budgets = spec.rollout.budgets
     total, room = sum(budgets.values()), spec.model.max_position
-    if spec.probe is not None and budgets["answer"] + spec.probe.max_new_tokens >= room > total:
+    first = next(iter(budgets.values()))
+    if spec.probe is not None and first + spec.probe.max_new_tokens >= room > total:
         yield Problem(
             ("probe", "max_new_tokens"),
             f"probe.max_new_tokens is {spec.probe.max_new_tokens}, behind reasoning of up to "
-            f"{budgets['answer']} tokens: that and a prompt do not fit into model.max_position "
+            f"{first} tokens: that and a prompt do not fit into model.max_position "
             f"{room}",
             help="lower it, or raise model.max_position",
             against=("model", "max_position"),

@@ -15,8 +15,8 @@ from rlx.spec.credit import CreditSpec
 from rlx.spec.loss import LossSpec
 from rlx.spec.model import ModelSpec
 from rlx.spec.probe import MonteCarloSpec, ProbeSpec
-from rlx.spec.reward import PluginUse, RewardsSpec
-from rlx.spec.rollout import RolloutSpec, Single, TwoTurn
+from rlx.spec.reward import EVERY_TURN, PluginUse, RewardsSpec
+from rlx.spec.rollout import ManyTurn, RolloutSpec, Single, TwoTurn
 from rlx.spec.training import (
     CriticSpec,
     EvaluationSpec,
@@ -139,7 +139,7 @@ class ExperimentSpec(Strict):
         return tree, misplaced
 
     def _drop_what_only_the_former_has(
-        self, kind: type[Single | TwoTurn], tree: dict[str, Any], said: Mapping[str, Any]
+        self, kind: type[Single | TwoTurn | ManyTurn], tree: dict[str, Any], said: Mapping[str, Any]
     ) -> None:
         """Another schedule leaves some of the experiment's own words without a meaning.
 
@@ -157,9 +157,10 @@ class ExperimentSpec(Strict):
             if untouched("rollout", key):
                 rollout.pop(key, None)
         for name, reward in self.rewards.turn.items():
-            if reward.turn not in kind.turns and untouched("rewards", "turn", name):
+            kinds = (reward.turn,) if kind is ManyTurn else (*kind.counts, EVERY_TURN)
+            if reward.turn not in kinds and untouched("rewards", "turn", name):
                 tree["rewards"]["turn"].pop(name, None)
-        turns = [t for turn in kind.turns if isinstance(t := rollout.get(turn), dict)]
+        turns = [t for turn in kind.counts if isinstance(t := rollout.get(turn), dict)]
         spans = [span for turn in turns for span in turn.get("spans") or ()]
         bonus = self.loss.entropy
         if bonus and bonus.span and bonus.span not in spans and untouched("loss", "entropy"):
@@ -177,7 +178,11 @@ class ExperimentSpec(Strict):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-_SCHEDULES: dict[str, type[Single | TwoTurn]] = {"single": Single, "two_turn": TwoTurn}
+_SCHEDULES: dict[str, type[Single | TwoTurn | ManyTurn]] = {
+    "single": Single,
+    "two_turn": TwoTurn,
+    "environment": ManyTurn,
+}
 
 
 def _lay(tree: dict[str, Any], path: str, value: Any) -> Problem | None:

@@ -34,6 +34,9 @@ class Effective(Mask):
     state_masking: bool = True
     """Leave environment tokens out of KL, GAE, GRPO and score alike."""
 
+    def reaches_beyond(self) -> bool:
+        return not self.state_masking
+
 
 class TurnSpans(Mask):
     """Tokens inside the spans that each kind of turn declares; the rest of the turn stays out."""

@@ -30,8 +30,9 @@ class Tiny(Strict):
     """A small Qwen3 built from its configuration class, with random weights and no download."""
 
     kind: Literal["tiny"] = "tiny"
-    tokenizer: Literal["arithmetic"] = "arithmetic"
-    """Name of a tokenizer definition that rlx ships. `arithmetic` writes whole numbers to 100."""
+    tokenizer: Literal["arithmetic", "world"] = "arithmetic"
+    """Name of a tokenizer definition that rlx ships. `arithmetic` writes whole numbers to 100;
+    `world` the entities of the shipped knowledge graph and the words that ask about them."""
     hidden_size: int = Field(96, ge=32)
     layers: int = Field(3, ge=1)
     heads: int = Field(4, ge=1)

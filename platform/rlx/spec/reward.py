@@ -6,7 +6,17 @@ from pydantic import ConfigDict, Field
 
 from rlx.spec.base import Strict
 
-__all__ = ["GlobalReward", "OnError", "PluginUse", "RewardsSpec", "TurnReward", "ValueOnError"]
+EVERY_TURN = "*"
+
+__all__ = [
+    "EVERY_TURN",
+    "GlobalReward",
+    "OnError",
+    "PluginUse",
+    "RewardsSpec",
+    "TurnReward",
+    "ValueOnError",
+]
 
 
 class ValueOnError(Strict):
@@ -48,6 +58,11 @@ class TurnReward(_Reward):
     """A reward for every turn of one kind."""
 
     turn: str
+    """What the turn is, such as `answer`; "*" stands for every turn of a rollout."""
+
+    def fits(self, kind: str) -> bool:
+        """Whether it is for turns of this kind."""
+        return self.turn in (kind, EVERY_TURN)
 
 
 class GlobalReward(_Reward):

@@ -1,12 +1,23 @@
 """What an experiment may say about sampling: the shape of the rollout trees."""
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from rlx.spec.base import Strict
+from rlx.spec.reward import PluginUse
 
-__all__ = ["DynamicSampling", "RolloutSpec", "Single", "TurnSpec", "TwoTurn"]
+__all__ = [
+    "DynamicSampling",
+    "EnvironmentUse",
+    "ForcedAnswer",
+    "ManyTurn",
+    "RolloutSpec",
+    "Single",
+    "TurnSpec",
+    "TwoTurn",
+]
 
 
 class TurnSpec(Strict):
@@ -32,32 +43,112 @@ class DynamicSampling(Strict):
     """At most so many draws of `prompts_per_step` for one step; then it trains on what it has."""
 
 
-class _Answer(Strict):
+class _Rollout(Strict):
+    counts: ClassVar[Mapping[str, str]] = {}
+    """For every kind of turn that is asked for, the key that says how many are sampled."""
+
     system: str = ""
     """System message of every dialogue whose problem brings none; plain models see it first."""
     prompts_per_step: int = Field(32, ge=1)
-    num_generations_answer: int = Field(8, ge=1)
-    """G_a: answers per prompt."""
-    answer: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
     dynamic_sampling: DynamicSampling | None = None
     """null trains on whatever was drawn."""
 
+    @property
+    def turns(self) -> tuple[str, ...]:
+        """Kinds of turn that are asked for, in order; each is the key of a `TurnSpec`."""
+        return tuple(self.counts)
 
-class Single(_Answer):
+    @property
+    def turn_specs(self) -> dict[str, TurnSpec]:
+        """How each kind of turn is asked for."""
+        return {turn: getattr(self, turn) for turn in self.turns}
+
+    @property
+    def budgets(self) -> dict[str, int]:
+        """Tokens that the policy may write in a row, by the kind of turn that it is asked for."""
+        return {turn: spec.max_new_tokens for turn, spec in self.turn_specs.items()}
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows that a step's trees have at most."""
+        rows, width = 0, self.prompts_per_step
+        for key in self.counts.values():
+            width *= getattr(self, key)
+            rows += width
+        return rows
+
+
+class Single(_Rollout):
     """Prompt, then answers."""
 
-    turns: ClassVar[tuple[str, ...]] = ("answer",)
+    counts: ClassVar[Mapping[str, str]] = {"answer": "num_generations_answer"}
+
     schedule: Literal["single"] = "single"
+    num_generations_answer: int = Field(8, ge=1)
+    """G_a: answers per prompt."""
+    answer: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
 
 
-class TwoTurn(_Answer):
+class TwoTurn(_Rollout):
     """Prompt, answers, and below each answer a question with several confidences."""
 
-    turns: ClassVar[tuple[str, ...]] = ("answer", "confidence")
+    counts: ClassVar[Mapping[str, str]] = {
+        "answer": "num_generations_answer",
+        "confidence": "num_generations_confidence",
+    }
+
     schedule: Literal["two_turn"] = "two_turn"
+    num_generations_answer: int = Field(8, ge=1)
+    """G_a: answers per prompt."""
+    answer: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
     num_generations_confidence: int = Field(4, ge=1)
     """G_c: confidences per answer."""
     confidence: TurnSpec
 
 
-RolloutSpec = Annotated[Single | TwoTurn, Field(discriminator="schedule")]
+class EnvironmentUse(PluginUse):
+    """An environment by name, with its own options beside it."""
+
+    deadline: float = Field(5.0, gt=0)
+    """Seconds that one call may take."""
+    on_error: Literal["fail", "drop_sample", "drop_group"] = "fail"
+    """What becomes of a rollout whose environment raised, hung, crashed or answered nonsense."""
+
+
+class ForcedAnswer(Strict):
+    """One more turn for rollouts that are not done after the last regular one."""
+
+    template: str = ""
+    """Text behind the last observation, by which the policy is told to answer."""
+    max_new_tokens: int | None = Field(None, ge=1)
+    """null is that of the other turns."""
+
+
+class ManyTurn(_Rollout):
+    """Prompt, then rollouts of many turns, each answered by an environment."""
+
+    counts: ClassVar[Mapping[str, str]] = {"turn": "num_generations"}
+
+    schedule: Literal["environment"] = "environment"
+    environment: EnvironmentUse
+    num_generations: int = Field(8, ge=1)
+    """G: rollouts per prompt."""
+    max_turns: int = Field(6, ge=1)
+    """Regular turns; a rollout that is done earlier ends there."""
+    turn: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
+    """How every turn is sampled; its template is shown before the first."""
+    forced_answer: ForcedAnswer | None = None
+    """null ends a rollout after `max_turns`, done or not."""
+    observation: Literal["message", "inline"] = "message"
+    """How the policy is shown what the environment says: as the other side's message in the
+    model's own form of dialogue, or inline, as tokens right behind the turn (the source's way)."""
+
+    @property
+    def budgets(self) -> dict[str, int]:
+        """Tokens that the policy may write in a row, all of its turns together."""
+        forced = self.forced_answer
+        last = 0 if forced is None else forced.max_new_tokens or self.turn.max_new_tokens
+        return {"turn": self.max_turns * self.turn.max_new_tokens + last}
+
+
+RolloutSpec = Annotated[Single | TwoTurn | ManyTurn, Field(discriminator="schedule")]

@@ -15,6 +15,7 @@ _NAMES_PLUGINS = {
     "PluginUse": ("plugin", "task"),
     "TurnReward": ("plugin", "reward"),
     "GlobalReward": ("plugin", "reward"),
+    "EnvironmentUse": ("plugin", "environment"),
     "MaskUse": ("strategy", "mask"),
     "EstimatorUse": ("name", "estimator"),
 }

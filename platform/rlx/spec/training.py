@@ -93,6 +93,9 @@ class TransformersSampler(Strict):
 SamplerSpec = Annotated[TransformersSampler, Field()]
 
 
+VariantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
+
+
 class EvaluationSpec(Strict):
     """Held-out problems, one sampled answer (and one confidence) each, before and after."""
 
@@ -100,7 +103,11 @@ class EvaluationSpec(Strict):
     every: int = Field(0, ge=0)
     """Steps between evaluations during training; 0 evaluates before and after only."""
     correct: str = "accuracy"
-    """The turn reward that says, by the value 1, that an answer is correct."""
+    """The reward that says, by the value 1, that an answer is correct."""
+    greedy: bool = False
+    """Answer every problem once more, each token the most likely; told apart as `NAME.greedy`."""
+    variants: dict[VariantName, dict[str, Any]] = Field(default_factory=dict)
+    """More held-out sets, by name: options that the task has there, over those it is trained on."""
 
 
 class TrackingSpec(Strict):

@@ -1,8 +1,8 @@
 """Promises that plugin authors can check their own work against, without rlx or in their tests.
 
-`check_reward`, `check_task`, `check_mask`, `check_placement` and `check_estimator` raise
-AssertionError at the first promise that is broken. `reward_checks()` and its like give them one by
-one, by name:
+`check_reward`, `check_task`, `check_environment`, `check_mask`, `check_placement` and
+`check_estimator` raise AssertionError at the first promise that is broken. `reward_checks()` and
+its like give them one by one, by name:
 
     @pytest.mark.parametrize("check", reward_checks(), ids=str)
     def test_keeps_every_promise(check):
@@ -15,18 +15,21 @@ from importlib import import_module
 from typing import Any
 
 from rlx.discovery import Kind
-from rlx.testing.promise import Check, common_checks
+from rlx.testing.environments import check_environment, environment_checks
+from rlx.testing.promise import Check
 from rlx.testing.rewards import check_reward, reward_checks
 from rlx.testing.tasks import check_task, task_checks
 
 __all__ = [
     "Check",
+    "check_environment",
     "check_estimator",
     "check_mask",
     "check_placement",
     "check_reward",
     "check_task",
     "checks",
+    "environment_checks",
     "estimator_checks",
     "example_batch",
     "example_inputs",
@@ -50,10 +53,8 @@ _WITH_TORCH = {
 
 def checks(kind: Kind) -> tuple[Check, ...]:
     """The promises of a kind of plugin, in the order in which they are best checked."""
-    if kind in ("task", "reward", "mask", "estimator"):
-        given: tuple[Check, ...] = getattr(import_module(__name__), f"{kind}_checks")()
-        return given
-    return common_checks()
+    given: tuple[Check, ...] = getattr(import_module(__name__), f"{kind}_checks")()
+    return given
 
 
 def __getattr__(name: str) -> Any:

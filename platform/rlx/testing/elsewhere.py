@@ -5,17 +5,19 @@ import json
 import multiprocessing
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-from rlx.reward import Job, Outcome, RewardPool
-from rlx.spec import RunnerSpec
+from rlx.plugin import Environment
+from rlx.reward import Job, Outcome, PooledHost, RewardPool
+from rlx.spec import EnvironmentUse, RunnerSpec
 
-__all__ = ["ImportReport", "elsewhere", "first_import", "scored"]
+__all__ = ["ImportReport", "elsewhere", "first_import", "hosted", "scored"]
 
 _SECONDS = 30.0
 _PROBE = """
@@ -139,8 +141,26 @@ def scored(jobs: Sequence[Job], *, fresh: bool = False) -> list[Outcome]:
         jobs: calls of rewards.
         fresh: in a worker that has scored nothing before.
     """
+    with _scoring(fresh) as pool:
+        return pool.score(jobs)
+
+
+@contextmanager
+def hosted(environment: Environment, *, fresh: bool = False) -> Iterator[PooledHost]:
+    """An environment as a run has it, in a worker with the default deadline.
+
+    Args:
+        environment: the plugin.
+        fresh: in a worker that has done nothing before.
+    """
+    with _scoring(fresh) as pool:
+        yield PooledHost(environment, pool, EnvironmentUse.model_fields["deadline"].default)
+
+
+@contextmanager
+def _scoring(fresh: bool) -> Iterator[RewardPool]:
     if not fresh:
-        pool: RewardPool = _workers("reward", _reward_pool)
-        return pool.score(jobs)
+        yield _workers("reward", _reward_pool)
+        return
     with _reward_pool() as pool:
-        return pool.score(jobs)
+        yield pool

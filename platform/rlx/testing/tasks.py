@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any, get_args
 from unittest import SkipTest
 
-from rlx.plugin import Demonstration, Problem, Split
+from rlx.plugin import Demonstration, Problem, Rehearsed, Split
 from rlx.testing.elsewhere import elsewhere
 from rlx.testing.promise import Check, Subject, common_checks, keep, made
 
@@ -56,6 +56,12 @@ def task_checks() -> tuple[Check, ...]:
             "shows the same demonstration again",
             "derive everything from problem and seed; raise NotImplementedError if there are none",
             _shows_the_same_demonstration_again,
+        ),
+        Check(
+            "rehearses the same lesson again",
+            "derive `lesson` from index and seed, and `act` from its arguments; keep problems of "
+            "the test split out of lessons",
+            _rehearses_the_same_lesson_again,
         ),
     )
 
@@ -117,6 +123,33 @@ def _shows_the_same_demonstration_again(subject: Subject) -> None:
         assert shown is not None, said
     if shown is None:
         raise SkipTest("it has none, and cannot be used with `warm_start`")
+
+
+def _rehearsed(task: Any, places: Sequence[_Place]) -> list[tuple[dict[str, Any], str]]:
+    """The lessons of these places, the split aside, with their first turns."""
+    lessons = [(p, task.lesson(p[1], p[2])) for p in places]
+    opened = [(_plain(one, p), task.act(one, (), (), p[2])) for p, one in lessons]
+    for place, (_, turn) in zip(places, opened, strict=True):
+        if not isinstance(turn, str) or not turn:
+            raise TypeError(f"lesson {place[1]} of seed {place[2]} opens with {turn!r}, not text")
+    return opened
+
+
+def _rehearses_the_same_lesson_again(subject: Subject) -> None:
+    task = made(subject)
+    if not (isinstance(task, Rehearsed) and getattr(task, "demonstrates", True)):
+        raise SkipTest("it has no `lesson` and `act`, which a warm start with an environment needs")
+    lessons = _compare(_rehearsed, subject, _PLACES[: len(_PLACES) // 2])
+    tests = _drawn_ids(task, "test")
+    shared = sorted({problem["id"] for problem, _ in lessons} & tests)
+    assert not shared, (
+        f"{len(shared)} lessons are problems of the test split, such as {shared[0]!r}"
+    )
+
+
+def _drawn_ids(task: Any, split: Split) -> set[str]:
+    places = [place for place in _PLACES if place[0] == split]
+    return {problem["id"] for problem in elsewhere(_drawn, task, places)}
 
 
 def _compare(

@@ -92,7 +92,12 @@ def check(what: str, kind: str | None, options: tuple[str, ...], as_json: bool) 
 
 @plugins.command("new")
 @click.argument("name")
-@click.option("--kind", type=click.Choice(["reward", "task"]), default="reward", show_default=True)
+@click.option(
+    "--kind",
+    type=click.Choice(["reward", "task", "environment"]),
+    default="reward",
+    show_default=True,
+)
 @click.option(
     "--into",
     type=click.Path(path_type=Path),

@@ -70,6 +70,8 @@ def _facts(plugin: type[Plugin]) -> Iterator[str]:
         yield f"Looks at all turns {alike[scope]}, together."
     if getattr(plugin, "reads_parent", False) is True:
         yield "Reads the value of another reward: needs `of`."
+    if kinds := getattr(plugin, "kinds", ()):
+        yield f"Its turns are {', '.join(kinds)}."
     if plugin.needs:
         yield f"Needs: {', '.join(sorted(plugin.needs))}"
 

@@ -23,7 +23,7 @@ def scaffold(name: str, kind: Kind, into: Path) -> Path:
 
     Args:
         name: what YAML will call the plugin.
-        kind: "reward" or "task".
+        kind: "reward", "task" or "environment".
         into: the folder to make the distribution's own folder in.
 
     Raises:
@@ -36,7 +36,7 @@ def scaffold(name: str, kind: Kind, into: Path) -> Path:
     folder = into / distribution
     words = {
         "name": name,
-        "attribute": "".join(map(str.title, name.split("_"))) if kind == "task" else name,
+        "attribute": name if kind == "reward" else "".join(map(str.title, name.split("_"))),
         "kind": kind,
         "package": package,
         "distribution": distribution,
@@ -77,7 +77,11 @@ def _check_name(name: str, kind: Kind, package: str) -> None:
             f"'{shown}' cannot name a plugin: use a to z, 0 to 9 and _, beginning with a letter"
             f"{hint}"
         )
-    if keyword.iskeyword(name) or hasattr(builtins, name) or name in ("reward", "task"):
+    if (
+        keyword.iskeyword(name)
+        or hasattr(builtins, name)
+        or name in ("reward", "task", "environment")
+    ):
         raise SpecError(f"'{shown}' cannot name a plugin: it is a word of Python or of rlx")
     if taken := [f for f in installed(kind) if f.name == name]:
         raise SpecError(f"{kind} plugin '{shown}' is offered by {taken[0].source}; choose another")

@@ -1,0 +1,131 @@
+"""Demonstrations as dialogues: what a scripted policy says, and what it is answered."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rlx.model.dialogue import ModelDialogue
+from rlx.plugin import Environment, Problem, Rehearsed, Step, Task
+from rlx.rollout import LocalHost, Talk, find_spans
+from rlx.rollout.environment import talk
+from rlx.seeding import derive_seed
+from rlx.spec import ExperimentSpec, ManyTurn
+
+__all__ = ["Episode", "Stage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """A demonstration as tokens.
+
+    Attributes:
+        token_ids: all of the dialogue.
+        is_own: whether the token is the policy's, its turns' ends included.
+    """
+
+    token_ids: tuple[int, ...]
+    is_own: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """A turn, and the tokens that lead to it."""
+
+    opening: tuple[int, ...]
+    turn: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where an experiment's demonstrations are acted out, one as good as any other of its index.
+
+    Attributes:
+        spec: the experiment.
+        task: whose demonstrations they are.
+        environment: what answers between turns; None where nothing does.
+    """
+
+    spec: ExperimentSpec
+    task: Task
+    environment: Environment | None = None
+
+    def episode(self, dialogue: ModelDialogue, index: int) -> Episode:
+        """Demonstration number `index` of the warm start, as tokens.
+
+        Raises:
+            SpecError: the vocabulary has no token for some of its text.
+        """
+        ids: list[int] = []
+        own: list[bool] = []
+        for said in self._said(dialogue, index):
+            ids += [*said.opening, *said.turn]
+            own += [*[False] * len(said.opening), *[True] * len(said.turn)]
+        return Episode(tuple(ids), tuple(own))
+
+    def _said(self, dialogue: ModelDialogue, index: int) -> Iterator[_Said]:
+        seed = derive_seed(self.spec.seed, "demonstration", index)
+        start = derive_seed(self.spec.seed, "warm start")
+        if isinstance(self.spec.rollout, ManyTurn):
+            if self.environment is None or not isinstance(self.task, Rehearsed):
+                raise ValueError("a schedule with an environment is rehearsed in it, by its task")
+            problem = self.task.lesson(index, start)
+            return _acted(
+                talk(self.spec.rollout), problem, seed, dialogue, self.task, self.environment
+            )
+        return self._told(dialogue, self.task.problem("train", index, start), seed)
+
+    def _told(self, dialogue: ModelDialogue, problem: Problem, seed: int) -> Iterator[_Said]:
+        turn: tuple[int, ...] = ()
+        demonstration = self.task.demonstration(problem, seed)
+        for (_, asked), text in zip(
+            self.spec.rollout.turn_specs.items(), demonstration.turns, strict=False
+        ):
+            shown = asked.template.replace("{prompt}", problem.prompt)
+            system = problem.system or self.spec.rollout.system
+            opening = dialogue.reply(shown, turn) if turn else dialogue.open(shown, system)
+            turn = (*dialogue.encode(text), dialogue.end_ids[0])
+            yield _Said(opening, turn)
+
+
+def _spoken(dialogue: ModelDialogue, text: str, plan: Talk) -> tuple[int, ...]:
+    """Tokens of a turn; one that a stop string ends is sampled without an end token."""
+    stopped = any(stop in text for stop in plan.turn.stop)
+    return (*dialogue.encode(text), *(() if stopped else dialogue.end_ids[:1]))
+
+
+def _heard(
+    dialogue: ModelDialogue, turn: tuple[int, ...], plan: Talk, number: int
+) -> tuple[str, dict[str, str]]:
+    """Text and spans of a turn, read off its tokens as those of a sampled one."""
+    text, ends = dialogue.read(turn)
+    spans = find_spans(text, ends, plan.turn.spans, first_turn=number == 1)
+    return text, {name: span.text for name, span in spans.items()}
+
+
+def _acted(
+    plan: Talk,
+    problem: Problem,
+    seed: int,
+    dialogue: ModelDialogue,
+    task: Rehearsed,
+    environment: Environment,
+) -> Iterator[_Said]:
+    """The scripted policy and the environment, turn by turn, as `rlx.rollout` has them take it."""
+    host = LocalHost(environment)
+    (state,) = host.reset([(problem.fields, derive_seed(seed, "environment"))])
+    turns: list[str] = []
+    observations: list[str] = []
+    opening = plan.opening(problem, dialogue).token_ids
+    for number in range(1, plan.last + 1):
+        text = task.act(problem, turns, observations, seed)
+        turn = _spoken(dialogue, text, plan)
+        yield _Said(opening, turn)
+        heard = _heard(dialogue, turn, plan, number)
+        (step,) = host.step([(state, plan.action(*heard, number, "stop"))])
+        if not isinstance(step, Step) or step.done or number == plan.last:
+            return
+        shown = dialogue.observed(
+            plan.shown(step.observation, number + 1), turn, inline=plan.inline
+        )
+        turns.append(text)
+        observations.append(shown.text)
+        opening, state = shown.token_ids, step.state

@@ -1,0 +1,170 @@
+"""Rollouts with an environment and without a model: made-up turns that hear what they are answered.
+
+The turns are those of the script that a task's warm start learns from, where it has one, so that
+the environment is asked what the model will be asked.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlx.errors import PluginError
+from rlx.plan.fake import ROLES, Author, Role
+from rlx.plan.stand_ins import TAGS, writable
+from rlx.plugin import Action, Problem, Rehearsed, Step
+from rlx.rollout import Completion, Fault, Host, Request, Talk
+from rlx.seeding import derive_seed
+from rlx.spec import ExperimentSpec, TurnSpec
+
+__all__ = ["Rehearsal", "Script"]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """The scripted policy of a task, whose failure is told as the task's own."""
+
+    name: str
+    task: Rehearsed
+
+    @classmethod
+    def of(cls, spec: ExperimentSpec, task: Rehearsed) -> "Script | None":
+        """That of an experiment's task; None where its options leave it without lessons.
+
+        Raises:
+            PluginError: the task fails.
+        """
+        name = spec.task.plugin
+        try:
+            task.lesson(0, derive_seed(spec.seed, "warm start"))
+        except NotImplementedError:
+            return None
+        except Exception as error:
+            raise PluginError(_told(name, "lesson 0", error)) from error
+        return cls(name, task)
+
+    def act(
+        self, problem: Problem, turns: Sequence[str], observations: Sequence[str], seed: int
+    ) -> str:
+        """The next turn; see `rlx.plugin.Rehearsed`.
+
+        Raises:
+            PluginError: the task fails.
+        """
+        try:
+            return self.task.act(problem, turns, observations, seed)
+        except Exception as error:
+            what = f"`act`, turn {len(turns) + 1} of problem {problem.id}"
+            raise PluginError(_told(self.name, what, error)) from error
+
+
+def _told(name: str, what: str, error: Exception) -> str:
+    why = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return f"task plugin {name!r} failed on {what}: {type(error).__name__}: {why}"
+
+
+@dataclass(slots=True)
+class _Actor:
+    """Who writes the turns of one rollout.
+
+    Attributes:
+        role: what is wrong with them: an actor without tags leaves them out until it is forced to
+            answer, one that is cut runs out of tokens in its first turn.
+        seed: of the episode.
+        turns: as they were written, whatever became of them then.
+        heard: what was shown after each.
+    """
+
+    problem: Problem
+    role: Role
+    seed: int
+    turns: list[str] = field(default_factory=list)
+    heard: list[str] = field(default_factory=list)
+
+
+class Rehearsal:
+    """A sampling session without a model, and the host that it listens to.
+
+    See `rlx.rollout.Session` and `rlx.rollout.Host`; one object is both for one `grow`.
+
+    Args:
+        author: writes where there is no script.
+        script: speaks instead; None where there is none.
+        problems: of the trees being grown, in order.
+        talk: how rollouts and environment take turns.
+        host: where the environment runs.
+        room: tokens of a dialogue that the model can hold.
+    """
+
+    def __init__(
+        self,
+        author: Author,
+        script: Script | None,
+        problems: Sequence[Problem],
+        talk: Talk,
+        host: Host,
+        room: int,
+    ) -> None:
+        self._author, self._script, self._problems = author, script, problems
+        self._talk, self._host = talk, host
+        self._live: list[_Actor] = []
+        self.longest = room
+
+    def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
+        """First states of all rollouts, problem by problem."""
+        states = self._host.reset(calls)
+        seeds = [seed for _, seed in calls]
+        self._live = [
+            self._actor(order, seeds)
+            for order, state in enumerate(states)
+            if not isinstance(state, Fault)
+        ]
+        return states
+
+    def _actor(self, order: int, seeds: Sequence[int]) -> _Actor:
+        tree, place = divmod(order, self._talk.count)
+        at = place if self._talk.count > 1 else tree % 2
+        role: Role = ROLES[at] if at < len(ROLES) else "any"
+        if role == "twin":  # of the first
+            role, order = ROLES[0], tree * self._talk.count
+        return _Actor(self._problems[tree], role, derive_seed(seeds[order], "rehearsal"))
+
+    def generate(
+        self, requests: Sequence[Request], sampling: TurnSpec
+    ) -> list[tuple[Completion, ...]]:
+        """The next turn of every rollout that goes on."""
+        if requests[0].extends is not None:
+            self._live = [self._live[r.extends] for r in requests if r.extends is not None]
+        actors = iter(self._live)
+        return [
+            tuple(self._turn(next(actors), seed, sampling) for seed in request.seeds)
+            for request in requests
+        ]
+
+    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | Fault]:
+        """What the environment makes of the turns."""
+        steps = self._host.step(calls)
+        for actor, step in zip(self._live, steps, strict=True):
+            if isinstance(step, Step):
+                following = len(actor.turns) + 1
+                actor.heard.append(self._talk.shown(step.observation, following))
+        return steps
+
+    def _turn(self, actor: _Actor, seed: int, sampling: TurnSpec) -> Completion:
+        number = len(actor.turns) + 1
+        text = self._text(actor)
+        actor.turns.append(text)
+        if actor.role == "untagged" and number <= self._talk.max_turns:
+            bare = TAGS.sub("", text)
+            text = writable(self._author.speech, bare) if bare.strip() else text
+        cut = actor.role == "cut" and number == 1
+        return self._author.completion(text, sampling, cut=cut, seed=seed)
+
+    def _text(self, actor: _Actor) -> str:
+        if self._script is not None:
+            said = self._script.act(actor.problem, actor.turns, actor.heard, actor.seed)
+            return writable(self._author.speech, said)
+        number = len(actor.turns)
+        drawn = derive_seed(actor.seed, number)
+        confidence = f"0.{random.Random(drawn).randint(1, 9)}"
+        return self._author.text(actor.problem, number, drawn, actor.role, confidence)

@@ -1,0 +1,54 @@
+"""All that a plugin author imports. Neither torch nor anything else heavy comes with it.
+
+A plugin is a frozen Pydantic model: its fields are its options in YAML, its first docstring line
+is what `rlx plugins` prints. A distribution offers it under an entry-point group:
+
+    rlx.tasks        Task        where problems come from
+    rlx.environments Environment what answers between turns
+    rlx.rewards      Reward      what a turn is worth
+    rlx.estimators   Estimator   how rewards become advantages
+    rlx.masks        Mask        which tokens learn
+
+The plugins that rlx ships enter the same way.
+"""
+
+from rlx.plugin.base import API, Plugin, Use
+from rlx.plugin.credit import Estimator, Mask, Reading
+from rlx.plugin.environment import Action, Environment, Episode, Step
+from rlx.plugin.reward import Example, Reward, RewardPlugin, Sample, Scope, Score, reward
+from rlx.plugin.task import (
+    Canonical,
+    Corrupts,
+    Demonstration,
+    Problem,
+    Rehearsed,
+    Split,
+    Task,
+)
+
+__all__ = [
+    "API",
+    "Action",
+    "Canonical",
+    "Corrupts",
+    "Demonstration",
+    "Environment",
+    "Episode",
+    "Estimator",
+    "Example",
+    "Mask",
+    "Plugin",
+    "Problem",
+    "Reading",
+    "Rehearsed",
+    "Reward",
+    "RewardPlugin",
+    "Sample",
+    "Scope",
+    "Score",
+    "Split",
+    "Step",
+    "Task",
+    "Use",
+    "reward",
+]

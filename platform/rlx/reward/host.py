@@ -1,0 +1,39 @@
+"""An environment in the workers that score, since it is as little to be trusted as a scorer."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from rlx.plugin import Action, Environment, Step
+from rlx.reward.job import Call
+from rlx.reward.workers import RewardPool
+from rlx.rollout import Fault
+
+__all__ = ["PooledHost"]
+
+
+class PooledHost:
+    """Runs an environment in worker processes; see `rlx.rollout.Host`.
+
+    Args:
+        environment: the plugin.
+        pool: the workers.
+        deadline: seconds that one call may take.
+    """
+
+    def __init__(self, environment: Environment, pool: RewardPool, deadline: float) -> None:
+        self._environment, self._pool, self._deadline = environment, pool, deadline
+
+    def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
+        """First states; a `Fault` for a call that raised, hung or crashed."""
+        return self._run("reset", calls)
+
+    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | Fault]:
+        """Answers; a `Fault` likewise, and for one that is no `Step`."""
+        return self._run("step", calls)
+
+    def _run(self, what: Literal["reset", "step"], calls: Sequence[tuple[Any, Any]]) -> list[Any]:
+        jobs = [Call(self._environment, what, tuple(call), self._deadline) for call in calls]
+        return [
+            outcome.value if outcome.fault is None else Fault(outcome.fault)
+            for outcome in self._pool.score(jobs)
+        ]

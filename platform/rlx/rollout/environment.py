@@ -1,0 +1,396 @@
+"""Environments driven: rollouts of many turns, each answered before the next begins.
+
+All rollouts of a batch take their turns together, and one that is done leaves: it has no further
+turn, and so no part in anybody's figures.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, cast
+
+from rlx.errors import SpecError
+from rlx.plugin import Action, Environment, Problem, Step
+from rlx.plugin.environment import FAILED
+from rlx.rollout.dialogue import Dialogue, Shown
+from rlx.rollout.session import Completion, Request, Session
+from rlx.rollout.spans import find_spans
+from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment
+from rlx.seeding import derive_seed
+from rlx.spec import ForcedAnswer, ManyTurn, TurnSpec
+
+__all__ = [
+    "FAILED",
+    "Fault",
+    "Host",
+    "LocalHost",
+    "Talk",
+    "checked",
+    "converse",
+    "is_fault",
+    "talk",
+]
+
+_LONGEST = 1_000_000
+"""Characters of an observation, and of a turn's info as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What an environment did wrong, in words."""
+
+    reason: str
+
+
+class Host(Protocol):
+    """Where an environment runs."""
+
+    def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
+        """First states for (problem, seed); a `Fault` in the place of one that there is not."""
+        ...
+
+    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | Fault]:
+        """What the environment makes of (state, action), in order."""
+        ...
+
+
+class LocalHost:
+    """Runs an environment in this very process, where its exceptions are not caught."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+
+    def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
+        """See `Host`."""
+        return [self._environment.reset(problem, seed) for problem, seed in calls]
+
+    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | Fault]:
+        """See `Host`."""
+        kinds = self._environment.kinds
+        return [checked(self._environment.step(state, action), kinds) for state, action in calls]
+
+
+def checked(step: Any, kinds: Sequence[str]) -> Step:
+    """A plain copy of what an environment gave, whatever subclass that is.
+
+    Raises:
+        ValueError: it is not what `Step` says.
+    """
+    if not isinstance(step, Step):
+        raise ValueError(f"gave {type(step).__name__} instead of a Step")
+    if step.kind not in kinds:
+        raise ValueError(f"gave a turn of kind {step.kind!r}; its kinds are {', '.join(kinds)}")
+    if not _is_text(step.observation) or len(step.observation) > _LONGEST:
+        raise ValueError(f"gave an observation that is no text of at most {_LONGEST} characters")
+    if not (step.anchor is None or _is_text(step.anchor)):
+        raise ValueError(f"gave {type(step.anchor).__name__} as an anchor, not text")
+    if not isinstance(step.info, Mapping):
+        raise ValueError(f"gave {type(step.info).__name__} as info")
+    try:
+        told = json.dumps(dict(step.info), allow_nan=False, ensure_ascii=False)
+        told.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"gave info that is not plain JSON: {error}") from error
+    if len(told) > _LONGEST:
+        raise ValueError(f"gave info of {len(told)} characters")
+    return Step(
+        kind=str(step.kind),
+        state=step.state,
+        observation=str(step.observation),
+        done=bool(step.done),
+        info=json.loads(told),
+        anchor=step.anchor,
+    )
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it can be written down: half a surrogate pair cannot."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """How rollouts and an environment take turns.
+
+    Attributes:
+        count: rollouts per problem.
+        turn: how every turn is sampled; its template opens the first.
+        max_turns: regular turns.
+        forced_answer: one more for those that are not done by then; None ends them.
+        inline: whether observations stand right behind a turn, without a message of their own.
+        on_error: what a rollout's fault drops.
+        system: system message where a problem brings none of its own.
+    """
+
+    count: int
+    turn: TurnSpec
+    max_turns: int
+    forced_answer: ForcedAnswer | None
+    inline: bool
+    on_error: Literal["fail", "drop_sample", "drop_group"]
+    system: str = ""
+
+    @property
+    def last(self) -> int:
+        """Number of the last turn that a rollout may have."""
+        return self.max_turns + (self.forced_answer is not None)
+
+    def sampling(self, number: int) -> TurnSpec:
+        """How turn number `number` is sampled."""
+        forced = self.forced_answer
+        if number <= self.max_turns or forced is None or forced.max_new_tokens is None:
+            return self.turn
+        return self.turn.model_copy(update={"max_new_tokens": forced.max_new_tokens})
+
+    def opening(self, problem: Problem, dialogue: Dialogue) -> Shown:
+        """What the first turn follows."""
+        text = self.turn.template.replace("{prompt}", problem.prompt)
+        return Shown(text, dialogue.open(text, problem.system or self.system))
+
+    def action(self, text: str, spans: Mapping[str, str], number: int, finish: str) -> Action:
+        """A turn, as the environment sees it."""
+        return Action(
+            text=text,
+            spans=spans,
+            number=number,
+            turns_left=max(0, self.max_turns - number),
+            forced=number > self.max_turns,
+            finish_reason=finish,
+        )
+
+    def shown(self, observation: str, number: int) -> str:
+        """The text that turn number `number` is given, an observation and perhaps an order."""
+        forced = self.forced_answer
+        return observation + (forced.template if forced and number == self.last else "")
+
+
+def talk(spec: ManyTurn) -> Talk:
+    """The schedule of a spec."""
+    return Talk(
+        count=spec.num_generations,
+        turn=spec.turn,
+        max_turns=spec.max_turns,
+        forced_answer=spec.forced_answer,
+        inline=spec.observation == "inline",
+        on_error=spec.environment.on_error,
+        system=spec.system,
+    )
+
+
+@dataclass(slots=True)
+class _Going:
+    """A rollout while it is going on: its chain, each segment the parent of the next.
+
+    Attributes:
+        tree: position of its problem.
+        place: which of the problem's rollouts it is.
+        state: the environment's.
+        context: every token so far.
+        completion: number of its last completion in the session's last call; None before any.
+        chain: segments behind the prompt.
+    """
+
+    tree: int
+    place: int
+    state: Any
+    context: tuple[int, ...]
+    completion: int | None = None
+    chain: list[Segment] = field(default_factory=list)
+
+
+def converse(
+    plan: Talk,
+    problems: Sequence[Problem],
+    seeds: Sequence[int],
+    session: Session,
+    dialogue: Dialogue,
+    host: Host,
+) -> list[RolloutTree]:
+    """Samples `count` rollouts of every problem, turn by turn, all that are going on together.
+
+    What is drawn for a turn depends on its problem's seed, on its rollout's place in the tree and
+    on its number; what the environment says, on the rollout's problem, seed and turns. A rollout
+    that outgrows the model ends before the turn that has no room, though not before the first.
+
+    Returns:
+        Trees in the order of `problems`, rollout by rollout below the prompt.
+    """
+    prompts = [
+        Segment(parent=NO_PARENT, author="prompt", token_ids=opening.token_ids, text=opening.text)
+        for opening in (plan.opening(problem, dialogue) for problem in problems)
+    ]
+    rollouts = [
+        _Going(t, i, None, prompts[t].token_ids)
+        for t in range(len(problems))
+        for i in range(plan.count)
+    ]
+    live = list(_begun(rollouts, problems, seeds, host, plan))
+    for number in range(1, plan.last + 1):
+        sampling = plan.sampling(number)
+        room = session.longest - sampling.max_new_tokens
+        live = [r for r in live if number == 1 or len(r.context) <= room]
+        if not live:
+            break
+        completions = _sampled(live, number, sampling, seeds, session)
+        live = _answered(plan, live, completions, number, seeds, dialogue, host)
+    return [
+        RolloutTree(problem, tuple(_laid(prompts[t], [r.chain for r in rollouts if r.tree == t])))
+        for t, problem in enumerate(problems)
+    ]
+
+
+def _begun(
+    rollouts: Sequence[_Going],
+    problems: Sequence[Problem],
+    seeds: Sequence[int],
+    host: Host,
+    plan: Talk,
+) -> Iterator[_Going]:
+    """Those that the environment is ready for."""
+    calls = [
+        (problems[r.tree].fields, derive_seed(seeds[r.tree], "environment", r.place))
+        for r in rollouts
+    ]
+    for rollout, state in zip(rollouts, host.reset(calls), strict=True):
+        if isinstance(state, Fault):
+            rollout.chain.append(_fault(state, plan))
+        else:
+            rollout.state = state
+            yield rollout
+
+
+def _sampled(
+    live: Sequence[_Going], number: int, sampling: TurnSpec, seeds: Sequence[int], session: Session
+) -> list[Completion]:
+    """One turn of each; the first turns of a problem share its prompt."""
+    drawn = [_seed(seeds, rollout, number) for rollout in live]
+    if number > 1:
+        requests = [
+            Request(r.context, r.completion, (seed,)) for r, seed in zip(live, drawn, strict=True)
+        ]
+    else:
+        by_tree: dict[int, list[int]] = {}
+        for rollout, seed in zip(live, drawn, strict=True):
+            by_tree.setdefault(rollout.tree, []).append(seed)
+        contexts = {r.tree: r.context for r in live}
+        requests = [Request(contexts[t], None, tuple(s)) for t, s in by_tree.items()]
+    return [one for group in session.generate(requests, sampling) for one in group]
+
+
+def _seed(seeds: Sequence[int], rollout: _Going, number: int) -> int:
+    return derive_seed(seeds[rollout.tree], "turn", rollout.place, number)
+
+
+def _answered(
+    plan: Talk,
+    live: Sequence[_Going],
+    completions: Sequence[Completion],
+    number: int,
+    seeds: Sequence[int],
+    dialogue: Dialogue,
+    host: Host,
+) -> list[_Going]:
+    """Hands the turns to the environment, notes both, and returns the rollouts that go on."""
+    spoken = []
+    for rollout, completion in zip(live, completions, strict=True):
+        text, ends = dialogue.read(completion.token_ids)
+        spans = find_spans(text, ends, plan.turn.spans, first_turn=number == 1)
+        spoken.append((rollout, completion, text, spans))
+    calls = [
+        (
+            rollout.state,
+            plan.action(
+                text, {name: s.text for name, s in spans.items()}, number, completion.finish_reason
+            ),
+        )
+        for rollout, completion, text, spans in spoken
+    ]
+    going = []
+    for order, ((rollout, completion, text, spans), step) in enumerate(
+        zip(spoken, host.step(calls), strict=True)
+    ):
+        failed = isinstance(step, Fault)
+        rollout.chain.append(
+            Segment(
+                parent=NO_PARENT,
+                author="policy",
+                token_ids=completion.token_ids,
+                turn=number,
+                kind=FAILED if failed else cast(Step, step).kind,
+                logprobs=completion.logprobs,
+                finish_reason=completion.finish_reason,
+                text=text,
+                spans=spans,
+                seed=_seed(seeds, rollout, number),
+                info={} if failed else cast(Step, step).info,
+            )
+        )
+        if not isinstance(step, Fault) and step.done:
+            continue
+        # Behind the last turn too: it was not done.
+        shown = (
+            step if isinstance(step, Fault) else _shown(plan, step, completion, number, dialogue)
+        )
+        if isinstance(shown, Fault):
+            rollout.chain.append(_fault(shown, plan))
+            continue
+        answer = cast(Step, step)
+        rollout.chain.append(_observation(shown, answer))
+        rollout.context += completion.token_ids + shown.token_ids
+        rollout.completion, rollout.state = order, answer.state
+        going.append(rollout)
+    return going
+
+
+def _shown(
+    plan: Talk, step: Step, turn: Completion, number: int, dialogue: Dialogue
+) -> Shown | Fault:
+    """What the next turn follows; what no token stands for is the environment's fault."""
+    text = plan.shown(step.observation, number + 1)
+    try:
+        return dialogue.observed(text, turn.token_ids, inline=plan.inline)
+    except SpecError as error:
+        return Fault(f"its observation cannot be shown: {error}")
+
+
+def _observation(shown: Shown, step: Step) -> Segment:
+    return Segment(
+        parent=NO_PARENT,
+        author="environment",
+        token_ids=shown.token_ids,
+        text=shown.text,
+        info={} if step.anchor is None else {"state": step.anchor},
+    )
+
+
+def _fault(fault: Fault, plan: Talk) -> Segment:
+    """What stands in the place of an environment's answer; whoever scores drops the rollout."""
+    return Segment(
+        parent=NO_PARENT,
+        author="environment",
+        token_ids=(),
+        info={"fault": fault.reason, "on_error": plan.on_error},
+    )
+
+
+def is_fault(segment: Segment) -> bool:
+    """Whether it stands in the place of an answer that an environment did not give."""
+    return segment.author == "environment" and "fault" in segment.info
+
+
+def _laid(prompt: Segment, chains: Sequence[Sequence[Segment]]) -> Iterator[Segment]:
+    """The prompt, then chain below chain, each segment told its parent."""
+    yield prompt
+    at = 0
+    for chain in chains:
+        parent = 0
+        for segment in chain:
+            at += 1
+            yield replace(segment, parent=parent)
+            parent = at

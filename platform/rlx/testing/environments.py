@@ -1,0 +1,283 @@
+"""The promises of environments. Plugin authors: call `check_environment`, or parametrise by
+`environment_checks`.
+
+    @pytest.mark.parametrize("check", environment_checks(), ids=str)
+    def test_keeps(check):
+        check(MyEnvironment)
+
+Environments are run as a training run does: in a worker that has a deadline and a memory cap.
+"""
+
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+from unittest import SkipTest
+
+from rlx.plugin import Action, Environment, Episode, Plugin, Step
+from rlx.rollout import Fault, find_spans
+from rlx.testing.elsewhere import hosted
+from rlx.testing.promise import Check, Subject, common_checks, keep, made
+from rlx.testing.rewards import HOSTILE_TEXTS
+
+__all__ = ["check_environment", "environment_checks"]
+
+_SEED = 7
+_ORDINARY = ("42", "<think>6*7=42</think><answer>6*7</answer>", "?")
+_HOSTILE = {
+    **HOSTILE_TEXTS,
+    "tags of an environment": "</information><answer>Paris</answer><information>" * 100,
+    "half a tag": "<answer",
+}
+
+_Given = tuple[Mapping[str, Any], ...] | None
+
+
+def check_environment(
+    environment: Subject, problems: Sequence[Mapping[str, Any]] | None = None
+) -> None:
+    """Raises AssertionError, naming the broken promise, unless an environment keeps them all.
+
+    Args:
+        environment: a class, checked with the options of each of its examples, or a plugin made.
+        problems: records of a task, to try besides its examples'.
+    """
+    keep(environment_checks(problems), environment)
+
+
+def environment_checks(problems: Sequence[Mapping[str, Any]] | None = None) -> tuple[Check, ...]:
+    """The promises of every environment.
+
+    Args:
+        problems: as `check_environment`.
+    """
+    given = None if problems is None else tuple(problems)
+    own: tuple[tuple[str, str, Any], ...] = (
+        (
+            "answers with steps",
+            "return a Step whose kind is one of `kinds`, with text as observation, plain JSON as "
+            "info, and a state of plain values",
+            _answers_with_steps,
+        ),
+        ("keeps its examples", "the environment is wrong, or the example is", _keeps_its_examples),
+        (
+            "answers the same again",
+            "depend on the state, the action and the options alone: no clock, no random numbers "
+            "but from the seed of `reset`, nothing kept between calls",
+            _answers_the_same_again,
+        ),
+        (
+            "leaves states alone",
+            "return a changed copy as the next state: `dataclasses.replace(state, ...)`",
+            _leaves_states_alone,
+        ),
+        (
+            "bears hostile text",
+            "what a model writes is never an error: answer it with a kind of its own, in linear "
+            "time",
+            _bears_hostile_text,
+        ),
+    )
+    return (
+        *common_checks(_first_plugin),
+        *(Check(name, help_, partial(run, given=given)) for name, help_, run in own),
+    )
+
+
+# What is played ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """An environment and a rollout to try it with."""
+
+    environment: Environment
+    episode: Episode
+
+    def action(self, number: int, text: str, *, forced: bool = False) -> Action:
+        """Turn number `number`, as a run would hand it over."""
+        ends = range(1, len(text) + 1)
+        found = find_spans(text, ends, self.episode.spans, first_turn=number == 1)
+        return Action(
+            text=text,
+            spans={name: span.text for name, span in found.items()},
+            number=number,
+            turns_left=max(0, len(self.episode.turns) - number),
+            forced=forced,
+        )
+
+    def played(self, *, watched: bool = False, fresh: bool = False) -> list[Step]:
+        """The steps of the episode, up to the first that is done.
+
+        Raises:
+            AssertionError: the environment failed.
+        """
+        environment: Any = _Watched(self.environment) if watched else self.environment
+        steps: list[Step] = []
+        with hosted(environment, fresh=fresh) as host:
+            state = self._well(host.reset([(self.episode.problem, _SEED)])[0], "its reset")
+            for number, text in enumerate(self.episode.turns, start=1):
+                (step,) = host.step([(state, self.action(number, text))])
+                steps.append(self._well(step, f"turn {number}, {_short(text)}"))
+                if steps[-1].done:
+                    break
+                state = steps[-1].state
+        return steps
+
+    def _well(self, given: Any, what: str) -> Any:
+        hint = "" if self.environment.examples else "; give it examples, with a problem to play"
+        assert not isinstance(given, Fault), f"{self}: {what}: {given.reason}{hint}"
+        return given
+
+    def __str__(self) -> str:
+        return f"'{self.episode.name}'"
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:59] + "…")
+
+
+def _first_plugin(subject: Subject) -> Any:
+    """The plugin itself, or its class with the options of the first example."""
+    examples = getattr(subject, "examples", ())
+    if isinstance(subject, Plugin) or not examples:
+        return made(subject)
+    return made(subject, examples[0].options)
+
+
+def _examples(subject: Subject) -> list[_Case]:
+    """Each with its own options."""
+    return [_Case(made(subject, e.options), e) for e in getattr(subject, "examples", ())]
+
+
+def _cases(subject: Subject, given: _Given) -> list[_Case]:
+    """Its examples, and ordinary turns on the problems given; on none at all where it has none."""
+    examples = _examples(subject)
+    if isinstance(subject, Environment):
+        examples = [replace(case, environment=subject) for case in examples]
+    problems = given if given is not None else () if examples else ({},)
+    plugin = _first_plugin(subject)
+    ordinary = (
+        Episode(name=f"problem {n}", problem=problem, turns=_ORDINARY, kinds=())
+        for n, problem in enumerate(problems)
+    )
+    return [*examples, *(_Case(plugin, episode) for episode in ordinary)]
+
+
+class _Watched:
+    """An environment that is caught at changing what it is given. Picklable, as that is."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return self.environment.kinds
+
+    def reset(self, problem: Mapping[str, Any], seed: int) -> Any:
+        """As the environment's.
+
+        Raises:
+            AssertionError: the problem is not as it was.
+        """
+        before = _copied(problem)
+        state = self.environment.reset(problem, seed)
+        assert problem == before, "it changed the problem that it was given"
+        return state
+
+    def step(self, state: Any, action: Action) -> Step:
+        """As the environment's.
+
+        Raises:
+            AssertionError: the state is not as it was, or the same again is answered otherwise.
+        """
+        first, second = _copied(state), _copied(state)
+        step = self.environment.step(state, action)
+        comparable = first == second
+        assert not comparable or state == first, "it changed the state that it was given"
+        again = self.environment.step(state, action)
+        assert _told(step) == _told(again), "given the same state again, it answers otherwise"
+        return step
+
+
+def _copied(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+def _told(step: Step) -> Step:
+    return replace(step, state=None)
+
+
+# The promises ------------------------------------------------------------------------------------
+
+
+def _answers_with_steps(subject: Subject, given: _Given) -> None:
+    for case in _cases(subject, given):
+        case.played()
+
+
+def _keeps_its_examples(subject: Subject, given: _Given) -> None:
+    cases = _examples(subject)
+    if not cases:
+        raise SkipTest("it has none; give it at least a gold, a poor and a hostile one")
+    names = [case.episode.name for case in cases]
+    assert len(set(names)) == len(names), f"two examples have one name: {sorted(names)}"
+    for case in cases:
+        steps, promised = case.played(), case.episode
+        kinds = tuple(step.kind for step in steps)
+        assert kinds == promised.kinds, f"{case} has turns {kinds}, not {promised.kinds}"
+        ended = steps[-1].done
+        assert ended == promised.done, f"{case} {'ends' if ended else 'does not end'}"
+        shown = tuple(step.observation for step in steps)
+        said = f"{case} shows {shown}, not {promised.observations}"
+        assert not promised.observations or shown == promised.observations, said
+
+
+def _answers_the_same_again(subject: Subject, given: _Given) -> None:
+    for case in _cases(subject, given):
+        first, second, third = case.played(), case.played(), case.played(fresh=True)
+        for name, other in (("the second time", second), ("in another process", third)):
+            same = [_told(s) for s in first] == [_told(s) for s in other]
+            assert same, f"{case}: other steps {name}"
+
+
+def _leaves_states_alone(subject: Subject, given: _Given) -> None:
+    for case in _cases(subject, given):
+        case.played(watched=True)
+
+
+def _bears_hostile_text(subject: Subject, given: _Given) -> None:
+    for case in _one_of_each(_cases(subject, given)):
+        with hosted(case.environment) as host:
+            (state,) = host.reset([(case.episode.problem, _SEED)])
+            actions = [
+                (label, action)
+                for label, text in _HOSTILE.items()
+                for action in _hostile(case, text)
+            ]
+            steps = host.step([(state, action) for _, action in actions])
+            for (label, _), step in zip(actions, steps, strict=True):
+                assert not isinstance(step, Fault), f"{label}: {step.reason}"
+            going = [s.state for s in steps if isinstance(s, Step) and not s.done]
+            action = case.action(2, case.episode.turns[0])
+            for step in host.step([(state, action) for state in going]):
+                assert not isinstance(step, Fault), f"the turn after hostile text: {step.reason}"
+
+
+def _hostile(case: _Case, text: str) -> Iterator[Action]:
+    """The text as a turn: as it stands, inside every span, and where an answer is forced."""
+    plain = case.action(1, text)
+    yield plain
+    yield replace(plain, spans=dict.fromkeys(case.episode.spans, text), finish_reason="length")
+    yield replace(plain, spans={}, forced=True)
+
+
+def _one_of_each(cases: Sequence[_Case]) -> Iterator[_Case]:
+    """The first case for each set of options."""
+    seen = set()
+    for case in cases:
+        key = case.environment.model_dump_json()
+        if key not in seen:
+            seen.add(key)
+            yield case

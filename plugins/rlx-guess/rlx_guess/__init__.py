@@ -1,0 +1,1 @@
+"""A guessing game for rlx: a task, its environment and two rewards."""

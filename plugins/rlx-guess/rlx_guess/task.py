@@ -1,0 +1,91 @@
+"""The task: numbers to be guessed, and a script that guesses well or badly."""
+
+import hashlib
+import random
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from rlx.plugin import Demonstration, Plugin, Problem, Split
+from rlx_guess.game import HIGHER, LOWER
+
+__all__ = ["Numbers"]
+
+_TESTED = 5  # every fifth range is for testing
+
+
+class Numbers(Plugin):
+    """A secret number within bounds that the prompt names. Train and test have other bounds."""
+
+    largest: int = Field(60, ge=20, le=100)
+    """No bound is above it."""
+    size: int = Field(12, ge=4, le=16)
+    """Numbers within the bounds at most; 4 at least."""
+    halving: float = Field(0.4, ge=0, le=1)
+    """Share of the warm start's guesses that halve what is left; the others are any number within
+    the bounds of the prompt."""
+
+    def problem(self, split: Split, index: int, seed: int) -> Problem:
+        """Returns problem number `index`; the same for the same arguments."""
+        rng = random.Random(f"guess/{seed}/{split}/{index}")
+        while True:
+            size = rng.randint(4, self.size)
+            low = rng.randint(1, self.largest - size + 1)
+            high = low + size - 1
+            if (_share(low, high) == 0) == (split == "test"):
+                break
+        secret = rng.randint(low, high)
+        return Problem(
+            id=f"guess/{low}-{high}/{secret}",
+            prompt=f"{low}-{high}?\n",
+            fields={"low": low, "high": high, "secret": secret, "data_source": "guess"},
+        )
+
+    def demonstration(self, problem: Problem, seed: int) -> Demonstration:
+        """Returns the turns of a game that finds the number, for schedules of other turns."""
+        turns: list[str] = []
+        told: list[str] = []
+        while True:
+            turns.append(self.act(problem, turns, told, seed))
+            guess = _guess(turns[-1])
+            if guess == problem.fields["secret"]:
+                return Demonstration(tuple(turns))
+            told.append(HIGHER if guess < problem.fields["secret"] else LOWER)
+
+    def lesson(self, index: int, seed: int) -> Problem:
+        """Returns problem number `index` of the warm start."""
+        return self.problem("train", index, seed)
+
+    def act(
+        self, problem: Problem, turns: Sequence[str], observations: Sequence[str], seed: int
+    ) -> str:
+        """Returns the next guess."""
+        rng = random.Random(f"guess/act/{seed}/{len(turns)}")
+        low, high = problem.fields["low"], problem.fields["high"]
+        guess = rng.randint(low, high)
+        if rng.random() < self.halving:
+            low, high = _left(low, high, turns, observations)
+            guess = (low + high) // 2
+        return f"<answer>{guess}</answer>"
+
+
+def _left(
+    low: int, high: int, turns: Sequence[str], observations: Sequence[str]
+) -> tuple[int, int]:
+    """The bounds as the observations have narrowed them."""
+    for turn, told in zip(turns, observations, strict=True):
+        guess = _guess(turn)
+        if told == HIGHER:
+            low = max(low, guess + 1)
+        elif told == LOWER:
+            high = min(high, guess - 1)
+    return low, high
+
+
+def _guess(turn: str) -> int:
+    return int(turn.removeprefix("<answer>").removesuffix("</answer>"))
+
+
+def _share(low: int, high: int) -> int:
+    digest = hashlib.sha256(f"{low}-{high}".encode()).digest()
+    return digest[0] % _TESTED

@@ -1,0 +1,134 @@
+"""The scripted policy that warm starts learn from: good episodes, and poor ones in known ways.
+
+Each poor mode is one mistake. Most episodes make one, so that reinforcement has to overturn what
+the warm start taught, and enough are good for it to find the better way.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from rlx_plugins.kg.questions import Type
+from rlx_plugins.kg.text import escape
+
+__all__ = ["MIX", "SPOKEN", "Mode", "next_turn", "shown"]
+
+Mode = Literal[
+    "good",
+    "wrong_relation",
+    "wrong_direction",
+    "short",
+    "short2",
+    "guess",
+    "invalid",
+    "duplicate",
+]
+"""What an episode does: all rightly; asks for the next relation by name, or the other way round;
+answers after one query, or two; without any; writes its first query badly, or twice, and then goes
+on rightly."""
+
+_Weights = Mapping[Mode, float]
+
+_SLIPS: _Weights = {"guess": 0.06, "invalid": 0.05, "duplicate": 0.05}
+MIX: Mapping[Type, _Weights] = {
+    "forward": {"good": 0.32, "wrong_relation": 0.45, **_SLIPS, "guess": 0.13},
+    "inverse": {"good": 0.30, "wrong_direction": 0.50, **_SLIPS, "guess": 0.10},
+    "hop2": {"good": 0.26, "short": 0.58, **_SLIPS},
+    "neighbour": {"good": 0.26, "short": 0.58, **_SLIPS},
+    "hop3": {"good": 0.26, "short": 0.54, "short2": 0.10, "guess": 0.10},  # no turn to spare
+    "intersection": {"good": 0.26, "short": 0.58, **_SLIPS},
+    "count": {"good": 0.30, "wrong_direction": 0.50, "guess": 0.20},
+}
+"""Weights of the modes of each type of question."""
+
+SPOKEN = ("find", "of", "what", "has", "answer", "found")
+"""The words of the policy's reasoning."""
+
+_QUERIES: Mapping[str, int] = {"short": 1, "short2": 2, "guess": 0}
+"""How many queries are enough for modes that answer too early."""
+
+
+def next_turn(
+    fields: Mapping[str, Any],
+    mode: str,
+    observations: Sequence[str],
+    rng: random.Random,
+    *,
+    relations: Sequence[str],
+    guess: Callable[[random.Random], str],
+) -> str:
+    """Returns the next turn of an episode, reading what the environment showed.
+
+    Args:
+        fields: of the problem: `type`, `start`, `chain`, `any_of`.
+        mode: of the episode.
+        observations: what was shown after each turn so far.
+        rng: for this turn.
+        relations: all there are, in order of name.
+        guess: draws an answer that nothing has shown.
+    """
+    slips = mode in ("invalid", "duplicate")
+    hop = len(observations) - (slips and bool(observations))
+    if hop >= _QUERIES.get(mode, len(fields["chain"])):
+        answer = escape(_answer(fields, observations, rng, guess), None)
+        return f"<think> answer found</think><answer> {answer}</answer>"
+    direction, relation = fields["chain"][hop]
+    if hop == 0 or fields["type"] == "intersection":
+        entity = fields["start"][hop]
+    else:
+        entity = rng.choice(shown(observations[-1]) or (guess(rng),))
+    if mode == "wrong_relation":
+        relation = relations[(relations.index(relation) + 1) % len(relations)]
+    head = (direction == "head") != (mode == "wrong_direction")
+    return _query(head, entity, relation, whole=mode != "invalid" or bool(observations))
+
+
+def _query(head: bool, entity: str, relation: str, *, whole: bool) -> str:
+    entity, relation = escape(entity), escape(relation)
+    thought = f"what has {relation} {entity}" if head else f"{relation} of {entity}"
+    function = "get_head_entities" if head else "get_tail_entities"
+    arguments = ", ".join(map(_quoted, (entity, relation) if whole else (entity,)))
+    return f"<think> find {thought}</think><kg-query>{function}( {arguments})</kg-query>"
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"' if "," in name or name.startswith(('"', "'")) else name
+
+
+def _answer(
+    fields: Mapping[str, Any],
+    observations: Sequence[str],
+    rng: random.Random,
+    guess: Callable[[random.Random], str],
+) -> str:
+    found = shown(observations[-1]) if observations else ()
+    if fields["type"] == "count":
+        return str(len(found) + _hidden(observations[-1])) if found else guess(rng)
+    if fields["type"] == "intersection" and len(observations) > 1:
+        found = tuple(name for name in found if name in shown(observations[-2])) or found
+    if not found:
+        return guess(rng)
+    return rng.choice(found) if fields["any_of"] else ", ".join(found)
+
+
+def shown(observation: str) -> tuple[str, ...]:
+    """Returns the names that an observation lists; none where it tells of an error."""
+    names = _listed(observation)
+    return tuple(names[:-1] if names and _more(names[-1]) else names)
+
+
+def _hidden(observation: str) -> int:
+    """How many more there are than an observation lists."""
+    names = _listed(observation)
+    return _more(names[-1]) if names else 0
+
+
+def _listed(observation: str) -> list[str]:
+    text = observation.partition("<information>")[2].partition("</information>")[0]
+    heading, _, names = text.strip().partition(": ")
+    return names.split(", ") if names and not heading.startswith("error ") else []
+
+
+def _more(name: str) -> int:
+    count = name.removeprefix("+").removesuffix(" more")
+    return int(count) if name == f"+{count} more" and count.isdecimal() else 0

@@ -1,0 +1,448 @@
+"""Facts in memory: a graph of interned ids in three sorted indices, and views of it.
+
+Entities and relations are numbered in the order of their names, so what is read off an index is
+already in the order in which it is shown. A fact takes 24 bytes: a key of 64 bits in each index.
+"""
+
+import hashlib
+import json
+import random
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from types import MappingProxyType
+from typing import NamedTuple
+
+from rlx_plugins.kg.text import escape
+
+__all__ = ["Graph", "Triple", "View", "held_out", "symmetric"]
+
+Triple = tuple[int, int, int]
+"""Subject, relation and object, by number."""
+
+_NAMES: Mapping[str, str] = MappingProxyType({})
+_ALIASES: Mapping[str, Sequence[str]] = MappingProxyType({})
+
+_RENAMED = 1 << 22
+"""Entities whose names in other worlds a graph keeps, 8 bytes each."""
+
+
+class Graph:
+    """Facts about entities, each a subject, a relation and an object.
+
+    The same facts give the same graph, numbers included, in whatever order they come. Names are
+    found whatever their case and blanks, and as `escape` shows them: an entity's by label, id or
+    alias, a relation's by label or id. Where several share a name it is the one that has it as its
+    label, then as its id, then as an alias, and of these the first; `clashes` lists them.
+
+    Attributes:
+        entities: their numbers, in the order of labels, then ids.
+        relations: likewise.
+    """
+
+    def __init__(self, entities: "_Names", relations: "_Names", triples: Iterable[Triple]) -> None:
+        """Takes names in order and triples that speak of them by number; see `of`."""
+        self._entities, self._relations = entities, relations
+        self.entities, self.relations = range(len(entities.ids)), range(len(relations.ids))
+        things, verbs = len(self.entities), len(self.relations)
+        self._spo = _Index(triples, verbs, things)
+        self._pos = _Index(((p, o, s) for s, p, o in self._spo), things, things)
+        # Not OSP: relations into an entity would be found by reading all that they come from.
+        self._ops = _Index(((o, p, s) for s, p, o in self._spo), verbs, things)
+        self._worlds: dict[int, _Renaming] = {}
+
+    @classmethod
+    def of(
+        cls,
+        triples: Iterable[tuple[str, str, str]],
+        *,
+        labels: Mapping[str, str] = _NAMES,
+        aliases: Mapping[str, Sequence[str]] = _ALIASES,
+        kinds: Mapping[str, str] = _NAMES,
+    ) -> "Graph":
+        """Makes a graph of facts given by ids.
+
+        Args:
+            triples: subject, relation, object; repeated ones count once. They are taken one by one,
+                before the names are looked at.
+            labels: what entities and relations are called; the id where left out.
+            aliases: other names of entities.
+            kinds: what entities are, such as `country`; "" where left out.
+
+        Raises:
+            ValueError: an id or a name shows nothing, or there are too many for keys of 64 bits.
+        """
+        things: dict[str, int] = {}
+        verbs: dict[str, int] = {}
+        columns = array("I"), array("I"), array("I")
+        for subject, relation, object_ in triples:
+            columns[0].append(things.setdefault(subject, len(things)))
+            columns[1].append(verbs.setdefault(relation, len(verbs)))
+            columns[2].append(things.setdefault(object_, len(things)))
+        for named in (labels, aliases, kinds):
+            for id_ in named:
+                if id_ not in verbs:
+                    things.setdefault(id_, len(things))
+        entities = _Names(things, labels, aliases, kinds)
+        relations = _Names(verbs, labels, _ALIASES, _NAMES)
+        thing, verb = entities.places(things), relations.places(verbs)
+        numbered = ((thing[s], verb[p], thing[o]) for s, p, o in zip(*columns, strict=True))
+        return cls(entities, relations, numbered)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of all that the graph says, in hexadecimal, whatever order it came in."""
+        state = hashlib.sha256()
+        for names in (self._entities, self._relations):
+            rows = zip(names.ids, names.labels, names.kinds, strict=True)
+            for number, row in enumerate(rows):
+                state.update(json.dumps([*row, *names.aliases.get(number, ())]).encode() + b"\n")
+            state.update(b"\n")
+        state.update(" ".join(map(str, self._spo.keys)).encode())
+        return state.hexdigest()
+
+    @property
+    def clashes(self) -> Mapping[str, tuple[int, ...]]:
+        """Names, as they are looked up, that several entities have; the one found comes first."""
+        return self._entities.clashes
+
+    def entity(self, name: str) -> int | None:
+        """Returns the entity that has this label, id or alias."""
+        return self._entities.numbers.get(_folded(name))
+
+    def relation(self, name: str) -> int | None:
+        """Returns the relation that has this label or id."""
+        return self._relations.numbers.get(_folded(name))
+
+    def id(self, entity: int) -> str:
+        """Returns what names the entity in the facts."""
+        return self._entities.ids[entity]
+
+    def label(self, entity: int) -> str:
+        """Returns what the entity is called; not escaped."""
+        return self._entities.labels[entity]
+
+    def kind(self, entity: int) -> str:
+        """Returns what the entity is; "" where nothing says it."""
+        return self._entities.kinds[entity]
+
+    def aliases(self, entity: int) -> tuple[str, ...]:
+        """Returns other names of the entity, sorted; not escaped."""
+        return self._entities.aliases.get(entity, ())
+
+    def relation_id(self, relation: int) -> str:
+        """Returns what names the relation in the facts."""
+        return self._relations.ids[relation]
+
+    def relation_name(self, relation: int) -> str:
+        """Returns what the relation is called; not escaped."""
+        return self._relations.labels[relation]
+
+    def tails(self, entity: int, relation: int) -> Sequence[int]:
+        """Returns the objects of facts with this subject and relation, in order of label."""
+        return self._spo.thirds(entity, relation)
+
+    def heads(self, entity: int, relation: int) -> Sequence[int]:
+        """Returns the subjects of facts with this object and relation, in order of label."""
+        return self._pos.thirds(relation, entity)
+
+    def tail_relations(self, entity: int) -> Sequence[int]:
+        """Returns the relations that lead from the entity, in order of name."""
+        return self._spo.seconds(entity)
+
+    def head_relations(self, entity: int) -> Sequence[int]:
+        """Returns the relations that lead to the entity, in order of name."""
+        return self._ops.seconds(entity)
+
+    def triples(self) -> Iterator[Triple]:
+        """Yields all facts, in order of subject, relation, object."""
+        return iter(self._spo)
+
+    def __len__(self) -> int:
+        return len(self._spo.keys)
+
+    def _renaming(self, world: int) -> "_Renaming":
+        found = self._worlds.get(world)
+        if found is None:
+            if len(self._worlds) * len(self.entities) > _RENAMED:
+                self._worlds.clear()
+            found = self._worlds[world] = _renamed(self._members, len(self.entities), world)
+        return found
+
+    @cached_property
+    def _members(self) -> Mapping[str, Sequence[int]]:
+        members: dict[str, array[int]] = {}
+        for entity, kind in enumerate(self._entities.kinds):
+            members.setdefault(kind, array("I")).append(entity)
+        return members
+
+
+# Views -------------------------------------------------------------------------------------------
+
+
+class View:
+    """A graph as one episode sees it: in a world of its own, or without the held-out facts.
+
+    It is read like a `Graph` and made in a microsecond. In world 0 everything has its own name. In
+    every other all entities of a kind swap their labels, ids and aliases by a permutation drawn
+    from the world's number: the facts stay as they are, and are true of other names. An entity's
+    number means the same in all worlds.
+
+    Attributes:
+        graph: the whole graph, in world 0.
+        world: from 0.
+        hide: share of the facts that are left out, from 0 up to, but not including, 1; see
+            `held_out`.
+    """
+
+    __slots__ = ("_hidden", "_renaming", "entities", "graph", "hide", "relations", "world")
+
+    def __init__(self, graph: Graph, *, world: int = 0, hide: float = 0.0) -> None:
+        if world < 0:
+            raise ValueError(f"worlds are numbered from 0, got {world}")
+        self.graph, self.world, self.hide = graph, world, hide
+        self.entities, self.relations = graph.entities, graph.relations
+        self._renaming = graph._renaming(world) if world else None
+        self._hidden = held_out(graph, hide) if hide else frozenset()
+
+    def entity(self, name: str) -> int | None:
+        """Returns the entity that has this label, id or alias in this world."""
+        named = self.graph.entity(name)
+        if named is None or self._renaming is None:
+            return named
+        return self._renaming.bearer[named]
+
+    def relation(self, name: str) -> int | None:
+        """As of the graph."""
+        return self.graph.relation(name)
+
+    def id(self, entity: int) -> str:
+        """Returns the id that the entity has in this world."""
+        return self.graph.id(self._named(entity))
+
+    def label(self, entity: int) -> str:
+        """Returns what the entity is called in this world; not escaped."""
+        return self.graph.label(self._named(entity))
+
+    def kind(self, entity: int) -> str:
+        """As of the graph."""
+        return self.graph.kind(entity)
+
+    def aliases(self, entity: int) -> tuple[str, ...]:
+        """Returns other names of the entity in this world, sorted; not escaped."""
+        return self.graph.aliases(self._named(entity))
+
+    def relation_name(self, relation: int) -> str:
+        """As of the graph."""
+        return self.graph.relation_name(relation)
+
+    def relation_id(self, relation: int) -> str:
+        """As of the graph."""
+        return self.graph.relation_id(relation)
+
+    def tails(self, entity: int, relation: int) -> Sequence[int]:
+        """As of the graph, in order of the labels of this world."""
+        found = self.graph.tails(entity, relation)
+        if self._hidden:
+            found = [o for o in found if (entity, relation, o) not in self._hidden]
+        return self._in_order(found)
+
+    def heads(self, entity: int, relation: int) -> Sequence[int]:
+        """As of the graph, in order of the labels of this world."""
+        found = self.graph.heads(entity, relation)
+        if self._hidden:
+            found = [s for s in found if (s, relation, entity) not in self._hidden]
+        return self._in_order(found)
+
+    def tail_relations(self, entity: int) -> Sequence[int]:
+        """As of the graph, without relations all of whose facts are hidden."""
+        found = self.graph.tail_relations(entity)
+        if not self._hidden:
+            return found
+        return [
+            r for r in found if self._shows((entity, r, o) for o in self.graph.tails(entity, r))
+        ]
+
+    def head_relations(self, entity: int) -> Sequence[int]:
+        """As of the graph, without relations all of whose facts are hidden."""
+        found = self.graph.head_relations(entity)
+        if not self._hidden:
+            return found
+        return [
+            r for r in found if self._shows((s, r, entity) for s in self.graph.heads(entity, r))
+        ]
+
+    def triples(self) -> Iterator[Triple]:
+        """Yields all facts that are not hidden, in the order of the graph."""
+        return (triple for triple in self.graph.triples() if triple not in self._hidden)
+
+    def __len__(self) -> int:
+        return len(self.graph) - len(self._hidden)
+
+    def _named(self, entity: int) -> int:
+        return entity if self._renaming is None else self._renaming.name[entity]
+
+    def _in_order(self, entities: Sequence[int]) -> Sequence[int]:
+        if self._renaming is None or len(entities) < 2:
+            return entities
+        return sorted(entities, key=self._renaming.name.__getitem__)
+
+    def _shows(self, triples: Iterable[Triple]) -> bool:
+        return any(triple not in self._hidden for triple in triples)
+
+
+class _Renaming(NamedTuple):
+    """Whose name each entity has in a world, and who has the name of each."""
+
+    name: "array[int]"
+    bearer: "array[int]"
+
+
+def _renamed(members: Mapping[str, Sequence[int]], size: int, world: int) -> _Renaming:
+    name, bearer = array("I", bytes(4 * size)), array("I", bytes(4 * size))
+    for kind, own in members.items():
+        shuffled = random.Random(f"world {world}/{kind}").sample(own, len(own))
+        for entity, other in zip(own, shuffled, strict=True):
+            name[entity] = other
+            bearer[other] = entity
+    return _Renaming(name, bearer)
+
+
+@lru_cache(maxsize=8)
+def held_out(graph: Graph, share: float, salt: str = "held out") -> frozenset[Triple]:
+    """Returns the facts that are kept for testing.
+
+    What is said of a subject by a relation is held out as a whole, and chosen by a hash of their
+    ids: not by where it stands, so a graph that grows keeps what it held out, and a greater share
+    holds out all that a lesser one does. Facts of a symmetric relation, each of which has its
+    inverse, are held out both ways together, and chosen by the hash of the pair.
+
+    Args:
+        share: how many of these to hold out, from 0 up to, but not including, 1.
+        salt: another text holds out others.
+
+    Raises:
+        ValueError: `share` is not within its bounds.
+    """
+    if not 0 <= share < 1:
+        raise ValueError(f"the share to hold out must be from 0 up to 1, got {share}")
+    both_ways = symmetric(graph)
+
+    def is_held_out(subject: int, relation: int, object_: int) -> bool:
+        pair = (subject, object_) if relation in both_ways else (subject,)
+        ids = sorted(graph.id(entity) for entity in pair)
+        text = "\0".join([salt, graph.relation_id(relation), *ids])
+        drawn = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
+        return int.from_bytes(drawn, "big") < share * (1 << 64)
+
+    return frozenset(triple for triple in graph.triples() if is_held_out(*triple))
+
+
+@lru_cache(maxsize=8)
+def symmetric(graph: Graph) -> frozenset[int]:
+    """Returns the relations each of whose facts has its inverse."""
+    one_way: set[int] = set()
+    for subject, relation, object_ in graph.triples():
+        if relation not in one_way and subject not in graph.tails(object_, relation):
+            one_way.add(relation)
+    return frozenset(graph.relations) - one_way
+
+
+# What a graph is made of -------------------------------------------------------------------------
+
+
+class _Index:
+    """Triples in order, each as one key: (a·n_b + b)·n_c + c."""
+
+    __slots__ = ("_second", "_third", "keys")
+
+    def __init__(self, triples: Iterable[Triple], second: int, third: int) -> None:
+        """Takes triples and how many different second and third members there may be."""
+        self._second, self._third = second, third
+        packed = {(a * second + b) * third + c for a, b, c in triples}
+        try:
+            self.keys = array("Q", sorted(packed))
+        except OverflowError:
+            raise ValueError("the graph has too many entities and relations for 64 bits") from None
+
+    def seconds(self, a: int) -> list[int]:
+        """The different b of triples (a, b, ·)."""
+        found: list[int] = []
+        width, offset = self._third, a * self._second
+        at, end = self._before(offset * width), self._before((offset + self._second) * width)
+        while at < end:
+            pair = self.keys[at] // width
+            found.append(pair - offset)
+            at = bisect_left(self.keys, (pair + 1) * width, at, end)
+        return found
+
+    def thirds(self, a: int, b: int) -> list[int]:
+        """The c of triples (a, b, ·)."""
+        first = (a * self._second + b) * self._third
+        at = self._before(first)
+        return [key - first for key in self.keys[at : self._before(first + self._third)]]
+
+    def __iter__(self) -> Iterator[Triple]:
+        for key in self.keys:
+            pair, c = divmod(key, self._third)
+            yield *divmod(pair, self._second), c
+
+    def _before(self, key: int) -> int:
+        return bisect_left(self.keys, key)
+
+
+class _Names:
+    """Names of entities, or of relations, by number."""
+
+    __slots__ = ("aliases", "clashes", "ids", "kinds", "labels", "numbers")
+
+    def __init__(
+        self,
+        ids: Iterable[str],
+        labels: Mapping[str, str],
+        aliases: Mapping[str, Sequence[str]],
+        kinds: Mapping[str, str],
+    ) -> None:
+        def order(id_: str) -> tuple[str, str, str]:
+            label = labels.get(id_, id_)
+            return label.casefold(), label, id_
+
+        self.ids = sorted(ids, key=order)
+        self.labels = [labels.get(id_, id_) for id_ in self.ids]
+        self.kinds = [kinds.get(id_, "") for id_ in self.ids]
+        self.aliases = {
+            number: tuple(sorted(set(aliases[id_])))
+            for number, id_ in enumerate(self.ids)
+            if aliases.get(id_)
+        }
+        self.numbers: dict[str, int] = {}
+        self.clashes: dict[str, tuple[int, ...]] = {}
+        for number, label in enumerate(self.labels):
+            self._enter(label, number)
+        for number, id_ in enumerate(self.ids):
+            if id_ != self.labels[number]:
+                self._enter(id_, number)
+        for number, names in self.aliases.items():
+            for name in names:
+                self._enter(name, number)
+
+    def places(self, ids: Iterable[str]) -> "array[int]":
+        """The numbers of ids, in the order in which they are given."""
+        number = {id_: number for number, id_ in enumerate(self.ids)}
+        return array("I", (number[id_] for id_ in ids))
+
+    def _enter(self, name: str, number: int) -> None:
+        folded = _folded(name)
+        if not folded:
+            raise ValueError(f"{self.ids[number]!r} has a name that shows nothing: {name!r}")
+        key = name if folded == name else folded  # one text in memory instead of two alike
+        first = self.numbers.setdefault(key, number)
+        if first != number:
+            known = self.clashes.get(folded, (first,))
+            if number not in known:
+                self.clashes[folded] = (*known, number)
+
+
+def _folded(name: str) -> str:
+    return escape(name).casefold()

@@ -1,0 +1,265 @@
+"""Graphs from TSV, JSONL and N-Triples files, which are UTF-8 and read line by line."""
+
+import gzip
+import json
+import re
+import zlib
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+from rlx_plugins.kg.graph import Graph
+from rlx_plugins.kg.ntriples import Literal, statement
+from rlx_plugins.kg.text import escape
+
+__all__ = ["as_object", "decoded", "lines", "read_graph", "text_of", "world"]
+
+_Fact = tuple[str, str, str]
+
+
+@lru_cache(maxsize=1)
+def world() -> Graph:
+    """Returns the graph that comes with rlx: countries, capitals, borders and the like."""
+    with as_file(files("rlx_plugins.kg") / "data" / "world.tsv") as path:
+        return read_graph(path)
+
+
+def read_graph(path: Path) -> Graph:
+    """Reads a graph from a file, of which the name says what it holds.
+
+    `.tsv`: subject, relation and object, separated by tabs; `#` begins a line of comment. The
+    relations `rlx:label`, `rlx:kind` and `rlx:alias` say what an entity is called, what it is, and
+    what else it is called; a relation may have a label as well.
+
+    `.jsonl`: objects `{"subject", "relation", "object"}`, and `{"id", "label", "kind",
+    "aliases"}`, of which all but `id` may be left out.
+
+    `.nt`: N-Triples. `rdfs:label` gives the label, one in English or of no language where there
+    are several, and the others and `skos:altLabel` give aliases. What has no label is called by
+    the last part of its IRI where nothing else ends in the same.
+
+    Each may be compressed: `.tsv.gz`.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not what its name says; the message names file and line.
+    """
+    path = Path(path)
+    reader = _READERS.get(Path(path.name.removesuffix(".gz")).suffix)
+    if reader is None:
+        known = ", ".join(_READERS)
+        raise ValueError(f"{path}: its name must end in one of {known}, perhaps with .gz after it")
+    content = reader()
+    facts = content.facts(path)
+    graph = Graph.of(facts, labels=content.labels, aliases=content.aliases, kinds=content.kinds)
+    if not len(graph):
+        raise ValueError(f"{path}: holds no fact")
+    return graph
+
+
+def lines(path: Path) -> Iterator[bytes]:
+    """Yields the lines of a file, or of a compressed one whose name ends in `.gz`.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not, or not wholly, what gzip makes.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            yield from stream
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: not readable as gzip: {error}") from None
+    except OSError as error:
+        raise OSError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+class _Reader(ABC):
+    """What a file says, gathered line by line; names are complete when the facts are through."""
+
+    def __init__(self) -> None:
+        self.labels: dict[str, str] = {}
+        self.aliases: dict[str, list[str]] = {}
+        self.kinds: dict[str, str] = {}
+
+    def facts(self, path: Path) -> Iterator[_Fact]:
+        """Yields the facts of a file, and keeps its names.
+
+        Raises:
+            OSError, ValueError: as `read_graph`.
+        """
+        for number, line in enumerate(lines(path), start=1):
+            try:
+                fact = self.read(decoded(line))
+            except ValueError as error:
+                raise ValueError(f"{path} line {number}: {error}") from None
+            if fact is not None:
+                yield fact
+
+    @abstractmethod
+    def read(self, line: str) -> _Fact | None:
+        """The fact of a line; None where it says something else, or nothing."""
+
+    def name(self, id_: str, what: str, text: str) -> None:
+        """Takes what an id is called, or is."""
+        if what == "alias":
+            self.aliases.setdefault(id_, []).append(text)
+            return
+        known = (self.labels if what == "label" else self.kinds).setdefault(id_, text)
+        if known != text:
+            raise ValueError(f"{id_!r} has two {what}s: {known!r} and {text!r}")
+
+
+class _Tsv(_Reader):
+    def read(self, line: str) -> _Fact | None:
+        if not line.strip() or line.startswith("#"):
+            return None
+        cells = [cell.strip() for cell in line.split("\t")]
+        if len(cells) != 3 or not all(cells):
+            raise ValueError(
+                "expected subject, relation and object separated by tabs, "
+                f"got {sum(map(bool, cells))} of them in {len(cells)} columns"
+            )
+        subject, relation, object_ = cells
+        if not relation.startswith("rlx:"):
+            return subject, relation, object_
+        if relation not in ("rlx:label", "rlx:kind", "rlx:alias"):
+            raise ValueError(f"expected rlx:label, rlx:kind or rlx:alias, got {relation!r}")
+        self.name(subject, relation.removeprefix("rlx:"), object_)
+        return None
+
+
+class _Jsonl(_Reader):
+    def read(self, line: str) -> _Fact | None:
+        if not line.strip():
+            return None
+        record = as_object(line)
+        if set(record) == {"subject", "relation", "object"}:
+            return _said(record, "subject"), _said(record, "relation"), _said(record, "object")
+        if "id" not in record or not set(record) <= {"id", "label", "kind", "aliases"}:
+            raise ValueError(
+                "expected the keys subject, relation and object, or id with some of label, kind "
+                f"and aliases, got {', '.join(record) or 'none'}"
+            )
+        id_ = _said(record, "id")
+        for what in ("label", "kind"):
+            if what in record:
+                self.name(id_, what, _said(record, what))
+        aliases = record.get("aliases", [])
+        if not isinstance(aliases, list):
+            raise ValueError(f"expected a list of texts as aliases, got {aliases!r}")
+        for alias in aliases:
+            self.name(id_, "alias", _said({"aliases": alias}, "aliases"))
+        return None
+
+
+def _said(record: Mapping[str, Any], key: str) -> str:
+    return text_of(record[key], key)
+
+
+def text_of(value: Any, what: str) -> str:
+    """Returns a value of JSON that must be a text.
+
+    Raises:
+        ValueError: it is something else, or empty, or holds half of a surrogate pair.
+    """
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"expected a text that is not empty as {what}, got {value!r}")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError(f"half of a surrogate pair is not a character: {value!r}")
+    return value
+
+
+def decoded(line: bytes) -> str:
+    """Returns the text of a line, without a mark of byte order.
+
+    Raises:
+        ValueError: it is not UTF-8.
+    """
+    try:
+        return line.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8") from None
+
+
+def as_object(line: str) -> Mapping[str, Any]:
+    """Returns the JSON object that a text is.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        record = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise ValueError("not a JSON object")
+    return record
+
+
+_LABEL = "http://www.w3.org/2000/01/rdf-schema#label"
+_ALIAS = "http://www.w3.org/2004/02/skos/core#altLabel"
+
+
+class _NTriples(_Reader):
+    def __init__(self) -> None:
+        super().__init__()
+        self._called: dict[str, set[tuple[bool, str, str]]] = {}
+        self._entities: set[str] = set()
+        self._relations: set[str] = set()
+
+    def facts(self, path: Path) -> Iterator[_Fact]:
+        yield from super().facts(path)
+        self._settle()
+
+    def read(self, line: str) -> _Fact | None:
+        found = statement(line)
+        if found is None:
+            return None
+        subject, relation, object_ = found
+        if not isinstance(object_, Literal):
+            return self._fact(subject, relation, object_)
+        if relation == _LABEL and escape(object_.text):
+            foreign = object_.language.partition("-")[0] not in ("", "en")
+            name = (foreign, object_.language, object_.text)
+            self._called.setdefault(subject, set()).add(name)
+            return None
+        if relation == _ALIAS and escape(object_.text):
+            self.name(subject, "alias", object_.text)
+            return None
+        return self._fact(subject, relation, self._of_literal(object_))
+
+    def _of_literal(self, literal: Literal) -> str:
+        text, language, datatype = literal
+        suffix = f"@{language}" if language else f"^^{datatype}" if datatype else ""
+        id_ = f'"{text}"{suffix}'  # no IRI and no blank node begins with a quotation mark
+        if escape(text):
+            self.labels[id_] = text
+        return id_
+
+    def _fact(self, subject: str, relation: str, object_: str) -> _Fact:
+        self._entities.update((subject, object_))
+        self._relations.add(relation)
+        return subject, relation, object_
+
+    def _settle(self) -> None:
+        for id_, names in self._called.items():
+            first, *others = [text for _, _, text in sorted(names)]
+            self.labels[id_] = first
+            for other in others:
+                self.name(id_, "alias", other)
+        for ids in (self._entities, self._relations):
+            self._shorten([id_ for id_ in ids if id_ not in self.labels and id_[0] not in '_"'])
+
+    def _shorten(self, iris: Iterable[str]) -> None:
+        ends = {iri: re.split("[/#:]", iri.rstrip("/#:"))[-1] for iri in iris}
+        common = Counter(end.casefold() for end in ends.values())
+        for iri, end in ends.items():
+            if common[end.casefold()] == 1 and escape(end):
+                self.labels[iri] = end
+
+
+_READERS: Mapping[str, type[_Reader]] = {".tsv": _Tsv, ".jsonl": _Jsonl, ".nt": _NTriples}

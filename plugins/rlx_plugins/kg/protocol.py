@@ -1,0 +1,109 @@
+"""What a turn of the agent says: some reasoning, then one action, a query or an answer.
+
+    <think> find currency of France</think><kg-query>get_tail_entities( France, currency)</kg-query>
+    <think> answer found</think><answer> Euro</answer>
+
+The protocol is that of KG-R1 (arXiv 2509.26383), whose older names for the functions are read too.
+Tags are written in lower case. All of this takes time linear in what the model wrote.
+"""
+
+from typing import Literal, NamedTuple
+
+from rlx_plugins.tags import last_block
+
+__all__ = ["FUNCTIONS", "Kind", "Query", "Turn", "read_query", "read_turn", "well_formed"]
+
+Kind = Literal["kg_query", "answer", "invalid"]
+
+FUNCTIONS = {
+    "get_tail_relations": 1,
+    "get_head_relations": 1,
+    "get_tail_entities": 2,
+    "get_head_entities": 2,
+}
+"""The functions of the graph and how many arguments each takes: an entity, then a relation."""
+
+_ALIASES = {
+    "get_relations_out": "get_tail_relations",
+    "get_relations_in": "get_head_relations",
+    "get_entities_out": "get_tail_entities",
+    "get_entities_in": "get_head_entities",
+} | {name: name for name in FUNCTIONS}
+
+_LONGEST = 2000
+"""Characters of a query; a longer one is malformed."""
+_MARKS = tuple(f"<{end}{tag}>" for tag in ("think", "kg-query", "answer") for end in ("", "/"))
+
+
+class Turn(NamedTuple):
+    """What a turn does: its kind, and what stands in its tag ("" for an invalid turn)."""
+
+    kind: Kind
+    content: str
+
+
+class Query(NamedTuple):
+    """A call of one of `FUNCTIONS`."""
+
+    function: str
+    arguments: tuple[str, ...]
+
+
+def read_turn(text: str) -> Turn:
+    """Finds the action of a turn.
+
+    An answer counts before a query, wherever they stand. Of several closed tags of one kind the
+    last counts, and what stands behind it is ignored.
+    """
+    answer = last_block(text, "<answer>", "</answer>")
+    if answer is not None:
+        return Turn("answer", answer)
+    query = last_block(text, "<kg-query>", "</kg-query>")
+    return Turn("invalid", "") if query is None else Turn("kg_query", query)
+
+
+def read_query(text: str) -> Query | None:
+    """Reads `function( argument, ...)`, each argument quoted or not; None where it is malformed.
+
+    An argument that holds a comma, or begins with a quotation mark, must be quoted.
+    """
+    name, _, rest = text.strip().partition("(")
+    function = _ALIASES.get(name.strip())
+    if function is None or len(text) > _LONGEST or not rest.endswith(")"):
+        return None
+    arguments = _arguments(rest[:-1])
+    return Query(function, arguments) if len(arguments) == FUNCTIONS[function] else None
+
+
+def _arguments(text: str) -> tuple[str, ...]:
+    """The arguments between the brackets; none where one of them is empty or not closed."""
+    found = []
+    comma = ","
+    while comma:
+        text = text.strip()
+        if text.startswith(('"', "'")):
+            argument, closed, text = text[1:].partition(text[0])
+            between, comma, text = text.partition(",")
+            if not closed or between.strip():
+                return ()
+        else:
+            argument, comma, text = text.partition(",")
+        if not argument.strip():
+            return ()
+        found.append(argument.strip())
+    return tuple(found)
+
+
+def well_formed(text: str) -> bool:
+    """Tells whether a whole turn is `<think>...</think>`, then one action, each tag exactly once.
+
+    White space may stand around the two, and what they hold is not looked at.
+    """
+    text = text.strip()
+    tags = [tag for tag in ("kg-query", "answer") if text.endswith(f"</{tag}>")]
+    counts = {mark: text.count(mark) for mark in _MARKS}
+    wanted = {mark: 1 for tag in ("think", *tags) for mark in (f"<{tag}>", f"</{tag}>")}
+    if not tags or counts != dict.fromkeys(_MARKS, 0) | wanted:
+        return False
+    thought, _, action = text.partition("</think>")
+    return thought.startswith("<think>") and action.lstrip().startswith(f"<{tags[0]}>")

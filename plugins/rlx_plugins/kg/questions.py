@@ -1,0 +1,309 @@
+"""Questions over a graph, made from templates; every right answer is found by walking the graph.
+
+A question walks from one entity along a chain of hops: to what a relation says of it (tail), to
+whom a relation says it of (head), or along a symmetric relation, which reads as a verb ("a country
+that borders France"). A path is what one such walk passes: its facts, in order.
+"""
+
+import hashlib
+import math
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+from typing import Literal
+
+from rlx.plugin import Split
+from rlx_plugins.kg.graph import Graph, Triple, View, held_out, symmetric
+from rlx_plugins.kg.text import escape
+
+__all__ = [
+    "NO_KIND",
+    "TYPES",
+    "Direction",
+    "Hop",
+    "Question",
+    "Type",
+    "population",
+    "template_words",
+    "templates",
+    "worded",
+]
+
+Type = Literal["forward", "inverse", "hop2", "hop3", "neighbour", "intersection", "count"]
+Direction = Literal["tail", "head", "both"]
+Hop = tuple[Direction, int]
+"""Where to go from an entity, and the relation; `both` is a tail of a symmetric one."""
+
+_Path = tuple[Triple, ...]
+_Grammar = Mapping[Direction, frozenset[int]]
+
+TYPES: Mapping[Type, tuple[tuple[Direction, ...], ...]] = {
+    "forward": (("tail",), ("both",)),
+    "inverse": (("head",),),
+    "hop2": (("head", "tail"), ("tail", "tail")),
+    "hop3": (("head", "both", "tail"), ("head", "tail", "tail"), ("tail", "tail", "tail")),
+    "neighbour": (("both", "tail"),),
+    "intersection": (("both",), ("head",)),  # from each of two entities
+    "count": (("both",), ("head",)),
+}
+"""The chains that each type of question has."""
+
+_STARTS = 20_000
+"""Entities that the questions of a type begin at, at most; in a larger graph, a sample of them."""
+_WIDEST = 100
+"""Paths of a question at most: an entity with more of them makes a list, not a question."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question by numbers; its words depend on the world that it is asked in.
+
+    Attributes:
+        type: of the question.
+        starts: the entity it begins at; two for `intersection`.
+        chain: the hops from there; for `intersection` one from each start.
+        kinds: what the entity behind each hop is.
+        answers: every right entity, in order of label; for `count` those that are counted.
+    """
+
+    type: Type
+    starts: tuple[int, ...]
+    chain: tuple[Hop, ...]
+    kinds: tuple[str, ...]
+    answers: tuple[int, ...]
+
+
+# Which questions there are, and in which split ----------------------------------------------------
+
+
+@lru_cache(maxsize=8)
+def population(
+    graph: Graph, share: float, compositional: bool
+) -> Mapping[Split, Mapping[Type, tuple[Question, ...]]]:
+    """Returns the questions of each split and type, in an order of their own.
+
+    A question is for training only if no path to any right answer passes a held-out fact, for
+    testing only if every path does; others are left out. A count has one path: all that is counted.
+
+    Args:
+        graph: to ask about.
+        share: of the facts that are held out.
+        compositional: whether questions of several hops are split by their relations instead: of
+            each type the same share of the combinations is for testing alone.
+    """
+    held = held_out(graph, share)
+    found: dict[Split, dict[Type, tuple[Question, ...]]] = {"train": {}, "test": {}}
+    for type_ in TYPES:
+        asked = list(_asked(graph, type_))
+        new = _new_combinations(graph, asked, share) if compositional else frozenset()
+        split: dict[Split, list[Question]] = {"train": [], "test": []}
+        for question, paths in asked:
+            touched = [not held.isdisjoint(path) for path in paths]
+            if new and len(question.chain) > 1:
+                if question.chain in new:
+                    split["test"].append(question)
+                elif not any(touched):
+                    split["train"].append(question)
+            elif len(set(touched)) == 1:
+                split["test" if touched[0] else "train"].append(question)
+        for name, questions in split.items():
+            found[name][type_] = tuple(questions)
+    return found
+
+
+def _new_combinations(
+    graph: Graph, asked: Iterable[tuple[Question, Sequence[_Path]]], share: float
+) -> frozenset[tuple[Hop, ...]]:
+    """The chains of several hops that are for testing: those whose hashes are least."""
+    chains = {q.chain for q, _ in asked if q.type != "intersection" and len(q.chain) > 1}
+
+    def drawn(chain: tuple[Hop, ...]) -> bytes:
+        names = [f"{direction} {graph.relation_name(relation)}" for direction, relation in chain]
+        return hashlib.sha256("\0".join(names).encode()).digest()
+
+    return frozenset(sorted(chains, key=drawn)[: math.ceil(share * len(chains))])
+
+
+def _asked(graph: Graph, type_: Type) -> Iterator[tuple[Question, Sequence[_Path]]]:
+    """Questions of a type with their paths."""
+    both = symmetric(graph)
+    one_way = frozenset(graph.relations) - both
+    grammar: _Grammar = {"tail": one_way, "head": one_way, "both": both}
+    starts: Sequence[int] = [e for e in graph.entities if graph.entity(graph.label(e)) == e]
+    if len(starts) > _STARTS:
+        starts = sorted(random.Random(f"starts of {type_}").sample(starts, _STARTS))
+    if type_ == "intersection":
+        yield from _intersections(graph, starts, grammar)
+        return
+    for start in starts:
+        for directions in TYPES[type_]:
+            for chain, paths in _walks(graph, start, directions, grammar):
+                question = _question(graph, type_, start, chain, paths)
+                if start not in question.answers:
+                    whole = tuple(triple for path in paths for triple in path)
+                    yield question, [whole] if type_ == "count" else paths
+
+
+def _question(
+    graph: Graph, type_: Type, start: int, chain: tuple[Hop, ...], paths: Sequence[_Path]
+) -> Question:
+    first = [_end(hop, triple) for hop, triple in zip(chain, paths[0], strict=True)]
+    answers = sorted({_end(chain[-1], path[-1]) for path in paths})
+    kinds = tuple(graph.kind(entity) for entity in first)
+    return Question(type_, (start,), chain, kinds, tuple(answers))
+
+
+def _walks(
+    graph: Graph, start: int, directions: Sequence[Direction], grammar: _Grammar
+) -> Iterator[tuple[tuple[Hop, ...], list[_Path]]]:
+    """The chains from an entity, each with its paths.
+
+    What is called "the" something on the way must be one thing alone, and no hop goes straight
+    back.
+    """
+    walks: list[tuple[tuple[Hop, ...], list[_Path]]] = [((), [()])]
+    for depth, direction in enumerate(directions):
+        longer = []
+        for chain, paths in walks:
+            ends = {_end(chain[-1], path[-1]) for path in paths} if chain else {start}
+            if len(ends) > 1 and directions[depth - 1] != "both":
+                continue
+            for relation in _relations(graph, ends, direction, grammar):
+                if chain == (("head", relation),) and direction == "tail":
+                    continue
+                hop = (direction, relation)
+                further = [
+                    (*path, triple)
+                    for path in paths
+                    for triple in _triples(graph, _at(start, chain, path), hop)
+                ]
+                if len(further) <= _WIDEST:
+                    longer.append(((*chain, hop), further))
+        walks = longer
+    return iter(walks)
+
+
+def _at(start: int, chain: Sequence[Hop], path: _Path) -> int:
+    return _end(chain[-1], path[-1]) if path else start
+
+
+def _end(hop: Hop, triple: Triple) -> int:
+    return triple[0] if hop[0] == "head" else triple[2]
+
+
+def _triples(graph: Graph, entity: int, hop: Hop) -> list[Triple]:
+    direction, relation = hop
+    if direction == "head":
+        return [(subject, relation, entity) for subject in graph.heads(entity, relation)]
+    return [(entity, relation, object_) for object_ in graph.tails(entity, relation)]
+
+
+def _relations(
+    graph: Graph, entities: Iterable[int], direction: Direction, grammar: _Grammar
+) -> list[int]:
+    relations = graph.head_relations if direction == "head" else graph.tail_relations
+    return sorted({r for entity in entities for r in relations(entity)} & grammar[direction])
+
+
+def _intersections(
+    graph: Graph, starts: Sequence[int], grammar: _Grammar
+) -> Iterator[tuple[Question, Sequence[_Path]]]:
+    """What two hops have in common, where neither of them alone would do."""
+    known, seen = frozenset(starts), set()
+    for entity in starts:
+        back: list[tuple[Hop, int]] = [
+            (("both" if relation in grammar["both"] else "head", relation), start)
+            for relation in graph.tail_relations(entity)
+            for start in graph.tails(entity, relation)
+            if start in known
+        ]
+        if len(back) > _WIDEST:
+            continue
+        for pair in combinations(sorted(back), 2):
+            if pair in seen:
+                continue
+            seen.add(pair)
+            (first, one), (second, other) = pair
+            reached = [{_end(h, t): t for t in _triples(graph, s, h)} for h, s in pair]
+            answers = tuple(sorted(reached[0].keys() & reached[1].keys()))
+            if len(answers) < min(map(len, reached)) and max(map(len, reached)) <= _WIDEST:
+                kinds = (graph.kind(entity), graph.kind(entity))
+                paths = [tuple(facts[answer] for facts in reached) for answer in answers]
+                yield Question("intersection", (one, other), (first, second), kinds, answers), paths
+
+
+# Their words -------------------------------------------------------------------------------------
+
+_ONE: Mapping[Direction, tuple[str, ...]] = {
+    "tail": (
+        "what is the {relation} of {entity} ?",
+        "name the {relation} of {entity} ?",
+        "tell me the {relation} of {entity} ?",
+    ),
+    "head": (
+        "which {kind} has {relation} {entity} ?",
+        "name a {kind} whose {relation} is {entity} ?",
+    ),
+    "both": ("which {kind} {relation} {entity} ?", "name a {kind} that {relation} {entity} ?"),
+}
+_EVERY: Mapping[Direction, tuple[str, ...]] = {
+    "tail": ("list every {relation} of {entity} ?",),
+    "head": ("list every {kind} whose {relation} is {entity} ?",),
+    "both": ("list every {kind} that {relation} {entity} ?",),
+}
+_COUNT: Mapping[Direction, tuple[str, ...]] = {
+    direction: tuple(template.replace("list", "count") for template in templates)
+    for direction, templates in _EVERY.items()
+}
+_SHARED = ("which {kind} {first} and {second} ?", "name a {kind} that {first} and {second} ?")
+_EVERY_SHARED = ("list every {kind} that {first} and {second} ?",)
+_CONDITION: Mapping[Direction, str] = {
+    "head": "has {relation} {entity}",
+    "both": "{relation} {entity}",
+}
+_NOUN: Mapping[Direction, str] = {
+    "tail": "the {relation} of {entity}",
+    "head": "the {kind} whose {relation} is {entity}",
+    "both": "a {kind} that {relation} {entity}",
+}
+NO_KIND = "thing"
+
+
+def templates(question: Question, every: bool) -> tuple[str, ...]:
+    """Returns the ways to ask a question: for one right answer, or for every one."""
+    if question.type == "intersection":
+        return _EVERY_SHARED if every else _SHARED
+    direction, _ = question.chain[-1]
+    if question.type == "count":
+        return _COUNT[direction]
+    return (_EVERY if every else _ONE)[direction]
+
+
+def worded(view: View, question: Question, template: str) -> str:
+    """Returns a question in the names of a world, one blank between words."""
+    kind = question.kinds[-1] or NO_KIND
+    names = [escape(view.label(entity)) for entity in question.starts]
+    verbs = [escape(view.relation_name(relation)) for _, relation in question.chain]
+    if question.type == "intersection":
+        conditions = [
+            _CONDITION[direction].format(relation=verb, entity=name)
+            for (direction, _), verb, name in zip(question.chain, verbs, names, strict=True)
+        ]
+        return template.format(kind=kind, first=conditions[0], second=conditions[1])
+    (noun,) = names
+    *inner, last = verbs
+    for (direction, _), verb, middle in zip(question.chain, inner, question.kinds, strict=False):
+        noun = _NOUN[direction].format(relation=verb, entity=noun, kind=middle or NO_KIND)
+    return template.format(relation=last, entity=noun, kind=kind)
+
+
+def template_words() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the words that questions begin with, and those that follow; no names among them."""
+    spoken = [t for group in (_ONE, _EVERY, _COUNT) for ts in group.values() for t in ts]
+    spoken += [*_SHARED, *_EVERY_SHARED]
+    first = dict.fromkeys(template.split()[0] for template in spoken)
+    later = [word for template in spoken for word in template.split()[1:]]
+    later += [w for t in (*_CONDITION.values(), *_NOUN.values()) for w in t.split()]
+    return tuple(first), tuple(dict.fromkeys(w for w in later if not w.startswith("{")))

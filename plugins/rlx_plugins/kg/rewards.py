@@ -1,0 +1,371 @@
+"""What a turn of the agent is worth, and what a whole rollout is (design 000, after KG-R1).
+
+An answer may have several names, its label and its aliases: naming it by any of them is naming it
+once. Names are compared as question answering does (SQuAD): without regard to case, punctuation,
+the articles a, an and the, and how words are spaced.
+"""
+
+import math
+import re
+import string
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from rlx.plugin import Example, Reward, Sample, Score
+from rlx_plugins.kg.protocol import read_turn, well_formed
+
+__all__ = [
+    "EntityF1",
+    "ExactMatch",
+    "Format",
+    "HitAt1",
+    "IsAnswer",
+    "QueryValidity",
+    "RetrievalQuality",
+    "named",
+    "normal",
+]
+
+_MOST = 256
+"""Names that an answer may hold; one with more is no answer."""
+_PIECES = 4
+"""Pieces between commas that may be one name, such as `Washington, D.C.`"""
+
+
+# Turns -------------------------------------------------------------------------------------------
+
+
+_FOUND = {"valid": True, "error": "KG_SUCCESS", "duplicate": False}
+_UNKNOWN = {"valid": False, "error": "ENTITY_NOT_FOUND", "duplicate": False}
+_AGAIN = _FOUND | {"duplicate": True}
+_INVALID = {"error": "INVALID_ACTION"}
+
+
+def _turn(
+    name: str,
+    kind: str,
+    value: float | None,
+    text: str = "",
+    *,
+    info: Mapping[str, Any] = MappingProxyType({}),
+    reason: str | None = None,
+    **options: Any,
+) -> Example:
+    said = Sample(id="a", problem={}, turn=kind, number=1, response=text, info=dict(info))
+    return Example(name=name, sample=said, value=value, reason=reason, options=options)
+
+
+class QueryValidity(Reward):
+    """1 for a query that gave results, 0 for another; abstains on turns that are no query."""
+
+    examples: ClassVar[tuple[Example, ...]] = (
+        _turn("gold", "kg_query", 1.0, info=_FOUND),
+        _turn("unknown name", "kg_query", 0.0, info=_UNKNOWN, reason="ENTITY_NOT_FOUND"),
+        _turn("asked again", "kg_query", 0.0, info=_AGAIN, reason="duplicate"),
+        _turn("asked again, and paid", "kg_query", 1.0, info=_AGAIN, count_duplicates=True),
+        _turn("an answer", "answer", None),
+    )
+
+    count_duplicates: bool = False
+    """Whether asking the same again is worth as much; true invites to ask without end."""
+
+    def score(self, sample: Sample) -> Score | None:
+        """Judges one turn."""
+        if sample.turn != "kg_query":
+            return None
+        info = sample.info
+        if not info["valid"]:
+            return Score(0.0, info["error"])
+        if info["duplicate"] and not self.count_duplicates:
+            return Score(0.0, "duplicate")
+        return Score(1.0)
+
+
+class IsAnswer(Reward):
+    """1 for an answer, right or wrong, 0 for a turn without an action; abstains on queries."""
+
+    examples: ClassVar[tuple[Example, ...]] = (
+        _turn("gold", "answer", 1.0),
+        _turn("no action", "invalid", 0.0, info=_INVALID, reason="INVALID_ACTION"),
+        _turn("a query", "kg_query", None, info=_FOUND),
+    )
+
+    def score(self, sample: Sample) -> Score | None:
+        """Judges one turn."""
+        if sample.turn == "kg_query":
+            return None
+        return Score(1.0) if sample.turn == "answer" else Score(0.0, sample.info["error"])
+
+
+class Format(Reward):
+    """1 when a whole turn is `<think>...</think>` and one action, each tag exactly once, else 0."""
+
+    examples: ClassVar[tuple[Example, ...]] = (
+        _turn("gold", "answer", 1.0, "<think> found</think><answer> Euro</answer>\n"),
+        _turn("gold, a query", "kg_query", 1.0, "<think></think> <kg-query>f( a)</kg-query>"),
+        _turn("no reasoning", "answer", 0.0, "<answer> Euro</answer>", reason="format"),
+        _turn("words behind it", "answer", 0.0, "<think></think><answer> Euro</answer> So!"),
+        _turn(
+            "both actions",
+            "answer",
+            0.0,
+            "<think></think><kg-query>f( a)</kg-query><answer> Euro</answer>",
+        ),
+        _turn("tags without end", "answer", 0.0, "<think></think><answer>" * 5_000 + "</answer>"),
+    )
+
+    def score(self, sample: Sample) -> Score:
+        """Judges one turn."""
+        return Score(1.0) if well_formed(sample.response) else Score(0.0, "format")
+
+
+# Names -------------------------------------------------------------------------------------------
+
+_articles = re.compile(r"\b(?:a|an|the)\b")
+
+
+class _Punctuation(dict[int, str | None]):
+    """Punctuation, which is left out; all else stays. Made as characters are met."""
+
+    def __missing__(self, code: int) -> str | None:
+        character = chr(code)
+        left_out = character in string.punctuation or unicodedata.category(character)[0] == "P"
+        self[code] = None if left_out else character
+        return self[code]
+
+
+_PUNCTUATION = _Punctuation()
+
+
+def normal(name: str) -> str:
+    """Returns a text that is the same for names that count as the same."""
+    folded = unicodedata.normalize("NFC", name).casefold()
+    bare = _articles.sub(" ", folded.translate(_PUNCTUATION))
+    return " ".join(bare.split()) or " ".join(folded.split())
+
+
+def _names(answers: Any) -> dict[str, int]:
+    """For every name of every right answer, in its normal form, which answer it names.
+
+    Raises:
+        ValueError: they are no lists of names; that is no fault of the model.
+    """
+    lists = isinstance(answers, list | tuple) and all(
+        isinstance(names, list | tuple) and names and all(isinstance(n, str) for n in names)
+        for names in answers
+    )
+    if not lists or not answers:
+        raise ValueError(f"the field 'answers' must hold lists of names, got {answers!r}")
+    return {normal(name): i for i, names in reversed([*enumerate(answers)]) for name in names}
+
+
+def named(text: str, answers: Mapping[str, int]) -> list[int | str]:
+    """Returns what an answer's text names, in order and each once: numbers of right answers, and
+    the normal form of everything else. Names stand between commas or on lines of their own."""
+    pieces = [piece for piece in re.split(r"[,\n]", text) if piece.strip()][: _MOST + 1]
+    found: dict[int | str, None] = {}
+    at = 0
+    while at < len(pieces):
+        for count in range(min(_PIECES, len(pieces) - at), 0, -1):
+            name = normal(",".join(pieces[at : at + count]))
+            if name in answers or count == 1:
+                found[answers.get(name, name)] = None
+                at += count
+                break
+    return list(found)
+
+
+# Whole rollouts ----------------------------------------------------------------------------------
+
+
+def _rollout(
+    name: str,
+    answer: str | None,
+    value: float,
+    *,
+    right: Sequence[Sequence[str]] = (("France",), ("United Kingdom", "UK")),
+    any_of: bool = False,
+    results: Sequence[str] = ("France",),
+    reason: str | None = None,
+    observation: str = "<information> borders of Spain: France </information>",
+    **options: Any,
+) -> Example:
+    """A rollout that asked once and then answered."""
+    query = _FOUND | {"function": "get_tail_entities", "results": list(results)}
+    said = Sample(
+        id="a",
+        problem={"answers": [list(names) for names in right], "any_of": any_of},
+        turn="invalid" if answer is None else "answer",
+        number=2,
+        response="" if answer is None else f"<think></think><answer>{answer}</answer>",
+        observations=(observation,),
+        history=(query,),
+        info=_INVALID if answer is None else {"answered": True, "queries": 1},
+    )
+    return Example(name=name, sample=said, value=value, reason=reason, options=options)
+
+
+class _Rollout(Reward):
+    otc: int | None = Field(None, ge=1)
+    """The value times `e^(1 - queries / otc)`, which pays for few queries; with `max_turns` here it
+    is KG-R1's option of that name. Null leaves the value as it is."""
+
+    def _scaled(self, sample: Sample, value: float, reason: str | None = None) -> Score:
+        """A score; the parts `raw` and `otc` say what it was made of."""
+        if self.otc is None:
+            return Score(value, reason)
+        queries = sum("valid" in info for info in (*sample.history, sample.info))
+        scale = math.exp(1 - queries / self.otc)
+        return Score(value * scale, reason, {"raw": value, "otc": scale})
+
+
+class _Answered(_Rollout):
+    """Compares what the last turn answers with what is right."""
+
+    def score(self, sample: Sample) -> Score:
+        """Judges one rollout.
+
+        Raises:
+            ValueError: the problem says no right answer; that is no fault of the model.
+        """
+        answers = _names(sample.problem.get("answers"))
+        kind, text = read_turn(sample.response)
+        given = named(text, answers) if kind == "answer" else []
+        if not given or len(given) > _MOST:
+            return self._scaled(sample, 0.0, "no answer" if not given else "too many names")
+        right = len(sample.problem["answers"])
+        value = self._value(given, 1 if sample.problem.get("any_of") else right)
+        return self._scaled(sample, value, None if value == 1 else "wrong answer")
+
+    def _value(self, given: Sequence[int | str], wanted: int) -> float:
+        """What the names that were given are worth, where so many right ones are wanted."""
+        raise NotImplementedError
+
+
+def _f1(given: Sequence[int | str], wanted: int) -> float:
+    """Of precision and recall; more right ones than wanted are no better."""
+    hits = sum(isinstance(name, int) for name in given)
+    if not hits:
+        return 0.0
+    precision, recall = hits / len(given), min(1.0, hits / wanted)
+    return 2 * precision * recall / (precision + recall)
+
+
+class EntityF1(_Answered):
+    """F1 of the entities that an answer names; one of them is enough where any is right.
+
+    Names of one entity count once: KG-R1's first metric took its text and its id for two, and so
+    gave a perfect answer 2/3.
+    """
+
+    examples: ClassVar[tuple[Example, ...]] = (
+        _rollout("gold", " France, UK", 1.0),
+        _rollout("half of it", " France", 2 / 3, reason="wrong answer"),
+        _rollout("half of it and a wrong one", " France, Spain", 0.5),
+        _rollout("two names of one", " United Kingdom, UK", 2 / 3),
+        _rollout("one of any", " france", 1.0, any_of=True),
+        _rollout("no answer", None, 0.0, reason="no answer"),
+        _rollout("all there is", ",".join(map(str, range(9_999))), 0.0, reason="too many names"),
+    )
+
+    def _value(self, given: Sequence[int | str], wanted: int) -> float:
+        return _f1(given, wanted)
+
+
+class ExactMatch(_Answered):
+    """1 when an answer names all that is right and nothing else, else 0; see `mode`.
+
+    Where any right answer will do (`any_of` of the problem), it names at least one, and nothing
+    else.
+    """
+
+    examples: ClassVar[tuple[Example, ...]] = (
+        _rollout("gold", " the united kingdom, France", 1.0),
+        _rollout("half of it", " France", 0.0, reason="wrong answer"),
+        _rollout("one of any", " UK", 1.0, any_of=True),
+        _rollout("one of any, and a wrong one", " UK, Spain", 0.0, any_of=True),
+        _rollout("a part of a name", " United", 0.0, any_of=True),
+        _rollout("a comma in a name", " Washington, D.C.", 1.0, right=[["Washington, D.C."]]),
+        _rollout("half of it, by F1", " France", 2 / 3, mode="f1"),
+        _rollout("no answer", None, 0.0, reason="no answer"),
+        _rollout("one query of four", " UK", math.exp(0.75), any_of=True, otc=4),
+        _rollout("tags in it", " France</information><answer> UK", 0.0),
+    )
+
+    mode: Literal["em", "f1"] = "em"
+    """`f1` gives entity F1 under this name, as KG-R1's training does."""
+
+    def _value(self, given: Sequence[int | str], wanted: int) -> float:
+        value = _f1(given, wanted)
+        return value if self.mode == "f1" else float(value == 1.0)
+
+
+class HitAt1(_Answered):
+    """1 when the first name of an answer is a right one, else 0."""
+
+    examples: ClassVar[tuple[Example, ...]] = (
+        _rollout("gold", " France, Spain", 1.0),
+        _rollout("second", " Spain, France", 0.0, reason="wrong answer"),
+        _rollout("no answer", None, 0.0, reason="no answer"),
+    )
+
+    def _value(self, given: Sequence[int | str], wanted: int) -> float:
+        return float(isinstance(given[0], int))
+
+
+class RetrievalQuality(_Rollout):
+    """1 when a query was shown a right answer, whatever was answered, else 0.
+
+    Where a problem has `evidence`, names as in `answers`, that is what must be shown.
+    """
+
+    examples: ClassVar[tuple[Example, ...]] = (
+        _rollout("gold", " Spain", 1.0),
+        _rollout("an alias", " Spain", 1.0, results=["UK"]),
+        _rollout("not shown", " France", 0.0, results=["Spain"], reason="not retrieved"),
+        _rollout("a part of a name", " France", 0.0, results=["French Southern Lands of France"]),
+        _rollout(
+            "a part of a word, as the source has it",
+            " Spain",
+            1.0,
+            observation="<information> with capital X: Francestan </information>",
+            match="substring",
+        ),
+        _rollout(
+            "in the question only, as the source has it",
+            " Spain",
+            0.0,
+            observation="<information> borders of France: Spain </information>",
+            match="substring",
+        ),
+    )
+
+    match: Literal["exact", "substring"] = "exact"
+    """`exact`: a whole name among a query's results. `substring`: anywhere behind the colon of an
+    observation, the source's rule, which finds "us" in "house"."""
+
+    def score(self, sample: Sample) -> Score:
+        """Judges one rollout.
+
+        Raises:
+            ValueError: the problem says no right answer; that is no fault of the model.
+        """
+        problem = sample.problem
+        wanted = _names(problem.get("evidence", problem.get("answers")))
+        if self.match == "exact":
+            found = any(normal(name) in wanted for name in _results(sample))
+        else:
+            texts = [normal(text.partition(":")[2]) for text in sample.observations]
+            found = any(name in text for text in texts for name in wanted)
+        return self._scaled(sample, float(found), None if found else "not retrieved")
+
+
+def _results(sample: Sample) -> Iterable[str]:
+    """The entities that the rollout's queries were shown."""
+    for info in (*sample.history, sample.info):
+        if str(info.get("function")).endswith("_entities"):
+            yield from info["results"]

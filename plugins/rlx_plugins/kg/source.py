@@ -1,0 +1,38 @@
+"""Which graph an option names: the shipped one, or a file. Task and environment ask alike."""
+
+from functools import lru_cache
+from pathlib import Path
+
+from rlx_plugins.kg.graph import Graph
+from rlx_plugins.kg.load import read_graph, world
+
+__all__ = ["WORLD", "graph_named", "source_name"]
+
+WORLD = "world"
+
+
+def graph_named(name: str) -> Graph:
+    """Returns the shipped graph for `world`, else that of the file, read once per state of it.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is malformed; the message names file and line.
+    """
+    if name == WORLD:
+        return world()
+    path = Path(name)
+    try:
+        stamp = path.stat()
+    except OSError as error:
+        raise OSError(f"cannot read the graph {path}: {error.strerror}") from None
+    return _read(path, stamp.st_mtime_ns, stamp.st_size)
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, modified: int, size: int) -> Graph:
+    return read_graph(path)
+
+
+def source_name(name: str) -> str:
+    """A short name for `data_source`, such as `kg.world`."""
+    return f"kg.{Path(name).name.split('.')[0]}"

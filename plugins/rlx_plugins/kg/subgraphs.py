@@ -1,0 +1,254 @@
+"""Questions with graphs of their own: WebQSP and CWQ in the forms in which they are passed on.
+
+Two families of files are known, told apart by their fields.
+
+NSM, and GNN-RAG and KG-R1 after it: `id`, `question`, `answers` (each
+with `kb_id` and `text`), `entities`, `subgraph` with `tuples`. There entities and relations are
+written out, or numbers of lines (from 0) in `entities.txt` and `relations.txt` beside the file;
+`entities_text.txt`, line by line, and `entities_names.json`, by id, say what they are called.
+
+RoG, on the Hugging Face hub, and SubgraphRAG after it: `id`, `question`, `answer`, `q_entity` and
+`graph`, all by name.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rlx_plugins.kg.load import as_object, decoded, lines, text_of
+from rlx_plugins.kg.text import escape
+from rlx_plugins.records import Source, lookup
+
+__all__ = ["FileQuestion", "read_questions"]
+
+_Fact = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileQuestion:
+    """A question of a data set, and the facts among which it is to be answered.
+
+    Entities are named as the data set calls them; where two of one graph are called the same, or
+    an entity has no name, by its id.
+
+    Attributes:
+        id: of the question.
+        question: its words.
+        answers: all right answers, each with its acceptable names; empty where the data set has
+            none.
+        entities: those that the question is about.
+        triples: subject, relation and object of each fact.
+    """
+
+    id: str
+    question: str
+    answers: tuple[tuple[str, ...], ...]
+    entities: tuple[str, ...]
+    triples: tuple[_Fact, ...]
+
+
+def read_questions(path: Path) -> Iterator[FileQuestion]:
+    """Reads questions from a `.jsonl`, `.json` (one object a line, or one list) or `.parquet` file.
+
+    All but `.parquet` may be compressed: `.json.gz`.
+
+    Raises:
+        OSError: the file, or a list of names that it needs, cannot be read.
+        ValueError: it is malformed; the message names file and line.
+    """
+    path = Path(path)
+    vocabulary = _Vocabulary(path.parent)
+    for where, record in _rows(path):
+        try:
+            if "subgraph" in record:
+                yield _of_nsm(record, vocabulary)
+            elif "graph" in record:
+                yield _of_rog(record)
+            else:
+                raise ValueError(f"expected a field subgraph or graph, got {', '.join(record)}")
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+
+
+# Rows --------------------------------------------------------------------------------------------
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    suffix = Path(path.name.removesuffix(".gz")).suffix
+    if path.suffix == ".parquet":
+        yield from Source(path=path).rows()
+        return
+    if suffix not in (".jsonl", ".json"):
+        raise ValueError(f"{path}: its name must end in .jsonl, .json or .parquet")
+    for number, line in enumerate(lines(path), start=1):
+        if number == 1 and line.lstrip().startswith(b"["):
+            yield from _of_list(path)
+            return
+        where = f"{path} line {number}"
+        try:
+            text = decoded(line).strip()
+            record = as_object(text) if text else None
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        if record is not None:
+            yield where, record
+
+
+def _of_list(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        records = json.loads(decoded(b"".join(lines(path))))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not readable as JSON: {error}") from None
+    for number, record in enumerate(records, start=1):
+        where = f"{path} record {number}"
+        if not isinstance(record, dict):
+            raise ValueError(f"{where}: not a JSON object")
+        yield where, record
+
+
+def _list(record: Mapping[str, Any], field: str) -> Sequence[Any]:
+    value = lookup(record, field)
+    if not isinstance(value, list):
+        raise ValueError(f"expected a list as {field}, got {value!r}")
+    return value
+
+
+def _three(fact: Any) -> Sequence[Any]:
+    if not isinstance(fact, list) or len(fact) != 3:
+        raise ValueError(f"expected a fact of three, got {fact!r}")
+    return fact
+
+
+# RoG: all by name --------------------------------------------------------------------------------
+
+
+def _of_rog(record: Mapping[str, Any]) -> FileQuestion:
+    facts = (_three(fact) for fact in _list(record, "graph"))
+    return FileQuestion(
+        id=str(lookup(record, "id")),
+        question=text_of(lookup(record, "question"), "question"),
+        answers=tuple((text_of(name, "an answer"),) for name in _list(record, "answer")),
+        entities=tuple(text_of(name, "an entity") for name in _list(record, "q_entity")),
+        triples=tuple(
+            (text_of(s, "a subject"), text_of(r, "a relation"), text_of(o, "an object"))
+            for s, r, o in facts
+        ),
+    )
+
+
+# NSM: by id, by number, or as objects ------------------------------------------------------------
+
+
+class _Vocabulary:
+    """What stands beside a file: the ids that numbers stand for, and what ids are called."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @cached_property
+    def entities(self) -> Sequence[str]:
+        return self._words("entities.txt")
+
+    @cached_property
+    def relations(self) -> Sequence[str]:
+        return self._words("relations.txt")
+
+    @cached_property
+    def names(self) -> Mapping[str, str]:
+        names: dict[str, str] = {}
+        texts, by_id = self._folder / "entities_text.txt", self._folder / "entities_names.json"
+        if texts.exists():
+            called = self._words(texts.name)
+            if len(called) != len(self.entities):
+                raise ValueError(
+                    f"{texts} has {len(called)} lines and entities.txt {len(self.entities)}: "
+                    "it must name each entity on the line that has its id"
+                )
+            names.update(zip(self.entities, called, strict=True))
+        if by_id.exists():
+            try:
+                names.update(as_object(decoded(b"".join(lines(by_id)))))
+            except ValueError as error:
+                raise ValueError(f"{by_id}: {error}") from None
+        return names
+
+    def _words(self, name: str) -> Sequence[str]:
+        return [decoded(line).strip() for line in lines(self._folder / name)]
+
+
+class _Called:
+    """What the entities of one question are called."""
+
+    def __init__(self, vocabulary: _Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._names: dict[str, str] = {}
+
+    def id(self, value: Any) -> str:
+        """The id of an entity that a record speaks of, whose name is kept."""
+        if isinstance(value, dict):
+            id_ = _id(value.get("kb_id") or value.get("text"), self._vocabulary, "entities")
+            name = value.get("text")
+        else:
+            id_, name = _id(value, self._vocabulary, "entities"), None
+        name = name or self._vocabulary.names.get(id_)
+        if isinstance(name, str) and escape(name):
+            self._names.setdefault(id_, name)
+        return id_
+
+    def settled(self) -> Mapping[str, str]:
+        """Names by id, without those that several have."""
+        common = Counter(escape(name).casefold() for name in self._names.values())
+        return {
+            id_: name for id_, name in self._names.items() if common[escape(name).casefold()] == 1
+        }
+
+
+def _id(value: Any, vocabulary: _Vocabulary, kind: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return text_of(value, f"one of the {kind}")
+    ids: Sequence[str] = getattr(vocabulary, kind)
+    if not 0 <= value < len(ids):
+        raise ValueError(f"{kind}.txt has no line for the number {value}; it has {len(ids)}")
+    return ids[value]
+
+
+def _relation(value: Any, vocabulary: _Vocabulary) -> str:
+    if isinstance(value, dict):
+        value = value.get("text") or value.get("rel_id") or value.get("kb_id")
+    return _id(value, vocabulary, "relations")
+
+
+def _of_nsm(record: Mapping[str, Any], vocabulary: _Vocabulary) -> FileQuestion:
+    called = _Called(vocabulary)
+    facts = [
+        (called.id(s), _relation(r, vocabulary), called.id(o))
+        for s, r, o in map(_three, _list(record, "subgraph.tuples"))
+    ]
+    topics = _list(record, "entities_cid" if "entities_cid" in record else "entities")
+    about = [called.id(value) for value in topics]
+    names = called.settled()
+    return FileQuestion(
+        id=str(lookup(record, "id")),
+        question=text_of(lookup(record, "question"), "question"),
+        answers=tuple(_answer(a, vocabulary, names) for a in _list(record, "answers")),
+        entities=tuple(names.get(id_, id_) for id_ in about),
+        triples=tuple((names.get(s, s), r, names.get(o, o)) for s, r, o in facts),
+    )
+
+
+def _answer(value: Any, vocabulary: _Vocabulary, names: Mapping[str, str]) -> tuple[str, ...]:
+    """Text, name in the graph and id of one answer."""
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an answer with kb_id and text, got {value!r}")
+    found = [value.get("text")]
+    if value.get("kb_id") is not None:
+        id_ = _id(value["kb_id"], vocabulary, "entities")
+        found += [names.get(id_), id_]
+    acceptable = tuple(dict.fromkeys(text_of(name, "an answer") for name in found if name))
+    if not acceptable:
+        raise ValueError(f"an answer has neither text nor kb_id: {value!r}")
+    return acceptable

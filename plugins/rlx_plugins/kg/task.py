@@ -1,0 +1,328 @@
+"""The task `kg`: questions over a graph, made from a seed, or read from files."""
+
+import random
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from rlx.plugin import Action, Demonstration, Plugin, Problem, Split
+from rlx_plugins.kg.demonstrations import MIX, Mode, next_turn
+from rlx_plugins.kg.environment import KnowledgeGraph
+from rlx_plugins.kg.graph import Graph, View
+from rlx_plugins.kg.questions import Question, Type, population, templates, worded
+from rlx_plugins.kg.source import WORLD, graph_named, source_name
+from rlx_plugins.kg.subgraphs import FileQuestion, read_questions
+
+__all__ = ["Files", "Questions"]
+
+_ROUND = 1000
+"""Problems after which the shares of the types come round again."""
+_ONE_HOP = ("forward", "inverse")
+_LONGEST = 16
+"""Turns of a demonstration at most; no script has so many."""
+
+_Asked = tuple[Question, str]
+"""A question and the template that words it."""
+
+
+class Files(BaseModel):
+    """Questions with graphs of their own, in a form that `read_questions` knows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    train: Path
+    test: Path
+
+
+class Questions(Plugin):
+    """Questions about a knowledge graph, from templates, with every right answer.
+
+    The facts of a share of the graph are held out: questions for training never need one, and the
+    environment hides them while training; questions for testing cannot be answered without one.
+    Each split takes all wordings of its questions in an order drawn from the seed, anew for each
+    pass, with the types in the shares that their weights say.
+    """
+
+    graph: str = WORLD
+    """`world`, the shipped one, or the path of a graph's file; as the environment's."""
+    types: dict[Type, float] = Field(
+        default={"forward": 0.3, "inverse": 0.2, "hop2": 0.2, "neighbour": 0.15, "hop3": 0.15}
+    )
+    """Weights of the types of question; others are not asked."""
+    answers: Literal["one", "every"] = "one"
+    """Ask for one right answer of several, or for all of them."""
+    held_out: float = Field(0.15, gt=0, lt=1)
+    """Share of the facts that only testing needs."""
+    compositional: bool = False
+    """Split questions of several hops by their relations instead: so many combinations of each
+    type are for testing alone, whether their facts are held out or not."""
+    world: int = Field(0, ge=0)
+    """0 asks about the graph as it is; another number about one whose entities have swapped names
+    within their kinds, so that what a model remembers of the real one is of no use."""
+    files: Files | None = None
+    """Questions of WebQSP or CWQ from files instead. Those without an answer are left out, and from
+    training those that the other file asks too."""
+    curriculum: int = Field(12_800, ge=0)
+    """Lessons at the beginning that are good episodes, of one hop where `types` has such."""
+    worlds: int = Field(512, ge=1)
+    """Lessons take place in the worlds from 1 to this, so that none can be learnt by heart."""
+    demonstrations: dict[Type, dict[Mode, float]] = Field(default_factory=dict)
+    """Weights of what the scripted policy does in the lessons that follow, for types that shall
+    differ from the shipped mix, in which the likeliest is a mistake."""
+
+    @field_validator("types", "demonstrations")
+    @classmethod
+    def _check_weights(cls, value: dict[str, Any], info: Any) -> dict[str, Any]:
+        groups = {"": value} if info.field_name == "types" else value
+        for name, weights in groups.items():
+            if not weights or not all(0 < weight < float("inf") for weight in weights.values()):
+                of = f" of {name}" if name else ""
+                raise ValueError(f"the weights{of} must be finite and above 0, and at least one")
+        return value
+
+    @model_validator(mode="after")
+    def _check_files(self) -> Self:
+        generated = self.model_fields_set - {"files"}
+        if self.files is not None and generated:
+            raise ValueError(f"{', '.join(sorted(generated))}: of no use with files")
+        return self
+
+    @property
+    def demonstrates(self) -> bool:
+        """Whether there are lessons, which `warm_start` needs."""
+        return self.files is None
+
+    def check(self) -> None:
+        """Opens the graph and makes the questions, or reads the files.
+
+        Raises:
+            OSError: a file cannot be read.
+            ValueError: it is malformed, or a type has no question; the message says which.
+        """
+        for split in ("train", "test"):
+            if self.files is not None:
+                _records(self.files, split)
+            else:
+                self._asked(split)
+
+    def data(self) -> Mapping[str, str]:
+        """Digests of the graph, or of the question files."""
+        if self.files is None:
+            return {"graph": graph_named(self.graph).digest}
+        paths = {"train": self.files.train, "test": self.files.test}
+        return {name: sha256(path.read_bytes()).hexdigest() for name, path in paths.items()}
+
+    def problem(self, split: Split, index: int, seed: int) -> Problem:
+        """Returns problem number `index` of a split; the same for the same arguments.
+
+        Raises:
+            OSError, ValueError: as `check`.
+        """
+        if self.files is not None:
+            records = _records(self.files, split)
+            passes, position = divmod(index, len(records))
+            if split == "train":
+                position = _order(f"{seed}/file", passes, len(records))[position]
+            return records[position]
+        rounds, slot = divmod(index, _ROUND)
+        type_, rank, quota = _slots(tuple(self.types.items()), seed)[slot]
+        asked = self._asked(split)[type_]
+        passes, position = divmod(rounds * quota + rank, len(asked))
+        order = _order(f"{seed}/{split}/{type_}", passes, len(asked))
+        hide = self.held_out if split == "train" else 0.0
+        return self._problem(split, *asked[order[position]], world=self.world, hide=hide)
+
+    def lesson(self, index: int, seed: int) -> Problem:
+        """Returns lesson number `index`: a training question in a world of its own.
+
+        Raises:
+            NotImplementedError: questions from files have no lessons.
+            OSError, ValueError: as `check`.
+        """
+        if self.files is not None:
+            raise NotImplementedError("task.files: questions from files have no lessons")
+        rng = random.Random(f"kg/lesson/{seed}/{index}")
+        easy = index < self.curriculum
+        weights = {t: w for t, w in self.types.items() if easy and t in _ONE_HOP} or self.types
+        (type_,) = rng.choices(list(weights), list(weights.values()))
+        question, template = rng.choice(self._asked("train")[type_])
+        world = rng.randint(1, self.worlds)
+        mode: dict[str, Any] = {"mode": "good"} if easy else {}
+        return self._problem("train", question, template, world=world, hide=self.held_out, **mode)
+
+    def act(
+        self, problem: Problem, turns: Sequence[str], observations: Sequence[str], seed: int
+    ) -> str:
+        """Returns the scripted policy's next turn; see `rlx_plugins.kg.demonstrations`."""
+        fields = problem.fields
+        view = View(graph_named(self.graph), world=fields["world"], hide=fields["hide"])
+        modes = self.demonstrations.get(fields["type"], MIX[fields["type"]])
+        drawn = random.Random(f"kg/mode/{seed}")
+        (mode,) = drawn.choices(list(modes), list(modes.values()))
+        return next_turn(
+            fields,
+            fields.get("mode", mode),
+            observations,
+            random.Random(f"kg/turn/{seed}/{len(turns)}"),
+            relations=[view.relation_name(relation) for relation in view.relations],
+            guess=lambda rng: _stranger(view, fields, rng),
+        )
+
+    def demonstration(self, problem: Problem, seed: int) -> Demonstration:
+        """Returns the turns of an episode, good or poor, in the environment with its defaults.
+
+        Raises:
+            NotImplementedError: questions from files have none.
+        """
+        if self.files is not None:
+            raise NotImplementedError("task.files: questions from files have no demonstrations")
+        environment = KnowledgeGraph(graph=self.graph)
+        state = environment.reset(problem.fields, seed)
+        turns: list[str] = []
+        observations: list[str] = []
+        while len(turns) < _LONGEST:
+            turns.append(self.act(problem, turns, observations, seed))
+            step = environment.step(state, Action(text=turns[-1], number=len(turns)))
+            if step.done:
+                break
+            state = step.state
+            observations.append(step.observation)
+        return Demonstration(tuple(turns))
+
+    def _asked(self, split: Split) -> Mapping[Type, tuple[_Asked, ...]]:
+        every = self.answers == "every"
+        graph = graph_named(self.graph)
+        return _asked(graph, self.held_out, self.compositional, every, split, tuple(self.types))
+
+    def _problem(
+        self,
+        split: Split,
+        question: Question,
+        template: str,
+        *,
+        world: int,
+        hide: float,
+        **more: Any,
+    ) -> Problem:
+        view = View(graph_named(self.graph), world=world, hide=hide)
+        text = worded(view, question, template)
+        found = [[view.label(e), *view.aliases(e)] for e in question.answers]
+        counted = question.type == "count"
+        fields = {
+            "question": text,
+            "answers": [[str(len(found))]] if counted else found,
+            "any_of": self.answers == "one" and not counted,
+            "type": question.type,
+            "data_source": source_name(self.graph),
+            "world": world,
+            "hide": hide,
+            "split": split,
+            "start": [view.label(entity) for entity in question.starts],
+            "chain": [[d, view.relation_name(relation)] for d, relation in question.chain],
+            **more,
+        }
+        if counted:
+            fields["evidence"] = found
+        id_ = f"kg/{world}/{text.removesuffix(' ?')}"
+        return Problem(id=id_, prompt=text, fields=fields, stratum=question.type)
+
+
+def _stranger(view: View, fields: Mapping[str, Any], rng: random.Random) -> str:
+    """An answer of the right kind that nothing has shown."""
+    if fields["type"] == "count":
+        return str(rng.randint(1, 9))
+    answer = view.entity(fields["answers"][0][0])
+    kind = "" if answer is None else view.kind(answer)
+    return view.label(rng.choice(_members(view.graph, kind)))
+
+
+@lru_cache(maxsize=64)
+def _members(graph: Graph, kind: str) -> tuple[int, ...]:
+    return tuple(entity for entity in graph.entities if graph.kind(entity) == kind)
+
+
+@lru_cache(maxsize=8)
+def _asked(
+    graph: Graph,
+    share: float,
+    compositional: bool,
+    every: bool,
+    split: Split,
+    types: tuple[Type, ...],
+) -> Mapping[Type, tuple[_Asked, ...]]:
+    """All wordings of the questions of a split.
+
+    Raises:
+        ValueError: a type has none.
+    """
+    asked = {}
+    for type_, questions in population(graph, share, compositional)[split].items():
+        asked[type_] = tuple((q, t) for q in questions for t in templates(q, every))
+        if type_ in types and not questions:
+            raise ValueError(
+                f"task.types: this graph has no {split} question of the type {type_!r}; "
+                "leave it out, or change `held_out`"
+            )
+    return asked
+
+
+@lru_cache(maxsize=16)
+def _slots(weights: tuple[tuple[Type, float], ...], seed: int) -> Sequence[tuple[Type, int, int]]:
+    """The type of each problem of a round, its rank there, and how many of the type a round has.
+
+    Each has the whole part of its share, the greatest remainders have the rest, and none less
+    than one.
+    """
+    total = sum(weight for _, weight in weights)
+    shares = {type_: _ROUND * weight / total for type_, weight in weights}
+    quotas = {type_: max(1, int(share)) for type_, share in shares.items()}
+    rest = sorted(shares, key=lambda type_: quotas[type_] - shares[type_])
+    while sum(quotas.values()) != _ROUND:
+        lacking = _ROUND - sum(quotas.values())
+        for type_ in rest[:lacking] if lacking > 0 else rest[lacking:]:
+            quotas[type_] += 1 if lacking > 0 else -1
+    types = [type_ for type_, quota in quotas.items() for _ in range(quota)]
+    random.Random(f"kg/types/{seed}").shuffle(types)
+    ranks = {type_: count() for type_ in quotas}
+    return [(type_, next(ranks[type_]), quotas[type_]) for type_ in types]
+
+
+@lru_cache(maxsize=64)
+def _order(purpose: str, passes: int, size: int) -> list[int]:
+    return random.Random(f"kg/{purpose}/pass {passes}").sample(range(size), size)
+
+
+@lru_cache(maxsize=4)
+def _records(files: Files, split: Split) -> tuple[Problem, ...]:
+    """The problems of a file.
+
+    Raises:
+        ValueError: it is malformed, or none is left.
+    """
+    path = files.train if split == "train" else files.test
+    tested = _records(files, "test") if split == "train" else ()
+    known = {problem.prompt for problem in tested} | {problem.id for problem in tested}
+    read = (_read(record, split, path) for record in read_questions(path) if record.answers)
+    problems = tuple(problem for problem in read if not known & {problem.id, problem.prompt})
+    if not problems:
+        raise ValueError(f"{path}: holds no question with an answer for the split {split!r}")
+    return problems
+
+
+def _read(record: FileQuestion, split: Split, path: Path) -> Problem:
+    fields = {
+        "question": record.question,
+        "answers": [list(names) for names in record.answers],
+        "any_of": False,
+        "type": "file",
+        "data_source": source_name(str(path)),
+        "split": split,
+        "start": list(record.entities),
+        "triples": [list(triple) for triple in record.triples],
+    }
+    return Problem(id=f"kg/{record.id}", prompt=record.question, fields=fields)

@@ -1,0 +1,189 @@
+"""Makes the shipped graph, `data/world.tsv`, from hand-written files and Unicode CLDR.
+
+    python -m rlx_plugins.kg.world_source
+
+Written by hand are `countries.tsv` (capitals, continents, borders), `names.tsv` (labels and
+aliases) and `corrections.tsv` (what replaces a list of CLDR). The rest is CLDR, read through Babel,
+which only this module needs. `docs/world.md` has the rules.
+"""
+
+import csv
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date
+from functools import cache
+from pathlib import Path
+
+from babel import Locale
+from babel.core import get_cldr_version
+from babel.languages import get_official_languages
+from babel.numbers import get_currency_name, get_territory_currencies
+
+__all__ = ["WORLD", "build"]
+
+DATA = Path(__file__).parent / "data"
+WORLD = DATA / "world.tsv"
+
+AS_OF = date(2025, 7, 1)
+"""The day whose currencies are taken: a build must not depend on when it is made."""
+
+HEADER = """\
+# The world: {facts} facts about {countries} countries in the middle of 2025. Made by
+# rlx_plugins.kg.world_source; never edit by hand.
+# Capitals, continents and borders are from countries.tsv. Names, languages and currencies are from
+# Unicode CLDR {cldr} (LICENSE.unicode), changed by names.tsv and corrections.tsv.
+"""
+
+NONE = "-"
+ENGLISH = Locale("en")
+
+Row = tuple[str, str, str]
+"""Subject, relation, object; the relations `rlx:kind`, `rlx:label` and `rlx:alias` describe."""
+Names = Mapping[str, tuple[str, tuple[str, ...]]]
+"""What `names.tsv` says, by id: a label, or `-` to keep the source's, and aliases."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """Something with a name.
+
+    Attributes:
+        id: stable, such as `city/paris`.
+        kind: what it is, such as `capital`.
+        name: as its source has it, accents and all.
+        aliases: other names that mean it alone.
+    """
+
+    id: str
+    kind: str
+    name: str
+    aliases: tuple[str, ...] = ()
+
+    def rows(self, better: Names) -> Iterator[Row]:
+        """Yields its kind, its label and its aliases, with what `names.tsv` says about it."""
+        name, others = better.get(self.id, (NONE, ()))
+        name = self.name if name == NONE else name
+        label = plain(name)
+        yield self.id, "rlx:kind", self.kind
+        yield self.id, "rlx:label", label
+        for alias in {name, *self.aliases, *others} - {label}:
+            yield self.id, "rlx:alias", alias
+
+
+@dataclass(frozen=True, slots=True)
+class Country:
+    """A row of `countries.tsv`; borders are codes of other rows."""
+
+    code: str
+    capital: str
+    continent: str
+    borders: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        return f"country/{self.code.lower()}"
+
+
+def plain(name: str) -> str:
+    """Returns a name as a label: words of ASCII letters, or a domain such as `.fr`.
+
+    Raises:
+        ValueError: it cannot be one; `names.tsv` must give a better name.
+    """
+    decomposed = unicodedata.normalize("NFKD", name.replace("&", "and"))
+    label = re.sub(r"[\u0300-\u036f'’ʻ]", "", decomposed)
+    if not re.fullmatch(r"\.[a-z]{2}|[A-Za-z]+([ -][A-Za-z]+)*", label):
+        raise ValueError(f"{name!r} is no label; give it a better one in names.tsv")
+    return label
+
+
+def slug(name: str) -> str:
+    return plain(name).lower().replace(" ", "-")
+
+
+def table(name: str) -> list[dict[str, str]]:
+    """Reads a hand-written file of the data folder; lines that begin with `#` are comments."""
+    lines = (DATA / name).read_text(encoding="utf-8").splitlines()
+    kept = [line for line in lines if not line.startswith("#")]
+    return list(csv.DictReader(kept, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def split(text: str, separator: str) -> tuple[str, ...]:
+    return () if text == NONE else tuple(text.split(separator))
+
+
+def countries() -> list[Country]:
+    return [
+        Country(row["code"], row["capital"], row["continent"], split(row["borders"], " "))
+        for row in table("countries.tsv")
+    ]
+
+
+@cache
+def corrections() -> dict[tuple[str, str], list[str]]:
+    """Returns what replaces CLDR's list, by country's code and relation."""
+    rows = table("corrections.tsv")
+    return {(row["code"], row["relation"]): row["objects"].split() for row in rows}
+
+
+def names() -> Names:
+    return {row["id"]: (row["label"], split(row["aliases"], "; ")) for row in table("names.tsv")}
+
+
+def languages(code: str) -> list[str]:
+    """Codes of a country's official languages: by law, or in fact where CLDR has none by law."""
+    found = get_official_languages(code) or get_official_languages(code, de_facto=True)
+    return sorted({language.split("_")[0] for language in found})  # zh_Hant and zh are one language
+
+
+def currencies(code: str) -> list[str]:
+    """Codes of the currencies that were legal tender on the day `AS_OF`."""
+    return [currency.lower() for currency in get_territory_currencies(code, AS_OF)]
+
+
+def objects(country: Country) -> Iterator[tuple[str, Entity]]:
+    """Yields every fact about a country but its borders: a relation and its object."""
+    yield "capital", Entity(f"city/{slug(country.capital)}", "capital", country.capital)
+    continent = country.continent
+    yield "continent", Entity(f"continent/{slug(continent)}", "continent", continent)
+    domain = "uk" if country.code == "GB" else country.code.lower()
+    yield "domain", Entity(f"domain/{domain}", "domain", f".{domain}")
+    corrected = corrections()
+    for code in corrected.get((country.code, "language")) or languages(country.code):
+        name = ENGLISH.languages.get(code, f"<{code}>")  # no label: names.tsv must have one
+        yield "language", Entity(f"language/{code}", "language", name)
+    for code in corrected.get((country.code, "currency")) or currencies(country.code):
+        name = get_currency_name(code.upper(), locale=ENGLISH)
+        yield "currency", Entity(f"currency/{code}", "currency", name, (code.upper(),))
+
+
+def build() -> str:
+    """Returns the text of `world.tsv`: the same for the same files and the same CLDR.
+
+    Raises:
+        ValueError: a name is no label, or a file speaks of what is not in the world.
+    """
+    entities: set[Entity] = set()
+    facts: set[Row] = set()
+    listed = countries()
+    for country in listed:
+        entities.add(Entity(country.id, "country", ENGLISH.territories[country.code]))
+        facts |= {(country.id, "borders", f"country/{code.lower()}") for code in country.borders}
+        for relation, entity in objects(country):
+            entities.add(entity)
+            facts.add((country.id, relation, entity.id))
+    better = names()
+    if strays := better.keys() - {entity.id for entity in entities}:
+        raise ValueError(f"names.tsv names what is not in the world: {sorted(strays)}")
+    correctable = {(country.code, name) for country in listed for name in ("currency", "language")}
+    if misses := corrections().keys() - correctable:
+        raise ValueError(f"corrections.tsv corrects what is not there: {sorted(misses)}")
+    header = HEADER.format(facts=len(facts), countries=len(listed), cldr=get_cldr_version())
+    rows = facts | {row for entity in entities for row in entity.rows(better)}
+    return header + "".join("\t".join(row) + "\n" for row in sorted(rows))
+
+
+if __name__ == "__main__":
+    WORLD.write_text(build(), encoding="utf-8")

@@ -1,0 +1,70 @@
+"""The word-level tokenizer of the shipped graph, which tiny models use under the name `world`.
+
+`python -m rlx_plugins.kg.world_tokenizer FILE` writes it, in the format of Hugging Face tokenizers.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from rlx_plugins.kg.load import world
+from rlx_plugins.kg.vocabulary import vocabulary
+
+__all__ = ["definition"]
+
+_SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
+
+
+def definition(tokens: list[str]) -> dict[str, Any]:
+    """A tokenizer whose tokens are exactly these texts, the longest that fits first.
+
+    A word that has no token is one unknown, its leading blank included; so is any other character.
+    """
+    ordered = sorted(tokens, key=lambda token: (-len(token), token))
+    # A token that ends in a letter ends a word, or " Niger" would begin " Nigeria".
+    exact = "|".join(
+        re.escape(token) + (r"(?![\w-])" if token[-1].isalnum() else "") for token in ordered
+    )
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": number,
+                "content": token,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+            for number, token in enumerate(_SPECIAL)
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Split",
+            "pattern": {"Regex": rf"{exact}| ?[\w-]+|\s|."},
+            "behavior": "Isolated",
+            "invert": False,
+        },
+        "post_processor": None,
+        "decoder": {"type": "Fuse"},
+        "model": {
+            "type": "WordLevel",
+            "vocab": {token: number for number, token in enumerate((*_SPECIAL, *tokens))},
+            "unk_token": "<unk>",
+        },
+    }
+
+
+def main(path: Path) -> None:
+    """Writes the tokenizer of the shipped graph."""
+    text = json.dumps(definition(vocabulary(world())), indent=1, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,143 @@
+"""Lessons acted out in an environment: the very tokens that a rollout of the same words has."""
+
+from typing import ClassVar
+
+import pytest
+
+from rlx.model import build_policy
+from rlx.model.episodes import Stage
+from rlx.plugin import Environment, Problem, Step
+from rlx.rollout import Completion, LocalHost, grow, plan
+from rlx.seeding import derive_seed
+from rlx.spec import ExperimentSpec, Tiny
+
+SPEC = {
+    "name": "acted",
+    "model": {"kind": "tiny"},
+    "task": {"plugin": "script"},
+    "rollout": {
+        "schedule": "environment",
+        "environment": {"plugin": "countdown"},
+        "num_generations": 1,
+        "max_turns": 3,
+        "turn": {"template": "nums: {prompt}\n", "max_new_tokens": 9, "spans": ["think", "answer"]},
+        "forced_answer": {"template": "!"},
+    },
+    "rewards": {"global": {"right": {"plugin": "right"}}},
+    "evaluation": {"correct": "right"},
+    "phases": [{"name": "all", "steps": 1}],
+}
+
+
+class Down(Environment):
+    """Counts down from the problem's number; says how much is left."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("say",)
+
+    def reset(self, problem, seed):
+        return problem["from"]
+
+    def step(self, state, action):
+        left = state - int(action.spans.get("answer", "0") == "1")
+        return Step(kind="say", state=left, observation=f"{left}\n", done=left == 0)
+
+
+class Script:
+    """Says 1 in most turns, and shows in the others what it was given."""
+
+    def lesson(self, index, seed):
+        start = index % 5 + 1
+        return Problem(id=f"{index}", prompt=f"{start}", fields={"from": start})
+
+    def act(self, problem, turns, observations, seed):
+        assert len(turns) == len(observations)
+        if len(turns) == 1 and problem.fields["from"] == 3:
+            return f"{observations[-1].strip()}?"
+        return "<answer>1</answer>"
+
+    problem = demonstration = None
+
+
+class Replaying:
+    """A session that says what it is told to, as a model would sample it."""
+
+    longest = 2048
+
+    def __init__(self, turns):
+        self.turns = list(turns)
+
+    def generate(self, requests, sampling):
+        ids = self.turns.pop(0)
+        return [(Completion(ids, (0.0,) * len(ids), "stop"),)]
+
+
+@pytest.fixture(scope="module")
+def dialogue():
+    tiny = Tiny(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=32)
+    return build_policy(tiny, 0).dialogue
+
+
+def spec(**rollout):
+    return ExperimentSpec.model_validate({**SPEC, "rollout": {**SPEC["rollout"], **rollout}})
+
+
+def own_turns(episode):
+    """The policy's tokens, turn by turn."""
+    turns, before = [], False
+    for token, own in zip(episode.token_ids, episode.is_own, strict=True):
+        if own and not before:
+            turns.append([])
+        if own:
+            turns[-1].append(token)
+        before = own
+    return [tuple(turn) for turn in turns]
+
+
+@pytest.mark.parametrize(
+    "rollout",
+    [{}, {"observation": "inline"}, {"forced_answer": None}, {"turn": {"stop": ["</answer>"]}}],
+    ids=["message", "inline", "not forced", "stopped"],
+)
+@pytest.mark.parametrize("index", range(5))
+def test_a_lesson_is_what_a_rollout_of_its_words_is(index, rollout, dialogue):
+    turn = {**SPEC["rollout"]["turn"], **rollout.get("turn", {})}
+    said = spec(**{**rollout, "turn": turn})
+    episode = Stage(said, Script(), Down()).episode(dialogue, index)
+    turns = own_turns(episode)
+    problem = Script().lesson(index, 0)
+    (tree,) = grow(
+        plan(said.rollout), [problem], [1], Replaying(turns), dialogue, LocalHost(Down())
+    )
+    (end,) = tree.rollouts
+    assert tree.token_ids(end) == episode.token_ids
+    assert [tree.segments[s].token_ids for s in tree.turns(end)] == turns
+    stops = turn.get("stop", ())
+    for ids in turns:
+        text, _ = dialogue.read(ids)
+        assert (ids[-1] in dialogue.end_ids) == (not any(stop in text for stop in stops))
+
+
+def test_a_forced_turn_is_asked_for_and_is_the_last(dialogue):
+    long = Stage(spec(), Script(), Down()).episode(dialogue, 4)
+    assert len(own_turns(long)) == 4
+    assert "!" in dialogue.read(long.token_ids)[0]
+    assert len(own_turns(Stage(spec(), Script(), Down()).episode(dialogue, 0))) == 1
+
+
+def test_a_lesson_has_its_own_seed():
+    seen = []
+
+    class Listening(Script):
+        def act(self, problem, turns, observations, seed):
+            seen.append(seed)
+            return super().act(problem, turns, observations, seed)
+
+    tiny = Tiny(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=32)
+    Stage(spec(), Listening(), Down()).episode(build_policy(tiny, 0).dialogue, 3)
+    assert set(seen) == {derive_seed(0, "demonstration", 3)}
+    assert len(seen) == 4
+
+
+def test_without_a_script_there_is_no_lesson(dialogue):
+    with pytest.raises(ValueError, match="rehearsed"):
+        Stage(spec(), object(), Down()).episode(dialogue, 0)

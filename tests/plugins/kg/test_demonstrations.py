@@ -1,0 +1,199 @@
+"""The scripted policy: what its good episodes earn, and that its poor ones are poor as they say."""
+
+import re
+from collections import Counter
+
+import pytest
+
+from rlx.plugin import Action, Problem, Sample
+from rlx_plugins.kg.demonstrations import MIX, shown
+from rlx_plugins.kg.environment import KnowledgeGraph
+from rlx_plugins.kg.load import world
+from rlx_plugins.kg.questions import TYPES
+from rlx_plugins.kg.rewards import ExactMatch, Format, IsAnswer, QueryValidity, RetrievalQuality
+from rlx_plugins.kg.task import Questions
+from rlx_plugins.kg.vocabulary import vocabulary
+
+TASK = Questions()
+KG = KnowledgeGraph(hints=False)
+
+
+def play(task, problem, seed, environment=KG):
+    """Turns, steps and the samples that rewards are shown, of one scripted episode."""
+    state = environment.reset(problem.fields, seed)
+    turns, steps = [], []
+    while not steps or not steps[-1].done:
+        turns.append(task.act(problem, turns, [s.observation for s in steps], seed))
+        steps.append(environment.step(state, Action(text=turns[-1], number=len(turns))))
+        state = steps[-1].state
+        assert len(turns) <= 4
+    samples = [
+        Sample(
+            id="a",
+            problem=problem.fields,
+            turn=step.kind,
+            number=number,
+            response=turn,
+            context=tuple(turns[: number - 1]),
+            observations=tuple(s.observation for s in steps[: number - 1]),
+            info=step.info,
+            history=tuple(s.info for s in steps[: number - 1]),
+        )
+        for number, (turn, step) in enumerate(zip(turns, steps, strict=True), start=1)
+    ]
+    return turns, steps, samples
+
+
+def with_mode(problem, mode):
+    return Problem(id="x", prompt=problem.prompt, fields=problem.fields | {"mode": mode})
+
+
+def lessons(task, count, mode=None, only=None):
+    first = task.curriculum
+    problems = (task.lesson(i, 0) for i in range(first, first + count))
+    return [with_mode(p, mode) if mode else p for p in problems if only in (None, p.stratum)]
+
+
+# Good episodes ------------------------------------------------------------------------------------
+
+
+def test_a_good_episode_earns_all_there_is():
+    problems = [TASK.lesson(i, 0) for i in range(100)] + lessons(TASK, 300, "good")
+    for seed, problem in enumerate(problems):
+        _, _, samples = play(TASK, problem, seed)
+        for sample in samples:
+            judged = [r.score(sample) for r in (QueryValidity(), IsAnswer(), Format())]
+            assert [s.value for s in judged if s is not None] == [1.0, 1.0]
+        assert ExactMatch().score(samples[-1]).value == 1.0
+        assert RetrievalQuality().score(samples[-1]).value == 1.0
+        assert len(samples) == 1 + len(problem.fields["chain"])
+
+
+@pytest.mark.parametrize("type_", ["count", "intersection"])
+def test_good_episodes_of_the_hard_types(type_):
+    task = Questions(types={type_: 1.0})
+    environment = KnowledgeGraph(hints=False, limit=60)
+    for seed, problem in enumerate(lessons(task, 100, "good")):
+        *_, samples = play(task, problem, seed, environment)
+        assert ExactMatch().score(samples[-1]).value == 1.0
+    short = KnowledgeGraph(hints=False, limit=3)  # a count reads "+2 more" too
+    if type_ == "count":
+        for seed, problem in enumerate(lessons(task, 100, "good")):
+            assert ExactMatch().score(play(task, problem, seed, short)[2][-1]).value == 1.0
+
+
+def test_a_good_episode_for_every_answer_names_them_all():
+    task = Questions(answers="every", types={"forward": 1.0, "inverse": 1.0})
+    environment = KnowledgeGraph(hints=False, limit=100)
+    for seed, problem in enumerate(lessons(task, 100, "good")):
+        *_, samples = play(task, problem, seed, environment)
+        assert ExactMatch().score(samples[-1]).value == 1.0
+
+
+def test_a_fixed_episode_stays_what_it_is():
+    fields = {
+        "type": "forward",
+        "start": ["North Korea"],
+        "chain": [["tail", "language"]],
+        "answers": [["Korean"]],
+        "any_of": True,
+        "world": 0,
+        "hide": 0.0,
+        "mode": "good",
+    }
+    problem = Problem(id="x", prompt="what is the language of North Korea ?", fields=fields)
+    turns, steps, _ = play(TASK, problem, 0)
+    assert turns == [
+        "<think> find language of North Korea</think>"
+        "<kg-query>get_tail_entities( North Korea, language)</kg-query>",
+        "<think> answer found</think><answer> Korean</answer>",
+    ]
+    assert steps[0].observation == "<information> language of North Korea: Korean </information>"
+
+
+# Poor ones ----------------------------------------------------------------------------------------
+
+
+def outcomes(mode, type_):
+    problems = lessons(TASK, 400, mode, type_)
+    played = [play(TASK, problem, seed) for seed, problem in enumerate(problems)]
+    assert len(played) > 20
+    right = sum(ExactMatch().score(samples[-1]).value for *_, samples in played) / len(played)
+    return [[s.info for s in steps[:-1]] for _, steps, _ in played], right
+
+
+@pytest.mark.parametrize(
+    ("mode", "type_", "queries", "most"),
+    [
+        ("wrong_relation", "forward", 1, 0.0),
+        ("wrong_direction", "inverse", 1, 0.1),
+        ("short", "hop2", 1, 0.0),
+        ("short", "neighbour", 1, 0.0),
+        ("short2", "hop3", 2, 0.0),
+        ("guess", "hop2", 0, 0.3),
+    ],
+)
+def test_a_mistake_costs_the_answer(mode, type_, queries, most):
+    infos, right = outcomes(mode, type_)
+    assert {len(asked) for asked in infos} == {queries}
+    assert right <= most
+
+
+@pytest.mark.parametrize(
+    ("mode", "error"), [("invalid", "FORMAT_ERROR"), ("duplicate", "KG_SUCCESS")]
+)
+def test_a_slip_costs_a_turn_alone(mode, error):
+    infos, right = outcomes(mode, "hop2")
+    assert right == 1.0
+    assert {len(asked) for asked in infos} == {3}
+    assert {asked[0]["error"] for asked in infos} == {error}
+    assert {asked[1]["duplicate"] for asked in infos} == {mode == "duplicate"}
+
+
+def test_most_lessons_are_poor_and_the_mix_can_be_changed():
+    right = Counter()
+    for seed, problem in enumerate(lessons(TASK, 1500)):
+        right[ExactMatch().score(play(TASK, problem, seed)[2][-1]).value] += 1
+    assert 0.3 < right[1.0] / 1500 < 0.5
+    good = Questions(demonstrations={type_: {"good": 1.0} for type_ in TASK.types})
+    for seed, problem in enumerate(lessons(good, 50)):
+        assert ExactMatch().score(play(good, problem, seed)[2][-1]).value == 1.0
+    assert all(sum(weights.values()) == pytest.approx(1.0) for weights in MIX.values())
+
+
+def test_the_next_turn_depends_on_its_arguments_alone():
+    problem = TASK.lesson(20_000, 0)
+    turns = play(TASK, problem, 3)[0]
+    assert play(TASK, problem, 3)[0] == turns
+    assert len({tuple(play(TASK, problem, seed)[0]) for seed in range(40)}) > 3
+
+
+# Words --------------------------------------------------------------------------------------------
+
+
+def test_every_text_is_made_of_the_vocabulary():
+    tokens = vocabulary(world())
+    assert len(set(tokens)) == len(tokens)
+    assert tokens == vocabulary(world())
+    known = re.compile("|".join(sorted(map(re.escape, tokens), key=len, reverse=True)))
+    task = Questions(curriculum=300, types=dict.fromkeys(TYPES, 1.0))
+    for index in range(2000):
+        problem = task.lesson(index, 1)
+        turns, steps, _ = play(task, problem, index)
+        for text in (f"{problem.prompt}\n", *turns, *(s.observation for s in steps)):
+            assert "".join(known.findall(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("observation", "names"),
+    [
+        ("<information> borders of A: B, C c </information>", ("B", "C c")),
+        ("<information> borders of A: B, +12 more </information>", ("B",)),
+        ("<information> borders of A: +12 more </information>", ()),
+        ("<information> error FORMAT_ERROR: write this, that </information>", ()),
+        ("\n<information> with b A: B </information>\nAnswer now: C, D", ("B",)),
+        ("", ()),
+    ],
+)
+def test_what_an_observation_lists(observation, names):
+    assert shown(observation) == names

@@ -1,0 +1,167 @@
+"""Questions: right answers by another way of counting, and splits that share no fact."""
+
+from collections import defaultdict
+
+import pytest
+
+from rlx_plugins.kg.graph import Graph, View, held_out
+from rlx_plugins.kg.load import world
+from rlx_plugins.kg.questions import TYPES, population, templates, worded
+
+GRAPH = world()
+SHARE = 0.15
+SPLITS = population(GRAPH, SHARE, False)
+NAMED = {GRAPH.relation_name(r): r for r in GRAPH.relations}
+
+FAMILY = Graph.of(
+    [
+        ("Ada", "mother", "Bea"),
+        ("Bea", "mother", "Cid"),
+        ("Cid", "mother", "Dot"),
+        ("Ada", "friend", "Eve"),
+        ("Eve", "friend", "Ada"),
+        ("Fay", "mother", "Bea"),
+        ("Fay", "friend", "Eve"),
+        ("Eve", "friend", "Fay"),
+    ],
+    kinds=dict.fromkeys(["Ada", "Bea", "Cid", "Dot", "Eve", "Fay"], "person"),
+)
+
+
+def everything(graph, **more):
+    both = population(graph, SHARE, False, **more)
+    return {t: both["train"][t] + both["test"][t] for t in TYPES}
+
+
+def facts(graph):
+    """Subject to objects and back, by relation: another index than the graph's."""
+    tails, heads = defaultdict(set), defaultdict(set)
+    for subject, relation, object_ in graph.triples():
+        tails[subject, relation].add(object_)
+        heads[object_, relation].add(subject)
+    return tails, heads
+
+
+@pytest.mark.parametrize("type_", TYPES)
+def test_right_answers_are_all_that_the_facts_say(type_):
+    tails, heads = facts(GRAPH)
+    asked = SPLITS["train"][type_] + SPLITS["test"][type_]
+    assert asked
+    for question in asked:
+        if type_ == "intersection":
+            sets = [
+                (heads if direction == "head" else tails)[start, relation]
+                for start, (direction, relation) in zip(
+                    question.starts, question.chain, strict=True
+                )
+            ]
+            assert set(question.answers) == sets[0] & sets[1]
+            assert all(s - set(question.answers) for s in sets)
+            continue
+        at = set(question.starts)
+        for direction, relation in question.chain:
+            index = heads if direction == "head" else tails
+            at = set().union(*(index[entity, relation] for entity in at))
+        assert set(question.answers) == at
+        assert len(question.answers) == len(at) > 0
+
+
+def paths(question):
+    """Every path to every right answer, by its facts."""
+    tails, heads = facts(GRAPH)
+    if question.type == "intersection":
+        ways = [
+            {(a, r, s) if d == "head" else (s, r, a)}
+            for a in question.answers
+            for s, (d, r) in zip(question.starts, question.chain, strict=True)
+        ]
+        return [ways[i] | ways[i + 1] for i in range(0, len(ways), 2)]
+    found = [(set(), question.starts[0])]
+    for direction, relation in question.chain:
+        longer = []
+        for path, at in found:
+            for other in (heads if direction == "head" else tails)[at, relation]:
+                fact = (other, relation, at) if direction == "head" else (at, relation, other)
+                longer.append((path | {fact}, other))
+        found = longer
+    walked = [path for path, _ in found]
+    return [set().union(*walked)] if question.type == "count" else walked
+
+
+@pytest.mark.parametrize("type_", TYPES)
+def test_training_needs_no_held_out_fact_and_every_path_of_testing_does(type_):
+    held = held_out(GRAPH, SHARE)
+    for question in SPLITS["train"][type_][::7]:
+        assert not any(path & held for path in paths(question))
+    for question in SPLITS["test"][type_][::7]:
+        assert all(path & held for path in paths(question))
+
+
+def texts(questions, every=False):
+    view = View(GRAPH)
+    return [
+        worded(view, q, t) for qs in questions.values() for q in qs for t in templates(q, every)
+    ]
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_no_two_questions_are_worded_alike(every):
+    train, test = (texts(SPLITS[split], every) for split in ("train", "test"))
+    assert len({*train, *test}) == len(train) + len(test)
+
+
+def test_the_words_of_each_type():
+    view = View(GRAPH)
+    said = set(texts(everything(GRAPH)))
+    assert "what is the capital of France ?" in said
+    assert "which country has currency Japanese Yen ?" in said
+    assert "name the currency of the country whose capital is Paris ?" in said
+    assert "tell me the language of a country that borders Portugal ?" in said
+    assert "what is the domain of a country that borders the country whose domain is .pt ?" in said
+    assert "which country borders France and has language Spanish ?" in said
+    assert "count every country that borders Spain ?" in said
+    assert any(q.startswith("count every country whose continent is") for q in said)
+    question = next(
+        q for q in everything(GRAPH)["forward"] if "borders" in worded(view, q, "{relation}")
+    )
+    assert templates(question, True) == ("list every {kind} that {relation} {entity} ?",)
+
+
+def test_a_family_is_asked_about_by_chains_of_its_own():
+    view = View(FAMILY)
+    asked = everything(FAMILY)
+    said = {worded(view, q, t) for qs in asked.values() for q in qs for t in templates(q, False)}
+    assert "what is the mother of the mother of Ada ?" in said
+    assert "what is the mother of the mother of the mother of Ada ?" in said
+    assert "name a person whose mother is Bea ?" in said
+    assert "what is the mother of a person that friend Eve ?" in said
+    # Bea is the mother of two, so "the person whose mother is Bea" is nobody in particular.
+    assert not any("the person whose mother is Bea" in text for text in said)
+    assert not any("the mother of the person whose mother" in text for text in said)
+
+
+def test_a_name_that_two_bear_is_not_asked_about():
+    graph = Graph.of([("1", "x", "2"), ("3", "x", "4")], labels={"1": "Ada", "3": "Ada"})
+    starts = {q.starts[0] for q in everything(graph)["forward"]}
+    assert starts == {graph.entity("Ada")}
+
+
+def test_new_combinations_are_for_testing_alone():
+    split = population(GRAPH, SHARE, True)
+    for type_ in ("hop2", "hop3", "neighbour"):
+        train, test = ({q.chain for q in split[s][type_]} for s in ("train", "test"))
+        assert train
+        assert test
+        assert not train & test
+    for type_ in ("forward", "inverse", "intersection", "count"):
+        for name in ("train", "test"):
+            assert split[name][type_] == SPLITS[name][type_]
+
+
+def test_a_world_changes_names_alone():
+    other = View(GRAPH, world=7)
+    question = SPLITS["train"]["hop2"][0]
+    (template, *_) = templates(question, False)
+    here, there = (worded(v, question, template) for v in (View(GRAPH), other))
+    assert here != there
+    assert here.split()[:4] == there.split()[:4]

@@ -1,0 +1,213 @@
+"""The task `kg`: the promises of every task, its splits, and what its options do."""
+
+import json
+import time
+from collections import Counter
+
+import pytest
+from pydantic import ValidationError
+
+from rlx.plugin import Rehearsed, Task
+from rlx.testing import task_checks
+from rlx_plugins.kg.load import world
+from rlx_plugins.kg.questions import TYPES
+from rlx_plugins.kg.task import Files, Questions
+
+TASK = Questions()
+EVERY_TYPE = Questions(types=dict.fromkeys(TYPES, 1.0))
+
+
+@pytest.mark.parametrize("check", task_checks(), ids=str)
+def test_it_keeps_every_promise_of_a_task(check):
+    check(EVERY_TYPE)
+
+
+def test_it_is_a_task_that_rehearses():
+    assert isinstance(TASK, Task)
+    assert isinstance(TASK, Rehearsed)
+    assert TASK.demonstrates
+
+
+def test_a_fixed_problem_stays_what_it_is(tmp_path):
+    # Runs made by earlier versions are compared on these.
+    path = tmp_path / "family.tsv"
+    facts = [f"p{i}\tmother\tp{i + 1}\np{i}\tpet\tcat {i}\n" for i in range(40)]
+    names = [f"p{i}\trlx:kind\tperson\np{i}\trlx:alias\tNo. {i}\n" for i in range(41)]
+    path.write_text("".join(facts + names))
+    task = Questions(graph=str(path), types={"hop2": 1.0})
+    problem = task.problem("train", 0, 0)
+    assert problem.id == "kg/0/name the pet of the person whose mother is p4"
+    assert problem.prompt == "name the pet of the person whose mother is p4 ?"
+    assert problem.stratum == "hop2"
+    assert problem.fields == {
+        "question": problem.prompt,
+        "answers": [["cat 3"]],
+        "any_of": True,
+        "type": "hop2",
+        "data_source": "kg.family",
+        "world": 0,
+        "hide": 0.15,
+        "split": "train",
+        "start": ["p4"],
+        "chain": [["head", "mother"], ["tail", "pet"]],
+    }
+
+
+def test_problems_do_not_repeat_before_they_must_and_types_have_their_shares():
+    train = [TASK.problem("train", i, 0) for i in range(1000)]
+    assert Counter(p.stratum for p in train) == {t: 1000 * w for t, w in TASK.types.items()}
+    assert len({p.id for p in train}) == 1000
+    test = [TASK.problem("test", i, 0) for i in range(400)]
+    assert len({p.id for p in test}) > 390
+    assert not {p.prompt for p in train} & {p.prompt for p in test}
+    assert [TASK.problem("train", i, 1).id for i in range(20)] != [p.id for p in train[:20]]
+
+
+def test_splits_share_no_wording_in_whole_passes():
+    for type_ in TYPES:
+        task = Questions(types={type_: 1.0})
+        train, test = (
+            {task.problem(s, i, 3).prompt for i in range(3000)} for s in ("train", "test")
+        )
+        assert len(test) >= 20
+        assert not train & test
+
+
+def test_training_hides_what_testing_needs():
+    assert {TASK.problem("train", i, 0).fields["hide"] for i in range(50)} == {0.15}
+    assert {TASK.problem("test", i, 0).fields["hide"] for i in range(50)} == {0.0}
+
+
+def test_names_of_an_answer_stand_together():
+    texts = [TASK.problem("train", i, 0).fields["answers"] for i in range(2000)]
+    assert ["United Kingdom", *world().aliases(world().entity("UK"))] in [
+        n for a in texts for n in a
+    ]
+
+
+def test_counts_have_a_number_and_evidence():
+    task = Questions(types={"count": 1.0})
+    for index in range(50):
+        fields = task.problem("train", index, 0).fields
+        assert fields["answers"] == [[str(len(fields["evidence"]))]]
+        assert not fields["any_of"]
+
+
+def test_every_answer_can_be_asked_for():
+    task = Questions(answers="every")
+    problems = [task.problem("train", i, 0) for i in range(200)]
+    assert all(p.prompt.startswith("list every ") and not p.fields["any_of"] for p in problems)
+    assert any(len(p.fields["answers"]) > 1 for p in problems)
+
+
+def test_another_world_asks_the_same_of_other_names():
+    other = Questions(world=1000)
+    pairs = [(TASK.problem("test", i, 0), other.problem("test", i, 0)) for i in range(100)]
+    for here, there in pairs:
+        assert here.fields["chain"] == there.fields["chain"]
+        assert here.id != there.id
+        assert there.fields["world"] == 1000
+    assert sum(h.fields["answers"] == t.fields["answers"] for h, t in pairs) < 30  # 6 continents
+
+
+def test_new_combinations_only():
+    task = Questions(compositional=True, types={"hop2": 1.0})
+    train, test = (
+        {json.dumps(task.problem(s, i, 0).fields["chain"]) for i in range(1000)}
+        for s in ("train", "test")
+    )
+    assert train
+    assert test
+    assert not train & test
+
+
+def test_lessons_are_easy_at_first_and_in_worlds_of_their_own():
+    task = Questions(curriculum=200, worlds=20)
+    easy = [task.lesson(i, 0) for i in range(200)]
+    assert {p.stratum for p in easy} == {"forward", "inverse"}
+    assert {p.fields["mode"] for p in easy} == {"good"}
+    later = [task.lesson(i, 0) for i in range(200, 600)]
+    assert {p.stratum for p in later} == set(task.types)
+    assert not any("mode" in p.fields for p in later)
+    assert {p.fields["world"] for p in easy + later} == set(range(1, 21))
+    assert {(p.fields["split"], p.fields["hide"]) for p in easy + later} == {("train", 0.15)}
+    assert [task.lesson(i, 0) for i in (5, 300)] == [easy[5], later[100]]
+    assert task.lesson(5, 1) != easy[5]
+
+
+def test_20_000_problems_take_about_a_second():
+    TASK.check()
+    started = time.process_time()
+    for index in range(5000):
+        TASK.problem("train", index, 0)
+    assert time.process_time() - started < 0.4  # about 0.08
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"types": {}}, "types"),
+        ({"types": {"forward": 0.0}}, "above 0"),
+        ({"types": {"hop9": 1.0}}, "hop9"),
+        ({"demonstrations": {"hop2": {}}}, "hop2"),
+        ({"demonstrations": {"hop2": {"lucky": 1.0}}}, "lucky"),
+        ({"held_out": 0.0}, "held_out"),
+        ({"files": {"train": "a", "test": "b"}, "held_out": 0.2}, "held_out: of no use"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ValidationError, match=message):
+        Questions(**options)
+
+
+def test_a_graph_without_a_type_of_question_says_so(tmp_path):
+    path = tmp_path / "small.tsv"
+    path.write_text("".join(f"p{i}\tlikes\tq{i}\n" for i in range(40)))
+    Questions(graph=str(path), types={"forward": 1.0, "inverse": 1.0}).check()
+    with pytest.raises(ValueError, match=r"no train question of the type 'hop3'"):
+        Questions(graph=str(path), types={"hop3": 1.0}).check()
+    with pytest.raises(OSError, match=r"nothing\.tsv"):
+        Questions(graph=str(tmp_path / "nothing.tsv")).check()
+
+
+# Questions from files -----------------------------------------------------------------------------
+
+
+def row(number, question, answers=("Bob",)):
+    return {
+        "id": f"q{number}",
+        "question": question,
+        "answer": list(answers),
+        "q_entity": ["Ada"],
+        "a_entity": list(answers),
+        "graph": [["Ada", "knows", "Bob"], ["Ada", "knows", "Cid"]],
+    }
+
+
+def written(path, rows):
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return path
+
+
+def test_questions_from_files_bring_their_graphs(tmp_path):
+    rows = [row(0, "whom does Ada know"), row(1, "who is it"), row(2, "nobody", ())]
+    train = written(tmp_path / "train.jsonl", rows)
+    test = written(tmp_path / "test.jsonl", [row(9, "who is it", ("Bob", "Cid"))])
+    task = Questions(files=Files(train=train, test=test))
+    task.check()
+    assert {task.problem("train", i, 0).prompt for i in range(10)} == {"whom does Ada know"}
+    problem = task.problem("test", 3, 0)
+    assert (problem.id, problem.prompt) == ("kg/q9", "who is it")
+    assert problem.fields["answers"] == [["Bob"], ["Cid"]]
+    assert problem.fields["triples"] == [["Ada", "knows", "Bob"], ["Ada", "knows", "Cid"]]
+    assert not task.demonstrates
+    with pytest.raises(NotImplementedError):
+        task.lesson(0, 0)
+    with pytest.raises(NotImplementedError):
+        task.demonstration(problem, 0)
+
+
+def test_files_without_a_question_are_refused(tmp_path):
+    empty = written(tmp_path / "empty.jsonl", [row(0, "nobody", ())])
+    with pytest.raises(ValueError, match=r"empty\.jsonl: holds no question"):
+        Questions(files=Files(train=empty, test=empty)).check()

@@ -1,0 +1,205 @@
+"""Environments in real workers: what one does wrong costs its rollout and no more."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # spawned workers inherit it
+
+from hostile_environments import Misbehaving, length
+from pools import InProcess
+from speech import Characters, Hashing
+
+from rlx.batch import rows_of
+from rlx.errors import RewardError
+from rlx.plugin import Action, Problem
+from rlx.reward import NamedReward, PooledHost, RewardPool, score
+from rlx.rollout import FAILED, Fault, LocalHost, grow, plan
+from rlx.spec import GlobalReward, ManyTurn, TurnReward
+
+DEADLINE = 0.5
+FAULTS = {
+    "raise": "ValueError: the game is",
+    "exit": "process died (exit code 3)",
+    "quit": "SystemExit: 0",
+    "hang": "deadline of 0.5 s passed",
+    "spin": "deadline of 0.5 s passed",
+    "memory": "MemoryError: it may take 256 MiB",
+    "nonsense": "gave str instead of a Step",
+    "other kind": "gave a turn of kind 'shout'; its kinds are say",
+    "not json": "gave info that is not plain JSON",
+    "nan": "gave info that is not plain JSON",
+    "deep": "gave info that is not plain JSON",
+    "surrogate": "gave an observation that is no text",
+    "unsendable": "gave a state that is not of plain values",
+}
+SPOKEN = "thr"
+NAMES = ("good", "bad", "well")
+REWARDS = (
+    NamedReward("each", TurnReward(plugin="length", turn="*"), length()),
+    NamedReward("whole", GlobalReward(plugin="length"), length(), "global"),
+)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with RewardPool(workers=2, memory_mb=256, grace=60) as pool:
+        yield pool
+
+
+def talk(on_error="fail"):
+    return plan(
+        ManyTurn.model_validate(
+            {
+                "environment": {"plugin": "game", "on_error": on_error},
+                "num_generations": 2,
+                "max_turns": 5,
+            }
+        )
+    )
+
+
+def grown(host, on_error="fail"):
+    problems = [Problem(id=name, prompt=name, fields={"name": name}) for name in NAMES]
+    session = Hashing(("one", "two", "three"))
+    return grow(talk(on_error), problems, [1, 2, 3], session, Characters(), host)
+
+
+def hosted(pool, **options):
+    return PooledHost(Misbehaving(**options), pool, DEADLINE)
+
+
+def without_process(tree):
+    return [{k: v for k, v in s.info.items() if k != "process"} for s in tree.segments]
+
+
+def test_workers_give_what_this_process_would(pool):
+    there, here = grown(hosted(pool)), grown(LocalHost(Misbehaving()))
+    for one, other in zip(there, here, strict=True):
+        assert [s.token_ids for s in one.segments] == [s.token_ids for s in other.segments]
+        assert without_process(one) == without_process(other)
+        assert len(one.segments) == 1 + 2 * 5
+    processes = {s.info["process"] for t in there for s in t.segments if "process" in s.info}
+    assert processes
+    own = {s.info["process"] for t in here for s in t.segments if "process" in s.info}
+    assert not own & processes
+
+
+@pytest.mark.parametrize("how", sorted(FAULTS))
+def test_a_fault_is_told_and_ends_its_rollout_alone(how, pool):
+    trees = grown(hosted(pool, how=how, on=2))
+    usual = grown(hosted(pool))
+    for tree, other in zip(trees, usual, strict=True):
+        if tree.problem.id != "bad":
+            assert without_process(tree) == without_process(other)
+            continue
+        for first, seen, failed, fault in (tree.segments[1:5], tree.segments[5:9]):
+            assert first.kind == "say"
+            assert seen.text == "go on"
+            assert (failed.kind, failed.turn) == (FAILED, 2)
+            assert FAULTS[how] in fault.info["fault"]
+        assert len(tree.segments) == 9
+
+
+@pytest.mark.parametrize("how", ["raise", "exit", "hang"])
+def test_one_that_cannot_begin_is_told_likewise(how, pool):
+    _, bad, _ = grown(hosted(pool, how=how, on=0))
+    assert not bad.policy_segments
+    assert all(FAULTS[how] in s.info["fault"] for s in bad.segments[1:])
+
+
+def test_calls_come_back_in_order(pool):
+    host = hosted(pool)
+    states = host.reset([({"name": f"{n}"}, n) for n in range(200)])
+    assert states == [(f"{n}",) for n in range(200)]
+    steps = host.step([(state, Action(text="a")) for state in states])
+    assert [step.state for step in steps] == [(f"{n}", "a") for n in range(200)]
+    assert host.step([]) == []
+
+
+def test_a_state_that_cannot_be_sent_to_a_worker_is_a_fault(pool):
+    (fault,) = hosted(pool).step([(lambda: None, Action(text="a"))])
+    assert isinstance(fault, Fault)
+    assert "cannot be sent to a worker" in fault.reason
+
+
+# What becomes of a rollout whose environment failed ----------------------------------------------
+
+
+def test_fail_ends_the_run_and_says_what_to_do(pool):
+    trees = grown(hosted(pool, how="raise", on=2))
+    with pytest.raises(RewardError) as caught:
+        score(trees, REWARDS, pool)
+    said = str(caught.value)
+    assert said.startswith("the environment failed on problem bad: ValueError: the game is")
+    assert "rollout.environment.on_error to drop_sample or drop_group" in said
+
+
+def dropped(trees, table):
+    """Turns that were dropped, by problem."""
+    found = {}
+    for t, s in sorted(table.dropped):
+        found.setdefault(trees[t].problem.id, []).append(s)
+    return found
+
+
+@pytest.fixture
+def half_bad(pool):
+    """Trees of which one has a rollout that failed and one that did not, and where that ends."""
+
+    def grow_with(on_error):
+        trees = grown(hosted(pool, how="raise", on=2, when=SPOKEN), on_error)
+        (bad,) = (tree for tree in trees if tree.problem.id == "bad")
+        failed = [s for s in bad.policy_segments if bad.segments[s].kind == FAILED]
+        assert len(failed) == 1 and len(bad.rollouts) == 2
+        return trees, bad, failed[0]
+
+    return grow_with
+
+
+def test_drop_sample_drops_the_rollout_that_failed(half_bad, pool):
+    trees, bad, failed = half_bad("drop_sample")
+    table = score(trees, REWARDS, pool)
+    assert dropped(trees, table) == {"bad": list(bad.turns(failed))}
+    for (t, s), entries in table.turns.items():
+        kind = trees[t].segments[s].kind
+        assert ("each" in entries) == (kind == "say"), "a turn without an answer is judged by none"
+    for (t, s), entries in table.rollouts.items():
+        assert ("whole" in entries) == (trees[t].segments[s].kind != FAILED)
+    assert table.faults == {}
+
+
+def test_drop_group_drops_its_siblings_too(half_bad, pool):
+    trees, bad, _ = half_bad("drop_group")
+    table = score(trees, REWARDS, pool)
+    assert dropped(trees, table) == {"bad": list(bad.policy_segments)}
+
+
+def test_one_that_could_not_begin_leaves_nothing_to_score(pool):
+    trees = grown(hosted(pool, how="raise", on=0), "drop_sample")
+    table = score(trees, REWARDS, pool)
+    assert table.dropped == frozenset()
+    assert {trees[row.tree].problem.id for row in rows_of(trees)} == {"good", "well"}
+
+
+def test_rewards_see_every_turn_and_the_rollout_at_its_end(pool):
+    trees = grown(hosted(pool))
+    table = score(trees, REWARDS, pool)
+    for t, tree in enumerate(trees):
+        for end in tree.rollouts:
+            turns = [table.turns[t, s]["each"].raw for s in tree.turns(end)]
+            assert turns == [1.0, 2.0, 3.0]
+            assert table.rollouts[t, end]["whole"].raw == 3.0
+
+
+def test_a_whole_rollout_is_its_last_turn_with_all_that_came_before():
+    pool = InProcess()
+    (tree, *_) = trees = grown(LocalHost(Misbehaving()))
+    score(trees, REWARDS[1:], pool)
+    sample, end = pool.jobs[0].samples[0], tree.rollouts[0]
+    texts = [tree.segments[s].text for s in tree.turns(end)]
+    assert (*sample.context, sample.response) == tuple(texts)
+    assert sample.observations == ("go on", "go on")
+    assert [info["turns"] for info in (*sample.history, sample.info)] == [1, 2, 3]
+    assert (sample.turn, sample.number) == ("say", 3)

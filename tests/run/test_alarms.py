@@ -1,0 +1,44 @@
+"""When the alarm of over-querying goes off, and what it says."""
+
+import pytest
+
+from rlx.run.alarms import alarm
+
+
+def steps(turns, duplicates=None):
+    shares = duplicates or [None] * len(turns)
+    return [
+        {"environment/turns": t} | ({} if d is None else {"environment/info/duplicate": d})
+        for t, d in zip(turns, shares, strict=True)
+    ]
+
+
+RISING = [2.5, 2.5, 2.5, 3.0, 3.5, 3.6, 3.7]
+FULL = [3.5, 3.6, 3.5]
+
+
+@pytest.mark.parametrize(
+    ("history", "goes_off"),
+    [
+        (steps(RISING), True),
+        (steps(RISING[:-1]), False),  # two steps of many turns
+        (steps([*RISING, 3.0]), False),  # it was over
+        (steps(FULL, [0.1, 0.2, 0.3]), True),
+        (steps(FULL, [0.1, 0.09, 0.3]), False),
+        (steps(FULL), False),  # many turns from the first step on, and no repeats
+        (steps([2.9] * 9, [0.5] * 9), False),  # repeats, but turns are not used up
+        (steps(FULL[:2], [0.5, 0.5]), False),
+        ([{}, *steps(FULL, [0.5] * 3), {}], True),  # steps that could not be scored say nothing
+        ([], False),
+    ],
+)
+def test_it_goes_off_when_many_turns_last(history, goes_off):
+    assert (alarm(history, 4) is not None) == goes_off
+
+
+def test_it_tells_what_it_saw_and_what_causes_it():
+    told = alarm(steps(RISING, [0.0] * 4 + [0.2, 0.25, 0.3]), 4)
+    assert "takes 3.6 of 4 turns, from 2.5" in told
+    assert "25% of its queries repeat earlier ones" in told
+    assert "summed" in told and "repeated query is rewarded" in told
+    assert "repeat earlier ones" not in alarm(steps(RISING), 4)

@@ -1,0 +1,159 @@
+"""A run through every way to learn from rollouts with an environment, on one rank and on two."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import guests
+import pytest
+
+pytestmark = pytest.mark.timeout(900)
+
+SPEC = Path(__file__).with_name("many_turns.yaml")
+UNMASKED = ("unmasked", "turns unmasked", "literal")
+
+
+class Done:
+    """A finished run, and its stored steps by the name of their phase."""
+
+    def __init__(self, home, run_id):
+        self.run = home.run(run_id)
+        with home.registry() as registry:
+            self.series = registry.metrics(run_id)
+            self.evaluations = registry.evaluations(run_id)
+            steps = registry.rollout_steps(run_id)
+            names = [registry.rollout_body(run_id, s).statistics["phase"] for s in steps]
+        bodies = {step: trees for step, trees, _ in home.bodies(self.run)}
+        self.phases = {name: bodies[step] for name, step in zip(names, steps, strict=True)}
+        self.first = bodies[1]
+
+
+@pytest.fixture(scope="module")
+def home(own_home, tmp_path_factory):
+    paths = guests.importable("rlx-guess", tmp_path_factory.mktemp("guess"))
+    own_home.environment["PYTHONPATH"] = os.pathsep.join(paths)
+    shutil.copy(SPEC, own_home.folder / "many.yaml")
+    return own_home
+
+
+def finished(home, **sets):
+    done = home.rlx("submit", "many.yaml", "--again", sets={"tracking.mlflow": "null", **sets})
+    assert done.returncode == 0, done.stderr
+    return Done(home, home.json("status", "latest")["run"])
+
+
+@pytest.fixture(scope="module")
+def alone(home):
+    return finished(home)
+
+
+@pytest.fixture(scope="module")
+def shared(home, alone):
+    first = "[{name: turn by turn, steps: 1, set: {loss.old_logprobs: behaviour}}]"
+    return finished(home, **{"runner.ranks": 2, "phases": first, "critic": "null"})
+
+
+def turns(tree):
+    return [s for s in tree["segments"] if s["author"] == "policy"]
+
+
+def observed(tree):
+    """For every token of each row that an environment wrote: whether it learns, and how."""
+    for row in tree["rows"]:
+        path, index = [], row["segment"]
+        while index >= 0:
+            path.append(tree["segments"][index])
+            index = path[-1]["parent"]
+        authors = [s["author"] for s in reversed(path) for _ in s["token_ids"]][row["start"] :]
+        for place, author in enumerate(authors):
+            if author == "environment":
+                yield row["mask"][place], row["weights"][place], row["advantages"][place]
+
+
+def test_all_that_is_stored_holds_together(alone, shared, home):
+    for run in (alone, shared):
+        assert run.run.status == "finished"
+        checked = home.json("check", run.run.id)
+        assert checked["holds"] and not checked["unchecked"]
+    counts = {i["name"]: i["checked"] for i in home.json("check", alone.run.id)["identities"]}
+    assert {name for name, count in counts.items() if not count} == {"probe_scores"}
+
+
+def test_two_ranks_sample_and_score_the_same_trees(alone, shared):
+    kept = ("parent", "author", "kind", "token_ids", "text", "info", "seed", "finish_reason")
+    for one, other in zip(alone.first, shared.first, strict=True):
+        assert one["problem_id"] == other["problem_id"]
+        for a, b in zip(one["segments"], other["segments"], strict=True):
+            assert [a[k] for k in kept] == [b[k] for k in kept]
+            assert [r["raw"] for r in a["rewards"] or ()] == [r["raw"] for r in b["rewards"] or ()]
+        for a, b in zip(one["rows"], other["rows"], strict=True):
+            assert a["scores"]["total_score"] == b["scores"]["total_score"]
+            assert a["advantages"] == pytest.approx(b["advantages"], abs=1e-6)
+
+
+@pytest.mark.parametrize("phase", ["turn by turn", "outcome", "paid", *UNMASKED])
+def test_observations_learn_where_the_yaml_says_so_and_nowhere_else(alone, phase):
+    tokens = [token for tree in alone.phases[phase] for token in observed(tree)]
+    assert tokens
+    if phase in UNMASKED:
+        assert all(mask and weight for mask, weight, _ in tokens)
+    else:
+        assert not any(value for token in tokens for value in token)
+
+
+def test_turn_rewards_are_each_turn_s_own(alone):
+    for tree in alone.phases["turn by turn"]:
+        for turn in turns(tree):
+            names = {r["name"] for r in turn["rewards"]}
+            assert names == {"sensible", *(["_guessed"] if turn["kind"] == "guess" else [])}
+            ends = turn["global_rewards"] is not None
+            if ends:
+                assert {r["name"] for r in turn["global_rewards"]} == {"found", "overlong"}
+
+
+def test_a_critic_values_what_the_policy_wrote_and_kl_is_paid(alone):
+    rows = [row for tree in alone.phases["paid"] for row in tree["rows"]]
+    assert all(any(row["values"]) for row in rows)
+    assert any(any(row["kl"]) for row in rows)
+    assert any(row["token_rewards"] != row["placed"] for row in rows)
+
+
+def test_trees_without_a_signal_are_drawn_again(alone):
+    roles = [tree["role"] for tree in alone.phases["drawn again"]]
+    assert len(roles) % 4 == 0 and len(roles) <= 12
+    for tree in alone.phases["drawn again"]:
+        scores = {row["scores"]["total_score"] for row in tree["rows"]}
+        assert tree["role"] == "filtered" or len(scores) > 1
+
+
+def test_the_forced_turn_is_asked_for_and_has_an_id_of_its_own(alone):
+    numbers = set()
+    for tree in alone.phases["forced"]:
+        for segment in tree["segments"]:
+            if segment["author"] == "environment":
+                assert segment["text"].endswith("!\n")
+        numbers |= {turn["turn"] for turn in turns(tree)}
+    assert numbers == {1, 2}
+
+
+def test_a_phase_may_leave_the_environment_and_come_back(alone):
+    assert all(
+        [t["kind"] for t in turns(tree)] == ["answer"] * 3 for tree in alone.phases["answers alone"]
+    )
+    assert {t["kind"] for tree in alone.phases["and back"] for t in turns(tree)} <= {
+        "guess",
+        "unclear",
+    }
+
+
+def test_held_out_sets_are_answered_in_every_way(alone):
+    suites = ("held_out", "held_out.greedy", "large", "large.greedy")
+    last = alone.run.steps_total
+    assert [(e.suite, e.step) for e in alone.evaluations] == [
+        (suite, step) for step in (0, last) for suite in suites
+    ]
+    problems = {e.suite: json.dumps(e.payload["problem_ids"]) for e in alone.evaluations}
+    assert problems["held_out"] == problems["held_out.greedy"] != problems["large"]
+    assert all(e.n == 10 for e in alone.evaluations)
+    assert all(e.metrics["environment"]["turns"] >= 1 for e in alone.evaluations)

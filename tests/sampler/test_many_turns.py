@@ -1,0 +1,147 @@
+"""A model and an environment taking turns: caches kept, company, and room."""
+
+import os
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from rlx.errors import SpecError
+from rlx.model import PlainDialogue, build_policy
+from rlx.plugin import Environment, Problem, Step
+from rlx.rollout import LocalHost, grow, plan
+from rlx.sampler import TransformersSampler
+from rlx.spec import ManyTurn, Tiny
+
+DEVICE = torch.device(os.environ.get("RLX_TEST_DEVICE", "cpu"))
+TINY = Tiny(
+    hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=64, initializer_range=0.15
+)
+
+
+class Counting(Environment):
+    """Says how long the turn was; short ones end the rollout."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("say",)
+
+    def reset(self, problem, seed):
+        return 0
+
+    def step(self, state, action):
+        said = len(action.text)
+        return Step(kind="say", state=state + 1, observation=f"{said}?\n", done=said % 5 == 0)
+
+
+@pytest.fixture(scope="module")
+def policy():
+    """A random model of which about one token in ten ends a turn."""
+    policy = build_policy(TINY, 0)
+    ends = (policy.tokenizer.eos_token_id, *range(20, 33))
+    return replace(policy, dialogue=PlainDialogue(policy.tokenizer, ends), end_ids=ends)
+
+
+class Forgetful:
+    """A session that keeps no cache: every context is read anew."""
+
+    def __init__(self, session):
+        self.session, self.longest = session, session.longest
+
+    def generate(self, requests, sampling):
+        return self.session.generate([replace(r, extends=None) for r in requests], sampling)
+
+
+def grown(policy, numbers, *, wrap=lambda session: session, max_rows=512, **options):
+    spec = ManyTurn.model_validate(
+        {
+            "environment": {"plugin": "counting"},
+            "num_generations": 3,
+            "max_turns": 5,
+            "turn": {"max_new_tokens": 12},
+            "forced_answer": {"template": "!"},
+            **options,
+        }
+    )
+    problems = [
+        Problem(id=f"{n}", prompt=f"nums: {' '.join(map(str, range(2, 4 + n)))}\n", fields={})
+        for n in numbers
+    ]
+    sampler = TransformersSampler(policy, max_rows=max_rows, device=DEVICE)
+    with sampler.session() as session:
+        seeds = [100 + n for n in numbers]
+        host = LocalHost(Counting())
+        return grow(plan(spec), problems, seeds, wrap(session), policy.dialogue, host)
+
+
+@pytest.fixture(scope="module", params=["message", "inline"])
+def observation(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def trees(policy, observation):
+    return grown(policy, range(6), observation=observation)
+
+
+def same(one, other):
+    """Whether trees are the same, log-probabilities to rounding."""
+    for tree, again in zip(one, other, strict=True):
+        for a, b in zip(tree.segments, again.segments, strict=True):
+            assert a.logprobs == pytest.approx(b.logprobs, abs=2e-5)
+            assert replace(a, logprobs=b.logprobs) == b
+    return True
+
+
+def test_there_is_something_to_see(trees):
+    lengths = {len(tree.turns(end)) for tree in trees for end in tree.rollouts}
+    assert {1, 6} <= lengths and len(lengths) > 3
+    reasons = {tree.segments[s].finish_reason for tree in trees for s in tree.policy_segments}
+    assert reasons == {"stop", "length"}
+
+
+def test_caches_are_kept_and_change_nothing(policy, trees, observation):
+    assert same(trees, grown(policy, range(6), wrap=Forgetful, observation=observation))
+
+
+def test_nor_does_company(policy, trees, observation):
+    backwards = grown(policy, range(5, -1, -1), observation=observation)
+    assert same(trees, backwards[::-1])
+    alone = grown(policy, [4], observation=observation)
+    assert same(trees[4:5], alone)
+    narrow = grown(policy, range(6), max_rows=4, observation=observation)
+    assert same(trees, narrow)
+
+
+def test_log_probabilities_are_the_model_s_of_the_very_tokens(policy, trees):
+    for tree in trees:
+        for end in tree.rollouts:
+            ids = torch.tensor([tree.token_ids(end)], device=DEVICE)
+            with torch.inference_mode():
+                logprobs = policy.model(input_ids=ids).logits[0, :-1].log_softmax(dim=-1)
+            at = 0
+            for index in tree.path(end):
+                segment = tree.segments[index]
+                for offset, logprob in enumerate(segment.logprobs):
+                    place = at + offset
+                    expected = float(logprobs[place - 1, ids[0, place]])
+                    assert logprob == pytest.approx(expected, abs=2e-5)
+                at += len(segment.token_ids)
+
+
+def test_a_first_turn_without_room_is_an_error(policy, trees, monkeypatch):
+    opening = max(len(tree.token_ids(0)) for tree in trees)
+    monkeypatch.setattr(policy.model.config, "max_position_embeddings", opening + 11)
+    with pytest.raises(SpecError, match="do not fit into this model, which holds"):
+        grown(policy, range(6))
+
+
+def test_a_later_one_without_room_is_the_end(policy, trees, observation, monkeypatch):
+    room = max(len(tree.token_ids(0)) for tree in trees) + 12
+    monkeypatch.setattr(policy.model.config, "max_position_embeddings", room)
+    cut = grown(policy, range(6), observation=observation)
+    for tree, usual in zip(cut, trees, strict=True):
+        for end, whole in zip(tree.rollouts, usual.rollouts, strict=True):
+            ids = tree.token_ids(end)
+            assert ids == usual.token_ids(whole)[: len(ids)]
+            assert len(ids) <= room
+    assert any(len(t.segments) < len(u.segments) for t, u in zip(cut, trees, strict=True))

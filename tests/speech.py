@@ -1,0 +1,58 @@
+"""A dialogue of characters and a sampler that is a hash, for rollouts without a model."""
+
+import hashlib
+
+from rlx.rollout import Completion, Shown
+
+BEGIN, END = 1, 0
+
+
+class Characters:
+    """A `Dialogue` whose tokens are characters."""
+
+    def open(self, text, system=""):
+        return (BEGIN, *map(ord, system + text))
+
+    def reply(self, text, after):
+        return (*(() if after[-1] == END else (END,)), *map(ord, text))
+
+    def read(self, token_ids):
+        text = "".join(map(chr, token_ids)).removesuffix(chr(END))
+        return text, tuple(min(n, len(text)) for n in range(1, len(token_ids) + 1))
+
+    def observed(self, text, after, *, inline):
+        return Shown(text, tuple(map(ord, text)) if inline else self.reply(text, after))
+
+
+class Hashing:
+    """A `Session` that answers from the context and the seed alone, and remembers requests.
+
+    Args:
+        texts: what it may say; every fourth time it is cut short.
+        longest: tokens that it can hold.
+    """
+
+    def __init__(self, texts, longest=100_000):
+        self.said, self.longest = texts, longest
+        self.calls = []
+
+    def texts(self, sampling):
+        return self.said
+
+    def generate(self, requests, sampling):
+        self.calls.append((list(requests), sampling))
+        return [
+            tuple(self.complete(request.context, seed, sampling) for seed in request.seeds)
+            for request in requests
+        ]
+
+    def complete(self, context, seed, sampling):
+        digest = hashlib.sha256(repr((context, seed)).encode()).digest()
+        texts = self.texts(sampling)
+        text = texts[digest[0] % len(texts)]
+        if digest[1] % 4 == 0:
+            return Completion(*self.tokens(text[:-2]), "length")
+        return Completion(*self.tokens(text + chr(END)), "stop")
+
+    def tokens(self, text):
+        return tuple(map(ord, text)), tuple(-n / 8 for n in range(len(text)))
