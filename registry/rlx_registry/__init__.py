@@ -12,6 +12,7 @@ from rlx_registry.bodies import read_body, write_body
 from rlx_registry.errors import (
     Ambiguous,
     BodyError,
+    Fenced,
     NotFound,
     RegistryError,
     SchemaError,
@@ -44,6 +45,7 @@ __all__ = [
     "CheckpointRecord",
     "EvaluationRecord",
     "EventRecord",
+    "Fenced",
     "MetricRow",
     "NotFound",
     "Registry",

@@ -1,15 +1,17 @@
 """Transactions over the registry, and the way from "r-0042" to a row."""
 
+import copy
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import BigInteger, ColumnElement, Connection, func, literal, select
 
-from rlx_registry import engine, models
-from rlx_registry.errors import Ambiguous, NotFound, Unavailable
+from rlx_registry import models
+from rlx_registry.engine import backend
+from rlx_registry.errors import Ambiguous, Fenced, NotFound, Unavailable
 
 __all__ = ["Database", "run_name"]
 
@@ -22,28 +24,54 @@ def run_name(key: int) -> str:
 
 
 class Database:
-    """An open registry file: `_reading()` and `_writing()` are its transactions.
+    """An open registry: `_reading()` and `_writing()` are its transactions.
 
     Connections may be shared by threads, not by processes: open it after forking.
     """
 
     def __init__(self, url: str, *, create: bool, read_only: bool) -> None:
         self.url = url
-        self._path = engine.database_path(url)
-        self._writer = None
-        if not read_only:
-            engine.prepare(self._path, create=create)
-            self._writer = engine.connect(self._path, "write")
-        elif not self._path.exists():
-            raise Unavailable(f"there is no registry at {self._path}")
-        self._reader = engine.connect(self._path, "read")
-        engine.check(self._reader, self._path)
+        self._backend = backend(url)
+        self._fence: tuple[int, int] | None = None
+        with self._backend.translated():
+            if not read_only:
+                self._backend.prepare(create=create)
+            self._writer = None if read_only else self._backend.engine("write")
+            self._reader = self._backend.engine("read")
+            try:
+                self._backend.check(self._reader)
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def label(self) -> str:
+        """The database as messages name it: the file, or the URL without its password."""
+        return self._backend.label
 
     def close(self) -> None:
         """Closes every connection."""
         self._reader.dispose()
         if self._writer is not None:
             self._writer.dispose()
+
+    def as_writer(self, run_id: str, attempt: int) -> Self:
+        """Returns this registry for one attempt of one run: what it writes is fenced.
+
+        Every write looks at the run's attempt in its own transaction and raises `Fenced`, having
+        written nothing, where that is another than `attempt`. The connections are shared: close
+        the registry, not its writers.
+
+        Args:
+            attempt: the fencing token that `Registry.start` returned.
+
+        Raises:
+            NotFound: there is no such run.
+        """
+        writer = copy.copy(self)
+        with self._reading_run(run_id) as (_, key):
+            writer._fence = (key, attempt)
+        return writer
 
     def __enter__(self) -> Self:
         return self
@@ -58,14 +86,18 @@ class Database:
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        with engine.translated(self._path), self._reader.begin() as connection:
+        with self._backend.translated(), self._reader.begin() as connection:
             yield connection
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
         if self._writer is None:
-            raise Unavailable(f"registry {self._path} is open for reading only")
-        with engine.translated(self._path), self._writer.begin() as connection:
+            raise Unavailable(f"registry {self.label} is open for reading only")
+        with (
+            self._backend.translated(),
+            self._backend.turn(),
+            self._writer.begin() as connection,
+        ):
             yield connection
 
     @contextmanager
@@ -76,18 +108,25 @@ class Database:
     @contextmanager
     def _writing_run(self, run_id: str) -> Iterator[tuple[Connection, int]]:
         with self._writing() as connection:
-            yield connection, existing_key(connection, run_id)
+            key = existing_key(connection, run_id, lock=True)
+            if self._fence is not None:
+                _require_token(connection, key, *self._fence)
+            yield connection, key
 
 
-def existing_key(connection: Connection, run_id: str) -> int:
+def existing_key(connection: Connection, run_id: str, *, lock: bool = False) -> int:
     """Returns the integer behind an id such as "r-0042", "r-42" or "42".
+
+    Args:
+        lock: other writers of this run wait until the transaction has ended; SQLite's do anyway.
 
     Raises:
         NotFound: there is no such run; the message names the nearest.
     """
     if match := RUN_REFERENCE.fullmatch(run_id):
         key = int(match[1])
-        if connection.scalar(select(models.run.c.id).where(models.run.c.id == key)) is not None:
+        query = select(models.run.c.id).where(models.run.c.id == _wide(key))
+        if connection.scalar(query.with_for_update() if lock else query) is not None:
             return key
     raise _missing(connection, run_id)
 
@@ -118,11 +157,28 @@ def find_key(connection: Connection, ref: str) -> int:
     return int(keys[0])
 
 
+def _require_token(connection: Connection, key: int, own: int, attempt: int) -> None:
+    if key != own:
+        raise ValueError(f"this writer writes {run_name(own)} alone, not {run_name(key)}")
+    c = models.run.c
+    current = connection.scalar(select(c.attempt).where(c.id == key))
+    if current != attempt:
+        raise Fenced(
+            f"run {run_name(key)} is at attempt {current} now: attempt {attempt} has been taken "
+            "over and writes no more"
+        )
+
+
 def _missing(connection: Connection, ref: str) -> NotFound:
     match = RUN_REFERENCE.fullmatch(ref)
     identity = models.run.c.id
-    order = func.abs(identity - int(match[1])) if match else identity.desc()
+    order = func.abs(identity - _wide(int(match[1]))) if match else identity.desc()
     nearest = connection.scalars(select(identity).order_by(order, identity.desc()).limit(3)).all()
     if not nearest:
         return NotFound(f"no run {ref!r}: the registry holds none yet")
     return NotFound(f"no run {ref!r}; nearest: {', '.join(map(run_name, nearest))}")
+
+
+def _wide(key: int) -> ColumnElement[int]:
+    """A number that a user wrote, which may be larger than any id."""
+    return literal(key, BigInteger)

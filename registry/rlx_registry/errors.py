@@ -3,6 +3,7 @@
 * RegistryError     the registry cannot do what was asked
   x NotFound        no such run, rollout step, ...
   x Ambiguous       several runs answer to that name
+  x Fenced          a later attempt has taken the run over from this writer
   x SchemaError     the database was written by a newer version, or by somebody else
   x Unavailable     the database is missing, locked, opened for reading, or of an unsupported kind
     x Unwritable    the file system refuses: it is full, or may only be read
@@ -16,6 +17,7 @@ from pathlib import Path
 __all__ = [
     "Ambiguous",
     "BodyError",
+    "Fenced",
     "NotFound",
     "RegistryError",
     "SchemaError",
@@ -34,6 +36,10 @@ class NotFound(RegistryError, LookupError):
 
 class Ambiguous(RegistryError, LookupError):
     """A name stands for more than one run."""
+
+
+class Fenced(RegistryError):
+    """A later attempt writes this run now; whoever meets this should stop at once."""
 
 
 class SchemaError(RegistryError):

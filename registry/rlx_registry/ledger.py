@@ -11,12 +11,11 @@ from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, select
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy import Connection, Row, delete, func, insert, select
 
 from rlx_registry import models
 from rlx_registry.database import Database
-from rlx_registry.engine import upsert
+from rlx_registry.engine import insert_new, upsert
 from rlx_registry.errors import NotFound
 from rlx_registry.records import (
     LABELS,
@@ -74,7 +73,7 @@ class Ledger(Database):
             ]
             for number, row in enumerate(rows, seq):
                 row["seq"] = number
-            connection.execute(upsert(table), rows)
+            connection.execute(upsert(connection, table), rows)
 
     def metrics(
         self, run_id: str, names: Iterable[str] | None = None, since: int | None = None
@@ -87,11 +86,11 @@ class Ledger(Database):
                 query = query.where(name.in_(list(names)))
             if since is not None:
                 query = query.where(table.c.step >= since)
-            query = query.join(models.metric_key).order_by(name, table.c.step)
+            query = query.join(models.metric_key).order_by(table.c.step)
             series: dict[str, list[tuple[int, float]]] = {}
             for metric, step, value in connection.execute(query):
                 series.setdefault(metric, []).append((step, value))
-            return series
+            return dict(sorted(series.items()))  # every database sorts text in its own way
 
     def metric_rows_after(self, run_id: str, seq: int, limit: int) -> list[MetricRow]:
         """Returns at most `limit` values written after `seq`, in the order of writing."""
@@ -117,7 +116,9 @@ class Ledger(Database):
     def set_mirror_cursor(self, run_id: str, target: str, seq: int) -> None:
         """Remembers how far a mirror has come."""
         with self._writing_run(run_id) as (connection, key):
-            connection.execute(upsert(models.mirror), {"run_id": key, "target": target, "seq": seq})
+            connection.execute(
+                upsert(connection, models.mirror), {"run_id": key, "target": target, "seq": seq}
+            )
 
     # Events and evaluations --------------------------------------------------------------------
 
@@ -157,7 +158,9 @@ class Ledger(Database):
         row = {"step": step, "label": label, "suite": suite, "n": n, "at": time.time()}
         figures = {"metrics": _finite(metrics), "payload": _finite(payload)}
         with self._writing_run(run_id) as (connection, key):
-            connection.execute(upsert(models.evaluation), {"run_id": key, **row, **figures})
+            connection.execute(
+                upsert(connection, models.evaluation), {"run_id": key, **row, **figures}
+            )
 
     def evaluations(self, run_id: str, suite: str | None = None) -> list[EvaluationRecord]:
         """Returns evaluations by step, then in the order they were taken; of one suite or of all.
@@ -182,7 +185,7 @@ class Ledger(Database):
         with self._writing_run(run_id) as (connection, key):
             row = {"run_id": key, "step": step, "bytes": bytes, "sha256": sha256}
             row |= {"path": _relative(connection, key, path), "at": time.time()}
-            connection.execute(upsert(models.checkpoint), row)
+            connection.execute(upsert(connection, models.checkpoint), row)
 
     def checkpoints(self, run_id: str) -> list[CheckpointRecord]:
         """Returns checkpoints by step."""
@@ -234,7 +237,7 @@ class Ledger(Database):
         with self._writing_run(run_id) as (connection, key):
             body |= {"run_id": key, "step": step, "at": time.time()}
             body["path"] = _relative(connection, key, path)
-            connection.execute(upsert(models.rollout_step), body)
+            connection.execute(upsert(connection, models.rollout_step), body)
             connection.execute(delete(table).where(table.c.run_id == key, table.c.step == step))
             if rows:
                 place = {"run_id": key, "step": step}
@@ -273,11 +276,11 @@ class Ledger(Database):
 def _metric_keys(connection: Connection, names: Iterable[str]) -> dict[str, int]:
     """Returns the id of each metric name, making those that are new."""
     table = models.metric_key
-    names = list(names)
+    names = sorted(names)  # in one order, lest two runs that make the same wait for each other
     query = select(table.c.name, table.c.id).where(table.c.name.in_(names))
     known = {row.name: row.id for row in connection.execute(query)}
     if new := [{"name": name} for name in names if name not in known]:
-        connection.execute(insert(table).on_conflict_do_nothing(), new)
+        connection.execute(insert_new(connection, table), new)
         known = {row.name: row.id for row in connection.execute(query)}
     return known
 
@@ -318,8 +321,7 @@ def _index_row(item: RolloutIndex) -> dict[str, Any]:
         if row[name] is not None and not math.isfinite(row[name]):
             raise ValueError(f"row {item.row}: {name} is {row[name]}")
     row["rewards"], row["scores"] = _finite(item.rewards), _finite(item.scores)
-    # Sampled bytes may decode to lone surrogates, which no database can hold as text.
-    row["preview"] = item.preview[:PREVIEW_LENGTH].encode("utf-8", "backslashreplace").decode()
+    row["preview"] = item.preview[:PREVIEW_LENGTH]
     return row
 
 

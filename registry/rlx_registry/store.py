@@ -5,10 +5,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import ColumnElement, Row, and_, func, insert, not_, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, not_, or_, select, update
 
 from rlx_registry import models
 from rlx_registry.database import find_key, run_name
+from rlx_registry.engine import backend, take_turn
 from rlx_registry.ledger import Ledger
 from rlx_registry.records import ENDED, HEARTBEAT_LIMIT, STATUSES, RunRecord, Status, StatusChange
 
@@ -29,14 +30,36 @@ class Registry(Ledger):
 
     @classmethod
     def open(cls, url: str, *, create: bool = True, read_only: bool = False) -> Self:
-        """Opens `sqlite:///path`, making or upgrading the database unless it is read-only.
+        """Opens a registry, made where there is none unless it is read-only.
+
+        An older SQLite file is copied and upgraded; an older PostgreSQL database is refused, as
+        other machines may be using it: see `upgrade`.
+
+        Args:
+            url: `sqlite:///path` or `postgresql+psycopg://user@host/database`.
 
         Raises:
             Unavailable: there is no database (`create=False` or read-only), or it cannot be opened.
             SchemaError: it was written by a newer version, is not a registry, or is an older one
-                opened for reading only.
+                that must not be upgraded here.
         """
         return cls(url, create=create, read_only=read_only)
+
+    @staticmethod
+    def upgrade(url: str) -> tuple[str | None, str]:
+        """Brings a registry to the newest revision; an SQLite file is copied beside itself first.
+
+        Returns:
+            The revision it was at, None for a PostgreSQL database without a registry, and the one
+            it is at now.
+
+        Raises:
+            Unavailable: there is no file, or the database cannot be opened.
+            SchemaError: it was written by a newer version, or is not a registry.
+        """
+        database = backend(url)
+        with database.translated():
+            return database.upgrade()
 
     def submit(
         self,
@@ -59,7 +82,8 @@ class Registry(Ledger):
             The run, and whether it was created now.
         """
         with self._writing() as connection:
-            # SQLite's writers take turns, so nobody can insert between this look and ours.
+            # Nobody else can insert this pair between our look and our own insertion.
+            take_turn(connection, f"rlx submit {digest} {seed}")
             c, now = models.run.c, time.time()
             same = select(models.run).where(c.digest == digest, c.seed == seed)
             same = same.where(_has_status(BLOCKING, now)).order_by(c.id.desc()).limit(1)
@@ -126,26 +150,42 @@ class Registry(Ledger):
         Returns:
             False when the run was in none of them; nothing has changed then.
         """
+        return self._move(run_id, expect, to, reason) is not None
+
+    def start(self, run_id: str, expect: Collection[str], reason: str | None = None) -> int | None:
+        """Moves a run to "running" as `transition` does, for whoever will write it.
+
+        Returns:
+            The attempt that begins, which is the fencing token for `as_writer`: writers of the
+            attempts before are refused from now on. None when the run was in none of `expect`.
+        """
+        return self._move(run_id, expect, "running", reason)
+
+    def claim(self, expect: Collection[str], reason: str | None = None) -> RunRecord | None:
+        """Starts the oldest run whose effective status is in `expect`.
+
+        Any number of processes may claim at once: no two get the same run, and none waits for the
+        other. A run that is lost may be claimed as such.
+
+        Returns:
+            The run, whose `attempt` is the fencing token for `as_writer`; None when none is left.
+        """
+        _require_statuses(expect)
+        c = models.run.c
+        oldest = select(c.id).where(_has_status(expect, time.time())).order_by(c.id).limit(1)
+        with self._writing() as connection:
+            key = connection.scalar(oldest.with_for_update(skip_locked=True))
+            if key is None:
+                return None
+            _move(connection, key, STATUSES, "running", reason)
+            return _record(connection.execute(select(models.run).where(c.id == key)).one())
+
+    def _move(
+        self, run_id: str, expect: Collection[str], to: str, reason: str | None
+    ) -> int | None:
         _require_statuses([to, *expect])
-        c, now = models.run.c, time.time()
-        values: dict[str, Any] = {"status": to, "reason": reason}
-        if to == "running":
-            values |= {"started": func.coalesce(c.started, now), "ended": None}
-            values |= {"heartbeat": now, "attempt": c.attempt + 1}
-        elif to in ENDED:
-            values["ended"] = now
         with self._writing_run(run_id) as (connection, key):
-            before = connection.scalar(select(c.status).where(c.id == key))
-            if before not in expect:
-                return False
-            change = update(models.run).where(c.id == key, c.status == before).values(values)
-            attempt = connection.scalar(change.returning(c.attempt))
-            if attempt is None:
-                return False
-            row = {"run_id": key, "at": now, "before": before, "after": to}
-            row |= {"reason": reason, "attempt": attempt}
-            connection.execute(insert(models.status_change), row)
-            return True
+            return _move(connection, key, expect, to, reason)
 
     def history(self, run_id: str) -> list[StatusChange]:
         """Returns every change of status, oldest first."""
@@ -170,6 +210,28 @@ def _require_statuses(names: Collection[str]) -> None:
     if unknown := set(names) - set(STATUSES):
         known = ", ".join(STATUSES)
         raise ValueError(f"no status {', '.join(sorted(unknown))!r}; there are {known}")
+
+
+def _move(
+    connection: Connection, key: int, expect: Collection[str], to: str, reason: str | None
+) -> int | None:
+    """Changes the status of a locked run where it is expected; returns its attempt, else None."""
+    c, now = models.run.c, time.time()
+    before = connection.scalar(select(c.status).where(c.id == key))
+    if before not in expect:
+        return None
+    values: dict[str, Any] = {"status": to, "reason": reason}
+    if to == "running":
+        values |= {"started": func.coalesce(c.started, now), "ended": None}
+        values |= {"heartbeat": now, "attempt": c.attempt + 1}
+    elif to in ENDED:
+        values["ended"] = now
+    change = update(models.run).where(c.id == key).values(values).returning(c.attempt)
+    attempt = int(connection.execute(change).scalar_one())
+    row = {"run_id": key, "at": now, "before": before, "after": to}
+    row |= {"reason": reason, "attempt": attempt}
+    connection.execute(insert(models.status_change), row)
+    return attempt
 
 
 def _has_status(statuses: Collection[str], now: float) -> ColumnElement[bool]:

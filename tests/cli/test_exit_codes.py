@@ -71,7 +71,8 @@ SITUATIONS = [
     (["submit", RLCR], {"RLX_HOME": "file/x"}, 4, "cannot be a folder", "set RLX_HOME"),
     (["submit", RLCR], {"RLX_HOME": "what?"}, 4, "cannot stand in a database URL", "another"),
     (["runs"], {"RLX_REGISTRY": "sqlite:///data.db"}, 5, "data.db", ""),
-    (["runs"], {"RLX_REGISTRY": "postgresql:///x"}, 5, "are SQLite files", ""),
+    (["runs"], {"RLX_REGISTRY": "postgresql:///x?host=/nowhere"}, 5, "/nowhere", ""),
+    (["runs"], {"RLX_REGISTRY": "mysql:///x"}, 5, "PostgreSQL", ""),
     # 2 wins where kinds mix.
     (
         ["submit", RLCR, CUDA, "--set=loss.clip=no"],

@@ -140,16 +140,18 @@ def test_metrics_arrive_in_order_under_legal_names(mirror, mlflow, registry, run
     assert first.timestamp == 1_000_000_000_000
 
 
-def test_one_request_per_step_in_the_order_of_writing(mirror, registry, run_id, monkeypatch):
-    for step in (1, 2, 3):
-        registry.add_metrics(run_id, step, {"a": 1.0, "b": 2.0})
+def test_a_backlog_goes_in_few_requests_in_the_order_of_writing(
+    mirror, registry, run_id, monkeypatch
+):
+    for step in range(30):
+        registry.add_metrics(run_id, step, {f"m{number}": 1.0 for number in range(40)})
     sent = []
     mirror.begin()
     monkeypatch.setattr(Client, "write_metrics", lambda _, __, rows: sent.append(rows))
-    mirror.deliver()
-    assert [[(row.step, row.name) for row in rows] for rows in sent] == [
-        [(step, "a"), (step, "b")] for step in (1, 2, 3)
-    ]
+    assert mirror.deliver() == 1200
+    assert [len(rows) for rows in sent] == [1000, 200]
+    numbers = [row.seq for rows in sent for row in rows]
+    assert numbers == sorted(numbers)
 
 
 def test_what_was_sent_but_not_noted_is_stored_once(
@@ -163,7 +165,7 @@ def test_what_was_sent_but_not_noted_is_stored_once(
         mirror.deliver()
     monkeypatch.undo()
     assert registry.mirror_cursor(run_id, "mlflow") == 0
-    assert history(mlflow, registry, run_id, "train/loss") == [(1, 1.0)]
+    assert history(mlflow, registry, run_id, "train/loss") == [(1, 1.0), (2, 2.0)]
     registry.add_metrics(run_id, 3, {"train/loss": 3.0})
     assert MlflowMirror(registry, run_id, uri, tmp_path / "artifacts").deliver() == 3
     assert history(mlflow, registry, run_id, "train/loss") == [(1, 1.0), (2, 2.0), (3, 3.0)]
@@ -177,6 +179,7 @@ def test_a_tracker_that_fails_in_the_middle_is_caught_up_later(
     for step in range(4):
         registry.add_metrics(run_id, step, {"train/loss": float(step)})
     mirror.begin()
+    monkeypatch.setattr("rlx.record.mirror._PAGE", 1)
     send, calls = MlflowClient.log_batch, []
 
     def third_fails(self, *args, **kwargs):
@@ -254,6 +257,33 @@ def test_a_run_that_died_without_a_word_is_ended_by_somebody_else(
     MlflowMirror(registry, run_id, uri, tmp_path / "artifacts").finish("lost")
     assert only_run(mlflow).info.status == "FAILED"
     assert history(mlflow, registry, run_id, "train/loss") == [(1, 1.0), (2, 2.0)]
+
+
+@pytest.mark.parametrize("status", ["lost", "failed"])
+def test_whoever_mirrors_next_ends_what_died_without_a_word(
+    mirror, registry, mlflow, run_id, status, uri, tmp_path
+):
+    mirror.begin()
+    registry.transition(run_id, ["running"], status, "no heartbeat")
+    going_on, another = (submit(registry, tmp_path, seed) for seed in (1, 2))
+    for other in (going_on, another):
+        MlflowMirror(registry, other, uri, tmp_path / "artifacts").begin()
+    shown = {i: mlflow.get_run(registry.run(i).mlflow_run_id) for i in (run_id, going_on, another)}
+    assert [run.info.status for run in shown.values()] == ["FAILED", "RUNNING", "RUNNING"]
+    assert shown[run_id].data.tags["rlx.reason"] == "no heartbeat"
+
+
+def test_passwords_stay_here(registry, mlflow, uri, tmp_path):
+    spec = {"tracking": {"registry": "postgresql://ann:s3cret@db/rlx"}, "seed": 0}
+    run_id = submit(registry, tmp_path, spec=spec)
+    MlflowMirror(registry, run_id, uri, tmp_path / "artifacts").begin()
+    run = only_run(mlflow)
+    assert run.data.params["tracking.registry"] == "postgresql://ann:***@db/rlx"
+    folder = Path(run.info.artifact_uri.removeprefix("file://"))
+    assert not any("s3cret" in file.read_text() for file in folder.rglob("spec*"))
+    with pytest.raises(MirrorDown, match=r"ann:\*\*\*@127.0.0.1:1: ") as down:
+        MlflowMirror(registry, run_id, "http://ann:s3cret@127.0.0.1:1", None).begin()
+    assert "s3cret" not in str(down.value)
 
 
 def test_a_resumed_run_runs_again(mirror, mlflow, registry, run_id, uri, tmp_path):

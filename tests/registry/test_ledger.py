@@ -5,15 +5,15 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlx_registry import NotFound, Registry, RolloutIndex
 
 
 @pytest.fixture
-def registry(tmp_path):
-    with Registry.open(f"sqlite:///{tmp_path}/registry.db") as opened:
+def registry(url):
+    with Registry.open(url) as opened:
         for seed in range(2):
             opened.submit(
                 digest="d", seed=seed, name="n", spec={}, yaml="", plugins=[], code={},
@@ -85,24 +85,25 @@ writes = st.lists(
 
 
 @given(writes=writes, chunk=st.integers(1, 4))
-@settings(max_examples=25, deadline=None)
-def test_a_mirror_that_follows_the_sequence_ends_up_equal(tmp_path_factory, writes, chunk):
-    folder = tmp_path_factory.mktemp("mirror")
-    with Registry.open(f"sqlite:///{folder}/registry.db") as registry:
-        registry.submit(
-            digest="d", seed=0, name="n", spec={}, yaml="", plugins=[], code={}, environment={}
-        )
-        truth, copy, cursor = {}, {}, 0
-        for step, values in writes:
-            registry.add_metrics("1", step, values)
-            truth |= {(name, step): value for name, value in values.items()}
-            for row in registry.metric_rows_after("1", cursor, chunk):
-                assert row.seq > cursor
-                cursor, copy[row.name, row.step] = row.seq, row.value
-        while rows := registry.metric_rows_after("1", cursor, chunk):
-            cursor = rows[-1].seq
-            copy |= {(row.name, row.step): row.value for row in rows}
-        found = registry.metrics("1")
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_a_mirror_that_follows_the_sequence_ends_up_equal(registry, writes, chunk):
+    run, _ = registry.submit(
+        digest="d", seed=0, name="n", spec={}, yaml="", plugins=[], code={}, environment={},
+        again=True,
+    )  # fmt: skip
+    truth, copy, cursor = {}, {}, 0
+    for step, values in writes:
+        registry.add_metrics(run.id, step, values)
+        truth |= {(name, step): value for name, value in values.items()}
+        for row in registry.metric_rows_after(run.id, cursor, chunk):
+            assert row.seq > cursor
+            cursor, copy[row.name, row.step] = row.seq, row.value
+    while rows := registry.metric_rows_after(run.id, cursor, chunk):
+        cursor = rows[-1].seq
+        copy |= {(row.name, row.step): row.value for row in rows}
+    found = registry.metrics(run.id)
     assert copy == truth
     assert {(n, step): value for n, series in found.items() for step, value in series} == truth
 
@@ -193,17 +194,21 @@ def test_a_step_sampled_again_replaces_its_rollouts(registry):
     assert registry.rollout_body("r-0001", 3).sha256 == "y"
 
 
-def test_previews_are_cut_and_any_text_survives(registry):
+def test_previews_are_cut_and_any_text_survives(registry, url):
     hostile = "\0\x1b[31m<script>\u202e'; DROP TABLE rlx_run;--" + "x" * 300
     add_step(registry, 1, [answer(0, preview=hostile, problem_id=hostile)])
     (row,) = registry.rollout_index("r-0001", 1)
-    assert row.preview == hostile[:160]
-    assert row.problem_id == hostile
+    kept = hostile if url.startswith("sqlite") else hostile.replace("\0", "␀")
+    assert row.preview == kept[:160]
+    assert row.problem_id == kept
 
 
-def test_a_preview_with_half_a_character_is_kept(registry):
+def test_text_with_half_a_character_is_kept(registry):
     add_step(registry, 1, [answer(0, preview="a\ud800b")])
     assert registry.rollout_index("r-0001", 1)[0].preview == "a\\ud800b"
+    registry.add_event("r-0001", "k", "a\ud800b", {"said": "\0\ud800"})
+    (event,) = registry.events("r-0001")
+    assert (event.message, event.payload) == ("a\\ud800b", {"said": "\0\ud800"})
 
 
 @pytest.mark.parametrize("field", ["reward", "advantage"])

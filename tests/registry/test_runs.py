@@ -1,12 +1,12 @@
 """Runs: submission, look-up, states."""
 
 import dataclasses
-import sqlite3
 import time
 
 import pytest
+from sqlalchemy import update
 
-from rlx_registry import Ambiguous, NotFound, Registry, RegistryError
+from rlx_registry import Ambiguous, NotFound, Registry, RegistryError, models
 
 SUBMISSION = {
     "digest": "d1",
@@ -21,8 +21,8 @@ SUBMISSION = {
 
 
 @pytest.fixture
-def registry(tmp_path):
-    with Registry.open(f"sqlite:///{tmp_path}/home/registry.db") as opened:
+def registry(url):
+    with Registry.open(url) as opened:
         yield opened
 
 
@@ -30,14 +30,12 @@ def submit(registry, **changes):
     return registry.submit(**{**SUBMISSION, **changes})
 
 
-def silence(registry, tmp_path, run_id, seconds):
+def silence(registry, run_id, seconds):
     """Sets a run's heartbeat into the past, as no method of the registry can."""
-    with sqlite3.connect(tmp_path / "home" / "registry.db") as raw:
-        raw.execute(
-            "UPDATE rlx_run SET heartbeat = ? WHERE id = ?",
-            (time.time() - seconds, int(run_id[2:])),
-        )
-    raw.close()
+    with registry._writing() as connection:
+        c = models.run.c
+        change = update(models.run).where(c.id == int(run_id[2:]))
+        connection.execute(change.values(heartbeat=time.time() - seconds))
 
 
 def test_a_submitted_run_holds_what_was_submitted(registry):
@@ -77,28 +75,28 @@ def test_a_run_that_came_to_nothing_does_not_block(registry, end):
     assert submit(registry)[1]
 
 
-def test_a_silent_run_is_lost_to_every_reader(registry, tmp_path):
+def test_a_silent_run_is_lost_to_every_reader(registry):
     run, _ = submit(registry)
     registry.transition(run.id, ["submitted"], "running")
-    silence(registry, tmp_path, run.id, 119)
+    silence(registry, run.id, 119)
     assert registry.run(run.id).effective_status == "running"
-    silence(registry, tmp_path, run.id, 121)
+    silence(registry, run.id, 121)
     silent = registry.run(run.id)
     assert (silent.status, silent.effective_status) == ("running", "lost")
     assert [r.id for r in registry.runs(status="lost")] == [run.id]
     assert registry.runs(status="running") == []
     assert registry.heartbeat(run.id)
     assert registry.run(run.id).effective_status == "running"
-    silence(registry, tmp_path, run.id, 121)
+    silence(registry, run.id, 121)
     assert submit(registry)[0].id == "r-0002"
 
 
-def test_a_run_that_never_began_is_lost_as_well_and_does_not_block(registry, tmp_path):
+def test_a_run_that_never_began_is_lost_as_well_and_does_not_block(registry):
     run, _ = submit(registry)
-    silence(registry, tmp_path, run.id, 119)
+    silence(registry, run.id, 119)
     assert registry.run(run.id).effective_status == "submitted"
     assert not submit(registry)[1]
-    silence(registry, tmp_path, run.id, 121)
+    silence(registry, run.id, 121)
     assert registry.run(run.id).effective_status == "lost"
     assert [r.id for r in registry.runs(status="lost")] == [run.id]
     assert registry.runs(status="submitted") == []

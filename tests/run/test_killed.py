@@ -18,6 +18,7 @@ def command(pid):
 
 def test_a_killed_rank_a_killed_supervisor_and_a_killed_launcher(home, finished):
     long = {**home.small, "tracking.mlflow": "null", "phases.0.steps": 100_000}
+    long["runner.max_attempts"] = 1
     runs = {}
 
     def submit(name, seed):
@@ -43,6 +44,9 @@ def test_a_killed_rank_a_killed_supervisor_and_a_killed_launcher(home, finished)
     home.until(lambda: home.run(runs["no-rank"]).status == "failed", "the failure to be recorded")
     assert "killed by signal 9 (SIGKILL" in home.run(runs["no-rank"]).reason
     home.until(lambda: home.run(runs["no-launcher"]).status == "failed", "torchrun to be missed")
+    assert home.rlx("resume", runs["no-supervisor"], "-dq").returncode == 0
+    home.until(lambda: home.run(runs["no-supervisor"]).attempt == 2, "it to go on")
+    os.kill(home.run(runs["no-supervisor"]).pid, signal.SIGKILL)
     again = submit("no-supervisor", 1)
     assert again != runs["no-supervisor"], "nobody was left to run it"
     assert home.run(runs["no-supervisor"]).status == "lost"

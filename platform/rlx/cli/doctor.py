@@ -213,11 +213,12 @@ def _registry() -> Finding:
             return Finding("registry", "absent", f"none yet at {shown(path)}; submitting makes it")
         with open_registry(url) as registry:
             count = len(registry.runs())
+            where = shown(path) if path.exists() else registry.label
     except RlxError as error:
         fix = "move it away, or set RLX_REGISTRY to another"
         return Finding("registry", "broken", str(error), fix, required=True)
     runs = "1 run" if count == 1 else f"{count} runs"
-    return Finding("registry", "ok", f"{shown(path)}, {runs}", required=True)
+    return Finding("registry", "ok", f"{where}, {runs}", required=True)
 
 
 def _mlflow() -> Finding:

@@ -65,6 +65,7 @@ class _Given(BaseModel):
     observations: list[str] = Field(default_factory=list)
     finish_reason: str = "stop"
     info: dict[str, Any] = Field(default_factory=dict)
+    history: list[dict[str, Any]] = Field(default_factory=list)
 
 
 def read_lines(
@@ -123,6 +124,7 @@ def _sample(said: _Given, own: Mapping[str, Any], number: int) -> Sample:
         observations=tuple(said.observations),
         finish_reason=said.finish_reason,
         info=said.info,
+        history=tuple(said.history),
         of=said.of,
     )
 

@@ -250,6 +250,8 @@ def _export(run: RunRecord, step: int, body: BodyRecord, rows: Sequence[int], fi
 
     if file.is_dir():
         raise SpecError(f"--export {printable(str(file))} is a folder; name a file in it")
+    if not file.parent.is_dir():
+        raise SpecError(f"--export: there is no folder {printable(str(file.parent))}")
     stored = read_step(read_body(folder_of(run).root / body.path, body.sha256))
     about = {"run": run.id, "step": step, "phase": body.statistics["phase"]}
     lines = json_lines(stored, rows, about)

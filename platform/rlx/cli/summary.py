@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlx.cli.registry import folder_of
+from rlx.spec.diagnostic import printable
 from rlx_registry import EvaluationRecord, Registry, RunRecord
 
 __all__ = ["summary"]
@@ -54,7 +55,10 @@ def summary(registry: Registry, run: RunRecord, console: Console) -> None:
         measured = Calibration.from_json(after)
         console.print(terminal_reliability(measured, width=min(80, max(60, console.width))))
     _probes(registry, run, console)
-    used = [e.payload or {} for e in registry.events(run.id) if e.kind == "resources"]
+    events = registry.events(run.id)
+    for told in dict.fromkeys(e.message for e in events if e.level == "warning"):
+        console.print(f"! {printable(told)}", markup=False, style="yellow")
+    used = [e.payload or {} for e in events if e.kind == "resources"]
     _where(run, sum(float(u["cpu_seconds"]) for u in used), console)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from rlx.discovery.fit import alone, ignored
 from rlx.plugin import Estimator, Mask
-from rlx.spec import ExperimentSpec
+from rlx.spec import ExperimentSpec, ManyTurn
 from rlx.spec.consistency import cautions
 from rlx.spec.diagnostic import Diagnostic, KeyPath
 from rlx.spec.mask import TurnSpans
@@ -22,6 +22,13 @@ def advice(spec: ExperimentSpec, estimator: Estimator, mask: Mask) -> Iterator[D
     for path, text in ignored(spec, estimator):
         yield _warning(path, text)
     yield from _spanless(spec, mask)
+    forced = spec.rollout.forced_answer if isinstance(spec.rollout, ManyTurn) else None
+    if forced is not None and "{prompt}" in forced.template:
+        yield _warning(
+            ("rollout", "forced_answer", "template"),
+            "rollout.forced_answer.template has {prompt}, and nothing is put in its place: the "
+            "problem was shown before the first turn",
+        )
     for problem in cautions(spec):
         yield _warning(problem.path, problem.message, problem.help, problem.against)
 

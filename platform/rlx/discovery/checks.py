@@ -9,7 +9,15 @@ from pydantic import ValidationError
 from pydantic_core import to_json
 
 from rlx.discovery.advice import advice
-from rlx.discovery.fit import beyond_own, misfits, unasked, under_profile, unheard, unspoilable
+from rlx.discovery.fit import (
+    beyond_own,
+    misfits,
+    unasked,
+    under_profile,
+    ungraded,
+    unheard,
+    unspoilable,
+)
 from rlx.discovery.lookup import Kind, PluginFault, fault, find, fingerprint, load
 from rlx.discovery.streams import STREAMS, needed
 from rlx.plugin import Environment, Estimator, Mask, Plugin
@@ -297,6 +305,10 @@ def _one(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagnostic]]:
     environment = cast(Environment | None, built.get(("rollout", "environment")))
     faults = [*misfits(spec, estimator), *unspoilable(spec, built["task",])]
     faults += beyond_own(spec, cast(Mask, built["mask",]))
+    judge = spec.evaluation.correct
+    faults += ungraded(
+        spec, built.get(("rewards", "turn", judge), built.get(("rewards", "global", judge)))
+    )
     if environment is not None:
         faults += unheard(spec, environment)
     if faults:

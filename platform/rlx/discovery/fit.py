@@ -17,6 +17,7 @@ __all__ = [
     "misfits",
     "unasked",
     "under_profile",
+    "ungraded",
     "unheard",
     "unspoilable",
 ]
@@ -99,6 +100,19 @@ def unspoilable(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
             f"probe.schemes has 'mistake', but task '{spec.task.plugin}' has no `corruption` that "
             "could spoil a sentence",
             "drop it; a task of your own may have one: rlx.plugin.Corrupts",
+        )
+
+
+def ungraded(spec: ExperimentSpec, judge: Plugin | None) -> Iterator[Diagnostic]:
+    """A judge of correctness whose value 1 does not mean right."""
+    if getattr(judge, "graded", False):
+        name = spec.evaluation.correct
+        yield _conflict(
+            ("evaluation", "correct"),
+            f"evaluation.correct is {name!r}, whose options scale its value: 1 would not mean "
+            "right",
+            "name a reward that is exactly 1 where the answer is right, such as one more of the "
+            f"same plugin under the name _{name.lstrip('_')}, which is kept and never summed",
         )
 
 

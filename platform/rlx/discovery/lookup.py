@@ -219,7 +219,10 @@ def _unfit(kind: Kind, offered: Any) -> str:
         "task": Task,
     }
     if kind in bases and not issubclass(offered, bases[kind]):
-        return f"{offered.__name__} is not an rlx.plugin.{bases[kind].__name__}"
+        wanted = ("problem", "demonstration") if kind == "task" else ()
+        lacks = ", ".join(f"`{name}`" for name in wanted if not hasattr(offered, name))
+        what = f": it has no {lacks}" if lacks else ""
+        return f"{offered.__name__} is not an rlx.plugin.{bases[kind].__name__}{what}"
     if kind == "environment" and (wrong := _odd_kinds(offered)):
         return wrong
     if kind == "reward" and not (hasattr(offered, "score") and hasattr(offered, "scope")):

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from rlx.errors import RewardError
 from rlx.evaluation.calibration import Calibration
 from rlx.reward import RewardTable
-from rlx.rollout import NO_PARENT, RolloutPlan, RolloutTree
+from rlx.rollout import RolloutPlan, RolloutTree
 
 __all__ = [
     "HeldOut",
@@ -26,13 +27,14 @@ class HeldOut:
     """What a model did on held-out problems, problem by problem.
 
     Attributes:
-        problem_ids: `n` of them.
+        problem_ids: `n` of them; those whose scorer or environment failed are left out.
         strata: the problems' strata.
         correct: 1 where the answer's correctness reward is exactly 1, else 0.
         confidence: stated for that very answer, nan where unparsable; None where no confidence
             is asked for, or none of the answers states one.
         alike: share of answers all of whose confidences are the same; None likewise.
         rewards: mean raw value of every reward, by name.
+        lost: problems that were left out.
     """
 
     problem_ids: tuple[str, ...]
@@ -41,6 +43,7 @@ class HeldOut:
     confidence: tuple[float, ...] | None
     alike: float | None
     rewards: Mapping[str, float]
+    lost: int = 0
 
     def metrics(self) -> dict[str, Any]:
         """Plain JSON: `accuracy` and `n`, and calibration figures, None without confidences."""
@@ -52,6 +55,8 @@ class HeldOut:
             "auroc": None,
             "rewards": dict(self.rewards),
         }
+        if self.lost:
+            base["lost"] = self.lost
         if self.confidence is None and (strata := sorted(set(self.strata) - {""})):
             base["by_stratum"] = {stratum: self._of(stratum) for stratum in strata}
         if self.confidence is None:
@@ -93,13 +98,20 @@ def measure(trees: Sequence[RolloutTree], table: RewardTable, correct: str) -> H
         table: scored by the experiment's own rewards, as in training.
         correct: name of the reward that says whether an answer, or a whole rollout, is correct.
     """
-    places = [(t, next(iter(tree.policy_segments), NO_PARENT)) for t, tree in enumerate(trees)]
+    places = [
+        (t, tree.policy_segments[0])
+        for t, tree in enumerate(trees)
+        if tree.policy_segments and (t, tree.policy_segments[0]) not in table.dropped
+    ]
+    if not places:
+        raise RewardError("no held-out problem could be answered and scored: all were dropped")
     answers = [judged(table, trees[t], (t, s), correct) for t, s in places]
     stated = confidences(trees, table, places)
     asked = all(stated)
     return HeldOut(
-        problem_ids=tuple(tree.problem.id for tree in trees),
-        strata=tuple(tree.problem.stratum for tree in trees),
+        problem_ids=tuple(trees[t].problem.id for t, _ in places),
+        strata=tuple(trees[t].problem.stratum for t, _ in places),
+        lost=len(trees) - len(places),
         correct=tuple(int(raw == 1.0) for raw in answers),
         confidence=tuple(c[0] for c in stated) if asked else None,
         alike=alike_share(stated) if asked else None,

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -101,6 +102,14 @@ class Critic:
             not wanted.
         """
         return Share(batch, want, self._limit, self._ranks).answers(self._engine)
+
+    def save(self, folder: Path) -> None:
+        """As `Engine.save`."""
+        self._engine.save(folder)
+
+    def load(self, folder: Path) -> None:
+        """As `Engine.load`."""
+        self._engine.load(folder)
 
     def update(self, train: TrainBatch, rate: float) -> CriticStats | None:
         """Takes one optimiser step towards the returns.

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -129,6 +130,20 @@ class Engine:
         norm = torch.nn.utils.get_total_norm(gradients)
         self._engine.step()
         return float(norm)
+
+    def save(self, folder: Path) -> None:
+        """Writes weights, moments and shards into a folder; every rank calls it."""
+        self._engine.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
+
+    def load(self, folder: Path) -> None:
+        """Takes up where `save` left off, with as many ranks; every rank calls it.
+
+        Raises:
+            RlxError: DeepSpeed finds nothing that it can load.
+        """
+        found, _ = self._engine.load_checkpoint(str(folder.parent), tag=folder.name)
+        if found is None:
+            raise RlxError(f"DeepSpeed cannot load the checkpoint {folder}")
 
     def whole(self, parameter: nn.Parameter) -> Tensor:
         """A parameter's value without gradient, gathered where ranks hold parts of it."""

@@ -70,6 +70,14 @@ class Learner:
         """Takes over a phase's optimiser settings; `fresh` empties Adam's moments."""
         self._engine.begin_phase(optimizer, fresh=fresh)
 
+    def save(self, folder: Path) -> None:
+        """As `Engine.save`."""
+        self._engine.save(folder)
+
+    def load(self, folder: Path) -> None:
+        """As `Engine.load`."""
+        self._engine.load(folder)
+
     def update(self, train: TrainBatch, loss: LossSpec, rate: float) -> UpdateStats | None:
         """Takes one optimiser step.
 

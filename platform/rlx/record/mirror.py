@@ -2,32 +2,44 @@
 
 The registry is the truth. It keeps every metric in the order of writing, and a cursor that says how
 far MLflow has been told, so a tracker that is down loses nothing: the rows wait. Every method here
-may be called again after a crash between any two lines of it.
+may be called again after a crash between any two lines of it, and by two processes at once.
 
 * What is sent twice arrives once: MLflow drops a metric whose key, step, timestamp and value it
   already has, and timestamps are the registry's.
-* A run is found again by its tags, even when the crash came before the registry heard of it.
+* MLflow cannot change a value. Where a resumed run has taken a step again, the MLflow run holds
+  values that the registry holds no more: it goes into MLflow's bin, and a new one is told all.
+* A run is found again by its tags, even when the crash came before the registry heard of it; one
+  that was made twice, because the answer to the first request was lost, is made one again.
 * MLflow is told a run's status explicitly; left to itself it shows killed runs as running for ever.
 """
 
 import fcntl
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import groupby
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from rlx.record.mlflow_client import Client, MirrorDown
-from rlx.record.mlflow_words import TAG_LIMIT, flat_params, identity, scalars, tags_of
+from rlx.record.mlflow_client import Client, MirrorDown, Point, Shown, point
+from rlx.record.mlflow_words import (
+    TAG_LIMIT,
+    flat_params,
+    identity,
+    legal_key,
+    scalars,
+    tags_of,
+    without_password,
+)
 from rlx_registry import EvaluationRecord, MetricRow, Registry, RunRecord
 
-__all__ = ["MirrorDown", "MlflowMirror"]
+__all__ = ["MirrorDown", "MlflowMirror", "is_behind"]
 
 TARGET = "mlflow"
-"""Name of the metrics' cursor in the registry; files have one of their own."""
+"""Name of the metrics' cursor in the registry; files and the end have cursors of their own."""
 
 _FILES = "mlflow-files"
+_END = "mlflow-end"  # counts the changes of status that MLflow knew when it was told of an end
 _PAGE = 1000  # MLflow's own limit for one request
 
 _STATUS = {
@@ -39,6 +51,15 @@ _STATUS = {
     "stopped": "KILLED",
 }
 _ENDS = ("finished", "failed", "lost", "stopped")
+
+
+class _Open(NamedTuple):
+    """The MLflow run that an attempt is told to."""
+
+    client: Client
+    id: str
+    attempt: int
+    points: "_Points"
 
 
 class MlflowMirror:
@@ -62,82 +83,95 @@ class MlflowMirror:
         self._run_id = registry.run(run_id).id
         self._uri = uri
         self._artifact_root = artifact_root
-        self._client: Client | None = None
-        self._mlflow_run_id = ""
+        self._known: _Open | None = None
 
     def begin(self) -> None:
         """Finds or makes the MLflow run, and tells it parameters, tags, status and the spec.
 
-        The first one to use an SQLite store also makes it, which takes seconds; others wait.
+        The first one to use an SQLite store also makes it, which takes seconds; others wait. Runs
+        of this registry that MLflow shows as running, though they have ended, are ended there too.
         """
-        self._open()
+        self._known = None
+        with self._opened() as at:
+            self._set_others_right(at.client)
 
     def deliver(self) -> int:
-        """Sends the metrics that MLflow has not been told, in order, one request per step.
+        """Sends the metrics that MLflow has not been told, in order, as many as a request takes.
 
         Returns:
             How many values were sent.
         """
-        client = self._client or self._open()
-        cursor = self._registry.mirror_cursor(self._run_id, TARGET)
-        sent = 0
-        while rows := self._registry.metric_rows_after(self._run_id, cursor, _PAGE):
-            for _, step in groupby(rows, key=lambda row: row.step):
-                batch = list(step)
-                client.write_metrics(self._mlflow_run_id, batch)
-                cursor = batch[-1].seq
-                self._registry.set_mirror_cursor(self._run_id, TARGET, cursor)
-                sent += len(batch)
-        return sent
+        with self._opened() as at:
+            self._correct_status(at)
+            return self._deliver(at)[1]
 
-    def finish(self, status: str) -> None:
+    def finish(self, status: str) -> int:
         """Sends whatever is left, uploads the artifacts, and ends the MLflow run.
 
         Args:
             status: how the run ended, in the registry's words: "finished", "failed", "lost"
                 (both FAILED in MLflow) or "stopped" (KILLED).
 
+        Returns:
+            How many values were sent.
+
         Raises:
             ValueError: no such end.
         """
         if status not in _ENDS:
             raise ValueError(f"a run ends as one of {', '.join(_ENDS)}, not {status!r}")
-        client = self._client or self._open()
-        self.deliver()
-        run = self._registry.run(self._run_id)
-        evaluations = self._evaluations()
-        client.write_metrics(self._mlflow_run_id, self._unreported(evaluations))
-        missing = self._upload(client, run)
-        tags = {**tags_of(run, evaluations), "rlx.status": status}
-        tags |= {"rlx.missing_artifacts": ", ".join(missing)[:TAG_LIMIT]} if missing else {}
-        client.describe(self._mlflow_run_id, {}, tags)
-        client.set_status(self._mlflow_run_id, _STATUS[status], run.ended or time.time())
+        self._known = None  # runs made twice may have come to light since
+        with self._opened() as at:
+            changes = len(self._registry.history(self._run_id))
+            run = self._registry.run(self._run_id)
+            evaluations = _evaluations(self._registry, self._run_id)
+            at, sent = self._deliver(at, self._unreported(evaluations))
+            missing = self._upload(at, run)
+            tags = {**tags_of(run, evaluations), "rlx.status": status}
+            tags |= {"rlx.missing_artifacts": ", ".join(missing)[:TAG_LIMIT]} if missing else {}
+            at.client.describe(at.id, {}, tags)
+            at.client.set_status(at.id, _STATUS[status], _ended(run))
+            self._registry.set_mirror_cursor(self._run_id, _END, changes)
+        return sent
 
-    # Inside ----------------------------------------------------------------------------------
+    def catch_up(self) -> int:
+        """Delivers, and tells how the run ended where it has.
 
-    def _open(self) -> Client:
-        run = self._registry.run(self._run_id)
-        with _store_lock(self._uri):
+        Returns:
+            How many values were sent.
+        """
+        status = self._registry.run(self._run_id).effective_status
+        return self.finish(status) if status in _ENDS else self.deliver()
+
+    # Finding the MLflow run ------------------------------------------------------------------
+
+    @contextmanager
+    def _opened(self) -> Iterator[_Open]:
+        """The MLflow run of this attempt; looked for anew once MLflow has been away."""
+        try:
+            run, known = self._registry.run(self._run_id), self._known
+            if known is None or (known.attempt, known.id) != (run.attempt, run.mlflow_run_id):
+                self._known = known = self._open()
+            yield known
+        except MirrorDown:
+            self._known = None
+            raise
+
+    def _open(self) -> _Open:
+        with _alone(self._uri, self._registry.run(self._run_id)):
+            run = self._registry.run(self._run_id)
             client = Client(self._uri)
             experiment_id = self._experiment(client, run.name)
-            mlflow_run_id = self._find_run(client, run, experiment_id)
-            if mlflow_run_id is None:
-                mlflow_run_id = self._create_run(client, run, experiment_id)
-        if mlflow_run_id != run.mlflow_run_id:
-            # A store that was lost has been told nothing. The cursors go first: were the run
-            # noted first, a crash in between would skip what the lost store had.
-            self._registry.set_mirror_cursor(self._run_id, TARGET, 0)
-            self._registry.set_mirror_cursor(self._run_id, _FILES, 0)
-            self._registry.update_run(
-                self._run_id, mlflow_run_id=mlflow_run_id, mlflow_experiment_id=experiment_id
-            )
-        tags = tags_of(run, self._evaluations())
-        client.describe(mlflow_run_id, flat_params(run.spec), tags)
-        client.write_text(mlflow_run_id, run.yaml, "spec.yaml")
-        client.write_text(mlflow_run_id, json.dumps(run.spec, indent=2), "spec.resolved.json")
-        client.set_status(mlflow_run_id, _STATUS[run.status], run.ended)
-        self._client, self._mlflow_run_id = client, mlflow_run_id
-        return client
+            shown = self._only_run(client, run, experiment_id)
+            if shown.id != run.mlflow_run_id:
+                self._note(shown.id, experiment_id)
+        tags = tags_of(run, _evaluations(self._registry, run.id))
+        client.describe(shown.id, flat_params(run.spec), tags)
+        client.write_text(shown.id, without_password(run.yaml), "spec.yaml")
+        resolved = without_password(json.dumps(run.spec, indent=2))
+        client.write_text(shown.id, resolved, "spec.resolved.json")
+        client.set_status(shown.id, _STATUS[run.effective_status], _ended(run))
+        return _Open(client, shown.id, run.attempt, _Points(client, shown))
 
     def _experiment(self, client: Client, name: str) -> str:
         root = self._artifact_root
@@ -147,19 +181,85 @@ class MlflowMirror:
             return client.experiment(name, f"{str(root).rstrip('/')}/{name}")
         return client.experiment(name, (Path(root).absolute() / name).as_uri())
 
-    def _find_run(self, client: Client, run: RunRecord, experiment_id: str) -> str | None:
-        if run.mlflow_run_id is not None and client.revive(run.mlflow_run_id):
-            return run.mlflow_run_id
-        return client.tagged(experiment_id, identity(run))
+    def _only_run(self, client: Client, run: RunRecord, experiment_id: str) -> Shown:
+        """The run in MLflow, made where there is none; others that are the same go."""
+        noted = None if run.mlflow_run_id is None else client.find(run.mlflow_run_id)
+        if noted is None and not client.tagged(experiment_id, identity(run)):
+            name = f"{run.name} seed {run.seed} ({run.id})"
+            client.create_run(experiment_id, name, run.started or run.created, identity(run))
+        # Looked for even when just made: a request that was answered too late was sent twice.
+        same = client.tagged(experiment_id, identity(run))
+        kept = noted or same[0]
+        for shown in same:
+            if shown.id != kept.id:
+                client.discard(shown.id)
+        return kept
 
-    def _create_run(self, client: Client, run: RunRecord, experiment_id: str) -> str:
-        name = f"{run.name} seed {run.seed} ({run.id})"
-        return client.create_run(experiment_id, name, run.started or run.created, identity(run))
+    def _note(self, mlflow_run_id: str, experiment_id: str) -> None:
+        # A run that is new has been told nothing. The cursors go first: were the run noted first,
+        # a crash in between would skip what the lost one had.
+        for cursor in (TARGET, _FILES, _END):
+            self._registry.set_mirror_cursor(self._run_id, cursor, 0)
+        self._registry.update_run(
+            self._run_id, mlflow_run_id=mlflow_run_id, mlflow_experiment_id=experiment_id
+        )
 
-    def _evaluations(self) -> list[EvaluationRecord]:
-        """All but probes, whose figures are metrics already, under names of their own."""
-        every = self._registry.evaluations(self._run_id)
-        return [e for e in every if not e.suite.startswith("probe/")]
+    # Telling ---------------------------------------------------------------------------------
+
+    def _deliver(self, at: _Open, more: Sequence[MetricRow] = ()) -> tuple[_Open, int]:
+        """Sends what is left of the metrics, and `more`.
+
+        Returns:
+            The MLflow run that has them now, and how many of the metrics were sent.
+        """
+        cursor = self._registry.mirror_cursor(self._run_id, TARGET)
+        sent = 0
+        while rows := self._registry.metric_rows_after(self._run_id, cursor, _PAGE):
+            if at.points.contradict([*rows, *more]):
+                return self._deliver(self._start_over(at), more)
+            at.client.write_metrics(at.id, rows)
+            at.points.add(rows)
+            cursor = rows[-1].seq
+            self._registry.set_mirror_cursor(self._run_id, TARGET, cursor)
+            sent += len(rows)
+        if at.points.contradict(more):
+            return self._deliver(self._start_over(at), more)
+        if more:
+            at.client.write_metrics(at.id, list(more))
+        return at, sent
+
+    def _start_over(self, at: _Open) -> _Open:
+        """Puts the MLflow run into the bin and makes a new one, which is told everything."""
+        run = self._registry.run(self._run_id)
+        with _alone(self._uri, run):
+            if self._registry.run(self._run_id).mlflow_run_id == at.id:
+                at.client.discard(at.id)
+                self._registry.update_run(self._run_id, mlflow_run_id=None)
+        self._known = self._open()
+        return self._known
+
+    def _correct_status(self, at: _Open) -> None:
+        """Shows a run that was silent, and taken for lost, as what it is."""
+        run = self._registry.run(self._run_id)
+        shown, status = at.client.find(at.id), _STATUS[run.effective_status]
+        if shown is None:
+            raise MirrorDown(f"MLflow at {without_password(self._uri)} has lost run {at.id}")
+        if shown.status != status:
+            at.client.set_status(at.id, status, _ended(run))
+
+    def _set_others_right(self, client: Client) -> None:
+        """Ends every run that MLflow shows as running where the registry knows of its end."""
+        with suppress(MirrorDown):  # theirs may wait, and are no reason to hold up this one
+            for shown in client.running():
+                self._set_right(client, shown)
+
+    def _set_right(self, client: Client, shown: Shown) -> None:
+        with suppress(LookupError):  # another registry's run, or one that is not there
+            run = self._registry.run(shown.tags.get("rlx.run_id", ""))
+            status = _STATUS[run.effective_status]
+            if status != "RUNNING" and identity(run).items() <= shown.tags.items():
+                client.describe(shown.id, {}, tags_of(run, _evaluations(self._registry, run.id)))
+                client.set_status(shown.id, status, _ended(run))
 
     def _unreported(self, evaluations: list[EvaluationRecord]) -> list[MetricRow]:
         """Scalar figures of the suites of which the run reports nothing among its metrics."""
@@ -172,7 +272,7 @@ class MlflowMirror:
         reported = {suite for suite, row in rows if row.name in known}
         return [row for suite, row in rows if suite not in reported]
 
-    def _upload(self, client: Client, run: RunRecord) -> list[str]:
+    def _upload(self, at: _Open, run: RunRecord) -> list[str]:
         """Uploads artifacts that are new or changed; returns the paths that are not there."""
         artifacts = self._registry.artifacts(self._run_id)
         if artifacts and run.directory is None:
@@ -181,20 +281,86 @@ class MlflowMirror:
         root = Path(run.directory or "")
         for artifact in artifacts:
             if artifact.seq > done and (root / artifact.path).exists():
-                client.upload(self._mlflow_run_id, root / artifact.path, artifact.path)
+                at.client.upload(at.id, root / artifact.path, artifact.path)
                 self._registry.set_mirror_cursor(self._run_id, _FILES, artifact.seq)
         return [a.path for a in artifacts if not (root / a.path).exists()]
 
 
+def is_behind(registry: Registry, run: RunRecord) -> bool:
+    """Whether a run has ended and MLflow has not been told of it, or not of every value.
+
+    A run that goes on is told by its own supervisor, and is never behind. Asks the registry alone.
+    """
+    cursor = registry.mirror_cursor
+    if run.effective_status not in _ENDS:
+        return False
+    if cursor(run.id, _END) != len(registry.history(run.id)):
+        return True
+    return bool(registry.metric_rows_after(run.id, cursor(run.id, TARGET), 1))
+
+
+class _Points:
+    """The values that MLflow holds of a run; each metric is asked for once, where it is there."""
+
+    def __init__(self, client: Client, shown: Shown) -> None:
+        self._client = client
+        self._shown = shown
+        self._steps: dict[str, dict[int, set[Point]]] = {}
+
+    def contradict(self, rows: Sequence[MetricRow]) -> bool:
+        """Whether MLflow has another value where one of these belongs."""
+        return any(
+            points and point(row) not in points
+            for row in rows
+            for points in [self._of(row.name).get(row.step)]
+        )
+
+    def add(self, rows: list[MetricRow]) -> None:
+        """Takes note of what has been sent."""
+        for row in rows:
+            self._of(row.name).setdefault(row.step, set()).add(point(row))
+
+    def _of(self, name: str) -> dict[int, set[Point]]:
+        if name not in self._steps:
+            key = legal_key(name)
+            there = key in self._shown.keys
+            steps: dict[int, set[Point]] = {}
+            for one in self._client.points(self._shown.id, key) if there else ():
+                steps.setdefault(one.step, set()).add(one)
+            self._steps[name] = steps
+        return self._steps[name]
+
+
+def _evaluations(registry: Registry, run_id: str) -> list[EvaluationRecord]:
+    """All but probes, whose figures are metrics already, under names of their own."""
+    return [e for e in registry.evaluations(run_id) if not e.suite.startswith("probe/")]
+
+
+def _ended(run: RunRecord) -> float:
+    """When a run ended, or was last heard of; used for ends alone."""
+    return run.ended or run.heartbeat or time.time()
+
+
 @contextmanager
-def _store_lock(uri: str) -> Iterator[None]:
-    """Holds a lock beside an SQLite store, for two processes may not both make its tables."""
+def _alone(uri: str, run: RunRecord) -> Iterator[None]:
+    """Holds a lock while a run is looked for or made.
+
+    It lies beside an SQLite store, for two processes may not both make its tables, and else in the
+    run's folder.
+    """
     scheme, _, path = uri.partition(":///")
-    if scheme != "sqlite":
+    if scheme == "sqlite":
+        lock = Path(f"{path.partition('?')[0]}.lock")
+    elif run.directory is not None:
+        lock = Path(run.directory) / ".mirror.lock"
+    else:
         yield
         return
-    lock = Path(f"{path.partition('?')[0]}.lock")
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("w")
+    except OSError as error:
+        raise MirrorDown(f"cannot lock {lock} to tell MLflow: {error.strerror}") from error
+    with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -3,20 +3,45 @@
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rlx.errors import RlxError
-from rlx.record.mlflow_words import legal_key
+from rlx.errors import EnvironmentFault
+from rlx.record.mlflow_words import legal_key, without_password
+from rlx.spec.diagnostic import printable
 from rlx_registry import MetricRow
 
-__all__ = ["Client", "MirrorDown", "quiet_environment"]
+__all__ = ["Client", "MirrorDown", "Point", "Shown", "point", "quiet_environment"]
+
+_PAGE = 1000
 
 
-class MirrorDown(RlxError):
+class MirrorDown(EnvironmentFault):
     """MLflow cannot be reached or refused; nothing is lost, and the same call may be made again."""
+
+
+class Point(NamedTuple):
+    """One value of a metric, as MLflow tells values apart; `timestamp` is in milliseconds."""
+
+    timestamp: int
+    step: int
+    value: float
+
+
+class Shown(NamedTuple):
+    """What MLflow shows of a run."""
+
+    id: str
+    status: str
+    tags: dict[str, str]
+    keys: frozenset[str]
+
+
+def point(row: MetricRow) -> Point:
+    """Returns a value of the registry as MLflow keeps it; the same one at every call."""
+    return Point(_millis(row.at), row.step, row.value)
 
 
 class Client:
@@ -45,8 +70,8 @@ class Client:
                 self._mlflow.restore_experiment(found.experiment_id)
             return str(found.experiment_id)
 
-    def revive(self, mlflow_run_id: str) -> bool:
-        """Says whether the run exists; undeletes it where somebody put it into the bin."""
+    def find(self, mlflow_run_id: str) -> Shown | None:
+        """Returns the run where it exists; undeletes it where somebody put it into the bin."""
         from mlflow.exceptions import MlflowException
 
         with self._reaching(self._uri):
@@ -55,16 +80,37 @@ class Client:
             except MlflowException as error:
                 if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                     raise
-                return False
+                return None
             if found.info.lifecycle_stage == "deleted":
                 self._mlflow.restore_run(mlflow_run_id)
-            return True
+        return _shown(found)
 
-    def tagged(self, experiment_id: str, tags: Mapping[str, str]) -> str | None:
+    def tagged(self, experiment_id: str, tags: Mapping[str, str]) -> list[Shown]:
+        """Returns the runs that have these tags and are not in the bin, in a fixed order."""
         condition = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
         with self._reaching(self._uri):
-            found = self._mlflow.search_runs([experiment_id], condition, max_results=1)
-        return str(found[0].info.run_id) if found else None
+            found = self._mlflow.search_runs([experiment_id], condition)
+        return sorted((_shown(run) for run in found), key=lambda shown: shown.id)
+
+    def running(self) -> list[Shown]:
+        """Returns every run of every experiment that MLflow shows as running."""
+        with self._reaching(self._uri):
+            experiments = _every(self._mlflow.search_experiments)
+            ids = [e.experiment_id for e in experiments]
+            condition = "attributes.status = 'RUNNING'"
+            found = _every(self._mlflow.search_runs, ids, condition) if ids else []
+        return [_shown(run) for run in found]
+
+    def points(self, mlflow_run_id: str, key: str) -> list[Point]:
+        """Returns the history of one metric."""
+        with self._reaching(self._uri):
+            found = self._mlflow.get_metric_history(mlflow_run_id, key)
+        return [Point(m.timestamp, m.step, m.value) for m in found]
+
+    def discard(self, mlflow_run_id: str) -> None:
+        """Puts a run into MLflow's bin."""
+        with self._reaching(self._uri):
+            self._mlflow.delete_run(mlflow_run_id)
 
     def create_run(
         self, experiment_id: str, name: str, started: float, tags: Mapping[str, str]
@@ -90,7 +136,8 @@ class Client:
         from mlflow.entities import Metric
 
         with self._reaching(self._uri):
-            metrics = [Metric(legal_key(r.name), r.value, _millis(r.at), r.step) for r in rows]
+            told = [(legal_key(row.name), point(row)) for row in rows]
+            metrics = [Metric(key, p.value, p.timestamp, p.step) for key, p in told]
             self._mlflow.log_batch(mlflow_run_id, metrics=metrics, synchronous=True)
 
     def write_text(self, mlflow_run_id: str, text: str, path: str) -> None:
@@ -111,15 +158,13 @@ class Client:
 
     @contextmanager
     def _reaching(self, uri: str) -> Iterator[None]:
-        from alembic.util.exc import CommandError
-        from mlflow.exceptions import MlflowException
-        from sqlalchemy.exc import SQLAlchemyError
-
         try:
             yield
-        except (MlflowException, SQLAlchemyError, CommandError, OSError) as error:
+        # MLflow lets through whatever its server, its database and their libraries come up with.
+        except Exception as error:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise MirrorDown(f"MLflow at {uri}: {first}") from error
+            said = printable(without_password(f"MLflow at {uri}: {first}"))
+            raise MirrorDown(said) from error
 
 
 def quiet_environment() -> dict[str, str]:
@@ -127,6 +172,7 @@ def quiet_environment() -> dict[str, str]:
     return {
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_LOGGING_LEVEL": "WARNING",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # the mirror's caller retries, and loses nothing
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     }
@@ -134,3 +180,20 @@ def quiet_environment() -> dict[str, str]:
 
 def _millis(seconds: float) -> int:
     return round(seconds * 1000)
+
+
+def _shown(run: Any) -> Shown:
+    keys = frozenset(run.data.metrics)
+    return Shown(str(run.info.run_id), str(run.info.status), dict(run.data.tags), keys)
+
+
+def _every(search: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """All pages of a search."""
+    found: list[Any] = []
+    token: str | None = None
+    while True:
+        page = search(*arguments, max_results=_PAGE, page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return found

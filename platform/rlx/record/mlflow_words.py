@@ -7,7 +7,15 @@ from typing import Any
 
 from rlx_registry import EvaluationRecord, RunRecord
 
-__all__ = ["TAG_LIMIT", "flat_params", "identity", "legal_key", "scalars", "tags_of"]
+__all__ = [
+    "TAG_LIMIT",
+    "flat_params",
+    "identity",
+    "legal_key",
+    "scalars",
+    "tags_of",
+    "without_password",
+]
 
 TAG_LIMIT = 5000
 """Characters of a tag; MLflow takes 8000 bytes."""
@@ -25,7 +33,19 @@ def flat_params(spec: Mapping[str, Any]) -> dict[str, str]:
         >>> flat_params({"a": {"b": [1, None], "c": []}, "d": "x"})
         {'a.b.0': '1', 'a.b.1': 'null', 'a.c': '[]', 'd': 'x'}
     """
-    return {legal_key(key): value[:_PARAM_LIMIT] for key, value in _leaves("", spec)}
+    return {
+        legal_key(key): without_password(value)[:_PARAM_LIMIT] for key, value in _leaves("", spec)
+    }
+
+
+def without_password(text: str) -> str:
+    """Hides the passwords of URLs.
+
+    Example:
+        >>> without_password("postgresql://ann:s3cret@db/rlx")
+        'postgresql://ann:***@db/rlx'
+    """
+    return re.sub(r"(://[^/\s:@]*):[^/\s@]+@", r"\1:***@", text)
 
 
 def legal_key(name: str) -> str:
@@ -63,7 +83,7 @@ def tags_of(run: RunRecord, evaluations: list[EvaluationRecord]) -> dict[str, st
     """Everything that is said about a run in tags, its description among them."""
     tags = {
         **identity(run),
-        "rlx.status": run.status,
+        "rlx.status": run.effective_status,
         "rlx.attempt": str(run.attempt),
         "mlflow.source.name": "rlx",
         "mlflow.source.type": "LOCAL",

@@ -116,6 +116,10 @@ class Recorder:
             self._run_id, step, {name: v for name, v in values.items() if v is not None}
         )
 
+    def checkpoint(self, step: int, path: Path, sha256: str, size: int) -> None:
+        """Records a checkpoint that is complete on disk."""
+        self._registry.add_checkpoint(self._run_id, step, path, size, sha256)
+
     def phase(self, name: str) -> None:
         """Says which phase has begun."""
         self._registry.update_run(self._run_id, phase=name)

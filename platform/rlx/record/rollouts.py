@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 from typing import Any, Final, Literal
 
 import pyarrow as pa
@@ -237,11 +238,19 @@ def _index_row(
     rows: TrainedRows,
     row_of: Mapping[tuple[int, int], int],
 ) -> RolloutIndex:
-    """One row; of a reward that several of its turns have, the last turn's value stands."""
+    """One row; of a reward that several of its turns have, the mean over those turns."""
     tree, segment, parent, kind, _ = rows.places[row]
     turn, (own, _) = grown.segments[segment], grown.own_turns(segment)
     entries = list(_of_row(rewards, tree, own))
-    failures = [f"{e.name}: {e.reason}" for e in entries if e.reason]
+    values: dict[str, list[float]] = {}
+    for _, e in entries:
+        values.setdefault(e.name, []).extend(() if e.raw is None else (e.raw,))
+    several = len(own) > 1
+    failures = [
+        f"turn {number}, {e.name}: {e.reason}" if several and number else f"{e.name}: {e.reason}"
+        for number, e in entries
+        if e.reason
+    ]
     start, stop = rows.ranges[row]
     return RolloutIndex(
         row=row,
@@ -251,7 +260,7 @@ def _index_row(
         turn=kind,
         problem_id=grown.problem.id,
         reward=rewards.total_score(tree, own),
-        rewards={e.name: e.raw for e in entries},
+        rewards={name: fmean(raws) if raws else None for name, raws in values.items()},
         scores=rows.scores_of(row),
         advantage=_mean_advantage(rows, row),
         n_tokens=stop - start,
@@ -261,11 +270,14 @@ def _index_row(
     )
 
 
-def _of_row(rewards: RewardTable, tree: int, own: Sequence[int]) -> Iterable[RewardEntry]:
-    """The rewards of a row's turns in order, then those of the whole."""
-    for segment in own:
-        yield from rewards.turns[tree, segment].values()
-    yield from rewards.rollouts.get((tree, own[-1]), {}).values()
+def _of_row(
+    rewards: RewardTable, tree: int, own: Sequence[int]
+) -> Iterable[tuple[int, RewardEntry]]:
+    """The rewards of a row's turns in order, each with its turn's place from 1; then, with 0,
+    those of the whole."""
+    for number, segment in enumerate(own, start=1):
+        yield from ((number, entry) for entry in rewards.turns[tree, segment].values())
+    yield from ((0, e) for e in rewards.rollouts.get((tree, own[-1]), {}).values())
 
 
 def _mean_advantage(rows: TrainedRows, row: int) -> float:

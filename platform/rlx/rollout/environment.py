@@ -221,6 +221,7 @@ def converse(
     Returns:
         Trees in the order of `problems`, rollout by rollout below the prompt.
     """
+    _require_writable(plan, dialogue)
     prompts = [
         Segment(parent=NO_PARENT, author="prompt", token_ids=opening.token_ids, text=opening.text)
         for opening in (plan.opening(problem, dialogue) for problem in problems)
@@ -346,6 +347,19 @@ def _answered(
         rollout.completion, rollout.state = order, answer.state
         going.append(rollout)
     return going
+
+
+def _require_writable(plan: Talk, dialogue: Dialogue) -> None:
+    """Sees that the experiment's own words can be shown, before an environment is blamed for them.
+
+    Raises:
+        SpecError: they cannot.
+    """
+    if plan.forced_answer is not None:
+        try:
+            dialogue.observed(plan.forced_answer.template, (), inline=True)
+        except SpecError as error:
+            raise SpecError(f"rollout.forced_answer.template: {error}") from error
 
 
 def _shown(

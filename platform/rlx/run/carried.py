@@ -38,6 +38,14 @@ class Carried:
             kl = AdaptiveKl(beta=credit.kl_coef, target=target, horizon=horizon)
         return Carried(kl, told=told) if before is None else replace(before, kl=kl, told=told)
 
+    @staticmethod
+    def resume(
+        credit: CreditSpec, beta: float, states: Mapping[str, Mapping[str, float]], critic: int
+    ) -> "Carried":
+        """What a checkpoint of this phase has kept."""
+        begun = Carried.begin(credit, None)
+        return replace(begun, kl=replace(begun.kl, beta=beta), states=states, critic=critic)
+
     def after(self, train: TrainBatch, spec: ExperimentSpec, *, with_critic: bool) -> "Carried":
         """What goes on after a step."""
         states = {**self.states, spec.estimator.plugin: train.state} if train.state else self.states

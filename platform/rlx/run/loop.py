@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -25,35 +25,28 @@ from rlx.run.parts import Parts, make_parts
 from rlx.run.paths import RunFolder, home
 from rlx.run.probing import require_texts, run_probe
 from rlx.run.progress import Progress, ProgressFile
+from rlx.run.resuming import Progressed, due, keep, resume
+from rlx.run.stopping import Stopped, StopRequest
 from rlx.run.training import train_step
 from rlx.sampler import TransformersSampler
 from rlx.seeding import derive_seed
-from rlx.spec import ExperimentSpec, PhaseSpec
+from rlx.spec import ExperimentSpec
 
 __all__ = ["run_experiment"]
 
 
-@dataclass(frozen=True, slots=True)
-class Progressed:
-    """How far a run is.
-
-    Attributes:
-        step: the last one taken.
-        cursor: problems drawn.
-        learned: steps in which some rollout could be scored.
-        carried: what the next step is handed.
-    """
-
-    step: int = 0
-    cursor: int = 0
-    learned: int = 0
-    carried: Carried | None = None
-
-
 def run_experiment(
-    spec: ExperimentSpec, folder: RunFolder, ranks: Ranks, recorder: Recorder | None
+    spec: ExperimentSpec,
+    folder: RunFolder,
+    ranks: Ranks,
+    recorder: Recorder | None,
+    stop: StopRequest,
 ) -> None:
-    """Runs an experiment from its start to its end."""
+    """Runs an experiment from its start, or from its newest checkpoint, to its end.
+
+    Raises:
+        Stopped: `stop` was asked for; a checkpoint of the step just taken has been written.
+    """
     progress = ProgressFile(folder.progress)
     base = make_parts(spec)
     runner = spec.runner
@@ -80,13 +73,16 @@ def run_experiment(
             recorder,
             progress,
         )
+        resumed = resume(machinery)
         sampler.load(learner.weights())
-        _evaluate(machinery, base, step=0, label="before")
-        if spec.probe is not None and spec.probe.every:
-            run_probe(machinery, base, step=0, label="before")
-        at = Progressed()
-        for phase in spec.phases:
-            at = _train_phase(machinery, base, phase, at)
+        if resumed is None:
+            _evaluate(machinery, base, step=0, label="before")
+            if spec.probe is not None and spec.probe.every:
+                run_probe(machinery, base, step=0, label="before")
+        at = resumed or Progressed()
+        with stop.honoured():
+            for number in range(at.phase, len(spec.phases)):
+                at = _train_phase(machinery, base, number, at, stop)
         if not at.learned:
             raise RewardError(
                 "no step learned anything, since no rollout could ever be scored; `rlx logs RUN` "
@@ -143,16 +139,20 @@ def _copy(policy: Policy, spec: ExperimentSpec) -> Policy:
     return replace(policy, model=model)
 
 
-def _train_phase(m: Machinery, base: Parts, phase: PhaseSpec, at: Progressed) -> Progressed:
-    """Trains one phase; returns how far the run is after it."""
+def _train_phase(
+    m: Machinery, base: Parts, number: int, at: Progressed, stop: StopRequest
+) -> Progressed:
+    """Trains one phase, or what is left of it; returns how far the run is after it."""
+    phase = m.spec.phases[number]
     parts = make_parts(m.spec.in_phase(phase))
-    m.learner.begin_phase(parts.spec.optimizer, fresh=phase.fresh_optimizer)
+    begun = at.done if at.phase == number else 0
+    m.learner.begin_phase(parts.spec.optimizer, fresh=phase.fresh_optimizer and not begun)
     if m.recorder:
         m.recorder.phase(phase.name)
     step, cursor, learned = at.step, at.cursor, at.learned
     carried = Carried.begin(parts.spec.credit, at.carried)
-    every, watch = m.spec.evaluation.every, Watch(parts.spec.rollout)
-    for done in range(phase.steps):
+    watch = Watch(parts.spec.rollout)
+    for done in range(begun, phase.steps):
         step += 1
         rate = learning_rate(parts.spec.optimizer, done, phase.steps)
         stepped = train_step(m, parts, phase.name, step, cursor, rate, carried)
@@ -165,12 +165,26 @@ def _train_phase(m: Machinery, base: Parts, phase: PhaseSpec, at: Progressed) ->
         if m.recorder:
             print(f"step {step}/{m.spec.steps}  {phase.name}  {note}", flush=True)
         watch.look(stepped.figures, m.recorder)
-        if every and step % every == 0 and step < m.spec.steps:
-            _evaluate(m, base, step=step, label="step")
-        probes = m.spec.probe.every if m.spec.probe else 0
-        if probes and step % probes == 0 and step < m.spec.steps:
-            run_probe(m, base, step=step, label="step")
-    return Progressed(step, cursor, learned, carried)
+        _look(m, base, step)
+        at = Progressed(step, cursor, learned, number, done + 1, carried)
+        stopping = any(m.ranks.gather(stop.asked))
+        if stopping or due(m.spec, step):
+            keep(m, at)
+        if stopping:
+            raise Stopped
+    return at
+
+
+def _look(m: Machinery, base: Parts, step: int) -> None:
+    """What is measured between two steps, where it is time to."""
+    if step == m.spec.steps:
+        return
+    every = m.spec.evaluation.every
+    if every and step % every == 0:
+        _evaluate(m, base, step=step, label="step")
+    probes = m.spec.probe.every if m.spec.probe else 0
+    if probes and step % probes == 0:
+        run_probe(m, base, step=step, label="step")
 
 
 def _evaluate(m: Machinery, parts: Parts, *, step: int, label: str) -> None:
@@ -206,6 +220,12 @@ def _measure(
     m.recorder.evaluation(step, label, metrics, result.payload(), suite)
     where = "" if suite == "held_out" else f"  {suite}"
     accuracy = metrics["accuracy"]
+    if result.lost:
+        m.recorder.event(
+            "held_out_lost",
+            f"{result.lost} of {spec.problems} rollouts of {suite} ({label}) could not be scored",
+            level="warning",
+        )
     print(
         f"step {step}/{m.spec.steps}  evaluation {label}{where}  accuracy {accuracy:.3f}",
         flush=True,

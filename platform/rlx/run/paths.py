@@ -77,6 +77,11 @@ class RunFolder:
         return self.root / "reserve"
 
     @property
+    def checkpoints(self) -> Path:
+        """What the run goes on from after a crash."""
+        return self.root / "checkpoints"
+
+    @property
     def model(self) -> Path:
         """The trained model in the Hugging Face layout."""
         return self.root / "model"

@@ -134,9 +134,14 @@ def _model(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 def _plugins(spec: ExperimentSpec, plugins: Plugins) -> Iterator[Diagnostic]:
     """What plugins say of their files and packages, those that phases bring in included."""
     seen: list[Plugin] = []
+    faulty = False
     for path, plugin in _uses(plugins):
         seen.append(plugin)
-        yield from _checked(path, plugin)
+        found = list(_checked(path, plugin))
+        faulty |= bool(found)
+        yield from found
+    if not faulty:
+        yield from _disagreeing(plugins)
     for number, phase in enumerate(spec.phases):
         for path, plugin in _uses(resolve(spec.in_phase(phase))) if phase.set else ():
             if plugin not in seen:
@@ -144,6 +149,24 @@ def _plugins(spec: ExperimentSpec, plugins: Plugins) -> Iterator[Diagnostic]:
                 said = {"name": phase.name, "set": phase.set}
                 for fault in _checked(path, plugin):
                     yield in_phase(fault, ("phases", number), said)
+
+
+def _disagreeing(plugins: Plugins) -> Iterator[Diagnostic]:
+    """A task and an environment that read different things under one name, such as two graphs."""
+    if plugins.environment is None:
+        return
+    theirs, ours = plugins.task.data(), plugins.environment.data()
+    for name in sorted(theirs.keys() & ours.keys()):
+        if theirs[name] != ours[name]:
+            message = f"task and rollout.environment read a different {name} each"
+            help_ = f"give both the same `{name}`"
+            yield Diagnostic(
+                kind="conflict",
+                message=message,
+                path=("rollout", "environment"),
+                against=("task",),
+                helps=(help_,),
+            )
 
 
 def _uses(plugins: Plugins) -> Iterator[tuple[KeyPath, Plugin]]:

@@ -4,12 +4,15 @@ Nothing is imported at module level but the standard library: scoring processes 
 here and import this module again.
 """
 
+import faulthandler
 import json
 import os
+import signal
 import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 SUPERVISOR_EVERY = 2.0
@@ -18,6 +21,7 @@ SUPERVISOR_EVERY = 2.0
 
 def main(folder: str, run_id: str, registry_url: str) -> int:
     """Runs this rank; writes why it gave up where the supervisor looks for it."""
+    faulthandler.register(signal.SIGUSR1)  # the supervisor of a rank that hangs asks where
     supervisor = int(os.environ["RLX_SUPERVISOR"])
     threading.Thread(target=_leave_without, args=(supervisor,), daemon=True).start()
     try:
@@ -31,12 +35,18 @@ def main(folder: str, run_id: str, registry_url: str) -> int:
 
 def _record(folder: Path, error: Exception) -> None:
     """Writes why this rank gave up, whole or not at all; the first rank's reason stays."""
+    from rlx.errors import RlxError
     from rlx.run.paths import RunFolder
     from rlx.run.trouble import as_fault, is_disk_full, message
 
     paths = RunFolder(folder)
     told = as_fault(error)
-    failure = {"message": message(error), "exit_code": 1 if told is None else told.exit_code}
+    failure = {
+        "message": message(error),
+        "exit_code": 1 if told is None else told.exit_code,
+        # What rlx says on purpose it would say again; a lost connection or device may come back.
+        "again": told is None and not isinstance(error, RlxError),
+    }
     if is_disk_full(error):
         paths.reserve.unlink(missing_ok=True)
     if not paths.failure.exists():
@@ -73,17 +83,20 @@ def _run(folder: Path, run_id: str, registry_url: str) -> None:
     from rlx.learner import join_ranks
     from rlx.record.recorder import Recorder
     from rlx.run.loop import run_experiment
+    from rlx.run.stopping import Stopped, StopRequest
     from rlx_registry import Registry
 
-    ranks = join_ranks(spec.runner)
+    ranks, stop = join_ranks(spec.runner), StopRequest()
     if not ranks.is_first:
-        run_experiment(spec, paths, ranks, None)
+        with suppress(Stopped):
+            run_experiment(spec, paths, ranks, None, stop)
         return
     with Registry.open(registry_url) as registry:
         keep = spec.tracking.rollouts == "all"
         recorder = Recorder(registry, run_id, keep_bodies=keep)
-        run_experiment(spec, paths, ranks, recorder)
-        recorder.event("completed", "every phase and evaluation is recorded")
+        with suppress(Stopped):
+            run_experiment(spec, paths, ranks, recorder, stop)
+            recorder.event("completed", "every phase and evaluation is recorded")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 It starts the ranks, keeps the run's heartbeat, feeds the MLflow mirror, and says how it ended. The
 durable record decides that, not an exit code: only a run whose first rank recorded "completed" has
-finished.
+finished. Ranks that were killed, or hang, are started again and go on from the newest checkpoint.
 
 A run on a full disk must still be able to say so: its folder holds a reserve, which whoever meets
 the full disk first gives up. Once it is gone the mirror writes no more, for its store may lie on
@@ -46,11 +46,13 @@ T = TypeVar("T")
 
 
 class End(NamedTuple):
-    """How a run ended: its status, the reason, and the exit code for whoever follows it."""
+    """How an attempt ended: its status, the reason, the exit code for whoever follows the run, and
+    whether another attempt may fare better."""
 
     status: Status
     reason: str | None = None
     exit_code: int = 1
+    again: bool = False
 
 
 def main(run_id: str, registry_url: str) -> int:
@@ -79,13 +81,14 @@ class _Supervisor:
         self._spec = ExperimentSpec.model_validate_json(self._folder.resolved.read_text())
         self._stopped = stopped
         self._ended = threading.Event()
+        self._began = time.time()
 
     def supervise(self) -> int:
         """Runs the ranks to their end and records it."""
         mirror = threading.Thread(target=self._mirror, name="mirror")
         mirror.start()
         try:
-            end = self._attempt()
+            end = self._attempts()
         except Exception as error:  # noqa: BLE001  (recorded: a run must not stay "running")
             end = self._failure(error)
             self._complain()
@@ -101,23 +104,46 @@ class _Supervisor:
             self._folder.reserve.unlink(missing_ok=True)
         return 0 if end.status == "finished" else 1
 
-    def _attempt(self) -> End:
-        """Runs the ranks until they end; returns how the run has ended."""
-        ranks = self._start_ranks()
-        try:
-            while ranks.poll() is None and not self._stopped.is_set():
-                if not self._registry.heartbeat(self._run_id):
-                    self._stopped.set()  # somebody else has ended the run
-                self._wait(ranks, HEARTBEAT)
-        finally:
-            _end(ranks, self._folder.root)
+    def _attempts(self) -> End:
+        """Runs the ranks, again where that may help; returns how the run has ended."""
+        end = self._attempt()
+        for number in range(1, self._spec.runner.max_attempts):
+            if not end.again or self._stopped.is_set():
+                break
+            self._tell("attempt_failed", f"attempt {number}: {end.reason}", level="warning")
+            _note(f"attempt {number} failed: {end.reason}; starting again")
+            self._begin_again(end.reason)
+            end = self._attempt()
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         self._tell(
             "resources",
             "processor time and peak memory of the ranks and all that they started",
             {"cpu_seconds": used.ru_utime + used.ru_stime, "peak_mb": used.ru_maxrss / 1024},
         )
-        end = self._verdict(ranks.returncode)
+        return end
+
+    def _begin_again(self, reason: str | None) -> None:
+        self._write(lambda: self._registry.transition(self._run_id, {"running"}, "running", reason))
+
+    def _attempt(self) -> End:
+        """Runs the ranks until they end, or hang; returns how the attempt has ended."""
+        said_before = self._folder.log.stat().st_size if self._folder.log.exists() else 0
+        ranks, hung = self._start_ranks(), False
+        patience = self._spec.runner.hang_after
+        try:
+            while ranks.poll() is None and not self._stopped.is_set() and not hung:
+                if not self._registry.heartbeat(self._run_id):
+                    self._stopped.set()  # somebody else has ended the run
+                self._wait(ranks, min(HEARTBEAT, patience / 4))
+                hung = ranks.poll() is None and self._silence() > patience
+            if hung:
+                self._ask_where()
+        finally:
+            _end(ranks, self._folder.root)
+        if hung and not self._stopped.is_set():
+            reason = f"no progress for {patience:g} s; the log has what the ranks were doing"
+            return End("failed", reason, again=True)
+        end = self._verdict(ranks.returncode, said_before)
         if end.status == "finished":
             try:
                 draw(self._registry, self._run_id, self._folder)
@@ -126,6 +152,21 @@ class _Supervisor:
                 self._tell("report_failed", told, level="error")
                 self._complain()
         return end
+
+    def _silence(self) -> float:
+        """Seconds since the ranks last told of progress, or were started."""
+        try:
+            last = self._folder.progress.stat().st_mtime
+        except OSError:
+            last = 0.0
+        return time.time() - max(last, self._began)
+
+    def _ask_where(self) -> None:
+        """Has ranks that hang write their stacks into the log."""
+        for pid in live_ranks(self._folder.root):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)
+        time.sleep(1.0)
 
     # Recording -------------------------------------------------------------------------------
 
@@ -183,6 +224,7 @@ class _Supervisor:
         environment = {**child_environment(), "OMP_NUM_THREADS": str(runner.threads)}
         environment["RLX_SUPERVISOR"] = str(os.getpid())
         self._folder.failure.unlink(missing_ok=True)
+        self._began = time.time()
         return subprocess.Popen(
             [*command, str(self._folder.root), self._run_id, self._registry_url],
             stdin=subprocess.DEVNULL,
@@ -190,26 +232,29 @@ class _Supervisor:
             env=environment,
         )
 
-    def _verdict(self, code: int | None) -> End:
+    def _verdict(self, code: int | None, said_before: int) -> End:
+        """How an attempt ended whose first words begin at a byte of the log."""
         if any(e.kind == "completed" for e in self._registry.events(self._run_id)):
             return End("finished")
         if self._stopped.is_set():
             return End("stopped", "stopped on request")
-        if self._folder.failure.exists():
-            said = json.loads(self._folder.failure.read_text())
-            return End("failed", str(said["message"]), int(said["exit_code"]))
+        log = self._folder.log.read_bytes()[said_before:].decode(errors="replace")
+        # torchrun itself ends the peers of a rank that failed, by SIGTERM.
+        killed = [n for n in re.findall(r"exitcode\s*:\s*-(\d+)", log) if int(n) != signal.SIGTERM]
+        said = json.loads(self._folder.failure.read_text()) if self._folder.failure.exists() else {}
+        if said and not (said["again"] and killed):  # a killed rank is why another lost its peer
+            return End("failed", str(said["message"]), int(said["exit_code"]), said["again"])
         if not self._has_room():  # and there was no room for a rank's own words
             return self._failure(OSError(errno.ENOSPC, "disk full", str(self._folder.failure)))
-        log = self._folder.log.read_text(errors="replace")
-        killed = re.findall(r"exitcode\s*:\s*-(\d+)", log)
         if killed:
             number = int(killed[-1])
             name = signal.Signals(number).name
             hint = "; out of memory?" if number == signal.SIGKILL else ""
-            return End("failed", f"a rank was killed by signal {number} ({name}{hint})")
+            why = f"a rank was killed by signal {number} ({name}{hint})"
+            return End("failed", why, again=True)
         errors = re.findall(r"^\S*(?:Error|Exception|Killed|Fault)\b.*$", log, re.MULTILINE)
-        said = errors[-1] if errors else "it said nothing"
-        return End("failed", f"the ranks ended with code {code}: {said}")
+        last = errors[-1] if errors else "it said nothing"
+        return End("failed", f"the ranks ended with code {code}: {last}", again=True)
 
     # Mirror ----------------------------------------------------------------------------------
 
@@ -240,7 +285,7 @@ class _Supervisor:
                     _note(f"mirror: {error}")
                     time.sleep(2**attempt)
         why = "could not be reached" if self._has_room() else "is not told more: the disk is full"
-        told = f"MLflow {why}; the registry holds everything"
+        told = f"MLflow {why}; the registry holds everything, and `rlx sync` tells it later"
         self._tell("mirror_behind", told, level="warning")
 
     def _has_room(self) -> bool:

@@ -7,6 +7,7 @@ from pydantic import Field
 from rlx.spec.base import Betas, Strict
 
 __all__ = [
+    "CheckpointSpec",
     "CriticSpec",
     "EvaluationSpec",
     "OptimizerSpec",
@@ -64,6 +65,15 @@ class PhaseSpec(Strict):
     """Start with empty moments; false carries them over from the phase before."""
 
 
+class CheckpointSpec(Strict):
+    """When all that the next step needs is written down."""
+
+    every: int = Field(10, ge=0)
+    """Steps between checkpoints; the last step has one in any case. 0 writes none."""
+    keep: int = Field(2, ge=1)
+    """The newest that stay; an older one is needed where the newest is damaged."""
+
+
 class RunnerSpec(Strict):
     """Where and how the learner runs."""
 
@@ -78,6 +88,11 @@ class RunnerSpec(Strict):
     """CPU threads per rank."""
     reward_workers: int = Field(1, ge=1)
     """Scoring processes per rank."""
+    checkpoint: CheckpointSpec = CheckpointSpec.model_construct()
+    max_attempts: int = Field(3, ge=1)
+    """How often a run is started: one whose process was killed goes on from its checkpoint."""
+    hang_after: float = Field(3600.0, gt=0)
+    """Seconds without any progress after which an attempt is ended."""
     reward_memory_mb: int = Field(1024, ge=64)
     """Address space that a scoring process may take beyond what it starts with."""
 

@@ -37,8 +37,8 @@ _SYNTAX = ", ".join(
 _HINTS: Mapping[Error, str] = {
     "FORMAT_ERROR": f"write one of {_SYNTAX}",
     "SAMPLE_NOT_FOUND": "this question has no graph",
-    "ENTITY_NOT_FOUND": "{entity} is not in the graph; write names as they were shown",
-    "RELATION_NOT_FOUND": "{relation} is no relation; get_tail_relations and get_head_relations "
+    "ENTITY_NOT_FOUND": "{name} is not in the graph; write names as they were shown",
+    "RELATION_NOT_FOUND": "{name} is no relation; get_tail_relations and get_head_relations "
     "list those of an entity",
     "NO_RESULTS": "the graph has nothing there; try another relation or the other direction",
     "INVALID_ACTION": "end each turn with a kg-query or an answer between its tags",
@@ -80,10 +80,11 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A query against the graph, its names looked up."""
+    """A query against the graph, its names looked up; `unknown` is the one that was not found."""
 
     error: Error
     key: _Key
+    unknown: str = ""
     heading: str = ""
     labels: Sequence[str] = ()
 
@@ -137,15 +138,15 @@ class KnowledgeGraph(Environment):
     def step(self, state: State, action: Action) -> Step:
         """Answers one turn.
 
-        The turn's info: of an answer `answered`, how many `queries` went before it, and whether it
-        came `without_query`; of a query `valid` (it gave
-        results), `error`, `duplicate` (it was asked before), `function` and `results`, the labels
-        that were shown; of a turn without an action `error`.
+        The turn's info: of an answer how many `queries` went before it, and whether it came
+        `without_query`; of a query `valid` (it gave results), `error`, `duplicate` (it was asked
+        before), `function` and `results`, the labels that were shown; of a turn without an action
+        `error`.
         """
         kind, content = read_turn(action.text)
         if kind == "answer":
             asked = state.queries
-            info = {"answered": True, "queries": asked, "without_query": not asked}
+            info = {"queries": asked, "without_query": not asked}
             return Step(kind=kind, state=state, done=True, info=info, anchor=state.anchor)
         if kind == "invalid":
             return Step(
@@ -167,7 +168,7 @@ class KnowledgeGraph(Environment):
         duplicate = bool(found.key) and found.key in state.asked
         if duplicate and self.duplicates == "refuse":
             found = _Found("DUPLICATE_QUERY", found.key)
-        shown, observation = self._show(found, query, state.seed, action.number)
+        shown, observation = self._show(found, state.seed, action.number)
         state = replace(state, queries=state.queries + 1)
         if found.key and not duplicate:
             state = replace(state, asked=(*state.asked, found.key))
@@ -190,12 +191,10 @@ class KnowledgeGraph(Environment):
             return View(graph_named(self.graph), world=state.world, hide=state.hide)
         return View(_own_graph(state.facts)) if state.facts else None
 
-    def _show(
-        self, found: _Found, query: Query | None, seed: int, number: int
-    ) -> tuple[list[str], str]:
+    def _show(self, found: _Found, seed: int, number: int) -> tuple[list[str], str]:
         """The labels that are shown, and the observation."""
         if found.error != "KG_SUCCESS":
-            return [], self._refusal(found.error, query)
+            return [], self._refusal(found.error, found.unknown)
         labels = list(found.labels)
         if self.order == "shuffled":
             random.Random(f"kg/{seed}/{number}").shuffle(labels)
@@ -204,11 +203,10 @@ class KnowledgeGraph(Environment):
         body = listed(labels, prefix=found.heading, limit=self.limit, max_chars=room)
         return labels[:count], information(body, max_chars=self.max_chars)
 
-    def _refusal(self, error: Error, query: Query | None = None) -> str:
+    def _refusal(self, error: Error, unknown: str = "") -> str:
         body = f"error {error}"
         if self.hints:
-            entity, relation = (*map(escape, query.arguments if query else ()), "", "")[:2]
-            body += f": {_HINTS[error]}".format(entity=entity, relation=relation)
+            body += f": {_HINTS[error]}".format(name=escape(unknown))
         return information(body, max_chars=self.max_chars)
 
 
@@ -221,38 +219,39 @@ def _find(view: View | None, query: Query) -> _Found:
     """Looks up what a query names, and what it asks for.
 
     `get_head_entities` takes its arguments the other way round too, as KG-R1's paper writes it,
-    where only that way both of them are names.
+    where more of them are names that way.
     """
     if view is None:
         return _Found("SAMPLE_NOT_FOUND", (query.function, *query.arguments))
     name, relation_name = (*query.arguments, "")[:2]
     entity, relation = view.entity(name), view.relation(relation_name)
-    if query.function == "get_head_entities" and (entity is None or relation is None):
+    if query.function == "get_head_entities":
         turned = view.entity(relation_name), view.relation(name)
-        if None not in turned:
-            entity, relation = turned
+        if turned.count(None) < (entity, relation).count(None):
+            (entity, relation), name, relation_name = turned, relation_name, name
     tails = query.function.startswith("get_tail")
     one = FUNCTIONS[query.function] == 1
-    known = [str(i) for i in (entity,) if i is not None] or [_squeezed(name)]
+    key: _Key = (query.function, _named(entity, name))
     if not one:
-        known += [str(i) for i in (relation,) if i is not None] or [_squeezed(relation_name)]
-    key = (query.function, *known)
+        key += (_named(relation, relation_name),)
     if entity is None:
-        return _Found("ENTITY_NOT_FOUND", key)
+        return _Found("ENTITY_NOT_FOUND", key, name)
     label = view.label(entity)
     if one:
         numbers = view.tail_relations(entity) if tails else view.head_relations(entity)
         heading = f"relations {'of' if tails else 'to'} {label}:"
         labels = [view.relation_name(number) for number in numbers]
     elif relation is None:
-        return _Found("RELATION_NOT_FOUND", key)
+        return _Found("RELATION_NOT_FOUND", key, relation_name)
     else:
         numbers = view.tails(entity, relation) if tails else view.heads(entity, relation)
         verb = view.relation_name(relation)
         heading = f"{verb} of {label}:" if tails else f"with {verb} {label}:"
         labels = [view.label(number) for number in numbers]
-    return _Found("KG_SUCCESS" if labels else "NO_RESULTS", key, heading, labels)
+    error: Error = "KG_SUCCESS" if labels else "NO_RESULTS"
+    return _Found(error, key, heading=heading, labels=labels)
 
 
-def _squeezed(name: str) -> str:
-    return " ".join(name.casefold().split())
+def _named(number: int | None, name: str) -> str:
+    """The same for all names of one thing, and for all spellings of an unknown one."""
+    return f"unknown {' '.join(name.casefold().split())}" if number is None else f"known {number}"

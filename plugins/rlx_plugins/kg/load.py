@@ -14,7 +14,7 @@ from typing import Any
 
 from rlx_plugins.kg.graph import Graph
 from rlx_plugins.kg.ntriples import Literal, statement
-from rlx_plugins.kg.text import escape
+from rlx_plugins.kg.text import escape, shows
 
 __all__ = ["as_object", "decoded", "lines", "read_graph", "text_of", "world"]
 
@@ -123,6 +123,8 @@ class _Tsv(_Reader):
                 "expected subject, relation and object separated by tabs, "
                 f"got {sum(map(bool, cells))} of them in {len(cells)} columns"
             )
+        if blank := [cell for cell in cells if not shows(cell)]:
+            raise ValueError(f"expected a text that shows something, got {blank[0]!r}")
         subject, relation, object_ = cells
         if not relation.startswith("rlx:"):
             return subject, relation, object_
@@ -164,12 +166,14 @@ def text_of(value: Any, what: str) -> str:
     """Returns a value of JSON that must be a text.
 
     Raises:
-        ValueError: it is something else, or empty, or holds half of a surrogate pair.
+        ValueError: it is something else, or shows nothing, or holds half of a surrogate pair.
     """
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"expected a text that is not empty as {what}, got {value!r}")
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise ValueError(f"half of a surrogate pair is not a character: {value!r}")
+    if not shows(value):
+        raise ValueError(f"expected a text that shows something as {what}, got {value!r}")
     return value
 
 

@@ -1,8 +1,9 @@
 """What a turn of the agent is worth, and what a whole rollout is (design 000, after KG-R1).
 
 An answer may have several names, its label and its aliases: naming it by any of them is naming it
-once. Names are compared as question answering does (SQuAD): without regard to case, punctuation,
-the articles a, an and the, and how words are spaced.
+once. Answers that share a name are one. Names are compared as they are shown (`escape`), and as
+question answering does (SQuAD): without regard to case, punctuation, the articles a, an and the,
+and how words are spaced.
 """
 
 import math
@@ -10,6 +11,7 @@ import re
 import string
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -17,6 +19,7 @@ from pydantic import Field
 
 from rlx.plugin import Example, Reward, Sample, Score
 from rlx_plugins.kg.protocol import read_turn, well_formed
+from rlx_plugins.kg.text import escape, shows
 
 __all__ = [
     "EntityF1",
@@ -33,7 +36,8 @@ __all__ = [
 _MOST = 256
 """Names that an answer may hold; one with more is no answer."""
 _PIECES = 4
-"""Pieces between commas that may be one name, such as `Washington, D.C.`"""
+"""Pieces between commas that may be one name, such as `Washington, D.C.`; more where a right answer
+has more."""
 
 
 # Turns -------------------------------------------------------------------------------------------
@@ -142,8 +146,9 @@ _PUNCTUATION = _Punctuation()
 
 
 def normal(name: str) -> str:
-    """Returns a text that is the same for names that count as the same."""
-    folded = unicodedata.normalize("NFC", name).casefold()
+    """Returns a text that is the same for names that count as the same; "" for one that shows
+    nothing."""
+    folded = unicodedata.normalize("NFC", escape(name)).casefold()
     bare = _articles.sub(" ", folded.translate(_PUNCTUATION))
     return " ".join(bare.split()) or " ".join(folded.split())
 
@@ -151,27 +156,40 @@ def normal(name: str) -> str:
 def _names(answers: Any) -> dict[str, int]:
     """For every name of every right answer, in its normal form, which answer it names.
 
+    Answers that share a name have one number: no agent could name them apart.
+
     Raises:
         ValueError: they are no lists of names; that is no fault of the model.
     """
     lists = isinstance(answers, list | tuple) and all(
-        isinstance(names, list | tuple) and names and all(isinstance(n, str) for n in names)
+        isinstance(names, list | tuple)
+        and names
+        and all(isinstance(name, str) and shows(name) for name in names)
         for names in answers
     )
     if not lists or not answers:
         raise ValueError(f"the field 'answers' must hold lists of names, got {answers!r}")
-    return {normal(name): i for i, names in reversed([*enumerate(answers)]) for name in names}
+    numbers: dict[str, int] = {}
+    for number, names in enumerate(answers):
+        own = {normal(name) for name in names}
+        shared = {numbers[name] for name in own if name in numbers}
+        if len(shared) > 1:
+            own.update(name for name, other in numbers.items() if other in shared)
+        numbers.update(dict.fromkeys(own, min(shared, default=number)))
+    return numbers
 
 
-def named(text: str, answers: Mapping[str, int]) -> list[int | str]:
+def named(text: str, answers: Mapping[str, int], pieces: int = _PIECES) -> list[int | str]:
     """Returns what an answer's text names, in order and each once: numbers of right answers, and
-    the normal form of everything else. Names stand between commas or on lines of their own."""
-    pieces = [piece for piece in re.split(r"[,\n]", text) if piece.strip()][: _MOST + 1]
+    the normal form of everything else. Names stand between commas or on lines of their own, and one
+    name may be as many of these `pieces`."""
+    between = (piece for piece in re.finditer(r"[^,\n]+", text) if shows(piece[0]))
+    spans = [piece.span() for piece in islice(between, _MOST + 1)]
     found: dict[int | str, None] = {}
     at = 0
-    while at < len(pieces):
-        for count in range(min(_PIECES, len(pieces) - at), 0, -1):
-            name = normal(",".join(pieces[at : at + count]))
+    while at < len(spans):
+        for count in range(min(pieces, len(spans) - at), 0, -1):
+            name = normal(text[spans[at][0] : spans[at + count - 1][1]])
             if name in answers or count == 1:
                 found[answers.get(name, name)] = None
                 at += count
@@ -204,7 +222,7 @@ def _rollout(
         response="" if answer is None else f"<think></think><answer>{answer}</answer>",
         observations=(observation,),
         history=(query,),
-        info=_INVALID if answer is None else {"answered": True, "queries": 1},
+        info=_INVALID if answer is None else {"queries": 1},
     )
     return Example(name=name, sample=said, value=value, reason=reason, options=options)
 
@@ -213,6 +231,11 @@ class _Rollout(Reward):
     otc: int | None = Field(None, ge=1)
     """The value times `e^(1 - queries / otc)`, which pays for few queries; with `max_turns` here it
     is KG-R1's option of that name. Null leaves the value as it is."""
+
+    @property
+    def graded(self) -> bool:
+        """Whether its value is scaled, so that 1 does not mean right."""
+        return self.otc is not None
 
     def _scaled(self, sample: Sample, value: float, reason: str | None = None) -> Score:
         """A score; the parts `raw` and `otc` say what it was made of."""
@@ -232,13 +255,15 @@ class _Answered(_Rollout):
         Raises:
             ValueError: the problem says no right answer; that is no fault of the model.
         """
-        answers = _names(sample.problem.get("answers"))
+        right: Any = sample.problem.get("answers")
+        answers = _names(right)
+        pieces = 1 + max(escape(name).count(",") for names in right for name in names)
         kind, text = read_turn(sample.response)
-        given = named(text, answers) if kind == "answer" else []
+        given = named(text, answers, max(_PIECES, pieces)) if kind == "answer" else []
         if not given or len(given) > _MOST:
             return self._scaled(sample, 0.0, "no answer" if not given else "too many names")
-        right = len(sample.problem["answers"])
-        value = self._value(given, 1 if sample.problem.get("any_of") else right)
+        wanted = 1 if sample.problem.get("any_of") else len({*answers.values()})
+        value = self._value(given, wanted)
         return self._scaled(sample, value, None if value == 1 else "wrong answer")
 
     def _value(self, given: Sequence[int | str], wanted: int) -> float:
@@ -293,6 +318,8 @@ class ExactMatch(_Answered):
         _rollout("half of it, by F1", " France", 2 / 3, mode="f1"),
         _rollout("no answer", None, 0.0, reason="no answer"),
         _rollout("one query of four", " UK", math.exp(0.75), any_of=True, otc=4),
+        _rollout("one answer given twice", " Beatles", 1.0, right=[["The Beatles"], ["Beatles"]]),
+        _rollout("as it was shown", " a b", 1.0, right=[["a\u200bb"]]),
         _rollout("tags in it", " France</information><answer> UK", 0.0),
     )
 
@@ -332,21 +359,30 @@ class RetrievalQuality(_Rollout):
             "a part of a word, as the source has it",
             " Spain",
             1.0,
-            observation="<information> with capital X: Francestan </information>",
+            results=["Francestan"],
             match="substring",
         ),
         _rollout(
             "in the question only, as the source has it",
             " Spain",
             0.0,
+            results=["Spain"],
             observation="<information> borders of France: Spain </information>",
+            match="substring",
+        ),
+        _rollout(
+            "in the echo of an error",
+            " Spain",
+            0.0,
+            results=[],
+            observation="<information> error ENTITY_NOT_FOUND: France is not there </information>",
             match="substring",
         ),
     )
 
     match: Literal["exact", "substring"] = "exact"
-    """`exact`: a whole name among a query's results. `substring`: anywhere behind the colon of an
-    observation, the source's rule, which finds "us" in "house"."""
+    """`exact`: an entity of that name among the results. `substring`: the name as a part of any
+    result, relations included, the source's rule, which finds "us" in "house"."""
 
     def score(self, sample: Sample) -> Score:
         """Judges one rollout.
@@ -357,15 +393,15 @@ class RetrievalQuality(_Rollout):
         problem = sample.problem
         wanted = _names(problem.get("evidence", problem.get("answers")))
         if self.match == "exact":
-            found = any(normal(name) in wanted for name in _results(sample))
+            found = any(normal(name) in wanted for name in _results(sample, "_entities"))
         else:
-            texts = [normal(text.partition(":")[2]) for text in sample.observations]
-            found = any(name in text for text in texts for name in wanted)
+            results = [normal(name) for name in _results(sample, "")]
+            found = any(name in result for result in results for name in wanted)
         return self._scaled(sample, float(found), None if found else "not retrieved")
 
 
-def _results(sample: Sample) -> Iterable[str]:
-    """The entities that the rollout's queries were shown."""
+def _results(sample: Sample, kind: str) -> Iterable[str]:
+    """What queries were shown by functions whose names end so; an error shows nothing."""
     for info in (*sample.history, sample.info):
-        if str(info.get("function")).endswith("_entities"):
-            yield from info["results"]
+        if str(info.get("function")).endswith(kind):
+            yield from info.get("results", ())

@@ -13,7 +13,7 @@ RoG, on the Hugging Face hub, and SubgraphRAG after it: `id`, `question`, `answe
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,9 +23,12 @@ from rlx_plugins.kg.load import as_object, decoded, lines, text_of
 from rlx_plugins.kg.text import escape
 from rlx_plugins.records import Source, lookup
 
-__all__ = ["FileQuestion", "read_questions"]
+__all__ = ["FileQuestion", "names_beside", "read_questions"]
 
 _Fact = tuple[str, str, str]
+
+_BESIDE = "entities.txt", "relations.txt", "entities_text.txt", "entities_names.json"
+_ENTITIES, _RELATIONS, _TEXTS, _BY_ID = _BESIDE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +41,8 @@ class FileQuestion:
     Attributes:
         id: of the question.
         question: its words.
-        answers: all right answers, each with its acceptable names; empty where the data set has
-            none.
+        answers: all right answers, each once, with its acceptable names; empty where the data set
+            has none.
         entities: those that the question is about.
         triples: subject, relation and object of each fact.
     """
@@ -72,6 +75,12 @@ def read_questions(path: Path) -> Iterator[FileQuestion]:
                 raise ValueError(f"expected a field subgraph or graph, got {', '.join(record)}")
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
+
+
+def names_beside(path: Path) -> tuple[Path, ...]:
+    """Returns the files beside a question file that ids and names may be read from."""
+    beside = (path.parent / name for name in _BESIDE)
+    return tuple(found for found in beside if found.exists())
 
 
 # Rows --------------------------------------------------------------------------------------------
@@ -123,6 +132,10 @@ def _three(fact: Any) -> Sequence[Any]:
     return fact
 
 
+def _once(answers: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    return tuple(dict.fromkeys(answers))
+
+
 # RoG: all by name --------------------------------------------------------------------------------
 
 
@@ -131,7 +144,7 @@ def _of_rog(record: Mapping[str, Any]) -> FileQuestion:
     return FileQuestion(
         id=str(lookup(record, "id")),
         question=text_of(lookup(record, "question"), "question"),
-        answers=tuple((text_of(name, "an answer"),) for name in _list(record, "answer")),
+        answers=_once((text_of(name, "an answer"),) for name in _list(record, "answer")),
         entities=tuple(text_of(name, "an entity") for name in _list(record, "q_entity")),
         triples=tuple(
             (text_of(s, "a subject"), text_of(r, "a relation"), text_of(o, "an object"))
@@ -151,16 +164,16 @@ class _Vocabulary:
 
     @cached_property
     def entities(self) -> Sequence[str]:
-        return self._words("entities.txt")
+        return self._words(_ENTITIES)
 
     @cached_property
     def relations(self) -> Sequence[str]:
-        return self._words("relations.txt")
+        return self._words(_RELATIONS)
 
     @cached_property
     def names(self) -> Mapping[str, str]:
         names: dict[str, str] = {}
-        texts, by_id = self._folder / "entities_text.txt", self._folder / "entities_names.json"
+        texts, by_id = self._folder / _TEXTS, self._folder / _BY_ID
         if texts.exists():
             called = self._words(texts.name)
             if len(called) != len(self.entities):
@@ -196,7 +209,7 @@ class _Called:
             id_, name = _id(value, self._vocabulary, "entities"), None
         name = name or self._vocabulary.names.get(id_)
         if isinstance(name, str) and escape(name):
-            self._names.setdefault(id_, name)
+            self._names.setdefault(id_, text_of(name, "a name"))
         return id_
 
     def settled(self) -> Mapping[str, str]:
@@ -213,7 +226,7 @@ def _id(value: Any, vocabulary: _Vocabulary, kind: str) -> str:
     ids: Sequence[str] = getattr(vocabulary, kind)
     if not 0 <= value < len(ids):
         raise ValueError(f"{kind}.txt has no line for the number {value}; it has {len(ids)}")
-    return ids[value]
+    return text_of(ids[value], f"line {value + 1} of {kind}.txt")
 
 
 def _relation(value: Any, vocabulary: _Vocabulary) -> str:
@@ -234,7 +247,7 @@ def _of_nsm(record: Mapping[str, Any], vocabulary: _Vocabulary) -> FileQuestion:
     return FileQuestion(
         id=str(lookup(record, "id")),
         question=text_of(lookup(record, "question"), "question"),
-        answers=tuple(_answer(a, vocabulary, names) for a in _list(record, "answers")),
+        answers=_once(_answer(a, vocabulary, names) for a in _list(record, "answers")),
         entities=tuple(names.get(id_, id_) for id_ in about),
         triples=tuple((names.get(s, s), r, names.get(o, o)) for s, r, o in facts),
     )

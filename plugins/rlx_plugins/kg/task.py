@@ -3,7 +3,7 @@
 import random
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from hashlib import sha256
+from hashlib import file_digest
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -16,7 +16,7 @@ from rlx_plugins.kg.environment import KnowledgeGraph
 from rlx_plugins.kg.graph import Graph, View
 from rlx_plugins.kg.questions import Question, Type, population, templates, worded
 from rlx_plugins.kg.source import WORLD, graph_named, source_name
-from rlx_plugins.kg.subgraphs import FileQuestion, read_questions
+from rlx_plugins.kg.subgraphs import FileQuestion, names_beside, read_questions
 
 __all__ = ["Files", "Questions"]
 
@@ -60,7 +60,8 @@ class Questions(Plugin):
     """Share of the facts that only testing needs."""
     compositional: bool = False
     """Split questions of several hops by their relations instead: so many combinations of each
-    type are for testing alone, whether their facts are held out or not."""
+    type are for testing alone, whether their facts are held out or not. An intersection is no
+    question of several hops and stays split by its facts."""
     world: int = Field(0, ge=0)
     """0 asks about the graph as it is; another number about one whose entities have swapped names
     within their kinds, so that what a model remembers of the real one is of no use."""
@@ -111,11 +112,13 @@ class Questions(Plugin):
                 self._asked(split)
 
     def data(self) -> Mapping[str, str]:
-        """Digests of the graph, or of the question files."""
+        """Digests of the graph, or of the question files and the files of names beside them."""
         if self.files is None:
             return {"graph": graph_named(self.graph).digest}
         paths = {"train": self.files.train, "test": self.files.test}
-        return {name: sha256(path.read_bytes()).hexdigest() for name, path in paths.items()}
+        for split, path in [*paths.items()]:
+            paths |= {f"{split}/{beside.name}": beside for beside in names_beside(path)}
+        return {name: _digest(path) for name, path in paths.items()}
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
         """Returns problem number `index` of a split; the same for the same arguments.
@@ -295,6 +298,11 @@ def _slots(weights: tuple[tuple[Type, float], ...], seed: int) -> Sequence[tuple
 @lru_cache(maxsize=64)
 def _order(purpose: str, passes: int, size: int) -> list[int]:
     return random.Random(f"kg/{purpose}/pass {passes}").sample(range(size), size)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return file_digest(stream, "sha256").hexdigest()
 
 
 @lru_cache(maxsize=4)

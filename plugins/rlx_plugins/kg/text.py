@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import groupby
 
-__all__ = ["OVERHEAD", "escape", "fitting", "information", "listed"]
+__all__ = ["OVERHEAD", "escape", "fitting", "information", "listed", "shows"]
 
 _OPEN, _CLOSE = "<information> ", " </information>"
 
@@ -50,6 +50,11 @@ def escape(text: str, limit: int | None = _NAME) -> str:
     """
     clean = " ".join(text.translate(_ESCAPES).split())
     return clean if limit is None else _cut(clean, limit)
+
+
+def shows(text: str) -> bool:
+    """Tells whether `escape` leaves anything of a text."""
+    return bool(text.strip()) if text.isprintable() else bool(escape(text))
 
 
 def fitting(

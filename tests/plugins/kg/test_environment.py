@@ -107,6 +107,21 @@ def test_hints_say_what_to_do_and_echo_no_tag():
 
 
 @pytest.mark.parametrize(
+    ("query", "hint"),
+    [
+        ("get_head_entities( Atlantis, capital)", "Atlantis is not in the graph"),
+        ("get_head_entities( capital, Atlantis)", "Atlantis is not in the graph"),
+        ("get_head_entities( Madrid, king)", "king is no relation"),
+        ("get_head_entities( king, Madrid)", "king is no relation"),
+        ("get_head_entities( king, Atlantis)", "king is not in the graph"),
+        ("get_tail_entities( capital, Atlantis)", "capital is not in the graph"),
+    ],
+)
+def test_hints_name_what_is_unknown(query, hint):
+    assert f"_NOT_FOUND: {hint};" in ask(KG, query).observation
+
+
+@pytest.mark.parametrize(
     ("text", "kind", "content"),
     [
         ("<answer>A</answer><kg-query>f(x)</kg-query>", "answer", "A"),
@@ -142,7 +157,7 @@ def test_what_is_kept_of_each_kind_of_turn():
     assert again.observation == query.observation
     assert none.info == {"error": "INVALID_ACTION"}
     assert none.observation == "<information> error INVALID_ACTION </information>"
-    told = {"answered": True, "queries": 2, "without_query": False}
+    told = {"queries": 2, "without_query": False}
     assert (answer.info, answer.done) == (told, True)
     assert play(KG, answered(" Madrid"))[-1].info["without_query"]
     assert answer.observation == ""
@@ -166,6 +181,17 @@ def test_a_repetition_is_found_whatever_its_spelling_and_can_be_refused():
     assert [s.info["duplicate"] for s in play(TERSE, *unknown)] == [False, True]
     malformed = play(TERSE, asked("?"), asked("?"))
     assert [s.info["duplicate"] for s in malformed] == [False, False]
+
+
+def test_an_unknown_number_is_no_entity_of_that_number():
+    spain, capital = world().entity("Spain"), world().relation("capital")
+    for unknown in (
+        f"get_tail_entities( {spain}, capital)",
+        f"get_tail_entities( Spain, {capital})",
+    ):
+        steps = play(TERSE, asked(unknown), asked("get_tail_entities( Spain, capital)"))
+        assert [s.info["valid"] for s in steps] == [False, True]
+        assert not steps[1].info["duplicate"]
 
 
 def test_queries_beyond_the_budget_are_not_answered():

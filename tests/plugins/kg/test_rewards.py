@@ -4,7 +4,7 @@ import math
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlx.plugin import Action, Sample
@@ -22,6 +22,7 @@ from rlx_plugins.kg.rewards import (
     named,
     normal,
 )
+from rlx_plugins.kg.task import Questions
 
 TURN = (QueryValidity, IsAnswer, Format)
 WHOLE = (EntityF1, ExactMatch, HitAt1, RetrievalQuality)
@@ -48,7 +49,7 @@ def rollout(answer, right, *, any_of=False, asked=(), observations=(), **fields)
         response=f"<think></think><answer>{answer}</answer>",
         observations=tuple(observations),
         history=tuple(infos),
-        info={"answered": True, "queries": len(infos)},
+        info={"queries": len(infos)},
     )
 
 
@@ -100,7 +101,7 @@ def test_names_that_do_not(one, other):
     assert normal(one)
 
 
-@given(st.text())
+@given(st.text(max_size=40))
 def test_a_normal_form_is_its_own(text):
     assert normal(normal(text)) == normal(text)
 
@@ -141,6 +142,38 @@ def test_what_an_answer_is_worth(answer, any_of, em, f1, hit):
     assert HitAt1().score(said).value == hit
 
 
+@pytest.mark.parametrize(
+    ("right", "answer"),
+    [
+        ([["b"], ["b"], ["c"]], "c, b"),
+        ([["The Beatles"], ["Beatles"]], "Beatles"),
+        ([["x"], ["y", "z"], ["Z", "x"]], "y"),
+        ([["Ada", "m.1"], ["Ada", "m.2"]], "Ada"),
+    ],
+)
+def test_right_answers_that_share_a_name_are_one(right, answer):
+    for given_right in (right, right[::-1]):
+        said = rollout(answer, given_right)
+        assert [reward().score(said).value for reward in (ExactMatch, EntityF1, HitAt1)] == [
+            1.0
+        ] * 3
+    assert EntityF1().score(rollout("Bonn", [["Bonn"], ["Rome"]])).value == 2 / 3
+
+
+def test_every_answer_can_be_given_where_two_have_one_name(tmp_path):
+    path = tmp_path / "towns.tsv"
+    rows = [
+        f"s{i}\thas\ta{i}\ns{i}\thas\tb{i}\na{i}\trlx:label\tN{i}\nb{i}\trlx:label\tN{i}\n"
+        for i in range(40)
+    ]
+    path.write_text("".join(rows))
+    task = Questions(graph=str(path), types={"forward": 1.0}, answers="every")
+    problem = task.problem("train", 0, 0)
+    assert len(problem.fields["answers"]) == 2
+    name = problem.fields["answers"][0][0]
+    assert ExactMatch().score(rollout(name, problem.fields["answers"])).value == 1.0
+
+
 @given(st.lists(st.sampled_from(["a1", "b2", "c3", "d4"]), max_size=5), st.booleans())
 def test_exact_is_what_f1_calls_perfect(names, any_of):
     said = rollout(", ".join(names), [["a1"], ["b2"]], any_of=any_of)
@@ -148,7 +181,7 @@ def test_exact_is_what_f1_calls_perfect(names, any_of):
     assert EntityF1().score(said).value <= 1.0
 
 
-@pytest.mark.parametrize("right", [None, [], ["Bonn"], [[]], [[1]], "Bonn"])
+@pytest.mark.parametrize("right", [None, [], ["Bonn"], [[]], [[1]], "Bonn", [["\u200b"]]])
 @pytest.mark.parametrize("reward", WHOLE)
 def test_a_problem_without_right_answers_is_not_the_models_fault(reward, right):
     with pytest.raises(ValueError, match="answers"):
@@ -157,16 +190,69 @@ def test_a_problem_without_right_answers_is_not_the_models_fault(reward, right):
 
 def test_what_was_retrieved():
     exact, loose = RetrievalQuality(), RetrievalQuality(match="substring")
-    texts = ["<information> in Bonn: Berliner </information>"]
-    said = rollout("x", TWO, asked=[("get_tail_entities", ["Berliner"])], observations=texts)
+    said = rollout("x", TWO, asked=[("get_tail_entities", ["Berliner"])])
     assert (exact.score(said).value, loose.score(said).value) == (0.0, 1.0)
     said = rollout("x", TWO, asked=[("get_head_entities", ["Rome", "berlin city"])])
-    assert (exact.score(said).value, loose.score(said).value) == (1.0, 0.0)
+    assert (exact.score(said).value, loose.score(said).value) == (1.0, 1.0)
     # A relation of that name is not the entity.
     said = rollout("x", TWO, asked=[("get_tail_relations", ["Bonn"])])
-    assert exact.score(said).value == 0.0
+    assert (exact.score(said).value, loose.score(said).value) == (0.0, 1.0)
     counted = rollout("2", [["2"]], asked=[("get_tail_entities", ["Bonn"])], evidence=TWO)
     assert exact.score(counted).value == 1.0
+
+
+def last_turn(environment, problem, *turns):
+    """The last turn of a rollout that is played."""
+    state, observations, history = environment.reset(problem, 0), [], []
+    for number, text in enumerate(turns, start=1):
+        step = environment.step(state, Action(text=text, number=number))
+        state = step.state
+        observations.append(step.observation)
+        history.append(step.info)
+    return Sample(
+        id="a",
+        problem=problem,
+        turn=step.kind,
+        number=len(turns),
+        response=turns[-1],
+        observations=tuple(observations[:-1]),
+        history=tuple(history[:-1]),
+        info=history[-1],
+    )
+
+
+WORDS = st.lists(
+    st.one_of(st.text(max_size=5), st.sampled_from(["a\u200bb", "\u202e", "<b>", ", ", "x" * 60])),
+    max_size=8,
+)
+
+
+@given(WORDS)
+@example(["word, "] * 60)
+def test_a_name_copied_as_it_was_shown_is_right(words):
+    name = "Z" + "".join(words) + "z"
+    problem = {"triples": [["s", "r", name]], "answers": [[name]]}
+    environment = KnowledgeGraph(hints=False)
+    query = "<kg-query>get_tail_entities( s, r)</kg-query>"
+    shown = environment.step(environment.reset(problem, 0), Action(text=query)).observation
+    copy = shown.removeprefix("<information> r of s: ").removesuffix(" </information>")
+    said = last_turn(environment, problem, query, f"<answer> {copy}</answer>")
+    for reward in (ExactMatch(), RetrievalQuality(), RetrievalQuality(match="substring")):
+        assert reward.score(said).value == 1.0
+
+
+def test_an_error_that_echoes_the_answer_is_no_retrieval():
+    problem = {"answers": [["Atlantis"]]}
+    query = "<kg-query>get_tail_relations( Atlantis)</kg-query>"
+    said = last_turn(KnowledgeGraph(), problem, query, "<answer> Atlantis</answer>")
+    assert "Atlantis" in said.observations[0]
+    for match in ("exact", "substring"):
+        assert RetrievalQuality(match=match).score(said).value == 0.0
+
+
+@pytest.mark.parametrize("reward", WHOLE)
+def test_a_scaled_value_says_that_it_is_no_verdict(reward):
+    assert (reward().graded, reward(otc=4).graded) == (False, True)
 
 
 @pytest.mark.parametrize("reward", WHOLE)

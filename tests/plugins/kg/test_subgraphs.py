@@ -128,6 +128,12 @@ def test_answers_that_are_no_entities(tmp_path, answer, names):
     assert nsm(tmp_path, answers=[]).answers == ()
 
 
+def test_an_answer_that_is_repeated_is_one(tmp_path):
+    (question,) = read_questions(lines(tmp_path / "a.jsonl", [{**ROG, "answer": ["b", "c", "b"]}]))
+    assert question.answers == (("b",), ("c",))
+    assert nsm(tmp_path, answers=NSM["answers"] * 2).answers == (("Jaxon Bieber", "m.0gxnnwq"),)
+
+
 @pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.jsonl.gz"])
 def test_lists_and_compressed_files(tmp_path, name):
     text = json.dumps([ROG, ROG], indent=1) if "jsonl" not in name else json.dumps(ROG)
@@ -142,15 +148,21 @@ def test_lists_and_compressed_files(tmp_path, name):
         ({"id": "x"}, "expected a field subgraph or graph, got id"),
         ({**ROG, "graph": [["a", "b"]]}, "expected a fact of three, got ['a', 'b']"),
         ({**ROG, "graph": [["a", "b", ""]]}, "expected a text that is not empty as an object"),
+        ({**ROG, "graph": [["a", "\u200b", "b"]]}, "shows something as a relation, got"),
+        ({**ROG, "answer": ["\u200b"]}, "shows something as an answer, got"),
+        ({**NSM, "subgraph": {"tuples": [[0, 0, 4]]}}, "not empty as line 5 of entities.txt"),
+        ({**NSM, "entities": [{"kb_id": "m.1", "text": "a\ud83d"}]}, "half of a surrogate pair"),
         ({**ROG, "answer": "Jaxon"}, "expected a list as answer, got 'Jaxon'"),
         ({k: v for k, v in ROG.items() if k != "question"}, "there is no 'question'"),
-        ({**NSM, "entities": [7]}, "entities.txt has no line for the number 7; it has 4"),
+        ({**NSM, "entities": [7]}, "entities.txt has no line for the number 7; it has 5"),
         ({**NSM, "answers": [{"text": ""}]}, "an answer has neither text nor kb_id"),
         ({**NSM, "answers": ["Jaxon"]}, "expected an answer with kb_id and text"),
     ],
 )
 def test_malformed_questions_are_refused_by_place(tmp_path, row, message):
     vocabulary(tmp_path)
+    with (tmp_path / "entities.txt").open("a") as names:
+        names.write("\n")
     path = lines(tmp_path / "a.jsonl", [ROG, row])
     with pytest.raises(ValueError) as caught:
         list(read_questions(path))

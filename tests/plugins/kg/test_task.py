@@ -207,6 +207,32 @@ def test_questions_from_files_bring_their_graphs(tmp_path):
         task.demonstration(problem, 0)
 
 
+def test_what_cannot_be_shown_is_told_before_the_run(tmp_path):
+    good = written(tmp_path / "good.jsonl", [row(0, "whom does Ada know")])
+    bad = written(
+        tmp_path / "bad.jsonl",
+        [row(1, "who"), row(2, "what") | {"graph": [["Ada", "knows", "\u200b"]]}],
+    )
+    with pytest.raises(ValueError, match=r"bad\.jsonl line 2: .* as an object, got '.u200b'"):
+        Questions(files=Files(train=good, test=bad)).check()
+
+
+@pytest.mark.parametrize(
+    "beside", ["entities.txt", "relations.txt", "entities_text.txt", "entities_names.json"]
+)
+def test_files_of_names_belong_to_the_data(tmp_path, beside):
+    train, test = (written(tmp_path / f"{s}.jsonl", [row(0, s)]) for s in ("train", "test"))
+    task = Questions(files=Files(train=train, test=test))
+    before = task.data()
+    assert before.keys() == {"train", "test"}
+    (tmp_path / beside).write_text("one")
+    one = task.data()
+    (tmp_path / beside).write_text("two")
+    two = task.data()
+    assert one.keys() == two.keys() == {"train", "test", f"train/{beside}", f"test/{beside}"}
+    assert one != two and before.items() < one.items()
+
+
 def test_files_without_a_question_are_refused(tmp_path):
     empty = written(tmp_path / "empty.jsonl", [row(0, "nobody", ())])
     with pytest.raises(ValueError, match=r"empty\.jsonl: holds no question"):

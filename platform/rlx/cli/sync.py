@@ -1,0 +1,65 @@
+"""`rlx sync`: tells MLflow by hand what it has missed."""
+
+import click
+
+from rlx.cli.registry import open_registry, registry_option
+from rlx.errors import SpecError
+from rlx_registry import Registry, RunRecord
+
+__all__ = ["sync"]
+
+
+@click.command()
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@registry_option
+def sync(runs: tuple[str, ...], url: str) -> None:
+    """Tell MLflow what it has missed of each RUN, or of every run that has ended.
+
+    The exit code is 4 where MLflow cannot be reached; the registry keeps everything until then.
+    """
+    with open_registry(url) as reading:  # makes no registry where there is none
+        named = list({run.id: run for run in map(reading.run, runs)}.values())
+    for run in named:
+        if _uri(run) is None:
+            raise SpecError(f"{run.id} has no mirror: its spec says `tracking.mlflow: null`")
+    with open_registry(url, read_only=False) as registry:
+        told = named or [run for run in reversed(registry.runs()) if _is_behind(registry, run)]
+        if not told:
+            click.echo("MLflow has been told everything")
+        _tell(registry, told)
+
+
+def _uri(run: RunRecord) -> str | None:
+    """MLflow's place as the spec has it."""
+    uri: str | None = run.spec.get("tracking", {}).get("mlflow")
+    return uri
+
+
+def _is_behind(registry: Registry, run: RunRecord) -> bool:
+    from rlx.record.mirror import is_behind
+
+    return _uri(run) is not None and is_behind(registry, run)
+
+
+def _tell(registry: Registry, runs: list[RunRecord]) -> None:
+    """Tells of each run; one whose MLflow is away holds up no run that is told elsewhere.
+
+    Raises:
+        MirrorDown: the first failure, once all others have been told.
+    """
+    from rlx.record.mirror import MirrorDown, MlflowMirror
+    from rlx.run.paths import home, tracking_url
+
+    away: dict[str, MirrorDown] = {}
+    for run in runs:
+        uri = tracking_url(_uri(run) or "")
+        if uri in away:
+            continue
+        try:
+            sent = MlflowMirror(registry, run.id, uri, home() / "mlartifacts").catch_up()
+        except MirrorDown as error:
+            away[uri] = error
+        else:
+            click.echo(f"{run.id}: {sent} point{'' if sent == 1 else 's'} sent to MLflow")
+    for first in away.values():
+        raise first

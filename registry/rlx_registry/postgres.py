@@ -1,0 +1,148 @@
+"""A registry in a PostgreSQL database, shared by the machines of a team.
+
+Writers of one run take turns on its row, submissions of one experiment on an advisory lock;
+everything else runs side by side. Readers see one moment per transaction and cannot write. The
+tables are made in an empty database, but never changed without being told to: other machines may
+be writing with the version that made them.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, text
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NoSuchModuleError, StatementError
+
+from rlx_registry import schema
+from rlx_registry.errors import RegistryError, Unavailable
+from rlx_registry.records import HEARTBEAT_LIMIT
+from rlx_registry.text import NotPlain, to_json
+
+__all__ = ["Postgres"]
+
+DRIVERS = ("postgresql", "postgresql+psycopg")
+SESSION = "SET lock_timeout = '15s'; SET idle_in_transaction_session_timeout = '60s'"
+"""No writer waits for ever; a process that freezes in mid-transaction loses its locks."""
+SCHEMA_LOCK = 0x726C78
+"""Advisory lock of whoever makes or changes the tables."""
+CLOCKS = HEARTBEAT_LIMIT / 2
+"""Seconds that this machine's clock may differ from the database's: times in the registry are the
+writers' own, and a reader whose clock is further off would take living runs for lost."""
+
+Mode = Literal["read", "write"]
+
+
+@dataclass(frozen=True, slots=True)
+class Postgres:
+    """One PostgreSQL database."""
+
+    url: URL
+
+    @classmethod
+    def of(cls, url: URL) -> "Postgres":
+        """The database behind a `postgresql+psycopg://user@host/database` URL.
+
+        Raises:
+            Unavailable: it names another driver, or psycopg is not installed.
+        """
+        if url.drivername not in DRIVERS:
+            raise Unavailable(
+                f"the registry speaks to PostgreSQL through psycopg, not {url.drivername!r}; write "
+                "postgresql+psycopg://user@host/database"
+            )
+        return cls(url.set(drivername=DRIVERS[-1]))
+
+    @property
+    def label(self) -> str:
+        """The database as messages name it, without its password."""
+        places = {key: self.url.query[key] for key in ("host", "port") if key in self.url.query}
+        return self.url.set(query=places).render_as_string(hide_password=True)
+
+    def engine(self, mode: Mode) -> Engine:
+        """Returns an engine for one purpose; opens nothing yet."""
+        options: dict[str, Any] = {"pool_pre_ping": True, "json_serializer": to_json}
+        if mode == "read":
+            options["isolation_level"] = "REPEATABLE READ"
+            options["execution_options"] = {"postgresql_readonly": True}
+        url = self.url.update_query_dict({"connect_timeout": "15", **dict(self.url.query)})
+        try:
+            engine = create_engine(url, **options)
+        except (ModuleNotFoundError, NoSuchModuleError) as error:
+            raise Unavailable(
+                "a registry in PostgreSQL needs psycopg: pip install 'rlx[postgres]'"
+            ) from error
+
+        @event.listens_for(engine, "connect")
+        def _connected(dbapi: Any, _record: object) -> None:
+            dbapi.execute(SESSION)
+            dbapi.commit()
+
+        return engine
+
+    def prepare(self, *, create: bool) -> None:
+        """Makes the tables in a database that has none, where `create` allows it.
+
+        Raises:
+            Unavailable: the server cannot be reached, or its clock differs from this machine's.
+            SchemaError: the tables are of another revision, or not of a registry.
+        """
+        with self._migrating() as connection:
+            if create and schema.revision(connection, self.label) is None:
+                schema.upgrade(connection)
+
+    def check(self, reader: Engine) -> None:
+        """Sees that this code can use the database.
+
+        Raises:
+            Unavailable: the clocks differ.
+            SchemaError: the tables are missing or of another revision.
+        """
+        with reader.connect() as connection:
+            now = float(connection.execute(text("SELECT extract(epoch FROM now())")).scalar_one())
+        ahead = time.time() - now
+        if abs(ahead) > CLOCKS:
+            way = "ahead of" if ahead > 0 else "behind"
+            raise Unavailable(
+                f"this machine's clock is {abs(ahead):.0f} s {way} that of registry {self.label}: "
+                "set it, by NTP for instance"
+            )
+        remedy = f"back it up, then say: rlx db upgrade --registry '{self.label}'"
+        schema.check(reader, self.label, remedy)
+
+    def upgrade(self) -> tuple[str | None, str]:
+        """Brings the tables to the newest revision; returns the one they were at, and that one."""
+        with self._migrating() as connection:
+            before = schema.revision(connection, self.label)
+            if before != schema.REVISIONS[-1]:
+                schema.upgrade(connection)
+        return before, schema.REVISIONS[-1]
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Nothing to wait for: the server lets writers of different runs write side by side."""
+        return nullcontext()
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Turns the driver's errors into the registry's own."""
+        try:
+            yield
+        except StatementError as error:
+            told = " ".join(str(error.orig).split())
+            refused = isinstance(error, IntegrityError | DataError)
+            if isinstance(error, DBAPIError) and not refused:
+                raise Unavailable(f"registry {self.label}: {told}") from error
+            raise RegistryError(f"registry {self.label} refuses the record: {told}") from error
+        except NotPlain as error:
+            raise RegistryError(f"registry {self.label} refuses the record: {error}") from error
+
+    @contextmanager
+    def _migrating(self) -> Iterator[Connection]:
+        engine = self.engine("write")
+        try:
+            with engine.begin() as connection:
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": SCHEMA_LOCK})
+                yield connection
+        finally:
+            engine.dispose()

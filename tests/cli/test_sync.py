@@ -1,0 +1,134 @@
+"""`rlx sync` over a registry that was filled by hand, and a real MLflow store."""
+
+import shutil
+import socket
+
+import pytest
+
+from rlx.cli import main
+from rlx.record.mirror import MlflowMirror
+from rlx.record.mlflow_client import Client
+from rlx_registry import Registry
+
+pytestmark = [
+    pytest.mark.usefixtures("folder"),
+    # MLflow's own, under SQLAlchemy 2.1.
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
+]
+STORE = "sqlite:///{home}/mlflow.db"
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory):
+    store = tmp_path_factory.mktemp("mlflow") / "empty.db"
+    Client(f"sqlite:///{store}")
+    return store
+
+
+@pytest.fixture
+def registry(folder, empty_store):
+    with Registry.open(f"sqlite:///{folder}/home/registry.db") as opened:
+        shutil.copy(empty_store, folder / "home" / "mlflow.db")
+        yield opened
+
+
+@pytest.fixture
+def client(folder):
+    return Client(f"sqlite:///{folder}/home/mlflow.db")
+
+
+@pytest.fixture
+def nowhere():
+    """The address of a server that is not there."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def started(registry, name, mlflow=STORE, steps=3):
+    run, _ = registry.submit(
+        digest=name, seed=0, name=name, spec={"tracking": {"mlflow": mlflow}}, yaml="", plugins=[],
+        code={}, environment={},
+    )  # fmt: skip
+    registry.transition(run.id, ["submitted"], "running")
+    for step in range(steps):
+        registry.add_metrics(run.id, step, {"train/loss": 0.5, "train/kl": 0.1})
+    return run.id
+
+
+def ended(registry, name, status="finished", **options):
+    run_id = started(registry, name, **options)
+    registry.transition(run_id, ["running"], status)
+    return run_id
+
+
+def shown(registry, client, run_id):
+    return client.find(registry.run(run_id).mlflow_run_id).status
+
+
+def test_every_run_that_is_behind_is_told_once(registry, client, capsys):
+    ids = [ended(registry, name, end) for name, end in (("a", "finished"), ("b", "failed"))]
+    ended(registry, "c", mlflow=None)
+    going_on = started(registry, "d")
+    assert main(["sync"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{i}: 6 points sent to MLflow" for i in ids]
+    assert [shown(registry, client, run_id) for run_id in ids] == ["FINISHED", "FAILED"]
+    assert registry.run(going_on).mlflow_run_id is None
+    assert main(["sync"]) == 0
+    assert capsys.readouterr().out == "MLflow has been told everything\n"
+
+
+def test_a_run_by_name_is_told_what_is_left_whether_it_goes_on_or_not(registry, client, capsys):
+    run_id = started(registry, "a")
+    assert main(["sync", "a"]) == 0
+    assert shown(registry, client, run_id) == "RUNNING"
+    registry.add_metrics(run_id, 3, {"train/loss": 0.4})
+    registry.transition(run_id, ["running"], "stopped")
+    assert main(["sync", "a", run_id]) == 0
+    said = capsys.readouterr().out
+    assert said == f"{run_id}: 6 points sent to MLflow\n{run_id}: 1 point sent to MLflow\n"
+    assert shown(registry, client, run_id) == "KILLED"
+
+
+def test_a_run_whose_supervisor_died_is_running_in_mlflow_no_more(
+    registry, client, folder, monkeypatch
+):
+    run_id = started(registry, "a")
+    uri = f"sqlite:///{folder}/home/mlflow.db"
+    MlflowMirror(registry, run_id, uri, folder / "files").begin()
+    assert main(["sync"]) == 0
+    assert shown(registry, client, run_id) == "RUNNING"
+    with monkeypatch.context() as patch:
+        patch.setattr("rlx_registry.records.HEARTBEAT_LIMIT", -1.0)  # silent for too long
+        assert main(["sync"]) == 0
+    assert shown(registry, client, run_id) == "FAILED"
+    MlflowMirror(registry, run_id, uri, folder / "files").deliver()  # it was suspended, not dead
+    assert shown(registry, client, run_id) == "RUNNING"
+    registry.transition(run_id, ["running"], "lost", "no heartbeat")
+    assert main(["sync"]) == 0
+    assert shown(registry, client, run_id) == "FAILED"
+
+
+def test_mlflow_away_is_exit_code_4_and_holds_up_no_other(registry, client, nowhere, capsys):
+    lost = [ended(registry, name, mlflow=nowhere) for name in ("a", "b")]
+    there = ended(registry, "c")
+    assert main(["sync"]) == 4
+    said = capsys.readouterr()
+    assert said.out == f"{there}: 6 points sent to MLflow\n"
+    assert said.err.startswith(f"error: MLflow at {nowhere}: ")
+    assert said.err.count("\n") == 1
+    assert [registry.mirror_cursor(run_id, "mlflow") for run_id in lost] == [0, 0]
+    assert main(["sync", lost[0]]) == 4
+
+
+def test_a_run_without_a_mirror_is_refused_and_nothing_is_sent(registry, capsys):
+    mirrored, alone = ended(registry, "a"), ended(registry, "b", mlflow=None)
+    assert main(["sync", mirrored, alone]) == 2
+    assert f"{alone} has no mirror" in capsys.readouterr().err
+    assert registry.run(mirrored).mlflow_run_id is None
+
+
+def test_no_registry_is_said_and_none_is_made(folder, capsys):
+    assert main(["sync"]) == 2
+    assert "there is no registry" in capsys.readouterr().err
+    assert not (folder / "home").exists()

@@ -1,0 +1,121 @@
+"""A PostgreSQL server of the tests' own, from the system's binaries; it lives in one folder."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
+
+__all__ = ["PASSWORD", "Server", "server"]
+
+PASSWORD = "s3cr3t"
+"""Of the server's user `rlx`; it must never be seen in any output."""
+
+TRIES = 300
+
+
+class Server:
+    """A running server; databases are made in it as they are needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._numbers = count(1)
+
+    def url(self, database: str, password: str = PASSWORD) -> str:
+        """The URL of a database, through the server's socket."""
+        return f"postgresql+psycopg://rlx:{password}@/{database}?host={self.folder}"
+
+    def create(self, template: str = "template0") -> str:
+        """Makes a database, empty or as another is, and returns its name."""
+        name = f"test{next(self._numbers)}"
+        self.execute("postgres", f"CREATE DATABASE {name} TEMPLATE {template}")
+        return name
+
+    def execute(self, database: str, sql: str) -> list[tuple[object, ...]]:
+        """Runs statements, each on its own, and returns the rows of a query."""
+        engine = create_engine(self.url(database), isolation_level="AUTOCOMMIT")
+        try:
+            with engine.connect() as connection:
+                result = connection.execute(text(sql))
+                return [tuple(row) for row in result] if result.returns_rows else []
+        finally:
+            engine.dispose()
+
+
+def binaries() -> Path | None:
+    """The folder of `initdb` and `postgres`, the newest where there are several."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda p: int(p.parts[4]))
+    on_path = shutil.which("initdb")
+    return found[-1].parent if found else Path(on_path).resolve().parent if on_path else None
+
+
+@contextmanager
+def server(settings: Sequence[str] = ("fsync=off",)) -> Iterator[Server]:
+    """Runs a server until the block ends.
+
+    Without PostgreSQL the tests that ask are skipped; with RLX_CI=1 they fail.
+    """
+    where = binaries()
+    if where is None:
+        said = "PostgreSQL is not installed: apt-get install postgresql"
+        if os.environ.get("RLX_CI") == "1":
+            pytest.fail(said)
+        pytest.skip(said)
+    # Not below pytest's folder: its path may be too long for a socket, and closed to others.
+    with tempfile.TemporaryDirectory(prefix="rlx-pg-") as name:
+        folder = Path(name)
+        # PostgreSQL refuses to run as root; its package has made a user for it.
+        user = "postgres" if os.geteuid() == 0 else None
+        if user is not None:
+            shutil.chown(folder, user)
+        process = _start(where, folder, user, settings)
+        try:
+            ready = Server(folder)
+            _wait(ready, process)
+            yield ready
+        finally:
+            process.terminate()  # it waits for its clients, and they are ours
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.send_signal(3)
+                process.wait(10)
+
+
+def _start(
+    where: Path, folder: Path, user: str | None, settings: Sequence[str]
+) -> subprocess.Popen[bytes]:
+    def run(command: list[str], **options: object) -> subprocess.Popen[bytes]:
+        extra = {} if user is None else {"user": user, "group": user, "extra_groups": []}
+        log = (folder / "log").open("ab")
+        with log:
+            return subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, **extra, **options)
+
+    secret, data = folder / "password", folder / "data"
+    secret.write_text(PASSWORD)
+    secret.chmod(0o644)
+    making = [str(where / "initdb"), "--pgdata", str(data), "--username=rlx", "--encoding=UTF8"]
+    making += ["--auth=scram-sha-256", f"--pwfile={secret}", "--no-locale", "--no-sync"]
+    assert run(making).wait() == 0, (folder / "log").read_text()
+    options = ["listen_addresses=", f"unix_socket_directories={folder}", *settings]
+    command = [str(where / "postgres"), "-D", str(data)]
+    return run(command + [part for option in options for part in ("-c", option)])
+
+
+def _wait(ready: Server, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(TRIES):
+        try:
+            ready.execute("postgres", "SELECT 1")
+            return
+        except OperationalError:
+            assert process.poll() is None, (ready.folder / "log").read_text()
+            time.sleep(0.1)
+    raise AssertionError((ready.folder / "log").read_text())

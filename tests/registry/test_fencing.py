@@ -1,0 +1,121 @@
+"""One writer per run: an attempt that was taken over writes nothing more."""
+
+import inspect
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rlx_registry import Fenced, NotFound, Registry
+
+SUBMISSION = {
+    "name": "n", "spec": {}, "yaml": "", "plugins": [], "code": {}, "environment": {}
+}  # fmt: skip
+FILE = {"path": "a/b", "bytes": 1, "sha256": "x"}
+WRITES = {
+    "add_metrics": lambda r: r.add_metrics("1", 1, {"loss": 0.5}),
+    "set_mirror_cursor": lambda r: r.set_mirror_cursor("1", "mlflow", 1),
+    "add_event": lambda r: r.add_event("1", "k", "m"),
+    "add_evaluation": lambda r: r.add_evaluation("1", 1, "step", "test", 1, {}),
+    "add_checkpoint": lambda r: r.add_checkpoint("1", 1, **FILE),
+    "add_artifact": lambda r: r.add_artifact("1", "a", "k"),
+    "add_rollouts": lambda r: r.add_rollouts("1", 1, **FILE, statistics={}, index=[]),
+    "update_run": lambda r: r.update_run("1", step=1),
+    "transition": lambda r: r.transition("1", ["running"], "finished"),
+    "start": lambda r: r.start("1", ["running"]),
+    "heartbeat": lambda r: r.heartbeat("1"),
+}
+
+
+@pytest.fixture
+def registry(url):
+    with Registry.open(url) as opened:
+        opened.submit(digest="d", seed=0, **SUBMISSION)
+        opened.submit(digest="d", seed=1, **SUBMISSION)
+        yield opened
+
+
+def everything(registry):
+    told = (registry.metrics, registry.events, registry.evaluations, registry.checkpoints)
+    told += (registry.artifacts, registry.rollout_steps, registry.history, registry.run)
+    return [*(each("1") for each in told), registry.mirror_cursor("1", "mlflow")]
+
+
+def test_every_write_of_a_run_is_listed_here():
+    """Whatever writes a run does so through the one transaction that looks at the token."""
+    source = {n: inspect.getsource(f) for n, f in inspect.getmembers(Registry, inspect.isfunction)}
+    open_ones = {
+        n for n, code in source_of(source, "self._writing()") if n not in ("submit", "claim")
+    }
+    assert open_ones == {"_writing_run"}
+    fenced = {n for n, _ in source_of(source, "_writing_run(run_id)")} - {"_writing_run", "_move"}
+    assert fenced | {"transition", "start"} == set(WRITES)
+
+
+def source_of(source, text):
+    return [(name, code) for name, code in source.items() if text in code]
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_writer_that_was_taken_over_writes_nothing(registry, name):
+    first = registry.start("1", ["submitted"])
+    old = registry.as_writer("1", first)
+    old.add_metrics("1", 0, {"loss": 1.0})
+    second = registry.start("1", ["running"], "taken over")
+    assert (first, second) == (1, 2)
+    before = everything(registry)
+    with pytest.raises(Fenced, match="r-0001 is at attempt 2 now: attempt 1 has been taken over"):
+        WRITES[name](old)
+    assert everything(registry) == before
+    WRITES[name](registry.as_writer("1", second))
+    assert everything(registry) != before
+
+
+def test_a_writer_may_end_its_run_and_say_why(registry):
+    writer = registry.as_writer("1", registry.start("1", ["submitted"]))
+    assert writer.transition("1", ["running"], "failed", "out of memory")
+    writer.add_event("1", "failed", "out of memory")
+    assert not writer.heartbeat("1")
+
+
+def test_a_writer_writes_its_own_run_alone(registry):
+    writer = registry.as_writer("1", registry.start("1", ["submitted"]))
+    with pytest.raises(ValueError, match="writes r-0001 alone, not r-0002"):
+        writer.add_metrics("2", 1, {"loss": 1.0})
+    assert registry.metrics("2") == {}
+    registry.add_metrics("2", 1, {"loss": 1.0})  # the registry itself is not bound
+    with pytest.raises(NotFound):
+        registry.as_writer("9", 1)
+    assert registry.start("1", ["submitted"]) is None
+
+
+WRITER = """
+import sys
+from rlx_registry import Fenced, Registry
+with Registry.open(sys.argv[1]) as registry:
+    writer = registry.as_writer("1", registry.start("1", ["submitted"]))
+    try:
+        for step in range(10**6):
+            writer.add_metrics("1", step, {"loss": step})
+            writer.heartbeat("1")
+    except Fenced as error:
+        print(error)
+        sys.exit(3)
+"""
+
+
+def test_a_process_that_is_taken_over_stops_at_once(registry, url):
+    process = subprocess.Popen([sys.executable, "-c", WRITER, url], stdout=subprocess.PIPE)
+    try:
+        while len(registry.metrics("1").get("loss", [])) < 20:
+            assert process.poll() is None
+            time.sleep(0.01)
+        assert registry.start("1", ["running"], "taken over") == 2
+        at_once = everything(registry)
+        said, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 3
+    assert b"attempt 1 has been taken over" in said
+    assert everything(registry) == at_once

@@ -1,0 +1,179 @@
+"""What only a server has: schemas that stay until told, passwords, clocks, lost connections."""
+
+import time
+import traceback
+
+import pytest
+from alembic import command
+from alembic.config import Config
+from click.testing import CliRunner
+from postgres import PASSWORD
+from sqlalchemy import create_engine
+
+from rlx.cli.group import rlx_command
+from rlx_registry import Registry, SchemaError, Unavailable, schema
+
+SUBMISSION = {
+    "name": "n", "spec": {}, "yaml": "", "plugins": [], "code": {}, "environment": {}
+}  # fmt: skip
+
+
+@pytest.fixture
+def database(postgres):
+    return postgres.create()
+
+
+@pytest.fixture
+def url(postgres, database):
+    return postgres.url(database)
+
+
+def make_old(url, revision):
+    """Makes a registry as an older version did, with one run and one row of rollouts."""
+    config = Config()
+    config.set_main_option("script_location", str(schema.MIGRATIONS))
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+        connection.exec_driver_sql(
+            "INSERT INTO rlx_run (name, digest, seed, status, step, created, attempt, yaml, spec, "
+            "plugins, code, environment) "
+            "VALUES ('n', 'd', 0, 'finished', 1, 1.0, 1, '', '{}', '[]', '{}', '{}')"
+        )
+        connection.exec_driver_sql(
+            'INSERT INTO rlx_rollout (run_id, step, row, tree, "group", turn, problem_id, reward, '
+            "rewards, advantage, n_tokens, finish_reason, preview) "
+            "VALUES (1, 1, 0, 0, 0, 'answer', 'p', 1.0, '{\"accuracy\": 1.0}', 0.5, 3, 'stop', 'x')"
+        )
+    engine.dispose()
+
+
+def columns(server, database):
+    """Every column, constraint and index of the registry's tables."""
+    found = server.execute(
+        database,
+        "SELECT table_name, column_name, data_type, is_nullable FROM information_schema.columns "
+        "WHERE table_name LIKE 'rlx_%'",
+    )
+    found += server.execute(
+        database, "SELECT tablename, indexname, indexdef FROM pg_indexes WHERE schemaname='public'"
+    )
+    found += server.execute(
+        database,
+        "SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint "
+        "WHERE conrelid::regclass::text LIKE 'rlx_%'",
+    )
+    return sorted(found)
+
+
+@pytest.mark.parametrize("revision", schema.REVISIONS[:-1])
+def test_an_older_database_is_refused_until_it_is_upgraded(postgres, database, url, revision):
+    make_old(url, revision)
+    before = columns(postgres, database)
+    for read_only in (False, True):
+        with pytest.raises(SchemaError, match="rlx db upgrade --registry 'postgresql") as told:
+            Registry.open(url, read_only=read_only)
+    assert PASSWORD not in str(told.value)
+    assert columns(postgres, database) == before
+
+    said = CliRunner().invoke(rlx_command, ["db", "upgrade", "--registry", url])
+    newest = schema.REVISIONS[-1]
+    wanted = f"upgraded the registry from revision {revision} to {newest}\n"
+    assert (said.output, said.exit_code) == (wanted, 0)
+    with Registry.open(url) as registry:
+        (row,) = registry.rollout_index("1", 1)
+        assert (row.reward, row.rewards, row.scores) == (1.0, {"accuracy": 1.0}, {})
+    new = postgres.create()
+    Registry.open(postgres.url(new)).close()
+    assert columns(postgres, database) == columns(postgres, new)
+
+
+def test_upgrading_twice_is_nothing_to_do(blank):
+    Registry.open(blank).close()
+    assert Registry.upgrade(blank) == (schema.REVISIONS[-1],) * 2
+
+
+def test_a_failed_upgrade_changes_nothing(postgres, database, url, tmp_path, monkeypatch):
+    Registry.open(url).close()
+    before = columns(postgres, database)
+    versions = tmp_path / "versions"
+    versions.mkdir()
+    for file in ("env.py", "script.py.mako", *(f"versions/{n.name}" for n in versions_of())):
+        (tmp_path / file).write_text((schema.MIGRATIONS / file).read_text())
+    (versions / "9999_later.py").write_text(
+        "from alembic import op\n"
+        f"revision = '9999'\ndown_revision = {schema.REVISIONS[-1]!r}\n"
+        "def upgrade():\n    op.drop_table('rlx_mirror')\n    raise ValueError('half way')\n"
+    )
+    monkeypatch.setattr(schema, "MIGRATIONS", tmp_path)
+    monkeypatch.setattr(schema, "REVISIONS", (*schema.REVISIONS, "9999"))
+    with pytest.raises(ValueError, match="half way"):
+        Registry.upgrade(url)
+    assert columns(postgres, database) == before
+
+
+def versions_of():
+    return sorted((schema.MIGRATIONS / "versions").glob("0*.py"))
+
+
+def test_a_database_without_a_registry_is_refused_to_readers(url):
+    for options in ({"create": False}, {"read_only": True}):
+        with pytest.raises(SchemaError, match="is no registry of runs"):
+            Registry.open(url, **options)
+
+
+def test_a_password_is_never_told(postgres, url):
+    wrong = [
+        postgres.url("nowhere"),
+        postgres.url("postgres", password="wr0ng"),
+        f"postgresql+psycopg://rlx:{PASSWORD}@127.0.0.1:1/db",
+        f"postgresql+psycopg://rlx@/db?host=/nowhere&password={PASSWORD}",
+        f"postgresql+psycopg://rlx:{PASSWORD}@/db?host={postgres.folder}&sslmode=nonsense",
+    ]
+    for each in wrong:
+        with pytest.raises(Unavailable, match="registry postgresql") as told:
+            Registry.open(each)
+        said = "".join(traceback.format_exception(told.value))
+        assert PASSWORD not in said
+        assert "wr0ng" not in said
+    with (
+        Registry.open(url) as registry,
+        pytest.raises(Unavailable, match="nonsense") as told,
+        registry._writing() as connection,
+    ):
+        connection.exec_driver_sql("SELECT nonsense")
+    assert PASSWORD not in "".join(traceback.format_exception(told.value))
+
+
+def test_a_connection_that_the_server_closed_is_made_again(postgres, url):
+    with Registry.open(url) as registry:
+        registry.submit(digest="d", seed=0, **SUBMISSION)
+        postgres.execute(
+            "postgres",
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE pid != pg_backend_pid() AND datname IS NOT NULL",
+        )
+        registry.add_metrics("1", 1, {"loss": 0.5})
+        assert registry.metrics("1") == {"loss": [(1, 0.5)]}
+
+
+def test_a_clock_that_is_wrong_is_named(url, monkeypatch):
+    Registry.open(url).close()
+    real = time.time
+    for ahead, words in ((100, "100 s ahead of"), (-100, "100 s behind")):
+        monkeypatch.setattr(time, "time", lambda ahead=ahead: real() + ahead)
+        with pytest.raises(Unavailable, match=f"this machine's clock is {words} that of registry"):
+            Registry.open(url, read_only=True)
+
+
+def test_a_writer_waits_for_the_other_of_its_run_alone(url):
+    with Registry.open(url) as one, Registry.open(url) as other:
+        for seed in range(2):
+            one.submit(digest="d", seed=seed, **SUBMISSION)
+        with one._writing_run("1"):
+            other.add_metrics("2", 1, {"loss": 0.5})
+            other.submit(digest="e", seed=0, **SUBMISSION)
+            with pytest.raises(Unavailable, match="lock timeout"), other._writing() as connection:
+                connection.exec_driver_sql("SET LOCAL lock_timeout = '100ms'")
+                connection.exec_driver_sql("UPDATE rlx_run SET step = 1 WHERE id = 1")

@@ -1,0 +1,133 @@
+"""Many processes and threads over one registry, on both kinds of database."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from many import processes
+
+from rlx_registry import Registry, Unavailable, models
+
+SUBMISSION = {
+    "name": "n", "spec": {}, "yaml": "", "plugins": [], "code": {}, "environment": {}
+}  # fmt: skip
+
+SUBMIT = """
+import sys
+from rlx_registry import Registry
+url, start, seed = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+import time; time.sleep(max(0, start - time.time()))
+with Registry.open(url) as registry:
+    for digest in ("shared", f"own{seed}"):
+        run, created = registry.submit(digest=digest, seed=0, name="n", spec={}, yaml="",
+                                       plugins=[], code={}, environment={})
+        print(run.id, created)
+"""
+
+
+def test_eight_processes_submit_at_once_to_a_registry_that_is_not_there_yet(blank):
+    found = processes(SUBMIT, [(blank, time.time() + 1.0, i) for i in range(8)])
+    assert len({shared for shared, *_ in found}) == 1
+    assert [created for _, created, *_ in found].count("True") == 1
+    assert len({own for _, _, own, _ in found}) == 8
+    assert {created for *_, created in found} == {"True"}
+    with Registry.open(blank, read_only=True) as registry:
+        assert [run.id for run in registry.runs()] == [f"r-{i:04d}" for i in range(9, 0, -1)]
+
+
+WRITE = """
+import sys, time
+from rlx_registry import Registry
+url, start, number = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+with Registry.open(url) as registry:
+    time.sleep(max(0, start - time.time()))
+    for step in range(60):
+        registry.add_metrics("1", step, {f"m{number}": step, "shared": number})
+        registry.heartbeat("1")
+        registry.metrics("1")
+    print(registry.transition("1", ["submitted"], "running", str(number)))
+"""
+
+
+def test_concurrent_writers_wait_their_turn_and_one_wins_the_transition(blank):
+    with Registry.open(blank) as registry:
+        registry.submit(digest="d", seed=0, **SUBMISSION)
+        found = processes(WRITE, [(blank, time.time() + 1.0, i) for i in range(4)])
+        assert sorted(found) == [["False"]] * 3 + [["True"]]
+        assert len(registry.history("1")) == 2
+        assert registry.run("1").attempt == 1
+        series = registry.metrics("1")
+        assert {name: len(points) for name, points in series.items()} == {
+            **{f"m{i}": 60 for i in range(4)},
+            "shared": 60,
+        }
+        rows = registry.metric_rows_after("1", 0, 1000)
+        assert len({row.seq for row in rows}) == len(rows) == 300
+
+
+CLAIM = """
+import sys, time
+from rlx_registry import Registry
+url, start = sys.argv[1], float(sys.argv[2])
+with Registry.open(url) as registry:
+    time.sleep(max(0, start - time.time()))
+    while run := registry.claim(["submitted", "lost"], "claimed"):
+        registry.as_writer(run.id, run.attempt).add_metrics(run.id, 1, {"loss": 0.5})
+        print(run.id, run.status, run.attempt)
+"""
+
+
+def test_every_waiting_run_is_claimed_by_one_process(url):
+    with Registry.open(url) as registry:
+        for seed in range(60):
+            registry.submit(digest="d", seed=seed, **SUBMISSION)
+        registry.transition("60", ["submitted"], "running")
+        registry.transition("59", ["submitted"], "stopped")
+        registry.transition("58", ["submitted"], "running")
+        registry.transition("58", ["running"], "lost")
+        found = processes(CLAIM, [(url, time.time() + 1.0)] * 4)
+        claimed = sorted(run for words in found for run in words[::3])
+        assert claimed == [f"r-{i:04d}" for i in range(1, 59)]
+        assert {status for words in found for status in words[1::3]} == {"running"}
+        assert [registry.run(run).attempt for run in claimed] == [1] * 57 + [2]
+        assert registry.claim(["submitted"]) is None
+        assert registry.claim(["stopped"]).id == "r-0059"
+
+
+def test_threads_share_a_registry(blank):
+    with Registry.open(blank) as registry, ThreadPoolExecutor(4) as pool:
+        registry.submit(digest="d", seed=0, **SUBMISSION)
+
+        def work(number):
+            registry.add_metrics("1", number, {"loss": number})
+            return registry.heartbeat("1") and len(registry.metrics("1")["loss"]) > 0
+
+        assert all(pool.map(work, range(40)))
+        assert len(registry.metrics("1")["loss"]) == 40
+
+
+def test_a_reader_sees_a_live_writer_and_cannot_write(blank):
+    with Registry.open(blank) as writer, Registry.open(blank, read_only=True) as reader:
+        writer.submit(digest="d", seed=0, **SUBMISSION)
+        assert reader.run("latest").digest == "d"
+        with pytest.raises(Unavailable, match="for reading only"):
+            reader.add_metrics("1", 1, {"a": 1.0})
+        with reader._reading() as connection, pytest.raises(Exception, match=r"read-?only"):
+            connection.execute(models.run.delete())
+        with reader._reading() as connection:
+            connection.execute(models.run.select()).all()
+            writer.add_metrics("1", 1, {"a": 1.0})  # a reader in mid-transaction locks nobody
+
+
+def test_speed_of_a_step(blank):
+    """Generous limits: they catch a lost index or a commit per row, not a slow machine."""
+    with Registry.open(blank) as registry:
+        registry.submit(digest="d", seed=0, **SUBMISSION)
+        values = {f"group/m{i}": float(i) for i in range(40)}
+        registry.add_metrics("1", 0, values)
+        times = []
+        for step in range(1, 40):
+            begin = time.perf_counter()
+            registry.add_metrics("1", step, values)
+            times.append(time.perf_counter() - begin)
+    assert sorted(times)[len(times) // 2] < 0.02

@@ -1,0 +1,129 @@
+"""Runs that are stopped, damaged or killed, and go on: in the end every number is the same."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlx.run.compare import differences
+
+pytestmark = pytest.mark.timeout(900)
+
+LONGER = {
+    "tracking.mlflow": "null",
+    "phases.0.steps": 4,
+    "phases.1.steps": 6,
+    "runner.checkpoint.every": 3,
+    "estimator": "{name: gae, whiten: true}",
+    "critic": "{learning_rate: 1e-3}",
+    "credit": "{use_kl_in_reward: true, kl_adaptive: {target: 0.05, horizon: 100000}}",
+    "phases.0.fresh_optimizer": "false",
+}
+
+
+@pytest.fixture(scope="module")
+def unbroken(home):
+    done = home.rlx("submit", home.yaml, "-q", sets={**home.small, **LONGER})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def begin(home):
+    done = home.rlx("submit", home.yaml, "-qd", "--again", sets={**home.small, **LONGER})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def kinds(home, run_id):
+    with home.registry() as registry:
+        return [e.kind for e in registry.events(run_id)]
+
+
+def unlike(home, one, other):
+    with home.registry() as registry:
+        return list(differences(registry, one, other))
+
+
+def checkpoints(home, run_id):
+    return sorted((Path(home.run(run_id).directory) / "checkpoints").glob("step_*"))
+
+
+def test_a_stopped_run_has_a_checkpoint_of_its_last_step_and_goes_on(home, unbroken):
+    run_id = begin(home)
+    home.until(lambda: home.run(run_id).step >= 2, "it to train")
+    assert home.rlx("stop", run_id).returncode == 0
+    home.until(lambda: home.run(run_id).status == "stopped", "it to stop")
+    last = home.run(run_id).step
+    assert checkpoints(home, run_id)[-1].name == f"step_{last:06d}"
+    assert home.rlx("resume", run_id, "-q").returncode == 0
+    assert "resumed" in kinds(home, run_id)
+    assert unlike(home, unbroken, run_id) == []
+    refused = home.rlx("resume", run_id)
+    assert refused.returncode == 2
+    assert "there is nothing to go on with" in refused.stderr
+
+
+def test_a_killed_rank_is_started_again_past_a_damaged_checkpoint(home, unbroken):
+    run_id = begin(home)
+    home.until(lambda: len(checkpoints(home, run_id)) >= 2, "two checkpoints")
+    newest = checkpoints(home, run_id)[-1]
+    state = newest / "state.json"
+    folder = str(newest.parents[1]).encode()
+    ranks = [
+        pid
+        for pid in home.processes()
+        if folder in (c := Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"))
+        and b"torch.distributed.run" not in c
+    ]
+    for pid in ranks:
+        os.kill(pid, signal.SIGSTOP)
+    state.write_bytes(state.read_bytes()[:-1])
+    for pid in ranks:
+        os.kill(pid, signal.SIGKILL)
+    home.until(lambda: home.run(run_id).status == "finished", "it to finish")
+    assert home.run(run_id).attempt == 2
+    told = kinds(home, run_id)
+    assert {"attempt_failed", "checkpoint_refused", "resumed"} <= set(told)
+    assert unlike(home, unbroken, run_id) == []
+
+
+def test_a_run_that_hangs_is_ended_and_goes_on(home, unbroken):
+    patient = {**home.small, **LONGER, "runner.hang_after": 20}
+    run_id = home.rlx("submit", home.yaml, "-qd", "--again", sets=patient).stdout.strip()
+    home.until(lambda: home.run(run_id).step >= 3, "it to train")
+    folder = home.run(run_id).directory.encode()
+    for pid in home.processes():
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if folder in command and b"torch.distributed.run" not in command:
+            os.kill(pid, signal.SIGSTOP)
+    home.until(lambda: home.run(run_id).status == "finished", "it to finish")
+    with home.registry() as registry:
+        told = [e.message for e in registry.events(run_id) if e.kind == "attempt_failed"]
+    assert len(told) == 1 and "no progress for 20 s" in told[0]
+    assert unlike(home, unbroken, run_id) == []
+
+
+def test_what_differs_is_named(home, unbroken):
+    other = home.rlx(
+        "submit", home.yaml, "-q", sets={**home.small, **LONGER, "seed": 1}
+    ).stdout.strip()
+    told = "\n".join(unlike(home, unbroken, other))
+    for said in ("metric ", "evaluation held_out", "the rollouts of step 1 differ", "weights"):
+        assert said in told
+
+
+def test_kills_at_random_moments(home):
+    sets = [f"--set={path}={value}" for path, value in {**home.small, **LONGER}.items()]
+    code = "import sys; from rlx.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "verify-resume", str(home.yaml), "--kills", "5", *sets],
+        env=home.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 of 5 killed runs have the unbroken one's numbers" in done.stdout
