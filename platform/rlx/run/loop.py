@@ -211,8 +211,12 @@ def _measure(
     problems = [task.problem("test", i, data) for i in range(spec.problems)]
     seeds = [derive_seed(m.spec.seed, "evaluation", i) for i in range(spec.problems)]
     sample = sample_and_score(m, parts, plan, problems, seeds)
-    result = measure(sample.trees, sample.table, spec.correct)
     if m.recorder is None:
+        return
+    try:
+        result = measure(sample.trees, sample.table, spec.correct)
+    except RewardError as error:  # training may fare better, and says so where it does not
+        m.recorder.event("held_out_lost", f"{suite} ({label}): {error}", level="warning")
         return
     metrics = result.metrics()
     if told := environment_figures(sample.trees):
