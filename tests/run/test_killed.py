@@ -50,6 +50,8 @@ def test_a_killed_rank_a_killed_supervisor_and_a_killed_launcher(home, finished)
     again = submit("no-supervisor", 1)
     assert again != runs["no-supervisor"], "nobody was left to run it"
     assert home.run(runs["no-supervisor"]).status == "lost"
-    home.rlx("stop", again)
+    home.until(
+        lambda: home.rlx("stop", again).returncode == 0, "it to be told"
+    )  # it may be starting
     home.until(lambda: not home.processes(), "every process to end")
     assert not list(home.path.glob("runs/*/reserve"))
