@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo test check bench docs gpu-check clean
+.PHONY: install demo test test-runs test-rooms check bench docs gpu-check clean
 
 install: $(VENV)/.installed
 
@@ -17,8 +17,14 @@ $(VENV)/.installed: pyproject.toml .ci/constraints.txt
 demo: install  ## a language model learns to say how sure it is; several minutes
 	$(BIN)/rlx submit experiments/rlcr.yaml
 
-test: install  ## every test
-	$(BIN)/python -m pytest
+test: install  ## every test, those of whole runs beside the others
+	$(MAKE) --jobs 2 test-runs test-rooms
+
+test-runs: install
+	$(BIN)/python -m pytest tests/run
+
+test-rooms: install
+	$(BIN)/python -m pytest --ignore tests/run
 
 check: install  ## formatting, lint, types
 	$(BIN)/ruff format --check .

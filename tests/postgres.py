@@ -2,10 +2,11 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -25,9 +26,32 @@ TRIES = 300
 class Server:
     """A running server; databases are made in it as they are needed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, start: Callable[[], subprocess.Popen[bytes]]) -> None:
         self.folder = folder
         self._numbers = count(1)
+        self._start = start
+        self.start()
+
+    def start(self) -> None:
+        """Begins, or begins again, and waits until clients are served."""
+        self._process = self._start()
+        for _ in range(TRIES):
+            try:
+                self.execute("postgres", "SELECT 1")
+                return
+            except OperationalError:
+                assert self._process.poll() is None, (self.folder / "log").read_text()
+                time.sleep(0.1)
+        raise AssertionError((self.folder / "log").read_text())
+
+    def stop(self, number: int = signal.SIGINT) -> None:
+        """Ends, its clients cut off, or by SIGTERM once they have left."""
+        self._process.send_signal(number)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.wait(10)
 
     def url(self, database: str, password: str = PASSWORD) -> str:
         """The URL of a database, through the server's socket."""
@@ -76,46 +100,28 @@ def server(settings: Sequence[str] = ("fsync=off",)) -> Iterator[Server]:
         user = "postgres" if os.geteuid() == 0 else None
         if user is not None:
             shutil.chown(folder, user)
-        process = _start(where, folder, user, settings)
+        making, serving = _commands(where, folder, settings)
+        assert _run(making, folder, user).wait() == 0, (folder / "log").read_text()
+        running = Server(folder, lambda: _run(serving, folder, user))
         try:
-            ready = Server(folder)
-            _wait(ready, process)
-            yield ready
+            yield running
         finally:
-            process.terminate()  # it waits for its clients, and they are ours
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.send_signal(3)
-                process.wait(10)
+            running.stop(signal.SIGTERM)
 
 
-def _start(
-    where: Path, folder: Path, user: str | None, settings: Sequence[str]
-) -> subprocess.Popen[bytes]:
-    def run(command: list[str], **options: object) -> subprocess.Popen[bytes]:
-        extra = {} if user is None else {"user": user, "group": user, "extra_groups": []}
-        log = (folder / "log").open("ab")
-        with log:
-            return subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, **extra, **options)
+def _run(command: list[str], folder: Path, user: str | None) -> subprocess.Popen[bytes]:
+    extra = {} if user is None else {"user": user, "group": user, "extra_groups": []}
+    with (folder / "log").open("ab") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, **extra)
 
+
+def _commands(where: Path, folder: Path, settings: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What makes the server's data, and what serves them."""
     secret, data = folder / "password", folder / "data"
     secret.write_text(PASSWORD)
     secret.chmod(0o644)
     making = [str(where / "initdb"), "--pgdata", str(data), "--username=rlx", "--encoding=UTF8"]
     making += ["--auth=scram-sha-256", f"--pwfile={secret}", "--no-locale", "--no-sync"]
-    assert run(making).wait() == 0, (folder / "log").read_text()
     options = ["listen_addresses=", f"unix_socket_directories={folder}", *settings]
-    command = [str(where / "postgres"), "-D", str(data)]
-    return run(command + [part for option in options for part in ("-c", option)])
-
-
-def _wait(ready: Server, process: subprocess.Popen[bytes]) -> None:
-    for _ in range(TRIES):
-        try:
-            ready.execute("postgres", "SELECT 1")
-            return
-        except OperationalError:
-            assert process.poll() is None, (ready.folder / "log").read_text()
-            time.sleep(0.1)
-    raise AssertionError((ready.folder / "log").read_text())
+    serving = [str(where / "postgres"), "-D", str(data)]
+    return making, serving + [part for option in options for part in ("-c", option)]

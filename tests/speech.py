@@ -8,20 +8,23 @@ BEGIN, END = 1, 0
 
 
 class Characters:
-    """A `Dialogue` whose tokens are characters."""
+    """A `Dialogue`, and a `Speech` of probes, whose tokens are characters."""
 
     def open(self, text, system=""):
         return (BEGIN, *map(ord, system + text))
 
     def reply(self, text, after):
-        return (*(() if after[-1] == END else (END,)), *map(ord, text))
+        return (*(() if after[-1] == END else (END,)), *self.encode(text))
+
+    def encode(self, text):
+        return tuple(map(ord, text))
 
     def read(self, token_ids):
         text = "".join(map(chr, token_ids)).removesuffix(chr(END))
         return text, tuple(min(n, len(text)) for n in range(1, len(token_ids) + 1))
 
     def observed(self, text, after, *, inline):
-        return Shown(text, tuple(map(ord, text)) if inline else self.reply(text, after))
+        return Shown(text, self.encode(text) if inline else self.reply(text, after))
 
 
 class Hashing:

@@ -12,7 +12,9 @@ from rlx_registry.bodies import read_body, write_body
 from rlx_registry.errors import (
     Ambiguous,
     BodyError,
+    Busy,
     Fenced,
+    JournalError,
     NotFound,
     RegistryError,
     SchemaError,
@@ -25,14 +27,19 @@ from rlx_registry.records import (
     ArtifactRecord,
     BodyRecord,
     CheckpointRecord,
+    DeviceRecord,
+    DeviceRequest,
     EvaluationRecord,
     EventRecord,
+    Imported,
     MetricRow,
     RolloutIndex,
     RunRecord,
+    Started,
     Status,
     StatusChange,
 )
+from rlx_registry.recovery import journal_of
 from rlx_registry.store import Registry
 
 __all__ = [
@@ -42,10 +49,15 @@ __all__ = [
     "ArtifactRecord",
     "BodyError",
     "BodyRecord",
+    "Busy",
     "CheckpointRecord",
+    "DeviceRecord",
+    "DeviceRequest",
     "EvaluationRecord",
     "EventRecord",
     "Fenced",
+    "Imported",
+    "JournalError",
     "MetricRow",
     "NotFound",
     "Registry",
@@ -53,10 +65,12 @@ __all__ = [
     "RolloutIndex",
     "RunRecord",
     "SchemaError",
+    "Started",
     "Status",
     "StatusChange",
     "Unavailable",
     "Unwritable",
+    "journal_of",
     "read_body",
     "write_body",
 ]

@@ -10,7 +10,7 @@ from rlx_registry.errors import BodyError
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["read_body", "write_body"]
+__all__ = ["read_body", "sync", "write_body"]
 
 
 def write_body(path: Path | str, table: "pyarrow.Table") -> tuple[str, int]:
@@ -35,7 +35,7 @@ def write_body(path: Path | str, table: "pyarrow.Table") -> tuple[str, int]:
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    sync(path.parent)  # a rename survives a power cut only when its folder has been written
     return digest, size
 
 
@@ -65,9 +65,9 @@ def read_body(path: Path | str, sha256: str | None = None) -> "pyarrow.Table":
         raise BodyError(f"body {path.name} is damaged: {error}") from error
 
 
-def _sync_folder(folder: Path) -> None:
-    # A rename survives a power cut only when the folder itself has been written.
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Has a file, or the names in a folder, written to the disk itself."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

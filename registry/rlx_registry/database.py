@@ -4,14 +4,19 @@ import copy
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, func, literal, select
 
 from rlx_registry import models
+from rlx_registry.changes import Change, Written, written
 from rlx_registry.engine import backend
 from rlx_registry.errors import Ambiguous, Fenced, NotFound, Unavailable
+from rlx_registry.journal import Journals
+from rlx_registry.snapshot import snapshot
 
 __all__ = ["Database", "run_name"]
 
@@ -33,6 +38,7 @@ class Database:
         self.url = url
         self._backend = backend(url)
         self._fence: tuple[int, int] | None = None
+        self._journals = Journals()
         with self._backend.translated():
             if not read_only:
                 self._backend.prepare(create=create)
@@ -98,7 +104,20 @@ class Database:
             self._backend.turn(),
             self._writer.begin() as connection,
         ):
+            found = connection.info["rlx"] = Written()
             yield connection
+            _look_up(connection, found)
+        self._tell_journals(found)
+
+    def _tell_journals(self, found: Written) -> None:
+        for key, changes in found.changes.items():
+            directory = found.directories[key]
+            if directory is not None:
+                self._journals.add(Path(directory), changes, partial(self._snapshot, key))
+
+    def _snapshot(self, key: int) -> Iterator[Change]:
+        with self._reading() as connection:
+            yield from snapshot(connection, key)
 
     @contextmanager
     def _reading_run(self, run_id: str) -> Iterator[tuple[Connection, int]]:
@@ -125,8 +144,12 @@ def existing_key(connection: Connection, run_id: str, *, lock: bool = False) -> 
     """
     if match := RUN_REFERENCE.fullmatch(run_id):
         key = int(match[1])
-        query = select(models.run.c.id).where(models.run.c.id == _wide(key))
-        if connection.scalar(query.with_for_update() if lock else query) is not None:
+        c = models.run.c
+        query = select(c.id, c.directory).where(c.id == _wide(key))
+        row = connection.execute(query.with_for_update() if lock else query).one_or_none()
+        if row is not None:
+            if lock:
+                written(connection).directories[key] = row.directory
             return key
     raise _missing(connection, run_id)
 
@@ -155,6 +178,15 @@ def find_key(connection: Connection, ref: str) -> int:
         names = ", ".join(run_name(key) for key in keys[:3]) + ("…" if len(keys) > 3 else "")
         raise Ambiguous(f"several runs are named {ref!r}: {names}")
     return int(keys[0])
+
+
+def _look_up(connection: Connection, found: Written) -> None:
+    """Finds the folders of those runs that were changed beside the one that was meant."""
+    c = models.run.c
+    unknown = [key for key in found.changes if key not in found.directories]
+    if unknown:
+        rows = connection.execute(select(c.id, c.directory).where(c.id.in_(unknown)))
+        found.directories.update((row.id, row.directory) for row in rows)
 
 
 def _require_token(connection: Connection, key: int, own: int, attempt: int) -> None:

@@ -1,10 +1,10 @@
-"""Which database a URL means, and the two statements that the databases spell differently."""
+"""Which database a URL means, and the statements that the databases spell differently."""
 
 import hashlib
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
-from sqlalchemy import Connection, Engine, Table, func, select
+from sqlalchemy import Column, Connection, Engine, Table, func, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
@@ -13,7 +13,7 @@ from rlx_registry.errors import Unavailable
 from rlx_registry.postgres import Postgres
 from rlx_registry.sqlite import Sqlite
 
-__all__ = ["Backend", "backend", "insert_new", "take_turn", "upsert"]
+__all__ = ["Backend", "backend", "choose_above", "insert_new", "take_turn", "upsert"]
 
 
 class Backend(Protocol):
@@ -70,6 +70,19 @@ def take_turn(connection: Connection, name: str) -> None:
         digest = hashlib.sha256(name.encode()).digest()
         key = int.from_bytes(digest[:8], signed=True)
         connection.execute(select(func.pg_advisory_xact_lock(key)))
+
+
+def choose_above(connection: Connection, column: "Column[int]", number: int) -> None:
+    """Lets the numbers that the database chooses be larger than one that is written by hand.
+
+    SQLite's always are.
+    """
+    if connection.dialect.name == "postgresql":
+        sequence = "pg_get_serial_sequence(:table, :column)"
+        last = f"coalesce(pg_sequence_last_value({sequence}::regclass), 1)"
+        statement = text(f"SELECT setval({sequence}, greatest(:number, {last}))")
+        names = {"table": column.table.name, "column": column.name}
+        connection.execute(statement, {**names, "number": number})
 
 
 def _insert(connection: Connection, table: Table) -> Any:

@@ -4,10 +4,12 @@
   x NotFound        no such run, rollout step, ...
   x Ambiguous       several runs answer to that name
   x Fenced          a later attempt has taken the run over from this writer
+  x Busy            other runs hold too many of the devices that were asked for
   x SchemaError     the database was written by a newer version, or by somebody else
   x Unavailable     the database is missing, locked, opened for reading, or of an unsupported kind
     x Unwritable    the file system refuses: it is full, or may only be read
   x BodyError       a body file is missing, damaged, or not the one that was recorded
+  x JournalError    a run's journal is missing, or does not tell of a run
 
 ValueError and TypeError are for misuse of a single method.
 """
@@ -17,7 +19,9 @@ from pathlib import Path
 __all__ = [
     "Ambiguous",
     "BodyError",
+    "Busy",
     "Fenced",
+    "JournalError",
     "NotFound",
     "RegistryError",
     "SchemaError",
@@ -40,6 +44,10 @@ class Ambiguous(RegistryError, LookupError):
 
 class Fenced(RegistryError):
     """A later attempt writes this run now; whoever meets this should stop at once."""
+
+
+class Busy(RegistryError):
+    """Too few of the devices are free; they may be in a while."""
 
 
 class SchemaError(RegistryError):
@@ -66,3 +74,7 @@ class Unwritable(Unavailable):
 
 class BodyError(RegistryError):
     """A body file cannot be trusted."""
+
+
+class JournalError(RegistryError):
+    """A run cannot be made again from its folder."""

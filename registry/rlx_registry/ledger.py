@@ -11,11 +11,11 @@ from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, select
+from sqlalchemy import Connection, Row, select
 
 from rlx_registry import models
+from rlx_registry.changes import inside, put, written
 from rlx_registry.database import Database
-from rlx_registry.engine import insert_new, upsert
 from rlx_registry.errors import NotFound
 from rlx_registry.records import (
     LABELS,
@@ -59,21 +59,11 @@ class Ledger(Database):
         if not finite:
             return
         with self._writing_run(run_id) as (connection, key):
-            ids = _metric_keys(connection, numbers.keys() | finite.keys())
-            table = models.metric
-            newest = select(func.max(table.c.seq)).where(table.c.run_id == key)
-            seq = (connection.scalar(newest) or 0) + 1
+            put(connection, key, "metrics", step=step, time=at, values=finite, missing=lost)
             if lost:
-                _forget(connection, key, step, [ids[name] for name in lost])
                 message = f"step {step}: not finite: {', '.join(lost)}"
-                _add_event(connection, key, at, "nonfinite", "warning", message, None)
-            rows = [
-                {"run_id": key, "key_id": ids[name], "step": step, "value": value, "at": at}
-                for name, value in finite.items()
-            ]
-            for number, row in enumerate(rows, seq):
-                row["seq"] = number
-            connection.execute(upsert(connection, table), rows)
+                event = {"kind": "nonfinite", "level": "warning", "message": message}
+                put(connection, key, "event", at, **event, payload=None)
 
     def metrics(
         self, run_id: str, names: Iterable[str] | None = None, since: int | None = None
@@ -116,9 +106,7 @@ class Ledger(Database):
     def set_mirror_cursor(self, run_id: str, target: str, seq: int) -> None:
         """Remembers how far a mirror has come."""
         with self._writing_run(run_id) as (connection, key):
-            connection.execute(
-                upsert(connection, models.mirror), {"run_id": key, "target": target, "seq": seq}
-            )
+            put(connection, key, "mirrored", target=target, seq=seq)
 
     # Events and evaluations --------------------------------------------------------------------
 
@@ -131,8 +119,9 @@ class Ledger(Database):
         level: str = "info",
     ) -> None:
         """Appends an event."""
+        row = {"kind": kind, "level": level, "message": message, "payload": _finite(payload)}
         with self._writing_run(run_id) as (connection, key):
-            _add_event(connection, key, time.time(), kind, level, message, _finite(payload))
+            put(connection, key, "event", **row)
 
     def events(self, run_id: str, after: int | None = None) -> list[EventRecord]:
         """Returns events in order, those with an id above `after` only."""
@@ -155,12 +144,10 @@ class Ledger(Database):
         """Records an evaluation; one per step, label ("before", "after", "step") and suite."""
         if label not in LABELS:
             raise ValueError(f"label {label!r} is none of {', '.join(LABELS)}")
-        row = {"step": step, "label": label, "suite": suite, "n": n, "at": time.time()}
-        figures = {"metrics": _finite(metrics), "payload": _finite(payload)}
+        row = {"step": step, "label": label, "suite": suite, "n": n}
+        row |= {"metrics": _finite(metrics), "payload": _finite(payload)}
         with self._writing_run(run_id) as (connection, key):
-            connection.execute(
-                upsert(connection, models.evaluation), {"run_id": key, **row, **figures}
-            )
+            put(connection, key, "evaluation", **row)
 
     def evaluations(self, run_id: str, suite: str | None = None) -> list[EvaluationRecord]:
         """Returns evaluations by step, then in the order they were taken; of one suite or of all.
@@ -183,9 +170,8 @@ class Ledger(Database):
     ) -> None:
         """Records a checkpoint that is complete on disk. An absolute path becomes relative."""
         with self._writing_run(run_id) as (connection, key):
-            row = {"run_id": key, "step": step, "bytes": bytes, "sha256": sha256}
-            row |= {"path": _relative(connection, key, path), "at": time.time()}
-            connection.execute(upsert(connection, models.checkpoint), row)
+            place = _relative(connection, key, path)
+            put(connection, key, "checkpoint", step=step, path=place, bytes=bytes, sha256=sha256)
 
     def checkpoints(self, run_id: str) -> list[CheckpointRecord]:
         """Returns checkpoints by step."""
@@ -197,12 +183,9 @@ class Ledger(Database):
 
     def add_artifact(self, run_id: str, path: Path | str, kind: str) -> None:
         """Records a file worth mirroring; adding it again says that it has changed."""
-        c = models.artifact.c
         with self._writing_run(run_id) as (connection, key):
-            relative = _relative(connection, key, path)
-            connection.execute(delete(models.artifact).where(c.run_id == key, c.path == relative))
-            row = {"run_id": key, "path": relative, "kind": kind, "at": time.time()}
-            connection.execute(insert(models.artifact), row)
+            row = {"path": _relative(connection, key, path), "kind": kind}
+            put(connection, key, "artifact", **row)
 
     def artifacts(self, run_id: str) -> list[ArtifactRecord]:
         """Returns artifacts, those that changed last at the end."""
@@ -233,15 +216,9 @@ class Ledger(Database):
         """
         rows = [_index_row(item) for item in index]
         body = {"sha256": sha256, "bytes": bytes, "statistics": _finite(statistics)}
-        table = models.rollout
         with self._writing_run(run_id) as (connection, key):
-            body |= {"run_id": key, "step": step, "at": time.time()}
             body["path"] = _relative(connection, key, path)
-            connection.execute(upsert(connection, models.rollout_step), body)
-            connection.execute(delete(table).where(table.c.run_id == key, table.c.step == step))
-            if rows:
-                place = {"run_id": key, "step": step}
-                connection.execute(insert(table), [row | place for row in rows])
+            put(connection, key, "rollouts", None, step=step, **body, index=rows)
 
     def rollout_steps(self, run_id: str) -> list[int]:
         """Returns the steps whose rollouts are recorded, ascending."""
@@ -271,37 +248,6 @@ class Ledger(Database):
             if row is None:
                 raise NotFound(f"{run_id} has no rollouts of step {step}")
             return BodyRecord(*row)
-
-
-def _metric_keys(connection: Connection, names: Iterable[str]) -> dict[str, int]:
-    """Returns the id of each metric name, making those that are new."""
-    table = models.metric_key
-    names = sorted(names)  # in one order, lest two runs that make the same wait for each other
-    query = select(table.c.name, table.c.id).where(table.c.name.in_(names))
-    known = {row.name: row.id for row in connection.execute(query)}
-    if new := [{"name": name} for name in names if name not in known]:
-        connection.execute(insert_new(connection, table), new)
-        known = {row.name: row.id for row in connection.execute(query)}
-    return known
-
-
-def _forget(connection: Connection, key: int, step: int, metrics: Sequence[int]) -> None:
-    c = models.metric.c
-    gone = delete(models.metric).where(c.run_id == key, c.step == step, c.key_id.in_(metrics))
-    connection.execute(gone)
-
-
-def _add_event(
-    connection: Connection,
-    key: int,
-    at: float,
-    kind: str,
-    level: str,
-    message: str,
-    payload: Mapping[str, Any] | None,
-) -> None:
-    row = {"run_id": key, "at": at, "kind": kind, "level": level, "message": message}
-    connection.execute(insert(models.event), {**row, "payload": payload})
 
 
 def _finite(value: Any) -> Any:
@@ -339,10 +285,8 @@ def _relative(connection: Connection, key: int, path: Path | str) -> str:
     """
     path = Path(path)
     if path.is_absolute():
-        directory = connection.scalar(select(models.run.c.directory).where(models.run.c.id == key))
+        directory = written(connection).directories[key]
         if directory is None or not path.is_relative_to(directory):
             raise ValueError(f"{path} is not in the run's directory, {directory or 'not set yet'}")
         path = path.relative_to(directory)
-    if ".." in path.parts or path == Path():
-        raise ValueError(f"{path} is not a path inside the run's directory")
-    return str(PurePosixPath(path))
+    return inside(str(PurePosixPath(path)))

@@ -19,7 +19,7 @@ from sqlalchemy import (
     Table,
 )
 
-from rlx_registry.records import LABELS, STATUSES
+from rlx_registry.records import LABELS, REQUESTS, STATUSES
 from rlx_registry.text import AnyText
 
 metadata = MetaData(
@@ -74,7 +74,10 @@ run = Table(
     _json("plugins"),
     _json("code"),
     _json("environment"),
+    Column("host", AnyText),
+    Column("request", AnyText),
     _one_of("status", STATUSES),
+    _one_of("request", REQUESTS),
     Index(None, "digest", "seed"),
     Index(None, "name"),
     sqlite_autoincrement=True,
@@ -93,6 +96,16 @@ status_change = Table(
     _one_of("before", STATUSES),
     _one_of("after", STATUSES),
     Index(None, "run_id"),
+)
+
+device = Table(
+    "rlx_device",
+    metadata,
+    Column("host", AnyText, primary_key=True),
+    Column("name", AnyText, primary_key=True),
+    Column("run_id", ForeignKey("rlx_run.id"), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("at", Double, nullable=False),
 )
 
 event = Table(

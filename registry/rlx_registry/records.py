@@ -16,18 +16,26 @@ __all__ = [
     "ArtifactRecord",
     "BodyRecord",
     "CheckpointRecord",
+    "DeviceRecord",
+    "DeviceRequest",
     "EvaluationRecord",
     "EventRecord",
+    "Imported",
     "MetricRow",
     "RolloutIndex",
     "RunRecord",
+    "Started",
     "Status",
     "StatusChange",
 ]
 
-Status = Literal["submitted", "running", "finished", "failed", "stopped", "lost"]
+Status = Literal["queued", "submitted", "running", "finished", "failed", "stopped", "lost"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 ENDED: frozenset[str] = frozenset({"finished", "failed", "stopped", "lost"})
+LIVING: frozenset[str] = frozenset({"submitted", "running"})
+"""What a run is only while it shows signs of life."""
+Request = Literal["stop", "kill"]
+REQUESTS: tuple[Request, ...] = get_args(Request)
 LABELS = ("before", "after", "step")
 
 HEARTBEAT_LIMIT = 120.0
@@ -44,7 +52,8 @@ class RunRecord:
     Attributes:
         id: "r-0001", "r-0002", ...
         digest: of the spec, without name, seed, devices and tracking; with `seed` it is the run.
-        status: as recorded; `effective_status` also knows about silence.
+        status: as recorded; `effective_status` also knows about silence. "queued" waits for a
+            worker and has no supervisor; "submitted" has one, which may be waiting for devices.
         step: last completed step. `steps_total` is None until the run knows it.
         started: when it first ran. `ended`: when it last ended; None while it runs.
         reason: why it has its status, where that needs saying.
@@ -52,6 +61,8 @@ class RunRecord:
         yaml: the file as submitted; `spec` is what it resolved to.
         attempt: how often it has started; 0 before the first time.
         heartbeat: last sign of life.
+        host, pid: the machine and the process of its supervisor.
+        request: what its supervisor is asked to do, where it is asked; see `Registry.ask`.
     """
 
     id: str
@@ -77,14 +88,75 @@ class RunRecord:
     heartbeat: float | None
     pid: int | None
     phase: str | None
+    host: str | None
+    request: Request | None
 
     @property
     def effective_status(self) -> Status:
         """`status`, or "lost" for a run that should live and was silent for `HEARTBEAT_LIMIT`."""
-        if self.status in ENDED:
+        if self.status not in LIVING:
             return self.status
         last = self.heartbeat or self.started or self.created
         return "lost" if time.time() - last > HEARTBEAT_LIMIT else self.status
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRequest:
+    """Devices that a run needs of one machine: any `count` of `names`, the first that are free.
+
+    Raises:
+        ValueError: a name is there twice, or there are fewer names than are asked for.
+    """
+
+    host: str
+    names: tuple[str, ...]
+    count: int
+
+    def __post_init__(self) -> None:
+        if len(set(self.names)) < len(self.names):
+            raise ValueError(f"a device of {self.host} is named twice: {', '.join(self.names)}")
+        if not 0 <= self.count <= len(self.names):
+            raise ValueError(f"{self.host} has {len(self.names)} devices, not {self.count}")
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """An attempt that begins.
+
+    Attributes:
+        attempt: the fencing token for `Registry.as_writer`.
+        devices: names of the devices that it holds, in the order of the request.
+    """
+
+    attempt: int
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRecord:
+    """A device of a machine, and the attempt of a run that holds it since `at`."""
+
+    host: str
+    name: str
+    run_id: str
+    attempt: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A run that was looked for in a folder's journal.
+
+    Attributes:
+        created: whether it was made now; False where the registry knew it.
+        formerly: its id when the journal began.
+        left_out: what could not be read of the journal, in words.
+    """
+
+    run: RunRecord
+    created: bool
+    formerly: str
+    left_out: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,20 +5,34 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, not_, or_, select, update
+from sqlalchemy import Row, insert, select, update
 
+from rlx_registry import devices as slots
 from rlx_registry import models
+from rlx_registry.changes import SETTABLE, put
 from rlx_registry.database import find_key, run_name
 from rlx_registry.engine import backend, take_turn
 from rlx_registry.ledger import Ledger
-from rlx_registry.records import ENDED, HEARTBEAT_LIMIT, STATUSES, RunRecord, Status, StatusChange
+from rlx_registry.records import (
+    LIVING,
+    REQUESTS,
+    STATUSES,
+    DeviceRecord,
+    DeviceRequest,
+    Imported,
+    Request,
+    RunRecord,
+    Started,
+    Status,
+    StatusChange,
+)
+from rlx_registry.recovery import make_again, read_journal
+from rlx_registry.states import has_status, move, require_statuses
 
 __all__ = ["Registry"]
 
-UPDATABLE = frozenset(
-    {"directory", "mlflow_run_id", "mlflow_experiment_id", "pid", "phase", "steps_total", "step"}
-)
-BLOCKING: tuple[Status, ...] = ("finished", "submitted", "running")
+UPDATABLE = SETTABLE - {"request"}
+BLOCKING: tuple[Status, ...] = ("finished", "queued", "submitted", "running")
 
 
 class Registry(Ledger):
@@ -73,10 +87,15 @@ class Registry(Ledger):
         code: Mapping[str, Any],
         environment: Mapping[str, Any],
         again: bool = False,
+        queue: bool = False,
     ) -> tuple[RunRecord, bool]:
         """Records a run, or returns the newest one with the same digest and seed.
 
         Runs that failed, were stopped or are lost do not stand in the way of a new one.
+
+        Args:
+            again: makes a new run in any case.
+            queue: the run is "queued", for a worker to claim, not "submitted".
 
         Returns:
             The run, and whether it was created now.
@@ -86,18 +105,36 @@ class Registry(Ledger):
             take_turn(connection, f"rlx submit {digest} {seed}")
             c, now = models.run.c, time.time()
             same = select(models.run).where(c.digest == digest, c.seed == seed)
-            same = same.where(_has_status(BLOCKING, now)).order_by(c.id.desc()).limit(1)
+            same = same.where(has_status(BLOCKING, now)).order_by(c.id.desc()).limit(1)
             if not again and (row := connection.execute(same).one_or_none()):
                 return _record(row), False
             values = {"digest": digest, "seed": seed, "name": name, "spec": spec, "yaml": yaml}
             values |= {"plugins": plugins, "code": code, "environment": environment}
+            status: Status = "queued" if queue else "submitted"
             key = connection.execute(
                 insert(models.run).returning(c.id),
-                {**values, "status": "submitted", "created": now},
+                {**values, "status": status, "created": now},
             ).scalar_one()
-            change = {"run_id": key, "at": now, "after": "submitted", "attempt": 0}
-            connection.execute(insert(models.status_change), change)
+            first = {"before": None, "after": status, "reason": None, "attempt": 0}
+            put(connection, key, "moved", now, **first)
             return _record(connection.execute(select(models.run).where(c.id == key)).one()), True
+
+    def import_run(self, folder: Path | str) -> Imported:
+        """Makes a run again from the journal in its folder; one that is there is left alone.
+
+        It is what it was, under its id where that is free. What could not be read of the journal
+        is left out. A run that the journal leaves running is alive, or lost, by its last line.
+
+        Raises:
+            JournalError: the folder has no journal, or one that does not tell of a run.
+        """
+        folder = Path(folder).absolute()
+        journal = read_journal(folder)
+        with self._writing() as connection:
+            key, created = make_again(connection, journal, folder)
+            query = select(models.run).where(models.run.c.id == key)
+            run = _record(connection.execute(query).one())
+        return Imported(run, created, run_name(journal.run.fields["id"]), journal.left_out)
 
     def run(self, ref: str) -> RunRecord:
         """Returns a run by id, by "latest", or by a name that no other run has.
@@ -120,13 +157,13 @@ class Registry(Ledger):
         if name is not None:
             query = query.where(models.run.c.name == name)
         if status is not None:
-            _require_statuses([status])
-            query = query.where(_has_status([status], time.time()))
+            require_statuses([status])
+            query = query.where(has_status([status], time.time()))
         with self._reading() as connection:
             return [_record(row) for row in connection.execute(query)]
 
     def update_run(self, run_id: str, **fields: str | int | Path | None) -> None:
-        """Sets plain columns: directory, mlflow ids, pid, phase, steps_total, step.
+        """Sets plain columns: directory, mlflow ids, host, pid, phase, steps_total, step.
 
         Raises:
             TypeError: a field is not one of these; status changes by `transition` alone.
@@ -137,55 +174,103 @@ class Registry(Ledger):
             return
         plain = {k: str(v) if isinstance(v, Path) else v for k, v in fields.items()}
         with self._writing_run(run_id) as (connection, key):
-            connection.execute(update(models.run).where(models.run.c.id == key).values(plain))
+            put(connection, key, "set", **plain)
 
     def transition(
         self, run_id: str, expect: Collection[str], to: str, reason: str | None = None
     ) -> bool:
         """Moves a run to a status if, and only if, it is in one of `expect`.
 
-        "running" counts an attempt and sets `started` (the first time) and `heartbeat`; ends set
-        `ended`. The change goes into the history.
+        "running" counts an attempt and sets `started` (the first time); "submitted" is a sign of
+        life as well; "queued" forgets `host` and `pid`; both clear `request`; ends set `ended`.
+        The change goes into the history.
 
         Returns:
             False when the run was in none of them; nothing has changed then.
         """
-        return self._move(run_id, expect, to, reason) is not None
+        require_statuses([to, *expect])
+        with self._writing_run(run_id) as (connection, key):
+            return move(connection, key, expect, to, reason) is not None
 
-    def start(self, run_id: str, expect: Collection[str], reason: str | None = None) -> int | None:
+    def start(
+        self,
+        run_id: str,
+        expect: Collection[str],
+        reason: str | None = None,
+        *,
+        devices: DeviceRequest | None = None,
+    ) -> Started | None:
         """Moves a run to "running" as `transition` does, for whoever will write it.
 
-        Returns:
-            The attempt that begins, which is the fencing token for `as_writer`: writers of the
-            attempts before are refused from now on. None when the run was in none of `expect`.
-        """
-        return self._move(run_id, expect, "running", reason)
+        Writers of the attempts before are refused from now on, and what those held of devices is
+        free. Devices that are asked for are taken in the same transaction.
 
-    def claim(self, expect: Collection[str], reason: str | None = None) -> RunRecord | None:
-        """Starts the oldest run whose effective status is in `expect`.
+        Returns:
+            None when the run was in none of `expect`.
+
+        Raises:
+            Busy: too few of the devices are free; nothing has changed then.
+        """
+        require_statuses(expect)
+        with self._writing_run(run_id) as (connection, key):
+            attempt = move(connection, key, expect, "running", reason)
+            if attempt is None:
+                return None
+            taken = () if devices is None else slots.take(connection, key, attempt, devices)
+            return Started(attempt, taken)
+
+    def claim(
+        self, expect: Collection[str], to: Status = "submitted", reason: str | None = None
+    ) -> RunRecord | None:
+        """Moves the oldest run whose effective status is in `expect`, as `transition` does.
 
         Any number of processes may claim at once: no two get the same run, and none waits for the
         other. A run that is lost may be claimed as such.
 
         Returns:
-            The run, whose `attempt` is the fencing token for `as_writer`; None when none is left.
+            The run, claimed; its `attempt` is the fencing token where it was moved to "running".
+            None when none is left.
         """
-        _require_statuses(expect)
+        require_statuses([to, *expect])
         c = models.run.c
-        oldest = select(c.id).where(_has_status(expect, time.time())).order_by(c.id).limit(1)
+        oldest = select(c.id).where(has_status(expect, time.time())).order_by(c.id).limit(1)
         with self._writing() as connection:
             key = connection.scalar(oldest.with_for_update(skip_locked=True))
             if key is None:
                 return None
-            _move(connection, key, STATUSES, "running", reason)
+            move(connection, key, STATUSES, to, reason)
             return _record(connection.execute(select(models.run).where(c.id == key)).one())
 
-    def _move(
-        self, run_id: str, expect: Collection[str], to: str, reason: str | None
-    ) -> int | None:
-        _require_statuses([to, *expect])
+    def devices(self, host: str | None = None) -> list[DeviceRecord]:
+        """Returns the devices that runs hold now, of one machine or of all, by name.
+
+        A run holds a device exactly while it is running, and not silent, at the attempt that took
+        it: no call gives one back.
+        """
+        with self._reading() as connection:
+            return slots.held(connection, host)
+
+    def ask(self, run_id: str, request: Request) -> bool:
+        """Leaves a request for a run's supervisor, in `RunRecord.request`.
+
+        Args:
+            request: "stop", with a checkpoint, or "kill", at once, which no "stop" overrides.
+
+        Returns:
+            False when there is nobody to ask: the run has ended, or is queued.
+        """
+        if request not in REQUESTS:
+            raise ValueError(f"no request {request!r}; there are {', '.join(REQUESTS)}")
+        c = models.run.c
         with self._writing_run(run_id) as (connection, key):
-            return _move(connection, key, expect, to, reason)
+            status, current = connection.execute(
+                select(c.status, c.request).where(c.id == key)
+            ).one()
+            if status not in LIVING:
+                return False
+            if current != "kill":
+                put(connection, key, "set", request=request)
+            return True
 
     def history(self, run_id: str) -> list[StatusChange]:
         """Returns every change of status, oldest first."""
@@ -202,45 +287,8 @@ class Registry(Ledger):
         """
         c = models.run.c
         with self._writing_run(run_id) as (connection, key):
-            alive = update(models.run).where(c.id == key, c.status.in_(("submitted", "running")))
+            alive = update(models.run).where(c.id == key, c.status.in_(sorted(LIVING)))
             return connection.execute(alive.values(heartbeat=time.time())).rowcount == 1
-
-
-def _require_statuses(names: Collection[str]) -> None:
-    if unknown := set(names) - set(STATUSES):
-        known = ", ".join(STATUSES)
-        raise ValueError(f"no status {', '.join(sorted(unknown))!r}; there are {known}")
-
-
-def _move(
-    connection: Connection, key: int, expect: Collection[str], to: str, reason: str | None
-) -> int | None:
-    """Changes the status of a locked run where it is expected; returns its attempt, else None."""
-    c, now = models.run.c, time.time()
-    before = connection.scalar(select(c.status).where(c.id == key))
-    if before not in expect:
-        return None
-    values: dict[str, Any] = {"status": to, "reason": reason}
-    if to == "running":
-        values |= {"started": func.coalesce(c.started, now), "ended": None}
-        values |= {"heartbeat": now, "attempt": c.attempt + 1}
-    elif to in ENDED:
-        values["ended"] = now
-    change = update(models.run).where(c.id == key).values(values).returning(c.attempt)
-    attempt = int(connection.execute(change).scalar_one())
-    row = {"run_id": key, "at": now, "before": before, "after": to}
-    row |= {"reason": reason, "attempt": attempt}
-    connection.execute(insert(models.status_change), row)
-    return attempt
-
-
-def _has_status(statuses: Collection[str], now: float) -> ColumnElement[bool]:
-    """`RunRecord.effective_status in statuses`, in SQL."""
-    c = models.run.c
-    silent = func.coalesce(c.heartbeat, c.started, c.created) < now - HEARTBEAT_LIMIT
-    lost = and_(c.status.not_in(list(ENDED)), silent)
-    plain = and_(c.status.in_(list(statuses)), not_(lost))
-    return or_(plain, lost) if "lost" in statuses else plain
 
 
 def _record(row: Row[Any]) -> RunRecord:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import rlx.cli.submit
 from rlx.cli import main
 from rlx.cli.follow import follow
 from rlx_registry import Registry, RolloutIndex
@@ -103,11 +102,11 @@ def test_a_prompt_that_is_not_there_is_said(registry, folder, capsys):
     assert main(["samples", "--group", "0"]) == 0
 
 
-def test_advice_after_nothing_to_do_is_the_same_experiment(folder, monkeypatch, capsys):
-    monkeypatch.setattr(rlx.cli.submit, "start", lambda *_: None)
+def test_advice_after_nothing_to_do_is_the_same_experiment(folder, capsys):
     spaced = folder / "my spec.yaml"
     spaced.write_text(RLCR.read_text())
-    arguments = ["submit", str(spaced), "-d", "--set", "task.numbers={2: 1}", "--set", "seed=4"]
+    sets = ["--set", "task.numbers={2: 1}", "--set", "seed=4"]
+    arguments = ["submit", str(spaced), "--queue", *sets]
     assert main(arguments) == main(arguments) == 0
     said = capsys.readouterr().out
     same = f"rlx submit '{spaced}' --set 'task.numbers={{2: 1}}' --set seed=4"
@@ -116,12 +115,11 @@ def test_advice_after_nothing_to_do_is_the_same_experiment(folder, monkeypatch, 
 
 
 def test_another_registry_for_writers_and_readers_alike(folder, monkeypatch, capsys):
-    monkeypatch.setattr(rlx.cli.submit, "start", lambda *_: None)
     monkeypatch.setenv("RLX_REGISTRY", f"sqlite:///{folder}/other.db")
-    assert main(["submit", str(RLCR), "-dq"]) == main(["status", "rlcr", "--json"]) == 0
+    assert main(["submit", str(RLCR), "--queue", "-q"]) == main(["status", "rlcr", "--json"]) == 0
     assert not (folder / "home" / "registry.db").exists()
     written = f"tracking.registry=sqlite:///{folder}/third.db"
-    assert main(["submit", str(RLCR), "-dq", "--set", written]) == 0
+    assert main(["submit", str(RLCR), "--queue", "-q", "--set", written]) == 0
     assert (folder / "third.db").exists()
 
 

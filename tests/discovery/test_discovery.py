@@ -27,7 +27,9 @@ from rlx.spec.reader import read_spec
 GUEST = '''
 from typing import ClassVar, Literal
 from pydantic import BaseModel, model_validator
-from rlx.plugin import Demonstration, Estimator, Plugin, Problem, Reward, Use, reward
+from rlx.plugin import (
+    Demonstration, Environment, Estimator, Plugin, Problem, Reward, Use, reward
+)
 
 class Sums(Plugin):
     """Adds numbers."""
@@ -107,12 +109,20 @@ class Greedy(Reward):
     needs = frozenset({"greedy_baseline"})
     def score(self, sample):
         return 0.0
+
+class Mute(Environment):
+    kinds = ("say",)
+    def reset(self, problem, seed):
+        return None
 '''
 POINTS = """
 [rlx.tasks]
 sums = guest_plugins:Sums
 scoreless = guest_plugins:exact
 untold = guest_plugins:Untold
+[rlx.environments]
+unwritten = rlx.plugin:Environment
+mute = guest_plugins:Mute
 [rlx.estimators]
 critical = guest_plugins:Critical
 acting = guest_plugins:Acting
@@ -266,6 +276,11 @@ def test_an_option_that_rlx_reads_itself_is_refused():
 
 def test_a_task_must_be_a_task():
     assert "not an rlx.plugin.Task" in blamed("task", "scoreless")
+
+
+def test_an_environment_must_answer():
+    assert "is not one: Mute has no `step`" in blamed("environment", "mute")
+    assert "is not one: Environment has no `reset`, `step`" in blamed("environment", "unwritten")
 
 
 def test_options_are_read_as_strictly_as_the_file():

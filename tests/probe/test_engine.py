@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 from pools import InProcess
+from speech import END, Characters
 
 from rlx.evaluation.held_out import answered_once
 from rlx.plugin import Demonstration, Problem, Score
@@ -20,25 +21,6 @@ from rlx.rollout import Completion, grow, plan
 from rlx.seeding import derive_seed
 from rlx.spec import GlobalReward, ProbeSpec, Single, TurnReward, TurnSpec, TwoTurn
 from rlx_plugins.countdown import CountdownTask, CountdownVerify
-
-BEGIN, END = 1, 0
-
-
-class Characters:
-    """A `Speech` whose tokens are characters."""
-
-    def open(self, text, system=""):
-        return (BEGIN, *map(ord, system + text))
-
-    def reply(self, text, after):
-        return (*(() if after[-1] == END else (END,)), *map(ord, text))
-
-    def encode(self, text):
-        return tuple(map(ord, text))
-
-    def read(self, token_ids):
-        text = "".join(map(chr, token_ids)).removesuffix(chr(END))
-        return text, tuple(min(n, len(text)) for n in range(1, len(token_ids) + 1))
 
 
 class Trimming(Characters):

@@ -197,3 +197,58 @@ def test_a_spec_that_is_not_json_is_refused(registry):
     with pytest.raises(RegistryError, match=r"refuses the record: .*not JSON compliant"):
         submit(registry, spec={"max_grad_norm": float("inf")})
     assert registry.runs() == []
+
+
+def test_a_queued_run_waits_as_long_as_it_must(registry):
+    run, created = submit(registry, queue=True)
+    assert (run.status, created) == ("queued", True)
+    silence(registry, run.id, 10**6)
+    assert registry.run(run.id).effective_status == "queued"
+    assert [r.id for r in registry.runs(status="queued")] == [run.id]
+    assert registry.runs(status="lost") == []
+    assert submit(registry) == (registry.run(run.id), False)
+    assert not registry.heartbeat(run.id)
+    assert registry.claim(["submitted", "lost"]) is None
+    claimed = registry.claim(["queued"], reason="claimed")
+    assert (claimed.id, claimed.status, claimed.attempt) == (run.id, "submitted", 0)
+    assert (claimed.effective_status, claimed.reason) == ("submitted", "claimed")
+    assert registry.claim(["queued"]) is None
+    assert [c.after for c in registry.history(run.id)] == ["queued", "submitted"]
+
+
+def test_a_lost_run_that_is_claimed_is_alive(registry):
+    run, _ = submit(registry)
+    registry.start(run.id, ["submitted"])
+    silence(registry, run.id, 121)
+    claimed = registry.claim(["queued", "lost"])
+    assert (claimed.status, claimed.effective_status, claimed.attempt) == (*["submitted"] * 2, 1)
+    assert registry.claim(["queued", "lost"]) is None
+
+
+def test_going_back_to_the_queue_forgets_the_supervisor(registry):
+    run, _ = submit(registry)
+    registry.update_run(run.id, host="one", pid=7)
+    registry.start(run.id, ["submitted"])
+    assert (registry.run(run.id).host, registry.run(run.id).pid) == ("one", 7)
+    registry.transition(run.id, ["running"], "failed")
+    registry.transition(run.id, ["failed"], "queued")
+    waiting = registry.run(run.id)
+    assert (waiting.host, waiting.pid, waiting.ended) == (None, None, None)
+
+
+def test_a_supervisor_can_be_asked(registry):
+    run, _ = submit(registry, queue=True)
+    assert not registry.ask(run.id, "stop")  # nobody hears it
+    registry.claim(["queued"])
+    assert registry.ask(run.id, "stop")
+    registry.start(run.id, ["submitted"])
+    assert registry.run(run.id).request == "stop"
+    assert registry.ask(run.id, "kill")
+    assert registry.ask(run.id, "stop")
+    assert registry.run(run.id).request == "kill"
+    with pytest.raises(ValueError, match="no request 'pause'; there are stop, kill"):
+        registry.ask(run.id, "pause")
+    registry.transition(run.id, ["running"], "stopped")
+    assert not registry.ask(run.id, "kill")
+    registry.transition(run.id, ["stopped"], "submitted")
+    assert registry.run(run.id).request is None

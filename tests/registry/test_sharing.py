@@ -71,7 +71,7 @@ from rlx_registry import Registry
 url, start = sys.argv[1], float(sys.argv[2])
 with Registry.open(url) as registry:
     time.sleep(max(0, start - time.time()))
-    while run := registry.claim(["submitted", "lost"], "claimed"):
+    while run := registry.claim(["submitted", "lost"], "running", "claimed"):
         registry.as_writer(run.id, run.attempt).add_metrics(run.id, 1, {"loss": 0.5})
         print(run.id, run.status, run.attempt)
 """
@@ -91,7 +91,7 @@ def test_every_waiting_run_is_claimed_by_one_process(url):
         assert {status for words in found for status in words[1::3]} == {"running"}
         assert [registry.run(run).attempt for run in claimed] == [1] * 57 + [2]
         assert registry.claim(["submitted"]) is None
-        assert registry.claim(["stopped"]).id == "r-0059"
+        assert registry.claim(["stopped"], "running").id == "r-0059"
 
 
 def test_threads_share_a_registry(blank):

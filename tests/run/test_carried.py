@@ -45,3 +45,17 @@ def test_beta_follows_the_measured_kl_and_survives_a_phase_with_the_same_setting
     assert Carried.begin(CreditSpec(**credit), carried).kl == carried.kl
     fresh = Carried.begin(CreditSpec(kl_coef=0.5), carried)
     assert fresh.kl.beta == 0.5
+
+
+def test_a_beta_that_adapts_is_taken_up_again_and_a_fixed_one_is_the_settings_own():
+    adaptive = CreditSpec(kl_coef=0.2, kl_adaptive=AdaptiveBeta(target=0.1, horizon=10_000))
+    for credit, kept, beta in (
+        (adaptive, 0.7, 0.7),
+        (adaptive, None, 0.2),
+        (CreditSpec(kl_coef=0.5), 0.7, 0.5),
+    ):
+        carried = Carried.resume(credit, kept, {"opo": {"scale": 0.1}}, 3)
+        assert carried.kl.beta == beta
+        assert carried.adapted == (beta if credit.kl_adaptive else None)
+        assert (carried.states, carried.critic) == ({"opo": {"scale": 0.1}}, 3)
+        assert Carried.begin(credit, carried) is carried

@@ -1,10 +1,25 @@
 """Checkpoints as files: only a sound one is taken, and whatever is wrong with another is said."""
 
+import hashlib
 import json
+import os
+import pickle
+import shutil
+from pathlib import Path
 
 import pytest
 
-from rlx.run.checkpoint import MANIFEST, STATE, RunState, newest, read_state, write
+from rlx.run.checkpoint import (
+    LATEST,
+    STATE,
+    RunState,
+    named,
+    newest,
+    read_state,
+    write,
+)
+from rlx.run.sealed import MANIFEST, CheckpointError, check, copied
+from rlx.spec import RunnerSpec
 
 STATE_OF = {
     "cursor": 40,
@@ -15,6 +30,8 @@ STATE_OF = {
     "states": {"opo": {"scale": 0.1}},
     "critic": 3,
     "ranks": 1,
+    "zero_stage": 1,
+    "dtype": "float32",
     "digest": "d" * 16,
 }
 
@@ -50,9 +67,9 @@ def root(tmp_path):
     return tmp_path
 
 
-def told(root):
+def told(root, recorded=None):
     said = []
-    found = newest(root, said.append)
+    found = newest(root, recorded or {}, said.append)
     return (found and found.name), said
 
 
@@ -106,6 +123,67 @@ def test_a_damaged_one_is_refused_by_name_and_the_one_before_is_used(root, file,
     assert "step_000010" in said and f"{file} has changed" in said
 
 
+class Bomb:
+    """What a pickle can do."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def sealed_anew(folder):
+    """Somebody writes a manifest that fits what is there."""
+    files = {str(p.relative_to(folder)): p for p in folder.rglob("*") if p.is_file()}
+    files.pop(MANIFEST)
+    digests = {n: hashlib.sha256(p.read_bytes()).hexdigest() for n, p in files.items()}
+    (folder / MANIFEST).write_text(json.dumps(digests))
+
+
+def test_a_pickle_that_was_placed_beside_is_refused_though_the_manifest_names_it(root, tmp_path):
+    folder, fired = root / "step_000010", tmp_path / "fired"
+    recorded = {10: put(root, 10).sha256, 5: hashed(root / "step_000005" / MANIFEST)}
+    assert told(root, recorded) == ("step_000010", [])
+    (folder / "policy" / "more.pt").write_bytes(pickle.dumps(Bomb(fired)))
+    assert "policy/more.pt is no part of it" in told(root, recorded)[1][0]
+    sealed_anew(folder)
+    assert told(root) == ("step_000010", []), "it does name it"
+    found, (said,) = told(root, recorded)
+    assert found == "step_000005"
+    assert f"its {MANIFEST} is not the one that was recorded" in said
+    assert not fired.exists()
+
+
+def hashed(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("name", ["../outside.pt", "policy/../../outside.pt", "/outside.pt"])
+def test_a_manifest_that_points_elsewhere_is_refused_and_nothing_there_is_read(root, name):
+    outside, folder = root / "outside.pt", root / "step_000010"
+    os.mkfifo(outside)  # whoever reads it waits for ever
+    manifest = json.loads((folder / MANIFEST).read_text())
+    if name.startswith("/"):
+        name = str(outside)
+    (folder / MANIFEST).write_text(json.dumps({**manifest, name: "0" * 64}))
+    found, (said,) = told(root)
+    assert found == "step_000005"
+    assert f"{name} is missing" in said
+
+
+@pytest.mark.parametrize("at", [".", "policy", "policy/weights.pt", STATE])
+def test_links_are_refused(root, tmp_path, at):
+    place, elsewhere = root / "step_000010" / at, tmp_path / "elsewhere"
+    shutil.move(place, elsewhere)
+    place.symlink_to(elsewhere)
+    found, (said,) = told(root)
+    assert found == "step_000005"
+    assert f"{'it' if at == '.' else at} is a link to elsewhere" in said
+    with pytest.raises(CheckpointError, match="is a link to elsewhere"):
+        copied(root / "step_000010", tmp_path / "copy")
+
+
 def test_a_missing_or_a_strange_file_is_refused(root):
     (root / "step_000010" / "policy" / "weights.pt").unlink()
     assert "policy/weights.pt is missing" in told(root)[1][0]
@@ -114,9 +192,11 @@ def test_a_missing_or_a_strange_file_is_refused(root):
     assert "more.pt is no part of it" in told(root)[1][0]
 
 
-@pytest.mark.parametrize("content", ["", "{", json.dumps({})])
+@pytest.mark.parametrize(
+    "content", ["", "{", json.dumps({}), json.dumps([STATE]), json.dumps({STATE: None}), "\xff"]
+)
 def test_a_manifest_that_says_nothing_is_refused(root, content):
-    (root / "step_000010" / MANIFEST).write_text(content)
+    (root / "step_000010" / MANIFEST).write_text(content, encoding="latin-1")
     found, said = told(root)
     assert (found, len(said)) == ("step_000005", 1)
 
@@ -127,3 +207,83 @@ def test_where_none_is_sound_there_is_none(root):
     found, said = told(root)
     assert found is None
     assert len(said) == 2
+
+
+def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("rlx.run.sealed.sync", lambda path: synced.append(Path(path).name))
+    put(tmp_path, 5)
+    folders = ["step_000005.part", "policy", "critic", tmp_path.name]
+    assert sorted(synced) == sorted([*folders, "weights.pt", "weights.pt", STATE, MANIFEST])
+    assert synced[-1] == tmp_path.name
+
+
+def test_one_is_named_by_its_step_or_as_the_newest(root):
+    assert named(root, "5", {}).name == "step_000005"
+    assert named(root, LATEST, {}).name == "step_000010"
+    for step in ("7", "x", "-5", "5.0", "⁵"):
+        with pytest.raises(CheckpointError, match=f"no checkpoint of step {step}; .* of 5, 10"):
+            named(root, step, {})
+    flip(root / "step_000010" / STATE)
+    assert named(root, LATEST, {}).name == "step_000005"
+    with pytest.raises(CheckpointError, match=r"step_000010 is damaged: state\.json has changed"):
+        named(root, "10", {})
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
+        named(root / "nowhere", LATEST, {})
+
+
+def test_a_copy_shares_the_disk_and_outlives_its_source(root, tmp_path):
+    source, target = root / "step_000010", tmp_path / "origin" / "step_000010"
+    target.parent.mkdir()
+    copied(source, target, hashed(source / MANIFEST))
+    weights = "policy/weights.pt"
+    assert (source / weights).samefile(target / weights)
+    shutil.rmtree(source)
+    check(target)
+    assert [p.name for p in target.parent.iterdir()] == ["step_000010"]
+    with pytest.raises(CheckpointError, match="could not be copied"):
+        copied(source, tmp_path / "again")
+    with pytest.raises(CheckpointError, match="not the one that was recorded"):
+        copied(target, tmp_path / "again", "0" * 64)
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_copy_on_another_disk_is_a_copy(root):
+    shm = Path("/dev/shm")
+    if not shm.is_dir() or shm.stat().st_dev == root.stat().st_dev:
+        pytest.skip("there is no other disk here")
+    target = shm / f"rlx-test-{os.getpid()}"
+    try:
+        copied(root / "step_000010", target)
+        check(target)
+        assert not (target / STATE).samefile(root / "step_000010" / STATE)
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
+
+
+def test_one_of_another_version_is_refused_by_its_version(root):
+    state = root / "step_000010" / STATE
+    said = {**json.loads(state.read_text()), "version": "0.0.1"}
+    del said["zero_stage"]
+    state.write_text(json.dumps(said))
+    with pytest.raises(CheckpointError, match=r"is of rlx 0\.0\.1"):
+        read_state(root / "step_000010")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stage", "converted"),
+    [(1, 1, False), (2, 1, True), (1, 2, True), (1, 3, True), (2, 3, True)],
+)
+def test_other_ranks_or_another_stage_need_a_conversion(ranks, stage, converted):
+    state = RunState(step=1, **STATE_OF)
+    runner = RunnerSpec(zero_stage=stage)
+    assert state.refuses(runner) is None
+    assert state.is_spread_otherwise(ranks, runner) is converted
+
+
+def test_stage_0_is_spread_over_nobody_and_another_precision_is_another_run():
+    whole = RunState(step=1, **{**STATE_OF, "zero_stage": 0})
+    assert not whole.is_spread_otherwise(8, RunnerSpec(zero_stage=0))
+    assert whole.refuses(RunnerSpec(zero_stage=0)) is None
+    assert whole.refuses(RunnerSpec(zero_stage=1))[0] == "zero_stage"
+    assert whole.refuses(RunnerSpec(zero_stage=0, dtype="bfloat16"))[0] == "dtype"

@@ -10,6 +10,9 @@ import torch
 from checkpoints import STYLES, make_checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from rlx.run.weights import write_weights
+from rlx.spec import ExperimentSpec
+
 PATIENCE = 1100
 """Seconds; a run takes twenty where nothing else does."""
 
@@ -133,6 +136,19 @@ def test_ten_steps_pass_and_something_is_learned(run):
     assert moved
     if run.lora != "null":
         assert all("proj" in name and name.endswith("weight") for name in moved)
+
+
+def test_the_last_checkpoint_exports_as_the_run_does(run, tmp_path):
+    root = run.model.parent
+    spec = ExperimentSpec.model_validate_json((root / "spec.json").read_text())
+    write_weights(spec, root / "checkpoints" / "step_000010", tmp_path / "model")
+    files = [path for path in run.model.rglob("*") if path.is_file()]
+    assert any("adapter" in path.parts for path in files) == (run.lora != "null")
+    for file in files:
+        if file.name == "adapter_config.json":  # peft writes a set, in an order of its own
+            continue
+        again = tmp_path / "model" / file.relative_to(run.model)
+        assert again.read_bytes() == file.read_bytes(), file.name
 
 
 def test_prompts_wear_the_template(run):

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -113,14 +111,9 @@ def test_what_differs_is_named(home, unbroken, finished):
 
 
 def test_kills_at_random_moments(home):
-    sets = [f"--set={path}={value}" for path, value in {**home.small, **LONGER}.items()]
-    code = "import sys; from rlx.cli import main; sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "verify-resume", str(home.yaml), "--kills", "1", *sets],
-        env=home.environment,
-        capture_output=True,
-        text=True,
-        check=False,
+    done = home.rlx(
+        "verify-resume", home.yaml, "--kills", 3, "--at-once", 2, sets={**home.small, **LONGER}
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 of 1 killed runs have the unbroken one's numbers" in done.stdout
+    assert "3 of 3 killed runs have the unbroken one's numbers" in done.stdout
+    assert "killed during" in done.stdout

@@ -242,6 +242,15 @@ class Wordless(Echo):
 Wordless.__doc__ = None
 
 
+class Unfinished(Environment):
+    """Begins, and never answers."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("say",)
+
+    def reset(self, problem, seed):
+        return {}
+
+
 class Unnamed(Echo):
     """Has a kind that it does not declare."""
 

@@ -191,6 +191,7 @@ def test_check_task_names_the_promise():
     ("environment", "promise", "says"),
     [
         (bad.Wordless, "says what it does", "has no docstring"),
+        (bad.Unfinished, "answers with steps", "has no step"),
         (bad.Unnamed, "answers with steps", "gave a turn of kind 'say'; its kinds are shout"),
         (bad.Shut, "answers with steps", "a state that is not of plain values"),
         (bad.Bare, "answers with steps", "KeyError: 'word'; give it examples"),

@@ -1,11 +1,17 @@
 """`rlx db`: care for the registry's database."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import click
 
 import rlx_registry
-from rlx.cli.registry import registry_option
-from rlx.run.paths import tracking_url
+from rlx.cli.registry import open_registry, registry_option
+from rlx.errors import RegistryError
+from rlx.run.paths import RunFolder, shown, tracking_url
 from rlx.run.trouble import as_fault
+from rlx.spec.diagnostic import printable
+from rlx_registry import Imported, journal_of
 
 __all__ = ["db"]
 
@@ -35,3 +41,66 @@ def upgrade(url: str) -> None:
         click.echo(f"made a registry at revision {after}")
     else:
         click.echo(f"upgraded the registry from revision {before} to {after}")
+
+
+@db.command("import")
+@click.argument(
+    "folders",
+    nargs=-1,
+    required=True,
+    metavar="FOLDER...",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+)
+@registry_option
+def import_(folders: tuple[Path, ...], url: str) -> None:
+    """Make lost runs again from the journals in their folders.
+
+    Each FOLDER is a run's own, or one that holds those of runs, such as RLX_HOME. Runs that the
+    registry knows are left alone, so the same may be said again.
+
+    Exit codes: 0 done, or nothing to do; 5 a folder has no run, or one that cannot be read.
+    """
+    found = list(dict.fromkeys(each for folder in folders for each in _run_folders(folder)))
+    refused = []
+    with open_registry(url, read_only=False) as registry:
+        for folder in found:
+            try:
+                _tell(registry.import_run(folder), folder)
+            except rlx_registry.RegistryError as error:
+                if isinstance(error, rlx_registry.Unavailable):
+                    raise
+                refused.append(folder)
+                click.echo(printable(str(error)), err=True)
+    if refused:
+        raise RegistryError(f"{len(refused)} of {len(found)} folders hold no run to be made again")
+
+
+def _run_folders(folder: Path) -> Iterator[Path]:
+    """A run's folder itself, or those in it or in its `runs`; itself again where there is none."""
+    for place in (folder, folder / "runs"):
+        inner = sorted(place.iterdir()) if place.is_dir() and not _is_run(folder) else []
+        if found := [each for each in inner if each.is_dir() and _is_run(each)]:
+            yield from found
+            return
+    yield folder
+
+
+def _is_run(folder: Path) -> bool:
+    run = RunFolder(folder)
+    return journal_of(folder) is not None or run.resolved.exists() or run.yaml.exists()
+
+
+def _tell(found: Imported, folder: Path) -> None:
+    run = found.run
+    if not found.created:
+        click.echo(f"{run.id}: known already")
+        return
+    steps = f"step {run.step}" + ("" if run.steps_total is None else f" of {run.steps_total}")
+    click.echo(
+        f"{run.id}: made again from {shown(folder)}: {printable(run.name)}, "
+        f"{run.effective_status}, {steps}"
+    )
+    if found.formerly != run.id:
+        click.echo(f"  it was {found.formerly}, which is another run here")
+    for left_out in found.left_out:
+        click.echo(f"  left out: {printable(left_out)}", err=True)

@@ -7,16 +7,20 @@ from contextlib import suppress
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rlx.cli.registry import bury, exit_code, folder_of, is_supervisor, open_registry
+from rlx.cli.registry import bury, exit_code, folder_of, open_registry
 from rlx.cli.summary import summary
+from rlx.run.processes import is_abandoned, is_supervisor
 from rlx.run.progress import Progress as Stage
 from rlx.run.progress import read_progress
+from rlx.run.slurm import reconciled
 from rlx.spec.diagnostic import printable
 from rlx_registry import RunRecord
 
 __all__ = ["follow"]
 
 EVERY = 0.3
+ASK_EVERY = 3.0
+"""Seconds between two questions to Slurm about a run that is a job of it."""
 LINE_EVERY = 15.0
 """Seconds between two lines where the output is no terminal."""
 MIRROR_WAIT = 60.0
@@ -53,15 +57,18 @@ def follow(run_id: str, url: str, *, quiet: bool = False) -> int:
 
 def _watch(run_id: str, url: str, console: Console) -> RunRecord:
     show = _Bars(console) if console.is_terminal else _Lines(console)
+    asked = time.monotonic()
     with open_registry(url) as registry, show:
         while True:
             run = registry.run(run_id)
+            if time.monotonic() - asked > ASK_EVERY:
+                run, asked = reconciled(registry, run), time.monotonic()
             stage = read_progress(folder_of(run).progress)
             if stage is not None:
                 show.stage(stage)
             if run.effective_status in ENDED:
                 return run
-            if run.pid is None or is_supervisor(run.pid, run.id):
+            if not is_abandoned(run):
                 time.sleep(EVERY)
             elif registry.run(run_id).status == run.status:  # it has not ended just now
                 return run

@@ -37,12 +37,14 @@ VERBS = {
     "samples": Verb("rlx.cli.reading:samples", "Show rollouts with their rewards."),
     "check": Verb("rlx.cli.check:check", "Check that a run's stored rollouts hold together."),
     "stop": Verb("rlx.cli.submit:stop", "Stop a run; its records stay."),
+    "worker": Verb("rlx.cli.worker:worker", "Run what waits in the queue; finish what is lost."),
     "resume": Verb("rlx.cli.resume:resume", "Go on with a run from its newest checkpoint."),
     "verify-resume": Verb(
-        "rlx.cli.resume:verify_resume", "Kill runs and see that they end with the same numbers."
+        "rlx.cli.verify:verify_resume", "Kill runs and see that they end with the same numbers."
     ),
+    "export": Verb("rlx.cli.weights:export", "Write a run's model for others to load."),
     "sync": Verb("rlx.cli.sync:sync", "Tell MLflow what it has missed while it was away."),
-    "db": Verb("rlx.cli.db:db", "Upgrade the registry's database."),
+    "db": Verb("rlx.cli.db:db", "Upgrade the registry; make lost runs again."),
     "mlflow": Verb("rlx.cli.reading:mlflow", "Open MLflow on the mirror of the runs."),
     "web": Verb("rlx.cli.reading:web", "Serve the dashboard."),
 }

@@ -14,11 +14,13 @@ import click
 from rlx.cli.registry import folder_of, open_registry, registry_option, run_json
 from rlx.cli.text import columns
 from rlx.errors import SpecError
+from rlx.run.slurm import reconciled
 from rlx.spec.diagnostic import printable
 from rlx_registry import STATUSES, BodyRecord, RolloutIndex, RunRecord, read_body
 
 __all__ = ["logs", "mlflow", "runs", "samples", "status", "web"]
 
+LIVING = ("queued", "submitted", "running")
 SHOWN = 20
 """Rows of a table, unless another limit is given."""
 
@@ -40,7 +42,7 @@ def runs(name: str | None, status: str | None, limit: int | None, as_json: bool,
     """List runs, newest first."""
     with open_registry(url) as registry:
         found = registry.runs(name=name, status=status, limit=limit)
-        described = [run_json(registry, run) for run in found]
+        described = [run_json(registry, reconciled(registry, run)) for run in found]
     if as_json:
         return _echo(described)
     rows = [
@@ -86,7 +88,7 @@ def _age(created: float) -> str:
 def status(run: str, as_json: bool, url: str) -> None:
     """Show how RUN stands: an id, its number, or `latest`."""
     with open_registry(url) as registry:
-        found = registry.run(run)
+        found = reconciled(registry, registry.run(run))
         described = run_json(registry, found)
         if as_json:
             return _echo(described)
@@ -107,7 +109,9 @@ def status(run: str, as_json: bool, url: str) -> None:
         + (f"  (phase {found.phase})" if found.phase else ""),
     ]
     if stage is not None:
-        lines.append(f"doing    {stage.stage} {stage.done}/{stage.total}  {stage.note}")
+        lines.append(
+            f"doing    {stage.stage} {stage.done}/{stage.total}  {stage.doing}  {stage.note}"
+        )
     lines += [f"event    {e.kind}: {e.message}" for e in events[-3:]]
     lines.append(f"log      {os.path.relpath(folder_of(found).log)}")
     click.echo("\n".join(printable(line) for line in lines))
@@ -139,7 +143,7 @@ def logs(run: str, follow: bool, lines: int, as_json: bool, url: str) -> None:
             text = log.read_text(errors="replace")
             _print_lines("\n".join(text.splitlines()[-lines:]) if lines else "")
             shown = log.stat().st_size
-        while follow and registry.run(found.id).effective_status in ("submitted", "running"):
+        while follow and registry.run(found.id).effective_status in LIVING:
             time.sleep(0.5)
             shown = _print_rest(log, shown)
         _print_rest(log, shown)
@@ -301,7 +305,7 @@ def _credit(
 def _why_none(run: RunRecord) -> str:
     if run.spec.get("tracking", {}).get("rollouts") == "none":
         return ": its spec says `tracking.rollouts: none`"
-    return " yet" if run.effective_status in ("submitted", "running") else ""
+    return " yet" if run.effective_status in LIVING else ""
 
 
 def _tree_order(row: RolloutIndex) -> tuple[int, int, int]:

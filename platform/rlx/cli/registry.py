@@ -13,20 +13,22 @@ import click
 import rlx.errors
 import rlx_registry
 from rlx.run.paths import RunFolder, shown, tracking_url
-from rlx.run.processes import is_supervisor, live_ranks
+from rlx.run.processes import live_ranks
 from rlx.run.trouble import as_fault
 from rlx_registry import Registry, RunRecord, Status
 
 __all__ = [
+    "KILLED",
     "bury",
     "exit_code",
     "folder_of",
-    "is_supervisor",
     "open_registry",
     "registry_option",
     "run_json",
 ]
 
+KILLED = "its supervisor was gone"
+"""Why a run is lost that nobody could say anything about."""
 DEFAULT = "sqlite:///{home}/registry.db"
 
 registry_option = click.option(

@@ -5,22 +5,26 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 import click
 
-from rlx.cli.registry import bury, folder_of, is_supervisor, open_registry, registry_option
+from rlx.cli.registry import KILLED, bury, folder_of, open_registry, registry_option
 from rlx.cli.text import paint
 from rlx.discovery import check_file
 from rlx.errors import RlxError, SpecError
-from rlx.run.launch import failed_unless_started, registry_url, start
+from rlx.run.launch import registry_url
 from rlx.run.launch import submit as record
 from rlx.run.preflight import preflight
+from rlx.run.processes import is_abandoned, on_slurm, this_machine
+from rlx.run.slurm import cancel, job_of, reconciled
+from rlx.run.takeover import begin
 from rlx.spec.diagnostic import Diagnostic, render
+from rlx.spec.launcher import Slurm
 from rlx.spec.reader import ReadSpec
-from rlx_registry import RunRecord
+from rlx_registry import Registry, RunRecord
 
 __all__ = ["stop", "submit"]
 
@@ -28,34 +32,52 @@ __all__ = ["stop", "submit"]
 @click.command()
 @click.argument("spec", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Override a value.")
+@click.option(
+    "--from-checkpoint",
+    metavar="RUN@STEP",
+    help="Go on from another run's checkpoint, or from its newest: RUN@latest.",
+)
 @click.option("--again", is_flag=True, help="Run it even if the same spec and seed already ran.")
 @click.option("-d", "--detach", is_flag=True, help="Return once it has started.")
+@click.option("--queue", is_flag=True, help="Leave it to a waiting `rlx worker`, and return.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the run's id and nothing else.")
-def submit(spec: Path, overrides: tuple[str, ...], again: bool, detach: bool, quiet: bool) -> int:
+def submit(
+    spec: Path,
+    overrides: tuple[str, ...],
+    from_checkpoint: str | None,
+    again: bool,
+    detach: bool,
+    queue: bool,
+    quiet: bool,
+) -> int:
     """Check SPEC, record a run of it, start it apart from this terminal, and follow it.
 
-    Ctrl-C stops the following and not the run. The exit code is the run's: 0 when it finished, 1
-    when it failed, 3 or 4 where a plugin or this machine is the reason.
+    It waits for its turn where other runs hold this machine's devices. Ctrl-C stops the following
+    and not the run. The exit code is the run's: 0 when it finished, 1 when it failed, 3 or 4 where
+    a plugin or this machine is the reason.
     """
+    if from_checkpoint is not None:
+        overrides += (f"from_checkpoint={from_checkpoint}",)
     read, plugins = check_file(spec, overrides)
     url = registry_url(read)
-    _warn(plugins.warnings + preflight(read, plugins))
+    job = isinstance(read.spec.runner.launcher, Slurm)
+    waits = queue or job
+    _warn(plugins.warnings + preflight(read, plugins, elsewhere=waits))
     run, created = None, False
     try:
         with open_registry(url, read_only=False) as registry, _undisturbed():
-            run, created = record(registry, read, plugins, again=again)
-            if not created and _is_orphan(run) and bury(registry, run, "lost", "supervisor killed"):
-                run, created = record(registry, read, plugins, again=again)
-            if created:
-                with failed_unless_started(registry, run.id):
-                    registry.update_run(run.id, pid=start(run, url))
+            run, created = record(registry, read, plugins, again=again, queue=waits)
+            if not created and _is_over(registry, run):
+                run, created = record(registry, read, plugins, again=again, queue=waits)
+            if created and (job or not queue):
+                begin(registry, run, url)
         if quiet:
             click.echo(run.id)
         elif created:
             _say_started(run, read)
         else:
             _say_nothing_to_do(run, spec, overrides)
-        if detach or not created:
+        if detach or queue or not created:
             return 0
         from rlx.cli.follow import follow
 
@@ -68,9 +90,12 @@ def submit(spec: Path, overrides: tuple[str, ...], again: bool, detach: bool, qu
         return 130
 
 
-def _is_orphan(run: RunRecord) -> bool:
-    """Whether a run that counts as running has nobody left to run it."""
-    return run.status == "running" and run.pid is not None and not is_supervisor(run.pid, run.id)
+def _is_over(registry: Registry, run: RunRecord) -> bool:
+    """Whether a run that counts as alive has ended without a word, which is recorded now."""
+    run = reconciled(registry, run)
+    if run.status in ("failed", "stopped", "lost"):
+        return True
+    return is_abandoned(run) and bury(registry, run, "lost", KILLED)
 
 
 @contextmanager
@@ -97,7 +122,12 @@ def _warn(warnings: tuple[Diagnostic, ...]) -> None:
 
 
 def _say_nothing_to_do(run: RunRecord, spec: Path, overrides: tuple[str, ...]) -> None:
-    state = {"finished": "already finished", "running": "is running", "submitted": "is starting"}
+    state = {
+        "finished": "already finished",
+        "running": "is running",
+        "submitted": "is starting",
+        "queued": "waits in the queue",
+    }
     kept = [o for o in overrides if not o.startswith("seed=")]
     seeded, same = (
         shlex.join(["rlx", "submit", str(spec), *(w for o in some for w in ("--set", o))])
@@ -118,11 +148,16 @@ def _say_started(run: RunRecord, read: ReadSpec) -> None:
         for name, use in (*read.spec.rewards.turn.items(), *read.spec.rewards.global_.items())
     )
     where = os.path.relpath(folder_of(run).root)
+    look = f"rlx logs -f {run.id}   ·   rlx status {run.id}   ·   Ctrl-C detaches"
+    if run.status == "queued" and not on_slurm(run):
+        look = f"rlx worker, here or on a machine that shares this folder   ·   rlx stop {run.id}"
+    job = job_of(folder_of(run))
     click.echo(
         f"✓ {run.name}  seed {run.seed}  spec {run.digest}  rewards: {rewards}\n"
         f"  run     {run.id}  ({run.steps_total} steps)\n"
         f"  files   {where}\n"
-        f"  watch   rlx logs -f {run.id}   ·   rlx status {run.id}   ·   Ctrl-C detaches"
+        + (f"  slurm   job {job}\n" if job else "")
+        + f"  {'queued ' if 'worker' in look else 'watch  '} {look}"
     )
 
 
@@ -130,20 +165,36 @@ def _say_started(run: RunRecord, read: ReadSpec) -> None:
 @click.argument("run")
 @registry_option
 def stop(run: str, url: str) -> None:
-    """Stop RUN; its records stay."""
+    """Stop RUN between two steps, with a checkpoint; said again, stop it at once.
+
+    Its records stay, and `rlx resume` goes on from its newest checkpoint.
+    """
     with open_registry(url) as reading:  # makes no registry where there is none
         run_id = reading.run(run).id
     with open_registry(url, read_only=False) as registry:
-        found = registry.run(run_id)
-        if found.status not in ("submitted", "running"):
+        found = reconciled(registry, registry.run(run_id))
+        if found.status not in ("queued", "submitted", "running"):
             raise SpecError(f"{found.id} is not running: it is {found.status}")
-        begun = found.status == "running"
-        if begun and found.pid is not None and is_supervisor(found.pid, found.id):
-            os.kill(found.pid, signal.SIGTERM)
-            click.echo(f"{found.id}: asked to stop")
+        if found.status == "running" and not is_abandoned(found):
+            _ask(registry, found)
             return
         # A supervisor that has not begun finds the run taken from it, and leaves.
-        why = "its supervisor was gone" if begun else "it had not begun"
+        why = KILLED if found.status == "running" else "it had not begun"
         if not bury(registry, found, "stopped", why):
             raise RlxError(f"{found.id} has begun just now: try again")
+        if found.directory is not None:
+            cancel(folder_of(found))
         click.echo(f"{found.id}: {why}; marked as stopped", file=sys.stderr)
+
+
+def _ask(registry: Registry, run: RunRecord) -> None:
+    """Leaves a request for a run's supervisor; on this machine a signal brings it at once."""
+    again = run.request is not None
+    registry.ask(run.id, "kill" if again else "stop")
+    if run.host in (None, this_machine()) and run.pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(run.pid, signal.SIGTERM)
+    if again:
+        click.echo(f"{run.id}: asked to stop at once, without a checkpoint")
+    else:
+        click.echo(f"{run.id}: asked to stop (say it again to stop it at once)")

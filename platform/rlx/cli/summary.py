@@ -59,7 +59,7 @@ def summary(registry: Registry, run: RunRecord, console: Console) -> None:
     for told in dict.fromkeys(e.message for e in events if e.level == "warning"):
         console.print(f"! {printable(told)}", markup=False, style="yellow")
     used = [e.payload or {} for e in events if e.kind == "resources"]
-    _where(run, sum(float(u["cpu_seconds"]) for u in used), console)
+    _where(run, sum(float(u["cpu_seconds"]) for u in used) if used else None, console)
 
 
 def _others(registry: Registry, run: RunRecord, table: Table) -> None:
@@ -115,11 +115,12 @@ def _cells(before: float | None, after: float | None) -> tuple[str, str, str]:
     return number(before), number(after), number(change, "+")
 
 
-def _where(run: RunRecord, cpu_seconds: float, console: Console) -> None:
+def _where(run: RunRecord, cpu_seconds: float | None, console: Console) -> None:
     root = folder_of(run).root
     seconds = (run.ended or 0) - (run.started or 0)
+    used = "" if cpu_seconds is None else f", {cpu_seconds:.0f} CPU-s"
     lines = [
-        f"took      {seconds:.0f} s, {cpu_seconds:.0f} CPU-s",
+        f"took      {seconds:.0f} s{used}",
         f"files     {os.path.relpath(root)}/   model/ pictures/ rollouts/ spec.yaml run.log",
         f"look      rlx samples {run.id}   ·   rlx status {run.id}   ·   rlx web",
         "mlflow    rlx mlflow   (curves, compare view)",

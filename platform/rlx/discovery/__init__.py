@@ -4,7 +4,7 @@ Looking names up reads the metadata of installed distributions and imports nothi
 that an experiment names are imported. One that fails breaks only the experiments that name it.
 """
 
-from rlx.discovery.checks import Plugins, Provenance, check, check_file, make, resolve
+from rlx.discovery.checks import Plugins, check, check_file, resolve
 from rlx.discovery.lookup import (
     GROUPS,
     Found,
@@ -15,6 +15,7 @@ from rlx.discovery.lookup import (
     installed,
     load,
 )
+from rlx.discovery.places import Provenance, make
 
 __all__ = [
     "GROUPS",

@@ -1,38 +1,24 @@
-"""Plugins with their options, and whether an experiment's plugins fit each other."""
+"""Whether an experiment's plugins fit it and each other."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import ValidationError
-from pydantic_core import to_json
-
 from rlx.discovery.advice import advice
 from rlx.discovery.fit import (
     beyond_own,
     misfits,
     unasked,
-    under_profile,
     ungraded,
     unheard,
     unspoilable,
 )
-from rlx.discovery.lookup import Kind, PluginFault, fault, find, fingerprint, load
+from rlx.discovery.lookup import fault, find
+from rlx.discovery.places import Place, Provenance, all_made, build, plugin_places, provenance
 from rlx.discovery.streams import STREAMS, needed
 from rlx.plugin import Environment, Estimator, Mask, Plugin
-from rlx.spec import (
-    EnvironmentUse,
-    EstimatorUse,
-    ExperimentSpec,
-    GlobalReward,
-    ManyTurn,
-    MaskUse,
-    PhaseSpec,
-    PluginUse,
-    TurnReward,
-)
-from rlx.spec.base import keys_of
+from rlx.spec import ExperimentSpec, ManyTurn, PhaseSpec
 from rlx.spec.diagnostic import (
     Diagnostic,
     InvalidSpec,
@@ -44,26 +30,7 @@ from rlx.spec.diagnostic import (
 from rlx.spec.place import in_phase, locate
 from rlx.spec.reader import ReadSpec, read_document, validate
 
-__all__ = ["Plugins", "Provenance", "check", "check_file", "make", "resolve"]
-
-
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """Which code a plugin's name stood for.
-
-    Attributes:
-        sha256: hex digest of the module's source; of all of a package's `.py` files when the entry
-            point names a package.
-        options: all of its options as they were, defaults and profile included.
-    """
-
-    kind: Kind
-    name: str
-    distribution: str
-    version: str
-    entry_point: str
-    sha256: str
-    options: Mapping[str, Any]
+__all__ = ["Plugins", "check", "check_file", "resolve"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,131 +55,6 @@ class Plugins:
     provenance: tuple[Provenance, ...]
     named: tuple[Plugin, ...]
     warnings: tuple[Diagnostic, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """One place of a spec that names a plugin.
-
-    Attributes:
-        keys: those that are not the plugin's own.
-        profile: whose conventions an estimator follows where its options do not say.
-    """
-
-    path: KeyPath
-    kind: Kind
-    keys: tuple[str, ...]
-    key: str
-    name: str
-    options: Mapping[str, Any]
-    of: Any
-    profile: str = "rlx"
-
-    @property
-    def label(self) -> str:
-        return f"{self.kind} plugin '{self.name}'"
-
-
-def make(use: PluginUse, kind: Kind) -> Plugin:
-    """Imports a plugin and gives it its options.
-
-    Raises:
-        PluginFault: as `load`.
-        InvalidSpec: the options do not fit.
-    """
-    tree = use.model_dump(mode="json", by_alias=True)
-    made = _made(_use((), kind, type(use), tree))
-    if isinstance(made, Plugin):
-        return made
-    raise refusal(made, f"{kind} plugin '{use.plugin}'")
-
-
-def _use(path: KeyPath, kind: Kind, model: type[PluginUse], tree: Mapping[str, Any]) -> _Use:
-    keys = keys_of(model)
-    key = model.model_fields["plugin"].alias or "plugin"
-    options = {k: v for k, v in tree.items() if k not in keys}
-    return _Use(path, kind, keys, key, _name(model, tree), options, tree.get("of"))
-
-
-def _name(model: type[PluginUse], tree: Mapping[str, Any]) -> Any:
-    """The plugin that a mapping names, or the one that it leaves to a default."""
-    field = model.model_fields["plugin"]
-    return tree.get(field.alias or "plugin", field.default)
-
-
-def _uses(tree: Mapping[str, Any]) -> Iterator[_Use]:
-    """The places of a tree that name plugins; those that are malformed are left to the reader."""
-    rewards = tree.get("rewards")
-    rewards = rewards if isinstance(rewards, dict) else {}
-    places: list[tuple[KeyPath, Kind, type[PluginUse], Any]] = [
-        (("task",), "task", PluginUse, tree.get("task"))
-    ]
-    places += ((path, "task", PluginUse, use) for path, use in _variants(tree))
-    rollout = tree.get("rollout")
-    if isinstance(rollout, dict) and rollout.get("schedule") == "environment":
-        use = rollout.get("environment")
-        places.append((("rollout", "environment"), "environment", EnvironmentUse, use))
-    scopes: tuple[tuple[str, type[PluginUse]], ...] = (
-        ("turn", TurnReward),
-        ("global", GlobalReward),
-    )
-    for scope, model in scopes:
-        named = rewards.get(scope)
-        for name, use in (named if isinstance(named, dict) else {}).items():
-            places.append((("rewards", scope, name), "reward", model, use))
-    places.append((("mask",), "mask", MaskUse, tree.get("mask")))
-    places.append((("estimator",), "estimator", EstimatorUse, tree.get("estimator")))
-    credit = tree.get("credit")
-    profile = credit.get("profile") if isinstance(credit, dict) else None
-    for path, kind, model, use in places:
-        if isinstance(use, dict) and isinstance(_name(model, use), str):
-            made = _use(path, kind, model, use)
-            yield replace(made, profile=str(profile)) if kind == "estimator" else made
-
-
-def _variants(tree: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
-    """The task with other options, for each of the held-out sets that name some."""
-    task, evaluation = tree.get("task"), tree.get("evaluation")
-    named = evaluation.get("variants") if isinstance(evaluation, dict) else None
-    for name, changed in (named if isinstance(named, dict) else {}).items():
-        if isinstance(task, dict) and isinstance(changed, dict):
-            yield ("evaluation", "variants", name), {**task, **changed}
-
-
-def _made(use: _Use) -> Plugin | list[Diagnostic]:
-    """A plugin with its options, or what is wrong with them, at their paths."""
-    cls = load(use.kind, use.name)
-    inner, faults = _build(_nested(cls, use))
-    options = under_profile(cls, use.options, use.profile)
-    try:
-        plugin = cls.model_validate_json(to_json(options), strict=True)
-    except ValidationError as error:
-        from rlx.spec.explain import explain  # only where something is wrong
-
-        keys = tuple(k for k in use.keys if k != "plugin")
-        return [*explain(error, cls, dict(use.options), at=use.path, more_keys=keys), *faults]
-    except Exception as error:
-        what = f"failed on its options: {type(error).__name__}: {error}"
-        raise PluginFault(fault(find(use.kind, use.name), what)) from error
-    if faults or not cls.nested:
-        return faults or plugin
-    held: dict[str, dict[str, Plugin]] = {option: {} for option in cls.nested}
-    for path, made in inner.items():
-        held[str(path[-2])][str(path[-1])] = made
-    return plugin.with_inner(held)
-
-
-def _nested(cls: type[Plugin], use: _Use) -> Iterator[_Use]:
-    """The plugins that a plugin's options name; what is malformed is left to its own check."""
-    for option, kind in cls.nested.items():
-        named = use.options.get(option)
-        for key, inner in (named if isinstance(named, dict) else {}).items():
-            if isinstance(inner, dict) and isinstance(inner.get("plugin"), str):
-                path = (*use.path, option, key)
-                yield _use(path, cast(Kind, kind), PluginUse, inner)
-
-
-# Checking --------------------------------------------------------------------------------------
 
 
 def resolve(spec: ExperimentSpec) -> Plugins:
@@ -255,9 +97,9 @@ def check_file(path: Path, overrides: Sequence[str] = ()) -> tuple[ReadSpec, Plu
     try:
         read = validate(document, path)
     except InvalidSpec as error:
-        uses = list(_uses(document.tree))
-        built, faults = _build(uses)
-        more = [locate(f, document) for f in [*faults, *_parents(uses, built)]]
+        places = list(plugin_places(document.tree))
+        built, faults = build(places)
+        more = [locate(f, document) for f in [*faults, *_parents(places, built)]]
         raise refusal([*error.diagnostics, *more], document.file) from None
     return read, check(read)
 
@@ -294,10 +136,10 @@ def _said_in(spec: ExperimentSpec, phase: PhaseSpec) -> Iterator[Diagnostic]:
 
 def _one(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagnostic]]:
     """The plugins of one spec, phases aside."""
-    uses = list(_uses(spec.resolved()))
-    built, faults = _build(uses)
-    everyone = list(_everyone(uses, built))
-    faults += _parents(uses, built)
+    places = list(plugin_places(spec.resolved()))
+    built, faults = build(places)
+    everyone = list(all_made(places, built))
+    faults += _parents(places, built)
     faults += _unmet(spec, everyone, built.get(("task",)))
     if faults:
         return None, faults
@@ -321,79 +163,52 @@ def _one(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagnostic]]:
         rewards=rewards,
         mask=cast(Mask, built["mask",]),
         estimator=estimator,
-        provenance=tuple(_provenance(use, plugin) for use, plugin in everyone),
+        provenance=tuple(provenance(place, plugin) for place, plugin in everyone),
         named=tuple(plugin for _, plugin in everyone),
         warnings=tuple(advice(spec, estimator, cast(Mask, built["mask",]))),
     )
     return plugins, []
 
 
-def _build(uses: Iterable[_Use]) -> tuple[dict[KeyPath, Plugin], list[Diagnostic]]:
-    built: dict[KeyPath, Plugin] = {}
-    faults: list[Diagnostic] = []
-    for use in uses:
-        try:
-            made = _made(use)
-        except PluginFault as error:
-            faults.append(replace(error.diagnostic, path=(*use.path, use.key)))
-            continue
-        if isinstance(made, Plugin):
-            built[use.path] = made
-        else:
-            faults += made
-    return built, faults
-
-
-def _everyone(
-    uses: Iterable[_Use], built: Mapping[KeyPath, Plugin]
-) -> Iterator[tuple[_Use, Plugin]]:
-    """Every plugin that was made, those that others hold behind their holders."""
-    for use in uses:
-        plugin = built.get(use.path)
-        if plugin is not None:
-            yield use, plugin
-            inner = list(_nested(type(plugin), use))
-            held = {i.path: plugin.inner(str(i.path[-2]))[str(i.path[-1])] for i in inner}
-            yield from _everyone(inner, held)
-
-
-def _parents(uses: Sequence[_Use], built: Mapping[KeyPath, Plugin]) -> Iterator[Diagnostic]:
+def _parents(places: Sequence[Place], built: Mapping[KeyPath, Plugin]) -> Iterator[Diagnostic]:
     """Where `of` is missing, or pointless."""
-    rewards = [use for use in uses if use.path[0] == "rewards"]
-    for use in rewards:
-        if use.path not in built:
+    rewards = [place for place in places if place.path[0] == "rewards"]
+    for place in rewards:
+        if place.path not in built:
             continue
-        label = dotted(use.path)
-        reads = getattr(built[use.path], "reads_parent", False)
-        if reads and use.of is None:
+        label = dotted(place.path)
+        reads = getattr(built[place.path], "reads_parent", False)
+        if reads and place.of is None:
             yield _conflict(
-                use.path,
-                f"{label} needs `of`: {use.name!r} reads the value of another reward",
-                f"of: {next((str(u.path[-1]) for u in rewards if u is not use), 'NAME')}",
+                place.path,
+                f"{label} needs `of`: {place.name!r} reads the value of another reward",
+                f"of: {next((str(u.path[-1]) for u in rewards if u is not place), 'NAME')}",
             )
-        if not reads and use.of is not None:
-            message = f"{label}.of is {use.of!r}, but {use.name!r} reads no other reward"
+        if not reads and place.of is not None:
+            message = f"{label}.of is {place.of!r}, but {place.name!r} reads no other reward"
             yield _conflict(
-                (*use.path, "of"),
+                (*place.path, "of"),
                 message,
                 "drop `of`; a plugin of your own may read it as `@reward(reads_parent=True)`",
             )
 
 
 def _unmet(
-    spec: ExperimentSpec, everyone: Iterable[tuple[_Use, Plugin]], task: Plugin | None
+    spec: ExperimentSpec, everyone: Iterable[tuple[Place, Plugin]], task: Plugin | None
 ) -> Iterator[Diagnostic]:
     """Streams that something needs and the experiment does not provide."""
     wanted = [
-        ((*use.path, use.key), use, name) for use, plugin in everyone for name in needed(plugin)
+        ((*place.path, place.key), place, name)
+        for place, plugin in everyone
+        for name in needed(plugin)
     ]
-    for path, use, name in wanted:
+    for path, place, name in wanted:
         if name not in STREAMS:
             near = did_you_mean(name, STREAMS)
             help_ = f"did you mean '{near}'?" if near else f"there are: {', '.join(STREAMS)}"
             what = f"needs '{name}', which is no stream of rlx"
-            yield replace(fault(find(use.kind, use.name), what, (help_,)), path=path)
-    needs = [(path, use.label, name) for path, use, name in wanted if name in STREAMS]
+            yield replace(fault(find(place.kind, place.name), what, (help_,)), path=path)
+    needs = [(path, place.label, name) for path, place, name in wanted if name in STREAMS]
     if spec.model.warm_start is not None:
         wanted_of_task = "lessons" if isinstance(spec.rollout, ManyTurn) else "demonstrations"
         needs.append((("model", "warm_start"), "model.warm_start", wanted_of_task))
@@ -406,16 +221,3 @@ def _unmet(
 
 def _conflict(path: KeyPath, message: str, *helps: str) -> Diagnostic:
     return Diagnostic(kind="conflict", message=message, path=path, helps=helps)
-
-
-def _provenance(use: _Use, made: Plugin) -> Provenance:
-    plugin = find(use.kind, use.name)
-    return Provenance(
-        kind=use.kind,
-        name=use.name,
-        distribution=plugin.distribution,
-        version=plugin.version,
-        entry_point=plugin.value,
-        sha256=fingerprint(plugin),
-        options=made.model_dump(mode="json", by_alias=True),
-    )

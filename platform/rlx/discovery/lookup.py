@@ -4,7 +4,6 @@ Looking names up reads the metadata of installed distributions and imports nothi
 that an experiment names are imported. One that fails breaks only the experiments that name it.
 """
 
-import hashlib
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from rlx import __version__
 from rlx.errors import PluginError
 from rlx.plugin import API, Environment, Estimator, Mask, Plugin, Task
 from rlx.plugin.environment import FAILED
+from rlx.sources import source_digest
 from rlx.spec import (
     EnvironmentUse,
     EstimatorUse,
@@ -223,6 +223,8 @@ def _unfit(kind: Kind, offered: Any) -> str:
         lacks = ", ".join(f"`{name}`" for name in wanted if not hasattr(offered, name))
         what = f": it has no {lacks}" if lacks else ""
         return f"{offered.__name__} is not an rlx.plugin.{bases[kind].__name__}{what}"
+    if unwritten := sorted(offered.__abstractmethods__):
+        return f"{offered.__name__} has no {', '.join(f'`{name}`' for name in unwritten)}"
     if kind == "environment" and (wrong := _odd_kinds(offered)):
         return wrong
     if kind == "reward" and not (hasattr(offered, "score") and hasattr(offered, "scope")):
@@ -251,13 +253,7 @@ def fingerprint(plugin: Found) -> str:
     module = sys.modules[plugin.value.partition(":")[0]]
     if module.__file__ is None:
         raise PluginFault(fault(plugin, "has no source file"))
-    file = Path(module.__file__)
-    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
-    digest = hashlib.sha256()
-    for source in files:
-        digest.update(source.relative_to(file.parent).as_posix().encode() + b"\0")
-        digest.update(source.read_bytes() + b"\0")
-    return digest.hexdigest()
+    return source_digest(Path(module.__file__))
 
 
 # What went wrong -------------------------------------------------------------------------------

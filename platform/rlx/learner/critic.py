@@ -107,9 +107,9 @@ class Critic:
         """As `Engine.save`."""
         self._engine.save(folder)
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, *, universal: bool = False) -> None:
         """As `Engine.load`."""
-        self._engine.load(folder)
+        self._engine.load(folder, universal=universal)
 
     def update(self, train: TrainBatch, rate: float) -> CriticStats | None:
         """Takes one optimiser step towards the returns.

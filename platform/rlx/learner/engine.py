@@ -13,6 +13,7 @@ from rlx.errors import RlxError
 from rlx.learner.distributed import Ranks
 from rlx.learner.pack import PackedBatch
 from rlx.learner.share import Share
+from rlx.learner.universal import frozen_value
 from rlx.spec import CriticSpec, OptimizerSpec, RunnerSpec
 
 __all__ = ["AdamSpec", "Engine", "MakeOptimizer", "adamw"]
@@ -135,15 +136,34 @@ class Engine:
         """Writes weights, moments and shards into a folder; every rank calls it."""
         self._engine.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
 
-    def load(self, folder: Path) -> None:
-        """Takes up where `save` left off, with as many ranks; every rank calls it.
+    def load(self, folder: Path, *, universal: bool = False) -> None:
+        """Takes up where `save` left off; every rank calls it.
+
+        Args:
+            folder: from `save`, by as many ranks under the same ZeRO stage.
+            universal: the folder is one that `universal.convert` made instead, from any number of
+                ranks and stage.
 
         Raises:
             RlxError: DeepSpeed finds nothing that it can load.
         """
+        self._engine._config.load_universal_checkpoint = universal
         found, _ = self._engine.load_checkpoint(str(folder.parent), tag=folder.name)
         if found is None:
             raise RlxError(f"DeepSpeed cannot load the checkpoint {folder}")
+        if universal:
+            self._load_frozen(folder)
+
+    @torch.no_grad()
+    def _load_frozen(self, folder: Path) -> None:
+        """What adapters were laid over, which DeepSpeed leaves out of what it converts."""
+        for name, parameter in self._module.named_parameters():
+            if not parameter.requires_grad:
+                whole = frozen_value(folder, name)
+                with deepspeed.zero.GatheredParameters(
+                    [parameter], modifier_rank=0, enabled=self._runner.zero_stage == 3
+                ):
+                    parameter.copy_(whole)
 
     def whole(self, parameter: nn.Parameter) -> Tensor:
         """A parameter's value without gradient, gathered where ranks hold parts of it."""

@@ -20,7 +20,7 @@ from rlx.model.lora import adapter_weights, merged_weights, save_adapter, withou
 from rlx.spec import LossSpec, OptimizerSpec, RunnerSpec
 from rlx.step import TrainBatch
 
-__all__ = ["Learner", "learning_rate"]
+__all__ = ["Learner", "learning_rate", "write_model"]
 
 
 def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
@@ -74,9 +74,9 @@ class Learner:
         """As `Engine.save`."""
         self._engine.save(folder)
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, *, universal: bool = False) -> None:
         """As `Engine.load`."""
-        self._engine.load(folder)
+        self._engine.load(folder, universal=universal)
 
     def update(self, train: TrainBatch, loss: LossSpec, rate: float) -> UpdateStats | None:
         """Takes one optimiser step.
@@ -145,17 +145,31 @@ class Learner:
     def export(self, policy: Policy, folder: Path) -> None:
         """Writes the weights in the Hugging Face layout, from rank 0, whole or not at all.
 
-        An adapted model is written merged, and its adapter once more alone, in peft's format, as
-        the subfolder `adapter`.
+        An adapted model is written merged, and its adapter once more alone; see `write_model`.
         """
         weights, adapter = self.weights(), adapter_weights(self._model, self._engine.whole)
         if self._ranks.is_first:
             aside = folder.with_name(f"{folder.name}.part")
             shutil.rmtree(aside, ignore_errors=True)
-            policy.model.save_pretrained(aside, state_dict=dict(weights))
-            policy.tokenizer.save_pretrained(aside)
-            if adapter:
-                save_adapter(self._model, adapter, aside / "adapter")
+            write_model(policy, weights, adapter, aside)
             shutil.rmtree(folder, ignore_errors=True)
             aside.replace(folder)
         self._ranks.barrier()
+
+
+def write_model(
+    policy: Policy, weights: Mapping[str, Tensor], adapter: Mapping[str, Tensor], folder: Path
+) -> None:
+    """Writes weights, configuration and tokenizer in the Hugging Face layout.
+
+    Args:
+        policy: adapted where the one that was trained is.
+        weights: from `merged_weights`.
+        adapter: from `adapter_weights`; written in peft's format as the subfolder `adapter`,
+            unless there is none.
+        folder: made where it is missing.
+    """
+    policy.model.save_pretrained(folder, state_dict=dict(weights))
+    policy.tokenizer.save_pretrained(folder)
+    if adapter:
+        save_adapter(policy.model, adapter, folder / "adapter")

@@ -1,5 +1,6 @@
 """Text to tokens and back, for plain models and for models with a chat template."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -15,7 +16,7 @@ INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What the bytes of a character decode to as long as some of them are missing."""
 
 
-class _Speech:
+class _Speech(ABC):
     """What every dialogue shares: tokens of a text, and text of a turn's tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int]) -> None:
@@ -57,9 +58,9 @@ class _Speech:
             text = text.replace(token, f"{token[0]} {token[1:]}")
         return Shown(text, self.encode(text) if inline else self.reply(text, after))
 
+    @abstractmethod
     def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
         """See `rlx.rollout.Dialogue`."""
-        raise NotImplementedError
 
     def piece(self, token: int) -> str:
         """What a token decodes to on its own, special tokens by their names."""

@@ -7,6 +7,7 @@ from the poor.
 import hashlib
 import json
 import shutil
+import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from rlx.model.dialogue import ModelDialogue
 from rlx.model.episodes import Stage
 from rlx.model.files import fingerprint
 from rlx.plugin import Environment, Plugin, Task
+from rlx.sources import source_digest
 from rlx.spec import ExperimentSpec, ManyTurn, Pretrained, WarmStart
 
 __all__ = ["warm_started"]
@@ -42,8 +44,8 @@ def warm_started(
 ) -> Path | None:
     """Trains `policy` on the task's demonstrations, or loads the same result from the cache.
 
-    The cache key covers everything that decides the result: model, task options, templates, seed,
-    the library's version. Training mutates `policy.model` in place.
+    The cache key covers everything that decides the result: model, task options and code,
+    templates, seed, the library's version. Training mutates `policy.model` in place.
 
     Args:
         policy: freshly built; its weights are overwritten.
@@ -100,9 +102,19 @@ def _digest(stage: Stage) -> str:
         "files": fingerprint(spec.model) if isinstance(spec.model, Pretrained) else None,
         "task": said["task"],
         "data": [dict(plugin.data()) for plugin in plugins],
+        "code": [_sources(type(plugin).__module__) for plugin in plugins],
         "templates": turns,
     }
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:20]
+
+
+def _sources(module: str) -> str:
+    """Digest of the package that a plugin's module is in.
+
+    A plugin that is being written keeps its version while its demonstrations change.
+    """
+    top = sys.modules[module.partition(".")[0]].__file__
+    return source_digest(Path(str(sys.modules[module].__file__ if top is None else top)))
 
 
 def _train(policy: Policy, warm: WarmStart, stage: Stage, progress: Progress) -> None:

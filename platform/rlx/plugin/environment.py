@@ -1,5 +1,6 @@
 """Environments: what answers a policy between its turns."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -83,7 +84,7 @@ class Episode:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Environment(Plugin):
+class Environment(Plugin, ABC):
     """Base of environments; subclasses write `reset` and `step`, both of them pure functions.
 
     rlx keeps the state between steps and calls them in worker processes, each call under a
@@ -98,6 +99,7 @@ class Environment(Plugin):
     kinds: ClassVar[tuple[str, ...]] = ()
     examples: ClassVar[tuple[Episode, ...]] = ()
 
+    @abstractmethod
     def reset(self, problem: Mapping[str, Any], seed: int) -> Any:
         """Returns the state that a rollout begins in.
 
@@ -105,8 +107,7 @@ class Environment(Plugin):
             problem: the task's record, `Problem.fields`.
             seed: of this rollout.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def step(self, state: Any, action: Action) -> Step:
         """Answers one turn."""
-        raise NotImplementedError

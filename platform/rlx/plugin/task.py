@@ -89,6 +89,8 @@ class Rehearsed(Protocol):
 
     The environment answers a scripted policy as it will answer the model, so the text of both is
     the same. What `demonstration` is to other schedules, `lesson` and `act` are to `environment`.
+    A class variable or property `demonstrates` that is False says that there are no lessons either,
+    so that `warm_start` is refused when read.
     """
 
     def lesson(self, index: int, seed: int) -> Problem:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from rlx.reward import RewardEntry
 
-__all__ = ["ENTRIES", "read_entries", "written_entries"]
+__all__ = ["ENTRIES", "read_entries", "written_entries", "written_object"]
 
 ENTRIES = pa.list_(
     pa.struct(
@@ -34,10 +34,15 @@ def written_entries(entries: Mapping[str, RewardEntry]) -> list[dict[str, Any]]:
             "weight": e.weight,
             "status": e.status,
             "reason": e.reason,
-            "parts": json.dumps(dict(e.parts)),
+            "parts": written_object(e.parts),
         }
         for e in entries.values()
     ]
+
+
+def written_object(values: Mapping[str, Any]) -> str:
+    """A JSON object; most that are recorded are empty, and thousands are in a step."""
+    return json.dumps(dict(values)) if values else "{}"
 
 
 def read_entries(stored: Sequence[Mapping[str, Any]]) -> dict[str, RewardEntry]:

@@ -29,8 +29,8 @@ from rlx.record.mlflow_words import (
     legal_key,
     scalars,
     tags_of,
-    without_password,
 )
+from rlx.spec.diagnostic import without_password
 from rlx_registry import EvaluationRecord, MetricRow, Registry, RunRecord
 
 __all__ = ["MirrorDown", "MlflowMirror", "is_behind"]
@@ -43,6 +43,7 @@ _END = "mlflow-end"  # counts the changes of status that MLflow knew when it was
 _PAGE = 1000  # MLflow's own limit for one request
 
 _STATUS = {
+    "queued": "SCHEDULED",
     "submitted": "RUNNING",
     "running": "RUNNING",
     "finished": "FINISHED",

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlx.errors import EnvironmentFault
-from rlx.record.mlflow_words import legal_key, without_password
-from rlx.spec.diagnostic import printable
+from rlx.record.mlflow_words import legal_key
+from rlx.spec.diagnostic import printable, without_password
 from rlx_registry import MetricRow
 
 __all__ = ["Client", "MirrorDown", "Point", "Shown", "point", "quiet_environment"]
@@ -151,7 +151,7 @@ class Client:
 
     def set_status(self, mlflow_run_id: str, status: str, ended: float | None) -> None:
         with self._reaching(self._uri):
-            if status == "RUNNING":
+            if status in ("SCHEDULED", "RUNNING"):
                 self._mlflow.update_run(mlflow_run_id, status=status)
             else:
                 self._mlflow.set_terminated(mlflow_run_id, status, _millis(ended or time.time()))

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rlx.spec.diagnostic import without_password
 from rlx_registry import EvaluationRecord, RunRecord
 
 __all__ = [
@@ -14,7 +15,6 @@ __all__ = [
     "legal_key",
     "scalars",
     "tags_of",
-    "without_password",
 ]
 
 TAG_LIMIT = 5000
@@ -36,16 +36,6 @@ def flat_params(spec: Mapping[str, Any]) -> dict[str, str]:
     return {
         legal_key(key): without_password(value)[:_PARAM_LIMIT] for key, value in _leaves("", spec)
     }
-
-
-def without_password(text: str) -> str:
-    """Hides the passwords of URLs.
-
-    Example:
-        >>> without_password("postgresql://ann:s3cret@db/rlx")
-        'postgresql://ann:***@db/rlx'
-    """
-    return re.sub(r"(://[^/\s:@]*):[^/\s@]+@", r"\1:***@", text)
 
 
 def legal_key(name: str) -> str:

@@ -1,11 +1,12 @@
 """Writes a run's records as it goes: registry first, everything else mirrors it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from rlx.record.patience import patiently
 from rlx.record.rollouts import Role, TrainedRows, rollout_index, rollout_table
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree
@@ -51,8 +52,8 @@ class Recorder:
         """
         if self._keep_bodies:
             sha256, size = write_body(path, rollout_table(trees, table, rows, roles))
-            self._registry.add_rollouts(
-                self._run_id,
+            self._put(
+                self._registry.add_rollouts,
                 step,
                 path=path,
                 sha256=sha256,
@@ -60,8 +61,8 @@ class Recorder:
                 statistics=dict(statistics),
                 index=rollout_index(trees, table, rows),
             )
-        self._registry.add_metrics(self._run_id, step, figures)
-        self._registry.update_run(self._run_id, step=step)
+        self._put(self._registry.add_metrics, step, figures)
+        self._put(self._registry.update_run, step=step)
 
     def probe(
         self,
@@ -83,14 +84,20 @@ class Recorder:
             path: of the body.
         """
         sha256, _ = write_body(path, table)
-        self._registry.add_artifact(self._run_id, path, "probe")
+        self._put(self._registry.add_artifact, path, "probe")
         body = {"path": f"probes/{path.name}", "sha256": sha256}
         for scheme, found in figures.items():
             suite = f"probe/{scheme}"
-            self._registry.add_evaluation(
-                self._run_id, step, label, suite, found["problems"], dict(found), {"body": body}
+            self._put(
+                self._registry.add_evaluation,
+                step,
+                label,
+                suite,
+                found["problems"],
+                dict(found),
+                {"body": body},
             )
-        self._registry.add_metrics(self._run_id, step, curves)
+        self._put(self._registry.add_metrics, step, curves)
 
     def evaluation(
         self,
@@ -101,8 +108,8 @@ class Recorder:
         suite: str = "held_out",
     ) -> None:
         """Records an evaluation on one set, and its plain numbers as metrics for the curves."""
-        self._registry.add_evaluation(
-            self._run_id,
+        self._put(
+            self._registry.add_evaluation,
             step,
             label,
             suite,
@@ -112,18 +119,33 @@ class Recorder:
         )
         shown = ("accuracy", "brier", "ece", "auroc", "mean_confidence", "alike_share")
         values = {f"eval/{suite}/{name}": metrics.get(name) for name in shown}
-        self._registry.add_metrics(
-            self._run_id, step, {name: v for name, v in values.items() if v is not None}
+        self._put(
+            self._registry.add_metrics,
+            step,
+            {name: v for name, v in values.items() if v is not None},
         )
 
     def checkpoint(self, step: int, path: Path, sha256: str, size: int) -> None:
         """Records a checkpoint that is complete on disk."""
-        self._registry.add_checkpoint(self._run_id, step, path, size, sha256)
+        self._put(self._registry.add_checkpoint, step, path, size, sha256)
+
+    def checkpoints(self) -> dict[int, str]:
+        """Digests of the checkpoints that were recorded, by their steps."""
+        return patiently(
+            lambda: {c.step: c.sha256 for c in self._registry.checkpoints(self._run_id)}
+        )
+
+    def spent(self, step: int, seconds: Mapping[str, float]) -> None:
+        """Records how long a step's own records took, which nobody knows before they are made."""
+        self._put(self._registry.add_metrics, step, seconds)
 
     def phase(self, name: str) -> None:
         """Says which phase has begun."""
-        self._registry.update_run(self._run_id, phase=name)
+        self._put(self._registry.update_run, phase=name)
 
     def event(self, kind: str, message: str, level: str = "info", **payload: Any) -> None:
         """Records something worth telling."""
-        self._registry.add_event(self._run_id, kind, message, payload or None, level=level)
+        self._put(self._registry.add_event, kind, message, payload or None, level=level)
+
+    def _put(self, write: Callable[..., None], *arguments: Any, **named: Any) -> None:
+        patiently(lambda: write(self._run_id, *arguments, **named))

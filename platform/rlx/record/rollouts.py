@@ -13,11 +13,12 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any, Final, Literal
 
+import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
-from rlx.record.entries import ENTRIES, written_entries
+from rlx.record.entries import ENTRIES, written_entries, written_object
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx_registry import RolloutIndex
@@ -137,11 +138,23 @@ class TrainedRows:
         last = (kept.shape[1] - kept.flip(1).argmax(dim=1)).tolist()
         return list(zip(first, last, strict=True))
 
+    @cached_property
+    def arrays(self) -> dict[str, np.ndarray[Any, Any] | None]:
+        """`tokens` as arrays, of which a slice costs far less than one of a tensor."""
+        given = {name: self.tokens.get(name) for name in TOKEN_COLUMNS}
+        return {n: None if tensor is None else tensor.numpy() for n, tensor in given.items()}
+
+    @cached_property
+    def _scores(self) -> list[dict[str, float | None]]:
+        columns = [values.tolist() for values in self.scores.values()]
+        if not columns:
+            return [{} for _ in self.places]
+        return [dict(zip(self.scores, row, strict=True)) for row in zip(*columns, strict=True)]
+
     def record(self, row: int) -> dict[str, Any]:
         """One row under the names of the schema."""
         _, segment, parent, kind, level = self.places[row]
         start, stop = self.ranges[row]
-        kept = {name: self.tokens.get(name) for name in TOKEN_COLUMNS}
         return {
             "row": row,
             "segment": segment,
@@ -151,15 +164,15 @@ class TrainedRows:
             "group": int(self.groups[row]),
             "start": start,
             **{
-                name: None if tensor is None else tensor[row, start:stop].numpy()
-                for name, tensor in kept.items()
+                name: None if array is None else array[row, start:stop]
+                for name, array in self.arrays.items()
             },
             "scores": self.scores_of(row),
         }
 
     def scores_of(self, row: int) -> dict[str, float | None]:
         """The scores of one row that there are."""
-        return {name: float(values[row]) for name, values in self.scores.items()}
+        return dict(self._scores[row])
 
 
 def rollout_table(
@@ -186,7 +199,7 @@ def rollout_table(
             "problem_id": tree.problem.id,
             "prompt": tree.problem.prompt,
             "system": tree.problem.system,
-            "problem": json.dumps(dict(tree.problem.fields)),
+            "problem": written_object(tree.problem.fields),
             "stratum": tree.problem.stratum,
             "segments": [_segment(x, (t, s), rewards) for s, x in enumerate(tree.segments)],
             "rows": trained.get(t, []),
@@ -213,7 +226,7 @@ def _segment(segment: Segment, place: tuple[int, int], rewards: RewardTable) -> 
         "text": segment.text,
         "spans": json.dumps(spans),
         "seed": segment.seed,
-        "info": json.dumps(dict(segment.info)),
+        "info": written_object(segment.info),
         "rewards": written_entries(rewards.turns.get(place, {})),
         "global_rewards": None if whole is None else written_entries(whole),
         "dropped": place in rewards.dropped,
@@ -282,7 +295,7 @@ def _of_row(
 
 def _mean_advantage(rows: TrainedRows, row: int) -> float:
     """Over the tokens that learn; 0 where none does."""
-    mask, advantages = rows.tokens["mask"], rows.tokens["advantages"]
+    mask, advantages = rows.arrays["mask"], rows.arrays["advantages"]
     if mask is None or advantages is None or not mask[row].any():
         return 0.0
     return float(advantages[row][mask[row]].mean())

@@ -1,7 +1,9 @@
 """Schedules and rollout trees: what will be sampled, and what was."""
 
+from rlx.plugin.environment import FAILED
 from rlx.rollout.dialogue import Dialogue, Shown
-from rlx.rollout.environment import FAILED, Fault, Host, LocalHost, Talk, checked, is_fault
+from rlx.rollout.environment import Talk, is_fault
+from rlx.rollout.host import Fault, Host, LocalHost, checked
 from rlx.rollout.schedule import Level, RolloutPlan, grow, plan
 from rlx.rollout.session import Completion, Request, Sampler, Session
 from rlx.rollout.spans import find_spans

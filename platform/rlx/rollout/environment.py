@@ -4,114 +4,22 @@ All rollouts of a batch take their turns together, and one that is done leaves: 
 turn, and so no part in anybody's figures.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal
 
 from rlx.errors import SpecError
-from rlx.plugin import Action, Environment, Problem, Step
+from rlx.plugin import Action, Problem, Step
 from rlx.plugin.environment import FAILED
 from rlx.rollout.dialogue import Dialogue, Shown
+from rlx.rollout.host import Fault, Host
 from rlx.rollout.session import Completion, Request, Session
 from rlx.rollout.spans import find_spans
-from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment
+from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment, Span
 from rlx.seeding import derive_seed
 from rlx.spec import ForcedAnswer, ManyTurn, TurnSpec
 
-__all__ = [
-    "FAILED",
-    "Fault",
-    "Host",
-    "LocalHost",
-    "Talk",
-    "checked",
-    "converse",
-    "is_fault",
-    "talk",
-]
-
-_LONGEST = 1_000_000
-"""Characters of an observation, and of a turn's info as JSON."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What an environment did wrong, in words."""
-
-    reason: str
-
-
-class Host(Protocol):
-    """Where an environment runs."""
-
-    def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
-        """First states for (problem, seed); a `Fault` in the place of one that there is not."""
-        ...
-
-    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | Fault]:
-        """What the environment makes of (state, action), in order."""
-        ...
-
-
-class LocalHost:
-    """Runs an environment in this very process, where its exceptions are not caught."""
-
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
-
-    def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
-        """See `Host`."""
-        return [self._environment.reset(problem, seed) for problem, seed in calls]
-
-    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | Fault]:
-        """See `Host`."""
-        kinds = self._environment.kinds
-        return [checked(self._environment.step(state, action), kinds) for state, action in calls]
-
-
-def checked(step: Any, kinds: Sequence[str]) -> Step:
-    """A plain copy of what an environment gave, whatever subclass that is.
-
-    Raises:
-        ValueError: it is not what `Step` says.
-    """
-    if not isinstance(step, Step):
-        raise ValueError(f"gave {type(step).__name__} instead of a Step")
-    if step.kind not in kinds:
-        raise ValueError(f"gave a turn of kind {step.kind!r}; its kinds are {', '.join(kinds)}")
-    if not _is_text(step.observation) or len(step.observation) > _LONGEST:
-        raise ValueError(f"gave an observation that is no text of at most {_LONGEST} characters")
-    if not (step.anchor is None or _is_text(step.anchor)):
-        raise ValueError(f"gave {type(step.anchor).__name__} as an anchor, not text")
-    if not isinstance(step.info, Mapping):
-        raise ValueError(f"gave {type(step.info).__name__} as info")
-    try:
-        told = json.dumps(dict(step.info), allow_nan=False, ensure_ascii=False)
-        told.encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"gave info that is not plain JSON: {error}") from error
-    if len(told) > _LONGEST:
-        raise ValueError(f"gave info of {len(told)} characters")
-    return Step(
-        kind=str(step.kind),
-        state=step.state,
-        observation=str(step.observation),
-        done=bool(step.done),
-        info=json.loads(told),
-        anchor=step.anchor,
-    )
-
-
-def _is_text(value: Any) -> bool:
-    """Whether it can be written down: half a surrogate pair cannot."""
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+__all__ = ["Talk", "converse", "is_fault", "talk"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +112,47 @@ class _Going:
     chain: list[Segment] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A turn that was sampled and is not answered yet.
+
+    Attributes:
+        rollout: whose it is.
+        number: in its rollout, from 1.
+        seed: what it was drawn from.
+        order: number of its completion in the session's call.
+    """
+
+    rollout: _Going
+    number: int
+    seed: int
+    order: int
+    completion: Completion
+    text: str
+    spans: Mapping[str, Span]
+
+    def action(self, plan: Talk) -> Action:
+        """What the environment is told of it."""
+        spans = {name: span.text for name, span in self.spans.items()}
+        return plan.action(self.text, spans, self.number, self.completion.finish_reason)
+
+    def segment(self, kind: str, info: Mapping[str, Any]) -> Segment:
+        """What is kept of it, once the environment has said what it was."""
+        return Segment(
+            parent=NO_PARENT,
+            author="policy",
+            token_ids=self.completion.token_ids,
+            turn=self.number,
+            kind=kind,
+            logprobs=self.completion.logprobs,
+            finish_reason=self.completion.finish_reason,
+            text=self.text,
+            spans=self.spans,
+            seed=self.seed,
+            info=info,
+        )
+
+
 def converse(
     plan: Talk,
     problems: Sequence[Problem],
@@ -238,11 +187,16 @@ def converse(
         live = [r for r in live if number == 1 or len(r.context) <= room]
         if not live:
             break
-        completions = _sampled(live, number, sampling, seeds, session)
-        live = _answered(plan, live, completions, number, seeds, dialogue, host)
+        drawn = [derive_seed(seeds[r.tree], "turn", r.place, number) for r in live]
+        completions = _sampled(live, drawn, number, sampling, session)
+        turns = _read(live, drawn, completions, number, sampling, dialogue)
+        live = list(_answered(plan, list(turns), dialogue, host))
+    chains: list[list[list[Segment]]] = [[] for _ in problems]
+    for rollout in rollouts:
+        chains[rollout.tree].append(rollout.chain)
     return [
-        RolloutTree(problem, tuple(_laid(prompts[t], [r.chain for r in rollouts if r.tree == t])))
-        for t, problem in enumerate(problems)
+        RolloutTree(problem, tuple(_laid(prompt, below)))
+        for problem, prompt, below in zip(problems, prompts, chains, strict=True)
     ]
 
 
@@ -267,10 +221,9 @@ def _begun(
 
 
 def _sampled(
-    live: Sequence[_Going], number: int, sampling: TurnSpec, seeds: Sequence[int], session: Session
+    live: Sequence[_Going], drawn: Sequence[int], number: int, sampling: TurnSpec, session: Session
 ) -> list[Completion]:
-    """One turn of each; the first turns of a problem share its prompt."""
-    drawn = [_seed(seeds, rollout, number) for rollout in live]
+    """One turn of each, from its seed; the first turns of a problem share its prompt."""
     if number > 1:
         requests = [
             Request(r.context, r.completion, (seed,)) for r, seed in zip(live, drawn, strict=True)
@@ -284,69 +237,43 @@ def _sampled(
     return [one for group in session.generate(requests, sampling) for one in group]
 
 
-def _seed(seeds: Sequence[int], rollout: _Going, number: int) -> int:
-    return derive_seed(seeds[rollout.tree], "turn", rollout.place, number)
+def _read(
+    live: Sequence[_Going],
+    drawn: Sequence[int],
+    completions: Sequence[Completion],
+    number: int,
+    sampling: TurnSpec,
+    dialogue: Dialogue,
+) -> Iterator[_Turn]:
+    """What each rollout said."""
+    for order, (rollout, seed, completion) in enumerate(zip(live, drawn, completions, strict=True)):
+        text, ends = dialogue.read(completion.token_ids)
+        spans = find_spans(text, ends, sampling.spans, first_turn=number == 1)
+        yield _Turn(rollout, number, seed, order, completion, text, spans)
 
 
 def _answered(
-    plan: Talk,
-    live: Sequence[_Going],
-    completions: Sequence[Completion],
-    number: int,
-    seeds: Sequence[int],
-    dialogue: Dialogue,
-    host: Host,
-) -> list[_Going]:
-    """Hands the turns to the environment, notes both, and returns the rollouts that go on."""
-    spoken = []
-    for rollout, completion in zip(live, completions, strict=True):
-        text, ends = dialogue.read(completion.token_ids)
-        spans = find_spans(text, ends, plan.turn.spans, first_turn=number == 1)
-        spoken.append((rollout, completion, text, spans))
-    calls = [
-        (
-            rollout.state,
-            plan.action(
-                text, {name: s.text for name, s in spans.items()}, number, completion.finish_reason
-            ),
-        )
-        for rollout, completion, text, spans in spoken
-    ]
-    going = []
-    for order, ((rollout, completion, text, spans), step) in enumerate(
-        zip(spoken, host.step(calls), strict=True)
-    ):
-        failed = isinstance(step, Fault)
-        rollout.chain.append(
-            Segment(
-                parent=NO_PARENT,
-                author="policy",
-                token_ids=completion.token_ids,
-                turn=number,
-                kind=FAILED if failed else cast(Step, step).kind,
-                logprobs=completion.logprobs,
-                finish_reason=completion.finish_reason,
-                text=text,
-                spans=spans,
-                seed=_seed(seeds, rollout, number),
-                info={} if failed else cast(Step, step).info,
-            )
-        )
-        if not isinstance(step, Fault) and step.done:
+    plan: Talk, turns: Sequence[_Turn], dialogue: Dialogue, host: Host
+) -> Iterator[_Going]:
+    """Hands the turns to the environment, notes both, and yields the rollouts that go on."""
+    calls = [(turn.rollout.state, turn.action(plan)) for turn in turns]
+    for turn, step in zip(turns, host.step(calls), strict=True):
+        rollout = turn.rollout
+        if isinstance(step, Fault):
+            rollout.chain += turn.segment(FAILED, {}), _fault(step, plan)
+            continue
+        rollout.chain.append(turn.segment(step.kind, step.info))
+        if step.done:
             continue
         # Behind the last turn too: it was not done.
-        shown = (
-            step if isinstance(step, Fault) else _shown(plan, step, completion, number, dialogue)
-        )
+        shown = _shown(plan, step, turn, dialogue)
         if isinstance(shown, Fault):
             rollout.chain.append(_fault(shown, plan))
             continue
-        answer = cast(Step, step)
-        rollout.chain.append(_observation(shown, answer))
-        rollout.context += completion.token_ids + shown.token_ids
-        rollout.completion, rollout.state = order, answer.state
-        going.append(rollout)
-    return going
+        rollout.chain.append(_observation(shown, step))
+        rollout.context += turn.completion.token_ids + shown.token_ids
+        rollout.completion, rollout.state = turn.order, step.state
+        yield rollout
 
 
 def _require_writable(plan: Talk, dialogue: Dialogue) -> None:
@@ -362,13 +289,11 @@ def _require_writable(plan: Talk, dialogue: Dialogue) -> None:
             raise SpecError(f"rollout.forced_answer.template: {error}") from error
 
 
-def _shown(
-    plan: Talk, step: Step, turn: Completion, number: int, dialogue: Dialogue
-) -> Shown | Fault:
+def _shown(plan: Talk, step: Step, turn: _Turn, dialogue: Dialogue) -> Shown | Fault:
     """What the next turn follows; what no token stands for is the environment's fault."""
-    text = plan.shown(step.observation, number + 1)
+    text = plan.shown(step.observation, turn.number + 1)
     try:
-        return dialogue.observed(text, turn.token_ids, inline=plan.inline)
+        return dialogue.observed(text, turn.completion.token_ids, inline=plan.inline)
     except SpecError as error:
         return Fault(f"its observation cannot be shown: {error}")
 

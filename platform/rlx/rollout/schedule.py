@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from rlx.plugin import Problem
 from rlx.rollout.dialogue import Dialogue
-from rlx.rollout.environment import Host, Talk, converse, talk
+from rlx.rollout.environment import Talk, converse, talk
+from rlx.rollout.host import Host
 from rlx.rollout.session import Completion, Request, Session
 from rlx.rollout.spans import find_spans
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment

@@ -40,11 +40,21 @@ class Carried:
 
     @staticmethod
     def resume(
-        credit: CreditSpec, beta: float, states: Mapping[str, Mapping[str, float]], critic: int
+        credit: CreditSpec,
+        beta: float | None,
+        states: Mapping[str, Mapping[str, float]],
+        critic: int,
     ) -> "Carried":
-        """What a checkpoint of this phase has kept."""
-        begun = Carried.begin(credit, None)
-        return replace(begun, kl=replace(begun.kl, beta=beta), states=states, critic=critic)
+        """What a checkpoint of this phase has kept; a β that is fixed is the settings' own."""
+        begun = replace(Carried.begin(credit, None), states=states, critic=critic)
+        if beta is None or not isinstance(begun.kl, AdaptiveKl):
+            return begun
+        return replace(begun, kl=replace(begun.kl, beta=beta))
+
+    @property
+    def adapted(self) -> float | None:
+        """β where it adapts; None where it is fixed."""
+        return self.kl.beta if isinstance(self.kl, AdaptiveKl) else None
 
     def after(self, train: TrainBatch, spec: ExperimentSpec, *, with_critic: bool) -> "Carried":
         """What goes on after a step."""

@@ -1,32 +1,58 @@
-"""Checkpoints: all that the next step needs, written aside, synced, renamed, and checked when read.
+"""Checkpoints: all that the next step needs, in sealed folders.
 
 A checkpoint is a folder `checkpoints/step_000040` with the engines' own files below `policy` and
-`critic`, the run's state as `state.json`, and `manifest.json`, which has the SHA-256 of every other
-file. The folder's digest is that of its manifest. Seeds are derived from the step's place in the
-data, so the data cursor is all that sampling and scoring need.
+`critic`, the run's state as `state.json`, and a manifest whose digest the registry remembers. Seeds
+are derived from the step's place in the data, so the data cursor is all that sampling and scoring
+need.
+
+Nothing here imports torch: submissions look at checkpoints too.
 """
 
-import hashlib
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlx import __version__
-from rlx.errors import RlxError
-from rlx.learner import Critic, Learner, Ranks
+from rlx.run.sealed import (
+    CheckpointError,
+    aside_of,
+    check,
+    clear_aside,
+    digest_of,
+    put_json,
+    seal,
+)
+from rlx.spec import RunnerSpec
 
-__all__ = ["CheckpointError", "RunState", "Written", "newest", "read_state", "restore", "write"]
+if TYPE_CHECKING:
+    from rlx.learner import Critic, Learner, Ranks
 
-MANIFEST, STATE = "manifest.json", "state.json"
-PREFIX, PART = "step_", ".part"
+__all__ = [
+    "RunState",
+    "Written",
+    "converted",
+    "folder_name",
+    "has_critic",
+    "named",
+    "newest",
+    "read_state",
+    "restore",
+    "steps",
+    "write",
+]
 
+STATE, POLICY, CRITIC = "state.json", "policy", "critic"
+PREFIX = "step_"
+LATEST = "latest"
+"""Stands for the newest checkpoint, where one is named by its step."""
+CONVERTED = "converted_"
+"""Begins the names of what `converted` makes; the digest of its source follows."""
 
-class CheckpointError(RlxError):
-    """A checkpoint is not what was written."""
+Recorded = Mapping[int, str]
+"""Digests that the registry has of a run's checkpoints, by their steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +65,12 @@ class RunState:
         learned: steps in which some rollout could be scored.
         phase: number of the phase that `step` belongs to, from 0.
         done: steps of that phase that have been taken.
-        beta: β of KL in the reward.
+        beta: β of KL in the reward where it adapts; None where it is fixed.
         states: what each estimator carries on, by its name.
         critic: steps in which the critic has learned.
         ranks: how many wrote this.
+        zero_stage: under which they wrote it.
+        dtype: of the weights that were trained.
         digest: of the experiment.
         version: of rlx.
     """
@@ -52,12 +80,28 @@ class RunState:
     learned: int
     phase: int
     done: int
-    beta: float
+    beta: float | None
     states: Mapping[str, Mapping[str, float]]
     critic: int
     ranks: int
+    zero_stage: int
+    dtype: str
     digest: str
     version: str = __version__
+
+    def refuses(self, runner: RunnerSpec) -> tuple[str, str] | None:
+        """A key of `runner:` under which this cannot be loaded, and why; None where it can."""
+        if runner.dtype != self.dtype:
+            return "dtype", f"is {runner.dtype!r}, and the checkpoint is of {self.dtype} training"
+        if runner.zero_stage != self.zero_stage and 0 in (runner.zero_stage, self.zero_stage):
+            why = "DeepSpeed converts between stages 1, 2 and 3"
+            return "zero_stage", f"is {runner.zero_stage}, was {self.zero_stage}, and {why}"
+        return None
+
+    def is_spread_otherwise(self, ranks: int, runner: RunnerSpec) -> bool:
+        """Whether it has to be converted for so many ranks."""
+        same = (ranks, runner.zero_stage) == (self.ranks, self.zero_stage)
+        return runner.zero_stage > 0 and not same
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +116,9 @@ class Written:
 def write(
     root: Path,
     state: RunState,
-    learner: Learner,
-    critic: Critic | None,
-    ranks: Ranks,
+    learner: "Learner",
+    critic: "Critic | None",
+    ranks: "Ranks",
     *,
     keep: int,
 ) -> Written | None:
@@ -87,42 +131,49 @@ def write(
     Returns:
         What was written, on rank 0; None elsewhere.
     """
-    folder = root / f"{PREFIX}{state.step:06d}"
-    aside = folder.with_name(folder.name + PART)
+    folder = root / folder_name(state.step)
+    aside = aside_of(folder)
     if ranks.is_first:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
+        clear_aside(folder)
     ranks.barrier()
-    learner.save(aside / "policy")
+    learner.save(aside / POLICY)
     if critic is not None:
-        critic.save(aside / "critic")
+        critic.save(aside / CRITIC)
     ranks.barrier()
     if not ranks.is_first:
         return None
-    _put(aside / STATE, asdict(state))
-    files = sorted(path for path in aside.rglob("*") if path.is_file())
-    _put(aside / MANIFEST, {str(path.relative_to(aside)): _sha256(path) for path in files})
-    for path in (*files, aside / MANIFEST, aside):
-        _sync(path)
-    shutil.rmtree(folder, ignore_errors=True)
-    aside.replace(folder)
-    _sync(root)
-    for old in list(_complete(root))[keep:]:
-        shutil.rmtree(old, ignore_errors=True)
+    put_json(aside / STATE, asdict(state))
+    seal(folder)
+    old = [root / folder_name(step) for step in steps(root)[keep:]]
+    for gone in (*old, *root.glob(f"{CONVERTED}*")):  # a conversion has served by now
+        shutil.rmtree(gone, ignore_errors=True)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return Written(folder, _sha256(folder / MANIFEST), size)
+    return Written(folder, digest_of(folder), size)
 
 
-def newest(root: Path, tell: Callable[[str], None]) -> Path | None:
+def folder_name(step: int) -> str:
+    """What the checkpoint of a step is called."""
+    return f"{PREFIX}{step:06d}"
+
+
+def steps(root: Path) -> list[int]:
+    """Steps of the checkpoints that were completed, newest first."""
+    names = [path.name.removeprefix(PREFIX) for path in root.glob(f"{PREFIX}*") if path.is_dir()]
+    return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+
+
+def newest(root: Path, recorded: Recorded, tell: Callable[[str], None]) -> Path | None:
     """The newest checkpoint that is as it was written; None where there is none.
 
     Args:
         root: folder of the run's checkpoints.
+        recorded: what the registry knows of them.
         tell: told of every one that is refused, and why.
     """
-    for folder in _complete(root):
+    for step in steps(root):
+        folder = root / folder_name(step)
         try:
-            _check(folder)
+            check(folder, recorded.get(step))
         except CheckpointError as error:
             tell(f"checkpoint {folder.name} is not used: {error}")
         else:
@@ -130,60 +181,85 @@ def newest(root: Path, tell: Callable[[str], None]) -> Path | None:
     return None
 
 
+def named(root: Path, step: str, recorded: Recorded) -> Path:
+    """The checkpoint of a step, or the newest that is sound where `step` is "latest".
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    there = steps(root)
+    if step.isdecimal() and int(step) in there:
+        folder = root / folder_name(int(step))
+        try:
+            check(folder, recorded.get(int(step)))
+        except CheckpointError as error:
+            raise CheckpointError(f"checkpoint {folder.name} is damaged: {error}") from error
+        return folder
+    refused: list[str] = []
+    if step == LATEST and (found := newest(root, recorded, refused.append)):
+        return found
+    if refused or not there:
+        raise CheckpointError(refused[0] if refused else "the run has no checkpoint")
+    has = ", ".join(map(str, reversed(there)))
+    raise CheckpointError(f"there is no checkpoint of step {step}; there are those of {has}")
+
+
+def converted(folder: Path, root: Path) -> Path:
+    """A checkpoint as any number of ranks can load it, made once and checked like any other.
+
+    Args:
+        folder: of a sound checkpoint, written under ZeRO stage 1, 2 or 3.
+        root: where the conversion is kept until the next checkpoint is written.
+
+    Raises:
+        RlxError: DeepSpeed cannot convert it.
+    """
+    from rlx.learner.universal import convert  # brings torch
+
+    target = root / f"{CONVERTED}{digest_of(folder)[:16]}"
+    try:
+        check(target)
+    except CheckpointError:
+        aside = clear_aside(target)
+        convert([folder / part for part in (POLICY, CRITIC) if (folder / part).is_dir()], aside)
+        seal(target)
+    return target
+
+
 def read_state(folder: Path) -> RunState:
-    """The state that a checkpoint holds."""
-    return RunState(**json.loads((folder / STATE).read_text()))
+    """The state that a checkpoint holds.
+
+    Raises:
+        CheckpointError: another version of rlx wrote it.
+    """
+    said = json.loads((folder / STATE).read_text())
+    try:
+        return RunState(**said)
+    except TypeError as error:
+        version = said.get("version")
+        raise CheckpointError(
+            f"checkpoint {folder.name} is of rlx {version}, and this is {__version__}"
+        ) from error
 
 
-def restore(folder: Path, learner: Learner, critic: Critic | None) -> None:
+def has_critic(folder: Path) -> bool:
+    """Whether a checkpoint holds a critic."""
+    return (folder / CRITIC).is_dir()
+
+
+def restore(
+    folder: Path, learner: "Learner", critic: "Critic | None", *, universal: bool = False
+) -> None:
     """Loads weights and optimisers; every rank calls it, after one has checked the folder.
+
+    Args:
+        universal: the folder is one that `converted` made.
 
     Raises:
         CheckpointError: the critic's part is missing.
     """
-    learner.load(folder / "policy")
+    if critic is not None and not has_critic(folder):
+        raise CheckpointError(f"{folder.name} has no critic")
+    learner.load(folder / POLICY, universal=universal)
     if critic is not None:
-        if not (folder / "critic").is_dir():
-            raise CheckpointError(f"{folder.name} has no critic")
-        critic.load(folder / "critic")
-
-
-def _complete(root: Path) -> Iterator[Path]:
-    """Folders that were renamed into place, newest first."""
-    found = [p for p in root.glob(f"{PREFIX}*") if p.is_dir() and not p.name.endswith(PART)]
-    return iter(sorted(found, reverse=True))
-
-
-def _check(folder: Path) -> None:
-    """Compares every file with the manifest.
-
-    Raises:
-        CheckpointError: one is missing, differs, or is not named there.
-    """
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"its {MANIFEST} cannot be read") from error
-    there = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} - {MANIFEST}
-    if odd := sorted(there.symmetric_difference(manifest)):
-        raise CheckpointError(f"{odd[0]} is {'missing' if odd[0] in manifest else 'no part of it'}")
-    for name, digest in manifest.items():
-        if _sha256(folder / name) != digest:
-            raise CheckpointError(f"{name} has changed since it was written")
-
-
-def _put(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=1, sort_keys=True))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        critic.load(folder / CRITIC, universal=universal)

@@ -154,9 +154,11 @@ def sample_and_score(
     began = time.perf_counter()
     mine = slice(m.ranks.rank, None, m.ranks.count)
     host = hosted(parts, m.pool)
+    m.progress.doing("generation")
     with m.sampler.session() as session:
         trees = grow(plan, problems[mine], seeds[mine], session, m.policy.dialogue, host)
     sampled = time.perf_counter()
+    m.progress.doing("scoring")
     table = score(trees, parts.rewards, m.pool)
     scored = time.perf_counter()
     shares = m.ranks.gather((trees, table))

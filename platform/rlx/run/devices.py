@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Build", "Driver", "Lack", "devices", "diagnose", "driver", "torch_build"]
+__all__ = ["Build", "Driver", "Lack", "devices", "diagnose", "driver", "tokens", "torch_build"]
 
 PATIENCE = 20.0
 """Seconds that nvidia-smi may take; it is slow where a driver sleeps."""
@@ -114,21 +114,39 @@ def devices(listing: str, visible: str | None) -> list[str]:
     """Names of the devices that CUDA would show to a program, in its order.
 
     Args:
+        listing, visible: as for `tokens`.
+    """
+    return [name for _, name in _shown(listing, visible)]
+
+
+def tokens(listing: str, visible: str | None) -> list[str]:
+    """What CUDA_VISIBLE_DEVICES calls each device that CUDA would show to a program.
+
+    A whole device is called by its number, whatever `visible` calls it; a part of one by its UUID.
+
+    Args:
         listing: what `nvidia-smi -L` printed, which knows nothing of CUDA_VISIBLE_DEVICES.
         visible: CUDA_VISIBLE_DEVICES: indices or the beginnings of UUIDs; CUDA stops at the first
             that is none. None where it is not set.
     """
-    whole = {number: name for number, name, _ in _GPU.findall(listing)}
+    return [token for token, _ in _shown(listing, visible)]
+
+
+def _shown(listing: str, visible: str | None) -> list[tuple[str, str]]:
+    """Token and name of each device that CUDA would show."""
+    whole = {number: (number, name) for number, name, _ in _GPU.findall(listing)}
+    numbers = {uuid: number for number, _, uuid in _GPU.findall(listing)}
     if visible is None:
         return list(whole.values())
-    shown: list[str] = []
+    shown: list[tuple[str, str]] = []
     for token in (part.strip() for part in visible.split(",")):
-        name = whole.get(token)
+        found = whole.get(token)
         if token.startswith(("GPU-", "MIG-")):
-            name = next((n for n, uuid in _UUID.findall(listing) if uuid.startswith(token)), None)
-        if name is None:
+            named = ((u, n) for n, u in _UUID.findall(listing) if u.startswith(token))
+            found = next(((numbers.get(u, u), n) for u, n in named), None)
+        if found is None:
             break
-        shown.append(name)
+        shown.append(found)
     return shown
 
 

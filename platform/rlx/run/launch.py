@@ -3,7 +3,6 @@
 A run that is recorded either starts or is marked as failed: none waits for ever.
 """
 
-import hashlib
 import json
 import os
 import platform
@@ -20,8 +19,10 @@ from typing import Any
 import rlx
 from rlx.discovery import Plugins
 from rlx.run.disk import hold_reserve
-from rlx.run.paths import RunFolder, home, tracking_url
+from rlx.run.fork import copy_origin, pinned
+from rlx.run.paths import REGISTRY, RunFolder, home, tracking_url
 from rlx.run.trouble import as_fault, message
+from rlx.sources import source_digest
 from rlx.spec.reader import ReadSpec
 from rlx.spec.training import TrackingSpec
 from rlx_registry import Registry, RegistryError, RunRecord
@@ -32,14 +33,22 @@ PACKAGES = ("torch", "deepspeed", "transformers", "mlflow", "sqlalchemy", "pydan
 
 
 def submit(
-    registry: Registry, read: ReadSpec, plugins: Plugins, *, again: bool
+    registry: Registry, read: ReadSpec, plugins: Plugins, *, again: bool, queue: bool = False
 ) -> tuple[RunRecord, bool]:
     """Records a run and lays out its folder; starts nothing.
+
+    Args:
+        again: even where an equal one has finished or is under way.
+        queue: for whichever worker takes it.
 
     Returns:
         The run, and whether it is new; an equal one that has finished or is under way is given
         back unless `again`.
+
+    Raises:
+        InvalidSpec: the checkpoint that it goes on from is missing, damaged, or of another model.
     """
+    read = pinned(registry, read)
     spec = read.spec
     run, created = registry.submit(
         digest=spec.digest,
@@ -54,6 +63,7 @@ def submit(
         code=_code(),
         environment=_environment(),
         again=again,
+        queue=queue,
     )
     if not created:
         return run, False
@@ -69,6 +79,7 @@ def _lay_out(registry: Registry, run_id: str, read: ReadSpec) -> None:
     hold_reserve(folder.reserve)
     folder.yaml.write_text(read.yaml)
     folder.resolved.write_text(json.dumps(read.spec.resolved(), indent=2))
+    copy_origin(registry, read.spec, folder)
     registry.add_artifact(run_id, folder.yaml, "spec")
     registry.add_artifact(run_id, folder.resolved, "spec")
 
@@ -84,7 +95,7 @@ def failed_unless_started(registry: Registry, run_id: str) -> Iterator[None]:
         code = 1 if told is None else told.exit_code
         with suppress(RegistryError):  # the error itself says more
             registry.add_event(run_id, "failed", message(error), {"exit_code": code}, "error")
-            registry.transition(run_id, {"submitted"}, "failed", message(error))
+            registry.transition(run_id, {"queued", "submitted"}, "failed", message(error))
         raise
 
 
@@ -99,12 +110,12 @@ def start(run: RunRecord, registry_url: str) -> int:
     folder = RunFolder(Path(run.directory))
     with folder.log.open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "rlx.run.supervise", run.id, registry_url],
+            [sys.executable, "-m", "rlx.run.supervise", run.id],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=child_environment(),
+            env={**child_environment(), REGISTRY: registry_url},
         )
     return process.pid
 
@@ -142,12 +153,9 @@ def _environment() -> dict[str, Any]:
 def _code() -> dict[str, Any]:
     """Version of rlx, a digest of its sources, and its commit where it runs from a checkout."""
     root = Path(rlx.__file__).parent
-    digest = hashlib.sha256()
-    for file in sorted(root.rglob("*.py")):
-        digest.update(file.relative_to(root).as_posix().encode() + file.read_bytes())
     return {
         "version": rlx.__version__,
-        "sources": digest.hexdigest()[:16],
+        "sources": source_digest(root / "__init__.py")[:16],
         "commit": _git(root, "rev-parse", "HEAD"),
         "modified": bool(_git(root, "status", "--porcelain", "--untracked-files=no")),
     }

@@ -47,7 +47,7 @@ def run_experiment(
     Raises:
         Stopped: `stop` was asked for; a checkpoint of the step just taken has been written.
     """
-    progress = ProgressFile(folder.progress)
+    progress = ProgressFile(folder.progress if ranks.is_first else None)
     base = make_parts(spec)
     runner = spec.runner
     with RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool:
@@ -75,11 +75,11 @@ def run_experiment(
         )
         resumed = resume(machinery)
         sampler.load(learner.weights())
-        if resumed is None:
-            _evaluate(machinery, base, step=0, label="before")
-            if spec.probe is not None and spec.probe.every:
-                run_probe(machinery, base, step=0, label="before")
         at = resumed or Progressed()
+        if resumed is None or resumed.forked:
+            _evaluate(machinery, base, step=at.step, label="before")
+            if spec.probe is not None and spec.probe.every:
+                run_probe(machinery, base, step=at.step, label="before")
         with stop.honoured():
             for number in range(at.phase, len(spec.phases)):
                 at = _train_phase(machinery, base, number, at, stop)

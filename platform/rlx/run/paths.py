@@ -7,7 +7,11 @@ from urllib.parse import unquote
 
 from rlx.errors import EnvironmentFault
 
-__all__ = ["RunFolder", "home", "shown", "tracking_url"]
+__all__ = ["ATTEMPT", "REGISTRY", "RunFolder", "home", "shown", "tracking_url"]
+
+REGISTRY, ATTEMPT = "RLX_RUN_REGISTRY", "RLX_RUN_ATTEMPT"
+"""Variables by which supervisor and ranks learn of the registry, whose URL may hold a password and
+must not be seen in a list of processes, and of their fencing token."""
 
 
 def home() -> Path:
@@ -67,6 +71,11 @@ class RunFolder:
         return self.root / "progress.json"
 
     @property
+    def job(self) -> Path:
+        """The job of Slurm that has the run; not there where its supervisor is none."""
+        return self.root / "job.json"
+
+    @property
     def failure(self) -> Path:
         """Why the first rank that failed gave up, in its own words."""
         return self.root / "failure.json"
@@ -77,9 +86,19 @@ class RunFolder:
         return self.root / "reserve"
 
     @property
+    def has_room(self) -> bool:
+        """Whether nobody has met a full disk."""
+        return self.reserve.exists()
+
+    @property
     def checkpoints(self) -> Path:
         """What the run goes on from after a crash."""
         return self.root / "checkpoints"
+
+    @property
+    def origin(self) -> Path:
+        """The checkpoint of another run that this one goes on from, if there is one."""
+        return self.root / "origin"
 
     @property
     def model(self) -> Path:

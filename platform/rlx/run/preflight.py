@@ -7,6 +7,7 @@ experiment that asks for it; ranks check again, for they may run elsewhere and l
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from rlx.discovery import Plugins, resolve
@@ -14,6 +15,7 @@ from rlx.errors import EnvironmentFault, RlxError
 from rlx.plugin import Plugin
 from rlx.run.devices import Lack, diagnose, driver, torch_build
 from rlx.run.disk import LITTLE, free_bytes, hold_reserve, size
+from rlx.run.launchers import lacks, ranks_here
 from rlx.run.packages import packages
 from rlx.run.paths import home, shown
 from rlx.run.trouble import as_fault
@@ -25,8 +27,13 @@ from rlx.spec.reader import ReadSpec
 __all__ = ["cuda_lack", "preflight", "require_room"]
 
 
-def preflight(read: ReadSpec, plugins: Plugins) -> tuple[Diagnostic, ...]:
+def preflight(
+    read: ReadSpec, plugins: Plugins, *, elsewhere: bool = False
+) -> tuple[Diagnostic, ...]:
     """Sees that an experiment could run here.
+
+    Args:
+        elsewhere: another machine may run it: what this one lacks is only worth a warning.
 
     Returns:
         Warnings.
@@ -38,14 +45,16 @@ def preflight(read: ReadSpec, plugins: Plugins) -> tuple[Diagnostic, ...]:
         EnvironmentFault: nothing can be written under RLX_HOME.
     """
     faults = [
-        *_device(read),
+        *_machines(read),
         *_model(read.spec),
         *_plugins(read.spec, plugins),
     ]
+    lacks = [replace(f, severity="warning") for f in faults if elsewhere and f.kind == "machine"]
+    faults = [f for f in faults if not (elsewhere and f.kind == "machine")]
     if faults:
         raise refusal([locate(f, read.document) for f in faults], read.document.file)
     require_room(home())
-    return tuple(_little_room(home()))
+    return (*(locate(f, read.document) for f in lacks), *_little_room(home()))
 
 
 def require_room(folder: Path) -> None:
@@ -90,9 +99,14 @@ def cuda_lack(wanted: int) -> Lack | None:
     return diagnose(build, driver(), os.environ.get("CUDA_VISIBLE_DEVICES"), wanted)
 
 
-def _device(read: ReadSpec) -> Iterator[Diagnostic]:
+def _machines(read: ReadSpec) -> Iterator[Diagnostic]:
+    faults = list(lacks(read.spec.runner))
+    yield from faults or _device(read, ranks_here(read.spec.runner))
+
+
+def _device(read: ReadSpec, here: int) -> Iterator[Diagnostic]:
     runner = read.spec.runner
-    if runner.device == "cpu" or (lack := cuda_lack(runner.ranks)) is None:
+    if runner.device == "cpu" or not here or (lack := cuda_lack(here)) is None:
         return
     if runner.device == "auto" and lack.count == 0:
         return  # then it runs on the CPU
@@ -102,6 +116,7 @@ def _device(read: ReadSpec) -> Iterator[Diagnostic]:
         f"{_asks(runner)}, found {lack.count}",
         lack.help,
         f"on the CPU: rlx submit {read.document.file} --set runner.device=cpu",
+        f"queue it for a machine that has: rlx submit {read.document.file} --queue",
         "all about this machine: rlx doctor",
         notes=(f"found: {lack.found}",),
     )

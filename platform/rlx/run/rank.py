@@ -1,4 +1,4 @@
-"""Entry point of one rank: `torchrun -m rlx.run.rank FOLDER RUN_ID REGISTRY_URL`.
+"""Entry point of one rank: `torchrun -m rlx.run.rank FOLDER RUN_ID`.
 
 Nothing is imported at module level but the standard library: scoring processes are spawned from
 here and import this module again.
@@ -19,13 +19,13 @@ SUPERVISOR_EVERY = 2.0
 """Seconds between two looks at whether the supervisor is still there."""
 
 
-def main(folder: str, run_id: str, registry_url: str) -> int:
+def main(folder: str, run_id: str) -> int:
     """Runs this rank; writes why it gave up where the supervisor looks for it."""
     faulthandler.register(signal.SIGUSR1)  # the supervisor of a rank that hangs asks where
     supervisor = int(os.environ["RLX_SUPERVISOR"])
     threading.Thread(target=_leave_without, args=(supervisor,), daemon=True).start()
     try:
-        _run(Path(folder), run_id, registry_url)
+        _run(Path(folder), run_id)
     except Exception as error:  # noqa: BLE001  (recorded, and the rank ends)
         _record(Path(folder), error)  # first: where the disk is full, the log cannot be written
         traceback.print_exc()
@@ -69,10 +69,10 @@ def _leave_without(supervisor: int) -> None:
     os._exit(1)
 
 
-def _run(folder: Path, run_id: str, registry_url: str) -> None:
+def _run(folder: Path, run_id: str) -> None:
     import torch
 
-    from rlx.run.paths import RunFolder
+    from rlx.run.paths import ATTEMPT, REGISTRY, RunFolder
     from rlx.spec import ExperimentSpec
 
     paths = RunFolder(folder)
@@ -91,9 +91,9 @@ def _run(folder: Path, run_id: str, registry_url: str) -> None:
         with suppress(Stopped):
             run_experiment(spec, paths, ranks, None, stop)
         return
-    with Registry.open(registry_url) as registry:
-        keep = spec.tracking.rollouts == "all"
-        recorder = Recorder(registry, run_id, keep_bodies=keep)
+    with Registry.open(os.environ[REGISTRY]) as registry:
+        writer = registry.as_writer(run_id, int(os.environ[ATTEMPT]))
+        recorder = Recorder(writer, run_id, keep_bodies=spec.tracking.rollouts == "all")
         with suppress(Stopped):
             run_experiment(spec, paths, ranks, recorder, stop)
             recorder.event("completed", "every phase and evaluation is recorded")

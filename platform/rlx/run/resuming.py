@@ -1,11 +1,21 @@
 """Where a run stands, written down between its steps and taken up again."""
 
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from rlx.errors import RlxError
 from rlx.run.carried import Carried
-from rlx.run.checkpoint import RunState, newest, read_state, restore, write
+from rlx.run.checkpoint import (
+    RunState,
+    converted,
+    newest,
+    read_state,
+    restore,
+    write,
+)
 from rlx.run.machinery import Machinery
+from rlx.run.sealed import CheckpointError
 from rlx.spec import ExperimentSpec
 
 __all__ = ["Progressed", "due", "keep", "resume"]
@@ -22,6 +32,7 @@ class Progressed:
         phase: number of the phase that it is in, from 0.
         done: steps of that phase.
         carried: what the next step is handed.
+        forked: another run has taken all these steps.
     """
 
     step: int = 0
@@ -30,6 +41,7 @@ class Progressed:
     phase: int = 0
     done: int = 0
     carried: Carried | None = None
+    forked: bool = False
 
 
 def due(spec: ExperimentSpec, step: int) -> bool:
@@ -42,51 +54,91 @@ def keep(m: Machinery, at: Progressed) -> None:
     """Writes a checkpoint and records it."""
     if at.carried is None:
         raise ValueError("nothing has been trained yet")
+    m.progress.doing("checkpoint")
+    began = time.perf_counter()
     state = RunState(
         step=at.step,
         cursor=at.cursor,
         learned=at.learned,
         phase=at.phase,
         done=at.done,
-        beta=at.carried.kl.beta,
+        beta=at.carried.adapted,
         states=at.carried.states,
         critic=at.carried.critic,
         ranks=m.ranks.count,
+        zero_stage=m.spec.runner.zero_stage,
+        dtype=m.spec.runner.dtype,
         digest=m.spec.digest,
     )
     root, spec = m.folder.checkpoints, m.spec.runner.checkpoint
     written = write(root, state, m.learner, m.critic, m.ranks, keep=spec.keep)
     if m.recorder and written:
         m.recorder.checkpoint(at.step, written.path, written.sha256, written.bytes)
+        m.recorder.spent(at.step, {"perf/checkpoint_s": time.perf_counter() - began})
 
 
 def resume(m: Machinery) -> Progressed | None:
-    """Loads the newest sound checkpoint; None where there is none. Every rank calls it.
+    """Loads the newest sound checkpoint, else that of the run that this one goes on from.
+
+    Every rank calls it.
+
+    Returns:
+        How far the run is; None where it begins from its model as it is.
 
     Raises:
-        RlxError: it was written by another number of ranks, or for another experiment.
+        RlxError: what is there was written for another experiment or in another precision.
+        CheckpointError: the other run's checkpoint is damaged.
     """
+    found, *_ = m.ranks.gather(_find(m) if m.ranks.is_first else None)
+    if found is None:
+        return None
+    state, forked = read_state(found), found.parent == m.folder.origin
+    if not forked and state.digest != m.spec.digest:
+        raise RlxError(f"checkpoint {found.name} is of another experiment, {state.digest}")
+    runner = m.spec.runner
+    if refused := state.refuses(runner):
+        raise RlxError(f"checkpoint {found.name} cannot be loaded: runner.{' '.join(refused)}")
+    otherwise, source = state.is_spread_otherwise(m.ranks.count, runner), found
+    if otherwise and m.ranks.is_first:
+        m.progress.doing("conversion of the checkpoint")
+        source = converted(found, m.folder.checkpoints)
+    source, *_ = m.ranks.gather(source)
+    restore(source, m.learner, m.critic, universal=otherwise)
+    _tell(m, state, forked=forked, otherwise=otherwise)
+    number, done = m.spec.place(state.step) if forked else (state.phase, state.done)
+    credit = m.spec.in_phase(m.spec.phases[number]).credit
+    carried = Carried.resume(credit, state.beta, state.states, state.critic)
+    return Progressed(state.step, state.cursor, state.learned, number, done, carried, forked)
+
+
+def _find(m: Machinery) -> Path | None:
+    """The checkpoint to go on from; rank 0 calls it."""
 
     def tell(what: str) -> None:
         if m.recorder:
             m.recorder.event("checkpoint_refused", what, level="warning")
             print(what, flush=True)
 
-    found, *_ = m.ranks.gather(newest(m.folder.checkpoints, tell) if m.ranks.is_first else None)
-    if found is None:
-        return None
-    state = read_state(found)
-    if state.digest != m.spec.digest:
-        raise RlxError(f"checkpoint {found.name} is of another experiment, {state.digest}")
-    if state.ranks != m.ranks.count:
-        raise RlxError(
-            f"checkpoint {found.name} was written by {state.ranks} ranks, and these are "
-            f"{m.ranks.count}: go on with as many"
-        )
-    restore(found, m.learner, m.critic)
-    if m.recorder:
-        m.recorder.event("resumed", f"goes on after step {state.step}", step=state.step)
-        print(f"resumed after step {state.step}", flush=True)
-    credit = m.spec.in_phase(m.spec.phases[state.phase]).credit
-    carried = Carried.resume(credit, state.beta, state.states, state.critic)
-    return Progressed(state.step, state.cursor, state.learned, state.phase, state.done, carried)
+    recorded = m.recorder.checkpoints() if m.recorder else {}
+    found = newest(m.folder.checkpoints, recorded, tell)
+    if found is None and m.spec.from_checkpoint is not None:
+        found = newest(m.folder.origin, {}, tell)
+        if found is None:
+            raise CheckpointError(
+                f"the copy of {m.spec.from_checkpoint} in {m.folder.origin} is damaged, and there "
+                "is nothing else to go on from: submit the experiment again"
+            )
+    return found
+
+
+def _tell(m: Machinery, state: RunState, *, forked: bool, otherwise: bool) -> None:
+    if m.recorder is None:
+        return
+    kind, told = "resumed", f"goes on after step {state.step}"
+    if forked:
+        kind, told = "forked", f"goes on from {m.spec.from_checkpoint}"
+    if otherwise:
+        wrote = "one rank" if state.ranks == 1 else f"{state.ranks} ranks"
+        told += f", which {wrote} wrote under ZeRO stage {state.zero_stage}"
+    m.recorder.event(kind, told, step=state.step)
+    print(told, flush=True)

@@ -1,318 +1,259 @@
-"""The supervisor of one run: `python -m rlx.run.supervise RUN_ID REGISTRY_URL`.
+"""The supervisor of one run: `python -m rlx.run.supervise RUN_ID`, RLX_RUN_REGISTRY set.
 
-It starts the ranks, keeps the run's heartbeat, feeds the MLflow mirror, and says how it ended. The
-durable record decides that, not an exit code: only a run whose first rank recorded "completed" has
-finished. Ranks that were killed, or hang, are started again and go on from the newest checkpoint.
+It waits for devices, starts the ranks, keeps the run's heartbeat, feeds the MLflow mirror, and says
+how the run ended. The durable record decides that, not an exit code: only a run whose first rank
+recorded "completed" has finished. Ranks that were killed, or hang, are started again and go on from
+the newest checkpoint.
+
+Every attempt has a fencing token, its number. Once a later one has begun, whatever this supervisor
+and its ranks still write is refused, and they leave.
 
 A run on a full disk must still be able to say so: its folder holds a reserve, which whoever meets
 the full disk first gives up. Once it is gone the mirror writes no more, for its store may lie on
 the same disk.
 """
 
-import errno
-import json
 import os
-import re
 import resource
-import signal
-import subprocess
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from rlx.record.mirror import MirrorDown, MlflowMirror
-from rlx.run.launch import child_environment, failed_unless_started
-from rlx.run.paths import RunFolder, home, tracking_url
-from rlx.run.processes import live_ranks
+from rlx.record.patience import patiently
+from rlx.run.attempt import Attempt, End, failure
+from rlx.run.launch import failed_unless_started
+from rlx.run.mirroring import Mirroring, note
+from rlx.run.orders import Orders
+from rlx.run.paths import ATTEMPT, REGISTRY, RunFolder
+from rlx.run.processes import this_machine
 from rlx.run.report import draw
-from rlx.run.trouble import as_fault, is_disk_full, message
+from rlx.run.slots import visible_devices, wanted_devices
+from rlx.run.slurm import begin_again, startable, stopped
+from rlx.run.trouble import is_disk_full, message
 from rlx.spec import ExperimentSpec
-from rlx_registry import Registry, Status, Unwritable
+from rlx.spec.launcher import Local, Slurm
+from rlx_registry import (
+    Busy,
+    DeviceRequest,
+    Fenced,
+    Registry,
+    Started,
+    Status,
+    Unavailable,
+    Unwritable,
+)
 
 __all__ = ["main"]
 
-HEARTBEAT = 10.0
-"""Seconds between signs of life, and between deliveries to the mirror."""
-GRACE = 30.0
-"""Seconds that ranks have to end after SIGTERM."""
-FINAL_TRIES = 3
+LOOK = 1.0
+"""Seconds between two looks at devices that others hold."""
 
 T = TypeVar("T")
 
 
-class End(NamedTuple):
-    """How an attempt ended: its status, the reason, the exit code for whoever follows the run, and
-    whether another attempt may fare better."""
-
-    status: Status
-    reason: str | None = None
-    exit_code: int = 1
-    again: bool = False
-
-
-def main(run_id: str, registry_url: str) -> int:
-    """Supervises one attempt of a run."""
-    stopped = threading.Event()
-    # Before the run is ours to be stopped, or an early SIGTERM would leave it "running" for ever.
-    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    with Registry.open(registry_url) as registry:
+def main(run_id: str) -> int:
+    """Supervises a run from its start, or its newest checkpoint, to its end."""
+    orders = Orders()  # before the run is ours: an early SIGTERM would leave it "running" for ever
+    with Registry.open(os.environ[REGISTRY]) as registry:
         with failed_unless_started(registry, run_id):
-            supervisor = _Supervisor(registry, run_id, registry_url, stopped)
-            registry.update_run(run_id, pid=os.getpid())
-            if not registry.transition(run_id, {"submitted"}, "running"):
-                print(f"{run_id} is not waiting to be started", flush=True)
-                return 1
-        return supervisor.supervise()
+            run = registry.run(run_id)
+            folder = RunFolder(Path(run.directory or ""))
+            spec = ExperimentSpec.model_validate_json(folder.resolved.read_text())
+            expect = startable(spec.runner, run)
+            if run.status in expect:
+                begin_again(folder)
+                registry.update_run(run_id, pid=os.getpid(), host=this_machine())
+            devices = wanted_devices(spec.runner)
+            started = _start(registry, run_id, expect, devices, orders)
+        if started is None:
+            folder.reserve.unlink(missing_ok=True)
+            return 1
+        supervisor = _Supervisor(registry, run_id, spec, folder, devices, orders)
+        return supervisor.supervise(started)
+
+
+def _start(
+    registry: Registry,
+    run_id: str,
+    expect: Collection[Status],
+    devices: DeviceRequest | None,
+    orders: Orders,
+) -> Started | None:
+    """Starts the run once its devices are free; None where somebody else has it, or stops it."""
+    told = False
+    while not orders.stop:
+        try:
+            if devices is None or _is_next(registry, run_id, devices.host):
+                started = registry.start(run_id, expect, devices=devices)
+                if started is None:
+                    note(f"{run_id} is not waiting to be started")
+                return started
+        except Busy as busy:
+            if not told:
+                registry.add_event(run_id, "waiting", str(busy))
+                note(f"waiting: {busy}")
+            told = True
+        if not registry.heartbeat(run_id):
+            return None
+        orders.heed(registry.run(run_id).request)
+        time.sleep(LOOK)
+    registry.transition(run_id, expect, "stopped", "stopped before it had begun")
+    return None
+
+
+def _is_next(registry: Registry, run_id: str, host: str) -> bool:
+    """Whether no run has waited for longer on this machine: one that needs many devices would
+    otherwise wait for ever behind those that need few."""
+    waiting = [run for run in registry.runs(status="submitted") if run.host == host]
+    return not waiting or min(waiting, key=lambda run: run.created).id == run_id
 
 
 class _Supervisor:
     def __init__(
-        self, registry: Registry, run_id: str, registry_url: str, stopped: threading.Event
+        self,
+        registry: Registry,
+        run_id: str,
+        spec: ExperimentSpec,
+        folder: RunFolder,
+        devices: DeviceRequest | None,
+        orders: Orders,
     ) -> None:
         self._registry = registry
         self._run_id = run_id
-        self._registry_url = registry_url
-        self._folder = RunFolder(Path(registry.run(run_id).directory or ""))
-        self._spec = ExperimentSpec.model_validate_json(self._folder.resolved.read_text())
-        self._stopped = stopped
-        self._ended = threading.Event()
-        self._began = time.time()
+        self._spec = spec
+        self._folder = folder
+        self._devices = devices
+        self._orders = orders
 
-    def supervise(self) -> int:
+    def supervise(self, started: Started) -> int:
         """Runs the ranks to their end and records it."""
-        mirror = threading.Thread(target=self._mirror, name="mirror")
-        mirror.start()
+        writer = self._registry.as_writer(self._run_id, started.attempt)
+        mirror = Mirroring(
+            self._registry.url,
+            self._run_id,
+            self._spec.tracking.mlflow,
+            lambda: self._folder.has_room,
+        )
         try:
-            end = self._attempts()
-        except Exception as error:  # noqa: BLE001  (recorded: a run must not stay "running")
-            end = self._failure(error)
-            self._complain()
-        try:
-            if end.status == "failed":
-                self._tell("failed", end.reason or "", {"exit_code": end.exit_code}, level="error")
-            self._write(
-                lambda: self._registry.transition(self._run_id, {"running"}, end.status, end.reason)
-            )
-        finally:
-            self._ended.set()
-            mirror.join()
-            self._folder.reserve.unlink(missing_ok=True)
+            end = self._attempts(writer, started)
+        except BaseException as error:
+            mirror.leave()
+            if not isinstance(error, Fenced):
+                raise
+            note(f"leaving: {error}")
+            return 1
+        behind = mirror.end()
+        if behind:
+            self._tell(self._registry, "mirror_behind", behind, level="warning")
+        self._folder.reserve.unlink(missing_ok=True)
         return 0 if end.status == "finished" else 1
 
-    def _attempts(self) -> End:
-        """Runs the ranks, again where that may help; returns how the run has ended."""
-        end = self._attempt()
-        for number in range(1, self._spec.runner.max_attempts):
-            if not end.again or self._stopped.is_set():
+    def _attempts(self, writer: Registry, started: Started) -> End:
+        """Runs the ranks, again where that may help; records how the run has ended."""
+        for number in range(1, self._spec.runner.max_attempts + 1):
+            try:
+                end = self._attempt(writer, started)
+            except Fenced:
+                raise
+            except Exception as error:  # noqa: BLE001  (recorded: a run must not stay "running")
+                end = failure(self._folder, error)
+                _complain()
+            if not end.again or self._orders.stop or number == self._spec.runner.max_attempts:
                 break
-            self._tell("attempt_failed", f"attempt {number}: {end.reason}", level="warning")
-            _note(f"attempt {number} failed: {end.reason}; starting again")
-            self._begin_again(end.reason)
-            end = self._attempt()
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        self._tell(
-            "resources",
-            "processor time and peak memory of the ranks and all that they started",
-            {"cpu_seconds": used.ru_utime + used.ru_stime, "peak_mb": used.ru_maxrss / 1024},
-        )
+            self._tell(writer, "attempt_failed", f"attempt {number}: {end.reason}", level="warning")
+            note(f"attempt {number} failed: {end.reason}; starting again")
+            again = self._again(writer, end.reason)
+            if again is None:
+                break
+            started = again
+            writer = self._registry.as_writer(self._run_id, started.attempt)
+        on_slurm = isinstance(self._spec.runner.launcher, Slurm)
+        if end.status == "stopped" and on_slurm and not writer.run(self._run_id).request:
+            end = End(*stopped())
+        self._record(writer, end)
         return end
 
-    def _begin_again(self, reason: str | None) -> None:
-        self._write(lambda: self._registry.transition(self._run_id, {"running"}, "running", reason))
+    def _again(self, writer: Registry, reason: str | None) -> Started | None:
+        devices = self._devices
+        return self._write(lambda: writer.start(self._run_id, {"running"}, reason, devices=devices))
 
-    def _attempt(self) -> End:
-        """Runs the ranks until they end, or hang; returns how the attempt has ended."""
-        said_before = self._folder.log.stat().st_size if self._folder.log.exists() else 0
-        ranks, hung = self._start_ranks(), False
-        patience = self._spec.runner.hang_after
-        try:
-            while ranks.poll() is None and not self._stopped.is_set() and not hung:
-                if not self._registry.heartbeat(self._run_id):
-                    self._stopped.set()  # somebody else has ended the run
-                self._wait(ranks, min(HEARTBEAT, patience / 4))
-                hung = ranks.poll() is None and self._silence() > patience
-            if hung:
-                self._ask_where()
-        finally:
-            _end(ranks, self._folder.root)
-        if hung and not self._stopped.is_set():
-            reason = f"no progress for {patience:g} s; the log has what the ranks were doing"
-            return End("failed", reason, again=True)
-        end = self._verdict(ranks.returncode, said_before)
+    def _attempt(self, writer: Registry, started: Started) -> End:
+        """Runs the ranks once, and draws the pictures where they have finished."""
+        told = {
+            REGISTRY: self._registry.url,
+            ATTEMPT: str(started.attempt),
+            **visible_devices(started.devices),
+        }
+        attempt = Attempt(self._run_id, self._spec, self._folder, told, self._orders)
+        end = attempt.run(lambda: self._beat(writer), lambda: self._completed(writer))
         if end.status == "finished":
             try:
-                draw(self._registry, self._run_id, self._folder)
+                draw(writer, self._run_id, self._folder)
+            except Fenced:
+                raise
             except Exception as error:  # noqa: BLE001  (recorded: the results stand without it)
-                told = f"the pictures could not be drawn: {message(error)}"
-                self._tell("report_failed", told, level="error")
-                self._complain()
+                told_of = f"the pictures could not be drawn: {message(error)}"
+                self._tell(writer, "report_failed", told_of, level="error")
+                _complain()
         return end
 
-    def _silence(self) -> float:
-        """Seconds since the ranks last told of progress, or were started."""
+    def _beat(self, writer: Registry) -> None:
+        """Says that the run is alive, and looks for what others ask of it."""
         try:
-            last = self._folder.progress.stat().st_mtime
-        except OSError:
-            last = 0.0
-        return time.time() - max(last, self._began)
+            if not writer.heartbeat(self._run_id):
+                self._orders.stop = True  # somebody else has ended the run
+            self._orders.heed(writer.run(self._run_id).request)
+        except Unwritable:
+            raise
+        except Unavailable as error:  # the ranks go on; they wait before they write
+            note(f"no heartbeat: {error}")
 
-    def _ask_where(self) -> None:
-        """Has ranks that hang write their stacks into the log."""
-        for pid in live_ranks(self._folder.root):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR1)
-        time.sleep(1.0)
+    def _completed(self, writer: Registry) -> bool:
+        events = patiently(lambda: writer.events(self._run_id))
+        return any(event.kind == "completed" for event in events)
 
-    # Recording -------------------------------------------------------------------------------
+    def _record(self, writer: Registry, end: End) -> None:
+        if isinstance(self._spec.runner.launcher, Local):  # of other machines nobody adds it up
+            used = resource.getrusage(resource.RUSAGE_CHILDREN)
+            self._tell(
+                writer,
+                "resources",
+                "processor time and peak memory of the ranks and all that they started",
+                {"cpu_seconds": used.ru_utime + used.ru_stime, "peak_mb": used.ru_maxrss / 1024},
+            )
+        if end.status == "failed":
+            told = {"exit_code": end.exit_code}
+            self._tell(writer, "failed", end.reason or "", told, level="error")
+        self._write(lambda: writer.transition(self._run_id, {"running"}, end.status, end.reason))
 
     def _tell(
         self,
+        writer: Registry,
         kind: str,
         message: str,
         payload: dict[str, Any] | None = None,
         level: str = "info",
     ) -> None:
-        self._write(
-            lambda: self._registry.add_event(self._run_id, kind, message, payload, level=level)
-        )
+        self._write(lambda: writer.add_event(self._run_id, kind, message, payload, level=level))
 
     def _write(self, write: Callable[[], T]) -> T:
         """Writes to the registry; gives up the reserve where the disk is full."""
         try:
-            return write()
+            return patiently(write)
         except Unwritable as error:
             if not is_disk_full(error):
                 raise
             self._folder.reserve.unlink(missing_ok=True)
             return write()
 
-    def _failure(self, error: Exception) -> End:
-        """How a run ends whose supervisor cannot go on."""
-        if is_disk_full(error):
-            self._folder.reserve.unlink(missing_ok=True)
-        told = as_fault(error)
-        if told is None:
-            return End("failed", f"the supervisor failed: {message(error)}")
-        return End("failed", str(told), told.exit_code)
 
-    @staticmethod
-    def _complain() -> None:
-        with suppress(OSError):  # the log's disk may be full
-            traceback.print_exc()
-
-    # Ranks -----------------------------------------------------------------------------------
-
-    def _wait(self, ranks: "subprocess.Popen[bytes]", seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and not self._stopped.is_set():
-            try:
-                ranks.wait(timeout=0.25)
-                return
-            except subprocess.TimeoutExpired:
-                continue
-
-    def _start_ranks(self) -> "subprocess.Popen[bytes]":
-        """torchrun in a process group of its own: it ends its ranks whenever it ends."""
-        runner = self._spec.runner
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={runner.ranks}", "-m", "rlx.run.rank"]
-        environment = {**child_environment(), "OMP_NUM_THREADS": str(runner.threads)}
-        environment["RLX_SUPERVISOR"] = str(os.getpid())
-        self._folder.failure.unlink(missing_ok=True)
-        self._began = time.time()
-        return subprocess.Popen(
-            [*command, str(self._folder.root), self._run_id, self._registry_url],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env=environment,
-        )
-
-    def _verdict(self, code: int | None, said_before: int) -> End:
-        """How an attempt ended whose first words begin at a byte of the log."""
-        if any(e.kind == "completed" for e in self._registry.events(self._run_id)):
-            return End("finished")
-        if self._stopped.is_set():
-            return End("stopped", "stopped on request")
-        log = self._folder.log.read_bytes()[said_before:].decode(errors="replace")
-        # torchrun itself ends the peers of a rank that failed, by SIGTERM.
-        killed = [n for n in re.findall(r"exitcode\s*:\s*-(\d+)", log) if int(n) != signal.SIGTERM]
-        said = json.loads(self._folder.failure.read_text()) if self._folder.failure.exists() else {}
-        if said and not (said["again"] and killed):  # a killed rank is why another lost its peer
-            return End("failed", str(said["message"]), int(said["exit_code"]), said["again"])
-        if not self._has_room():  # and there was no room for a rank's own words
-            return self._failure(OSError(errno.ENOSPC, "disk full", str(self._folder.failure)))
-        if killed:
-            number = int(killed[-1])
-            name = signal.Signals(number).name
-            hint = "; out of memory?" if number == signal.SIGKILL else ""
-            why = f"a rank was killed by signal {number} ({name}{hint})"
-            return End("failed", why, again=True)
-        errors = re.findall(r"^\S*(?:Error|Exception|Killed|Fault)\b.*$", log, re.MULTILINE)
-        last = errors[-1] if errors else "it said nothing"
-        return End("failed", f"the ranks ended with code {code}: {last}", again=True)
-
-    # Mirror ----------------------------------------------------------------------------------
-
-    def _mirror(self) -> None:
-        """Delivers to MLflow until the run has ended and all is there, or MLflow stays away."""
-        uri = self._spec.tracking.mlflow
-        if uri is None:
-            return
-        with Registry.open(self._registry_url) as registry:
-            mirror = MlflowMirror(registry, self._run_id, tracking_url(uri), home() / "mlartifacts")
-            begun = False
-            while not self._ended.wait(HEARTBEAT if begun else 0.1) and self._has_room():
-                try:
-                    if not begun:
-                        mirror.begin()
-                        begun = True
-                    mirror.deliver()
-                except MirrorDown as error:
-                    _note(f"mirror: {error}")
-                    self._ended.wait(HEARTBEAT)
-            self._ended.wait()
-            for attempt in range(FINAL_TRIES if self._has_room() else 0):
-                try:
-                    mirror.begin()
-                    mirror.finish(registry.run(self._run_id).status)
-                    return
-                except MirrorDown as error:
-                    _note(f"mirror: {error}")
-                    time.sleep(2**attempt)
-        why = "could not be reached" if self._has_room() else "is not told more: the disk is full"
-        told = f"MLflow {why}; the registry holds everything, and `rlx sync` tells it later"
-        self._tell("mirror_behind", told, level="warning")
-
-    def _has_room(self) -> bool:
-        """Whether nobody has met a full disk."""
-        return self._folder.reserve.exists()
-
-
-def _note(line: str) -> None:
+def _complain() -> None:
     with suppress(OSError):  # the log's disk may be full
-        print(line, flush=True)
-
-
-def _end(ranks: "subprocess.Popen[bytes]", folder: Path) -> None:
-    """Ends torchrun and the ranks, politely first, and leaves none behind."""
-    for number, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
-        if ranks.poll() is not None:
-            break
-        os.killpg(ranks.pid, number)
-        try:
-            ranks.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            continue
-    for pid in live_ranks(folder):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    with suppress(ProcessLookupError):
-        os.killpg(ranks.pid, signal.SIGKILL)
+        traceback.print_exc()
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ def train_step(
     if len(out) == len(rows_of(crop.trees)):
         _tell_skipped(m, step, crop)
         return Stepped({}, crop.drawn, carried)
+    m.progress.doing("update")
     batch = flatten(crop.trees, temperatures=parts.temperatures, without=out)
     mask = parts.mask(batch)
     train = assign_credit(
@@ -186,6 +187,8 @@ def _record(
 ) -> None:
     if m.recorder is None:
         return
+    m.progress.doing("commit")
+    began = time.perf_counter()
     trees, table = crop.trees, crop.table
     roles: list[Role] = ["filtered" if t in crop.filtered else "trained" for t in range(len(trees))]
     if crop.greedy is not None:
@@ -203,6 +206,7 @@ def _record(
         m.folder.rollouts(step),
         roles,
     )
+    m.recorder.spent(step, {"perf/record_s": time.perf_counter() - began})
 
 
 def _statistics(train: TrainBatch, phase: str, parts: Parts) -> dict[str, Any]:

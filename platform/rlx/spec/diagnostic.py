@@ -4,6 +4,7 @@ The text follows compilers: message, place, the source line, carets, then help. 
 is the command line's business. Whatever a file contains, no control character reaches the text.
 """
 
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ __all__ = [
     "refusal",
     "render",
     "report",
+    "without_password",
 ]
 
 KeyPath = tuple[str | int, ...]
@@ -179,7 +181,7 @@ def _columns(text: str) -> int:
 
 def _excerpt(position: Position) -> tuple[str, str]:
     """Returns the source line, cut to a readable length, and the carets that belong below it."""
-    text, start = position.text, position.column - 1
+    text, start = without_password(position.text), position.column - 1
     first = max(0, start - _WIDEST // 2) if len(text) > _WIDEST else 0
     last = first + _WIDEST
     before = ("…" if first else "") + printable(text[first:start])
@@ -193,6 +195,16 @@ def _indented(label: str, text: str, margin: str) -> str:
     first, *rest = [printable(line) for line in text.splitlines()] or [""]
     head = f"{margin} = {label}: "
     return "\n".join([head + first, *(" " * len(head) + line for line in rest)])
+
+
+def without_password(text: str) -> str:
+    """Hides the passwords of URLs.
+
+    Example:
+        >>> without_password("postgresql://ann:s3cret@db/rlx")
+        'postgresql://ann:***@db/rlx'
+    """
+    return re.sub(r"(://[^/\s:@]*):[^/\s@]+@", r"\1:***@", text)
 
 
 def render(diagnostic: Diagnostic, file: str | None = None) -> str:

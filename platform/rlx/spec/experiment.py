@@ -2,11 +2,12 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import to_json
 
 from rlx.spec.base import Contradiction, Problem, Strict
@@ -34,6 +35,7 @@ _NOT_IN_DIGEST = ("name", "seed", "runner", "tracking")
 _FIXED_IN_PHASES = (
     "name",
     "seed",
+    "from_checkpoint",
     "model",
     "runner",
     "sampler",
@@ -63,6 +65,9 @@ class ExperimentSpec(Strict):
     # Defaults of ours need no validation, and with it every command would build their schemas.
     name: str = Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     seed: int = Field(0, ge=0, lt=2**31)
+    from_checkpoint: str | None = None
+    """A checkpoint of another run to go on from, `RUN@STEP` or `RUN@latest`; null: from the model
+    as it is."""
     model: ModelSpec
     task: PluginUse
     rollout: RolloutSpec = Single.model_construct()
@@ -80,6 +85,13 @@ class ExperimentSpec(Strict):
     evaluation: EvaluationSpec = EvaluationSpec.model_construct()
     probe: ProbeSpec | None = None
     tracking: TrackingSpec = TrackingSpec.model_construct()
+
+    @field_validator("from_checkpoint")
+    @classmethod
+    def _names_a_checkpoint(cls, said: str | None) -> str | None:
+        if said is not None and not re.fullmatch(r"[^@\s]+@(latest|[0-9]{1,9})", said):
+            raise ValueError("a checkpoint is named as RUN@STEP or RUN@latest")
+        return said
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
@@ -111,6 +123,19 @@ class ExperimentSpec(Strict):
     def steps(self) -> int:
         """Training steps of all phases together."""
         return sum(phase.steps for phase in self.phases)
+
+    def place(self, step: int) -> tuple[int, int]:
+        """Number, from 0, of the phase that a step belongs to, and steps of it that are done then.
+
+        Raises:
+            ValueError: there is no such step.
+        """
+        done = step
+        for number, phase in enumerate(self.phases):
+            if done <= phase.steps:
+                return number, done
+            done -= phase.steps
+        raise ValueError(f"there are {self.steps} steps, and no step {step}")
 
     def in_phase(self, phase: PhaseSpec) -> "ExperimentSpec":
         """Returns the experiment as it stands during `phase`.

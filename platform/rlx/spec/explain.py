@@ -205,7 +205,7 @@ class _Explainer:
         if fault.type in ("value_error", "assertion_error"):
             return self._raised(error["ctx"]["error"], place.path)
         if fault.type in ("union_tag_invalid", "union_tag_not_found"):
-            return [self._tag(place)]
+            return [self._tag(fault)]
         path = (*self.at, *place.path)
         wanted = _expected(error)
         if wanted:
@@ -215,12 +215,15 @@ class _Explainer:
         helps = _helps(error["input"], choices(place.expected), fault.type)
         return [Diagnostic(kind="value", message=message, path=path, helps=helps)]
 
-    def _tag(self, place: Place) -> Diagnostic:
+    def _tag(self, fault: _Fault) -> Diagnostic:
+        place = fault.place
         key = place.discriminator or ""
         path = (*self.at, *place.path, key)
         names = tuple(tags(place.expected, key))
         wanted = " or ".join(f"'{name}'" for name in names)
         mapping = _at(self.data, place.path)
+        if isinstance(mapping, str) and fault.type == "union_tag_invalid":  # short for its kind
+            mapping, path = {key: mapping}, path[:-1]
         if not isinstance(mapping, dict):
             message = f"'{dotted(path[:-1])}' must be a mapping, not {found(mapping)}"
             return Diagnostic(kind="value", message=message, path=path[:-1])

@@ -216,8 +216,18 @@ def _leaves(value: Any, path: KeyPath) -> Iterator[KeyPath]:
         yield path
 
 
+def _written_at(document: Document, path: KeyPath) -> Any:
+    """The value at `path` as the file has it; None where it says nothing there."""
+    node = document.tree
+    for step in path:
+        node = node.get(step) if isinstance(node, dict) else None
+    return node
+
+
 def _origin(path: KeyPath, document: Document) -> str:
     place = document.values.get(path)
+    if place is None and path[-1] == "kind" and isinstance(_written_at(document, path[:-1]), str):
+        place = document.values.get(path[:-1])  # a kind alone, in short
     if place is None:
         return "default"
     return "--set" if place.file == _OVERRIDE else f"{place.file}:{place.line}"

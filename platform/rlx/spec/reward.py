@@ -6,8 +6,6 @@ from pydantic import ConfigDict, Field
 
 from rlx.spec.base import Strict
 
-EVERY_TURN = "*"
-
 __all__ = [
     "EVERY_TURN",
     "GlobalReward",
@@ -17,6 +15,9 @@ __all__ = [
     "TurnReward",
     "ValueOnError",
 ]
+
+EVERY_TURN = "*"
+"""As `turn` of a reward: every turn, whatever it is."""
 
 
 class ValueOnError(Strict):

@@ -1,10 +1,12 @@
 """What an experiment may say about optimisation, devices, sampling engines and records."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from rlx.spec.base import Betas, Strict
+from rlx.spec.diagnostic import without_password
+from rlx.spec.launcher import LauncherSpec, Local, Slurm
 
 __all__ = [
     "CheckpointSpec",
@@ -69,7 +71,7 @@ class CheckpointSpec(Strict):
     """When all that the next step needs is written down."""
 
     every: int = Field(10, ge=0)
-    """Steps between checkpoints; the last step has one in any case. 0 writes none."""
+    """Steps between checkpoints; the last step has one too. 0: only where the run is stopped."""
     keep: int = Field(2, ge=1)
     """The newest that stay; an older one is needed where the newest is damaged."""
 
@@ -80,6 +82,8 @@ class RunnerSpec(Strict):
     engine: Literal["deepspeed"] = "deepspeed"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     ranks: int = Field(1, ge=1)
+    launcher: LauncherSpec = Local.model_construct()
+    """Which machines the ranks run on."""
     zero_stage: Literal[0, 1, 2, 3] = 1
     dtype: Literal["float32", "bfloat16"] = "float32"
     micro_batch_tokens: int = Field(16_384, ge=1)
@@ -95,6 +99,15 @@ class RunnerSpec(Strict):
     """Seconds without any progress after which an attempt is ended."""
     reward_memory_mb: int = Field(1024, ge=64)
     """Address space that a scoring process may take beyond what it starts with."""
+
+    @model_validator(mode="after")
+    def _nodes_fit(self) -> Self:
+        if isinstance(self.launcher, Slurm) and self.ranks % self.launcher.nodes:
+            raise ValueError(
+                f"launcher.nodes {self.launcher.nodes} does not divide ranks {self.ranks}: every "
+                "node has as many"
+            )
+        return self
 
 
 class TransformersSampler(Strict):
@@ -133,3 +146,14 @@ class TrackingSpec(Strict):
     """null keeps no mirror."""
     rollouts: Literal["all", "none"] = "all"
     """Which rollouts keep their bodies."""
+
+    @field_validator("registry", "mlflow")
+    @classmethod
+    def _no_secret(cls, url: str | None) -> str | None:
+        if url is not None and without_password(url) != url:
+            raise ValueError(
+                "a password does not belong into an experiment, of which copies are kept: put it "
+                "into ~/.pgpass or PGPASSWORD, or for MLflow into MLFLOW_TRACKING_PASSWORD; "
+                "RLX_REGISTRY may hold a whole URL"
+            )
+        return url

@@ -83,12 +83,13 @@ def made(subject: Subject, options: Mapping[str, Any] | None = None) -> Any:
         options: those of YAML.
 
     Raises:
-        AssertionError: the options do not fit, or some are missing.
+        AssertionError: the options do not fit, or some are missing; or the class lacks a method.
     """
     if isinstance(subject, Plugin) and options is None:
         return subject
     cls = _class(subject)
     given = dict(options or {})
+    assert not cls.__abstractmethods__, f"has no {', '.join(sorted(cls.__abstractmethods__))}"
     lacking = [f"'{option}'" for option in required_options(cls) if option not in given]
     assert not lacking, f"needs {', '.join(lacking)} among its options"
     try:

@@ -10,10 +10,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from rlx.plugin import Action, Environment, Step
-from rlx_plugins.kg.graph import Graph, View
+from rlx_plugins.kg.graph import Graph
 from rlx_plugins.kg.protocol import FUNCTIONS, Query, read_query, read_turn
 from rlx_plugins.kg.source import WORLD, graph_named
 from rlx_plugins.kg.text import OVERHEAD, escape, fitting, information, listed
+from rlx_plugins.kg.view import View
 
 __all__ = ["Error", "KnowledgeGraph", "State"]
 

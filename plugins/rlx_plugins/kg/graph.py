@@ -1,4 +1,4 @@
-"""Facts in memory: a graph of interned ids in three sorted indices, and views of it.
+"""Facts in memory: a graph of interned ids in three sorted indices.
 
 Entities and relations are numbered in the order of their names, so what is read off an index is
 already in the order in which it is shown. A fact takes 24 bytes: a key of 64 bits in each index.
@@ -6,26 +6,21 @@ already in the order in which it is shown. A fact takes 24 bytes: a key of 64 bi
 
 import hashlib
 import json
-import random
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import NamedTuple
 
 from rlx_plugins.kg.text import escape
 
-__all__ = ["Graph", "Triple", "View", "held_out", "symmetric"]
+__all__ = ["Graph", "Triple", "held_out", "symmetric"]
 
 Triple = tuple[int, int, int]
 """Subject, relation and object, by number."""
 
 _NAMES: Mapping[str, str] = MappingProxyType({})
 _ALIASES: Mapping[str, Sequence[str]] = MappingProxyType({})
-
-_RENAMED = 1 << 22
-"""Entities whose names in other worlds a graph keeps, 8 bytes each."""
 
 
 class Graph:
@@ -50,7 +45,6 @@ class Graph:
         self._pos = _Index(((p, o, s) for s, p, o in self._spo), things, things)
         # Not OSP: relations into an entity would be found by reading all that they come from.
         self._ops = _Index(((o, p, s) for s, p, o in self._spo), verbs, things)
-        self._worlds: dict[int, _Renaming] = {}
 
     @classmethod
     def of(
@@ -161,152 +155,6 @@ class Graph:
 
     def __len__(self) -> int:
         return len(self._spo.keys)
-
-    def _renaming(self, world: int) -> "_Renaming":
-        found = self._worlds.get(world)
-        if found is None:
-            if len(self._worlds) * len(self.entities) > _RENAMED:
-                self._worlds.clear()
-            found = self._worlds[world] = _renamed(self._members, len(self.entities), world)
-        return found
-
-    @cached_property
-    def _members(self) -> Mapping[str, Sequence[int]]:
-        members: dict[str, array[int]] = {}
-        for entity, kind in enumerate(self._entities.kinds):
-            members.setdefault(kind, array("I")).append(entity)
-        return members
-
-
-# Views -------------------------------------------------------------------------------------------
-
-
-class View:
-    """A graph as one episode sees it: in a world of its own, or without the held-out facts.
-
-    It is read like a `Graph` and made in a microsecond. In world 0 everything has its own name. In
-    every other all entities of a kind swap their labels, ids and aliases by a permutation drawn
-    from the world's number: the facts stay as they are, and are true of other names. An entity's
-    number means the same in all worlds.
-
-    Attributes:
-        graph: the whole graph, in world 0.
-        world: from 0.
-        hide: share of the facts that are left out, from 0 up to, but not including, 1; see
-            `held_out`.
-    """
-
-    __slots__ = ("_hidden", "_renaming", "entities", "graph", "hide", "relations", "world")
-
-    def __init__(self, graph: Graph, *, world: int = 0, hide: float = 0.0) -> None:
-        if world < 0:
-            raise ValueError(f"worlds are numbered from 0, got {world}")
-        self.graph, self.world, self.hide = graph, world, hide
-        self.entities, self.relations = graph.entities, graph.relations
-        self._renaming = graph._renaming(world) if world else None
-        self._hidden = held_out(graph, hide) if hide else frozenset()
-
-    def entity(self, name: str) -> int | None:
-        """Returns the entity that has this label, id or alias in this world."""
-        named = self.graph.entity(name)
-        if named is None or self._renaming is None:
-            return named
-        return self._renaming.bearer[named]
-
-    def relation(self, name: str) -> int | None:
-        """As of the graph."""
-        return self.graph.relation(name)
-
-    def id(self, entity: int) -> str:
-        """Returns the id that the entity has in this world."""
-        return self.graph.id(self._named(entity))
-
-    def label(self, entity: int) -> str:
-        """Returns what the entity is called in this world; not escaped."""
-        return self.graph.label(self._named(entity))
-
-    def kind(self, entity: int) -> str:
-        """As of the graph."""
-        return self.graph.kind(entity)
-
-    def aliases(self, entity: int) -> tuple[str, ...]:
-        """Returns other names of the entity in this world, sorted; not escaped."""
-        return self.graph.aliases(self._named(entity))
-
-    def relation_name(self, relation: int) -> str:
-        """As of the graph."""
-        return self.graph.relation_name(relation)
-
-    def relation_id(self, relation: int) -> str:
-        """As of the graph."""
-        return self.graph.relation_id(relation)
-
-    def tails(self, entity: int, relation: int) -> Sequence[int]:
-        """As of the graph, in order of the labels of this world."""
-        found = self.graph.tails(entity, relation)
-        if self._hidden:
-            found = [o for o in found if (entity, relation, o) not in self._hidden]
-        return self._in_order(found)
-
-    def heads(self, entity: int, relation: int) -> Sequence[int]:
-        """As of the graph, in order of the labels of this world."""
-        found = self.graph.heads(entity, relation)
-        if self._hidden:
-            found = [s for s in found if (s, relation, entity) not in self._hidden]
-        return self._in_order(found)
-
-    def tail_relations(self, entity: int) -> Sequence[int]:
-        """As of the graph, without relations all of whose facts are hidden."""
-        found = self.graph.tail_relations(entity)
-        if not self._hidden:
-            return found
-        return [
-            r for r in found if self._shows((entity, r, o) for o in self.graph.tails(entity, r))
-        ]
-
-    def head_relations(self, entity: int) -> Sequence[int]:
-        """As of the graph, without relations all of whose facts are hidden."""
-        found = self.graph.head_relations(entity)
-        if not self._hidden:
-            return found
-        return [
-            r for r in found if self._shows((s, r, entity) for s in self.graph.heads(entity, r))
-        ]
-
-    def triples(self) -> Iterator[Triple]:
-        """Yields all facts that are not hidden, in the order of the graph."""
-        return (triple for triple in self.graph.triples() if triple not in self._hidden)
-
-    def __len__(self) -> int:
-        return len(self.graph) - len(self._hidden)
-
-    def _named(self, entity: int) -> int:
-        return entity if self._renaming is None else self._renaming.name[entity]
-
-    def _in_order(self, entities: Sequence[int]) -> Sequence[int]:
-        if self._renaming is None or len(entities) < 2:
-            return entities
-        return sorted(entities, key=self._renaming.name.__getitem__)
-
-    def _shows(self, triples: Iterable[Triple]) -> bool:
-        return any(triple not in self._hidden for triple in triples)
-
-
-class _Renaming(NamedTuple):
-    """Whose name each entity has in a world, and who has the name of each."""
-
-    name: "array[int]"
-    bearer: "array[int]"
-
-
-def _renamed(members: Mapping[str, Sequence[int]], size: int, world: int) -> _Renaming:
-    name, bearer = array("I", bytes(4 * size)), array("I", bytes(4 * size))
-    for kind, own in members.items():
-        shuffled = random.Random(f"world {world}/{kind}").sample(own, len(own))
-        for entity, other in zip(own, shuffled, strict=True):
-            name[entity] = other
-            bearer[other] = entity
-    return _Renaming(name, bearer)
 
 
 @lru_cache(maxsize=8)

@@ -15,8 +15,9 @@ from itertools import combinations
 from typing import Literal
 
 from rlx.plugin import Split
-from rlx_plugins.kg.graph import Graph, Triple, View, held_out, symmetric
+from rlx_plugins.kg.graph import Graph, Triple, held_out, symmetric
 from rlx_plugins.kg.text import escape
+from rlx_plugins.kg.view import View
 
 __all__ = [
     "NO_KIND",

@@ -13,10 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from rlx.plugin import Action, Demonstration, Plugin, Problem, Split
 from rlx_plugins.kg.demonstrations import MIX, Mode, next_turn
 from rlx_plugins.kg.environment import KnowledgeGraph
-from rlx_plugins.kg.graph import Graph, View
+from rlx_plugins.kg.graph import Graph
 from rlx_plugins.kg.questions import Question, Type, population, templates, worded
 from rlx_plugins.kg.source import WORLD, graph_named, source_name
 from rlx_plugins.kg.subgraphs import FileQuestion, names_beside, read_questions
+from rlx_plugins.kg.view import View
 
 __all__ = ["Files", "Questions"]
 

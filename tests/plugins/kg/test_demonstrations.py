@@ -10,8 +10,9 @@ from rlx_plugins.kg.demonstrations import MIX, shown
 from rlx_plugins.kg.environment import KnowledgeGraph
 from rlx_plugins.kg.load import world
 from rlx_plugins.kg.questions import TYPES
-from rlx_plugins.kg.rewards import ExactMatch, Format, IsAnswer, QueryValidity, RetrievalQuality
+from rlx_plugins.kg.rollout_rewards import ExactMatch, RetrievalQuality
 from rlx_plugins.kg.task import Questions
+from rlx_plugins.kg.turn_rewards import Format, IsAnswer, QueryValidity
 from rlx_plugins.kg.vocabulary import vocabulary
 
 TASK = Questions()

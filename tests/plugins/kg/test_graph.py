@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlx_plugins.kg.graph import Graph, View, held_out, symmetric
+from rlx_plugins.kg.graph import Graph, held_out, symmetric
+from rlx_plugins.kg.view import View
 
 FACTS = [
     ("fr", "capital", "paris"),

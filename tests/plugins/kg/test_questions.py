@@ -4,9 +4,10 @@ from collections import defaultdict
 
 import pytest
 
-from rlx_plugins.kg.graph import Graph, View, held_out
+from rlx_plugins.kg.graph import Graph, held_out
 from rlx_plugins.kg.load import world
 from rlx_plugins.kg.questions import TYPES, population, templates, worded
+from rlx_plugins.kg.view import View
 
 GRAPH = world()
 SHARE = 0.15

@@ -9,20 +9,18 @@ from hypothesis import strategies as st
 
 from rlx.plugin import Action, Sample
 from rlx.testing import reward_checks
-from rlx_plugins.kg import rewards
+from rlx_plugins.kg import rollout_rewards, turn_rewards
 from rlx_plugins.kg.environment import KnowledgeGraph
-from rlx_plugins.kg.rewards import (
+from rlx_plugins.kg.rollout_rewards import (
     EntityF1,
     ExactMatch,
-    Format,
     HitAt1,
-    IsAnswer,
-    QueryValidity,
     RetrievalQuality,
     named,
     normal,
 )
 from rlx_plugins.kg.task import Questions
+from rlx_plugins.kg.turn_rewards import Format, IsAnswer, QueryValidity
 
 TURN = (QueryValidity, IsAnswer, Format)
 WHOLE = (EntityF1, ExactMatch, HitAt1, RetrievalQuality)
@@ -60,7 +58,8 @@ def test_every_one_keeps_the_promises_of_rewards(reward, check):
 
 
 def test_every_one_is_here():
-    assert {c.__name__ for c in FAMILY} == {n for n in rewards.__all__ if n[0].isupper()}
+    offered = (*turn_rewards.__all__, *rollout_rewards.__all__)
+    assert {c.__name__ for c in FAMILY} == {n for n in offered if n[0].isupper()}
 
 
 def test_every_kind_of_turn_counts_in_the_mean():

@@ -93,7 +93,7 @@ async function follow() {
   const response = await fetch(`${location.pathname}.json`);
   const data = response.ok ? await response.json() : null;
   if (data && !show(data)) return location.reload();
-  if (!data || ["running", "submitted"].includes(data.run.status)) setTimeout(follow, 5000);
+  if (!data || ["queued", "running", "submitted"].includes(data.run.status)) setTimeout(follow, 5000);
 }
 
 if (typeof document !== "undefined") follow();

@@ -1,4 +1,4 @@
-"""What a turn of the agent is worth, and what a whole rollout is (design 000, after KG-R1).
+"""What a whole rollout of the agent is worth (design 000, after KG-R1).
 
 An answer may have several names, its label and its aliases: naming it by any of them is naming it
 once. Answers that share a name are one. Names are compared as they are shown (`escape`), and as
@@ -10,121 +10,24 @@ import math
 import re
 import string
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from rlx.plugin import Example, Reward, Sample, Score
-from rlx_plugins.kg.protocol import read_turn, well_formed
+from rlx_plugins.kg.protocol import read_turn
 from rlx_plugins.kg.text import escape, shows
 
-__all__ = [
-    "EntityF1",
-    "ExactMatch",
-    "Format",
-    "HitAt1",
-    "IsAnswer",
-    "QueryValidity",
-    "RetrievalQuality",
-    "named",
-    "normal",
-]
+__all__ = ["EntityF1", "ExactMatch", "HitAt1", "RetrievalQuality", "named", "normal"]
 
 _MOST = 256
 """Names that an answer may hold; one with more is no answer."""
 _PIECES = 4
 """Pieces between commas that may be one name, such as `Washington, D.C.`; more where a right answer
 has more."""
-
-
-# Turns -------------------------------------------------------------------------------------------
-
-
-_FOUND = {"valid": True, "error": "KG_SUCCESS", "duplicate": False}
-_UNKNOWN = {"valid": False, "error": "ENTITY_NOT_FOUND", "duplicate": False}
-_AGAIN = _FOUND | {"duplicate": True}
-_INVALID = {"error": "INVALID_ACTION"}
-
-
-def _turn(
-    name: str,
-    kind: str,
-    value: float | None,
-    text: str = "",
-    *,
-    info: Mapping[str, Any] = MappingProxyType({}),
-    reason: str | None = None,
-    **options: Any,
-) -> Example:
-    said = Sample(id="a", problem={}, turn=kind, number=1, response=text, info=dict(info))
-    return Example(name=name, sample=said, value=value, reason=reason, options=options)
-
-
-class QueryValidity(Reward):
-    """1 for a query that gave results, 0 for another; abstains on turns that are no query."""
-
-    examples: ClassVar[tuple[Example, ...]] = (
-        _turn("gold", "kg_query", 1.0, info=_FOUND),
-        _turn("unknown name", "kg_query", 0.0, info=_UNKNOWN, reason="ENTITY_NOT_FOUND"),
-        _turn("asked again", "kg_query", 0.0, info=_AGAIN, reason="duplicate"),
-        _turn("asked again, and paid", "kg_query", 1.0, info=_AGAIN, count_duplicates=True),
-        _turn("an answer", "answer", None),
-    )
-
-    count_duplicates: bool = False
-    """Whether asking the same again is worth as much; true invites to ask without end."""
-
-    def score(self, sample: Sample) -> Score | None:
-        """Judges one turn."""
-        if sample.turn != "kg_query":
-            return None
-        info = sample.info
-        if not info["valid"]:
-            return Score(0.0, info["error"])
-        if info["duplicate"] and not self.count_duplicates:
-            return Score(0.0, "duplicate")
-        return Score(1.0)
-
-
-class IsAnswer(Reward):
-    """1 for an answer, right or wrong, 0 for a turn without an action; abstains on queries."""
-
-    examples: ClassVar[tuple[Example, ...]] = (
-        _turn("gold", "answer", 1.0),
-        _turn("no action", "invalid", 0.0, info=_INVALID, reason="INVALID_ACTION"),
-        _turn("a query", "kg_query", None, info=_FOUND),
-    )
-
-    def score(self, sample: Sample) -> Score | None:
-        """Judges one turn."""
-        if sample.turn == "kg_query":
-            return None
-        return Score(1.0) if sample.turn == "answer" else Score(0.0, sample.info["error"])
-
-
-class Format(Reward):
-    """1 when a whole turn is `<think>...</think>` and one action, each tag exactly once, else 0."""
-
-    examples: ClassVar[tuple[Example, ...]] = (
-        _turn("gold", "answer", 1.0, "<think> found</think><answer> Euro</answer>\n"),
-        _turn("gold, a query", "kg_query", 1.0, "<think></think> <kg-query>f( a)</kg-query>"),
-        _turn("no reasoning", "answer", 0.0, "<answer> Euro</answer>", reason="format"),
-        _turn("words behind it", "answer", 0.0, "<think></think><answer> Euro</answer> So!"),
-        _turn(
-            "both actions",
-            "answer",
-            0.0,
-            "<think></think><kg-query>f( a)</kg-query><answer> Euro</answer>",
-        ),
-        _turn("tags without end", "answer", 0.0, "<think></think><answer>" * 5_000 + "</answer>"),
-    )
-
-    def score(self, sample: Sample) -> Score:
-        """Judges one turn."""
-        return Score(1.0) if well_formed(sample.response) else Score(0.0, "format")
 
 
 # Names -------------------------------------------------------------------------------------------
@@ -197,7 +100,7 @@ def named(text: str, answers: Mapping[str, int], pieces: int = _PIECES) -> list[
     return list(found)
 
 
-# Whole rollouts ----------------------------------------------------------------------------------
+# Rewards -----------------------------------------------------------------------------------------
 
 
 def _rollout(
@@ -213,7 +116,13 @@ def _rollout(
     **options: Any,
 ) -> Example:
     """A rollout that asked once and then answered."""
-    query = _FOUND | {"function": "get_tail_entities", "results": list(results)}
+    query = {
+        "valid": True,
+        "error": "KG_SUCCESS",
+        "duplicate": False,
+        "function": "get_tail_entities",
+        "results": list(results),
+    }
     said = Sample(
         id="a",
         problem={"answers": [list(names) for names in right], "any_of": any_of},
@@ -222,7 +131,7 @@ def _rollout(
         response="" if answer is None else f"<think></think><answer>{answer}</answer>",
         observations=(observation,),
         history=(query,),
-        info=_INVALID if answer is None else {"queries": 1},
+        info={"error": "INVALID_ACTION"} if answer is None else {"queries": 1},
     )
     return Example(name=name, sample=said, value=value, reason=reason, options=options)
 
@@ -246,7 +155,7 @@ class _Rollout(Reward):
         return Score(value * scale, reason, {"raw": value, "otc": scale})
 
 
-class _Answered(_Rollout):
+class _Answered(_Rollout, ABC):
     """Compares what the last turn answers with what is right."""
 
     def score(self, sample: Sample) -> Score:
@@ -266,9 +175,9 @@ class _Answered(_Rollout):
         value = self._value(given, wanted)
         return self._scaled(sample, value, None if value == 1 else "wrong answer")
 
+    @abstractmethod
     def _value(self, given: Sequence[int | str], wanted: int) -> float:
         """What the names that were given are worth, where so many right ones are wanted."""
-        raise NotImplementedError
 
 
 def _f1(given: Sequence[int | str], wanted: int) -> float:

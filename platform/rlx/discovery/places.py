@@ -1,0 +1,206 @@
+"""The places of a spec that name plugins, and the plugins that stand there."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from pydantic import ValidationError
+from pydantic_core import to_json
+
+from rlx.discovery.fit import under_profile
+from rlx.discovery.lookup import Kind, PluginFault, fault, find, fingerprint, load
+from rlx.plugin import Plugin
+from rlx.spec import EnvironmentUse, EstimatorUse, GlobalReward, MaskUse, PluginUse, TurnReward
+from rlx.spec.base import keys_of
+from rlx.spec.diagnostic import Diagnostic, KeyPath, refusal
+
+__all__ = ["Place", "Provenance", "all_made", "build", "make", "plugin_places", "provenance"]
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Which code a plugin's name stood for.
+
+    Attributes:
+        sha256: hex digest of the module's source; of all of a package's `.py` files when the entry
+            point names a package.
+        options: all of its options as they were, defaults and profile included.
+    """
+
+    kind: Kind
+    name: str
+    distribution: str
+    version: str
+    entry_point: str
+    sha256: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One place of a spec that names a plugin.
+
+    Attributes:
+        keys: those that are not the plugin's own.
+        profile: whose conventions an estimator follows where its options do not say.
+    """
+
+    path: KeyPath
+    kind: Kind
+    keys: tuple[str, ...]
+    key: str
+    name: str
+    options: Mapping[str, Any]
+    of: Any
+    profile: str = "rlx"
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind} plugin '{self.name}'"
+
+
+def make(use: PluginUse, kind: Kind) -> Plugin:
+    """Imports a plugin and gives it its options.
+
+    Raises:
+        PluginFault: as `load`.
+        InvalidSpec: the options do not fit.
+    """
+    tree = use.model_dump(mode="json", by_alias=True)
+    made = _made(_place((), kind, type(use), tree))
+    if isinstance(made, Plugin):
+        return made
+    raise refusal(made, f"{kind} plugin '{use.plugin}'")
+
+
+def _place(path: KeyPath, kind: Kind, model: type[PluginUse], tree: Mapping[str, Any]) -> Place:
+    keys = keys_of(model)
+    key = model.model_fields["plugin"].alias or "plugin"
+    options = {k: v for k, v in tree.items() if k not in keys}
+    return Place(path, kind, keys, key, _name(model, tree), options, tree.get("of"))
+
+
+def _name(model: type[PluginUse], tree: Mapping[str, Any]) -> Any:
+    """The plugin that a mapping names, or the one that it leaves to a default."""
+    field = model.model_fields["plugin"]
+    return tree.get(field.alias or "plugin", field.default)
+
+
+def plugin_places(tree: Mapping[str, Any]) -> Iterator[Place]:
+    """The places of a tree that name plugins; those that are malformed are left to the reader."""
+    rewards = tree.get("rewards")
+    rewards = rewards if isinstance(rewards, dict) else {}
+    named_at: list[tuple[KeyPath, Kind, type[PluginUse], Any]] = [
+        (("task",), "task", PluginUse, tree.get("task"))
+    ]
+    named_at += ((path, "task", PluginUse, use) for path, use in _variants(tree))
+    rollout = tree.get("rollout")
+    if isinstance(rollout, dict) and rollout.get("schedule") == "environment":
+        use = rollout.get("environment")
+        named_at.append((("rollout", "environment"), "environment", EnvironmentUse, use))
+    scopes: tuple[tuple[str, type[PluginUse]], ...] = (
+        ("turn", TurnReward),
+        ("global", GlobalReward),
+    )
+    for scope, model in scopes:
+        named = rewards.get(scope)
+        for name, use in (named if isinstance(named, dict) else {}).items():
+            named_at.append((("rewards", scope, name), "reward", model, use))
+    named_at.append((("mask",), "mask", MaskUse, tree.get("mask")))
+    named_at.append((("estimator",), "estimator", EstimatorUse, tree.get("estimator")))
+    credit = tree.get("credit")
+    profile = credit.get("profile") if isinstance(credit, dict) else None
+    for path, kind, model, use in named_at:
+        if isinstance(use, dict) and isinstance(_name(model, use), str):
+            made = _place(path, kind, model, use)
+            yield replace(made, profile=str(profile)) if kind == "estimator" else made
+
+
+def _variants(tree: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
+    """The task with other options, for each of the held-out sets that name some."""
+    task, evaluation = tree.get("task"), tree.get("evaluation")
+    named = evaluation.get("variants") if isinstance(evaluation, dict) else None
+    for name, changed in (named if isinstance(named, dict) else {}).items():
+        if isinstance(task, dict) and isinstance(changed, dict):
+            yield ("evaluation", "variants", name), {**task, **changed}
+
+
+def _made(place: Place) -> Plugin | list[Diagnostic]:
+    """A plugin with its options, or what is wrong with them, at their paths."""
+    cls = load(place.kind, place.name)
+    inner, faults = build(_nested(cls, place))
+    options = under_profile(cls, place.options, place.profile)
+    try:
+        plugin = cls.model_validate_json(to_json(options), strict=True)
+    except ValidationError as error:
+        from rlx.spec.explain import explain  # only where something is wrong
+
+        keys = tuple(k for k in place.keys if k != "plugin")
+        return [*explain(error, cls, dict(place.options), at=place.path, more_keys=keys), *faults]
+    except Exception as error:
+        what = f"failed on its options: {type(error).__name__}: {error}"
+        raise PluginFault(fault(find(place.kind, place.name), what)) from error
+    if faults or not cls.nested:
+        return faults or plugin
+    held: dict[str, dict[str, Plugin]] = {option: {} for option in cls.nested}
+    for path, made in inner.items():
+        held[str(path[-2])][str(path[-1])] = made
+    return plugin.with_inner(held)
+
+
+def _nested(cls: type[Plugin], place: Place) -> Iterator[Place]:
+    """The plugins that a plugin's options name; what is malformed is left to its own check."""
+    for option, kind in cls.nested.items():
+        named = place.options.get(option)
+        for key, inner in (named if isinstance(named, dict) else {}).items():
+            if isinstance(inner, dict) and isinstance(inner.get("plugin"), str):
+                path = (*place.path, option, key)
+                yield _place(path, cast(Kind, kind), PluginUse, inner)
+
+
+def build(places: Iterable[Place]) -> tuple[dict[KeyPath, Plugin], list[Diagnostic]]:
+    """Makes what stands at each place, by its path; and says what is wrong with those it cannot."""
+    built: dict[KeyPath, Plugin] = {}
+    faults: list[Diagnostic] = []
+    for place in places:
+        try:
+            made = _made(place)
+        except PluginFault as error:
+            faults.append(replace(error.diagnostic, path=(*place.path, place.key)))
+            continue
+        if isinstance(made, Plugin):
+            built[place.path] = made
+        else:
+            faults += made
+    return built, faults
+
+
+def all_made(
+    places: Iterable[Place], built: Mapping[KeyPath, Plugin]
+) -> Iterator[tuple[Place, Plugin]]:
+    """Every plugin that was made, those that others hold behind their holders."""
+    for place in places:
+        plugin = built.get(place.path)
+        if plugin is not None:
+            yield place, plugin
+            inner = list(_nested(type(plugin), place))
+            held = {i.path: plugin.inner(str(i.path[-2]))[str(i.path[-1])] for i in inner}
+            yield from all_made(inner, held)
+
+
+def provenance(place: Place, made: Plugin) -> Provenance:
+    """Tells which code a plugin was made of.
+
+    Raises:
+        PluginFault: its module has no source file.
+    """
+    plugin = find(place.kind, place.name)
+    return Provenance(
+        kind=place.kind,
+        name=place.name,
+        distribution=plugin.distribution,
+        version=plugin.version,
+        entry_point=plugin.value,
+        sha256=fingerprint(plugin),
+        options=made.model_dump(mode="json", by_alias=True),
+    )

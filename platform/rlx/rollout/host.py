@@ -1,0 +1,92 @@
+"""Where an environment runs, and what it may give."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlx.plugin import Action, Environment, Step
+
+__all__ = ["Fault", "Host", "LocalHost", "checked"]
+
+_LONGEST = 1_000_000
+"""Characters of an observation, and of a turn's info as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What an environment did wrong, in words."""
+
+    reason: str
+
+
+class Host(Protocol):
+    """Where an environment runs."""
+
+    def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
+        """First states for (problem, seed); a `Fault` in the place of one that there is not."""
+        ...
+
+    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | Fault]:
+        """What the environment makes of (state, action), in order."""
+        ...
+
+
+class LocalHost:
+    """Runs an environment in this very process, where its exceptions are not caught."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+
+    def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
+        """See `Host`."""
+        return [self._environment.reset(problem, seed) for problem, seed in calls]
+
+    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | Fault]:
+        """See `Host`."""
+        kinds = self._environment.kinds
+        return [checked(self._environment.step(state, action), kinds) for state, action in calls]
+
+
+def checked(step: Any, kinds: Sequence[str]) -> Step:
+    """A plain copy of what an environment gave, whatever subclass that is.
+
+    Raises:
+        ValueError: it is not what `Step` says.
+    """
+    if not isinstance(step, Step):
+        raise ValueError(f"gave {type(step).__name__} instead of a Step")
+    if step.kind not in kinds:
+        raise ValueError(f"gave a turn of kind {step.kind!r}; its kinds are {', '.join(kinds)}")
+    if not _is_text(step.observation) or len(step.observation) > _LONGEST:
+        raise ValueError(f"gave an observation that is no text of at most {_LONGEST} characters")
+    if not (step.anchor is None or _is_text(step.anchor)):
+        raise ValueError(f"gave {type(step.anchor).__name__} as an anchor, not text")
+    if not isinstance(step.info, Mapping):
+        raise ValueError(f"gave {type(step.info).__name__} as info")
+    try:
+        told = json.dumps(dict(step.info), allow_nan=False, ensure_ascii=False)
+        told.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"gave info that is not plain JSON: {error}") from error
+    if len(told) > _LONGEST:
+        raise ValueError(f"gave info of {len(told)} characters")
+    return Step(
+        kind=str(step.kind),
+        state=step.state,
+        observation=str(step.observation),
+        done=bool(step.done),
+        info=json.loads(told),
+        anchor=step.anchor,
+    )
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it can be written down: half a surrogate pair cannot."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,165 @@
+"""How ranks come to their machines: the commands that start them, and who gets how many.
+
+One torchrun per machine starts its ranks. Machines are numbered by their place in the hostfile, or
+as Slurm does: rank 0, which records, is on the supervisor's own, the first. torchrun's `c10d`
+rendezvous numbers them by name; so ours is its static one, with the address of the first.
+"""
+
+import json
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from rlx.errors import EnvironmentFault
+from rlx.run.paths import RunFolder
+from rlx.spec import RunnerSpec
+from rlx.spec.diagnostic import Diagnostic, Position
+from rlx.spec.launcher import Hosts, Local, Slurm
+
+__all__ = [
+    "Host",
+    "free_port",
+    "give_reason",
+    "hosts_of",
+    "lacks",
+    "rank_command",
+    "ranks_here",
+    "torchrun",
+]
+
+_PATH = ("runner", "launcher", "hostfile")
+_LINE = re.compile(r"(?P<name>[^\s#]+)\s+slots=(?P<slots>[1-9]\d*)\s*(#.*)?")
+
+
+class Host(NamedTuple):
+    """A machine, and how many ranks it may have."""
+
+    name: str
+    slots: int
+
+
+def rank_command(runner: RunnerSpec, folder: RunFolder, run_id: str) -> list[str]:
+    """The one command whose process stands for all ranks of an attempt."""
+    if isinstance(runner.launcher, Local):
+        return torchrun(["--standalone"], runner.ranks, folder.root, run_id)
+    return [sys.executable, "-m", "rlx.run.spread", str(folder.root), run_id]
+
+
+def torchrun(place: Iterable[str], ranks: int, folder: Path, run_id: str) -> list[str]:
+    """torchrun for the ranks of one machine; `place` says where that stands among others."""
+    command = [sys.executable, "-m", "torch.distributed.run", *place]
+    return [*command, f"--nproc-per-node={ranks}", "-m", "rlx.run.rank", str(folder), run_id]
+
+
+def ranks_here(runner: RunnerSpec) -> int:
+    """Ranks on the machine of the supervisor; 0 where Slurm chooses it.
+
+    Raises:
+        EnvironmentFault: there is a hostfile, and `hosts_of` refuses it.
+    """
+    if isinstance(runner.launcher, Slurm):
+        return 0
+    return hosts_of(runner)[0].slots if isinstance(runner.launcher, Hosts) else runner.ranks
+
+
+def hosts_of(runner: RunnerSpec) -> list[Host]:
+    """The machines that get ranks, in order, with as many slots as they get ranks.
+
+    Raises:
+        EnvironmentFault: the hostfile cannot be read here, has too few slots, or begins with
+            another machine.
+    """
+    assert isinstance(runner.launcher, Hosts)
+    for fault in lacks(runner):
+        raise EnvironmentFault(fault.message)
+    hosts, _ = _read(Path(runner.launcher.hostfile))
+    left, dealt = runner.ranks, []
+    for host in hosts:
+        if left:
+            dealt.append(host._replace(slots=min(host.slots, left)))
+            left -= dealt[-1].slots
+    return dealt
+
+
+def lacks(runner: RunnerSpec) -> Iterator[Diagnostic]:
+    """What is wrong with a hostfile, at its lines."""
+    if not isinstance(runner.launcher, Hosts):
+        return
+    hosts, faults = _read(Path(runner.launcher.hostfile))
+    faults = faults or _too_few(hosts, runner)
+    yield from faults
+    if not faults and not _is_here(hosts[0].name):
+        message = f"the first host, {hosts[0].name}, is not this machine"
+        help_ = "submit there, or name this machine first: it has the supervisor and rank 0"
+        yield Diagnostic(kind="machine", message=message, path=_PATH, helps=(help_,), exit_code=4)
+
+
+def give_reason(folder: RunFolder, message: str, exit_code: int, *, again: bool) -> None:
+    """Writes why ranks ended where the supervisor looks for it; the first reason stays."""
+    if not folder.failure.exists():
+        said = {"message": message, "exit_code": exit_code, "again": again}
+        aside = folder.failure.with_suffix(f".{socket.gethostname()}.{os.getpid()}")
+        aside.write_text(json.dumps(said))
+        aside.replace(folder.failure)
+
+
+def free_port() -> int:
+    """A port on which nobody listens at this moment."""
+    with socket.socket() as one:
+        one.bind(("", 0))
+        return int(one.getsockname()[1])
+
+
+def _read(path: Path) -> tuple[list[Host], list[Diagnostic]]:
+    """The hosts of a hostfile, and what is wrong with its lines."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        said = getattr(error, "strerror", None) or "it is not text"
+        return [], [Diagnostic(kind="file", message=f"cannot read {path}: {said}", path=_PATH)]
+    hosts: dict[str, Host] = {}
+    faults = []
+    for number, line in enumerate(lines, 1):
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        found = _LINE.fullmatch(stripped)
+        if found is not None and found["name"] not in hosts and not found["name"].startswith("-"):
+            hosts[found["name"]] = Host(found["name"], int(found["slots"]))
+            continue
+        message = "a line of a hostfile reads NAME slots=N"
+        if found is not None and found["name"] in hosts:
+            message = f"{found['name']} stands in the hostfile twice"
+        place = Position(str(path), number, line.index(stripped) + 1, len(stripped), line)
+        faults.append(Diagnostic(kind="value", message=message, path=_PATH, position=place))
+    return list(hosts.values()), faults
+
+
+def _too_few(hosts: list[Host], runner: RunnerSpec) -> list[Diagnostic]:
+    slots = sum(host.slots for host in hosts)
+    if slots >= runner.ranks:
+        return []
+    assert isinstance(runner.launcher, Hosts)
+    message = f"runner.ranks is {runner.ranks}, and {runner.launcher.hostfile} has {slots} slots"
+    path = ("runner", "ranks")
+    return [Diagnostic(kind="conflict", message=message, path=path, against=_PATH)]
+
+
+def _is_here(name: str) -> bool:
+    """Whether a name leads to this machine: only its own addresses can be listened at."""
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as one:
+            try:
+                one.bind(address)
+            except OSError:
+                continue
+            return True
+    return False

@@ -1,0 +1,56 @@
+"""Which devices of this machine a run takes, one per rank, so that several runs take turns."""
+
+import os
+from collections.abc import Sequence
+
+from rlx.errors import EnvironmentFault
+from rlx.run.devices import driver, tokens
+from rlx.run.launchers import ranks_here
+from rlx.run.processes import this_machine
+from rlx.spec import RunnerSpec
+from rlx_registry import DeviceRequest
+
+__all__ = ["DEVICES", "visible_devices", "wanted_devices"]
+
+DEVICES = "RLX_DEVICES"
+"""Variable that lists the machine's devices, such as "cuda:0,cuda:1" or "cpu:0,cpu:1". Unset, they
+are the CUDA devices that a program would see, and runs on the CPU take none."""
+
+
+def wanted_devices(runner: RunnerSpec) -> DeviceRequest | None:
+    """What a run asks the registry for before it starts; None where it need not take turns.
+
+    Devices of other machines are not looked after here: Slurm does that for its own.
+
+    Raises:
+        EnvironmentFault: this machine has fewer devices than the run has ranks.
+    """
+    count = ranks_here(runner)
+    listed = _listed() if count else []
+    on_cuda = runner.device != "cpu" and any(name.startswith("cuda:") for name in listed)
+    kind = "cuda:" if on_cuda or runner.device == "cuda" else "cpu:"
+    names = tuple(name for name in listed if name.startswith(kind))
+    if not names:
+        return None  # ranks say themselves which device they lack
+    if len(names) < count:
+        raise EnvironmentFault(
+            f"the experiment has {count} ranks here, and this machine {len(names)} devices: "
+            f"{', '.join(names)}"
+        )
+    return DeviceRequest(this_machine(), names, count)
+
+
+def visible_devices(taken: Sequence[str]) -> dict[str, str]:
+    """The variables that show a program the CUDA devices it was given, and no other."""
+    names = [name.removeprefix("cuda:") for name in taken if name.startswith("cuda:")]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names)} if names else {}
+
+
+def _listed() -> list[str]:
+    said = os.environ.get(DEVICES)
+    if said is not None:
+        return [name.strip() for name in said.split(",") if name.strip()]
+    told = driver()
+    if told is None or not told.works:
+        return []
+    return [f"cuda:{t}" for t in tokens(told.listing or "", os.environ.get("CUDA_VISIBLE_DEVICES"))]

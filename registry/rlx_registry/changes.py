@@ -1,0 +1,263 @@
+"""What is written of a run: every change by name, with all that it takes to make it again.
+
+Every write of a run goes through `put`. So a change that is read back from a journal does to the
+tables exactly what it did the first time. Numbers that the database chose (of events, files and
+moves) are part of the change.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Column, Connection, delete, func, insert, select, update
+
+from rlx_registry import models
+from rlx_registry.engine import insert_new, upsert
+from rlx_registry.records import ENDED, LIVING
+
+__all__ = ["SETTABLE", "Change", "Written", "apply", "inside", "put", "written"]
+
+SETTABLE = frozenset(
+    {"directory", "mlflow_run_id", "mlflow_experiment_id", "host", "pid", "phase", "step"}
+    | {"steps_total", "request"}
+)
+"""Columns of a run that are plainly set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of a run.
+
+    Attributes:
+        kind: one of `KINDS`, or "run", which makes it.
+        at: when it was made.
+        fields: the arguments of its function below.
+    """
+
+    kind: str
+    at: float
+    fields: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Written:
+    """What a transaction has changed so far, by run, and the folders of those runs."""
+
+    changes: dict[int, list[Change]] = field(default_factory=dict)
+    directories: dict[int, str | None] = field(default_factory=dict)
+
+
+def written(connection: Connection) -> Written:
+    """Returns the changes of the transaction that runs on a connection."""
+    found: Written = connection.info.setdefault("rlx", Written())
+    return found
+
+
+def put(
+    connection: Connection, key: int, change: str, at: float | None = None, /, **fields: Any
+) -> None:
+    """Changes a run, and takes note of it; `change` is one of `KINDS`."""
+    at = time.time() if at is None else at
+    assigned = apply(connection, key, Change(change, at, fields))
+    made = Change(change, at, {**fields, **assigned})
+    written(connection).changes.setdefault(key, []).append(made)
+
+
+def apply(connection: Connection, key: int, change: Change) -> Mapping[str, Any]:
+    """Changes a run; returns the numbers that the database chose.
+
+    Raises:
+        TypeError: the change lacks something, or has too much.
+        ValueError: there is no such change, or a path in it leaves the run's folder.
+    """
+    if change.kind not in KINDS:
+        raise ValueError(f"no change {change.kind!r}")
+    return KINDS[change.kind](connection, key, change.at, **change.fields) or {}
+
+
+def _moved(
+    connection: Connection,
+    key: int,
+    at: float,
+    *,
+    before: str | None,
+    after: str,
+    reason: str | None,
+    attempt: int,
+    id: int | None = None,
+) -> Mapping[str, Any]:
+    c = models.run.c
+    values: dict[str, Any] = {"status": after, "reason": reason, "attempt": attempt}
+    values["ended"] = at if after in ENDED else None
+    if after in LIVING and before is not None:
+        values["heartbeat"] = at
+    if after == "running":
+        values["started"] = func.coalesce(c.started, at)
+    if after in ("queued", "submitted"):
+        values["request"] = None  # what the last supervisor was asked is not asked of the next
+    if after == "queued":
+        values |= {"host": None, "pid": None}
+    connection.execute(update(models.run).where(c.id == key).values(values))
+    row = {"run_id": key, "at": at, "before": before, "after": after}
+    row |= {"reason": reason, "attempt": attempt}
+    return _numbered(connection, models.status_change.c.id, row, id)
+
+
+def _set(connection: Connection, key: int, at: float, **columns: Any) -> None:
+    if unknown := columns.keys() - SETTABLE:
+        raise TypeError(f"a run has no column {', '.join(sorted(unknown))} to set")
+    connection.execute(update(models.run).where(models.run.c.id == key).values(columns))
+    if "directory" in columns:
+        written(connection).directories[key] = columns["directory"]
+
+
+def _metrics(
+    connection: Connection,
+    key: int,
+    at: float,
+    *,
+    step: int,
+    time: float,
+    values: Mapping[str, float],
+    missing: Sequence[str] = (),
+    seq: int | None = None,
+) -> Mapping[str, Any]:
+    table = models.metric
+    ids = _metric_keys(connection, {*values, *missing})
+    if seq is None:
+        newest = select(func.max(table.c.seq)).where(table.c.run_id == key)
+        seq = (connection.scalar(newest) or 0) + 1
+    if missing:
+        gone = table.c.key_id.in_([ids[name] for name in missing])
+        connection.execute(delete(table).where(table.c.run_id == key, table.c.step == step, gone))
+    rows = [
+        {
+            "run_id": key,
+            "key_id": ids[name],
+            "step": step,
+            "value": value,
+            "at": time,
+            "seq": number,
+        }
+        for number, (name, value) in enumerate(values.items(), seq)
+    ]
+    connection.execute(upsert(connection, table), rows)
+    return {"seq": seq}
+
+
+def _event(
+    connection: Connection,
+    key: int,
+    at: float,
+    *,
+    kind: str,
+    level: str,
+    message: str,
+    payload: Mapping[str, Any] | None,
+    id: int | None = None,
+) -> Mapping[str, Any]:
+    row = {"run_id": key, "at": at, "kind": kind, "level": level, "message": message}
+    return _numbered(connection, models.event.c.id, {**row, "payload": payload}, id)
+
+
+def _evaluation(
+    connection: Connection,
+    key: int,
+    at: float,
+    *,
+    step: int,
+    label: str,
+    suite: str,
+    n: int,
+    metrics: Mapping[str, Any],
+    payload: Mapping[str, Any] | None,
+) -> None:
+    row = {"run_id": key, "at": at, "step": step, "label": label, "suite": suite, "n": n}
+    connection.execute(
+        upsert(connection, models.evaluation), {**row, "metrics": metrics, "payload": payload}
+    )
+
+
+def _checkpoint(
+    connection: Connection, key: int, at: float, *, step: int, path: str, bytes: int, sha256: str
+) -> None:
+    row = {"run_id": key, "at": at, "step": step, "bytes": bytes, "sha256": sha256}
+    connection.execute(upsert(connection, models.checkpoint), {**row, "path": inside(path)})
+
+
+def _artifact(
+    connection: Connection, key: int, at: float, *, path: str, kind: str, seq: int | None = None
+) -> Mapping[str, Any]:
+    c = models.artifact.c
+    connection.execute(delete(models.artifact).where(c.run_id == key, c.path == path))
+    row = {"run_id": key, "path": inside(path), "kind": kind, "at": at}
+    return _numbered(connection, c.seq, row, seq)
+
+
+def _rollouts(
+    connection: Connection,
+    key: int,
+    at: float,
+    *,
+    step: int,
+    path: str,
+    sha256: str,
+    bytes: int,
+    statistics: Mapping[str, Any],
+    index: Sequence[Mapping[str, Any]],
+) -> None:
+    place, table = {"run_id": key, "step": step}, models.rollout
+    body = {"path": inside(path), "sha256": sha256, "bytes": bytes, "statistics": statistics}
+    connection.execute(upsert(connection, models.rollout_step), {**place, **body, "at": at})
+    connection.execute(delete(table).where(table.c.run_id == key, table.c.step == step))
+    if index:
+        connection.execute(insert(table), [{**row, **place} for row in index])
+
+
+def _mirrored(connection: Connection, key: int, at: float, *, target: str, seq: int) -> None:
+    connection.execute(
+        upsert(connection, models.mirror), {"run_id": key, "target": target, "seq": seq}
+    )
+
+
+KINDS: Mapping[str, Callable[..., Mapping[str, Any] | None]] = {
+    "moved": _moved,
+    "set": _set,
+    "metrics": _metrics,
+    "event": _event,
+    "evaluation": _evaluation,
+    "checkpoint": _checkpoint,
+    "artifact": _artifact,
+    "rollouts": _rollouts,
+    "mirrored": _mirrored,
+}
+
+
+def inside(path: str) -> str:
+    """Sees that a relative path stays inside the run's folder; raises ValueError otherwise."""
+    parts = path.split("/")
+    if path in ("", ".") or path.startswith("/") or ".." in parts:
+        raise ValueError(f"{path} is not a path inside the run's directory")
+    return path
+
+
+def _numbered(
+    connection: Connection, column: "Column[int]", row: Mapping[str, Any], number: int | None
+) -> Mapping[str, int]:
+    """Inserts a row whose number the database chooses unless it is given."""
+    given = {} if number is None else {column.name: number}
+    statement = insert(column.table).returning(column)
+    return {column.name: connection.execute(statement, {**row, **given}).scalar_one()}
+
+
+def _metric_keys(connection: Connection, names: Iterable[str]) -> dict[str, int]:
+    """Returns the id of each metric name, making those that are new."""
+    table = models.metric_key
+    names = sorted(names)  # in one order, lest two runs that make the same wait for each other
+    query = select(table.c.name, table.c.id).where(table.c.name.in_(names))
+    known = {row.name: row.id for row in connection.execute(query)}
+    if new := [{"name": name} for name in names if name not in known]:
+        connection.execute(insert_new(connection, table), new)
+        known = {row.name: row.id for row in connection.execute(query)}
+    return known

@@ -1,0 +1,75 @@
+"""A run as the fewest changes that make it what it is."""
+
+from collections.abc import Iterator
+from itertools import count, groupby
+from typing import Any
+
+from sqlalchemy import Connection, Row, select
+
+from rlx_registry import models
+from rlx_registry.changes import SETTABLE, Change
+
+__all__ = ["SUBMITTED", "snapshot"]
+
+SUBMITTED = ("digest", "seed", "name", "spec", "yaml", "plugins", "code", "environment")
+"""What is known of a run from the start, and never changes."""
+
+
+def snapshot(connection: Connection, key: int) -> Iterator[Change]:
+    """Tells a run from its submission to this moment: "run", then the others, in order."""
+    run = connection.execute(select(models.run).where(models.run.c.id == key)).one()._mapping
+    yield Change("run", run["created"], {"id": key, **{name: run[name] for name in SUBMITTED}})
+    yield from _rows(connection, key, "moved", models.status_change, "id")
+    columns = {name: run[name] for name in sorted(SETTABLE) if run[name] is not None}
+    if columns:
+        yield Change("set", run["created"], columns)
+    yield from _metrics(connection, key)
+    yield from _rows(connection, key, "event", models.event, "id")
+    yield from _rows(connection, key, "evaluation", models.evaluation, "at")
+    yield from _rows(connection, key, "checkpoint", models.checkpoint, "step")
+    yield from _rows(connection, key, "artifact", models.artifact, "seq")
+    yield from _rollouts(connection, key)
+    yield from _rows(connection, key, "mirrored", models.mirror, "target")
+
+
+def _rows(connection: Connection, key: int, kind: str, table: Any, order: str) -> Iterator[Change]:
+    """Every row of a table as a change of its own."""
+    query = select(table).where(table.c.run_id == key).order_by(table.c[order])
+    for row in connection.execute(query):
+        fields = _fields(row, "run_id")
+        yield Change(kind, fields.pop("at", 0.0), fields)
+
+
+def _metrics(connection: Connection, key: int) -> Iterator[Change]:
+    """Values that follow each other, of one step and one moment, are one change."""
+    table = models.metric
+    query = select(models.metric_key.c.name, table.c.step, table.c.at, table.c.seq, table.c.value)
+    query = query.join(models.metric_key).where(table.c.run_id == key).order_by(table.c.seq)
+    number = count()
+    groups = groupby(
+        connection.execute(query), lambda row: (row.step, row.at, row.seq - next(number))
+    )
+    for (step, at, _), group in groups:
+        rows = list(group)
+        values = {row.name: row.value for row in rows}
+        fields = {"step": step, "time": at, "values": values, "seq": rows[0].seq}
+        yield Change("metrics", at, fields)
+
+
+def _rollouts(connection: Connection, key: int) -> Iterator[Change]:
+    steps, table = models.rollout_step, models.rollout
+    for body in connection.execute(
+        select(steps).where(steps.c.run_id == key).order_by(steps.c.step)
+    ).all():
+        rows = connection.execute(
+            select(table)
+            .where(table.c.run_id == key, table.c.step == body.step)
+            .order_by(table.c.row)
+        )
+        index = [_fields(row, "run_id", "step") for row in rows]
+        fields = _fields(body, "run_id", "at")
+        yield Change("rollouts", body.at, {**fields, "index": index})
+
+
+def _fields(row: Row[Any], *without: str) -> dict[str, Any]:
+    return {name: value for name, value in row._mapping.items() if name not in without}

@@ -1,0 +1,155 @@
+"""Devices of a machine: each is held by one run at a time, and never given back by hand."""
+
+import time
+
+import pytest
+from many import processes
+from sqlalchemy import update
+
+from rlx_registry import Busy, DeviceRequest, Fenced, Registry, models
+
+SUBMISSION = {
+    "digest": "d", "name": "n", "spec": {}, "yaml": "", "plugins": [], "code": {},
+    "environment": {},
+}  # fmt: skip
+
+
+@pytest.fixture
+def registry(url):
+    with Registry.open(url) as opened:
+        for seed in range(4):
+            opened.submit(seed=seed, **SUBMISSION)
+        yield opened
+
+
+def of(count, *names, host="one"):
+    return DeviceRequest(host, names or ("gpu:0", "gpu:1"), count)
+
+
+def start(registry, run_id, devices, expect=("submitted",)):
+    started = registry.start(run_id, expect, devices=devices)
+    return started.devices
+
+
+def holders(registry, host=None):
+    return {(d.host, d.name): d.run_id for d in registry.devices(host)}
+
+
+def silence(registry, key, seconds=121):
+    with registry._writing() as connection:
+        change = update(models.run).where(models.run.c.id == key)
+        connection.execute(change.values(heartbeat=time.time() - seconds))
+
+
+def test_devices_go_to_the_run_that_starts(registry):
+    assert start(registry, "1", None) == ()
+    assert start(registry, "2", of(1)) == ("gpu:0",)
+    assert start(registry, "3", of(1)) == ("gpu:1",)
+    assert start(registry, "4", of(2, host="two")) == ("gpu:0", "gpu:1")
+    assert holders(registry, "one") == {("one", "gpu:0"): "r-0002", ("one", "gpu:1"): "r-0003"}
+    (first, *_) = registry.devices()
+    assert (first.host, first.name, first.run_id, first.attempt) == ("one", "gpu:0", "r-0002", 1)
+    assert first.at == pytest.approx(time.time(), abs=30)
+
+
+def test_too_few_devices_name_their_holders_and_change_nothing(registry):
+    start(registry, "1", of(1))
+    before = registry.run("2"), registry.history("2"), registry.devices()
+    with pytest.raises(Busy, match=r"^one has 1 of 2 devices free: r-0001 holds gpu:0$"):
+        registry.start("2", ["submitted"], devices=of(2))
+    assert (registry.run("2"), registry.history("2"), registry.devices()) == before
+    assert registry.start("2", ["queued"], devices=of(1)) is None
+    assert registry.start("2", ["submitted"], devices=of(0)).devices == ()
+    for wrong in (("a", "a"), ("a", "b", "c")):
+        with pytest.raises(ValueError, match="one"):
+            DeviceRequest("one", wrong[:2], len(wrong))
+
+
+@pytest.mark.parametrize("end", ["finished", "failed", "stopped", "lost", "queued"])
+def test_a_run_that_ends_frees_its_devices_at_once(registry, end):
+    start(registry, "1", of(2))
+    registry.transition("1", ["running"], end)
+    assert registry.devices() == []
+    assert start(registry, "2", of(2)) == ("gpu:0", "gpu:1")
+    assert set(holders(registry).values()) == {"r-0002"}
+
+
+def test_a_run_that_starts_again_takes_anew(registry):
+    start(registry, "1", of(2))
+    assert start(registry, "1", of(1, "gpu:1"), ["running"]) == ("gpu:1",)
+    assert [(d.name, d.attempt) for d in registry.devices()] == [("gpu:1", 2)]
+    assert start(registry, "2", of(1)) == ("gpu:0",)
+    start(registry, "1", None, ["running"])
+    assert holders(registry) == {("one", "gpu:0"): "r-0002"}
+
+
+def test_a_silent_run_loses_its_devices_and_is_told(registry):
+    writer = registry.as_writer("1", registry.start("1", ["submitted"], devices=of(1)).attempt)
+    silence(registry, 1)
+    assert registry.devices() == []
+    assert registry.run("1").status == "running"
+    assert writer.heartbeat("1")  # nobody wanted them: they are its own again
+    assert holders(registry) == {("one", "gpu:0"): "r-0001"}
+    silence(registry, 1)
+    assert start(registry, "2", of(1)) == ("gpu:0",)
+    assert not writer.heartbeat("1")
+    lost = registry.run("1")
+    assert (lost.status, lost.reason) == ("lost", "silent; r-0002 has its devices now")
+    assert holders(registry) == {("one", "gpu:0"): "r-0002"}
+
+
+def test_a_silent_run_that_is_not_in_the_way_is_left_alone(registry):
+    start(registry, "1", of(1))
+    silence(registry, 1)
+    assert start(registry, "2", of(1, "gpu:1")) == ("gpu:1",)
+    assert registry.run("1").status == "running"
+    with pytest.raises(Busy):
+        registry.start("3", ["submitted"], devices=of(2))
+    assert registry.run("1").status == "running"
+
+
+def test_a_fenced_writer_takes_nothing(registry):
+    old = registry.as_writer("1", registry.start("1", ["submitted"]).attempt)
+    registry.start("1", ["running"])
+    with pytest.raises(Fenced):
+        old.start("1", ["running"], devices=of(1))
+    assert registry.devices() == []
+
+
+WORKER = """
+import os, sys, time
+from rlx_registry import Busy, DeviceRequest, Registry
+url, begin, folder = sys.argv[1], float(sys.argv[2]), sys.argv[3]
+names = ("gpu:0", "gpu:1", "gpu:2")
+with Registry.open(url) as registry:
+    time.sleep(max(0, begin - time.time()))
+    while run := registry.claim(["queued"]):
+        count = 1 + int(run.seed) % 2
+        while True:
+            try:
+                wanted = DeviceRequest("one", names, count)
+                started = registry.start(run.id, ["submitted"], devices=wanted)
+                break
+            except Busy:
+                time.sleep(0.002)
+        marks = [open(f"{folder}/{name}", "x") for name in started.devices]
+        time.sleep(0.005)
+        for mark in marks:
+            os.unlink(mark.name)
+        registry.transition(run.id, ["running"], "finished")
+        print(f"{run.id}:{len(started.devices)}")
+"""
+
+
+def test_two_processes_never_have_one_device(url, tmp_path):
+    """The one that makes a file for its device would fail where another has it."""
+    folder = tmp_path / "devices"
+    folder.mkdir()
+    with Registry.open(url) as registry:
+        for seed in range(40):
+            registry.submit(seed=seed, queue=True, **SUBMISSION)
+        found = processes(WORKER, [(url, time.time() + 1.0, folder)] * 4)
+        done = sorted(word for words in found for word in words)
+        assert done == [f"r-{seed + 1:04d}:{1 + seed % 2}" for seed in range(40)]
+        assert registry.devices() == []
+        assert list(folder.iterdir()) == []

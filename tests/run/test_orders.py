@@ -1,0 +1,32 @@
+"""Who may tell a supervisor what: signals of this machine, requests of any."""
+
+import signal
+
+import pytest
+
+from rlx.run.orders import Orders
+
+
+@pytest.fixture
+def orders():
+    before = signal.getsignal(signal.SIGTERM)
+    yield Orders()
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_stops_and_a_second_one_kills(orders):
+    assert (orders.stop, orders.kill) == (False, False)
+    signal.raise_signal(signal.SIGTERM)
+    assert (orders.stop, orders.kill) == (True, False)
+    signal.raise_signal(signal.SIGTERM)
+    assert (orders.stop, orders.kill) == (True, True)
+
+
+def test_a_request_that_a_signal_follows_is_one_order(orders):
+    orders.heed(None)
+    assert not orders.stop
+    orders.heed("stop")
+    signal.raise_signal(signal.SIGTERM)
+    assert (orders.stop, orders.kill) == (True, False)
+    orders.heed("kill")
+    assert orders.kill

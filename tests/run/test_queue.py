@@ -1,0 +1,119 @@
+"""Runs that take turns: for devices, in the queue, and when a supervisor wakes up too late."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlx.run.compare import differences
+from rlx_registry import Registry
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def place(own_home):
+    """A home on a machine with one device."""
+    own_home.environment["RLX_DEVICES"] = "cpu:0"
+    return own_home
+
+
+def sets(home, **named):
+    return {**home.small, "tracking.mlflow": "null", **named}
+
+
+def submit(home, *options, **named):
+    done = home.rlx("submit", home.yaml, "-q", *options, sets=sets(home, **named))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def ranks(home, run_id):
+    folder = home.run(run_id).directory.encode()
+    return [
+        pid
+        for pid in home.processes()
+        if folder in (c := Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"))
+        and b"torch.distributed.run" not in c
+    ]
+
+
+def test_a_second_run_waits_for_the_device_of_the_first(place):
+    long = {"phases.0.steps": 100_000, "seed": 1}
+    first = submit(place, "-d", name="first", **long)
+    place.until(lambda: place.run(first).step >= 1, "it to train")
+    second = submit(place, "-d", name="second")
+    place.until(lambda: waiting(place, second), "the second to say that it waits")
+    assert first in waiting(place, second) and place.run(second).status == "submitted"
+    queued = submit(place, "--queue", name="queued", seed=2)
+    assert place.run(queued).status == "queued"
+
+    for pid in ranks(place, first):  # it can take no step any more
+        os.kill(pid, signal.SIGSTOP)
+    said = [place.rlx("stop", first).stdout for _ in range(2)]
+    assert "say it again to stop it at once" in said[0]
+    assert "at once, without a checkpoint" in said[1]
+    place.until(lambda: place.run(first).status == "stopped", "it to be stopped at once")
+    assert place.run(first).reason == "killed on request"
+    place.until(lambda: place.run(second).status == "finished", "the second to have its turn")
+    assert place.run(queued).status == "queued"
+
+    worked = place.rlx("worker", "--once")
+    assert worked.returncode == 0, worked.stderr
+    assert f"{queued} queued  seed 2: taken from the queue" in worked.stdout
+    assert place.run(queued).status == "finished"
+    place.until(lambda: not place.processes(), "every process to end")
+
+
+def waiting(home, run_id):
+    with home.registry() as registry:
+        return "".join(e.message for e in registry.events(run_id) if e.kind == "waiting")
+
+
+def test_what_only_waits_is_stopped_where_it_stands(place):
+    queued = submit(place, "--queue", seed=3)
+    assert place.rlx("stop", queued).returncode == 0
+    assert place.run(queued).status == "stopped"
+    assert "is stopped" in place.rlx("stop", queued).stderr
+
+
+def test_more_ranks_than_devices_are_refused_by_name(place):
+    done = place.rlx("submit", place.yaml, sets=sets(place, **{"runner.ranks": 2, "seed": 4}))
+    assert done.returncode == 4
+    assert "has 2 ranks, and this machine 1 devices: cpu:0" in done.stderr
+
+
+def test_a_supervisor_that_wakes_up_too_late_writes_nothing_and_leaves(place):
+    """As on a machine that slept, or was cut off, while another took its run over."""
+    del place.environment["RLX_DEVICES"]
+    unbroken = submit(place, seed=5)
+    run_id = submit(place, "-d", "--again", seed=5)
+    place.until(lambda: place.run(run_id).step >= 1, "it to train")
+    asleep = [place.run(run_id).pid, *ranks(place, run_id)]
+    for pid in asleep:
+        os.kill(pid, signal.SIGSTOP)
+    with Registry.open(f"sqlite:///{place.path}/registry.db") as registry:
+        assert registry.transition(run_id, {"running"}, "submitted", "taken over elsewhere")
+        url = registry.url
+    log = Path(place.run(run_id).directory) / "run.log"
+    with log.open("ab") as out:
+        later = subprocess.Popen(
+            [sys.executable, "-m", "rlx.run.supervise", run_id],
+            env={**place.environment, "RLX_RUN_REGISTRY": url},
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    place.until(lambda: place.run(run_id).attempt == 2, "the later one to start")
+    for pid in asleep:
+        os.kill(pid, signal.SIGCONT)
+    place.until(lambda: not set(asleep) & set(place.running()), "the former one to leave")
+    assert later.wait(300) == 0
+    assert "leaving: run " in log.read_text()
+    with place.registry() as registry:
+        assert [c.after for c in registry.history(run_id)][-2:] == ["running", "finished"]
+        assert list(differences(registry, unbroken, run_id)) == []
+    place.until(lambda: not place.processes(), "every process to end")

@@ -1,0 +1,131 @@
+"""Runs as jobs of a real Slurm: whatever happens to a job, the registry says what is true."""
+
+import os
+import signal
+
+import pytest
+import slurm
+
+pytestmark = pytest.mark.timeout(600)
+
+TWO = {"runner.launcher": "{kind: slurm, nodes: 2}", "runner.ranks": 2, "tracking.mlflow": "null"}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with slurm.cluster() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def there(cluster, own_home, tmp_path_factory):
+    """A home whose path has a space in it, and in which Slurm is found."""
+    made = type(own_home)(tmp_path_factory.mktemp("a home"))
+    made.environment |= cluster.environment
+    yield made
+    for pid in made.processes():
+        os.kill(pid, signal.SIGKILL)
+
+
+def status(home, run):
+    return home.json("status", run)["status"]
+
+
+def reason(home, run):
+    return home.run(run).reason
+
+
+def attempts(home, run):
+    with home.registry() as registry:
+        return [(change.after, change.attempt) for change in registry.history(run)]
+
+
+def submit(home, **sets):
+    done = home.rlx("submit", home.yaml, "-qd", sets={**home.small, **TWO, **sets})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def job_of(home, run):
+    with home.registry() as registry:
+        given = [event.payload for event in registry.events(run) if event.kind == "slurm"]
+    return given[-1]["job"]
+
+
+def test_to_the_end_while_others_wait(cluster, there):
+    following = there.begin("submit", there.yaml, sets={**there.small, **TWO})
+
+    def runs():
+        assert following.poll() is None, following.communicate()
+        made = (there.path / "runs" / "r-0001" / "job.json").exists()
+        return made and status(there, "1") == "running"
+
+    there.until(runs, "it to run")
+    waiting, cancelled = submit(there, seed=1), submit(there, seed=2)
+    assert [status(there, run) for run in (waiting, cancelled)] == ["queued", "queued"]
+    assert status(there, "1") == "running", "it holds both nodes"
+
+    assert there.rlx("stop", waiting).returncode == 0
+    cluster.call("scancel", job_of(there, cancelled))
+    there.until(lambda: status(there, cancelled) == "stopped", "Slurm to be asked")
+    assert there.run(waiting).status == "stopped"
+    assert "was cancelled" in reason(there, cancelled)
+    assert cluster.job(job_of(there, waiting))["JobState"] == "CANCELLED"
+    assert "job of Slurm" not in there.rlx("worker", "--once").stderr, "nothing is left to do"
+
+    out, err = following.communicate(timeout=300)
+    assert following.returncode == 0, err
+    assert "accuracy" in out
+    assert attempts(there, "1") == [("queued", 0), ("running", 1), ("finished", 1)]
+    there.until(lambda: not there.processes(), "every process to end")
+
+
+def test_taken_back_then_a_node_down_then_killed_then_cancelled(cluster, there):
+    there.until(cluster.idle, "both nodes")
+    run = submit(there, **{"phases.0.steps": 100_000, "seed": 3})
+
+    def trains(attempt):
+        before = there.run(run)
+        assert before.status in ("queued", "running"), before.reason
+        return before.status == "running" and before.attempt == attempt and moved(before.step)
+
+    def moved(step):
+        return there.run(run).step > step
+
+    there.until(lambda: trains(1), "it to train")
+    cluster.call("scontrol", "requeue", job_of(there, run))
+    there.until(lambda: status(there, run) == "queued", "it to wait again")
+    assert "back into its queue" in reason(there, run)
+    kept = there.run(run).step
+    there.until(lambda: trains(2), "it to go on")
+    assert there.run(run).step > kept
+
+    cluster.lose_node("n2")
+    there.until(lambda: status(there, run) == "queued", "the node to be missed")
+    there.until(lambda: not there.processes(), "ranks on the lost node to leave")
+    cluster.start_node("n2")
+    there.until(lambda: status(there, run) == "running", "it to go on")
+    third = there.run(run).attempt
+    there.until(lambda: trains(third), "it to train")
+
+    os.kill(there.run(run).pid, signal.SIGKILL)
+    there.until(lambda: status(there, run) == "lost", "Slurm to be asked")
+    assert "without a word" in reason(there, run)
+    there.until(lambda: not there.processes(), "every process to end")
+
+    assert there.rlx("resume", run, "-dq").returncode == 0
+    there.until(lambda: trains(third + 1), "it to go on")
+    cluster.call("scancel", job_of(there, run))
+    there.until(lambda: status(there, run) == "stopped", "it to stop")
+    assert "Slurm ended job" in reason(there, run)
+    there.until(lambda: not there.processes(), "every process to end")
+    there.until(cluster.idle, "Slurm to be rid of it")
+
+
+def test_a_job_that_slurm_refuses(there):
+    asked = {**TWO, "runner.launcher": "{kind: slurm, nodes: 2, options: {partition: none}}"}
+    done = there.rlx("submit", there.yaml, sets={**there.small, **asked, "seed": 4})
+    assert done.returncode == 4
+    assert "sbatch did not take" in done.stderr
+    assert "partition" in done.stderr
+    assert status(there, "latest") == "failed"
