@@ -22,6 +22,7 @@ from rlx_registry.errors import (
     Unwritable,
 )
 from rlx_registry.records import (
+    ENDED,
     HEARTBEAT_LIMIT,
     STATUSES,
     ArtifactRecord,
@@ -43,6 +44,7 @@ from rlx_registry.recovery import journal_of
 from rlx_registry.store import Registry
 
 __all__ = [
+    "ENDED",
     "HEARTBEAT_LIMIT",
     "STATUSES",
     "Ambiguous",

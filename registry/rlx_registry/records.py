@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 __all__ = [
+    "ENDED",
     "HEARTBEAT_LIMIT",
     "PREVIEW_LENGTH",
     "STATUSES",
@@ -32,6 +33,7 @@ __all__ = [
 Status = Literal["queued", "submitted", "running", "finished", "failed", "stopped", "lost"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 ENDED: frozenset[str] = frozenset({"finished", "failed", "stopped", "lost"})
+"""What a run is once nothing of it runs, and nothing will unless somebody asks."""
 LIVING: frozenset[str] = frozenset({"submitted", "running"})
 """What a run is only while it shows signs of life."""
 Request = Literal["stop", "kill"]

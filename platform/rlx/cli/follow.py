@@ -14,7 +14,7 @@ from rlx.run.progress import Progress as Stage
 from rlx.run.progress import read_progress
 from rlx.run.slurm import reconciled
 from rlx.spec.diagnostic import printable
-from rlx_registry import RunRecord
+from rlx_registry import ENDED, RunRecord
 
 __all__ = ["follow"]
 
@@ -25,7 +25,6 @@ LINE_EVERY = 15.0
 """Seconds between two lines where the output is no terminal."""
 MIRROR_WAIT = 60.0
 """Seconds to wait for MLflow at most; the supervisor goes on without us."""
-ENDED = ("finished", "failed", "stopped", "lost")
 
 
 def follow(run_id: str, url: str, *, quiet: bool = False) -> int:

@@ -16,11 +16,10 @@ from rlx.cli.text import columns
 from rlx.errors import SpecError
 from rlx.run.slurm import reconciled
 from rlx.spec.diagnostic import printable
-from rlx_registry import STATUSES, BodyRecord, RolloutIndex, RunRecord, read_body
+from rlx_registry import ENDED, STATUSES, BodyRecord, RolloutIndex, RunRecord, read_body
 
 __all__ = ["logs", "mlflow", "runs", "samples", "status", "web"]
 
-LIVING = ("queued", "submitted", "running")
 SHOWN = 20
 """Rows of a table, unless another limit is given."""
 
@@ -143,7 +142,7 @@ def logs(run: str, follow: bool, lines: int, as_json: bool, url: str) -> None:
             text = log.read_text(errors="replace")
             _print_lines("\n".join(text.splitlines()[-lines:]) if lines else "")
             shown = log.stat().st_size
-        while follow and registry.run(found.id).effective_status in LIVING:
+        while follow and registry.run(found.id).effective_status not in ENDED:
             time.sleep(0.5)
             shown = _print_rest(log, shown)
         _print_rest(log, shown)
@@ -305,7 +304,7 @@ def _credit(
 def _why_none(run: RunRecord) -> str:
     if run.spec.get("tracking", {}).get("rollouts") == "none":
         return ": its spec says `tracking.rollouts: none`"
-    return " yet" if run.effective_status in LIVING else ""
+    return "" if run.effective_status in ENDED else " yet"
 
 
 def _tree_order(row: RolloutIndex) -> tuple[int, int, int]:

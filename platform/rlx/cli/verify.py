@@ -69,14 +69,13 @@ def verify_resume(
     """Run SPEC unbroken, then killed, and compare every number but times.
 
     Runs wait in a queue for `rlx worker`. Each is killed once, at a moment drawn uniformly over the
-    length of the unbroken one: a rank, its supervisor, a scorer, the worker, in turn. Nobody says
+    length of an unbroken one: a rank, its supervisor, a scorer, the worker, in turn. Nobody says
     `rlx resume`. The exit code is 1 where a number differs or a run does not finish.
     """
     home = Path(tempfile.mkdtemp(prefix="rlx-verify-"))
     with _Trial(home, spec, overrides, url, at_once) as trial:
-        unbroken, length = trial.unbroken()
-        click.echo(f"unbroken    {unbroken}  {length:.0f} s")
-        done = trial.kill(unbroken, length, kills, random.Random(seed))
+        unbroken = trial.unbroken()
+        done = trial.kill(unbroken, kills, random.Random(seed))
     odd = [kill for kill in done if kill.found]
     _table(done)
     click.echo(f"{len(done) - len(odd)} of {len(done)} killed runs have the unbroken one's numbers")
@@ -110,6 +109,7 @@ class _Trial:
         self._log = home / "worker.log"
         self._at_once = at_once
         self._lock = threading.Lock()
+        self._length = 0.0
 
     def __enter__(self) -> "_Trial":
         with Registry.open(self._url):
@@ -146,42 +146,47 @@ class _Trial:
             raise RlxError(f"rlx submit ended with {done.returncode}: {done.stderr[-2000:]}")
         return done.stdout.strip()
 
-    def unbroken(self) -> tuple[str, float]:
-        """A run that nothing happens to, beside as many others as there will be; its seconds."""
+    def unbroken(self) -> str:
+        """A run that nothing happens to, beside as many others as there will be."""
         runs = [self._queue() for _ in range(self._at_once)]
-        spent = [self._see_through(run) for run in runs]
+        self._length = max(self._see_through(run) for run in runs)
         with self._registry() as registry:
             if registry.run(runs[0]).status != "finished":
                 raise RlxError(f"{runs[0]} failed unbroken: {registry.run(runs[0]).reason}")
-        return runs[0], max(spent)
+        click.echo(f"unbroken    {runs[0]}  {self._length:.0f} s")
+        return runs[0]
 
-    def kill(self, unbroken: str, length: float, kills: int, drawn: random.Random) -> list[Kill]:
+    def kill(self, unbroken: str, kills: int, drawn: random.Random) -> list[Kill]:
         """Runs as many runs, each killed once."""
-        plan = [(VICTIMS[n % len(VICTIMS)], drawn.uniform(0, length)) for n in range(kills)]
+        plan = [(VICTIMS[n % len(VICTIMS)], drawn.random()) for n in range(kills)]
         with ThreadPoolExecutor(self._at_once) as pool:
             return list(pool.map(lambda one: self._killed(unbroken, *one), plan))
 
-    def _killed(self, unbroken: str, victim: str, moment: float) -> Kill:
-        """A run that is killed; one in which nobody is left to kill does not count."""
+    def _killed(self, unbroken: str, victim: str, share: float) -> Kill:
+        """A run that is killed after a share of the last one's length, which the machine's other
+        work changes; one in which nobody is left to kill does not count."""
         run_id = self._queue()
+        moment = share * self._length
         with self._registry() as registry:
             folder = folder_of(registry.run(run_id))
             self._wait(registry, run_id, lambda status: status != "queued")
             time.sleep(moment)
             while not self._strike(registry, run_id, victim, folder.root):
                 if registry.run(run_id).status in ENDS:
-                    return self._killed(unbroken, victim, 0.9 * moment)
+                    self._length = self._see_through(run_id)
+                    return self._killed(unbroken, victim, share)
                 time.sleep(LOOK)
             stage = read_progress(folder.progress)
-        self._see_through(run_id)
+        spent = self._see_through(run_id)
         with self._registry() as registry:
             found = tuple(differences(registry, unbroken, run_id))
-            changes = registry.history(run_id)
+            attempts = registry.history(run_id)[-1].attempt
+        if attempts == 1:
+            self._length = spent
         work = "starting" if stage is None else stage.stage
         if stage is not None and stage.stage.startswith("training"):
             work = stage.doing or "between steps"
         told = "; ".join(found[:3]) or "every number is the same"
-        attempts = changes[-1].attempt
         click.echo(
             f"{victim:<11} {run_id}  at {moment:5.1f} s  {work:<20} "
             f"{attempts} attempt{'s' if attempts > 1 else ''}: {told}"

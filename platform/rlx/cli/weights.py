@@ -1,5 +1,6 @@
 """`rlx export`: the model of a run, at any time."""
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -7,8 +8,7 @@ import click
 
 from rlx.cli.registry import folder_of, open_registry, registry_option
 from rlx.errors import EnvironmentFault, SpecError
-from rlx.run.checkpoint import LATEST, Recorded, named, read_state
-from rlx.run.paths import RunFolder
+from rlx.run.checkpoint import LATEST, Recorded, named, read_state, steps
 from rlx.run.sealed import CheckpointError, copied
 from rlx.spec import ExperimentSpec
 from rlx.spec.diagnostic import printable
@@ -32,29 +32,39 @@ def export(run: str, folder: Path, url: str) -> None:
     ref, at, step = run.partition("@")
     with open_registry(url) as registry:
         found = registry.run(ref)
-        where = folder_of(found)
+        root = folder_of(found).checkpoints
         recorded = {c.step: c.sha256 for c in registry.checkpoints(found.id)}
+    from rlx.run.weights import write_weights
+
+    spec = ExperimentSpec.model_validate_json(json.dumps(found.spec))
     folder = folder.absolute()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".rlx-export-") as aside:
-            found_step = _export(where, step if at else LATEST, recorded, Path(aside))
+            source = _twin(root, step if at else LATEST, recorded, Path(aside))
+            step = str(read_state(source).step)
+            write_weights(spec, source, Path(aside) / "model")
             (Path(aside) / "model").replace(folder)
     except CheckpointError as error:
         raise SpecError(f"no checkpoint of {found.id} can be exported: {error}") from error
     except OSError as error:
         raise EnvironmentFault(f"cannot write {name}: {error.strerror or error}") from error
-    click.echo(f"✓ {found.id} after step {found_step}: {name}")
+    click.echo(f"✓ {found.id} after step {step}: {name}")
 
 
-def _export(where: RunFolder, step: str, recorded: Recorded, aside: Path) -> int:
-    """Writes the model of a checkpoint to `aside`; returns the checkpoint's step."""
-    from rlx.run.weights import write_weights
+def _twin(root: Path, step: str, recorded: Recorded, aside: Path) -> Path:
+    """A twin of a checkpoint, which stays where a run that goes on removes its old ones.
 
-    source = named(where.checkpoints, step, recorded)
-    state = read_state(source)
-    # A run that goes on removes its old checkpoints; a twin of hard links stays.
-    copied(source, aside / source.name, recorded.get(state.step))
-    spec = ExperimentSpec.model_validate_json(where.resolved.read_text())
-    write_weights(spec, aside / source.name, aside / "model")
-    return state.step
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    while True:
+        there = steps(root)
+        try:
+            source = named(root, step, recorded)
+            copied(source, aside / source.name, recorded.get(read_state(source).step))
+        except (CheckpointError, FileNotFoundError):
+            if steps(root) == there:
+                raise
+        else:
+            return aside / source.name

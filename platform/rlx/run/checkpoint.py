@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from rlx.learner import Critic, Learner, Ranks
 
 __all__ = [
+    "LATEST",
+    "POLICY",
+    "Recorded",
     "RunState",
     "Written",
     "converted",

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,7 @@ def submit(
 
 
 def _lay_out(registry: Registry, run_id: str, read: ReadSpec) -> None:
-    folder = RunFolder(home() / "runs" / run_id)
-    folder.root.mkdir(parents=True, exist_ok=True)
+    folder = RunFolder(_new_folder(home() / "runs", run_id))
     registry.update_run(run_id, directory=folder.root, steps_total=read.spec.steps)
     hold_reserve(folder.reserve)
     folder.yaml.write_text(read.yaml)
@@ -84,16 +84,28 @@ def _lay_out(registry: Registry, run_id: str, read: ReadSpec) -> None:
     registry.add_artifact(run_id, folder.resolved, "spec")
 
 
+def _new_folder(runs: Path, run_id: str) -> Path:
+    """Makes a folder that no run has, be it a run of another registry, or of one that is lost."""
+    runs.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        folder = runs / (run_id if number == 1 else f"{run_id}.{number}")
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise AssertionError("there is always another number")
+
+
 @contextmanager
 def failed_unless_started(registry: Registry, run_id: str) -> Iterator[None]:
     """Marks a run as failed when what should have started it raises."""
     try:
         yield
     except Exception as error:
-        RunFolder(home() / "runs" / run_id).reserve.unlink(missing_ok=True)
         told = as_fault(error)
         code = 1 if told is None else told.exit_code
         with suppress(RegistryError):  # the error itself says more
+            if directory := registry.run(run_id).directory:
+                RunFolder(Path(directory)).reserve.unlink(missing_ok=True)
             registry.add_event(run_id, "failed", message(error), {"exit_code": code}, "error")
             registry.transition(run_id, {"queued", "submitted"}, "failed", message(error))
         raise

@@ -34,7 +34,7 @@ def wanted_devices(runner: RunnerSpec) -> DeviceRequest | None:
         return None  # ranks say themselves which device they lack
     if len(names) < count:
         raise EnvironmentFault(
-            f"the experiment has {count} ranks here, and this machine {len(names)} devices: "
+            f"the experiment has {count} ranks, and this machine {len(names)} devices: "
             f"{', '.join(names)}"
         )
     return DeviceRequest(this_machine(), names, count)

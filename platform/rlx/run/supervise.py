@@ -37,6 +37,7 @@ from rlx.run.trouble import is_disk_full, message
 from rlx.spec import ExperimentSpec
 from rlx.spec.launcher import Local, Slurm
 from rlx_registry import (
+    ENDED,
     Busy,
     DeviceRequest,
     Fenced,
@@ -70,7 +71,8 @@ def main(run_id: str) -> int:
             devices = wanted_devices(spec.runner)
             started = _start(registry, run_id, expect, devices, orders)
         if started is None:
-            folder.reserve.unlink(missing_ok=True)
+            if registry.run(run_id).status in ENDED:  # else somebody else has it
+                folder.reserve.unlink(missing_ok=True)
             return 1
         supervisor = _Supervisor(registry, run_id, spec, folder, devices, orders)
         return supervisor.supervise(started)

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from rlx.errors import RlxError
-from rlx.run.checkpoint import POLICY
+from rlx.run.checkpoint import POLICY, read_state
 from rlx.spec import ExperimentSpec
 
 __all__ = ["write_weights"]
@@ -34,9 +34,10 @@ def write_weights(spec: ExperimentSpec, checkpoint: Path, folder: Path) -> None:
     from rlx.model.lora import adapted, adapter_weights, merged_weights
 
     disable_progress_bar()
+    dtype = getattr(torch, read_state(checkpoint).dtype)
     policy = adapted(build_policy(spec.model, spec.seed), spec.model, spec.seed)
     for parameter in policy.model.parameters():  # buffers stay: positions need float32
-        parameter.data = parameter.data.to(getattr(torch, spec.runner.dtype))
+        parameter.data = parameter.data.to(dtype)
     try:
         PackedPolicy(policy.model).load_state_dict(consolidated(checkpoint / POLICY))
     except RuntimeError as error:
