@@ -110,6 +110,7 @@ class _Trial:
         self._at_once = at_once
         self._lock = threading.Lock()
         self._length = 0.0
+        self._runs: list[str] = []
 
     def __enter__(self) -> "_Trial":
         with Registry.open(self._url):
@@ -119,6 +120,10 @@ class _Trial:
     def __exit__(self, *_: object) -> None:
         self._worker.kill()
         self._worker.wait()
+        with self._registry() as registry:  # of a trial that was broken off; ranks leave then
+            for run in map(registry.run, self._runs):
+                if run.pid is not None and is_supervisor(run.pid, run.id):
+                    os.kill(run.pid, signal.SIGKILL)
 
     def _begin_worker(self) -> "subprocess.Popen[bytes]":
         with self._log.open("ab") as log:
@@ -144,7 +149,8 @@ class _Trial:
         )
         if done.returncode:
             raise RlxError(f"rlx submit ended with {done.returncode}: {done.stderr[-2000:]}")
-        return done.stdout.strip()
+        self._runs.append(done.stdout.strip())
+        return self._runs[-1]
 
     def unbroken(self) -> str:
         """A run that nothing happens to, beside as many others as there will be."""
