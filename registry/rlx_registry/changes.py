@@ -95,9 +95,8 @@ def _moved(
     if after == "running":
         values["started"] = func.coalesce(c.started, at)
     if after in ("queued", "submitted"):
-        values["request"] = None  # what the last supervisor was asked is not asked of the next
-    if after == "queued":
-        values |= {"host": None, "pid": None}
+        # What the last supervisor was asked is not asked of the next, which is another process.
+        values |= {"request": None, "host": None, "pid": None}
     connection.execute(update(models.run).where(c.id == key).values(values))
     row = {"run_id": key, "at": at, "before": before, "after": after}
     row |= {"reason": reason, "attempt": attempt}

@@ -283,11 +283,14 @@ class Registry(Ledger):
         """Says that a run is alive.
 
         Returns:
-            False when the run is not submitted or running any more: whoever beats should stop.
+            False when the run is not submitted or running any more: whoever beats should stop. A
+            writer's attempt is over as well once its run waits for the next one.
         """
-        c = models.run.c
+        c, statuses = models.run.c, sorted(LIVING)
+        if self._fence is not None:
+            statuses = ["running"]
         with self._writing_run(run_id) as (connection, key):
-            alive = update(models.run).where(c.id == key, c.status.in_(sorted(LIVING)))
+            alive = update(models.run).where(c.id == key, c.status.in_(statuses))
             return connection.execute(alive.values(heartbeat=time.time())).rowcount == 1
 
 

@@ -1,5 +1,6 @@
 """Runs that take turns: for devices, in the queue, and when a supervisor wakes up too late."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -86,6 +87,20 @@ def test_more_ranks_than_devices_are_refused_by_name(place):
     assert "has 2 ranks, and this machine 1 devices: cpu:0" in done.stderr
 
 
+def frozen(home, pids):
+    """Whether processes are stopped; not while they hold SQLite's lock, which would stop all."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    with (home.path / "registry.db.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+            return False
+
+
 def test_a_supervisor_that_wakes_up_too_late_writes_nothing_and_leaves(place):
     """As on a machine that slept, or was cut off, while another took its run over."""
     del place.environment["RLX_DEVICES"]
@@ -93,8 +108,7 @@ def test_a_supervisor_that_wakes_up_too_late_writes_nothing_and_leaves(place):
     run_id = submit(place, "-d", "--again", seed=5)
     place.until(lambda: place.run(run_id).step >= 1, "it to train")
     asleep = [place.run(run_id).pid, *ranks(place, run_id)]
-    for pid in asleep:
-        os.kill(pid, signal.SIGSTOP)
+    place.until(lambda: frozen(place, asleep), "a moment in which neither of them writes")
     with Registry.open(f"sqlite:///{place.path}/registry.db") as registry:
         assert registry.transition(run_id, {"running"}, "submitted", "taken over elsewhere")
         url = registry.url

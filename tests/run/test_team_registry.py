@@ -81,9 +81,18 @@ def test_the_password_is_seen_nowhere(home, url):
             assert PASSWORD.encode() not in Path(folder, name).read_bytes(), name
 
 
-def test_kills_at_random_moments_on_postgresql(home, url):
+def test_kills_at_random_moments_on_postgresql(home, team):
+    fresh = team.url(team.create())
     done = home.rlx(
-        "verify-resume", home.yaml, "--kills", 2, "--at-once", 2, "--registry", url, sets=home.small
+        "verify-resume",
+        home.yaml,
+        "--kills",
+        2,
+        "--at-once",
+        2,
+        "--registry",
+        fresh,
+        sets=home.small,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 of 2 killed runs have the unbroken one's numbers" in done.stdout

@@ -36,9 +36,12 @@ def follow(run_id: str, url: str, *, quiet: bool = False) -> int:
     Raises:
         KeyboardInterrupt: the user stopped following; the run goes on.
     """
-    run = _watch(run_id, url, Console(stderr=True, highlight=False, quiet=quiet))
-    if run.effective_status not in ENDED:
+    progress = Console(stderr=True, highlight=False, quiet=quiet)
+    run = _watch(run_id, url, progress)
+    while run.effective_status not in ENDED:
         run = _lost(run, url)
+        if run.status not in ENDED:  # somebody was quicker, and it goes on
+            run = _watch(run_id, url, progress)
     with suppress(KeyboardInterrupt):
         _await_supervisor(run)
     with open_registry(url) as registry:

@@ -15,7 +15,7 @@ import rlx_registry
 from rlx.run.paths import RunFolder, shown, tracking_url
 from rlx.run.processes import live_ranks
 from rlx.run.trouble import as_fault
-from rlx_registry import Registry, RunRecord, Status
+from rlx_registry import ENDED, Registry, RunRecord, Status
 
 __all__ = [
     "KILLED",
@@ -102,7 +102,8 @@ def bury(registry: Registry, run: RunRecord, status: Status, reason: str) -> boo
     for pid in live_ranks(folder.root):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
-    folder.reserve.unlink(missing_ok=True)
+    if registry.run(run.id).status in ENDED:  # nobody has taken it up meanwhile
+        folder.reserve.unlink(missing_ok=True)
     return True
 
 

@@ -1,8 +1,5 @@
 """`rlx resume`: a run goes on."""
 
-import os
-from pathlib import Path
-
 import click
 
 from rlx.cli.registry import folder_of, open_registry, registry_option
@@ -46,9 +43,7 @@ def resume(run: str, url: str, overrides: tuple[str, ...], detach: bool, quiet: 
         raise SpecError(_refusal(found))
     spec = _changed(found, overrides)
     with open_registry(url, read_only=False) as registry:
-        if spec is not None:
-            _rewrite(folder_of(found).resolved, spec)
-        if not go_on(registry, found, url, "resumed"):
+        if not go_on(registry, found, url, spec):
             raise RlxError(f"{found.id} has changed just now: try again")
     click.echo(found.id if quiet else f"✓ {found.id} goes on")
     if detach:
@@ -81,9 +76,3 @@ def _changed(run: RunRecord, overrides: tuple[str, ...]) -> ExperimentSpec | Non
         )
     preflight(read, plugins)
     return read.spec
-
-
-def _rewrite(path: Path, spec: ExperimentSpec) -> None:
-    aside = path.with_suffix(f".{os.getpid()}")
-    aside.write_text(spec.model_dump_json(by_alias=True, indent=2))
-    aside.replace(path)

@@ -24,7 +24,7 @@ from rlx.run.takeover import begin
 from rlx.spec.diagnostic import Diagnostic, render
 from rlx.spec.launcher import Slurm
 from rlx.spec.reader import ReadSpec
-from rlx_registry import Registry, RunRecord
+from rlx_registry import ENDED, Registry, RunRecord
 
 __all__ = ["stop", "submit"]
 
@@ -173,13 +173,13 @@ def stop(run: str, url: str) -> None:
         run_id = reading.run(run).id
     with open_registry(url, read_only=False) as registry:
         found = reconciled(registry, registry.run(run_id))
-        if found.status not in ("queued", "submitted", "running"):
+        if found.status in ENDED and found.status != "lost":
             raise SpecError(f"{found.id} is not running: it is {found.status}")
         if found.status == "running" and not is_abandoned(found):
             _ask(registry, found)
             return
         # A supervisor that has not begun finds the run taken from it, and leaves.
-        why = KILLED if found.status == "running" else "it had not begun"
+        why = KILLED if found.status in ("running", "lost") else "it had not begun"
         if not bury(registry, found, "stopped", why):
             raise RlxError(f"{found.id} has begun just now: try again")
         if found.directory is not None:

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlx.cli.registry import folder_of
-from rlx.errors import RlxError
+from rlx.errors import RlxError, SpecError
 from rlx.run.compare import differences
 from rlx.run.processes import is_supervisor, live_ranks
 from rlx.run.progress import read_progress
@@ -113,7 +113,11 @@ class _Trial:
         self._runs: list[str] = []
 
     def __enter__(self) -> "_Trial":
-        with Registry.open(self._url):
+        with Registry.open(self._url) as registry:
+            if registry.runs(limit=1):
+                raise SpecError(
+                    "the registry has runs, which a worker would take: give an empty one"
+                )
             self._worker = self._begin_worker()
         return self
 

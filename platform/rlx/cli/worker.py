@@ -2,24 +2,26 @@
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
 from rlx.cli.registry import folder_of, open_registry, registry_option
-from rlx.errors import EnvironmentFault
-from rlx.run.paths import RunFolder, tracking_url
-from rlx.run.processes import is_abandoned, is_supervisor, this_machine
+from rlx.errors import EnvironmentFault, RlxError
+from rlx.run.paths import tracking_url
+from rlx.run.processes import is_supervisor, this_machine
 from rlx.run.slots import wanted_devices
-from rlx.run.slurm import is_for_slurm
-from rlx.run.takeover import take_up
+from rlx.run.takeover import attempts_used, take_up
 from rlx.spec import ExperimentSpec
-from rlx_registry import Registry, RunRecord
+from rlx.spec.diagnostic import printable
+from rlx.spec.launcher import Slurm
+from rlx_registry import Registry, RunRecord, Unavailable
 
 __all__ = ["worker"]
 
 LOOK = 1.0
 """Seconds between two looks at the queue."""
+PATIENCE = 25.0
+"""Seconds in which a supervisor that lives is heard of, twice at least."""
 
 
 @click.command()
@@ -38,18 +40,21 @@ def worker(url: str, limit: int, once: bool) -> None:
         mine: dict[str, int] = {}
         while True:
             mine = {run: pid for run, pid in mine.items() if is_supervisor(pid, run)}
-            taken = None
-            if len(mine) < limit:
-                taken = next(queue.fitting(set(mine)), None)
-            if taken is not None:
-                pid = take_up(registry, taken, url, _reason(taken))
-                if pid is not None:
-                    mine[taken.id] = pid
-                    click.echo(f"{taken.id} {taken.name}  seed {taken.seed}: {_reason(taken)}")
+            free = len(mine) < limit
+            try:
+                taken = next(queue.fitting(set(mine)), None) if free else None
+                pid = None if taken is None else take_up(registry, taken, url, _reason(taken))
+            except Unavailable as error:
+                queue.tell("the registry", str(error))
+                time.sleep(PATIENCE)
                 continue
-            if once and not mine:
+            if taken is not None and pid is not None:
+                mine[taken.id] = pid
+                click.echo(f"{taken.id} {taken.name}  seed {taken.seed}: {_reason(taken)}")
+            elif once and free and not mine and taken is None and not queue.watching:
                 return
-            time.sleep(LOOK)
+            else:
+                time.sleep(LOOK)
 
 
 def _reason(run: RunRecord) -> str:
@@ -66,7 +71,9 @@ class _Queue:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._told: set[str] = set()
+        self._told: set[tuple[str, str]] = set()
+        self.watching: dict[str, float] = {}
+        """Runs that are silent, and since when they have been watched."""
 
     def fitting(self, mine: set[str]) -> Iterator[RunRecord]:
         """Runs that this machine could begin now.
@@ -78,33 +85,60 @@ class _Queue:
         full = False
         for run in self._waiting(mine):
             try:
-                wanted = wanted_devices(_spec(run).runner)
-            except EnvironmentFault as error:
-                self._tell(run, str(error))
+                spec = _spec(run)
+                if (spec.digest, spec.seed) != (run.digest, run.seed):
+                    raise EnvironmentFault("the folder here is of another registry's run")
+                if isinstance(spec.runner.launcher, Slurm):
+                    raise EnvironmentFault("it is a job of Slurm")
+                self._require_attempts(run, spec)
+                wanted = wanted_devices(spec.runner)
+            except FileNotFoundError:
+                self.tell(run.id, "its folder is not on this machine")
+                continue
+            except (ValueError, OSError, RlxError) as error:
+                self.tell(run.id, printable(str(error).splitlines()[0]))
                 continue
             if wanted is None or (not full and len(set(wanted.names) - held) >= wanted.count):
                 yield run
             else:
                 full = True
 
+    def _require_attempts(self, run: RunRecord, spec: ExperimentSpec) -> None:
+        if run.status == "queued":
+            return
+        if run.request is not None:
+            self._registry.transition(run.id, {run.status}, "stopped", "stopped on request")
+            raise EnvironmentFault("it was asked to stop")
+        used = attempts_used(self._registry, run.id)
+        if used >= spec.runner.max_attempts:
+            raise EnvironmentFault(f"it is lost after {used} attempts")
+
     def _waiting(self, mine: set[str]) -> Iterator[RunRecord]:
         found = [
             run
             for status in ("lost", "running", "submitted", "queued")
             for run in self._registry.runs(status=status)
-            if run.id not in mine and (status == "queued" or status == "lost" or is_abandoned(run))
+            if run.id not in mine and (status == "queued" or self._is_lost(run))
         ]
-        for run in sorted(found, key=lambda run: run.created):
-            if run.directory is None or not RunFolder(Path(run.directory)).resolved.exists():
-                self._tell(run, "its folder is not on this machine")
-            elif is_for_slurm(folder_of(run)):
-                self._tell(run, "it is a job of Slurm")
-            elif run.status != "queued" and run.attempt >= _spec(run).runner.max_attempts:
-                self._tell(run, f"it is lost after {run.attempt} attempts")
-            else:
-                yield run
+        return iter(sorted(found, key=lambda run: run.created))
 
-    def _tell(self, run: RunRecord, why: str) -> None:
-        if run.id not in self._told:
-            self._told.add(run.id)
-            click.echo(f"{run.id} is left alone: {why}", err=True)
+    def _is_lost(self, run: RunRecord) -> bool:
+        """Whether nobody runs it; one that is only silent is watched for a while.
+
+        After the registry was away, or this machine slept, everybody is silent at first.
+        """
+        if run.status == "lost":
+            return True
+        if run.host == this_machine() and run.pid is not None:
+            return not is_supervisor(run.pid, run.id)
+        if run.effective_status != "lost":
+            self.watching.pop(run.id, None)
+            return False
+        since = self.watching.setdefault(run.id, time.monotonic())
+        return time.monotonic() - since > PATIENCE
+
+    def tell(self, what: str, why: str) -> None:
+        """Says it, once."""
+        if (what, why) not in self._told:
+            self._told.add((what, why))
+            click.echo(f"{what} is left alone: {why}", err=True)

@@ -147,9 +147,12 @@ def write(
         return None
     put_json(aside / STATE, asdict(state))
     seal(folder)
-    old = [root / folder_name(step) for step in steps(root)[keep:]]
-    for gone in (*old, *root.glob(f"{CONVERTED}*")):  # a conversion has served by now
-        shutil.rmtree(gone, ignore_errors=True)
+    there = steps(root)
+    later = [step for step in there if step > state.step]  # refused when the run went on
+    old = [step for step in there if step <= state.step][keep:]
+    gone = [root / folder_name(step) for step in (*later, *old)]
+    for path in (*gone, *root.glob(f"{CONVERTED}*")):  # a conversion has served by now
+        shutil.rmtree(path, ignore_errors=True)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return Written(folder, digest_of(folder), size)
 

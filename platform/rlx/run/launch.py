@@ -24,11 +24,19 @@ from rlx.run.fork import copy_origin, pinned
 from rlx.run.paths import REGISTRY, RunFolder, home, tracking_url
 from rlx.run.trouble import as_fault, message
 from rlx.sources import source_digest
+from rlx.spec import ExperimentSpec
 from rlx.spec.reader import ReadSpec
 from rlx.spec.training import TrackingSpec
 from rlx_registry import Registry, RegistryError, RunRecord
 
-__all__ = ["child_environment", "failed_unless_started", "registry_url", "start", "submit"]
+__all__ = [
+    "child_environment",
+    "failed_unless_started",
+    "put_spec",
+    "registry_url",
+    "start",
+    "submit",
+]
 
 PACKAGES = ("torch", "deepspeed", "transformers", "mlflow", "sqlalchemy", "pydantic", "numpy")
 
@@ -78,10 +86,17 @@ def _lay_out(registry: Registry, run_id: str, read: ReadSpec) -> None:
     registry.update_run(run_id, directory=folder.root, steps_total=read.spec.steps)
     hold_reserve(folder.reserve)
     folder.yaml.write_text(read.yaml)
-    folder.resolved.write_text(json.dumps(read.spec.resolved(), indent=2))
     copy_origin(registry, read.spec, folder)
+    put_spec(folder, read.spec)  # last: a worker takes a run that has one
     registry.add_artifact(run_id, folder.yaml, "spec")
     registry.add_artifact(run_id, folder.resolved, "spec")
+
+
+def put_spec(folder: RunFolder, spec: ExperimentSpec) -> None:
+    """Writes the experiment that ranks read, whole or not at all."""
+    aside = folder.resolved.with_suffix(f".{os.getpid()}")
+    aside.write_text(json.dumps(spec.resolved(), indent=2))
+    aside.replace(folder.resolved)
 
 
 def _new_folder(runs: Path, run_id: str) -> Path:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from rlx.record.mirror import MirrorDown, MlflowMirror
 from rlx.record.patience import patiently
 from rlx.run.paths import home, tracking_url
-from rlx_registry import Registry, RegistryError, Unavailable
+from rlx_registry import Registry, Unavailable
 
 __all__ = ["Mirroring"]
 
@@ -59,8 +59,8 @@ class Mirroring:
                 mirror = MlflowMirror(registry, self._run_id, self._uri, place)
                 self._deliver(mirror)
                 if not self._left:
-                    self._finish(registry, mirror)
-        except RegistryError as error:
+                    self._finish(mirror)
+        except Exception as error:  # noqa: BLE001  (told: a mirror must not end a run)
             self._behind = f"MLflow is not told more: {error}"
 
     def _deliver(self, mirror: MlflowMirror) -> None:
@@ -77,13 +77,11 @@ class Mirroring:
                 self._ended.wait(EVERY)
         self._ended.wait()
 
-    def _finish(self, registry: Registry, mirror: MlflowMirror) -> None:
+    def _finish(self, mirror: MlflowMirror) -> None:
         """Tells the rest."""
-        status = patiently(lambda: registry.run(self._run_id)).status
         for attempt in range(FINAL_TRIES if self._has_room() else 0):
             try:
-                mirror.begin()
-                mirror.finish(status)
+                mirror.catch_up()
                 return
             except (MirrorDown, Unavailable) as error:
                 note(f"mirror: {error}")

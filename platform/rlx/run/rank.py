@@ -37,7 +37,7 @@ def _record(folder: Path, error: Exception) -> None:
     """Writes why this rank gave up, whole or not at all; the first rank's reason stays."""
     from rlx.errors import RlxError
     from rlx.run.paths import RunFolder
-    from rlx.run.trouble import as_fault, is_disk_full, message
+    from rlx.run.trouble import as_fault, is_away, is_disk_full, message
 
     paths = RunFolder(folder)
     told = as_fault(error)
@@ -45,7 +45,7 @@ def _record(folder: Path, error: Exception) -> None:
         "message": message(error),
         "exit_code": 1 if told is None else told.exit_code,
         # What rlx says on purpose it would say again; a lost connection or device may come back.
-        "again": told is None and not isinstance(error, RlxError),
+        "again": is_away(error) or (told is None and not isinstance(error, RlxError)),
     }
     if is_disk_full(error):
         paths.reserve.unlink(missing_ok=True)
@@ -61,7 +61,8 @@ def _leave_without(supervisor: int) -> None:
 
     try:
         process = psutil.Process(supervisor)
-        while process.is_running():
+        # One that was killed stays a zombie, which counts as running, until its parent looks.
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
             time.sleep(SUPERVISOR_EVERY)
     except psutil.NoSuchProcess:
         pass
@@ -81,6 +82,7 @@ def _run(folder: Path, run_id: str) -> None:
         os.environ["DS_ACCELERATOR"] = "cpu"
 
     from rlx.learner import join_ranks
+    from rlx.record.patience import patiently
     from rlx.record.recorder import Recorder
     from rlx.run.loop import run_experiment
     from rlx.run.stopping import Stopped, StopRequest
@@ -91,8 +93,8 @@ def _run(folder: Path, run_id: str) -> None:
         with suppress(Stopped):
             run_experiment(spec, paths, ranks, None, stop)
         return
-    with Registry.open(os.environ[REGISTRY]) as registry:
-        writer = registry.as_writer(run_id, int(os.environ[ATTEMPT]))
+    with patiently(lambda: Registry.open(os.environ[REGISTRY])) as registry:
+        writer = patiently(lambda: registry.as_writer(run_id, int(os.environ[ATTEMPT])))
         recorder = Recorder(writer, run_id, keep_bodies=spec.tracking.rollouts == "all")
         with suppress(Stopped):
             run_experiment(spec, paths, ranks, recorder, stop)

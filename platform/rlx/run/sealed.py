@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.errors import RlxError
+from rlx.run.paths import ATTEMPT
 from rlx_registry.bodies import sync
 
 __all__ = [
@@ -31,14 +32,19 @@ class CheckpointError(RlxError):
 
 
 def aside_of(folder: Path) -> Path:
-    """Where a folder is written before `seal` gives it its name."""
-    return folder.with_name(f"{folder.name}{PART}")
+    """Where a folder is written before `seal` gives it its name.
+
+    Every attempt has a place of its own: one that was frozen while it wrote, and wakes up after
+    another has taken over, must not mix its files with the other's.
+    """
+    return folder.with_name(f"{folder.name}{PART}-{os.environ.get(ATTEMPT, '0')}")
 
 
 def clear_aside(folder: Path) -> Path:
-    """That place, made empty."""
+    """That place, made empty; what earlier attempts have left half-written goes."""
     aside = aside_of(folder)
-    shutil.rmtree(aside, ignore_errors=True)
+    for left in folder.parent.glob(f"*{PART}-*"):
+        shutil.rmtree(left, ignore_errors=True)
     aside.mkdir(parents=True)
     return aside
 

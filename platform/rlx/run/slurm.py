@@ -99,8 +99,10 @@ def cancel(folder: RunFolder) -> None:
     job = job_of(folder)
     if job is None:
         return
+    folder.job.unlink(missing_ok=True)  # first: what becomes of that job is nobody's truth any more
     said = _call(["scancel", job])
     if said.returncode and GONE not in said.stderr:
+        folder.job.write_text(json.dumps({"job": job}))
         raise EnvironmentFault(f"scancel {job}: {printable(said.stderr.strip())}")
 
 

@@ -130,7 +130,7 @@ def _watch(
         ended = [s for s in sessions if s.process.poll()]
         if ended and not told:
             code = _blame(ended[0], folder)
-        if not supervisor.is_running():
+        if not supervisor.is_running() or supervisor.status() == psutil.STATUS_ZOMBIE:
             code = 1
     for session in sessions:
         session.end()

@@ -20,9 +20,11 @@ import time
 import traceback
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rlx.errors import RlxError
 from rlx.record.patience import patiently
 from rlx.run.attempt import Attempt, End, failure
 from rlx.run.launch import failed_unless_started
@@ -33,6 +35,7 @@ from rlx.run.processes import this_machine
 from rlx.run.report import draw
 from rlx.run.slots import visible_devices, wanted_devices
 from rlx.run.slurm import begin_again, startable, stopped
+from rlx.run.takeover import attempts_used
 from rlx.run.trouble import is_disk_full, message
 from rlx.spec import ExperimentSpec
 from rlx.spec.launcher import Local, Slurm
@@ -59,11 +62,13 @@ T = TypeVar("T")
 def main(run_id: str) -> int:
     """Supervises a run from its start, or its newest checkpoint, to its end."""
     orders = Orders()  # before the run is ours: an early SIGTERM would leave it "running" for ever
-    with Registry.open(os.environ[REGISTRY]) as registry:
+    with patiently(lambda: Registry.open(os.environ[REGISTRY])) as registry:
         with failed_unless_started(registry, run_id):
-            run = registry.run(run_id)
+            run = patiently(lambda: registry.run(run_id))
             folder = RunFolder(Path(run.directory or ""))
             spec = ExperimentSpec.model_validate_json(folder.resolved.read_text())
+            if (spec.digest, spec.seed) != (run.digest, run.seed):
+                raise RlxError(f"{folder.root} belongs to another run, of another registry")
             expect = startable(spec.runner, run)
             if run.status in expect:
                 begin_again(folder)
@@ -88,30 +93,37 @@ def _start(
     """Starts the run once its devices are free; None where somebody else has it, or stops it."""
     told = False
     while not orders.stop:
+        why = patiently(lambda: _first(registry, run_id, devices))
         try:
-            if devices is None or _is_next(registry, run_id, devices.host):
-                started = registry.start(run_id, expect, devices=devices)
+            if not why:
+                started = patiently(lambda: registry.start(run_id, expect, devices=devices))
                 if started is None:
                     note(f"{run_id} is not waiting to be started")
                 return started
         except Busy as busy:
-            if not told:
-                registry.add_event(run_id, "waiting", str(busy))
-                note(f"waiting: {busy}")
+            why = str(busy)
+        if not told:
             told = True
-        if not registry.heartbeat(run_id):
+            note(f"waiting: {why}")
+            patiently(partial(registry.add_event, run_id, "waiting", why))
+        if not patiently(lambda: registry.heartbeat(run_id)):
             return None
-        orders.heed(registry.run(run_id).request)
+        orders.heed(patiently(lambda: registry.run(run_id)).request)
         time.sleep(LOOK)
     registry.transition(run_id, expect, "stopped", "stopped before it had begun")
     return None
 
 
-def _is_next(registry: Registry, run_id: str, host: str) -> bool:
-    """Whether no run has waited for longer on this machine: one that needs many devices would
-    otherwise wait for ever behind those that need few."""
-    waiting = [run for run in registry.runs(status="submitted") if run.host == host]
-    return not waiting or min(waiting, key=lambda run: run.created).id == run_id
+def _first(registry: Registry, run_id: str, devices: DeviceRequest | None) -> str:
+    """Who has waited for longer on this machine; empty where nobody has.
+
+    One that needs many devices would otherwise wait for ever behind those that need few.
+    """
+    if devices is None:
+        return ""
+    waiting = [r for r in registry.runs(status="submitted") if r.host == devices.host]
+    first = min(waiting, key=lambda r: r.created, default=None)
+    return "" if first is None or first.id == run_id else f"{first.id} has waited for longer"
 
 
 class _Supervisor:
@@ -133,7 +145,9 @@ class _Supervisor:
 
     def supervise(self, started: Started) -> int:
         """Runs the ranks to their end and records it."""
-        writer = self._registry.as_writer(self._run_id, started.attempt)
+        writer = patiently(lambda: self._registry.as_writer(self._run_id, started.attempt))
+        # Two may have waited, each of which has put its name there; this one has started.
+        self._write(lambda: writer.update_run(self._run_id, pid=os.getpid(), host=this_machine()))
         mirror = Mirroring(
             self._registry.url,
             self._run_id,
@@ -151,12 +165,14 @@ class _Supervisor:
         behind = mirror.end()
         if behind:
             self._tell(self._registry, "mirror_behind", behind, level="warning")
-        self._folder.reserve.unlink(missing_ok=True)
+        if patiently(lambda: self._registry.run(self._run_id)).status in ENDED:
+            self._folder.reserve.unlink(missing_ok=True)  # else it has been resumed meanwhile
         return 0 if end.status == "finished" else 1
 
     def _attempts(self, writer: Registry, started: Started) -> End:
         """Runs the ranks, again where that may help; records how the run has ended."""
-        for number in range(1, self._spec.runner.max_attempts + 1):
+        number = patiently(lambda: attempts_used(self._registry, self._run_id))
+        while True:
             try:
                 end = self._attempt(writer, started)
             except Fenced:
@@ -164,14 +180,14 @@ class _Supervisor:
             except Exception as error:  # noqa: BLE001  (recorded: a run must not stay "running")
                 end = failure(self._folder, error)
                 _complain()
-            if not end.again or self._orders.stop or number == self._spec.runner.max_attempts:
+            if not end.again or self._orders.stop or number >= self._spec.runner.max_attempts:
                 break
             self._tell(writer, "attempt_failed", f"attempt {number}: {end.reason}", level="warning")
             note(f"attempt {number} failed: {end.reason}; starting again")
             again = self._again(writer, end.reason)
             if again is None:
                 break
-            started = again
+            started, number = again, number + 1
             writer = self._registry.as_writer(self._run_id, started.attempt)
         on_slurm = isinstance(self._spec.runner.launcher, Slurm)
         if end.status == "stopped" and on_slurm and not writer.run(self._run_id).request:
@@ -191,7 +207,10 @@ class _Supervisor:
             **visible_devices(started.devices),
         }
         attempt = Attempt(self._run_id, self._spec, self._folder, told, self._orders)
-        end = attempt.run(lambda: self._beat(writer), lambda: self._completed(writer))
+        if self._completed(writer):  # and a supervisor was lost that had only to say so
+            end = End("finished")
+        else:
+            end = attempt.run(lambda: self._beat(writer), lambda: self._completed(writer))
         if end.status == "finished":
             try:
                 draw(writer, self._run_id, self._folder)

@@ -6,14 +6,26 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlx.run.disk import hold_reserve
-from rlx.run.launch import failed_unless_started, start
+from rlx.run.launch import failed_unless_started, put_spec, start
 from rlx.run.paths import RunFolder
 from rlx.run.processes import live_ranks, this_machine
 from rlx.run.slurm import cancel, is_for_slurm
 from rlx.run.slurm import submit as give_to_slurm
+from rlx.spec import ExperimentSpec
+from rlx.spec.launcher import Slurm
 from rlx_registry import Registry, RunRecord
 
-__all__ = ["begin", "go_on", "take_up"]
+__all__ = ["BY_HAND", "attempts_used", "begin", "go_on", "take_up"]
+
+BY_HAND = "resumed"
+"""Why a run waits again that somebody has resumed: its attempts are counted anew."""
+
+
+def attempts_used(registry: Registry, run_id: str) -> int:
+    """How often a run has been started since it was submitted, or last resumed by hand."""
+    changes = registry.history(run_id)
+    before = [change.attempt for change in changes if change.reason == BY_HAND]
+    return changes[-1].attempt - (before[-1] if before else 0)
 
 
 def begin(registry: Registry, run: RunRecord, registry_url: str) -> None:
@@ -25,25 +37,39 @@ def begin(registry: Registry, run: RunRecord, registry_url: str) -> None:
             registry.update_run(run.id, pid=start(run, registry_url), host=this_machine())
 
 
-def go_on(registry: Registry, run: RunRecord, registry_url: str, reason: str) -> bool:
-    """Gives a run a supervisor: here, or as a job of Slurm where its experiment says so.
+def go_on(
+    registry: Registry, run: RunRecord, registry_url: str, changed: ExperimentSpec | None
+) -> bool:
+    """Gives a run a supervisor as its owner wants: here, or as a job of Slurm.
+
+    Args:
+        changed: the experiment on other ranks; None where it stays as it is.
 
     Returns:
         False where somebody else has taken the run, or ended it, meanwhile.
     """
     folder = RunFolder(Path(run.directory or ""))
-    if not is_for_slurm(folder):
-        return take_up(registry, run, registry_url, reason) is not None
-    cancel(folder)
-    if not registry.transition(run.id, {run.status}, "queued", reason):
+    slurm = is_for_slurm(folder) if changed is None else isinstance(changed.runner.launcher, Slurm)
+    if not slurm:
+        return take_up(registry, run, registry_url, BY_HAND, changed) is not None
+    if not registry.transition(run.id, {run.status}, "queued", BY_HAND):
         return False
     with failed_unless_started(registry, run.id):
+        cancel(folder)  # the job that the run had before; nobody shall ask Slurm about that one
+        if changed is not None:
+            put_spec(folder, changed)
         hold_reserve(folder.reserve)
         give_to_slurm(registry, run, registry_url)
     return True
 
 
-def take_up(registry: Registry, run: RunRecord, registry_url: str, reason: str) -> int | None:
+def take_up(
+    registry: Registry,
+    run: RunRecord,
+    registry_url: str,
+    reason: str,
+    changed: ExperimentSpec | None = None,
+) -> int | None:
     """Starts a supervisor for a run, here.
 
     Returns:
@@ -57,7 +83,8 @@ def take_up(registry: Registry, run: RunRecord, registry_url: str, reason: str) 
             os.kill(pid, signal.SIGKILL)
     with failed_unless_started(registry, run.id):
         cancel(folder)
-        folder.job.unlink(missing_ok=True)
+        if changed is not None:
+            put_spec(folder, changed)
         hold_reserve(folder.reserve)
         pid = start(run, registry_url)
         registry.update_run(run.id, pid=pid, host=this_machine())

@@ -15,7 +15,7 @@ from rlx.run.disk import RESERVE, free_bytes, size
 from rlx.run.paths import home
 from rlx.spec.diagnostic import printable
 
-__all__ = ["as_fault", "is_disk_full", "message"]
+__all__ = ["as_fault", "is_away", "is_disk_full", "message"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -48,6 +48,13 @@ def as_fault(error: BaseException) -> RlxError | None:
     if isinstance(error, rlx_registry.RegistryError):
         return RegistryError(str(error))
     return None
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether a failure is that of a registry that could not be reached, and may be back."""
+    return isinstance(error, rlx_registry.Unavailable) and not isinstance(
+        error, rlx_registry.Unwritable
+    )
 
 
 def is_disk_full(error: BaseException) -> bool:
