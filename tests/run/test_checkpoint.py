@@ -209,11 +209,19 @@ def test_where_none_is_sound_there_is_none(root):
     assert len(said) == 2
 
 
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_refused_one_of_a_later_step_makes_room_for_the_new_one(root, keep):
+    for folder in root.iterdir():
+        flip(folder / STATE)
+    put(root, 3, keep=keep)
+    assert told(root) == ("step_000003", [])
+
+
 def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr("rlx.run.sealed.sync", lambda path: synced.append(Path(path).name))
     put(tmp_path, 5)
-    folders = ["step_000005.part", "policy", "critic", tmp_path.name]
+    folders = ["step_000005.part-0", "policy", "critic", tmp_path.name]
     assert sorted(synced) == sorted([*folders, "weights.pt", "weights.pt", STATE, MANIFEST])
     assert synced[-1] == tmp_path.name
 

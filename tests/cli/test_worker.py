@@ -1,0 +1,79 @@
+"""What a worker leaves alone, over a registry that was filled by hand: no run is started."""
+
+from pathlib import Path
+
+import pytest
+
+from rlx.cli import main
+from rlx_registry import Registry
+
+QUICK = Path(__file__).parents[2] / "experiments" / "quick.yaml"
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+@pytest.fixture
+def queued(folder):
+    """A run in the queue, and its folder."""
+    assert main(["submit", str(QUICK), "--queue", "-q"]) == 0
+    return folder / "home" / "runs" / "r-0001"
+
+
+@pytest.fixture
+def registry(folder, queued):
+    with Registry.open(f"sqlite:///{folder}/home/registry.db") as opened:
+        yield opened
+
+
+def left(registry, capsys):
+    """Why the one run is left alone."""
+    capsys.readouterr()
+    assert main(["worker", "--once"]) == 0
+    assert registry.run("r-0001").attempt == 0 or registry.run("r-0001").status != "running"
+    return capsys.readouterr().err
+
+
+def test_a_run_whose_folder_is_elsewhere(registry, queued, capsys):
+    queued.rename(queued.with_name("away"))
+    assert "r-0001 is left alone: its folder is not on this machine" in left(registry, capsys)
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}"])
+def test_a_folder_that_cannot_be_read_stops_no_worker(registry, queued, capsys, content):
+    (queued / "spec.json").write_text(content)
+    assert "r-0001 is left alone: " in left(registry, capsys)
+    assert registry.run("r-0001").status == "queued"
+
+
+def test_a_folder_at_the_same_path_of_another_registrys_run(registry, folder, queued, capsys):
+    said = ["--set", "evaluation.problems=7", "--set", f"tracking.registry=sqlite:///{folder}/x.db"]
+    assert main(["submit", str(QUICK), "--queue", "-q", *said]) == 0
+    other = queued.with_name("r-0001.2")
+    (queued / "spec.json").write_text((other / "spec.json").read_text())
+    assert "the folder here is of another registry's run" in left(registry, capsys)
+
+
+def test_more_ranks_than_devices(registry, queued, capsys, monkeypatch):
+    monkeypatch.setenv("RLX_DEVICES", "cpu:0")
+    spec = queued / "spec.json"
+    spec.write_text(spec.read_text().replace('"ranks": 1', '"ranks": 2'))
+    assert "2 ranks" in left(registry, capsys)
+
+
+def test_a_lost_run_that_was_asked_to_stop_is_stopped(registry, capsys):
+    assert registry.transition("r-0001", {"queued"}, "submitted")
+    assert registry.start("r-0001", {"submitted"})
+    assert registry.ask("r-0001", "stop")
+    assert registry.transition("r-0001", {"running"}, "lost")
+    assert "it was asked to stop" in left(registry, capsys)
+    assert registry.run("r-0001").status == "stopped"
+
+
+def test_a_lost_run_without_attempts_left_until_it_is_stopped(registry, capsys):
+    assert registry.transition("r-0001", {"queued"}, "submitted")
+    for _ in range(3):
+        assert registry.start("r-0001", {"submitted", "running"})
+    assert registry.transition("r-0001", {"running"}, "lost")
+    assert "it is lost after 3 attempts" in left(registry, capsys)
+    assert main(["stop", "r-0001"]) == 0
+    assert registry.run("r-0001").status == "stopped"
