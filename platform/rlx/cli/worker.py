@@ -14,7 +14,7 @@ from rlx.run.takeover import attempts_used, take_up
 from rlx.spec import ExperimentSpec
 from rlx.spec.diagnostic import printable
 from rlx.spec.launcher import Slurm
-from rlx_registry import Registry, RunRecord, Unavailable
+from rlx_registry import Registry, RunRecord, Unavailable, Unwritable
 
 __all__ = ["worker"]
 
@@ -43,9 +43,11 @@ def worker(url: str, limit: int, once: bool) -> None:
             free = len(mine) < limit
             try:
                 taken = next(queue.fitting(set(mine)), None) if free else None
-                pid = None if taken is None else take_up(registry, taken, url, _reason(taken))
-            except Unavailable as error:
-                queue.tell("the registry", str(error))
+                pid = None if taken is None else queue.take_up(taken, url)
+            except Unwritable:
+                raise
+            except Unavailable as error:  # it may be back
+                click.echo(f"waiting for the registry: {printable(str(error))}", err=True)
                 time.sleep(PATIENCE)
                 continue
             if taken is not None and pid is not None:
@@ -102,6 +104,14 @@ class _Queue:
                 yield run
             else:
                 full = True
+
+    def take_up(self, run: RunRecord, url: str) -> int | None:
+        """Starts a run's supervisor; one that cannot be started has failed, and says so."""
+        try:
+            return take_up(self._registry, run, url, _reason(run))
+        except (OSError, RlxError) as error:
+            self.tell(run.id, printable(str(error)))
+            return None
 
     def _require_attempts(self, run: RunRecord, spec: ExperimentSpec) -> None:
         if run.status == "queued":

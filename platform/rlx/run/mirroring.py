@@ -61,7 +61,8 @@ class Mirroring:
                 if not self._left:
                     self._finish(mirror)
         except Exception as error:  # noqa: BLE001  (told: a mirror must not end a run)
-            self._behind = f"MLflow is not told more: {error}"
+            self._behind = f"MLflow is not told more: {type(error).__name__}: {error}"
+            note(f"mirror: {self._behind}")
 
     def _deliver(self, mirror: MlflowMirror) -> None:
         """Tells what there is, until the run has ended."""

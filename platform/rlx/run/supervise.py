@@ -188,7 +188,7 @@ class _Supervisor:
             if again is None:
                 break
             started, number = again, number + 1
-            writer = self._registry.as_writer(self._run_id, started.attempt)
+            writer = patiently(partial(self._registry.as_writer, self._run_id, started.attempt))
         on_slurm = isinstance(self._spec.runner.launcher, Slurm)
         if end.status == "stopped" and on_slurm and not writer.run(self._run_id).request:
             end = End(*stopped())
