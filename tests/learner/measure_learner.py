@@ -21,8 +21,9 @@ from transformers import AutoModelForCausalLM
 
 from rlx.batch import TokenBatch, flatten
 from rlx.credit import Credit
-from rlx.learner import Critic, Learner, join_ranks, with_reference
+from rlx.learner import Critic, Learner, choice, join_ranks, with_reference
 from rlx.learner.engine import adamw
+from rlx.learner.forms import Cached, Plain
 from rlx.learner.pack import deal, pack
 from rlx.model import build_policy
 from rlx.model.lora import adapt, adapter_weights
@@ -261,7 +262,7 @@ def plain_critic(train, head, clip):
         squares = torch.where(held, (near - returns) ** 2, squares)
     loss = squares.mean() / 2
     loss.backward()
-    gradient = {f"decoder.{name}": p.grad for name, p in decoder.named_parameters()}
+    gradient = {f"model.{name}": p.grad for name, p in decoder.named_parameters()}
     gradient |= {"head.weight": weight.grad, "head.bias": bias.grad}
     figures = {
         "loss": loss.item(),
@@ -385,6 +386,7 @@ class Bench:
             "bonus_entropy": stats.bonus_entropy,
             "computed_tokens": stats.computed_tokens,
             "row_tokens": stats.row_tokens,
+            "form": learner.chosen.form.name,
             "ranks_agree": all(torch.equal(w[n], everywhere[0][n]) for w in everywhere for n in w),
             "dealt": self.dealt(self.batches[0], limit),
         }
@@ -558,11 +560,21 @@ def logits(model):
     return model.eval()(input_ids=torch.arange(4, 24)[None]).logits
 
 
+def in_form(bench, form):
+    """A first step in another form than the one that is chosen here."""
+    kind = bench.ranks.device.type
+    usual, choice.FORMS[kind] = choice.FORMS[kind], (form, Plain())
+    figures = bench.first_step("several")
+    choice.FORMS[kind] = usual
+    return figures
+
+
 def measure_stage(stage, ranks, batches, chosen, folder):
     bench = Bench(stage, ranks, batches, folder, lora=False)
     adapters = Bench(stage, ranks, batches, folder, lora=True)
     figures = {limit: bench.first_step(limit) for limit in LIMITS}
     figures["adapters"] = adapters.first_step("several")
+    figures |= {form.name: in_form(bench, form) for form in (Cached(), Plain())}
     figures["fresh"] = bench.second_phase(fresh=True)
     figures["fresh adapters"] = adapters.second_phase(fresh=True)
     figures["carried"] = bench.second_phase(fresh=False)

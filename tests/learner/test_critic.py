@@ -17,6 +17,7 @@ from transformers import (
 
 from rlx.errors import SpecError
 from rlx.learner import Critic, Ranks, critic_rate
+from rlx.learner.choice import choose
 from rlx.learner.critic import _decoder, _width
 from rlx.learner.forward import PackedValues
 from rlx.learner.pack import collate, pack
@@ -65,6 +66,7 @@ def test_a_value_is_what_the_tokens_before_say(policy, make):
     want[:, 2:] = ids[:, 2:] > 0
     trees = pack(ids, ids > 0, torch.zeros(3, dtype=torch.int64), want, limit=100)
     packed = collate(trees, ids)
+    assert choose(values, ALONE).form.merges
     with torch.no_grad():
         found = values(packed)
         for value, row, column in zip(found, packed.rows, packed.columns, strict=True):

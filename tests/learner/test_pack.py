@@ -128,17 +128,18 @@ def tree_of(length):
 lengths = st.lists(st.integers(2, 30), min_size=1, max_size=14)
 
 
-@given(lengths, st.integers(1, 5), st.integers(1, 80))
-def test_every_tree_is_dealt_once_in_equally_many_micro_batches(lengths, ranks, limit):
+@given(lengths, st.integers(1, 5), st.integers(1, 80), st.booleans())
+def test_every_tree_is_dealt_once_in_equally_many_micro_batches(lengths, ranks, limit, padded):
     trees = [tree_of(n) for n in lengths]
-    shares = deal(trees, ranks, limit)
+    shares = deal(trees, ranks, limit, padded=padded)
     dealt = [id(tree) for share in shares for batch in share for tree in batch]
     assert sorted(dealt) == sorted(map(id, trees))
     assert len(shares) == ranks
     assert len({len(share) for share in shares}) == 1
     assert any(share[-1] for share in shares), "a micro-batch that is empty on every rank"
     for batch in (batch for share in shares for batch in share if len(batch) > 1):
-        assert max(map(len, batch)) * len(batch) <= limit
+        longest, tokens = max(map(len, batch)), sum(map(len, batch))
+        assert (longest * len(batch) if padded else tokens) <= limit
 
 
 @given(lengths, st.integers(1, 5))
@@ -149,26 +150,36 @@ def test_ranks_are_loaded_alike(lengths, ranks):
 
 
 @given(batches())
-def test_side_by_side_each_token_sees_its_own_ancestors_alone(batch):
+def test_one_after_the_other_each_token_sees_its_own_ancestors_alone(batch):
     trees = pack(*batch, limit=6)
     if not trees:
         return
     packed = collate(trees, batch[0])
-    length = packed.token_ids.shape[1]
-    flat = packed.token_ids.flatten()
+    assert len(packed) == sum(map(len, trees))
+    node = torch.arange(len(packed))
+    sees = (node <= node[:, None]) & (node[:, None] < packed.ends)
     for source, row, column in zip(packed.sources, packed.rows, packed.columns, strict=True):
-        n, node = divmod(int(source), length)
-        seen = packed.attention[n, 0, node].nonzero()[:, 0] + n * length
-        assert flat[seen].tolist() == batch[0][row, :column].tolist()
-        assert packed.positions.flatten()[seen].tolist() == list(range(int(column)))
+        seen = sees[source].nonzero()[:, 0]
+        assert packed.token_ids[seen].tolist() == batch[0][row, :column].tolist()
+        assert packed.positions[seen].tolist() == list(range(int(column)))
     assert torch.equal(packed.targets, batch[0][packed.rows, packed.columns])
-    assert packed.attention.any(dim=-1).all(), "a softmax over nothing"
+
+
+@given(batches())
+def test_without_merging_every_row_is_a_tree(batch):
+    token_ids, is_token, _, want = batch
+    trees = pack(*batch, limit=6, merge=False)
+    assert len(trees) == int(want.any(dim=1).sum())
+    for tree in trees:
+        (row,) = tree.rows.unique().tolist()
+        assert tree.token_ids.tolist() == token_ids[row, is_token[row]].tolist()
+        assert torch.equal(tree.columns, want[row].nonzero()[:, 0])
 
 
 def test_an_empty_micro_batch_is_one_token_that_predicts_nothing():
     packed = collate([], torch.ones(2, 3, dtype=torch.int64))
-    assert packed.token_ids.shape == (1, 1)
-    assert packed.attention.tolist() == [[[[True]]]]
+    assert len(packed) == 1
+    assert packed.ends.tolist() == [1]
     assert len(packed.sources) == len(packed.targets) == 0
 
 

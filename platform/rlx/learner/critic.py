@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from rlx.batch import TokenBatch
 from rlx.errors import SpecError
+from rlx.learner.choice import choose
 from rlx.learner.distributed import Ranks
 from rlx.learner.engine import Engine, MakeOptimizer, adamw
 from rlx.learner.forward import PackedValues
@@ -81,8 +83,10 @@ class Critic:
         self._limit = runner.micro_batch_tokens
         self._ranks = ranks
         decoder = _decoder(policy)
+        module = PackedValues(decoder, _width(decoder), derive_seed(seed, "critic"))
+        self._merges = choose(module.to(ranks.device), ranks).form.merges
         self._engine = Engine(
-            PackedValues(decoder, _width(decoder), derive_seed(seed, "critic")),
+            module,
             spec,
             runner,
             ranks,
@@ -101,7 +105,10 @@ class Critic:
             `[B, T]` float32 on every rank: at t the value of the row's tokens before t; 0 where
             not wanted.
         """
-        return Share(batch, want, self._limit, self._ranks).answers(self._engine)
+        return self._share(batch, want).answers(self._engine)
+
+    def _share(self, batch: TokenBatch, want: Tensor) -> Share:
+        return Share(batch, want, self._limit, self._ranks, merge=self._merges)
 
     def save(self, folder: Path) -> None:
         """As `Engine.save`."""
@@ -126,7 +133,7 @@ class Critic:
             RlxError: the gradient is not finite.
             ValueError: the spec has a clip and the batch no values.
         """
-        share = Share(train.batch, train.mask, self._limit, self._ranks)
+        share = self._share(train.batch, train.mask)
         if not share:
             return None
         tokens = int(train.mask.sum())
@@ -165,9 +172,9 @@ def _explained(unexplained: float, returns: Tensor) -> float | None:
     return 1 - unexplained / float(returns.double().var(correction=0))
 
 
-def _decoder(policy: Policy) -> nn.Module:
+def _decoder(policy: Policy) -> PreTrainedModel:
     """A copy of the model without its language head, ready to learn."""
-    decoder: nn.Module | None = policy.model.get_decoder()
+    decoder: PreTrainedModel | None = policy.model.get_decoder()
     if decoder is None or decoder is policy.model:
         kind = policy.model.config.model_type
         raise SpecError(
@@ -178,7 +185,7 @@ def _decoder(policy: Policy) -> nn.Module:
 
 
 @torch.no_grad()
-def _width(decoder: nn.Module) -> int:
+def _width(decoder: PreTrainedModel) -> int:
     """Of the last hidden state. Configurations have no common name for it, so one token is read."""
     token = torch.zeros(1, 1, dtype=torch.int64)
     return int(decoder(input_ids=token, use_cache=False).last_hidden_state.shape[-1])

@@ -1,29 +1,74 @@
-"""Log-probabilities of chosen tokens, and values before them, from packed rows."""
+"""Log-probabilities of chosen tokens, and values before them, from packed trees."""
 
+import inspect
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rlx.learner.forms import Form
 from rlx.learner.pack import PackedBatch
 
-__all__ = ["PackedPolicy", "PackedValues"]
-
-PLAIN_HEADS = frozenset({"qwen2", "qwen3", "llama", "mistral", "smollm3"})
-"""Architectures whose logits are the output embedding times the last hidden state, no more."""
+__all__ = ["PackedModule", "PackedPolicy", "PackedValues"]
 
 
-class PackedPolicy(nn.Module):
-    """A causal language model that answers for the tokens asked about and no others.
+class PackedModule(nn.Module, ABC):
+    """A transformer that answers for the tokens asked about and no others.
 
     Args:
-        model: a transformers causal language model with scaled-dot-product attention.
+        model: whose attention the form decides.
+
+    Attributes:
+        form: how packed trees are computed; set by `use`.
     """
+
+    form: Form
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
+        self._own = model.config._attn_implementation
+
+    def use(self, form: Form) -> None:
+        """Computes in another way from now on."""
+        attention = form.attention or self._own
+        if attention != self.model.config._attn_implementation:
+            self.model.set_attn_implementation(attention)
+        self.form = form
+
+    @abstractmethod
+    def read(self, at: Tensor, **arguments: Any) -> Tensor:
+        """As `rlx.learner.forms.Read`, for what the transformer itself gives."""
+
+    def outputs(self, packed: PackedBatch) -> Tensor:
+        """`[M, W]` the model's output that each target is predicted from."""
+        return self.form(self.read, packed)
+
+
+class PackedPolicy(PackedModule):
+    """A causal language model.
+
+    Args:
+        model: of transformers.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        self._keeps = "logits_to_keep" in inspect.signature(type(model).forward).parameters
+
+    def read(self, at: Tensor, **arguments: Any) -> Tensor:
+        """`[M, V]` logits, computed only at positions where one of them is wanted."""
+        rows, length = arguments["input_ids"].shape
+        if not self._keeps:
+            logits = self.model(**arguments).logits
+            return torch.as_tensor(logits.flatten(0, 1).index_select(0, at))
+        if rows == 1:
+            return torch.as_tensor(self.model(**arguments, logits_to_keep=at).logits[0])
+        kept, where = (at % length).unique(return_inverse=True)
+        logits = self.model(**arguments, logits_to_keep=kept).logits.flatten(0, 1)
+        return torch.as_tensor(logits.index_select(0, at // length * len(kept) + where))
 
     def forward(self, packed: PackedBatch, temperatures: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of each target, and the entropy of its distribution.
@@ -35,22 +80,14 @@ class PackedPolicy(nn.Module):
         Returns:
             `[M]` and `[M]` float32, nats.
         """
-        logits = self._logits(packed).float() / temperatures[:, None]
+        logits = self.outputs(packed).float() / temperatures[:, None]
         logprobs = torch.log_softmax(logits, dim=-1)
         entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
         return logprobs.gather(1, packed.targets[:, None])[:, 0], entropy
 
-    def _logits(self, packed: PackedBatch) -> Tensor:
-        """`[M, V]`."""
-        if self.model.config.model_type in PLAIN_HEADS:
-            head: nn.Module = self.model.get_output_embeddings()
-            return torch.as_tensor(head(_hidden(self.model.get_decoder(), packed)))
-        logits = self.model(**_arguments(packed)).logits.flatten(0, 1)
-        return torch.as_tensor(logits.index_select(0, packed.sources))
 
-
-class PackedValues(nn.Module):
-    """A transformer with a value head that answers for the tokens asked about and no others.
+class PackedValues(PackedModule):
+    """A transformer with a value head.
 
     Args:
         decoder: a transformers model without its language head.
@@ -58,16 +95,20 @@ class PackedValues(nn.Module):
         seed: decides the small random weights of the head; its bias is zero.
     """
 
-    def __init__(self, decoder: nn.Module, width: int, seed: int) -> None:
-        super().__init__()
-        self.decoder = decoder
+    def __init__(self, decoder: PreTrainedModel, width: int, seed: int) -> None:
+        super().__init__(decoder)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.head = _ValueHead(width)
 
+    def read(self, at: Tensor, **arguments: Any) -> Tensor:
+        """`[M, D]` last hidden states."""
+        hidden = self.model(**arguments).last_hidden_state
+        return torch.as_tensor(hidden.flatten(0, 1).index_select(0, at))
+
     def forward(self, packed: PackedBatch) -> Tensor:
         """`[M]` float32: the value before each target, read where the target is predicted."""
-        return torch.as_tensor(self.head(_hidden(self.decoder, packed)))
+        return torch.as_tensor(self.head(self.outputs(packed)))
 
 
 class _ValueHead(nn.Module):
@@ -81,18 +122,3 @@ class _ValueHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """`[M, D]` to `[M]`."""
         return hidden.float() @ self.weight.float() + self.bias.float()
-
-
-def _hidden(decoder: nn.Module, packed: PackedBatch) -> Tensor:
-    """`[M, D]` last hidden states that predict the targets."""
-    hidden = decoder(**_arguments(packed)).last_hidden_state.flatten(0, 1)
-    return torch.as_tensor(hidden.index_select(0, packed.sources))
-
-
-def _arguments(packed: PackedBatch) -> dict[str, Any]:
-    return {
-        "input_ids": packed.token_ids,
-        "position_ids": packed.positions,
-        "attention_mask": packed.attention,
-        "use_cache": False,
-    }

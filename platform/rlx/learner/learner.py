@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlx.batch import TokenBatch
+from rlx.learner.choice import choose
 from rlx.learner.distributed import Ranks
 from rlx.learner.engine import Engine, MakeOptimizer, adamw
 from rlx.learner.forward import PackedPolicy
@@ -44,6 +45,9 @@ class Learner:
         optimizer: of the first phase.
         ranks: from `join_ranks`.
         make_optimizer: another than AdamW, for measurements.
+
+    Attributes:
+        chosen: how packed trees are computed, and why.
     """
 
     def __init__(
@@ -57,8 +61,10 @@ class Learner:
         self._runner = runner
         self._ranks = ranks
         self._model = policy.model
+        module = PackedPolicy(policy.model.eval()).to(ranks.device)
+        self.chosen = choose(module, ranks)
         self._engine = Engine(
-            PackedPolicy(policy.model),
+            module,
             optimizer,
             runner,
             ranks,
@@ -112,7 +118,8 @@ class Learner:
         )
 
     def _share(self, batch: TokenBatch, want: Tensor) -> Share:
-        return Share(batch, want, self._runner.micro_batch_tokens, self._ranks)
+        limit = self._runner.micro_batch_tokens
+        return Share(batch, want, limit, self._ranks, merge=self.chosen.form.merges)
 
     def logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
         """Log-probabilities of chosen tokens under the policy as it is.

@@ -40,13 +40,13 @@ class PackedTree:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PackedBatch:
-    """Packed trees side by side, one micro-batch.
+    """Packed trees one after the other, one micro-batch of `L` tokens and no padding.
 
     Attributes:
-        token_ids: `[N, L]`, 0 on padding.
-        positions: `[N, L]`.
-        attention: `[N, 1, L, L]` bool, True where the row's token may look at the column's.
-        sources: `[M]` index into the flattened `[N · L]` of the output that predicts a token.
+        token_ids: `[L]`.
+        positions: `[L]` tokens before it on its path; 0 where a tree begins.
+        ends: `[L]` token i may look at token j exactly when j <= i < ends[j].
+        sources: `[M]` the token whose output predicts a target.
         targets: `[M]` the token predicted.
         rows: `[M]` row of that token in the step's batch.
         columns: `[M]` its position there.
@@ -54,11 +54,14 @@ class PackedBatch:
 
     token_ids: Tensor
     positions: Tensor
-    attention: Tensor
+    ends: Tensor
     sources: Tensor
     targets: Tensor
     rows: Tensor
     columns: Tensor
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
 
     def of(self, tensor: Tensor) -> Tensor:
         """`[M]` values of a `[B, T]` tensor at the targets, on this micro-batch's device."""
@@ -72,7 +75,13 @@ class PackedBatch:
 
 
 def pack(
-    token_ids: Tensor, is_token: Tensor, tree_ids: Tensor, want: Tensor, limit: int
+    token_ids: Tensor,
+    is_token: Tensor,
+    tree_ids: Tensor,
+    want: Tensor,
+    limit: int,
+    *,
+    merge: bool = True,
 ) -> list[PackedTree]:
     """Packs the rows that have wanted tokens.
 
@@ -83,6 +92,7 @@ def pack(
         want: `[B, T]` bool tokens whose log-probability is needed; never the first of a row.
         limit: a packed tree longer than this is cut between rows; the cut is exact, since the
             shared prefix is then computed once in each part.
+        merge: False lets no rows share anything: every row is a tree of its own.
 
     Returns:
         Packed trees, in order of tree id.
@@ -92,7 +102,8 @@ def pack(
     for tree in tree_ids[chosen].unique().tolist():
         members = ((tree_ids == tree) & chosen).nonzero()[:, 0].tolist()
         paths = sorted((tuple(token_ids[b, is_token[b]].tolist()), b) for b in members)
-        packed += [_trie(part, want) for part in _cut(paths, limit)]
+        parts = _cut(paths, limit) if merge else ([path] for path in paths)
+        packed += [_trie(part, want) for part in parts]
     return packed
 
 
@@ -142,16 +153,20 @@ def _trie(paths: Sequence[tuple[tuple[int, ...], int]], want: Tensor) -> PackedT
         previous = path
     for closed in nodes:
         ends[closed] = len(tokens)
-    return PackedTree(*map(torch.tensor, (tokens, depths, ends, at, rows, columns)))
+    fields = (tokens, depths, ends, at, rows, columns)
+    return PackedTree(*(torch.tensor(field, dtype=torch.int64) for field in fields))
 
 
-def deal(trees: Sequence[PackedTree], ranks: int, limit: int) -> list[list[list[PackedTree]]]:
+def deal(
+    trees: Sequence[PackedTree], ranks: int, limit: int, *, padded: bool = False
+) -> list[list[list[PackedTree]]]:
     """Deals packed trees to ranks by token count, and cuts each share into micro-batches.
 
     Args:
         trees: of the whole step.
         ranks: how many shares.
-        limit: tokens per micro-batch, padding included.
+        limit: tokens per micro-batch.
+        padded: every tree of a micro-batch counts as much as its longest.
 
     Returns:
         For each rank its micro-batches, the same number for all; a missing one is empty.
@@ -162,46 +177,55 @@ def deal(trees: Sequence[PackedTree], ranks: int, limit: int) -> list[list[list[
         lightest = loads.index(min(loads))
         shares[lightest].append(tree)
         loads[lightest] += len(tree)
-    dealt = []
-    for share in shares:
-        batches: list[list[PackedTree]] = []
-        for tree in share:  # longest first, so the first of a micro-batch is its width
-            if not batches or len(batches[-1][0]) * (len(batches[-1]) + 1) > limit:
-                batches.append([])
-            batches[-1].append(tree)
-        dealt.append(batches)
+    dealt = [_micro_batches(share, limit, padded=padded) for share in shares]
     most = max(map(len, dealt))
     return [batches + [[] for _ in range(most - len(batches))] for batches in dealt]
 
 
+def _micro_batches(
+    share: Sequence[PackedTree], limit: int, *, padded: bool
+) -> list[list[PackedTree]]:
+    """A rank's trees, longest first, in runs of at most `limit` tokens."""
+    batches: list[list[PackedTree]] = []
+    tokens = 0
+    for tree in share:
+        new = len(batches[-1][0]) if batches and padded else len(tree)
+        if not batches or tokens + new > limit:
+            batches.append([])
+            tokens, new = 0, len(tree)
+        batches[-1].append(tree)
+        tokens += new
+    return batches
+
+
 def collate(trees: Sequence[PackedTree], token_ids: Tensor) -> PackedBatch:
-    """Lays packed trees side by side.
+    """Lays packed trees one after the other.
 
     Args:
         trees: one micro-batch; an empty one becomes a single token that predicts nothing.
         token_ids: `[B, T]` of the step's batch.
     """
-    length = max((len(tree) for tree in trees), default=1)
-    count = max(len(trees), 1)
-    ids = torch.zeros(count, length, dtype=torch.int64)
-    positions = torch.zeros_like(ids)
-    # Padding is its own only descendant: it sees itself, and nobody sees it.
-    ends = torch.arange(1, length + 1).repeat(count, 1)
-    for n, tree in enumerate(trees):
-        ids[n, : len(tree)] = tree.token_ids
-        positions[n, : len(tree)] = tree.depths
-        ends[n, : len(tree)] = tree.ends
-    node = torch.arange(length)
-    attention = (node[None, :] <= node[:, None]) & (node[:, None] < ends[:, None, :])
-    empty = torch.zeros(0, dtype=torch.int64)
-    rows = torch.cat([empty, *[tree.rows for tree in trees]])
-    columns = torch.cat([empty, *[tree.columns for tree in trees]])
+    trees = trees or [_FILLER]
+    starts = [sum(map(len, trees[:n])) for n in range(len(trees))]
+    rows = torch.cat([tree.rows for tree in trees])
+    columns = torch.cat([tree.columns for tree in trees])
     return PackedBatch(
-        token_ids=ids,
-        positions=positions,
-        attention=attention[:, None],
-        sources=torch.cat([empty, *[tree.at + n * length for n, tree in enumerate(trees)]]),
+        token_ids=torch.cat([tree.token_ids for tree in trees]),
+        positions=torch.cat([tree.depths for tree in trees]),
+        ends=torch.cat([tree.ends + start for tree, start in zip(trees, starts, strict=True)]),
+        sources=torch.cat([tree.at + start for tree, start in zip(trees, starts, strict=True)]),
         targets=token_ids[rows, columns],
         rows=rows,
         columns=columns,
     )
+
+
+_NOTHING = torch.zeros(0, dtype=torch.int64)
+_FILLER = PackedTree(
+    token_ids=torch.zeros(1, dtype=torch.int64),
+    depths=torch.zeros(1, dtype=torch.int64),
+    ends=torch.ones(1, dtype=torch.int64),
+    at=_NOTHING,
+    rows=_NOTHING,
+    columns=_NOTHING,
+)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rlx.batch import TokenBatch
+from rlx.learner.choice import choose
 from rlx.learner.distributed import Ranks
 from rlx.learner.forward import PackedPolicy
 from rlx.learner.learner import Learner
@@ -48,9 +49,10 @@ class FrozenCopy:
         self._limit = runner.micro_batch_tokens
         self._ranks = ranks
         model = copy.deepcopy(policy.model).eval().requires_grad_(False)
+        self._module = PackedPolicy(model).to(ranks.device)
+        self._merges = choose(self._module, ranks).form.merges
         for parameter in model.parameters():  # buffers stay: positions need float32
             parameter.data = parameter.data.to(getattr(torch, runner.dtype))
-        self._module = PackedPolicy(model).to(ranks.device)
 
     def logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
         """`[B, T]` nats, as `Learner.logprobs`."""
@@ -58,7 +60,8 @@ class FrozenCopy:
         def ask(packed: PackedBatch) -> Tensor:
             return torch.as_tensor(self._module(packed, packed.of(batch.temperatures))[0])
 
-        return Share(batch, want, self._limit, self._ranks).answers(ask)
+        share = Share(batch, want, self._limit, self._ranks, merge=self._merges)
+        return share.answers(ask)
 
 
 class AdapterFreeBase:

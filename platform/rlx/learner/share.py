@@ -20,19 +20,23 @@ class Share:
     Args:
         batch: the whole step's rows, alike on every rank.
         want: `[B, T]` bool tokens to compute; never the first of a row.
-        limit: packed tokens per micro-batch, padding included.
+        limit: packed tokens per micro-batch.
         ranks: among whom trees are dealt.
+        merge: whether rows of a tree share their prefixes; where not, padding counts as tokens.
 
     Attributes:
         computed_tokens: packed tokens of all ranks, padding left out; 0 when nothing is wanted.
         row_tokens: tokens of the rows they stand for.
     """
 
-    def __init__(self, batch: TokenBatch, want: Tensor, limit: int, ranks: Ranks) -> None:
+    def __init__(
+        self, batch: TokenBatch, want: Tensor, limit: int, ranks: Ranks, *, merge: bool
+    ) -> None:
         self._batch = batch
         self._ranks = ranks
-        trees = pack(batch.token_ids, batch.is_token, batch.tree_ids, want, limit)
-        self._mine = deal(trees, ranks.count, limit)[ranks.rank] if trees else []
+        trees = pack(batch.token_ids, batch.is_token, batch.tree_ids, want, limit, merge=merge)
+        shares = deal(trees, ranks.count, limit, padded=not merge) if trees else [[]] * ranks.count
+        self._mine = shares[ranks.rank]
         self.computed_tokens = sum(map(len, trees))
         self.row_tokens = int(batch.is_token[want.any(dim=1)].sum())
 

@@ -1,0 +1,219 @@
+"""Every form of computing packed trees, on every kind of model it is chosen for, on CPU."""
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlx.learner.attention import Blocks
+from rlx.learner.choice import FORMS, choose
+from rlx.learner.distributed import Ranks
+from rlx.learner.forms import Cached, Flex, Grouped, Plain
+from rlx.learner.forward import PackedPolicy
+from rlx.learner.pack import collate, pack
+
+HERE = Ranks(0, 1, torch.device("cpu"))
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+CHOSEN = {
+    "Qwen2": ({}, Grouped),
+    "Qwen3": ({"head_dim": 16}, Grouped),
+    "Llama": ({}, Grouped),
+    "Mistral": ({"sliding_window": None}, Grouped),
+    "SmolLM3": ({}, Grouped),
+    "Phi3": ({}, Grouped),
+    "GPTNeoX": ({}, Grouped),
+    "Qwen3Moe": (EXPERTS, Grouped),
+    "Gemma2": ({"head_dim": 16}, Cached),
+    "Bloom": ({"n_layer": 2, "n_head": 4}, Plain),
+    "Mamba": ({"state_size": 4}, Plain),
+}
+"""By architecture: options beyond the sizes, and the form that is right for it on a CPU.
+
+Gemma 2 caps its scores, Bloom knows no position ids, and Mamba has no attention at all."""
+
+
+def model_of(kind):
+    options, _ = CHOSEN[kind]
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **options})
+    suffix = "ForCausalLM"
+    torch.manual_seed(0)
+    return getattr(transformers, f"{kind}{suffix}")(config).eval()
+
+
+@pytest.fixture(params=CHOSEN)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def chosen(kind):
+    module = PackedPolicy(model_of(kind))
+    return module, choose(module, HERE)
+
+
+# What is chosen ----------------------------------------------------------------------------------
+
+
+def test_the_first_form_that_fits_is_chosen_and_the_others_are_explained(kind, chosen):
+    module, choice = chosen
+    assert type(choice.form) is CHOSEN[kind][1]
+    assert module.form is choice.form
+    assert len(choice.refused) == FORMS["cpu"].index(choice.form)
+    assert all(reason in str(choice) for reason in choice.refused)
+
+
+def test_a_window_shorter_than_the_trees_is_noticed():
+    config = transformers.MistralConfig(**SIZES, sliding_window=16)
+    module = PackedPolicy(transformers.MistralForCausalLM(config).eval())
+    choice = choose(module, HERE)
+    assert type(choice.form) is Plain
+    assert all("outputs differ" in reason for reason in choice.refused)
+
+
+# Random trees ------------------------------------------------------------------------------------
+
+
+@st.composite
+def forests(draw):
+    """Token rows of a few trees in which any two rows may share any prefix."""
+    rows, trees = [], []
+    for tree in range(draw(st.integers(1, 3))):
+        prompt = draw(st.lists(st.integers(3, 49), min_size=1, max_size=90))
+        for _ in range(draw(st.integers(1, 4))):
+            known = draw(
+                st.sampled_from(
+                    [r for r, t in zip(rows, trees, strict=True) if t == tree] or [prompt]
+                )
+            )
+            kept = draw(st.integers(1, len(known)))
+            rows.append(known[:kept] + draw(st.lists(st.integers(3, 5), min_size=1, max_size=40)))
+            trees.append(tree)
+    width = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    is_token = torch.arange(width) < torch.tensor([[len(row)] for row in rows])
+    want = is_token & (
+        torch.rand(ids.shape, generator=torch.Generator().manual_seed(len(rows))) < 0.3
+    )
+    want[:, 0] = False
+    return ids, is_token, torch.tensor(trees), want
+
+
+def measured(module, forest):
+    """Log-probabilities and entropies by row and column, and every parameter's gradient."""
+    ids, is_token, trees, want = forest
+    packed = collate(pack(ids, is_token, trees, want, 10_000, merge=module.form.merges), ids)
+    module.zero_grad()
+    logprobs, entropy = module(packed, torch.full((len(packed.targets),), 0.7))
+    weights = (packed.rows * 31 + packed.columns * 17) % 7 - 3.0
+    ((logprobs + 0.1 * entropy) * weights).sum().backward()
+    found = torch.zeros(2, *ids.shape)
+    found[:, packed.rows, packed.columns] = torch.stack([logprobs, entropy]).detach()
+    return found, {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
+
+
+def apart(found, expected):
+    """Relative L2 distance over all tensors."""
+    distance = sum((found[n] - expected[n]).square().sum() for n in expected)
+    length = sum(tensor.square().sum() for tensor in expected.values())
+    return float((distance / length).sqrt()) if length else float(distance)
+
+
+@pytest.fixture(scope="module")
+def qwen():
+    return PackedPolicy(model_of("Qwen3"))
+
+
+@settings(max_examples=10, deadline=None)
+@given(forest=forests())
+@pytest.mark.parametrize("form", [Grouped(), Cached()], ids=lambda form: form.name)
+def test_values_and_gradients_are_those_of_plain_rows(qwen, form, forest):
+    if not forest[3].any():
+        return
+    qwen.use(Plain())
+    expected, gradient = measured(qwen, forest)
+    qwen.use(form)
+    found, own = measured(qwen, forest)
+    assert torch.allclose(found, expected, atol=2e-6, rtol=2e-6)
+    assert own.keys() == gradient.keys()
+    assert apart(own, gradient) <= 5e-6
+
+
+def test_every_kind_of_model_learns_as_from_plain_rows(kind, chosen):
+    module, _ = chosen
+    generator = torch.Generator().manual_seed(3)
+    prompt = torch.randint(3, 50, (1, 70), generator=generator).expand(6, -1)
+    ids = torch.cat([prompt, torch.randint(3, 50, (6, 40), generator=generator)], dim=1)
+    ids[3:, 70:85] = ids[3, 70:85]
+    is_token = torch.arange(110) < torch.tensor([[110], [95], [71], [110], [101], [88]])
+    want = is_token & (torch.arange(110) >= 70)
+    forest = ids, is_token, torch.tensor([0, 0, 0, 1, 1, 1]), want
+    found, own = measured(module, forest)
+    module.use(Plain())
+    expected, gradient = measured(module, forest)
+    assert (found - expected)[:, want].abs().max() <= 1e-5
+    assert apart(own, gradient) <= 5e-6
+
+
+@pytest.mark.filterwarnings("ignore")  # of running without its compiler
+def test_flex_attention_predicts_what_plain_rows_do(qwen):
+    """Forward alone: on CPU torch has no backward of it."""
+    ids = torch.randint(3, 50, (4, 60), generator=torch.Generator().manual_seed(1))
+    ids[:, :40] = ids[0, :40]
+    want = torch.zeros_like(ids, dtype=torch.bool)
+    want[:, 30:] = True
+    answers = []
+    for form in (Plain(), Flex()):
+        qwen.use(form)
+        packed = collate(pack(ids, ids > 0, torch.zeros(4), want, 999, merge=form.merges), ids)
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # compiling takes a minute
+            logprobs, _ = qwen(packed, torch.ones(len(packed.targets)))
+        answers.append(torch.zeros(ids.shape).index_put((packed.rows, packed.columns), logprobs))
+    assert torch.allclose(*answers, atol=5e-6)
+
+
+def test_an_empty_micro_batch_has_a_gradient_of_zeros_in_every_form(qwen):
+    for form in (Grouped(), Cached(), Plain()):
+        qwen.use(form)
+        qwen.zero_grad()
+        logprobs, _ = qwen(collate([], torch.zeros(1, 1, dtype=torch.int64)), torch.ones(0))
+        logprobs.sum().backward()
+        assert all((p.grad == 0).all() for p in qwen.parameters())
+
+
+# Blocks ------------------------------------------------------------------------------------------
+
+
+@given(forests())
+def test_blocks_hold_every_token_once_with_all_that_it_sees(forest):
+    ids, is_token, trees, want = forest
+    if not want.any():
+        return
+    packed = collate(pack(ids, is_token, trees, want, 10_000), ids)
+    blocks = Blocks.of(packed.positions, packed.ends)
+    node = torch.arange(len(packed))
+    sees = (node <= node[:, None]) & (node[:, None] < packed.ends)
+    at = key = 0
+    found = torch.zeros_like(sees)
+    for (n, b, k), mask in zip(blocks.sizes, blocks.masks, strict=True):
+        queries = blocks.queries[at : (at := at + n * b)].view(n, b)
+        keys = blocks.keys[key : (key := key + n * k)].view(n, k)
+        for block, query in mask[:, 0].any(dim=-1).nonzero().tolist():
+            token = queries[block, query]
+            if blocks.outputs[token] == at - n * b + block * b + query:
+                found[token, keys[block, mask[block, 0, query]]] = True
+        assert mask.any(dim=-1).all(), "a softmax over nothing"
+    assert torch.equal(found, sees)
+    assert blocks.outputs.unique().numel() == len(packed)
