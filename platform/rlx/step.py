@@ -8,6 +8,7 @@ streams    = log-probabilities, values                     learner
 placed     = rewards on tokens                             credit.place
 rewards    = placed - β · KL                               kl, where KL is part of the reward
 advantages = estimator(rewards, mask, groups, streams)     credit
+weights    = aggregation, times learner/sampler            loss
 loss       = Σ weight · (surrogate(ratio, advantages) + penalty) - entropy bonus
 """
 
@@ -23,6 +24,7 @@ from rlx.credit.place import Placed, mass, place, returns_score
 from rlx.errors import PluginError, RlxError
 from rlx.kl import kl_in_reward, kl_terms
 from rlx.loss import aggregation_weights, entropy_weights
+from rlx.loss.correction import Corrected, corrected
 from rlx.spec import CreditSpec, LossSpec
 
 __all__ = ["Estimate", "RowRewards", "Scores", "Streams", "TrainBatch", "assign_credit"]
@@ -93,8 +95,9 @@ class TrainBatch:
         batch: the rows.
         mask: `[B, T]` bool tokens that learn.
         advantages: `[B, T]`, 0 outside the mask.
-        weights: `[B, T]` aggregation weights; the step's loss is Σ weights · token loss.
-        entropy_weights: `[B, T]` weights of the entropy bonus; all 0 without one.
+        weights: `[B, T]` aggregation weights, times the correction's where there is one; the step's
+            loss is Σ weights · token loss.
+        entropy_weights: `[B, T]` weights of the entropy bonus, likewise; all 0 without one.
         wanted: `[B, T]` bool tokens whose log-probability enters the loss; the others need not be
             computed.
         streams: as they were given.
@@ -104,6 +107,7 @@ class TrainBatch:
             outside the mask; None without a reference.
         returns: `[B, T]` what the critic learns to predict; the advantages where there is none.
         scores: three scores of each row.
+        correction: what makes up for another policy's having sampled; None where nothing does.
         state: what the estimator carries on to the next step.
     """
 
@@ -119,7 +123,13 @@ class TrainBatch:
     kl: Tensor | None
     returns: Tensor
     scores: Scores
+    correction: Corrected | None
     state: Mapping[str, float]
+
+    @property
+    def sampled(self) -> Tensor:
+        """`[B, T]` bool tokens that learn and that the policy sampled."""
+        return self.mask & self.batch.is_own
 
 
 def assign_credit(
@@ -151,6 +161,11 @@ def assign_credit(
     assigned = _checked(given if isinstance(given, Credit) else Credit(advantages=given), mask)
     returns = assigned.advantages if assigned.returns is None else assigned.returns
     weights, bonus = _weights(batch, mask, loss, max_tokens)
+    correction = None
+    if loss.correction is not None:
+        old, behaviour = streams.old_logprobs, batch.behaviour_logprobs
+        correction = corrected(old, behaviour, mask & batch.is_own, loss.correction)
+        weights, bonus = weights * correction.weights, bonus * correction.weights
     return TrainBatch(
         batch=batch,
         mask=mask,
@@ -164,6 +179,7 @@ def assign_credit(
         kl=kl,
         returns=returns,
         scores=_scores(rewards, placed, returns, mask),
+        correction=correction,
         state=assigned.state,
     )
 

@@ -43,8 +43,13 @@ ELSEWHERE = {
     "3-adapters": 2,
 }
 """ZeRO stages that are saved, what learns there, and the stages that go on with it."""
-NEXT = {"carried": False, "fresh": True}
-"""Whether the steps after the checkpoint begin a phase with empty moments."""
+FRESH = ("3-whole", "1-adapters")
+"""Those that also go on with a phase that begins with empty moments."""
+
+
+def ways(source):
+    """By name, whether moments are emptied."""
+    return {"carried": False, **({"fresh": True} if source in FRESH else {})}
 
 
 class Pair:
@@ -78,7 +83,7 @@ def save(ranks, batches, folder):
     for source in ELSEWHERE:
         stage, what = source.split("-")
         here = folder / f"{ranks.count}-{source}"
-        for name, fresh in NEXT.items():
+        for name, fresh in ways(source).items():
             pair = Pair(ranks, int(stage), what)
             pair.step(batches[:2])
             if not fresh:
@@ -97,7 +102,7 @@ def load(ranks, batches, folder):
         if stage and ranks.is_first:
             convert([here / part for part in PARTS], universal)
         ranks.barrier()
-        for name, fresh in NEXT.items():
+        for name, fresh in ways(source).items():
             pair = Pair(ranks, stage, source.split("-")[1], seed=5)
             for part, engine in pair.engines.items():
                 engine.load((universal if stage else here) / part, universal=stage > 0)

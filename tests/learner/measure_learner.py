@@ -58,6 +58,8 @@ if torch.cuda.device_count() < int(os.environ["WORLD_SIZE"]):
 LIMITS = {"whole": 16_384, "several": 84, "cut": 60}
 """Tokens per micro-batch: all trees in one, several of them, so few that trees are cut."""
 LORA = Lora(rank=4, alpha=6)
+EXTREMES = (0, 3)
+"""ZeRO stages at which everything is tried: nothing is sharded, and all is."""
 HALF = 2
 """ZeRO stage at which bfloat16 is tried."""
 DROPOUT = 0.5
@@ -366,9 +368,9 @@ class Bench:
         trees = pack(batch.token_ids, batch.is_token, batch.tree_ids, train.wanted, tokens)
         return [[len(m) for m in share] for share in deal(trees, self.ranks.count, tokens)]
 
-    def first_step(self, limit):
+    def first_step(self, limit, **options):
         """A step of SGD, after asking for log-probabilities and an update without any signal."""
-        policy, learner = self.learner(READABLE, limit, sgd)
+        policy, learner = self.learner(READABLE, limit, sgd, **options)
         quiet = {**self.logprobs(learner), **self.silence(learner)}
         if self.lora:
             quiet["export"] = self.merged(policy, learner)
@@ -460,9 +462,9 @@ class Bench:
             "dtype": str(loaded.dtype),
         }
 
-    def usual_steps(self):
+    def usual_steps(self, **options):
         """Three usual steps against torch's own optimiser, and what is exported after them."""
-        policy, learner = self.learner(USUAL)
+        policy, learner = self.learner(USUAL, **options)
         for train in self.batches:
             learner.update(train, LOSS, USUAL.learning_rate)
         apart = whole(copied(learner.weights()), plain_steps(self.batches, USUAL))
@@ -574,12 +576,16 @@ def measure_stage(stage, ranks, batches, chosen, folder):
     adapters = Bench(stage, ranks, batches, folder, lora=True)
     figures = {limit: bench.first_step(limit) for limit in LIMITS}
     figures["adapters"] = adapters.first_step("several")
-    figures |= {form.name: in_form(bench, form) for form in (Cached(), Plain())}
+    if stage in EXTREMES:
+        figures |= {form.name: in_form(bench, form) for form in (Cached(), Plain())}
+        figures["recomputed"] = bench.first_step("several", activation_checkpointing=True)
+        figures |= {name: bench.choice(chosen[name], loss) for name, loss in CHOICES.items()}
+    if stage:
+        figures["offloaded"] = bench.usual_steps(offload_optimizer=True)
     figures["fresh"] = bench.second_phase(fresh=True)
     figures["fresh adapters"] = adapters.second_phase(fresh=True)
     figures["carried"] = bench.second_phase(fresh=False)
     figures["usual_steps"] = bench.usual_steps()
-    figures |= {name: bench.choice(chosen[name], loss) for name, loss in CHOICES.items()}
     figures["frozen copy"] = bench.reference()
     figures["adapter-free"] = adapters.reference()
     for limit, clip in (("whole", None), ("several", VALUE_CLIP), ("cut", VALUE_CLIP)):

@@ -73,9 +73,10 @@ def near(figures):
 # One gradient, however the batch is cut ----------------------------------------------------------
 
 
-@STAGES
 @pytest.mark.parametrize(
-    "cut", ["whole", "several", "cut", "adapters", "a cache with gradient", "plain rows"]
+    ("stage", "cut"),
+    [(stage, cut) for stage in range(4) for cut in ("whole", "several", "cut", "adapters")]
+    + [(s, cut) for s in (0, 3) for cut in ("a cache with gradient", "plain rows", "recomputed")],
 )
 class TestOneStep:
     @pytest.fixture
@@ -121,7 +122,7 @@ class TestOneStep:
         assert 1 < found["bonus_entropy"] < 5
 
 
-@STAGES
+@pytest.mark.parametrize("stage", [0, 3])
 @pytest.mark.parametrize("choice", ["gspo", "cispo", "none", "penalty", "all"])
 def test_every_choice_of_loss_is_the_plain_one_however_cut(measured, stage, choice):
     found = measured[str(stage)][choice]
@@ -143,6 +144,11 @@ def test_a_rank_without_a_tree_takes_the_same_step(measured, stage):
 def test_three_usual_steps_are_those_of_plain_adamw(measured, stage):
     # The bound that the project sets for gradients holds for whole steps of Adam as well.
     assert measured[str(stage)]["usual_steps"]["apart"] <= 5e-6
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_an_optimiser_in_the_hosts_memory_takes_the_same_steps(measured, stage):
+    assert measured[str(stage)]["offloaded"]["apart"] <= 5e-6
 
 
 @STAGES

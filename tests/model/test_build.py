@@ -20,7 +20,7 @@ from transformers import (
 
 from rlx.errors import SpecError
 from rlx.model import build_policy
-from rlx.run.loop import _copy
+from rlx.sampler import twin
 from rlx.spec import Pretrained, Tiny
 from rlx.spec.reader import read_spec
 
@@ -160,12 +160,12 @@ def test_the_samplers_twin_has_the_learners_precision(checkpoint):
     folder, _ = checkpoint
     read = read_spec(RLCR, [f"model={{kind: pretrained, path: {folder}}}", "runner.dtype=bfloat16"])
     policy = build_policy(read.spec.model, 0)
-    twin = _copy(policy, read.spec)
-    assert {p.dtype for p in twin.model.parameters()} == {torch.bfloat16}
+    copied = twin(policy, getattr(torch, read.spec.runner.dtype))
+    assert {p.dtype for p in copied.model.parameters()} == {torch.bfloat16}
     assert {p.dtype for p in policy.model.parameters()} == {torch.float32}
-    assert {b.dtype for b in twin.model.buffers()} == {torch.float32}
+    assert {b.dtype for b in copied.model.buffers()} == {torch.float32}
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    assert same(dict(loaded.named_parameters()), weights(twin))
+    assert same(dict(loaded.named_parameters()), weights(copied))
 
 
 @pytest.mark.parametrize(

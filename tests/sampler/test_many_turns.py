@@ -33,10 +33,12 @@ class Counting(Environment):
         return Step(kind="say", state=state + 1, observation=f"{said}?\n", done=said % 5 == 0)
 
 
-@pytest.fixture(scope="module")
-def policy():
-    """A random model of which about one token in ten ends a turn."""
+@pytest.fixture(scope="module", params=["compact decoder", "the model's own forward"])
+def policy(request):
+    """A random model of which about one token in ten ends a turn, computed in either way."""
     policy = build_policy(TINY, 0)
+    if request.param != "compact decoder":  # a part that no plain decoder has
+        policy.model.model.unheard_of = torch.nn.Identity()
     ends = (policy.tokenizer.eos_token_id, *range(20, 33))
     return replace(policy, dialogue=PlainDialogue(policy.tokenizer, ends), end_ids=ends)
 

@@ -27,9 +27,14 @@ def build(seed):
     return replace(policy, dialogue=PlainDialogue(policy.tokenizer, ends), end_ids=ends)
 
 
-@pytest.fixture(scope="module")
-def policy():
-    return build(0)
+@pytest.fixture(scope="module", params=["compact decoder", "the model's own forward"])
+def policy(request):
+    """Computed in either way; a part that no plain decoder has keeps from the compact one."""
+    policy = build(0)
+    if request.param != "compact decoder":
+        policy.model.model.unheard_of = torch.nn.Identity()
+    assert sampler(policy).described.startswith(request.param)
+    return policy
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +166,27 @@ def test_the_size_of_batches_does_not_matter(policy, requests, two_turns, max_ro
     with sampler(policy, max_rows).session() as session:
         assert_agrees(session.generate(requests, ANSWER), first)
         assert_agrees(session.generate(below, CONFIDENCE), second)
+
+
+def test_nor_does_how_many_completions_a_context_gets(policy, contexts):
+    counts = [1, 4, 0, 2, 1, 7, 3]
+    asked = [
+        Request(context, None, tuple(range(10 * n, 10 * n + count)))
+        for n, (context, count) in enumerate(zip(contexts, counts, strict=True))
+    ]
+    one_by_one = [
+        Request(request.context, None, (seed,)) for request in asked for seed in request.seeds
+    ]
+    with sampler(policy).session() as session:
+        together = session.generate(asked, ANSWER)
+        flat = [(c,) for group in together for c in group]
+        assert [len(group) for group in together] == counts
+        assert_agrees(session.generate(one_by_one, ANSWER), flat)
+        below = second_turns(policy, one_by_one, flat)
+        mixed = [replace(r, seeds=r.seeds[: 1 + n % 2]) for n, r in enumerate(below)]
+        seconds = session.generate(mixed, CONFIDENCE)
+    anew = [replace(request, extends=None) for request in mixed]
+    assert_agrees(seconds, sample(policy, anew, CONFIDENCE))
 
 
 def test_seeds_decide_what_is_drawn(policy, contexts, two_turns):

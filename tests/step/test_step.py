@@ -1,5 +1,6 @@
 """A step of two turns, small enough to be worked by hand."""
 
+import math
 from functools import partial
 
 import pytest
@@ -35,6 +36,8 @@ def turn(parent, *ids, kind="answer", number=1, **spans):
 def confidence(parent, *ids, **spans):
     return turn(parent, *ids, kind="confidence", number=2, **spans)
 
+
+LOG2 = math.log(2)
 
 # A right answer of four tokens and a wrong one of two; two confidences below each.
 # Tokens of `think` or `answer` learn, and the end token; token 5 stands between the spans.
@@ -73,13 +76,13 @@ BY_HAND = [
 estimator = partial(two_level, normalize="center", lambda_conf=4.0)
 
 
-def step(trees=(TREE,), rewards=REWARDS, estimator=estimator, **loss):
+def step(trees=(TREE,), rewards=REWARDS, estimator=estimator, old=None, **loss):
     batch = flatten(trees)
     return assign_credit(
         batch,
         rewards,
         turn_spans(batch),
-        Streams(old_logprobs=batch.behaviour_logprobs),
+        Streams(old_logprobs=batch.behaviour_logprobs if old is None else old),
         estimator=estimator,
         credit=CreditSpec(),
         loss=LossSpec(**loss),
@@ -177,3 +180,28 @@ def test_two_prompts_do_not_meet():
     by_hand = torch.tensor(BY_HAND)
     torch.testing.assert_close(train.advantages, torch.cat([by_hand, by_hand / 2]))
     assert train.weights.sum().item() == pytest.approx(1.0)
+
+
+def test_a_correction_weighs_tokens_and_leaves_denominators_alone():
+    """The sampler gave every token e⁻¹; the learner gives the first row's tokens twice that."""
+    plain = step()
+    old = plain.streams.old_logprobs.clone()
+    old[0] += 2 * LOG2
+    loss = {"old_logprobs": "learner", "entropy": EntropyBonus(coefficient=0.5)}
+    free = step(old=old, **loss)
+    assert free.correction is None and torch.equal(free.weights, plain.weights)
+    truncated = step(old=old, correction={"kind": "truncate", "cap": 3}, **loss)
+    by_row = torch.tensor([3.0, 1, 1, 1, 1, 1])[:, None]
+    torch.testing.assert_close(truncated.weights, plain.weights * by_row)
+    torch.testing.assert_close(truncated.entropy_weights, free.entropy_weights * by_row)
+    assert truncated.correction.share == pytest.approx(3 / 11)
+
+
+def test_what_a_correction_masks_is_not_even_computed():
+    old = step().streams.old_logprobs.clone()
+    old[0, 2] += 2 * LOG2  # one of the three tokens of the first row that learn
+    for level, left in (("token", 2), ("sequence", 0)):
+        correction = {"kind": "mask", "level": level}
+        train = step(old=old, old_logprobs="learner", correction=correction)
+        assert train.wanted[0].sum() == (train.weights[0] != 0).sum() == left
+        assert torch.equal(train.wanted[1:], step().wanted[1:])

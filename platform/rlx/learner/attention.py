@@ -24,7 +24,7 @@ SMALLEST = 64
 """Tokens of a block at least."""
 PATHS_PER_BLOCK = 4
 """A path is at most so many times as long as a block, which bounds what is gathered."""
-AS_LONG = 0.75
+AS_LONG = 0.85
 """Blocks are computed together whose keys are at least this share of the longest's."""
 
 UNKNOWN = ("softcap", "s_aux", "position_bias", "cache")
@@ -142,7 +142,7 @@ def _grouped(
 def _gathered(states: Tensor, tokens: Tensor) -> Tensor:
     """`[1, heads, L, width]` to `[tokens, heads, width]`, whole tokens at a time."""
     flat = states[0].transpose(0, 1).flatten(1)
-    return flat.index_select(0, tokens).unflatten(1, (states.shape[1], states.shape[3]))
+    return flat.index_select(0, tokens).view(-1, states.shape[1], states.shape[3])
 
 
 def _attend(

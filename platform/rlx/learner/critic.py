@@ -84,6 +84,8 @@ class Critic:
         self._ranks = ranks
         decoder = _decoder(policy)
         module = PackedValues(decoder, _width(decoder), derive_seed(seed, "critic"))
+        if runner.activation_checkpointing:
+            module.recompute_layers()
         self._merges = choose(module.to(ranks.device), ranks).form.merges
         self._engine = Engine(
             module,

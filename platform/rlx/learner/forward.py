@@ -2,12 +2,16 @@
 
 import inspect
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
+from rlx.errors import SpecError
 from rlx.learner.forms import Form
 from rlx.learner.pack import PackedBatch
 
@@ -30,6 +34,21 @@ class PackedModule(nn.Module, ABC):
         super().__init__()
         self.model = model
         self._own = model.config._attn_implementation
+
+    def recompute_layers(self) -> None:
+        """Keeps only what enters each layer; the backward pass computes the rest once more.
+
+        Raises:
+            SpecError: the model does not say what its layers are.
+        """
+        layers = [m for m in self.model.modules() if isinstance(m, GradientCheckpointingLayer)]
+        if not layers:
+            raise SpecError(
+                "runner.activation_checkpointing: a model of the kind "
+                f"{self.model.config.model_type!r} has no layers that can be computed again"
+            )
+        for layer in layers:  # transformers' own switch would turn dropout on
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
     def use(self, form: Form) -> None:
         """Computes in another way from now on."""

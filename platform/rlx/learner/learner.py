@@ -62,6 +62,8 @@ class Learner:
         self._ranks = ranks
         self._model = policy.model
         module = PackedPolicy(policy.model.eval()).to(ranks.device)
+        if runner.activation_checkpointing:
+            module.recompute_layers()
         self.chosen = choose(module, ranks)
         self._engine = Engine(
             module,

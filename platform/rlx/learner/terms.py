@@ -13,6 +13,9 @@ from rlx.step import TrainBatch
 
 __all__ = ["Sums", "Targets", "UpdateStats", "policy_term"]
 
+LARGEST = ("ratio_max", "token_ratio_max")
+"""Figures of `Sums` that are maxima."""
+
 
 @dataclass(frozen=True, slots=True)
 class UpdateStats:
@@ -22,12 +25,14 @@ class UpdateStats:
         loss: Σ weight · (surrogate + penalty), minus the entropy bonus.
         entropy: mean over the computed tokens, nats.
         bonus_entropy: mean over the tokens of the entropy bonus, nats; None without one.
-        kl: mean of k3 = r - 1 - log r between sampling and learning policy, nats.
+        kl: mean of k3 = r - 1 - log r between the policy that counts as old and the learning one,
+            nats.
         kl_loss: mean KL from the reference policy, weighted as the loss is, by the penalty's
             estimator and before its coefficient, nats; None without a penalty.
         clip_fraction: share of computed tokens whose ratio, or whose row's, the surrogate holds at
             a bound, dual clip included.
         ratio_max: largest importance ratio in the loss, of a token or of a row.
+        token_ratio_max: of a token, whatever the loss's is.
         grad_norm: before clipping.
         learning_rate: as used.
         computed_tokens: packed tokens, padding left out.
@@ -41,6 +46,7 @@ class UpdateStats:
     kl_loss: float | None
     clip_fraction: float
     ratio_max: float
+    token_ratio_max: float
     grad_norm: float
     learning_rate: float
     computed_tokens: int
@@ -94,7 +100,7 @@ class Sums:
 
     def __init__(self) -> None:
         self.loss = self.entropy = self.bonus_entropy = self.kl = self.clipped = 0.0
-        self.kl_loss = self.kl_weight = self.ratio_max = 0.0
+        self.kl_loss = self.kl_weight = self.ratio_max = self.token_ratio_max = 0.0
         self.tokens = self.bonus_tokens = 0
 
     @staticmethod
@@ -103,7 +109,7 @@ class Sums:
         total = Sums()
         for name in vars(total):
             values = [getattr(part, name) for part in parts]
-            setattr(total, name, max(values) if name == "ratio_max" else sum(values))
+            setattr(total, name, max(values) if name in LARGEST else sum(values))
         return total
 
     def stats(
@@ -119,6 +125,7 @@ class Sums:
             kl_loss=self.kl_loss / self.kl_weight if self.kl_weight else None,
             clip_fraction=self.clipped / count,
             ratio_max=self.ratio_max,
+            token_ratio_max=self.token_ratio_max,
             grad_norm=grad_norm,
             learning_rate=learning_rate,
             computed_tokens=computed_tokens,
@@ -198,10 +205,11 @@ def _note(
 ) -> None:
     """Adds the figures of one micro-batch of `[M]` tokens, at least one."""
     ratio, kept_open = log_ratio.exp(), targets.bonus != 0
-    sums.kl += float((token_log_ratio.exp() - 1 - token_log_ratio).sum())
+    sums.kl += float((token_log_ratio.expm1() - token_log_ratio).sum())
     sums.clipped += float(_clipped(ratio, targets.advantages, spec).sum())
     sums.entropy += float(entropy.sum())
     sums.bonus_entropy += float(entropy[kept_open].sum())
     sums.tokens += len(ratio)
     sums.bonus_tokens += int(kept_open.sum())
     sums.ratio_max = max(sums.ratio_max, float(ratio.max()))
+    sums.token_ratio_max = max(sums.token_ratio_max, float(token_log_ratio.exp().max()))

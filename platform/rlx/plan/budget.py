@@ -8,7 +8,7 @@ from rlx.plan.shape import Shape
 from rlx.plan.trial import Trial
 from rlx.rollout import NO_PARENT, Talk
 from rlx.run.parts import Parts
-from rlx.spec import ExperimentSpec
+from rlx.spec import ExperimentSpec, VllmSampler
 
 __all__ = ["LevelTokens", "Memory", "TokenBudget", "memory", "token_budget"]
 
@@ -201,6 +201,8 @@ def memory(trial: Trial, shape: Shape, tokens: TokenBudget) -> Memory:
     step = -(-int(tokens.shared[1]) // runner.ranks)
     parts |= _activations(trial, shape, width, min(runner.micro_batch_tokens, step))
     parts["the sampler's copy"] = width * shape.parameters
+    if isinstance(spec.sampler, VllmSampler):
+        parts["weights on their way to the sampler"] = width * shape.parameters
     parts["the sampler's cache"] = _cache(spec, shape, tokens, width)
     if trial.parts.wants_values:
         engine = _engine(spec, shape.parameters, shape.parameters, width)
@@ -235,7 +237,12 @@ def _activations(trial: Trial, shape: Shape, width: int, tokens: int) -> dict[st
 
 
 def _cache(spec: ExperimentSpec, shape: Shape, tokens: TokenBudget, width: int) -> int:
-    """Keys and values of the rows that are decoded together, all as long as they can be."""
+    """Keys and values of the rows that are decoded together, all as long as they can be.
+
+    vLLM makes do with what it is given.
+    """
+    if isinstance(spec.sampler, VllmSampler):
+        return spec.sampler.kv_cache_mb << 20
     most = max(level.turns for level in tokens.levels)
     rows = min(spec.sampler.max_rows, -(-most // spec.runner.ranks))
     length = min(tokens.longest, shape.positions or tokens.longest)

@@ -39,6 +39,7 @@ __all__ = [
     "converted",
     "folder_name",
     "has_critic",
+    "in_flight",
     "named",
     "newest",
     "read_state",
@@ -48,6 +49,8 @@ __all__ = [
 ]
 
 STATE, POLICY, CRITIC = "state.json", "policy", "critic"
+IN_FLIGHT = "in_flight.pickle"
+"""The next step's rollouts, where they were sampled ahead."""
 PREFIX = "step_"
 LATEST = "latest"
 """Stands for the newest checkpoint, where one is named by its step."""
@@ -124,12 +127,14 @@ def write(
     ranks: "Ranks",
     *,
     keep: int,
+    in_flight: bytes | None = None,
 ) -> Written | None:
     """Writes a checkpoint; every rank calls it.
 
     Args:
         root: folder of the run's checkpoints.
         keep: checkpoints that stay, this one included.
+        in_flight: rollouts that the next step will learn from; None where it samples its own.
 
     Returns:
         What was written, on rank 0; None elsewhere.
@@ -146,6 +151,8 @@ def write(
     if not ranks.is_first:
         return None
     put_json(aside / STATE, asdict(state))
+    if in_flight is not None:
+        (aside / IN_FLIGHT).write_bytes(in_flight)
     seal(folder)
     there = steps(root)
     later = [step for step in there if step > state.step]  # refused when the run went on
@@ -251,6 +258,12 @@ def read_state(folder: Path) -> RunState:
 def has_critic(folder: Path) -> bool:
     """Whether a checkpoint holds a critic."""
     return (folder / CRITIC).is_dir()
+
+
+def in_flight(folder: Path) -> bytes | None:
+    """What `write` was given to keep for the next step."""
+    path = folder / IN_FLIGHT
+    return path.read_bytes() if path.exists() else None
 
 
 def restore(

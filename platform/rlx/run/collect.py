@@ -1,8 +1,9 @@
 """Rollouts for one training step: sampled, scored, and drawn again where they carry no signal."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rlx.batch import flatten, rows_of
 from rlx.credit import structured_scores
@@ -10,19 +11,31 @@ from rlx.credit.group import differ, extremes
 from rlx.plugin import Problem
 from rlx.reward import RewardTable, score
 from rlx.rollout import RolloutPlan, RolloutTree, grow
-from rlx.run.machinery import Machinery
 from rlx.run.parts import Parts, hosted
 from rlx.run.rows import row_rewards
 from rlx.seeding import derive_seed
 
-__all__ = ["Harvest", "harvest", "sample_and_score"]
+if TYPE_CHECKING:
+    from rlx.run.machinery import Machinery
+
+__all__ = ["Harvest", "Share", "first_share", "harvest", "sample_and_score"]
 
 Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """What one rank has sampled and scored, and the seconds that each took."""
+
+    trees: list[RolloutTree]
+    table: RewardTable
+    sampled: float
+    scored: float
+
+
+@dataclass(frozen=True, slots=True)
 class Scored:
-    """Trees with their rewards, and the seconds that sampling and scoring took on this rank."""
+    """All ranks' trees with their rewards; seconds are this rank's."""
 
     trees: list[RolloutTree]
     table: RewardTable
@@ -41,6 +54,7 @@ class Harvest:
         filtered: positions of trees that take no part in training: they carry no signal, or came
             after there were enough.
         drawn: problems drawn.
+        sampled_after: the step whose weights sampled them; 0 is before the first.
         sampled, scored: seconds.
     """
 
@@ -49,6 +63,7 @@ class Harvest:
     greedy: Scored | None
     filtered: frozenset[int]
     drawn: int
+    sampled_after: int
     sampled: float
     scored: float
 
@@ -71,12 +86,29 @@ def _lost(trees: Sequence[RolloutTree], table: RewardTable) -> set[Place]:
     }
 
 
-def harvest(m: Machinery, parts: Parts, cursor: int) -> Harvest:
+def first_share(m: "Machinery", parts: Parts, cursor: int) -> Share:
+    """This rank's share of what `harvest` draws first.
+
+    No other rank is spoken to and no progress told, so a thread may do it.
+    """
+    count = parts.spec.rollout.prompts_per_step
+    drawn, seeds = _problems(m, parts, cursor, count), _seeds(m, "rollout", cursor, count)
+    return _own_share(m, parts, parts.plan, drawn, seeds, tell=lambda _: None)
+
+
+def harvest(
+    m: "Machinery", parts: Parts, cursor: int, after: int, first: Share | None = None
+) -> Harvest:
     """Draws, samples and scores the rollouts of a step.
 
     With dynamic sampling it draws until `prompts_per_step` trees carry a signal, or its cap is
     reached; a step in which none does keeps what it drew first. All ranks see all trees, so they
     decide alike.
+
+    Args:
+        cursor: problems drawn before.
+        after: the step whose weights the sampler has.
+        first: what `first_share` has made here already.
     """
     rollout = parts.spec.rollout
     count, dynamic = rollout.prompts_per_step, rollout.dynamic_sampling
@@ -86,7 +118,10 @@ def harvest(m: Machinery, parts: Parts, cursor: int) -> Harvest:
     for batch in range(dynamic.max_batches if dynamic else 1):
         drawn = _problems(m, parts, cursor + batch * count, count)
         seeds = _seeds(m, "rollout", cursor + batch * count, count)
-        parcel = sample_and_score(m, parts, parts.plan, drawn, seeds)
+        if batch == 0 and first is not None:
+            parcel = _gathered(m, first, count)
+        else:
+            parcel = sample_and_score(m, parts, parts.plan, drawn, seeds)
         good += [len(problems) + t for t in _with_signal(parcel)] if dynamic else []
         parcels.append(parcel)
         problems += drawn
@@ -105,17 +140,18 @@ def harvest(m: Machinery, parts: Parts, cursor: int) -> Harvest:
         greedy=greedy,
         filtered=frozenset(range(len(trees))) - kept if dynamic else frozenset(),
         drawn=len(problems),
+        sampled_after=after,
         sampled=sum(parcel.sampled for parcel in everyone),
         scored=sum(parcel.scored for parcel in everyone),
     )
 
 
-def _problems(m: Machinery, parts: Parts, start: int, count: int) -> list[Problem]:
+def _problems(m: "Machinery", parts: Parts, start: int, count: int) -> list[Problem]:
     data = derive_seed(m.spec.seed, "train")
     return [parts.task.problem("train", start + i, data) for i in range(count)]
 
 
-def _seeds(m: Machinery, what: str, start: int, count: int) -> list[int]:
+def _seeds(m: "Machinery", what: str, start: int, count: int) -> list[int]:
     return [derive_seed(m.spec.seed, what, start + i) for i in range(count)]
 
 
@@ -144,26 +180,44 @@ def _with_signal(parcel: Scored) -> list[int]:
 
 
 def sample_and_score(
-    m: Machinery,
+    m: "Machinery",
     parts: Parts,
     plan: RolloutPlan,
     problems: Sequence[Problem],
     seeds: Sequence[int],
 ) -> Scored:
     """Every rank samples and scores its share; then all have all trees, in the problems' order."""
+    share = _own_share(m, parts, plan, problems, seeds, tell=m.progress.doing)
+    return _gathered(m, share, len(problems))
+
+
+def _own_share(
+    m: "Machinery",
+    parts: Parts,
+    plan: RolloutPlan,
+    problems: Sequence[Problem],
+    seeds: Sequence[int],
+    *,
+    tell: Callable[[str], None],
+) -> Share:
+    """Every count-th problem from this rank's number on."""
     began = time.perf_counter()
     mine = slice(m.ranks.rank, None, m.ranks.count)
     host = hosted(parts, m.pool)
-    m.progress.doing("generation")
+    tell("generation")
     with m.sampler.session() as session:
         trees = grow(plan, problems[mine], seeds[mine], session, m.policy.dialogue, host)
     sampled = time.perf_counter()
-    m.progress.doing("scoring")
+    tell("scoring")
     table = score(trees, parts.rewards, m.pool)
-    scored = time.perf_counter()
-    shares = m.ranks.gather((trees, table))
+    return Share(trees, table, sampled - began, time.perf_counter() - sampled)
+
+
+def _gathered(m: "Machinery", share: Share, problems: int) -> Scored:
+    """The shares of all ranks together."""
+    shares = m.ranks.gather((share.trees, share.table))
     count = m.ranks.count
-    merged = [shares[i % count][0][i // count] for i in range(len(problems))]
-    numbers = [range(rank, len(problems), count) for rank in range(count)]
+    merged = [shares[i % count][0][i // count] for i in range(problems)]
+    numbers = [range(rank, problems, count) for rank in range(count)]
     joined = RewardTable.merged([part for _, part in shares], numbers)
-    return Scored(merged, joined, sampled - began, scored - sampled)
+    return Scored(merged, joined, share.sampled, share.scored)

@@ -6,14 +6,14 @@ from pathlib import Path
 import torch
 
 from rlx.errors import EnvironmentFault, SpecError
-from rlx.model import Policy, build_policy
+from rlx.model import build_policy
 from rlx.probe import Probed
 from rlx.reward import RewardPool
 from rlx.run.parts import make_parts
 from rlx.run.probing import means_of, measured
 from rlx.run.progress import Progress
-from rlx.sampler import TransformersSampler
-from rlx.spec import ExperimentSpec, ModelSpec, Pretrained, RunnerSpec
+from rlx.sampler import open_sampler, require_engine
+from rlx.spec import ExperimentSpec, Pretrained, RunnerSpec
 
 __all__ = ["probe_exported"]
 
@@ -33,23 +33,18 @@ def probe_exported(spec: ExperimentSpec, folder: Path, show: Callable[[Progress]
     if spec.probe is None:
         raise SpecError("the experiment has no `probe:` section")
     runner = spec.runner
+    require_engine(spec.sampler)
     device = _device(runner)
     torch.set_num_threads(runner.threads)
     parts = make_parts(spec)
-    policy = _policy(spec.model, folder, runner)
-    sampler = TransformersSampler(policy, max_rows=spec.sampler.max_rows, device=device)
-    with RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool:
+    chat = isinstance(spec.model, Pretrained) and spec.model.chat_template
+    policy = build_policy(Pretrained(path=str(folder), chat_template=chat), seed=0)
+    with (
+        RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
+        open_sampler(policy, spec.sampler, runner, device) as sampler,
+    ):
         means = means_of(parts, policy, sampler, pool)
         return measured(spec.probe, means, spec.seed, None, show)
-
-
-def _policy(trained: ModelSpec, folder: Path, runner: RunnerSpec) -> Policy:
-    """The exported model in the precision in which the run sampled from it."""
-    chat = isinstance(trained, Pretrained) and trained.chat_template
-    policy = build_policy(Pretrained(path=str(folder), chat_template=chat), seed=0)
-    for parameter in policy.model.parameters():  # buffers stay: positions need float32
-        parameter.data = parameter.data.to(getattr(torch, runner.dtype))
-    return policy
 
 
 def _device(runner: RunnerSpec) -> torch.device:

@@ -1,10 +1,7 @@
 """One run on one rank: build, warm start, evaluate, train phase by phase, evaluate, export."""
 
-import copy
 from collections.abc import Sequence
-from dataclasses import replace
-
-import torch
+from contextlib import ExitStack
 
 from rlx.errors import RewardError
 from rlx.evaluation.held_out import answered_once, measure
@@ -16,6 +13,7 @@ from rlx.plugin import Task
 from rlx.record.recorder import Recorder
 from rlx.reward import RewardPool
 from rlx.rollout import RolloutPlan
+from rlx.run.ahead import Ahead
 from rlx.run.alarms import Watch
 from rlx.run.carried import Carried
 from rlx.run.collect import sample_and_score
@@ -27,8 +25,9 @@ from rlx.run.probing import require_texts, run_probe
 from rlx.run.progress import Progress, ProgressFile
 from rlx.run.resuming import Progressed, due, keep, resume
 from rlx.run.stopping import Stopped, StopRequest
+from rlx.run.synchronising import synchronise
 from rlx.run.training import train_step
-from rlx.sampler import TransformersSampler
+from rlx.sampler import open_sampler, require_engine
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec
 
@@ -47,14 +46,17 @@ def run_experiment(
     Raises:
         Stopped: `stop` was asked for; a checkpoint of the step just taken has been written.
     """
+    require_engine(spec.sampler)
     progress = ProgressFile(folder.progress if ranks.is_first else None)
     base = make_parts(spec)
     runner = spec.runner
-    with RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool:
+    with (
+        RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
+        ExitStack() as ending,
+        Ahead(ranks.device) as ahead,  # ends before the sampler that its thread may be using
+    ):
         policy = _start_model(spec, base, ranks, progress)
-        sampler = TransformersSampler(
-            _copy(policy, spec), max_rows=spec.sampler.max_rows, device=ranks.device
-        )
+        sampler = ending.enter_context(open_sampler(policy, spec.sampler, runner, ranks.device))
         phases = [make_parts(spec.in_phase(phase)) for phase in spec.phases]
         critic = None
         if spec.critic is not None and any(parts.wants_values for parts in phases):
@@ -72,14 +74,14 @@ def run_experiment(
             pool,
             recorder,
             progress,
+            ahead,
         )
+        _tell_forms(machinery)
         resumed = resume(machinery)
-        sampler.load(learner.weights())
+        synchronise(machinery)
         at = resumed or Progressed()
         if resumed is None or resumed.forked:
-            _evaluate(machinery, base, step=at.step, label="before")
-            if spec.probe is not None and spec.probe.every:
-                run_probe(machinery, base, step=at.step, label="before")
+            _look_first(machinery, base, at.step)
         with stop.honoured():
             for number in range(at.phase, len(spec.phases)):
                 at = _train_phase(machinery, base, number, at, stop)
@@ -91,6 +93,13 @@ def run_experiment(
         _evaluate(machinery, base, step=at.step, label="after")
         learner.export(policy, folder.model)
         run_probe(machinery, base, step=at.step, label="after")
+
+
+def _tell_forms(m: Machinery) -> None:
+    """Records how this model is computed here: a slow form has a reason that can be read."""
+    if m.recorder:
+        m.recorder.event("forms", f"the learner computes by {m.learner.chosen}")
+        m.recorder.event("forms", f"the sampler computes by {m.sampler.described}")
 
 
 def _learner(
@@ -131,14 +140,6 @@ def _start_model(
     return policy
 
 
-def _copy(policy: Policy, spec: ExperimentSpec) -> Policy:
-    """The same model once more, for the sampler to own, in the learner's precision."""
-    model = copy.deepcopy(policy.model)
-    for parameter in model.parameters():  # buffers stay: positions need float32
-        parameter.data = parameter.data.to(getattr(torch, spec.runner.dtype))
-    return replace(policy, model=model)
-
-
 def _train_phase(
     m: Machinery, base: Parts, number: int, at: Progressed, stop: StopRequest
 ) -> Progressed:
@@ -155,7 +156,8 @@ def _train_phase(
     for done in range(begun, phase.steps):
         step += 1
         rate = learning_rate(parts.spec.optimizer, done, phase.steps)
-        stepped = train_step(m, parts, phase.name, step, cursor, rate, carried)
+        more = done + 1 < phase.steps
+        stepped = train_step(m, parts, phase.name, step, cursor, rate, carried, more=more)
         carried = stepped.carried
         learned += bool(stepped.figures)
         cursor += stepped.drawn
@@ -175,15 +177,24 @@ def _train_phase(
     return at
 
 
+def _look_first(m: Machinery, base: Parts, step: int) -> None:
+    """What is measured before anything is learned."""
+    _evaluate(m, base, step=step, label="before")
+    if m.spec.probe is not None and m.spec.probe.every:
+        run_probe(m, base, step=step, label="before")
+
+
 def _look(m: Machinery, base: Parts, step: int) -> None:
     """What is measured between two steps, where it is time to."""
     if step == m.spec.steps:
         return
     every = m.spec.evaluation.every
     if every and step % every == 0:
+        m.ahead.finish(m)
         _evaluate(m, base, step=step, label="step")
     probes = m.spec.probe.every if m.spec.probe else 0
     if probes and step % probes == 0:
+        m.ahead.finish(m)
         run_probe(m, base, step=step, label="step")
 
 

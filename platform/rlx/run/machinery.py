@@ -1,6 +1,7 @@
 """What lives as long as a run does."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rlx.learner import Critic, Learner, Ranks
 from rlx.learner.reference import Reference
@@ -9,8 +10,11 @@ from rlx.record.recorder import Recorder
 from rlx.reward import RewardPool
 from rlx.run.paths import RunFolder
 from rlx.run.progress import ProgressFile
-from rlx.sampler import TransformersSampler
+from rlx.sampler import Engine
 from rlx.spec import ExperimentSpec
+
+if TYPE_CHECKING:
+    from rlx.run.ahead import Ahead
 
 __all__ = ["Machinery"]
 
@@ -23,16 +27,18 @@ class Machinery:
         critic: None where no estimator of the run needs values.
         reference: None where KL from a reference policy is used nowhere.
         recorder: on rank 0; None elsewhere.
+        ahead: what samples the next step's rollouts, where the experiment wants that.
     """
 
     spec: ExperimentSpec
     folder: RunFolder
     ranks: Ranks
     policy: Policy
-    sampler: TransformersSampler
+    sampler: Engine
     learner: Learner
     critic: Critic | None
     reference: Reference | None
     pool: RewardPool
     recorder: Recorder | None
     progress: ProgressFile
+    ahead: "Ahead"

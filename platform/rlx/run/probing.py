@@ -16,9 +16,9 @@ from rlx.probe.statistics import GRID, figures
 from rlx.record.probes import probe_table
 from rlx.record.recorder import Recorder
 from rlx.reward import RewardPool
+from rlx.rollout import Sampler
 from rlx.run.parts import Parts
 from rlx.run.progress import Progress
-from rlx.sampler import TransformersSampler
 from rlx.seeding import derive_seed
 from rlx.spec import ProbeSpec
 
@@ -49,7 +49,7 @@ def run_probe(m: "Machinery", parts: Parts, *, step: int, label: str) -> None:
         print(f"step {step}/{m.spec.steps}  probe {one.suite}  mc_p_correct {shown}", flush=True)
 
 
-def means_of(parts: Parts, policy: Policy, sampler: TransformersSampler, pool: RewardPool) -> Means:
+def means_of(parts: Parts, policy: Policy, sampler: Sampler, pool: RewardPool) -> Means:
     """What a probe of an experiment works with: the parts that training uses."""
     return Means(
         plan=answered_once(parts.plan),

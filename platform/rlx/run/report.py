@@ -20,6 +20,8 @@ CURVES = (
     "train/entropy",
     "train/span_entropy",
     "train/kl",
+    "sampler/mismatch_k3",
+    "sampler/correction_share",
     "train/grad_norm",
     "rollout/len_answer",
     "rollout/zero_signal_answer",

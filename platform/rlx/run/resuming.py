@@ -1,5 +1,6 @@
 """Where a run stands, written down between its steps and taken up again."""
 
+import pickle
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from rlx.run.carried import Carried
 from rlx.run.checkpoint import (
     RunState,
     converted,
+    in_flight,
     newest,
     read_state,
     restore,
@@ -54,6 +56,7 @@ def keep(m: Machinery, at: Progressed) -> None:
     """Writes a checkpoint and records it."""
     if at.carried is None:
         raise ValueError("nothing has been trained yet")
+    m.ahead.finish(m)
     m.progress.doing("checkpoint")
     began = time.perf_counter()
     state = RunState(
@@ -70,8 +73,9 @@ def keep(m: Machinery, at: Progressed) -> None:
         dtype=m.spec.runner.dtype,
         digest=m.spec.digest,
     )
-    root, spec = m.folder.checkpoints, m.spec.runner.checkpoint
-    written = write(root, state, m.learner, m.critic, m.ranks, keep=spec.keep)
+    root, count = m.folder.checkpoints, m.spec.runner.checkpoint.keep
+    ahead = None if m.ahead.ready is None else pickle.dumps(m.ahead.ready)
+    written = write(root, state, m.learner, m.critic, m.ranks, keep=count, in_flight=ahead)
     if m.recorder and written:
         m.recorder.checkpoint(at.step, written.path, written.sha256, written.bytes)
         m.recorder.spent(at.step, {"perf/checkpoint_s": time.perf_counter() - began})
@@ -104,6 +108,9 @@ def resume(m: Machinery) -> Progressed | None:
         source = converted(found, m.folder.checkpoints)
     source, *_ = m.ranks.gather(source)
     restore(source, m.learner, m.critic, universal=otherwise)
+    ahead = None if forked else in_flight(found)  # another experiment's rollouts are not ours
+    if ahead is not None:
+        m.ahead.put(pickle.loads(ahead))
     _tell(m, state, forked=forked, otherwise=otherwise)
     number, done = m.spec.place(state.step) if forked else (state.phase, state.done)
     credit = m.spec.in_phase(m.spec.phases[number]).credit

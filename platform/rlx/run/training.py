@@ -1,7 +1,7 @@
 """One training step, as `rlx.step` reads, with what it needs of devices and records."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,11 @@ from rlx.run.carried import Carried
 from rlx.run.collect import Harvest, harvest
 from rlx.run.figures import step_figures
 from rlx.run.machinery import Machinery
+from rlx.run.off_policy import off_policy_figures
 from rlx.run.parts import Parts
 from rlx.run.rows import row_rewards, trained_rows
 from rlx.run.states import mc_streams
+from rlx.run.synchronising import synchronise, synchronised_figures
 from rlx.step import Streams, TrainBatch, assign_credit
 
 __all__ = ["Stepped", "train_step"]
@@ -48,41 +50,58 @@ class Stepped:
 
 
 def train_step(
-    m: Machinery, parts: Parts, phase: str, step: int, cursor: int, rate: float, carried: Carried
+    m: Machinery,
+    parts: Parts,
+    phase: str,
+    step: int,
+    cursor: int,
+    rate: float,
+    carried: Carried,
+    *,
+    more: bool,
 ) -> Stepped:
-    """Samples, scores, gives credit, learns, and records."""
+    """Samples, scores, gives credit, learns, and records.
+
+    Args:
+        step: its number, from 1.
+        cursor: problems drawn before.
+        rate: learning rate.
+        carried: from the step before.
+        more: the phase has another step, whose rollouts may be sampled meanwhile.
+    """
     began = time.perf_counter()
-    crop = harvest(m, parts, cursor)
+    crop = m.ahead.take(m) or harvest(m, parts, cursor, step - 1)
+    sampled = time.perf_counter()
     out = crop.untrained()
     if len(out) == len(rows_of(crop.trees)):
         _tell_skipped(m, step, crop)
         return Stepped({}, crop.drawn, carried)
     m.progress.doing("update")
     batch = flatten(crop.trees, temperatures=parts.temperatures, without=out)
+    states = mc_streams(m, parts, batch, crop.trees, cursor) if parts.wants_mc else None
+    if more and parts.spec.rollout.off_policy_steps:  # from here on this step samples no more
+        m.ahead.begin(m, parts, cursor + crop.drawn, step - 1)
     mask = parts.mask(batch)
     train = assign_credit(
         batch,
         row_rewards(batch, crop.trees, crop.table),
         mask,
-        _streams(m, parts, batch, mask, crop, carried, cursor),
+        _streams(m, parts, batch, mask, crop, carried, states),
         estimator=parts.estimator,
         credit=parts.spec.credit,
         loss=parts.spec.loss,
         max_tokens=parts.max_tokens,
     )
-    update, critic = _learn(m, parts, train, carried.critic, rate)
+    updates, critic = _learn(m, parts, train, carried.critic, rate)
     ended = time.perf_counter()
     seconds = {
         "rollout": crop.sampled,
         "reward": crop.scored,
-        "train": ended - began - crop.sampled - crop.scored,
+        "wait": sampled - began,
+        "train": ended - sampled,
         "step": ended - began,
     }
-    correct = m.spec.evaluation.correct
-    figures = step_figures(
-        crop.trees, crop.table, train, update, critic, seconds, correct, parts.spec.rollout.turns
-    )
-    figures["rollout/filtered"] = float(len(crop.filtered))
+    figures = _figures(m, parts, step, crop, train, updates, critic, seconds)
     _record(m, phase, step, figures, crop, train, parts)
     carried = carried.after(train, parts.spec, with_critic=critic is not None)
     return Stepped(figures, crop.drawn, carried)
@@ -95,7 +114,7 @@ def _streams(
     mask: Tensor,
     crop: Harvest,
     carried: Carried,
-    cursor: int,
+    states: tuple[Tensor, Tensor] | None,
 ) -> Streams:
     """What models say of the tokens that learn, each computed only where something asks for it."""
     old = batch.behaviour_logprobs
@@ -112,9 +131,7 @@ def _streams(
     if crop.greedy is not None:
         rewards = [_greedy_score(crop.greedy.trees, crop.greedy.table, t) for t in _trees(batch)]
         greedy = torch.tensor(rewards)
-    steps = values = None
-    if parts.wants_mc:
-        steps, values = mc_streams(m, parts, batch, crop.trees, cursor)
+    steps, values = states or (None, None)
     return Streams(
         old_logprobs=old,
         reference_logprobs=reference.logprobs(batch, mask) if reference else None,
@@ -143,23 +160,48 @@ def _greedy_score(trees: Sequence[RolloutTree], table: RewardTable, tree: int) -
 
 def _learn(
     m: Machinery, parts: Parts, train: TrainBatch, asked: int, rate: float
-) -> tuple[UpdateStats | None, CriticStats | None]:
+) -> tuple[list[UpdateStats], CriticStats | None]:
     """Lets the critic learn, then the policy once the critic's lead is over.
 
     Args:
         asked: steps in which the critic has learned before.
+
+    Returns:
+        The figures of the policy's optimiser steps, none where no token carried a signal, and
+        those of the critic's last.
     """
     spec, told = m.spec.critic, None
     if m.critic is not None and spec is not None and parts.wants_values:
         for _ in range(spec.updates_per_rollout):
             told = m.critic.update(train, critic_rate(spec, asked))
         if asked < spec.lead_steps:
-            return None, told
-    update: UpdateStats | None = None
-    for _ in range(parts.spec.optimizer.updates_per_rollout):
-        update = m.learner.update(train, parts.spec.loss, rate)
-    m.sampler.load(m.learner.weights())
-    return update, told
+            return [], told
+    counts = range(parts.spec.optimizer.updates_per_rollout)
+    updates = [m.learner.update(train, parts.spec.loss, rate) for _ in counts]
+    if not m.ahead.uses_sampler:
+        synchronise(m)
+    return [update for update in updates if update is not None], told
+
+
+def _figures(
+    m: Machinery,
+    parts: Parts,
+    step: int,
+    crop: Harvest,
+    train: TrainBatch,
+    updates: Sequence[UpdateStats],
+    critic: CriticStats | None,
+    seconds: Mapping[str, float],
+) -> dict[str, float]:
+    """All that is measured of a step but what its records take."""
+    first, last = (updates[0], updates[-1]) if updates else (None, None)
+    correct, turns = m.spec.evaluation.correct, parts.spec.rollout.turns
+    return {
+        **step_figures(crop.trees, crop.table, train, last, critic, seconds, correct, turns),
+        "rollout/filtered": float(len(crop.filtered)),
+        **synchronised_figures(m.sampler),
+        **off_policy_figures(train, parts.spec.loss, first, step - 1 - crop.sampled_after),
+    }
 
 
 def _tell_skipped(m: Machinery, step: int, crop: Harvest) -> None:
@@ -202,17 +244,18 @@ def _record(
         trees,
         table,
         trained_rows(train),
-        _statistics(train, phase, parts),
+        _statistics(train, phase, parts, crop.sampled_after),
         m.folder.rollouts(step),
         roles,
     )
     m.recorder.spent(step, {"perf/record_s": time.perf_counter() - began})
 
 
-def _statistics(train: TrainBatch, phase: str, parts: Parts) -> dict[str, Any]:
+def _statistics(train: TrainBatch, phase: str, parts: Parts, sampled_after: int) -> dict[str, Any]:
     """What else is needed to compute the step's credit again."""
     return {
         "phase": phase,
+        "sampled_after": sampled_after,
         "rows": len(train.batch.rows),
         "tokens": int(train.batch.is_token.sum()),
         "beta": train.streams.beta,

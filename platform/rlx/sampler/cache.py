@@ -1,14 +1,14 @@
-"""Key-value caches that grow in place, fork at branch points, and drop finished rows."""
+"""Dialogues that are computed by a model's own forward, each with its whole cache to itself."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-__all__ = ["Cache", "CachedRows"]
+__all__ = ["OwnForward", "OwnRows"]
 
 
 class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
@@ -39,86 +39,141 @@ def _with_room(states: Tensor, room: int) -> Tensor:
     return buffer
 
 
-class Cache:
-    """Keys and values of `R` rows over `L` columns, and which columns hold a token of which row.
+class OwnForward:
+    """Any causal model of transformers.
 
-    Attributes:
-        layers: for every layer, keys and values `[R, heads, L, width]`.
-        is_token: `[R, L]` bool.
+    Args:
+        model: called as it is.
+        why: what keeps it from being computed otherwise.
     """
 
-    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], is_token: Tensor) -> None:
-        self.layers = tuple(layers)
-        self.is_token = is_token
+    def __init__(self, model: PreTrainedModel, why: str) -> None:
+        self._model = model
+        self.described = f"the model's own forward: {why}"
 
-    def select(self, rows: Tensor) -> "Cache":
-        """The named rows, in that order; a row may be taken any number of times."""
-        kept = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.layers]
-        return Cache(kept, self.is_token.index_select(0, rows))
-
-    def trimmed(self) -> "Cache":
-        """Without the leading columns in which no row has a token."""
-        start = int(self.is_token.any(dim=0).to(torch.int8).argmax())
-        if start == 0:
-            return self
-        layers = [(k[:, :, start:], v[:, :, start:]) for k, v in self.layers]
-        return Cache(layers, self.is_token[:, start:])
-
-    def growing(self, room: int) -> DynamicCache:
-        """A transformers cache that starts with these rows and appends into `room` columns."""
-        cache = DynamicCache()
-        cache.layers = [_GrowingLayer(k, v, room) for k, v in self.layers]
-        return cache
-
-    @staticmethod
-    def of(cache: DynamicCache, is_token: Tensor) -> "Cache":
-        """Freezes a transformers cache, with the columns that hold tokens."""
-        return Cache([(layer.keys, layer.values) for layer in cache.layers], is_token)
-
-    @staticmethod
-    def join(caches: Sequence["Cache"]) -> "Cache":
-        """Rows of all caches below one another; shorter ones are padded on the left."""
-        if len(caches) == 1:
-            return caches[0]
-        length = max(c.is_token.shape[1] for c in caches)
-        pads = [length - c.is_token.shape[1] for c in caches]
-        grow = torch.nn.functional.pad
-        layers = [
-            tuple(
-                torch.cat(
-                    [grow(c.layers[i][j], (0, 0, p, 0)) for c, p in zip(caches, pads, strict=True)]
-                )
-                for j in range(2)
-            )
-            for i in range(len(caches[0].layers))
-        ]
-        is_token = torch.cat([grow(c.is_token, (p, 0)) for c, p in zip(caches, pads, strict=True)])
-        return Cache([(k, v) for k, v in layers], is_token)
-
-
-class CachedRows:
-    """Caches of many completions, found again by the completion's number."""
-
-    def __init__(self) -> None:
-        self._where: list[tuple[Cache, int]] = []
-
-    def add(self, places: Sequence[tuple[Cache, int]]) -> None:
-        """Remembers, for each of the next completions, the cache and the row that hold it."""
-        self._where += places
-
-    def take(self, numbers: Sequence[int]) -> Cache:
-        """The caches of the numbered completions, one below the other."""
-        by_cache: dict[int, tuple[Cache, list[int], list[int]]] = {}
-        for position, number in enumerate(numbers):
-            cache, row = self._where[number]
-            entry = by_cache.setdefault(id(cache), (cache, [], []))
-            entry[1].append(row)
-            entry[2].append(position)
-        parts = list(by_cache.values())
-        joined = Cache.join(
-            [c.select(torch.tensor(rows, device=c.is_token.device)) for c, rows, _ in parts]
+    def start(self, rows: int) -> "OwnRows":
+        """See `rlx.sampler.rows.Decoder`."""
+        return OwnRows(
+            self._model, None, torch.zeros(rows, 0, dtype=torch.bool).to(self._model.device)
         )
-        order = torch.tensor([p for _, _, positions in parts for p in positions])
-        if order.tolist() == list(range(len(numbers))):
-            return joined.trimmed()
-        return joined.select(order.argsort().to(joined.is_token.device)).trimmed()
+
+
+class OwnRows:
+    """See `rlx.sampler.rows.Rows`.
+
+    Args:
+        model: called as it is.
+        cache: keys and values of `R` rows over `L` columns; None before anything is read.
+        is_token: `[R, L]` bool: which columns hold a token of which row.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, cache: DynamicCache | None, is_token: Tensor
+    ) -> None:
+        self._model, self._cache, self._is_token = model, cache, is_token
+
+    def read(self, fresh: Sequence[Sequence[int]], room: int) -> Tensor:
+        """See `Rows`."""
+        device = self._is_token.device
+        width = max(map(len, fresh))
+        ids = torch.zeros(len(fresh), width, dtype=torch.int64)
+        is_new = torch.zeros(len(fresh), width, dtype=torch.bool)
+        for row, tokens in enumerate(fresh):
+            ids[row, width - len(tokens) :] = torch.tensor(tokens)
+            is_new[row, width - len(tokens) :] = True
+        return self._forward(ids.to(device), is_new.to(device))
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """See `Rows`."""
+        return self._forward(tokens[:, None], torch.ones_like(tokens[:, None], dtype=torch.bool))
+
+    def _forward(self, ids: Tensor, is_new: Tensor) -> Tensor:
+        width = ids.shape[1]
+        self._is_token = torch.cat([self._is_token, is_new], dim=1)
+        self._cache = self._cache or DynamicCache()
+        output = self._model(
+            input_ids=ids,
+            position_ids=(self._is_token.cumsum(dim=1) - 1)[:, -width:].clamp(min=0),
+            attention_mask=_causal(self._is_token, width),
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+    def fork(self, copies: Sequence[int], room: int) -> Self:
+        """See `Rows`."""
+        return self.select(copies, room)
+
+    def select(self, rows: Sequence[int], room: int) -> Self:
+        """See `Rows`."""
+        index = torch.tensor(rows, device=self._is_token.device)
+        is_token = self._is_token.index_select(0, index)
+        start = _first_column(is_token)
+        cache = DynamicCache()
+        for keys, values in self._layers:
+            kept = (side[:, :, start:].index_select(0, index) for side in (keys, values))
+            cache.layers.append(_GrowingLayer(next(kept), next(kept), room))
+        return type(self)(self._model, cache, is_token[:, start:])
+
+    def set_aside(self, rows: Sequence[int], excess: Sequence[int]) -> Self:
+        """See `Rows`."""
+        kept = self.select(rows, 0)
+        behind = kept._is_token.flip(1).cumsum(dim=1).flip(1)
+        kept._is_token &= behind > torch.tensor(excess, device=behind.device)[:, None]
+        return kept
+
+    @classmethod
+    def joined(cls, places: Sequence[tuple[Self, int]], room: int) -> Self:
+        """See `Rows`."""
+        sources: dict[int, tuple[Self, list[int], list[int]]] = {}
+        for position, (source, row) in enumerate(places):
+            _, rows, positions = sources.setdefault(id(source), (source, [], []))
+            rows.append(row)
+            positions.append(position)
+        parts = [source.select(rows, 0) for source, rows, _ in sources.values()]
+        order = torch.tensor([p for _, _, positions in sources.values() for p in positions])
+        return cls._below(parts).select(order.argsort().tolist(), room)
+
+    @classmethod
+    def _below(cls, parts: Sequence[Self]) -> Self:
+        """Rows of all parts below one another; shorter ones are padded on the left."""
+        length = max(part._is_token.shape[1] for part in parts)
+        pads = [length - part._is_token.shape[1] for part in parts]
+        grow = torch.nn.functional.pad
+        cache = DynamicCache()
+        for layers in zip(*(part._layers for part in parts), strict=True):
+            keys, values = (
+                torch.cat(
+                    [grow(kept, (0, 0, pad, 0)) for kept, pad in zip(side, pads, strict=True)]
+                )
+                for side in zip(*layers, strict=True)
+            )
+            cache.layers.append(_GrowingLayer(keys, values, 0))
+        is_token = [grow(part._is_token, (pad, 0)) for part, pad in zip(parts, pads, strict=True)]
+        return cls(parts[0]._model, cache, torch.cat(is_token))
+
+    @property
+    def _layers(self) -> list[tuple[Tensor, Tensor]]:
+        return (
+            []
+            if self._cache is None
+            else [(layer.keys, layer.values) for layer in self._cache.layers]
+        )
+
+
+def _first_column(is_token: Tensor) -> int:
+    """The leading column in which a row has a token."""
+    return int(is_token.any(dim=0).to(torch.int8).argmax()) if is_token.shape[1] else 0
+
+
+def _causal(is_token: Tensor, new: int) -> Tensor:
+    """`[R, 1, new, L]` bool: which columns each of the last `new` columns may look at.
+
+    A padding column looks at itself, since a softmax over nothing is NaN.
+    """
+    length = is_token.shape[1]
+    column = torch.arange(length, device=is_token.device)
+    row = column[-new:, None]
+    return ((column <= row) & is_token[:, None, :] | (column == row))[:, None]

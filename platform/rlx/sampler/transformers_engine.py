@@ -1,7 +1,7 @@
-"""Sampling with the model's own transformers implementation.
+"""Sampling with a transformers model's weights.
 
-Contexts are read once and their caches forked into the completions asked for; rows that have
-finished leave the batch; completions that are continued keep their cache until the session ends.
+Contexts are read once and forked into the completions asked for; rows that have finished leave the
+batch; what was read of a completion is kept until the session's next call, which may continue it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
 
-from rlx.errors import SpecError
 from rlx.model import Policy
 from rlx.rollout import Completion, Request
-from rlx.sampler.cache import Cache, CachedRows
+from rlx.sampler.choice import choose_decoder
 from rlx.sampler.draw import draw, logprobs_of, uniforms
+from rlx.sampler.limits import require_room, stops
+from rlx.sampler.rows import Decoder, KeptRows, Rows
 from rlx.spec import TurnSpec
 
 __all__ = ["TransformersSampler"]
@@ -24,21 +24,30 @@ __all__ = ["TransformersSampler"]
 COMPACT_BELOW = 0.75
 """Finished rows are dropped once fewer than this share of the rows is still being decoded."""
 
+LOOK_EVERY = 4
+"""Steps between looks at which rows have finished: a device has to be waited for. What a finished
+row goes on to say is not kept."""
+
 
 class TransformersSampler:
     """Samples completions; holds its own copy of the weights.
 
     Args:
-        policy: model and tokenizer; the model is used as it is and must not be sharded.
+        policy: model and tokenizer; the model must not be sharded, and may have its weights laid
+            out anew in memory.
         max_rows: completions decoded together.
         device: where to sample.
+
+    Attributes:
+        described: how the model is computed, and why where that is the slow way.
     """
 
     def __init__(self, policy: Policy, *, max_rows: int, device: torch.device) -> None:
         self._policy = policy
         self._model = policy.model.to(device).eval()
         self._max_rows = max_rows
-        self._device = device
+        self._make_decoder = choose_decoder(self._model)
+        self.described = self._make_decoder().described
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Copies in the learner's weights, by name; tied weights may be named once or twice."""
@@ -50,7 +59,7 @@ class TransformersSampler:
     @contextmanager
     def session(self) -> Iterator["_Session"]:
         """Opens a session; its caches are dropped when it closes."""
-        session = _Session(self._model, self._policy, self._max_rows, self._device)
+        session = _Session(self._make_decoder(), self._policy, self._max_rows)
         try:
             yield session
         finally:
@@ -58,25 +67,43 @@ class TransformersSampler:
 
 
 @dataclass(frozen=True, slots=True)
-class _Decoded:
-    """What a batch of rows became: the completions, and where the cache of each is kept."""
+class _Part:
+    """Completions that are decoded together.
 
-    completions: list[Completion]
-    caches: list[tuple[Cache, int]]
+    Attributes:
+        contexts: those that differ; each is read once, from the completion that it extends on.
+        copies: for every completion, the position of its context.
+        seeds: one per completion.
+    """
+
+    contexts: list[tuple[int | None, tuple[int, ...]]]
+    copies: list[int]
+    seeds: list[int]
+
+    @staticmethod
+    def of(requests: Sequence[Request], *, extends: bool) -> "_Part":
+        """Where `extends` is False, what requests extend is of no account."""
+        numbers: dict[tuple[int | None, tuple[int, ...]], int] = {}
+        copies: list[int] = []
+        for request in requests:
+            context = (request.extends if extends else None, request.context)
+            copies += [numbers.setdefault(context, len(numbers))] * len(request.seeds)
+        return _Part(list(numbers), copies, [seed for r in requests for seed in r.seeds])
+
+    @property
+    def is_forked(self) -> bool:
+        return self.copies != list(range(len(self.contexts)))
 
 
 class _Session:
-    def __init__(
-        self, model: PreTrainedModel, policy: Policy, max_rows: int, device: torch.device
-    ) -> None:
-        self._model = model
+    def __init__(self, decoder: Decoder, policy: Policy, max_rows: int) -> None:
+        self._decoder = decoder
         self._policy = policy
         self._max_rows = max_rows
-        self._device = device
-        self._kept = CachedRows()
+        self._kept = KeptRows()
 
     def close(self) -> None:
-        self._kept = CachedRows()
+        self._kept = KeptRows()
 
     @property
     def longest(self) -> int:
@@ -92,25 +119,24 @@ class _Session:
         Raises:
             SpecError: a dialogue could outgrow the model.
         """
-        self._require_room(requests, sampling)
-        kept = CachedRows()
+        require_room(requests, sampling, self.longest)
+        extends = all(request.extends is not None for request in requests)
+        parts = [_Part.of(part, extends=extends) for part in self._parts(requests)]
+        forks = any(part.is_forked for part in parts)  # the same for all: parts may be joined later
+        kept = KeptRows()
         completions: list[Completion] = []
-        for part in self._parts(requests):
-            decoded = self._decode(part, sampling)
-            completions += decoded.completions
-            kept.add(decoded.caches)
+        for part in parts:
+            rows, logits = self._read(part, forks, sampling.max_new_tokens)
+            noise = uniforms(part.seeds, sampling.max_new_tokens).to(logits.device)
+            decoding = _Decoding(self._policy, sampling, rows, noise)
+            said = decoding.run(logits)
+            completions += said
+            before = [len(part.contexts[copy][1]) - 1 for copy in part.copies]
+            read = [n + len(c.token_ids) for n, c in zip(before, said, strict=True)]
+            kept.add(decoding.places, read)
         self._kept = kept
         ready = iter(completions)
         return [tuple(next(ready) for _ in request.seeds) for request in requests]
-
-    def _require_room(self, requests: Sequence[Request], sampling: TurnSpec) -> None:
-        longest = max((len(request.context) for request in requests), default=0)
-        if longest + sampling.max_new_tokens > self._policy.longest:
-            raise SpecError(
-                f"a dialogue of {longest} tokens and max_new_tokens {sampling.max_new_tokens} more "
-                f"do not fit into this model, which holds {self._policy.longest}: lower "
-                "max_new_tokens, or shorten prompts"
-            )
 
     def _parts(self, requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
         """Runs of requests that together ask for at most `max_rows` completions."""
@@ -125,135 +151,120 @@ class _Session:
         if part:
             yield part
 
-    def _decode(self, requests: Sequence[Request], sampling: TurnSpec) -> _Decoded:
-        cache, logits = self._read(requests)
-        copies = torch.tensor(
-            [i for i, request in enumerate(requests) for _ in request.seeds], device=self._device
-        )
-        cache, logits = cache.select(copies), logits.index_select(0, copies)
-        seeds = [seed for request in requests for seed in request.seeds]
-        noise = uniforms(seeds, sampling.max_new_tokens).to(self._device)
-        return _Decoding(self._model, self._policy, cache, sampling).run(logits, noise)
-
-    def _read(self, requests: Sequence[Request]) -> tuple[Cache, Tensor]:
-        """Reads each context, or what its cache does not hold yet, and gives the next logits."""
-        known = None
-        extended = [r.extends for r in requests if r.extends is not None]
-        if len(extended) == len(requests):
-            known = self._kept.take(extended)
-        seen = [0] * len(requests) if known is None else known.is_token.sum(dim=1).tolist()
-        fresh = [r.context[n:] for r, n in zip(requests, seen, strict=True)]
-        width = max(map(len, fresh))
-        ids = torch.zeros(len(fresh), width, dtype=torch.int64)
-        is_new = torch.zeros(len(fresh), width, dtype=torch.bool)
-        for row, tokens in enumerate(fresh):
-            ids[row, width - len(tokens) :] = torch.tensor(tokens)
-            is_new[row, width - len(tokens) :] = True
-        ids, is_new = ids.to(self._device), is_new.to(self._device)
-        past = None if known is None else known.is_token
-        is_token = is_new if past is None else torch.cat([past, is_new], dim=1)
-        positions = (is_token.cumsum(dim=1) - 1)[:, -width:].clamp(min=0)
-        cache = DynamicCache() if known is None else known.growing(width)
-        logits = self._model(
-            input_ids=ids,
-            position_ids=positions,
-            attention_mask=_causal(is_token, width),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
-        return Cache.of(cache, is_token), logits
-
-
-def _causal(is_token: Tensor, new: int) -> Tensor:
-    """`[R, 1, new, L]` bool: which columns each of the last `new` columns may look at.
-
-    A padding column looks at itself, since a softmax over nothing is NaN.
-    """
-    length = is_token.shape[1]
-    column = torch.arange(length, device=is_token.device)
-    row = column[-new:, None]
-    return ((column <= row) & is_token[:, None, :] | (column == row))[:, None]
+    def _read(self, part: _Part, forks: bool, limit: int) -> tuple[Rows, Tensor]:
+        """Reads each context, or what is not kept of it; one row per completion, next logits."""
+        extended = [number for number, _ in part.contexts if number is not None]
+        contexts = [tokens for _, tokens in part.contexts]
+        seen = self._kept.read(extended) if extended else [0] * len(contexts)
+        fresh = [tokens[n:] for tokens, n in zip(contexts, seen, strict=True)]
+        room = 0 if forks else limit
+        if extended:
+            rows = self._kept.take(extended, max(map(len, fresh)) + room)
+        else:
+            rows = self._decoder.start(len(contexts))
+        logits = rows.read(fresh, room)
+        if not forks:
+            return rows, logits
+        copies = torch.tensor(part.copies, device=logits.device)
+        return rows.fork(part.copies, limit), logits.index_select(0, copies)
 
 
 class _Decoding:
-    """Decodes rows one token at a time until each has ended."""
+    """Decodes rows one token at a time until each has ended.
 
-    def __init__(
-        self, model: PreTrainedModel, policy: Policy, cache: Cache, sampling: TurnSpec
-    ) -> None:
-        self._model = model
-        self._policy = policy
-        self._sampling = sampling
-        self._ends = torch.tensor(policy.end_ids, device=cache.is_token.device)
-        self._start = cache
-        self._tokens: list[list[int]] = [[] for _ in range(len(cache.is_token))]
-        self._logprobs: list[list[float]] = [[] for _ in range(len(cache.is_token))]
-        self._reasons = ["length"] * len(cache.is_token)
-        self._caches: list[tuple[Cache, int]] = [(cache, 0)] * len(cache.is_token)
+    Args:
+        policy: whose tokens end a turn, and how they read.
+        sampling: the turn's settings.
+        rows: `R` dialogues.
+        noise: `[R, max_new_tokens]` in [0, 1).
 
-    def run(self, logits: Tensor, noise: Tensor) -> _Decoded:
+    Attributes:
+        places: after `run`, for each completion the rows and the row that hold what was read of it.
+    """
+
+    def __init__(self, policy: Policy, sampling: TurnSpec, rows: Rows, noise: Tensor) -> None:
+        self._policy, self._sampling = policy, sampling
+        self._rows, self._noise = rows, noise
+        count, device = len(noise), noise.device
+        self._ends = torch.tensor(policy.end_ids, dtype=torch.int64, device=device)
+        self._live = list(range(count))
+        self._runs = torch.ones(count, dtype=torch.bool, device=device)
+        self._said = torch.zeros(count, dtype=torch.int64, device=device)
+        self._drawn: list[tuple[Tensor, Tensor]] = []  # by the present rows, and how likely
+        self._tokens: list[list[int]] = [[] for _ in range(count)]
+        self._logprobs: list[list[float]] = [[] for _ in range(count)]
+        self._heard: list[list[int]] = [[] for _ in range(count)]  # with stop strings only
+        self._lengths = [0] * count
+        self._ended = [False] * count
+        self.places: list[tuple[Rows, int]] = [(rows, 0)] * count
+
+    def run(self, logits: Tensor) -> list[Completion]:
+        """Completions, given the logits of their first tokens `[R, V]`."""
         limit = self._sampling.max_new_tokens
-        live = torch.arange(len(noise), device=noise.device)
-        cache, is_token = self._start.growing(limit), self._start.is_token
-        positions = is_token.sum(dim=1)
-        running = torch.ones(len(live), dtype=torch.bool, device=noise.device)
+        looks = 1 if self._sampling.stop else LOOK_EVERY
         for step in range(limit):
-            logprobs = logprobs_of(logits, self._sampling)
-            token = draw(logprobs, noise[live, step])
-            chosen = logprobs.gather(1, token[:, None])[:, 0]
-            ended = self._record(live, running, token, chosen)
-            running = running & ~ended
-            if not running.any() or step == limit - 1:
-                break
-            if running.float().mean() < COMPACT_BELOW:
-                frozen = Cache.of(cache, is_token)
-                self._retire(frozen, live, ~running)
-                keep = running.nonzero()[:, 0]
-                kept = frozen.select(keep)
-                cache, is_token = kept.growing(limit - step), kept.is_token
-                live, token, positions = live[keep], token[keep], positions[keep]
-                running = running[keep]
-            is_token = torch.cat([is_token, running[:, None]], dim=1)
-            logits = self._model(
-                input_ids=token[:, None],
-                position_ids=positions[:, None],
-                attention_mask=_causal(is_token, 1),
-                past_key_values=cache,
-                use_cache=True,
-            ).logits[:, -1]
-            positions = positions + running
-        self._retire(Cache.of(cache, is_token), live, torch.ones_like(running))
-        completions = [
-            Completion(tuple(t), tuple(p), "stop" if r == "stop" else "length")
-            for t, p, r in zip(self._tokens, self._logprobs, self._reasons, strict=True)
+            token = self._draw(logits, step)
+            if step == limit - 1 or step % looks == looks - 1:
+                runs = self._runs.tolist()
+                if not any(runs) or step == limit - 1:
+                    break
+                if sum(runs) < COMPACT_BELOW * len(runs):
+                    token = self._drop(runs, token, step)
+            logits = self._rows.step(token)
+        self._retire(range(len(self._live)), step)
+        said = zip(self._tokens, self._logprobs, self._lengths, self._ended, strict=True)
+        return [
+            Completion(tuple(t[:n]), tuple(p[:n]), "stop" if ended else "length")
+            for t, p, n, ended in said
         ]
-        return _Decoded(completions, self._caches)
 
-    def _record(self, live: Tensor, running: Tensor, token: Tensor, chosen: Tensor) -> Tensor:
-        """Keeps each running row's token, and says which rows have ended with it, `[R]` bool."""
-        ended = torch.isin(token, self._ends)
-        for i, (row, runs, t, p) in enumerate(
-            zip(live.tolist(), running.tolist(), token.tolist(), chosen.tolist(), strict=True)
-        ):
-            if not runs:
-                continue
-            self._tokens[row].append(t)
-            self._logprobs[row].append(p)
-            if self._sampling.stop and not ended[i]:
-                ended[i] = self._stops(self._tokens[row])
-        for row in live[ended & running].tolist():
-            self._reasons[row] = "stop"
-        return ended
+    def _draw(self, logits: Tensor, step: int) -> Tensor:
+        """Draws each row's next token, and notes which rows have ended with it."""
+        logprobs = logprobs_of(logits, self._sampling)
+        token = draw(logprobs, self._noise[:, step])
+        self._drawn.append((token, logprobs.gather(1, token[:, None])[:, 0]))
+        self._said += self._runs
+        self._runs &= ~torch.isin(token, self._ends)
+        if self._sampling.stop:
+            self._runs &= torch.tensor(self._unstopped(token.tolist()), device=token.device)
+        return token
 
-    def _stops(self, tokens: list[int]) -> bool:
-        longest = max(len(stop.encode()) for stop in self._sampling.stop)  # a token may be a byte
-        text, _ = self._policy.dialogue.read(tokens[-longest - 4 :])
-        return any(stop in text for stop in self._sampling.stop)
+    def _unstopped(self, tokens: list[int]) -> list[bool]:
+        """Which rows still run and have not said a stop string."""
+        read, unstopped = self._policy.dialogue.read, []
+        for row, token, runs in zip(self._live, tokens, self._runs.tolist(), strict=True):
+            heard = self._heard[row]
+            heard.append(token)
+            unstopped.append(runs and not stops(read, self._sampling.stop, heard))
+        return unstopped
 
-    def _retire(self, cache: Cache, live: Tensor, which: Tensor) -> None:
-        """Sets the caches of finished rows aside."""
-        rows = which.nonzero()[:, 0]
-        aside = cache.select(rows)
-        for number, row in enumerate(live[rows].tolist()):
-            self._caches[row] = (aside, number)
+    def _drop(self, runs: list[bool], token: Tensor, step: int) -> Tensor:
+        """Goes on with the rows that run; their tokens."""
+        self._retire([row for row, going in enumerate(runs) if not going], step)
+        going = [row for row, going in enumerate(runs) if going]
+        index = torch.tensor(going, device=token.device)
+        self._rows = self._rows.select(going, self._sampling.max_new_tokens - step)
+        self._live = [self._live[row] for row in going]
+        self._noise, self._runs, self._said = (
+            of_rows[index] for of_rows in (self._noise, self._runs, self._said)
+        )
+        return token[index]
+
+    def _retire(self, which: Sequence[int], step: int) -> None:
+        """Sets rows aside, and notes how much of what they said counts.
+
+        Of the tokens drawn all but the last have been read, those behind a row's end included.
+        """
+        tokens, logprobs = (
+            torch.stack(kept, 1).tolist() for kept in zip(*self._drawn, strict=True)
+        )
+        for row, more, likely in zip(self._live, tokens, logprobs, strict=True):
+            self._tokens[row] += more
+            self._logprobs[row] += likely
+        self._drawn = []
+        said, runs = self._said.tolist(), self._runs.tolist()
+        aside = self._rows.set_aside(which, [step + 1 - said[row] for row in which])
+        for number, row in enumerate(which):
+            self.places[self._live[row]] = (aside, number)
+            self._lengths[self._live[row]] = said[row]
+            self._ended[self._live[row]] = not runs[row]

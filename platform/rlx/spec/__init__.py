@@ -22,8 +22,10 @@ from rlx.spec.training import (
     OptimizerSpec,
     PhaseSpec,
     RunnerSpec,
+    SamplerSpec,
     TrackingSpec,
     TransformersSampler,
+    VllmSampler,
 )
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "RewardsSpec",
     "RolloutSpec",
     "RunnerSpec",
+    "SamplerSpec",
     "Single",
     "Tiny",
     "TrackingSpec",
@@ -63,5 +66,6 @@ __all__ = [
     "TurnSpec",
     "TwoTurn",
     "ValueOnError",
+    "VllmSampler",
     "WarmStart",
 ]

@@ -10,11 +10,12 @@ from rlx.spec.base import Problem
 from rlx.spec.model import Tiny
 from rlx.spec.reward import EVERY_TURN, GlobalReward, TurnReward
 from rlx.spec.rollout import ManyTurn
+from rlx.spec.training import COLDEST, VllmSampler
 
 if TYPE_CHECKING:
     from rlx.spec.experiment import ExperimentSpec
 
-__all__ = ["cautions", "contradictions"]
+__all__ = ["contradictions"]
 
 HELD_OUT = "held_out"
 """The set of held-out problems that every experiment has."""
@@ -31,94 +32,7 @@ def contradictions(spec: ExperimentSpec) -> Iterator[Problem]:
     yield from _horizon(spec)
     yield from _ranks(spec)
     yield from _length(spec)
-
-
-def cautions(spec: ExperimentSpec) -> Iterator[Problem]:
-    """What a run may do and its author should know, for the phases that change nothing."""
-    plain = [phase for phase in spec.phases if not phase.set]
-    warmup = spec.optimizer.warmup_steps
-    for phase in plain:
-        if warmup >= phase.steps:
-            yield Problem(
-                ("optimizer", "warmup_steps"),
-                f"optimizer.warmup_steps is {warmup}, but phase '{phase.name}' ends after "
-                f"{phase.steps} steps: the learning rate never leaves its warm-up",
-            )
-    critic = spec.critic
-    if critic is not None and critic.lead_steps >= spec.steps:
-        yield Problem(
-            ("critic", "lead_steps"),
-            f"critic.lead_steps is {critic.lead_steps}, and the run takes {spec.steps} steps: the "
-            "policy never learns",
-        )
-    if critic is not None and critic.warmup_steps >= spec.steps:
-        yield Problem(
-            ("critic", "warmup_steps"),
-            f"critic.warmup_steps is {critic.warmup_steps}, and the run takes {spec.steps} steps: "
-            "the critic's learning rate never leaves its warm-up",
-        )
-    warm = spec.model.warm_start
-    if warm is not None and warm.warmup_steps >= warm.steps:
-        yield Problem(
-            ("model", "warm_start", "warmup_steps"),
-            f"model.warm_start.warmup_steps is {warm.warmup_steps}, but the warm start ends after "
-            f"{warm.steps} steps: the learning rate never leaves its warm-up",
-            against=("model", "warm_start", "steps"),
-        )
-    if plain:
-        yield from _sampling(spec)
-        yield from _kl(spec)
-        yield from _unread(spec)
-
-
-def _kl(spec: ExperimentSpec) -> Iterator[Problem]:
-    credit, penalty = spec.credit, spec.loss.kl
-    if not credit.use_kl_in_reward:
-        for key in ("kl_penalty", "kl_coef", "kl_adaptive"):
-            if getattr(credit, key) != type(credit).model_fields[key].default:
-                yield Problem(
-                    ("credit", key),
-                    f"credit.{key} changes nothing: KL is no part of the reward",
-                    help="`credit.use_kl_in_reward: true` makes it one",
-                )
-    elif credit.kl_coef == 0:
-        yield Problem(
-            ("credit", "kl_coef"),
-            "credit.kl_coef is 0, so KL is no part of the reward after all"
-            + (": β is multiplied, and stays 0" if credit.kl_adaptive else ""),
-        )
-    if penalty is not None and penalty.kl_penalty in ("k1", "kl"):
-        yield Problem(
-            ("loss", "kl", "kl_penalty"),
-            f"loss.kl.kl_penalty is {penalty.kl_penalty!r}: as a loss, its gradient is 0 in "
-            "expectation",
-            help="k2 has the gradient of the KL; k1 belongs in the reward",
-        )
-    if spec.loss.surrogate == "none" and spec.optimizer.updates_per_rollout > 1:
-        yield Problem(
-            ("loss", "surrogate"),
-            "loss.surrogate is 'none', and optimizer.updates_per_rollout is "
-            f"{spec.optimizer.updates_per_rollout}: nothing bounds the ratio after the first",
-            against=("optimizer", "updates_per_rollout"),
-        )
-
-
-def _sampling(spec: ExperimentSpec) -> Iterator[Problem]:
-    first, *_ = spec.rollout.turns
-    for kind, turn in spec.rollout.turn_specs.items():
-        for key, full in (("top_p", 1.0), ("top_k", 0)):
-            if getattr(turn, key) != full:
-                yield Problem(
-                    ("rollout", kind, key),
-                    f"rollout.{kind}.{key} is {getattr(turn, key)}: the learner's log-probabilities"
-                    " are of the full distribution, so ratios and KL are not exact",
-                    help=f"{key}: {full} samples from all of it",
-                )
-        if kind == first and "{prompt}" not in turn.template:
-            yield Problem(
-                ("rollout", kind, "template"),
-                f"rollout.{kind}.template has no {{prompt}}: the model never sees the problem",
-            )
+    yield from _engine(spec)
 
 
 # Rewards ---------------------------------------------------------------------------------------
@@ -278,6 +192,14 @@ def _loss(spec: ExperimentSpec) -> Iterator[Problem]:
             help="as a penalty, or as part of the reward: drop one of them",
             against=("credit", "use_kl_in_reward"),
         )
+    if loss.correction is not None and loss.old_logprobs != "learner":
+        yield Problem(
+            ("loss", "correction"),
+            "loss.correction weighs the learner's old log-probabilities against the sampler's, but "
+            f"loss.old_logprobs is {loss.old_logprobs!r}: they would be the same",
+            help="`old_logprobs: learner` computes them",
+            against=("loss", "old_logprobs"),
+        )
     if loss.constant_length is not None and loss.aggregate != "constant":
         yield Problem(
             ("loss", "constant_length"),
@@ -324,20 +246,6 @@ def _probe(spec: ExperimentSpec) -> Iterator[Problem]:
             f" opens, {spec.probe.force!r}",
             help="force: '</think><answer>' goes with close: '</answer>'",
             against=("probe", "force"),
-        )
-
-
-def _unread(spec: ExperimentSpec) -> Iterator[Problem]:
-    if spec.probe is None:
-        return
-    first, *_ = spec.rollout.turns
-    spans, name = spec.rollout.turn_specs[first].spans, spec.probe.close.strip("</>")
-    if name not in spans:
-        yield Problem(
-            ("probe", "close"),
-            f"probe.close ends a span {name!r}, but rollout.{first}.spans has "
-            f"{', '.join(spans) or 'none'}: rewards may look for the answer elsewhere",
-            tuple(f"</{span}>" for span in spans),
         )
 
 
@@ -398,3 +306,18 @@ def _length(spec: ExperimentSpec) -> Iterator[Problem]:
             "max_new_tokens",
             against=("rollout", longest, "max_new_tokens"),
         )
+
+
+def _engine(spec: ExperimentSpec) -> Iterator[Problem]:
+    """What vLLM would change without a word."""
+    if not isinstance(spec.sampler, VllmSampler):
+        return
+    for kind, turn in spec.rollout.turn_specs.items():
+        if turn.temperature < COLDEST:
+            yield Problem(
+                ("rollout", kind, "temperature"),
+                f"rollout.{kind}.temperature is {turn.temperature:g}, and vLLM knows none below "
+                f"{COLDEST:g}",
+                help="top_k: 1 takes the most likely tokens",
+                against=("sampler", "engine"),
+            )

@@ -7,7 +7,17 @@ from pydantic import Field
 from rlx.spec.base import Strict
 from rlx.spec.credit import KlKind
 
-__all__ = ["Aggregate", "EntropyBonus", "KlPenalty", "LossSpec", "Ratio", "Surrogate"]
+__all__ = [
+    "Aggregate",
+    "Correction",
+    "EntropyBonus",
+    "KlPenalty",
+    "LossSpec",
+    "MaskedCorrection",
+    "Ratio",
+    "Surrogate",
+    "TruncatedCorrection",
+]
 
 Ratio = Literal["token", "sequence"]
 Surrogate = Literal["clip", "cispo", "none"]
@@ -30,6 +40,30 @@ class KlPenalty(Strict):
     coefficient: float = Field(gt=0)
     kl_penalty: KlKind = "k2"
     """k2 has the gradient of the KL; k1's is zero in expectation, k3's that of the reverse KL."""
+
+
+class _Correction(Strict):
+    level: Literal["token", "sequence"] = "token"
+    """token: each is weighed by its own ratio. sequence: all of a row by the product of theirs."""
+    cap: float = Field(2.0, ge=1)
+    """The largest ratio that counts as it is."""
+
+
+class TruncatedCorrection(_Correction):
+    """Truncated importance sampling: a larger ratio counts as `cap`."""
+
+    kind: Literal["truncate"] = "truncate"
+
+
+class MaskedCorrection(_Correction):
+    """Masked importance sampling: what leaves [low, cap] does not count at all."""
+
+    kind: Literal["mask"] = "mask"
+    low: float = Field(0.0, ge=0, le=1)
+    """The smallest ratio that counts; 0 keeps every small one. IcePop: 0.5, with `cap: 5`."""
+
+
+Correction = Annotated[TruncatedCorrection | MaskedCorrection, Field(discriminator="kind")]
 
 
 class LossSpec(Strict):
@@ -55,3 +89,6 @@ class LossSpec(Strict):
     entropy: EntropyBonus | None = None
     old_logprobs: Literal["behaviour", "learner"] = "behaviour"
     """The ratio's denominator: as the sampler reported them, or recomputed by the learner."""
+    correction: Correction | None = None
+    """Weighs every token by learner over sampler, before the update; needs `old_logprobs:
+    learner`, since otherwise the loss's own ratio is that."""

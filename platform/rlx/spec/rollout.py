@@ -52,6 +52,9 @@ class _Rollout(Strict):
     prompts_per_step: int = Field(32, ge=1)
     dynamic_sampling: DynamicSampling | None = None
     """null trains on whatever was drawn."""
+    off_policy_steps: Literal[0, 1] = 0
+    """1: a step's rollouts are sampled while the step before learns, with the weights from before
+    its update. The two overlap, and all steps of a phase but the first learn from older samples."""
 
     @property
     def turns(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from rlx.spec.base import Betas, Strict
 from rlx.spec.diagnostic import without_password
@@ -18,6 +18,7 @@ __all__ = [
     "SamplerSpec",
     "TrackingSpec",
     "TransformersSampler",
+    "VllmSampler",
 ]
 
 
@@ -87,7 +88,12 @@ class RunnerSpec(Strict):
     zero_stage: Literal[0, 1, 2, 3] = 1
     dtype: Literal["float32", "bfloat16"] = "float32"
     micro_batch_tokens: int = Field(16_384, ge=1)
-    """Packed tokens per rank and backward pass, padding included."""
+    """Packed tokens per rank and backward pass."""
+    activation_checkpointing: bool = False
+    """Keep only what enters each layer and compute the rest again in the backward pass: less
+    memory, about a third more time."""
+    offload_optimizer: bool = False
+    """Keep Adam's moments and the master weights in the host's memory, and step there."""
     threads: int = Field(1, ge=1)
     """CPU threads per rank."""
     reward_workers: int = Field(1, ge=1)
@@ -99,6 +105,12 @@ class RunnerSpec(Strict):
     """Seconds without any progress after which an attempt is ended."""
     reward_memory_mb: int = Field(1024, ge=64)
     """Address space that a scoring process may take beyond what it starts with."""
+
+    @model_validator(mode="after")
+    def _has_parts_to_offload(self) -> Self:
+        if self.offload_optimizer and self.zero_stage == 0:
+            raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3")
+        return self
 
     @model_validator(mode="after")
     def _nodes_fit(self) -> Self:
@@ -118,8 +130,35 @@ class TransformersSampler(Strict):
     """Rows decoded together."""
 
 
-SamplerSpec = Annotated[TransformersSampler, Field()]
+COLDEST = 0.01
+"""The lowest temperature of vLLM, to which it raises lower ones."""
 
+
+class VllmSampler(Strict):
+    """Samples with vLLM, in a process of its own beside every rank."""
+
+    engine: Literal["vllm"]
+    max_rows: int = Field(256, ge=1)
+    """Rows decoded together."""
+    kv_cache_mb: int = Field(512, ge=8)
+    """Memory of the key-value cache on the CPU."""
+    gpu_memory_utilization: float = Field(0.4, gt=0, le=1)
+    """Share of a GPU's memory that vLLM may take, weights included."""
+    tolerance: float | None = Field(None, gt=0)
+    """Nats that its log-probabilities may be off the learner's once it has the learner's weights;
+    null: 0.001 in float32, 0.2 in bfloat16."""
+
+
+def _by_engine(said: Any) -> Any:
+    if isinstance(said, dict) and "engine" not in said:
+        return {"engine": "transformers", **said}
+    return said
+
+
+_Engines = Annotated[TransformersSampler | VllmSampler, Field(discriminator="engine")]
+
+SamplerSpec = Annotated[_Engines, BeforeValidator(_by_engine, json_schema_input_type=_Engines)]
+"""`engine` may be left out for that of transformers."""
 
 VariantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
 

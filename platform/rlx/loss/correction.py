@@ -1,0 +1,116 @@
+"""How far the policy that sampled is from the one that learns, and weights that make up for it.
+
+Both are looked at before the update: μ as the sampler reported its tokens' log-probabilities, π as
+the learner computes them. Engines round differently, and the sampler's weights may be older.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlx.loss import LONGEST
+from rlx.spec.loss import Correction
+
+__all__ = ["Corrected", "Mismatch", "corrected", "mismatch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """How far two policies are apart on the tokens that one of them sampled.
+
+    Attributes:
+        k3: mean of r - 1 - log r with r = π/μ, nats: an estimate of KL(μ‖π) that is never negative.
+        ratio_max: the largest r of a token.
+        row_ratio_max: the largest product of a row's r.
+    """
+
+    k3: float
+    ratio_max: float
+    row_ratio_max: float
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Corrected:
+    """What becomes of a step's tokens.
+
+    Attributes:
+        weights: `[B, T]` of the tokens' parts in the loss; 1 where μ sampled nothing.
+        mean: of the weights, over the tokens or over the rows that `level` speaks of.
+        share: of those, how many were truncated or masked.
+    """
+
+    weights: Tensor
+    mean: float
+    share: float
+
+
+def mismatch(learner: Tensor, sampler: Tensor, mask: Tensor) -> Mismatch | None:
+    """Compares log-probabilities of the same tokens.
+
+    Args:
+        learner: `[B, T]` nats under π.
+        sampler: `[B, T]` nats under μ.
+        mask: `[B, T]` bool the tokens that μ sampled and that learn; nothing else is read.
+
+    Returns:
+        None where there is no such token.
+
+    Reference:
+        Schulman, "Approximating KL Divergence", 2020.
+    """
+    if not mask.any():
+        return None
+    log_ratio = _log_ratio(learner, sampler, mask)
+    own = log_ratio[mask].clamp(-LONGEST, LONGEST)
+    rows = log_ratio[mask.any(dim=1)].sum(dim=1).clamp(-LONGEST, LONGEST)
+    return Mismatch(
+        k3=float((own.expm1() - own).mean()),
+        ratio_max=float(own.max().exp()),
+        row_ratio_max=float(rows.max().exp()),
+    )
+
+
+def corrected(learner: Tensor, sampler: Tensor, mask: Tensor, spec: Correction) -> Corrected:
+    """Weights by which tokens that μ sampled count as if π had.
+
+        token:     wᵢₜ = π(aᵢₜ) / μ(aᵢₜ)
+        sequence:  wᵢₜ = Πₛ π(aᵢₛ) / μ(aᵢₛ), over the row's tokens in the mask
+        truncate:  min(w, cap)
+        mask:      w where low ≤ w ≤ cap, else 0
+
+    They carry no gradient. Where the policies agree they are exactly 1.
+
+    Args:
+        learner, sampler, mask: as `mismatch` takes them.
+        spec: kind, level and bounds.
+
+    Reference:
+        Truncated: Ionides, "Truncated Importance Sampling", 2008; Yao et al., "Your Efficient RL
+        Framework Secretly Brings You Off-Policy RL Training", 2025. Masked, and the product over
+        a sequence: Liu et al., "When Speed Kills Stability", 2025. Masked tokens with both
+        bounds: IcePop, Ling team, 2025.
+    """
+    log_ratio = _log_ratio(learner, sampler, mask)
+    if spec.level == "sequence":
+        counted = mask.any(dim=1, keepdim=True)
+        log_ratio = log_ratio.sum(dim=1, keepdim=True)
+    else:
+        counted = mask
+    ratio = log_ratio.clamp(-LONGEST, LONGEST).exp()
+    if spec.kind == "truncate":
+        changed, weights = ratio > spec.cap, ratio.clamp(max=spec.cap)
+    else:
+        changed = (ratio > spec.cap) | (ratio < spec.low)
+        weights = ratio.masked_fill(changed, 0.0)
+    count = max(int(counted.sum()), 1)
+    return Corrected(
+        weights=torch.where(counted, weights, weights.new_ones(())).expand_as(mask),
+        mean=float(weights[counted].sum()) / count,
+        share=int((changed & counted).sum()) / count,
+    )
+
+
+def _log_ratio(learner: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
+    """`[B, T]` log r, 0 outside the mask."""
+    return torch.where(mask, (learner - sampler).detach(), learner.new_zeros(()))

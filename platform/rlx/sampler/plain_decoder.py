@@ -1,0 +1,238 @@
+"""The decoder that Llama, Mistral, Qwen2, Qwen3 and SmolLM3 have in common, in few operations.
+
+It computes with the model's own weights. Matrices that are applied to the same input lie side by
+side in one tensor, `[in, out]`, of which the model's own parameters become views: nothing is held
+twice, and whatever is loaded into the model is what is computed with.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+__all__ = ["Attend", "PlainDecoder", "unknown_part"]
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Attention of layer i: queries `[n, heads, width]`, keys and values `[n, kv_heads, width]` of new
+tokens to what each may see, `[n, heads · width]`."""
+
+PARTS = {
+    "model": ({"model", "lm_head"}, set()),
+    "body": ({"embed_tokens", "layers", "norm", "rotary_emb"}, set()),
+    "layer": ({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}, set()),
+    "attention": ({"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_norm"}),
+    "mlp": ({"gate_proj", "up_proj", "down_proj", "act_fn"}, set()),
+}
+"""Submodules that a plain decoder has, and those that it may have."""
+
+FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn"}
+"""Rotary embeddings whose angles do not depend on how long a dialogue is."""
+
+
+def unknown_part(model: PreTrainedModel) -> str | None:
+    """What a model has, or lacks, that a plain decoder does not; None if nothing.
+
+    Whether the same parts are put together in the same way shows only in a comparison of numbers.
+    """
+    if found := _odd("model", model) or _odd("body", model.model):
+        return found
+    if (kind := getattr(model.model.rotary_emb, "rope_type", None)) not in FIXED_ROTATIONS:
+        return f"a rotary embedding of type {kind}"
+    for layer in model.model.layers:
+        if found := _odd_in_layer(layer):
+            return found
+    if not _is_rms_norm(model.model.norm) or not _are_plain([model.lm_head]):
+        return "an unusual head"
+    attentions = [layer.self_attn for layer in model.model.layers]
+    shapes = {
+        (a.head_dim, a.scaling, a.q_proj.weight.shape, a.k_proj.weight.shape) for a in attentions
+    }
+    return None if len(shapes) == 1 else "layers of several shapes"
+
+
+def _odd_in_layer(layer: Any) -> str | None:
+    found = _odd("layer", layer) or _odd("attention", layer.self_attn) or _odd("mlp", layer.mlp)
+    if found:
+        return found
+    attention, mlp = layer.self_attn, layer.mlp
+    if not hasattr(attention, "head_dim") or not hasattr(attention, "scaling"):
+        return "attention of an unknown shape"
+    norms = [layer.input_layernorm, layer.post_attention_layernorm]
+    heads = [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
+    if not all(map(_is_rms_norm, norms + heads)):
+        return "norms other than RMS"
+    if len(heads) == 1 or any(norm.weight.shape != (attention.head_dim,) for norm in heads):
+        return "norms other than of each head"
+    qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+    inputs = qkv, [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]
+    return None if all(map(_are_plain, inputs)) else "maps that are not plain"
+
+
+def _odd(place: str, module: nn.Module) -> str | None:
+    """The name of a submodule that is missing, or that there should not be."""
+    needed, allowed = PARTS[place]
+    found = {name for name, _ in module.named_children()}
+    if missing := needed - found:
+        return f"no {min(missing)} in its {place}"
+    unknown = found - needed - allowed
+    return f"{min(unknown)} in its {place}" if unknown else None
+
+
+def _is_rms_norm(norm: nn.Module) -> bool:
+    parts = {name for name, _ in norm.named_parameters()}
+    return parts == {"weight"} and hasattr(norm, "variance_epsilon")
+
+
+def _are_plain(maps: Sequence[nn.Module]) -> bool:
+    """Whether maps of one input are matrices, with a bias each or none."""
+    return all(type(m) is nn.Linear for m in maps) and len({m.bias is None for m in maps}) == 1
+
+
+class PlainDecoder:
+    """A model of which `unknown_part` knows everything.
+
+    It is made anew wherever weights may have been replaced, which costs next to nothing when they
+    lie side by side already.
+
+    Args:
+        model: whose weights are used; its projections become views of fused tensors.
+
+    Attributes:
+        layers: number of layers.
+        heads: query heads.
+        kv_heads: heads of keys and values, each serving `heads / kv_heads` query heads.
+        width: of a head.
+        scale: of the products of queries and keys.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        base = model.model
+        attention = base.layers[0].self_attn
+        self.width: int = attention.head_dim
+        self.scale: float = attention.scaling
+        self.heads = attention.q_proj.out_features // self.width
+        self.kv_heads = attention.k_proj.out_features // self.width
+        self.layers = len(base.layers)
+        with torch.inference_mode(False), torch.no_grad():
+            self._blocks = [_Block(layer, self.heads, self.kv_heads) for layer in base.layers]
+        self._embedding: Tensor = base.embed_tokens.weight.detach()
+        self._norm = base.norm
+        self._head = model.lm_head
+        self._rotary = base.rotary_emb
+        self._angles: Tensor = self._embedding.new_empty(2, 0, 1, self.width)
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the type, and on the device, that is computed with."""
+        return self._embedding
+
+    def hidden(self, tokens: Tensor, positions: Tensor, longest: int, attend: Attend) -> Tensor:
+        """Last hidden states.
+
+        Args:
+            tokens: `[n]`, of any dialogues.
+            positions: `[n]`, each below `longest`.
+            longest: a bound that is known without asking the device.
+            attend: told of every layer's new keys and values.
+
+        Returns:
+            `[n, hidden size]`.
+        """
+        cos, sin = self._rotation(longest).index_select(1, positions)
+        both, half = self.heads + self.kv_heads, self.width // 2
+        x = functional.embedding(tokens, self._embedding)
+        for number, block in enumerate(self._blocks):
+            mixed = block.qkv(_normed(x, block.before_attention)).view(len(x), -1, self.width)
+            qk, v = mixed[:, :both], mixed[:, both:]
+            if block.qk_norm is not None:
+                qk = functional.rms_norm(qk, (self.width,), None, block.qk_epsilon) * block.qk_norm
+            if block.rotates:
+                qk = torch.addcmul(qk * cos, qk.roll(half, -1), sin)
+            seen = attend(number, qk[:, : self.heads], qk[:, self.heads :], v)
+            x = block.out.added_to(x, seen)
+            gate, up = block.gate_up(_normed(x, block.before_mlp)).chunk(2, dim=-1)
+            x = block.down.added_to(x, block.act(gate) * up)
+        return _normed(x, self._norm)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[n, V]` from `[n, hidden size]`."""
+        logits: Tensor = self._head(hidden)
+        return logits
+
+    def _rotation(self, longest: int) -> Tensor:
+        """`[2, positions, 1, width]`: cosines, and sines with the sign of the half they turn."""
+        if longest > self._angles.shape[1]:
+            count = max(longest, 2 * self._angles.shape[1], 256)
+            cos, sin = self._rotary(
+                self._embedding, torch.arange(count, device=self._embedding.device)[None]
+            )
+            sin[..., : self.width // 2].neg_()
+            self._angles = torch.stack([cos[0], sin[0]])[:, :, None]
+        return self._angles
+
+
+def _normed(x: Tensor, norm: Any) -> Tensor:
+    return functional.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
+
+
+class _Block:
+    """One layer's weights, matrices of one input together."""
+
+    def __init__(self, layer: Any, heads: int, kv_heads: int) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.before_attention = layer.input_layernorm
+        self.before_mlp = layer.post_attention_layernorm
+        self.qkv = _Matrix([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.out = _Matrix([attention.o_proj])
+        self.gate_up = _Matrix([mlp.gate_proj, mlp.up_proj])
+        self.down = _Matrix([mlp.down_proj])
+        self.act = mlp.act_fn
+        self.rotates = bool(getattr(attention, "use_rope", True))
+        self.qk_norm: Tensor | None = None
+        if hasattr(attention, "q_norm"):
+            norms = attention.q_norm.weight, attention.k_norm.weight
+            self.qk_norm = torch.cat(
+                [w.expand(n, -1) for w, n in zip(norms, (heads, kv_heads), strict=True)]
+            )
+            self.qk_epsilon = attention.q_norm.variance_epsilon
+
+
+class _Matrix:
+    """Linear maps of one input, as one map to their outputs side by side."""
+
+    def __init__(self, maps: Sequence[nn.Linear]) -> None:
+        self._weight = _side_by_side([m.weight for m in maps])
+        biases = [m.bias.detach() for m in maps if m.bias is not None]
+        self._bias = torch.cat(biases) if biases else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._bias is None:
+            return x @ self._weight
+        return torch.addmm(self._bias, x, self._weight)
+
+    def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """The residual and the mapped `x`, summed."""
+        total = torch.addmm(residual, x, self._weight)
+        return total if self._bias is None else total + self._bias
+
+
+def _side_by_side(weights: Sequence[Tensor]) -> Tensor:
+    """`[in, sum of outs]`, of which the weights, `[out, in]` each, are made views."""
+    total = sum(len(w) for w in weights)
+    first, at = weights[0], weights[0].storage_offset()
+    where = first.untyped_storage().data_ptr()
+    for w in weights:
+        there = w.untyped_storage().data_ptr(), w.storage_offset(), w.stride()
+        if there != (where, at, (1, total)):
+            break
+        at += len(w)
+    else:
+        shape = first.shape[1], total
+        return first.detach().as_strided(shape, (total, 1), first.storage_offset())
+    fused = torch.cat([w.detach() for w in weights]).t().contiguous()
+    for w, part in zip(weights, fused.split([len(w) for w in weights], dim=1), strict=True):
+        w.data = part.t()
+    return fused

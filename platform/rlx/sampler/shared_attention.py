@@ -1,0 +1,256 @@
+"""Attention to ancestors that rows share, all rows below one together, and to each row's own."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rlx.sampler.plain_decoder import PlainDecoder
+from rlx.sampler.shared_cache import Level, Suffix
+
+__all__ = ["ReadAttention", "StepAttention"]
+
+PRUNE_BELOW = 0.75
+"""Ancestors without rows are left out of a step once fewer than this share still has some."""
+
+
+class Group:
+    """Rows gathered below their ancestors of one level.
+
+    Rows stand ancestor by ancestor, equally many below each, or are brought into such an order.
+    """
+
+    def __init__(self, level: Level, at: list[int]) -> None:
+        count, used = len(level.lengths), sorted(set(at))
+        keys, values = level.keys, level.values
+        if len(used) < PRUNE_BELOW * count:
+            index = torch.tensor(used, device=keys.device)
+            keys, values = keys.index_select(2, index), values.index_select(2, index)
+            number = {place: n for n, place in enumerate(used)}
+            at, count = [number[place] for place in at], len(used)
+        self.length = keys.shape[-1]
+        self._keys, self._values = by_layer(keys), by_layer(values)
+        below = Counter(at)
+        self._most = max(below.values())
+        self._count = count
+        self._slots = None  # of the rows, among `N * most`
+        if at != [n for n in range(count) for _ in range(self._most)]:
+            nth: Counter[int] = Counter()
+            slots = []
+            for place in at:
+                slots.append(place * self._most + nth[place])
+                nth[place] += 1
+            self._slots = torch.tensor(slots, device=keys.device)
+
+    def scores(self, layer: int, q: Tensor) -> Tensor:
+        """`[kv_heads, R, rep, L]` products of queries `[kv_heads, R, rep, width]`."""
+        return self._times(q, self._keys[layer])
+
+    def mixed(self, layer: int, p: Tensor) -> Tensor:
+        """`[kv_heads, R, rep, width]`: values weighed with `p` `[kv_heads, R, rep, L]`."""
+        return self._times(p, self._values[layer])
+
+    def _times(self, rows: Tensor, ancestors: Tensor) -> Tensor:
+        heads, _, rep, width = rows.shape
+        if self._slots is not None:
+            spread = rows.new_zeros(heads, self._count * self._most, rep, width)
+            rows = spread.index_copy_(1, self._slots, rows)
+        together = rows.flatten(0, 1).unflatten(0, (-1, self._most)).flatten(1, 2)
+        made = torch.bmm(together, ancestors).view(heads, -1, rep, ancestors.shape[-1])
+        return made if self._slots is None else made.index_select(1, self._slots)
+
+
+class Seen:
+    """What rows attend to: ancestors of every level, and their own suffixes.
+
+    Attributes:
+        shared: columns of ancestors.
+    """
+
+    def __init__(self, levels: Sequence[tuple[Level, list[int]]], suffix: Suffix) -> None:
+        self._groups = [Group(level, at) for level, at in levels]
+        self._keys, self._values = by_layer(suffix.keys), by_layer(suffix.values)
+        self.shared = sum(group.length for group in self._groups)
+
+    def attend(self, layer: int, q: Tensor, stop: int, bias: Tensor | None) -> Tensor:
+        """Attention of scaled queries.
+
+        Args:
+            layer: its number.
+            q: `[kv_heads, R, n, width]`.
+            stop: columns of the suffixes that are seen.
+            bias: added to the products, as `[R, n or 1, shared + stop]`.
+
+        Returns:
+            `[kv_heads, R, n, width]`.
+        """
+        keys, values = self._keys[layer][:, :stop], self._values[layer][:, :stop]
+        scores = torch.bmm(q.flatten(0, 1), keys.transpose(1, 2)).view(*q.shape[:3], stop)
+        if self._groups:
+            above = [group.scores(layer, q) for group in self._groups]
+            scores = torch.cat([*above, scores], dim=-1)
+        if bias is not None:
+            scores += bias
+        p = scores.softmax(dim=-1, dtype=torch.float32).to(q.dtype)
+        mixed = torch.bmm(p.flatten(0, 1)[..., self.shared :], values).view_as(q)
+        start = 0
+        for group in self._groups:
+            mixed += group.mixed(layer, p[..., start : start + group.length])
+            start += group.length
+        return mixed
+
+
+def by_layer(kept: Tensor) -> tuple[Tensor, ...]:
+    """Keys or values of each layer, heads and rows together."""
+    return kept.flatten(1, 2).unbind()
+
+
+class ReadAttention:
+    """Attention of many new tokens per row.
+
+    Attributes:
+        rows: `[n]` row of every new token.
+        columns: `[n]` its number among the row's new tokens.
+    """
+
+    def __init__(
+        self,
+        decoder: PlainDecoder,
+        levels: Sequence[tuple[Level, list[int]]],
+        suffix: Suffix,
+        counts: list[int],
+    ) -> None:
+        device = decoder.like.device
+        self._decoder, self._suffix = decoder, suffix
+        self._count, self._width = len(counts), max(counts)
+        count = torch.tensor(counts, device=device)
+        self.rows = torch.arange(len(counts), device=device).repeat_interleave(count)
+        first = count.cumsum(0) - count
+        self.columns = torch.arange(sum(counts), device=device) - first[self.rows]
+        known = torch.tensor(suffix.lengths, device=device)
+        self._where = known[self.rows] + self.columns
+        self._slots = None  # of the new tokens, among `R * width`
+        if len(set(counts)) > 1:
+            self._slots = self.rows * self._width + self.columns
+        self._is_first = not levels and not suffix.longest
+        if self._is_first:
+            return
+        self._seen, self._stop = Seen(levels, suffix), suffix.longest + self._width
+        last = known[:, None] + torch.arange(self._width, device=device)
+        own = torch.arange(self._stop, device=device) <= last[:, :, None]
+        shared = [seen[:, None].expand(-1, self._width, -1) for seen in _tokens(levels, device)]
+        unseen = ~torch.cat([*shared, own], dim=-1)
+        bias = decoder.like.new_zeros(unseen.shape).masked_fill_(unseen, -torch.inf)
+        self._bias = bias.repeat_interleave(decoder.heads // decoder.kv_heads, dim=1)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        for kept, new in ((self._suffix.keys, k), (self._suffix.values, v)):
+            kept[layer][:, self.rows, self._where] = new.transpose(0, 1)
+        if self._slots is not None:
+            queries = q.new_zeros(self._count * self._width, *q.shape[1:])
+            q = queries.index_copy_(0, self._slots, q)
+        q = q.reshape(self._count, self._width, *q.shape[1:])
+        seen = self._first(layer, q) if self._is_first else self._later(layer, q)
+        seen = seen.reshape(self._count * self._width, -1)
+        return seen if self._slots is None else seen.index_select(0, self._slots)
+
+    def _first(self, layer: int, q: Tensor) -> Tensor:
+        """Where nothing was read before: `[R, width, heads, head width]`, as queries are."""
+        keys, values = (
+            kept[layer][:, :, : self._width].transpose(0, 1)
+            for kept in (self._suffix.keys, self._suffix.values)
+        )
+        return functional.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            keys,
+            values,
+            is_causal=True,
+            scale=self._decoder.scale,
+            enable_gqa=self._decoder.heads != self._decoder.kv_heads,
+        ).transpose(1, 2)
+
+    def _later(self, layer: int, q: Tensor) -> Tensor:
+        heads = self._decoder.kv_heads
+        scaled = (q * self._decoder.scale).unflatten(2, (heads, -1))
+        asked = scaled.permute(2, 0, 1, 3, 4).reshape(heads, self._count, -1, q.shape[-1])
+        seen = self._seen.attend(layer, asked, self._stop, self._bias)
+        return seen.view(heads, self._count, self._width, -1, q.shape[-1]).permute(1, 2, 0, 3, 4)
+
+
+class StepAttention:
+    """Attention of one new token per row, and of those that follow it.
+
+    Attributes:
+        positions: `[R]` of the token being read.
+        longest: no position reaches it.
+    """
+
+    def __init__(
+        self,
+        decoder: PlainDecoder,
+        levels: Sequence[tuple[Level, list[int]]],
+        suffix: Suffix,
+        read: list[int],
+    ) -> None:
+        device = decoder.like.device
+        self._decoder = decoder
+        self._seen = Seen(levels, suffix)
+        self._suffix = suffix
+        self._stop = suffix.longest
+        self.positions = torch.tensor(read, device=device) - 1
+        self.longest = max(read)
+        self._columns = None  # of the new tokens, where they differ
+        if len(set(suffix.lengths)) > 1:
+            self._columns = torch.tensor(suffix.lengths, device=device) - 1
+            suffix.blank(suffix.room)
+        self._rows = torch.arange(len(read), device=device)
+        self._bias = self._masked(levels)
+
+    def _masked(self, levels: Sequence[tuple[Level, list[int]]]) -> Tensor | None:
+        """`[R, shared + room]`: 0 where a row's own tokens are, -inf elsewhere."""
+        if self._columns is None and not any(level.is_ragged for level, _ in levels):
+            return None
+        like = self._decoder.like
+        own = torch.tensor(self._suffix.lengths, device=like.device)
+        room = torch.arange(self._suffix.room, device=like.device)
+        # Columns that will be read together need no mask: each is written before it is read.
+        seen = [*_tokens(levels, like.device), (room < own[:, None]) | (self._columns is None)]
+        bias = like.new_zeros(len(own), self._seen.shared + self._suffix.room)
+        return bias.masked_fill_(~torch.cat(seen, dim=-1), -torch.inf)
+
+    def advance(self) -> None:
+        """Goes on to the next token."""
+        self.positions = self.positions + 1
+        self.longest += 1
+        self._stop += 1
+        if self._columns is not None and self._bias is not None:
+            self._columns = self._columns + 1
+            self._bias[self._rows, self._seen.shared + self._columns] = 0
+        self._step_bias = None
+        if self._bias is not None:
+            self._step_bias = self._bias[:, None, : self._seen.shared + self._stop]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self._append(layer, k, v)
+        asked = (q * self._decoder.scale).unflatten(1, (self._decoder.kv_heads, -1))
+        asked = asked.transpose(0, 1).contiguous()
+        seen = self._seen.attend(layer, asked, self._stop, self._step_bias)
+        return seen.transpose(0, 1).reshape(len(q), -1)
+
+    def _append(self, layer: int, k: Tensor, v: Tensor) -> None:
+        for kept, new in ((self._suffix.keys[layer], k), (self._suffix.values[layer], v)):
+            if self._columns is None:
+                kept[:, :, self._stop - 1] = new.transpose(0, 1)
+            else:
+                kept[:, self._rows, self._columns] = new.transpose(0, 1)
+
+
+def _tokens(levels: Sequence[tuple[Level, list[int]]], device: torch.device) -> list[Tensor]:
+    """For every level `[R, L]` bool: where the ancestor of each row has tokens."""
+    found = []
+    for level, at in levels:
+        lengths = torch.tensor([level.lengths[place] for place in at], device=device)
+        found.append(torch.arange(level.keys.shape[-1], device=device) < lengths[:, None])
+    return found

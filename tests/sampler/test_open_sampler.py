@@ -1,0 +1,37 @@
+"""What every engine promises when it is opened."""
+
+import pytest
+import torch
+
+from rlx.errors import EnvironmentFault
+from rlx.model import build_policy
+from rlx.rollout import Request
+from rlx.sampler import open_sampler, require_engine, vllm_engine
+from rlx.spec import RunnerSpec, Tiny, TransformersSampler, TurnSpec, VllmSampler
+
+CPU = torch.device("cpu")
+
+
+def test_an_engine_that_is_not_installed_is_refused_at_once(monkeypatch):
+    monkeypatch.setattr(vllm_engine.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(EnvironmentFault, match="vLLM is not installed: pip install 'rlx"):
+        require_engine(VllmSampler(engine="vllm"))
+    require_engine(TransformersSampler())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_policy_stays_as_it_is(dtype):
+    policy = build_policy(Tiny(hidden_size=32, heads=1, kv_heads=1, layers=1), 0)
+    before = {name: weight.clone() for name, weight in policy.model.named_parameters()}
+    asked = [Request(policy.dialogue.open("nums: 1 2\ntarget: 3\n"), None, (1,))]
+    with open_sampler(policy, TransformersSampler(), RunnerSpec(dtype=dtype), CPU) as sampler:
+
+        def said():
+            with sampler.session() as session:
+                return session.generate(asked, TurnSpec(max_new_tokens=8))
+
+        first = said()
+        sampler.load({name: torch.zeros_like(weight) for name, weight in before.items()})
+        assert said() != first
+    for name, weight in policy.model.named_parameters():
+        assert torch.equal(weight, before[name]), name
