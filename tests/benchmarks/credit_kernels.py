@@ -8,20 +8,22 @@ must be read and written once take at the speed of a triad, a = b + s·c, over a
 """
 
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+from harness import Spent, beside, row, spent
 from torch import Tensor
 
 from rlx.credit import group_advantages, on_mask
 from rlx.credit.place import place
 from rlx.credit.returns import gae
 
-SIZES = ((1024, 1024), (4096, 1024), (8192, 1024), (4096, 4096))
+LARGEST = (4096, 4096)
+"""The size of the figure that a kernel's own name stands for."""
+SIZES = (LARGEST, (1024, 1024), (4096, 1024), (8192, 1024))
 ROUNDS = 4  # the first is discarded
 TURNS = 4
 GROUP = 8
@@ -37,13 +39,13 @@ class Kernel:
     bytes: int
 
 
-def credit_kernels() -> list[dict]:
+def credit_kernels(*names: str) -> list[dict]:
     """How many times as fast as its loop each kernel is, at each size, and its share of memory."""
     torch.set_num_threads(1)
     return [
-        measured(f"{name} {rows}x{width}", kernel)
-        for rows, width in SIZES
-        for name, kernel in kernels(rows, width).items()
+        measured(name if size == LARGEST else f"{name} {size[0]}x{size[1]}", kernels(*size)[name])
+        for name in names
+        for size in SIZES
     ]
 
 
@@ -62,7 +64,7 @@ def kernels(rows: int, width: int) -> dict[str, Kernel]:
     tokens = rows * width
     return {
         # rewards, values and mask in; advantages and returns out
-        "gae_prefix": Kernel(
+        "gae": Kernel(
             lambda: ours_gae(*per_gae, prefix), lambda: gae_loop(*per_gae, prefix), 17 * tokens
         ),
         "gae_gaps": Kernel(
@@ -147,25 +149,29 @@ def turn_proportional_loop(
 
 
 def measured(name: str, kernel: Kernel) -> dict:
-    assert_equal(kernel.ours(), kernel.loop())
+    torch.testing.assert_close(kernel.ours(), kernel.loop(), rtol=1e-4, atol=1e-4)
     triad = Triad()
     loops, ours, speeds = [], [], []
     for _ in range(ROUNDS):
-        loops.append(seconds(kernel.loop))
-        ours.append(statistics.median(seconds(kernel.ours) for _ in range(3)))
-        speeds.append(triad.bytes / seconds(triad))
-    ratios = [loop / own for loop, own in zip(loops[1:], ours[1:], strict=True)]
-    shares = [kernel.bytes / speed / own for speed, own in zip(speeds[1:], ours[1:], strict=True)]
-    return {
-        "name": name,
-        "ratio": round(statistics.median(ratios), 2),
-        "low": round(min(ratios), 2),
-        "high": round(max(ratios), 2),
-        "baseline": f"plain loop, {1e3 * statistics.median(loops[1:]):.3g} ms",
-        "unit": "times as fast",
-        "milliseconds": round(1e3 * statistics.median(ours[1:]), 3),
-        "share_of_bandwidth": round(statistics.median(shares), 3),
-    }
+        loops.append(spent(kernel.loop))
+        ours.append(middle([spent(kernel.ours) for _ in range(3)]))
+        speeds.append(triad.bytes / spent(triad).cpu)
+    rounds = list(zip(loops[1:], ours[1:], speeds[1:], strict=True))
+    return row(
+        name,
+        [loop.cpu / own.cpu for loop, own, _ in rounds],
+        beside("plain loop", [loop.cpu for loop in loops[1:]]),
+        "times as fast",
+        wall=statistics.median(loop.wall / own.wall for loop, own, _ in rounds),
+        milliseconds=1e3 * statistics.median(own.cpu for _, own, _ in rounds),
+        share_of_bandwidth=statistics.median(
+            kernel.bytes / speed / own.cpu for _, own, speed in rounds
+        ),
+    )
+
+
+def middle(took: list[Spent]) -> Spent:
+    return Spent(statistics.median(t.cpu for t in took), statistics.median(t.wall for t in took))
 
 
 class Triad:
@@ -176,14 +182,3 @@ class Triad:
 
     def __call__(self) -> None:
         torch.add(self.b, self.c, alpha=0.5, out=self.a)
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """CPU seconds of one call."""
-    began = time.process_time()
-    work()
-    return time.process_time() - began
-
-
-def assert_equal(ours: object, loop: object) -> None:
-    torch.testing.assert_close(ours, loop, rtol=1e-4, atol=1e-4)

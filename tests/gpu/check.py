@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,28 +63,37 @@ def precision(device: str) -> Result:
     return found
 
 
-def rlcr(device: str) -> Result:
-    """experiments/rlcr.yaml from its start to its end."""
-    return _experiment("rlcr", device)
+def speed(device: str) -> Result:
+    """Updates in every form of packed trees, and sampling: tokens per second, memory, use."""
+    said = _run([sys.executable, str(HERE / "speed.py"), device], device=device)
+    found: Result = json.loads(said.splitlines()[-1])
+    return found
 
 
-def countdown(device: str) -> Result:
-    """experiments/countdown.yaml from its start to its end."""
-    return _experiment("countdown", device)
+LARGER = {
+    "hidden_size": 512,
+    "layers": 8,
+    "heads": 8,
+    "kv_heads": 4,
+    "head_dim": 64,
+    "intermediate_size": 1536,
+    "initializer_range": 0.04,
+    "warm_start.learning_rate": 1e-3,
+}
+"""Of the experiments built from scratch: some 26 million parameters instead of a third of one."""
 
 
-def kg(device: str) -> Result:
-    """experiments/kg.yaml from its start to its end."""
-    return _experiment("kg", device)
-
-
-def _experiment(name: str, device: str) -> Result:
+def _experiment(name: str, device: str, larger: bool) -> Result:
+    """An experiment from its start to its end."""
     with tempfile.TemporaryDirectory() as home:
         environment = {"RLX_HOME": home}
         rlx = [sys.executable, "-c", "import sys; from rlx.cli import main; sys.exit(main())"]
         spec = str(ROOT / "experiments" / f"{name}.yaml")
+        options = {"runner.device": device, "tracking.mlflow": "null"}
+        if larger:
+            options |= {f"model.{key}": value for key, value in LARGER.items()}
+        overrides = [part for key, value in options.items() for part in ("--set", f"{key}={value}")]
         began = time.monotonic()
-        overrides = ["--set", f"runner.device={device}", "--set", "tracking.mlflow=null"]
         _run([*rlx, "submit", spec, *overrides], device=device, **environment)
         seconds = time.monotonic() - began
         said = json.loads(_run([*rlx, "status", "latest", "--json"], **environment))
@@ -96,8 +106,13 @@ def _experiment(name: str, device: str) -> Result:
     return {"wall_s": seconds, **told, "accuracy": accuracy}
 
 
+EXPERIMENTS = ("rlcr", "countdown", "kg")
 PARTS: dict[str, Callable[[str], Result]] = {
-    part.__name__: part for part in (machine, promises, precision, rlcr, countdown, kg)
+    part.__name__: part for part in (machine, promises, precision, speed)
+} | {
+    name + "_larger" * larger: partial(_experiment, name, larger=larger)
+    for name in EXPERIMENTS
+    for larger in (False, True)
 }
 
 

@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from benchmarks.bench import literal_score
+from benchmarks.literal import literal_score
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pebble import ProcessPool

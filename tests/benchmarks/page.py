@@ -1,0 +1,162 @@
+"""docs/benchmarks.md, written from docs/bench.json."""
+
+import os
+import platform
+from importlib.metadata import version
+
+__all__ = ["page"]
+
+HEAD = """\
+# Benchmarks
+
+Written by `make bench`; `make bench BENCH=rlcr_step,gae` measures some again and leaves the others.
+The figures are in [bench.json](bench.json) too. Peers are installed by the same command, each into
+an environment of its own below `.bench/`, as pinned in `tests/benchmarks/peers/`.
+
+Both sides of a ratio take turns in one run, on one thread; a first round does not count. The
+median, lowest and highest are of the rounds' ratios of CPU time, which other work on the machine
+hardly touches: they are what goals are held against. "Clock" is the median of the same ratio by the
+clock, and "ms" is our own CPU time. Ratios carry over to other machines better than times do.
+
+Measured on {machine}.
+"""
+
+STEPS = """\
+The model is a Qwen2 of 2.4 million parameters over 100 characters (hidden size 256, 4 layers, 4
+heads, 2 key-value heads, MLP 512, tied embeddings) in float32 with random weights. Lengths are
+forced: none of its tokens ends a turn. A shape is (prompt, answer, question, confidence, G_a, G_c)
+tokens and branches.
+
+`rlcr_update_*` is forward, backward and AdamW, short at (100, 60, 30, 12, 8, 4) with four prompts,
+long at (200, 300, 30, 20, 8, 8) with one. **Plain rows** are what a trainer computes that shares no
+prefix, in as good a form as there is: every answer and every confidence is a row with all that came
+before it, rows of equal length lie in micro-batches of 8 without padding, so that attention takes
+its causal fast path, and the DeepSpeed engine, the loss and the optimiser are ours. Their logits
+are computed at every position; `_lean` is beside plain rows with logits only where a token learns.
+Packed trees have as many tokens in a micro-batch as 8 plain rows. The benchmark ends with an error
+where losses differ by more than 1e-6, or the gradient of any parameter by more than 5e-6 (relative
+L2); the largest such distance stands in the last column.
+
+`rlcr_update_memory_*` is the resident memory that one update adds at its peak, as a share of what
+plain rows add in micro-batches of 8, each in a process of its own. Nothing is claimed against
+micro-batches of 4 or fewer: a tree must be resident as a whole, so they can need less.
+
+`two_turn_generation` samples both turns of the short shape, with log-probabilities, beside
+transformers' `generate` (without them), which reads every branch anew. `one_turn_generation` is 8
+prompts of 100 tokens with 8 answers of 64, full length, and ragged where its name says so.
+
+`one_turn_vs_vllm` is the same turn beside vLLM's CPU build (eager, float32, in one process, without
+log-probabilities) once it is warm, and `start_vs_vllm` is the CPU time from the start of Python
+until a sampler is ready. On a CPU and a model this small, vLLM is about as fast as `generate`; this
+says nothing of vLLM on a GPU, which is what it is made for.
+
+`rlcr_step` is a whole step at the short shape: both turns generated, rewards and advantages given,
+one update, weights handed to the sampler; beside `generate` twice, plain rows and torch's AdamW,
+which take the log-probabilities of the update itself as old ones and so need no pass for them.
+
+`grpo_step_vs_trl` is a step of 8 prompts of 105 tokens and 8 answers of 64 tokens each beside
+GRPOTrainer of TRL 1.16 with the same weights, prompts, reward and loss (β 0, one update per
+rollout, float32, no gradient checkpointing, no logging), all 64 rows in one micro-batch, which was
+no slower than 8. Each side is a process of its own, and they take turns.
+"""
+
+CREDIT = """\
+Kernels of credit are beside a plain loop over columns (GAE), rows (GRPO) or rows and turns
+(turn_proportional), at 4096 rows of 4096 tokens, or at the size in the name; three rounds. The
+share of bandwidth is the time that the bytes need which must be read and written once, at the
+speed of a triad a = b + s·c over 64 MiB arrays measured in the same rounds, over the time taken.
+Both sides have their memory in huge pages (THP_MEM_ALLOC_ENABLE=1): without them, fresh pages cost
+more than the arithmetic. `gae` has masks that are a prefix of each row, `gae_gaps` observations
+between turns; `grpo_per_row` gives one advantage per row and leaves it there.
+"""
+
+SMALL = """\
+`countdown_score` scores 1500 well-formed answers, which a scorer of a regex and `eval` can be let
+near; `validate_cpu_seconds` is `rlx validate experiments/rlcr.yaml`, start of Python included;
+`record_vs_mlflow_calls` tells MLflow five steps of 40 metrics, one batch for each step as rlx does,
+or one call for each value, both into SQLite.
+"""
+
+GRAPH = """\
+The graph of the kg agent holds a million facts about 200,000 entities by 500 relations in three
+sorted arrays. Loading reads them from a TSV file; memory is the most that loading took; a query
+names one of the four functions with entity and relation of a fact drawn at random, and gives labels
+in order. Beside it are dicts of dicts of sets over interned numbers, in the same unit. Three
+rounds, each in a process of its own.
+"""
+
+REGISTRY = """\
+The registry is under the load of 16 processes for two minutes, on each database. Each submits a run
+of its own and one that all of them submit, claims the oldest that is queued, starts it, writes
+three steps of 40 metrics with its journal, reads them back, and ends it. The lowest and highest are
+those of ten windows; ms is the middle call's by the clock. It ends with an error, not a figure,
+where a call fails, a run is claimed twice, or a value is missing.
+"""
+
+SECTIONS = {
+    "Steps of training": (
+        STEPS,
+        (
+            *("rlcr_update_short", "rlcr_update_long", "two_turn_generation"),
+            *("one_turn_generation", "one_turn_vs_vllm", "rlcr_step", "grpo_step_vs_trl"),
+        ),
+    ),
+    "Credit": (CREDIT, ("gae", "gae_gaps", "turn_proportional", "grpo_outcome")),
+    "Scores, starts, records": (
+        SMALL,
+        ("countdown_score", "validate_cpu_seconds", "record_vs_mlflow_calls"),
+    ),
+    "Knowledge graph": (GRAPH, ("graph",)),
+    "Registry": (REGISTRY, ("registry",)),
+}
+"""By title: what is compared with what, and the benchmarks whose figures follow."""
+
+COLUMNS = {
+    "median": "ratio",
+    "low": "low",
+    "high": "high",
+    "clock": "wall",
+    "unit": "unit",
+    "ms": "milliseconds",
+    "share of bandwidth": "share_of_bandwidth",
+    "compared with": "baseline",
+}
+
+
+def page(rows: list[dict]) -> str:
+    """The page, from the figures of bench.json."""
+    parts = [HEAD.format(machine=machine())]
+    for title, (about, names) in SECTIONS.items():
+        own = [row for row in rows if row["benchmark"] in names]
+        parts.append(f"## {title}\n\n{about}\n{_table(own)}")
+    return "\n".join(parts)
+
+
+def _table(rows: list[dict]) -> str:
+    columns = {
+        title: key for title, key in COLUMNS.items() if any(row.get(key, "") != "" for row in rows)
+    }
+    lines = [f"| figure | {' | '.join(columns)} |", "| --- " * (len(columns) + 1) + "|"]
+    for row in rows:
+        cells = (_shown(row.get(key, "")) for key in columns.values())
+        lines.append(f"| `{row['name']}` | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(value: object) -> str:
+    """A number with the digits that it deserves."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def machine() -> str:
+    """What is worth knowing of the machine, and nothing that would name it."""
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    packages = ("torch", "transformers", "deepspeed")
+    said = ", ".join(f"{name} {version(name)}" for name in packages)
+    python = platform.python_version()
+    return (
+        f"{cores} cores ({platform.machine()}), {memory:.0f} GiB, no GPU: Python {python}, {said}"
+    )

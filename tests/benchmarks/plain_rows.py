@@ -1,0 +1,132 @@
+"""Plain rows: what a trainer computes that shares no prefix, in as good a form as there is.
+
+Every answer and every confidence is a row of its own with all that came before it. Rows of equal
+length lie in micro-batches of 8 without padding, so attention takes its causal fast path without a
+mask. Logits are computed at every position or, in the lean form, only where a token learns.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rlx.learner import Ranks
+from rlx.learner.engine import Engine, MakeOptimizer, adamw
+from rlx.learner.terms import Sums, Targets, policy_term
+from rlx.spec import LossSpec, OptimizerSpec, RunnerSpec
+from rlx.step import TrainBatch
+
+__all__ = ["ROWS", "PlainLearner", "row_batches"]
+
+ROWS = 8
+"""Rows of a micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowBatch:
+    """Whole rows of one length; the other fields are those of `rlx.learner.pack.PackedBatch`.
+
+    Attributes:
+        token_ids: `[R, T]`.
+        sources: `[M]` index into `[R · T]` of the output that predicts a token.
+        targets, rows, columns: `[M]`.
+    """
+
+    token_ids: Tensor
+    sources: Tensor
+    targets: Tensor
+    rows: Tensor
+    columns: Tensor
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """`[M]` values of a `[B, T]` tensor at the targets."""
+        return tensor[self.rows, self.columns]
+
+
+def row_batches(train: TrainBatch) -> list[RowBatch]:
+    """All rows in which a token learns, by length."""
+    made = []
+    lengths = train.batch.is_token.sum(dim=1)
+    for length in lengths.unique().tolist():
+        chosen = ((lengths == length) & train.wanted.any(dim=1)).nonzero()[:, 0]
+        for rows in chosen.split(ROWS):
+            ids = train.batch.token_ids[rows, :length]
+            row, column = train.wanted[rows, :length].nonzero(as_tuple=True)
+            targets = ids[row, column]
+            made.append(RowBatch(ids, row * length + column - 1, targets, rows[row], column))
+    return made
+
+
+class PlainRows(nn.Module):
+    """The model asked row by row.
+
+    Args:
+        lean: logits only where a token learns.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, lean: bool) -> None:
+        super().__init__()
+        self.model = model
+        self._lean = lean
+
+    def forward(self, rows: RowBatch) -> tuple[Tensor, Tensor]:
+        """`[M]` and `[M]`: log-probability of each target, and entropy, without a gradient."""
+        if self._lean:
+            hidden = self.model.get_decoder()(rows.token_ids, use_cache=False).last_hidden_state
+            hidden = hidden.flatten(0, 1).index_select(0, rows.sources)
+            logprobs = torch.log_softmax(self.model.get_output_embeddings()(hidden), dim=-1)
+        else:
+            logits = self.model(rows.token_ids, use_cache=False).logits
+            logprobs = torch.log_softmax(logits, dim=-1).flatten(0, 1)
+            logprobs = logprobs.index_select(0, rows.sources)
+        with torch.no_grad():
+            entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
+        return logprobs.gather(1, rows.targets[:, None])[:, 0], entropy
+
+
+class PlainLearner:
+    """Takes the steps of `rlx.learner.Learner` with its engine and its loss, from plain rows."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        runner: RunnerSpec,
+        optimizer: OptimizerSpec,
+        ranks: Ranks,
+        make_optimizer: MakeOptimizer = adamw,
+        *,
+        lean: bool = False,
+    ) -> None:
+        self._engine = Engine(
+            PlainRows(model, lean=lean),
+            optimizer,
+            runner,
+            ranks,
+            section="optimizer",
+            make_optimizer=make_optimizer,
+        )
+
+    def update(self, train: TrainBatch, loss: LossSpec, rate: float) -> float:
+        """Takes one optimiser step and returns the loss."""
+        sums = Sums()
+
+        def term(rows: RowBatch) -> Tensor:
+            return policy_term(*self._engine(rows), Targets.of(rows, train, loss), loss, sums)
+
+        self._engine.step(_Share(row_batches(train)), term, rate)
+        return sums.loss
+
+
+class _Share:
+    """Micro-batches under the protocol of `rlx.learner.share.Share`."""
+
+    def __init__(self, batches: list[RowBatch]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[RowBatch]:
+        return iter(self._batches)

@@ -1,0 +1,118 @@
+"""Whole steps: RLCR beside `generate` and plain rows, GRPO beside TRL; `make bench` runs them."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from generation import generated
+from harness import compared, in_turns, spent
+from models import BEGIN, policy, save, text
+from own_steps import RATE, OwnSteps, reward
+from peers import PEERS, Peer, peer_python
+from plain_rows import ROWS
+from shapes import SHORT
+from torch import Tensor
+
+from rlx.credit import group_advantages
+from rlx.credit.estimators import two_level
+from rlx.spec import TurnSpec, TwoTurn
+
+__all__ = ["grpo_step_vs_trl", "rlcr_step"]
+
+ROUNDS = 5
+QUESTION = text(SHORT.question, "question")
+GRPO = {"prompts": 8, "prompt": 105, "answers": 8, "answer": 64}
+
+
+def rlcr_step() -> list[dict]:
+    """Both turns generated, credit, update, at (100, 60, 30, 12, 8, 4) and four prompts."""
+    rollout = TwoTurn(
+        num_generations_answer=SHORT.answers,
+        answer=TurnSpec(max_new_tokens=SHORT.answer),
+        num_generations_confidence=SHORT.confidences,
+        confidence=TurnSpec(template=QUESTION, max_new_tokens=SHORT.confidence),
+    )
+    ours = OwnSteps(rollout, two_level, ROWS * SHORT.longest)
+    plain = PlainSteps()
+    count = iter(range(10**6))
+
+    def texts() -> list[str]:
+        number = next(count)
+        return [text(SHORT.prompt - 1, number, n) for n in range(SHORT.prompts)]
+
+    sides = {
+        "ours": lambda: spent(lambda: ours.step(texts(), next(count))),
+        "plain": lambda: spent(lambda: plain.step(texts())),
+    }
+    took = in_turns(sides, ROUNDS)
+    baseline = "generate twice, plain rows, AdamW"
+    return [compared("rlcr_step", took["plain"], took["ours"], baseline)]
+
+
+class PlainSteps:
+    """An RLCR step as it is first written: no cache is kept and no prefix is shared."""
+
+    def __init__(self) -> None:
+        self._policy = policy()
+        self._model = self._policy.model
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=RATE)
+
+    def step(self, texts: list[str]) -> None:
+        """Generates answers, then confidences from contexts that are read again, and learns."""
+        dialogue, shape = self._policy.dialogue, SHORT
+        prompts = [dialogue.open(text) for text in texts]
+        answers = generated(self._policy, prompts, shape.answers, shape.answer)
+        question = dialogue.reply(QUESTION, ())
+        asked = [(*answer, *question) for answer in answers.tolist()]
+        confidences = generated(self._policy, asked, shape.confidences, shape.confidence)
+        of_answers = self._advantages(answers, shape.answer, shape.answers)
+        of_confidences = self._advantages(confidences, shape.confidence, shape.confidences)
+        self._learn(
+            [
+                (answers, shape.answer, of_answers),
+                (confidences, shape.confidence, of_confidences),
+            ]
+        )
+
+    def _advantages(self, ids: Tensor, length: int, group: int) -> Tensor:
+        texts = (self._policy.dialogue.read(row)[0] for row in ids[:, -length:].tolist())
+        scores = torch.tensor([reward(text) for text in texts])
+        return group_advantages(scores, torch.arange(len(ids)) // group)
+
+    def _learn(self, kinds: list[tuple[Tensor, int, Tensor]]) -> None:
+        tokens = sum(len(ids) * length for ids, length, _ in kinds)
+        for ids, length, advantages in kinds:
+            for rows, signs in zip(ids.split(ROWS), advantages.split(ROWS), strict=True):
+                logits = self._model(rows, use_cache=False).logits[:, :-1]
+                logprobs = torch.log_softmax(logits, dim=-1)
+                chosen = logprobs.gather(2, rows[:, 1:, None])[:, -length:, 0]
+                ratio = (chosen - chosen.detach()).exp()
+                (-(ratio * signs[:, None]).sum() / tokens).backward()
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+
+def grpo_step_vs_trl() -> list[dict]:
+    """One GRPO step from 8 prompts of 105 tokens, 8 answers of 64 each, in processes in turns."""
+    texts = [text(GRPO["prompt"] - 1, n) for n in range(64)]
+    case = {**GRPO, "rows": GRPO["prompts"] * GRPO["answers"]}
+    row = GRPO["prompt"] + GRPO["answer"]
+    here = Path(__file__).parent
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        save(model)
+        theirs = {**case, "texts": [BEGIN + text for text in texts]}
+        ours = {**case, "texts": texts, "tokens": ROWS * row}
+        command = [peer_python("trl"), PEERS / "trl_steps.py", model, json.dumps(theirs)]
+        own = [sys.executable, here / "own_steps.py", json.dumps(ours)]
+        with (
+            Peer.started(command, Path(folder) / "trl.log") as trl,
+            Peer.started(own, Path(folder) / "own.log") as rlx,
+        ):
+            trl.answer()
+            rlx.answer()
+            took = in_turns({"trl": trl.spent, "rlx": rlx.spent}, ROUNDS)
+    return [compared("grpo_step_vs_trl", took["trl"], took["rlx"], "TRL 1.16 GRPOTrainer")]

@@ -1,0 +1,180 @@
+"""Tokens per second, use of the arithmetic and memory of the update and of sampling, on one device.
+
+    python speed.py cuda|cpu
+
+A model with random weights samples two turns and learns from them, once in every form of packed
+trees that the device has and once from plain rows. TRL's trainer stands beside it where it is
+installed. Prints one JSON line; on a CPU sizes are those of a quick look.
+"""
+
+import importlib.util
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from shapes import LOSS, Shape, train_batch
+
+from rlx.learner import Learner, Ranks, choice, join_ranks
+from rlx.learner.forms import Form, Plain
+from rlx.model import Policy, build_policy
+from rlx.plugin import Problem
+from rlx.rollout import grow, plan
+from rlx.sampler import TransformersSampler
+from rlx.spec import OptimizerSpec, RunnerSpec, Tiny, TurnSpec, TwoTurn
+
+ROUNDS = 5
+PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
+"""Dense bfloat16, by what a device's name contains (makers' data sheets)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is measured on a kind of device."""
+
+    model: Tiny
+    shape: Shape
+    dtype: str
+
+
+CASES = {
+    "cuda": Case(
+        Tiny(
+            hidden_size=1536,
+            heads=12,
+            kv_heads=2,
+            head_dim=128,
+            layers=28,
+            intermediate_size=8960,
+            max_position=4096,
+        ),
+        Shape(4, 500, 1000, 30, 20, answers=8, confidences=8),
+        "bfloat16",
+    ),
+    "cpu": Case(Tiny(), Shape(2, 40, 20, 8, 6, answers=4, confidences=2), "float32"),
+}
+
+
+def made(case: Case, ranks: Ranks, form: Form | None) -> tuple[Policy, Learner]:
+    """A policy under a learner; `form` takes the place of what would be chosen."""
+    policy = build_policy(case.model, 0)
+    runner = RunnerSpec(
+        device=ranks.device.type,
+        dtype=case.dtype,
+        micro_batch_tokens=max(8 * case.shape.longest, 16_384),
+    )
+    kind = ranks.device.type
+    usual = choice.FORMS[kind]
+    if form is not None:
+        choice.FORMS[kind] = (form,) if isinstance(form, Plain) else (form, Plain())
+    try:
+        return policy, Learner(policy, runner, OptimizerSpec(), ranks)
+    finally:
+        choice.FORMS[kind] = usual
+
+
+def seconds(device: torch.device, work: Callable[[], object]) -> list[float]:
+    """Wall seconds of calls, the first left out; a device's work is waited for."""
+    taken = []
+    for _ in range(ROUNDS + 1):
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken.append(time.perf_counter() - began)
+    return taken[1:]
+
+
+def update(case: Case, ranks: Ranks, form: Form | None) -> dict[str, Any]:
+    """One update: the form, tokens of rows per second, use of the peak, memory at the most."""
+    device = ranks.device
+    policy, learner = made(case, ranks, form)
+    train = train_batch(case.shape, vocabulary=len(policy.tokenizer))
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    stats = learner.update(train, LOSS, 1e-6)
+    assert stats is not None
+    middle = statistics.median(seconds(device, lambda: learner.update(train, LOSS, 1e-6)))
+    weights = sum(p.numel() for p in policy.model.parameters())
+    found = {
+        "form": str(learner.chosen),
+        "seconds": middle,
+        "row_tokens_per_s": stats.row_tokens / middle,
+        "computed_tokens": stats.computed_tokens,
+        "row_tokens": stats.row_tokens,
+        "loss": stats.loss,
+        "parameters": weights,
+    }
+    if device.type == "cuda":
+        found["peak_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
+        name = torch.cuda.get_device_name(device)
+        peak = next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
+        if peak is not None:
+            found["model_flop_utilisation"] = 6 * weights * stats.computed_tokens / middle / peak
+    return found
+
+
+def sampling(case: Case, ranks: Ranks) -> dict[str, Any]:
+    """Both turns: tokens drawn per second."""
+    shape = case.shape
+    policy = build_policy(case.model, 0)
+    for parameter in policy.model.parameters():
+        parameter.data = parameter.data.to(getattr(torch, case.dtype))
+    policy = replace(policy, end_ids=())  # every length is the limit
+    sampler = TransformersSampler(policy, max_rows=512, device=ranks.device)
+    schedule = TwoTurn(
+        num_generations_answer=shape.answers,
+        num_generations_confidence=shape.confidences,
+        answer=TurnSpec(max_new_tokens=shape.answer),
+        confidence=TurnSpec(template="sure?\n", max_new_tokens=shape.confidence),
+    )
+    prompt = " ".join(str(n % 97) for n in range(shape.prompt // 2))
+    problems = [Problem(id=str(n), prompt=prompt, fields={}) for n in range(shape.prompts)]
+    drawn = []
+
+    def work() -> None:
+        with sampler.session() as session:
+            trees = grow(plan(schedule), problems, range(len(problems)), session, policy.dialogue)
+        drawn.append(sum(len(s.logprobs) for tree in trees for s in tree.segments))
+
+    middle = statistics.median(seconds(ranks.device, work))
+    return {"decoder": sampler.described, "seconds": middle, "tokens_per_s": drawn[-1] / middle}
+
+
+def beside_trl(device: str) -> dict[str, Any]:
+    """What `grpo_step_vs_trl` says, where TRL is installed in this very environment."""
+    if importlib.util.find_spec("trl") is None:
+        return {"missing": "trl is not installed here; bring its wheel to compare"}
+    from steps import grpo_step_vs_trl
+
+    os.environ["RLX_BENCH_DEVICE"] = device
+    return {"rows": grpo_step_vs_trl()}
+
+
+def main(device: str) -> None:
+    """Measures everything, form by form."""
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    os.environ.update({**alone, "MASTER_PORT": os.environ.get("MASTER_PORT", "29519")})
+    case, ranks = CASES[device], join_ranks(RunnerSpec(device=device))
+    found: dict[str, Any] = {"sampling": sampling(case, ranks)}
+    for form in choice.FORMS[device]:
+        found[form.name] = update(case, ranks, form)
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    plain = found[Plain.name]
+    for name in (form.name for form in choice.FORMS[device]):
+        found[name]["times_plain_rows"] = plain["seconds"] / found[name]["seconds"]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
