@@ -1,6 +1,7 @@
 """The model that benchmarks share: a Qwen2 of 2.4 million parameters that reads characters."""
 
 import functools
+import json
 import os
 import random
 import socket
@@ -18,11 +19,15 @@ from rlx.spec import RunnerSpec
 if TYPE_CHECKING:
     from rlx.learner import Ranks
 
-__all__ = ["BEGIN", "alone", "policy", "save", "text"]
+__all__ = ["BEGIN", "DEVICE", "DTYPE", "alone", "policy", "save", "text"]
 
 CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " \n"
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 LONGEST = 2048
+DEVICE = os.environ.get("RLX_TEST_DEVICE", "cpu")
+SIZES: dict[str, int] = json.loads(os.environ.get("RLX_BENCH_SIZES", "{}"))
+"""What another model than the one of 2.4 million parameters differs in, for larger devices."""
+DTYPE = "float32" if DEVICE == "cpu" else "bfloat16"
 BEGIN = "<bos>"
 """What the dialogue puts before a prompt, for peers that read text alone."""
 
@@ -30,13 +35,17 @@ BEGIN = "<bos>"
 def policy(seed: int = 0) -> Policy:
     """The model with random weights. None of its tokens ends a turn: all lengths are the limit."""
     tokenizer = characters()
+    sizes = {
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 512,
+        **SIZES,
+    }
     config = Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=512,
+        **sizes,
         max_position_embeddings=LONGEST,
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
@@ -84,4 +93,4 @@ def alone() -> "Ranks":
         port = free.getsockname()[1]
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    return join_ranks(RunnerSpec(device="cpu"))
+    return join_ranks(RunnerSpec(device=DEVICE))

@@ -14,7 +14,7 @@ from dataclasses import asdict
 
 import torch
 from harness import spent
-from models import alone, policy
+from models import DEVICE, DTYPE, alone, policy
 from torch import Tensor
 
 from rlx.batch import TokenBatch, flatten
@@ -23,7 +23,7 @@ from rlx.credit.estimators import grpo
 from rlx.learner import Learner
 from rlx.plugin import Problem
 from rlx.rollout import RolloutTree, grow, plan
-from rlx.sampler import TransformersSampler
+from rlx.sampler import TransformersSampler, twin
 from rlx.spec import CreditSpec, LossSpec, OptimizerSpec, RunnerSpec, Single, TurnSpec, TwoTurn
 from rlx.step import RowRewards, Streams, assign_credit
 
@@ -53,11 +53,17 @@ class OwnSteps:
         estimator: Callable[[CreditInputs], Tensor | Credit],
         micro_batch_tokens: int,
     ) -> None:
-        runner = RunnerSpec(device="cpu", zero_stage=0, micro_batch_tokens=micro_batch_tokens)
+        runner = RunnerSpec(
+            device=DEVICE,
+            dtype=DTYPE,
+            zero_stage=0 if DTYPE == "float32" else 1,
+            micro_batch_tokens=micro_batch_tokens,
+        )
         self._rollout, self._estimator = rollout, estimator
-        self._policy = policy()
+        self._policy = twin(policy(), getattr(torch, DTYPE))
         self._learner = Learner(policy(), runner, OptimizerSpec(), alone())
-        self._sampler = TransformersSampler(self._policy, max_rows=512, device=torch.device("cpu"))
+        device = torch.device(DEVICE)
+        self._sampler = TransformersSampler(self._policy, max_rows=512, device=device)
 
     def step(self, texts: Sequence[str], seed: int) -> None:
         """One step from these prompts."""

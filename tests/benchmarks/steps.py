@@ -3,12 +3,13 @@
 import json
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from generation import generated
-from harness import compared, in_turns, spent
-from models import BEGIN, policy, save, text
+from harness import Spent, compared, in_turns, spent
+from models import BEGIN, DEVICE, policy, save, text
 from own_steps import RATE, OwnSteps, reward
 from peers import PEERS, Peer, peer_python
 from plain_rows import ROWS
@@ -19,7 +20,7 @@ from rlx.credit import group_advantages
 from rlx.credit.estimators import two_level
 from rlx.spec import TurnSpec, TwoTurn
 
-__all__ = ["grpo_step_vs_trl", "rlcr_step"]
+__all__ = ["grpo_step_vs_trl", "grpo_steps", "rlcr_step"]
 
 ROUNDS = 5
 QUESTION = text(SHORT.question, "question")
@@ -97,16 +98,27 @@ class PlainSteps:
 
 def grpo_step_vs_trl() -> list[dict]:
     """One GRPO step from 8 prompts of 105 tokens, 8 answers of 64 each, in processes in turns."""
-    texts = [text(GRPO["prompt"] - 1, n) for n in range(64)]
-    case = {**GRPO, "rows": GRPO["prompts"] * GRPO["answers"]}
-    row = GRPO["prompt"] + GRPO["answer"]
+    took = grpo_steps(peer_python("trl"), GRPO)
+    return [compared("grpo_step_vs_trl", took["trl"], took["rlx"], "TRL 1.16 GRPOTrainer")]
+
+
+def grpo_steps(trl_python: Path, sizes: Mapping[str, int]) -> dict[str, list[Spent]]:
+    """What steps of TRL and of rlx cost, on the device of this process.
+
+    Args:
+        trl_python: of an environment with TRL.
+        sizes: prompts, tokens of a prompt, answers to each, tokens of an answer.
+    """
+    texts = [text(sizes["prompt"] - 1, n) for n in range(64)]
+    case = {**sizes, "rows": sizes["prompts"] * sizes["answers"], "device": DEVICE}
+    row = sizes["prompt"] + sizes["answer"]
     here = Path(__file__).parent
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         save(model)
         theirs = {**case, "texts": [BEGIN + text for text in texts]}
         ours = {**case, "texts": texts, "tokens": ROWS * row}
-        command = [peer_python("trl"), PEERS / "trl_steps.py", model, json.dumps(theirs)]
+        command = [trl_python, PEERS / "trl_steps.py", model, json.dumps(theirs)]
         own = [sys.executable, here / "own_steps.py", json.dumps(ours)]
         with (
             Peer.started(command, Path(folder) / "trl.log") as trl,
@@ -114,5 +126,4 @@ def grpo_step_vs_trl() -> list[dict]:
         ):
             trl.answer()
             rlx.answer()
-            took = in_turns({"trl": trl.spent, "rlx": rlx.spent}, ROUNDS)
-    return [compared("grpo_step_vs_trl", took["trl"], took["rlx"], "TRL 1.16 GRPOTrainer")]
+            return in_turns({"trl": trl.spent, "rlx": rlx.spent}, ROUNDS)

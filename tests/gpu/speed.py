@@ -64,6 +64,29 @@ CASES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class TrlCase:
+    """A GRPO step, and what its model differs in from the one of 2.4 million parameters."""
+
+    model: dict[str, int]
+    step: dict[str, int]
+
+
+TRL_CASES = {
+    "cuda": TrlCase(
+        {
+            "hidden_size": 896,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+            "intermediate_size": 4864,
+        },
+        {"prompts": 8, "prompt": 500, "answers": 8, "answer": 500},
+    ),
+    "cpu": TrlCase({}, {"prompts": 2, "prompt": 40, "answers": 4, "answer": 20}),
+}
+
+
 def made(case: Case, ranks: Ranks, form: Form | None) -> tuple[Policy, Learner]:
     """A policy under a learner; `form` takes the place of what would be chosen."""
     policy = build_policy(case.model, 0)
@@ -151,13 +174,21 @@ def sampling(case: Case, ranks: Ranks) -> dict[str, Any]:
 
 
 def beside_trl(device: str) -> dict[str, Any]:
-    """What `grpo_step_vs_trl` says, where TRL is installed in this very environment."""
-    if importlib.util.find_spec("trl") is None:
-        return {"missing": "trl is not installed here; bring its wheel to compare"}
-    from steps import grpo_step_vs_trl
+    """GRPO steps of TRL and of rlx in processes in turns, where TRL is installed here."""
+    if importlib.util.find_spec("trl") is None or importlib.util.find_spec("datasets") is None:
+        return {"missing": "trl and datasets are not installed here; bring them along to compare"}
+    sizes = TRL_CASES[device]
+    os.environ |= {"RLX_TEST_DEVICE": device, "RLX_BENCH_SIZES": json.dumps(sizes.model)}
+    from steps import grpo_steps
 
-    os.environ["RLX_BENCH_DEVICE"] = device
-    return {"rows": grpo_step_vs_trl()}
+    took = grpo_steps(Path(sys.executable), sizes.step)
+    drawn = sizes.step["prompts"] * sizes.step["answers"] * sizes.step["answer"]
+    walls = {side: statistics.median(s.wall for s in spent) for side, spent in took.items()}
+    return {
+        "seconds": walls,
+        "tokens_per_s": {side: drawn / wall for side, wall in walls.items()},
+        "times_trl": walls["trl"] / walls["rlx"],
+    }
 
 
 def main(device: str) -> None:
@@ -165,7 +196,7 @@ def main(device: str) -> None:
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     os.environ.update({**alone, "MASTER_PORT": os.environ.get("MASTER_PORT", "29519")})
     case, ranks = CASES[device], join_ranks(RunnerSpec(device=device))
-    found: dict[str, Any] = {"sampling": sampling(case, ranks)}
+    found: dict[str, Any] = {"sampling": sampling(case, ranks), "trl": beside_trl(device)}
     for form in choice.FORMS[device]:
         found[form.name] = update(case, ranks, form)
         if device == "cuda":

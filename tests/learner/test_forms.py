@@ -210,6 +210,7 @@ def test_blocks_hold_every_token_once_with_all_that_it_sees(forest):
     for (n, b, k), mask in zip(blocks.sizes, blocks.masks, strict=True):
         queries = blocks.queries[at : (at := at + n * b)].view(n, b)
         keys = blocks.keys[key : (key := key + n * k)].view(n, k)
+        mask = mask == 0
         for block, query in mask[:, 0].any(dim=-1).nonzero().tolist():
             token = queries[block, query]
             if blocks.outputs[token] == at - n * b + block * b + query:

@@ -40,7 +40,9 @@ class Blocks:
         keys: `[K]` what each block looks at, padded.
         outputs: `[L]` where a token stands among the queries.
         sizes: blocks, queries and keys of a block, for blocks that are computed together.
-        masks: for each of them `[blocks, 1, queries, keys]` bool, True where a query may look.
+        masks: for each of them `[blocks, 1, queries, keys]` float32, added to scores: -inf where
+            a query may not look. All layers share them; bool ones would be turned into such by
+            every layer, and kept until its backward pass.
     """
 
     queries: Tensor
@@ -89,11 +91,12 @@ def _rows(parts: list[Tensor]) -> Tensor:
 
 
 def _mask(queries: Tensor, keys: Tensor, ends: Tensor) -> Tensor:
-    """`[n, 1, b, k]` bool; padding looks at the first key, since a softmax over nothing is NaN."""
+    """`[n, 1, b, k]`; padding looks at the first key, since a softmax over nothing is NaN."""
     asks, key = queries[:, :, None], keys[:, None, :]
     sees = (key >= 0) & (key <= asks) & (asks < ends[keys.clamp(min=0)][:, None, :])
     first = torch.arange(keys.shape[1]) == 0
-    return torch.where(asks >= 0, sees, first)[:, None]
+    seen = torch.where(asks >= 0, sees, first)[:, None]
+    return torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
 
 
 def _grouped(
@@ -155,7 +158,7 @@ def _attend(
     if fewer > 1 and not shares_heads:
         key, value = repeat_kv(key, fewer), repeat_kv(value, fewer)
     output: Tensor = scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, scale=scaling, enable_gqa=shares_heads
+        query, key, value, attn_mask=mask.to(query.dtype), scale=scaling, enable_gqa=shares_heads
     )
     return output.transpose(1, 2).reshape(query.shape[0] * query.shape[2], -1)
 

@@ -41,10 +41,11 @@ def told(line):
 def main(folder, case):
     torch.set_num_threads(1)
     rows = case["prompts"] * case["answers"]
+    on_cpu = case.get("device", "cpu") == "cpu"
     options = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
-        use_cpu=True,
-        bf16=False,
+        use_cpu=on_cpu,
+        bf16=not on_cpu,
         gradient_checkpointing=False,
         per_device_train_batch_size=case["rows"],
         gradient_accumulation_steps=rows // case["rows"],
@@ -62,7 +63,7 @@ def main(folder, case):
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        dataloader_pin_memory=False,
+        dataloader_pin_memory=not on_cpu,
         shuffle_dataset=False,
         seed=0,
     )
