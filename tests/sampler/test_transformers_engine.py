@@ -5,32 +5,21 @@ from dataclasses import replace
 
 import pytest
 import torch
+from babblers import ANSWER, CONFIDENCE, SPEC, babbler, second_turns
 
 from rlx.errors import SpecError
-from rlx.model import PlainDialogue, Policy, build_policy
+from rlx.model import Policy
 from rlx.rollout import Request
 from rlx.sampler import TransformersSampler
-from rlx.spec import Tiny, TurnSpec
+from rlx.spec import TurnSpec
 
 DEVICE = torch.device(os.environ.get("RLX_TEST_DEVICE", "cpu"))
-SPEC = Tiny(
-    hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=64, initializer_range=0.15
-)
-ANSWER = TurnSpec(max_new_tokens=24)
-CONFIDENCE = TurnSpec(max_new_tokens=8, temperature=0.7)
-
-
-def build(seed):
-    """A random model of which about one token in ten ends a turn."""
-    policy = build_policy(SPEC, seed)
-    ends = (policy.tokenizer.eos_token_id, *range(20, 33))
-    return replace(policy, dialogue=PlainDialogue(policy.tokenizer, ends), end_ids=ends)
 
 
 @pytest.fixture(scope="module", params=["compact decoder", "the model's own forward"])
 def policy(request):
     """Computed in either way; a part that no plain decoder has keeps from the compact one."""
-    policy = build(0)
+    policy = babbler(0)
     if request.param != "compact decoder":
         policy.model.model.unheard_of = torch.nn.Identity()
     assert sampler(policy).described.startswith(request.param)
@@ -61,19 +50,6 @@ def sampler(policy, max_rows=512):
 def sample(policy, requests, sampling=ANSWER, max_rows=512):
     with sampler(policy, max_rows).session() as session:
         return session.generate(requests, sampling)
-
-
-def second_turns(policy, requests, completions):
-    """One question below every completion, two seeds each; some answers were cut short."""
-    pairs = [(r, c) for r, group in zip(requests, completions, strict=True) for c in group]
-    return [
-        Request(
-            r.context + c.token_ids + policy.dialogue.reply("sure?\n", c.token_ids),
-            number,
-            (1000 + 2 * number, 1001 + 2 * number),
-        )
-        for number, (r, c) in enumerate(pairs)
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -283,7 +259,7 @@ def test_a_stop_string_of_many_tokens_is_seen(policy, contexts):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_loading_changes_what_is_sampled(contexts, tied):
-    own, source = build(1), build(2)
+    own, source = babbler(1), babbler(2)
     if not tied:
         for policy in (own, source):
             policy.model.lm_head.weight = torch.nn.Parameter(
@@ -308,7 +284,7 @@ def test_loading_changes_what_is_sampled(contexts, tied):
 
 
 def test_loading_copies(contexts):
-    own, source = build(1), build(2)
+    own, source = babbler(1), babbler(2)
     target = sampler(own)
     target.load(dict(source.model.named_parameters()))
     (before,) = sample(own, [Request(contexts[0], None, (1,))])
@@ -319,7 +295,7 @@ def test_loading_copies(contexts):
 
 
 def test_tied_weights_may_be_named_twice():
-    own, source = build(1), build(2)
+    own, source = babbler(1), babbler(2)
     sampler(own).load(source.model.state_dict())
     for mine, theirs in zip(own.model.parameters(), source.model.parameters(), strict=True):
         assert torch.equal(mine.cpu(), theirs)

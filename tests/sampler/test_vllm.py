@@ -7,37 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from babblers import ANSWER, CONFIDENCE, SPEC, babbler, second_turns
 from engines import gone, kill_workers, needs_vllm, workers
 
 from rlx.errors import RlxError, SpecError
-from rlx.model import PlainDialogue, build_policy
 from rlx.rollout import Request
 from rlx.sampler import VllmSampler, open_sampler
-from rlx.spec import RunnerSpec, Tiny, TurnSpec
+from rlx.spec import RunnerSpec, TurnSpec
 from rlx.spec import VllmSampler as VllmSpec
 
 pytestmark = needs_vllm
 
 CPU = torch.device("cpu")
-SPEC = Tiny(
-    hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=64, initializer_range=0.15
-)
 ENGINE = VllmSpec(engine="vllm", max_rows=64, kv_cache_mb=32)
-ANSWER = TurnSpec(max_new_tokens=24)
-CONFIDENCE = TurnSpec(max_new_tokens=8, temperature=0.7)
-
-
-def build(seed, *, tied=True):
-    """A random model of which about one token in ten ends a turn."""
-    policy = build_policy(SPEC, seed)
-    if not tied:
-        policy.model.config.tie_word_embeddings = False
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            rows = 0.15 * torch.randn(policy.model.vocab_size, 64)
-        policy.model.lm_head.weight = torch.nn.Parameter(rows)
-    ends = (policy.tokenizer.eos_token_id, *range(20, 33))
-    return replace(policy, dialogue=PlainDialogue(policy.tokenizer, ends), end_ids=ends)
 
 
 def opened(policy):
@@ -47,13 +29,13 @@ def opened(policy):
 @pytest.fixture(scope="module")
 def policy():
     """The weights that are loaded over others."""
-    return build(2)
+    return babbler(2)
 
 
 @pytest.fixture(scope="module")
 def sampler(policy):
     """An engine that has sampled with other weights before, from the very contexts of the tests."""
-    with opened(build(1)) as sampler:
+    with opened(babbler(1)) as sampler:
         sample(sampler, contexts_of(policy))
         sampler.load(dict(policy.model.named_parameters()))
         yield sampler
@@ -79,19 +61,6 @@ def requests(policy):
 def sample(sampler, requests, sampling=ANSWER):
     with sampler.session() as session:
         return session.generate(requests, sampling)
-
-
-def second_turns(policy, requests, completions):
-    """One question below every completion, two seeds each."""
-    pairs = [(r, c) for r, group in zip(requests, completions, strict=True) for c in group]
-    return [
-        Request(
-            r.context + c.token_ids + policy.dialogue.reply("sure?\n", c.token_ids),
-            number,
-            (1000 + 2 * number, 1001 + 2 * number),
-        )
-        for number, (r, c) in enumerate(pairs)
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +110,8 @@ def test_logprobs_are_those_of_a_plain_forward(policy, requests, two_turns, turn
 
 
 def test_untied_weights_arrive(requests):
-    source = build(4, tied=False)
-    with opened(build(3, tied=False)) as sampler:
+    source = babbler(4, tied=False)
+    with opened(babbler(3, tied=False)) as sampler:
         sample(sampler, requests)
         sampler.load(source.model.state_dict())
         assert furthest(source, requests, sample(sampler, requests)) <= 5e-5
@@ -244,7 +213,7 @@ def test_a_killed_worker_is_started_again_with_the_same_weights(sampler, request
 
 
 def test_a_worker_that_cannot_take_weights_says_so_and_is_gone():
-    before, policy = workers(), build(0)
+    before, policy = workers(), babbler(0)
     policy.model.config.num_attention_heads = 3  # of no use to anyone
     with pytest.raises(RlxError, match="vLLM could not take the learner's weights: "):
         VllmSampler(policy, ENGINE, RunnerSpec(), CPU)
@@ -254,7 +223,7 @@ def test_a_worker_that_cannot_take_weights_says_so_and_is_gone():
 def test_a_worker_that_cannot_start_is_no_riddle(monkeypatch):
     monkeypatch.setattr("rlx.sampler.vllm_engine.WORKER", "rlx.sampler.no_such_worker")
     with pytest.raises(RlxError, match="exit code 1 before it could start; the run's log has"):
-        VllmSampler(build(0), ENGINE, RunnerSpec(), CPU)
+        VllmSampler(babbler(0), ENGINE, RunnerSpec(), CPU)
 
 
 HOLDER = """

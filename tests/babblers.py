@@ -1,0 +1,43 @@
+"""A small random model whose turns end soon, and second turns below its first ones."""
+
+from dataclasses import replace
+
+import torch
+
+from rlx.model import PlainDialogue, build_policy
+from rlx.rollout import Request
+from rlx.spec import Tiny, TurnSpec
+
+__all__ = ["ANSWER", "CONFIDENCE", "SPEC", "babbler", "second_turns"]
+
+SPEC = Tiny(
+    hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=64, initializer_range=0.15
+)
+ANSWER = TurnSpec(max_new_tokens=24)
+CONFIDENCE = TurnSpec(max_new_tokens=8, temperature=0.7)
+
+
+def babbler(seed, *, tied=True):
+    """A random model of which about one token in ten ends a turn."""
+    policy = build_policy(SPEC, seed)
+    if not tied:
+        policy.model.config.tie_word_embeddings = False
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            rows = 0.15 * torch.randn(policy.model.vocab_size, 64)
+        policy.model.lm_head.weight = torch.nn.Parameter(rows)
+    ends = (policy.tokenizer.eos_token_id, *range(20, 33))
+    return replace(policy, dialogue=PlainDialogue(policy.tokenizer, ends), end_ids=ends)
+
+
+def second_turns(policy, requests, completions):
+    """One question below every completion, two seeds each; some answers were cut short."""
+    pairs = [(r, c) for r, group in zip(requests, completions, strict=True) for c in group]
+    return [
+        Request(
+            r.context + c.token_ids + policy.dialogue.reply("sure?\n", c.token_ids),
+            number,
+            (1000 + 2 * number, 1001 + 2 * number),
+        )
+        for number, (r, c) in enumerate(pairs)
+    ]
