@@ -12,6 +12,8 @@ from rlx.learner.distributed import Ranks
 from rlx.learner.forms import Cached, Flex, Grouped, Plain
 from rlx.learner.forward import PackedPolicy
 from rlx.learner.pack import collate, pack
+from rlx.model.lora import adapt
+from rlx.spec import Lora
 
 HERE = Ranks(0, 1, torch.device("cpu"))
 SIZES = {
@@ -218,3 +220,31 @@ def test_blocks_hold_every_token_once_with_all_that_it_sees(forest):
         assert mask.any(dim=-1).all(), "a softmax over nothing"
     assert torch.equal(found, sees)
     assert blocks.outputs.unique().numel() == len(packed)
+
+
+# Adapters ----------------------------------------------------------------------------------------
+
+
+def test_an_adapter_as_it_begins_shares_prefixes():
+    """Its A has no gradient as long as its B is zero, which says nothing about a form."""
+    model = model_of("Qwen2")
+    adapt(model, Lora(rank=2), 0)
+    choice = choose(PackedPolicy(model), HERE)
+    assert type(choice.form) is Grouped, str(choice)
+
+
+def test_padding_of_plain_rows_makes_no_mask(qwen, monkeypatch):
+    seen = []
+    ids = torch.randint(3, 50, (3, 20), generator=torch.Generator().manual_seed(1))
+    is_token = torch.arange(20) < torch.tensor([[20], [13], [7]])
+    qwen.use(Plain())
+    attention = "transformers.integrations.sdpa_attention.torch.nn.functional"
+    real = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        f"{attention}.scaled_dot_product_attention",
+        lambda *args, **named: seen.append(named.get("attn_mask")) or real(*args, **named),
+    )
+    want = is_token & (torch.arange(20) > 2)
+    packed = collate(pack(ids, is_token, torch.zeros(3), want, 999, merge=False), ids)
+    qwen(packed, torch.ones(len(packed.targets)))
+    assert seen and all(mask is None for mask in seen)

@@ -11,7 +11,7 @@ from rlx.errors import SpecError
 from rlx.model import PlainDialogue, build_policy
 from rlx.plugin import Environment, Problem, Step
 from rlx.rollout import LocalHost, grow, plan
-from rlx.sampler import TransformersSampler
+from rlx.sampler import TransformersSampler, shared_attention
 from rlx.spec import ManyTurn, Tiny
 
 DEVICE = torch.device(os.environ.get("RLX_TEST_DEVICE", "cpu"))
@@ -105,6 +105,11 @@ def test_caches_are_kept_and_change_nothing(policy, trees, observation):
     assert same(trees, grown(policy, range(6), wrap=Forgetful, observation=observation))
 
 
+def test_nor_does_reading_in_slices(policy, trees, observation, monkeypatch):
+    monkeypatch.setattr(shared_attention, "SCORES", 1)
+    assert same(trees, grown(policy, range(6), observation=observation))
+
+
 def test_nor_does_company(policy, trees, observation):
     backwards = grown(policy, range(5, -1, -1), observation=observation)
     assert same(trees, backwards[::-1])
@@ -133,7 +138,7 @@ def test_log_probabilities_are_the_model_s_of_the_very_tokens(policy, trees):
 def test_a_first_turn_without_room_is_an_error(policy, trees, monkeypatch):
     opening = max(len(tree.token_ids(0)) for tree in trees)
     monkeypatch.setattr(policy.model.config, "max_position_embeddings", opening + 11)
-    with pytest.raises(SpecError, match="do not fit into this model, which holds"):
+    with pytest.raises(SpecError, match="do not fit into the"):
         grown(policy, range(6))
 
 

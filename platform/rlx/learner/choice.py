@@ -76,15 +76,18 @@ def _refusal(module: PackedModule, form: Form, expected: tuple[Tensor, ...]) -> 
     except Exception as error:  # noqa: BLE001  (a model may refuse in any way)
         return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
     for what, a, b in zip(("outputs", "gradients"), found, expected, strict=False):
-        distance = float((a - b).norm() / b.norm())
-        if not distance <= NEAR.get(a.dtype, NEAR[torch.bfloat16]):
-            return f"{what} differ from those of plain rows by {distance:.1g}"
+        distance, length = float((a - b).norm()), float(b.norm())
+        if not distance <= NEAR.get(a.dtype, NEAR[torch.bfloat16]) * length:
+            return f"{what} differ from those of plain rows by {distance:.1g} of {length:.1g}"
     return ""
 
 
 def _measured(module: PackedModule) -> tuple[Tensor, ...]:
-    """Outputs of a few trees, and the gradient of one parameter where any learns."""
-    learned = [p for p in module.model.parameters() if p.requires_grad][:1]
+    """Outputs of a few trees, and the gradient of the first parameters where any learn.
+
+    Of several: an adapter's A has none as long as its B is zero, and it begins so.
+    """
+    learned = [p for p in module.model.parameters() if p.requires_grad][:4]
     some = next(module.model.parameters())
     ids, is_token, trees, want = _rows(module)
     packed = collate(pack(ids, is_token, trees, want, ids.numel(), merge=module.form.merges), ids)
@@ -93,8 +96,10 @@ def _measured(module: PackedModule) -> tuple[Tensor, ...]:
     order = (packed.rows * ids.shape[1] + packed.columns).argsort()  # forms pack in other orders
     outputs = outputs[order.to(some.device)]
     weights = torch.linspace(-1, 1, outputs.numel(), device=some.device).view_as(outputs)
-    gradients = torch.autograd.grad((outputs.float() * weights).sum(), learned) if learned else ()
-    return (outputs.detach(), *gradients)
+    if not learned:
+        return (outputs.detach(),)
+    gradients = torch.autograd.grad((outputs.float() * weights).sum(), learned)
+    return outputs.detach(), torch.cat([gradient.flatten() for gradient in gradients])
 
 
 def _rows(module: PackedModule) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -145,8 +145,11 @@ class Plain:
     def __call__(self, read: Read, packed: PackedBatch) -> Tensor:
         """See `Form`."""
         rows = _roots(packed)
-        ids, positions, _ = rows.lay(packed)
-        # Padding is on the right and attention causal, so no token that counts sees it.
+        ids, _, _ = rows.lay(packed)
+        # Padding is on the right and attention causal, so no token that counts sees it. Its
+        # positions go on: transformers takes one that begins anew for another packed sequence,
+        # and makes a mask of every pair of tokens.
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         return read(
             rows.place(packed.sources), input_ids=ids, position_ids=positions, use_cache=False
         )

@@ -98,8 +98,10 @@ def run_experiment(
 def _tell_forms(m: Machinery) -> None:
     """Records how this model is computed here: a slow form has a reason that can be read."""
     if m.recorder:
-        m.recorder.event("forms", f"the learner computes by {m.learner.chosen}")
+        level = "info" if m.learner.chosen.form.merges else "warning"
+        m.recorder.event("forms", f"the learner computes by {m.learner.chosen}", level=level)
         m.recorder.event("forms", f"the sampler computes by {m.sampler.described}")
+        print(f"learner: {m.learner.chosen}\nsampler: {m.sampler.described}", flush=True)
 
 
 def _learner(

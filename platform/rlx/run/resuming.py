@@ -16,6 +16,7 @@ from rlx.run.checkpoint import (
     restore,
     write,
 )
+from rlx.run.collect import Harvest
 from rlx.run.machinery import Machinery
 from rlx.run.sealed import CheckpointError
 from rlx.spec import ExperimentSpec
@@ -110,7 +111,7 @@ def resume(m: Machinery) -> Progressed | None:
     restore(source, m.learner, m.critic, universal=otherwise)
     ahead = None if forked else in_flight(found)  # another experiment's rollouts are not ours
     if ahead is not None:
-        m.ahead.put(pickle.loads(ahead))
+        m.ahead.put(_rollouts(ahead))
     _tell(m, state, forked=forked, otherwise=otherwise)
     number, done = m.spec.place(state.step) if forked else (state.phase, state.done)
     credit = m.spec.in_phase(m.spec.phases[number]).credit
@@ -135,6 +136,24 @@ def _find(m: Machinery) -> Path | None:
                 f"the copy of {m.spec.from_checkpoint} in {m.folder.origin} is damaged, and there "
                 "is nothing else to go on from: submit the experiment again"
             )
+    return found
+
+
+def _rollouts(kept: bytes) -> Harvest:
+    """Rollouts in flight, as `keep` wrote them.
+
+    Raises:
+        CheckpointError: another version of rlx wrote them.
+    """
+    try:
+        found = pickle.loads(kept)
+    except (pickle.UnpicklingError, AttributeError, ImportError, TypeError) as error:
+        raise CheckpointError(
+            f"the rollouts in flight were written by another version of rlx ({error}): go on with "
+            "that one, or fork the run with --from-checkpoint, which samples them again"
+        ) from error
+    if not isinstance(found, Harvest):
+        raise CheckpointError("what is kept as rollouts in flight is something else")
     return found
 
 

@@ -40,7 +40,7 @@ def synchronise(m: Machinery) -> None:
     if not isinstance(spec, VllmSpec) or not isinstance(m.sampler, VllmSampler):
         m.sampler.load(m.learner.weights())
         return
-    prompts = _prompts(m)
+    prompts = _prompts(m, m.sampler.longest)
     _sample(m.sampler, prompts, SEEDS[:1])  # what is kept of them now would be found afterwards
     m.sampler.load(m.learner.weights())
     said = [one for share in m.ranks.gather(_sample(m.sampler, prompts, SEEDS)) for one in share]
@@ -66,11 +66,16 @@ def synchronised_figures(sampler: Engine) -> dict[str, float]:
 _Said = tuple[tuple[int, ...], Completion]
 
 
-def _prompts(m: Machinery) -> list[tuple[int, ...]]:
+def _prompts(m: Machinery, longest: int) -> list[tuple[int, ...]]:
     """Always the same tokens, of which none ends a turn."""
     vocabulary = sorted({*range(len(m.policy.tokenizer))} - {*m.policy.end_ids})
     source = random.Random(derive_seed(0, "synchronising"))
-    length = min(LENGTH, m.policy.longest - SAID.max_new_tokens)
+    length = min(LENGTH, longest - SAID.max_new_tokens)
+    if length < 1:
+        raise RlxError(
+            f"vLLM can hold {longest} tokens of a dialogue here: raise sampler.kv_cache_mb, or "
+            "sampler.gpu_memory_utilization on a GPU"
+        )
     return [tuple(source.choices(vocabulary, k=length)) for _ in range(PROMPTS)]
 
 

@@ -27,10 +27,17 @@ def choose_decoder(model: PreTrainedModel) -> Callable[[], Decoder]:
     """
     why = unknown_part(model)
     if why is None:
-        difference = _difference(model)
+        try:
+            difference = _difference(model)
+        except Exception as error:  # noqa: BLE001  (a model may be unlike its kind in any way)
+            return _own_way(model, f"parts that no plain decoder reads ({error})")
         if difference < NEAR.get(model.dtype, ROUGHLY):
             return lambda: SharingDecoder(PlainDecoder(model))
         why = f"logits of a plain decoder, which are {difference:.1g} away"
+    return _own_way(model, why)
+
+
+def _own_way(model: PreTrainedModel, why: str) -> Callable[[], Decoder]:
     return lambda: OwnForward(model, f"it has {why}")
 
 

@@ -22,8 +22,9 @@ def require_room(requests: Sequence[Request], sampling: TurnSpec, longest: int) 
     if context + sampling.max_new_tokens > longest:
         raise SpecError(
             f"a dialogue of {context} tokens and max_new_tokens {sampling.max_new_tokens} more "
-            f"do not fit into this model, which holds {longest}: lower max_new_tokens, or shorten "
-            "prompts"
+            f"do not fit into the {longest} that this model holds, or the memory that its sampler "
+            "may take: lower max_new_tokens, shorten prompts, or with vLLM raise "
+            "sampler.kv_cache_mb (sampler.gpu_memory_utilization on a GPU)"
         )
 
 

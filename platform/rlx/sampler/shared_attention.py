@@ -102,6 +102,10 @@ class Seen:
         return mixed
 
 
+SCORES = 1 << 23
+"""Scores that reading on writes out at once; they are kept in a few copies."""
+
+
 def by_layer(kept: Tensor) -> tuple[Tensor, ...]:
     """Keys or values of each layer, heads and rows together."""
     return kept.flatten(1, 2).unbind()
@@ -141,9 +145,11 @@ class ReadAttention:
         last = known[:, None] + torch.arange(self._width, device=device)
         own = torch.arange(self._stop, device=device) <= last[:, :, None]
         shared = [seen[:, None].expand(-1, self._width, -1) for seen in _tokens(levels, device)]
-        unseen = ~torch.cat([*shared, own], dim=-1)
-        bias = decoder.like.new_zeros(unseen.shape).masked_fill_(unseen, -torch.inf)
-        self._bias = bias.repeat_interleave(decoder.heads // decoder.kv_heads, dim=1)
+        self._unseen = ~torch.cat([*shared, own], dim=-1)
+        row = decoder.heads * len(counts) * self._unseen.shape[-1]
+        self._slice = max(1, SCORES // row)
+        # Layers share a bias that is small; where there are many scores each slice makes its own.
+        self._bias = self._biased(slice(None)) if self._width <= self._slice else None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         for kept, new in ((self._suffix.keys, k), (self._suffix.values, v)):
@@ -171,12 +177,24 @@ class ReadAttention:
             enable_gqa=self._decoder.heads != self._decoder.kv_heads,
         ).transpose(1, 2)
 
+    def _biased(self, columns: slice) -> Tensor:
+        """`[R, columns · rep, shared + stop]` to add to products."""
+        unseen = self._unseen[:, columns]
+        bias = self._decoder.like.new_zeros(unseen.shape).masked_fill_(unseen, -torch.inf)
+        return bias.repeat_interleave(self._decoder.heads // self._decoder.kv_heads, dim=1)
+
     def _later(self, layer: int, q: Tensor) -> Tensor:
-        heads = self._decoder.kv_heads
+        """Where something was: the same, slice by slice of new tokens."""
+        slices = [slice(at, at + self._slice) for at in range(0, self._width, self._slice)]
+        return torch.cat([self._attended(layer, q[:, part], part) for part in slices], dim=1)
+
+    def _attended(self, layer: int, q: Tensor, columns: slice) -> Tensor:
+        heads, width = self._decoder.kv_heads, q.shape[1]
         scaled = (q * self._decoder.scale).unflatten(2, (heads, -1))
         asked = scaled.permute(2, 0, 1, 3, 4).reshape(heads, self._count, -1, q.shape[-1])
-        seen = self._seen.attend(layer, asked, self._stop, self._bias)
-        return seen.view(heads, self._count, self._width, -1, q.shape[-1]).permute(1, 2, 0, 3, 4)
+        bias = self._biased(columns) if self._bias is None else self._bias
+        seen = self._seen.attend(layer, asked, self._stop, bias)
+        return seen.view(heads, self._count, width, -1, q.shape[-1]).permute(1, 2, 0, 3, 4)
 
 
 class StepAttention:
