@@ -3,7 +3,9 @@
 import os
 import re
 import signal
-from contextlib import suppress
+import sqlite3
+import time
+from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -55,6 +57,21 @@ def ranks(home, run_id):
     return found
 
 
+def freeze(home, rank):
+    """Stops a process at a moment at which it does not hold the registry's lock."""
+    while True:
+        os.kill(rank, signal.SIGSTOP)
+        with closing(sqlite3.connect(home.path / "registry.db", timeout=0.5)) as registry:
+            try:
+                registry.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                os.kill(rank, signal.SIGCONT)
+                time.sleep(0.05)
+            else:
+                registry.rollback()
+                return
+
+
 def is_asked_to_end(pid):
     """Whether a process that is frozen will find a SIGTERM."""
     (line,) = re.findall(r"ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
@@ -102,7 +119,7 @@ def test_stopped_anywhere_and_with_other_checkpoints_it_goes_on_with_what_was_in
     run_id = begin(home, **{"runner.checkpoint.every": 0})
     home.until(lambda: home.run(run_id).step >= 5, "it to train")
     (rank,) = ranks(home, run_id)
-    os.kill(rank, signal.SIGSTOP)  # else it might be done before it is asked to stop
+    freeze(home, rank)  # else it might be done before it is asked to stop
     assert home.rlx("stop", run_id).returncode == 0
     home.until(lambda: is_asked_to_end(rank), "its supervisor to pass that on")
     os.kill(rank, signal.SIGCONT)
