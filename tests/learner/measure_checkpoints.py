@@ -33,6 +33,8 @@ from rlx.model.lora import adapt, adapter_weights
 from rlx.spec import CriticSpec, RunnerSpec
 
 RATE = 1e-3
+STEADY = USUAL.model_copy(update={"eps": 1e-5})
+"""Adam moves by the sign of a gradient above ε: below it, rounding must not decide the sign."""
 PARTS = ("policy", "critic")
 ELSEWHERE = {
     "0-whole": 0,
@@ -63,7 +65,7 @@ class Pair:
             adapt(policy.model, LORA, seed)
         if what == "adapters" and not seed:
             fill(adapter_weights(policy.model))
-        self.learner = Learner(policy, runner, USUAL, ranks)
+        self.learner = Learner(policy, runner, STEADY, ranks)
         self.engines = dict(zip(PARTS, (self.learner, self.critic), strict=True))
 
     def step(self, batches):
@@ -73,7 +75,7 @@ class Pair:
         ]
 
     def go_on(self, batches, *, fresh):
-        self.learner.begin_phase(USUAL, fresh=fresh)
+        self.learner.begin_phase(STEADY, fresh=fresh)
         losses = self.step(batches)
         weights = copied(self.learner.weights())
         return {"losses": losses, "weights": weights, "critic": critic_weights(self.critic)}

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlx.errors import RlxError
 from rlx.learner.universal import consolidated, convert
@@ -75,8 +76,7 @@ def test_every_stage_consolidates_to_the_same_weights(folder):
     for other in others:
         assert one.keys() == other.keys()
         for name, weight in one.items():
-            # A gradient of nearly nothing may have either sign, and Adam moves by the sign.
-            assert (other[name] - weight).norm() <= 1e-5 * weight.norm()
+            torch.testing.assert_close(other[name], weight, rtol=1e-5, atol=1e-5)
     adapters = consolidated(folder / "2-3-adapters" / "policy")
     assert any(".base_layer." in name for name in adapters)
     assert any(".lora_A." in name for name in adapters)

@@ -61,9 +61,8 @@ class Blocks:
         device = ends.device
         ends = ends.cpu()
         size = max(SMALLEST, (int(positions.max()) + 1) // PATHS_PER_BLOCK)
-        starts = range(0, len(ends), size)
-        tokens = [torch.arange(s, min(s + size, len(ends))) for s in starts]
-        seen = [torch.cat([(ends[:s] > s).nonzero()[:, 0], t]) for s, t in zip(starts, tokens)]  # noqa: B905
+        tokens = torch.arange(len(ends)).split(size)
+        seen = [torch.cat([(ends[: t[0]] > t[0]).nonzero()[:, 0], t]) for t in tokens]
         buckets: list[list[int]] = []
         for block in sorted(range(len(tokens)), key=lambda n: len(seen[n]), reverse=True):
             if not buckets or len(seen[block]) < AS_LONG * len(seen[buckets[-1][0]]):
