@@ -216,3 +216,23 @@ def test_closed_output_is_no_surprise(folder):
 def test_a_schema_needs_a_file(folder):
     code, _, err = rlx(folder, "schema", "-o", ".")
     assert (code, err) == (2, "error: -o . is a folder; name a file in it\n")
+
+
+def test_an_interrupt_that_compiled_code_turned_into_another_error(folder):
+    code = """
+import click, signal, sys
+from rlx.cli.failure import run_guarded
+
+@click.command()
+def building():
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        raise ValueError("Error building a validator") from None
+
+sys.exit(run_guarded(building, []))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")

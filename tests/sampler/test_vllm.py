@@ -194,10 +194,14 @@ def test_a_turn_ends_with_the_first_stop_string(policy, sampler, requests, two_t
             assert tokens([[completion]]) == tokens([[whole]])
 
 
-def test_what_vllm_cannot_do_is_refused(policy, sampler, requests):
+def test_what_vllm_cannot_do_is_refused(policy, sampler, requests, monkeypatch):
     room = TurnSpec(max_new_tokens=SPEC.max_position - len(requests[0].context) + 1)
     with pytest.raises(SpecError, match=f"which holds {SPEC.max_position}: lower max_new_tokens"):
         sample(sampler, requests[:1], room)
+    with monkeypatch.context() as patched:
+        patched.setattr(sampler, "limits", (SPEC.max_position, 100))
+        with pytest.raises(SpecError, match=r"vLLM's memory, which holds 100: .*kv_cache_mb"):
+            sample(sampler, requests[:1], room)
     with pytest.raises(SpecError, match="vLLM knows none"):
         sample(sampler, requests, TurnSpec(temperature=0.005))
 

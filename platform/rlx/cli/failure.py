@@ -2,12 +2,15 @@
 
 import json
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from itertools import pairwise
+from threading import current_thread, main_thread
+from types import FrameType
 from typing import Any
 
 import click
@@ -25,14 +28,18 @@ def run_guarded(command: click.Command, arguments: Sequence[str]) -> int:
         arguments: without the program's name. Where they ask for JSON, failures are JSON too:
             `{"error": {"kind", "message", "exit_code", ...}}` on stdout.
     """
+    with _noticed_interrupts() as interrupts:
+        return _guarded(command, arguments, interrupts)
+
+
+def _guarded(command: click.Command, arguments: Sequence[str], interrupts: list[int]) -> int:
     as_json = _wants_json(arguments)
     try:
         result = command.main(list(arguments), prog_name="rlx", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except (click.exceptions.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
-        return 130
+        return _interrupted()
     except BrokenPipeError:
         _abandon_output()  # the reader has gone, having seen what it wanted
         return 0
@@ -45,12 +52,39 @@ def run_guarded(command: click.Command, arguments: Sequence[str]) -> int:
     except RlxError as error:
         return _fault(error, as_json)
     except Exception as error:  # noqa: BLE001  (the last handler there is; it keeps the traceback)
+        if interrupts:
+            return _interrupted()
         from rlx.run.trouble import as_fault  # only where something is wrong
 
         told = as_fault(error)
         code = _bug(error, as_json) if told is None else _fault(told, as_json)
         _flush_or_abandon()
         return code
+
+
+@contextmanager
+def _noticed_interrupts() -> Iterator[list[int]]:
+    """Interrupts that came: compiled code, as pydantic's, may turn one into another error."""
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        signal.default_int_handler(number, frame)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or current_thread() is not main_thread():
+        yield came
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupted() -> int:
+    click.echo("interrupted", err=True)
+    return 130
 
 
 def envelope(error: RlxError) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Where a turn has to end, alike for every engine."""
 
+import sys
 from collections.abc import Callable, Sequence
 
 from rlx.errors import SpecError
@@ -12,20 +13,35 @@ Read = Callable[[Sequence[int]], tuple[str, tuple[int, ...]]]
 """See `rlx.rollout.Dialogue.read`."""
 
 
-def require_room(requests: Sequence[Request], sampling: TurnSpec, longest: int) -> None:
-    """Sees that what is asked for fits into `longest` tokens.
+def require_room(
+    requests: Sequence[Request], sampling: TurnSpec, model: int, memory: int = sys.maxsize
+) -> None:
+    """Sees that what is asked for fits.
+
+    Args:
+        requests: whose contexts grow.
+        sampling: by how many tokens at most.
+        model: tokens of a dialogue that the model holds.
+        memory: those that its sampler's memory holds.
 
     Raises:
-        SpecError: a dialogue could outgrow the model.
+        SpecError: a dialogue could outgrow one of them.
     """
     context = max((len(request.context) for request in requests), default=0)
-    if context + sampling.max_new_tokens > longest:
-        raise SpecError(
-            f"a dialogue of {context} tokens and max_new_tokens {sampling.max_new_tokens} more "
-            f"do not fit into the {longest} that this model holds, or the memory that its sampler "
-            "may take: lower max_new_tokens, shorten prompts, or with vLLM raise "
-            "sampler.kv_cache_mb (sampler.gpu_memory_utilization on a GPU)"
+    if context + sampling.max_new_tokens <= min(model, memory):
+        return
+    holds, besides = (
+        (f"this model, which holds {model}", "")
+        if model <= memory
+        else (
+            f"vLLM's memory, which holds {memory}",
+            ", or raise sampler.kv_cache_mb (sampler.gpu_memory_utilization on a GPU)",
         )
+    )
+    raise SpecError(
+        f"a dialogue of {context} tokens and max_new_tokens {sampling.max_new_tokens} more do not "
+        f"fit into {holds}: lower max_new_tokens, shorten prompts{besides}"
+    )
 
 
 def stops(read: Read, stop: Sequence[str], tokens: Sequence[int]) -> bool:

@@ -69,6 +69,7 @@ class VllmSampler:
         device: of the rank.
 
     Attributes:
+        limits: tokens of a dialogue that the model holds, and those that its memory holds.
         restarts: how often a killed worker was started again.
         drift: the largest difference in nats from the learner's log-probabilities that was found
             since the last `load`; NaN until somebody compares.
@@ -100,12 +101,17 @@ class VllmSampler:
         self._folders = Path(tempfile.gettempdir()) / name, SHARED_MEMORY / name
         self._environment = _environment(runner, device) | {"TMPDIR": str(self._folders[0])}
         self._worker, held = self._started()
-        self.longest = min(policy.longest, held)
+        self.limits = policy.longest, held
         try:
             self.load(dict(policy.model.named_parameters()))
         except BaseException:
             self.close()
             raise
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a dialogue that both hold."""
+        return min(self.limits)
 
     def _started(self) -> tuple["_Worker", int]:
         """A worker, and the tokens of a dialogue that it can hold."""
@@ -197,7 +203,7 @@ class _Session:
             SpecError: a dialogue could outgrow the model, or the temperature is too low for vLLM.
             RlxError: vLLM failed.
         """
-        require_room(requests, sampling, self.longest)
+        require_room(requests, sampling, *self._sampler.limits)
         if sampling.temperature < COLDEST:
             raise SpecError(
                 f"temperature is {sampling.temperature:g}, and vLLM knows none below {COLDEST:g}: "
