@@ -181,17 +181,29 @@ def trained(old, behaviour, correction=None):
     )
 
 
-def test_mismatch_is_read_off_the_update_unless_the_learner_was_asked_in_advance():
+def unasked(batch, mask):
+    raise AssertionError("the learner has said it already")
+
+
+def test_mismatch_is_read_off_the_update_unless_the_learner_was_asked():
     first = SimpleNamespace(kl=0.5, token_ratio_max=3.0)
     same = trained([0.0, -1, -1], [0.0, -1, -1])
-    assert off_policy_figures(same, LossSpec(), first, 1) == {
+    assert off_policy_figures(same, LossSpec(), first, 1, unasked) == {
         "sampler/staleness": 1,
         "sampler/mismatch_k3": 0.5,
         "sampler/mismatch_ratio_max": 3,
     }
-    assert off_policy_figures(same, LossSpec(), None, 0) == {"sampler/staleness": 0}
+    without_signal = off_policy_figures(
+        same, LossSpec(), None, 0, lambda batch, mask: torch.tensor([[9.0, 0, -1]])
+    )
+    assert without_signal == {
+        "sampler/staleness": 0,
+        "sampler/mismatch_k3": pytest.approx((2.718282 - 2) / 2),
+        "sampler/mismatch_ratio_max": pytest.approx(2.718282),
+        "sampler/mismatch_row_ratio_max": pytest.approx(2.718282),
+    }
     asked, half = LossSpec(old_logprobs="learner"), Corrected(torch.ones(1, 3), 0.75, 0.5)
-    found = off_policy_figures(trained([9.0, -1, 0], [0.0, -1, -1], half), asked, first, 0)
+    found = off_policy_figures(trained([9.0, -1, 0], [0.0, -1, -1], half), asked, first, 0, unasked)
     assert found == {
         "sampler/staleness": 0,
         "sampler/mismatch_k3": pytest.approx((2.718282 - 2) / 2),

@@ -121,6 +121,18 @@ def test_a_missing_device_is_said_where_it_is_asked_for(folder):
     assert note.startswith("found: torch ")
 
 
+def test_vllm_on_gpus_of_its_own_takes_as_many_more(folder, monkeypatch):
+    there = Package("vllm", "==0.32.0", "vllm", installed="0.32.0", fits=True)
+    monkeypatch.setattr("rlx.run.preflight.packages", lambda: {"vllm": there})
+    apart = ("sampler={engine: vllm, colocate: false, weight_transfer: nccl}", "runner.ranks=2")
+    fault = refused(folder, RLCR, *apart)
+    assert fault.message == (
+        "the experiment needs 4 CUDA devices, one per rank and one for its vLLM "
+        "(sampler.colocate: true would share), found 0"
+    )
+    assert any("sampler.weight_transfer=file" in help_ for help_ in fault.helps)
+
+
 def test_missing_model_files_and_packages(folder, monkeypatch):
     lora = "model={kind: pretrained, path: ./no/model, lora: {}}"
     fault = refused(folder, RLCR, lora)

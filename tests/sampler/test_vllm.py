@@ -216,6 +216,26 @@ def test_a_killed_worker_is_started_again_with_the_same_weights(sampler, request
     assert sampler.restarts == before + 1
 
 
+@pytest.mark.parametrize("way", ["ipc", "nccl"])
+def test_weights_arrive_every_way(way, policy, requests):
+    """What CUDA does between GPUs, done on the CPU: shared memory for handles, Gloo for NCCL."""
+    usual = torch.multiprocessing.get_sharing_strategy()
+    torch.multiprocessing.set_sharing_strategy("file_system")  # the other wants a key of the worker
+    engine = ENGINE.model_copy(update={"weight_transfer": way, "colocate": way == "ipc"})
+    try:
+        with open_sampler(babbler(1), engine, RunnerSpec(), CPU) as sampler:
+            for _ in range(2):
+                sampler.load(dict(policy.model.named_parameters()))
+            drawn = sample(sampler, requests)
+            assert furthest(policy, requests, drawn) < 5e-5
+            sampler._worker._process.kill()  # not that of the module's sampler
+            again = sample(sampler, requests)
+            assert sampler.restarts == 1
+            assert furthest(policy, requests, again) < 5e-5
+    finally:
+        torch.multiprocessing.set_sharing_strategy(usual)
+
+
 def test_a_worker_that_cannot_take_weights_says_so_and_is_gone():
     before, policy = workers(), babbler(0)
     policy.model.config.num_attention_heads = 3  # of no use to anyone

@@ -93,7 +93,7 @@ class _Queue:
                 if isinstance(spec.runner.launcher, Slurm):
                     raise EnvironmentFault("it is a job of Slurm")
                 self._require_attempts(run, spec)
-                wanted = wanted_devices(spec.runner)
+                wanted = wanted_devices(spec)
             except FileNotFoundError:
                 self.tell(run.id, "its folder is not on this machine")
                 continue

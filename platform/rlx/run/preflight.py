@@ -19,8 +19,9 @@ from rlx.run.disk import LITTLE, free_bytes, hold_reserve, size
 from rlx.run.launchers import lacks, ranks_here
 from rlx.run.packages import Package, packages
 from rlx.run.paths import home, shown
+from rlx.run.slots import gpus_here
 from rlx.run.trouble import as_fault
-from rlx.spec import ExperimentSpec, Pretrained, RunnerSpec, VllmSampler
+from rlx.spec import ExperimentSpec, Pretrained, VllmSampler
 from rlx.spec.diagnostic import Diagnostic, KeyPath, dotted, refusal
 from rlx.spec.place import in_phase, locate
 from rlx.spec.reader import ReadSpec
@@ -104,29 +105,34 @@ def cuda_lack(wanted: int) -> Lack | None:
 
 def _machines(read: ReadSpec) -> Iterator[Diagnostic]:
     faults = list(lacks(read.spec.runner))
-    yield from faults or _device(read, ranks_here(read.spec.runner))
+    yield from faults or _device(read, gpus_here(read.spec))
 
 
 def _device(read: ReadSpec, here: int) -> Iterator[Diagnostic]:
     runner = read.spec.runner
     if runner.device == "cpu" or not here or (lack := cuda_lack(here)) is None:
         return
-    if runner.device == "auto" and lack.count == 0:
+    sampler = read.spec.sampler
+    needs_gpu = isinstance(sampler, VllmSampler) and sampler.needs_gpu
+    if runner.device == "auto" and lack.count == 0 and not needs_gpu:
         return  # then it runs on the CPU
+    alone = " --set sampler.colocate=true --set sampler.weight_transfer=file" if needs_gpu else ""
     path: KeyPath = ("runner", "ranks") if lack.count else ("runner", "device")
     yield _lacking(
         path,
-        f"{_asks(runner)}, found {lack.count}",
+        f"{_asks(here, apart=here > ranks_here(runner))}, found {lack.count}",
         lack.help,
-        f"on the CPU: rlx submit {read.document.file} --set runner.device=cpu",
+        f"on the CPU: rlx submit {read.document.file} --set runner.device=cpu{alone}",
         f"queue it for a machine that has: rlx submit {read.document.file} --queue",
         "all about this machine: rlx doctor",
         notes=(f"found: {lack.found}",),
     )
 
 
-def _asks(runner: RunnerSpec) -> str:
-    count = "a CUDA device" if runner.ranks == 1 else f"{runner.ranks} CUDA devices, one per rank"
+def _asks(here: int, *, apart: bool) -> str:
+    count = "a CUDA device" if here == 1 else f"{here} CUDA devices, one per rank"
+    if apart:
+        count += " and one for its vLLM (sampler.colocate: true would share)"
     return f"the experiment needs {count}"
 
 

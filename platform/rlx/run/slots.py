@@ -7,25 +7,35 @@ from rlx.errors import EnvironmentFault
 from rlx.run.devices import driver, tokens
 from rlx.run.launchers import ranks_here
 from rlx.run.processes import this_machine
-from rlx.spec import RunnerSpec
+from rlx.spec import ExperimentSpec, VllmSampler
 from rlx_registry import DeviceRequest
 
-__all__ = ["DEVICES", "visible_devices", "wanted_devices"]
+__all__ = ["DEVICES", "gpus_here", "visible_devices", "wanted_devices"]
 
 DEVICES = "RLX_DEVICES"
 """Variable that lists the machine's devices, such as "cuda:0,cuda:1" or "cpu:0,cpu:1". Unset, they
 are the CUDA devices that a program would see, and runs on the CPU take none."""
 
 
-def wanted_devices(runner: RunnerSpec) -> DeviceRequest | None:
+def gpus_here(spec: ExperimentSpec) -> int:
+    """GPUs that a run takes on the supervisor's machine, if it takes any; 0 where Slurm chooses it.
+
+    Raises:
+        EnvironmentFault: there is a hostfile, and it is refused.
+    """
+    apart = isinstance(spec.sampler, VllmSampler) and not spec.sampler.colocate
+    return ranks_here(spec.runner) * (2 if apart else 1)
+
+
+def wanted_devices(spec: ExperimentSpec) -> DeviceRequest | None:
     """What a run asks the registry for before it starts; None where it need not take turns.
 
     Devices of other machines are not looked after here: Slurm does that for its own.
 
     Raises:
-        EnvironmentFault: this machine has fewer devices than the run has ranks.
+        EnvironmentFault: this machine has fewer devices than the run takes.
     """
-    count = ranks_here(runner)
+    runner, count = spec.runner, gpus_here(spec)
     listed = _listed() if count else []
     on_cuda = runner.device != "cpu" and any(name.startswith("cuda:") for name in listed)
     kind = "cuda:" if on_cuda or runner.device == "cuda" else "cpu:"
@@ -34,7 +44,8 @@ def wanted_devices(runner: RunnerSpec) -> DeviceRequest | None:
         return None  # ranks say themselves which device they lack
     if len(names) < count:
         raise EnvironmentFault(
-            f"the experiment has {count} ranks, and this machine {len(names)} devices: "
+            f"the experiment has {ranks_here(runner)} ranks, which take {count} devices, and this "
+            f"machine has {len(names)}: "
             f"{', '.join(names)}"
         )
     return DeviceRequest(this_machine(), names, count)

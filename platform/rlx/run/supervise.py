@@ -73,7 +73,7 @@ def main(run_id: str) -> int:
             if run.status in expect:
                 begin_again(folder)
                 registry.update_run(run_id, pid=os.getpid(), host=this_machine())
-            devices = wanted_devices(spec.runner)
+            devices = wanted_devices(spec)
             started = _start(registry, run_id, expect, devices, orders)
         if started is None:
             if registry.run(run_id).status in ENDED:  # else somebody else has it

@@ -200,7 +200,9 @@ def _figures(
         **step_figures(crop.trees, crop.table, train, last, critic, seconds, correct, turns),
         "rollout/filtered": float(len(crop.filtered)),
         **synchronised_figures(m.sampler),
-        **off_policy_figures(train, parts.spec.loss, first, step - 1 - crop.sampled_after),
+        **off_policy_figures(
+            train, parts.spec.loss, first, step - 1 - crop.sampled_after, m.learner.logprobs
+        ),
     }
 
 

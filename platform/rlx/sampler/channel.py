@@ -1,4 +1,4 @@
-"""What a rank and its worker process say to each other: JSON, and open files."""
+"""What a rank and its worker process say to each other: JSON, bytes, and open files."""
 
 import json
 from collections.abc import Mapping
@@ -30,6 +30,18 @@ class Channel:
         """Waits for the next message."""
         message: dict[str, Any] = json.loads(self._end.recv_bytes())
         return message
+
+    def send_bytes(self, content: bytes | memoryview) -> None:
+        """Sends bytes as they are."""
+        self._end.send_bytes(content)
+
+    def receive_bytes(self) -> bytes:
+        """Waits for bytes."""
+        return self._end.recv_bytes()
+
+    def speaks(self, seconds: float) -> bool:
+        """Waits until there is something to receive, or the other process is gone."""
+        return self._end.poll(seconds)
 
     def send_file(self, descriptor: int) -> None:
         """Hands over an open file; this process keeps its own hold of it."""

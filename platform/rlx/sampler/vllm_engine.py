@@ -1,6 +1,6 @@
 """Sampling with vLLM, which lives in a process of its own beside every rank.
 
-Weights go there through a file in shared memory, tokens through a pipe. Nothing is tokenised twice:
+Weights go there as `rlx.sampler.transfer` says, tokens through a pipe. Nothing is tokenised twice:
 a turn's context is the very tokens that came before, and vLLM's prefix cache finds what it has read
 of them already. A worker that is killed is started once more: it takes the weights published last,
 and what it was asked for is asked again, which gives the same since every row has its own seed.
@@ -19,10 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from rlx.errors import EnvironmentFault, RlxError, SpecError
@@ -30,6 +29,7 @@ from rlx.model import Policy
 from rlx.rollout import Completion, Request
 from rlx.sampler.channel import Channel
 from rlx.sampler.limits import require_room
+from rlx.sampler.transfer import SHARED_MEMORY, Group, Published, join, publish
 from rlx.spec import RunnerSpec, TurnSpec
 from rlx.spec import VllmSampler as VllmSpec
 from rlx.spec.diagnostic import printable
@@ -38,7 +38,6 @@ from rlx.spec.training import COLDEST
 __all__ = ["VllmSampler", "require_vllm"]
 
 WORKER = "rlx.sampler.vllm_worker"
-SHARED_MEMORY = Path("/dev/shm")
 LEAVING = 10.0
 """Seconds that a worker has to end by itself."""
 OTHERS = ("TORCHELASTIC_", "GROUP_", "LOCAL_", "MASTER_", "ROLE_", "RANK", "WORLD_SIZE")
@@ -87,19 +86,21 @@ class VllmSampler:
         require_vllm()
         self.restarts = 0
         self.drift = math.nan
+        self._way, self._device = spec.weight_transfer, device
         self._dtype: torch.dtype = getattr(torch, runner.dtype)
-        self._weights: BinaryIO | None = None
+        self._weights: Published | None = None
         self._config, self._tokenizer = copy.deepcopy(policy.model.config), policy.tokenizer
         self._config.architectures = [type(policy.model).__name__]
         self._settings = {
-            **spec.model_dump(include={"max_rows", "kv_cache_mb", "gpu_memory_utilization"}),
+            **spec.model_dump(exclude={"engine", "weight_transfer", "tolerance"}),
             "dtype": runner.dtype,
             "device": device.type,
             "end_ids": list(policy.end_ids),
         }
         name = f"rlx-vllm-{secrets.token_hex(4)}"
         self._folders = Path(tempfile.gettempdir()) / name, SHARED_MEMORY / name
-        self._environment = _environment(runner, device) | {"TMPDIR": str(self._folders[0])}
+        gpu = _gpu(device, colocate=spec.colocate)
+        self._environment = _environment(runner) | gpu | {"TMPDIR": str(self._folders[0])}
         self._worker, held = self._started()
         self.limits = policy.longest, held
         try:
@@ -118,7 +119,7 @@ class VllmSampler:
         folder, _ = self._folders
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
-        worker = _Worker(self._environment, self._folders)
+        worker = _Worker(self._environment, self._folders, self._device)
         self._config.save_pretrained(folder)
         self._tokenizer.save_pretrained(folder)
         settings = {**self._settings, "folder": str(folder)}
@@ -138,7 +139,7 @@ class VllmSampler:
         """
         if self._weights is not None:
             self._weights.close()
-        self._weights = _published(weights, self._dtype, self._folders)
+        self._weights = publish(self._way, weights, self._dtype, self._device, self._folders)
         self.drift = math.nan
         self._ask({"ask": "load"}, "take the learner's weights")
 
@@ -173,8 +174,7 @@ class VllmSampler:
             ) from gone
 
     def _said(self, message: Mapping[str, Any], doing: str) -> dict[str, Any]:
-        file = self._weights if message["ask"] == "load" else None
-        return self._worker.ask(message, doing, file)
+        return self._worker.ask(message, doing, self._weights if message["ask"] == "load" else None)
 
     def close(self) -> None:
         """Ends the worker."""
@@ -228,9 +228,12 @@ class _Gone(Exception):
 class _Worker:
     """A worker process and the pipe to it, which closes with this process whatever ends it."""
 
-    def __init__(self, environment: Mapping[str, str], folders: Sequence[Path]) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], folders: Sequence[Path], device: torch.device
+    ) -> None:
         ours, theirs = Pipe()
-        self._channel, self._folders = Channel(ours), folders
+        self._channel, self._folders, self._device = Channel(ours), folders, device
+        self._group: Group | None = None
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", WORKER, str(theirs.fileno()), *map(str, folders)],
@@ -240,7 +243,7 @@ class _Worker:
             )
 
     def ask(
-        self, message: Mapping[str, Any], doing: str, file: BinaryIO | None = None
+        self, message: Mapping[str, Any], doing: str, weights: Published | None = None
     ) -> dict[str, Any]:
         """Waits for the answer.
 
@@ -249,9 +252,10 @@ class _Worker:
             RlxError: it failed, and has ended.
         """
         try:
-            self._channel.send(message)
-            if file is not None:
-                self._channel.send_file(file.fileno())
+            if weights is None:
+                self._channel.send(message)
+            else:
+                self._send(message, weights)
             answer = self._channel.receive()
         except (EOFError, OSError) as error:
             self.close()
@@ -268,6 +272,13 @@ class _Worker:
             )
         return answer
 
+    def _send(self, message: Mapping[str, Any], weights: Published) -> None:
+        place = self._folders[0] / "meeting"
+        self._channel.send({**message, **weights.message, "place": str(place)})
+        if self._group is None and weights.message["way"] == "nccl":
+            self._group = join(place, 0, self._device)
+        weights.send(self._channel, self._group)
+
     def close(self) -> None:
         """Waits for the process to end, and makes it where it does not."""
         self._channel.close()
@@ -279,13 +290,29 @@ class _Worker:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _environment(runner: RunnerSpec, device: torch.device) -> dict[str, str]:
+def _gpu(device: torch.device, *, colocate: bool) -> dict[str, str]:
+    """Shows a worker its one GPU: that of its rank, or one behind those of all ranks of the host.
+
+    Raises:
+        EnvironmentFault: there are too few.
+    """
+    if device.type != "cuda":
+        return {}
+    ranks, number = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), device.index or 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]
+    number += 0 if colocate else ranks
+    if number >= len(names):
+        raise EnvironmentFault(
+            f"sampler.colocate is false, which takes {2 * ranks} GPUs for {ranks} ranks here, and "
+            f"there are {len(names)}: add GPUs, or lower runner.ranks"
+        )
+    return {"CUDA_VISIBLE_DEVICES": names[number]}
+
+
+def _environment(runner: RunnerSpec) -> dict[str, str]:
     """What vLLM is told: stay in one process, use no network, and be quiet."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(OTHERS)}
-    if device.type == "cuda":
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        number = device.index or 0
-        inherited["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
     return inherited | {
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": str(runner.threads),
@@ -297,30 +324,3 @@ def _environment(runner: RunnerSpec, device: torch.device) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
     }
-
-
-# Weights -----------------------------------------------------------------------------------------
-
-
-def _published(
-    weights: Mapping[str, Tensor], dtype: torch.dtype, folders: tuple[Path, Path]
-) -> BinaryIO:
-    """Weights as an open file, whole, that has lost its name: whoever is killed, nothing is left.
-
-    It lies in shared memory where that has room for it, else among temporary files. A rank that is
-    killed over it leaves the folder to its worker.
-    """
-    once: dict[int, str] = {}
-    for name, weight in weights.items():  # tied weights are one
-        once.setdefault(weight.data_ptr(), name)
-    own = {n: weights[n].detach().to("cpu", dtype).contiguous() for n in once.values()}
-    size = sum(weight.nbytes for weight in own.values())
-    shared = os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free > 2 * size
-    folder = folders[shared]
-    folder.mkdir(mode=0o700, exist_ok=True)
-    path = folder / "model.safetensors"
-    try:
-        save_file(own, path)
-        return path.open("rb")
-    finally:
-        path.unlink(missing_ok=True)

@@ -11,19 +11,20 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rlx.model import PlainDialogue
 from rlx.model.tokenizer import pretrained_tokenizer
 from rlx.sampler.channel import Channel
 from rlx.sampler.limits import stops
+from rlx.sampler.transfer import Group, join, received
 
 __all__ = ["VllmWorker", "main"]
 
@@ -57,7 +58,9 @@ class VllmWorker:
                 f"the ranks compute on {settings['device']}, and this vLLM is built for "
                 f"{current_platform.device_name}"
             )
-        self._sleeps = not on_cpu
+        self._device = torch.device("cpu") if on_cpu else torch.device("cuda", 0)
+        self._group: Group | None = None
+        self._sleeps = settings["colocate"] and not on_cpu
         self._asleep = False
         memory = {"gpu_memory_utilization": settings["gpu_memory_utilization"]}
         if on_cpu:
@@ -99,7 +102,7 @@ class VllmWorker:
             self._llm.wake_up()
             self._asleep = False
         if message["ask"] == "load":
-            return self._load(channel.receive_file())
+            return self._load(message, channel)
         return {"rows": self._generate(message["rows"], message["sampling"])}
 
     def _sleep(self) -> dict[str, Any]:
@@ -109,13 +112,12 @@ class VllmWorker:
             self._asleep = True
         return {}
 
-    def _load(self, descriptor: int) -> dict[str, Any]:
-        """Takes weights over from a file. When it fails, no module is sound any more."""
-        try:
-            iterator = _tensors(descriptor)
-            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iterator})
-        finally:
-            os.close(descriptor)
+    def _load(self, message: Mapping[str, Any], channel: Channel) -> dict[str, Any]:
+        """Takes the rank's weights. When it fails, no module is sound any more."""
+        if message["way"] == "nccl" and self._group is None:
+            self._group = join(Path(message["place"]), 1, self._device)
+        iterator = received(message, channel, self._device, self._group)
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iterator})
         self._refresh()
         return {}
 
@@ -186,14 +188,6 @@ def pack_again(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)
-
-
-def _tensors(descriptor: int) -> Iterator[tuple[str, Tensor]]:
-    from safetensors import safe_open
-
-    with safe_open(f"/dev/fd/{descriptor}", framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118  (no mapping)
-            yield name, file.get_tensor(name)
 
 
 def main(descriptor: int, *folders: str) -> int:

@@ -309,9 +309,17 @@ def _length(spec: ExperimentSpec) -> Iterator[Problem]:
 
 
 def _engine(spec: ExperimentSpec) -> Iterator[Problem]:
-    """What vLLM would change without a word."""
+    """What vLLM would change without a word, or cannot do on the CPU."""
     if not isinstance(spec.sampler, VllmSampler):
         return
+    if spec.runner.device == "cpu" and spec.sampler.needs_gpu:
+        key = "colocate" if not spec.sampler.colocate else "weight_transfer"
+        yield Problem(
+            ("sampler", key),
+            f"sampler.{key} is {str(getattr(spec.sampler, key)).lower()}, which is for GPUs",
+            help="leave it out",
+            against=("runner", "device"),
+        )
     for kind, turn in spec.rollout.turn_specs.items():
         if turn.temperature < COLDEST:
             yield Problem(

@@ -144,9 +144,32 @@ class VllmSampler(Strict):
     """Memory of the key-value cache on the CPU."""
     gpu_memory_utilization: float = Field(0.4, gt=0, le=1)
     """Share of a GPU's memory that vLLM may take, weights included."""
+    colocate: bool = True
+    """Share the GPU of the rank, asleep while that learns; false takes a GPU more per rank."""
+    weight_transfer: Literal["file", "ipc", "nccl"] = "file"
+    """How the learner's weights arrive: through shared memory; by a handle to the rank's own copy
+    on the GPU that both use; by a broadcast to a GPU that is not colocated."""
     tolerance: float | None = Field(None, gt=0)
     """Nats that its log-probabilities may be off the learner's once it has the learner's weights;
     null: 0.001 in float32, 0.2 in bfloat16."""
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether this makes no sense on a CPU."""
+        return not self.colocate or self.weight_transfer != "file"
+
+    @model_validator(mode="after")
+    def _arrives(self) -> Self:
+        if self.weight_transfer == "ipc" and not self.colocate:
+            raise ValueError(
+                "weight_transfer ipc reads the rank's own GPU, so it needs colocate: true; nccl "
+                "reaches another one"
+            )
+        if self.weight_transfer == "nccl" and self.colocate:
+            raise ValueError(
+                "weight_transfer nccl joins two GPUs, so it needs colocate: false; ipc is for one"
+            )
+        return self
 
 
 def _by_engine(said: Any) -> Any:

@@ -1,0 +1,84 @@
+"""Ways of weights, from one process to a thread that plays the worker."""
+
+import subprocess
+import sys
+import threading
+from multiprocessing import Pipe
+
+import pytest
+import torch
+
+from rlx.sampler.channel import Channel
+from rlx.sampler.transfer import join, publish, received
+
+CPU = torch.device("cpu")
+WAYS = ("file", "ipc", "nccl")
+
+
+@pytest.fixture
+def weights():
+    matrix = torch.arange(12.0).reshape(3, 4)
+    return {"a": matrix, "tied": matrix, "turned": torch.rand(5, 2).T, "scale": torch.rand(())}
+
+
+def carried(way, weights, tmp_path, dtype=torch.float32, spoil=lambda: None, times=1):
+    """What arrives, when the rank's weights are spoiled after they were published."""
+    ours, theirs = map(Channel, Pipe())
+    arrived = []
+
+    def work():
+        group = join(tmp_path / "meeting", 1, CPU) if way == "nccl" else None
+        for _ in range(times):
+            message = theirs.receive()
+            found = received(message, theirs, CPU, group)
+            arrived.append({name: weight.clone() for name, weight in found})
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    group = join(tmp_path / "meeting", 0, CPU) if way == "nccl" else None
+    published = publish(way, weights, dtype, CPU, (tmp_path / "disk", tmp_path / "memory"))
+    spoil()
+    for _ in range(times):
+        ours.send(published.message)
+        published.send(ours, group)
+    worker.join(30)
+    published.close()
+    return arrived
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_arrive_as_they_were_published(way, dtype, weights, tmp_path):
+    before = {name: weight.clone() for name, weight in weights.items()}
+
+    def spoil():
+        for weight in weights.values():
+            weight.mul_(-1)
+
+    arrived = carried(way, weights, tmp_path, dtype, spoil, times=2)
+    assert len(arrived) == 2
+    for found in arrived:
+        assert set(found) == {"a", "turned", "scale"}
+        for name, weight in found.items():
+            torch.testing.assert_close(weight, before[name].to(dtype), rtol=0, atol=0)
+
+
+def test_a_file_leaves_nothing(weights, tmp_path):
+    carried("file", weights, tmp_path)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.timeout(120)
+def test_a_broadcast_ends_with_the_worker(tmp_path):
+    ours, theirs = map(Channel, Pipe())
+    leaving = "import os, sys; from pathlib import Path; from rlx.sampler.transfer import join; "
+    leaving += "import torch; join(Path(sys.argv[1]), 1, torch.device('cpu')); os._exit(0)"
+    worker = subprocess.Popen([sys.executable, "-c", leaving, str(tmp_path / "meeting")])
+    group = join(tmp_path / "meeting", 0, CPU)
+    assert worker.wait(60) == 0
+    large = {"a": torch.ones(4_000_000)}
+    published = publish("nccl", large, torch.float32, CPU, (tmp_path, tmp_path))
+    theirs.close()
+    published.send(ours, group)  # nobody receives it
+    with pytest.raises((EOFError, OSError)):
+        ours.receive()
