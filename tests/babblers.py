@@ -1,14 +1,16 @@
 """A small random model whose turns end soon, and second turns below its first ones."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
+import pytest
 import torch
 
 from rlx.model import PlainDialogue, build_policy
 from rlx.rollout import Request
 from rlx.spec import Tiny, TurnSpec
 
-__all__ = ["ANSWER", "CONFIDENCE", "SPEC", "babbler", "second_turns"]
+__all__ = ["ANSWER", "CONFIDENCE", "SPEC", "WAYS", "babbler", "sampled", "second_turns"]
 
 SPEC = Tiny(
     hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=64, initializer_range=0.15
@@ -41,3 +43,26 @@ def second_turns(policy, requests, completions):
         )
         for number, (r, c) in enumerate(pairs)
     ]
+
+
+WAYS = (
+    "compact decoder, shared ancestors",
+    "compact decoder, shared ancestors, captured steps",
+    "the model's own forward",
+)
+"""Ways in which a policy is sampled, as the sampler describes them."""
+
+
+@contextmanager
+def sampled(policy, way):
+    """Has a policy sampled in one of the ways: on a CPU captured steps are taken without a graph.
+
+    What no plain decoder has keeps the policy from the compact one.
+    """
+    if way == WAYS[2]:
+        policy.model.model.unheard_of = torch.nn.Identity()
+    with pytest.MonkeyPatch.context() as patched:
+        kinds = {"cpu", "cuda"} if way == WAYS[1] else set()
+        patched.setattr("rlx.sampler.choice.CAPTURED", kinds)
+        patched.setattr("rlx.sampler.captured.COLUMNS", 8)  # so that shapes end
+        yield policy

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from babblers import WAYS, sampled
 
 from rlx.errors import SpecError
 from rlx.model import PlainDialogue, build_policy
@@ -33,14 +34,14 @@ class Counting(Environment):
         return Step(kind="say", state=state + 1, observation=f"{said}?\n", done=said % 5 == 0)
 
 
-@pytest.fixture(scope="module", params=["compact decoder", "the model's own forward"])
+@pytest.fixture(scope="module", params=WAYS)
 def policy(request):
-    """A random model of which about one token in ten ends a turn, computed in either way."""
+    """A random model of which about one token in ten ends a turn."""
     policy = build_policy(TINY, 0)
-    if request.param != "compact decoder":  # a part that no plain decoder has
-        policy.model.model.unheard_of = torch.nn.Identity()
     ends = (policy.tokenizer.eos_token_id, *range(20, 33))
-    return replace(policy, dialogue=PlainDialogue(policy.tokenizer, ends), end_ids=ends)
+    policy = replace(policy, dialogue=PlainDialogue(policy.tokenizer, ends), end_ids=ends)
+    with sampled(policy, request.param):
+        yield policy
 
 
 class Forgetful:
@@ -138,7 +139,7 @@ def test_log_probabilities_are_the_model_s_of_the_very_tokens(policy, trees):
 def test_a_first_turn_without_room_is_an_error(policy, trees, monkeypatch):
     opening = max(len(tree.token_ids(0)) for tree in trees)
     monkeypatch.setattr(policy.model.config, "max_position_embeddings", opening + 11)
-    with pytest.raises(SpecError, match="do not fit into the"):
+    with pytest.raises(SpecError, match="do not fit into this model"):
         grown(policy, range(6))
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from babblers import ANSWER, CONFIDENCE, SPEC, babbler, second_turns
+from babblers import ANSWER, CONFIDENCE, SPEC, WAYS, babbler, sampled, second_turns
 
 from rlx.errors import SpecError
 from rlx.model import Policy
@@ -16,14 +16,11 @@ from rlx.spec import TurnSpec
 DEVICE = torch.device(os.environ.get("RLX_TEST_DEVICE", "cpu"))
 
 
-@pytest.fixture(scope="module", params=["compact decoder", "the model's own forward"])
+@pytest.fixture(scope="module", params=WAYS)
 def policy(request):
-    """Computed in either way; a part that no plain decoder has keeps from the compact one."""
-    policy = babbler(0)
-    if request.param != "compact decoder":
-        policy.model.model.unheard_of = torch.nn.Identity()
-    assert sampler(policy).described.startswith(request.param)
-    return policy
+    with sampled(babbler(0), request.param) as policy:
+        assert sampler(policy).described.startswith(request.param)
+        yield policy
 
 
 @pytest.fixture(scope="module")

@@ -106,6 +106,7 @@ class PlainDecoder:
         kv_heads: heads of keys and values, each serving `heads / kv_heads` query heads.
         width: of a head.
         scale: of the products of queries and keys.
+        angles: of rotations `[2, positions, 1, width]`, made anew when there are too few.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -122,7 +123,7 @@ class PlainDecoder:
         self._norm = base.norm
         self._head = model.lm_head
         self._rotary = base.rotary_emb
-        self._angles: Tensor = self._embedding.new_empty(2, 0, 1, self.width)
+        self.angles: Tensor = self._embedding.new_empty(2, 0, 1, self.width)
 
     @property
     def like(self) -> Tensor:
@@ -164,14 +165,14 @@ class PlainDecoder:
 
     def _rotation(self, longest: int) -> Tensor:
         """`[2, positions, 1, width]`: cosines, and sines with the sign of the half they turn."""
-        if longest > self._angles.shape[1]:
-            count = max(longest, 2 * self._angles.shape[1], 256)
+        if longest > self.angles.shape[1]:
+            count = max(longest, 2 * self.angles.shape[1], 256)
             cos, sin = self._rotary(
                 self._embedding, torch.arange(count, device=self._embedding.device)[None]
             )
             sin[..., : self.width // 2].neg_()
-            self._angles = torch.stack([cos[0], sin[0]])[:, :, None]
-        return self._angles
+            self.angles = torch.stack([cos[0], sin[0]])[:, :, None]
+        return self.angles
 
 
 def _normed(x: Tensor, norm: Any) -> Tensor:

@@ -200,6 +200,10 @@ class ReadAttention:
 class StepAttention:
     """Attention of one new token per row, and of those that follow it.
 
+    Args:
+        until: columns of the suffixes that every step sees, those to come masked: then all steps
+            are the same operations on the same memory. By default each sees those that are there.
+
     Attributes:
         positions: `[R]` of the token being read.
         longest: no position reaches it.
@@ -211,18 +215,20 @@ class StepAttention:
         levels: Sequence[tuple[Level, list[int]]],
         suffix: Suffix,
         read: list[int],
+        until: int | None = None,
     ) -> None:
         device = decoder.like.device
         self._decoder = decoder
         self._seen = Seen(levels, suffix)
         self._suffix = suffix
-        self._stop = suffix.longest
+        self._grows = until is None
+        self._stop = suffix.longest if until is None else until
         self.positions = torch.tensor(read, device=device) - 1
-        self.longest = max(read)
+        self.longest = max(read) if until is None else max(read) + until
         self._columns = None  # of the new tokens, where they differ
-        if len(set(suffix.lengths)) > 1:
+        if len(set(suffix.lengths)) > 1 or until is not None:
             self._columns = torch.tensor(suffix.lengths, device=device) - 1
-            suffix.blank(suffix.room)
+            suffix.blank(suffix.room if until is None else until)
         self._rows = torch.arange(len(read), device=device)
         self._bias = self._masked(levels)
 
@@ -240,11 +246,11 @@ class StepAttention:
 
     def advance(self) -> None:
         """Goes on to the next token."""
-        self.positions = self.positions + 1
-        self.longest += 1
-        self._stop += 1
+        self.positions += 1
+        self.longest += self._grows
+        self._stop += self._grows
         if self._columns is not None and self._bias is not None:
-            self._columns = self._columns + 1
+            self._columns += 1
             self._bias[self._rows, self._seen.shared + self._columns] = 0
         self._step_bias = None
         if self._bias is not None:

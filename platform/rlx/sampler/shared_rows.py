@@ -11,6 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from rlx.sampler.captured import CapturedSteps
 from rlx.sampler.plain_decoder import PlainDecoder
 from rlx.sampler.shared_attention import ReadAttention, StepAttention
 from rlx.sampler.shared_cache import Level, Suffix, join_levels
@@ -23,30 +24,40 @@ class SharingDecoder:
 
     Args:
         decoder: what computes.
+        captures: steps shall be computed by `CapturedSteps`.
+        why_not: what keeps them from it.
     """
 
-    described = "compact decoder, shared ancestors"
-
-    def __init__(self, decoder: PlainDecoder) -> None:
-        self._decoder = decoder
+    def __init__(
+        self, decoder: PlainDecoder, captures: bool = False, why_not: str | None = None
+    ) -> None:
+        self._decoder, self._captures = decoder, captures and why_not is None
+        told = f", steps not captured: {why_not}" if why_not else ", captured steps" * captures
+        self.described = f"compact decoder, shared ancestors{told}"
 
     def start(self, rows: int) -> "SharedRows":
         """See `rlx.sampler.rows.Decoder`."""
         d = self._decoder
         empty = d.like.new_empty(d.layers, d.kv_heads, rows, 0, d.width)
-        return SharedRows(d, [], Suffix(empty, empty, [0] * rows))
+        return SharedRows(d, [], Suffix(empty, empty, [0] * rows), captures=self._captures)
 
 
 class SharedRows:
     """See `rlx.sampler.rows.Rows`."""
 
     def __init__(
-        self, decoder: PlainDecoder, levels: list[tuple[Level, list[int]]], suffix: Suffix
+        self,
+        decoder: PlainDecoder,
+        levels: list[tuple[Level, list[int]]],
+        suffix: Suffix,
+        *,
+        captures: bool,
     ) -> None:
-        self._decoder = decoder
+        self._decoder, self._captures = decoder, captures
         self._levels = levels  # with the ancestor of every row
         self._suffix = suffix
         self._attention: StepAttention | None = None
+        self._captured: CapturedSteps | None = None
 
     def __len__(self) -> int:
         return len(self._suffix.lengths)
@@ -77,20 +88,29 @@ class SharedRows:
         ends = torch.tensor([len(f) for f in fresh], device=device).cumsum(0) - 1
         lengths = [n + len(f) for n, f in zip(suffix.lengths, fresh, strict=True)]
         self._suffix = Suffix(suffix.keys, suffix.values, lengths)
-        self._attention = None
+        self._attention = self._captured = None
         return self._decoder.logits(hidden[ends])
 
     def step(self, tokens: Tensor) -> Tensor:
         """See `Rows`."""
         self._make_room(1, self._suffix.longest)
+        logits = self._captured_step(tokens) if self._captures else self._plain_step(tokens)
+        suffix = self._suffix
+        self._suffix = Suffix(suffix.keys, suffix.values, [n + 1 for n in suffix.lengths])
+        return logits
+
+    def _plain_step(self, tokens: Tensor) -> Tensor:
         if self._attention is None:
             self._attention = StepAttention(self._decoder, self._levels, self._suffix, self._read)
         attention = self._attention
         attention.advance()
         hidden = self._decoder.hidden(tokens, attention.positions, attention.longest, attention)
-        suffix = self._suffix
-        self._suffix = Suffix(suffix.keys, suffix.values, [n + 1 for n in suffix.lengths])
         return self._decoder.logits(hidden)
+
+    def _captured_step(self, tokens: Tensor) -> Tensor:
+        if self._captured is None or self._captured.until == self._suffix.longest:
+            self._captured = CapturedSteps(self._decoder, self._levels, self._suffix, self._read)
+        return self._captured.step(tokens)
 
     def _make_room(self, needed: int, more: int) -> None:
         """Moves the suffix where it has no room for the columns needed, and then for more."""
@@ -98,7 +118,7 @@ class SharedRows:
         if suffix.room < suffix.longest + needed:
             everything = [(suffix, row) for row in range(len(self))]
             self._suffix = Suffix.gathered(everything, suffix.lengths, needed + more)
-            self._attention = None
+            self._attention = self._captured = None
 
     def fork(self, copies: Sequence[int], room: int) -> Self:
         """See `Rows`."""
@@ -113,7 +133,8 @@ class SharedRows:
         shape = layers, heads, len(copies), room, width
         keys, values = (suffix.keys.new_empty(shape) for _ in range(2))
         new = Suffix(keys, values, [0] * len(copies))
-        return type(self)(self._decoder, [*levels, (level, list(copies))], new)
+        levels.append((level, list(copies)))
+        return type(self)(self._decoder, levels, new, captures=self._captures)
 
     def select(self, rows: Sequence[int], room: int) -> Self:
         """See `Rows`."""
@@ -125,7 +146,7 @@ class SharedRows:
         lengths = [suffix.lengths[r] - n for r, n in zip(rows, excess, strict=True)]
         kept = Suffix.gathered([(suffix, row) for row in rows], lengths, 0)
         levels = [(level, [places[row] for row in rows]) for level, places in self._levels]
-        return type(self)(self._decoder, levels, kept)
+        return type(self)(self._decoder, levels, kept, captures=self._captures)
 
     @classmethod
     def joined(cls, places: Sequence[tuple[Self, int]], room: int) -> Self:
@@ -141,4 +162,4 @@ class SharedRows:
                     [(lv, at[row]) for (lv, at), (_, row) in zip(ancestors, places, strict=True)]
                 )
             )
-        return cls(first._decoder, levels, suffix)
+        return cls(first._decoder, levels, suffix, captures=first._captures)
