@@ -3,14 +3,15 @@
     python own_steps.py CASE          CASE is JSON; see steps.py beside this file
 
 takes GRPO steps in a process of its own, one for each line that arrives. It prints a line when it
-is ready, and after every step one with its seconds, {"cpu": …, "wall": …}.
+is ready, and after every step one with its seconds and the most bytes of a GPU, {"cpu": …,
+"wall": …, "gpu_peak": …}.
 """
 
 import json
 import sys
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 from harness import spent
@@ -107,6 +108,8 @@ def main(case: dict) -> None:
         first = number * case["prompts"] % len(case["texts"])
         texts = case["texts"][first : first + case["prompts"]]
         took = spent(lambda texts=texts, number=number: steps.step(texts, number))
+        if DEVICE == "cuda":  # since the process began, as TRL's side tells it
+            took = replace(took, gpu_peak=torch.cuda.max_memory_allocated())
         print(json.dumps(asdict(took)), flush=True)
 
 

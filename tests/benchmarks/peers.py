@@ -85,5 +85,4 @@ class Peer:
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
-        told = self.answer()
-        return Spent(told["cpu"], told["wall"])
+        return Spent(**self.answer())

@@ -30,6 +30,7 @@ from rlx.model import Policy, build_policy
 from rlx.plugin import Problem
 from rlx.rollout import grow, plan
 from rlx.sampler import TransformersSampler
+from rlx.sampler import choice as sampled
 from rlx.spec import OptimizerSpec, RunnerSpec, Tiny, TurnSpec, TwoTurn
 
 ROUNDS = 5
@@ -139,16 +140,21 @@ def update(case: Case, ranks: Ranks, form: Form | None) -> dict[str, Any]:
     }
     if device.type == "cuda":
         found["peak_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
-        name = torch.cuda.get_device_name(device)
-        peak = next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
-        if peak is not None:
+        if (peak := peak_flops()) is not None:
             found["model_flop_utilisation"] = 6 * weights * stats.computed_tokens / middle / peak
     return found
 
 
-def sampling(case: Case, ranks: Ranks) -> dict[str, Any]:
-    """Both turns: tokens drawn per second."""
+def peak_flops() -> float | None:
+    """Of the GPU that is here, where it is known."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
+
+
+def sampling(case: Case, ranks: Ranks, *, captured: bool) -> dict[str, Any]:
+    """Both turns: tokens drawn per second, steps captured or not."""
     shape = case.shape
+    sampled.CAPTURED = frozenset({ranks.device.type}) if captured else frozenset()
     policy = build_policy(case.model, 0)
     for parameter in policy.model.parameters():
         parameter.data = parameter.data.to(getattr(torch, case.dtype))
@@ -179,16 +185,26 @@ def beside_trl(device: str) -> dict[str, Any]:
         return {"missing": "trl and datasets are not installed here; bring them along to compare"}
     sizes = TRL_CASES[device]
     os.environ |= {"RLX_TEST_DEVICE": device, "RLX_BENCH_SIZES": json.dumps(sizes.model)}
+    from models import policy
     from steps import grpo_steps
 
     took = grpo_steps(Path(sys.executable), sizes.step)
-    drawn = sizes.step["prompts"] * sizes.step["answers"] * sizes.step["answer"]
+    rows, answer = sizes.step["prompts"] * sizes.step["answers"], sizes.step["answer"]
     walls = {side: statistics.median(s.wall for s in spent) for side, spent in took.items()}
-    return {
+    found: dict[str, Any] = {
         "seconds": walls,
-        "tokens_per_s": {side: drawn / wall for side, wall in walls.items()},
+        "tokens_per_s": {side: rows * answer / wall for side, wall in walls.items()},
         "times_trl": walls["trl"] / walls["rlx"],
+        "peak_gib": {side: max(s.gpu_peak for s in spent) / 2**30 for side, spent in took.items()},
     }
+    if (peak := peak_flops()) is not None:
+        # What a step needs of plain rows, alike for both sides: read once, learned from once.
+        weights = sum(p.numel() for p in policy().model.parameters())
+        flops = (2 + 6) * weights * rows * (sizes.step["prompt"] + answer)
+        found["model_flop_utilisation"] = {
+            side: flops / wall / peak for side, wall in walls.items()
+        }
+    return found
 
 
 def main(device: str) -> None:
@@ -196,7 +212,10 @@ def main(device: str) -> None:
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     os.environ.update({**alone, "MASTER_PORT": os.environ.get("MASTER_PORT", "29519")})
     case, ranks = CASES[device], join_ranks(RunnerSpec(device=device))
-    found: dict[str, Any] = {"sampling": sampling(case, ranks)}
+    found: dict[str, Any] = {
+        "sampling": sampling(case, ranks, captured=False),
+        "sampling_captured": sampling(case, ranks, captured=True),
+    }
     for form in choice.FORMS[device]:
         found[form.name] = update(case, ranks, form)
         if device == "cuda":

@@ -2,7 +2,8 @@
 
     python trl_steps.py MODEL CASE          CASE is JSON; see steps.py beside this folder
 
-Prints a line when it is ready, and after every step one with its seconds, {"cpu": …, "wall": …}.
+Prints a line when it is ready, and after every step one with its seconds and the most bytes of a
+GPU, {"cpu": …, "wall": …, "gpu_peak": …}.
 """
 
 import json
@@ -26,7 +27,8 @@ class OneByOne(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         cpu, wall = time.process_time() - self.cpu, time.perf_counter() - self.wall
-        told({"cpu": cpu, "wall": wall})
+        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+        told({"cpu": cpu, "wall": wall, "gpu_peak": peak})
         self.wait(control)
 
     def wait(self, control):
