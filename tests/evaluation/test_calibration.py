@@ -7,24 +7,31 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from sklearn.calibration import calibration_curve
-from sklearn.metrics import brier_score_loss, roc_auc_score
+from sklearn.metrics import average_precision_score, brier_score_loss, log_loss, roc_auc_score
 
 from rlx.evaluation.calibration import Calibration
 from rlx.evaluation.scores import (
-    accuracy_at_coverage,
-    aurc,
     auroc,
     brier,
     brier_skill,
+    clipped_nll,
     confidence_entropy,
+    equal_mass_calibration_error,
     expected_calibration_error,
     extreme_share,
     maximum_calibration_error,
     murphy_decomposition,
     reliability_bins,
-    risk_coverage,
     stratum_predictor,
     wilson_interval,
+)
+from rlx.evaluation.selective import (
+    accuracy_at_coverage,
+    auprc_of_errors,
+    aurc,
+    coverage_at_risk,
+    excess_aurc,
+    risk_coverage,
 )
 
 # Golden g28: two pairs of ties (0.3 is both), and confidences on the edges of bins.
@@ -96,6 +103,59 @@ def test_ranking_and_brier_agree_with_scikit_learn(pairs):
         assert auroc(y, c) == pytest.approx(roc_auc_score(y, c))
 
 
+@given(pairs, st.sampled_from([0.001, 0.01, 0.2]))
+def test_likelihood_and_errors_found_agree_with_scikit_learn(pairs, clip):
+    y, c = split(pairs)
+    kept = c.clip(clip, 1 - clip)
+    assert clipped_nll(y, c, clip=clip) == pytest.approx(log_loss(y, kept, labels=[0, 1]))
+    by_hand = -np.mean(np.log(np.where(y == 1, kept, 1 - kept)))
+    assert clipped_nll(y, c, clip=clip) == pytest.approx(by_hand)
+    if y.min() == y.max():
+        assert auprc_of_errors(y, c) is None
+    else:
+        assert auprc_of_errors(y, c) == pytest.approx(average_precision_score(1 - y, -c))
+
+
+@given(pairs)
+def test_average_precision_is_precision_where_recall_grows(pairs):
+    y, c = split(pairs)
+    if y.min() != y.max():
+        area = 0.0
+        for value in np.unique(c):
+            found, here = 1 - y[c <= value], 1 - y[c == value]
+            area += found.mean() * here.sum() / (1 - y).sum()
+        assert auprc_of_errors(y, c) == pytest.approx(area)
+
+
+@given(pairs, st.sampled_from([1, 3, 10]))
+def test_equal_mass_bins_keep_ties_together_and_know_ranks_alone(pairs, bins):
+    y, c = split(pairs)
+    slots = [int(bins * sum(other < own for other in c) / len(c) + 1e-12) for own in c]
+    gaps = [
+        (slots.count(s), np.mean([o - t for t, o, k in zip(y, c, slots, strict=True) if k == s]))
+        for s in set(slots)
+    ]
+    ece = sum(n * abs(gap) for n, gap in gaps) / len(c)
+    assert equal_mass_calibration_error(y, c, bins=bins) == pytest.approx(ece)
+    assert equal_mass_calibration_error(y, c, bins=1) == pytest.approx(abs(c.mean() - y.mean()))
+
+
+@given(pairs, st.sampled_from([0, 0.05, 0.1, 0.5, 1]))
+def test_coverage_at_risk_is_the_best_of_all_thresholds(pairs, risk):
+    y, c = split(pairs)
+    kept = [c >= threshold for threshold in np.unique(c)]
+    shares = [k.mean() for k in kept if (1 - y[k]).sum() <= risk * k.sum() + 1e-9]
+    assert coverage_at_risk(y, c, risk) == pytest.approx(max(shares, default=0))
+
+
+@given(pairs)
+def test_excess_area_is_nothing_where_the_order_is_right(pairs):
+    y, c = split(pairs)
+    assert excess_aurc(y, c) >= -1e-12
+    assert excess_aurc(y, y) == pytest.approx(0)
+    assert excess_aurc(y, (y + c / 2) / 2) == pytest.approx(0)  # every right one above the others
+
+
 @given(pairs)
 def test_auroc_counts_pairs_with_ties_as_halves(pairs):
     y, c = split(pairs)
@@ -163,7 +223,8 @@ def test_unparsable_confidence_counts_as_zero_and_is_counted():
     missing = Calibration.measure([1, 0, 1], [math.nan, 0.5, 1.0])
     zero = Calibration.measure([1, 0, 1], [0.0, 0.5, 1.0])
     assert missing.unparsable == 1
-    assert {**missing.to_json(), "unparsable": 0} == zero.to_json()
+    assert missing.readable_share == pytest.approx(2 / 3)
+    assert {**missing.to_json(), "unparsable": 0, "readable_share": 1} == zero.to_json()
 
 
 def test_a_policy_that_knows_only_the_stratum_is_exposed():

@@ -17,11 +17,12 @@ from rlx.evaluation.scores import (
     Murphy,
     ReliabilityBin,
     as_pairs,
-    aurc,
     auroc,
     brier,
     brier_skill,
+    clipped_nll,
     confidence_entropy,
+    equal_mass_calibration_error,
     expected_calibration_error,
     extreme_share,
     maximum_calibration_error,
@@ -29,8 +30,18 @@ from rlx.evaluation.scores import (
     reliability_bins,
     stratum_predictor,
 )
+from rlx.evaluation.selective import (
+    accuracy_at_coverage,
+    auprc_of_errors,
+    aurc,
+    coverage_at_risk,
+    excess_aurc,
+)
 
 __all__ = ["Calibration", "StratumCalibration"]
+
+COVERAGES = (0.5, 0.8, 0.9)
+RISKS = (0.05, 0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +63,17 @@ class Calibration:
     Attributes:
         n: how many pairs.
         unparsable: how many of them had no readable confidence (counted as confidence 0).
+        readable_share: share that had one: adherence to the format.
         brier_skill: 1 - brier / (base rate's Brier); None when all labels are equal.
-        ece: 10 equal-width bins; `ece_15`: 15.
+        nll: clipped at .001, in nats.
+        ece: 10 equal-width bins; `ece_15`: 15; `ece_mass`: 10 bins of about equal counts.
         mce: the largest gap of the 10 bins.
         signed_gap: mean confidence minus accuracy; above 0 is over-confident.
         auroc: None when all labels are equal.
-        aurc: area under the risk-coverage curve, ties shared evenly.
+        auprc_error: average precision of finding errors; None when all labels are equal.
+        aurc: area under the risk-coverage curve, ties shared evenly; `e_aurc`: beyond the best.
+        accuracy_at: accuracy over the most confident 50, 80 and 90 %, by the coverage.
+        coverage_at: the largest coverage with at most 5 and 10 % wrong, by the risk.
         distinct_share: distinct confidence values / n.
         extreme_share: share within .01 of 0 or 1.
         entropy: of the histogram over the 10 bins, in nats; 0 when one bin holds all.
@@ -69,17 +85,24 @@ class Calibration:
 
     n: int
     unparsable: int
+    readable_share: float
     accuracy: float
     mean_confidence: float
     signed_gap: float
     brier: float
     brier_skill: float | None
     murphy: Murphy
+    nll: float
     ece: float
     ece_15: float
+    ece_mass: float
     mce: float
     auroc: float | None
+    auprc_error: float | None
     aurc: float
+    e_aurc: float
+    accuracy_at: Mapping[str, float]
+    coverage_at: Mapping[str, float]
     distinct_share: float
     extreme_share: float
     entropy: float
@@ -105,20 +128,28 @@ class Calibration:
         y, c = as_pairs(correct, confidence)
         labels = np.full(len(y), "") if stratum is None else np.asarray(stratum, dtype=np.str_)
         known = stratum_predictor(y, labels)
+        unparsable = int(np.isnan(np.asarray(confidence, dtype=np.float64)).sum())
         return cls(
             n=len(y),
-            unparsable=int(np.isnan(np.asarray(confidence, dtype=np.float64)).sum()),
+            unparsable=unparsable,
+            readable_share=1 - unparsable / len(y),
             accuracy=float(y.mean()),
             mean_confidence=float(c.mean()),
             signed_gap=float(c.mean() - y.mean()),
             brier=brier(y, c),
             brier_skill=brier_skill(y, c),
             murphy=murphy_decomposition(y, c),
+            nll=clipped_nll(y, c),
             ece=expected_calibration_error(y, c),
             ece_15=expected_calibration_error(y, c, bins=15),
+            ece_mass=equal_mass_calibration_error(y, c),
             mce=maximum_calibration_error(y, c),
             auroc=auroc(y, c),
+            auprc_error=auprc_of_errors(y, c),
             aurc=aurc(y, c),
+            e_aurc=excess_aurc(y, c),
+            accuracy_at={f"{q:g}": accuracy_at_coverage(y, c, q) for q in COVERAGES},
+            coverage_at={f"{r:g}": coverage_at_risk(y, c, r) for r in RISKS},
             distinct_share=len(np.unique(c)) / len(c),
             extreme_share=extreme_share(c),
             entropy=confidence_entropy(c),
@@ -134,16 +165,18 @@ class Calibration:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """Returns what `to_json` was made from; other keys beside it are left alone."""
+        """Returns what `to_json` was made from; other keys beside it are left alone.
+
+        A figure that was not measured when the record was made is None.
+        """
         strata = record["by_stratum"].items()
-        return cls(
-            **{
-                **{field.name: record[field.name] for field in fields(cls)},
-                "murphy": Murphy(**record["murphy"]),
-                "bins": tuple(ReliabilityBin(**b) for b in record["bins"]),
-                "by_stratum": {label: StratumCalibration(**figures) for label, figures in strata},
-            }
-        )
+        values: dict[str, Any] = {
+            **{field.name: record.get(field.name) for field in fields(cls)},
+            "murphy": Murphy(**record["murphy"]),
+            "bins": tuple(ReliabilityBin(**b) for b in record["bins"]),
+            "by_stratum": {label: StratumCalibration(**figures) for label, figures in strata},
+        }
+        return cls(**values)
 
 
 def _within(y: Floats, c: Floats) -> StratumCalibration:

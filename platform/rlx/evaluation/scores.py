@@ -9,7 +9,6 @@ Two rules hold throughout.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,25 +16,23 @@ from numpy.typing import ArrayLike, NDArray
 __all__ = [
     "Murphy",
     "ReliabilityBin",
-    "accuracy_at_coverage",
     "as_pairs",
-    "aurc",
     "auroc",
     "brier",
     "brier_skill",
+    "clipped_nll",
     "confidence_entropy",
+    "equal_mass_calibration_error",
     "expected_calibration_error",
     "extreme_share",
     "maximum_calibration_error",
     "murphy_decomposition",
     "reliability_bins",
-    "risk_coverage",
     "stratum_predictor",
     "wilson_interval",
 ]
 
 Floats = NDArray[np.float64]
-Ties = Literal["expected", "stable"]
 
 _Z_95 = 1.959963984540054
 
@@ -131,6 +128,23 @@ def murphy_decomposition(correct: ArrayLike, confidence: ArrayLike) -> Murphy:
     )
 
 
+def clipped_nll(correct: ArrayLike, confidence: ArrayLike, *, clip: float = 0.001) -> float:
+    """Mean negative log-likelihood in nats, of confidences kept `clip` away from 0 and 1.
+
+    A confidence of exactly 0 or 1 would otherwise cost nothing or everything; at .001 a mistake
+    costs 6.9 nats.
+
+    Raises:
+        ValueError: clip is not in (0, 0.5).
+    """
+    from sklearn.metrics import log_loss
+
+    if not 0 < clip < 0.5:
+        raise ValueError(f"clip is {clip}; it lies in (0, 0.5)")
+    y, c = as_pairs(correct, confidence)
+    return float(log_loss(y, np.clip(c, clip, 1 - clip), labels=[0.0, 1.0]))
+
+
 # Calibration in bins -----------------------------------------------------------------------------
 
 
@@ -162,6 +176,26 @@ def expected_calibration_error(
         Naeini et al., "Obtaining well calibrated probabilities using Bayesian binning", 2015.
     """
     weight, gap = _gaps(correct, confidence, bins)
+    return float(np.sum(weight * gap))
+
+
+def equal_mass_calibration_error(
+    correct: ArrayLike, confidence: ArrayLike, *, bins: int = 10
+) -> float:
+    """ECE over bins that hold about n / bins samples each.
+
+    A sample lies in bin `⌊bins · F⌋`, where F is the share of samples with a smaller confidence. So
+    equal confidences are never parted, and neither the order of the samples nor a rescaling of the
+    confidences moves any sample.
+
+    Reference:
+        Nixon et al., "Measuring calibration in deep learning", 2019 (adaptive bins).
+    """
+    y, c = as_pairs(correct, confidence)
+    if bins < 1:
+        raise ValueError(f"{bins} bins")
+    smaller = np.searchsorted(np.sort(c), c, side="left")
+    weight, gap = _gaps_of(y, c, bins * smaller // len(c))
     return float(np.sum(weight * gap))
 
 
@@ -204,51 +238,6 @@ def auroc(correct: ArrayLike, confidence: ArrayLike) -> float | None:
 
     y, c = as_pairs(correct, confidence)
     return None if y.min() == y.max() else float(roc_auc_score(y, c))
-
-
-def risk_coverage(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected") -> Floats:
-    """Share of wrong answers among the k most confident, for k = 1..n.
-
-    Args:
-        correct: `[n]` of 0 or 1.
-        confidence: `[n]` in [0, 1]; nan counts as 0.
-        ties: among equal confidences "expected" takes the mean over all their orders, so that the
-            order of the samples does not matter; "stable" takes them as they come.
-
-    Returns:
-        `[n]`; the last one is 1 - accuracy.
-
-    Reference:
-        Geifman and El-Yaniv, "Selective classification for deep neural networks", 2017.
-    """
-    y, c = as_pairs(correct, confidence)
-    wrong = 1 - y
-    if ties == "expected":
-        _, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
-        wrong = (np.bincount(slot, weights=wrong) / counts)[slot]
-    falling = np.argsort(-c, kind="stable")
-    risk: Floats = np.cumsum(wrong[falling]) / np.arange(1, len(y) + 1)
-    return risk
-
-
-def aurc(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected") -> float:
-    """Area under the risk-coverage curve: the mean of `risk_coverage`. Smaller is better."""
-    return float(risk_coverage(correct, confidence, ties=ties).mean())
-
-
-def accuracy_at_coverage(
-    correct: ArrayLike, confidence: ArrayLike, coverage: float, *, ties: Ties = "expected"
-) -> float:
-    """Accuracy over the `ceil(coverage · n)` most confident answers.
-
-    Raises:
-        ValueError: coverage is not in (0, 1].
-    """
-    if not 0 < coverage <= 1:
-        raise ValueError(f"coverage is {coverage}; it lies in (0, 1]")
-    risk = risk_coverage(correct, confidence, ties=ties)
-    # Rounded before the ceiling, or 0.07 · 100 = 7.000000000000001 would ask for an eighth answer.
-    return float(1 - risk[int(np.ceil(round(coverage * len(risk), 9))) - 1])
 
 
 # How varied the confidences are, and what the stratum alone knows --------------------------------
@@ -335,9 +324,12 @@ def _bin(low: float, high: float, y: Floats, c: Floats) -> ReliabilityBin:
 
 
 def _gaps(correct: ArrayLike, confidence: ArrayLike, bins: int) -> tuple[Floats, Floats]:
-    """Share and |confidence - accuracy| of the bins that hold something."""
     y, c = as_pairs(correct, confidence)
-    slot = _bin_of(c, _edges(bins))
+    return _gaps_of(y, c, _bin_of(c, _edges(bins)))
+
+
+def _gaps_of(y: Floats, c: Floats, slot: NDArray[np.intp]) -> tuple[Floats, Floats]:
+    """Share and |confidence - accuracy| of the bins that hold something."""
     counts = np.bincount(slot)
     held = counts > 0
     gap = np.abs(np.bincount(slot, weights=c) - np.bincount(slot, weights=y))[held] / counts[held]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rlx.credit.place import place
-from rlx.evaluation import scores
+from rlx.evaluation import scores, selective
 from rlx.testing.golden.family import Family
 from rlx.testing.golden.record import Lacking, Record
 from rlx_plugins.countdown import compute_score, verify_equation_strict
@@ -118,9 +118,14 @@ def _bins(record: Record, name: str) -> list[dict[str, Any]]:
     ]
 
 
+def _risks(record: Record, name: str) -> list[float]:
+    risks: list[float] = selective.risk_coverage(*_pairs(record), ties="stable").tolist()
+    return risks
+
+
 def _at_coverage(record: Record, name: str) -> float:
     share = int(re.findall(r"\d+", name)[0]) / 100
-    return scores.accuracy_at_coverage(*_pairs(record), share, ties="stable")
+    return selective.accuracy_at_coverage(*_pairs(record), share, ties="stable")
 
 
 CALIBRATION = Family(
@@ -129,8 +134,8 @@ CALIBRATION = Family(
     {
         "|".join(_FIGURES): _figure,
         "bins": _bins,
-        "risk_at_coverage": lambda r, n: scores.risk_coverage(*_pairs(r), ties="stable").tolist(),
-        "aurc": lambda r, n: scores.aurc(*_pairs(r), ties="stable"),
+        "risk_at_coverage": _risks,
+        "aurc": lambda r, n: selective.aurc(*_pairs(r), ties="stable"),
         r"acc(uracy)?_at_\d+pct_coverage": _at_coverage,
     },
 )

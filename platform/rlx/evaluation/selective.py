@@ -1,0 +1,114 @@
+"""Answering only where the confidence is high: what that costs and gains.
+
+Among equal confidences nothing says which answer comes first. `ties="expected"` takes the mean
+over all their orders, so that the order of the samples does not matter; "stable" takes them as they
+come.
+"""
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rlx.evaluation.scores import Floats, as_pairs
+
+__all__ = [
+    "accuracy_at_coverage",
+    "auprc_of_errors",
+    "aurc",
+    "coverage_at_risk",
+    "excess_aurc",
+    "risk_coverage",
+]
+
+Ties = Literal["expected", "stable"]
+
+
+def risk_coverage(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected") -> Floats:
+    """Share of wrong answers among the k most confident, for k = 1..n.
+
+    Args:
+        correct: `[n]` of 0 or 1.
+        confidence: `[n]` in [0, 1]; nan counts as 0.
+        ties: among equal confidences "expected" takes the mean over all their orders, so that the
+            order of the samples does not matter; "stable" takes them as they come.
+
+    Returns:
+        `[n]`; the last one is 1 - accuracy.
+
+    Reference:
+        Geifman and El-Yaniv, "Selective classification for deep neural networks", 2017.
+    """
+    y, c = as_pairs(correct, confidence)
+    wrong = 1 - y
+    if ties == "expected":
+        _, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
+        wrong = (np.bincount(slot, weights=wrong) / counts)[slot]
+    falling = np.argsort(-c, kind="stable")
+    risk: Floats = np.cumsum(wrong[falling]) / np.arange(1, len(y) + 1)
+    return risk
+
+
+def aurc(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected") -> float:
+    """Area under the risk-coverage curve: the mean of `risk_coverage`. Smaller is better."""
+    return float(risk_coverage(correct, confidence, ties=ties).mean())
+
+
+def accuracy_at_coverage(
+    correct: ArrayLike, confidence: ArrayLike, coverage: float, *, ties: Ties = "expected"
+) -> float:
+    """Accuracy over the `ceil(coverage · n)` most confident answers.
+
+    Raises:
+        ValueError: coverage is not in (0, 1].
+    """
+    if not 0 < coverage <= 1:
+        raise ValueError(f"coverage is {coverage}; it lies in (0, 1]")
+    risk = risk_coverage(correct, confidence, ties=ties)
+    # Rounded before the ceiling, or 0.07 · 100 = 7.000000000000001 would ask for an eighth answer.
+    return float(1 - risk[int(np.ceil(round(coverage * len(risk), 9))) - 1])
+
+
+def excess_aurc(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected") -> float:
+    """E-AURC: what the order of confidences costs beside the best order, right answers first.
+
+    The best order's area is exact for these n answers, not its limit r + (1 - r) ln(1 - r).
+
+    Reference:
+        Geifman, Uziel and El-Yaniv, "Bias-reduced uncertainty estimation for deep neural
+        classifiers", 2019.
+    """
+    y, _ = as_pairs(correct, confidence)
+    return aurc(correct, confidence, ties=ties) - aurc(y, y)
+
+
+def coverage_at_risk(correct: ArrayLike, confidence: ArrayLike, risk: float) -> float:
+    """The largest share of answers that a threshold can keep with at most `risk` of them wrong.
+
+    A threshold keeps equal confidences together, so no order of ties is needed. 0 where none does.
+
+    Raises:
+        ValueError: risk is not in [0, 1].
+    """
+    if not 0 <= risk <= 1:
+        raise ValueError(f"risk is {risk}; it lies in [0, 1]")
+    y, c = as_pairs(correct, confidence)
+    values, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
+    kept = np.cumsum(counts[::-1])
+    wrong = np.cumsum(np.bincount(slot, weights=1 - y, minlength=len(values))[::-1])
+    # Counts are whole: nothing but the last bits of risk · kept can be off.
+    fits = wrong <= risk * kept + 1e-9
+    return float(kept[fits].max() / len(y)) if fits.any() else 0.0
+
+
+def auprc_of_errors(correct: ArrayLike, confidence: ArrayLike) -> float | None:
+    """Average precision of finding wrong answers by low confidence; None when labels are equal.
+
+    Reference:
+        Hendrycks and Gimpel, "A baseline for detecting misclassified and out-of-distribution
+        examples in neural networks", 2017 (AUPR-Error).
+    """
+    from sklearn.metrics import average_precision_score
+
+    y, c = as_pairs(correct, confidence)
+    return None if y.min() == y.max() else float(average_precision_score(1 - y, -c))
