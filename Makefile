@@ -8,7 +8,7 @@ INSTALLED = $(VENV)/.installed-$(EXTRAS)
 export OMP_WAIT_POLICY ?= PASSIVE
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo test test-runs test-rooms check bench docs gpu-check clean
+.PHONY: install demo test test-runs test-machines test-rooms check bench docs gpu-check clean
 
 install: $(INSTALLED)
 
@@ -23,17 +23,20 @@ demo: install  ## a language model learns to say how sure it is; several minutes
 	$(BIN)/rlx submit experiments/rlcr.yaml
 
 test: install  ## every test, those of whole runs beside the others
-	$(MAKE) --jobs 2 test-runs test-rooms
+	$(MAKE) --jobs 3 test-runs test-machines test-rooms
 
-# Two halves that take about as long: whole runs on this machine, and everything else.
-ELSEWHERE = tests/run/test_hosts.py tests/run/test_slurm.py tests/run/test_team_registry.py
-RUNS = tests/run/ tests/learner/
-ROOMS = $(filter-out $(RUNS) tests/__pycache__/,$(sort $(wildcard tests/*/)))
+# Three parts beside each other on two cores: whole runs, which compute; runs over several machines
+# and servers, which mostly wait for each other; and everything else.
+MACHINES = tests/run/test_hosts.py tests/run/test_slurm.py tests/run/test_team_registry.py
+ROOMS = $(filter-out tests/run/ tests/__pycache__/,$(sort $(wildcard tests/*/)))
 test-runs: install
-	$(BIN)/python -m pytest $(RUNS) $(ELSEWHERE:%=--ignore=%)
+	$(BIN)/python -m pytest tests/run/ $(MACHINES:%=--ignore=%) --durations=10
+
+test-machines: install
+	$(BIN)/python -m pytest $(MACHINES) --durations=10
 
 test-rooms: install
-	$(BIN)/python -m pytest $(ELSEWHERE) $(ROOMS)
+	$(BIN)/python -m pytest $(ROOMS) --durations=10
 
 check: install  ## formatting, lint, types
 	$(BIN)/ruff format --check .

@@ -2,6 +2,7 @@
 
 import copy
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -39,6 +40,7 @@ class Database:
         self._backend = backend(url)
         self._fence: tuple[int, int] | None = None
         self._journals = Journals()
+        self._joint = threading.local()
         with self._backend.translated():
             if not read_only:
                 self._backend.prepare(create=create)
@@ -75,6 +77,7 @@ class Database:
             NotFound: there is no such run.
         """
         writer = copy.copy(self)
+        writer._joint = threading.local()
         with self._reading_run(run_id) as (_, key):
             writer._fence = (key, attempt)
         return writer
@@ -96,7 +99,24 @@ class Database:
             yield connection
 
     @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """All that this thread writes in the block is written together, or not at all.
+
+        Raises:
+            Unavailable: nothing has been written.
+        """
+        with self._writing() as connection:
+            self._joint.connection = connection
+            try:
+                yield
+            finally:
+                self._joint.connection = None
+
+    @contextmanager
     def _writing(self) -> Iterator[Connection]:
+        if (joint := getattr(self._joint, "connection", None)) is not None:
+            yield joint
+            return
         if self._writer is None:
             raise Unavailable(f"registry {self.label} is open for reading only")
         with (

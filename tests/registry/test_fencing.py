@@ -49,7 +49,7 @@ def test_every_write_of_a_run_is_listed_here():
     open_ones = {
         n
         for n, code in source_of(source, "self._writing()")
-        if n not in ("submit", "claim", "import_run")
+        if n not in ("submit", "claim", "import_run", "at_once")  # which itself writes nothing
     }
     assert open_ones == {"_writing_run"}
     fenced = {n for n, _ in source_of(source, "_writing_run(run_id)")} - {"_writing_run"}
@@ -134,3 +134,24 @@ def test_a_process_that_is_taken_over_stops_at_once(registry, url):
     assert process.returncode == 3
     assert b"attempt 1 has been taken over" in said
     assert everything(registry) == at_once
+
+
+def test_what_is_written_at_once_is_all_there_or_not_at_all(registry):
+    registry.start("1", ["submitted"])
+    before = everything(registry)
+    writer = registry.as_writer("1", 1)
+    with pytest.raises(KeyError), writer.at_once():
+        for name in ("add_rollouts", "add_metrics", "update_run"):
+            WRITES[name](writer)
+        raise KeyError
+    assert everything(registry) == before
+    with writer.at_once():
+        WRITES["add_rollouts"](writer)
+        WRITES["update_run"](writer)
+        assert everything(registry) == before, "nobody sees a part"
+    assert registry.rollout_steps("1") == [1]
+    assert registry.run("1").step == 1
+    WRITES["add_metrics"](writer)  # alone again
+    registry.start("1", ["running"])
+    with pytest.raises(Fenced), writer.at_once():
+        WRITES["update_run"](writer)

@@ -1,5 +1,6 @@
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -206,6 +207,25 @@ def test_closing_ends_workers_that_are_busy():
     assert time.monotonic() - started < 5
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_what_ends_the_group_of_a_rank_leaves_its_scores_alone():
+    """torchrun asks ranks to stop by a signal to their process groups."""
+    code = """
+import os, signal, time
+from rlx.reward.workers import RewardPool
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
+    with RewardPool(workers=1, memory_mb=256) as pool:
+        scored = pool._pool.schedule(time.sleep, args=(1.0,))
+        time.sleep(0.3)
+        os.killpg(0, signal.SIGTERM)
+        print("scored", scored.result())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], start_new_session=True, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "asked\nscored None\n"), done.stderr
 
 
 def test_workers_that_cannot_start_are_a_fault_of_the_environment(monkeypatch):

@@ -8,11 +8,14 @@ before it has begun.
 
 import json
 import os
+import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -119,9 +122,46 @@ class Home:
         mark = f"RLX_HOME={self.path}".encode()
         return [pid for pid in pids() if mark in read(f"/proc/{pid}/environ").split(b"\0")]
 
+    def ranks(self, run_id):
+        """Processes that train a run."""
+        mark, found = self.run(run_id).directory.encode(), []
+        for pid in self.processes():
+            command = read(f"/proc/{pid}/cmdline").split(b"\0")
+            found += [pid] if mark in command and b"torch.distributed.run" not in command else []
+        return found
+
+    def freeze(self, rank):
+        """Stops a process at a moment at which it does not hold the registry's lock."""
+        while True:
+            os.kill(rank, signal.SIGSTOP)
+            with closing(sqlite3.connect(self.path / "registry.db", timeout=0.5)) as registry:
+                try:
+                    registry.execute("BEGIN IMMEDIATE")
+                except sqlite3.OperationalError:
+                    os.kill(rank, signal.SIGCONT)
+                    time.sleep(0.05)
+                else:
+                    registry.rollback()
+                    return
+
+    def stop(self, run_id):
+        """Has a run stopped; were it not frozen, it could be done before it is asked."""
+        (rank,) = self.ranks(run_id)
+        self.freeze(rank)
+        assert self.rlx("stop", run_id).returncode == 0
+        self.until(lambda: is_asked_to_end(rank), "its supervisor to pass that on")
+        os.kill(rank, signal.SIGCONT)
+        self.until(lambda: self.run(run_id).status == "stopped", "it to stop")
+
     def running(self):
         """Every process of this machine that has not ended."""
         return running()
+
+
+def is_asked_to_end(pid):
+    """Whether a process that is frozen will find a SIGTERM."""
+    (line,) = re.findall(r"ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(line, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def ended(process):

@@ -1,11 +1,8 @@
 """Rollouts that are one step older than what they train: the same numbers whatever happens."""
 
 import os
-import re
 import signal
-import sqlite3
-import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,36 +45,6 @@ def begin(home, **changes):
     return done.stdout.strip()
 
 
-def ranks(home, run_id):
-    mark, found = home.run(run_id).directory.encode(), []
-    for pid in home.processes():
-        with suppress(OSError):  # it has ended meanwhile
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            found += [pid] if mark in command and b"torch.distributed.run" not in command else []
-    return found
-
-
-def freeze(home, rank):
-    """Stops a process at a moment at which it does not hold the registry's lock."""
-    while True:
-        os.kill(rank, signal.SIGSTOP)
-        with closing(sqlite3.connect(home.path / "registry.db", timeout=0.5)) as registry:
-            try:
-                registry.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError:
-                os.kill(rank, signal.SIGCONT)
-                time.sleep(0.05)
-            else:
-                registry.rollback()
-                return
-
-
-def is_asked_to_end(pid):
-    """Whether a process that is frozen will find a SIGTERM."""
-    (line,) = re.findall(r"ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
-    return bool(int(line, 16) >> (signal.SIGTERM - 1) & 1)
-
-
 def unlike(home, one, other):
     with home.registry() as registry:
         return list(differences(registry, one, other))
@@ -118,12 +85,7 @@ def test_stopped_anywhere_and_with_other_checkpoints_it_goes_on_with_what_was_in
 ):
     run_id = begin(home, **{"runner.checkpoint.every": 0})
     home.until(lambda: home.run(run_id).step >= 5, "it to train")
-    (rank,) = ranks(home, run_id)
-    freeze(home, rank)  # else it might be done before it is asked to stop
-    assert home.rlx("stop", run_id).returncode == 0
-    home.until(lambda: is_asked_to_end(rank), "its supervisor to pass that on")
-    os.kill(rank, signal.SIGCONT)
-    home.until(lambda: home.run(run_id).status == "stopped", "it to stop")
+    home.stop(run_id)
     last = home.run(run_id).step
     folder = Path(home.run(run_id).directory) / "checkpoints" / f"step_{last:06d}"
     assert (folder / "in_flight.pickle").exists() == (last + 1 not in FRESH and last < 11)
@@ -136,7 +98,7 @@ def test_a_killed_rank_goes_on_with_what_was_in_flight(home, unbroken):
     run_id = begin(home)
     checkpoints = Path(home.run(run_id).directory) / "checkpoints"
     home.until(lambda: (checkpoints / "step_000006").exists(), "a checkpoint")
-    for pid in ranks(home, run_id):
+    for pid in home.ranks(run_id):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     home.until(lambda: home.run(run_id).status == "finished", "it to finish")

@@ -52,8 +52,7 @@ def checkpoints(home, run_id):
 def test_a_stopped_run_has_a_checkpoint_of_its_last_step_and_goes_on(home, unbroken):
     run_id = begin(home)
     home.until(lambda: home.run(run_id).step >= 2, "it to train")
-    assert home.rlx("stop", run_id).returncode == 0
-    home.until(lambda: home.run(run_id).status == "stopped", "it to stop")
+    home.stop(run_id)
     last = home.run(run_id).step
     assert checkpoints(home, run_id)[-1].name == f"step_{last:06d}"
     assert home.rlx("resume", run_id, "-q").returncode == 0
@@ -69,13 +68,7 @@ def test_a_killed_rank_is_started_again_past_a_damaged_checkpoint(home, unbroken
     home.until(lambda: len(checkpoints(home, run_id)) >= 2, "two checkpoints")
     newest = checkpoints(home, run_id)[-1]
     state = newest / "state.json"
-    folder = str(newest.parents[1]).encode()
-    ranks = [
-        pid
-        for pid in home.processes()
-        if folder in (c := Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"))
-        and b"torch.distributed.run" not in c
-    ]
+    ranks = home.ranks(run_id)
     for pid in ranks:
         os.kill(pid, signal.SIGSTOP)
     state.write_bytes(state.read_bytes()[:-1])
@@ -92,11 +85,8 @@ def test_a_run_that_hangs_is_ended_and_goes_on(home, unbroken):
     patient = {**home.small, **LONGER, "runner.hang_after": 20}
     run_id = home.rlx("submit", home.yaml, "-qd", "--again", sets=patient).stdout.strip()
     home.until(lambda: home.run(run_id).step >= 3, "it to train")
-    folder = home.run(run_id).directory.encode()
-    for pid in home.processes():
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if folder in command and b"torch.distributed.run" not in command:
-            os.kill(pid, signal.SIGSTOP)
+    for pid in home.ranks(run_id):
+        home.freeze(pid)
     home.until(lambda: home.run(run_id).status == "finished", "it to finish")
     with home.registry() as registry:
         told = [e.message for e in registry.events(run_id) if e.kind == "attempt_failed"]

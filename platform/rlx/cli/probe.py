@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.registry import folder_of, open_registry, registry_option
+from rlx.cli.target import folder_target, run_target
 from rlx.discovery import check
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.run.launch import child_environment
-from rlx.run.paths import home, shown, tracking_url
+from rlx.run.paths import home, tracking_url
 from rlx.run.progress import Progress
 from rlx.spec import ExperimentSpec, ProbeSpec
 from rlx.spec.diagnostic import printable
-from rlx.spec.reader import apply_overrides, read_document, validate
-from rlx.spec.source import Document, parse
+from rlx.spec.reader import apply_overrides, validate
+from rlx.spec.source import Document
 from rlx_registry import Registry, RunRecord
 
 if TYPE_CHECKING:
@@ -128,38 +129,19 @@ def probe(
 
 
 def _run(name: str, overrides: Sequence[str], cut: str | None, url: str) -> _Target:
-    with open_registry(url) as registry:
-        if Path(name).is_dir():
-            raise SpecError(
-                f"{printable(name)} is a folder; name the experiment of its model with --spec FILE"
-            )
-        run = registry.run(name)
     fixed = sorted({o for o in overrides if o.partition("=")[0].split(".")[0] not in FREE})
     if fixed:
         raise SpecError(
             f"--set {printable(fixed[0])}: a run is probed as it was trained; only "
             f"{', '.join(FREE)} may be changed"
         )
-    model = folder_of(run).model
-    if not (model / "config.json").is_file():
-        if run.status == "finished":
-            raise EnvironmentFault(f"{run.id} has no model any more: {shown(model)} is gone")
-        raise SpecError(
-            f"{run.id} has exported no model: it is {run.effective_status}, and a run exports its "
-            "model when it has finished"
-        )
-    document = parse(json.dumps(run.spec, indent=2), f"the experiment of {run.id}")
-    return _Target(run.id, _spec(document, overrides, cut), model, run)
+    found = run_target(name, url)
+    return _Target(found.name, _spec(found.document, overrides, cut), found.model, found.run)
 
 
 def _folder(name: str, file: Path, overrides: Sequence[str], cut: str | None) -> _Target:
-    model = Path(name).expanduser()
-    if not model.is_dir():
-        raise SpecError(
-            f"there is no folder {printable(name)}; with --spec, a model's folder is named (a run "
-            "has its own experiment)"
-        )
-    return _Target(name, _spec(read_document(file), overrides, cut), model, None)
+    found = folder_target(name, file)
+    return _Target(found.name, _spec(found.document, overrides, cut), found.model, None)
 
 
 def _spec(document: Document, overrides: Sequence[str], cut: str | None) -> ExperimentSpec:

@@ -11,7 +11,13 @@ from rlx.evaluation.style import BLUE, FAINT, INK, ORANGE, figure, plain, save
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["learning_curves", "reliability_diagram", "terminal_reliability"]
+__all__ = [
+    "draw_counts",
+    "draw_reliability",
+    "learning_curves",
+    "reliability_diagram",
+    "terminal_reliability",
+]
 
 Curve = Sequence[tuple[int, float]]
 
@@ -34,8 +40,8 @@ def reliability_diagram(before: Calibration, after: Calibration, path: Path) -> 
     axes = drawn.subplots(2, 2, sharex=True, sharey="row", height_ratios=(4.4, 1))
     shown = (("Before training", before, ORANGE), ("After training", after, BLUE))
     for column, (title, calibration, colour) in enumerate(shown):
-        _reliability(axes[0][column], calibration, colour, title)
-        _counts(axes[1][column], calibration, colour)
+        draw_reliability(axes[0][column], calibration, colour, title)
+        draw_counts(axes[1][column], calibration, colour)
     axes[0][0].set_ylabel("accuracy", color=INK)
     axes[1][0].set_ylabel("share", color=INK)
     return save(drawn, path)
@@ -104,7 +110,8 @@ def terminal_reliability(calibration: Calibration, *, width: int = 80) -> "Text"
 # Inside ------------------------------------------------------------------------------------------
 
 
-def _reliability(axes: Any, calibration: Calibration, colour: str, title: str) -> None:
+def draw_reliability(axes: Any, calibration: Calibration, colour: str, title: str) -> None:
+    """Accuracy of each bin, with its Wilson interval, against its mean confidence."""
     held = _held(calibration)
     x = [b.confidence for b in held]
     y = [b.accuracy for b in held]
@@ -124,7 +131,8 @@ def _reliability(axes: Any, calibration: Calibration, colour: str, title: str) -
     axes.set_title(_sizes(calibration), loc="right", color=FAINT, fontsize=8.5, pad=40)
 
 
-def _counts(axes: Any, calibration: Calibration, colour: str) -> None:
+def draw_counts(axes: Any, calibration: Calibration, colour: str) -> None:
+    """The histogram of the bins, counts above their bars."""
     plain(axes)
     for b in calibration.bins:
         share = b.n / calibration.n

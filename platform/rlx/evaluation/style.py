@@ -8,9 +8,11 @@ pyplot's global state or needs a display.
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BLUE", "FAINT", "GRID", "INK", "ORANGE", "figure", "plain", "save"]
+__all__ = ["BLUE", "FAINT", "GRID", "INK", "ORANGE", "SERIES", "figure", "plain", "save"]
 
 BLUE, ORANGE = "#0072B2", "#D55E00"
+SERIES = ("#009E73", BLUE, ORANGE, "#CC79A7", "#56B4E9", "#E69F00")
+"""Lines of one panel, in this order."""
 INK, FAINT, GRID = "#262626", "#767676", "#E4E4E4"
 
 

@@ -50,19 +50,23 @@ class Recorder:
                 (the estimator's, after the step) and `max_tokens` among them; plain JSON.
             path: of the body.
         """
+        body: dict[str, Any] | None = None
         if self._keep_bodies:
             sha256, size = write_body(path, rollout_table(trees, table, rows, roles))
-            self._put(
-                self._registry.add_rollouts,
-                step,
-                path=path,
-                sha256=sha256,
-                bytes=size,
-                statistics=dict(statistics),
-                index=rollout_index(trees, table, rows),
-            )
-        self._put(self._registry.add_metrics, step, figures)
-        self._put(self._registry.update_run, step=step)
+            body = {"path": path, "sha256": sha256, "bytes": size, "statistics": dict(statistics)}
+            body["index"] = rollout_index(trees, table, rows)
+        patiently(lambda: self._write_step(step, figures, body))
+
+    def _write_step(
+        self, step: int, figures: Mapping[str, float], body: Mapping[str, Any] | None
+    ) -> None:
+        """All of a step or nothing: a disk may be full after any write."""
+        registry, run_id = self._registry, self._run_id
+        with registry.at_once():
+            if body is not None:
+                registry.add_rollouts(run_id, step, **body)
+            registry.add_metrics(run_id, step, figures)
+            registry.update_run(run_id, step=step)
 
     def probe(
         self,

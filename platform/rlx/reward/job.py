@@ -108,7 +108,12 @@ class _VerdictError(Exception):
 
 
 def start_worker() -> None:
-    """Prepares a worker process: it can be killed at once, and its prints go to stderr."""
+    """Prepares a worker process: it can be killed at once, and its prints go to stderr.
+
+    What ends its parent's process group is not meant for it: torchrun asks a rank to end by a
+    signal to the whole group, and the rank still scores the step that it is in.
+    """
+    os.setpgrp()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.dup2(sys.__stderr__.fileno() if sys.__stderr__ else 2, 1)
 

@@ -15,7 +15,7 @@ from rlx.run.progress import Progress
 from rlx.sampler import open_sampler, require_engine
 from rlx.spec import ExperimentSpec, Pretrained, RunnerSpec
 
-__all__ = ["probe_exported"]
+__all__ = ["device_of", "probe_exported"]
 
 
 def probe_exported(spec: ExperimentSpec, folder: Path, show: Callable[[Progress], None]) -> Probed:
@@ -34,7 +34,7 @@ def probe_exported(spec: ExperimentSpec, folder: Path, show: Callable[[Progress]
         raise SpecError("the experiment has no `probe:` section")
     runner = spec.runner
     require_engine(spec.sampler)
-    device = _device(runner)
+    device = device_of(runner)
     torch.set_num_threads(runner.threads)
     parts = make_parts(spec)
     chat = isinstance(spec.model, Pretrained) and spec.model.chat_template
@@ -47,7 +47,12 @@ def probe_exported(spec: ExperimentSpec, folder: Path, show: Callable[[Progress]
         return measured(spec.probe, means, spec.seed, None, show)
 
 
-def _device(runner: RunnerSpec) -> torch.device:
+def device_of(runner: RunnerSpec) -> torch.device:
+    """Where one process without ranks computes.
+
+    Raises:
+        EnvironmentFault: `runner.device` asks for a GPU that is not there.
+    """
     there = torch.cuda.is_available()
     if runner.device == "cuda" and not there:
         raise EnvironmentFault(

@@ -56,11 +56,11 @@ def run_experiment(
         Ahead(ranks.device) as ahead,  # ends before the sampler that its thread may be using
     ):
         policy = _start_model(spec, base, ranks, progress)
+        progress.doing("sampler")
         sampler = ending.enter_context(open_sampler(policy, spec.sampler, runner, ranks.device))
         phases = [make_parts(spec.in_phase(phase)) for phase in spec.phases]
-        critic = None
-        if spec.critic is not None and any(parts.wants_values for parts in phases):
-            critic = Critic(policy, runner, spec.critic, ranks, spec.seed)
+        progress.doing("learner")
+        critic = _critic(spec, policy, phases, ranks)
         learner, reference = _learner(spec, policy, phases, ranks, recorder)
         machinery = Machinery(
             spec,
@@ -104,6 +104,15 @@ def _tell_forms(m: Machinery) -> None:
         print(f"learner: {m.learner.chosen}\nsampler: {m.sampler.described}", flush=True)
 
 
+def _critic(
+    spec: ExperimentSpec, policy: Policy, phases: Sequence[Parts], ranks: Ranks
+) -> Critic | None:
+    """The critic, where some phase asks for values."""
+    if spec.critic is None or not any(parts.wants_values for parts in phases):
+        return None
+    return Critic(policy, spec.runner, spec.critic, ranks, spec.seed)
+
+
 def _learner(
     spec: ExperimentSpec,
     policy: Policy,
@@ -125,6 +134,7 @@ def _start_model(
     spec: ExperimentSpec, parts: Parts, ranks: Ranks, progress: ProgressFile
 ) -> Policy:
     """The model as training finds it; rank 0 makes the warm start and the others load it."""
+    progress.doing("model")
     policy = build_policy(spec.model, spec.seed)
     if spec.probe is not None:
         require_texts(spec.probe, policy.dialogue)

@@ -71,12 +71,15 @@ def _leave_without(supervisor: int) -> None:
 
 
 def _run(folder: Path, run_id: str) -> None:
-    import torch
-
     from rlx.run.paths import ATTEMPT, REGISTRY, RunFolder
+    from rlx.run.progress import ProgressFile
     from rlx.spec import ExperimentSpec
 
     paths = RunFolder(folder)
+    progress = ProgressFile(paths.progress if os.environ.get("RANK") == "0" else None)
+    progress.doing("libraries")
+    import torch
+
     spec = ExperimentSpec.model_validate_json(paths.resolved.read_text())
     if spec.runner.device == "cpu" or not torch.cuda.is_available():
         os.environ["DS_ACCELERATOR"] = "cpu"
@@ -88,6 +91,7 @@ def _run(folder: Path, run_id: str) -> None:
     from rlx.run.stopping import Stopped, StopRequest
     from rlx_registry import Registry
 
+    progress.doing("ranks")
     ranks, stop = join_ranks(spec.runner), StopRequest()
     if not ranks.is_first:
         with suppress(Stopped):

@@ -1,0 +1,138 @@
+"""Pictures of an evaluation suite: a panel per set, or a line per set."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlx.evaluation.answers import Answer
+from rlx.evaluation.calibration import Calibration
+from rlx.evaluation.pictures import draw_counts, draw_reliability
+from rlx.evaluation.scaling import Scaling
+from rlx.evaluation.selective import risk_coverage
+from rlx.evaluation.style import BLUE, FAINT, INK, ORANGE, SERIES, figure, plain, save
+
+__all__ = ["draw_suite"]
+
+WIDTH = 3.7
+"""Inches of a panel."""
+
+
+def draw_suite(
+    answers: Mapping[str, Sequence[Answer]],
+    figures: Mapping[str, Mapping[str, Any]],
+    outside: frozenset[str],
+    folder: Path,
+) -> list[Path]:
+    """Draws every picture that the suite has figures for.
+
+    Args:
+        answers: of each set, by name.
+        figures: as `rlx.evaluation.answers.figures` makes them, by name.
+        outside: sets that training has seen nothing like.
+        folder: where to write `reliability`, `confidence`, `risk_coverage` and `scaling`, each as
+            `.png` and `.svg`.
+
+    Returns:
+        The files.
+    """
+    colours = {
+        name: (ORANGE if name in outside else BLUE) for name in answers
+    }  # in blue what training knows
+    stated = [name for name, found in figures.items() if found["brier"] is not None]
+    scaled = [name for name, found in figures.items() if found["scaling"] is not None]
+    made: list[Path] = []
+    if stated:
+        made += _reliability({n: figures[n] for n in stated}, colours, folder / "reliability")
+        made += _confidence({n: answers[n] for n in stated}, folder / "confidence")
+        made += _risk({n: answers[n] for n in stated}, folder / "risk_coverage")
+    if scaled:
+        found = {n: Scaling.from_json(figures[n]["scaling"]) for n in scaled}
+        made += _scaling(found, folder / "scaling")
+    return made
+
+
+def _reliability(
+    figures: Mapping[str, Mapping[str, Any]], colours: Mapping[str, str], path: Path
+) -> tuple[Path, Path]:
+    """Accuracy against stated confidence with Wilson bars, and counts, a column per set."""
+    drawn = figure(4.8 * len(figures), 6.2, w_pad=0.12, h_pad=0.05, hspace=0.02, wspace=0.04)
+    axes = drawn.subplots(
+        2, len(figures), sharex=True, sharey="row", height_ratios=(4.4, 1), squeeze=False
+    )
+    for column, (name, found) in enumerate(figures.items()):
+        calibration = Calibration.from_json(found)
+        draw_reliability(axes[0][column], calibration, colours[name], name)
+        draw_counts(axes[1][column], calibration, colours[name])
+    axes[0][0].set_ylabel("accuracy", color=INK)
+    axes[1][0].set_ylabel("share", color=INK)
+    return save(drawn, path)
+
+
+def _confidence(answers: Mapping[str, Sequence[Answer]], path: Path) -> tuple[Path, Path]:
+    """Histograms of confidence, right answers above the line and wrong ones below it."""
+    drawn, panels = _panels(len(answers))
+    edges = np.arange(11) / 10
+    for axes, (name, own) in zip(panels, answers.items(), strict=True):
+        plain(axes)
+        said = np.array([[np.nan_to_num(a.confidences[0]), a.correct] for a in own])
+        for label, colour, sign in ((1, BLUE, 1), (0, ORANGE, -1)):
+            # The nearest double below an edge belongs to the bin before it, as in every figure.
+            counts, _ = np.histogram(said[said[:, 1] == label, 0], bins=edges)
+            axes.bar(edges[:-1] + 0.05, sign * counts / len(own), width=0.09, color=colour)
+        axes.axhline(0, color=FAINT, linewidth=0.8)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):.2g}")
+        axes.set_title(name, loc="left", fontsize=10, color=INK, fontweight="bold")
+        axes.set_xlabel("stated confidence", color=INK)
+    panels[0].set_ylabel("share: wrong below, right above", color=INK)
+    return save(drawn, path)
+
+
+def _risk(answers: Mapping[str, Sequence[Answer]], path: Path) -> tuple[Path, Path]:
+    """Share of wrong answers among the most confident, and the best that an order could do."""
+    drawn, panels = _panels(len(answers))
+    for axes, (name, own) in zip(panels, answers.items(), strict=True):
+        plain(axes)
+        correct = np.array([a.correct for a in own], dtype=np.float64)
+        confidence = np.array([a.confidences[0] for a in own])
+        coverage = np.arange(1, len(own) + 1) / len(own)
+        axes.plot(coverage, risk_coverage(correct, confidence), color=BLUE, label="by confidence")
+        best = risk_coverage(correct, correct)
+        axes.plot(coverage, best, color=FAINT, linewidth=1, linestyle=(0, (4, 3)), label="best")
+        axes.axhline(1 - correct.mean(), color=ORANGE, linewidth=1, label="at random")
+        axes.set(xlim=(0, 1.02), ylim=(-0.02, 1.02))
+        axes.set_title(name, loc="left", fontsize=10, color=INK, fontweight="bold")
+        axes.set_xlabel("coverage", color=INK)
+    panels[0].set_ylabel("risk: share of wrong answers", color=INK)
+    panels[0].legend(frameon=False, fontsize=8, labelcolor=INK)
+    return save(drawn, path)
+
+
+def _scaling(found: Mapping[str, Scaling], path: Path) -> tuple[Path, Path]:
+    """Accuracy against the number of answers, a line per rule that takes one of them."""
+    drawn, panels = _panels(len(found))
+    rules = (
+        ("pass_at", "an oracle"),
+        ("most_confident", "the most confident"),
+        ("weighted", "vote by confidence"),
+        ("majority", "vote"),
+    )
+    for axes, (name, scaling) in zip(panels, found.items(), strict=True):
+        plain(axes)
+        for (rule, said), colour in zip(rules, SERIES, strict=False):
+            if (values := getattr(scaling, rule)) is not None:
+                axes.plot(scaling.k, values, "o-", color=colour, markersize=3.5, label=said)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(scaling.k, [str(k) for k in scaling.k])
+        axes.set_ylim(-0.02, 1.02)
+        axes.set_title(name, loc="left", fontsize=10, color=INK, fontweight="bold")
+        axes.set_xlabel("answers looked at", color=INK)
+    panels[0].set_ylabel("accuracy of the one that is taken", color=INK)
+    panels[0].legend(frameon=False, fontsize=8, labelcolor=INK)
+    return save(drawn, path)
+
+
+def _panels(count: int) -> tuple[Any, list[Any]]:
+    drawn = figure(WIDTH * count + 0.4, 3.4, w_pad=0.1, h_pad=0.1)
+    return drawn, list(drawn.subplots(1, count, sharey=True, squeeze=False)[0])

@@ -1,0 +1,152 @@
+"""A suite of held-out sets, answered by an exported model, batch by batch.
+
+What has been answered is kept in a folder, so an evaluation that is stopped goes on where it was:
+every problem has seeds of its own, so batches may be answered in any number of sittings.
+"""
+
+import gzip
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rlx.evaluation.answers import Answer, read_answers
+from rlx.model import Policy, build_policy
+from rlx.model.files import fingerprint
+from rlx.reward import RewardPool, score
+from rlx.rollout import grow
+from rlx.run.exported import device_of
+from rlx.run.parts import Parts, hosted, make_parts
+from rlx.run.progress import Progress
+from rlx.sampler import Engine, open_sampler, require_engine
+from rlx.seeding import derive_seed
+from rlx.spec import ExperimentSpec, Pretrained
+from rlx.spec.suite import SuiteSpec
+
+__all__ = ["Means", "answer_suite"]
+
+BATCH = 64
+"""Problems that are answered, scored and kept together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """Who answers.
+
+    Attributes:
+        policy: the model.
+        sampler: with its weights.
+        pool: where rewards are scored.
+        mark: digest of the model's files and of rlx's way to answer.
+    """
+
+    policy: Policy
+    sampler: Engine
+    pool: RewardPool
+    mark: str
+
+
+def answer_suite(
+    spec: ExperimentSpec,
+    sets: Mapping[str, ExperimentSpec],
+    suite: SuiteSpec,
+    model: Path,
+    kept: Path,
+    show: Callable[[Progress], None],
+) -> dict[str, list[Answer]]:
+    """Answers every set, but what was answered before in the same way.
+
+    Args:
+        spec: runner and sampler; of its model only the chat template is asked.
+        sets: the experiment as it stands for each set, by name.
+        suite: how many problems and answers.
+        model: weights, configuration and tokenizer in the Hugging Face layout.
+        kept: folder of what has been answered.
+        show: told how far it is, in problems.
+
+    Raises:
+        SpecError: the model does not fit the experiment.
+        EnvironmentFault: files of the model, or the device, are missing.
+    """
+    runner = spec.runner
+    require_engine(spec.sampler)
+    device = device_of(runner)
+    torch.set_num_threads(runner.threads)
+    chat = isinstance(spec.model, Pretrained) and spec.model.chat_template
+    there = Pretrained(path=str(model), chat_template=chat)
+    policy = build_policy(there, seed=0)
+    counts = {name: suite.sets[name].problems or suite.problems for name in sets}
+    answers: dict[str, list[Answer]] = {}
+    with (
+        RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
+        open_sampler(policy, spec.sampler, runner, device) as sampler,
+    ):
+        means = Means(policy, sampler, pool, fingerprint(there))
+        for number, (name, own) in enumerate(sets.items()):
+            before = sum(list(counts.values())[:number])
+
+            def tell(done: int, name: str = name, before: int = before) -> None:
+                show(Progress(name, before + done, sum(counts.values())))
+
+            answers[name] = _answered(make_parts(own), suite, counts[name], means, kept, tell)
+    return answers
+
+
+def _answered(
+    parts: Parts,
+    suite: SuiteSpec,
+    count: int,
+    means: Means,
+    kept: Path,
+    tell: Callable[[int], None],
+) -> list[Answer]:
+    """One set, from what is kept where it can be."""
+    sampling = {"top_k": 1} if suite.greedy else {}
+    plan = parts.plan.sampled(suite.samples, **sampling)
+    data = derive_seed(suite.seed, "held out")
+    folder = kept / _mark(parts, suite, means)
+    found: list[Answer] = []
+    for first in range(0, count, BATCH):
+        tell(first)
+        numbers = range(first, min(first + BATCH, count))
+        # A last batch that is smaller is another file: asking for more problems answers it anew.
+        path = folder / f"{first:06d}_{len(numbers):03d}.json.gz"
+        if path.exists():
+            found += [Answer.from_json(record) for record in json.loads(_read(path))]
+            continue
+        problems = [parts.task.problem("test", n, data) for n in numbers]
+        seeds = [derive_seed(suite.seed, "evaluation", n) for n in numbers]
+        host = hosted(parts, means.pool)
+        with means.sampler.session() as session:
+            trees = grow(plan, problems, seeds, session, means.policy.dialogue, host)
+        table = score(trees, parts.rewards, means.pool)
+        batch = read_answers(trees, table, parts.spec.evaluation.correct, first=first)
+        _write(path, json.dumps([answer.to_json() for answer in batch]))
+        found += batch
+    tell(count)
+    return found
+
+
+def _mark(parts: Parts, suite: SuiteSpec, means: Means) -> str:
+    """What decides an answer: the model, the set's experiment, and how it is sampled."""
+    spec = parts.spec.resolved()
+    said = {name: spec[name] for name in ("task", "rollout", "rewards", "sampler", "evaluation")}
+    how = {"seed": suite.seed, "samples": suite.samples, "greedy": suite.greedy}
+    text = json.dumps([said, how, means.mark], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _read(path: Path) -> bytes:
+    return gzip.decompress(path.read_bytes())
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f"{path.name}.{os.getpid()}")
+    aside.write_bytes(gzip.compress(text.encode(), mtime=0))
+    aside.replace(path)

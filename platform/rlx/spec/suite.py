@@ -1,0 +1,66 @@
+"""What an evaluation suite may say: sets of held-out problems, near and far from what was trained.
+
+name: shifted
+problems: 300
+samples: 8
+sets:
+  same: {distribution: in}
+  four: {distribution: out, set: {task.numbers: [4]}}
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+from pydantic_core import to_json
+
+from rlx.spec.base import Strict
+from rlx.spec.diagnostic import refusal
+from rlx.spec.place import locate
+from rlx.spec.reader import read_document
+from rlx.spec.training import VariantName
+
+__all__ = ["SetSpec", "SuiteSpec", "read_suite"]
+
+
+class SetSpec(Strict):
+    """One set: the experiment with some values changed, as a phase changes them."""
+
+    distribution: Literal["in", "out"] = "out"
+    """Whether training has seen problems of this kind."""
+    problems: int | None = Field(None, ge=1)
+    """Another number than the suite's."""
+    set: dict[str, Any] = Field(default_factory=dict)
+    """Values of the experiment by their paths, such as `task.numbers: [4]`."""
+
+
+class SuiteSpec(Strict):
+    """Sets that are answered in one way."""
+
+    name: VariantName
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Of problems, sampling and intervals, whatever the experiment's."""
+    problems: int = Field(300, ge=1)
+    """Of every set."""
+    samples: int = Field(1, ge=1)
+    """Answers to every problem; several give pass@k and votes."""
+    greedy: bool = False
+    """Each token the most likely."""
+    sets: dict[VariantName, SetSpec] = Field(min_length=1)
+
+
+def read_suite(path: Path) -> SuiteSpec:
+    """Reads and checks one suite; what its sets change is not looked at.
+
+    Raises:
+        InvalidSpec: everything that is wrong with the file.
+        SpecError: the file cannot be opened.
+    """
+    document = read_document(path)
+    try:
+        return SuiteSpec.model_validate_json(to_json(document.tree), strict=True)
+    except ValidationError as error:
+        from rlx.spec.explain import explain  # only where something is wrong
+
+        faults = explain(error, SuiteSpec, document.tree)
+        raise refusal([locate(f, document) for f in faults], document.file) from None
