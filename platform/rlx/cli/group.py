@@ -28,6 +28,9 @@ VERBS = {
     "probe": Verb(
         "rlx.cli.probe:probe", "Ask how much of a model's answers hangs on its reasoning."
     ),
+    "eval": Verb(
+        "rlx.cli.evaluate:evaluate", "Evaluate a model: accuracy and calibration, with intervals."
+    ),
     "schema": Verb("rlx.cli.specs:schema", "Write the JSON Schema of experiments, for editors."),
     "plugins": Verb("rlx.cli.plugins:plugins", "List plugins; show, check or begin one."),
     "doctor": Verb("rlx.cli.doctor:doctor", "Show what this machine has and lacks."),

@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.registry import folder_of, open_registry, registry_option
-from rlx.cli.target import folder_target, run_target
+from rlx.cli.target import folder_target, run_target, tell_mlflow
 from rlx.discovery import check
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.run.launch import child_environment
-from rlx.run.paths import home, tracking_url
 from rlx.run.progress import Progress
 from rlx.spec import ExperimentSpec, ProbeSpec
 from rlx.spec.diagnostic import printable
 from rlx.spec.reader import apply_overrides, validate
 from rlx.spec.source import Document
-from rlx_registry import Registry, RunRecord
+from rlx_registry import RunRecord
 
 if TYPE_CHECKING:
     from rlx.probe import Probed
@@ -275,24 +274,9 @@ def _record(
         path = path.with_name(f"{path.stem}_{marks}{path.suffix}")
         keep(Recorder(registry, run.id, keep_bodies=True), new, found, "after", path)
         draw_probes(registry, run.id, folder)
-        _mirror(registry, run)
+        tell_mlflow(registry, run)
     click.echo(f"recorded as a probe of {run.id} after step {step}", err=True)
     return [one.suite for one in new]
-
-
-def _mirror(registry: Registry, run: RunRecord) -> None:
-    """Tells MLflow, where the run is mirrored there."""
-    uri = run.spec.get("tracking", {}).get("mlflow")
-    if uri is None:
-        return
-    from rlx.record.mirror import MirrorDown, MlflowMirror
-
-    try:
-        mirror = MlflowMirror(registry, run.id, tracking_url(uri), home() / "mlartifacts")
-        mirror.finish(run.status)
-    except MirrorDown as error:
-        said = f"warning: MLflow was not told: {printable(str(error))}; the registry has it"
-        click.echo(said, err=True)
 
 
 def _write(found: "Probed", path: Path) -> None:

@@ -4,15 +4,17 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from rlx.cli.registry import folder_of, open_registry
 from rlx.errors import EnvironmentFault, SpecError
-from rlx.run.paths import shown
+from rlx.run.paths import home, shown, tracking_url
 from rlx.spec.diagnostic import printable
 from rlx.spec.reader import read_document
 from rlx.spec.source import Document, parse
-from rlx_registry import RunRecord
+from rlx_registry import Registry, RunRecord
 
-__all__ = ["Target", "folder_target", "run_target"]
+__all__ = ["Target", "folder_target", "run_target", "tell_mlflow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +73,18 @@ def folder_target(name: str, file: Path) -> Target:
             "has its own experiment)"
         )
     return Target(name, read_document(file), model, None)
+
+
+def tell_mlflow(registry: Registry, run: RunRecord) -> None:
+    """Mirrors what was added to an ended run, where it is mirrored; else the registry has it."""
+    uri = run.spec.get("tracking", {}).get("mlflow")
+    if uri is None:
+        return
+    from rlx.record.mirror import MirrorDown, MlflowMirror
+
+    try:
+        mirror = MlflowMirror(registry, run.id, tracking_url(uri), home() / "mlartifacts")
+        mirror.finish(run.status)
+    except MirrorDown as error:
+        said = f"warning: MLflow was not told: {printable(str(error))}; the registry has it"
+        click.echo(said, err=True)

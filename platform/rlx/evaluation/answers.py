@@ -120,7 +120,7 @@ def figures(answers: Sequence[Answer], *, seed: int, draws: int = DRAWS) -> dict
         draws: resamples for intervals.
 
     Returns:
-        `n` problems, `answers`, accuracy and calibration over all answers, each answer with the
+        `n` answers, `problems`, accuracy and calibration over all answers, each answer with the
         first confidence stated for it; `intervals` over problems; `scaling` where every problem
         has several answers; mean `rewards`, `tokens` and the share `truncated`.
     """
@@ -128,8 +128,8 @@ def figures(answers: Sequence[Answer], *, seed: int, draws: int = DRAWS) -> dict
     strata = [a.stratum for a in answers]
     asked = all(a.confidences for a in answers)
     told: dict[str, Any] = {
-        "n": len({a.problem for a in answers}),
-        "answers": len(answers),
+        "n": len(answers),
+        "problems": len({a.problem for a in answers}),
         "accuracy": float(correct.mean()),
         "brier": None,
         "ece": None,
@@ -141,7 +141,7 @@ def figures(answers: Sequence[Answer], *, seed: int, draws: int = DRAWS) -> dict
     confidence = None
     if asked:
         confidence = np.array([a.confidences[0] for a in answers])
-        told |= {**Calibration.measure(correct, confidence, strata).to_json(), "n": told["n"]}
+        told |= Calibration.measure(correct, confidence, strata).to_json()
         told["alike_share"] = alike_share([a.confidences for a in answers])
     else:
         told["by_stratum"] = {

@@ -37,9 +37,7 @@ def draw_suite(
     Returns:
         The files.
     """
-    colours = {
-        name: (ORANGE if name in outside else BLUE) for name in answers
-    }  # in blue what training knows
+    colours = {name: ORANGE if name in outside else BLUE for name in answers}
     stated = [name for name, found in figures.items() if found["brier"] is not None]
     scaled = [name for name, found in figures.items() if found["scaling"] is not None]
     made: list[Path] = []
@@ -78,7 +76,6 @@ def _confidence(answers: Mapping[str, Sequence[Answer]], path: Path) -> tuple[Pa
         plain(axes)
         said = np.array([[np.nan_to_num(a.confidences[0]), a.correct] for a in own])
         for label, colour, sign in ((1, BLUE, 1), (0, ORANGE, -1)):
-            # The nearest double below an edge belongs to the bin before it, as in every figure.
             counts, _ = np.histogram(said[said[:, 1] == label, 0], bins=edges)
             axes.bar(edges[:-1] + 0.05, sign * counts / len(own), width=0.09, color=colour)
         axes.axhline(0, color=FAINT, linewidth=0.8)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from rlx.errors import SpecError
 from rlx.evaluation.answers import Answer, read_answers
 from rlx.model import Policy, build_policy
 from rlx.model.files import fingerprint
@@ -92,7 +93,10 @@ def answer_suite(
             def tell(done: int, name: str = name, before: int = before) -> None:
                 show(Progress(name, before + done, sum(counts.values())))
 
-            answers[name] = _answered(make_parts(own), suite, counts[name], means, kept, tell)
+            try:
+                answers[name] = _answered(make_parts(own), suite, counts[name], means, kept, tell)
+            except SpecError as error:
+                raise SpecError(f"set {name!r} of the suite: {error}") from error
     return answers
 
 
@@ -118,7 +122,10 @@ def _answered(
         if path.exists():
             found += [Answer.from_json(record) for record in json.loads(_read(path))]
             continue
-        problems = [parts.task.problem("test", n, data) for n in numbers]
+        try:
+            problems = [parts.task.problem("test", n, data) for n in numbers]
+        except ValueError as error:  # no problem is like what the options ask for
+            raise SpecError(str(error)) from error
         seeds = [derive_seed(suite.seed, "evaluation", n) for n in numbers]
         host = hosted(parts, means.pool)
         with means.sampler.session() as session:

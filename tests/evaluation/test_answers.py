@@ -1,0 +1,108 @@
+"""What the answers of a set amount to, and how sure that is."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlx.evaluation.answers import Answer, figures
+from rlx.evaluation.calibration import Calibration
+from rlx.evaluation.intervals import bootstrap
+from rlx.evaluation.suite_pictures import draw_suite
+
+
+def answer(problem, sample, correct, *confidences, said="7", stratum="2"):
+    return Answer(
+        problem=problem,
+        problem_id=f"p{problem}",
+        stratum=stratum,
+        sample=sample,
+        text=f"<answer>{said}</answer>",
+        said=said,
+        correct=correct,
+        confidences=confidences,
+        rewards={"accuracy": float(correct)},
+        tokens=3,
+        truncated=False,
+    )
+
+
+def answered(samples=4, problems=30):
+    """Half of the answers right; a confidence that knows a little."""
+    rng = np.random.default_rng(0)
+    return [
+        answer(
+            p, s, int(p % 2 == 0), float(np.clip(0.4 + 0.2 * (p % 2 == 0) + rng.normal() / 5, 0, 1))
+        )
+        for p in range(problems)
+        for s in range(samples)
+    ]
+
+
+def test_figures_are_those_of_all_pairs():
+    answers = answered()
+    told = figures(answers, seed=0, draws=50)
+    pairs = [a.correct for a in answers], [a.confidences[0] for a in answers]
+    measured = Calibration.measure(*pairs, [a.stratum for a in answers])
+    assert told["problems"] == 30
+    assert told["n"] == 120
+    assert (told["brier"], told["auroc"]) == (measured.brier, measured.auroc)
+    assert told["rewards"] == {"accuracy": told["accuracy"]}
+    for name, (low, high) in told["intervals"].items():
+        assert low <= high, name
+        assert low - 0.2 <= told[name] <= high + 0.2
+    assert told["scaling"]["k"] == (1, 2, 4)
+
+
+def test_without_confidences_there_is_accuracy_alone():
+    told = figures([answer(p, 0, p % 2) for p in range(9)], seed=0, draws=20)
+    assert told["accuracy"] == pytest.approx(4 / 9)
+    assert told["brier"] is told["scaling"] is None
+    assert told["by_stratum"]["2"]["n"] == 9
+    assert set(told["intervals"]) == {"accuracy"}
+
+
+def test_an_unreadable_confidence_is_counted_and_survives_json():
+    answers = [answer(0, 0, 1, math.nan), answer(1, 0, 0, 0.5)]
+    assert figures(answers, seed=0, draws=20)["readable_share"] == 0.5
+    again = [Answer.from_json(a.to_json()) for a in answers]
+    assert again[1] == answers[1]
+    assert math.isnan(again[0].confidences[0])
+
+
+def test_intervals_hold_what_they_promise():
+    """Of 200 samples of 60 problems, the interval of about 95 % holds the true mean."""
+    rng = np.random.default_rng(1)
+    held = 0
+    for trial in range(200):
+        values = rng.random(60) < 0.3
+        found = bootstrap(range(60), {"mean": lambda at, v=values: float(v[at].mean())}, seed=trial)
+        low, high = found["mean"]
+        held += low <= 0.3 <= high
+    assert 0.88 <= held / 200 <= 0.99
+
+
+def test_answers_to_one_problem_are_no_independent_evidence():
+    alone = bootstrap(range(40), {"x": lambda at: float((at % 2).mean())}, seed=0)["x"]
+    copied = [n // 8 for n in range(320)]
+    eightfold = bootstrap(copied, {"x": lambda at: float((at // 8 % 2).mean())}, seed=0)["x"]
+    assert eightfold == pytest.approx(alone)
+
+
+def test_intervals_of_what_is_undefined():
+    assert bootstrap([1, 1], {"x": lambda at: 0.0}, seed=0) == {"x": None}
+    assert bootstrap([1, 2], {"x": lambda at: None}, seed=0) == {"x": None}
+    assert bootstrap(range(9), {"x": lambda at: 0.5}, seed=0) == {"x": (0.5, 0.5)}
+
+
+def test_pictures_of_a_suite(tmp_path):
+    sets = {"near": answered(), "far": answered(samples=2)}
+    told = {name: figures(own, seed=0, draws=20) for name, own in sets.items()}
+    made = draw_suite(sets, told, frozenset({"far"}), tmp_path)
+    names = ("reliability", "confidence", "risk_coverage", "scaling")
+    assert {path.name for path in made} == {f"{n}.{kind}" for n in names for kind in ("png", "svg")}
+    assert all(Path(path).stat().st_size > 2000 for path in made)
+    bare = {"near": [answer(p, 0, p % 2) for p in range(9)]}
+    told = {name: figures(own, seed=0, draws=20) for name, own in bare.items()}
+    assert draw_suite(bare, told, frozenset(), tmp_path / "bare") == []
