@@ -40,6 +40,13 @@ def test_every_estimator_is_there():
     assert {name for name in ours if f"name: {name}" in text} == ours
 
 
+def test_every_step_is_rescored_to_the_bit(own_home, every):
+    run, *_ = every
+    told = own_home.json("rescore", run.id)
+    assert told["same"], [c for c in told["changes"] if c["changed"]]
+    assert told["rows_left_out"] == 0
+
+
 def test_all_that_is_stored_holds_together(every, own_home):
     run, phases = every
     assert run.status == "finished"

@@ -71,6 +71,13 @@ def observed(tree):
                 yield row["mask"][place], row["weights"][place], row["advantages"][place]
 
 
+def test_every_way_is_rescored_to_the_bit(home, alone, shared):
+    for run in (alone, shared):
+        told = home.json("rescore", run.run.id)
+        assert told["same"], [c for c in told["changes"] if c["changed"]]
+        assert told["rows_left_out"] == 0
+
+
 def test_all_that_is_stored_holds_together(alone, shared, home):
     for run in (alone, shared):
         assert run.run.status == "finished"

@@ -94,6 +94,13 @@ def test_a_run_that_hangs_is_ended_and_goes_on(home, unbroken):
     assert unlike(home, unbroken, run_id) == []
 
 
+def test_adapted_beta_and_a_critics_values_are_rescored_to_the_bit(home, unbroken):
+    told = home.json("rescore", unbroken)
+    assert told["same"], [c for c in told["changes"] if c["changed"]]
+    part = home.json("rescore", unbroken, "--step", 6)  # begins with what is stored of step 5
+    assert (part["steps"], part["same"]) == ([6], True)
+
+
 def test_what_differs_is_named(home, unbroken, finished):
     told = "\n".join(unlike(home, unbroken, finished.id))
     for said in ("metric ", "evaluation held_out", "the rollouts of step 1 differ", "weights"):

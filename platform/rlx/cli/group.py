@@ -39,6 +39,9 @@ VERBS = {
     "logs": Verb("rlx.cli.reading:logs", "Show or follow a run's log."),
     "samples": Verb("rlx.cli.reading:samples", "Show rollouts with their rewards."),
     "check": Verb("rlx.cli.check:check", "Check that a run's stored rollouts hold together."),
+    "rescore": Verb(
+        "rlx.cli.rescore:rescore", "Compute stored rewards and advantages anew, by any rules."
+    ),
     "stop": Verb("rlx.cli.submit:stop", "Stop a run; its records stay."),
     "worker": Verb("rlx.cli.worker:worker", "Run what waits in the queue; finish what is lost."),
     "resume": Verb("rlx.cli.resume:resume", "Go on with a run from its newest checkpoint."),

@@ -1,0 +1,269 @@
+"""`rlx rescore`: stored rollouts under the run's own rules again, or under others."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlx.cli.registry import folder_of, open_registry, registry_option
+from rlx.discovery import check
+from rlx.errors import SpecError
+from rlx.spec import ExperimentSpec
+from rlx.spec.diagnostic import printable
+from rlx.spec.reader import apply_overrides, read_spec, validate
+from rlx.spec.source import parse
+from rlx_registry import RunRecord
+
+if TYPE_CHECKING:
+    from rlx.run.rescoring import Rescored, Summary
+
+__all__ = ["rescore"]
+
+RULES = ("rewards", "mask", "estimator", "credit", "loss", "evaluation")
+"""Sections that say what a rollout is worth; the others say what was sampled."""
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("run")
+@click.option("--spec", "file", type=_FILE, metavar="FILE", help="Take the rules of another one.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change one value of the rules; may be repeated.",
+)
+@click.option("--step", "asked", type=click.IntRange(min=1), multiple=True, help="These alone.")
+@click.option(
+    "--rows", type=click.IntRange(min=0), default=1, show_default=True,
+    help="Show that many rows, those whose tokens would have changed most.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@registry_option
+def rescore(
+    run: str,
+    file: Path | None,
+    overrides: tuple[str, ...],
+    asked: tuple[int, ...],
+    rows: int,
+    as_json: bool,
+    url: str,
+) -> None:
+    """Compute rewards, masks and advantages of stored rollouts anew, without sampling.
+
+    By the run's own experiment everything comes out as it was stored, to the bit. With --set, or
+    the rules of --spec FILE (rewards, mask, estimator, credit, loss), it shows what would have been
+    otherwise: by reward, by stream of tokens, and token by token.
+    """
+    from rlx.run.rescoring import Summary
+    from rlx.run.rescoring import rescore as rescored
+
+    with open_registry(url) as registry:
+        found = registry.run(run)
+        spec, own = _spec(found, file, overrides)
+        steps = _steps(found, registry.rollout_steps(found.id), asked)
+        summary, most = Summary(found.id), _Most(rows)
+        with _bar(len(steps)) as show:
+            for one in rescored(registry, found, spec, steps, own=own, show=show):
+                summary.add(one)
+                most.look(one)
+    if as_json:
+        click.echo(json.dumps(_plain(summary, most), indent=2))
+    else:
+        _tell(found, summary, most)
+
+
+def _spec(
+    run: RunRecord, file: Path | None, overrides: Sequence[str]
+) -> tuple[ExperimentSpec, bool]:
+    """The experiment to rescore by, and whether it is the run's own."""
+    wrong = sorted(o for o in overrides if o.partition("=")[0].split(".")[0] not in RULES)
+    if wrong:
+        raise SpecError(
+            f"--set {printable(wrong[0])}: rollouts are as they were sampled; only "
+            f"{', '.join(RULES)} may be changed"
+        )
+    tree: dict[str, Any] = json.loads(json.dumps(run.spec))
+    if file is not None:
+        other = read_spec(file).spec.resolved()
+        tree |= {name: other[name] for name in RULES}
+    document = parse(json.dumps(tree, indent=2), f"the experiment of {run.id}")
+    read = validate(apply_overrides(document, overrides), Path(document.file))
+    check(read)
+    return read.spec, read.spec.resolved() == _own(run)
+
+
+def _own(run: RunRecord) -> dict[str, Any]:
+    return ExperimentSpec.model_validate_json(json.dumps(run.spec), strict=True).resolved()
+
+
+def _steps(run: RunRecord, there: Sequence[int], asked: Sequence[int]) -> list[int]:
+    if not there:
+        raise SpecError(f"{run.id} has recorded no rollouts")
+    if missing := sorted(set(asked) - set(there)):
+        raise SpecError(
+            f"{run.id} has no rollouts of step {missing[0]}; it has {there[0]} to {there[-1]}"
+        )
+    return sorted(set(asked)) or list(there)
+
+
+class _Most:
+    """The rows whose tokens would have changed most.
+
+    Args:
+        count: of rows that are kept.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.rows: list[tuple[float, int, Rescored]] = []
+
+    def look(self, found: "Rescored") -> None:
+        """Keeps what is among the largest changes so far."""
+        old, new = found.stored.rows.tokens["advantages"], found.rows.tokens["advantages"]
+        if not self._count or old is None or new is None or not len(new):
+            return
+        gaps = (new - old[found.kept][:, : new.shape[1]]).abs().amax(dim=1)
+        worst = gaps.sort(descending=True)
+        for gap, row in zip(worst.values.tolist(), worst.indices.tolist(), strict=True):
+            if gap == 0 or (len(self.rows) == self._count and gap <= self.rows[-1][0]):
+                break
+            self.rows = sorted([*self.rows, (gap, row, found)], key=lambda r: -r[0])
+            self.rows = self.rows[: self._count]
+
+
+@contextmanager
+def _bar(total: int) -> "Iterator[Any]":
+    """A bar on stderr, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bars
+
+    console = Console(stderr=True, highlight=False)
+    bars = Bars(
+        TextColumn("rescoring"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps"),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+    with bars:
+        task = bars.add_task("", total=total)
+        yield lambda _: bars.advance(task)
+
+
+# What is shown ---------------------------------------------------------------------------------
+
+
+def _plain(summary: "Summary", most: _Most) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "run": summary.run,
+        "steps": summary.steps,
+        "same": summary.same,
+        "rows_left_out": summary.left,
+        "changes": [asdict(change) for change in summary.changes.values()],
+        "rows": [
+            {"step": found.step, "row": int(found.kept[row]), "tokens": _tokens(found, row)}
+            for _, row, found in most.rows
+        ],
+    }
+
+
+def _tokens(found: "Rescored", row: int) -> list[dict[str, Any]]:
+    """The row's own tokens: what each got, and would have got."""
+    stored, number = found.stored, int(found.kept[row])
+    tree, segment, *_ = stored.rows.places[number]
+    ids = stored.trees[tree].token_ids(segment)
+    lines = []
+    for position in found.rows.own[row].nonzero()[:, 0].tolist():
+        line: dict[str, Any] = {"position": position, "token": ids[position]}
+        for name in ("mask", "token_rewards", "advantages"):
+            old, new = stored.rows.tokens[name], found.rows.tokens[name]
+            line[name] = None if old is None else old[number, position].item()
+            line[f"new_{name}"] = None if new is None else new[row, position].item()
+        lines.append(line)
+    return lines
+
+
+def _tell(run: RunRecord, summary: "Summary", most: _Most) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    steps = len(summary.steps)
+    scores = sum(c.n for c in summary.changes.values() if c.unit == "scores")
+    tokens = max((c.n for c in summary.changes.values() if c.unit == "tokens"), default=0)
+    of = f"{scores} rewards and {tokens} tokens of {steps} step{'s' * (steps != 1)}"
+    if summary.same:
+        console.print(f"{run.id}: {of} come out as they were stored, to the bit", markup=False)
+        return
+    console.print(f"{run.id}: {of}, computed anew", style="bold", markup=False)
+    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for heading in ("of", "changed", "mean then", "now", "largest", "turned"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    order = ("scores", "rows", "tokens")
+    for change in sorted(summary.changes.values(), key=lambda c: order.index(c.unit)):
+        count = max(change.n, 1)
+        table.add_row(
+            printable(change.what),
+            f"{change.n} {change.unit}",
+            f"{change.changed}",
+            f"{change.before / count:.4g}",
+            f"{change.after / count:.4g}",
+            f"{change.largest:.3g}",
+            f"{change.turned}" if change.what == "advantages" else "",
+        )
+    console.print(table)
+    note = "on tokens means are of absolute values; turned: advantages with the other sign"
+    console.print(note, style="dim", markup=False)
+    if summary.left:
+        console.print(f"{summary.left} trained rows would have been left out", markup=False)
+    for _, row, found in most.rows:
+        _tell_row(run, found, row, console)
+    sys.stdout.flush()
+
+
+def _tell_row(run: RunRecord, found: "Rescored", row: int, console: Any) -> None:
+    """One row: its tokens with what they got, and what they would have got."""
+    from rich import box
+    from rich.table import Table
+
+    from rlx.plan.stored import speech_of_run
+
+    speech = speech_of_run(found.parts.spec.model, folder_of(run).model)
+    kind = found.stored.rows.places[int(found.kept[row])][3]
+    table = Table(
+        title=f"step {found.step}, row {int(found.kept[row])} ({printable(kind)})",
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE,
+        show_edge=False,
+        pad_edge=False,
+    )
+    for heading in ("token", "mask", "reward then", "now", "advantage then", "now"):
+        table.add_column(heading, justify="right" if heading != "token" else "left")
+    for line in _tokens(found, row):
+        text = str(line["token"]) if speech is None else speech.read([line["token"]])[0]
+        masks = f"{int(line['mask'])}→{int(line['new_mask'])}"
+        table.add_row(
+            printable(text) or "·",
+            masks if line["mask"] != line["new_mask"] else f"{int(line['mask'])}",
+            *(
+                "–" if line[name] is None else f"{line[name]:.4g}"
+                for name in ("token_rewards", "new_token_rewards", "advantages", "new_advantages")
+            ),
+        )
+    console.print()
+    console.print(table)

@@ -1,0 +1,319 @@
+"""Rewards, masks and advantages of stored rollouts, computed anew: what would have been.
+
+Nothing is sampled and nothing of the run is changed. With the run's own experiment every figure
+comes out as it was stored, to the bit; with another one the differences are what that would have
+changed, had the policy said the same.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlx.batch import flatten, rows_of
+from rlx.errors import SpecError
+from rlx.record.rollouts import TrainedRows
+from rlx.record.stored import StoredStep, read_step
+from rlx.reward import RewardPool, RewardTable, score
+from rlx.run.carried import Carried
+from rlx.run.parts import Parts, make_parts
+from rlx.run.rows import of_states, row_rewards, trained_rows
+from rlx.spec import ExperimentSpec
+from rlx.step import Streams, TrainBatch, assign_credit
+from rlx_registry import Registry, RunRecord, read_body
+
+__all__ = ["Change", "Rescored", "Summary", "rescore"]
+
+TOKENS = ("mask", "placed", "token_rewards", "kl", "returns", "advantages", "weights")
+"""Streams of tokens that are compared."""
+SCORES = ("total_score", "token_level_scores", "seed_returns_score")
+
+
+@dataclass(frozen=True, eq=False)
+class Rescored:
+    """One step as it was stored, and as it would have been.
+
+    Attributes:
+        step: its number.
+        phase: its name.
+        stored: what was read.
+        table: new rewards of all its trees.
+        rows: rows that would have been trained on, of those that were.
+        kept: `[B']` number of each of them among the stored rows.
+        parts: what computed them.
+    """
+
+    step: int
+    phase: str
+    stored: StoredStep
+    table: RewardTable
+    rows: TrainedRows
+    kept: Tensor
+    parts: Parts
+
+
+@dataclass
+class Change:
+    """One figure over all steps.
+
+    Attributes:
+        what: "reward NAME", a stream of tokens, or a score of rows.
+        unit: what `n` counts.
+        n: on how many it was compared.
+        changed: on how many it is another value, to the bit; one that is there only once counts.
+        before, after: sums; of absolute values for what has a sign on tokens.
+        largest: largest absolute difference.
+        turned: tokens whose advantage has the other sign.
+    """
+
+    what: str
+    unit: str
+    n: int = 0
+    changed: int = 0
+    before: float = 0.0
+    after: float = 0.0
+    largest: float = 0.0
+    turned: int = 0
+
+    def add(self, before: Tensor, after: Tensor, differ: Tensor) -> None:
+        """Adds values of one step, `[n]` each."""
+        self.n += len(before)
+        self.changed += int(differ.sum())
+        self.before += float(before.double().sum())
+        self.after += float(after.double().sum())
+        if len(before):
+            self.largest = max(self.largest, float((after.double() - before.double()).abs().max()))
+
+
+@dataclass
+class Summary:
+    """What came of rescoring a run.
+
+    Attributes:
+        run: its id.
+        steps: those that were rescored.
+        changes: by figure.
+        left: rows that were trained on and would not have been, since a reward of theirs is lost.
+    """
+
+    run: str
+    steps: list[int] = field(default_factory=list)
+    changes: dict[str, Change] = field(default_factory=dict)
+    left: int = 0
+
+    @property
+    def same(self) -> bool:
+        """Whether everything is as it was stored, to the bit."""
+        return not self.left and not any(c.changed for c in self.changes.values())
+
+    def change(self, what: str, unit: str) -> Change:
+        """That of a figure, begun where there is none."""
+        return self.changes.setdefault(what, Change(what, unit))
+
+    def add(self, found: Rescored) -> None:
+        """Adds one step."""
+        self.steps.append(found.step)
+        self.left += len(found.stored.rows.places) - len(found.kept)
+        self._rewards(found)
+        before, after = found.stored.rows, found.rows
+        width = after.own.shape[1]
+        own = after.own
+        for name in TOKENS:
+            old, new = before.tokens[name], after.tokens[name]
+            if old is None and new is None:
+                continue
+            change = self.change(name, "tokens")
+            there = torch.zeros_like(own, dtype=torch.float32)
+            one = there if old is None else old[found.kept][:, :width]
+            other = there if new is None else new
+            differ = (one != other)[own] if old is not None and new is not None else own[own]
+            one, other = one[own], other[own]
+            if name == "advantages":
+                change.turned += int((one.sign() * other.sign() < 0).sum())
+            change.add(one.double().abs(), other.double().abs(), differ)
+            if len(one):
+                gap = float((other.double() - one.double()).abs().max())
+                change.largest = max(change.largest, gap)
+        for name in SCORES:
+            one, other = before.scores[name][found.kept], after.scores[name]
+            self.change(name, "rows").add(one, other, one != other)
+
+    def _rewards(self, found: Rescored) -> None:
+        """Every named reward of every turn and rollout, whether it was trained on or not."""
+        tables = found.stored.rewards, found.table
+        for scope in ("turns", "rollouts"):
+            old, new = (getattr(table, scope) for table in tables)
+            for place in sorted(old.keys() | new.keys()):
+                one, other = old.get(place, {}), new.get(place, {})
+                for name in sorted(one.keys() | other.keys()):
+                    values = [
+                        None if entry is None else (entry.raw, entry.weight, entry.status)
+                        for entry in (one.get(name), other.get(name))
+                    ]
+                    sums = [0.0 if v is None or v[0] is None else v[0] * v[1] for v in values]
+                    was, now = (torch.tensor([s], dtype=torch.float64) for s in sums)
+                    differ = torch.tensor([values[0] != values[1]])
+                    self.change(f"reward {name}", "scores").add(was, now, differ)
+
+
+def rescore(
+    registry: Registry,
+    run: RunRecord,
+    spec: ExperimentSpec,
+    steps: Sequence[int],
+    *,
+    own: bool,
+    show: Callable[[int], None] = lambda _: None,
+) -> Iterator[Rescored]:
+    """Computes stored steps anew, one after the other.
+
+    β that adapts and what an estimator carries on go from step to step, as in training. Where the
+    step before was not rescored, they begin with what is stored of it, or with the experiment's own
+    beginning where that is another one.
+
+    Args:
+        registry: where the run is.
+        run: it has a folder.
+        spec: the run's own experiment, or one that differs in rewards, mask, estimator, credit or
+            loss.
+        steps: whose rollouts are recorded.
+        own: whether `spec` is the run's own.
+        show: told the number of each step once it is done.
+
+    Raises:
+        PluginError: a plugin cannot be used here.
+        SpecError: the estimator reads what the run did not record.
+        RegistryError: the steps were recorded by another version of rlx.
+    """
+    phases = {phase.name: phase for phase in spec.phases}
+    parts: dict[str, Parts] = {}
+    carried: Carried | None = None
+    last = 0
+    with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
+        for step in steps:
+            body = registry.rollout_body(run.id, step)
+            told = body.statistics
+            stored = read_step(read_body(Path(str(run.directory)) / body.path, body.sha256))
+            name = told["phase"]
+            if name not in parts:
+                parts[name] = make_parts(spec.in_phase(phases[name]))
+            here = parts[name]
+            if step != last + 1:
+                carried = None
+            carried = _carried(here, carried, told, own=own)
+            found, train = _again(step, name, stored, here, carried, told["max_tokens"], pool)
+            carried, last = carried.after(train, here.spec, with_critic=False), step
+            show(step)
+            yield found
+
+
+def _carried(
+    parts: Parts, before: Carried | None, told: Mapping[str, Any], *, own: bool
+) -> Carried:
+    credit, estimator = parts.spec.credit, parts.spec.estimator.plugin
+    if before is not None:
+        return Carried.begin(credit, before)
+    if not own:
+        return Carried.begin(credit, None)
+    return Carried.resume(credit, told["beta"], {estimator: told["state_before"]}, 0)
+
+
+def _again(
+    step: int,
+    phase: str,
+    stored: StoredStep,
+    parts: Parts,
+    carried: Carried,
+    max_tokens: Mapping[str, int],
+    pool: RewardPool,
+) -> tuple[Rescored, TrainBatch]:
+    trees = stored.trees
+    table = _scored(stored, parts, pool)
+    rows = stored.rows
+    number = {(tree, segment): i for i, (tree, segment, *_) in enumerate(rows.places)}
+    every = {(row.tree, row.segment) for row in rows_of(trees)}
+    lost = {
+        (row.tree, row.segment)
+        for row in rows_of(trees)
+        if (row.tree, row.segment) in table.dropped
+        or table.total_score(row.tree, row.turns) is None
+    }
+    batch = flatten(trees, temperatures=parts.temperatures, without=(every - number.keys()) | lost)
+    kept = torch.tensor([number[row.tree, row.segment] for row in batch.rows], dtype=torch.int64)
+    width = batch.is_own.shape[1]
+
+    def of(name: str) -> Tensor | None:
+        found = rows.tokens[name]
+        return None if found is None else found[kept][:, :width]
+
+    mask = parts.mask(batch)
+    old = of("old_logprobs")
+    states: dict[str, Tensor] = {}
+    if (step_ids := of("step_ids")) is not None and (values := of("mc_values")) is not None:
+        states["step_ids"] = torch.where(batch.is_own, step_ids, -1)
+        states["mc_values"] = of_states(states["step_ids"], values)
+    greedy = rows.scores.get("greedy_score")
+    estimator = parts.spec.estimator.plugin
+    streams = Streams(
+        old_logprobs=batch.behaviour_logprobs if old is None else old,
+        reference_logprobs=of("reference_logprobs"),
+        values=of("values"),
+        greedy_scores=None if greedy is None else _greedy(stored, table, greedy[kept], batch),
+        **states,
+        beta=carried.kl.beta,
+        state=carried.states.get(estimator, {}),
+    )
+    _require(parts, streams, step)
+    train = assign_credit(
+        batch,
+        row_rewards(batch, trees, table),
+        mask,
+        streams,
+        estimator=parts.estimator,
+        credit=parts.spec.credit,
+        loss=parts.spec.loss,
+        max_tokens={**max_tokens, **parts.max_tokens},
+    )
+    return Rescored(step, phase, stored, table, trained_rows(train), kept, parts), train
+
+
+def _scored(stored: StoredStep, parts: Parts, pool: RewardPool) -> RewardTable:
+    """Rewards of all trees, those sampled for a baseline apart from the others, as in training."""
+    numbers = [
+        [t for t, role in enumerate(stored.roles) if (role == "greedy") == greedy]
+        for greedy in (False, True)
+    ]
+    tables = [score([stored.trees[t] for t in part], parts.rewards, pool) for part in numbers]
+    return RewardTable.merged(tables, numbers)
+
+
+def _greedy(stored: StoredStep, table: RewardTable, before: Tensor, batch: Any) -> Tensor:
+    """Scores of the greedy answers, in the order in which their prompts were drawn."""
+    greedy = [t for t, role in enumerate(stored.roles) if role == "greedy"]
+    if not greedy:
+        return before
+    found = []
+    for tree in batch.tree_ids.tolist():
+        number = greedy[tree]
+        place = (number, stored.trees[number].policy_segments[0])
+        found.append((table.total(place) or 0.0) + (table.overall(place) or 0.0))
+    return torch.tensor(found)
+
+
+def _require(parts: Parts, streams: Streams, step: int) -> None:
+    """Sees that there is what the estimator reads."""
+    lacking = {
+        "values": parts.wants_values and streams.values is None,
+        "reference_logprobs": parts.wants_reference and streams.reference_logprobs is None,
+        "mc_values": parts.wants_mc and streams.mc_values is None,
+        "greedy_baseline": parts.wants_greedy and streams.greedy_scores is None,
+    }
+    for name, lacks in lacking.items():
+        if lacks:
+            raise SpecError(
+                f"estimator {parts.spec.estimator.plugin!r} or KL reads {name}, which the run did "
+                f"not record in step {step}: what nobody computed cannot be rescored"
+            )

@@ -1,0 +1,73 @@
+"""`rlx rescore`: a run by its own rules, to the bit, and by others, with what they change."""
+
+import pytest
+
+pytestmark = pytest.mark.timeout(600)
+
+SIGMA = "estimator.confidence.normalize=std"
+
+
+def changes(told):
+    return {change["what"]: change for change in told["changes"]}
+
+
+def test_a_run_by_its_own_rules(home, finished):
+    told = home.json("rescore", finished.id)
+    assert told["same"]
+    assert told["steps"] == [1, 2, 3, 4]
+    found = changes(told)
+    assert {"reward accuracy", "reward brier", "mask", "token_rewards", "advantages"} <= set(found)
+    assert all(c["n"] and not c["changed"] for c in found.values())
+    said = home.rlx("rescore", finished.id)
+    assert "come out as they were stored, to the bit" in " ".join(said.stdout.split())
+
+
+def test_another_rule_of_sigma_changes_confidences_alone(home, finished):
+    told = home.json("rescore", finished.id, "--set", SIGMA)
+    found = changes(told)
+    changed = {what for what, change in found.items() if change["changed"]}
+    assert changed == {"advantages", "returns", "seed_returns_score"}
+    assert 0 < found["advantages"]["changed"] < found["advantages"]["n"]
+    assert found["advantages"]["after"] > found["advantages"]["before"], "σ is far below 1"
+    assert found["advantages"]["turned"] == 0, "σ changes sizes and no sign"
+    (row,) = told["rows"]
+    tokens = row["tokens"]
+    assert {t["new_token_rewards"] == t["token_rewards"] for t in tokens} == {True}
+    stored = {}
+    for _, trees, _ in finished.bodies():
+        for tree in trees:
+            stored |= {r["row"]: r for r in tree["rows"]}
+        if row["step"] == _:
+            break
+    assert [t["advantages"] for t in tokens] == stored[row["row"]]["advantages"]
+    said = home.rlx("rescore", finished.id, "--set", SIGMA, "--step", row["step"])
+    assert "(confidence)" in said.stdout
+    assert "then" in said.stdout
+
+
+def test_rules_of_another_experiment(home, finished):
+    other = home.folder / "other.yaml"
+    text = home.yaml.read_text().replace("weight: 0.1}", "weight: 0.9}")
+    other.write_text(text.replace("normalize: center", "normalize: std"))
+    found = changes(home.json("rescore", finished.id, "--spec", other, "--rows", "0"))
+    assert found["reward format"]["changed"] == found["reward format"]["n"]
+    assert found["reward brier"]["changed"] == 0
+    assert found["mask"]["changed"] == 0
+    assert found["advantages"]["changed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--set", "rollout.prompts_per_step=2"), "rollouts are as they were sampled"),
+        (("--set", "estimator.name=gae"), "critic"),
+        (("--set", "estimator={name: remax}"), "did not record"),
+        (("--step", "9"), "has no rollouts of step 9; it has 1 to 4"),
+        (("--set", "estimator.confidnce.normalize=std"), "confidnce"),
+    ],
+)
+def test_what_cannot_be_rescored(home, finished, arguments, says):
+    done = home.rlx("rescore", finished.id, *arguments)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
