@@ -8,7 +8,7 @@ INSTALLED = $(VENV)/.installed-$(EXTRAS)
 export OMP_WAIT_POLICY ?= PASSIVE
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo test test-runs test-machines test-rooms check bench docs gpu-check clean
+.PHONY: install demo test test-runs test-rooms check bench docs gpu-check clean
 
 install: $(INSTALLED)
 
@@ -23,20 +23,17 @@ demo: install  ## a language model learns to say how sure it is; several minutes
 	$(BIN)/rlx submit experiments/rlcr.yaml
 
 test: install  ## every test, those of whole runs beside the others
-	$(MAKE) --jobs 3 test-runs test-machines test-rooms
+	$(MAKE) --jobs 2 test-runs test-rooms
 
-# Three parts beside each other on two cores: whole runs, which compute; runs over several machines
-# and servers, which mostly wait for each other; and everything else.
+# Two parts that take about as long: whole runs on this machine, and everything else, runs over
+# several machines and servers included, which mostly wait for each other.
 MACHINES = tests/run/test_hosts.py tests/run/test_slurm.py tests/run/test_team_registry.py
 ROOMS = $(filter-out tests/run/ tests/__pycache__/,$(sort $(wildcard tests/*/)))
 test-runs: install
-	$(BIN)/python -m pytest tests/run/ $(MACHINES:%=--ignore=%) --durations=10
-
-test-machines: install
-	$(BIN)/python -m pytest $(MACHINES) --durations=10
+	$(BIN)/python -m pytest tests/run/ $(MACHINES:%=--ignore=%) --durations=15
 
 test-rooms: install
-	$(BIN)/python -m pytest $(ROOMS) --durations=10
+	$(BIN)/python -m pytest $(MACHINES) $(ROOMS) --durations=15
 
 check: install  ## formatting, lint, types
 	$(BIN)/ruff format --check .

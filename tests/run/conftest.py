@@ -165,7 +165,7 @@ def is_asked_to_end(pid):
 
 
 def ended(process):
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=600)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 

@@ -60,8 +60,8 @@ def test_rules_of_another_experiment(home, finished):
     ("arguments", "says"),
     [
         (("--set", "rollout.prompts_per_step=2"), "rollouts are as they were sampled"),
-        (("--set", "estimator.name=gae"), "critic"),
-        (("--set", "estimator={name: remax}"), "did not record"),
+        (("--set", "estimator={name: gae}"), "critic"),
+        (("--set", "loss.kl={coefficient: 0.1}"), "did not record"),
         (("--step", "9"), "has no rollouts of step 9; it has 1 to 4"),
         (("--set", "estimator.confidnce.normalize=std"), "confidnce"),
     ],

@@ -4,6 +4,8 @@ import datetime
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,11 +15,24 @@ import torch.distributed as dist
 from rlx.errors import EnvironmentFault
 from rlx.spec import RunnerSpec
 
-__all__ = ["Ranks", "join_ranks"]
+__all__ = ["Ranks", "hidden", "join_ranks"]
 
 T = TypeVar("T")
 
 TIMEOUT = datetime.timedelta(minutes=10)
+
+
+@contextmanager
+def hidden(name: str) -> Iterator[None]:
+    """Keeps a package that is not there yet from being imported by what the block imports."""
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,18 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import deepspeed
 import torch
 from torch import Tensor, nn
 
 from rlx.errors import RlxError
-from rlx.learner.distributed import Ranks
+from rlx.learner.distributed import Ranks, hidden
 from rlx.learner.pack import PackedBatch
 from rlx.learner.share import Share
 from rlx.learner.universal import frozen_value
 from rlx.spec import CriticSpec, OptimizerSpec, RunnerSpec
+
+with hidden("mlflow"):  # its autotuner would import it: most of a second for nobody
+    import deepspeed
 
 __all__ = ["AdamSpec", "Engine", "MakeOptimizer", "adamw"]
 
