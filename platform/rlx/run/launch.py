@@ -31,6 +31,8 @@ from rlx_registry import Registry, RegistryError, RunRecord
 
 __all__ = [
     "child_environment",
+    "code_here",
+    "environment_here",
     "failed_unless_started",
     "put_spec",
     "registry_url",
@@ -69,8 +71,8 @@ def submit(
             {**asdict(origin), "data": dict(plugin.data())}
             for origin, plugin in zip(plugins.provenance, plugins.named, strict=True)
         ],
-        code=_code(),
-        environment=_environment(),
+        code=code_here(),
+        environment=environment_here(),
         again=again,
         queue=queue,
     )
@@ -162,7 +164,8 @@ def child_environment() -> dict[str, str]:
     }
 
 
-def _environment() -> dict[str, Any]:
+def environment_here() -> dict[str, Any]:
+    """Versions of what a run here would compute with."""
     found: dict[str, str | None] = {}
     for name in PACKAGES:
         try:
@@ -177,7 +180,7 @@ def _environment() -> dict[str, Any]:
     }
 
 
-def _code() -> dict[str, Any]:
+def code_here() -> dict[str, Any]:
     """Version of rlx, a digest of its sources, and its commit where it runs from a checkout."""
     root = Path(rlx.__file__).parent
     return {

@@ -1,0 +1,140 @@
+"""`rlx diff`: why two runs, or two experiments, are not the same."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlx.cli.registry import open_registry, registry_option
+from rlx.cli.text import columns
+from rlx.discovery import check
+from rlx.run.launch import code_here, environment_here
+from rlx.spec.diagnostic import printable
+from rlx.spec.reader import read_spec
+from rlx_registry import RunRecord
+
+__all__ = ["Side", "diff", "of_run", "unlike"]
+
+SECTIONS = ("seed", "spec", "plugins", "data", "code", "environment")
+LONGEST = 60
+"""Characters of a value that a table shows."""
+
+Flat = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Everything that decides what a run gives.
+
+    Attributes:
+        name: a run's id, or a file.
+        sections: for each of `SECTIONS` its values by dotted path.
+    """
+
+    name: str
+    sections: Mapping[str, Flat]
+
+
+@click.command()
+@click.argument("one", metavar="RUN|FILE")
+@click.argument("other", metavar="RUN|FILE")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@registry_option
+def diff(one: str, other: str, as_json: bool, url: str) -> None:
+    """Show what is different between two runs or experiments, and what is not.
+
+    Seed, experiment, plugins (by their code), data (by what was read), rlx's own code, and
+    environment. A FILE is looked at with the plugins, the code and the packages that are here.
+    """
+    sides = [_side(name, url) for name in (one, other)]
+    found = unlike(*sides)
+    if as_json:
+        told = {
+            "sides": [side.name for side in sides],
+            "differences": {
+                section: {path: list(pair) for path, pair in differ.items()}
+                for section, differ in found.items()
+            },
+        }
+        click.echo(json.dumps(told, indent=2))
+        return
+    names = [printable(side.name) for side in sides]
+    for section, differ in found.items():
+        if not differ:
+            click.echo(f"{section}: the same")
+            continue
+        click.echo(f"{section}: {len(differ)} different")
+        rows = [(f"  {path}", *map(_shown, pair)) for path, pair in differ.items()]
+        click.echo(columns(rows, ("", *names)))
+
+
+def unlike(one: Side, other: Side) -> dict[str, dict[str, tuple[Any, Any]]]:
+    """For every section the values that differ, by path; None where a side has none."""
+    found: dict[str, dict[str, tuple[Any, Any]]] = {}
+    for section in SECTIONS:
+        a, b = one.sections[section], other.sections[section]
+        paths = list(dict.fromkeys([*a, *b]))
+        pairs = {path: (a.get(path), b.get(path)) for path in paths}
+        found[section] = {path: pair for path, pair in pairs.items() if pair[0] != pair[1]}
+    return found
+
+
+def of_run(run: RunRecord) -> Side:
+    """What a run was made of, as it was recorded."""
+    return _made(run.id, run.spec, run.plugins, run.code, run.environment)
+
+
+def _side(name: str, url: str) -> Side:
+    path = Path(name)
+    if not path.is_file():
+        with open_registry(url) as registry:
+            return of_run(registry.run(name))
+    read = read_spec(path)
+    plugins = check(read)
+    used = [
+        {**asdict(origin), "data": dict(plugin.data())}
+        for origin, plugin in zip(plugins.provenance, plugins.named, strict=True)
+    ]
+    return _made(name, read.spec.resolved(), used, code_here(), environment_here())
+
+
+def _made(
+    name: str,
+    spec: Mapping[str, Any],
+    plugins: list[dict[str, Any]],
+    code: Mapping[str, Any],
+    environment: Mapping[str, Any],
+) -> Side:
+    own = ("distribution", "version", "entry_point", "sha256")
+    code_of = {f"{p['kind']} {p['name']}": {key: p[key] for key in own} for p in plugins}
+    data_of = {f"{p['kind']} {p['name']}": p.get("data") or {} for p in plugins}
+    rest = {key: value for key, value in spec.items() if key != "seed"}
+    parts = {
+        "seed": {"seed": spec["seed"]},
+        "spec": rest,
+        "plugins": code_of,
+        "data": data_of,
+        "code": code,
+        "environment": environment,
+    }
+    return Side(name, {section: dict(_flat(part, "")) for section, part in parts.items()})
+
+
+def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Plain values by dotted path; a list of plain values counts as one."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and any(isinstance(inner, (dict, list)) for inner in value):
+        for number, inner in enumerate(value):
+            yield from _flat(inner, f"{path}.{number}")
+    else:
+        yield path, value
+
+
+def _shown(value: Any) -> str:
+    said = "–" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return said if len(said) <= LONGEST else f"{said[: LONGEST - 1]}…"
