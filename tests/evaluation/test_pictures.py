@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rlx.evaluation.calibration import Calibration
+from rlx.evaluation.distributions import Spread, distributions
 from rlx.evaluation.pictures import learning_curves, reliability_diagram, terminal_reliability
 
 CONFIDENCE = np.linspace(0, 1, 101)
@@ -74,3 +75,17 @@ def test_the_mark_stands_where_the_bar_would_end_if_confidence_were_right():
     bar = terminal_reliability(OVERCONFIDENT).plain.splitlines()[1][12:54]
     assert bar.count("█") == int(42 * 33 / 101)
     assert bar.index("┃") == int(42 * 0.95)
+
+
+def test_distributions_of_each_kind_of_turn(tmp_path):
+    spreads = {
+        "answer": [Spread(s, [0.1 * s, 0.5, 1.0], [10, 20 + s, 30]) for s in range(1, 9)],
+        "confidence": [Spread(3, [], [4]), Spread(5, [0.5, 0.5], [4, 4])],
+    }
+    made = distributions(spreads, tmp_path / "distributions")
+    assert [path.name for path in made] == ["distributions.png", "distributions.svg"]
+    said = made[1].read_text()
+    assert all(path.stat().st_size > 5000 for path in made)
+    assert said.count('<g id="QuadMesh') == 4
+    with pytest.raises(ValueError, match="no turns"):
+        distributions({}, tmp_path / "none")

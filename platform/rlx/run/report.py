@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from rlx.evaluation.calibration import Calibration
+from rlx.evaluation.distributions import Spread, distributions
 from rlx.evaluation.pictures import learning_curves, reliability_diagram
 from rlx.probe.pictures import probe_curves, verbal_against_sampled
 from rlx.record.probes import recorded_probes
@@ -34,6 +35,9 @@ CURVES = (
 )
 """Metrics worth a panel, where the run has them, behind every reward's mean."""
 
+COLUMNS = 60
+"""Steps whose distributions are drawn, about: evenly spaced ones."""
+
 
 def draw(registry: Registry, run_id: str, folder: RunFolder) -> None:
     """Draws the run's pictures from the registry and records them as artifacts."""
@@ -52,9 +56,24 @@ def draw(registry: Registry, run_id: str, folder: RunFolder) -> None:
     shown = {name: curves[name] for name in (*rewards, *CURVES) if len(curves.get(name, ())) > 1}
     if shown:
         made += learning_curves(shown, folder.pictures / "curves")
+    if kinds := _spreads(registry, run_id):
+        made += distributions(kinds, folder.pictures / "distributions")
     for path in made:
         registry.add_artifact(run_id, path, "picture")
     draw_probes(registry, run_id, folder)
+
+
+def _spreads(registry: Registry, run_id: str) -> dict[str, list[Spread]]:
+    """Rewards and lengths of the turns that were trained on, kind by kind, of some of the steps."""
+    steps = registry.rollout_steps(run_id)
+    kinds: dict[str, list[Spread]] = {}
+    for step in steps[:: max(1, len(steps) // COLUMNS)]:
+        rows = registry.rollout_index(run_id, step)
+        for kind in sorted({row.turn for row in rows}):
+            own = [row for row in rows if row.turn == kind]
+            rewards = [row.reward for row in own if row.reward is not None]
+            kinds.setdefault(kind, []).append(Spread(step, rewards, [r.n_tokens for r in own]))
+    return kinds
 
 
 def draw_probes(registry: Registry, run_id: str, folder: RunFolder) -> None:
