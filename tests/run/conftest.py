@@ -250,6 +250,12 @@ def finished(home):
     return Finished(home)
 
 
+@pytest.fixture(scope="module")
+def own_finished(own_home):
+    """A run to whose records a module adds."""
+    return Finished(own_home)
+
+
 @pytest.fixture(scope="session")
 def others(home, finished):
     """Several runs at once; by the time they are given out, all have ended."""

@@ -20,39 +20,41 @@ sets:
 
 
 @pytest.fixture(scope="module")
-def suite(home):
-    path = home.folder / "suite.yaml"
+def suite(own_home):
+    path = own_home.folder / "suite.yaml"
     path.write_text(SUITE)
     return path
 
 
 @pytest.fixture(scope="module")
-def evaluated(home, finished, suite):
+def evaluated(own_home, own_finished, suite):
     """The first time, killed once it has answered something."""
-    process = home.begin("eval", finished.id, "--suite", suite, "--json")
-    kept = finished.root / "evaluations"
-    home.until(lambda: list(kept.glob("*/*.json.gz")), "a batch to be answered")
+    process = own_home.begin("eval", own_finished.id, "--suite", suite, "--json")
+    kept = own_finished.root / "evaluations"
+    own_home.until(lambda: list(kept.glob("*/*.json.gz")), "a batch to be answered")
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     first = {path: path.stat().st_mtime_ns for path in kept.glob("*/*.json.gz")}
-    done = home.rlx("eval", finished.id, "--suite", suite, "--json", "--out", "answers.jsonl")
+    done = own_home.rlx(
+        "eval", own_finished.id, "--suite", suite, "--json", "--out", "answers.jsonl"
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr, first
 
 
-def test_it_goes_on_where_it_was_stopped(finished, evaluated):
+def test_it_goes_on_where_it_was_stopped(own_finished, evaluated):
     _, _, first = evaluated
     assert first
     for path, written in first.items():
         assert path.stat().st_mtime_ns == written, "answered before"
-    sizes = sorted(p.name for p in (finished.root / "evaluations").glob("*/*.json.gz"))
+    sizes = sorted(p.name for p in (own_finished.root / "evaluations").glob("*/*.json.gz"))
     assert sizes == ["000000_020.json.gz", "000000_064.json.gz", "000064_006.json.gz"]
 
 
-def test_figures_are_of_every_answer(home, evaluated):
+def test_figures_are_of_every_answer(own_home, evaluated):
     told, _, _ = evaluated
     answers = [
-        json.loads(line) for line in (home.folder / "answers.jsonl").read_text().splitlines()
+        json.loads(line) for line in (own_home.folder / "answers.jsonl").read_text().splitlines()
     ]
     for name, problems in (("near", 70), ("three", 20)):
         own = [a for a in answers if a["set"] == name]
@@ -68,13 +70,13 @@ def test_figures_are_of_every_answer(home, evaluated):
     assert told["sets"]["near"]["distribution"] == "in"
 
 
-def test_it_is_recorded_for_the_run(home, finished, evaluated):
+def test_it_is_recorded_for_the_run(own_home, own_finished, evaluated):
     told, said, _ = evaluated
-    assert f"recorded for {finished.id} after step 4" in said
-    with home.registry() as registry:
-        found = {e.suite: e for e in registry.evaluations(finished.id, "suite/")}
-        pictures = {Path(a.path).name for a in registry.artifacts(finished.id)}
-        curves = registry.metrics(finished.id, ["eval/suite/shifted/near/brier"])
+    assert f"recorded for {own_finished.id} after step 4" in said
+    with own_home.registry() as registry:
+        found = {e.suite: e for e in registry.evaluations(own_finished.id, "suite/")}
+        pictures = {Path(a.path).name for a in registry.artifacts(own_finished.id)}
+        curves = registry.metrics(own_finished.id, ["eval/suite/shifted/near/brier"])
     assert set(found) == {"suite/shifted/near", "suite/shifted/three"}
     near = found["suite/shifted/near"]
     assert (near.step, near.label, near.n) == (4, "after", 140)
@@ -85,23 +87,23 @@ def test_it_is_recorded_for_the_run(home, finished, evaluated):
     assert curves
 
 
-def test_a_model_without_its_run_gives_the_same(home, finished, suite, evaluated):
+def test_a_model_without_its_run_gives_the_same(own_home, own_finished, suite, evaluated):
     told, _, _ = evaluated
-    spec = home.folder / "alone.yaml"
-    spec.write_text(json.dumps(finished.record.spec))
-    done = home.rlx(
-        "eval", finished.root / "model", "--spec", spec, "--suite", suite, "--json",
+    spec = own_home.folder / "alone.yaml"
+    spec.write_text(json.dumps(own_finished.record.spec))
+    done = own_home.rlx(
+        "eval", own_finished.root / "model", "--spec", spec, "--suite", suite, "--json",
         "--pictures", "drawn",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     alone = json.loads(done.stdout)
     assert alone["run"] is None
     assert alone["sets"] == told["sets"]
-    assert (home.folder / "drawn" / "reliability.svg").exists()
+    assert (own_home.folder / "drawn" / "reliability.svg").exists()
 
 
-def test_the_experiments_own_sets_and_a_table(home, finished):
-    done = home.rlx("eval", finished.id, "--problems", 8, "--greedy", "--no-record")
+def test_the_experiments_own_sets_and_a_table(own_home, own_finished):
+    done = own_home.rlx("eval", own_finished.id, "--problems", 8, "--greedy", "--no-record")
     assert done.returncode == 0, done.stderr
     assert "suite own, seed 0: one answer to every problem, the most likely tokens" in done.stdout
     assert "held_out" in done.stdout
@@ -118,16 +120,16 @@ def test_the_experiments_own_sets_and_a_table(home, finished):
         ("name: x\nsets: {}\n", "sets"),
     ],
 )
-def test_a_suite_that_cannot_be_is_refused(home, finished, tmp_path, text, says):
+def test_a_suite_that_cannot_be_is_refused(own_home, own_finished, tmp_path, text, says):
     path = tmp_path / "suite.yaml"
     path.write_text(text)
-    done = home.rlx("eval", finished.id, "--suite", path)
+    done = own_home.rlx("eval", own_finished.id, "--suite", path)
     assert done.returncode == 2, done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_what_was_trained_is_what_is_evaluated(home, finished):
-    done = home.rlx("eval", finished.id, "--set", "rewards.turn.accuracy.weight=2")
+def test_what_was_trained_is_what_is_evaluated(own_home, own_finished):
+    done = own_home.rlx("eval", own_finished.id, "--set", "rewards.turn.accuracy.weight=2")
     assert done.returncode == 2
     assert "only runner, sampler may be changed here" in done.stderr
