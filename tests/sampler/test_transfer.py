@@ -1,5 +1,6 @@
 """Ways of weights, from one process to a thread that plays the worker."""
 
+import inspect
 import subprocess
 import sys
 import threading
@@ -7,9 +8,10 @@ from multiprocessing import Pipe
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from rlx.sampler.channel import Channel
-from rlx.sampler.transfer import join, publish, received
+from rlx.sampler.transfer import DEVICE, join, publish, received
 
 CPU = torch.device("cpu")
 WAYS = ("file", "ipc", "nccl")
@@ -82,3 +84,8 @@ def test_a_broadcast_ends_with_the_worker(tmp_path):
     published.send(ours, group)  # nobody receives it
     with pytest.raises((EOFError, OSError)):
         ours.receive()
+
+
+def test_a_gpu_is_renumbered_where_torch_has_its_number():
+    names = list(inspect.signature(rebuild_cuda_tensor).parameters)
+    assert names[DEVICE] == "storage_device"

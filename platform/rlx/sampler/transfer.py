@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from rlx.sampler.channel import Channel
 
@@ -34,6 +35,8 @@ __all__ = ["SHARED_MEMORY", "Group", "Published", "join", "publish", "received"]
 
 SHARED_MEMORY = Path("/dev/shm")
 PATIENCE = timedelta(minutes=10)
+DEVICE = 6
+"""Where `rebuild_cuda_tensor` takes the number of the GPU."""
 FROM_RANK = dist.BroadcastOptions()
 FROM_RANK.rootRank = 0
 
@@ -97,7 +100,11 @@ def received(
     if message["way"] == "file":
         yield from _read(channel.receive_file())
     elif message["way"] == "ipc":
-        yield from pickle.loads(channel.receive_bytes()).items()
+        for name, (rebuild, made_of) in pickle.loads(channel.receive_bytes()).items():
+            parts = list(made_of)
+            if rebuild is rebuild_cuda_tensor:
+                parts[DEVICE] = device.index  # the same GPU has another number here
+            yield name, rebuild(*parts)
     else:
         assert group is not None
         for name, dtype, shape in message["tensors"]:
@@ -164,7 +171,8 @@ class _Shared(Published):
         self._weights = weights
 
     def send(self, channel: Channel, group: Group | None) -> None:
-        channel.send_bytes(ForkingPickler.dumps(self._weights))
+        handles = {name: reduce_tensor(weight) for name, weight in self._weights.items()}
+        channel.send_bytes(ForkingPickler.dumps(handles))
 
     def close(self) -> None:
         self._weights = {}
