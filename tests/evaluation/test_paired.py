@@ -1,0 +1,55 @@
+"""Means over seeds, and differences between recipes."""
+
+import math
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from scipy import stats
+
+from rlx.evaluation.paired import difference, mean_over_seeds
+
+numbers = st.floats(-10, 10).map(lambda x: round(x, 3))
+
+
+@given(st.lists(numbers, min_size=2, max_size=9))
+def test_intervals_are_those_of_scipy(values):
+    found = mean_over_seeds(values)
+    assert found.mean == pytest.approx(np.mean(values), abs=1e-12)
+    assert found.std == pytest.approx(np.std(values, ddof=1), abs=1e-12)
+    if found.std:
+        low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
+        assert (found.low, found.high) == pytest.approx((low, high))
+
+
+def test_one_seed_has_no_interval():
+    found = mean_over_seeds([0.25])
+    assert (found.n, found.mean, found.std, found.low, found.high) == (1, 0.25, None, None, None)
+    with pytest.raises(ValueError, match="no values"):
+        mean_over_seeds([])
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(numbers, numbers), min_size=2, max_size=7))
+def test_p_is_that_of_scipys_exact_test(pairs):
+    one, other = ({seed: p[side] for seed, p in enumerate(pairs)} for side in (0, 1))
+    found = difference(one, other)
+    gaps = [a - b for a, b in pairs]
+    exact = stats.permutation_test((gaps,), np.mean, permutation_type="samples", n_resamples=np.inf)
+    assert found.p == pytest.approx(exact.pvalue, abs=1e-9)
+    assert found.over.mean == pytest.approx(math.fsum(gaps) / len(gaps), abs=1e-9)
+
+
+def test_seeds_are_matched_by_number_and_only_shared_ones_count():
+    found = difference({0: 1.0, 1: 2.0, 7: 100.0}, {1: 1.5, 0: 0.5, 9: -100.0})
+    assert found.over.n == 2
+    assert found.over.mean == pytest.approx(0.5)
+    assert found.p == 0.5, "two of four changes of sign"
+    assert difference({0: 1.0}, {1: 1.0}) is None
+
+
+def test_many_seeds():
+    one = {seed: 0.1 * math.sin(seed) + 0.3 for seed in range(20)}
+    assert difference(one, dict.fromkeys(range(20), 0.0)).p < 0.001
+    assert difference(one, one).p == 1
