@@ -42,6 +42,7 @@ VERBS = {
     "rescore": Verb(
         "rlx.cli.rescore:rescore", "Compute stored rewards and advantages anew, by any rules."
     ),
+    "compare": Verb("rlx.cli.compare:compare", "Compare recipes over their seeds."),
     "diff": Verb("rlx.cli.diff:diff", "Show why two runs or experiments are not the same."),
     "stop": Verb("rlx.cli.submit:stop", "Stop a run; its records stay."),
     "worker": Verb("rlx.cli.worker:worker", "Run what waits in the queue; finish what is lost."),
