@@ -41,6 +41,11 @@ __all__ = ["stop", "submit"]
 @click.option("-d", "--detach", is_flag=True, help="Return once it has started.")
 @click.option("--queue", is_flag=True, help="Leave it to a waiting `rlx worker`, and return.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the run's id and nothing else.")
+@click.option("--seeds", metavar="0..4", help="A run for every seed.")
+@click.option("--grid", multiple=True, metavar="PATH=A,B", help="And for every combination.")
+@click.option(
+    "--at-once", type=click.IntRange(1), default=1, show_default=True, help="Of such a group."
+)
 def submit(
     spec: Path,
     overrides: tuple[str, ...],
@@ -49,15 +54,41 @@ def submit(
     detach: bool,
     queue: bool,
     quiet: bool,
+    seeds: str | None,
+    grid: tuple[str, ...],
+    at_once: int,
 ) -> int:
     """Check SPEC, record a run of it, start it apart from this terminal, and follow it.
 
     It waits for its turn where other runs hold this machine's devices. Ctrl-C stops the following
     and not the run. The exit code is the run's: 0 when it finished, 1 when it failed, 3 or 4 where
     a plugin or this machine is the reason.
+
+    With --seeds or --grid it is a group: all of its runs are checked and shown before the first is
+    recorded, and run as devices allow. The same command again finishes what is missing.
     """
     if from_checkpoint is not None:
         overrides += (f"from_checkpoint={from_checkpoint}",)
+    if seeds is not None or grid:
+        from rlx.cli.many import submit_many
+
+        if again or detach or quiet:
+            raise SpecError(
+                "--again, --detach and --quiet are for single runs; a group has --queue"
+            )
+        return submit_many(spec, overrides, seeds, grid, at_once=at_once, returns=queue)
+    return _submit_one(spec, overrides, again=again, detach=detach, queue=queue, quiet=quiet)
+
+
+def _submit_one(
+    spec: Path,
+    overrides: tuple[str, ...],
+    *,
+    again: bool,
+    detach: bool,
+    queue: bool,
+    quiet: bool,
+) -> int:
     read, plugins = check_file(spec, overrides)
     url = registry_url(read)
     job = isinstance(read.spec.runner.launcher, Slurm)

@@ -1,7 +1,7 @@
 """`rlx worker`: runs what waits in the queue, and what others have left behind."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import click
 
@@ -16,10 +16,11 @@ from rlx.spec.diagnostic import printable
 from rlx.spec.launcher import Slurm
 from rlx_registry import Registry, RunRecord, Unavailable, Unwritable
 
-__all__ = ["worker"]
+__all__ = ["work", "worker"]
 
 LOOK = 1.0
 """Seconds between two looks at the queue."""
+ALIVE = {"submitted", "running"}
 PATIENCE = 25.0
 """Seconds in which a supervisor that lives is heard of, twice at least."""
 
@@ -36,27 +37,43 @@ def worker(url: str, limit: int, once: bool) -> None:
     """
     url = tracking_url(url)
     with open_registry(url, read_only=False) as registry:
-        queue = _Queue(registry)
-        mine: dict[str, int] = {}
-        while True:
-            mine = {run: pid for run, pid in mine.items() if is_supervisor(pid, run)}
-            free = len(mine) < limit
-            try:
-                taken = next(queue.fitting(set(mine)), None) if free else None
-                pid = None if taken is None else queue.take_up(taken, url)
-            except Unwritable:
-                raise
-            except Unavailable as error:  # it may be back
-                click.echo(f"waiting for the registry: {printable(str(error))}", err=True)
-                time.sleep(PATIENCE)
-                continue
-            if taken is not None and pid is not None:
-                mine[taken.id] = pid
-                click.echo(f"{taken.id} {taken.name}  seed {taken.seed}: {_reason(taken)}")
-            elif once and free and not mine and taken is None and not queue.watching:
-                return
-            else:
-                time.sleep(LOOK)
+        work(registry, url, limit, once=once)
+
+
+def work(
+    registry: Registry, url: str, limit: int, *, once: bool, only: Collection[str] | None = None
+) -> None:
+    """Takes up runs, again and again.
+
+    Args:
+        registry: open for writing.
+        url: its URL, for supervisors.
+        limit: runs at once.
+        once: end when nothing is left to do.
+        only: these runs and no others; then those that others run are waited for too.
+    """
+    queue = _Queue(registry, only)
+    mine: dict[str, int] = {}
+    while True:
+        mine = {run: pid for run, pid in mine.items() if is_supervisor(pid, run)}
+        free = len(mine) < limit
+        try:
+            taken = next(queue.fitting(set(mine)), None) if free else None
+            pid = None if taken is None else queue.take_up(taken, url)
+            over = not mine and taken is None and not queue.watching and not queue.is_busy()
+        except Unwritable:
+            raise
+        except Unavailable as error:  # it may be back
+            click.echo(f"waiting for the registry: {printable(str(error))}", err=True)
+            time.sleep(PATIENCE)
+            continue
+        if taken is not None and pid is not None:
+            mine[taken.id] = pid
+            click.echo(f"{taken.id} {taken.name}  seed {taken.seed}: {_reason(taken)}")
+        elif once and free and over:
+            return
+        else:
+            time.sleep(LOOK)
 
 
 def _reason(run: RunRecord) -> str:
@@ -71,8 +88,8 @@ def _spec(run: RunRecord) -> ExperimentSpec:
 class _Queue:
     """What there is to do, oldest first; says once why something is left alone."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
+    def __init__(self, registry: Registry, only: Collection[str] | None = None) -> None:
+        self._registry, self._only = registry, only
         self._told: set[tuple[str, str]] = set()
         self.watching: dict[str, float] = {}
         """Runs that are silent, and since when they have been watched."""
@@ -105,6 +122,12 @@ class _Queue:
             else:
                 full = True
 
+    def is_busy(self) -> bool:
+        """Whether somebody runs one of the runs that alone are looked after."""
+        if self._only is None:
+            return False
+        return any(self._registry.run(run).effective_status in ALIVE for run in self._only)
+
     def take_up(self, run: RunRecord, url: str) -> int | None:
         """Starts a run's supervisor; one that cannot be started has failed, and says so."""
         try:
@@ -128,7 +151,9 @@ class _Queue:
             run
             for status in ("lost", "running", "submitted", "queued")
             for run in self._registry.runs(status=status)
-            if run.id not in mine and (status == "queued" or self._is_lost(run))
+            if run.id not in mine
+            and (self._only is None or run.id in self._only)
+            and (status == "queued" or self._is_lost(run))
         ]
         return iter(sorted(found, key=lambda run: run.created))
 
