@@ -84,7 +84,7 @@ def test_what_only_waits_is_stopped_where_it_stands(place):
 def test_more_ranks_than_devices_are_refused_by_name(place):
     done = place.rlx("submit", place.yaml, sets=sets(place, **{"runner.ranks": 2, "seed": 4}))
     assert done.returncode == 4
-    assert "has 2 ranks, and this machine 1 devices: cpu:0" in done.stderr
+    assert "has 2 ranks, which take 2 devices, and this machine has 1: cpu:0" in done.stderr
 
 
 def frozen(home, pids):
