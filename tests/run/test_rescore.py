@@ -33,12 +33,8 @@ def test_another_rule_of_sigma_changes_confidences_alone(home, finished):
     (row,) = told["rows"]
     tokens = row["tokens"]
     assert {t["new_token_rewards"] == t["token_rewards"] for t in tokens} == {True}
-    stored = {}
-    for _, trees, _ in finished.bodies():
-        for tree in trees:
-            stored |= {r["row"]: r for r in tree["rows"]}
-        if row["step"] == _:
-            break
+    trees = next(trees for step, trees, _ in finished.bodies() if step == row["step"])
+    stored = {r["row"]: r for tree in trees for r in tree["rows"]}
     assert [t["advantages"] for t in tokens] == stored[row["row"]]["advantages"]
     said = home.rlx("rescore", finished.id, "--set", SIGMA, "--step", row["step"])
     assert "(confidence)" in said.stdout

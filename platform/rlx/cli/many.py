@@ -12,7 +12,7 @@ import click
 import yaml
 
 from rlx.cli.registry import open_registry
-from rlx.cli.text import columns
+from rlx.cli.text import columns, warn
 from rlx.cli.worker import work
 from rlx.discovery import Plugins, check_file
 from rlx.errors import SpecError
@@ -106,10 +106,13 @@ def submit_many(
     url = registry_url(members[0].read)
     if isinstance(members[0].read.spec.runner.launcher, Slurm):
         raise SpecError("--seeds and --grid do not go with Slurm: submit its jobs one by one")
+    told: dict[Diagnostic, None] = {}  # what members share is said once
     for member in members:
-        preflight(member.read, member.plugins, elsewhere=returns)
+        told |= dict.fromkeys(member.plugins.warnings)
+        told |= dict.fromkeys(preflight(member.read, member.plugins, elsewhere=returns))
+    warn(tuple(told))
     with open_registry(url, read_only=False) as registry:
-        runs = [_recorded(registry, member) for member in members]
+        runs = _recorded(registry, members)
         click.echo(_table(members, [registry.run(run.id) for run in runs]))
         ids = list(dict.fromkeys(run.id for run in runs))
         if returns:
@@ -143,13 +146,17 @@ def _members(
     return members
 
 
-def _recorded(registry: Registry, member: Member) -> RunRecord:
-    """The member's run: the one that is there, or a new one in the queue."""
-    spec = member.read.spec
-    for run in registry.runs():
-        if (run.digest, run.seed) == (spec.digest, spec.seed) and run.effective_status in GOES_ON:
-            return run
-    return record(registry, member.read, member.plugins, again=True, queue=True)[0]
+def _recorded(registry: Registry, members: Sequence[Member]) -> list[RunRecord]:
+    """Every member's run: the newest that is there, or a new one in the queue."""
+    oldest_first = reversed(registry.runs())
+    there = {(r.digest, r.seed): r for r in oldest_first if r.effective_status in GOES_ON}
+    runs = []
+    for member in members:
+        which = member.read.spec.digest, member.read.spec.seed
+        if which not in there:
+            there[which] = record(registry, member.read, member.plugins, again=True, queue=True)[0]
+        runs.append(there[which])
+    return runs
 
 
 def _table(members: Sequence[Member], runs: Sequence[RunRecord]) -> str:

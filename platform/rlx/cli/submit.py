@@ -12,7 +12,7 @@ from types import FrameType
 import click
 
 from rlx.cli.registry import KILLED, bury, folder_of, open_registry, registry_option
-from rlx.cli.text import paint
+from rlx.cli.text import warn
 from rlx.discovery import check_file
 from rlx.errors import RlxError, SpecError
 from rlx.run.launch import registry_url
@@ -21,7 +21,6 @@ from rlx.run.preflight import preflight
 from rlx.run.processes import is_abandoned, on_slurm, this_machine
 from rlx.run.slurm import cancel, job_of, reconciled
 from rlx.run.takeover import begin
-from rlx.spec.diagnostic import Diagnostic, render
 from rlx.spec.launcher import Slurm
 from rlx.spec.reader import ReadSpec
 from rlx_registry import ENDED, Registry, RunRecord
@@ -93,7 +92,7 @@ def _submit_one(
     url = registry_url(read)
     job = isinstance(read.spec.runner.launcher, Slurm)
     waits = queue or job
-    _warn(plugins.warnings + preflight(read, plugins, elsewhere=waits))
+    warn(plugins.warnings + preflight(read, plugins, elsewhere=waits))
     run, created = None, False
     try:
         with open_registry(url, read_only=False) as registry, _undisturbed():
@@ -145,11 +144,6 @@ def _undisturbed() -> Iterator[None]:
             signal.signal(number, handler)
     for late in put_off:
         signal.raise_signal(late)
-
-
-def _warn(warnings: tuple[Diagnostic, ...]) -> None:
-    for warning in warnings:
-        click.echo(paint(render(warning), sys.stderr), err=True)
 
 
 def _say_nothing_to_do(run: RunRecord, spec: Path, overrides: tuple[str, ...]) -> None:

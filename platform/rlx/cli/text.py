@@ -2,14 +2,15 @@
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 import click
 
-from rlx.spec.diagnostic import printable
+from rlx.spec.diagnostic import Diagnostic, printable, render
 
-__all__ = ["columns", "paint"]
+__all__ = ["columns", "paint", "warn"]
 
 _STYLES = (
     (re.compile(r"^error:", re.M), {"fg": "red", "bold": True}),
@@ -28,6 +29,12 @@ def paint(text: str, stream: TextIO) -> str:
     for pattern, style in _STYLES:
         text = pattern.sub(lambda m, style=style: click.style(m[0], **style), text)  # type: ignore[misc]
     return text
+
+
+def warn(warnings: Iterable[Diagnostic]) -> None:
+    """Says warnings on stderr."""
+    for warning in warnings:
+        click.echo(paint(render(warning), sys.stderr), err=True)
 
 
 def columns(rows: Iterable[Sequence[str]], heads: Sequence[str] = ()) -> str:

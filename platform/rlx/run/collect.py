@@ -18,7 +18,7 @@ from rlx.seeding import derive_seed
 if TYPE_CHECKING:
     from rlx.run.machinery import Machinery
 
-__all__ = ["Harvest", "Share", "first_share", "harvest", "sample_and_score"]
+__all__ = ["Harvest", "Share", "first_share", "harvest", "lost", "sample_and_score"]
 
 Place = tuple[int, int]
 
@@ -69,14 +69,14 @@ class Harvest:
 
     def untrained(self) -> set[Place]:
         """Rows that are left out: scored by nothing, dropped, filtered, or without a baseline."""
-        out = _lost(self.trees, self.table)
+        out = lost(self.trees, self.table)
         homeless = set(self.filtered)
         if self.greedy is not None:
-            homeless |= {t for t, _ in _lost(self.greedy.trees, self.greedy.table)}
+            homeless |= {t for t, _ in lost(self.greedy.trees, self.greedy.table)}
         return out | {(r.tree, r.segment) for r in rows_of(self.trees) if r.tree in homeless}
 
 
-def _lost(trees: Sequence[RolloutTree], table: RewardTable) -> set[Place]:
+def lost(trees: Sequence[RolloutTree], table: RewardTable) -> set[Place]:
     """Rows that were dropped, or of which no reward counts; a row is its last turn's place."""
     return {
         (row.tree, row.segment)
@@ -167,7 +167,7 @@ def _joined(parcels: Sequence[Scored]) -> RewardTable:
 def _with_signal(parcel: Scored) -> list[int]:
     """Trees in which some group's scores differ."""
     table = parcel.table
-    without = _lost(parcel.trees, table)
+    without = lost(parcel.trees, table)
     if len(without) == len(rows_of(parcel.trees)):
         return []
     batch = flatten(parcel.trees, without=without)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from rlx.discovery import resolve
 from rlx.errors import SpecError
 from rlx.evaluation.answers import Answer, read_answers
 from rlx.model import Policy, build_policy
@@ -42,7 +43,7 @@ class Means:
         policy: the model.
         sampler: with its weights.
         pool: where rewards are scored.
-        mark: digest of the model's files and of rlx's way to answer.
+        mark: digest of the model's files.
     """
 
     policy: Policy
@@ -139,11 +140,14 @@ def _answered(
 
 
 def _mark(parts: Parts, suite: SuiteSpec, means: Means) -> str:
-    """What decides an answer: the model, the set's experiment, and how it is sampled."""
-    spec = parts.spec.resolved()
+    """What decides an answer: the model, the set's experiment, the plugins' code and data, and how
+    it is sampled."""
+    spec, plugins = parts.spec.resolved(), resolve(parts.spec)
     said = {name: spec[name] for name in ("task", "rollout", "rewards", "sampler", "evaluation")}
     how = {"seed": suite.seed, "samples": suite.samples, "greedy": suite.greedy}
-    text = json.dumps([said, how, means.mark], sort_keys=True)
+    made_of = [plugin.sha256 for plugin in plugins.provenance]
+    data = [dict(plugin.data()) for plugin in plugins.named]
+    text = json.dumps([said, how, means.mark, made_of, data], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

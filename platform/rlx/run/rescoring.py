@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from rlx.batch import flatten, rows_of
-from rlx.errors import SpecError
+from rlx.errors import RegistryError, SpecError
 from rlx.record.rollouts import TrainedRows
 from rlx.record.stored import StoredStep, read_step
 from rlx.reward import RewardPool, RewardTable, score
 from rlx.run.carried import Carried
+from rlx.run.collect import lost
 from rlx.run.parts import Parts, make_parts
 from rlx.run.rows import of_states, row_rewards, trained_rows
 from rlx.spec import ExperimentSpec
@@ -235,13 +236,9 @@ def _again(
     rows = stored.rows
     number = {(tree, segment): i for i, (tree, segment, *_) in enumerate(rows.places)}
     every = {(row.tree, row.segment) for row in rows_of(trees)}
-    lost = {
-        (row.tree, row.segment)
-        for row in rows_of(trees)
-        if (row.tree, row.segment) in table.dropped
-        or table.total_score(row.tree, row.turns) is None
-    }
-    batch = flatten(trees, temperatures=parts.temperatures, without=(every - number.keys()) | lost)
+    batch = flatten(
+        trees, temperatures=parts.temperatures, without=(every - number.keys()) | lost(trees, table)
+    )
     kept = torch.tensor([number[row.tree, row.segment] for row in batch.rows], dtype=torch.int64)
     width = batch.is_own.shape[1]
 
@@ -257,8 +254,10 @@ def _again(
         states["mc_values"] = of_states(states["step_ids"], values)
     greedy = rows.scores.get("greedy_score")
     estimator = parts.spec.estimator.plugin
+    if old is None:
+        raise RegistryError(f"step {step} was stored without old_logprobs")
     streams = Streams(
-        old_logprobs=batch.behaviour_logprobs if old is None else old,
+        old_logprobs=old,
         reference_logprobs=of("reference_logprobs"),
         values=of("values"),
         greedy_scores=None if greedy is None else _greedy(stored, table, greedy[kept], batch),
