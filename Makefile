@@ -7,8 +7,10 @@ EXTRAS ?= dev
 INSTALLED = $(VENV)/.installed-$(EXTRAS)
 export OMP_WAIT_POLICY ?= PASSIVE
 export OMP_NUM_THREADS ?= 1
+# What is imported is compiled once, and not by every one of several hundred processes.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-runs test-rooms check bench docs gpu-check clean
+.PHONY: install demo test test-runs test-rooms check bench docs screenshots suite gpu-check clean
 
 install: $(INSTALLED)
 
@@ -25,15 +27,16 @@ demo: install  ## a language model learns to say how sure it is; several minutes
 test: install  ## every test, those of whole runs beside the others
 	$(MAKE) --jobs 2 test-runs test-rooms
 
-# Two parts that take about as long: whole runs on this machine, and everything else, runs over
-# several machines and servers included, which mostly wait for each other.
-MACHINES = tests/run/test_hosts.py tests/run/test_slurm.py tests/run/test_team_registry.py
-ROOMS = $(filter-out tests/run/ tests/__pycache__/,$(sort $(wildcard tests/*/)))
+# Two parts that take about as long: whole runs, with those of plugins of others, and everything
+# else, with the runs on Slurm, which mostly wait for it.
+WAITING = tests/run/test_slurm.py
+RUNS = tests/run/ tests/discovery/
+ROOMS = $(filter-out $(RUNS) tests/__pycache__/,$(sort $(wildcard tests/*/)))
 test-runs: install
-	$(BIN)/python -m pytest tests/run/ $(MACHINES:%=--ignore=%) --durations=15
+	$(BIN)/python -m pytest $(RUNS) $(WAITING:%=--ignore=%) --durations=15
 
 test-rooms: install
-	$(BIN)/python -m pytest $(MACHINES) $(ROOMS) --durations=15
+	$(BIN)/python -m pytest $(WAITING) $(ROOMS) --durations=15
 
 check: install  ## formatting, lint, types
 	$(BIN)/ruff format --check .
@@ -46,6 +49,12 @@ bench: install  ## measured figures beside those of peers, which it installs bel
 
 docs: install  ## a page and a picture for every estimator, from the code
 	$(BIN)/python tests/gallery/gallery.py
+
+screenshots: install  ## pictures of the dashboard: docs/web; a quarter of an hour, or of runs that are there: REGISTRY=sqlite:///...
+	$(BIN)/python tests/gallery/screenshots.py $(if $(REGISTRY),--registry $(REGISTRY))
+
+suite: install  ## six runs, evaluated near training and far from it: docs/calibration.md; half an hour
+	$(BIN)/python tests/gallery/suite.py
 
 # On a machine with a GPU whose Python has torch: nothing is fetched, WHEELS are brought along.
 SITE ?= .gpu-site

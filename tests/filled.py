@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rlx_registry import DeviceRequest, Registry, RolloutIndex
+from rlx_registry import DeviceRequest, PluginRecord, Registry, RolloutIndex
 
 __all__ = ["fill"]
 
@@ -21,7 +21,7 @@ CONFIDENCE = RolloutIndex(
 
 def fill(registry: Registry, home: Path) -> None:
     """Makes five runs: one crashed, was resumed and finished; others are stopped, submitted,
-    running on a device and asked to stop, and queued."""
+    running on a device and asked to stop, and queued. Two belong to groups."""
     for seed, name in enumerate(("rlcr", "rlcr", "kg", "kg", "kg")):
         spec = {"model": {"kind": "tiny"}, "loss": {"clip": [0.2, 0.28]}, "said": ODD}
         code = {"commit": "abc", "dirty": False}
@@ -31,6 +31,13 @@ def fill(registry: Registry, home: Path) -> None:
             environment={"torch": "2.13", "devices": 1}, queue=seed == 4,
         )  # fmt: skip
         registry.update_run(run.id, directory=home / "runs" / run.id)
+    for run_id, group in (("2", "rlcr-seeds"), ("1", "rlcr-seeds"), ("1", ODD)):
+        registry.join(run_id, group)
+    plugin = PluginRecord(
+        "one", "reward", "guest", "odd", "0.1", "guest:odd", "broken", ODD, 1_700_000_000.0
+    )
+    registry.put_plugins("one", [plugin])
+    registry.update_run("1", origins={"model.kind": "rlcr.yaml:3", "said": "default"})
     registry.update_run("1", steps_total=2, pid=7, phase="main", mlflow_run_id="m1")
     registry.transition("1", ["submitted"], "running")
     _write_steps(registry, "1", 1, 2)

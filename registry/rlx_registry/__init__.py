@@ -8,7 +8,7 @@ when a body is written or read.
         registry.add_metrics(run.id, step=1, values={"loss": 0.5})
 """
 
-from rlx_registry.bodies import read_body, write_body
+from rlx_registry.bodies import read_body, read_trees, trees_that_say, write_body
 from rlx_registry.errors import (
     Ambiguous,
     BodyError,
@@ -21,6 +21,7 @@ from rlx_registry.errors import (
     Unavailable,
     Unwritable,
 )
+from rlx_registry.glance import Curve, RolloutQuery
 from rlx_registry.records import (
     ENDED,
     HEARTBEAT_LIMIT,
@@ -34,8 +35,10 @@ from rlx_registry.records import (
     EventRecord,
     Imported,
     MetricRow,
+    PluginRecord,
     RolloutIndex,
     RunRecord,
+    RunRow,
     Started,
     Status,
     StatusChange,
@@ -53,6 +56,7 @@ __all__ = [
     "BodyRecord",
     "Busy",
     "CheckpointRecord",
+    "Curve",
     "DeviceRecord",
     "DeviceRequest",
     "EvaluationRecord",
@@ -62,10 +66,13 @@ __all__ = [
     "JournalError",
     "MetricRow",
     "NotFound",
+    "PluginRecord",
     "Registry",
     "RegistryError",
     "RolloutIndex",
+    "RolloutQuery",
     "RunRecord",
+    "RunRow",
     "SchemaError",
     "Started",
     "Status",
@@ -74,5 +81,7 @@ __all__ = [
     "Unwritable",
     "journal_of",
     "read_body",
+    "read_trees",
+    "trees_that_say",
     "write_body",
 ]

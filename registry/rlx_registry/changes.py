@@ -20,7 +20,7 @@ __all__ = ["SETTABLE", "Change", "Written", "apply", "inside", "put", "written"]
 
 SETTABLE = frozenset(
     {"directory", "mlflow_run_id", "mlflow_experiment_id", "host", "pid", "phase", "step"}
-    | {"steps_total", "request"}
+    | {"steps_total", "request", "origins"}
 )
 """Columns of a run that are plainly set."""
 
@@ -214,6 +214,11 @@ def _rollouts(
         connection.execute(insert(table), [{**row, **place} for row in index])
 
 
+def _grouped(connection: Connection, key: int, at: float, *, name: str) -> None:
+    row = {"run_id": key, "name": name, "at": at}
+    connection.execute(insert_new(connection, models.grouped), row)
+
+
 def _mirrored(connection: Connection, key: int, at: float, *, target: str, seq: int) -> None:
     connection.execute(
         upsert(connection, models.mirror), {"run_id": key, "target": target, "seq": seq}
@@ -229,6 +234,7 @@ KINDS: Mapping[str, Callable[..., Mapping[str, Any] | None]] = {
     "checkpoint": _checkpoint,
     "artifact": _artifact,
     "rollouts": _rollouts,
+    "grouped": _grouped,
     "mirrored": _mirrored,
 }
 

@@ -3,7 +3,7 @@
 import copy
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -172,6 +172,22 @@ def existing_key(connection: Connection, run_id: str, *, lock: bool = False) -> 
                 written(connection).directories[key] = row.directory
             return key
     raise _missing(connection, run_id)
+
+
+def existing_keys(connection: Connection, run_ids: Collection[str]) -> dict[int, str]:
+    """Returns ids by the integers behind them, of any number of runs at once.
+
+    Raises:
+        NotFound: there is no such run.
+    """
+    matches = {one: RUN_REFERENCE.fullmatch(one) for one in run_ids}
+    keys = {int(match[1]): one for one, match in matches.items() if match}
+    c = models.run.c
+    there = set(connection.scalars(select(c.id).where(c.id.in_([_wide(key) for key in keys]))))
+    for one, match in matches.items():
+        if match is None or int(match[1]) not in there:
+            raise _missing(connection, one)
+    return keys
 
 
 def find_key(connection: Connection, ref: str) -> int:

@@ -29,7 +29,7 @@ from rlx_registry.records import (
     RolloutIndex,
 )
 
-__all__ = ["NONFINITE", "Ledger"]
+__all__ = ["INDEX_FIELDS", "NONFINITE", "Ledger", "index_record"]
 
 NONFINITE = "health/nonfinite"
 """Metric that counts the values of a step that were not finite numbers."""
@@ -233,7 +233,7 @@ class Ledger(Database):
         query = select(*(c[name] for name in INDEX_FIELDS)).order_by(c.row)
         with self._reading_run(run_id) as (connection, key):
             rows = connection.execute(query.where(c.run_id == key, c.step == step))
-            return [_index_record(row) for row in rows]
+            return [index_record(row) for row in rows]
 
     def rollout_body(self, run_id: str, step: int) -> BodyRecord:
         """Returns where a step's body is.
@@ -271,7 +271,8 @@ def _index_row(item: RolloutIndex) -> dict[str, Any]:
     return row
 
 
-def _index_record(row: Row[Any]) -> RolloutIndex:
+def index_record(row: Row[Any]) -> RolloutIndex:
+    """An index row as it is handed out."""
     fields = dict(zip(INDEX_FIELDS, row, strict=True))
     fields["scores"] = fields["scores"] or {}  # rows older than the column have none
     return RolloutIndex(**fields)

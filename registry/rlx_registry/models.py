@@ -19,7 +19,7 @@ from sqlalchemy import (
     Table,
 )
 
-from rlx_registry.records import LABELS, REQUESTS, STATUSES
+from rlx_registry.records import HEALTH, LABELS, REQUESTS, STATUSES
 from rlx_registry.text import AnyText
 
 metadata = MetaData(
@@ -76,6 +76,7 @@ run = Table(
     _json("environment"),
     Column("host", AnyText),
     Column("request", AnyText),
+    _json("origins", nullable=True),
     _one_of("status", STATUSES),
     _one_of("request", REQUESTS),
     Index(None, "digest", "seed"),
@@ -106,6 +107,21 @@ device = Table(
     Column("run_id", ForeignKey("rlx_run.id"), nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("at", Double, nullable=False),
+)
+
+plugin = Table(
+    "rlx_plugin",
+    metadata,
+    Column("host", AnyText, primary_key=True),
+    Column("kind", AnyText, primary_key=True),
+    Column("distribution", AnyText, primary_key=True),
+    Column("name", AnyText, primary_key=True),
+    Column("version", AnyText, nullable=False),
+    Column("entry_point", AnyText, nullable=False),
+    Column("state", AnyText, nullable=False),
+    Column("message", AnyText, nullable=False),
+    Column("at", Double, nullable=False),
+    _one_of("state", HEALTH),
 )
 
 event = Table(
@@ -210,7 +226,17 @@ rollout = Table(
     Column("preview", AnyText, nullable=False),
     Column("failed", AnyText),
     _json("scores", nullable=True),
+    Index(None, "run_id", "problem_id"),
     sqlite_with_rowid=False,
+)
+
+grouped = Table(
+    "rlx_group",
+    metadata,
+    _of_run(),
+    Column("name", AnyText, primary_key=True),
+    Column("at", Double, nullable=False),
+    Index(None, "name"),
 )
 
 mirror = Table(

@@ -23,8 +23,10 @@ __all__ = [
     "EventRecord",
     "Imported",
     "MetricRow",
+    "PluginRecord",
     "RolloutIndex",
     "RunRecord",
+    "RunRow",
     "Started",
     "Status",
     "StatusChange",
@@ -38,6 +40,7 @@ LIVING: frozenset[str] = frozenset({"submitted", "running"})
 """What a run is only while it shows signs of life."""
 Request = Literal["stop", "kill"]
 REQUESTS: tuple[Request, ...] = get_args(Request)
+HEALTH = ("ok", "broken", "clash")
 LABELS = ("before", "after", "step")
 
 HEARTBEAT_LIMIT = 120.0
@@ -65,6 +68,7 @@ class RunRecord:
         heartbeat: last sign of life.
         host, pid: the machine and the process of its supervisor.
         request: what its supervisor is asked to do, where it is asked; see `Registry.ask`.
+        origins: who said each value of `spec`, by dotted path; None where nobody wrote that down.
     """
 
     id: str
@@ -92,14 +96,48 @@ class RunRecord:
     phase: str | None
     host: str | None
     request: Request | None
+    origins: dict[str, str] | None = None
 
     @property
     def effective_status(self) -> Status:
         """`status`, or "lost" for a run that should live and was silent for `HEARTBEAT_LIMIT`."""
-        if self.status not in LIVING:
-            return self.status
-        last = self.heartbeat or self.started or self.created
-        return "lost" if time.time() - last > HEARTBEAT_LIMIT else self.status
+        return _effective(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """What a list of runs shows of one; see `RunRecord`."""
+
+    id: str
+    name: str
+    digest: str
+    seed: int
+    status: Status
+    step: int
+    steps_total: int | None
+    created: float
+    started: float | None
+    ended: float | None
+    reason: str | None
+    phase: str | None
+    attempt: int
+    heartbeat: float | None
+    host: str | None
+    pid: int | None
+    request: Request | None
+    directory: str | None
+
+    @property
+    def effective_status(self) -> Status:
+        """As `RunRecord.effective_status`."""
+        return _effective(self)
+
+
+def _effective(run: RunRecord | RunRow) -> Status:
+    if run.status not in LIVING:
+        return run.status
+    last = run.heartbeat or run.started or run.created
+    return "lost" if time.time() - last > HEARTBEAT_LIMIT else run.status
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +180,27 @@ class DeviceRecord:
     name: str
     run_id: str
     attempt: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PluginRecord:
+    """How a plugin of a machine fared when it was last looked at.
+
+    Attributes:
+        state: "ok", "broken" (it cannot be imported, or breaks a promise) or "clash" (another
+            distribution has one of that name).
+        message: why, or how many promises it was seen to keep; "" where it was imported alone.
+    """
+
+    host: str
+    kind: str
+    distribution: str
+    name: str
+    version: str
+    entry_point: str
+    state: Literal["ok", "broken", "clash"]
+    message: str
     at: float
 
 

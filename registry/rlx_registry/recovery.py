@@ -28,7 +28,7 @@ COLUMNS: Mapping[str, "Column[int]"] = {
     "artifact": models.artifact.c.seq,
 }
 """Numbers that all runs of a registry share."""
-SIGNS_OF_LIFE = frozenset(KINDS) - {"set", "mirrored"}
+SIGNS_OF_LIFE = frozenset(KINDS) - {"set", "grouped", "mirrored"}
 MANY = 1000
 """Numbers that one query asks for."""
 

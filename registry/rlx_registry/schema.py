@@ -13,7 +13,7 @@ from rlx_registry.models import VERSION_TABLE
 
 __all__ = ["MIGRATIONS", "REVISIONS", "check", "revision", "upgrade"]
 
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 """Revisions this code knows, oldest first; the last is the one it uses."""
 
 MIGRATIONS = Path(__file__).parent / "migrations"

@@ -29,6 +29,7 @@ def snapshot(connection: Connection, key: int) -> Iterator[Change]:
     yield from _rows(connection, key, "checkpoint", models.checkpoint, "step")
     yield from _rows(connection, key, "artifact", models.artifact, "seq")
     yield from _rollouts(connection, key)
+    yield from _rows(connection, key, "grouped", models.grouped, "at")
     yield from _rows(connection, key, "mirrored", models.mirror, "target")
 
 

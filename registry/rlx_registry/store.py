@@ -2,16 +2,18 @@
 
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import Row, insert, select, update
+from sqlalchemy import Row, delete, insert, select, update
 
 from rlx_registry import devices as slots
 from rlx_registry import models
 from rlx_registry.changes import SETTABLE, put
 from rlx_registry.database import find_key, run_name
 from rlx_registry.engine import backend, take_turn
+from rlx_registry.glance import Glance
 from rlx_registry.ledger import Ledger
 from rlx_registry.records import (
     LIVING,
@@ -20,6 +22,7 @@ from rlx_registry.records import (
     DeviceRecord,
     DeviceRequest,
     Imported,
+    PluginRecord,
     Request,
     RunRecord,
     Started,
@@ -35,7 +38,7 @@ UPDATABLE = SETTABLE - {"request"}
 BLOCKING: tuple[Status, ...] = ("finished", "queued", "submitted", "running")
 
 
-class Registry(Ledger):
+class Registry(Ledger, Glance):
     """Runs remembered. Use as a context manager, or call `close()`.
 
     Run ids in arguments are "r-0042", "r-42" or "42"; every method that takes one raises NotFound
@@ -150,20 +153,57 @@ class Registry(Ledger):
             )
 
     def runs(
-        self, *, name: str | None = None, status: str | None = None, limit: int | None = None
+        self,
+        *,
+        name: str | None = None,
+        group: str | None = None,
+        status: str | None = None,
+        limit: int | None = None,
     ) -> list[RunRecord]:
         """Returns runs, newest first; `status` is the effective one."""
         query = select(models.run).order_by(models.run.c.id.desc()).limit(limit)
         if name is not None:
             query = query.where(models.run.c.name == name)
+        if group is not None:
+            own = select(models.grouped.c.run_id).where(models.grouped.c.name == group)
+            query = query.where(models.run.c.id.in_(own))
         if status is not None:
             require_statuses([status])
             query = query.where(has_status([status], time.time()))
         with self._reading() as connection:
             return [_record(row) for row in connection.execute(query)]
 
-    def update_run(self, run_id: str, **fields: str | int | Path | None) -> None:
-        """Sets plain columns: directory, mlflow ids, host, pid, phase, steps_total, step.
+    def join(self, run_id: str, group: str) -> None:
+        """Adds a run to a group, which there is from its first run on; to one it is in, nothing.
+
+        A run may belong to any number of groups.
+        """
+        c = models.grouped.c
+        with self._writing_run(run_id) as (connection, key):
+            there = select(c.run_id).where(c.run_id == key, c.name == group)
+            if connection.scalar(there) is None:
+                put(connection, key, "grouped", name=group)
+
+    def groups(self) -> dict[str, list[str]]:
+        """Returns every group's run ids in the order in which they joined, by its name."""
+        c = models.grouped.c
+        found: dict[str, list[str]] = {}
+        with self._reading() as connection:
+            for row in connection.execute(select(c.name, c.run_id).order_by(c.at, c.run_id)):
+                found.setdefault(row.name, []).append(run_name(row.run_id))
+        return found
+
+    def groups_of(self, run_id: str) -> list[str]:
+        """Returns the names of the groups that a run belongs to, in the order it joined them."""
+        c = models.grouped.c
+        query = select(c.name).order_by(c.at, c.name)
+        with self._reading_run(run_id) as (connection, key):
+            return list(connection.scalars(query.where(c.run_id == key)))
+
+    def update_run(
+        self, run_id: str, **fields: str | int | Path | Mapping[str, str] | None
+    ) -> None:
+        """Sets plain columns: directory, origins, mlflow ids, host, pid, phase, steps_total, step.
 
         Raises:
             TypeError: a field is not one of these; status changes by `transition` alone.
@@ -240,6 +280,21 @@ class Registry(Ledger):
                 return None
             move(connection, key, STATUSES, to, reason)
             return _record(connection.execute(select(models.run).where(c.id == key)).one())
+
+    def put_plugins(self, host: str, plugins: Collection[PluginRecord]) -> None:
+        """Records how the plugins of a machine fare; those that are not named are there no more."""
+        with self._writing() as connection:
+            connection.execute(delete(models.plugin).where(models.plugin.c.host == host))
+            if plugins:
+                connection.execute(insert(models.plugin), [asdict(one) for one in plugins])
+
+    def plugins(self, host: str | None = None) -> list[PluginRecord]:
+        """Returns how plugins fared, of one machine or of all, by kind and name."""
+        c = models.plugin.c
+        query = select(models.plugin).order_by(c.host, c.kind, c.name, c.distribution)
+        with self._reading() as connection:
+            rows = connection.execute(query if host is None else query.where(c.host == host))
+            return [PluginRecord(**row._mapping) for row in rows]
 
     def devices(self, host: str | None = None) -> list[DeviceRecord]:
         """Returns the devices that runs hold now, of one machine or of all, by name.

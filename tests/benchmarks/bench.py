@@ -38,6 +38,8 @@ BENCHMARKS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "record_vs_mlflow_calls": ("tracking", "record_vs_mlflow_calls", ()),
     "graph": ("graph", "knowledge_graph", ()),
     "registry": ("registry_load", "registry_load", ()),
+    "dashboard": ("dashboard_pages", "dashboard_pages", ()),
+    "polling": ("dashboard_polling", "dashboard_polling", ()),
 }
 """By name: the module beside this file, its function, and what that is given."""
 

@@ -93,6 +93,26 @@ those of ten windows; ms is the middle call's by the clock. It ends with an erro
 where a call fails, a run is claimed twice, or a value is missing.
 """
 
+DASHBOARD = """\
+The registry holds 1,000 runs, 10 million metric values and 1 million rollouts
+(`tests/benchmarks/large_registry.py`, built once below `.bench/`). `long` is a run of 10,000 steps
+of 60 metrics, `exact` one of as many steps as are drawn point by point; `rollouts` and `credit` are
+of a step of 1,024 rows of 1,000 tokens. Every figure is of the first view: by a server process that
+has served nothing yet and a browser profile that has seen nothing yet, with the registry's file in
+the system's memory. `_server` is from the request of the page to its last byte, "ms" the server's
+CPU time for it; `_ready` is from the navigation until every chart in sight is drawn in headless
+Chromium on the same machine, or the page is loaded where it has none; `_transferred` is all that
+came over the wire until then, compressed, headers included. These times are by the clock, and
+other work on the machine is in them: hold the lowest against the goals.
+"""
+
+POLLING = """\
+A run writes steps of 60 metrics, 64 rollouts with their body, an event and a sign of life as fast
+as it can, for 15 s alone and 15 s while each of 20 clients asks for the news of that run and of all
+runs every 5 s, in turns; the first round does not count. The run's database connection has no
+patience: a lock that is held against it for any time at all ends the benchmark with an error.
+"""
+
 SECTIONS = {
     "Steps of training": (
         STEPS,
@@ -108,6 +128,8 @@ SECTIONS = {
     ),
     "Knowledge graph": (GRAPH, ("graph",)),
     "Registry": (REGISTRY, ("registry",)),
+    "Dashboard": (DASHBOARD, ("dashboard",)),
+    "Open pages beside a run": (POLLING, ("polling",)),
 }
 """By title: what is compared with what, and the benchmarks whose figures follow."""
 

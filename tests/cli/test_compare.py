@@ -4,10 +4,12 @@ import csv
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rlx.cli import main
+from rlx.cli.alike import newest
 from rlx.spec.reader import read_spec
 from rlx_registry import Registry
 
@@ -15,7 +17,18 @@ RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 BRIER = {0: (0.12, 0.18), 1: (0.18, 0.25), 2: (0.15, 0.2)}
 
 
-def finished(registry, seed, brier, *overrides, status="finished", name="rlcr"):
+PROBLEMS = 40
+
+
+def payload(seed, shift, others=False):
+    """Answers to the same problems for the same seed; `shift` more of them are right."""
+    ids = [f"{'z' if others else 'p'}{seed}-{n}" for n in range(PROBLEMS)]
+    correct = [int(n < 20 + shift) for n in range(PROBLEMS)]
+    stated = [None if n == 39 else 0.5 for n in range(PROBLEMS)]
+    return {"problem_ids": ids, "strata": [""] * PROBLEMS, "correct": correct, "confidence": stated}
+
+
+def finished(registry, seed, brier, *overrides, status="finished", name="rlcr", told=None):
     spec = read_spec(RLCR, (f"seed={seed}", f"name={name}", *overrides)).spec
     run, _ = registry.submit(
         digest=spec.digest,
@@ -31,7 +44,7 @@ def finished(registry, seed, brier, *overrides, status="finished", name="rlcr"):
     registry.start(run.id, ["submitted"])
     for label, value in (("before", 0.35), ("after", brier)):
         metrics = {"accuracy": 0.6, "brier": value, "ece": None}
-        registry.add_evaluation(run.id, 9, label, "held_out", 600, metrics)
+        registry.add_evaluation(run.id, 9, label, "held_out", 600, metrics, told)
     registry.add_evaluation(run.id, 9, "after", "probe/early_answering", 3, {"accuracy": 0.1})
     registry.transition(run.id, ["running"], status)
     return run.id
@@ -88,6 +101,86 @@ def test_a_name_is_all_of_its_runs(runs, capsys):
     assert by_name["figures"] == one_by_one["figures"]
 
 
+@pytest.fixture
+def asked(runs):
+    """Three recipes over three seeds: two with the same problems, one with others."""
+    kinds = {"base": ("phases.0.steps=7",), "better": ("phases.0.steps=8",)}
+    kinds["elsewhere"] = ("phases.0.steps=9",)
+    with Registry.open(f"sqlite:///{Path.cwd()}/home/registry.db") as registry:
+        for number, (name, other) in enumerate(kinds.items()):
+            for seed in range(3):
+                answers = payload(seed, 5 * number, others=name == "elsewhere")
+                finished(registry, seed, 0.2, *other, name=name, told=answers)
+    return list(kinds)
+
+
+def test_recipes_on_the_same_problems_are_paired_by_them(asked, capsys):
+    base, better, elsewhere = asked
+    found = json.loads(told(capsys, base, better, elsewhere, "--json"))
+    (pairs,) = found["by_problem"]
+    assert pairs["suite"] == "held_out"
+    assert pairs["absent"] == [None, None, "they were asked different problems"]
+    none, gaps, other = pairs["differences"]
+    assert (none, other) == (None, None)
+    assert set(gaps) == {"accuracy", "mean_confidence", "brier", "nll"}
+    accuracy = gaps["accuracy"]
+    assert (accuracy["problems"], accuracy["seeds"]) == (3 * PROBLEMS, [0, 1, 2])
+    assert accuracy["mean"] == pytest.approx(15 / 120)
+    assert 0.05 < accuracy["low"] < 0.125 < accuracy["high"] < 0.2
+    assert accuracy["p"] == pytest.approx(2 / 10_000), "15 changes of sign, 9999 drawn"
+    assert gaps["mean_confidence"]["mean"] == 0
+    assert gaps["mean_confidence"]["p"] == 1
+
+
+def test_every_form_says_which_test_it_is(asked, capsys, tmp_path):
+    text, md = told(capsys, *asked), told(capsys, *asked, "--md")
+    assert main(["compare", *asked, "--html", str(tmp_path / "page.html")]) == 0
+    for form in (text, md, (tmp_path / "page.html").read_text()):
+        words = " ".join(form.split())
+        for said in (
+            "After training: held_out, problem by problem",
+            "+0.125 [+0.0",
+            "(p 0.0002)",
+            "p of the paired permutation test over problems",
+            "A and C are not compared problem by problem: they were asked different problems.",
+        ):
+            assert said in words
+    lines = list(csv.DictReader(io.StringIO(told(capsys, *asked, "--csv"))))
+    better = next(r for r in lines if (r["metric"], r["recipe"]) == ("accuracy", "B"))
+    assert (better["problems"], float(better["by_problem_difference"])) == ("120", 0.125)
+    other = next(r for r in lines if (r["metric"], r["recipe"]) == ("accuracy", "C"))
+    assert (other["problems"], other["by_problem_difference"], other["p"]) == ("", "", "1.0")
+
+
+def test_answers_that_were_not_kept_are_missed(runs, capsys):
+    _, first, second, _ = runs
+    assert "nothing is recorded of single answers" in told(capsys, *first, *second, "--md")
+
+
+def test_a_group_is_compared_as_its_runs_joined_it(runs, capsys):
+    _, first, second, stopped = runs
+    with Registry.open(f"sqlite:///{Path.cwd()}/home/registry.db") as registry:
+        for run in (*second, stopped, *first):
+            registry.join(run, "both")
+    found = json.loads(told(capsys, "both", "--json"))
+    assert [recipe["name"] for recipe in found["recipes"]] == ["sigma", "rlcr"]
+    assert found["left_out"] == [stopped]
+    assert main(["compare", "botj"]) == 2
+    assert "no run, group or experiment 'botj'; did you mean 'both'?" in capsys.readouterr().err
+
+
+def test_the_newest_of_a_seed_is_that_with_the_largest_number():
+    runs = [SimpleNamespace(id=f"r-{n}", seed=0) for n in ("9999", "10000", "0007")]
+    assert newest(runs)[0].id == "r-10000"
+
+
+def test_what_was_run_anew_is_not_left_out(runs, capsys):
+    _, first, _, _ = runs
+    with Registry.open(f"sqlite:///{Path.cwd()}/home/registry.db") as registry:
+        again = finished(registry, 0, 0.4, status="failed")
+    assert json.loads(told(capsys, again, *first, "--json"))["left_out"] == []
+
+
 def test_every_form_has_the_same_cells(runs, capsys, tmp_path):
     _, first, second, _ = runs
     names = [*first, *second]
@@ -112,11 +205,48 @@ def test_one_run_alone(runs, capsys):
     assert "differ" not in text
 
 
+def suite_record(registry, run, brier, name="shifted", **asked):
+    said = {"name": name, "seed": 0, "problems": 300, "samples": 1, "greedy": False} | asked
+    told = {"suite": {**said, "sets": {"near": {"problems": None, "set": {}}}}}
+    registry.add_evaluation(run, 9, "after", f"suite/{name}/near", 9, {"brier": brier}, told)
+
+
+def test_only_what_was_asked_alike_is_put_together(runs, capsys):
+    _, first, second, _ = runs
+    with Registry.open(f"sqlite:///{Path.cwd()}/home/registry.db") as registry:
+        for run in first:
+            suite_record(registry, run, 0.2, problems=5 if run == first[0] else 300)
+        for run in second:
+            suite_record(registry, run, 0.5, samples=8)
+        for seed, run in enumerate(first):
+            suite_record(registry, run, 0.2, name="own", seed=seed)
+    names = [*first, *second[:1]]
+    found = json.loads(told(capsys, *names, "--json"))
+    assert {(one["suite"], one["run"], one["why"]) for one in found["unlike"]} == {
+        ("suite/shifted/near", first[0], "problems 5 instead of 300"),
+        ("suite/shifted/near", second[0], "samples 8 instead of 1"),
+    }
+    means = {row["suite"]: row["means"] for row in found["figures"]}
+    assert means["suite/shifted/near"][0]["n"] == 2
+    assert means["suite/shifted/near"][1] is None
+    assert means["suite/own/near"][0]["n"] == 3, "its seed is the run's"
+    (pairs,) = [p for p in found["by_problem"] if p["suite"] == "suite/shifted/near"]
+    assert pairs["absent"] == [None, "they were not asked alike"]
+    said = f"{second[0]} is left out, for it was not asked alike: samples 8 instead of 1."
+    for form in ((), ("--md",)):
+        assert said in " ".join(told(capsys, *names, *form).split())
+    assert main(["compare", *names, "--csv"]) == 0
+    assert said in capsys.readouterr().err
+
+
 def test_what_cannot_be_compared(runs, capsys, tmp_path):
     _, first, _, stopped = runs
     assert main(["compare", stopped]) == 2
     assert "nothing to compare yet" in capsys.readouterr().err
     assert main(["compare", "nobody"]) == 2
-    assert "nobody" in capsys.readouterr().err
+    said = "no run, group or experiment 'nobody'; there are: "
+    assert said in capsys.readouterr().err
+    assert main(["compare", "r-0900"]) == 2
+    assert "no run 'r-0900'; nearest: r-" in capsys.readouterr().err
     assert main(["compare", first[0], "--html", str(tmp_path)]) == 4
     assert "cannot write" in capsys.readouterr().err

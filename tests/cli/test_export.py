@@ -12,7 +12,7 @@ from rlx.plugin import Problem
 from rlx.record.recorder import Recorder
 from rlx.record.rollouts import TrainedRows
 from rlx.reward import RewardEntry, RewardTable
-from rlx.rollout import NO_PARENT, RolloutTree, Segment
+from rlx.rollout import NO_PARENT, RolloutTree, Segment, pieces_of
 from rlx_registry import Registry
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -109,7 +109,14 @@ def record(folder):
             (root / "rollouts").mkdir(parents=True)
             registry.update_run(run.id, directory=root)
             Recorder(registry, run.id, keep_bodies=keep_bodies).step(
-                1, {}, [tree], table, rows, {"phase": "main"}, root / "rollouts" / "step_1.parquet"
+                1,
+                {},
+                [tree],
+                table,
+                rows,
+                {"phase": "main"},
+                root / "rollouts" / "step_1.parquet",
+                pieces=pieces_of(None),
             )
         return batch
 

@@ -1,5 +1,6 @@
 """`rlx submit --seeds --grid`: a group is checked and shown as a whole."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from rlx.cli import main
 from rlx.cli.many import grid_of, seeds_of
 from rlx.errors import SpecError
+from rlx.spec.diagnostic import InvalidSpec
 from rlx_registry import Registry
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
@@ -35,10 +37,39 @@ def test_a_grid_is_every_combination_of_values_as_yaml_reads_them():
     assert grid_of([]) == [{}]
 
 
-@pytest.mark.parametrize("texts", [["a"], ["a="], ["=1"], ["a=1", "a=2"], ["a={"]])
+def test_values_are_read_as_the_experiments_own():
+    assert grid_of(["a=2e-4"]) == [{"a": 2e-4}]
+    assert grid_of(["a=on,2020-01-01,😀"]) == [{"a": "on"}, {"a": "2020-01-01"}, {"a": "😀"}]
+
+
+def test_a_value_that_is_said_again_counts_once():
+    assert grid_of(["a=x,1,x,true,1"]) == [{"a": "x"}, {"a": 1}, {"a": True}]
+
+
+@pytest.mark.parametrize("texts", [["a"], ["a="], ["=1"], ["a=1", "a=2"]])
 def test_what_is_no_grid(texts):
     with pytest.raises(SpecError, match="path=a,b"):
         grid_of(texts)
+
+
+@pytest.mark.parametrize("value", ["{", "&x 1,*x", "!!set {}", "1]"])
+def test_values_that_cannot_be_read(value):
+    with pytest.raises(InvalidSpec, match="--grid a:1:"):
+        grid_of([f"a={value}"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--seeds", "0..999999999"],
+        ["--seeds", "0..9999,0..999999999"],
+        ["--seeds", "0..5000", *GRID],
+        [word for n in range(5) for word in ("--grid", f"a.{n}={','.join('0123456789')}")],
+    ],
+)
+def test_a_group_has_an_end(url, arguments, capsys):
+    assert main(["submit", str(RLCR), *arguments, "--queue"]) == 2
+    assert "a group has at most 10000" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -52,19 +83,84 @@ def url(tmp_path, monkeypatch):
 def test_a_group_is_recorded_once(url, capsys):
     command = ["submit", str(RLCR), "--seeds", "0..2", *GRID, "--queue"]
     assert main(command) == 0
-    head, *rows = capsys.readouterr().out.splitlines()
+    name, head, *rows = capsys.readouterr().out.splitlines()
+    assert name == "group rlcr-normalize"
     assert head.split() == ["RUN", "estimator.confidence.normalize", "seed", "STEP", "STATUS"]
     assert len(rows) == 6
     assert rows[0].split() == ["r-0001", '"center"', "0", "0", "queued"]
     assert main(command) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == rows, "they are there already"
+    assert capsys.readouterr().out.splitlines()[2:] == rows, "they are there already"
     with Registry.open(url) as registry:
         assert len(registry.runs()) == 6
         assert len({run.digest for run in registry.runs()}) == 2
         registry.transition("r-0002", ["queued"], "stopped")
     assert main(command) == 0
-    ids = [row.split()[0] for row in capsys.readouterr().out.splitlines()[1:]]
+    ids = [row.split()[0] for row in capsys.readouterr().out.splitlines()[2:]]
     assert ids == ["r-0001", "r-0007", "r-0003", "r-0004", "r-0005", "r-0006"]
+
+
+def groups(url):
+    with Registry.open(url) as registry:
+        return registry.groups()
+
+
+def queued(*arguments):
+    assert main(["submit", str(RLCR), *arguments, "--queue"]) == 0
+
+
+def test_a_group_is_known_by_its_name(url, capsys):
+    queued("--seeds", "0..1")
+    assert groups(url) == {"rlcr-seeds": ["r-0001", "r-0002"]}
+    queued("--seeds", "0..2")
+    assert groups(url) == {"rlcr-seeds": ["r-0001", "r-0002", "r-0003"]}, "it has grown"
+    queued("--seeds", "1", "--group", "mine")
+    queued("--seeds", "0..1", "--set", "phases.0.steps=3")
+    queued("--seeds", "0..1", "--set", "phases.0.steps=3")
+    expected = {
+        "rlcr-seeds": ["r-0001", "r-0002", "r-0003"],
+        "mine": ["r-0002"],
+        "rlcr-seeds-2": ["r-0004", "r-0005"],
+    }
+    assert groups(url) == expected, "other recipes are another group"
+    capsys.readouterr()
+    assert main(["runs", "--group", "rlcr-seeds", "--json"]) == 0
+    told = {run["run"]: run["groups"] for run in json.loads(capsys.readouterr().out)}
+    assert told == {
+        "r-0003": ["rlcr-seeds"],
+        "r-0002": ["rlcr-seeds", "mine"],
+        "r-0001": ["rlcr-seeds"],
+    }
+    assert main(["runs"]) == 0
+    head, newest, *_ = capsys.readouterr().out.splitlines()
+    assert head.split()[-1] == "GROUP"
+    assert newest.split()[-1] == "rlcr-seeds-2"
+    assert main(["runs", "--group", "rlcr-sedes"]) == 2
+    assert "no group 'rlcr-sedes'; did you mean 'rlcr-seeds'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--seeds", "0", "--group", "r-0007"], "that is how a run is named"),
+        (["--seeds", "0", "--group", "latest"], "that is how a run is named"),
+        (["--seeds", "0", "--group", "a b"], "write letters, digits"),
+        (["--group", "mine"], "give one of them"),
+        (["--seeds", "0..1", "--grid", "seed=1,2"], "are both of the seed"),
+        (["--grid", "name=a,b"], "a name makes no other experiment"),
+    ],
+)
+def test_what_a_group_cannot_be_called(url, arguments, says, capsys):
+    assert main(["submit", str(RLCR), *arguments, "--queue"]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_group_is_not_called_as_an_experiment(url, capsys):
+    assert main(["submit", str(RLCR), "--set", "name=rlcr-seeds", "--queue"]) == 0
+    for name in ("rlcr", "rlcr-seeds"):
+        assert main(["submit", str(RLCR), "--seeds", "0", "--group", name, "--queue"]) == 2
+        assert f"--group {name}: an experiment has that name" in capsys.readouterr().err
+    queued("--seeds", "0..1")
+    assert list(groups(url)) == ["rlcr-seeds-2"]
 
 
 def test_nothing_is_recorded_where_one_member_cannot_be(url, capsys):

@@ -5,15 +5,20 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Literal
 
+import psutil
 import pytest
 from pydantic import BaseModel, Field
 
 from rlx.cli import main
+from rlx.cli.plugins.looking import plugins_looked_at
 from rlx.cli.plugins.page import words
 from rlx.discovery import installed
+from rlx.run.processes import this_machine
+from rlx_registry import Registry
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "transformers", "deepspeed", "vllm", "mlflow", "sqlalchemy"}
@@ -86,6 +91,48 @@ def here(tmp_path, monkeypatch):
 
 def lines(capsys):
     return capsys.readouterr().out.splitlines()
+
+
+# Looked at beside a dashboard ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (MODULE, ""),
+        ("import os; os._exit(0)", "it ended with code 0: at rlx-page-guest:"),
+        ("import time; time.sleep(600)", "it took more than 8 s"),
+    ],
+    ids=["fine", "ends the process", "never ends"],
+)
+def test_plugins_are_looked_at_in_a_process_of_their_own(
+    guest, module, says, tmp_path, monkeypatch, capfd
+):
+    (tmp_path / "page_guest.py").write_text(module)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("RLX_HOME", str(tmp_path / "home"))
+    url = f"sqlite:///{tmp_path}/registry.db"
+    before = set(psutil.Process().children())
+    began = time.monotonic()
+    with plugins_looked_at(url, patience=8 if "sleep" in module else 60):
+        assert time.monotonic() - began < 5, "nothing is waited for"
+        (child,) = set(psutil.Process().children()) - before
+        assert str(tmp_path) not in " ".join(child.cmdline()), "a URL may hold a password"
+        while child.is_running() and time.monotonic() - began < 60:
+            time.sleep(0.05)
+        time.sleep(0.2)
+    said = capfd.readouterr().err
+    assert says in said
+    assert bool(says) == said.startswith("warning: how plugins fare is not recorded")
+    if not says:
+        with Registry.open(url) as registry:
+            assert "rich" in {row.name for row in registry.plugins(this_machine())}
+
+
+def test_nobody_looks_at_plugins_after_the_dashboard(tmp_path):
+    with plugins_looked_at(f"sqlite:///{tmp_path}/registry.db"):
+        (child,) = psutil.Process().children()
+    assert not child.is_running()
 
 
 # The list, and a page ----------------------------------------------------------------------------

@@ -64,6 +64,7 @@ SMALL = {
     "rollout.num_generations_confidence": 3,
     "evaluation.problems": 30,
     "tracking.mlflow": "null",
+    "tracking.pictures": "false",
 }
 
 
@@ -198,6 +199,7 @@ GAME = {
     "rollout.num_generations": 4,
     "evaluation.problems": 20,
     "tracking.mlflow": "null",
+    "tracking.pictures": "false",
     "rewards.turn.tidy": "{plugin: few_errors, key: wasted, turn: '*', weight: 0.1}",
 }
 CREDIT = {

@@ -1,6 +1,7 @@
 """What the answers of a set amount to, and how sure that is."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -106,3 +107,11 @@ def test_pictures_of_a_suite(tmp_path):
     bare = {"near": [answer(p, 0, p % 2) for p in range(9)]}
     told = {name: figures(own, seed=0, draws=20) for name, own in bare.items()}
     assert draw_suite(bare, told, frozenset(), tmp_path / "bare") == []
+
+
+def test_a_problem_that_is_asked_again_is_no_more_evidence():
+    """Small tasks run out of problems: a set of 300 may hold 80."""
+    once = [replace(answer(n, 0, n % 2, 0.5), problem_id=f"p{n}") for n in range(20)]
+    again = [replace(a, problem=20 + a.problem) for a in once]
+    low, high = figures(once, seed=0)["intervals"]["accuracy"]
+    assert figures([*once, *again], seed=0)["intervals"]["accuracy"] == (low, high)

@@ -32,6 +32,7 @@ from rlx.evaluation.selective import (
     coverage_at_risk,
     excess_aurc,
     risk_coverage,
+    risk_points,
 )
 
 # Golden g28: two pairs of ties (0.3 is both), and confidences on the edges of bins.
@@ -68,6 +69,17 @@ def test_the_worked_example():
     wanted = [(1, 1, 0.1, 0), (3, 2, 0.3, 0.5), (6, 1, 0.6, 0), (7, 1, 0.7, 1), (8, 1, 0.85, 0)]
     for got, want in zip(held, [*wanted, (9, 2, 0.925, 1)], strict=True):
         assert got == pytest.approx(want)
+
+
+@given(pairs, st.integers(1, 60))
+def test_points_to_draw_lie_on_the_curve(some, points):
+    correct, confidence = split(some)
+    drawn = risk_points(correct, confidence, points)
+    curve, n = risk_coverage(correct, confidence), len(correct)
+    assert all(risk == curve[round(coverage * n) - 1] for coverage, risk in drawn)
+    assert drawn[-1] == (1.0, curve[-1])
+    assert [c for c, _ in drawn] == sorted({c for c, _ in drawn})
+    assert len(drawn) <= points
 
 
 def test_the_worked_example_of_selective_answering():

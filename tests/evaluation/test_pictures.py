@@ -8,6 +8,7 @@ import pytest
 
 from rlx.evaluation.calibration import Calibration
 from rlx.evaluation.distributions import Spread, distributions
+from rlx.evaluation.over_steps import Moment, accuracy_and_ece
 from rlx.evaluation.pictures import learning_curves, reliability_diagram, terminal_reliability
 
 CONFIDENCE = np.linspace(0, 1, 101)
@@ -89,3 +90,24 @@ def test_distributions_of_each_kind_of_turn(tmp_path):
     assert said.count('<g id="QuadMesh') == 4
     with pytest.raises(ValueError, match="no turns"):
         distributions({}, tmp_path / "none")
+
+
+def test_accuracy_and_ece_over_steps(tmp_path):
+    pairs = {"problem_ids": ["a", "b", "b", "c"], "correct": [1, 0, 1, 1]}
+    told = {"accuracy": 0.75, "ece": 0.1}
+    recorded = Moment.of(0, {**told, "intervals": {"accuracy": [0.6, 0.8], "ece": None}}, pairs)
+    assert recorded.intervals == {"accuracy": [0.6, 0.8], "ece": None}
+    computed = Moment.of(3, told, {**pairs, "confidence": [0.9, None, 0.2, 1.0]})
+    assert set(computed.intervals) == {"accuracy", "ece"}
+    low, high = computed.intervals["accuracy"]
+    assert 0 < low < 0.75 < high <= 1
+    bare = Moment.of(5, {"accuracy": 0.5}, None)
+    assert bare.intervals == {}
+    both = {"held_out": [recorded, computed], "far": [bare]}
+    made = accuracy_and_ece(both, tmp_path / "over_steps")
+    assert [path.name for path in made] == ["over_steps.png", "over_steps.svg"]
+    one = accuracy_and_ece({"far": [bare, bare]}, tmp_path / "accuracy")
+    wide, narrow = (matplotlib.image.imread(png).shape[1] for png, _ in (made, one))
+    assert wide > 1.5 * narrow, "without confidences accuracy is all"
+    with pytest.raises(ValueError, match="no evaluations"):
+        accuracy_and_ece({}, tmp_path / "none")

@@ -12,25 +12,28 @@ import json
 import sys
 from pathlib import Path
 
-import torch
-from measure_learner import (
-    DEVICE,
-    LORA,
-    LOSS,
-    MODEL,
-    USUAL,
-    copied,
-    critic_weights,
-    fill,
-    train_batch,
-    whole,
-)
+from rlx.importing import libraries
 
-from rlx.learner import Critic, Learner, join_ranks
-from rlx.learner.universal import convert
-from rlx.model import build_policy
-from rlx.model.lora import adapt, adapter_weights
-from rlx.spec import CriticSpec, RunnerSpec
+with libraries():
+    import torch
+    from measure_learner import (
+        DEVICE,
+        LORA,
+        LOSS,
+        MODEL,
+        USUAL,
+        copied,
+        critic_weights,
+        fill,
+        train_batch,
+        whole,
+    )
+
+    from rlx.learner import Critic, Learner, join_ranks
+    from rlx.learner.universal import convert
+    from rlx.model import build_policy
+    from rlx.model.lora import adapt, adapter_weights
+    from rlx.spec import CriticSpec, RunnerSpec
 
 RATE = 1e-3
 STEADY = USUAL.model_copy(update={"eps": 1e-5})

@@ -14,24 +14,27 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import peft
-import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from rlx.importing import libraries
 
-from rlx.batch import TokenBatch, flatten
-from rlx.credit import Credit
-from rlx.learner import Critic, Learner, choice, join_ranks, with_reference
-from rlx.learner.engine import adamw
-from rlx.learner.forms import Cached, Plain
-from rlx.learner.pack import deal, pack
-from rlx.model import build_policy
-from rlx.model.lora import adapt, adapter_weights
-from rlx.plugin import Problem
-from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
-from rlx.spec import CreditSpec, CriticSpec, Lora, LossSpec, OptimizerSpec, RunnerSpec, Tiny
-from rlx.spec.loss import EntropyBonus, KlPenalty
-from rlx.step import RowRewards, Streams, assign_credit
+with libraries():
+    import peft
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    from rlx.batch import TokenBatch, flatten
+    from rlx.credit import Credit
+    from rlx.learner import Critic, Learner, choice, join_ranks, with_reference
+    from rlx.learner.engine import adamw
+    from rlx.learner.forms import Cached, Plain
+    from rlx.learner.pack import deal, pack
+    from rlx.model import build_policy
+    from rlx.model.lora import adapt, adapter_weights
+    from rlx.plugin import Problem
+    from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
+    from rlx.spec import CreditSpec, CriticSpec, Lora, LossSpec, OptimizerSpec, RunnerSpec, Tiny
+    from rlx.spec.loss import EntropyBonus, KlPenalty
+    from rlx.step import RowRewards, Streams, assign_credit
 
 MODEL = Tiny(
     hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=96, initializer_range=0.1

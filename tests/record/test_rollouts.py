@@ -19,6 +19,7 @@ from rlx.record.rollouts import (
     TrainedRows,
     rollout_index,
     rollout_table,
+    with_pieces,
 )
 from rlx.record.stored import read_step
 from rlx.reward import RewardEntry, RewardTable
@@ -266,6 +267,20 @@ def test_a_step_is_read_back_as_it_was(tmp_path, without):
     for name, original in rows.scores.items():
         assert bits(stored.rows.scores[name].tolist()) == bits(original.tolist())
     assert rollout_table(stored.trees, stored.rewards, stored.rows, stored.roles) == body
+
+
+def test_the_texts_of_tokens_are_kept_beside_what_sums_need(tmp_path):
+    trees = grown()
+    *_, rows = trained(trees)
+    body = rollout_table(trees, scored(), rows)
+    texts = with_pieces(body, trees, lambda ids: [f"<{i}>" if i != 9 else "\ud800" for i in ids])
+    write_body(tmp_path / "b", texts)
+    kept = read_body(tmp_path / "b")
+    for tree, said in zip(trees, kept["pieces"].to_pylist(), strict=True):
+        for segment, pieces in zip(tree.segments, said, strict=True):
+            assert pieces == ["?" if i == 9 else f"<{i}>" for i in segment.token_ids]
+    assert read_step(kept).trees == tuple(trees)
+    assert kept.drop_columns(["pieces"]) == body
 
 
 def test_tokens_that_learn_are_kept_whoever_wrote_them():

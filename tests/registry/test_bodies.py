@@ -6,7 +6,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from rlx_registry import BodyError, read_body, write_body
+from rlx_registry import BodyError, read_body, read_trees, trees_that_say, write_body
+from rlx_registry.bodies import GROUP
 
 TABLE = pyarrow.table({"row": [0, 1], "advantage": pyarrow.array([0.1, -0.1], pyarrow.float32())})
 
@@ -20,6 +21,32 @@ def test_a_body_comes_back_equal_and_is_known_by_its_digest(tmp_path):
     assert read_body(path).equals(TABLE)
     assert parquet.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD"
     assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_few_trees_of_a_large_body_are_read_without_the_others(tmp_path):
+    count, each = 40, 30_000
+    numbers = pyarrow.array([[t + i / each for i in range(each)] for t in range(count)])
+    table = pyarrow.table({"tree": range(count), "values": numbers})
+    digest, _ = write_body(tmp_path / "b.parquet", table)
+    assert read_body(tmp_path / "b.parquet", digest).equals(table)
+    found = read_trees(tmp_path / "b.parquet", digest, [31, 4])
+    assert [record["tree"] for record in found] == [4, 31]
+    assert found[1]["values"] == numbers[31].as_py()
+    groups = parquet.ParquetFile(tmp_path / "b.parquet").metadata
+    assert max(groups.row_group(i).num_rows for i in range(groups.num_row_groups)) * each * 8 <= (
+        GROUP + each * 8
+    )
+
+
+def test_trees_are_found_by_what_is_said_in_them(tmp_path):
+    said = [["What is 2 + 2?", "ÄHM four, what?"], ["?", "What five"], ["What"]]
+    segments = [[{"author": "policy", "text": text} for text in texts] for texts in said]
+    table = pyarrow.table({"tree": [7, 3, 5], "segments": segments})
+    digest, _ = write_body(tmp_path / "b.parquet", table)
+    found = {w: trees_that_say(tmp_path / "b.parquet", digest, w) for w in ("what", "ähm", "six")}
+    assert found == {"what": {7, 3}, "ähm": {7}, "six": set()}
+    with pytest.raises(BodyError, match="recorded as 000000000000"):
+        trees_that_say(tmp_path / "b.parquet", "0" * 64, "what")
 
 
 def test_writing_again_replaces(tmp_path):

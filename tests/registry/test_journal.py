@@ -52,6 +52,7 @@ def told(registry, run_id):
         "artifacts": registry.artifacts(run_id),
         "index": {step: registry.rollout_index(run_id, step) for step in steps},
         "bodies": {step: registry.rollout_body(run_id, step) for step in steps},
+        "groups": registry.groups_of(run_id),
         "cursors": [
             registry.mirror_cursor(run_id, target)
             for target in ("mlflow", "mlflow-files", "mlflow-end")

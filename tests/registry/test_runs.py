@@ -252,3 +252,19 @@ def test_a_supervisor_can_be_asked(registry):
     assert not registry.ask(run.id, "kill")
     registry.transition(run.id, ["stopped"], "submitted")
     assert registry.run(run.id).request is None
+
+
+def test_a_run_belongs_to_any_number_of_groups(registry):
+    for seed in range(3):
+        submit(registry, seed=seed)
+    assert registry.groups() == {}
+    for run_id, group in (("3", "a"), ("1", "a"), ("1", "b"), ("3", "a")):
+        registry.join(run_id, group)
+    assert registry.groups() == {"a": ["r-0003", "r-0001"], "b": ["r-0001"]}
+    assert registry.groups_of("1") == ["a", "b"]
+    assert registry.groups_of("2") == []
+    assert [run.id for run in registry.runs(group="a")] == ["r-0003", "r-0001"]
+    assert registry.runs(group="a", limit=1)[0].id == "r-0003"
+    assert registry.runs(group="c") == []
+    with pytest.raises(NotFound):
+        registry.join("9", "a")

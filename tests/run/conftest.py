@@ -6,16 +6,15 @@ whose follower is interrupted; one whose scorer fails; one that is stopped; and 
 before it has begun.
 """
 
+import fcntl
 import json
 import os
 import re
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -24,13 +23,14 @@ from rlx_registry import Registry, read_body
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
-SMALL = {
+MIRRORED = {
     "model.hidden_size": 32,
     "model.heads": 1,
     "model.kv_heads": 1,
     "model.layers": 1,
     "model.intermediate_size": 32,
     "model.warm_start.steps": 100,
+    "model.warm_start.batch_size": 32,
     "model.warm_start.warmup_steps": 10,
     "model.warm_start.learning_rate": "1e-2",
     "phases.0.steps": 2,
@@ -40,7 +40,7 @@ SMALL = {
     "rollout.num_generations_confidence": 4,
     "evaluation.problems": 30,
 }
-UNMIRRORED = {**SMALL, "tracking.mlflow": "null"}
+SMALL = {**MIRRORED, "tracking.mlflow": "null", "tracking.pictures": "false"}
 GUEST = '''
 from rlx.plugin import reward
 
@@ -54,7 +54,7 @@ def broken(sample):
 class Home:
     """A home for runs, and the command line in it."""
 
-    small = SMALL
+    small, mirrored = SMALL, MIRRORED
 
     def __init__(self, folder):
         self.folder = folder
@@ -67,10 +67,11 @@ class Home:
         (guest / "rlx_guest.py").write_text(GUEST)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlx-guest\nVersion: 0.1\n")
         (info / "entry_points.txt").write_text("[rlx.rewards]\nbroken = rlx_guest:broken\n")
+        inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
         self.environment = {
             **os.environ,
             "RLX_HOME": str(self.path),
-            "PYTHONPATH": str(guest),
+            "PYTHONPATH": os.pathsep.join([str(guest), *inherited]),
             "CUDA_VISIBLE_DEVICES": "",
             "COLUMNS": "160",
         }
@@ -130,28 +131,34 @@ class Home:
             found += [pid] if mark in command and b"torch.distributed.run" not in command else []
         return found
 
-    def freeze(self, rank):
-        """Stops a process at a moment at which it does not hold the registry's lock."""
-        while True:
-            os.kill(rank, signal.SIGSTOP)
-            with closing(sqlite3.connect(self.path / "registry.db", timeout=0.5)) as registry:
-                try:
-                    registry.execute("BEGIN IMMEDIATE")
-                except sqlite3.OperationalError:
-                    os.kill(rank, signal.SIGCONT)
-                    time.sleep(0.05)
-                else:
-                    registry.rollback()
-                    return
+    def freeze(self, *stopped):
+        """Stops processes at a moment at which none holds the registry's lock, which would stop all."""
+        self.until(lambda: self.is_frozen(stopped), "a moment in which none of them writes")
+
+    def is_frozen(self, stopped):
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        with (self.path / "registry.db.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                for pid in stopped:
+                    os.kill(pid, signal.SIGCONT)
+                return False
 
     def stop(self, run_id):
         """Has a run stopped; were it not frozen, it could be done before it is asked."""
         (rank,) = self.ranks(run_id)
         self.freeze(rank)
         assert self.rlx("stop", run_id).returncode == 0
+        self.thaw(rank)
+        self.until(lambda: self.run(run_id).status == "stopped", "it to stop")
+
+    def thaw(self, rank):
+        """Lets a process go on once its supervisor has asked it to end."""
         self.until(lambda: is_asked_to_end(rank), "its supervisor to pass that on")
         os.kill(rank, signal.SIGCONT)
-        self.until(lambda: self.run(run_id).status == "stopped", "it to stop")
 
     def running(self):
         """Every process of this machine that has not ended."""
@@ -165,7 +172,7 @@ def is_asked_to_end(pid):
 
 
 def ended(process):
-    out, err = process.communicate(timeout=600)
+    out, err = process.communicate(timeout=300)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
@@ -229,9 +236,9 @@ def own_home(tmp_path_factory):
 class Finished:
     """A run that was followed to its end, with what was printed."""
 
-    def __init__(self, home):
+    def __init__(self, home, sets):
         self.home = home
-        self.submitted = home.rlx("submit", home.yaml, sets=SMALL)
+        self.submitted = home.rlx("submit", home.yaml, sets=sets)
         assert self.submitted.returncode == 0, self.submitted.stderr
         self.status = home.json("status", "latest")
         self.id = self.status["run"]
@@ -247,29 +254,29 @@ class Finished:
 
 @pytest.fixture(scope="session")
 def finished(home):
-    return Finished(home)
+    return Finished(home, MIRRORED)
 
 
 @pytest.fixture(scope="module")
 def own_finished(own_home):
     """A run to whose records a module adds."""
-    return Finished(own_home)
+    return Finished(own_home, SMALL)
 
 
 @pytest.fixture(scope="session")
 def others(home, finished):
     """Several runs at once; by the time they are given out, all have ended."""
     twins = home.begin(
-        "submit", home.yaml, "--again", sets={**UNMIRRORED, "runner.ranks": 2, "name": "twins"}
+        "submit", home.yaml, "--again", sets={**SMALL, "runner.ranks": 2, "name": "twins"}
     )
     guest = "{plugin: broken, turn: answer}"
     failing = home.begin(
-        "submit", home.yaml, sets={**UNMIRRORED, "name": "failing", "rewards.turn.guest": guest}
+        "submit", home.yaml, sets={**SMALL, "name": "failing", "rewards.turn.guest": guest}
     )
-    long = {**UNMIRRORED, "name": "long", "phases.0.steps": 100_000}
+    long = {**SMALL, "name": "long", "phases.0.steps": 100_000}
     started = home.rlx("submit", home.yaml, "--detach", sets=long)
     named = until(lambda: by_name(home, "twins", "failing", "long"), "three runs")
-    hasty = home.rlx("submit", home.yaml, "-qd", sets={**UNMIRRORED, "seed": 1}).stdout.strip()
+    hasty = home.rlx("submit", home.yaml, "-qd", sets={**SMALL, "seed": 1}).stdout.strip()
     stopped_early = home.rlx("stop", hasty)
 
     until(lambda: home.run(named["long"]).step > 1, "the long run to train")

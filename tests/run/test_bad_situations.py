@@ -125,7 +125,7 @@ print(json.dumps({step: (body.path, body.sha256) for step, body in bodies.items(
 
 def test_a_disk_that_fills_up_ends_the_run_with_the_reason(home, mount):
     disk = mount("32m")
-    sets = {**home.small, "phases.0.steps": 100_000}
+    sets = {**home.mirrored, "phases.0.steps": 100_000}
     following = disk.rlx("submit", home.yaml, sets=sets)
     root = disk.seen / "home" / "runs" / "r-0001"
     home.until((root / "rollouts" / "step_000002.parquet").exists, "the run to train")
@@ -235,7 +235,7 @@ def test_a_plugin_that_fails_in_the_ranks_ends_its_follower_with_3(own):
     (guest / "rlx_late.py").write_text(LATE)
     offered = guest / "rlx_guest-0.1.dist-info" / "entry_points.txt"
     offered.write_text("[rlx.masks]\nlate = rlx_late:Late\n")
-    sets = {**own.small, "tracking.mlflow": "null", "mask": "{strategy: late}"}
+    sets = {**own.small, "mask": "{strategy: late}"}
     done = own.rlx("submit", own.yaml, sets=sets)
     assert done.returncode == 3, done.stderr
     assert "✗ r-0001 failed: implementation 'no_such_module:mask'" in done.stderr
@@ -271,7 +271,7 @@ def runs_of(own):
 
 
 def test_an_interrupt_at_any_moment_leaves_no_run_without_its_supervisor(own):
-    long = {**own.small, "tracking.mlflow": "null", "phases.0.steps": 100_000}
+    long = {**own.small, "phases.0.steps": 100_000}
     for seed, delay in enumerate((0.05, 0.2, 0.5, 1.0, 2.0, 4.0)):
         process = started(own, "submit", own.yaml, sets={**long, "seed": seed})
         time.sleep(delay)
@@ -292,7 +292,7 @@ def test_an_interrupt_at_any_moment_leaves_no_run_without_its_supervisor(own):
 
 
 def test_one_run_of_two_submissions_that_outlives_its_terminal(own):
-    long = {**own.small, "tracking.mlflow": "null", "phases.0.steps": 100_000}
+    long = {**own.small, "phases.0.steps": 100_000}
     pair = [started(own, "submit", own.yaml, sets=long) for _ in range(2)]
     own.until(lambda: any(p.poll() is not None for p in pair), "one to find the other")
     (idle,) = [p for p in pair if p.poll() is not None]

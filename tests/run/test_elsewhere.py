@@ -18,7 +18,6 @@ from rlx.spec.reader import read_spec
 pytestmark = pytest.mark.timeout(900)
 
 FIRST = {
-    "tracking.mlflow": "null",
     "phases.0.steps": 4,
     "phases.1.steps": 4,
     "runner.checkpoint": "{every: 2, keep: 9}",

@@ -92,7 +92,7 @@ def both(ssh, own_home):
     hostfile = own_home.folder / "hosts"
     hostfile.write_text("# this machine first\nlocalhost slots=1\n\nthere slots=4\n")
     launcher = f"{{kind: hosts, hostfile: {hostfile}, ssh: [-F, {ssh.config}]}}"
-    small = {**own_home.small, "tracking.mlflow": "null"}
+    small = {**own_home.small}
     return {**small, "runner.ranks": 2, "runner.launcher": launcher}
 
 

@@ -17,26 +17,28 @@ def command(pid):
 
 
 def test_a_killed_rank_a_killed_supervisor_and_a_killed_launcher(home, finished):
-    long = {**home.small, "tracking.mlflow": "null", "phases.0.steps": 100_000}
+    long = {**home.small, "phases.0.steps": 100_000}
     long["runner.max_attempts"] = 1
     runs = {}
 
-    def submit(name, seed):
-        done = home.rlx("submit", home.yaml, "-qd", sets={**long, "name": name, "seed": seed})
+    def submit(name, seed, ranks=1):
+        sets = {**long, "name": name, "seed": seed, "runner.ranks": ranks}
+        done = home.rlx("submit", home.yaml, "-qd", sets=sets)
         return done.stdout.strip()
 
     def of_run(name):
         folder = home.run(runs[name]).directory.encode()
         return {pid: c for pid in home.processes() if folder in (c := command(pid))}
 
-    for seed, name in enumerate(("no-rank", "no-supervisor", "no-launcher")):
+    for seed, name in enumerate(("no-rank", "no-supervisor")):
         runs[name] = submit(name, seed)
+    runs["no-launcher"] = submit("no-launcher", 2, ranks=2)  # one rank needs none
     for run_id in runs.values():
         home.until(lambda run_id=run_id: home.run(run_id).step > 1, f"{run_id} to train")
 
     supervisor = home.run(runs["no-supervisor"]).pid
     os.kill(supervisor, signal.SIGKILL)
-    rank = next(p for p, c in of_run("no-rank").items() if b"torch.distributed.run" not in c)
+    (rank,) = of_run("no-rank")
     launcher = next(p for p, c in of_run("no-launcher").items() if b"torch.distributed.run" in c)
     os.kill(launcher, signal.SIGKILL)
     os.kill(rank, signal.SIGKILL)

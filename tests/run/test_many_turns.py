@@ -11,6 +11,7 @@ import pytest
 pytestmark = pytest.mark.timeout(900)
 
 SPEC = Path(__file__).with_name("many_turns.yaml")
+QUIET = {"tracking.mlflow": "null", "tracking.pictures": "false"}
 UNMASKED = ("unmasked", "turns unmasked", "literal")
 
 
@@ -32,13 +33,14 @@ class Done:
 @pytest.fixture(scope="module")
 def home(own_home, tmp_path_factory):
     paths = guests.importable("rlx-guess", tmp_path_factory.mktemp("guess"))
+    paths = [*paths, own_home.environment["PYTHONPATH"]]
     own_home.environment["PYTHONPATH"] = os.pathsep.join(paths)
     shutil.copy(SPEC, own_home.folder / "many.yaml")
     return own_home
 
 
 def finished(home, **sets):
-    done = home.rlx("submit", "many.yaml", "--again", sets={"tracking.mlflow": "null", **sets})
+    done = home.rlx("submit", "many.yaml", "--again", sets={**QUIET, **sets})
     assert done.returncode == 0, done.stderr
     return Done(home, home.json("status", "latest")["run"])
 

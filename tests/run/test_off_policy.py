@@ -16,7 +16,6 @@ from rlx.run.off_policy import off_policy_figures
 from rlx.spec import LossSpec
 
 AHEAD = {
-    "tracking.mlflow": "null",
     "phases.0.steps": 4,
     "phases.1.steps": 7,
     "runner.checkpoint.every": 3,

@@ -13,10 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from rlx.run.weights import write_weights
 from rlx.spec import ExperimentSpec
 
-PATIENCE = 1100
-"""Seconds; a run takes twenty where nothing else does."""
-
-pytestmark = pytest.mark.timeout(PATIENCE + 100)
+pytestmark = pytest.mark.timeout(900)
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SYSTEM = "You help."
@@ -29,6 +26,7 @@ SMALL = {
     "evaluation.problems": 4,
     "loss.old_logprobs": "learner",
     "tracking.mlflow": "null",
+    "tracking.pictures": "false",
 }
 OF = {
     "rlcr": {
@@ -42,7 +40,13 @@ OF = {
 }
 CHECKPOINTS = {"qwen2": "chatml", "llama": "headers"}
 ADAPTERS = {"full": "null", "lora": "{rank: 4}"}
-PAIRS = [(family, adapter) for adapter in ADAPTERS for family in CHECKPOINTS]
+CASES = [
+    ("rlcr", "qwen2", "full"),
+    ("countdown", "llama", "full"),
+    ("countdown", "qwen2", "lora"),
+    ("rlcr", "llama", "lora"),
+]
+"""Each two of experiment, family and adapter meet once."""
 
 
 @dataclass(frozen=True)
@@ -68,25 +72,21 @@ class Run:
         )
 
 
-@pytest.fixture(scope="module", params=PAIRS, ids="-".join)
-def both(request, home, tmp_path_factory):
-    """Runs of both experiments on one checkpoint, side by side."""
-    family, adapter = request.param
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def run(request, home, tmp_path_factory):
+    """A run on a checkpoint that was not made by rlx."""
+    experiment, family, adapter = request.param
     lora = ADAPTERS[adapter]
     checkpoint = make_checkpoint(tmp_path_factory.mktemp(family), family, CHECKPOINTS[family])
     model = f"{{kind: pretrained, path: {checkpoint}, warm_start: {WARM}, lora: {lora}}}"
-    homes = {name: type(home)(tmp_path_factory.mktemp(name)) for name in OF}
-    begun = {
-        name: at.begin("submit", EXPERIMENTS / f"{name}.yaml", sets={"model": model, **OF[name]})
-        for name, at in homes.items()
-    }
+    own = type(home)(tmp_path_factory.mktemp(experiment))
+    sets = {"model": model, **OF[experiment]}
     try:
-        said = {name: process.communicate(timeout=PATIENCE) for name, process in begun.items()}
-        for name, process in begun.items():
-            assert process.returncode == 0, said[name]
-        yield {name: finished(at, name, family, lora) for name, at in homes.items()}
+        done = own.rlx("submit", EXPERIMENTS / f"{experiment}.yaml", sets=sets)
+        assert done.returncode == 0, done.stderr
+        yield finished(own, experiment, family, lora)
     finally:
-        for pid in (pid for at in homes.values() for pid in at.processes()):
+        for pid in own.processes():
             os.kill(pid, signal.SIGKILL)
 
 
@@ -101,11 +101,6 @@ def finished(home, experiment, family, lora):
         model=Path(record.directory) / "model",
         bodies=list(home.bodies(record)),
     )
-
-
-@pytest.fixture(params=OF)
-def run(request, both):
-    return both[request.param]
 
 
 def turns(run, *kinds):

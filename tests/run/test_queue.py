@@ -1,6 +1,5 @@
 """Runs that take turns: for devices, in the queue, and when a supervisor wakes up too late."""
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -23,23 +22,13 @@ def place(own_home):
 
 
 def sets(home, **named):
-    return {**home.small, "tracking.mlflow": "null", **named}
+    return {**home.small, **named}
 
 
 def submit(home, *options, **named):
     done = home.rlx("submit", home.yaml, "-q", *options, sets=sets(home, **named))
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
-
-
-def ranks(home, run_id):
-    folder = home.run(run_id).directory.encode()
-    return [
-        pid
-        for pid in home.processes()
-        if folder in (c := Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"))
-        and b"torch.distributed.run" not in c
-    ]
 
 
 def test_a_second_run_waits_for_the_device_of_the_first(place):
@@ -52,8 +41,7 @@ def test_a_second_run_waits_for_the_device_of_the_first(place):
     queued = submit(place, "--queue", name="queued", seed=2)
     assert place.run(queued).status == "queued"
 
-    for pid in ranks(place, first):  # it can take no step any more
-        os.kill(pid, signal.SIGSTOP)
+    place.freeze(*place.ranks(first))  # it can take no step any more
     said = [place.rlx("stop", first).stdout for _ in range(2)]
     assert "say it again to stop it at once" in said[0]
     assert "at once, without a checkpoint" in said[1]
@@ -87,28 +75,14 @@ def test_more_ranks_than_devices_are_refused_by_name(place):
     assert "has 2 ranks, which take 2 devices, and this machine has 1: cpu:0" in done.stderr
 
 
-def frozen(home, pids):
-    """Whether processes are stopped; not while they hold SQLite's lock, which would stop all."""
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    with (home.path / "registry.db.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            for pid in pids:
-                os.kill(pid, signal.SIGCONT)
-            return False
-
-
 def test_a_supervisor_that_wakes_up_too_late_writes_nothing_and_leaves(place):
     """As on a machine that slept, or was cut off, while another took its run over."""
     del place.environment["RLX_DEVICES"]
     unbroken = submit(place, seed=5)
     run_id = submit(place, "-d", "--again", seed=5)
     place.until(lambda: place.run(run_id).step >= 1, "it to train")
-    asleep = [place.run(run_id).pid, *ranks(place, run_id)]
-    place.until(lambda: frozen(place, asleep), "a moment in which neither of them writes")
+    asleep = [place.run(run_id).pid, *place.ranks(run_id)]
+    place.freeze(*asleep)
     with Registry.open(f"sqlite:///{place.path}/registry.db") as registry:
         assert registry.transition(run_id, {"running"}, "submitted", "taken over elsewhere")
         url = registry.url

@@ -1,6 +1,11 @@
 """`rlx rescore`: a run by its own rules, to the bit, and by others, with what they change."""
 
+from types import SimpleNamespace
+
 import pytest
+
+from rlx.reward import RewardEntry, RewardTable
+from rlx.run.rescoring import Summary
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -9,6 +14,25 @@ SIGMA = "estimator.confidence.normalize=std"
 
 def changes(told):
     return {change["what"]: change for change in told["changes"]}
+
+
+def entries(*raws, weight=1.0):
+    given = {
+        (0, n): {"r": RewardEntry("r", raw, weight, "absent" if raw is None else "scored")}
+        for n, raw in enumerate(raws)
+    }
+    return RewardTable(turns=given, dropped=frozenset(), faults={})
+
+
+def test_what_is_absent_is_not_zero():
+    then, now = entries(1.0, None, 3.0, None), entries(1.0, 4.0, None, None, weight=0.5)
+    summary = Summary("r-0001")
+    summary._rewards(SimpleNamespace(stored=SimpleNamespace(rewards=then), table=now))
+    (change,) = summary.changes.values()
+    assert (change.n, change.n_before, change.n_after) == (4, 2, 2)
+    assert (change.appeared, change.vanished) == (1, 1)
+    assert change.means == (2.0, 1.25), "weighted, over those that are there"
+    assert change.largest == 0.5
 
 
 def test_a_run_by_its_own_rules(home, finished):
@@ -59,7 +83,7 @@ def test_rules_of_another_experiment(home, finished):
         (("--set", "estimator={name: gae}"), "critic"),
         (("--set", "loss.kl={coefficient: 0.1}"), "did not record"),
         (("--step", "9"), "has no rollouts of step 9; it has 1 to 4"),
-        (("--set", "estimator.confidnce.normalize=std"), "confidnce"),
+        (("--set", "estimator.confidnce.normalize=std"), "1 error. Nothing was rescored."),
     ],
 )
 def test_what_cannot_be_rescored(home, finished, arguments, says):

@@ -11,7 +11,6 @@ from rlx.run.compare import differences
 pytestmark = pytest.mark.timeout(900)
 
 LONGER = {
-    "tracking.mlflow": "null",
     "phases.0.steps": 4,
     "phases.1.steps": 6,
     "runner.checkpoint.every": 3,
@@ -66,11 +65,9 @@ def test_a_stopped_run_has_a_checkpoint_of_its_last_step_and_goes_on(home, unbro
 def test_a_killed_rank_is_started_again_past_a_damaged_checkpoint(home, unbroken):
     run_id = begin(home)
     home.until(lambda: len(checkpoints(home, run_id)) >= 2, "two checkpoints")
-    newest = checkpoints(home, run_id)[-1]
-    state = newest / "state.json"
     ranks = home.ranks(run_id)
-    for pid in ranks:
-        os.kill(pid, signal.SIGSTOP)
+    home.freeze(*ranks)  # no newer one is written from here on
+    state = checkpoints(home, run_id)[-1] / "state.json"
     state.write_bytes(state.read_bytes()[:-1])
     for pid in ranks:
         os.kill(pid, signal.SIGKILL)
@@ -85,8 +82,7 @@ def test_a_run_that_hangs_is_ended_and_goes_on(home, unbroken):
     patient = {**home.small, **LONGER, "runner.hang_after": 20}
     run_id = home.rlx("submit", home.yaml, "-qd", "--again", sets=patient).stdout.strip()
     home.until(lambda: home.run(run_id).step >= 3, "it to train")
-    for pid in home.ranks(run_id):
-        home.freeze(pid)
+    home.freeze(*home.ranks(run_id))
     home.until(lambda: home.run(run_id).status == "finished", "it to finish")
     with home.registry() as registry:
         told = [e.message for e in registry.events(run_id) if e.kind == "attempt_failed"]

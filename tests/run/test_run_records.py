@@ -198,7 +198,7 @@ def test_a_changed_body_is_noticed(finished, home, tmp_path):
 def test_pictures_are_drawn_and_recorded(finished, home):
     with home.registry() as registry:
         recorded = {a.path for a in registry.artifacts(finished.id) if a.kind == "picture"}
-    drawn = ("reliability", "curves", "distributions")
+    drawn = ("reliability", "curves", "distributions", "over_steps")
     names = {f"pictures/{n}.{kind}" for n in drawn for kind in ("png", "svg")}
     assert recorded == names
     for name in names:

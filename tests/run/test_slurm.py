@@ -8,7 +8,7 @@ import slurm
 
 pytestmark = pytest.mark.timeout(600)
 
-TWO = {"runner.launcher": "{kind: slurm, nodes: 2}", "runner.ranks": 2, "tracking.mlflow": "null"}
+TWO = {"runner.launcher": "{kind: slurm, nodes: 2}", "runner.ranks": 2}
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ def home(own_home, url):
 
 
 def begin(home, **named):
-    sets = {**home.small, "tracking.mlflow": "null", **named}
+    sets = {**home.small, **named}
     done = home.rlx("submit", home.yaml, "-qd", "--again", sets=sets)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

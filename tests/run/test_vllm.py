@@ -15,6 +15,7 @@ SETS = {
     "phases.0.steps": 3,
     "phases.1.steps": 7,
     "tracking.mlflow": "null",
+    "tracking.pictures": "false",
     "runner.max_attempts": 1,
 }
 

@@ -80,3 +80,4 @@ def test_suggests_only_what_is_near():
 
 def test_plain_text_is_left_alone():
     assert printable("σ ≥ 0.5 → ok") == "σ ≥ 0.5 → ok"
+    assert printable("a\ufe0f\u3164\u2800b") == r"a\ufe0f\u3164\u2800b", "drawn as nothing"

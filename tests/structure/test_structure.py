@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 # room -> rooms it may import, besides the leaves. Anything not listed is an error, not a habit.
-LEAVES = {"errors", "seeding", "sources"}
+LEAVES = {"errors", "importing", "seeding", "sources"}
 MAY_IMPORT = {
     "plugin": set(),
     "spec": {"plugin"},
@@ -155,6 +155,23 @@ def test_what_must_start_fast_imports_nothing_heavy(code):
         [sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert not HEAVY & set(done.stderr.split())
+
+
+RANK = """
+import gc, sys
+from rlx.importing import BESIDE, libraries
+with libraries():
+    import rlx.run.loop
+import rlx.learner.engine
+assert not {*BESIDE, "torch._inductor.compile_fx"} & sys.modules.keys(), sys.modules.keys()
+assert gc.isenabled() and gc.get_freeze_count() > 100_000
+import scipy, sklearn
+"""
+
+
+def test_a_rank_imports_nothing_for_others_and_hides_nothing_for_good():
+    done = subprocess.run([sys.executable, "-c", RANK], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def written() -> Iterator[Path]:

@@ -5,6 +5,7 @@ Reads only, and only through `rlx_registry`. What models wrote is shown as text,
     uvicorn.run(create_app("sqlite:///runs.db"), host="127.0.0.1")
 """
 
+from rlx_web.access import Access
 from rlx_web.app import create_app
 
-__all__ = ["create_app"]
+__all__ = ["Access", "create_app"]

@@ -1,106 +1,321 @@
-"""Routes, and what guards them: loopback names only, GET only, a strict content policy."""
+"""Routes: every page has a JSON twin at the same address with ".json"."""
 
 import json
-from collections.abc import Awaitable, Callable, Iterator
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
+from urllib.parse import parse_qs
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
-from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.exceptions import HTTPException as Refusal
+from starlette.middleware.gzip import GZipMiddleware
 
-from rlx_registry import Ambiguous, NotFound, Registry, RegistryError
-from rlx_web import pages
+from rlx_registry import Ambiguous, NotFound, Registry, RegistryError, RolloutQuery
+from rlx_web.access import Access, guard
+from rlx_web.memo import Memo
+from rlx_web.pages.compare import compare
+from rlx_web.pages.credit import credit
+from rlx_web.pages.rollouts import nearest_step, rollouts
+from rlx_web.pages.run import RESUMABLE, curves, live_run, run, run_sections
+from rlx_web.pages.runs import live_runs, runs
+from rlx_web.pages.system import system
 from rlx_web.text import templates
 
 __all__ = ["create_app"]
 
 HERE = Path(__file__).parent
+LONGEST = 2**31 - 1
+"""The largest step or row that a registry can hold."""
+BODY = 4096
+"""Bytes of a form."""
 
-# A page on another site can make a browser ask us under a name of its own; it is refused by name.
-LOOPBACK = ["localhost", "127.0.0.1", "::1", "[::1]"]
-
-HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
+Text = Annotated[str, Query(max_length=200)]
+Name = Annotated[str, Query(max_length=2000)]
+Page = Annotated[int, Query(ge=1, le=100_000)]
+Step = Annotated[int, Query(ge=0, le=LONGEST)]
+View = Callable[..., dict[str, Any]]
 
 
-def create_app(registry_url: str) -> FastAPI:
+class _Number(Convertor[int]):
+    """A step or a row: so few digits that reading them costs nothing, and no registry has more."""
+
+    regex = "[0-9]{1,10}"
+
+    def convert(self, value: str) -> int:
+        return int(value)
+
+    def to_string(self, value: int) -> str:
+        return str(value)
+
+
+register_url_convertor("number", _Number())
+
+
+def create_app(registry_url: str, access: Access | None = None) -> FastAPI:
     """Returns the dashboard of one registry, which need not exist yet.
 
     The database is opened for reading anew by every request, so it may be made, upgraded or moved
-    under a running dashboard; while it cannot be read, pages say why with status 503.
-    """
-    app = FastAPI(title="rlx", openapi_url=None, docs_url=None, redoc_url=None)
-    app.mount("/static", StaticFiles(directory=HERE / "static"))
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK, www_redirect=False)
+    under a running dashboard; while it cannot be read, pages say why with status 503. Two forms
+    write, and nothing else: they ask a run to stop, and put one into the queue again.
 
-    @app.middleware("http")
-    async def guard(
-        request: Request, call_next: Callable[[Request], Awaitable[Response]]
-    ) -> Response:
-        response = await call_next(request)
-        response.headers.update(HEADERS)
-        return response
+    Args:
+        access: who may ask; this machine where None.
+    """
+    access = access or Access()
+    app = FastAPI(title="rlx", docs_url=None, redoc_url=None, version="1")
+    app.mount("/static", StaticFiles(directory=HERE / "static"))
+    app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=5)
+    guard(app, access)
 
     def registry() -> Iterator[Registry]:
         with Registry.open(registry_url, read_only=True) as opened:
             yield opened
 
-    _add_pages(app, Annotated[Registry, Depends(registry)])
-    app.add_exception_handler(RegistryError, _refused)
-    app.add_exception_handler(HTTPException, _refused)
+    opened = Annotated[Registry, Depends(registry)]
+    both = _Both(app, access)
+    _add_lists(both, opened)
+    _add_runs(both, opened)
+    _add_polled(app, opened)
+    _add_requests(app, registry_url, access)
+    for error in (RegistryError, Refusal, RequestValidationError):
+        app.add_exception_handler(error, _refused)
     return app
 
 
-def _add_pages(app: FastAPI, registry: Any) -> None:
-    def both(path: str, template: str) -> Callable[[Callable[..., dict[str, Any]]], None]:
-        """Serves what a function returns as a page, and as JSON at the same path + ".json"."""
+class _Both:
+    """Serves what a function returns as a page, and as JSON at the same address + ".json"."""
 
-        def add(view: Callable[..., dict[str, Any]]) -> None:
+    def __init__(self, app: FastAPI, access: Access) -> None:
+        self._app, self._write = app, access.write
+
+    def __call__(self, path: str, template: str) -> Callable[[View], View]:
+        def add(view: View) -> View:
             def twin(data: Annotated[dict[str, Any], Depends(view)]) -> Response:
                 return _json(data)
 
             def page(request: Request, data: Annotated[dict[str, Any], Depends(view)]) -> Response:
-                return templates.TemplateResponse(request, template, data)
+                shown = {**data, "write": self._write}
+                return templates.TemplateResponse(request, template, shown)
 
-            app.add_api_route(f"{path}.json", twin, response_model=None)
-            app.add_api_route(path, page, response_model=None)
+            name = view.__name__.strip("_")
+            self._app.add_api_route(
+                f"{path}.json", twin, response_class=JSONResponse, name=f"{name}_json"
+            )
+            self._app.add_api_route(path, page, response_class=HTMLResponse, name=name)
+            self._app.add_api_route(path, page, methods=["HEAD"], include_in_schema=False)
+            return view
 
         return add
 
-    @both("/", "runs.html")
-    def _runs(opened: registry) -> dict[str, Any]:
-        return pages.runs(opened)
 
-    @both("/runs/{ref}/rollouts/{step:int}", "rollouts.html")
-    def _rollouts(opened: registry, ref: str, step: int) -> dict[str, Any]:
-        return pages.rollouts(opened, ref, step)
+def _add_lists(both: _Both, opened: Any) -> None:
+    @both("/", "runs.html")
+    def _runs(registry: opened, q: Text = "", page: Page = 1) -> dict[str, Any]:
+        return runs(registry, q, page)
+
+    @both("/compare", "compare.html")
+    def _compare(
+        registry: opened,
+        run: Annotated[list[Text], Query()] = [],  # noqa: B006
+    ) -> dict[str, Any]:
+        return compare(registry, [ref for ref in run if ref])
+
+    @both("/system", "system.html")
+    def _system(registry: opened) -> dict[str, Any]:
+        return system(registry)
+
+
+def _add_runs(both: _Both, opened: Any) -> None:
+    @both("/runs/{ref}/rollouts/{step:number}/{row:number}", "credit.html")
+    def _credit(
+        registry: opened,
+        ref: str,
+        step: int,
+        row: int,
+        tokens: Annotated[str, Query(pattern=r"^(\d{1,9}-\d{1,9})?$")] = "",
+    ) -> dict[str, Any]:
+        _require(step, row)
+        first, _, last = tokens.partition("-")
+        return credit(registry, ref, step, row, (int(first), int(last)) if tokens else None)
+
+    @both("/runs/{ref}/rollouts/{step:number}", "rollouts.html")
+    def _rollouts(
+        registry: opened,
+        ref: str,
+        step: int,
+        query: Annotated[RolloutQuery, Depends(_query)],
+        against: Annotated[str, Query(pattern=r"^\d{0,9}$")] = "",
+        page: Page = 1,
+    ) -> dict[str, Any]:
+        _require(step)
+        other = int(against) if against else None
+        return rollouts(registry, ref, step, query, other, page)
 
     @both("/runs/{ref}", "run.html")
-    def _run(opened: registry, ref: str) -> dict[str, Any]:
-        return pages.run(opened, ref)
+    def _run(registry: opened, ref: str) -> dict[str, Any]:
+        return run(registry, ref)
+
+
+def _query(
+    low: Annotated[str, Query(max_length=40)] = "",
+    high: Annotated[str, Query(max_length=40)] = "",
+    turn: Text = "",
+    failed: bool = False,
+    no_signal: bool = False,
+    text: Text = "",
+    problem: Annotated[str, Query(max_length=2000)] = "",
+) -> RolloutQuery:
+    """What a form asks for; an empty field asks for nothing."""
+    return RolloutQuery(
+        low=_number("low", low),
+        high=_number("high", high),
+        turn=turn or None,
+        failed=failed,
+        no_signal=no_signal,
+        text=text or None,
+        problem=problem or None,
+    )
+
+
+def _number(name: str, text: str) -> float | None:
+    if not text.strip():
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if value != value or abs(value) == float("inf"):
+        raise HTTPException(422, f"{name}: a reward is a number")
+    return value
+
+
+def _require(*numbers: int) -> None:
+    """Sees that steps and rows are some that a registry could hold."""
+    if any(number > LONGEST for number in numbers):
+        raise HTTPException(404, "there is no such step or row")
+
+
+def _add_polled(app: FastAPI, opened: Any) -> None:
+    """What pages ask for again and again: worked out once for all who ask."""
+    memo = Memo()
+
+    @app.get("/live.json", response_class=JSONResponse)
+    def _live_runs(registry: opened) -> Response:
+        return _text(memo("runs", lambda: _dumped(live_runs(registry))))
+
+    @app.get("/runs/{ref}/live.json", response_class=JSONResponse)
+    def _live_run(
+        registry: opened,
+        ref: str,
+        after: Annotated[int, Query(ge=0, le=2**53)] = 0,
+        event: Annotated[int, Query(ge=0, le=LONGEST)] = 0,
+    ) -> Response:
+        return _text(
+            memo((ref, after, event), lambda: _dumped(live_run(registry, ref, after, event)))
+        )
+
+    @app.get("/runs/{ref}/sections.json", response_class=JSONResponse)
+    def _sections(registry: opened, ref: str) -> Response:
+        return _json(run_sections(registry, ref))
+
+    @app.get("/runs/{ref}/curves.json", response_class=JSONResponse)
+    def _curves(
+        registry: opened,
+        ref: str,
+        name: Annotated[list[Name], Query(max_length=100)] = [],  # noqa: B006
+        x: Literal["step", "tokens", "time"] = "step",
+        smooth: bool = False,
+    ) -> Response:
+        key = (ref, x, smooth, *name)
+        return _text(memo(key, lambda: _dumped(curves(registry, ref, name, x, smooth))))
+
+    @app.get("/runs/{ref}/rollouts", response_class=RedirectResponse, status_code=303)
+    def _at_step(registry: opened, ref: str, step: Step = LONGEST) -> Response:
+        at = nearest_step(registry, ref, step)
+        return RedirectResponse(f"/runs/{registry.run(ref).id}/rollouts/{at}", 303)
+
+
+def _add_requests(app: FastAPI, url: str, access: Access) -> None:
+    async def _form(request: Request) -> None:
+        content = b""
+        async for part in request.stream():
+            content += part
+            if len(content) > BODY:
+                raise HTTPException(413, "this is more than a form of this dashboard holds")
+        fields = parse_qs(content.decode("ascii", "replace"))
+        access.require_write(fields.get("write", [""])[0])
+
+    ours = [Depends(_form)]
+
+    @app.post("/runs/{ref}/stop", dependencies=ours, status_code=303)
+    def _stop(ref: str) -> Response:
+        """Asks the run's supervisor to write a checkpoint and end."""
+        with Registry.open(url, create=False) as registry:
+            record = registry.run(ref)
+            lost = record.effective_status == "lost"
+            if lost or not registry.ask(record.id, "stop"):
+                raise HTTPException(409, f"{record.id} is {record.effective_status}: nothing runs")
+        return RedirectResponse(f"/runs/{record.id}", 303)
+
+    @app.post("/runs/{ref}/resume", dependencies=ours, status_code=303)
+    def _resume(ref: str) -> Response:
+        """Puts the run into the queue: a worker goes on with it from its newest checkpoint."""
+        with Registry.open(url, create=False) as registry:
+            record = registry.run(ref)
+            status = record.effective_status
+            why = "asked for on the dashboard"
+            if status not in RESUMABLE or not registry.transition(
+                record.id, {record.status}, "queued", why
+            ):
+                raise HTTPException(409, f"{record.id} is {status}: it cannot be resumed")
+        return RedirectResponse(f"/runs/{record.id}", 303)
 
 
 def _json(data: dict[str, Any], status: int = 200) -> Response:
+    return _text(_dumped(data), status)
+
+
+def _text(content: str, status: int = 200) -> Response:
+    return Response(content, status, media_type="application/json")
+
+
+def _dumped(data: dict[str, Any]) -> str:
     # ASCII: lone surrogates, which a model can write, have no encoding of their own.
-    return Response(json.dumps(data, allow_nan=False), status, media_type="application/json")
+    try:
+        return json.dumps(data, allow_nan=False)
+    except ValueError:
+        return json.dumps(_spelled(data), allow_nan=False)
+
+
+def _spelled(data: Any) -> Any:
+    """Puts "nan", "inf" and "-inf" for figures that JSON has no number for."""
+    if isinstance(data, dict):
+        return {name: _spelled(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_spelled(value) for value in data]
+    return str(data) if isinstance(data, float) and not math.isfinite(data) else data
 
 
 async def _refused(request: Request, error: Exception) -> Response:
     """Says what is wrong, as a page or as JSON, whichever was asked for."""
-    if isinstance(error, HTTPException):
-        status, message = error.status_code, error.detail
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:])
+        status, message = 422, f"{where}: {first['msg']}"
+    elif isinstance(error, Refusal):
+        status, message = error.status_code, str(error.detail)
     else:
         status, message = 404 if isinstance(error, NotFound | Ambiguous) else 503, str(error)
     data = {"error": {"status": status, "message": message}}
+    headers = getattr(error, "headers", None)
     if request.url.path.endswith(".json"):
-        return _json(data, status)
-    return templates.TemplateResponse(request, "error.html", data, status_code=status)
+        response = _json(data, status)
+    else:
+        response = templates.TemplateResponse(request, "error.html", data, status_code=status)
+    response.headers.update(headers or {})
+    return response

@@ -1,15 +1,26 @@
 """Text for pages. Nearly all of it was written by a model or a user, and none of it is trusted."""
 
 import json
+import math
+import re
 import time
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 from fastapi.templating import Jinja2Templates
 
 __all__ = ["templates", "visible"]
 
+SHADES = 8
+LONGEST = 400
+"""Characters of a value in a table."""
 HIDDEN = frozenset({"Cc", "Cf", "Zl", "Zp", "Cs", "Co", "Cn"})
+BLANK = re.compile(
+    r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
+    r"\U000e0100-\U000e01ef]"
+)
+"""Of the other categories, what is drawn as nothing: fillers, selectors, braille without dots."""
 
 
 def visible(text: object, line_break: str = "↵\n") -> str:
@@ -17,14 +28,21 @@ def visible(text: object, line_break: str = "↵\n") -> str:
 
     Line breaks stay, and get a mark. Escaping HTML is the template's work, not this function's.
     """
-    return "".join(line_break if c == "\n" else _visible(c) for c in str(text))
+    return line_break.join(
+        line if _is_plain(line) else "".join(map(_visible, line)) for line in str(text).split("\n")
+    )
+
+
+def _is_plain(line: str) -> bool:
+    """What is printable has nothing of `HIDDEN`; asking a whole line is much the quicker way."""
+    return line.isprintable() and (line.isascii() or BLANK.search(line) is None)
 
 
 def _visible(character: str) -> str:
     code = ord(character)
     if code < 0x20 or code == 0x7F:
         return "␡" if code == 0x7F else chr(0x2400 + code)
-    if unicodedata.category(character) in HIDDEN:
+    if unicodedata.category(character) in HIDDEN or BLANK.match(character):
         return f"⟨U+{code:04X}⟩"
     return character
 
@@ -75,9 +93,54 @@ def sparkline(points: list[tuple[int, float]], width: int = 96, height: int = 20
     )
 
 
+def short(value: object) -> str:
+    """A value of an experiment, on one line; a dash where there is none."""
+    if value is None:
+        return "—"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return visible(text if len(text) <= LONGEST else text[:LONGEST] + "…")
+
+
+def lasting(seconds: float | None) -> str:
+    """A stretch of time, in its largest unit."""
+    if seconds is None:
+        return "—"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def bytes_(size: float | None) -> str:
+    """A size, in powers of 1024."""
+    value = float(size or 0)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def token(text: str) -> str:
+    """A token's text: its box shows its blanks, and a line end is a sign before it breaks."""
+    return visible(text, "⏎\n").replace("\u2409", "⇥")
+
+
+def heat(value: float | None, channels: list[dict[str, Any]], name: str) -> str:
+    """The class that colours a figure: p1 to p8 above 0, n1 to n8 below; none at 0, or absent."""
+    largest = next((c["largest"] for c in channels if c["name"] == name), 0.0)
+    if not isinstance(value, int | float) or not math.isfinite(value) or not value * largest:
+        return ""
+    return f"{'p' if value > 0 else 'n'}{max(1, math.ceil(abs(value) / largest * SHADES))}"
+
+
+def letter(label: str) -> int:
+    """A recipe's number: A is 0."""
+    return ord(label[0]) - ord("A")
+
+
 templates = Jinja2Templates(Path(__file__).parent / "templates")
 templates.env.autoescape = True
 templates.env.trim_blocks = templates.env.lstrip_blocks = True
-templates.env.filters |= {
-    f.__name__: f for f in (visible, number, signed, ago, clock, pretty, sparkline)
-}
+SHOWN = (visible, number, signed, ago, clock, pretty, sparkline, short, lasting, bytes_)
+templates.env.filters |= {f.__name__.rstrip("_"): f for f in (*SHOWN, token, heat, letter)}

@@ -1,23 +1,25 @@
 """`rlx compare`: recipes side by side, what they differ in first, then what came of it."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx.cli.alike import LeftOut, alike, newest
 from rlx.cli.diff import of_run
-from rlx.cli.registry import open_registry, registry_option
+from rlx.cli.registry import RUN_LIKE, open_registry, registry_option
 from rlx.errors import EnvironmentFault, SpecError
-from rlx.spec.diagnostic import printable
-from rlx_registry import EvaluationRecord, Registry, RunRecord
+from rlx.spec.diagnostic import did_you_mean, printable
+from rlx_registry import EvaluationRecord, NotFound, Registry, RunRecord
 
 if TYPE_CHECKING:
+    from rlx.evaluation.by_problem import Asked, OverProblems
     from rlx.evaluation.paired import Difference, Mean
 
-__all__ = ["Comparison", "Recipe", "compare", "compared"]
+__all__ = ["ByProblem", "Comparison", "Recipe", "compare", "compared"]
 
 METRICS = (
     "accuracy", "mean_confidence", "brier", "nll", "ece", "ece_mass", "auroc", "aurc", "alike_share"
@@ -25,6 +27,9 @@ METRICS = (
 """Of every evaluation after training, where it has them."""
 UNTOLD = ("name", "seed")
 """Of a spec: what does not make another recipe."""
+
+NAMED = 5
+"""Names that are told where none is near."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,7 @@ class Recipe:
         name: as the first of its runs has it.
         runs: run ids by seed; the newest where a seed was run more than once.
         values: for each suite and metric the figure of every seed.
+        asked: for each suite the answers of every seed, where they were kept.
     """
 
     label: str
@@ -44,6 +50,7 @@ class Recipe:
     name: str
     runs: dict[int, str]
     values: dict[tuple[str, str], dict[int, float]]
+    asked: "dict[str, dict[int, Asked]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +69,42 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class ByProblem:
+    """A suite's differences from the first recipe, problem by problem.
+
+    Attributes:
+        differences: by recipe, then by figure; None where it was not asked the same problems, or
+            nobody knows.
+        absent: by recipe why there is none; None where there is one.
+    """
+
+    suite: str
+    differences: "tuple[dict[str, OverProblems] | None, ...]"
+    absent: tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """Everything that is said of some recipes.
 
     Attributes:
         spec: for every path of the experiment in which they differ its value in each.
         rows: by suite, then by metric.
-        left: runs that were named and have not finished.
+        by_problem: of every suite; none of a single recipe.
+        left: runs that were named and have not finished, nor were run anew.
+        unlike: evaluations that were asked otherwise than most of their suite, and do not count.
     """
 
     recipes: tuple[Recipe, ...]
     spec: dict[str, tuple[Any, ...]]
     rows: tuple[Row, ...]
+    by_problem: tuple[ByProblem, ...]
     left: tuple[str, ...]
+    unlike: tuple[LeftOut, ...]
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="RUN|NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="RUN|GROUP|NAME...")
 @click.option("--json", "form", flag_value="json", help="Print JSON.")
 @click.option("--csv", "form", flag_value="csv", help="Print a line per recipe and figure.")
 @click.option("--md", "form", flag_value="md", help="Print Markdown.")
@@ -87,10 +113,11 @@ class Comparison:
 def compare(names: tuple[str, ...], form: str | None, page: Path | None, url: str) -> None:
     """Compare recipes: the difference of their experiments, then figures over seeds.
 
-    Runs are put together that differ in their seeds alone; a NAME means all finished runs of that
-    name. Intervals are Student's over seeds. Differences are from the first recipe, seed by seed,
-    with the exact paired permutation test: with 3 seeds p is never below .25, with 5 never below
-    .0625.
+    Runs are put together that differ in their seeds alone. A GROUP is what `rlx submit --seeds
+    --grid` has run, a NAME all finished runs of that experiment. Intervals are Student's over
+    seeds. Differences are from the first recipe, seed by seed, with the exact paired permutation
+    test: with 3 seeds p is never below .25, with 5 never below .0625. Where both were asked the
+    same problems, differences are given problem by problem as well.
     """
     from rlx.cli import compared as shown
 
@@ -108,6 +135,8 @@ def compare(names: tuple[str, ...], form: str | None, page: Path | None, url: st
         click.echo(json.dumps(shown.plain(found), indent=2))
     elif form == "csv":
         click.echo(shown.csv(found), nl=False)
+        for line in shown.left_out(found):
+            click.echo(line, err=True)
     elif form == "md":
         click.echo(shown.markdown(found), nl=False)
     elif page is None:
@@ -129,39 +158,68 @@ def compared(registry: Registry, names: Sequence[str]) -> Comparison:
     by_digest: dict[str, list[RunRecord]] = {}
     for run in finished:
         by_digest.setdefault(run.digest, []).append(run)
-    recipes = tuple(
-        _recipe(registry, _label(number), own) for number, own in enumerate(by_digest.values())
-    )
+    seeds = [newest(own) for own in by_digest.values()]
+    taken = [run for own in seeds for run in own.values()]
+    evaluations, unlike = alike(taken, {r.id: _last(registry.evaluations(r.id)) for r in taken})
+    recipes = tuple(_recipe(_label(n), own, evaluations) for n, own in enumerate(seeds))
     firsts = [own[0] for own in by_digest.values()]
-    left = tuple(run.id for run in runs if run.status != "finished")
-    return Comparison(recipes, _unlike(firsts), tuple(_rows(recipes)), left)
+    done = {(run.digest, run.seed) for run in finished}
+    left = tuple(run.id for run in runs if (run.digest, run.seed) not in done)
+    rows = tuple(_rows(recipes))
+    suites = dict.fromkeys(row.suite for row in rows) if len(recipes) > 1 else {}
+    pairs = tuple(_by_problem(recipes, suite, unlike) for suite in suites)
+    return Comparison(recipes, _unlike(firsts), rows, pairs, left, unlike)
 
 
 def _named(registry: Registry, names: Sequence[str]) -> list[RunRecord]:
-    """Runs in the order in which they were named, oldest first under one name, each once."""
-    found: dict[str, RunRecord] = {}
+    """Runs in the order in which they were named, a group's as they joined it, an experiment's
+    oldest first, each once."""
+    groups, found = registry.groups(), dict[str, RunRecord]()
     for name in names:
-        several = sorted(registry.runs(name=name), key=lambda run: run.id)
-        for run in several or [registry.run(name)]:
-            found.setdefault(run.id, run)
+        if name in groups:
+            several = [registry.run(run) for run in groups[name]]
+        else:
+            several = registry.runs(name=name)[::-1] or [_alone(registry, name, groups)]
+        found |= {run.id: run for run in several if run.id not in found}
     return list(found.values())
+
+
+def _alone(registry: Registry, name: str, groups: Iterable[str]) -> RunRecord:
+    try:
+        return registry.run(name)
+    except NotFound:
+        if RUN_LIKE.fullmatch(name):
+            raise
+        there = dict.fromkeys([*groups, *(run.name for run in registry.runs())])
+        near = did_you_mean(name, there)
+        hint = f"; did you mean {printable(near)!r}?" if near else ""
+        if there and not near:
+            hint = f"; there are: {', '.join(printable(known) for known in [*there][:NAMED])}"
+        raise SpecError(f"there is no run, group or experiment {printable(name)!r}{hint}") from None
 
 
 def _label(number: int) -> str:
     return chr(ord("A") + number) if number < 26 else f"R{number + 1}"
 
 
-def _recipe(registry: Registry, label: str, runs: Sequence[RunRecord]) -> Recipe:
-    newest = {run.seed: run for run in sorted(runs, key=lambda run: run.id)}
+def _recipe(
+    label: str, runs: Mapping[int, RunRecord], evaluations: Mapping[str, Sequence[EvaluationRecord]]
+) -> Recipe:
+    from rlx.evaluation.by_problem import Asked
+
     values: dict[tuple[str, str], dict[int, float]] = {}
-    for seed, run in sorted(newest.items()):
-        for evaluation in _last(registry.evaluations(run.id)):
+    asked: dict[str, dict[int, Asked]] = {}
+    for seed, run in runs.items():
+        for evaluation in evaluations[run.id]:
             for metric in METRICS:
                 value = evaluation.metrics.get(metric)
                 if value is not None:
                     values.setdefault((evaluation.suite, metric), {})[seed] = float(value)
-    ids = {seed: run.id for seed, run in sorted(newest.items())}
-    return Recipe(label, runs[0].digest, runs[0].name, ids, values)
+            if (own := Asked.from_payload(evaluation.payload)) is not None:
+                asked.setdefault(evaluation.suite, {})[seed] = own
+    ids = {seed: run.id for seed, run in runs.items()}
+    first = next(iter(runs.values()))
+    return Recipe(label, first.digest, first.name, ids, values, asked)
 
 
 def _last(evaluations: Iterable[EvaluationRecord]) -> list[EvaluationRecord]:
@@ -194,3 +252,29 @@ def _rows(recipes: Sequence[Recipe]) -> Iterable[Row]:
                     tuple(mean_over_seeds(list(s.values())) if s else None for s in seeds),
                     (None, *(difference(s, seeds[0]) for s in seeds[1:])),
                 )
+
+
+def _by_problem(recipes: Sequence[Recipe], suite: str, unlike: Iterable[LeftOut]) -> ByProblem:
+    """Every recipe against the first, which has none against itself."""
+    from rlx.evaluation.by_problem import by_problem
+
+    first, *others = recipes
+    found: list[dict[str, OverProblems] | None] = [None]
+    absent: list[str | None] = [None]
+    otherwise = {one.run for one in unlike if one.suite == suite}
+    for recipe in others:
+        sides = [side.asked.get(suite, {}) for side in (recipe, first)]
+        there = all(any(s == suite for s, _ in side.values) for side in (recipe, first))
+        differences = by_problem(*sides) if all(sides) else None
+        found.append(differences)
+        if differences is not None:
+            absent.append(None)
+        elif not there and otherwise & {*first.runs.values(), *recipe.runs.values()}:
+            absent.append("they were not asked alike")
+        elif not there:
+            absent.append("only one of them was evaluated on it")
+        elif not all(sides):
+            absent.append("nothing is recorded of single answers")
+        else:
+            absent.append("they were asked different problems")
+    return ByProblem(suite, tuple(found), tuple(absent))

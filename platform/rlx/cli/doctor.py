@@ -12,7 +12,8 @@ from typing import Literal
 import click
 from packaging.specifiers import SpecifierSet
 
-from rlx.cli.registry import DEFAULT, open_registry
+from rlx.cli.options import DEFAULT
+from rlx.cli.registry import open_registry
 from rlx.cli.text import columns
 from rlx.discovery import PluginFault, installed, load
 from rlx.errors import RlxError

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,25 +12,27 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.registry import folder_of, open_registry, registry_option
-from rlx.cli.target import Target, folder_target, run_target, tell_mlflow
+from rlx.cli.target import Target, checkpoint_target, model_target, run_target, tell_mlflow
 from rlx.discovery import check
 from rlx.errors import EnvironmentFault, RewardError, SpecError
 from rlx.run.launch import child_environment
 from rlx.run.paths import home, shown
 from rlx.run.progress import Progress
 from rlx.spec import ExperimentSpec
-from rlx.spec.diagnostic import InvalidSpec, printable
+from rlx.spec.diagnostic import InvalidSpec, printable, refused
 from rlx.spec.reader import apply_overrides, validate
-from rlx.spec.suite import SetSpec, SuiteSpec, read_suite
+from rlx.spec.suite import OWN_SUITE, SetSpec, SuiteSpec, read_suite
 
 if TYPE_CHECKING:
     from rlx.evaluation.answers import Answer
     from rlx_registry import RunRecord
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "of_set"]
 
 OWN = "held_out"
 """Name of the experiment's own held-out set in the suite that is taken where none is named."""
+ASKED = ("problems", "samples", "greedy", "seed")
+"""What options may ask for in place of what a suite says."""
 FREE = ("runner", "sampler")
 """Sections that may be other than the run's own; a suite's sets change the rest."""
 
@@ -40,10 +43,9 @@ Figures = dict[str, dict[str, Any]]
 
 
 @click.command("eval")
-@click.argument("target", metavar="RUN|PATH")
-@click.option(
-    "--spec", "file", type=_FILE, metavar="FILE", help="The experiment of a model's PATH."
-)
+@click.argument("target", metavar="RUN|MODEL")
+@click.option("--at", type=click.IntRange(0), metavar="STEP", help="RUN as of this checkpoint.")
+@click.option("--spec", "file", type=_FILE, metavar="FILE", help="The experiment of a MODEL.")
 @click.option("--suite", "suite_file", type=_FILE, metavar="FILE", help="Sets, in YAML.")
 @click.option("--problems", type=_COUNT, help="Of every set.")
 @click.option("--samples", type=_COUNT, help="Answers to every problem.")
@@ -59,6 +61,7 @@ Figures = dict[str, dict[str, Any]]
 @registry_option
 def evaluate(
     target: str,
+    at: int | None,
     file: Path | None,
     suite_file: Path | None,
     problems: int | None,
@@ -74,20 +77,15 @@ def evaluate(
 ) -> None:
     """Answer held-out problems with a trained model: accuracy and calibration, with intervals.
 
-    Evaluates the model that RUN has exported, or the one in folder PATH with the experiment --spec.
-    Without a --suite the sets are the experiment's own: its task, and `evaluation.variants`. What
-    has been answered is kept: the same command goes on where it was stopped.
+    Evaluates the model that RUN has exported, or had at a checkpoint; or a MODEL, in a folder or by
+    its name on the hub, with the experiment --spec. Without a --suite the sets are the experiment's
+    own: its task, and `evaluation.variants`. What has been answered is kept: the same command goes
+    on where it was stopped.
     """
-    found = run_target(target, url) if file is None else folder_target(target, file)
-    spec = _spec(found, overrides)
-    suite = _own_suite(spec) if suite_file is None else read_suite(suite_file)
     asked = {"problems": problems, "samples": samples, "seed": seed, "greedy": greedy or None}
-    suite = suite.model_copy(update={k: v for k, v in asked.items() if v is not None})
-    if problems is not None:
-        every = {n: s.model_copy(update={"problems": None}) for n, s in suite.sets.items()}
-        suite = suite.model_copy(update={"sets": every})
-    sets = {name: _of_set(found, name, one, overrides) for name, one in suite.sets.items()}
-    answers = _answered(found, spec, sets, suite)
+    _require_places(out, pictures)
+    with _target(target, at, file, url) as found:
+        suite, answers = _answered(found, suite_file, asked, overrides)
     figures = _figures(answers, suite)
     outside = frozenset(n for n, s in suite.sets.items() if s.distribution == "out")
     if out is not None:
@@ -95,11 +93,12 @@ def evaluate(
     if pictures is not None:
         _draw(answers, figures, outside, pictures)
     if record and found.run is not None:
-        _record(found.run, suite, answers, figures, outside, url)
+        _record(found.run, found.step, suite, answers, figures, outside, url)
     if as_json:
         told = {
             "run": found.run.id if found.run else None,
-            "model": str(found.model),
+            "step": found.step,
+            "model": found.model if found.step is None else None,
             "suite": suite.model_dump(mode="json"),
             "sets": figures,
         }
@@ -114,6 +113,19 @@ def evaluate(
 # What is asked ---------------------------------------------------------------------------------
 
 
+@contextmanager
+def _target(name: str, at: int | None, file: Path | None, url: str) -> Iterator[Target]:
+    """The model that is meant, while the block lasts."""
+    os.environ.update(child_environment())  # before anything imports transformers
+    if at is None:
+        yield run_target(name, url) if file is None else model_target(name, file)
+        return
+    if file is not None:
+        raise SpecError("--at is of a run, which has its own experiment: drop --spec")
+    with checkpoint_target(name, at, url) as found:
+        yield found
+
+
 def _spec(target: Target, overrides: Sequence[str]) -> ExperimentSpec:
     fixed = sorted({o for o in overrides if o.partition("=")[0].split(".")[0] not in FREE})
     if fixed:
@@ -124,6 +136,7 @@ def _spec(target: Target, overrides: Sequence[str]) -> ExperimentSpec:
     return _checked(target, overrides)
 
 
+@refused("evaluated")
 def _checked(target: Target, overrides: Sequence[str]) -> ExperimentSpec:
     document = apply_overrides(target.document, overrides)
     read = validate(document, Path(document.file))
@@ -131,21 +144,59 @@ def _checked(target: Target, overrides: Sequence[str]) -> ExperimentSpec:
     return read.spec
 
 
+@refused("evaluated")
+def _suite(spec: ExperimentSpec, file: Path | None, asked: Mapping[str, Any]) -> SuiteSpec:
+    """The suite in the file, else the experiment's own; what the options ask for goes before.
+
+    What departs from it becomes part of its name, so that its records never take the place of those
+    of the whole suite.
+    """
+    whole = _own_suite(spec) if file is None else read_suite(file)
+    if file is not None and whole.name == OWN_SUITE:
+        raise SpecError(
+            f"{printable(str(file))}: the suite of the experiment's own sets is called "
+            f"{OWN_SUITE!r}; choose another name"
+        )
+    suite = whole.model_copy(update={k: v for k, v in asked.items() if v is not None})
+    if asked["problems"] is not None:
+        every = {n: s.model_copy(update={"problems": None}) for n, s in suite.sets.items()}
+        suite = suite.model_copy(update={"sets": every})
+    if suite.greedy and suite.samples > 1:
+        said = f"{suite.samples} greedy answers are all alike: one is taken"
+        click.echo(f"warning: {said}", err=True)
+        suite = suite.model_copy(update={"samples": 1})
+    return suite.model_copy(update={"name": ".".join([whole.name, *_departures(whole, suite)])})
+
+
+def _departures(whole: SuiteSpec, suite: SuiteSpec) -> Iterator[str]:
+    """What a suite asks otherwise than the whole one, in characters that MLflow and folders take:
+    `problems-5`, `greedy`."""
+    problems = [{s.problems or one.problems for s in one.sets.values()} for one in (whole, suite)]
+    for name in ASKED:
+        value = getattr(suite, name)
+        same = problems[0] == problems[1] if name == "problems" else value == getattr(whole, name)
+        if not same:
+            yield name if value is True else f"{name}-{value}"
+
+
 def _own_suite(spec: ExperimentSpec) -> SuiteSpec:
     """The held-out sets of the experiment itself."""
     sets = {OWN: SetSpec(distribution="in")}
     for name, options in spec.evaluation.variants.items():
         sets[name] = SetSpec(set={f"task.{key}": value for key, value in options.items()})
-    return SuiteSpec(name="own", problems=spec.evaluation.problems, seed=spec.seed, sets=sets)
+    return SuiteSpec(name=OWN_SUITE, problems=spec.evaluation.problems, seed=spec.seed, sets=sets)
 
 
-def _of_set(target: Target, name: str, one: SetSpec, overrides: Sequence[str]) -> ExperimentSpec:
-    """The experiment as it stands for a set.
+def of_set(target: Target, name: str, one: SetSpec, overrides: Sequence[str]) -> ExperimentSpec:
+    """The experiment as it stands for a set; its task need not have what a warm start asks for.
 
     Raises:
         InvalidSpec: what the set changes does not fit.
     """
     changes = [f"{path}={json.dumps(value)}" for path, value in one.set.items()]
+    model = target.document.tree.get("model")
+    if isinstance(model, dict) and model.get("warm_start") is not None:
+        changes.append("model.warm_start=null")
     try:
         return _checked(target, (*overrides, *changes))
     except InvalidSpec as error:
@@ -156,14 +207,17 @@ def _of_set(target: Target, name: str, one: SetSpec, overrides: Sequence[str]) -
 
 
 def _answered(
-    target: Target, spec: ExperimentSpec, sets: Mapping[str, ExperimentSpec], suite: SuiteSpec
-) -> "dict[str, list[Answer]]":
-    os.environ.update(child_environment())  # before anything imports transformers
+    target: Target, file: Path | None, asked: Mapping[str, Any], overrides: Sequence[str]
+) -> "tuple[SuiteSpec, dict[str, list[Answer]]]":
+    """The suite that is asked for, and the answers to it."""
+    spec = _spec(target, overrides)
+    suite = _suite(spec, file, asked)
+    sets = {name: of_set(target, name, one, overrides) for name, one in suite.sets.items()}
     from rlx.run.evaluating import answer_suite
 
-    kept = folder_of(target.run).root if target.run else home() / "cache"
+    kept = (folder_of(target.run).root if target.run else home() / "cache") / "evaluations"
     with _bar() as show:
-        return answer_suite(spec, sets, suite, target.model, kept / "evaluations", show)
+        return suite, answer_suite(spec, sets, suite, target.model, target.mark, kept, show)
 
 
 @contextmanager
@@ -238,22 +292,45 @@ def _draw(
         raise _unwritable(folder, error) from error
 
 
+def _require_places(out: Path | None, pictures: Path | None) -> None:
+    """Sees, before anything is answered, that results can be written where they are asked for."""
+    if out is not None and not (out.is_fifo() or out.is_char_device()):
+        new = not out.exists()
+        try:
+            out.open("ab").close()
+        except OSError as error:
+            raise _unwritable(out, error) from error
+        if new:
+            out.resolve().unlink()
+    if pictures is not None:
+        try:
+            pictures.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=pictures).close()
+        except OSError as error:
+            raise _unwritable(pictures, error) from error
+
+
 def _unwritable(path: Path, error: OSError) -> EnvironmentFault:
     return EnvironmentFault(f"cannot write {printable(str(path))}: {error.strerror or error}")
 
 
 def _record(
     run: "RunRecord",
+    step: int | None,
     suite: SuiteSpec,
     answers: "Mapping[str, Sequence[Answer]]",
     figures: Figures,
     outside: frozenset[str],
     url: str,
 ) -> None:
-    """Adds the sets to the run's evaluations after its last step, and the pictures to its files."""
+    """Adds the sets to the run's evaluations after a step, its last one unless another is named,
+    and the pictures to its files."""
     from rlx.record.recorder import Recorder
+    from rlx.run.report import draw_over_steps
 
-    folder = folder_of(run).pictures / f"suite-{suite.name}"
+    at, label = (run.step, "after") if step is None else (step, "step")
+    ending = "" if step is None else f"-step-{step}"
+    folder = folder_of(run).pictures / f"suite-{suite.name}{ending}"
     made = _draw(answers, figures, outside, folder)
     with open_registry(url, read_only=False) as registry:
         recorder = Recorder(registry, run.id, keep_bodies=True)
@@ -267,8 +344,9 @@ def _record(
                 "confidence": [c[0] for c in stated] if all(stated) else None,
                 "suite": suite.model_dump(mode="json"),
             }
-            recorder.evaluation(run.step, "after", found, pairs, f"suite/{suite.name}/{name}")
+            recorder.evaluation(at, label, found, pairs, f"suite/{suite.name}/{name}")
         for path in made:
             registry.add_artifact(run.id, path, "picture")
+        draw_over_steps(registry, run.id, folder_of(run))
         tell_mlflow(registry, run)
-    click.echo(f"recorded for {run.id} after step {run.step}; {shown(folder)}/", err=True)
+    click.echo(f"recorded for {run.id} after step {at}; {shown(folder)}/", err=True)

@@ -54,7 +54,7 @@ VERBS = {
     "sync": Verb("rlx.cli.sync:sync", "Tell MLflow what it has missed while it was away."),
     "db": Verb("rlx.cli.db:db", "Upgrade the registry; make lost runs again."),
     "mlflow": Verb("rlx.cli.reading:mlflow", "Open MLflow on the mirror of the runs."),
-    "web": Verb("rlx.cli.reading:web", "Serve the dashboard."),
+    "web": Verb("rlx.cli.web:web", "Serve the dashboard."),
 }
 
 

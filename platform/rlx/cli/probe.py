@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.registry import folder_of, open_registry, registry_option
-from rlx.cli.target import folder_target, run_target, tell_mlflow
+from rlx.cli.target import model_target, run_target, tell_mlflow
 from rlx.discovery import check
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.run.launch import child_environment
@@ -43,21 +43,19 @@ class _Target:
     Attributes:
         name: for messages and titles.
         spec: the experiment, with a `probe:` section.
-        model: folder of the model.
-        run: None for a folder that no run is named for.
+        model: folder of the model, or its name on the hub.
+        run: None for a model that no run is named for.
     """
 
     name: str
     spec: ExperimentSpec
-    model: Path
+    model: str
     run: RunRecord | None
 
 
 @click.command()
-@click.argument("target", metavar="RUN|PATH")
-@click.option(
-    "--spec", "file", type=_FILE, metavar="FILE", help="The experiment of a model's PATH."
-)
+@click.argument("target", metavar="RUN|MODEL")
+@click.option("--spec", "file", type=_FILE, metavar="FILE", help="The experiment of a MODEL.")
 @click.option("--problems", type=_COUNT, help="Held-out problems.")
 @click.option("--samples", type=_COUNT, help="Continuations per point.")
 @click.option(
@@ -101,7 +99,7 @@ def probe(
     """Cut a trained model's reasoning short, and see how often the answer is still right.
 
     Probes the model that RUN has exported, with the run's own task, rewards and rollout; or the
-    model in folder PATH, with those of the experiment --spec. Settings are those of the
+    MODEL in a folder or on the hub, with those of the experiment --spec. Settings are those of the
     experiment's `probe:` section unless they are given here.
     """
     asked = {"problems": problems, "samples": samples, "schemes": list(schemes) or None}
@@ -139,7 +137,7 @@ def _run(name: str, overrides: Sequence[str], cut: str | None, url: str) -> _Tar
 
 
 def _folder(name: str, file: Path, overrides: Sequence[str], cut: str | None) -> _Target:
-    found = folder_target(name, file)
+    found = model_target(name, file)
     return _Target(found.name, _spec(found.document, overrides, cut), found.model, None)
 
 
@@ -329,7 +327,7 @@ def _plain(target: _Target, told: "Sequence[RecordedProbe]", kept: Sequence[str]
     stated = next((asdict(one) for one in found if one is not None), None)
     return {
         "run": target.run.id if target.run else None,
-        "model": str(target.model),
+        "model": target.model,
         "step": told[0].step if target.run else None,
         "recorded": list(kept),
         "probes": {one.suite: one.to_json() for one in told},

@@ -5,20 +5,19 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
-from rlx.cli.registry import folder_of, open_registry, registry_option, run_json
+from rlx.cli.registry import folder_of, grouped, open_registry, registry_option, run_json
 from rlx.cli.text import columns
 from rlx.errors import SpecError
 from rlx.run.slurm import reconciled
 from rlx.spec.diagnostic import printable
 from rlx_registry import ENDED, STATUSES, BodyRecord, RolloutIndex, RunRecord, read_body
 
-__all__ = ["logs", "mlflow", "runs", "samples", "status", "web"]
+__all__ = ["PORT", "logs", "mlflow", "runs", "samples", "status"]
 
 SHOWN = 20
 """Rows of a table, unless another limit is given."""
@@ -33,14 +32,24 @@ def _echo(value: Any) -> None:
 
 @click.command()
 @click.option("--name", help="Only runs of this experiment.")
+@click.option("--group", metavar="NAME", help="Only runs of this group.")
 @click.option("--status", type=click.Choice(STATUSES), help="Only runs with this status.")
 @click.option("--limit", type=click.IntRange(min=1), help="At most so many, newest first.")
 @as_json
 @registry_option
-def runs(name: str | None, status: str | None, limit: int | None, as_json: bool, url: str) -> None:
+def runs(
+    name: str | None,
+    group: str | None,
+    status: str | None,
+    limit: int | None,
+    as_json: bool,
+    url: str,
+) -> None:
     """List runs, newest first."""
     with open_registry(url) as registry:
-        found = registry.runs(name=name, status=status, limit=limit)
+        if group is not None:
+            grouped(registry, group)
+        found = registry.runs(name=name, group=group, status=status, limit=limit)
         described = [run_json(registry, reconciled(registry, run)) for run in found]
     if as_json:
         return _echo(described)
@@ -55,11 +64,13 @@ def runs(name: str | None, status: str | None, limit: int | None, as_json: bool,
             _figure(d, "brier"),
             _figure(d, "ece"),
             _age(d["created"]),
+            " ".join(d["groups"]),
         )
         for d in described
     ]
-    heads = ("RUN", "NAME", "SEED", "STATUS", "STEP", "ACCURACY", "BRIER", "ECE", "AGE")
-    click.echo(columns(rows, heads))
+    heads = ("RUN", "NAME", "SEED", "STATUS", "STEP", "ACCURACY", "BRIER", "ECE", "AGE", "GROUP")
+    shown = len(heads) if any(d["groups"] for d in described) else -1
+    click.echo(columns([row[:shown] for row in rows], heads[:shown]))
     return None
 
 
@@ -348,28 +359,3 @@ def mlflow(host: str, port: int, uri: str) -> int:
     click.echo(f"MLflow on http://{host}:{port}  (Ctrl-C ends it)", err=True)
     sys.stdout.flush()
     os.execve(command[0], command, environment)
-
-
-@click.command()
-@click.option("--host", default="127.0.0.1")
-@click.option("--port", type=PORT, default=8711, show_default=True)
-@registry_option
-def web(host: str, port: int, url: str) -> int:
-    """Serve the dashboard, read-only, on this machine."""
-    import uvicorn
-
-    from rlx.record.mlflow_ui import require_free_port
-    from rlx.run.paths import tracking_url
-    from rlx_web import create_app
-
-    if host not in ("127.0.0.1", "localhost", "::1"):
-        raise SpecError(f"--host {host}: the dashboard has no passwords and serves loopback only")
-    with open_registry(url):
-        pass
-    require_free_port(host, port)
-    click.echo(f"dashboard on http://{host}:{port}  (Ctrl-C ends it)", err=True)
-    app = create_app(tracking_url(url))
-    config = uvicorn.Config(app, host=host, port=port, log_level="warning", lifespan="off")
-    with suppress(KeyboardInterrupt):  # `uvicorn.run` would end with 3 where it comes too early
-        uvicorn.Server(config).run()
-    return 130  # nothing but Ctrl-C ends it in peace

@@ -1,6 +1,7 @@
 """The registry as the verbs see it: the right URL, and its errors as rlx's own."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -8,20 +9,22 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import click
-
 import rlx.errors
 import rlx_registry
+from rlx.cli.options import registry_option
 from rlx.run.paths import RunFolder, shown, tracking_url
 from rlx.run.processes import live_ranks
 from rlx.run.trouble import as_fault
+from rlx.spec.diagnostic import did_you_mean, printable
 from rlx_registry import ENDED, Registry, RunRecord, Status
 
 __all__ = [
     "KILLED",
+    "RUN_LIKE",
     "bury",
     "exit_code",
     "folder_of",
+    "grouped",
     "open_registry",
     "registry_option",
     "run_json",
@@ -29,16 +32,8 @@ __all__ = [
 
 KILLED = "its supervisor was gone"
 """Why a run is lost that nobody could say anything about."""
-DEFAULT = "sqlite:///{home}/registry.db"
-
-registry_option = click.option(
-    "--registry",
-    "url",
-    metavar="URL",
-    envvar="RLX_REGISTRY",
-    default=DEFAULT,
-    help="The registry of runs; RLX_HOME's own unless given.",
-)
+RUN_LIKE = re.compile(r"(r-)?[0-9]+|latest")
+"""What names a run wherever a run can be named."""
 
 
 @contextmanager
@@ -88,6 +83,21 @@ def folder_of(run: RunRecord) -> RunFolder:
     return RunFolder(Path(run.directory))
 
 
+def grouped(registry: Registry, name: str) -> list[str]:
+    """Ids of a group's runs, in the order in which they joined it.
+
+    Raises:
+        SpecError: there is no such group; the nearest is named.
+    """
+    groups = registry.groups()
+    if name not in groups:
+        near = did_you_mean(name, groups)
+        hint = f"; did you mean {printable(near)!r}?" if near else ""
+        there = hint or ("" if groups else ": there are none yet")
+        raise rlx.errors.SpecError(f"there is no group {printable(name)!r}{there}")
+    return groups[name]
+
+
 def bury(registry: Registry, run: RunRecord, status: Status, reason: str) -> bool:
     """Ends a run whose supervisor is gone, and the ranks that it left behind.
 
@@ -132,6 +142,7 @@ def run_json(registry: Registry, run: RunRecord) -> dict[str, Any]:
         "steps": run.steps_total,
         "phase": run.phase,
         "seed": run.seed,
+        "groups": registry.groups_of(run.id),
         "spec_digest": run.digest,
         "attempt": run.attempt,
         "created": run.created,

@@ -13,7 +13,7 @@ from rlx.cli.registry import folder_of, open_registry, registry_option
 from rlx.discovery import check
 from rlx.errors import SpecError
 from rlx.spec import ExperimentSpec
-from rlx.spec.diagnostic import printable
+from rlx.spec.diagnostic import printable, refused
 from rlx.spec.reader import apply_overrides, read_spec, validate
 from rlx.spec.source import parse
 from rlx_registry import RunRecord
@@ -79,6 +79,7 @@ def rescore(
         _tell(found, summary, most)
 
 
+@refused("rescored")
 def _spec(
     run: RunRecord, file: Path | None, overrides: Sequence[str]
 ) -> tuple[ExperimentSpec, bool]:
@@ -215,19 +216,24 @@ def _tell(run: RunRecord, summary: "Summary", most: _Most) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     order = ("scores", "rows", "tokens")
     for change in sorted(summary.changes.values(), key=lambda c: order.index(c.unit)):
-        count = max(change.n, 1)
         table.add_row(
             printable(change.what),
             f"{change.n} {change.unit}",
             f"{change.changed}",
-            f"{change.before / count:.4g}",
-            f"{change.after / count:.4g}",
+            *("–" if mean is None else f"{mean:.4g}" for mean in change.means),
             f"{change.largest:.3g}",
             f"{change.turned}" if change.what == "advantages" else "",
         )
     console.print(table)
-    note = "on tokens means are of absolute values; turned: advantages with the other sign"
+    note = (
+        "rewards are times their weights; means are over what has a value, on tokens of absolute "
+        "ones; turned: advantages with the other sign"
+    )
     console.print(note, style="dim", markup=False)
+    for change in summary.changes.values():
+        if change.appeared or change.vanished:
+            gone = f"{change.appeared} had no value then, {change.vanished} would have none now"
+            console.print(f"{printable(change.what)}: {gone}", markup=False)
     if summary.left:
         console.print(f"{summary.left} trained rows would have been left out", markup=False)
     for _, row, found in most.rows:

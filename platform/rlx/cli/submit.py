@@ -42,8 +42,9 @@ __all__ = ["stop", "submit"]
 @click.option("-q", "--quiet", is_flag=True, help="Print the run's id and nothing else.")
 @click.option("--seeds", metavar="0..4", help="A run for every seed.")
 @click.option("--grid", multiple=True, metavar="PATH=A,B", help="And for every combination.")
+@click.option("--group", metavar="NAME", help="What such a group is called.")
 @click.option(
-    "--at-once", type=click.IntRange(1), default=1, show_default=True, help="Of such a group."
+    "--at-once", type=click.IntRange(1), default=1, show_default=True, help="Of its runs."
 )
 def submit(
     spec: Path,
@@ -55,6 +56,7 @@ def submit(
     quiet: bool,
     seeds: str | None,
     grid: tuple[str, ...],
+    group: str | None,
     at_once: int,
 ) -> int:
     """Check SPEC, record a run of it, start it apart from this terminal, and follow it.
@@ -64,7 +66,8 @@ def submit(
     a plugin or this machine is the reason.
 
     With --seeds or --grid it is a group: all of its runs are checked and shown before the first is
-    recorded, and run as devices allow. The same command again finishes what is missing.
+    recorded, and run as devices allow. The same command again finishes what is missing. The group
+    has a name, by which `rlx compare` and `rlx runs --group` know it.
     """
     if from_checkpoint is not None:
         overrides += (f"from_checkpoint={from_checkpoint}",)
@@ -75,7 +78,11 @@ def submit(
             raise SpecError(
                 "--again, --detach and --quiet are for single runs; a group has --queue"
             )
-        return submit_many(spec, overrides, seeds, grid, at_once=at_once, returns=queue)
+        return submit_many(
+            spec, overrides, seeds, grid, group=group, at_once=at_once, returns=queue
+        )
+    if group is not None:
+        raise SpecError("--group names the runs of --seeds and --grid: give one of them")
     return _submit_one(spec, overrides, again=again, detach=detach, queue=queue, quiet=quiet)
 
 

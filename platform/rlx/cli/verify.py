@@ -104,7 +104,7 @@ class _Trial:
         self._url = url or f"sqlite:///{home}/registry.db"
         self._environment = {**os.environ, "RLX_HOME": str(home), "RLX_REGISTRY": self._url}
         sets = [word for value in overrides for word in ("--set", value)]
-        own = ["--set", "tracking.mlflow=null"]
+        own = ["--set", "tracking.mlflow=null", "--set", "tracking.pictures=false"]
         self._submit = ["submit", str(spec.absolute()), "--again", "-q", "--queue", *sets, *own]
         self._log = home / "worker.log"
         self._at_once = at_once

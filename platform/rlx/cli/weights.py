@@ -8,8 +8,8 @@ import click
 
 from rlx.cli.registry import folder_of, open_registry, registry_option
 from rlx.errors import EnvironmentFault, SpecError
-from rlx.run.checkpoint import LATEST, Recorded, named, read_state, steps
-from rlx.run.sealed import CheckpointError, copied
+from rlx.run.checkpoint import LATEST, read_state, twin
+from rlx.run.sealed import CheckpointError
 from rlx.spec import ExperimentSpec
 from rlx.spec.diagnostic import printable
 
@@ -41,7 +41,7 @@ def export(run: str, folder: Path, url: str) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".rlx-export-") as aside:
-            source = _twin(root, step if at else LATEST, recorded, Path(aside))
+            source = twin(root, step if at else LATEST, recorded, Path(aside))
             step = str(read_state(source).step)
             write_weights(spec, source, Path(aside) / "model")
             (Path(aside) / "model").replace(folder)
@@ -50,21 +50,3 @@ def export(run: str, folder: Path, url: str) -> None:
     except OSError as error:
         raise EnvironmentFault(f"cannot write {name}: {error.strerror or error}") from error
     click.echo(f"✓ {found.id} after step {step}: {name}")
-
-
-def _twin(root: Path, step: str, recorded: Recorded, aside: Path) -> Path:
-    """A twin of a checkpoint, which stays where a run that goes on removes its old ones.
-
-    Raises:
-        CheckpointError: there is none, or it is damaged.
-    """
-    while True:
-        there = steps(root)
-        try:
-            source = named(root, step, recorded)
-            copied(source, aside / source.name, recorded.get(read_state(source).step))
-        except (CheckpointError, FileNotFoundError):
-            if steps(root) == there:
-                raise
-        else:
-            return aside / source.name

@@ -150,7 +150,7 @@ def figures(answers: Sequence[Answer], *, seed: int, draws: int = DRAWS) -> dict
             if (own := [a for a in answers if a.stratum == label])
         }
     measures = _measures(correct, confidence)
-    told["intervals"] = bootstrap([a.problem for a in answers], measures, seed=seed, draws=draws)
+    told["intervals"] = bootstrap([a.problem_id for a in answers], measures, seed=seed, draws=draws)
     problems = _together(answers)
     several = min(len(p.correct) for p in problems) > 1
     told["scaling"] = Scaling.measure(problems, seed=seed).to_json() if several else None

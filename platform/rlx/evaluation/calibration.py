@@ -36,6 +36,7 @@ from rlx.evaluation.selective import (
     aurc,
     coverage_at_risk,
     excess_aurc,
+    risk_points,
 )
 
 __all__ = ["Calibration", "StratumCalibration"]
@@ -80,6 +81,7 @@ class Calibration:
         stratum_brier: Brier score of the predictor that says each stratum's accuracy in these data.
         stratum_auroc: its AUROC. An `auroc` near it knows no more than the kind of problem.
         bins: the 10 bins.
+        risk_coverage: (coverage, risk) at 50 even coverages at most, to be drawn.
         by_stratum: the same figures within each stratum, by its label.
     """
 
@@ -109,6 +111,7 @@ class Calibration:
     stratum_brier: float
     stratum_auroc: float | None
     bins: tuple[ReliabilityBin, ...]
+    risk_coverage: tuple[tuple[float, float], ...] | None
     by_stratum: Mapping[str, StratumCalibration]
 
     @classmethod
@@ -156,12 +159,15 @@ class Calibration:
             stratum_brier=brier(y, known),
             stratum_auroc=auroc(y, known),
             bins=reliability_bins(y, c),
+            risk_coverage=risk_points(y, c),
             by_stratum={str(s): _within(y[labels == s], c[labels == s]) for s in np.unique(labels)},
         )
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; what is undefined is None, never nan."""
-        return {**asdict(self), "bins": [asdict(b) for b in self.bins]}
+        drawn = None if self.risk_coverage is None else [list(p) for p in self.risk_coverage]
+        plain = {"bins": [asdict(b) for b in self.bins], "risk_coverage": drawn}
+        return {**asdict(self), **plain}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
@@ -170,10 +176,12 @@ class Calibration:
         A figure that was not measured when the record was made is None.
         """
         strata = record["by_stratum"].items()
+        drawn = record.get("risk_coverage")
         values: dict[str, Any] = {
             **{field.name: record.get(field.name) for field in fields(cls)},
             "murphy": Murphy(**record["murphy"]),
             "bins": tuple(ReliabilityBin(**b) for b in record["bins"]),
+            "risk_coverage": None if drawn is None else tuple((c, r) for c, r in drawn),
             "by_stratum": {label: StratumCalibration(**figures) for label, figures in strata},
         }
         return cls(**values)

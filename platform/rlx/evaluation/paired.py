@@ -7,11 +7,12 @@ from itertools import product
 
 import numpy as np
 
-__all__ = ["Difference", "Mean", "difference", "mean_over_seeds"]
+__all__ = ["Difference", "Mean", "difference", "mean_over_seeds", "sign_test"]
 
 LEVEL = 0.95
 EXACT_UP_TO = 12
 """Pairs up to which every change of signs is counted; beyond, scipy samples them."""
+RESAMPLES = 9999
 TINY = 1e-12
 
 
@@ -83,17 +84,32 @@ def difference(one: Mapping[int, float], other: Mapping[int, float]) -> Differen
     if not shared:
         return None
     gaps = np.array([one[seed] - other[seed] for seed in shared])
-    return Difference(mean_over_seeds(gaps.tolist()), _sign_test(gaps))
+    return Difference(mean_over_seeds(gaps.tolist()), sign_test(gaps))
 
 
-def _sign_test(gaps: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> float:
-    far = abs(float(gaps.mean())) - TINY
+def sign_test(gaps: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> float:
+    """The paired permutation test of whether differences have no direction, on both sides.
+
+    Args:
+        gaps: `[n]` differences, each with its weight.
+
+    Returns:
+        Share of all changes of sign whose mean is at least as far from 0. Differences of exactly 0
+        have no sign to change; beyond `EXACT_UP_TO` others, `RESAMPLES` changes stand for all.
+    """
+    gaps = gaps[gaps != 0]
     if len(gaps) <= EXACT_UP_TO:
         signs = np.array(list(product((1, -1), repeat=len(gaps))))
-        return float((np.abs(signs @ gaps) / len(gaps) >= far).mean())
+        far = abs(float(gaps.sum())) - TINY
+        return float((np.abs(signs @ gaps) >= far).mean()) if len(gaps) else 1.0
     from scipy.stats import permutation_test
 
     found = permutation_test(
-        (gaps,), np.mean, permutation_type="samples", n_resamples=9999, rng=np.random.default_rng(0)
+        (gaps,),
+        np.mean,
+        permutation_type="samples",
+        n_resamples=RESAMPLES,
+        batch=1000,
+        rng=np.random.default_rng(0),
     )
     return float(found.pvalue)

@@ -34,6 +34,9 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 
+CLIP = 0.001
+"""How far from 0 and 1 confidences are kept where their logarithm is taken."""
+
 _Z_95 = 1.959963984540054
 
 
@@ -128,7 +131,7 @@ def murphy_decomposition(correct: ArrayLike, confidence: ArrayLike) -> Murphy:
     )
 
 
-def clipped_nll(correct: ArrayLike, confidence: ArrayLike, *, clip: float = 0.001) -> float:
+def clipped_nll(correct: ArrayLike, confidence: ArrayLike, *, clip: float = CLIP) -> float:
     """Mean negative log-likelihood in nats, of confidences kept `clip` away from 0 and 1.
 
     A confidence of exactly 0 or 1 would otherwise cost nothing or everything; at .001 a mistake

@@ -19,6 +19,7 @@ __all__ = [
     "coverage_at_risk",
     "excess_aurc",
     "risk_coverage",
+    "risk_points",
 ]
 
 Ties = Literal["expected", "stable"]
@@ -47,6 +48,16 @@ def risk_coverage(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "ex
     falling = np.argsort(-c, kind="stable")
     risk: Floats = np.cumsum(wrong[falling]) / np.arange(1, len(y) + 1)
     return risk
+
+
+def risk_points(
+    correct: ArrayLike, confidence: ArrayLike, points: int = 50
+) -> tuple[tuple[float, float], ...]:
+    """`risk_coverage` to be drawn: (coverage, risk) at no more than `points` even coverages."""
+    risk = risk_coverage(correct, confidence)
+    n = len(risk)
+    ranks = np.unique(np.ceil(np.arange(1, points + 1) * n / points).astype(int))
+    return tuple((float(k / n), float(risk[k - 1])) for k in ranks)
 
 
 def aurc(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected") -> float:

@@ -46,6 +46,7 @@ def save(drawn: Any, path: Path) -> tuple[Path, Path]:
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, svg = (stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg"))
     drawn.savefig(png, dpi=160)
+    drawn.set_layout_engine("none")  # everything has its place by now
     # No date, so that the same figures make the same file.
     drawn.savefig(svg, metadata={"Date": None})
     return png, svg

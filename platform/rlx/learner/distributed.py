@@ -4,8 +4,6 @@ import datetime
 import os
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,24 +13,11 @@ import torch.distributed as dist
 from rlx.errors import EnvironmentFault
 from rlx.spec import RunnerSpec
 
-__all__ = ["Ranks", "hidden", "join_ranks"]
+__all__ = ["Ranks", "join_ranks"]
 
 T = TypeVar("T")
 
 TIMEOUT = datetime.timedelta(minutes=10)
-
-
-@contextmanager
-def hidden(name: str) -> Iterator[None]:
-    """Keeps a package that is not there yet from being imported by what the block imports."""
-    if name in sys.modules:
-        yield
-        return
-    sys.modules[name] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +48,7 @@ class Ranks:
 
 
 def join_ranks(runner: RunnerSpec) -> Ranks:
-    """Joins the process group that torchrun describes in the environment.
+    """Joins the process group that the environment describes as torchrun does.
 
     Raises:
         EnvironmentFault: a CUDA device is asked for, or there are some, and none for this rank.

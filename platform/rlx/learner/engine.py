@@ -4,12 +4,14 @@ import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
 from rlx.errors import RlxError
-from rlx.learner.distributed import Ranks, hidden
+from rlx.importing import hidden
+from rlx.learner.distributed import Ranks
 from rlx.learner.pack import PackedBatch
 from rlx.learner.share import Share
 from rlx.learner.universal import frozen_value
@@ -17,6 +19,9 @@ from rlx.spec import CriticSpec, OptimizerSpec, RunnerSpec
 
 with hidden("mlflow"):  # its autotuner would import it: most of a second for nobody
     import deepspeed
+with patch.object(deepspeed.runtime.compiler, "compile", lambda: lambda function: function):
+    # It looks whether an optimiser is this one, whose import loads a compiler: as long again.
+    import deepspeed.runtime.zero.muon.muon_optimizer
 
 __all__ = ["AdamSpec", "Engine", "MakeOptimizer", "adamw"]
 

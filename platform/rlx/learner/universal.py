@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rlx.errors import RlxError
+from rlx.importing import libraries
 
 __all__ = ["consolidated", "convert", "frozen_value"]
 
@@ -115,6 +116,8 @@ def _for_every_stage(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    with libraries():
+        pass
     *sources, into = map(Path, sys.argv[1:])
     for folder in sources:
         _convert(folder, into / folder.name)

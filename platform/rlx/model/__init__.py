@@ -7,6 +7,8 @@ when they are first used, so that `rlx.model.files` needs no torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from rlx.importing import libraries
+
 if TYPE_CHECKING:
     from rlx.model.build import Policy, build_policy
     from rlx.model.dialogue import ChatDialogue, PlainDialogue
@@ -26,4 +28,5 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    with libraries():
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -3,7 +3,7 @@
 One type for rollouts that were made up and for rollouts that a run has stored.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -12,16 +12,14 @@ from torch import Tensor
 
 from rlx.batch import Row
 from rlx.credit.place import place
-from rlx.plan.stand_ins import Speech
 from rlx.reward import RewardEntry, RewardTable
-from rlx.rollout import RolloutTree
+from rlx.rollout import Pieces, RolloutTree
 from rlx.rollout.tree import Author
 from rlx.spec import CreditSpec
 
 __all__ = [
     "Context",
     "Given",
-    "Pieces",
     "RowAccount",
     "Rows",
     "Stretch",
@@ -29,11 +27,7 @@ __all__ = [
     "Turn",
     "components",
     "family",
-    "pieces_of",
 ]
-
-Pieces = Callable[[Sequence[int]], Sequence[str]]
-"""The text of each token of a turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,19 +289,6 @@ def _given(row: Row, tree: RolloutTree, table: RewardTable) -> list[Given]:
         for turn, entries in places
         for e in entries.values()
     ]
-
-
-def pieces_of(speech: Speech | None) -> Pieces:
-    """The texts of tokens as a dialogue reads them; their ids where there is none."""
-    if speech is None:
-        return lambda ids: [f"#{token}" for token in ids]
-
-    def pieces(ids: Sequence[int]) -> list[str]:
-        text, ends = speech.read(ids)
-        parts = [text[a:b] for a, b in zip((0, *ends), ends, strict=False)]
-        return [part or speech.piece(token) for part, token in zip(parts, ids, strict=True)]
-
-    return pieces
 
 
 # Rewards by name -------------------------------------------------------------------------------

@@ -27,13 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from rlx.discovery import Plugins, resolve
-from rlx.plan.account import RowAccount, Rows, components, pieces_of
+from rlx.plan.account import RowAccount, Rows, components
 from rlx.plan.budget import Memory, TokenBudget, memory, token_budget
 from rlx.plan.findings import findings
 from rlx.plan.stand_ins import Speech, problems_of, speech_of
 from rlx.plan.statistics import Counts, Group, Kind, counts_of, groups_of, kinds_of
 from rlx.plan.trial import Trial, carry
 from rlx.reward import RewardPool
+from rlx.rollout import pieces_of
 from rlx.run.parts import make_parts
 from rlx.spec import ExperimentSpec, ManyTurn, PhaseSpec
 from rlx.spec.diagnostic import Diagnostic, dotted

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from rlx.batch import flatten
 from rlx.errors import RegistryError
-from rlx.plan.account import RowAccount, Rows, components, pieces_of
+from rlx.plan.account import RowAccount, Rows, components
 from rlx.plan.stand_ins import Speech
 from rlx.reward import RewardTable
-from rlx.rollout import RolloutTree
+from rlx.rollout import RolloutTree, pieces_of
 from rlx.run.rows import row_rewards
 from rlx.spec import CreditSpec, ExperimentSpec, ModelSpec
 

@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 
 from rlx.record.patience import patiently
-from rlx.record.rollouts import Role, TrainedRows, rollout_index, rollout_table
+from rlx.record.rollouts import Role, TrainedRows, rollout_index, rollout_table, with_pieces
 from rlx.reward import RewardTable
-from rlx.rollout import RolloutTree
+from rlx.rollout import Pieces, RolloutTree
 from rlx_registry import Registry, write_body
 
 __all__ = ["Recorder"]
@@ -39,6 +39,8 @@ class Recorder:
         statistics: Mapping[str, Any],
         path: Any,
         roles: Sequence[Role] | None = None,
+        *,
+        pieces: Pieces,
     ) -> None:
         """Records one training step, bodies first, so that an index row never points at nothing.
 
@@ -49,10 +51,12 @@ class Recorder:
             statistics: what the step's sums need beside the rollouts: `phase`, `beta`, `state`
                 (the estimator's, after the step) and `max_tokens` among them; plain JSON.
             path: of the body.
+            pieces: the texts of tokens.
         """
         body: dict[str, Any] | None = None
         if self._keep_bodies:
-            sha256, size = write_body(path, rollout_table(trees, table, rows, roles))
+            whole = with_pieces(rollout_table(trees, table, rows, roles), trees, pieces)
+            sha256, size = write_body(path, whole)
             body = {"path": path, "sha256": sha256, "bytes": size, "statistics": dict(statistics)}
             body["index"] = rollout_index(trees, table, rows)
         patiently(lambda: self._write_step(step, figures, body))

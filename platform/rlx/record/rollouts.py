@@ -20,10 +20,11 @@ from torch import Tensor
 
 from rlx.record.entries import ENTRIES, written_entries, written_object
 from rlx.reward import RewardEntry, RewardTable
-from rlx.rollout import NO_PARENT, RolloutTree, Segment
+from rlx.rollout import NO_PARENT, Pieces, RolloutTree, Segment
 from rlx_registry import RolloutIndex
 
 __all__ = [
+    "PIECES",
     "SCHEMA",
     "SCORE_COLUMNS",
     "TOKEN_COLUMNS",
@@ -31,6 +32,7 @@ __all__ = [
     "TrainedRows",
     "rollout_index",
     "rollout_table",
+    "with_pieces",
 ]
 
 Role = Literal["trained", "filtered", "greedy"]
@@ -102,6 +104,8 @@ SCHEMA = pa.schema(
         ("rows", pa.list_(_ROW)),
     ]
 )
+PIECES = pa.field("pieces", pa.list_(pa.list_(pa.string())))
+"""For each segment the text of each token: for readers without a tokenizer; no sum needs it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,6 +211,17 @@ def rollout_table(
         for t, (tree, role) in enumerate(zip(trees, roles or ["trained"] * len(trees), strict=True))
     ]
     return pa.Table.from_pylist(records, schema=SCHEMA)
+
+
+def with_pieces(table: pa.Table, trees: Sequence[RolloutTree], pieces: Pieces) -> pa.Table:
+    """The step with the texts of its tokens, a column more."""
+    texts = [[_texts(pieces(segment.token_ids)) for segment in tree.segments] for tree in trees]
+    return table.append_column(PIECES, pa.array(texts, type=PIECES.type))
+
+
+def _texts(pieces: Iterable[str]) -> list[str]:
+    """What UTF-8 can hold: a lone surrogate is no character."""
+    return [piece.encode("utf-8", "replace").decode("utf-8") for piece in pieces]
 
 
 def _segment(segment: Segment, place: tuple[int, int], rewards: RewardTable) -> dict[str, Any]:

@@ -13,7 +13,14 @@ from torch import Tensor
 from rlx.errors import RegistryError
 from rlx.plugin import Problem
 from rlx.record.entries import read_entries
-from rlx.record.rollouts import SCHEMA, SCORE_COLUMNS, TOKEN_COLUMNS, Role, TrainedRows
+from rlx.record.rollouts import (
+    PIECES,
+    SCHEMA,
+    SCORE_COLUMNS,
+    TOKEN_COLUMNS,
+    Role,
+    TrainedRows,
+)
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree, Segment, Span
 
@@ -47,6 +54,8 @@ def read_step(table: pa.Table) -> StoredStep:
     Raises:
         RegistryError: the table has other columns, as those of other versions of rlx.
     """
+    if PIECES.name in table.column_names:
+        table = table.drop_columns([PIECES.name])
     if not table.schema.equals(SCHEMA):
         raise RegistryError(
             "these rollouts were recorded by another version of rlx, which kept other columns; "

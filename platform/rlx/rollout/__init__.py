@@ -1,7 +1,7 @@
 """Schedules and rollout trees: what will be sampled, and what was."""
 
 from rlx.plugin.environment import FAILED
-from rlx.rollout.dialogue import Dialogue, Shown
+from rlx.rollout.dialogue import Dialogue, Pieces, Reader, Shown, pieces_of
 from rlx.rollout.environment import Talk, is_fault
 from rlx.rollout.host import Fault, Host, LocalHost, checked
 from rlx.rollout.schedule import Level, RolloutPlan, grow, plan
@@ -19,6 +19,8 @@ __all__ = [
     "Host",
     "Level",
     "LocalHost",
+    "Pieces",
+    "Reader",
     "Request",
     "RolloutPlan",
     "RolloutTree",
@@ -32,5 +34,6 @@ __all__ = [
     "find_spans",
     "grow",
     "is_fault",
+    "pieces_of",
     "plan",
 ]

@@ -1,10 +1,13 @@
 """What a model's dialogue is asked, and what it gives."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Dialogue", "Shown"]
+__all__ = ["Dialogue", "Pieces", "Reader", "Shown", "pieces_of"]
+
+Pieces = Callable[[Sequence[int]], Sequence[str]]
+"""The text of each token of a stretch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +48,32 @@ class Dialogue(Protocol):
             inline: the text alone, right behind the turn; else as `reply`.
         """
         ...
+
+
+class Reader(Protocol):
+    """A dialogue that can also say what single tokens are."""
+
+    def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+        """See `Dialogue`."""
+        ...
+
+    def piece(self, token: int) -> str:
+        """What a token decodes to on its own, special tokens by their names."""
+        ...
+
+
+def pieces_of(speech: Reader | None) -> Pieces:
+    """The texts of tokens as a dialogue reads them; their ids where there is none.
+
+    A character belongs to the token that completes it; a token that adds nothing (it ends a turn,
+    or is one byte of several) is shown as what it is on its own.
+    """
+    if speech is None:
+        return lambda ids: [f"#{token}" for token in ids]
+
+    def pieces(ids: Sequence[int]) -> list[str]:
+        text, ends = speech.read(ids)
+        parts = [text[a:b] for a, b in zip((0, *ends), ends, strict=False)]
+        return [part or speech.piece(token) for part, token in zip(parts, ids, strict=True)]
+
+    return pieces

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlx.run.launch import child_environment
-from rlx.run.launchers import rank_command
+from rlx.run.launchers import is_alone, rank_command, rank_environment
 from rlx.run.orders import Orders
 from rlx.run.paths import RunFolder
 from rlx.run.processes import live_ranks
@@ -52,7 +52,7 @@ def failure(folder: RunFolder, error: Exception) -> End:
 
 
 class Attempt:
-    """The ranks of a run, below one launcher.
+    """The ranks of a run: one process, or several below one launcher.
 
     Args:
         run_id: the run.
@@ -107,7 +107,7 @@ class Attempt:
         return self._verdict(ranks.returncode, said_before)
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        """The launcher in a process group of its own: it ends its ranks whenever it ends."""
+        """The only rank, or the launcher, in a process group of its own."""
         runner = self._spec.runner
         own = {"OMP_NUM_THREADS": str(runner.threads), "RLX_SUPERVISOR": str(os.getpid())}
         self._folder.failure.unlink(missing_ok=True)
@@ -116,7 +116,7 @@ class Attempt:
             rank_command(runner, self._folder, self._run_id),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env={**child_environment(), **own, **self._environment},
+            env={**child_environment(), **own, **self._environment, **rank_environment(runner)},
         )
 
     def _wait(self, ranks: "subprocess.Popen[bytes]", seconds: float) -> None:
@@ -142,7 +142,7 @@ class Attempt:
         time.sleep(1.0)
 
     def _end(self, ranks: "subprocess.Popen[bytes]", *, politely: bool) -> None:
-        """Ends torchrun and the ranks, and leaves none behind."""
+        """Ends the ranks and what started them, and leaves none behind."""
         if politely and ranks.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(ranks.pid, signal.SIGTERM)
@@ -161,6 +161,8 @@ class Attempt:
         log = _tail(self._folder.log, said_before)
         # torchrun itself ends the peers of a rank that failed, by SIGTERM.
         killed = [n for n in re.findall(r"exitcode\s*:\s*-(\d+)", log) if int(n) != signal.SIGTERM]
+        if code is not None and code < 0 and is_alone(self._spec.runner):
+            killed = [str(-code)]
         told = self._folder.failure
         said = json.loads(told.read_text()) if told.exists() else {}
         if said and not (said["again"] and killed):  # a killed rank is why another lost its peer

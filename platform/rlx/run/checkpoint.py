@@ -21,6 +21,7 @@ from rlx.run.sealed import (
     aside_of,
     check,
     clear_aside,
+    copied,
     digest_of,
     put_json,
     seal,
@@ -45,6 +46,7 @@ __all__ = [
     "read_state",
     "restore",
     "steps",
+    "twin",
     "write",
 ]
 
@@ -215,6 +217,26 @@ def named(root: Path, step: str, recorded: Recorded) -> Path:
         raise CheckpointError(refused[0] if refused else "the run has no checkpoint")
     has = ", ".join(map(str, reversed(there)))
     raise CheckpointError(f"there is no checkpoint of step {step}; there are those of {has}")
+
+
+def twin(root: Path, step: str, recorded: Recorded, aside: Path) -> Path:
+    """A twin of the checkpoint that `named` finds, in a folder that no run clears.
+
+    It stays where a run that goes on removes its old ones.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    while True:
+        there = steps(root)
+        try:
+            source = named(root, step, recorded)
+            copied(source, aside / source.name, recorded.get(read_state(source).step))
+        except (CheckpointError, FileNotFoundError):
+            if steps(root) == there:
+                raise
+        else:
+            return aside / source.name
 
 
 def converted(folder: Path, root: Path) -> Path:

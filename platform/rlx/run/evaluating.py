@@ -8,6 +8,8 @@ import gzip
 import hashlib
 import json
 import os
+import sys
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +25,12 @@ from rlx.reward import RewardPool, score
 from rlx.rollout import grow
 from rlx.run.exported import device_of
 from rlx.run.parts import Parts, hosted, make_parts
+from rlx.run.paths import shown
 from rlx.run.progress import Progress
 from rlx.sampler import Engine, open_sampler, require_engine
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec, Pretrained
+from rlx.spec.diagnostic import printable
 from rlx.spec.suite import SuiteSpec
 
 __all__ = ["Means", "answer_suite"]
@@ -43,7 +47,7 @@ class Means:
         policy: the model.
         sampler: with its weights.
         pool: where rewards are scored.
-        mark: digest of the model's files.
+        mark: stands for the model's weights.
     """
 
     policy: Policy
@@ -56,7 +60,8 @@ def answer_suite(
     spec: ExperimentSpec,
     sets: Mapping[str, ExperimentSpec],
     suite: SuiteSpec,
-    model: Path,
+    model: str,
+    mark: str | None,
     kept: Path,
     show: Callable[[Progress], None],
 ) -> dict[str, list[Answer]]:
@@ -66,7 +71,8 @@ def answer_suite(
         spec: runner and sampler; of its model only the chat template is asked.
         sets: the experiment as it stands for each set, by name.
         suite: how many problems and answers.
-        model: weights, configuration and tokenizer in the Hugging Face layout.
+        model: its folder in the Hugging Face layout, or its name on the hub.
+        mark: what stands for its weights; None makes a digest of its files.
         kept: folder of what has been answered.
         show: told how far it is, in problems.
 
@@ -79,7 +85,7 @@ def answer_suite(
     device = device_of(runner)
     torch.set_num_threads(runner.threads)
     chat = isinstance(spec.model, Pretrained) and spec.model.chat_template
-    there = Pretrained(path=str(model), chat_template=chat)
+    there = Pretrained(path=model, chat_template=chat)
     policy = build_policy(there, seed=0)
     counts = {name: suite.sets[name].problems or suite.problems for name in sets}
     answers: dict[str, list[Answer]] = {}
@@ -87,7 +93,7 @@ def answer_suite(
         RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
         open_sampler(policy, spec.sampler, runner, device) as sampler,
     ):
-        means = Means(policy, sampler, pool, fingerprint(there))
+        means = Means(policy, sampler, pool, mark or fingerprint(there))
         for number, (name, own) in enumerate(sets.items()):
             before = sum(list(counts.values())[:number])
 
@@ -120,8 +126,8 @@ def _answered(
         numbers = range(first, min(first + BATCH, count))
         # A last batch that is smaller is another file: asking for more problems answers it anew.
         path = folder / f"{first:06d}_{len(numbers):03d}.json.gz"
-        if path.exists():
-            found += [Answer.from_json(record) for record in json.loads(_read(path))]
+        if (batch := _read(path)) is not None:
+            found += batch
             continue
         try:
             problems = [parts.task.problem("test", n, data) for n in numbers]
@@ -151,13 +157,26 @@ def _mark(parts: Parts, suite: SuiteSpec, means: Means) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _read(path: Path) -> bytes:
-    return gzip.decompress(path.read_bytes())
+def _read(path: Path) -> list[Answer] | None:
+    """A batch that was answered before; None where there is none that can be read."""
+    try:
+        kept = json.loads(gzip.decompress(path.read_bytes()))
+        return [Answer.from_json(record) for record in kept]
+    except FileNotFoundError:
+        return None
+    except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError) as error:
+        why = printable(str(error))
+        said = f"warning: {shown(path)} cannot be read ({why}): its problems are answered anew"
+        print(said, file=sys.stderr, flush=True)
+        return None
 
 
 def _write(path: Path, text: str) -> None:
     """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f"{path.name}.{os.getpid()}")
-    aside.write_bytes(gzip.compress(text.encode(), mtime=0))
+    with aside.open("wb") as file:
+        file.write(gzip.compress(text.encode(), mtime=0))
+        file.flush()
+        os.fsync(file.fileno())
     aside.replace(path)

@@ -1,7 +1,6 @@
 """A model that a run has exported, probed in this process, without learner or ranks."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -18,12 +17,12 @@ from rlx.spec import ExperimentSpec, Pretrained, RunnerSpec
 __all__ = ["device_of", "probe_exported"]
 
 
-def probe_exported(spec: ExperimentSpec, folder: Path, show: Callable[[Progress], None]) -> Probed:
-    """Probes the model in `folder` as a run of `spec` would.
+def probe_exported(spec: ExperimentSpec, model: str, show: Callable[[Progress], None]) -> Probed:
+    """Probes a model as a run of `spec` would.
 
     Args:
         spec: with a `probe:` section; of its model only the chat template is asked.
-        folder: weights, configuration and tokenizer in the Hugging Face layout.
+        model: its folder in the Hugging Face layout, or its name on the hub.
         show: told how far it is.
 
     Raises:
@@ -38,7 +37,7 @@ def probe_exported(spec: ExperimentSpec, folder: Path, show: Callable[[Progress]
     torch.set_num_threads(runner.threads)
     parts = make_parts(spec)
     chat = isinstance(spec.model, Pretrained) and spec.model.chat_template
-    policy = build_policy(Pretrained(path=str(folder), chat_template=chat), seed=0)
+    policy = build_policy(Pretrained(path=model, chat_template=chat), seed=0)
     with (
         RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
         open_sampler(policy, spec.sampler, runner, device) as sampler,

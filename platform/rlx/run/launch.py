@@ -85,7 +85,9 @@ def submit(
 
 def _lay_out(registry: Registry, run_id: str, read: ReadSpec) -> None:
     folder = RunFolder(_new_folder(home() / "runs", run_id))
-    registry.update_run(run_id, directory=folder.root, steps_total=read.spec.steps)
+    registry.update_run(
+        run_id, directory=folder.root, steps_total=read.spec.steps, origins=read.origins
+    )
     hold_reserve(folder.reserve)
     folder.yaml.write_text(read.yaml)
     copy_origin(registry, read.spec, folder)

@@ -1,8 +1,9 @@
 """How ranks come to their machines: the commands that start them, and who gets how many.
 
-One torchrun per machine starts its ranks. Machines are numbered by their place in the hostfile, or
-as Slurm does: rank 0, which records, is on the supervisor's own, the first. torchrun's `c10d`
-rendezvous numbers them by name; so ours is its static one, with the address of the first.
+A rank that has no peer is started as it is; else one torchrun per machine starts its ranks.
+Machines are numbered by their place in the hostfile, or as Slurm does: rank 0, which records, is on
+the supervisor's own, the first. torchrun's `c10d` rendezvous numbers them by name; so ours is its
+static one, with the address of the first.
 """
 
 import json
@@ -25,8 +26,10 @@ __all__ = [
     "free_port",
     "give_reason",
     "hosts_of",
+    "is_alone",
     "lacks",
     "rank_command",
+    "rank_environment",
     "ranks_here",
     "torchrun",
 ]
@@ -44,9 +47,24 @@ class Host(NamedTuple):
 
 def rank_command(runner: RunnerSpec, folder: RunFolder, run_id: str) -> list[str]:
     """The one command whose process stands for all ranks of an attempt."""
-    if isinstance(runner.launcher, Local):
-        return torchrun(["--standalone"], runner.ranks, folder.root, run_id)
-    return [sys.executable, "-m", "rlx.run.spread", str(folder.root), run_id]
+    if not isinstance(runner.launcher, Local):
+        return [sys.executable, "-m", "rlx.run.spread", str(folder.root), run_id]
+    if is_alone(runner):
+        return [sys.executable, "-m", "rlx.run.rank", str(folder.root), run_id]
+    return torchrun(["--standalone"], runner.ranks, folder.root, run_id)
+
+
+def rank_environment(runner: RunnerSpec) -> dict[str, str]:
+    """What a rank that has no peer is told, as torchrun tells others."""
+    if not is_alone(runner):
+        return {}
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    return {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # any port: nobody comes
+
+
+def is_alone(runner: RunnerSpec) -> bool:
+    """Whether a run's only rank is on the supervisor's machine, and needs no launcher."""
+    return isinstance(runner.launcher, Local) and runner.ranks == 1
 
 
 def torchrun(place: Iterable[str], ranks: int, folder: Path, run_id: str) -> list[str]:

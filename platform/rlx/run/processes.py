@@ -46,8 +46,9 @@ def is_supervisor(pid: int, run_id: str) -> bool:
 
 
 def live_ranks(folder: Path, supervisor: int | None = None) -> Iterator[int]:
-    """Live ranks of a run, and their launcher: their command lines name its folder, and other homes
-    have other ones.
+    """Live ranks of a run, and their launcher if they have one.
+
+    Their command lines name the run's folder, and other homes have other ones.
 
     torchrun puts every rank in a process group of its own, so one that is killed leaves them.
 

@@ -1,4 +1,4 @@
-"""Entry point of one rank: `torchrun -m rlx.run.rank FOLDER RUN_ID`.
+"""Entry point of one rank: `python -m rlx.run.rank FOLDER RUN_ID`, or torchrun with the same.
 
 Nothing is imported at module level but the standard library: scoring processes are spawned from
 here and import this module again.
@@ -71,6 +71,7 @@ def _leave_without(supervisor: int) -> None:
 
 
 def _run(folder: Path, run_id: str) -> None:
+    from rlx.importing import libraries
     from rlx.run.paths import ATTEMPT, REGISTRY, RunFolder
     from rlx.run.progress import ProgressFile
     from rlx.spec import ExperimentSpec
@@ -78,18 +79,19 @@ def _run(folder: Path, run_id: str) -> None:
     paths = RunFolder(folder)
     progress = ProgressFile(paths.progress if os.environ.get("RANK") == "0" else None)
     progress.doing("libraries")
-    import torch
-
     spec = ExperimentSpec.model_validate_json(paths.resolved.read_text())
-    if spec.runner.device == "cpu" or not torch.cuda.is_available():
-        os.environ["DS_ACCELERATOR"] = "cpu"
+    with libraries():
+        import torch
 
-    from rlx.learner import join_ranks
-    from rlx.record.patience import patiently
-    from rlx.record.recorder import Recorder
-    from rlx.run.loop import run_experiment
-    from rlx.run.stopping import Stopped, StopRequest
-    from rlx_registry import Registry
+        if spec.runner.device == "cpu" or not torch.cuda.is_available():
+            os.environ["DS_ACCELERATOR"] = "cpu"
+
+        from rlx.learner import join_ranks
+        from rlx.record.patience import patiently
+        from rlx.record.recorder import Recorder
+        from rlx.run.loop import run_experiment
+        from rlx.run.stopping import Stopped, StopRequest
+        from rlx_registry import Registry
 
     progress.doing("ranks")
     ranks, stop = join_ranks(spec.runner), StopRequest()

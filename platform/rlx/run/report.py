@@ -4,13 +4,14 @@ from pathlib import Path
 
 from rlx.evaluation.calibration import Calibration
 from rlx.evaluation.distributions import Spread, distributions
+from rlx.evaluation.over_steps import Moment, accuracy_and_ece
 from rlx.evaluation.pictures import learning_curves, reliability_diagram
 from rlx.probe.pictures import probe_curves, verbal_against_sampled
 from rlx.record.probes import recorded_probes
 from rlx.run.paths import RunFolder
-from rlx_registry import Registry
+from rlx_registry import EvaluationRecord, Registry
 
-__all__ = ["CURVES", "draw", "draw_probes"]
+__all__ = ["CURVES", "draw", "draw_over_steps", "draw_probes"]
 
 CURVES = (
     "train/reward_answer",
@@ -60,6 +61,7 @@ def draw(registry: Registry, run_id: str, folder: RunFolder) -> None:
         made += distributions(kinds, folder.pictures / "distributions")
     for path in made:
         registry.add_artifact(run_id, path, "picture")
+    draw_over_steps(registry, run_id, folder)
     draw_probes(registry, run_id, folder)
 
 
@@ -74,6 +76,31 @@ def _spreads(registry: Registry, run_id: str) -> dict[str, list[Spread]]:
             rewards = [row.reward for row in own if row.reward is not None]
             kinds.setdefault(kind, []).append(Spread(step, rewards, [r.n_tokens for r in own]))
     return kinds
+
+
+def draw_over_steps(registry: Registry, run_id: str, folder: RunFolder) -> None:
+    """Draws accuracy and ECE of every held-out set that was answered after several steps.
+
+    The run's own sets are one picture, those of each suite that `rlx eval` has answered another;
+    all are recorded as artifacts.
+    """
+    families: dict[Path, dict[str, dict[int, EvaluationRecord]]] = {}
+    for found in sorted(registry.evaluations(run_id), key=lambda e: e.at):
+        kind, *rest = found.suite.split("/")
+        if kind == "probe":
+            continue
+        place = folder.pictures / f"suite-{rest[0]}" if rest else folder.pictures
+        label = rest[-1] if rest else kind
+        families.setdefault(place, {}).setdefault(label, {})[found.step] = found
+    for place, sets in families.items():
+        several = {
+            label: [Moment.of(step, e.metrics, e.payload) for step, e in sorted(by_step.items())]
+            for label, by_step in sets.items()
+            if len(by_step) > 1
+        }
+        if several:
+            for path in accuracy_and_ece(several, place / "over_steps"):
+                registry.add_artifact(run_id, path, "picture")
 
 
 def draw_probes(registry: Registry, run_id: str, folder: RunFolder) -> None:

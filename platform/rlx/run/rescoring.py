@@ -17,7 +17,7 @@ from rlx.batch import flatten, rows_of
 from rlx.errors import RegistryError, SpecError
 from rlx.record.rollouts import TrainedRows
 from rlx.record.stored import StoredStep, read_step
-from rlx.reward import RewardPool, RewardTable, score
+from rlx.reward import RewardEntry, RewardPool, RewardTable, score
 from rlx.run.carried import Carried
 from rlx.run.collect import lost
 from rlx.run.parts import Parts, make_parts
@@ -61,12 +61,14 @@ class Change:
     """One figure over all steps.
 
     Attributes:
-        what: "reward NAME", a stream of tokens, or a score of rows.
+        what: "reward NAME", times its weight; a stream of tokens, or a score of rows.
         unit: what `n` counts.
         n: on how many it was compared.
         changed: on how many it is another value, to the bit; one that is there only once counts.
-        before, after: sums; of absolute values for what has a sign on tokens.
-        largest: largest absolute difference.
+        n_before, n_after: how many of them had a value, and would have had one.
+        appeared, vanished: those that would have been the first to have one, or the last.
+        before, after: sums of those values; of absolute ones for what has a sign on tokens.
+        largest: largest absolute difference, where both are there.
         turned: tokens whose advantage has the other sign.
     """
 
@@ -74,18 +76,38 @@ class Change:
     unit: str
     n: int = 0
     changed: int = 0
+    n_before: int = 0
+    n_after: int = 0
+    appeared: int = 0
+    vanished: int = 0
     before: float = 0.0
     after: float = 0.0
     largest: float = 0.0
     turned: int = 0
 
-    def add(self, before: Tensor, after: Tensor, differ: Tensor) -> None:
-        """Adds values of one step, `[n]` each."""
-        self.n += len(before)
+    @property
+    def means(self) -> tuple[float | None, float | None]:
+        """Before and after, each over those that have a value; None where none has."""
+        return (
+            self.before / self.n_before if self.n_before else None,
+            self.after / self.n_after if self.n_after else None,
+        )
+
+    def add(self, before: Tensor | None, after: Tensor | None, differ: Tensor) -> None:
+        """Adds values of one step, `[n]` each, or None where nobody has one."""
+        n = len(differ)
+        self.n += n
         self.changed += int(differ.sum())
-        self.before += float(before.double().sum())
-        self.after += float(after.double().sum())
-        if len(before):
+        if before is not None:
+            self.n_before += n
+            self.before += float(before.double().sum())
+        if after is not None:
+            self.n_after += n
+            self.after += float(after.double().sum())
+        if before is None or after is None:
+            self.appeared += n * (after is not None)
+            self.vanished += n * (before is not None)
+        elif n:
             self.largest = max(self.largest, float((after.double() - before.double()).abs().max()))
 
 
@@ -127,17 +149,20 @@ class Summary:
             if old is None and new is None:
                 continue
             change = self.change(name, "tokens")
-            there = torch.zeros_like(own, dtype=torch.float32)
-            one = there if old is None else old[found.kept][:, :width]
-            other = there if new is None else new
-            differ = (one != other)[own] if old is not None and new is not None else own[own]
-            one, other = one[own], other[own]
+            one = None if old is None else old[found.kept][:, :width][own].double()
+            other = None if new is None else new[own].double()
+            if one is None or other is None:
+                change.add(
+                    None if one is None else one.abs(),
+                    None if other is None else other.abs(),
+                    own[own],
+                )
+                continue
             if name == "advantages":
                 change.turned += int((one.sign() * other.sign() < 0).sum())
-            change.add(one.double().abs(), other.double().abs(), differ)
+            change.add(one.abs(), other.abs(), one != other)
             if len(one):
-                gap = float((other.double() - one.double()).abs().max())
-                change.largest = max(change.largest, gap)
+                change.largest = max(change.largest, float((other - one).abs().max()))
         for name in SCORES:
             one, other = before.scores[name][found.kept], after.scores[name]
             self.change(name, "rows").add(one, other, one != other)
@@ -150,14 +175,18 @@ class Summary:
             for place in sorted(old.keys() | new.keys()):
                 one, other = old.get(place, {}), new.get(place, {})
                 for name in sorted(one.keys() | other.keys()):
-                    values = [
-                        None if entry is None else (entry.raw, entry.weight, entry.status)
-                        for entry in (one.get(name), other.get(name))
-                    ]
-                    sums = [0.0 if v is None or v[0] is None else v[0] * v[1] for v in values]
-                    was, now = (torch.tensor([s], dtype=torch.float64) for s in sums)
-                    differ = torch.tensor([values[0] != values[1]])
+                    entries = one.get(name), other.get(name)
+                    known = [e and (e.raw, e.weight, e.status) for e in entries]
+                    was, now = (_weighted(e) for e in entries)
+                    differ = torch.tensor([known[0] != known[1]])
                     self.change(f"reward {name}", "scores").add(was, now, differ)
+
+
+def _weighted(entry: RewardEntry | None) -> Tensor | None:
+    """What a reward adds to a sum, `[1]`; None where it is absent, which is not 0."""
+    if entry is None or entry.raw is None:
+        return None
+    return torch.tensor([entry.raw * entry.weight], dtype=torch.float64)
 
 
 def rescore(

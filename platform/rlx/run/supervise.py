@@ -211,7 +211,7 @@ class _Supervisor:
             end = End("finished")
         else:
             end = attempt.run(lambda: self._beat(writer), lambda: self._completed(writer))
-        if end.status == "finished":
+        if end.status == "finished" and self._spec.tracking.pictures:
             try:
                 draw(writer, self._run_id, self._folder)
             except Fenced:

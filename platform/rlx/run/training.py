@@ -14,7 +14,7 @@ from rlx.errors import SpecError
 from rlx.learner import CriticStats, UpdateStats, critic_rate
 from rlx.record.rollouts import Role
 from rlx.reward import RewardTable
-from rlx.rollout import RolloutTree, is_fault
+from rlx.rollout import RolloutTree, is_fault, pieces_of
 from rlx.run.carried import Carried
 from rlx.run.collect import Harvest, harvest
 from rlx.run.figures import step_figures
@@ -249,6 +249,7 @@ def _record(
         _statistics(train, phase, parts, crop.sampled_after),
         m.folder.rollouts(step),
         roles,
+        pieces=pieces_of(m.policy.dialogue),
     )
     m.recorder.spent(step, {"perf/record_s": time.perf_counter() - began})
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rlx.importing import libraries
 from rlx.model import PlainDialogue
 from rlx.model.tokenizer import pretrained_tokenizer
 from rlx.sampler.channel import Channel
@@ -49,8 +50,9 @@ class VllmWorker:
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        from vllm import LLM
-        from vllm.platforms import current_platform
+        with libraries():
+            from vllm import LLM
+            from vllm.platforms import current_platform
 
         on_cpu = current_platform.is_cpu()
         if on_cpu != (settings["device"] == "cpu"):

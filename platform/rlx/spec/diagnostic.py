@@ -6,7 +6,8 @@ is the command line's business. Whatever a file contains, no control character r
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -24,6 +25,7 @@ __all__ = [
     "dotted",
     "printable",
     "refusal",
+    "refused",
     "render",
     "report",
     "without_password",
@@ -37,6 +39,12 @@ Kind = Literal[
 ]
 
 _ORDER: tuple[Kind, ...] = get_args(Kind)
+_HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+_BLANK = re.compile(
+    r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
+    r"\U000e0100-\U000e01ef]"
+)
+"""Of the other categories, what is drawn as nothing: fillers, selectors, braille without dots."""
 _WIDEST = 140
 """Characters of a source line that are shown; longer lines are cut around the place."""
 
@@ -104,10 +112,12 @@ class InvalidSpec(SpecError):
         file: name of the file as the user gave it.
     """
 
-    def __init__(self, diagnostics: Iterable[Diagnostic], file: str) -> None:
+    def __init__(
+        self, diagnostics: Iterable[Diagnostic], file: str, done: str = "submitted"
+    ) -> None:
         self.diagnostics = tuple(diagnostics)
         self.file = file
-        super().__init__(report(self.diagnostics, file))
+        super().__init__(report(self.diagnostics, file, done))
 
 
 class InvalidPlugins(InvalidSpec, PluginError):
@@ -156,7 +166,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
 
 
 def printable(text: str) -> str:
-    """Returns `text` with control and direction-changing characters shown as escapes."""
+    """Returns `text` with controls, direction marks and what nobody sees shown as escapes."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_visible(c) for c in text)
@@ -165,7 +175,7 @@ def printable(text: str) -> str:
 def _visible(character: str) -> str:
     if character == "\t":
         return " "
-    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+    if unicodedata.category(character) in _HIDDEN or _BLANK.match(character):
         return character.encode("unicode_escape").decode("ascii")
     return character
 
@@ -231,9 +241,23 @@ def render(diagnostic: Diagnostic, file: str | None = None) -> str:
     return "\n".join(lines)
 
 
-def report(diagnostics: Sequence[Diagnostic], file: str) -> str:
-    """Returns all diagnostics of one file and a closing line that counts them."""
+@contextmanager
+def refused(done: str) -> Iterator[None]:
+    """Lets what is refused in the block, or in the function that it decorates, say in its closing
+    line what was not done: "evaluated"."""
+    try:
+        yield
+    except InvalidSpec as error:
+        raise type(error)(error.diagnostics, error.file, done) from error.__cause__
+
+
+def report(diagnostics: Sequence[Diagnostic], file: str, done: str = "submitted") -> str:
+    """Returns all diagnostics of one file and a closing line that counts them.
+
+    Args:
+        done: what was not, in the closing line.
+    """
     errors = sum(d.severity == "error" for d in diagnostics)
     count = "1 error" if errors == 1 else f"{errors} errors"
-    closing = f"{printable(file)}: {count}. Nothing was submitted."
+    closing = f"{printable(file)}: {count}. Nothing was {done}."
     return "\n\n".join([*(render(d, file) for d in diagnostics), closing])

@@ -20,7 +20,10 @@ from rlx.spec.place import locate
 from rlx.spec.reader import read_document
 from rlx.spec.training import VariantName
 
-__all__ = ["SetSpec", "SuiteSpec", "read_suite"]
+__all__ = ["OWN_SUITE", "SetSpec", "SuiteSpec", "read_suite"]
+
+OWN_SUITE = "own"
+"""Name of the suite of an experiment's own sets, whose seed is the run's."""
 
 
 class SetSpec(Strict):

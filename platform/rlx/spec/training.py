@@ -208,6 +208,8 @@ class TrackingSpec(Strict):
     """null keeps no mirror."""
     rollouts: Literal["all", "none"] = "all"
     """Which rollouts keep their bodies."""
+    pictures: bool = True
+    """Whether a run that has finished is drawn, which takes a few seconds."""
 
     @field_validator("registry", "mlflow")
     @classmethod

@@ -7,12 +7,13 @@ from typing import cast
 
 import click
 
+from rlx.cli.options import registry_option
 from rlx.cli.text import columns
 from rlx.discovery import Found, Kind, PluginFault, find, installed, load
 from rlx.errors import PluginError
 from rlx.spec.diagnostic import did_you_mean, printable
 
-__all__ = ["plugins"]
+__all__ = ["plugins", "state_of"]
 
 
 @click.group(invoke_without_command=True)
@@ -22,7 +23,7 @@ def plugins(ctx: click.Context, as_json: bool) -> None:
     """List plugins; a broken one is a row, not a failure."""
     if ctx.invoked_subcommand is not None:
         return
-    states = [(found, *_state(found)) for found in installed()]
+    states = [(found, *state_of(found)) for found in installed()]
     if as_json:
         keys = ("name", "kind", "from", "api", "state")
         rows = [
@@ -34,7 +35,7 @@ def plugins(ctx: click.Context, as_json: bool) -> None:
     click.echo(columns([(f.name, f.kind, f.source, api, state) for f, api, state in states], heads))
 
 
-def _state(found: Found) -> tuple[str, str]:
+def state_of(found: Found) -> tuple[str, str]:
     """API version and state of one plugin; importing it is the only way to know."""
     try:
         plugin = load(found.kind, f"{found.distribution}:{found.name}")
@@ -79,7 +80,11 @@ def show(name: str, as_json: bool, full: bool) -> None:
     help="An option to check it with, its value as in YAML; may be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Every promise as JSON.")
-def check(what: str, kind: str | None, options: tuple[str, ...], as_json: bool) -> int:
+@click.option("--record", is_flag=True, help="Keep what comes of it in the registry.")
+@registry_option
+def check(
+    what: str, kind: str | None, options: tuple[str, ...], as_json: bool, record: bool, url: str
+) -> int:
     """Check a plugin's promises, and the examples that it ships.
 
     NAME is an installed plugin, also as `distribution:name`. PATH is a wheel, or the folder of a
@@ -87,7 +92,7 @@ def check(what: str, kind: str | None, options: tuple[str, ...], as_json: bool) 
     """
     from rlx.cli.plugins.conformance import report
 
-    return report(what, kind, options, as_json=as_json)
+    return report(what, kind, options, as_json=as_json, record=url if record else None)
 
 
 @plugins.command("new")

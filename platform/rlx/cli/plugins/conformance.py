@@ -46,7 +46,14 @@ class Verdict:
     help: str = ""
 
 
-def report(what: str, kind: str | None, options: Sequence[str], *, as_json: bool) -> int:
+def report(
+    what: str,
+    kind: str | None,
+    options: Sequence[str],
+    *,
+    as_json: bool,
+    record: str | None = None,
+) -> int:
     """Checks a plugin, or all of a distribution, and prints what came of it.
 
     Args:
@@ -54,6 +61,7 @@ def report(what: str, kind: str | None, options: Sequence[str], *, as_json: bool
         kind: only plugins of this kind.
         options: "key=value" each, of the one plugin that is checked.
         as_json: print JSON instead of lines.
+        record: URL of the registry that keeps what came of it; None keeps it nowhere.
 
     Returns:
         The exit code: 0 when every promise holds, 3 when one is broken.
@@ -73,6 +81,10 @@ def report(what: str, kind: str | None, options: Sequence[str], *, as_json: bool
                 title = f"{found.name}  ({found.kind}, {found.source})"
                 click.echo(("\n" if number else "") + printable(title))
             entries.append(_entry(found, given, aloud=not as_json))
+            if record is not None:
+                from rlx.cli.plugins.health import record_promises
+
+                record_promises(record, found, entries[-1])
     if as_json:
         click.echo(json.dumps(entries, indent=2))
     codes = [entry["exit_code"] for entry in entries if entry["exit_code"]]

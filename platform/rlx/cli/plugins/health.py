@@ -1,0 +1,86 @@
+"""How the plugins of this machine fare, for the registry: the dashboard itself imports none."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from rlx.cli.plugins import state_of
+from rlx.cli.registry import open_registry
+from rlx.discovery import Found, installed
+from rlx.run.processes import this_machine
+from rlx_registry import PluginRecord
+
+__all__ = ["record_health", "record_promises"]
+
+Key = tuple[str, str, str]
+
+
+def record_health(url: str, tell: Callable[[str], None] = lambda _: None) -> None:
+    """Imports every installed plugin and records what came of it.
+
+    What `rlx plugins check` found out of the same version stands.
+
+    Args:
+        url: of the registry.
+        tell: told of each plugin before it is imported.
+
+    Raises:
+        RlxError: the registry cannot be written.
+    """
+    host = this_machine()
+    rows = {_key(row): row for row in (_imported(found, host, tell) for found in installed())}
+    with open_registry(url, read_only=False) as registry:
+        for known in registry.plugins(host):
+            row = rows.get(_key(known))
+            if row is not None and known.message and row.state == "ok":
+                same = (row.version, row.entry_point) == (known.version, known.entry_point)
+                rows[_key(known)] = known if same else row
+        registry.put_plugins(host, list(rows.values()))
+
+
+def record_promises(url: str, found: Found, entry: Mapping[str, Any]) -> None:
+    """Records what `rlx plugins check` found out about an installed plugin.
+
+    Raises:
+        RlxError: the registry cannot be written.
+    """
+    promises = [promise["state"] for promise in entry["promises"]]
+    broken = promises.count("broken")
+    state: Literal["ok", "broken"] = "broken" if entry["exit_code"] else "ok"
+    message = f"{promises.count('kept')} promises kept" + (f", {broken} broken" if broken else "")
+    if "error" in entry:
+        message = entry["error"]["message"]
+    host = this_machine()
+    row = _record(found, host, state, message)
+    with open_registry(url, read_only=False) as registry:
+        others = [known for known in registry.plugins(host) if _key(known) != _key(row)]
+        registry.put_plugins(host, [*others, row])
+
+
+def _imported(found: Found, host: str, tell: Callable[[str], None]) -> PluginRecord:
+    tell(f"{found.distribution}:{found.name}")
+    _, said = state_of(found)
+    if said == "ok":
+        return _record(found, host, "ok", "")
+    kind, _, why = said.partition(": ")
+    return _record(found, host, "clash" if kind == "clash" else "broken", why)
+
+
+def _record(
+    found: Found, host: str, state: Literal["ok", "broken", "clash"], message: str
+) -> PluginRecord:
+    return PluginRecord(
+        host=host,
+        kind=found.kind,
+        distribution=found.distribution,
+        name=found.name,
+        version=found.version,
+        entry_point=found.value,
+        state=state,
+        message=message,
+        at=time.time(),
+    )
+
+
+def _key(row: PluginRecord) -> Key:
+    return row.kind, row.distribution, row.name

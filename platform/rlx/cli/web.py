@@ -1,0 +1,86 @@
+"""`rlx web`: the dashboard."""
+
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+
+import click
+
+from rlx.cli.reading import PORT
+from rlx.cli.registry import open_registry, registry_option
+from rlx.errors import SpecError
+from rlx.spec.diagnostic import printable
+
+__all__ = ["web"]
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+EVERYWHERE = ("0.0.0.0", "::")
+SHORTEST = 16
+"""Characters of a token that keeps strangers out."""
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=PORT, default=8711, show_default=True)
+@click.option(
+    "--token",
+    envvar="RLX_WEB_TOKEN",
+    metavar="TEXT",
+    help="What a browser has to show; another host than this machine needs one.",
+)
+@click.option(
+    "--name", "names", multiple=True, metavar="HOST", help="Another name that browsers ask it by."
+)
+@registry_option
+def web(host: str, port: int, token: str | None, names: tuple[str, ...], url: str) -> int:
+    """Serve the dashboard: runs, rollouts, and every token's credit.
+
+    It only reads, but for two requests: that a run stop, and that one be queued again. On another
+    host than this machine's own every reader needs the token: open http://HOST:PORT/?token=TEXT
+    once. It is not encrypted: put a proxy in front where the network is not trusted.
+    """
+    import uvicorn
+
+    from rlx.cli.plugins.looking import plugins_looked_at
+    from rlx.record.mlflow_ui import require_free_port
+    from rlx.run.paths import tracking_url
+    from rlx_web import Access, create_app
+    from rlx_web.warm import warm
+
+    if host not in LOOPBACK and not token:
+        raise SpecError(
+            f"--host {printable(host)} lets other machines in: give a --token, or RLX_WEB_TOKEN"
+        )
+    if token is not None and len(token) < SHORTEST:
+        raise SpecError(f"the token is short: {SHORTEST} characters or more keep strangers out")
+    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
+        raise SpecError("the token is to be of ASCII letters, digits and signs, without blanks")
+    if odd := [name for name in names if not re.fullmatch(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+", name)]:
+        raise SpecError(f"--name {printable(odd[0])}: a host's name, without scheme or port")
+    with open_registry(url):
+        pass
+    require_free_port(host, port)
+    access = Access(hosts=frozenset(_names(host, names)), token=token)
+    shown = f"[{host}]" if ":" in host else host
+    click.echo(f"dashboard on http://{shown}:{port}  (Ctrl-C ends it)", err=True)
+    app = create_app(tracking_url(url), access)
+    warm()
+    config = uvicorn.Config(
+        app, host=host, port=port, log_level="warning", lifespan="off", server_header=False
+    )
+    # `uvicorn.run` would end with 3 where an interrupt comes too early
+    with suppress(KeyboardInterrupt), plugins_looked_at(url):
+        uvicorn.Server(config).run()
+    return 130  # nothing but Ctrl-C ends it in peace
+
+
+def _names(host: str, names: tuple[str, ...]) -> Iterator[str]:
+    """Every name that this machine may rightly be asked by."""
+    yield from (name.lower() for name in (*LOOPBACK, host, *names))
+    if host in EVERYWHERE:
+        import psutil
+
+        yield from (socket.gethostname().lower(), socket.getfqdn().lower())
+        for addresses in psutil.net_if_addrs().values():
+            yield from (a.address.partition("%")[0].lower() for a in addresses)

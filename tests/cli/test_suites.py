@@ -1,0 +1,111 @@
+"""The suites that are shipped: each fits its experiments, and asks what their models can read."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlx.cli import main
+from rlx.cli.evaluate import _require_places, _suite, of_set
+from rlx.cli.target import Target
+from rlx.errors import SpecError
+from rlx.plan.stand_ins import speech_of
+from rlx.run.parts import make_parts
+from rlx.spec.reader import read_document, read_spec
+from rlx.spec.suite import read_suite
+from rlx_plugins.countdown.search import Rules, solutions
+from rlx_plugins.countdown.task import is_held_out
+
+ROOT = Path(__file__).parents[2]
+SUITES = ROOT / "experiments" / "suites"
+FOR = {
+    "rlcr": ["rlcr", "rlcr_coupled"],
+    "arithmetic": ["rlcr", "rlcr_coupled"],
+    "kg": ["kg", "kg_gae", "kg_grpo"],
+}
+"""Experiments whose models each suite is for."""
+
+
+def test_every_suite_is_tried():
+    assert {path.stem for path in SUITES.glob("*.yaml")} == set(FOR)
+
+
+@pytest.mark.parametrize(
+    ("suite", "experiment"), [(suite, name) for suite, names in FOR.items() for name in names]
+)
+def test_a_suite_fits_its_experiments(suite, experiment, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    document = read_document(ROOT / "experiments" / f"{experiment}.yaml")
+    target = Target(experiment, document, "nowhere", None)
+    asked = read_suite(SUITES / f"{suite}.yaml")
+    for name, one in asked.sets.items():
+        spec = of_set(target, name, one, ())
+        task, (speech, stands_in) = make_parts(spec).task, speech_of(spec)
+        assert not stands_in
+        problems = [task.problem("test", n, 0) for n in range(one.problems or asked.problems)]
+        for problem in problems:
+            speech.open(problem.prompt, problem.system)  # says what it has no token for
+        assert len({problem.id for problem in problems}) > 0.2 * len(problems), name
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ({}, "shifted"),
+        ({"problems": 70, "samples": 2, "seed": 0}, "shifted.problems-70"),
+        ({"samples": 1, "greedy": True, "seed": 3}, "shifted.samples-1.greedy.seed-3"),
+    ],
+)
+def test_what_departs_from_a_suite_is_part_of_its_name(tmp_path, asked, name):
+    """It has a set with its own number of problems, which 70 of every set are not."""
+    path = tmp_path / "suite.yaml"
+    path.write_text("{name: shifted, problems: 70, samples: 2, sets: {a: {}, b: {problems: 20}}}")
+    spec = read_spec(ROOT / "experiments" / "rlcr.yaml").spec
+    options = dict.fromkeys(("problems", "samples", "greedy", "seed")) | asked
+    assert _suite(spec, path, options).name == name
+    assert _suite(spec, None, options).name.startswith("own")
+    path.write_text("{name: own, sets: {a: {}}}")
+    with pytest.raises(SpecError, match="choose another name"):
+        _suite(spec, path, options)
+
+
+@pytest.mark.parametrize("option", ["--out", "--pictures"])
+def test_where_nothing_can_be_written_nothing_is_answered(tmp_path, capsys, option):
+    (tmp_path / "file").write_text("")
+    place = tmp_path / "file" / "below"
+    assert main(["eval", "nobody", option, str(place)]) == 4
+    assert f"cannot write {place}" in capsys.readouterr().err
+
+
+def test_places_that_can_be_written_are_left_as_they_were(tmp_path):
+    (tmp_path / "old").write_text("kept")
+    for name in ("old", "new"):
+        _require_places(tmp_path / name, tmp_path / "drawn" / "here")
+    assert (tmp_path / "old").read_text() == "kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["drawn", "old"]
+
+
+def test_greedy_answers_are_taken_once(capsys):
+    spec = read_spec(ROOT / "experiments" / "rlcr.yaml").spec
+    asked = {"problems": None, "samples": 3, "greedy": True, "seed": None}
+    suite = _suite(spec, None, asked)
+    assert (suite.samples, suite.name) == (1, "own.greedy")
+    assert "3 greedy answers are all alike" in capsys.readouterr().err
+
+
+def test_what_the_files_of_arithmetic_say_of_themselves():
+    rules, any_rule = Rules("+-*", 0, 100), Rules("+-*/", None, None)
+    for name, count in (("by_operation", 100), ("larger", 60), ("unreachable", 60)):
+        lines = (SUITES / "arithmetic" / f"{name}.jsonl").read_text().splitlines()
+        assert len({line.partition('"operation"')[0] for line in lines}) == count
+        for line in map(json.loads, lines):
+            numbers, target = line["numbers"], line["target"]
+            found = next(solutions(numbers, target, any_rule), None)
+            assert line["shown"].split() == [str(n) for n in numbers]
+            assert (found is None) == (name == "unreachable")
+            if name != "unreachable":
+                assert next(solutions(numbers, target, rules), None) is not None
+            if name == "by_operation":
+                assert is_held_out(numbers, target, 7), "or training may ask it"
+            if name == "larger":
+                assert 21 <= min(numbers) <= max(numbers) <= 40

@@ -1,0 +1,136 @@
+"""`make screenshots`: the pages of the dashboard as pictures, for the documentation.
+
+    python tests/gallery/screenshots.py [--registry URL]
+
+Of runs that a registry has, or, where none is given, of runs of the three designs that it makes
+first, which takes a quarter of an hour. Writes docs/web/*.png.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PICTURES = ROOT / "docs" / "web"
+RUNS = (
+    ("rlcr",),
+    ("kg",),
+    ("countdown_probe",),
+    ("rlcr", "--set", "seed=1"),
+    ("rlcr", "--set", "estimator.confidence.normalize=std"),
+)
+LARGEST = 300_000
+"""Bytes of a picture."""
+SIZE = {"width": 1280, "height": 860}
+
+sys.path.insert(0, str(ROOT / "tests"))
+
+
+def trained(folder: Path) -> str:
+    """Makes the runs; returns the URL of their registry."""
+    main = "import sys; from rlx.cli import main; sys.exit(main())"
+    environment = {**os.environ, "RLX_HOME": str(folder)}
+    for spec, *options in RUNS:
+        command = ["submit", f"experiments/{spec}.yaml", *options]
+        done = subprocess.run([sys.executable, "-c", main, *command], cwd=ROOT, env=environment)
+        if done.returncode:
+            sys.exit(done.returncode)
+    return f"sqlite:///{folder}/registry.db"
+
+
+ANYWHERE = """(home) => {
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode())
+    walk.currentNode.data = walk.currentNode.data.replaceAll(home, ".rlx");
+}"""
+
+
+def chosen(url: str) -> tuple[list[str], str, str]:
+    """Runs to compare, the newest step of the first, and a rollout worth looking at: of a run with
+    an environment where there is one, the longest of those that learned much in an early step."""
+    from rlx_registry import Registry
+
+    with Registry.open(url, read_only=True) as registry:
+        rows = [row for row in registry.run_rows() if registry.rollout_steps(row.id)]
+        if not rows:
+            sys.exit(f"no run of {url} has recorded rollouts")
+        named = [row for row in rows if row.name == "rlcr"] or rows
+        first = named[-1].id
+        talked = next((row.id for row in rows if row.name == "kg"), first)
+        steps = registry.rollout_steps(talked)
+        step = steps[len(steps) // 8]
+        index = registry.rollout_index(talked, step)
+        much = max(abs(row.advantage) for row in index) / 2
+        shown = max(index, key=lambda row: (abs(row.advantage) >= much, row.n_tokens))
+        beside = named if len(named) > 1 else rows
+        newest = f"/runs/{first}/rollouts/{registry.rollout_steps(first)[-1]}"
+        credit = f"/runs/{talked}/rollouts/{step}/{shown.row}"
+        return [row.id for row in reversed(beside)], newest, credit
+
+
+def pages(url: str) -> dict[str, str]:
+    """Addresses by the name of their picture."""
+    runs, rollouts, credit = chosen(url)
+    return {
+        "runs": "/",
+        "run": f"/runs/{runs[0]}",
+        "rollouts": rollouts,
+        "credit": credit,
+        "compare": "/compare?" + "&".join(f"run={one}" for one in runs[:4]),
+        "system": "/system",
+    }
+
+
+def home_of(url: str) -> Path:
+    """The folder of the registry, which is nobody's business."""
+    return Path(url.removeprefix("sqlite:///")).parent
+
+
+def settled(page: Any, address: str) -> None:
+    """Opens a page and waits for what it draws."""
+    page.goto(address)
+    page.evaluate("document.querySelectorAll('.fold[aria-expanded=false]').forEach(e => e.click())")
+    for section in page.locator("[data-section]").all():
+        section.scroll_into_view_if_needed()
+        section.locator("xpath=self::*[@data-ready]").wait_for()
+    if "/rollouts/" in address and address.count("/") == 5:
+        page.locator("body[data-ready]").wait_for()
+        tokens = page.locator("#tokens .learns")
+        tokens.nth(tokens.count() // 2).hover()
+    if address.startswith("/compare"):
+        page.locator("#overlay[data-ready]").wait_for()
+    page.evaluate("window.scrollTo({ top: 0, behavior: 'instant' })")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--registry", metavar="URL")
+    url = parser.parse_args().registry
+    from browsing import Visit, browser, served
+
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        url = url or trained(Path(folder))
+        with browser() as opened, served(url) as address:
+            for scheme, names in (("light", None), ("dark", ("credit",))):
+                tab = Visit(opened, address, viewport=SIZE, color_scheme=scheme)
+                for name, where in pages(url).items():
+                    if names is None or name in names:
+                        settled(tab.page, where)
+                        tab.page.evaluate(ANYWHERE, str(home_of(url)))
+                        suffix = "" if scheme == "light" else f"-{scheme}"
+                        path = PICTURES / f"{name}{suffix}.png"
+                        tab.page.screenshot(path=path)
+                        size = path.stat().st_size
+                        print(f"{path.relative_to(ROOT)}  {size / 1000:.0f} kB", flush=True)
+                        if size > LARGEST:
+                            sys.exit(f"{path} is larger than {LARGEST / 1000:.0f} kB")
+                tab.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""What the dashboard asks for, real supervisors and workers do."""
+
+import re
+
+import pytest
+from pages import dashboard
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def click(client, run_id, action):
+    """Sends the form of a run's page."""
+    page = client.get(f"/runs/{run_id}").text
+    secret = re.search(rf'action="/runs/{run_id}/{action}">.*?value="([^"]+)"', page)[1]
+    response = client.post(f"/runs/{run_id}/{action}", data={"write": secret})
+    assert response.status_code == 303, response.text
+
+
+def test_a_run_is_stopped_and_goes_on_through_its_page(own_home):
+    home = own_home
+    sets = {**home.small, "tracking.mlflow": "null", "phases.0.steps": 3, "phases.1.steps": 60}
+    run_id = home.rlx("submit", home.yaml, "-qd", sets=sets).stdout.strip()
+    client = dashboard(f"sqlite:///{home.path}/registry.db")
+    home.until(lambda: home.run(run_id).step >= 1, "it to train")
+    assert client.twin("/")["groups"][0]["statuses"] == {"running": 1}
+    (rank,) = home.ranks(run_id)
+    home.freeze(rank)  # lest it be done before it is asked
+    click(client, run_id, "stop")
+    home.thaw(rank)
+    home.until(lambda: home.run(run_id).status == "stopped", "its supervisor to obey")
+    left = home.run(run_id)
+    assert "request" in left.reason and left.step < 63
+    with home.registry() as registry:
+        assert registry.checkpoints(run_id)[-1].step == left.step, "with a checkpoint"
+
+    click(client, run_id, "resume")
+    assert home.run(run_id).status == "queued"
+    worked = home.rlx("worker", "--once")
+    assert worked.returncode == 0, worked.stderr
+    assert (home.run(run_id).status, home.run(run_id).step) == ("finished", 63)
+    history = client.twin(f"/runs/{run_id}")["history"]
+    assert [c["after"] for c in history][-4:] == ["queued", "submitted", "running", "finished"]
+    assert "asked for on the dashboard" in client.page(f"/runs/{run_id}").text
+    home.until(lambda: not home.processes(), "every process to end")

@@ -1,0 +1,383 @@
+"""Who may ask, what an answer may do in a browser, and what a form may write."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+from pages import OURS, dashboard
+from shown import silence, submit
+
+from rlx_web import Access
+from rlx_web.access import HEADERS
+
+PAGES = [
+    "/",
+    "/runs/r-0001",
+    "/runs/r-0002",
+    "/runs/r-0001/rollouts/3",
+    "/runs/r-0001/rollouts/3?problem=p0 plain&against=1",
+    "/runs/r-0001/rollouts/3/0",
+    "/compare?run=r-0001&run=r-0002",
+    "/compare",
+    "/system",
+]
+ANSWERS = [
+    *PAGES, "/.json", "/runs/r-0001.json", "/live.json", "/runs/1/live.json",
+    "/runs/1/curves.json", "/runs/1/sections.json", "/static/chart.js", "/static/style.css",
+    "/openapi.json", "/runs/1/rollouts", "/runs/r-0009", "/runs/r-0009.json", "/none", "/static/no",
+    "/?page=x", "/docs", "/redoc",
+]  # fmt: skip
+TOKEN = "a-token-of-some-length"
+MAIN = "import sys; from rlx.cli import main; sys.exit(main())"
+
+
+# What an answer may do ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ANSWERS)
+def test_every_answer_carries_the_strict_policy(plain, path):
+    headers = plain.get(path).headers
+    for name, value in HEADERS.items():
+        assert headers[name] == value, name
+    directives = dict(part.strip().split(" ", 1) for part in HEADERS[CSP].split(";"))
+    assert directives["default-src"] == "'self'"
+    assert directives["frame-ancestors"] == directives["base-uri"] == "'none'"
+    assert not re.search(r"unsafe|\*|http|data:|script-src|style-src", HEADERS[CSP])
+
+
+CSP = "Content-Security-Policy"
+
+
+@pytest.mark.parametrize("path", ["/", "/static/chart.js"])
+@pytest.mark.parametrize("headers", [{"host": "evil.example"}, {}])
+def test_so_do_refusals(filled, headers, path):
+    guarded = dashboard(f"sqlite:///{filled}/registry.db", token=TOKEN)
+    response = guarded.get(path, headers=headers)
+    assert response.status_code in (400, 401)
+    assert response.headers[CSP] == HEADERS[CSP]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_nothing_is_inline_and_nothing_comes_from_elsewhere(plain, path):
+    page = plain.page(path)
+    names = {name for _, name, _ in page.attributes}
+    assert not [name for name in names if name.startswith("on") or name in ("style", "srcdoc")]
+    assert "style" not in page.tags and "iframe" not in page.tags and "base" not in page.tags
+    scripts = [v for tag, name, v in page.attributes if (tag, name) == ("script", "src")]
+    assert page.tags.count("script") == len(scripts), "a script without src is inline"
+    assert re.findall(r"<script[^>]*>([^<]*)</script>", plain.get(path).text) == [""] * len(scripts)
+    fetched = [v for t, n, v in page.attributes if n == "src" or (t == "link" and n == "href")]
+    assert fetched and all(v.startswith("/static/") for v in fetched)
+    for link in fetched:
+        assert plain.get(link).status_code == 200
+
+
+# Who may ask --------------------------------------------------------------------------------------
+
+EVIL = [
+    "evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "evil.example:8711",
+    "10.0.0.1", "127.0.0.2", "", "[::2]", "[::1", "::1", "localhost@evil.example", "localhost.",
+    "evil.example#localhost", "evil.example/localhost", "[::1].evil.example", "localhost:80:80",
+    "0.0.0.0", "evil.example@localhost", "localhost ", " localhost",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("host", EVIL)
+@pytest.mark.parametrize("path", ["/", "/live.json", "/static/chart.js"])
+def test_other_host_names_are_refused(plain, host, path):
+    assert plain.get(path, headers={"host": host}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "localhost:8711", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:8711", "LOCALHOST"],
+)
+def test_loopback_names_are_served(plain, host):
+    assert plain.get("/", headers={"host": host}).status_code == 200
+
+
+def test_a_form_from_another_site_is_refused_by_its_host_before_anything_else(plain):
+    response = plain.post("/runs/2/stop", headers={"host": "evil.example"})
+    assert response.status_code == 400
+
+
+@pytest.fixture
+def guarded(filled):
+    """A dashboard that others may ask, who have to show the token."""
+    return dashboard(
+        f"sqlite:///{filled}/registry.db", token=TOKEN, hosts=frozenset({"127.0.0.1", "node"})
+    )
+
+
+@pytest.mark.parametrize("path", ["/", "/.json", "/live.json", "/static/chart.js", "/openapi.json"])
+def test_without_the_token_nothing_is_told(guarded, path):
+    refused = guarded.get(path)
+    assert refused.status_code == 401
+    assert refused.headers["WWW-Authenticate"] == "Bearer"
+    assert "plain" not in refused.text.replace("text/plain", "")
+    for wrong in (TOKEN + "x", TOKEN[:-1], "", TOKEN.upper(), "é\udc80"):
+        headers = {"Authorization": b"Bearer " + wrong.encode("utf-8", "surrogateescape")}
+        assert guarded.get(path, headers=headers).status_code == 401
+        assert (
+            guarded.get(path, params={"token": wrong.encode("utf-8", "replace")}).status_code == 401
+        )
+        cookie = {"Cookie": b"rlx_token_8711=" + wrong.encode("utf-8", "surrogateescape")}
+        assert guarded.get(path, headers=cookie).status_code == 401
+    assert guarded.get(path, headers={"Authorization": f"Basic {TOKEN}"}).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/", "/.json", "/static/chart.js"])
+def test_with_the_token_as_a_bearer(guarded, path):
+    assert guarded.get(path, headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert guarded.get(path, headers={"authorization": f"bearer {TOKEN}"}).status_code == 200
+    assert guarded.get(path).status_code == 401, "that left no cookie"
+
+
+def test_a_visit_with_the_token_leaves_a_cookie_and_takes_it_out_of_the_address(guarded):
+    first = guarded.get(f"/?token={TOKEN}&q=x")
+    assert first.status_code == 303
+    assert TOKEN not in first.headers["location"]
+    cookie = first.headers["set-cookie"].lower()
+    assert "httponly" in cookie and "samesite=strict" in cookie
+    assert guarded.get("/").status_code == 200
+    assert guarded.get("/static/chart.js").status_code == 200
+    assert guarded.get("/?token=wrong").status_code == 401, "a wrong one is no right one"
+
+
+def test_what_else_is_in_the_cookies_changes_nothing(guarded):
+    for odd in ("a/b=1", 'x={"a":1}', "foo[bar]=1", "rlx_token_9=other", "="):
+        assert guarded.get("/system", headers={"Cookie": odd}).status_code == 401
+        good = {"Cookie": f"{odd}; rlx_token_8711={TOKEN}"}
+        assert guarded.get("/system", headers=good).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("address", "left"),
+    [
+        ("/compare?run=1&token={}&run=2", "/compare?run=1&run=2"),
+        ("//evil.test?token={}", "/evil.test"),
+    ],
+)
+def test_the_rest_of_an_address_stays_and_it_is_ours(guarded, address, left):
+    kept = guarded.get(f"{OURS}{address.format(TOKEN)}", follow_redirects=False)
+    assert (kept.status_code, kept.headers["location"]) == (303, left)
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "99999999999", "4294967296"])
+def test_numbers_beyond_all_registries_are_not_found(plain, number):
+    for path in (f"/runs/1/rollouts/{number}", f"/runs/1/rollouts/1/{number}"):
+        for form in ("", ".json"):
+            found = plain.get(path + form)
+            assert found.status_code == 404
+            assert found.headers["content-security-policy"]
+
+
+def test_the_head_of_a_page_is_there(plain):
+    whole = plain.get("/system")
+    head = plain.request("HEAD", "/system")
+    assert (head.status_code, head.content) == (whole.status_code, b"")
+
+
+def test_the_token_alone_writes_nothing(guarded):
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    assert guarded.post("/runs/2/stop", headers=headers).status_code == 403
+    assert guarded.post("/runs/2/stop", headers=headers, data={"write": TOKEN}).status_code == 403
+    assert guarded.post("/runs/2/stop").status_code == 401
+
+
+# What a form may write ----------------------------------------------------------------------------
+
+
+def form(client, run, action):
+    page = client.page(f"/runs/{run}")
+    assert f"/runs/{run}/{action}" in page.values("action")
+    values = [dict(pairs) for pairs in inputs(page)]
+    return {v["name"]: v["value"] for v in values if v.get("type") == "hidden"}
+
+
+def inputs(page):
+    found = []
+    for tag, name, value in page.attributes:
+        if tag == "input":
+            if name == "type":
+                found.append([])
+            found[-1].append((name, value))
+    return found
+
+
+@pytest.mark.parametrize("action", ["stop", "resume"])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"write=", b"write=wrong", b"other=1", b"\xff\x00=\xfe", b"write=\xe9", b"write=%ff%00"],
+)
+def test_a_form_without_the_secret_of_this_process_writes_nothing(empty, registry, action, body):
+    run = submit(registry, status="running" if action == "stop" else "failed")
+    before = registry.run(run)
+    secret = Access().write
+    for content in (body, f"write={secret}".encode()):
+        headers = {"content-type": "application/x-www-form-urlencoded"}
+        response = empty.post(f"/runs/{run}/{action}", content=content, headers=headers)
+        assert response.status_code == 403, content
+    assert registry.run(run) == before
+
+
+def test_only_post_writes(empty, registry):
+    run = submit(registry, status="running")
+    sent = form(empty, run, "stop")
+    for method in ("GET", "PUT", "PATCH", "DELETE", "HEAD"):
+        for path in (f"/runs/{run}/stop", f"/runs/{run}/resume"):
+            assert empty.request(method, path, params=sent).status_code in (404, 405), method
+    assert empty.get(f"/runs/{run}/stop", params=sent).status_code == 405
+    assert registry.run(run).request is None
+    for path in ("/", "/runs/1", "/system", "/live.json"):
+        for method in ("POST", "PUT", "PATCH", "DELETE"):
+            assert empty.request(method, path, data=sent).status_code == 405
+
+
+@pytest.mark.parametrize("status", ["submitted", "running"])
+def test_what_runs_is_asked_to_stop(empty, registry, status):
+    run = submit(registry, status=status)
+    response = empty.post(f"/runs/{run}/stop", data=form(empty, run, "stop"))
+    assert (response.status_code, response.headers["location"]) == (303, f"/runs/{run}")
+    assert registry.run(run).request == "stop"
+    page = empty.page(f"/runs/{run}")
+    assert "asked to stop" in page.text
+    assert f"/runs/{run}/stop" not in page.values("action"), "once is enough"
+
+
+def test_a_run_that_is_lost_cannot_be_asked(empty, registry):
+    run = submit(registry, status="running")
+    data = form(empty, run, "stop")
+    silence(registry, run)
+    assert empty.post(f"/runs/{run}/stop", data=data).status_code == 409
+    assert registry.run(run).request is None
+
+
+def test_where_nothing_runs_there_is_nothing_to_stop(empty, registry):
+    for status in ("finished", "failed", "stopped", "queued"):
+        run = submit(registry, status=status)
+        data = form_of_another(empty, registry)
+        response = empty.post(f"/runs/{run}/stop", data=data)
+        assert response.status_code == 409, status
+        assert f"{run} is {status}" in response.text
+        assert registry.run(run).request is None
+    assert empty.post("/runs/r-0999/stop", data=data).status_code == 404
+
+
+def form_of_another(client, registry):
+    return form(client, submit(registry, status="running", digest="e"), "stop")
+
+
+@pytest.mark.parametrize("status", ["failed", "stopped", "lost"])
+def test_what_ended_badly_is_put_into_the_queue(empty, registry, status):
+    run = submit(registry, status="running" if status == "lost" else status)
+    if status == "lost":
+        silence(registry, run)
+    response = empty.post(f"/runs/{run}/resume", data=form(empty, run, "resume"))
+    assert (response.status_code, response.headers["location"]) == (303, f"/runs/{run}")
+    record = registry.run(run)
+    assert (record.status, record.reason) == ("queued", "asked for on the dashboard")
+    assert record.request is None
+    assert registry.history(run)[-1].after == "queued"
+    assert "waits for" in empty.page(f"/runs/{run}").text
+
+
+@pytest.mark.parametrize("status", ["finished", "running", "submitted", "queued"])
+def test_nothing_else_is(empty, registry, status):
+    run = submit(registry, status=status)
+    response = empty.post(f"/runs/{run}/resume", data=form_of_another(empty, registry))
+    assert response.status_code == 409
+    assert "cannot be resumed" in response.text
+    assert registry.run(run).status == status
+
+
+def test_a_form_is_small(empty, registry):
+    run = submit(registry, status="running")
+    sent = {**form(empty, run, "stop"), "more": "x" * 5000}
+    assert empty.post(f"/runs/{run}/stop", data=sent).status_code == 413
+    assert registry.run(run).request is None
+
+
+# The command line ---------------------------------------------------------------------------------
+
+
+def command(folder, *arguments, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-c", MAIN, "web", *arguments],
+        cwd=folder,
+        env={**os.environ, "RLX_HOME": str(folder), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "said"),
+    [
+        (["--host", "0.0.0.0"], {}, "--host 0.0.0.0 lets other machines in: give a --token"),
+        (["--host", "::"], {}, "give a --token, or RLX_WEB_TOKEN"),
+        (["--host", "0.0.0.0", "--token", "short"], {}, "the token is short: 16 characters"),
+        (["--host", "0.0.0.0"], {"RLX_WEB_TOKEN": "short"}, "the token is short"),
+        (["--token", "short"], {}, "the token is short"),
+        (["--host", "0.0.0.0", "--token", ""], {}, "give a --token"),
+    ],
+)
+def test_other_machines_need_a_token_of_some_length(filled, arguments, environment, said):
+    process = command(filled, *arguments, **environment)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert said in err and out == ""
+    assert "Traceback" not in err
+
+
+@pytest.fixture
+def server(tmp_path, registry, unused_port):
+    """`rlx web` that lets other machines in."""
+    process = command(
+        tmp_path, "--host", "0.0.0.0", "--port", str(unused_port), "--name", "Team.example",
+        RLX_WEB_TOKEN=TOKEN,
+    )  # fmt: skip
+    yield f"http://127.0.0.1:{unused_port}", process
+    process.kill()
+    process.communicate()
+
+
+def fetched(url, **headers):
+    request = urllib.request.Request(url, headers=headers)
+    for _ in range(600):
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.status, response.read().decode(), response.headers
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode(), error.headers
+        except urllib.error.URLError:
+            time.sleep(0.1)
+    raise AssertionError("nobody answers")
+
+
+def test_the_command_serves_those_who_show_it(server):
+    url, process = server
+    status, _, headers = fetched(f"{url}/")
+    assert status == 401
+    assert "server" not in {name.lower() for name in headers}
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    assert fetched(f"{url}/", **bearer)[0] == 200
+    assert fetched(f"{url}/", **bearer, Host="team.example:80")[0] == 200
+    assert fetched(f"{url}/", **bearer, Host="evil.example")[0] == 400
+    assert fetched(f"{url}/static/chart.js")[0] == 401
+    give_up = time.monotonic() + 60  # a process of its own looks at them
+    while '"countdown.verify"' not in (seen := fetched(f"{url}/system.json", **bearer))[1]:
+        assert seen[0] == 200 and time.monotonic() < give_up, "it looks at the plugins"
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert TOKEN not in out + err and "Traceback" not in err

@@ -1,0 +1,275 @@
+"""Every page in a real browser, over real runs of the three designs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rlx_registry import Registry, read_body
+
+pytestmark = pytest.mark.timeout(600)
+
+RLCR, KG, PROBE = "r-0001", "r-0003", "r-0004"
+LAST = {RLCR: 6, KG: 3, PROBE: 4}
+
+
+@pytest.fixture(scope="module")
+def known(home):
+    with Registry.open(f"sqlite:///{home}/registry.db", read_only=True) as registry:
+        yield registry
+
+
+def strongest(known, run, step):
+    """The row whose advantage is largest."""
+    return max(known.rollout_index(run, step), key=lambda row: abs(row.advantage))
+
+
+def stored(known, run, step, row):
+    """A row as it is in the file."""
+    body = known.rollout_body(run, step)
+    trees = read_body(Path(known.run(run).directory) / body.path, body.sha256).to_pylist()
+    return next(r for tree in trees for r in tree["rows"] if r["row"] == row)
+
+
+def test_three_links_from_the_first_page_to_why_a_sample_got_its_advantage(visit, real, known):
+    step = LAST[RLCR]
+    row = strongest(known, RLCR, step)
+    page = visit(real)
+    page.goto("/")
+    page.get_by_role("button", name="2 runs").click()
+    page.get_by_role("link", name=RLCR, exact=True).click()
+    page.get_by_role("link", name=f"latest (step {step})").click()
+    while not page.locator(f"#row-{step}-{row.row}").count():
+        page.locator("#older").click()
+    page.locator(f"#row-{step}-{row.row} > .meta .why-link").click()
+    page.locator("body[data-ready]").wait_for()
+    assert page.url == f"{real}/runs/{RLCR}/rollouts/{step}/{row.row}"
+    kept = stored(known, RLCR, step, row.row)
+    learned = [a for a, m in zip(kept["advantages"], kept["mask"], strict=True) if m]
+    mean = sum(learned) / len(learned)
+    assert abs(mean) > 0.01
+    strip = page.locator(".strip").inner_text()
+    assert f"Advantage\n{mean:+.3g}" in strip
+    assert f"Reward\n{row.reward:.4g}" in strip
+    tokens = page.locator("#tokens .learns")
+    assert tokens.count() == len(learned)
+    tokens.first.hover()
+    told = page.locator("#readout").inner_text()
+    assert float(re.search(r"advantage (\S+)", told)[1]) == pytest.approx(learned[0], rel=1e-3)
+    assert "learns" in told
+
+
+@pytest.mark.parametrize("run", LAST)
+def test_every_section_of_a_run_has_its_charts(visit, real, known, run):
+    page = visit(real)
+    page.goto(f"/runs/{run}")
+    drawn = 0
+    for section in page.locator("[data-section]").all():
+        section.scroll_into_view_if_needed()
+        section.locator("xpath=self::*[@data-ready]").wait_for()
+        for figure in section.locator("figure.chart").all():
+            assert figure.locator("svg polyline").count() >= 1
+            assert figure.locator(".legend .entry").count() >= 1
+            drawn += figure.locator("svg polyline").count()
+    assert drawn == len(known.metric_names(run))
+    assert page.locator(".reliability").count() == (0 if run == PROBE else 2) or run == KG
+    if run == PROBE:
+        assert page.locator(".probe polyline").count() >= 1
+    assert page.get_by_text("rlx submit").count() >= 1
+
+
+def test_a_chart_says_the_values_at_the_pointer(visit, real, known):
+    (curve,) = known.curves(RLCR, ["rewards/accuracy/mean"]).values()
+    page = visit(real)
+    page.goto(f"/runs/{RLCR}")
+    figure = page.locator("figure.chart", has_text="by component")
+    figure.locator("svg").wait_for()
+    entry = figure.locator(".entry", has_text="accuracy").locator("b")
+    assert float(entry.inner_text()) == pytest.approx(curve[-1][1], abs=1e-3), "the last at rest"
+    width = figure.locator("svg").bounding_box()["width"]
+    figure.locator("svg").hover(position={"x": width * 50 / 320, "y": 60})
+    assert figure.locator(".legend > .faint").inner_text() == f"step {curve[0][0]}"
+    assert float(entry.inner_text()) == pytest.approx(curve[0][1], abs=1e-3)
+    assert figure.locator("circle[visibility=visible]").count() >= 3
+    page.mouse.move(2, 2)
+    assert figure.locator(".legend > .faint").inner_text() == ""
+
+
+def test_seeds_fold_and_unfold(visit, real):
+    page = visit(real)
+    page.goto("/")
+    fold, member = page.get_by_role("button", name="2 runs"), page.locator(".member").first
+    assert (fold.get_attribute("aria-expanded"), member.is_visible()) == ("false", False)
+    fold.click()
+    assert (fold.get_attribute("aria-expanded"), member.is_visible()) == ("true", True)
+    fold.press("Enter")
+    assert not member.is_visible()
+
+
+def test_two_that_are_ticked_are_compared(visit, real):
+    page = visit(real)
+    page.goto("/")
+    page.get_by_role("checkbox", name="all runs of rlcr").check()
+    page.get_by_role("checkbox", name=f"compare {PROBE}").check()
+    page.get_by_role("button", name="Compare those ticked").click()
+    page.locator("#overlay[data-ready]").wait_for()
+    assert sorted(re.findall(r"run=(r-\d+)", page.url)) == ["r-0001", "r-0002", PROBE]
+    assert page.locator("#spec tbody tr").count() > 5, "what they differ in"
+    metric = page.get_by_role("combobox", name="of", exact=True)
+    metric.select_option("train/loss")
+    page.locator("#overlay[data-ready='train/loss step']").wait_for()
+    assert page.locator("#chart polyline:not(.pale)").count() == 3
+    line = page.locator("#chart polyline:not(.pale)").first
+    before = line.get_attribute("points")
+    page.locator("#smooth").fill("0")
+    page.wait_for_function("before => document.querySelector('#chart polyline:not(.pale)')"
+                           ".getAttribute('points') !== before", arg=before)  # fmt: skip
+    assert page.locator("#smoothed").inner_text() == "0"
+    raw = page.locator("#chart polyline")
+    assert raw.nth(0).get_attribute("points") == raw.nth(1).get_attribute("points")
+    for over, said in (("tokens", "tokens"), ("time", "hours"), ("step", "step")):
+        page.get_by_role("combobox", name="over").select_option(over)
+        page.locator(f"#overlay[data-ready='train/loss {over}']").wait_for()
+        assert f"train/loss by {said}" in page.locator("#chart svg").get_attribute("aria-label")
+    assert page.locator("table.figures").count() >= 1
+
+
+def test_rollouts_are_filtered(visit, real, known):
+    step = LAST[RLCR]
+    page = visit(real)
+    page.goto(f"/runs/{RLCR}/rollouts/{step}")
+    everything = page.locator("form.card .faint").inner_text()
+    page.get_by_label("turn").select_option("confidence")
+    page.get_by_label("reward from").fill("0.5")
+    page.get_by_role("button", name="Show").click()
+    index = known.rollout_index(RLCR, step)
+    fits = {r.tree for r in index if r.turn == "confidence" and (r.reward or 0) >= 0.5}
+    assert page.locator("form.card .faint").inner_text().startswith(f"{len(fits)} prompts")
+    assert everything.startswith(f"{len({r.tree for r in index})} prompts, page 1 of 2")
+    assert page.get_by_label("turn").input_value() == "confidence"
+    page.get_by_role("link", name="all", exact=True).click()
+    page.get_by_label("group without signal").check()
+    page.get_by_role("button", name="Show").click()
+    assert page.locator(".silent").count() >= 1 or "No prompt" in page.content()
+
+
+def test_rollouts_by_keyboard(visit, real):
+    page = visit(real)
+    page.goto(f"/runs/{RLCR}/rollouts/5")
+    focused = "[...document.querySelectorAll('.tree')].indexOf(document.activeElement)"
+    for key, at in (("j", 0), ("j", 1), ("j", 2), ("k", 1), ("k", 0), ("k", 0)):
+        page.keyboard.press(key)
+        assert page.evaluate(focused) == at, key
+    for key, where in (
+        ("n", "/5?.*page=2"), ("p", "/5?.*page=1"), ("]", r"/6\?"), ("[", r"/5\?"), ("[", r"/4\?")
+    ):  # fmt: skip
+        page.keyboard.press(key)
+        page.wait_for_url(re.compile(f"/rollouts{where}"))
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "search"
+    page.keyboard.type("jjnp")
+    assert page.locator("#search").input_value() == "jjnp", "typing is no command"
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.id") != "search"
+    page.locator("#slider").fill("2")
+    page.wait_for_url("**/rollouts/2")
+
+
+def test_the_turns_of_an_environment_are_on_the_page(visit, real, known):
+    page = visit(real)
+    step = LAST[KG]
+    page.goto(f"/runs/{KG}/rollouts/{step}")
+    row = next(
+        r for r in known.rollout_index(KG, step) if page.locator(f"#row-{step}-{r.row}").count()
+    )
+    assert page.locator(f"#row-{step}-{row.row} .said").count() >= 1
+    page.locator(f"#row-{step}-{row.row} > .meta .why-link").click()
+    page.locator("body[data-ready]").wait_for()
+    assert page.get_by_text("whole rollout").is_visible()
+    assert page.locator("#tokens .prompt").count() >= 1
+
+
+def test_the_same_problem_at_two_steps(visit, plain_site):
+    page = visit(plain_site)
+    page.goto("/runs/r-0001/rollouts/3")
+    page.get_by_role("link", name="this problem alone").first.click()
+    page.get_by_role("link", name="step 1", exact=True).click()
+    page.wait_for_url("**against=1")
+    assert page.locator(".beside > section").count() == 2
+    left, right = (page.locator(".beside > section").nth(n).bounding_box() for n in (0, 1))
+    assert left["y"] == right["y"] and left["x"] + left["width"] <= right["x"]
+    assert page.locator("#row-3-0").is_visible() and page.locator("#row-1-0").is_visible()
+
+
+def shades(page):
+    return page.eval_on_selector_all(
+        "#tokens > *", "all => all.map((e) => [...e.classList].find((c) => /^[pn][1-8]$/.test(c)))"
+    )
+
+
+def test_tokens_by_another_channel(visit, real, known):
+    step = LAST[RLCR]
+    row = strongest(known, RLCR, step)
+    page = visit(real)
+    page.goto(f"/runs/{RLCR}/rollouts/{step}/{row.row}")
+    page.locator("body[data-ready]").wait_for()
+    first = shades(page)
+    names = page.eval_on_selector_all("#channel option", "all => all.map((o) => o.value)")
+    assert {"advantages", "behaviour", "old_logprobs", "drift"} <= set(names)
+    page.get_by_label("colour").select_option("behaviour")
+    second = shades(page)
+    assert second != first
+    assert {s[0] for s in second if s} == {"n"}, "a log-probability is below 0"
+    page.get_by_label("colour").select_option("advantages")
+    assert shades(page) == first, "the script paints as the server did"
+    colours = page.eval_on_selector_all(
+        "#tokens > *", "all => all.map((e) => getComputedStyle(e).backgroundColor)"
+    )
+    assert len({c for c, s in zip(colours, first, strict=True) if s}) == len(
+        {s for s in first if s}
+    )
+    assert page.locator("#high").inner_text() != ""
+
+
+def test_tokens_by_arrow_keys_and_in_a_table(visit, real, known):
+    step = LAST[RLCR]
+    page = visit(real)
+    page.goto(f"/runs/{RLCR}/rollouts/{step}/0")
+    page.locator("body[data-ready]").wait_for()
+    told = []
+    for key in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft"):
+        page.keyboard.press(key)
+        told.append(page.locator("#readout").inner_text().split()[0])
+    assert told == ["#0", "#1", "#2", "#1"]
+    assert page.locator(".chosen").count() == 1
+    page.get_by_text("Every figure in a table").click()
+    page.wait_for_function("document.querySelectorAll('#rows tr').length ==="
+                           "document.querySelectorAll('#tokens > *').length")  # fmt: skip
+    kept = stored(known, RLCR, step, 0)
+    cells = page.locator("#rows tr").nth(kept["start"]).locator("td").all_inner_texts()
+    assert float(cells[5]) == pytest.approx(kept["advantages"][0], rel=1e-3, abs=1e-9)
+    page.keyboard.press("]")
+    page.wait_for_url(f"**/rollouts/{step}/1")
+
+
+def test_a_token_and_a_range_of_tokens_have_addresses(visit, real):
+    page = visit(real)
+    page.goto(f"/runs/{RLCR}/rollouts/6/0#t12")
+    page.locator("#t12.chosen").wait_for()
+    assert page.locator("#readout").inner_text().startswith("#12")
+    page.goto(f"/runs/{RLCR}/rollouts/6/0?tokens=3-8")
+    page.locator("body[data-ready]").wait_for()
+    boxes = page.eval_on_selector_all("#tokens > *", "all => all.map((e) => e.id)")
+    assert boxes == [f"t{n}" for n in range(3, 8)]
+    page.get_by_role("link", name="after →").click()
+    page.wait_for_url("**tokens=8-*")
+
+
+def test_the_system_page(visit, real):
+    page = visit(real)
+    page.goto("/system")
+    text = page.locator("main").inner_text()
+    for said in ("registry.db", "finished", "free of", "No run has a supervisor now."):
+        assert said in text, said
+    page.get_by_text("The largest").click()
+    assert page.get_by_role("link", name=RLCR, exact=True).is_visible()

@@ -1,0 +1,240 @@
+"""Why a rollout got its advantage: the figures of every token are those that were stored."""
+
+import json
+import math
+import struct
+from statistics import fmean, stdev
+
+import pyarrow as pa
+import pytest
+from pages import dashboard
+from shown import shown
+
+from rlx_registry import Registry, read_body, write_body
+from rlx_web.pages.credit import CHANNELS
+from rlx_web.text import heat
+
+STEP = "/runs/r-0001/rollouts/3"
+ROWS = list(range(11))
+
+
+def stored(folder, step=3):
+    """Rows of a step with their trees, as they are in the file."""
+    body = read_body(folder / f"runs/r-0001/rollouts/{step}.parquet")
+    return {row["row"]: (tree, row) for tree in body.to_pylist() for row in tree["rows"]}
+
+
+def bits(value):
+    return None if value is None else struct.pack("<f", value)
+
+
+@pytest.mark.parametrize("number", ROWS)
+def test_every_figure_of_every_token_is_the_stored_one_bit_for_bit(plain, filled, number):
+    tree, row = stored(filled)[number]
+    lines = plain.twin(f"{STEP}/{number}")["lines"]
+    ids, texts, authors, said, segment = [], [], [], [], row["segment"]
+    path = []
+    while segment >= 0:
+        path.insert(0, segment)
+        segment = tree["segments"][segment]["parent"]
+    for s in path:
+        one = tree["segments"][s]
+        ids += one["token_ids"]
+        texts += tree["pieces"][s]
+        authors += [one["author"]] * len(one["token_ids"])
+        said += one["behaviour_logprobs"] or [None] * len(one["token_ids"])
+    assert [line["token"] for line in lines] == ids
+    assert [line["text"] for line in lines] == texts
+    assert [line["author"] for line in lines] == authors
+    assert [line["position"] for line in lines] == list(range(len(ids)))
+    assert [bits(line.get("behaviour")) for line in lines] == [bits(v) for v in said]
+    own = range(row["start"], row["start"] + len(row["mask"]))
+    for name in set(CHANNELS.values()) - {"behaviour", "drift", "values"}:
+        for line in lines:
+            kept = row[name][line["position"] - row["start"]] if line["position"] in own else None
+            assert bits(line.get(name)) == bits(kept), (name, line["position"])
+    for line in lines:
+        at = line["position"]
+        assert line["learns"] == (at in own and row["mask"][at - row["start"]])
+        assert "values" not in line, "the step had none"
+        if line["learns"] and "behaviour" in line:
+            assert line["drift"] == line["old_logprobs"] - line["behaviour"]
+        else:
+            assert "drift" not in line
+
+
+def test_the_page_has_a_box_and_a_colour_for_every_token(plain):
+    data, page = plain.twin(f"{STEP}/0"), plain.page(f"{STEP}/0")
+    boxes = [dict(said) for _, tag, said in page.shape if tag == "span" and dict(said).get("id")]
+    boxes = [box for box in boxes if box["id"].startswith("t")]
+    assert [box["id"] for box in boxes] == [f"t{line['position']}" for line in data["lines"]]
+    for box, line in zip(boxes, data["lines"], strict=True):
+        words = box["class"].split()
+        assert words[:2] == ["tok", line["author"]]
+        assert ("learns" in words) == line["learns"]
+        shade = heat(line.get("advantages"), data["channels"], "advantages")
+        assert words[-1] == shade if shade else not any(w[1:].isdigit() for w in words)
+    assert [v for t, n, v in page.attributes if (t, n) == ("option", "value")] == [
+        channel["name"] for channel in data["channels"]
+    ]
+
+
+def test_channels_are_those_that_the_row_has_each_with_its_largest_size(plain):
+    data = plain.twin(f"{STEP}/0")
+    found = {c["name"]: c["largest"] for c in data["channels"]}
+    assert set(found) == set(CHANNELS.values()) - {"values"}
+    for name, largest in found.items():
+        assert largest == max(abs(line[name]) for line in data["lines"] if name in line)
+
+
+@pytest.mark.parametrize("number", ROWS)
+def test_what_its_advantage_starts_from(plain, known, number):
+    data = plain.twin(f"{STEP}/{number}")
+    index = known.rollout_index("1", 3)
+    own = index[number]
+    mates = [i for i in index if i.group == own.group]
+    rewards = [m.reward for m in mates if m.reward is not None]
+    assert data["row"]["advantage"] == own.advantage
+    group = data["group"]
+    assert [m["row"] for m in group["rows"]] == [m.row for m in mates]
+    assert group["mean"] == pytest.approx(fmean(rewards))
+    assert group["sigma"] == (pytest.approx(stdev(rewards)) if len(rewards) > 1 else None)
+    if own.reward is None:
+        assert group["above"] is None
+    else:
+        assert group["above"] == pytest.approx(own.reward - fmean(rewards))
+    assert group["alike"] == (len(set(rewards)) <= 1)
+    text = plain.page(f"{STEP}/{number}").cells()
+    assert f"Advantage {own.advantage:+.3g}" in text
+    assert f"Mean of its group {fmean(rewards):.4g}" in text
+    assert ("rewards of its group are alike" in text) == group["alike"]
+
+
+def test_an_absent_reward_is_no_zero(plain):
+    data, text = plain.twin(f"{STEP}/3"), plain.page(f"{STEP}/3").cells()
+    assert data["row"]["reward"] is None and data["group"]["above"] is None
+    assert data["group"]["mean"] == 0.91, "it has no part in the mean"
+    assert "Reward — Mean of its group 0.91 Above the mean — σ of its group —" in text
+
+
+def test_rewards_of_its_turns_and_of_the_whole(plain):
+    data = plain.twin(f"{STEP}/6")
+    assert [(t["turn"], t["kind"]) for t in data["turns"]] == [(1, "query"), (2, "answer")]
+    assert [e["name"] for t in data["turns"] for e in t["rewards"]] == ["short"]
+    assert [(e["name"], e["part"], e["reason"]) for e in data["global_rewards"]] == [
+        ("whole plain", 1.0, "plain")
+    ]
+    assert [line["author"] for line in data["lines"]].count("environment") == 2
+    confidence = plain.twin(f"{STEP}/2")
+    assert [t["kind"] for t in confidence["turns"]] == ["kind plain"], "not those of its answer"
+    assert confidence["tokens"]["own"] == 7 and confidence["tokens"]["total"] == 9
+
+
+def test_the_rules_are_those_of_its_phase(plain):
+    data = plain.twin(f"{STEP}/0")
+    assert data["recipe"]["estimator"] == {"eps": 0.5, "ddof": 1, "name": "grpo", "said": "plain"}
+    assert data["recipe"]["mask"] == {"strategy": "turn_spans"}
+    assert (data["phase"], data["beta"]) == ("plain", 0.125)
+    assert "eps 0.5" in plain.page(f"{STEP}/0").cells()
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown_"),
+    [
+        ("", (0, 5)),
+        ("0-2", (0, 2)),
+        ("3-4", (3, 4)),
+        ("2-900", (2, 5)),
+        ("4-1", (4, 4)),
+        ("99-100", (5, 5)),
+    ],
+)
+def test_a_range_of_tokens_has_an_address(plain, asked, shown_):
+    query = f"?tokens={asked}" if asked else ""
+    data = plain.twin(f"{STEP}/0{query}")
+    assert (data["tokens"]["start"], data["tokens"]["stop"]) == shown_
+    assert [line["position"] for line in data["lines"]] == list(range(*shown_))
+    boxes = [
+        v for v in plain.page(f"{STEP}/0{query}").values("id") if v[0] == "t" and v[1:].isdigit()
+    ]
+    assert boxes == [f"t{n}" for n in range(*shown_)]
+
+
+@pytest.mark.parametrize("asked", ["x", "1", "1-", "-1", "1-2-3", "1-2 ", "9999999999-9"])
+def test_a_range_that_is_none(plain, asked):
+    assert plain.get(f"{STEP}/0", params={"tokens": asked}).status_code == 422
+
+
+def test_rows_one_after_the_other_within_their_tree(plain):
+    around = [(d["previous"], d["next"]) for d in (plain.twin(f"{STEP}/{n}") for n in (0, 3, 5, 6))]
+    assert around == [(None, 1), (2, 4), (4, None), (None, None)]
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A registry whose bodies a test may rewrite."""
+    url = f"sqlite:///{tmp_path}/registry.db"
+    with Registry.open(url) as registry:
+        shown(registry, tmp_path)
+
+        def rewrite(change):
+            path = tmp_path / "runs/r-0001/rollouts/3.parquet"
+            digest, size = write_body(path, change(read_body(path)))
+            kept = registry.rollout_body("1", 3)
+            index = registry.rollout_index("1", 3)
+            place = {"path": kept.path, "sha256": digest, "bytes": size}
+            registry.add_rollouts("1", 3, **place, statistics=kept.statistics, index=index)
+            return dashboard(url)
+
+        yield rewrite
+
+
+def test_a_body_without_the_texts_of_tokens_shows_their_numbers(own):
+    client = own(lambda body: body.drop_columns(["pieces"]))
+    data = client.twin(f"{STEP}/0")
+    assert data["textless"]
+    assert [line["text"] for line in data["lines"]] == ["#1", "#2", "#3", "#4", "#5"]
+    assert "recorded without the texts of its tokens" in client.page(f"{STEP}/0").text
+    assert "first plain" in client.page(STEP).text
+
+
+def spoiled(body):
+    records = body.to_pylist()
+    row = records[0]["rows"][0]
+    row["old_logprobs"] = [-math.inf, math.nan, -1.0]
+    row["advantages"] = [math.nan, math.inf, -math.inf]
+    row["kl"] = [math.nan] * 3
+    row["scores"]["total_score"] = math.nan
+    records[0]["segments"][1]["behaviour_logprobs"] = [-math.inf, -1.0, -1.0]
+    return pa.Table.from_pylist(records, schema=body.schema)
+
+
+def test_a_run_that_went_to_infinity_can_be_looked_at(own):
+    """What is not finite has no number in JSON, and is a figure all the same."""
+    client = own(spoiled)
+    data = client.twin(f"{STEP}/0")
+    first, second, third = data["lines"][2:]
+    assert (first["advantages"], second["advantages"], third["advantages"]) == (
+        "nan",
+        "inf",
+        "-inf",
+    )
+    assert (first["old_logprobs"], third["old_logprobs"]) == ("-inf", -1.0)
+    names = {c["name"]: c["largest"] for c in data["channels"]}
+    assert names["kl"] == 0.0, "nothing finite: it can be chosen, and colours nothing"
+    assert math.isfinite(names["advantages"])
+    assert json.dumps(data, allow_nan=False)
+    text = client.page(f"{STEP}/0").cells()
+    assert "-inf" in text and "nan" in text
+    assert client.get(STEP).status_code == 200
+
+
+def test_a_row_that_its_body_lacks(own):
+    def without(body):
+        records = body.to_pylist()
+        records[0]["rows"] = records[0]["rows"][1:]
+        return pa.Table.from_pylist(records, schema=body.schema)
+
+    response = own(without).get(f"{STEP}/0.json")
+    assert response.status_code == 404
+    assert "does not have row 0" in response.json()["error"]["message"]

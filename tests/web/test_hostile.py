@@ -1,0 +1,136 @@
+"""Texts that are up to no good, in every free text of a registry, change nothing on any page."""
+
+import json
+import re
+import unicodedata
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from pages import Page, dashboard, leaves
+from shown import shown, sure
+
+from rlx_registry import Registry
+
+CORPUS = {
+    entry["name"]: entry["text"] * entry.get("times", 1)
+    for entry in map(json.loads, Path(__file__).with_name("hostile.jsonl").read_text().splitlines())
+}
+PAGES = [
+    "/",
+    "/runs/r-0001",
+    "/runs/r-0002",
+    "/runs/r-0001/rollouts/3",
+    "/runs/r-0001/rollouts/3/0",
+    "/runs/r-0001/rollouts/3/3",
+    "/runs/r-0001/rollouts/3/6",
+    "/compare?run=r-0001&run=r-0002",
+    "/system",
+]
+POLLED = ["/live.json", "/runs/2/live.json", "/runs/1/sections.json"]
+NEVER = {"Cc", "Cf", "Zl", "Zp", "Cs", "Co", "Cn"}
+FIELDS = 20
+"""At least so many values of the twins of all pages are the text, or have it in them."""
+
+
+class Hostile:
+    """A text, and what the dashboard says of a registry that is full of it."""
+
+    def __init__(self, text, folder):
+        with Registry.open(f"sqlite:///{folder}/registry.db") as registry:
+            shown(registry, folder, text)
+        self.text, self.client = text, dashboard(f"sqlite:///{folder}/registry.db")
+        self.pages = {path: self.client.page(path) for path in PAGES}
+
+
+@pytest.fixture(scope="module", params=CORPUS)
+def hostile(request, tmp_path_factory):
+    return Hostile(CORPUS[request.param], tmp_path_factory.mktemp("hostile"))
+
+
+@pytest.fixture(scope="session")
+def shapes(plain):
+    return {path: plain.page(path).shape for path in PAGES}
+
+
+def test_no_page_has_another_element_or_attribute(hostile, shapes):
+    for path, page in hostile.pages.items():
+        assert page.shape == shapes[path], (path, unlike(page.shape, shapes[path]))
+
+
+def unlike(found, expected):
+    """Where two shapes part."""
+    pairs = zip(found, expected, strict=False)
+    first = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(found), len(expected)))
+    return found[first - 1 : first + 2], expected[first - 1 : first + 2]
+
+
+def test_nothing_on_a_page_is_invisible(hostile):
+    for path, page in hostile.pages.items():
+        values = [v for _, name, v in page.attributes if v and name not in ("href", "action")]
+        characters = set(page.text).union(*values)
+        odd = {c for c in characters if c != "\n" and unicodedata.category(c) in NEVER}
+        assert odd == set(), path
+
+
+def test_every_address_stays_on_this_server(hostile):
+    for path, page in hostile.pages.items():
+        for tag, name, value in page.attributes:
+            if name in ("href", "src", "action", "formaction", "xlink:href"):
+                ours = re.match(r"/(?!/)|#main$|\?|http://127\.0\.0\.1:5000/#/", value)
+                assert ours, (path, tag, value[:200])
+                assert value.isascii() and value.isprintable(), (path, value[:200])
+
+
+def test_the_twins_give_the_text_back(hostile):
+    """As it is kept: a lone surrogate is an escape in SQL, and no character in a body."""
+    text, client = hostile.text, hostile.client
+    kept = {text, sure(text), text.encode("utf-8", "backslashreplace").decode()}
+    twins = {path: client.twin(path) for path in PAGES}
+    found = [leaf for twin in twins.values() for leaf in leaves(twin) if isinstance(leaf, str)]
+    assert len([leaf for leaf in found if any(one in leaf for one in kept)]) > FIELDS
+    data = twins["/runs/r-0001"]
+    assert data["spec"]["note"] == text
+    assert data["events"][0]["payload"] == {"payload": text}
+    assert data["run"]["name"] in kept and data["events"][0]["message"] in kept
+    tree = twins["/runs/r-0001/rollouts/3"]["trees"][0]
+    assert tree["rows"][0]["said"][0]["text"] == f"first {sure(text)}"
+    assert twins["/runs/r-0001/rollouts/3/0"]["lines"][3]["text"] == f"{sure(text)}\n"
+    assert twins["/system"]["plugins"][0]["message"] in kept
+
+
+def test_what_is_polled_is_inert_json(hostile):
+    for path in POLLED:
+        response = hostile.client.get(path)
+        assert response.status_code == 200
+        assert response.headers["content-type"] == "application/json"
+        assert response.text.isascii()
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_filters_and_refusals_say_it_back_as_text(plain, name):
+    words = sure(CORPUS[name])[:150] or "x"
+    expected = plain.page("/", params={"q": "nobody has this"}).shape
+    assert plain.page("/", params={"q": f"nobody {words}"}).shape == expected
+    missing = plain.get(f"/runs/{quote(words, safe='')}x")
+    assert missing.status_code == 404
+    assert Page(missing.text).shape == Page(plain.get("/runs/nobody").text).shape
+
+
+def test_the_corpus_is_hostile():
+    """It has what it is meant to have: an editor may have cleaned it."""
+    whole = "".join(CORPUS.values())
+    assert len(CORPUS) > 30
+    for needed in (
+        "\0",
+        "\x1b",
+        "\x9b",
+        "\u202e",
+        "\u200b",
+        "\ud800",
+        "\U000e0061",
+        "{{",
+        "<script",
+    ):
+        assert needed in whole, needed
+    assert max(map(len, CORPUS.values())) >= 200_000

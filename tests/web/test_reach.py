@@ -1,0 +1,218 @@
+"""Who can use the pages: by keyboard, by ear, in the dark, on a telephone, while a run goes on."""
+
+import re
+from pathlib import Path
+
+import pytest
+from browsing import served
+from shown import submit
+
+pytestmark = pytest.mark.timeout(600)
+
+PAGES = {
+    "runs": "/",
+    "run": "/runs/r-0001",
+    "rollouts": "/runs/r-0001/rollouts/6",
+    "credit": "/runs/r-0001/rollouts/6/4",
+    "environment": "/runs/r-0003/rollouts/3",
+    "probe": "/runs/r-0004",
+    "compare": "/compare?run=rlcr&run=r-0004",
+    "system": "/system",
+}
+CONTROLS = "main a[href], header a[href], button, input:not([type=hidden]), select, summary"
+WITHOUT_NAME = (
+    r"^\s*- (link|button|checkbox|textbox|searchbox|combobox|slider|img|progressbar)(:|$| \[)"
+)
+
+
+def opened(visit, address, path, **options):
+    """A page on which everything that fetches has."""
+    page = visit(address, **options)
+    page.goto(path)
+    if "/rollouts/" in path and path.count("/") == 5:
+        page.locator("body[data-ready]").wait_for()
+    if path.startswith("/compare"):
+        page.locator("#overlay[data-ready]").wait_for()
+    for section in page.locator("[data-section]").all():
+        section.scroll_into_view_if_needed()
+        section.locator("xpath=self::*[@data-ready]").wait_for()
+    page.evaluate(
+        "document.querySelectorAll('.fold[aria-expanded=false]').forEach((e) => e.click())"
+    )
+    page.evaluate("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
+    return page
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_control_can_be_reached_by_tab_and_has_a_name(visit, real, name):
+    page = opened(visit, real, PAGES[name])
+    page.evaluate("document.activeElement.blur(); window.scrollTo(0, 0)")
+    wanted = page.evaluate(
+        """(controls) => [...document.querySelectorAll(controls)]
+             .filter((e) => e.checkVisibility({ visibilityProperty: true })).length""",
+        CONTROLS,
+    )
+    page.evaluate("window.reached = new Set()")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip", (
+        "the first skips to the content"
+    )
+    for _ in range(wanted + 20):
+        page.keyboard.press("Tab")
+        page.evaluate(
+            "(c) => document.activeElement.matches(c) && reached.add(document.activeElement)",
+            CONTROLS,
+        )
+    assert page.evaluate("reached.size") == wanted > 3
+    tree = page.locator("body").aria_snapshot()
+    assert re.findall(WITHOUT_NAME, tree, re.MULTILINE) == [], tree
+    assert page.locator("main").count() == 1 and page.locator("h1").count() == 1
+    assert page.evaluate("document.documentElement.lang") == "en"
+    assert page.title().endswith("rlx")
+
+
+def test_what_has_the_focus_is_seen(visit, real):
+    page = opened(visit, real, "/")
+    for _ in range(4):
+        page.keyboard.press("Tab")
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineWidth")
+        assert outline not in ("0px", "")
+
+
+CONTRAST = Path(__file__).with_name("contrast.js").read_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", PAGES)
+def test_text_stands_out_in_both_schemes(visit, real, name, scheme):
+    page = opened(visit, real, PAGES[name], color_scheme=scheme)
+    found = page.evaluate(CONTRAST)
+    assert len(found) > 8
+    faint = [(where, round(ratio, 2), text) for where, ratio, text in found if ratio < 4.5]
+    assert faint == []
+    page_colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    brightness = sum(map(int, re.findall(r"\d+", page_colour)[:3])) / 3
+    assert (brightness > 128) == (scheme == "light")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_tokens_stand_out_in_every_colour_whoever_wrote_them(visit, real, scheme):
+    page = opened(visit, real, PAGES["credit"], color_scheme=scheme)
+    for author in ("prompt", "environment", "policy learns"):
+        page.evaluate(
+            """(author) => [...document.querySelectorAll("#tokens > *")].forEach((token, i) => {
+                 token.className = `tok ${author} ${"pn"[i % 2]}${1 + (i >> 1) % 8}`;
+               })""",
+            author,
+        )
+        found = [entry for entry in page.evaluate(CONTRAST) if f"tok {author} " in entry[0]]
+        assert len(found) == 16
+        assert [entry for entry in found if entry[1] < 4.5] == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_is_wider_than_a_telephone(visit, real, name):
+    page = opened(visit, real, PAGES[name], viewport={"width": 400, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    assert page.locator("h1").first.bounding_box()["x"] >= 0
+    wide = page.evaluate("""() => [...document.querySelectorAll("body *")].filter((e) => {
+        const box = e.getBoundingClientRect();
+        if (!box.width || box.right <= 401 || !e.checkVisibility()) return false;
+        for (let p = e; p; p = p.parentElement)
+          if (["auto", "scroll", "hidden"].includes(getComputedStyle(p).overflowX)) return false;
+        return !e.closest(".skip");
+      }).map((e) => e.localName + "." + e.className)""")
+    assert wide == []
+
+
+# While a run goes on -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alive(chromium, url, registry):
+    """A run that goes on, and the address of its dashboard."""
+    run = submit(registry, status="running")
+    registry.update_run(run, step=1, steps_total=10, phase="one")
+    for step in (0, 1):
+        registry.add_metrics(run, step, {"train/reward": step / 4, "perf/step_s": 1.0})
+    with served(url) as address:
+        yield run, address
+
+
+def waited(page):
+    """Lets the time pass after which a page asks again."""
+    with page.expect_response("**/live.json*"):
+        page.clock.fast_forward(5100)
+
+
+def test_the_page_of_a_run_goes_on_with_it(alive, visit, registry):
+    run, address = alive
+    page = visit(address)
+    page.clock.install()
+    page.goto(f"/runs/{run}")
+    chart = page.locator("figure.chart", has_text="by turn")
+    chart.locator("polyline").wait_for()
+    before = chart.locator("polyline").get_attribute("points")
+    assert len(before.split()) == 2
+    registry.add_metrics(run, 2, {"train/reward": 0.5, "perf/step_s": 1.0})
+    registry.add_event(run, "note", "something\x1b[31m <b>happened</b>", level="warning")
+    registry.update_run(run, step=2, phase="two\u202e")
+    waited(page)
+    page.locator("[data-field=step]", has_text="2").wait_for()
+    assert page.locator("[data-field=phase]").inner_text() == "two⟨U+202E⟩"
+    assert page.locator("progress").evaluate("e => e.value") == 2
+    assert len(chart.locator("polyline").get_attribute("points").split()) == 3
+    row = page.locator("#events tr").first
+    assert row.locator("td").nth(2).inner_text() == "something␛[31m <b>happened</b>"
+    assert row.get_attribute("class") == "bad" and page.locator("#events .none").count() == 0
+    with page.expect_navigation():
+        registry.transition(run, ["running"], "stopped", "enough")
+        page.clock.fast_forward(1100)
+        page.clock.fast_forward(5100)
+    assert page.locator(".badge").first.inner_text() == "stopped"
+    assert page.get_by_text("enough").first.is_visible()
+    assert page.get_by_role("button", name="Resume").is_visible()
+
+
+def test_the_page_of_runs_goes_on_with_them(alive, visit, registry):
+    run, address = alive
+    page = visit(address)
+    page.clock.install()
+    page.goto("/")
+    registry.update_run(run, step=7)
+    registry.add_metrics(run, 7, {"eval/held_out/accuracy": 0.625})
+    waited(page)
+    page.locator("[data-field=step]", has_text="7").wait_for()
+    assert page.locator("[data-field=accuracy]").inner_text() == "0.625"
+    with page.expect_navigation():
+        submit(registry, 1, name="another", digest="e")
+        page.clock.fast_forward(5100)
+    assert page.get_by_text("another").is_visible()
+
+
+def test_a_reader_who_has_ticked_something_keeps_it(alive, visit, registry):
+    _, address = alive
+    page = visit(address)
+    page.clock.install()
+    page.goto("/")
+    waited(page)
+    page.get_by_role("checkbox").first.check()
+    submit(registry, 1, name="another", digest="e")
+    page.wait_for_timeout(1100)
+    waited(page)
+    page.get_by_text("there is news: load the page again").wait_for()
+    assert page.get_by_role("checkbox").first.is_checked()
+
+
+def test_a_click_stops_a_run_and_another_puts_it_into_the_queue(alive, visit, registry):
+    run, address = alive
+    page = visit(address)
+    page.goto(f"/runs/{run}")
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text("asked to stop").wait_for()
+    assert registry.run(run).request == "stop"
+    registry.transition(run, ["running"], "stopped", "on request")
+    page.reload()
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_text("waits for").wait_for()
+    assert registry.run(run).status == "queued"

@@ -1,0 +1,264 @@
+"""The rollouts of a step: trees, what they were given, filters, two steps side by side."""
+
+import shutil
+
+import pytest
+from pages import Page, dashboard
+from shown import SILENT, shown, submit
+
+from rlx_registry import Registry, RolloutIndex
+
+STEP = "/runs/r-0001/rollouts/3"
+
+
+def shape(rows):
+    return [(row["row"], shape(row["below"])) for row in rows]
+
+
+def by_row(data):
+    def walk(rows):
+        for row in rows:
+            yield row["row"], row
+            yield from walk(row["below"])
+
+    return {number: row for tree in data["trees"] for number, row in walk(tree["rows"])}
+
+
+def test_a_tree_is_what_was_sampled(plain, known):
+    data = plain.twin(STEP)
+    assert shape(data["trees"][0]["rows"]) == [(0, [(2, []), (3, [])]), (1, [(4, []), (5, [])])]
+    assert shape(data["trees"][1]["rows"]) == [(6, [])]
+    for index in known.rollout_index("1", 3)[:8]:
+        row = by_row(data)[index.row]
+        for field in (
+            "reward",
+            "advantage",
+            "n_tokens",
+            "finish_reason",
+            "failed",
+            "turn",
+            "group",
+        ):
+            assert row[field] == getattr(index, field), field
+    page = plain.page(STEP)
+    order = [v for v in page.values("id") if v.startswith("row-3-")]
+    assert order == [f"row-3-{n}" for n in (0, 2, 3, 1, 4, 5, 6, 7, 8)]
+    text = page.cells()
+    for said in ("prompt plain", "first plain", "second plain", "0.7 plain", "asked sure plain"):
+        assert said in text, said
+
+
+def test_confidences_hang_below_their_answer_alone(plain):
+    page = plain.page(STEP)
+    depth = {dict(said).get("id"): depth for depth, tag, said in page.shape if tag == "li"}
+    assert depth["row-3-2"] == depth["row-3-0"] + 2 == depth["row-3-5"]
+    assert depth["row-3-6"] == depth["row-3-0"]
+
+
+def test_the_turns_of_a_chain_stand_in_their_order(plain):
+    said = by_row(plain.twin(STEP))[6]["said"]
+    assert [(s["author"], s["kind"], s["turn"], s["text"]) for s in said] == [
+        ("policy", "query", 1, "query plain"),
+        ("environment", "", 0, "seen plain"),
+        ("policy", "answer", 2, "reply plain"),
+    ]
+    text = plain.page(STEP).cells()
+    order = [text.index(words) for words in ("query plain", "seen plain", "reply plain")]
+    assert order == sorted(order)
+
+
+def test_rewards_by_component_and_why_one_failed(plain):
+    rows = by_row(plain.twin(STEP))
+    parts = {e["name"]: e for e in rows[0]["entries"]}
+    assert (parts["right plain"]["raw"], parts["right plain"]["part"]) == (1.0, 2.0)
+    assert parts["_logged plain"]["counts"] is False
+    assert [e["name"] for e in rows[6]["entries"]] == ["short", "whole plain"], "turns, then whole"
+    assert rows[3]["entries"][0]["status"] == "absent"
+    assert rows[3]["failed"] == "brier plain: broken plain"
+    text = plain.page(STEP).cells()
+    for said in ("right plain 1 × 2", "right plain 0 × 2 wrong plain", "brier plain absent"):
+        assert said in text, said
+
+
+def test_what_is_absent_is_not_zero(plain):
+    rows = by_row(plain.twin(STEP))
+    assert rows[3]["reward"] is None
+    assert rows[3]["entries"][0]["part"] is None
+    text = plain.page(STEP).cells()
+    assert "brier plain absent broken plain" in text
+    assert "reward — advantage" in text
+
+
+def test_the_bars_are_as_wide_as_the_rewards_count(plain):
+    page = plain.page(STEP)
+    bars = rects(page)
+    # right 1 × 2 and short 0.25: of 2.25 in 120 units; what is logged alone has no part.
+    assert bars[:2] == [
+        {"class": "c0", "x": "0.0", "width": "106.7"},
+        {"class": "c1", "x": "106.7", "width": "13.3"},
+    ]
+
+
+def rects(page: Page):
+    """Class, place and width of the parts of rewards in order."""
+    found, current = [], {}
+    for tag, name, value in page.attributes:
+        if tag == "rect":
+            if name == "class":
+                current = {}
+                found.append(current)
+            if name in ("class", "x", "width"):
+                current[name] = value
+    return [f for f in found if f["class"] in {f"c{n}" for n in range(6)}]
+
+
+def test_a_group_without_signal_says_so(plain):
+    groups = {g["group"]: g for t in plain.twin(STEP)["trees"] for g in t["groups"]}
+    assert [g for g in groups if not groups[g]["signal"]] == [SILENT + 1]
+    assert groups[2]["rewards"] == [0.75, 0.75]
+    assert plain.page(STEP).cells().count("no signal") == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "trees"),
+    [
+        ("", [0, 1, 2, 3, 4, 5]),
+        ("low=2", [0]),
+        ("low=0.5&high=0.5", [2, 3, 4, 5]),
+        ("high=0", [1]),
+        ("low=2.25&high=2.25", [0]),
+        ("low=99", []),
+        ("low=-1e400", None),
+        ("low=nan", None),
+        ("low=x", None),
+        ("turn=query", []),
+        ("turn=kind plain", [0]),
+        ("failed=1", [0, 1]),
+        ("no_signal=1", [0]),
+        ("no_signal=1&turn=answer", []),
+        ("text=FIRST", [0]),
+        ("text=p3", [3]),
+        ("text=%25", []),
+        ("text=_", []),
+        ("problem=p1 plain", [1]),
+        ("problem=p1", []),
+        ("low=&high=&turn=&failed=0&text=&problem=&against=", [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_filters(plain, query, trees):
+    response = plain.get(f"{STEP}.json?{query}")
+    if trees is None:
+        assert response.status_code == 422
+        assert response.json()["error"]["status"] == 422
+        return
+    data = response.json()
+    assert data["matching"] == len(trees)
+    assert [t["tree"] for t in data["trees"]] == trees[:4]
+    page = plain.page(f"{STEP}?{query}")
+    assert f"{len(trees)} prompts" in page.text
+    assert page.values("class").count("card tree") == len(trees[:4])
+    assert ("No prompt of this step fits." in page.text) == (not trees)
+
+
+def test_prompts_come_by_the_screenful_and_keep_their_filter(plain):
+    first, last = plain.twin(STEP), plain.twin(f"{STEP}?page=2")
+    assert (first["pages"], len(first["trees"]), len(last["trees"])) == (2, 4, 2)
+    assert {t["tree"] for t in first["trees"] + last["trees"]} == set(range(6))
+    assert last["trees"][-1]["role"] == "greedy"
+    page = plain.page(f"{STEP}?low=-5&text=a")
+    links = [v for tag, n, v in page.attributes if tag == "a" and n == "href"]
+    (before,) = [v for v in links if v.startswith("/runs/r-0001/rollouts/2?")]
+    assert "low=-5.0&" in before and "&text=a&" in before
+    assert any("page=2" in v for v in plain.page(STEP).values("href"))
+
+
+def test_steps_one_after_the_other(plain):
+    for step, previous, following in ((1, None, 2), (2, 1, 3), (3, 2, None)):
+        data = plain.twin(f"/runs/r-0001/rollouts/{step}")
+        assert (data["previous"], data["next"]) == (previous, following)
+        assert data["steps"] == {"first": 1, "last": 3, "count": 3}
+    for asked, given in (("", 3), ("?step=0", 1), ("?step=2", 2), ("?step=999", 3)):
+        response = plain.get(f"/runs/1/rollouts{asked}")
+        assert (response.status_code, response.headers["location"]) == (
+            303,
+            f"/runs/r-0001/rollouts/{given}",
+        )
+
+
+def test_the_same_problem_at_two_steps_side_by_side(plain):
+    data = plain.twin(f"{STEP}?problem=p0 plain&against=1")
+    assert data["problem_steps"] == [1, 2, 3]
+    assert [t["tree"] for t in data["trees"]] == [t["tree"] for t in data["beside"]["trees"]] == [0]
+    now, then = by_row(data)[0], data["beside"]["trees"][0]["rows"][0]
+    assert now["advantage"] != then["advantage"]
+    page = plain.page(f"{STEP}?problem=p0 plain&against=1")
+    assert {"row-3-0", "row-1-0"} <= set(page.values("id"))
+    assert "/runs/r-0001/rollouts/1/0" in page.values("href")
+    alone = plain.twin(f"{STEP}?problem=p0 plain")
+    assert alone["beside"] is None
+    assert plain.get(f"{STEP}?problem=p0 plain&against=9").status_code == 404
+
+
+def test_what_was_said_of_the_batch(plain):
+    statistics = {"phase": "plain", "beta": 0.125, "note": "plain"}
+    assert plain.twin(STEP)["statistics"] == statistics
+    assert '"beta": 0.125' in plain.page(STEP).text
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A registry whose bodies a test may spoil."""
+    with Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry:
+        shown(registry, tmp_path)
+    return dashboard(
+        f"sqlite:///{tmp_path}/registry.db"
+    ), tmp_path / "runs/r-0001/rollouts/3.parquet"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda path: path.unlink(), "cannot read body 3.parquet: No such file or directory"),
+        (lambda path: path.write_bytes(b"PAR1"), "body 3.parquet was recorded as"),
+        (lambda path: shutil.rmtree(path.parent), "cannot read body 3.parquet"),
+    ],
+)
+def test_without_its_body_a_step_is_shown_by_its_previews(own, spoil, why):
+    client, path = own
+    spoil(path)
+    data = client.twin(STEP)
+    assert why in data["missing"]
+    assert shape(data["trees"][0]["rows"]) == [(0, [(2, []), (3, [])]), (1, [(4, []), (5, [])])]
+    assert data["trees"][0]["prompt"] is None and by_row(data)[0]["said"] == []
+    text = client.page(STEP).cells()
+    assert f"Only previews: {why}" in text
+    assert "first plain" in text and "right plain 1" in text
+    refused = client.get(f"{STEP}/0.json")
+    assert refused.status_code == 404 and why in refused.json()["error"]["message"]
+
+
+def test_rows_whose_parent_is_not_there_stand_at_the_top(empty, registry):
+    run = submit(registry, status="running")
+    fields = {
+        "tree": 0, "group": 0, "turn": "answer", "problem_id": "p", "reward": None,
+        "advantage": 0.0, "n_tokens": 1, "finish_reason": "stop", "preview": "x",
+    }  # fmt: skip
+    parents = [None, 0, 99, 3, 5, 4]  # missing, itself, and two that name each other
+    index = [RolloutIndex(row=n, parent_row=p, **fields) for n, p in enumerate(parents)]
+    place = {"path": "gone.parquet", "sha256": "x", "bytes": 1, "statistics": {}}
+    registry.add_rollouts(run, 1, **place, index=index)
+    registry.add_rollouts(run, 2, **place, index=[])
+    (tree,) = empty.twin("/runs/1/rollouts/1")["trees"]
+    assert shape(tree["rows"]) == [(0, [(1, [])]), (2, []), (3, []), (4, [(5, [])])]
+    page = empty.page("/runs/1/rollouts/1")
+    assert [v for v in page.values("id") if v.startswith("row")] == [f"row-1-{n}" for n in range(6)]
+    assert "r-0001 has no folder" in page.text
+    assert "trained on no rows" in empty.page("/runs/1/rollouts/2").text
+
+
+@pytest.mark.parametrize(
+    "path", ["/runs/1/rollouts/9", "/runs/1/rollouts/99999999999", STEP + "/77"]
+)
+def test_a_step_or_row_that_is_not_there(plain, path):
+    assert plain.get(path).status_code == 404
+    assert plain.get(f"{path}.json").json()["error"]["status"] == 404

@@ -1,0 +1,252 @@
+"""The page of one run: how it stands, its curves, what was evaluated, what it was."""
+
+import json
+
+import pytest
+from pages import Page
+from shown import submit
+
+from rlx_web.pages.sections import PLAN, sections
+
+RUN = "/runs/r-0002"
+
+
+def test_the_strip_says_how_it_stands(plain, known):
+    record, strip = known.run("2"), plain.twin(RUN)["run"]
+    for field in ("id", "seed", "step", "steps_total", "phase", "attempt", "host", "digest"):
+        assert strip[field] == getattr(record, field), field
+    text = plain.page(RUN).cells()
+    for said in ("plain seed 1", "Step 3 /10", "Phase plain", "Attempt 1", "dddddddddddd"):
+        assert said in text, said
+    page = plain.page(RUN)
+    assert ("progress", "value", "3") in page.attributes
+    assert ("progress", "max", "10") in page.attributes
+    assert plain.page("/runs/r-0001").text.count("Ended") == 1
+
+
+def test_the_time_left_is_that_of_the_last_steps(empty, registry):
+    run = submit(registry, status="running")
+    registry.update_run(run, step=4, steps_total=10)
+    assert empty.twin("/runs/1")["run"]["eta"] is None, "nobody can say"
+    registry.add_metrics(run, 1, {"perf/step_s": 1.0}, at=0.0)
+    assert empty.twin("/runs/1")["run"]["eta"] is None, "one step has no pace"
+    for step, at in ((2, 100.0), (4, 120.0)):
+        registry.add_metrics(run, step, {"perf/step_s": 1.0}, at=at)
+    assert empty.twin("/runs/1")["run"]["eta"] == pytest.approx(120 / 3 * 6)
+    assert "Time left 4.0 min" in empty.page("/runs/1").cells()
+    for step in range(5, 18):
+        registry.add_metrics(run, step, {"perf/step_s": 1.0}, at=1000.0 + 2 * step)
+    assert empty.twin("/runs/1")["run"]["eta"] == pytest.approx(12), "it looks back 12 steps"
+    registry.transition(run, ["running"], "stopped")
+    assert empty.twin("/runs/1")["run"]["eta"] is None
+
+
+def test_every_metric_is_drawn_once_under_its_section(plain, known):
+    parts = plain.twin(RUN)["sections"]
+    assert plain.get(f"{RUN}/sections.json").json()["sections"] == parts
+    drawn = [name for s in parts for c in s["charts"] for name, _ in c["curves"]]
+    assert sorted(drawn) == known.metric_names("2")
+    found = {s["title"]: {c["title"]: c["curves"] for c in s["charts"]} for s in parts}
+    assert found["Reward"]["by component"] == [["rewards/plain/mean", "plain"]]
+    assert found["Calibration"]["held out: accuracy"] == [["eval/held_out/accuracy", "held_out"]]
+    assert found["Everything else"] == {"odd": [["odd/plain", "plain"]]}
+    page = plain.page(RUN)
+    assert page.values("data-section") == [str(n) for n in range(len(parts))]
+    for title in found:
+        assert title in page.text
+
+
+def test_sections_have_the_order_of_the_issue():
+    wanted = {
+        "Reward": ["rewards/accuracy/mean", "train/reward_answer", "train/reward"],
+        "Length and truncation": ["rollout/len_answer", "rollout/truncated_answer"],
+        "Groups without signal": ["rollout/zero_signal_answer"],
+        "Policy": ["train/entropy", "train/kl", "train/clip_frac", "train/grad_norm"],
+        "Calibration": ["eval/held_out/brier", "calibration/brier"],
+        "Speed": ["perf/step_s", "perf/tokens_per_s"],
+    }
+    found = sections([name for names in reversed(wanted.values()) for name in names])
+    assert [s.title for s in found] == list(wanted) == [title for title, _ in PLAN][:6]
+    for section in found:
+        drawn = [name for chart in section.charts for name, _ in chart.curves]
+        assert sorted(drawn) == sorted(wanted[section.title])
+    seconds = next(c for s in found for c in s.charts if c.title == "seconds of a step")
+    assert [name for name, _ in seconds.curves] == ["perf/step_s"]
+
+
+def test_a_metric_without_a_prefix_or_with_an_odd_name_has_its_place():
+    found = sections(["loose", "a/b/c", "a/b/", "rewards/two\nlines/mean"])
+    assert {c.title: c.curves for c in found[-1].charts} == {
+        "a/b": (("a/b/c", "c"), ("a/b/", "a/b/")),
+        "other": (("loose", "loose"),),
+    }
+    assert found[0].charts[0].curves == (("rewards/two\nlines/mean", "two\nlines"),)
+
+
+def test_curves_over_steps_tokens_and_time(empty, registry):
+    run = submit(registry, status="running")
+    for step in (1, 2, 3):
+        figures = {"train/reward": step / 4, "perf/step_s": 2.0, "perf/tokens_per_s": 50.0 * step}
+        registry.add_metrics(run, step, figures, at=7200.0 + 1800 * step)
+    registry.add_metrics(run, 9, {"train/reward": 9.0})
+
+    def curve(x):
+        asked = {"name": ["train/reward", "no/such"], "x": x}
+        found = empty.get("/runs/1/curves.json", params=asked).json()
+        assert (found["run"], found["x"]) == (run, x)
+        assert list(found["curves"]) == ["train/reward"]
+        return found["curves"]["train/reward"]
+
+    assert curve("step") == [[1, 0.25], [2, 0.5], [3, 0.75], [9, 9.0]]
+    assert curve("tokens") == [[100, 0.25], [300, 0.5], [600, 0.75]], "what was not timed is out"
+    assert curve("time") == [[0, 0.25], [0.5, 0.5], [1.0, 0.75]]
+    assert empty.get("/runs/1/curves.json?x=miles").status_code == 422
+    assert empty.get("/runs/1/curves.json").json()["curves"] == {}
+
+
+def test_evaluations_stand_side_by_side_with_what_training_changed(plain):
+    (table,) = plain.twin(RUN)["evaluations"]
+    assert [(c["label"], c["step"], c["n"]) for c in table["columns"]] == [
+        ("before", 0, 600),
+        ("after", 3, 600),
+    ]
+    rows = {row["name"]: row for row in table["rows"]}
+    assert list(rows) == ["accuracy", "brier", "odd.plain"], "those that matter first"
+    assert rows["accuracy"]["values"] == [0.25, 0.625]
+    assert rows["accuracy"]["change"] == 0.375
+    assert rows["accuracy"]["intervals"] == [
+        [pytest.approx(0.15), pytest.approx(0.35)],
+        [pytest.approx(0.525), pytest.approx(0.725)],
+    ]
+    assert rows["brier"]["intervals"] == [None, None]
+    assert [b["label"] for b in table["bins"]] == ["before", "after"]
+    page = plain.page(RUN)
+    for said in ("Accuracy 0.25 0.15 – 0.35 0.625 0.525 – 0.725 +0.375", "Brier score 0.2 0.2 +0"):
+        assert said in page.cells()
+    assert page.values("class").count("reliability") == 2
+    assert page.values("class").count("share") == 2, "a tenth without answers has no bar"
+    assert "9 answers, 0.8 stated, 0.75 right" in page.text
+
+
+def test_a_figure_that_one_evaluation_lacks_is_absent_there(empty, registry):
+    run = submit(registry)
+    registry.add_evaluation(run, 0, "before", "held_out", 9, {"brier": None, "accuracy": 0.0})
+    registry.add_evaluation(run, 5, "after", "held_out", 9, {"accuracy": 0.5, "ece": 0.1})
+    rows = {r["name"]: r for r in empty.twin("/runs/1")["evaluations"][0]["rows"]}
+    assert rows["brier"]["values"] == [None, None]
+    assert rows["ece"] == {
+        "name": "ece",
+        "values": [None, 0.1],
+        "intervals": [None, None],
+        "change": None,
+    }
+    assert rows["accuracy"]["values"] == [0.0, 0.5]
+    text = empty.page("/runs/1").cells()
+    assert "Accuracy 0 0.5 +0.5" in text
+    assert "ECE, 10 bins — 0.1 —" in text
+    assert "Brier score — — —" in text
+
+
+def test_a_probe_is_drawn_over_the_share_of_the_reasoning(plain):
+    (probe,) = plain.twin(RUN)["probes"]
+    assert (probe["scheme"], probe["step"], probe["n"]) == ("plain", 3, 6)
+    assert probe["curves"]["p_correct"] == [[0.0, 0.1], [0.5, 0.4], [1.0, 0.9]]
+    page = plain.page(RUN)
+    assert "30.0,119.6 171.0,82.4 312.0,20.4 " in page.values("points")
+    assert "same answer as with all of it" in page.text
+
+
+def test_what_happened_and_what_it_was(plain):
+    data, page = plain.twin(RUN), plain.page(RUN)
+    assert [(e["kind"], e["level"], e["payload"]) for e in data["events"]] == [
+        ("plain", "warning", {"payload": "plain"})
+    ]
+    assert [c["after"] for c in data["history"]] == ["submitted", "running"]
+    said = {v["path"]: (v["value"], v["origin"]) for v in data["values"]}
+    assert said["note"] == ("plain", "--set plain")
+    assert said["estimator.eps"] == (1e-6, "default")
+    assert said["mask.strategy"] == ("turn_spans", None)
+    assert "estimator.eps 1e-06 default" in page.cells()
+    assert "mask.strategy turn_spans —" in page.cells()
+    assert data["yaml"] == "name: plain\n" and "name: plain\n" in page.text
+    assert data["code"] == {"commit": "plain"} and data["environment"] == {"torch": "plain"}
+    assert (data["checkpoints"][0]["path"], data["artifacts"][0]["path"]) == (
+        "checkpoints/3",
+        "spec.json",
+    )
+    assert data["rollout_steps"] == {"first": 1, "last": 3, "count": 3}
+    assert f"{RUN}/rollouts/3" in page.values("href")
+
+
+def test_what_a_terminal_does_with_it(plain, filled):
+    going, ended = (plain.twin(f"/runs/{n}") for n in (2, 1))
+    assert going["commands"]["reproduce"] == f"rlx submit {filled}/runs/r-0002/spec.json --again"
+    assert "resume" not in going["commands"] and "resume" not in ended["commands"]
+    assert going["mlflow"]["path"] == "#/experiments/1/runs/m1"
+    assert going["mlflow"]["served"] is None
+    page = plain.page(RUN)
+    assert "http://127.0.0.1:5000/#/experiments/1/runs/m1" in page.values("href")
+    actions = [v for v in page.values("action") if v.startswith("/runs")]
+    assert actions == ["/runs/r-0002/stop"], "what goes on can be stopped, not resumed"
+    assert "/runs/r-0001/stop" not in plain.page("/runs/1").values("action")
+
+
+@pytest.mark.parametrize("status", ["failed", "stopped"])
+def test_what_ended_badly_can_be_resumed(empty, registry, status):
+    submit(registry, status=status)
+    assert empty.twin("/runs/1")["commands"]["resume"] == "rlx resume r-0001"
+    page = empty.page("/runs/1")
+    assert page.values("action") == ["/runs/r-0001/resume"]
+    assert "because" in page.text
+
+
+def test_what_a_page_has_not_seen_yet(empty, registry):
+    run = submit(registry, status="running")
+    seen = empty.twin("/runs/1")["seq"]
+    registry.add_event(run, "old", "seen")
+    event = empty.twin("/runs/1")["events"][-1]["id"]
+    registry.add_metrics(run, 6, {"train/reward": 0.5})
+    registry.add_event(run, "note", "news")
+    registry.update_run(run, step=6)
+    live = empty.get(f"/runs/1/live.json?after={seen}&event={event}").json()
+    assert live["points"] == {"train/reward": [[6, 0.5]]}
+    assert [e["message"] for e in live["events"]] == ["news"]
+    assert live["run"]["step"] == 6
+    nothing = empty.get(f"/runs/1/live.json?after={live['seq']}&event=999").json()
+    assert (nothing["points"], nothing["events"]) == ({}, [])
+    assert nothing["seq"] == live["seq"]
+
+
+def test_only_the_newest_events_are_on_the_page(empty, registry):
+    run = submit(registry)
+    for n in range(203):
+        registry.add_event(run, "k", f"event {n};")
+    data = empty.twin("/runs/1")
+    assert len(data["events"]) == 200 and data["events_left_out"] == 3
+    page = empty.page("/runs/1")
+    assert "event 202;" in page.text and "event 2;" not in page.text
+    assert page.text.index("event 202;") < page.text.index("event 3;"), "the newest on top"
+    assert "The newest 200; 3 before them" in page.text
+
+
+def test_a_run_that_has_nothing_yet(empty, registry):
+    submit(registry, status="submitted")
+    data = empty.twin("/runs/1")
+    assert data["rollout_steps"] is None and data["sections"] == [] and data["seq"] == 0
+    page = empty.page("/runs/latest")
+    assert ("dl", "data-event", "0") in page.attributes
+    assert "Rollouts:" not in page.text
+    assert "MLflow" not in page.text
+
+
+def test_a_lone_surrogate_breaks_neither_page(empty, registry):
+    run = submit(registry)
+    registry.add_event(run, "k", "m", {"text": "\ud800"})
+    assert empty.twin("/runs/1")["events"][-1]["payload"] == {"text": "\ud800"}
+    registry.add_evaluation(run, 5, "after", "held_out", 9, {"\ud800": "\udfff", "accuracy": 0.5})
+    assert "⟨U+D800⟩" in empty.page("/runs/1").text
+    assert json.dumps(empty.twin("/runs/1")["evaluations"])
+
+
+def test_pages_are_well_formed(plain):
+    assert Page(plain.get(RUN).text).tags[:2] == ["html", "head"]

@@ -1,0 +1,115 @@
+"""Who may ask, and what an answer may do in a browser.
+
+The dashboard trusts nobody by address alone: a page on another site can make a browser ask this
+server (so `Host` is checked, and writing needs a secret that only our pages hold), and what models
+wrote is on every page (so nothing inline runs, and nothing is fetched from elsewhere).
+"""
+
+import hmac
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+from urllib.parse import urlencode
+
+from fastapi import FastAPI, HTTPException, Request, Response
+from starlette.responses import PlainTextResponse, RedirectResponse
+
+__all__ = ["LOOPBACK", "Access", "guard"]
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+COOKIE = "rlx_token"
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
+        "object-src 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+Next = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a dashboard lets in.
+
+    Attributes:
+        hosts: names under which it may be asked, without ports.
+        token: what readers must show; None where only this machine can ask.
+        write: what our own forms show, and nobody else knows; another in every process.
+    """
+
+    hosts: Collection[str] = LOOPBACK
+    token: str | None = None
+    write: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+
+    def knows(self, host: str) -> bool:
+        """Whether a `Host` header names this dashboard."""
+        found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:@/?#\[\]]+))(?::\d{1,5})?", host)
+        return found is not None and (found[1] or found[2]).lower() in self.hosts
+
+    def lets_read(self, request: Request) -> bool:
+        """Whether a request shows the token, as a bearer or in the cookie that a visit left."""
+        if self.token is None:
+            return True
+        kind, _, shown = request.headers.get("authorization", "").partition(" ")
+        given = [
+            shown if kind.lower() == "bearer" else "",
+            request.cookies.get(_cookie(request), ""),
+        ]
+        return any(_same(one, self.token) for one in given)
+
+    def require_write(self, shown: str) -> None:
+        """Sees that a form is one of ours.
+
+        Raises:
+            HTTPException: it is not; status 403.
+        """
+        if not _same(shown, self.write):
+            raise HTTPException(403, "this form is not of this dashboard: load the page again")
+
+
+def _same(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode("utf-8", "replace"), other.encode())
+
+
+def _cookie(request: Request) -> str:
+    """A name for each port: all dashboards of a host share its cookies."""
+    return f"{COOKIE}_{request.url.port or 80}"
+
+
+def _without_token(request: Request) -> str:
+    """The same address without the token, on this server."""
+    rest = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
+    return f"/{request.url.path.lstrip('/')}" + (f"?{urlencode(rest)}" if rest else "")
+
+
+def guard(app: FastAPI, access: Access) -> None:
+    """Puts the checks and the headers around everything that an application answers."""
+
+    @app.middleware("http")
+    async def guarded(request: Request, call_next: Next) -> Response:
+        response = await _answer(request, call_next, access)
+        response.headers.update(HEADERS)
+        return response
+
+
+async def _answer(request: Request, call_next: Next, access: Access) -> Response:
+    if not access.knows(request.headers.get("host", "")):
+        return PlainTextResponse("this is not a name of this dashboard", 400)
+    shown = request.query_params.get("token")
+    if access.token is not None and shown is not None and request.method == "GET":
+        if not _same(shown, access.token):
+            return PlainTextResponse("wrong token", 401)
+        kept = RedirectResponse(_without_token(request), 303)
+        kept.set_cookie(_cookie(request), access.token, httponly=True, samesite="strict", path="/")
+        return kept
+    if not access.lets_read(request):
+        asked = "this dashboard needs its token: open /?token=..., or send it as a bearer token"
+        return PlainTextResponse(asked, 401, {"WWW-Authenticate": "Bearer"})
+    return await call_next(request)

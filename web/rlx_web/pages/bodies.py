@@ -1,0 +1,93 @@
+"""What a step's body says of some of its prompts."""
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlx_registry import BodyError, Registry, RunRecord, read_trees, trees_that_say
+
+__all__ = ["Trees", "path_of", "rewards_of", "said_between", "saying", "trees_of"]
+
+T = TypeVar("T")
+Trees = Mapping[int, Mapping[str, Any]]
+"""Records of a body by their tree."""
+
+
+def trees_of(
+    registry: Registry, record: RunRecord, step: int, trees: Collection[int]
+) -> tuple[Trees, str | None]:
+    """The records of some trees, and why there are none where the body cannot be read."""
+    found, why = _read(registry, record, step, lambda path, sha256: read_trees(path, sha256, trees))
+    return {tree["tree"]: tree for tree in found or ()}, why
+
+
+def saying(
+    registry: Registry, record: RunRecord, step: int, text: str
+) -> tuple[set[int], str | None]:
+    """The trees of a step in which a text is said, and why there are none as in `trees_of`."""
+    found, why = _read(
+        registry, record, step, lambda path, sha256: trees_that_say(path, sha256, text)
+    )
+    return found or set(), why
+
+
+def _read(
+    registry: Registry,
+    record: RunRecord,
+    step: int,
+    read: Callable[[Path, str], T],
+) -> tuple[T | None, str | None]:
+    body = registry.rollout_body(record.id, step)
+    if record.directory is None:
+        return None, f"{record.id} has no folder"
+    try:
+        return read(Path(record.directory) / body.path, body.sha256), None
+    except BodyError as error:
+        return None, str(error)
+
+
+def path_of(tree: Mapping[str, Any], segment: int) -> list[int]:
+    """Segments from the root down to one, inclusive."""
+    found = []
+    while segment >= 0:
+        found.append(segment)
+        segment = tree["segments"][segment]["parent"]
+    return found[::-1]
+
+
+def said_between(tree: Mapping[str, Any], parent: int, segment: int) -> list[dict[str, Any]]:
+    """What was said after one segment, down to another: turns, observations, and what asked."""
+    path = path_of(tree, segment)
+    after = path.index(parent) + 1 if parent in path else 1
+    return [
+        {
+            "segment": s,
+            "author": one["author"],
+            "kind": one["kind"],
+            "turn": one["turn"],
+            "text": one["text"],
+            "finish_reason": one["finish_reason"],
+            "tokens": len(one["token_ids"]),
+            "rewards": rewards_of(one["rewards"]),
+        }
+        for s in path[after:]
+        for one in [tree["segments"][s]]
+    ]
+
+
+def rewards_of(entries: Collection[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+    """Rewards as they were given, and what each counts; None where it is absent."""
+    return [
+        {
+            "name": e["name"],
+            "raw": e["raw"],
+            "weight": e["weight"],
+            "counts": not e["name"].startswith("_"),
+            "part": None if e["raw"] is None else e["raw"] * e["weight"],
+            "status": e["status"],
+            "reason": e["reason"],
+            "parts": json.loads(e["parts"] or "{}"),
+        }
+        for e in entries or ()
+    ]

@@ -1,0 +1,155 @@
+"""Runs side by side: what their experiments differ in first, then what came of it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlx_registry import EvaluationRecord, Registry, RunRecord
+from rlx_web.pages.run import flat, interval, leaves, strip
+from rlx_web.pages.runs import mean_of
+from rlx_web.pages.sections import sections
+
+__all__ = ["MOST", "compare"]
+
+MOST = 24
+"""Runs that are compared at once."""
+UNTOLD = ("name", "seed")
+METRICS = (
+    "accuracy",
+    "mean_confidence",
+    "brier",
+    "nll",
+    "ece",
+    "ece_mass",
+    "auroc",
+    "aurc",
+    "stratum_brier",
+    "stratum_auroc",
+    "alike_share",
+)
+"""Figures of the table, of every suite that has them."""
+
+
+def compare(registry: Registry, refs: Sequence[str]) -> dict[str, Any]:
+    """Compares runs; those that differ in their seeds alone are one recipe.
+
+    Figures are those after training, of the newest run of each seed that has them.
+
+    Args:
+        refs: ids, names of groups, or names of experiments, which stand for all their runs.
+    """
+    every = _named(registry, refs)
+    records = every[-MOST:]
+    recipes: dict[str, list[RunRecord]] = {}
+    for record in records:
+        recipes.setdefault(record.digest, []).append(record)
+    names = [set(registry.metric_names(r.id)) for r in records]
+    told = {r.id: _after(registry.figures(r.id)) for r in records}
+    labelled = [
+        {
+            "label": _label(n),
+            "name": some[0].name,
+            "digest": digest,
+            "runs": [strip(r) for r in some],
+        }
+        for n, (digest, some) in enumerate(recipes.items())
+    ]
+    return {
+        "refs": list(refs),
+        "recipes": labelled,
+        "left_out": [run.id for run in every[:-MOST]],
+        "without": [run.id for run in records if not told[run.id]],
+        "spec": _unlike([some[0] for some in recipes.values()]),
+        "sections": [
+            {"title": s.title, "charts": [{"title": c.title, "curves": c.curves} for c in s.charts]}
+            for s in sections(sorted(set().union(*names)) if names else [])
+        ],
+        "suites": _suites(list(recipes.values()), told),
+    }
+
+
+def _named(registry: Registry, refs: Sequence[str]) -> list[RunRecord]:
+    """Runs as they were named, those of one name from the oldest to the newest, each once."""
+    groups = registry.groups()
+    found: dict[str, RunRecord] = {}
+    for ref in refs:
+        several = [registry.run(run) for run in groups.get(ref, ())] or sorted(
+            registry.runs(name=ref), key=lambda run: run.created
+        )
+        for run in several or [registry.run(ref)]:
+            found.setdefault(run.id, run)
+    return list(found.values())
+
+
+def _label(number: int) -> str:
+    return chr(ord("A") + number) if number < 26 else f"R{number + 1}"
+
+
+def _after(records: Sequence[EvaluationRecord]) -> dict[str, EvaluationRecord]:
+    """After training, the newest of every suite; probes have other figures."""
+    found: dict[str, EvaluationRecord] = {}
+    for record in sorted(records, key=lambda r: r.at):
+        if record.label == "after" and not record.suite.startswith("probe/"):
+            found[record.suite] = record
+    return found
+
+
+def _unlike(firsts: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    specs = [dict(leaves(record.spec)) for record in firsts]
+    paths = dict.fromkeys(path for spec in specs for path in spec)
+    rows = {path: [spec.get(path) for spec in specs] for path in paths if path not in UNTOLD}
+    return [
+        {"path": path, "values": row}
+        for path, row in rows.items()
+        if any(value != row[0] for value in row)
+    ]
+
+
+def _suites(
+    recipes: Sequence[Sequence[RunRecord]], told: Mapping[str, Mapping[str, EvaluationRecord]]
+) -> list[dict[str, Any]]:
+    suites = sorted({suite for found in told.values() for suite in found})
+    return [
+        {
+            "suite": suite,
+            "rows": _rows([_by_seed(some, suite, told) for some in recipes]),
+            "drawn": [
+                {
+                    "label": _label(n),
+                    "run": r.id,
+                    "when": e.label,
+                    "bins": e.metrics.get("bins"),
+                    "risk_coverage": e.metrics.get("risk_coverage"),
+                }
+                for n, some in enumerate(recipes)
+                for r in some
+                if (e := told[r.id].get(suite)) is not None
+            ],
+        }
+        for suite in suites
+    ]
+
+
+def _by_seed(
+    runs: Sequence[RunRecord], suite: str, told: Mapping[str, Mapping[str, EvaluationRecord]]
+) -> list[EvaluationRecord]:
+    """One evaluation a seed: a run that was made again is no other seed."""
+    newest = {run.seed: told[run.id][suite] for run in runs if suite in told[run.id]}
+    return list(newest.values())
+
+
+def _rows(cells: Sequence[Sequence[EvaluationRecord]]) -> list[dict[str, Any]]:
+    """For every metric a cell per recipe: over seeds, or of one run with its own interval."""
+    rows = []
+    for metric in METRICS:
+        row = [_cell(some, metric) for some in cells]
+        if any(cell["n"] for cell in row):
+            rows.append({"metric": metric, "cells": row})
+    return rows
+
+
+def _cell(records: Sequence[EvaluationRecord], metric: str) -> dict[str, Any]:
+    values = [dict(flat(e.metrics)).get(metric) for e in records]
+    known = [float(v) for v in values if isinstance(v, int | float)]
+    if len(records) == len(known) == 1 and (own := interval(records[0], metric)) is not None:
+        return {"mean": known[0], "low": own[0], "high": own[1], "n": 1, "over": "problems"}
+    return mean_of(known) | {"over": "seeds"}

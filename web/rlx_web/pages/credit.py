@@ -1,0 +1,199 @@
+"""Why a rollout got the advantage that it got: its group, its rewards, and every token."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from math import isfinite
+from statistics import fmean, stdev
+from typing import Any
+
+from rlx_registry import NotFound, Registry, RolloutIndex, RunRecord
+from rlx_web.pages.bodies import path_of, rewards_of, trees_of
+from rlx_web.pages.run import leaves, strip
+
+__all__ = ["CHANNELS", "credit"]
+
+CHANNELS = {
+    "advantage": "advantages",
+    "weight": "weights",
+    "reward placed": "placed",
+    "KL from reference": "kl",
+    "token reward": "token_rewards",
+    "return": "returns",
+    "value": "values",
+    "log-probability, sampler": "behaviour",
+    "log-probability, learner": "old_logprobs",
+    "learner − sampler": "drift",
+    "log-probability, reference": "reference_logprobs",
+    "Monte-Carlo value": "mc_values",
+}
+"""What may colour a token, by the name it is shown under."""
+WINDOW = 600
+"""Tokens on a page."""
+CONTEXT = 40
+"""Tokens before the row's own that are shown with them."""
+
+
+def credit(
+    registry: Registry, ref: str, step: int, row: int, tokens: tuple[int, int] | None
+) -> dict[str, Any]:
+    """One row of a step, token by token.
+
+    Args:
+        tokens: half-open range of positions in the row's whole sequence; None begins a little
+            before the row's own tokens.
+
+    Raises:
+        NotFound: there is no such row, or its body cannot be read.
+    """
+    record = registry.run(ref)
+    tree = _tree_of(registry, record, step, row)
+    index = {i.row: i for i in registry.tree_rows(record.id, step, [tree])}
+    own = index[row]
+    bodies, missing = trees_of(registry, record, step, [tree])
+    body = bodies.get(tree)
+    kept = None if body is None else next((r for r in body["rows"] if r["row"] == row), None)
+    if body is None or kept is None:
+        raise NotFound(missing or f"the body of step {step} of {record.id} does not have row {row}")
+    lines = _lines(body, kept)
+    start, stop = _window(lines, kept["start"], tokens)
+    rows = sorted(index)
+    at = rows.index(row)
+    statistics = registry.rollout_body(record.id, step).statistics
+    phase = statistics.get("phase")
+    return {
+        "run": strip(record),
+        "step": step,
+        "row": asdict(own),
+        "level": kept["level"],
+        "problem": {k: body[k] for k in ("problem_id", "prompt", "stratum", "role")},
+        "previous": rows[at - 1] if at else None,
+        "next": rows[at + 1] if at + 1 < len(rows) else None,
+        "group": _group(own, [i for i in index.values() if i.group == own.group]),
+        "turns": _turns(body, kept),
+        "global_rewards": rewards_of(body["segments"][kept["segment"]]["global_rewards"]),
+        "scores": kept["scores"],
+        "recipe": _recipe(record, phase),
+        "phase": phase,
+        "beta": statistics.get("beta"),
+        "channels": _channels(lines),
+        "tokens": {"start": start, "stop": stop, "total": len(lines), "own": kept["start"]},
+        "lines": lines[start:stop],
+        "textless": "pieces" not in body,
+    }
+
+
+def _tree_of(registry: Registry, record: RunRecord, step: int, row: int) -> int:
+    if step not in registry.rollout_steps(record.id):
+        raise NotFound(f"{record.id} has no rollouts of step {step}")
+    tree = registry.tree_of_row(record.id, step, row)
+    if tree is None:
+        raise NotFound(f"step {step} of {record.id} has no row {row}")
+    return tree
+
+
+def _lines(body: Mapping[str, Any], kept: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every token of the row's sequence, from the first of its prompt on."""
+    pieces = body.get("pieces")
+    first, held = kept["start"], len(kept["mask"] or ())
+    lines: list[dict[str, Any]] = []
+    for s in path_of(body, kept["segment"]):
+        segment = body["segments"][s]
+        texts = pieces[s] if pieces else [f"#{token}" for token in segment["token_ids"]]
+        sampled = segment["behaviour_logprobs"] or ()
+        for i, token in enumerate(segment["token_ids"]):
+            at = len(lines)
+            line = {
+                "position": at,
+                "text": texts[i],
+                "token": token,
+                "author": segment["author"],
+                "turn": segment["turn"],
+                "kind": segment["kind"],
+                "learns": False,
+            }
+            if i < len(sampled):
+                line["behaviour"] = sampled[i]
+            if first <= at < first + held:
+                line |= _figures(kept, at - first)
+            old, said = line.get("old_logprobs"), line.get("behaviour")
+            if old is not None and said is not None and line["learns"]:
+                line["drift"] = old - said
+            lines.append(line)
+    return lines
+
+
+def _figures(kept: Mapping[str, Any], at: int) -> dict[str, Any]:
+    names = [name for name in CHANNELS.values() if kept.get(name)]
+    figures = {name: kept[name][at] for name in names}
+    return figures | {"learns": bool(kept["mask"][at])}
+
+
+def _window(lines: Sequence[Any], own: int, tokens: tuple[int, int] | None) -> tuple[int, int]:
+    if tokens is None:
+        start = max(0, own - CONTEXT)
+        return start, min(len(lines), start + WINDOW)
+    start = max(0, min(tokens[0], len(lines)))
+    return start, max(start, min(tokens[1], len(lines), start + WINDOW))
+
+
+def _channels(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What tokens can be coloured by: what this row has, each with its largest finite size."""
+    found = []
+    for title, name in CHANNELS.items():
+        values = [abs(line[name]) for line in lines if line.get(name) is not None]
+        if values:
+            largest = max(filter(isfinite, values), default=0.0)
+            found.append({"name": name, "title": title, "largest": largest})
+    return found
+
+
+def _group(own: RolloutIndex, mates: Sequence[RolloutIndex]) -> dict[str, Any]:
+    """Those it was compared with, itself included, and what the comparison starts from."""
+    rewards = [mate.reward for mate in mates if mate.reward is not None]
+    mean = fmean(rewards) if rewards else None
+    known = own.reward is not None and mean is not None
+    return {
+        "id": own.group,
+        "rows": [
+            {k: getattr(mate, k) for k in ("row", "reward", "advantage", "preview", "failed")}
+            for mate in mates
+        ],
+        "mean": mean,
+        "sigma": stdev(rewards) if len(rewards) > 1 else None,
+        "above": own.reward - mean if known else None,  # type: ignore[operator]
+        "alike": len(set(rewards)) <= 1,
+    }
+
+
+def _turns(body: Mapping[str, Any], kept: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The row's own turns, each with its rewards."""
+    path = path_of(body, kept["segment"])
+    after = path.index(kept["parent"]) + 1 if kept["parent"] in path else 0
+    return [
+        {
+            "turn": segment["turn"],
+            "kind": segment["kind"],
+            "tokens": len(segment["token_ids"]),
+            "finish_reason": segment["finish_reason"],
+            "rewards": rewards_of(segment["rewards"]),
+        }
+        for s in path[after:]
+        if (segment := body["segments"][s])["author"] == "policy"
+    ]
+
+
+def _recipe(record: RunRecord, phase: object) -> dict[str, Any]:
+    """The rules of the step, as they stood in its phase: every option, defaults included."""
+    phases = record.spec.get("phases") or []
+    changes = next((p.get("set") or {} for p in phases if p.get("name") == phase), {})
+    found: dict[str, Any] = {}
+    for section in ("estimator", "mask", "credit"):
+        if not isinstance(told := record.spec.get(section), Mapping):
+            continue
+        options: Any = next((p["options"] for p in record.plugins if p.get("kind") == section), {})
+        values = {**dict(leaves(options)), **dict(leaves(told))}
+        for path, value in changes.items():
+            if path.startswith(f"{section}."):
+                values[path.removeprefix(f"{section}.")] = value
+        found[section] = {path: value for path, value in values.items() if path}
+    return found

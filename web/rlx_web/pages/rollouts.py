@@ -1,0 +1,155 @@
+"""The rollouts of a step: prompts, their answers, and below each what continues it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from rlx_registry import NotFound, Registry, RolloutIndex, RolloutQuery, RunRecord
+from rlx_web.pages.bodies import Trees, rewards_of, said_between, saying, trees_of
+from rlx_web.pages.run import strip
+
+__all__ = ["nearest_step", "rollouts"]
+
+SCREEN = 4
+"""Prompts on a page."""
+
+
+def rollouts(
+    registry: Registry, ref: str, step: int, query: RolloutQuery, against: int | None, page: int
+) -> dict[str, Any]:
+    """The trees of one step that are asked for, a screenful; or one problem at two steps.
+
+    Args:
+        against: another step, whose trees of the same problem stand beside.
+        page: from 1.
+
+    Raises:
+        NotFound: no rollouts of a step are recorded.
+    """
+    record = registry.run(ref)
+    steps = registry.rollout_steps(record.id)
+    at = _place(record, steps, step)
+    wanted, unread = _wanted(registry, record, step, query)
+    pages = max(1, math.ceil(len(wanted) / SCREEN))
+    page = min(page, pages)
+    largest = registry.largest_advantages(record.id, step)
+    shown = _trees(registry, record, step, wanted[(page - 1) * SCREEN : page * SCREEN])
+    beside = None
+    if query.problem is not None and against is not None:
+        _place(record, steps, against)
+        others = registry.matching_trees(record.id, against, RolloutQuery(problem=query.problem))
+        beside = _trees(registry, record, against, others[:SCREEN])
+    with_problem = registry.problem_steps(record.id, query.problem) if query.problem else None
+    return {
+        "run": strip(record),
+        "step": step,
+        "steps": {"first": steps[0], "last": steps[-1], "count": len(steps)},
+        "previous": steps[at - 1] if at else None,
+        "next": steps[at + 1] if at + 1 < len(steps) else None,
+        "query": asdict(query) | {"against": against},
+        "page": page,
+        "pages": pages,
+        "matching": len(wanted),
+        "largest": largest,
+        "problem_steps": with_problem,
+        "statistics": registry.rollout_body(record.id, step).statistics,
+        "turns": sorted(largest),
+        **shown,
+        "missing": shown["missing"] or unread,
+        "beside": beside,
+    }
+
+
+def nearest_step(registry: Registry, ref: str, step: int) -> int:
+    """The recorded step nearest to one.
+
+    Raises:
+        NotFound: there is none.
+    """
+    record = registry.run(ref)
+    steps = registry.rollout_steps(record.id)
+    if not steps:
+        raise NotFound(f"{record.id} has no recorded rollouts")
+    return min(steps, key=lambda s: (abs(s - step), s))
+
+
+def _wanted(
+    registry: Registry, record: RunRecord, step: int, query: RolloutQuery
+) -> tuple[list[int], str | None]:
+    """Trees that fit; a text may stand in a preview, or anywhere in what was said.
+
+    Also why the latter is not known, where the body cannot be read.
+    """
+    fitting = registry.matching_trees(record.id, step, query)
+    if query.text is None:
+        return fitting, None
+    others = registry.matching_trees(record.id, step, replace(query, text=None))
+    said, unread = saying(registry, record, step, query.text)
+    return sorted({*fitting, *(said & set(others))}), unread
+
+
+def _place(record: RunRecord, steps: Sequence[int], step: int) -> int:
+    if step not in steps:
+        raise NotFound(f"{record.id} has no rollouts of step {step}")
+    return steps.index(step)
+
+
+def _trees(
+    registry: Registry, record: RunRecord, step: int, trees: Sequence[int]
+) -> dict[str, Any]:
+    rows = registry.tree_rows(record.id, step, trees)
+    bodies, missing = trees_of(registry, record, step, trees) if trees else ({}, None)
+    found = {tree: _tree(tree, [r for r in rows if r.tree == tree], bodies) for tree in trees}
+    return {"trees": list(found.values()), "missing": missing}
+
+
+def _tree(number: int, rows: Sequence[RolloutIndex], bodies: Trees) -> dict[str, Any]:
+    """A prompt and what hangs below it; rows whose parent is not there stand at the top."""
+    body = bodies.get(number)
+    segments = {} if body is None else {row["row"]: row for row in body["rows"]}
+    nodes = {row.row: _node(row, body, segments.get(row.row)) for row in rows}
+    top = []
+    for row in rows:
+        parent = row.parent_row
+        if parent is not None and parent != row.row and parent < row.row and parent in nodes:
+            nodes[parent]["below"].append(nodes[row.row])
+        else:
+            top.append(nodes[row.row])
+    return {
+        "tree": number,
+        "problem_id": rows[0].problem_id if rows else "",
+        "prompt": None if body is None else body["prompt"],
+        "stratum": None if body is None else body["stratum"],
+        "role": None if body is None else body["role"],
+        "groups": _groups(rows),
+        "rows": top,
+    }
+
+
+def _node(row: RolloutIndex, body: Any, kept: Any) -> dict[str, Any]:
+    said = (
+        [] if body is None or kept is None else said_between(body, kept["parent"], kept["segment"])
+    )
+    own = [turn for turn in said if turn["author"] == "policy"]
+    whole = None if body is None or kept is None else body["segments"][kept["segment"]]
+    entries = [entry for turn in own for entry in turn["rewards"]]
+    entries += [] if whole is None else rewards_of(whole["global_rewards"])
+    return asdict(row) | {"said": said, "entries": entries, "below": []}
+
+
+def _groups(rows: Sequence[RolloutIndex]) -> list[dict[str, Any]]:
+    """Who was compared with whom: the rewards of every group, and whether anything was learned."""
+    groups: dict[int, list[RolloutIndex]] = {}
+    for row in rows:
+        groups.setdefault(row.group, []).append(row)
+    return [
+        {
+            "group": group,
+            "turn": some[0].turn,
+            "rows": [row.row for row in some],
+            "rewards": [row.reward for row in some],
+            "signal": any(row.advantage for row in some),
+        }
+        for group, some in groups.items()
+    ]

@@ -1,0 +1,293 @@
+"""One run: how it stands, its curves by section, what was evaluated, what happened, what it was."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rlx_registry import ENDED, Curve, EvaluationRecord, Registry, RunRecord
+from rlx_web.pages.runs import STRIP
+from rlx_web.pages.sections import sections
+
+__all__ = [
+    "FIGURES",
+    "ORDER",
+    "RESUMABLE",
+    "curves",
+    "evaluation_tables",
+    "flat",
+    "interval",
+    "leaves",
+    "live_run",
+    "run",
+    "run_sections",
+    "strip",
+]
+
+FIGURES = {
+    "accuracy": "Accuracy",
+    "brier": "Brier score",
+    "stratum_brier": "Brier score, knowing only the stratum",
+    "ece": "ECE, 10 bins",
+    "auroc": "AUROC",
+    "stratum_auroc": "AUROC, knowing only the stratum",
+    "mean_confidence": "Mean confidence",
+    "signed_gap": "Confidence − accuracy",
+    "alike_share": "Answers whose confidences are all alike",
+    "unparsable": "Unreadable confidences",
+}
+"""Figures of an evaluation that come first, in words; the others are folded away."""
+
+LAST = len(FIGURES)
+ORDER = {"before": 0, "step": 1, "after": 2}
+RESUMABLE = ("failed", "stopped", "lost")
+PACE = 12
+"""Steps that an estimate of the time left looks back."""
+CLOCK = "perf/step_s"
+EVENTS = 200
+NEWS = 2000
+"""Metric values that one poll brings at most."""
+
+
+def run(registry: Registry, ref: str) -> dict[str, Any]:
+    """One run: state, sections of charts, evaluations, probes, events, spec, how to do it again."""
+    record = registry.run(ref)
+    told = registry.figures(record.id)
+    events = registry.newest_events(record.id, EVENTS)
+    return {
+        "run": strip(record) | {"eta": _eta(registry, record)},
+        **run_sections(registry, record.id),
+        "seq": registry.last_seq(record.id),
+        "evaluations": evaluation_tables(told),
+        "probes": probes(told),
+        "events": [asdict(event) for event in events],
+        "events_left_out": registry.count_events(record.id) - len(events),
+        "figures": FIGURES,
+        "history": [asdict(change) for change in registry.history(record.id)],
+        "rollout_steps": _ends(registry.rollout_steps(record.id)),
+        "checkpoints": [asdict(c) for c in registry.checkpoints(record.id)],
+        "artifacts": [asdict(a) for a in registry.artifacts(record.id)],
+        "plugins": record.plugins,
+        "code": record.code,
+        "environment": record.environment,
+        "spec": record.spec,
+        "values": _values(record),
+        "yaml": record.yaml,
+        "commands": _commands(record),
+        "mlflow": _mlflow(record),
+    }
+
+
+def run_sections(registry: Registry, ref: str) -> dict[str, Any]:
+    """The curves that a run has, by section and chart."""
+    names = registry.metric_names(registry.run(ref).id)
+    return {"sections": [asdict(section) for section in sections(names)]}
+
+
+def live_run(registry: Registry, ref: str, after: int, event: int) -> dict[str, Any]:
+    """What a page that shows the run has not seen yet.
+
+    Args:
+        after: the `seq` that it has seen.
+        event: the last event that it has seen.
+    """
+    record = registry.run(ref)
+    seq, points = registry.news(record.id, after, NEWS)
+    return {
+        "run": strip(record) | {"eta": _eta(registry, record)},
+        "seq": seq,
+        "points": points,
+        "events": [asdict(e) for e in registry.newest_events(record.id, EVENTS, event)],
+    }
+
+
+def curves(
+    registry: Registry, ref: str, names: Sequence[str], x: str, smooth: bool
+) -> dict[str, Any]:
+    """Some curves of a run, thinned where it is long.
+
+    Args:
+        x: "step", "tokens" (sampled so far), or "time" (hours since its first step).
+        smooth: with the means of stretches of `width` steps, to be smoothed further.
+    """
+    record = registry.run(ref)
+    at = None if x == "step" else _ticks(registry, record, x)
+
+    def over(found: Mapping[str, Curve]) -> dict[str, Any]:
+        if at is None:
+            return dict(found)
+        return {n: [(at[s], v) for s, v in points if s in at] for n, points in found.items()}
+
+    shown = {"run": record.id, "x": x, "curves": over(registry.curves(record.id, names))}
+    if not smooth:
+        return shown
+    width, means = registry.means(record.id, names)
+    return shown | {"width": width, "means": over(means)}
+
+
+def strip(record: RunRecord) -> dict[str, Any]:
+    """How a run stands; its status is the effective one."""
+    return {name: getattr(record, name) for name in STRIP} | {"status": record.effective_status}
+
+
+def evaluation_tables(records: Sequence[EvaluationRecord]) -> list[dict[str, Any]]:
+    """One table per suite: evaluations across, metrics down, and what training changed.
+
+    `bins` are for the reliability diagrams, one list per evaluation that has them.
+    """
+    tables = []
+    plain = [record for record in records if not record.suite.startswith("probe/")]
+    for suite in sorted({record.suite for record in plain}):
+        across = sorted(
+            (r for r in plain if r.suite == suite), key=lambda r: (ORDER[r.label], r.step)
+        )
+        ends = [r for r in across if r.label != "step"] or across[-1:]
+        figures = [dict(flat(record.metrics)) for record in ends]
+        names = list(dict.fromkeys(name for f in figures for name in f))
+        names.sort(key=lambda name: list(FIGURES).index(name) if name in FIGURES else LAST)
+        rows = [
+            {
+                "name": name,
+                "values": [f.get(name) for f in figures],
+                "intervals": [interval(r, name) for r in ends],
+                "change": _change(name, ends, figures),
+            }
+            for name in names
+        ]
+        columns = [{"label": r.label, "step": r.step, "n": r.n} for r in ends]
+        bins = [
+            {"label": r.label, "step": r.step, "bins": r.metrics["bins"]}
+            for r in ends
+            if r.metrics.get("bins")
+        ]
+        tables.append({"suite": suite, "columns": columns, "rows": rows, "bins": bins})
+    return tables
+
+
+def probes(records: Sequence[EvaluationRecord]) -> list[dict[str, Any]]:
+    """For each scheme of a probe the newest: what the answers are worth at each share."""
+    newest: dict[str, EvaluationRecord] = {}
+    for record in records:
+        if record.suite.startswith("probe/"):
+            newest[record.suite.removeprefix("probe/")] = record
+    return [
+        {
+            "scheme": scheme,
+            "step": r.step,
+            "label": r.label,
+            "n": r.n,
+            "figures": r.metrics,
+            "curves": _by_share(r.metrics),
+        }
+        for scheme, r in newest.items()
+    ]
+
+
+def _by_share(figures: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
+    """Curves over the share of the reasoning that is given, at even steps from none to all."""
+    found = {}
+    for name in ("p_correct", "same"):
+        bands = figures.get(name)
+        if isinstance(bands, list) and len(bands) > 1:
+            means = [band.get("mean") if isinstance(band, Mapping) else None for band in bands]
+            found[name] = [(i / (len(means) - 1), m) for i, m in enumerate(means) if m is not None]
+    return {name: points for name, points in found.items() if points}
+
+
+def flat(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Figures by dotted name; lists, which are drawn, and intervals left out."""
+    found: list[tuple[str, Any]] = []
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            found += [] if name == "intervals" else flat(value, f"{prefix}{name}.")
+        elif not isinstance(value, list):
+            found.append((prefix + name, value))
+    return found
+
+
+def interval(record: EvaluationRecord, name: str) -> list[float] | None:
+    """A figure's recorded interval."""
+    found = record.metrics.get("intervals")
+    pair = found.get(name) if isinstance(found, Mapping) else None
+    return list(pair) if isinstance(pair, list | tuple) and len(pair) == 2 else None
+
+
+def _change(
+    name: str, records: Sequence[EvaluationRecord], figures: Sequence[Mapping[str, Any]]
+) -> float | None:
+    ends = {r.label: f.get(name) for r, f in zip(records, figures, strict=True)}
+    before, after = ends.get("before"), ends.get("after")
+    if _is_number(before) and _is_number(after):
+        return float(after) - float(before)  # type: ignore[arg-type]
+    return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _eta(registry: Registry, record: RunRecord) -> float | None:
+    """Seconds left at the pace of the last steps; None where nobody can say."""
+    if record.effective_status in ENDED or not record.steps_total:
+        return None
+    seen = registry.times(record.id, CLOCK, last=PACE)
+    if len(seen) < 2 or seen[-1][0] <= seen[0][0]:
+        return None
+    pace = (seen[-1][1] - seen[0][1]) / (seen[-1][0] - seen[0][0])
+    return max(0.0, pace * (record.steps_total - record.step))
+
+
+def _ticks(registry: Registry, record: RunRecord, x: str) -> dict[int, float]:
+    if x == "time":
+        seen = registry.times(record.id, CLOCK)
+        return {step: (at - seen[0][1]) / 3600 for step, at in seen}
+    whole = registry.metrics(record.id, names=["perf/tokens_per_s", CLOCK])
+    seconds = dict(whole.get(CLOCK, ()))
+    total, found = 0.0, {}
+    for step, rate in whole.get("perf/tokens_per_s", ()):
+        total += rate * seconds.get(step, 0.0)
+        found[step] = total
+    return found
+
+
+def _ends(steps: Sequence[int]) -> dict[str, int] | None:
+    return {"first": steps[0], "last": steps[-1], "count": len(steps)} if steps else None
+
+
+def _commands(record: RunRecord) -> dict[str, str]:
+    """What a terminal does with this run."""
+    resolved = Path(record.directory or ".") / "spec.json"
+    return {
+        "reproduce": f"rlx submit {shlex.quote(str(resolved))} --again",
+        "follow": f"rlx logs {record.id} -f",
+        "rescore": f"rlx rescore {record.id}",
+        **({"resume": f"rlx resume {record.id}"} if record.effective_status in RESUMABLE else {}),
+    }
+
+
+def _mlflow(record: RunRecord) -> dict[str, Any] | None:
+    """Where MLflow keeps the same run: its address under `rlx mlflow`, or its store."""
+    tracking = record.spec.get("tracking")
+    uri = tracking.get("mlflow") if isinstance(tracking, Mapping) else None
+    if uri is None or record.mlflow_run_id is None:
+        return None
+    path = f"#/experiments/{record.mlflow_experiment_id}/runs/{record.mlflow_run_id}"
+    served = uri if str(uri).startswith(("http://", "https://")) else None
+    return {"run": record.mlflow_run_id, "path": path, "uri": str(uri), "served": served}
+
+
+def _values(record: RunRecord) -> list[dict[str, Any]]:
+    """Every value of the resolved experiment, and who said it."""
+    said = record.origins or {}
+    return [
+        {"path": path, "value": value, "origin": said.get(path)}
+        for path, value in leaves(record.spec)
+    ]
+
+
+def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Plain values by dotted path; an empty mapping is one."""
+    if not isinstance(value, Mapping) or not value:
+        return [(path, value)]
+    return [x for name, v in value.items() for x in leaves(v, f"{path}.{name}" if path else name)]

@@ -1,0 +1,160 @@
+"""The runs: grouped by experiment, seeds folded into mean and interval."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from statistics import fmean, stdev
+from typing import Any
+
+from rlx_registry import ENDED, Registry, RunRow
+
+__all__ = ["HEADLINES", "STRIP", "described", "live_runs", "mean_of", "runs"]
+
+HEADLINES = ("rewards/accuracy/mean", "rewards/exact_match/mean", "train/reward_answer")
+"""Metrics that may stand for a whole run in a table; the first one that it has does."""
+
+FIGURES = ("accuracy", "brier", "ece")
+HELD_OUT = {name: f"eval/held_out/{name}" for name in FIGURES}
+SCREEN = 30
+"""Experiments on a page."""
+POINTS = 48
+LATE = ("train/reward", "train/loss")
+STRIP = tuple(name for name in RunRow.__dataclass_fields__ if name != "directory")
+
+
+def runs(registry: Registry, text: str, page: int) -> dict[str, Any]:
+    """Experiments, the one with the newest run first, each with its runs and what they reached.
+
+    Args:
+        text: words that a run must have, in its id, name, digest, status, host or groups, or as
+            `status:running`, `seed:3`, `name:rlcr`, `group:rlcr-seeds`.
+        page: from 1.
+    """
+    joined: dict[str, list[str]] = {}
+    for name, members in registry.groups().items():
+        for member in members:
+            joined.setdefault(member, []).append(name)
+    words = text.split()
+    rows = [row for row in registry.run_rows() if _fits(row, joined.get(row.id, ()), words)]
+    groups: dict[tuple[str, str], list[RunRow]] = {}
+    for row in rows:
+        groups.setdefault((row.name, row.digest), []).append(row)
+    pages = max(1, math.ceil(len(groups) / SCREEN))
+    page = min(page, pages)
+    shown = list(groups.values())[(page - 1) * SCREEN : page * SCREEN]
+    values = registry.last_values(
+        [row.id for group in shown for row in group], [*HELD_OUT.values(), *HEADLINES, *LATE]
+    )
+    return {
+        "filter": text,
+        "groups": [
+            _group(registry, group, values)
+            | {"joined": sorted({name for row in group for name in joined.get(row.id, ())})}
+            for group in shown
+        ],
+        "page": page,
+        "pages": pages,
+        "total": len(rows),
+    }
+
+
+def live_runs(registry: Registry) -> dict[str, Any]:
+    """What changes on the page of runs while they go on."""
+    alive = registry.living()
+    values = registry.last_values([row.id for row in alive], list(HELD_OUT.values()))
+    return {
+        "runs": [described(row) | {"figures": _figures(values[row.id])} for row in alive],
+        "statuses": registry.statuses(),
+    }
+
+
+def described(row: RunRow) -> dict[str, Any]:
+    """A run as pages show it; its status is the effective one."""
+    plain = asdict(row)
+    return {name: plain[name] for name in STRIP} | {"status": row.effective_status}
+
+
+def mean_of(values: Sequence[float]) -> dict[str, float | int | None]:
+    """Mean over seeds with Student's 95 % interval, which takes two of them."""
+    if not values:
+        return {"mean": None, "low": None, "high": None, "n": 0}
+    mean, half = fmean(values), None
+    if len(values) > 1:
+        from scipy.special import stdtrit  # only here: it takes a moment
+
+        half = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
+    low, high = (None, None) if half is None else (mean - half, mean + half)
+    return {"mean": mean, "low": low, "high": high, "n": len(values)}
+
+
+def _fits(row: RunRow, groups: Sequence[str], words: Iterable[str]) -> bool:
+    status = row.effective_status
+    known: dict[str, Sequence[str]] = {
+        "status": [status],
+        "seed": [str(row.seed)],
+        "name": [row.name],
+        "group": groups,
+    }
+    everything = " ".join((row.id, row.name, row.digest, status, row.host or "", *groups)).lower()
+    for word in words:
+        key, colon, value = word.lower().partition(":")
+        if colon and key in known:
+            if value not in (one.lower() for one in known[key]):
+                return False
+        elif word.lower() not in everything:
+            return False
+    return True
+
+
+def _group(
+    registry: Registry,
+    group: Sequence[RunRow],
+    values: Mapping[str, Mapping[str, tuple[int, float]]],
+) -> dict[str, Any]:
+    newest: dict[int, RunRow] = {}
+    for row in group:  # newest first
+        if row.status == "finished":
+            newest.setdefault(row.seed, row)
+    reached = {row.id: _figures(values[row.id]) for row in group}
+    ended = [reached[row.id] for row in newest.values()]
+    statuses: dict[str, int] = {}
+    for row in group:
+        statuses[row.effective_status] = statuses.get(row.effective_status, 0) + 1
+    folded = {
+        name: mean_of([v["value"] for f in ended if (v := f[name]) is not None and v["step"]])
+        for name in FIGURES
+    }
+    return {
+        "name": group[0].name,
+        "digest": group[0].digest,
+        "seeds": sorted({row.seed for row in group}),
+        "created": group[0].created,
+        "statuses": statuses,
+        "open": len(group) > 1 and any(row.effective_status not in ENDED for row in group),
+        "figures": folded,
+        "headline": _headline(registry, group, values),
+        "runs": [described(row) | {"figures": reached[row.id]} for row in group],
+    }
+
+
+def _figures(values: Mapping[str, tuple[int, float]]) -> dict[str, dict[str, float] | None]:
+    """Held-out figures, with the step after which they were taken; 0 is before training."""
+    return {
+        name: {"step": values[metric][0], "value": values[metric][1]} if metric in values else None
+        for name, metric in HELD_OUT.items()
+    }
+
+
+def _headline(
+    registry: Registry,
+    group: Sequence[RunRow],
+    values: Mapping[str, Mapping[str, tuple[int, float]]],
+) -> dict[str, Any] | None:
+    """The curve of the newest run that has one."""
+    for row in group:
+        for name in (*HEADLINES, *LATE):
+            if name in values[row.id]:
+                points = registry.curves(row.id, [name], POINTS)[name]
+                value = values[row.id][name][1]
+                return {"name": name, "run": row.id, "value": value, "points": points}
+    return None

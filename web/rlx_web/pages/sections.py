@@ -1,0 +1,125 @@
+"""Which curves stand together on the page of a run, in which order, and what they are called."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Chart", "Section", "sections"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Curves in one frame.
+
+    Attributes:
+        title: what is drawn.
+        curves: metric names, each with what the legend calls it.
+    """
+
+    title: str
+    curves: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Charts under one heading."""
+
+    title: str
+    charts: tuple[Chart, ...]
+
+
+PLAN: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
+    (
+        "Reward",
+        (
+            ("by component", r"rewards/(.+)/mean"),
+            ("by turn", r"train/reward_?(?!.*_std$)(.*)"),
+            ("σ by turn", r"train/reward_?(.*)_std"),
+            ("score", r"score/(total_score|token_level_scores|seed_returns_score)"),
+        ),
+    ),
+    (
+        "Length and truncation",
+        (
+            ("tokens", r"rollout/len_(.+)"),
+            ("share cut off", r"rollout/truncated_(.+)"),
+            ("turns", r"rollout/turns?_?(.*)"),
+            ("without a span, dropped", r"rollout/(no_span|dropped)"),
+        ),
+    ),
+    (
+        "Groups without signal",
+        (
+            ("share of groups", r"rollout/zero_signal_(.+)"),
+            ("filtered", r"rollout/(filtered|kept|resampled)"),
+            ("mean |advantage|", r"train/advantage_abs_(.+)"),
+        ),
+    ),
+    (
+        "Policy",
+        (
+            ("entropy, nats", r"train/(entropy|span_entropy)"),
+            ("KL, nats", r"(?:train|kl)/(kl.*|beta)"),
+            ("clipping", r"train/(clip_frac.*|ratio_max)"),
+            ("gradient norm", r"train/(grad_norm)"),
+            ("loss", r"train/(loss|value_loss)"),
+            ("learning rate", r"train/(lr.*)"),
+        ),
+    ),
+    (
+        "Calibration",
+        (
+            ("held out: accuracy", r"eval/(.+)/accuracy"),
+            ("held out: Brier", r"eval/(.+)/brier"),
+            ("held out: ECE", r"eval/(.+)/ece"),
+            ("held out: AUROC", r"eval/(.+)/auroc"),
+            ("batch: Brier", r"calibration/(brier)"),
+            ("batch: confidence and gap", r"calibration/(conf_mean|gap)"),
+            ("batch: correlation, spread", r"calibration/(corr|conf_spread|alike_share)"),
+        ),
+    ),
+    (
+        "Speed",
+        (
+            ("seconds of a step", r"perf/(.+)_s"),
+            ("tokens per second", r"perf/(tokens_per_s)"),
+            ("shared prefixes", r"perf/(shared_prefix_ratio)"),
+        ),
+    ),
+    (
+        "Sampler and health",
+        (
+            ("sampler against learner", r"sampler/(.+)"),
+            ("health", r"health/(.+)"),
+        ),
+    ),
+)
+
+
+def sections(names: Iterable[str]) -> list[Section]:
+    """Puts every metric into the first chart that takes it; what none takes, by its prefix."""
+    left = dict.fromkeys(names)
+    found: list[Section] = []
+    for title, charts in PLAN:
+        drawn = [chart for what, pattern in charts if (chart := _chart(what, pattern, left))]
+        if drawn:
+            found.append(Section(title, tuple(drawn)))
+    others: dict[str, list[str]] = {}
+    for name in left:
+        others.setdefault(name.rpartition("/")[0] or "other", []).append(name)
+    alone = [
+        Chart(prefix, tuple((name, name.rpartition("/")[2] or name) for name in some))
+        for prefix, some in sorted(others.items())
+    ]
+    return [*found, Section("Everything else", tuple(alone))] if alone else found
+
+
+def _chart(title: str, pattern: str, left: dict[str, None]) -> Chart | None:
+    """Takes what fits from `left`."""
+    fits = {name: match for name in left if (match := re.fullmatch(pattern, name, re.DOTALL))}
+    if title == "seconds of a step":
+        fits.pop("perf/tokens_per_s", None)
+    for name in fits:
+        del left[name]
+    curves = tuple((name, match[1] or name.rpartition("/")[2]) for name, match in fits.items())
+    return Chart(title, curves) if curves else None

@@ -1,0 +1,56 @@
+"""What the dashboard stands on: the registry, leases and devices, disk, plugins."""
+
+import shutil
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rlx_registry import Registry
+from rlx_web.pages.runs import described
+
+__all__ = ["system"]
+
+LARGEST = 12
+"""Runs whose files are listed."""
+
+
+def system(registry: Registry) -> dict[str, Any]:
+    """The registry, who holds what, what fills the disk, and how plugins fared."""
+    rows = registry.run_rows()
+    stored = registry.stored_bytes()
+    largest = sorted(stored, key=lambda run: -sum(stored[run].values()))[:LARGEST]
+    names = {row.id: row.name for row in rows}
+    return {
+        "registry": registry.described(),
+        "statuses": registry.statuses(),
+        "leases": [
+            described(row) | {"silent": _silence(row.heartbeat or row.started or row.created)}
+            for row in registry.living()
+        ],
+        "devices": [asdict(device) for device in registry.devices()],
+        "disks": _disks({row.directory for row in rows if row.directory}),
+        "stored": {
+            "rollouts": sum(s.get("rollouts", 0) for s in stored.values()),
+            "checkpoints": sum(s.get("checkpoints", 0) for s in stored.values()),
+            "largest": [{"run": run, "name": names.get(run, ""), **stored[run]} for run in largest],
+        },
+        "plugins": [asdict(plugin) for plugin in registry.plugins()],
+    }
+
+
+def _silence(last: float) -> float:
+    return max(0.0, time.time() - last)
+
+
+def _disks(folders: set[str]) -> list[dict[str, Any]]:
+    """Every disk that runs are on, once, by the folder that their folders are in."""
+    found: dict[int, dict[str, Any]] = {}
+    for parent in sorted({Path(folder).parent for folder in folders}):
+        try:
+            device, usage = parent.stat().st_dev, shutil.disk_usage(parent)
+        except OSError:
+            continue  # of another machine, or gone
+        sizes = {"total": usage.total, "used": usage.used, "free": usage.free}
+        found.setdefault(device, {"folder": str(parent), **sizes})
+    return list(found.values())

@@ -1,0 +1,34 @@
+// Asking again and again, politely: not while nobody looks, and more slowly when it fails.
+
+const EVERY = 5000, SLOWEST = 60000;
+
+/** The JSON at an address; null where it is refused, or the server or the page goes away meanwhile. */
+export async function got(address) {
+  try {
+    const response = await fetch(address, { headers: { Accept: "application/json" } });
+    return response.ok ? await response.json() : null;
+  } catch {
+    return null;
+  }
+}
+
+/** @param {() => string} address of the JSON @param {(data: any) => boolean} show false ends it */
+export function follow(address, show) {
+  let wait = EVERY;
+  const ask = async () => {
+    if (document.hidden) return void setTimeout(ask, EVERY);
+    const data = await got(address());
+    wait = data ? EVERY : Math.min(2 * wait, SLOWEST);
+    if (data && show(data) === false) return;
+    setTimeout(ask, wait);
+  };
+  setTimeout(ask, EVERY);
+}
+
+/** A stretch of time as the pages write it. @param {number | null} seconds */
+export function lasting(seconds) {
+  if (seconds === null || seconds === undefined) return "—";
+  for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]])
+    if (seconds >= size) return `${(seconds / size).toFixed(1)} ${unit}`;
+  return `${seconds.toFixed(0)} s`;
+}

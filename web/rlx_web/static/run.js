@@ -1,0 +1,96 @@
+// The page of a run: curves are fetched when their section comes into view, and go on with the run.
+
+import { draw, merged, visible } from "/static/chart.js";
+import { follow, got, lasting } from "/static/live.js";
+
+const strip = document.getElementById("strip"), run = strip.dataset.run;
+const place = `/runs/${run}`;
+const MOST = 40, LONGEST = 8000;
+const ENDED = ["finished", "failed", "stopped", "lost"];
+/** @type {Map<string, [number, number][]>} curves that have been fetched, by metric */
+const curves = new Map();
+const seen = { seq: Number(strip.dataset.seq), event: Number(strip.dataset.event) };
+let sections = [];
+
+function redraw(figure, chart) {
+  const shown = chart.curves.map(([name, label]) => ({ label, points: curves.get(name) ?? [] }));
+  if (shown.some((c) => c.points.length)) draw(figure, shown, { title: chart.title });
+}
+
+/** Names that go into one address: not too many, and not too long together. */
+function batches(names) {
+  const found = [];
+  let left = 0;
+  for (const name of names) {
+    const length = encodeURIComponent(name.toWellFormed()).length;
+    if (!found.length || left < length || found.at(-1).length === MOST) { found.push([]); left = LONGEST; }
+    found.at(-1).push(name);
+    left -= length;
+  }
+  return found;
+}
+
+async function load(element) {
+  const part = sections[Number(element.dataset.section)];
+  const names = part.charts.flatMap((chart) => chart.curves.map(([name]) => name));
+  for (const some of batches(names)) {
+    const data = await got(`${place}/curves.json?${new URLSearchParams(some.map((name) => ["name", name]))}`);
+    for (const [name, points] of Object.entries(data?.curves ?? {})) curves.set(name, points);
+  }
+  for (const figure of element.querySelectorAll("[data-chart]")) redraw(figure, part.charts[Number(figure.dataset.chart)]);
+  element.dataset.ready = "true";
+}
+
+function grow(points) {
+  const news = new Map(Object.entries(points));
+  for (const [name, more] of news) if (curves.has(name)) curves.set(name, merged(curves.get(name), more));
+  for (const element of document.querySelectorAll("[data-section][data-ready]"))
+    for (const figure of element.querySelectorAll("[data-chart]")) {
+      const chart = sections[Number(element.dataset.section)].charts[Number(figure.dataset.chart)];
+      if (!figure.matches(":hover") && chart.curves.some(([name]) => news.has(name))) redraw(figure, chart);
+    }
+}
+
+function happened(events) {
+  const body = document.getElementById("events");
+  for (const event of events) {
+    const row = document.createElement("tr");
+    if (["error", "warning"].includes(event.level)) row.className = "bad";
+    for (const text of [new Date(event.at * 1000).toISOString().slice(0, 19).replace("T", " "), event.kind, event.message]) {
+      const cell = document.createElement("td");
+      cell.textContent = visible(text);
+      row.append(cell);
+    }
+    row.cells[0].className = "faint";
+    row.cells[2].className = "text";
+    body.prepend(row);
+    body.querySelector(".none")?.remove();
+  }
+}
+
+function show(data) {
+  if (data.run.status !== strip.dataset.status) { location.reload(); return false; }
+  strip.querySelector('[data-field="step"]').textContent = data.run.step;
+  strip.querySelector('[data-field="phase"]').textContent = data.run.phase === null ? "—" : visible(data.run.phase);
+  strip.querySelector('[data-field="eta"]').textContent = lasting(data.run.eta);
+  const progress = strip.querySelector("progress");
+  if (progress) progress.value = data.run.step;
+  if (data.seq > seen.seq) grow(data.points);
+  if (data.events.length) { happened(data.events); seen.event = data.events.at(-1).id; }
+  seen.seq = data.seq;
+  return !ENDED.includes(data.run.status);
+}
+
+async function begin() {
+  const data = await got(`${place}/sections.json`);
+  if (!data) return;
+  ({ sections } = data);
+  const watch = new IntersectionObserver((entries) => {
+    for (const entry of entries) if (entry.isIntersecting) { watch.unobserve(entry.target); load(entry.target); }
+  }, { rootMargin: "300px" });
+  for (const element of document.querySelectorAll("[data-section]")) watch.observe(element);
+  if (!ENDED.includes(strip.dataset.status))
+    follow(() => `${place}/live.json?after=${seen.seq}&event=${seen.event}`, show);
+}
+
+begin();
