@@ -132,7 +132,7 @@ class Home:
         return found
 
     def freeze(self, *stopped):
-        """Stops processes at a moment at which none holds the registry's lock, which would stop all."""
+        """Stops processes, at a moment at which none of them holds the registry's lock."""
         self.until(lambda: self.is_frozen(stopped), "a moment in which none of them writes")
 
     def is_frozen(self, stopped):
