@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from rlx.model.dialogue import ModelDialogue
 from rlx.plugin import Environment, Problem, Rehearsed, Step, Task
-from rlx.rollout import LocalHost, Talk, find_spans
+from rlx.rollout import LocalHost, Talk, between, find_spans
 from rlx.rollout.environment import talk
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec, ManyTurn
@@ -81,7 +81,7 @@ class Stage:
         ):
             shown = asked.template.replace("{prompt}", problem.prompt)
             system = problem.system or self.spec.rollout.system
-            opening = dialogue.reply(shown, turn) if turn else dialogue.open(shown, system)
+            opening = between(dialogue, shown, turn) if turn else dialogue.open(shown, system)
             turn = (*dialogue.encode(text), dialogue.end_ids[0])
             yield _Said(opening, turn)
 

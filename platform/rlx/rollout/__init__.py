@@ -1,7 +1,7 @@
 """Schedules and rollout trees: what will be sampled, and what was."""
 
 from rlx.plugin.environment import FAILED
-from rlx.rollout.dialogue import Dialogue, Pieces, Reader, Shown, pieces_of
+from rlx.rollout.dialogue import Dialogue, Pieces, Reader, Shown, between, pieces_of
 from rlx.rollout.environment import Talk, is_fault
 from rlx.rollout.host import Fault, Host, LocalHost, checked
 from rlx.rollout.schedule import Level, RolloutPlan, grow, plan
@@ -30,6 +30,7 @@ __all__ = [
     "Shown",
     "Span",
     "Talk",
+    "between",
     "checked",
     "find_spans",
     "grow",

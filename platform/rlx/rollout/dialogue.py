@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Dialogue", "Pieces", "Reader", "Shown", "pieces_of"]
+__all__ = ["Dialogue", "Pieces", "Reader", "Shown", "between", "pieces_of"]
 
 Pieces = Callable[[Sequence[int]], Sequence[str]]
 """The text of each token of a stretch."""
@@ -33,7 +33,8 @@ class Dialogue(Protocol):
     def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
         """Tokens that follow the turn `after`, show `text`, and hand over the next.
 
-        A turn that did not close itself (out of budget, or a stop string) is closed first.
+        A turn that did not close itself (out of budget, or a stop string) is closed first. Where
+        a schedule has nothing to show, the next turn goes on where `after` stopped: see `between`.
         """
         ...
 
@@ -48,6 +49,19 @@ class Dialogue(Protocol):
             inline: the text alone, right behind the turn; else as `reply`.
         """
         ...
+
+
+class _Replying(Protocol):
+    def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]: ...
+
+
+def between(dialogue: _Replying, text: str, after: Sequence[int]) -> tuple[int, ...]:
+    """What stands between the turn `after` and one that is asked for with `text`.
+
+    Without a text there is nothing at all: the next turn goes on in the same message, behind the
+    stop string. Several of them then fork out of one sequence.
+    """
+    return dialogue.reply(text, after) if text else ()
 
 
 class Reader(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlx.plugin import Problem
-from rlx.rollout.dialogue import Dialogue
+from rlx.rollout.dialogue import Dialogue, between
 from rlx.rollout.environment import Talk, converse, talk
 from rlx.rollout.host import Host
 from rlx.rollout.session import Completion, Request, Session
@@ -150,7 +150,7 @@ def _opening(
     if parent == NO_PARENT:
         ids = dialogue.open(text, problem.system or system)
     else:
-        ids = dialogue.reply(text, segments[parent].token_ids)
+        ids = between(dialogue, text, segments[parent].token_ids)
     return Segment(parent=parent, author="prompt", token_ids=ids, text=text)
 
 

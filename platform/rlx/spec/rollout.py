@@ -24,7 +24,8 @@ class TurnSpec(Strict):
     """How one kind of turn is asked for and sampled."""
 
     template: str = "{prompt}"
-    """Text shown before the turn; `{prompt}` stands for the problem's prompt."""
+    """Text shown before the turn; `{prompt}` stands for the problem's prompt. Empty after another
+    turn: this one goes on where that one stopped, in the same message."""
     max_new_tokens: int = Field(256, ge=1)
     temperature: float = Field(1.0, gt=0)
     top_p: float = Field(1.0, gt=0, le=1)
