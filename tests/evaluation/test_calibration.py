@@ -24,6 +24,7 @@ from rlx.evaluation.scores import (
     reliability_bins,
     stratum_predictor,
     wilson_interval,
+    within_auroc,
 )
 from rlx.evaluation.selective import (
     accuracy_at_coverage,
@@ -246,10 +247,25 @@ def test_a_policy_that_knows_only_the_stratum_is_exposed():
     assert c.ece == pytest.approx(0)
     assert c.auroc == c.stratum_auroc == pytest.approx(0.8)
     assert c.brier == pytest.approx(c.stratum_brier)
-    assert [c.by_stratum[s].auroc for s in "23"] == [0.5, 0.5]
+    assert [c.by_stratum[s].auroc for s in "23"] == [0.5, 0.5] and c.within_auroc == 0.5
     assert c.by_stratum["3"].accuracy == pytest.approx(0.2)
     assert c.distinct_share == 0.1
     assert c.entropy == pytest.approx(math.log(2))
+
+
+@given(pairs)
+def test_auroc_within_strata_counts_the_pairs_of_each(pairs):
+    y, c = split(pairs)
+    strata = np.arange(len(y)) % 3
+    rights, wrongs = np.flatnonzero(y == 1), np.flatnonzero(y == 0)
+    ranked = [
+        float(c[right] > c[wrong]) + float(c[right] == c[wrong]) / 2
+        for right in rights
+        for wrong in wrongs
+        if strata[right] == strata[wrong]
+    ]
+    assert within_auroc(y, c, strata) == (pytest.approx(np.mean(ranked)) if ranked else None)
+    assert within_auroc(y, c, np.zeros(len(y))) == pytest.approx(auroc(y, c))
 
 
 @given(pairs)
@@ -268,7 +284,7 @@ def test_betting_on_the_extremes_shows():
 
 def test_one_class_gives_none_and_plain_json_survives_a_round_trip():
     c = Calibration.measure([1, 1], [0.2, 1.0], ["a", "b"])
-    assert c.auroc is None and c.stratum_auroc is None and c.brier_skill is None
+    assert c.auroc is c.stratum_auroc is c.within_auroc is None and c.brier_skill is None
     text = json.dumps(c.to_json(), allow_nan=False)
     assert Calibration.from_json({**json.loads(text), "alike_share": 0.5}) == c
     assert json.loads(text) == c.to_json()

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["ByProblem", "Comparison", "Recipe", "compare", "compared"]
 
 METRICS = (
-    "accuracy", "mean_confidence", "brier", "nll", "ece", "ece_mass", "auroc", "aurc", "alike_share"
+    "accuracy", "mean_confidence", "brier", "nll", "ece", "ece_mass", "auroc", "within_auroc",
+    "aurc", "alike_share",
 )  # fmt: skip
 """Of every evaluation after training, where it has them."""
 UNTOLD = ("name", "seed")

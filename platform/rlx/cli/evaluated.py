@@ -26,6 +26,7 @@ ROWS = (
     ("MCE", "mce"),
     ("AUROC", "auroc"),
     ("AUROC of the stratum alone", "stratum_auroc"),
+    ("AUROC within strata", "within_auroc"),
     ("AUPRC of errors", "auprc_error"),
     ("AURC", "aurc"),
     ("E-AURC", "e_aurc"),

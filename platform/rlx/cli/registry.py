@@ -131,7 +131,15 @@ def run_json(registry: Registry, run: RunRecord) -> dict[str, Any]:
     """One run as `rlx status --json` and `rlx runs --json` print it."""
     evaluations = {e.label: e for e in registry.evaluations(run.id, "held_out")}
     shown = ("accuracy", "brier", "ece", "auroc", "n")
-    every = (*shown, "stratum_brier", "stratum_auroc", "alike_share", "unparsable", "by_stratum")
+    every = (
+        *shown,
+        "stratum_brier",
+        "stratum_auroc",
+        "within_auroc",
+        "alike_share",
+        "unparsable",
+        "by_stratum",
+    )
     return {
         "run": run.id,
         "name": run.name,

@@ -20,6 +20,7 @@ ROWS = (
     ("ece", "ECE, 10 bins", "lower is better"),
     ("auroc", "AUROC", "higher is better"),
     ("stratum_auroc", "  knowing only the stratum", "what AUROC must beat"),
+    ("within_auroc", "  among problems of one kind", "above 0.5: it knows more than the kind"),
     ("mean_confidence", "mean confidence", "near accuracy"),
     ("alike_share", "answers whose confidences are all alike", "1 is a frozen policy"),
     ("unparsable", "unparsable confidences", "count as 0"),

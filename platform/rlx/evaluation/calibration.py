@@ -29,6 +29,7 @@ from rlx.evaluation.scores import (
     murphy_decomposition,
     reliability_bins,
     stratum_predictor,
+    within_auroc,
 )
 from rlx.evaluation.selective import (
     accuracy_at_coverage,
@@ -71,6 +72,8 @@ class Calibration:
         mce: the largest gap of the 10 bins.
         signed_gap: mean confidence minus accuracy; above 0 is over-confident.
         auroc: None when all labels are equal.
+        within_auroc: the same among answers to problems of one stratum: what the confidence knows
+            beyond the kind of problem. None where no stratum has both labels.
         auprc_error: average precision of finding errors; None when all labels are equal.
         aurc: area under the risk-coverage curve, ties shared evenly; `e_aurc`: beyond the best.
         accuracy_at: accuracy over the most confident 50, 80 and 90 %, by the coverage.
@@ -100,6 +103,7 @@ class Calibration:
     ece_mass: float
     mce: float
     auroc: float | None
+    within_auroc: float | None
     auprc_error: float | None
     aurc: float
     e_aurc: float
@@ -148,6 +152,7 @@ class Calibration:
             ece_mass=equal_mass_calibration_error(y, c),
             mce=maximum_calibration_error(y, c),
             auroc=auroc(y, c),
+            within_auroc=within_auroc(y, c, labels),
             auprc_error=auprc_of_errors(y, c),
             aurc=aurc(y, c),
             e_aurc=excess_aurc(y, c),

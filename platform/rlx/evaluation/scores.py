@@ -30,6 +30,7 @@ __all__ = [
     "reliability_bins",
     "stratum_predictor",
     "wilson_interval",
+    "within_auroc",
 ]
 
 Floats = NDArray[np.float64]
@@ -241,6 +242,30 @@ def auroc(correct: ArrayLike, confidence: ArrayLike) -> float | None:
 
     y, c = as_pairs(correct, confidence)
     return None if y.min() == y.max() else float(roc_auc_score(y, c))
+
+
+def within_auroc(correct: ArrayLike, confidence: ArrayLike, stratum: ArrayLike) -> float | None:
+    """How well the confidence ranks answers to problems of one kind.
+
+        Σ_s n⁺_s n⁻_s AUROC_s / Σ_s n⁺_s n⁻_s
+
+    Every pair of a correct and a wrong answer of the same stratum counts once, so knowing the
+    stratum alone gives exactly .5. None where no stratum has both.
+
+    Args:
+        correct: `[n]` of 0 or 1.
+        confidence: `[n]` in [0, 1]; nan counts as 0.
+        stratum: `[n]` labels.
+    """
+    y, c = as_pairs(correct, confidence)
+    labels = np.asarray(stratum)
+    ranked, pairs = 0.0, 0.0
+    for own in (labels == s for s in np.unique(labels)):
+        inside = auroc(y[own], c[own])
+        if inside is not None:
+            weight = float(y[own].sum() * (1 - y[own]).sum())
+            ranked, pairs = ranked + weight * inside, pairs + weight
+    return ranked / pairs if pairs else None
 
 
 # How varied the confidences are, and what the stratum alone knows --------------------------------

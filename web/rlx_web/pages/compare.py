@@ -24,6 +24,7 @@ METRICS = (
     "aurc",
     "stratum_brier",
     "stratum_auroc",
+    "within_auroc",
     "alike_share",
 )
 """Figures of the table, of every suite that has them."""

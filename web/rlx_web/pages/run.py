@@ -32,6 +32,7 @@ FIGURES = {
     "ece": "ECE, 10 bins",
     "auroc": "AUROC",
     "stratum_auroc": "AUROC, knowing only the stratum",
+    "within_auroc": "AUROC within kinds of problem",
     "mean_confidence": "Mean confidence",
     "signed_gap": "Confidence − accuracy",
     "alike_share": "Answers whose confidences are all alike",
