@@ -6,7 +6,7 @@ import pytest
 
 from rlx.model import build_policy
 from rlx.model.episodes import Stage
-from rlx.plugin import Environment, Problem, Step
+from rlx.plugin import Demonstration, Environment, Problem, Step
 from rlx.rollout import Completion, LocalHost, grow, plan
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec, Tiny
@@ -141,3 +141,32 @@ def test_a_lesson_has_its_own_seed():
 def test_without_a_script_there_is_no_lesson(dialogue):
     with pytest.raises(ValueError, match="rehearsed"):
         Stage(spec(), object(), Down()).episode(dialogue, 0)
+
+
+class Telling:
+    """Demonstrates an answer and a confidence, as two turns or as one."""
+
+    def __init__(self, *turns):
+        self.turns = turns
+
+    def problem(self, split, index, seed):
+        return Problem(id="1", prompt="nums: 1\n", fields={})
+
+    def demonstration(self, problem, seed):
+        return Demonstration(self.turns)
+
+
+def test_turns_that_fork_are_demonstrated_as_the_sequence_that_they_are(dialogue):
+    answer, confidence = "<think>1=1</think><answer>1</answer>", "<confidence>0.5</confidence>"
+    rollout = {
+        "schedule": "two_turn",
+        "answer": {"stop": ["</answer>"]},
+        "confidence": {"template": "", "spans": ["confidence"]},
+    }
+    rewards = {"turn": {"right": {"plugin": "right", "turn": "answer"}}}
+    forking = ExperimentSpec.model_validate({**SPEC, "rollout": rollout, "rewards": rewards})
+    apart = Stage(forking, Telling(answer, confidence)).episode(dialogue, 0)
+    together = Stage(forking, Telling(answer + confidence)).episode(dialogue, 0)
+    assert apart == together
+    assert apart.token_ids[-1] == dialogue.end_ids[0]
+    assert apart.token_ids.count(dialogue.end_ids[0]) == 1

@@ -244,6 +244,19 @@ def test_a_sequence_holds_answer_analysis_and_confidence_always():
         assert turns.demonstration(problem, index).turns[0] == answer
 
 
+def test_a_check_that_judges_says_where_value_and_target_differ():
+    restating = with_demonstrations(RECIPE, form="sequence")
+    judging = with_demonstrations(RECIPE, form="sequence", check="judge")
+    for index in range(200):
+        problem = RECIPE.problem("train", index, 0)
+        (plain,) = restating.demonstration(problem, index).turns
+        (judged,) = judging.demonstration(problem, index).turns
+        value, target = SEQUENCE.fullmatch(plain).group(3, 4)
+        sign = "=" if value == target else "!="
+        assert judged == plain.replace(f"<analysis>{value}=", f"<analysis>{value}{sign}")
+        assert matches("tabc", judged)
+
+
 def test_a_demonstration_depends_on_its_arguments_alone():
     problem = RECIPE.problem("train", 0, 0)
     assert RECIPE.demonstration(problem, 1) == RECIPE.demonstration(problem, 1)

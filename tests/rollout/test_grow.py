@@ -81,6 +81,19 @@ def test_an_unfinished_answer_is_closed_before_the_question_and_a_finished_one_i
     assert seen == {"stop", "length"}
 
 
+def test_without_a_template_a_turn_goes_on_where_the_one_before_stopped():
+    forked = two_turn.model_copy(
+        update={"confidence": TurnSpec(template="", spans=("confidence",))}
+    )
+    session = Hashing()
+    (tree,) = grown(forked, ["a"], [7], session)
+    between = [tree.segments[q] for q in (4, 5, 6)]
+    assert [(s.author, s.token_ids, s.text) for s in between] == [("prompt", (), "")] * 3
+    asked, _ = session.calls[1]
+    first = tree.segments[0].token_ids
+    assert [r.context for r in asked] == [first + tree.segments[a].token_ids for a in (1, 2, 3)]
+
+
 def test_completions_are_kept_as_they_came():
     session = Hashing()
     (tree,) = grown(two_turn, ["a"], [3], session)

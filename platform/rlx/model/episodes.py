@@ -82,7 +82,8 @@ class Stage:
             shown = asked.template.replace("{prompt}", problem.prompt)
             system = problem.system or self.spec.rollout.system
             opening = between(dialogue, shown, turn) if turn else dialogue.open(shown, system)
-            turn = (*dialogue.encode(text), dialogue.end_ids[0])
+            stopped = text.endswith(asked.stop) if asked.stop else False
+            turn = (*dialogue.encode(text), *(() if stopped else dialogue.end_ids[:1]))
             yield _Said(opening, turn)
 
 

@@ -52,6 +52,9 @@ class Demonstrations(BaseModel):
     """`turns`: a confidence is a second turn. `sequence`: answer, analysis and confidence are one
     turn, and every one is complete: one that ended after its answer would teach the model to end
     there, and a confidence that is not stated can earn nothing."""
+    check: Literal["restate", "judge"] = "restate"
+    """What the analysis of a `sequence` says of the answer's value and the target. `restate`:
+    `17=99`, right or wrong. `judge`: `17!=99` where they differ."""
     confidence: float = Field(0.5, ge=0, le=1)
     """With `turns`: share with a second turn that states a confidence."""
     informed: float = Field(0.0, ge=0, le=1)
@@ -152,9 +155,9 @@ class CountdownTask(Plugin):
 
         The form is `<think>5*3=15\\n15+2=17\\n</think><answer>5*3+2</answer>`, then as a second
         turn `<confidence>0.7</confidence>`. With `form: sequence` all is one turn, and an analysis
-        stands in between that holds the answer's value against the target, right or wrong:
-        `<analysis>17=99</analysis>`. Where a problem from a file shows no solution by whole steps
-        in range among many tries, the answer is a wrong one.
+        stands in between that holds the answer's value against the target:
+        `<analysis>17=99</analysis>`, or `17!=99` where it judges. Where a problem from a file shows
+        no solution by whole steps in range among many tries, the answer is a wrong one.
 
         Raises:
             ValueError: no expression over the numbers stays within `intermediate_range`.
@@ -168,7 +171,9 @@ class CountdownTask(Plugin):
         answer = f"<think>{lines}</think><answer>{text}</answer>"
         if self.demonstrations.form == "sequence":
             value = steps[-1].rpartition("=")[2] if steps else text
-            analysis = f"<analysis>{value}={problem.fields['target']}</analysis>"
+            target = str(problem.fields["target"])
+            differs = self.demonstrations.check == "judge" and value != target
+            analysis = f"<analysis>{value}{'!=' if differs else '='}{target}</analysis>"
             return Demonstration((answer + analysis + self._confidence(problem, answer, rng),))
         if rng.random() >= self.demonstrations.confidence:
             return Demonstration((answer,))

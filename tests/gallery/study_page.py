@@ -1,0 +1,173 @@
+"""The study's page: docs/study.md and its pictures, from the registry alone.
+
+The text is experiments/study/page.md, a Jinja template; every figure in it is asked for by name.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from rlx.cli.compare import ByProblem, Comparison, Row, compared
+from rlx_registry import Registry
+
+ROOT = Path(__file__).parents[2]
+TEMPLATE = ROOT / "experiments" / "study" / "page.md"
+PAGE = ROOT / "docs" / "study.md"
+PICTURES = ROOT / "docs" / "study"
+HEADS = {
+    "accuracy": "accuracy",
+    "mean_confidence": "stated",
+    "brier": "Brier",
+    "ece": "ECE",
+    "auroc": "AUROC",
+    "within_auroc": "AUROC within kinds",
+    "alike_share": "all alike",
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """What came of one question's recipes.
+
+    Attributes:
+        labels: of every recipe, the one that the others are held against first.
+        runs: of every recipe its runs by seed.
+    """
+
+    registry: Registry
+    labels: tuple[str, ...]
+    runs: tuple[dict[int, str], ...]
+
+    @cached_property
+    def compared(self) -> Comparison:
+        """As `rlx compare` has it."""
+        return compared(self.registry, [run for own in self.runs for run in own.values()])
+
+    def row(self, suite: str, metric: str) -> Row:
+        """One figure of all recipes."""
+        found = [r for r in self.compared.rows if (r.suite, r.metric) == (suite, metric)]
+        if not found:
+            raise KeyError(f"nothing has {metric} on {suite}")
+        return found[0]
+
+    def by_problem(self, suite: str) -> ByProblem:
+        """Differences from the first recipe, problem by problem."""
+        (found,) = [pairs for pairs in self.compared.by_problem if pairs.suite == suite]
+        return found
+
+    def place(self, label: str) -> int:
+        """Which recipe has a label."""
+        return self.labels.index(label)
+
+    # What the template asks for -------------------------------------------------------------------
+
+    def table(self, suite: str, *metrics: str) -> str:
+        """Means over seeds with their intervals, a line per recipe."""
+        suite, asked = of_suite(suite), metrics or tuple(HEADS)
+        rows = [self.row(suite, metric) for metric in asked]
+        lines = [["recipe", "seeds", *(HEADS.get(m, m) for m in asked)]]
+        for n, label in enumerate(self.labels):
+            means = [row.means[n] for row in rows]
+            lines.append([label, str(len(self.runs[n])), *map(shown_mean, means)])
+        return markdown(lines)
+
+    def differences(self, suite: str, *metrics: str) -> str:
+        """Differences from the first recipe: over seeds, and problem by problem."""
+        suite, first = of_suite(suite), self.labels[0]
+        lines = [["recipe", *(f"{HEADS.get(m, m)}" for m in metrics)]]
+        pairs = self.by_problem(suite).differences
+        for n, label in list(enumerate(self.labels))[1:]:
+            lines.append([f"{label} − {first}, over seeds"])
+            for metric in metrics:
+                gap = self.row(suite, metric).differences[n]
+                lines[-1].append("–" if gap is None else f"{shown_mean(gap.over)} (p {gap.p:.2g})")
+            lines.append([f"{label} − {first}, by problem"])
+            for metric in metrics:
+                one = (pairs[n] or {}).get(metric)
+                told = one and f"{one.mean:+.3f} [{one.low:+.3f}, {one.high:+.3f}] (p {one.p:.2g})"
+                lines[-1].append(told or "–")
+        return markdown(lines)
+
+    def mean(self, label: str, suite: str, metric: str) -> str:
+        """A figure of one recipe in a sentence."""
+        found = self.row(of_suite(suite), metric).means[self.place(label)]
+        return "–" if found is None else f"{found.mean:.3f}"
+
+    def gap(self, label: str, suite: str, metric: str) -> str:
+        """A recipe's difference from the first in a sentence, over seeds."""
+        found = self.row(of_suite(suite), metric).differences[self.place(label)]
+        if found is None:
+            return "–"
+        over = found.over
+        return f"{over.mean:+.3f} [{over.low:+.3f}, {over.high:+.3f}] (p {found.p:.2g})"
+
+    def curve(self, label: str, metric: str) -> tuple[list[int], np.ndarray]:
+        """Steps, and the metric of every seed: `[seeds, steps]`."""
+        own = [
+            dict(self.registry.metrics(run, [metric]).get(metric, []))
+            for run in self.runs[self.place(label)].values()
+        ]
+        steps = sorted(set.intersection(*map(set, own))) if own else []
+        return steps, np.array([[each[s] for s in steps] for each in own])
+
+    def average(self, label: str, metric: str) -> str:
+        """A training metric's mean over the steps that have it and over seeds."""
+        _, values = self.curve(label, metric)
+        return f"{values.mean():.3f}" if values.size else "–"
+
+    def payloads(self, label: str, suite: str) -> list[dict[str, Any]]:
+        """Every seed's answers to a set."""
+        found = []
+        for run in self.runs[self.place(label)].values():
+            asked = self.registry.evaluations(run, of_suite(suite))
+            found += [dict(e.payload) for e in asked if e.label == "after" and e.payload]
+        return found
+
+    def metrics(self, label: str, suite: str) -> list[dict[str, Any]]:
+        """Every seed's figures of a set."""
+        found = []
+        for run in self.runs[self.place(label)].values():
+            asked = self.registry.evaluations(run, of_suite(suite))
+            found += [dict(e.metrics) for e in asked if e.label == "after"]
+        return found
+
+
+def of_suite(name: str) -> str:
+    """The registry's name of a set of the study's suite; others keep theirs."""
+    own = ("held_out", "probe/")
+    return name if name.startswith(own) or "/" in name else f"suite/study/{name}"
+
+
+def shown_mean(found: Any) -> str:
+    """A mean over seeds with half of its 95 % interval."""
+    if found is None:
+        return "–"
+    if found.low is None:
+        return f"{found.mean:.3f}"
+    return f"{found.mean:.3f} ± {(found.high - found.low) / 2:.3f}"
+
+
+def markdown(lines: list[list[str]]) -> str:
+    """A table; the first line is its head."""
+    head, *rows = lines
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
+
+
+def write(groups: dict[str, Group]) -> None:
+    """Writes the page and its pictures."""
+    from study_pictures import draw
+
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    draw(groups, PICTURES)
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    named = {name.removeprefix("study-").replace("-", "_"): group for name, group in groups.items()}
+    PAGE.write_text(template.render(named), encoding="utf-8")
+    print(PAGE.relative_to(ROOT))

@@ -1,0 +1,134 @@
+"""The study's pictures: one function each, all from what the registry holds."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx.evaluation.style import FAINT, INK, SERIES, figure, plain, save
+
+if TYPE_CHECKING:
+    from study_page import Group
+
+STRATA = ("2 numbers", "3 numbers")
+CURVES = {
+    "rewards/accuracy/mean": "accuracy of the step",
+    "calibration/brier": "Brier score of the step",
+    "calibration/alike_share": "answers whose confidences are all alike",
+    "rewards/arithmetic/mean": "right, and every sum true",
+}
+WINDOW = 10
+"""Steps that a curve is averaged over."""
+
+
+def draw(groups: "dict[str, Group]", folder: Path) -> None:
+    """Draws everything that there are runs for."""
+    if arms := groups.get("study-arms"):
+        over_seeds(arms, "as_trained", folder / "arms")
+        curves(arms, folder / "curves")
+        true_probability(arms, ("centred", "σ", "coupled", "accuracy only"), folder / "monte_carlo")
+        scaling(arms, "as_trained", folder / "scaling")
+    if shapes := groups.get("study-shapes"):
+        over_seeds(shapes, "as_trained", folder / "shapes")
+
+
+def over_seeds(group: "Group", suite: str, path: Path) -> None:
+    """Every seed's figures as dots, their means as lines: a panel per figure."""
+    shown = {"accuracy": "accuracy", "brier": "Brier score", "ece": "ECE"}
+    shown |= {"within_auroc": "AUROC within kinds of problem"}
+    drawn = figure(3.1 * len(shown), 0.42 * len(group.labels) + 1.2)
+    panels = drawn.subplots(1, len(shown), sharey=True)
+    for axes, (metric, title) in zip(panels, shown.items(), strict=True):
+        plain(axes)
+        for n, label in enumerate(group.labels):
+            values = [each[metric] for each in group.metrics(label, suite)]
+            values = [value for value in values if value is not None]
+            axes.plot(values, [n] * len(values), "o", color=SERIES[n % len(SERIES)], alpha=0.6)
+            if values:
+                axes.plot(np.mean(values), n, "|", color=INK, markersize=16, markeredgewidth=2)
+        axes.set_title(title, color=INK, fontsize=10)
+    panels[0].set_yticks(range(len(group.labels)), group.labels)
+    panels[0].invert_yaxis()
+    save(drawn, path)
+
+
+def curves(group: "Group", path: Path) -> None:
+    """Training metrics over steps: means over seeds, with the range of the seeds behind."""
+    drawn = figure(10, 6.4)
+    for axes, (metric, title) in zip(drawn.subplots(2, 2).flat, CURVES.items(), strict=True):
+        plain(axes)
+        for n, label in enumerate(group.labels):
+            steps, values = group.curve(label, metric)
+            if not values.size:
+                continue
+            smooth = np.array([_smoothed(own) for own in values])
+            colour = SERIES[n % len(SERIES)]
+            axes.fill_between(steps, smooth.min(0), smooth.max(0), color=colour, alpha=0.12, lw=0)
+            axes.plot(steps, smooth.mean(0), color=colour, label=label)
+        axes.set_title(title, color=INK, fontsize=10)
+        axes.set_xlabel("step", color=FAINT)
+    drawn.axes[0].legend(frameon=False, fontsize=8)
+    save(drawn, path)
+
+
+def _smoothed(values: Sequence[float]) -> Any:
+    """Mean over the window that ends at each step, shorter at the beginning."""
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, len(total))
+    starts = np.maximum(0, ends - WINDOW)
+    return (total[ends] - total[starts]) / (ends - starts)
+
+
+def true_probability(group: "Group", labels: Sequence[str], path: Path) -> None:
+    """How often the model is right on a problem against what it says on average."""
+    drawn = figure(3.3 * len(labels), 3.6)
+    for axes, label in zip(drawn.subplots(1, len(labels), sharey=True), labels, strict=True):
+        plain(axes)
+        axes.plot([0, 1], [0, 1], color=FAINT, lw=0.8, ls="--")
+        for colour, stratum in zip(SERIES, STRATA, strict=False):
+            right, stated = per_problem(group, label, stratum)
+            axes.plot(right, stated, ".", color=colour, alpha=0.25, label=stratum, markersize=5)
+        axes.set_title(label, color=INK, fontsize=10)
+        axes.set_xlabel("P(correct), 16 answers", color=FAINT)
+    drawn.axes[0].set_ylabel("mean stated confidence", color=FAINT)
+    drawn.axes[0].legend(frameon=False, fontsize=8)
+    save(drawn, path)
+
+
+def per_problem(group: "Group", label: str, stratum: str) -> tuple[Any, Any]:
+    """Of every problem of a kind, and every seed, P(correct) and the mean stated confidence."""
+    right, stated = [], []
+    for asked in group.payloads(label, "as_trained"):
+        ids, kinds = np.array(asked["problem_ids"]), np.array(asked["strata"])
+        correct = np.array(asked["correct"], dtype=float)
+        confidence = np.array([c or 0.0 for c in asked["confidence"]])
+        for problem in np.unique(ids[kinds == stratum]):
+            own = ids == problem
+            right.append(correct[own].mean())
+            stated.append(confidence[own].mean())
+    return np.array(right), np.array(stated)
+
+
+def scaling(group: "Group", suite: str, path: Path) -> None:
+    """What several answers are worth, chosen by confidence or by vote: a panel per way."""
+    ways = {"majority": "majority vote", "weighted": "vote weighted by confidence"}
+    ways |= {"most_confident": "the most confident answer"}
+    drawn = figure(3.4 * len(ways), 3.4)
+    for axes, (way, title) in zip(
+        drawn.subplots(1, len(ways), sharey=True), ways.items(), strict=True
+    ):
+        plain(axes)
+        for n, label in enumerate(group.labels):
+            found = [each["scaling"] for each in group.metrics(label, suite)]
+            if found:
+                k = found[0]["k"]
+                mean = np.mean([each[way] for each in found], axis=0)
+                axes.plot(k, mean, "o-", color=SERIES[n % len(SERIES)], label=label, markersize=4)
+                axes.set_xscale("log", base=2)
+                axes.set_xticks(k, [str(each) for each in k])
+        axes.set_title(title, color=INK, fontsize=10)
+        axes.set_xlabel("answers", color=FAINT)
+    drawn.axes[0].set_ylabel("accuracy", color=FAINT)
+    drawn.axes[0].legend(frameon=False, fontsize=8)
+    save(drawn, path)
