@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # What is imported is compiled once, and not by every one of several hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-runs test-rooms check bench docs screenshots suite gpu-check clean
+.PHONY: install demo test test-runs test-rooms check bench docs screenshots suite study gpu-check clean
 
 install: $(INSTALLED)
 
@@ -55,6 +55,9 @@ screenshots: install  ## pictures of the dashboard: docs/web; a quarter of an ho
 
 suite: install  ## six runs, evaluated near training and far from it: docs/calibration.md; half an hour
 	$(BIN)/python tests/gallery/suite.py
+
+study: install  ## what makes a small model know what it knows: docs/study.md; hours, goes on where it was stopped
+	$(BIN)/python tests/gallery/study.py $(ARGS)
 
 # On a machine with a GPU whose Python has torch: nothing is fetched, WHEELS are brought along.
 SITE ?= .gpu-site

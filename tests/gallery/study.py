@@ -18,14 +18,23 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlx_registry import Registry, RunRecord
+
+if TYPE_CHECKING:
+    from study_page import Group
 
 ROOT = Path(__file__).parents[2]
 STUDY = Path("experiments/study")
 KEPT = ROOT / STUDY / "results"
-SEEDS = "0..4"
 AT_ONCE = max(1, (os.cpu_count() or 1))
+UNTRACKED = (
+    "--set=tracking.mlflow=null",
+    "--set=tracking.pictures=false",
+    "--set=tracking.rollouts=none",
+)
+"""Kept out of the runs of a study of a hundred, none of which decides what is learned."""
 METRICS = (
     "train/reward_answer",
     "train/advantage_abs_answer",
@@ -42,6 +51,8 @@ METRICS = (
 """Curves that are kept; the others stay where the run was made."""
 CHANGES = {"run", "moved", "grouped", "evaluation", "metrics"}
 """What is kept of a run's journal."""
+COLUMNS = ("phase", "step", "steps_total")
+"""What is kept of its row, which also says where it was made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +60,81 @@ class Recipe:
     """Runs of one group that differ in their seeds alone.
 
     Attributes:
+        label: what the page calls it.
         spec: the experiment's file, from the repository's root.
         sets: `path=value`, as `--set` takes them.
         seeds: as `--seeds` takes them.
         suite: what the trained models are asked besides the experiment's own questions.
     """
 
+    label: str
     spec: str
     sets: tuple[str, ...] = ()
-    seeds: str = SEEDS
-    suite: str | None = f"{STUDY}/suite.yaml"
+    seeds: str = "0..4"
+    suite: str | None = None
 
 
-def _arms(*names: str) -> tuple[Recipe, ...]:
-    return tuple(Recipe(f"{STUDY}/{name}.yaml") for name in names)
+def _arm(label: str, name: str, *sets: str, seeds: str = "0..4") -> Recipe:
+    return Recipe(label, f"{STUDY}/{name}.yaml", sets, seeds, f"{STUDY}/suite.yaml")
 
 
 def _shape(answers: int, confidences: int) -> Recipe:
     each = ("num_generations_answer", answers), ("num_generations_confidence", confidences)
-    return Recipe(f"{STUDY}/center.yaml", tuple(f"rollout.{key}={n}" for key, n in each))
+    sets = [f"rollout.{key}={n}" for key, n in each]
+    return _arm(f"{answers} × {confidences}", "center", *sets)
 
+
+def _design(label: str, name: str, *sets: str) -> Recipe:
+    return Recipe(label, f"{STUDY}/{name}.yaml", sets, "0..2")
+
+
+PPO = (
+    "estimator={name: gae, gamma: 1.0, lam: 1.0, whiten: true}",
+    "critic={learning_rate: 1e-3, lead_steps: 3}",
+)
+BY_TURN = "credit.placement=turn_proportional"
+KL_REWARD = ("credit.use_kl_in_reward=true", "credit.kl_coef=0.01")
+CHECK_LEARNS = "rollout.confidence.spans=[analysis, confidence]"
+KL_LOSS = "loss.kl={coefficient: 0.01}"
 
 GROUPS: dict[str, tuple[Recipe, ...]] = {
-    "study-arms": _arms("center", "sigma", "prompt_scale", "ema_scale", "coupled", "accuracy"),
-    "study-shapes": (_shape(4, 4), _shape(2, 9), _shape(3, 6), _shape(6, 2)),
+    "study-arms": (
+        _arm("centred", "center"),
+        _arm("σ", "sigma"),
+        _arm("prompt scale", "prompt_scale"),
+        _arm("EMA scale", "ema_scale"),
+        _arm("coupled", "coupled"),
+        _arm("accuracy only", "accuracy"),
+    ),
+    "study-shapes": (_shape(4, 4), _shape(2, 10), _shape(3, 6), _shape(6, 2)),
+    "study-push": (
+        _arm("σ", "sigma", seeds="0..2"),
+        _arm("σ, half the push", "sigma", "estimator.lambda_conf=0.85", seeds="0..2"),
+        _arm("centred, half the push", "center", "estimator.lambda_conf=4", seeds="0..2"),
+    ),
+    "study-open": (
+        _arm("centred", "center", seeds="0..2"),
+        _arm("no entropy bonus", "center", "loss.entropy=null", seeds="0..2"),
+        _arm("sums not rewarded", "center", "rewards.turn.arithmetic.weight=0", seeds="0..2"),
+        _arm("check only restates", "center", "task.demonstrations.check=restate", seeds="0..2"),
+        _arm("check learns too", "center", CHECK_LEARNS, seeds="0..2"),
+        _arm("confidences all random", "center", "task.demonstrations.informed=0", seeds="0..2"),
+        _arm("twice as long", "center", "phases.1.steps=240", "evaluation.every=40", seeds="0..2"),
+    ),
+    "study-kg": (
+        _design("multi-turn GRPO", "kg"),
+        _design("multi-turn GRPO, KL", "kg", KL_LOSS),
+        _design("GRPO", "kg", "estimator={name: grpo}"),
+        _design("PPO, last token", "kg", *PPO),
+        _design("PPO, by turn", "kg", *PPO, BY_TURN),
+        _design("PPO, last token, KL", "kg", *PPO, *KL_REWARD),
+    ),
+    "study-probe": (
+        _design("GRPO", "probe"),
+        _design("GRPO, KL", "probe", KL_LOSS),
+        _design("PPO", "probe", *PPO),
+        _design("PPO, KL", "probe", *PPO, *KL_REWARD),
+    ),
 }
 """Every question's recipes, the one that the others are held against first."""
 
@@ -91,7 +153,8 @@ def main() -> None:
             train(group, recipe)
         evaluate(group)
         keep(group)
-    write()
+    with registry() as open_registry:
+        write({name: found for name in GROUPS if (found := came_of(name, open_registry))})
 
 
 def rlx(*arguments: str, quiet: bool = False) -> str:
@@ -122,7 +185,30 @@ def train(group: str, recipe: Recipe) -> None:
     """Runs the seeds of a recipe that have not finished."""
     sets = [part for each in recipe.sets for part in ("--set", each)]
     seeds = ("--seeds", recipe.seeds, "--group", group, "--at-once", str(AT_ONCE))
-    rlx("submit", recipe.spec, *seeds, *sets, "--set", "tracking.mlflow=null")
+    rlx("submit", recipe.spec, *seeds, *sets, *UNTRACKED)
+
+
+def came_of(group: str, open_registry: Registry) -> "Group | None":
+    """What there is of a group; None where none of its first recipe has finished."""
+    from study_page import Group
+
+    runs: dict[str, dict[int, str]] = {}
+    for run in open_registry.runs(group=group):
+        if run.status == "finished":
+            runs.setdefault(run.digest, {}).setdefault(run.seed, run.id)
+    found = [(each.label, runs.get(digest(each), {})) for each in GROUPS[group]]
+    if not found[0][1]:
+        return None
+    there = [(label, own) for label, own in found if own]
+    return Group(open_registry, tuple(x for x, _ in there), tuple(own for _, own in there))
+
+
+def digest(recipe: Recipe) -> str:
+    """Of a recipe's experiment, whatever the seed."""
+    from rlx.discovery import check_file
+
+    read, _ = check_file(ROOT / recipe.spec, recipe.sets)
+    return read.spec.digest
 
 
 def finished(group: str) -> list[RunRecord]:
@@ -135,7 +221,7 @@ def evaluate(group: str) -> None:
     """Asks every run of a group what the suites ask that it has not been asked."""
     suites = {recipe.suite for recipe in GROUPS[group]} - {None}
     wanted = [
-        ("eval", run.id, "--suite", str(suite), "-q")
+        ("eval", run.id, "--suite", str(suite))
         for suite in suites
         for run in finished(group)
         if not is_evaluated(run, Path(str(suite)))
@@ -156,15 +242,19 @@ def is_evaluated(run: RunRecord, suite: Path) -> bool:
 
 
 def keep(group: str) -> None:
-    """Writes what came of a group's runs in a small form."""
-    folder = KEPT / group
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes what came of a group's runs in a small form; a run of two groups is kept once."""
+    KEPT.mkdir(exist_ok=True)
     for run in finished(group):
         journal = Path(run.directory or "") / "journal.jsonl"
         if run.directory is None or not journal.exists():
             sys.exit(f"{run.id} has no journal: what came of it cannot be kept")
         lines = "".join(_small(journal)).encode()
-        (folder / f"{run.digest}-{run.seed}.jsonl.gz").write_bytes(gzip.compress(lines, mtime=0))
+        kept_as(run).write_bytes(gzip.compress(lines, mtime=0))
+
+
+def kept_as(run: RunRecord) -> Path:
+    """Where what came of a run is kept."""
+    return KEPT / f"{run.digest}-{run.seed}.jsonl.gz"
 
 
 def _small(journal: Path) -> Iterator[str]:
@@ -172,10 +262,14 @@ def _small(journal: Path) -> Iterator[str]:
     with journal.open(encoding="utf-8") as lines:
         for line in lines:
             said = json.loads(line)
+            own = said["with"]
             if said["change"] == "metrics":
-                values = said["with"]["values"]
-                said["with"]["values"] = {n: values[n] for n in METRICS if n in values}
-            if said["change"] in CHANGES:
+                own["values"] = {n: own["values"][n] for n in METRICS if n in own["values"]}
+            elif said["change"] == "set":
+                said["with"] = own = {key: own[key] for key in COLUMNS if key in own}
+            elif said["change"] not in CHANGES:
+                continue
+            if own:
                 yield json.dumps(said, separators=(",", ":")) + "\n"
 
 
@@ -183,14 +277,16 @@ def bring_back() -> None:
     """Makes runs that are kept and that RLX_HOME does not know known to its registry."""
     from rlx.run.paths import home
 
-    folders = []
-    for file in sorted(KEPT.glob("*/*.jsonl.gz")):
-        folder = home() / "kept" / file.name.removesuffix(".jsonl.gz")
+    texts = {file: gzip.decompress(file.read_bytes()) for file in KEPT.glob("*.jsonl.gz")}
+    by_time = sorted(
+        texts, key=lambda file: float(json.loads(texts[file].split(b"\n", 1)[0])["at"])
+    )
+    folders = [home() / "kept" / file.name.removesuffix(".jsonl.gz") for file in by_time]
+    for file, folder in zip(by_time, folders, strict=True):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "journal.jsonl").write_bytes(gzip.decompress(file.read_bytes()))
-        folders.append(str(folder))
+        (folder / "journal.jsonl").write_bytes(texts[file])
     if folders:
-        rlx("db", "import", *dict.fromkeys(folders), quiet=True)
+        rlx("db", "import", *map(str, folders), quiet=True)
 
 
 if __name__ == "__main__":
