@@ -36,19 +36,18 @@ UNTRACKED = (
 )
 """Kept out of the runs of a study of a hundred, none of which decides what is learned."""
 METRICS = (
-    "train/reward_answer",
-    "train/advantage_abs_answer",
-    "train/advantage_abs_confidence",
+    "train/advantage_abs_",
     "train/span_entropy",
     "rewards/accuracy/mean",
     "rewards/arithmetic/mean",
     "rewards/brier/mean",
-    "calibration/alike_share",
-    "calibration/brier",
-    "calibration/conf_spread",
-    "calibration/gap",
+    "rewards/exact_match/mean",
+    "calibration/",
+    "environment/",
+    "eval/held_out/",
+    "probe/",
 )
-"""Curves that are kept; the others stay where the run was made."""
+"""What the names of curves that are kept begin with; the others stay where the run was made."""
 CHANGES = {"run", "moved", "grouped", "evaluation", "metrics"}
 """What is kept of a run's journal."""
 COLUMNS = ("phase", "step", "steps_total")
@@ -264,7 +263,8 @@ def _small(journal: Path) -> Iterator[str]:
             said = json.loads(line)
             own = said["with"]
             if said["change"] == "metrics":
-                own["values"] = {n: own["values"][n] for n in METRICS if n in own["values"]}
+                kept = {n: v for n, v in own["values"].items() if n.startswith(METRICS)}
+                said["with"] = own = {**own, "values": kept} if kept else {}
             elif said["change"] == "set":
                 said["with"] = own = {key: own[key] for key in COLUMNS if key in own}
             elif said["change"] not in CHANGES:
@@ -284,7 +284,9 @@ def bring_back() -> None:
     folders = [home() / "kept" / file.name.removesuffix(".jsonl.gz") for file in by_time]
     for file, folder in zip(by_time, folders, strict=True):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "journal.jsonl").write_bytes(texts[file])
+        journal = folder / "journal.jsonl"
+        if not journal.exists():  # it may say more than what is kept by now
+            journal.write_bytes(texts[file])
     if folders:
         rlx("db", "import", *map(str, folders), quiet=True)
 

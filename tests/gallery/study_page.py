@@ -12,6 +12,7 @@ import jinja2
 import numpy as np
 
 from rlx.cli.compare import ByProblem, Comparison, Row, compared
+from rlx.evaluation.paired import mean_over_seeds
 from rlx_registry import Registry
 
 ROOT = Path(__file__).parents[2]
@@ -118,6 +119,22 @@ class Group:
         """A training metric's mean over the steps that have it and over seeds."""
         _, values = self.curve(label, metric)
         return f"{values.mean():.3f}" if values.size else "–"
+
+    def recorded(self, heads: dict[str, str], *, last: int = 5) -> str:
+        """Means over seeds of what training or probes recorded last, a line per recipe.
+
+        Args:
+            heads: metrics by what a column is called.
+            last: values of each that are averaged.
+        """
+        lines = [["recipe", "seeds", *heads]]
+        for n, label in enumerate(self.labels):
+            lines.append([label, str(len(self.runs[n]))])
+            for metric in heads.values():
+                _, values = self.curve(label, metric)
+                ends = values[:, -last:].mean(axis=1).tolist() if values.size else []
+                lines[-1].append(shown_mean(mean_over_seeds(ends) if ends else None))
+        return markdown(lines)
 
     def payloads(self, label: str, suite: str) -> list[dict[str, Any]]:
         """Every seed's answers to a set."""
