@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-EXPERIMENTS = sorted((Path(__file__).parents[2] / "experiments").glob("*.yaml"))
+FOLDER = Path(__file__).parents[2] / "experiments"
+STUDY = [path for path in sorted(FOLDER.glob("study/**/*.yaml")) if path.parent.name != "suites"]
+EXPERIMENTS = [*sorted(FOLDER.glob("*.yaml")), *STUDY]
 RLCR = next(path for path in EXPERIMENTS if path.stem == "rlcr")
 KG = next(path for path in EXPERIMENTS if path.stem == "kg")
 CPU_SECONDS = 10

@@ -1,4 +1,4 @@
-"""HotpotQA as RLCR changes it: eight of ten paragraphs, of which none, one or both that matter lack.
+"""HotpotQA as RLCR changes it: two of ten paragraphs go, with none, one or both that matter.
 
     python experiments/study/gpu/hotpot.py                            # from the Hugging Face hub
     python experiments/study/gpu/hotpot.py --train A.jsonl --test B.parquet --to FOLDER
