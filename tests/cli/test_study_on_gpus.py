@@ -52,6 +52,7 @@ def script():
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
 BESIDES = [
     "math.yaml --set 'sampler={engine: vllm}'",
+    "math.yaml --set estimator.normalize=std $sigma",
     "math.yaml --set model.path=Qwen/Qwen2.5-1.5B-Instruct",
     "hotpot.yaml $seven --set runner.ranks=4 --set runner.offload_optimizer=true",
 ]
