@@ -105,7 +105,8 @@ def test_the_readme_names_every_file():
 
 def test_overrides_in_passing_are_the_readmes():
     for line in BESIDES:
-        assert line.split(" --set ", 1)[1].split(" --set ")[0].strip("'") in README
+        words = shlex.split(line)
+        assert all(said in README for flag, said in pairwise(words) if flag == "--set"), line
 
 
 # Suites ------------------------------------------------------------------------------------------
