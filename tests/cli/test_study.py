@@ -43,5 +43,5 @@ def test_arms_share_all_that_does_not_set_them_apart(arm):
 
 
 def test_there_are_six_arms():
-    bases = {"kg", "probe", "suite"}
+    bases = {"kg", "probe"}
     assert {path.stem for path in STUDY.glob("*.yaml")} - bases == {"center", *APART}

@@ -17,17 +17,19 @@ from rlx_plugins.countdown.search import Rules, solutions
 from rlx_plugins.countdown.task import is_held_out
 
 ROOT = Path(__file__).parents[2]
-SUITES = ROOT / "experiments" / "suites"
+EXPERIMENTS = ROOT / "experiments"
 FOR = {
-    "rlcr": ["rlcr", "rlcr_coupled"],
-    "arithmetic": ["rlcr", "rlcr_coupled"],
-    "kg": ["kg", "kg_gae", "kg_grpo"],
+    "suites/rlcr": ["rlcr", "rlcr_coupled"],
+    "suites/arithmetic": ["rlcr", "rlcr_coupled"],
+    "suites/kg": ["kg", "kg_gae", "kg_grpo"],
+    "study/suites/study": ["study/center", "study/coupled"],
 }
-"""Experiments whose models each suite is for."""
+"""Experiments whose models each suite is for; those on GPUs have tests of their own."""
 
 
 def test_every_suite_is_tried():
-    assert {path.stem for path in SUITES.glob("*.yaml")} == set(FOR)
+    found = [*EXPERIMENTS.glob("suites/*.yaml"), *EXPERIMENTS.glob("study/suites/*.yaml")]
+    assert {str(path.relative_to(EXPERIMENTS).with_suffix("")) for path in found} == set(FOR)
 
 
 @pytest.mark.parametrize(
@@ -35,9 +37,9 @@ def test_every_suite_is_tried():
 )
 def test_a_suite_fits_its_experiments(suite, experiment, monkeypatch):
     monkeypatch.chdir(ROOT)
-    document = read_document(ROOT / "experiments" / f"{experiment}.yaml")
+    document = read_document(EXPERIMENTS / f"{experiment}.yaml")
     target = Target(experiment, document, "nowhere", None)
-    asked = read_suite(SUITES / f"{suite}.yaml")
+    asked = read_suite(EXPERIMENTS / f"{suite}.yaml")
     for name, one in asked.sets.items():
         spec = of_set(target, name, one, ())
         task, (speech, stands_in) = make_parts(spec).task, speech_of(spec)
@@ -96,7 +98,7 @@ def test_greedy_answers_are_taken_once(capsys):
 def test_what_the_files_of_arithmetic_say_of_themselves():
     rules, any_rule = Rules("+-*", 0, 100), Rules("+-*/", None, None)
     for name, count in (("by_operation", 100), ("larger", 60), ("unreachable", 60)):
-        lines = (SUITES / "arithmetic" / f"{name}.jsonl").read_text().splitlines()
+        lines = (EXPERIMENTS / "suites" / "arithmetic" / f"{name}.jsonl").read_text().splitlines()
         assert len({line.partition('"operation"')[0] for line in lines}) == count
         for line in map(json.loads, lines):
             numbers, target = line["numbers"], line["target"]

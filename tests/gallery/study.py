@@ -74,7 +74,7 @@ class Recipe:
 
 
 def _arm(label: str, name: str, *sets: str, seeds: str = "0..4") -> Recipe:
-    return Recipe(label, f"{STUDY}/{name}.yaml", sets, seeds, f"{STUDY}/suite.yaml")
+    return Recipe(label, f"{STUDY}/{name}.yaml", sets, seeds, f"{STUDY}/suites/study.yaml")
 
 
 def _shape(answers: int, confidences: int) -> Recipe:
