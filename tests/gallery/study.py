@@ -12,7 +12,6 @@ import argparse
 import gzip
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from command import ROOT, rlx
+
 from rlx_registry import Registry, RunRecord
 
 if TYPE_CHECKING:
     from study_page import Group
 
-ROOT = Path(__file__).parents[2]
 STUDY = Path("experiments/study")
 KEPT = ROOT / STUDY / "results"
 AT_ONCE = max(1, (os.cpu_count() or 1))
@@ -154,23 +154,6 @@ def main() -> None:
         keep(group)
     with registry() as open_registry:
         write({name: found for name in GROUPS if (found := came_of(name, open_registry))})
-
-
-def rlx(*arguments: str, quiet: bool = False) -> str:
-    """What a command prints; progress goes to the terminal.
-
-    Raises:
-        SystemExit: it failed.
-    """
-    command = "import sys; from rlx.cli import main; sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    if done.returncode:
-        sys.exit(f"rlx {' '.join(arguments)} ended with {done.returncode}\n{done.stdout}")
-    if not quiet:
-        print(done.stdout, end="", flush=True)
-    return done.stdout
 
 
 def registry() -> Registry:

@@ -8,14 +8,13 @@ goes on where it was stopped.
 """
 
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
+from command import ROOT, rlx
+
 from rlx_registry import Registry
 
-ROOT = Path(__file__).parents[2]
 SPEC = "experiments/rlcr.yaml"
 SUITE = "experiments/suites/rlcr.yaml"
 VARIES = "estimator.confidence.normalize"
@@ -35,19 +34,6 @@ each model then answers `{suite}`. A run takes about three minutes of one CPU co
     rlx compare RUN...
 
 """
-
-
-def rlx(*arguments: str, quiet: bool = False) -> str:
-    """What a command prints; progress goes to the terminal."""
-    main = "import sys; from rlx.cli import main; sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", main, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    if done.returncode:
-        sys.exit(f"rlx {' '.join(arguments)} ended with {done.returncode}\n{done.stdout}")
-    if not quiet:
-        print(done.stdout, end="", flush=True)
-    return done.stdout
 
 
 def trained() -> dict[str, list[str]]:
