@@ -93,7 +93,10 @@ PPO = (
 )
 BY_TURN = "credit.placement=turn_proportional"
 KL_REWARD = ("credit.use_kl_in_reward=true", "credit.kl_coef=0.01")
-CHECK_LEARNS = "rollout.confidence.spans=[analysis, confidence]"
+CHECK_MASKED = "rollout.confidence.spans=[confidence]"
+SUMS_EVERYWHERE = (
+    "rewards.turn.arithmetic={plugin: countdown.arithmetic, turn: answer, of: format, weight: 0.3}"
+)
 KL_LOSS = "loss.kl={coefficient: 0.01}"
 
 GROUPS: dict[str, tuple[Recipe, ...]] = {
@@ -108,7 +111,7 @@ GROUPS: dict[str, tuple[Recipe, ...]] = {
     "study-shapes": (_shape(4, 4), _shape(2, 10), _shape(3, 6), _shape(6, 2)),
     "study-push": (
         _arm("σ", "sigma", seeds="0..2"),
-        _arm("σ, half the push", "sigma", "estimator.lambda_conf=0.85", seeds="0..2"),
+        _arm("σ, half the push", "sigma", "estimator.lambda_conf=0.825", seeds="0..2"),
         _arm("centred, half the push", "center", "estimator.lambda_conf=4", seeds="0..2"),
     ),
     "study-open": (
@@ -116,7 +119,8 @@ GROUPS: dict[str, tuple[Recipe, ...]] = {
         _arm("no entropy bonus", "center", "loss.entropy=null", seeds="0..2"),
         _arm("sums not rewarded", "center", "rewards.turn.arithmetic.weight=0", seeds="0..2"),
         _arm("check only restates", "center", "task.demonstrations.check=restate", seeds="0..2"),
-        _arm("check learns too", "center", CHECK_LEARNS, seeds="0..2"),
+        _arm("check does not learn", "center", CHECK_MASKED, seeds="0..2"),
+        _arm("sums rewarded everywhere", "center", SUMS_EVERYWHERE, seeds="0..2"),
         _arm("confidences all random", "center", "task.demonstrations.informed=0", seeds="0..2"),
         _arm("twice as long", "center", "phases.1.steps=240", "evaluation.every=40", seeds="0..2"),
     ),
