@@ -89,6 +89,7 @@ def _digest(stage: Stage) -> str:
     said = spec.resolved()
     plugins = [p for p in (stage.task, stage.environment) if isinstance(p, Plugin)]
     turns: dict[str, Any] = {n: t.template for n, t in spec.rollout.turn_specs.items()}
+    turns |= {f"{n}.stop": list(t.stop) for n, t in spec.rollout.turn_specs.items() if t.stop}
     turns["system"] = spec.rollout.system
     if isinstance(spec.rollout, ManyTurn):
         keys = ("environment", "max_turns", "forced_answer", "observation")
