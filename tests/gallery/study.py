@@ -97,6 +97,7 @@ CHECK_MASKED = "rollout.confidence.spans=[confidence]"
 SUMS_EVERYWHERE = (
     "rewards.turn.arithmetic={plugin: countdown.arithmetic, turn: answer, of: format, weight: 0.3}"
 )
+BRIER_DOUBLED = "phases.1.set.rewards.turn.brier.weight=2"
 KL_LOSS = "loss.kl={coefficient: 0.01}"
 
 GROUPS: dict[str, tuple[Recipe, ...]] = {
@@ -113,6 +114,9 @@ GROUPS: dict[str, tuple[Recipe, ...]] = {
         _arm("σ", "sigma", seeds="0..2"),
         _arm("σ, half the push", "sigma", "estimator.lambda_conf=0.825", seeds="0..2"),
         _arm("centred, half the push", "center", "estimator.lambda_conf=4", seeds="0..2"),
+        _arm("coupled", "coupled", seeds="0..2"),
+        _arm("coupled, twice the rate", "coupled", "optimizer.learning_rate=6e-4", seeds="0..2"),
+        _arm("coupled, Brier doubled", "coupled", BRIER_DOUBLED, seeds="0..2"),
     ),
     "study-open": (
         _arm("centred", "center", seeds="0..2"),
