@@ -15,7 +15,7 @@ from rlx.evaluation.scaling import Answered, Scaling
 from rlx.evaluation.scores import (
     auroc,
     brier,
-    clipped_nll,
+    clipped_losses,
     expected_calibration_error,
     maximum_calibration_error,
 )
@@ -165,7 +165,6 @@ def _measures(correct: NDArray[np.float64], confidence: NDArray[np.float64] | No
     stated = np.nan_to_num(confidence, nan=0.0)
     of_pairs = {
         "brier": brier,
-        "nll": clipped_nll,
         "ece": expected_calibration_error,
         "mce": maximum_calibration_error,
         "auroc": auroc,
@@ -177,6 +176,8 @@ def _measures(correct: NDArray[np.float64], confidence: NDArray[np.float64] | No
         return found
 
     measures |= {name: partial(measured, function) for name, function in of_pairs.items()}
+    losses = clipped_losses(correct, stated)
+    measures["nll"] = lambda at: float(losses[at].mean())
     measures["mean_confidence"] = lambda at: float(stated[at].mean())
     measures["signed_gap"] = lambda at: float((stated[at] - correct[at]).mean())
     return measures

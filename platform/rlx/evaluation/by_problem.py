@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlx.evaluation.paired import LEVEL, RESAMPLES, sign_test
-from rlx.evaluation.scores import CLIP
+from rlx.evaluation.scores import clipped_losses
 
 __all__ = ["FIGURES", "Asked", "OverProblems", "by_problem"]
 
@@ -44,10 +44,9 @@ class Asked:
         values: dict[str, Sequence[float]] = {"accuracy": y.tolist()}
         if kept.get("confidence") is not None:
             stated = np.array([c or 0.0 for c in kept["confidence"]], dtype=np.float64)
-            sure = np.clip(np.where(y == 1, stated, 1 - stated), CLIP, 1 - CLIP)
             values["mean_confidence"] = stated.tolist()
             values["brier"] = ((stated - y) ** 2).tolist()
-            values["nll"] = (-np.log(sure)).tolist()
+            values["nll"] = clipped_losses(y, stated).tolist()
         return cls(tuple(kept["problem_ids"]), values)
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "auroc",
     "brier",
     "brier_skill",
+    "clipped_losses",
     "clipped_nll",
     "confidence_entropy",
     "equal_mass_calibration_error",
@@ -149,6 +150,14 @@ def clipped_nll(correct: ArrayLike, confidence: ArrayLike, *, clip: float = CLIP
     return float(log_loss(y, np.clip(c, clip, 1 - clip), labels=[0.0, 1.0]))
 
 
+def clipped_losses(correct: ArrayLike, confidence: ArrayLike, *, clip: float = CLIP) -> Floats:
+    """Negative log-likelihood of every answer, `[n]`; `clipped_nll` is their mean."""
+    y, c = as_pairs(correct, confidence)
+    sure = np.clip(np.where(y == 1, c, 1 - c), clip, 1 - clip)
+    losses: Floats = -np.log(sure)
+    return losses
+
+
 # Calibration in bins -----------------------------------------------------------------------------
 
 
@@ -238,10 +247,15 @@ def auroc(correct: ArrayLike, confidence: ArrayLike) -> float | None:
     P(c of a correct answer > c of a wrong one) + P(they are equal) / 2
     """
     # Imported here: half a second that drawing a stored record need not pay.
+    import sklearn
     from sklearn.metrics import roc_auc_score
 
     y, c = as_pairs(correct, confidence)
-    return None if y.min() == y.max() else float(roc_auc_score(y, c))
+    if y.min() == y.max():
+        return None
+    # They have been checked, and a thousand resamples need not be once more.
+    with sklearn.config_context(assume_finite=True, skip_parameter_validation=True):
+        return float(roc_auc_score(y, c))
 
 
 def within_auroc(correct: ArrayLike, confidence: ArrayLike, stratum: ArrayLike) -> float | None:
