@@ -28,6 +28,8 @@ HEADS = {
     "within_auroc": "AUROC within kinds",
     "alike_share": "all alike",
 }
+WITHIN = ("accuracy", "mean_confidence", "brier", "ece", "auroc")
+"""Figures that every kind of problem has."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,29 @@ class Group:
             lines.append([label, str(len(self.runs[n])), *map(shown_mean, means)])
         return markdown(lines)
 
+    def strata(self, suite: str) -> str:
+        """Accuracy and calibration of each kind of problem, a line per recipe and kind."""
+        lines = [["recipe", "problems", *(HEADS[m] for m in WITHIN)]]
+        for label in self.labels:
+            told = [each["by_stratum"] for each in self.metrics(label, suite)]
+            for kind in sorted({kind for each in told for kind in each}):
+                own = [each[kind] for each in told if kind in each]
+                values = ([o[m] for o in own if o[m] is not None] for m in WITHIN)
+                means = [mean_over_seeds(found) if found else None for found in values]
+                lines.append([label, kind, *map(shown_mean, means)])
+        return markdown(lines)
+
+    def share(self, label: str, suite: str, metric: str) -> str:
+        """A figure that `rlx compare` does not have, in a sentence."""
+        return f"{np.mean([each[metric] for each in self.metrics(label, suite)]):.3f}"
+
+    def has(self, suite: str) -> bool:
+        """Whether every run has answered a set."""
+        return all(
+            len(self.metrics(label, suite)) == len(own)
+            for label, own in zip(self.labels, self.runs, strict=True)
+        )
+
     def differences(self, suite: str, *metrics: str) -> str:
         """Differences from the first recipe: over seeds, and problem by problem."""
         suite, first = of_suite(suite), self.labels[0]
@@ -85,7 +110,7 @@ class Group:
             lines.append([f"{label} − {first}, over seeds"])
             for metric in metrics:
                 gap = self.row(suite, metric).differences[n]
-                lines[-1].append("–" if gap is None else f"{shown_mean(gap.over)} (p {gap.p:.2g})")
+                lines[-1].append("–" if gap is None else shown_gap(gap))
             lines.append([f"{label} − {first}, by problem"])
             for metric in metrics:
                 one = (pairs[n] or {}).get(metric)
@@ -101,10 +126,7 @@ class Group:
     def gap(self, label: str, suite: str, metric: str) -> str:
         """A recipe's difference from the first in a sentence, over seeds."""
         found = self.row(of_suite(suite), metric).differences[self.place(label)]
-        if found is None:
-            return "–"
-        over = found.over
-        return f"{over.mean:+.3f} [{over.low:+.3f}, {over.high:+.3f}] (p {found.p:.2g})"
+        return "–" if found is None else shown_gap(found)
 
     def curve(self, label: str, metric: str) -> tuple[list[int], np.ndarray]:
         """Steps, and the metric of every seed: `[seeds, steps]`."""
@@ -166,6 +188,14 @@ def shown_mean(found: Any) -> str:
     if found.low is None:
         return f"{found.mean:.3f}"
     return f"{found.mean:.3f} ± {(found.high - found.low) / 2:.3f}"
+
+
+def shown_gap(found: Any) -> str:
+    """A difference over seeds with its 95 % interval and its p."""
+    over = found.over
+    if over.low is None:
+        return f"{over.mean:+.3f}"
+    return f"{over.mean:+.3f} [{over.low:+.3f}, {over.high:+.3f}] (p {found.p:.2g})"
 
 
 def markdown(lines: list[list[str]]) -> str:

@@ -25,12 +25,14 @@ WINDOW = 10
 def draw(groups: "dict[str, Group]", folder: Path) -> None:
     """Draws everything that there are runs for."""
     if arms := groups.get("study-arms"):
-        over_seeds(arms, "as_trained", folder / "arms")
+        over_seeds(arms, "held_out", folder / "arms")
         curves(arms, folder / "curves")
-        true_probability(arms, ("centred", "σ", "coupled", "accuracy only"), folder / "monte_carlo")
-        scaling(arms, "as_trained", folder / "scaling")
+        if arms.has("as_trained"):
+            shown = ("centred", "σ", "coupled", "accuracy only")
+            true_probability(arms, shown, folder / "monte_carlo")
+            scaling(arms, "as_trained", folder / "scaling")
     if shapes := groups.get("study-shapes"):
-        over_seeds(shapes, "as_trained", folder / "shapes")
+        over_seeds(shapes, "held_out", folder / "shapes")
 
 
 def over_seeds(group: "Group", suite: str, path: Path) -> None:
