@@ -161,7 +161,11 @@ def main() -> None:
         evaluate(group)
         keep(group)
     with registry() as open_registry:
-        write({name: found for name in GROUPS if (found := came_of(name, open_registry))})
+        there = {name: came_of(name, open_registry) for name in GROUPS}
+        write(
+            {name: group for name, group in there.items() if group},
+            [name for name, group in there.items() if not group],
+        )
 
 
 def registry() -> Registry:

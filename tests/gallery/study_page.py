@@ -37,6 +37,7 @@ class Group:
     """What came of one question's recipes.
 
     Attributes:
+        registry: where its runs are.
         labels: of every recipe, the one that the others are held against first.
         runs: of every recipe its runs by seed.
     """
@@ -205,8 +206,8 @@ def markdown(lines: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
 
 
-def write(groups: dict[str, Group]) -> None:
-    """Writes the page and its pictures."""
+def write(groups: dict[str, Group], missing: list[str]) -> None:
+    """Writes the page and its pictures; groups that are `missing` are named in it."""
     from study_pictures import draw
 
     PICTURES.mkdir(parents=True, exist_ok=True)
@@ -216,5 +217,5 @@ def write(groups: dict[str, Group]) -> None:
     )
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     named = {name.removeprefix("study-").replace("-", "_"): group for name, group in groups.items()}
-    PAGE.write_text(template.render(named), encoding="utf-8")
+    PAGE.write_text(template.render(named, missing=missing), encoding="utf-8")
     print(PAGE.relative_to(ROOT))
