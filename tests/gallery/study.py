@@ -73,17 +73,17 @@ class Recipe:
     suite: str | None = None
 
 
-def _arm(label: str, name: str, *sets: str, seeds: str = "0..4") -> Recipe:
-    return Recipe(label, f"{STUDY}/{name}.yaml", sets, seeds, f"{STUDY}/suites/study.yaml")
+def _arm(label: str, name: str) -> Recipe:
+    return Recipe(label, f"{STUDY}/{name}.yaml", suite=f"{STUDY}/suites/study.yaml")
 
 
 def _shape(answers: int, confidences: int) -> Recipe:
     each = ("num_generations_answer", answers), ("num_generations_confidence", confidences)
-    sets = [f"rollout.{key}={n}" for key, n in each]
-    return _arm(f"{answers} × {confidences}", "center", *sets)
+    sets = tuple(f"rollout.{key}={n}" for key, n in each)
+    return Recipe(f"{answers} × {confidences}", f"{STUDY}/center.yaml", sets)
 
 
-def _design(label: str, name: str, *sets: str) -> Recipe:
+def _asked(label: str, name: str, *sets: str) -> Recipe:
     return Recipe(label, f"{STUDY}/{name}.yaml", sets, "0..2")
 
 
@@ -95,8 +95,10 @@ BY_TURN = "credit.placement=turn_proportional"
 KL_REWARD = ("credit.use_kl_in_reward=true", "credit.kl_coef=0.01")
 CHECK_MASKED = "rollout.confidence.spans=[confidence]"
 SUMS_EVERYWHERE = (
-    "rewards.turn.arithmetic={plugin: countdown.arithmetic, turn: answer, of: format, weight: 0.3}"
+    "rewards.turn.sums={plugin: countdown.arithmetic, turn: answer, of: format, weight: 0.15}"
 )
+FORM = "rewards.turn.form={plugin: rlcr.format, pattern: bc, turn: confidence, weight: 0.25}"
+TWICE_AS_LONG = ("phases.1.steps=240", "evaluation.every=40")
 BRIER_DOUBLED = "phases.1.set.rewards.turn.brier.weight=2"
 KL_LOSS = "loss.kl={coefficient: 0.01}"
 
@@ -111,36 +113,35 @@ GROUPS: dict[str, tuple[Recipe, ...]] = {
     ),
     "study-shapes": (_shape(4, 4), _shape(2, 10), _shape(3, 6), _shape(6, 2)),
     "study-push": (
-        _arm("σ", "sigma", seeds="0..2"),
-        _arm("σ, half the push", "sigma", "estimator.lambda_conf=0.825", seeds="0..2"),
-        _arm("centred, half the push", "center", "estimator.lambda_conf=4", seeds="0..2"),
-        _arm("coupled", "coupled", seeds="0..2"),
-        _arm("coupled, twice the rate", "coupled", "optimizer.learning_rate=6e-4", seeds="0..2"),
-        _arm("coupled, Brier doubled", "coupled", BRIER_DOUBLED, seeds="0..2"),
+        _asked("σ", "sigma"),
+        _asked("σ, half the push", "sigma", "estimator.lambda_conf=0.825"),
+        _asked("coupled", "coupled"),
+        _asked("coupled, twice the rate", "coupled", "optimizer.learning_rate=6e-4"),
+        _asked("coupled, Brier doubled", "coupled", BRIER_DOUBLED),
     ),
     "study-open": (
-        _arm("centred", "center", seeds="0..2"),
-        _arm("no entropy bonus", "center", "loss.entropy=null", seeds="0..2"),
-        _arm("sums not rewarded", "center", "rewards.turn.arithmetic.weight=0", seeds="0..2"),
-        _arm("check only restates", "center", "task.demonstrations.check=restate", seeds="0..2"),
-        _arm("check does not learn", "center", CHECK_MASKED, seeds="0..2"),
-        _arm("sums rewarded everywhere", "center", SUMS_EVERYWHERE, seeds="0..2"),
-        _arm("confidences all random", "center", "task.demonstrations.informed=0", seeds="0..2"),
-        _arm("twice as long", "center", "phases.1.steps=240", "evaluation.every=40", seeds="0..2"),
+        _asked("centred", "center"),
+        _asked("twice as long", "center", *TWICE_AS_LONG),
+        _asked("confidence's form rewarded", "center", FORM),
+        _asked("numbers to 20", "center", "task.number_range=[1, 20]"),
+        _asked("sums rewarded in wrong answers too", "center", SUMS_EVERYWHERE),
+        _asked("confidences all random", "center", "task.demonstrations.informed=0"),
+        _asked("no entropy bonus", "center", "loss.entropy=null"),
+        _asked("check does not learn", "center", CHECK_MASKED),
     ),
     "study-kg": (
-        _design("multi-turn GRPO", "kg"),
-        _design("multi-turn GRPO, KL", "kg", KL_LOSS),
-        _design("GRPO", "kg", "estimator={name: grpo}"),
-        _design("PPO, last token", "kg", *PPO),
-        _design("PPO, by turn", "kg", *PPO, BY_TURN),
-        _design("PPO, last token, KL", "kg", *PPO, *KL_REWARD),
+        _asked("multi-turn GRPO", "kg"),
+        _asked("multi-turn GRPO, KL", "kg", KL_LOSS),
+        _asked("GRPO", "kg", "estimator={name: grpo}"),
+        _asked("PPO, last token", "kg", *PPO),
+        _asked("PPO, by turn", "kg", *PPO, BY_TURN),
+        _asked("PPO, last token, KL", "kg", *PPO, *KL_REWARD),
     ),
     "study-probe": (
-        _design("GRPO", "probe"),
-        _design("GRPO, KL", "probe", KL_LOSS),
-        _design("PPO", "probe", *PPO),
-        _design("PPO, KL", "probe", *PPO, *KL_REWARD),
+        _asked("GRPO", "probe"),
+        _asked("GRPO, KL", "probe", KL_LOSS),
+        _asked("PPO", "probe", *PPO),
+        _asked("PPO, KL", "probe", *PPO, *KL_REWARD),
     ),
 }
 """Every question's recipes, the one that the others are held against first."""

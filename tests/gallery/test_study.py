@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rlx.spec.reader import read_spec
 from rlx_registry import Registry
 
 HERE = Path(__file__).parent
@@ -73,3 +74,9 @@ def test_every_recipe_is_an_experiment_of_its_own(study):
         assert len(set(digests)) == len(recipes), group
         assert len({recipe.label for recipe in recipes}) == len(recipes), group
     assert sys.modules["study"] is study
+
+
+def test_no_group_has_an_experiments_name(study):
+    """Such a group cannot be submitted."""
+    specs = {recipe.spec for recipes in study.GROUPS.values() for recipe in recipes}
+    assert not {read_spec(study.ROOT / spec).spec.name for spec in specs} & study.GROUPS.keys()
