@@ -19,8 +19,8 @@ from rlx_plugins.countdown.task import is_held_out
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = ROOT / "experiments"
 FOR = {
-    "suites/rlcr": ["rlcr", "rlcr_coupled"],
-    "suites/arithmetic": ["rlcr", "rlcr_coupled"],
+    "suites/rlcr": ["rlcr", "rlcr_asked", "rlcr_coupled"],
+    "suites/arithmetic": ["rlcr", "rlcr_asked", "rlcr_coupled"],
     "suites/kg": ["kg", "kg_gae", "kg_grpo"],
     "study/suites/study": ["study/center", "study/coupled"],
 }

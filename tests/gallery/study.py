@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from study_page import Group
 
 STUDY = Path("experiments/study")
+SUITE = str(STUDY / "suites" / "study.yaml")
 KEPT = ROOT / STUDY / "results"
 AT_ONCE = max(1, (os.cpu_count() or 1))
 UNTRACKED = (
@@ -74,7 +75,7 @@ class Recipe:
 
 
 def _arm(label: str, name: str) -> Recipe:
-    return Recipe(label, f"{STUDY}/{name}.yaml", suite=f"{STUDY}/suites/study.yaml")
+    return Recipe(label, f"{STUDY}/{name}.yaml", suite=SUITE)
 
 
 def _shape(answers: int, confidences: int) -> Recipe:
@@ -93,11 +94,11 @@ PPO = (
 )
 BY_TURN = "credit.placement=turn_proportional"
 KL_REWARD = ("credit.use_kl_in_reward=true", "credit.kl_coef=0.01")
-CHECK_MASKED = "rollout.confidence.spans=[confidence]"
 SUMS_EVERYWHERE = (
     "rewards.turn.sums={plugin: countdown.arithmetic, turn: answer, of: format, weight: 0.15}"
 )
 FORM = "rewards.turn.form={plugin: rlcr.format, pattern: bc, turn: confidence, weight: 0.25}"
+ANSWERS_CENTRED = ("estimator.normalize=center", "estimator.lambda_ans=1.3")
 TWICE_AS_LONG = ("phases.1.steps=240", "evaluation.every=40")
 BRIER_DOUBLED = "phases.1.set.rewards.turn.brier.weight=2"
 KL_LOSS = "loss.kl={coefficient: 0.01}"
@@ -112,6 +113,10 @@ GROUPS: dict[str, tuple[Recipe, ...]] = {
         _arm("accuracy only", "accuracy"),
     ),
     "study-shapes": (_shape(4, 4), _shape(2, 10), _shape(3, 6), _shape(6, 2)),
+    "study-recipe": (
+        _arm("centred", "center"),
+        Recipe("no entropy bonus", "experiments/rlcr.yaml", suite=SUITE),
+    ),
     "study-push": (
         _asked("σ", "sigma"),
         _asked("σ, half the push", "sigma", "estimator.lambda_conf=0.825"),
@@ -125,9 +130,15 @@ GROUPS: dict[str, tuple[Recipe, ...]] = {
         _asked("confidence's form rewarded", "center", FORM),
         _asked("numbers to 20", "center", "task.number_range=[1, 20]"),
         _asked("sums rewarded in wrong answers too", "center", SUMS_EVERYWHERE),
+        _asked(
+            "sums and form rewarded, answers centred",
+            "center",
+            *ANSWERS_CENTRED,
+            SUMS_EVERYWHERE,
+            FORM,
+        ),
         _asked("confidences all random", "center", "task.demonstrations.informed=0"),
-        _asked("no entropy bonus", "center", "loss.entropy=null"),
-        _asked("check does not learn", "center", CHECK_MASKED),
+        Recipe("no entropy bonus", "experiments/rlcr.yaml", seeds="0..2"),
     ),
     "study-kg": (
         _asked("multi-turn GRPO", "kg"),
@@ -135,6 +146,7 @@ GROUPS: dict[str, tuple[Recipe, ...]] = {
         _asked("GRPO", "kg", "estimator={name: grpo}"),
         _asked("PPO, last token", "kg", *PPO),
         _asked("PPO, by turn", "kg", *PPO, BY_TURN),
+        _asked("PPO, by turn, averaged", "kg", *PPO, BY_TURN, "credit.turn_reduce=mean"),
         _asked("PPO, last token, KL", "kg", *PPO, *KL_REWARD),
     ),
     "study-probe": (

@@ -31,8 +31,9 @@ def draw(groups: "dict[str, Group]", folder: Path) -> None:
             shown = ("centred", "σ", "coupled", "accuracy only")
             true_probability(arms, shown, folder / "monte_carlo")
             scaling(arms, "as_trained", folder / "scaling")
-    if shapes := groups.get("study-shapes"):
-        over_seeds(shapes, "held_out", folder / "shapes")
+    for name in ("shapes", "open", "push"):
+        if group := groups.get(f"study-{name}"):
+            over_seeds(group, "held_out", folder / name)
 
 
 def over_seeds(group: "Group", suite: str, path: Path) -> None:

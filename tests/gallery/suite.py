@@ -1,4 +1,4 @@
-"""`make suite`: experiments/rlcr.yaml with confidences centred and divided by σ, three seeds each.
+"""`make suite`: experiments/rlcr_asked.yaml, centred and divided by σ, three seeds each.
 
     python tests/gallery/suite.py
 
@@ -15,7 +15,7 @@ from command import ROOT, rlx
 
 from rlx_registry import Registry
 
-SPEC = "experiments/rlcr.yaml"
+SPEC = "experiments/rlcr_asked.yaml"
 SUITE = "experiments/suites/rlcr.yaml"
 VARIES = "estimator.confidence.normalize"
 ARMS = ("center", "std")
@@ -42,7 +42,7 @@ def trained() -> dict[str, list[str]]:
     from rlx.run.paths import tracking_url
 
     with Registry.open(tracking_url("sqlite:///{home}/registry.db"), read_only=True) as registry:
-        runs = [run for run in registry.runs(name="rlcr") if run.status == "finished"]
+        runs = [run for run in registry.runs(name="rlcr-asked") if run.status == "finished"]
     newest: dict[tuple[str, int], str] = {}
     for run in runs:
         newest.setdefault((run.spec["estimator"]["confidence"]["normalize"], run.seed), run.id)

@@ -92,7 +92,7 @@ def test_the_loss_falls(tmp_path):
         "model.initializer_range=0.03",
         "task.number_range=[1, 19]",
         'rollout.confidence.template="sure? "',
-        'rollout.answer.stop=["</answer>"]',
+        'rollout.answer.stop=["</think>"]',
     ],
 )
 def test_whatever_decides_the_result_trains_anew(tmp_path, change):

@@ -31,7 +31,7 @@ def test_sound_experiments_have_none(plan, name):
         ),
         (
             "rollout.confidence.max_new_tokens=2",
-            *("warning", "rollout.confidence.max_new_tokens", "60 of 72 made-up confidences"),
+            *("warning", "rollout.confidence.max_new_tokens", "48 of 48 made-up confidences"),
         ),
     ],
 )

@@ -103,7 +103,7 @@ def test_reads_the_first_experiment():
     read = read_spec(RLCR)
     assert read.spec.name == "rlcr"
     assert read.spec.model.warm_start.learning_rate == 3e-3
-    assert read.spec.task.options["numbers"] == {"2": 0.7, "3": 0.3}
+    assert read.spec.task.options["numbers"] == {"2": 0.3, "3": 0.7}
     assert read.yaml == RLCR.read_text()
     assert ExperimentSpec.model_validate(read.spec.resolved()).digest == read.spec.digest
 
@@ -144,7 +144,7 @@ def test_a_mapping_replaces_what_stood_there_and_a_path_changes_one_value():
     assert whole.spec.model.path == "some/model"
     assert whole.origins["model.path"] == "--set"
     assert whole.origins["model.warm_start"] == "default"
-    assert read_spec(RLCR, ["model.layers=1"]).spec.model.warm_start.steps == 450
+    assert read_spec(RLCR, ["model.layers=1"]).spec.model.warm_start.steps == 800
     both = ["rewards.turn.brier={plugin: b, turn: confidence}", "rewards.turn.brier.weight=2"]
     assert read_spec(RLCR, both).spec.rewards.turn["brier"].weight == 2
 
