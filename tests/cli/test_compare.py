@@ -79,7 +79,7 @@ def test_recipes_are_told_apart_by_their_digests(runs, capsys):
     assert found["recipes"][0]["runs"] == {str(s): run for s, run in enumerate(first)}, "the newest"
     assert found["spec"] == {
         "estimator.confidence.normalize": ["center", "std"],
-        "rollout.confidence.template": ["sure?\n", "su|re?"],
+        "rollout.confidence.template": ["", "su|re?"],
     }
     assert found["left_out"] == [stopped]
     figures = {row["metric"]: row for row in found["figures"]}

@@ -218,20 +218,22 @@ def digest(recipe: Recipe) -> str:
     return read.spec.digest
 
 
-def finished(group: str) -> list[RunRecord]:
-    """A group's runs that have finished."""
+def finished(group: str, recipe: Recipe) -> list[RunRecord]:
+    """A recipe's runs that have finished."""
+    own = digest(recipe)
     with registry() as open_registry:
-        return [r for r in open_registry.runs(group=group) if r.status == "finished"]
+        runs = open_registry.runs(group=group)
+    return [run for run in runs if (run.status, run.digest) == ("finished", own)]
 
 
 def evaluate(group: str) -> None:
-    """Asks every run of a group what the suites ask that it has not been asked."""
-    suites = {recipe.suite for recipe in GROUPS[group]} - {None}
+    """Asks every run of a group what its suite asks that it has not been asked."""
     wanted = [
-        ("eval", run.id, "--suite", str(suite))
-        for suite in suites
-        for run in finished(group)
-        if not is_evaluated(run, Path(str(suite)))
+        ("eval", run.id, "--suite", recipe.suite)
+        for recipe in GROUPS[group]
+        if recipe.suite
+        for run in finished(group, recipe)
+        if not is_evaluated(run, Path(recipe.suite))
     ]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for _ in pool.map(lambda arguments: rlx(*arguments, quiet=True), wanted):
@@ -251,7 +253,7 @@ def is_evaluated(run: RunRecord, suite: Path) -> bool:
 def keep(group: str) -> None:
     """Writes what came of a group's runs in a small form; a run of two groups is kept once."""
     KEPT.mkdir(exist_ok=True)
-    for run in finished(group):
+    for run in (run for recipe in GROUPS[group] for run in finished(group, recipe)):
         journal = Path(run.directory or "") / "journal.jsonl"
         if run.directory is None or not journal.exists():
             sys.exit(f"{run.id} has no journal: what came of it cannot be kept")

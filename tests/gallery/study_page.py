@@ -13,6 +13,7 @@ import numpy as np
 
 from rlx.cli.compare import ByProblem, Comparison, Row, compared
 from rlx.evaluation.paired import mean_over_seeds
+from rlx.evaluation.scores import expected_calibration_error
 from rlx_registry import Registry
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +95,15 @@ class Group:
     def share(self, label: str, suite: str, metric: str) -> str:
         """A figure that `rlx compare` does not have, in a sentence."""
         return f"{np.mean([each[metric] for each in self.metrics(label, suite)]):.3f}"
+
+    def ece_if_true(self, label: str, suite: str, draws: int = 200) -> str:
+        """ECE if every answer were right with just the stated probability, by drawing who is."""
+        rng, found = np.random.default_rng(0), []
+        for told in self.payloads(label, suite):
+            stated = np.array([c or 0.0 for c in told["confidence"]])  # unreadable counts as 0
+            right = (rng.random((draws, stated.size)) < stated).astype(float)
+            found += [expected_calibration_error(own, stated) for own in right]
+        return f"{np.mean(found):.3f}"
 
     def has(self, suite: str) -> bool:
         """Whether every run has answered a set."""

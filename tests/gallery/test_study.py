@@ -30,6 +30,7 @@ def known(url):
 def test_a_kept_run_is_known_to_another_registry(study, tmp_path, monkeypatch):
     there, elsewhere = tmp_path / "there", tmp_path / "elsewhere"
     monkeypatch.setattr(study, "KEPT", tmp_path / "results")
+    monkeypatch.setattr(study, "digest", lambda recipe: "d" * 16)
     monkeypatch.setenv("RLX_HOME", str(there))
     with Registry.open(f"sqlite:///{there}/registry.db") as registry:
         run, _ = registry.submit(
@@ -80,3 +81,9 @@ def test_no_group_has_an_experiments_name(study):
     """Such a group cannot be submitted."""
     specs = {recipe.spec for recipes in study.GROUPS.values() for recipe in recipes}
     assert not {read_spec(study.ROOT / spec).spec.name for spec in specs} & study.GROUPS.keys()
+
+
+def test_what_is_kept_is_of_recipes(study):
+    """A recipe that is changed or left out leaves nothing behind."""
+    digests = {study.digest(recipe) for recipes in study.GROUPS.values() for recipe in recipes}
+    assert {file.name.partition("-")[0] for file in study.KEPT.glob("*.jsonl.gz")} <= digests
