@@ -19,10 +19,10 @@ from rlx_plugins.countdown.task import is_held_out
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = ROOT / "experiments"
 FOR = {
-    "suites/rlcr": ["rlcr", "rlcr_asked", "rlcr_coupled"],
+    "suites/rlcr": ["rlcr_asked", "rlcr_coupled"],
     "suites/arithmetic": ["rlcr", "rlcr_asked", "rlcr_coupled"],
     "suites/kg": ["kg", "kg_gae", "kg_grpo"],
-    "study/suites/study": ["study/center", "study/coupled"],
+    "study/suites/study": ["rlcr", "study/center", "study/coupled"],
 }
 """Experiments whose models each suite is for; those on GPUs have tests of their own."""
 

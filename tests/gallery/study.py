@@ -100,7 +100,7 @@ SUMS_EVERYWHERE = (
 FORM = "rewards.turn.form={plugin: rlcr.format, pattern: bc, turn: confidence, weight: 0.25}"
 ANSWERS_CENTRED = ("estimator.normalize=center", "estimator.lambda_ans=1.3")
 TWICE_AS_LONG = ("phases.1.steps=240", "evaluation.every=40")
-BRIER_DOUBLED = "phases.1.set.rewards.turn.brier.weight=2"
+NO_ENTROPY = "loss.entropy=null"
 KL_LOSS = "loss.kl={coefficient: 0.01}"
 
 GROUPS: dict[str, tuple[Recipe, ...]] = {
@@ -120,25 +120,9 @@ GROUPS: dict[str, tuple[Recipe, ...]] = {
     "study-push": (
         _asked("σ", "sigma"),
         _asked("σ, half the push", "sigma", "estimator.lambda_conf=0.825"),
+        _asked("σ, no entropy bonus", "sigma", NO_ENTROPY),
         _asked("coupled", "coupled"),
-        _asked("coupled, twice the rate", "coupled", "optimizer.learning_rate=6e-4"),
-        _asked("coupled, Brier doubled", "coupled", BRIER_DOUBLED),
-    ),
-    "study-open": (
-        _asked("centred", "center"),
-        _asked("twice as long", "center", *TWICE_AS_LONG),
-        _asked("confidence's form rewarded", "center", FORM),
-        _asked("numbers to 20", "center", "task.number_range=[1, 20]"),
-        _asked("sums rewarded in wrong answers too", "center", SUMS_EVERYWHERE),
-        _asked(
-            "sums and form rewarded, answers centred",
-            "center",
-            *ANSWERS_CENTRED,
-            SUMS_EVERYWHERE,
-            FORM,
-        ),
-        _asked("confidences all random", "center", "task.demonstrations.informed=0"),
-        Recipe("no entropy bonus", "experiments/rlcr.yaml", seeds="0..2"),
+        _asked("coupled, no entropy bonus", "coupled", NO_ENTROPY),
     ),
     "study-kg": (
         _asked("multi-turn GRPO", "kg"),
