@@ -277,7 +277,11 @@ def test_the_experiments_own_sets_and_a_table(own_home, own_finished):
     ("text", "says"),
     [
         ("name: x\nsets: {a: {set: {task.nmbers: [3]}}}\n", "set 'a' of the suite"),
-        ("name: x\nsets: {a: {set: {task.target_range: [100, 180]}}}\n", "has no token"),
+        (
+            "name: x\n"
+            "sets: {a: {set: {task.number_range: [9, 20], task.target_range: [101, 180]}}}\n",
+            "has no token",
+        ),
         ("name: x\nsamples: 0\nsets: {a: {}}\n", "'samples' must be at least 1"),
         ("name: x\nset: {a: {}}\n", "unknown key 'set'"),
         ("name: x\nsets: {}\n", "1 error. Nothing was evaluated."),

@@ -29,7 +29,7 @@ SMALL = {
     "tracking.pictures": "false",
 }
 OF = {
-    "rlcr": {
+    "rlcr_asked": {
         **SMALL,
         "rollout.num_generations_confidence": 2,
         "rollout.confidence.max_new_tokens": 14,
@@ -41,10 +41,10 @@ OF = {
 CHECKPOINTS = {"qwen2": "chatml", "llama": "headers"}
 ADAPTERS = {"full": "null", "lora": "{rank: 4}"}
 CASES = [
-    ("rlcr", "qwen2", "full"),
+    ("rlcr_asked", "qwen2", "full"),
     ("countdown", "llama", "full"),
     ("countdown", "qwen2", "lora"),
-    ("rlcr", "llama", "lora"),
+    ("rlcr_asked", "llama", "lora"),
 ]
 """Each two of experiment, family and adapter meet once."""
 
@@ -167,7 +167,7 @@ def test_second_turns_continue_the_sampled_tokens(run):
         if text == text.strip() and "\N{REPLACEMENT CHARACTER}" not in text:
             shown = tokenizer.decode(ids([root, answer, question]))
             assert shown == run.whole(SYSTEM, tree["prompt"], text, "sure?\n")
-    assert seen == ({True, False} if run.experiment == "rlcr" else set())
+    assert seen == ({True, False} if run.experiment == "rlcr_asked" else set())
 
 
 def test_the_first_step_samples_from_the_model_that_was_given(run):

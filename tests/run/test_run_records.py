@@ -156,7 +156,7 @@ def test_advantages_follow_from_the_stored_rewards(finished):
         groups = torch.tensor([row["group"] for row, _ in rows])
         scores = torch.tensor(totals, dtype=torch.float32)
         answers = group_advantages(scores, groups, normalize="std", ddof=1, eps=1e-6)
-        answers = options["lambda_ans"] * answers
+        answers = options.get("lambda_ans", 1.0) * answers
         confidences = group_advantages(scores, groups, normalize="center")
         confidences = options["lambda_conf"] * confidences
         for place, (row, _) in enumerate(rows):
