@@ -113,6 +113,22 @@ GROUPS: dict[str, tuple[Recipe, ...]] = {
         _arm("accuracy only", "accuracy"),
     ),
     "study-shapes": (_shape(4, 4), _shape(2, 10), _shape(3, 6), _shape(6, 2)),
+    "study-open": (
+        _asked("centred", "center"),
+        _asked("twice as long", "center", *TWICE_AS_LONG),
+        _asked("confidence's form rewarded", "center", FORM),
+        _asked("numbers to 20", "center", "task.number_range=[1, 20]"),
+        _asked("sums rewarded in wrong answers too", "center", SUMS_EVERYWHERE),
+        _asked(
+            "sums and form rewarded, answers centred",
+            "center",
+            *ANSWERS_CENTRED,
+            SUMS_EVERYWHERE,
+            FORM,
+        ),
+        _asked("confidences all random", "center", "task.demonstrations.informed=0"),
+        Recipe("no entropy bonus", "experiments/rlcr.yaml", seeds="0..2"),
+    ),
     "study-recipe": (
         _arm("centred", "center"),
         Recipe("no entropy bonus", "experiments/rlcr.yaml", suite=SUITE),
