@@ -132,6 +132,7 @@ GROUPS: dict[str, tuple[Recipe, ...]] = {
     "study-recipe": (
         _arm("centred", "center"),
         Recipe("no entropy bonus", "experiments/rlcr.yaml", suite=SUITE),
+        Recipe("coupled, no entropy bonus", f"{STUDY}/coupled.yaml", (NO_ENTROPY,)),
     ),
     "study-push": (
         _asked("σ", "sigma"),
