@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlx.batch import flatten
+from rlx.batch import build_token_batch
 from rlx.plugin import Problem
 from rlx.record.rollouts import TrainedRows, rollout_index, rollout_table, with_pieces
 from rlx.reward import RewardEntry, RewardTable
@@ -40,7 +40,7 @@ def sampled(
         for s in range(1, len(tree.segments))
     }
     rewards = RewardTable(entry, frozenset(), {"accuracy": 1, "format_score": 1}, {})
-    batch = flatten(trees)
+    batch = build_token_batch(trees)
     shape, generator = batch.token_ids.shape, torch.Generator().manual_seed(0)
     names = ("weights", "advantages", "old_logprobs", "reference_logprobs", "token_rewards", "kl")
     noise = {name: torch.randn(shape, generator=generator) for name in names}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from sqlalchemy import update
 
-from rlx.batch import flatten
+from rlx.batch import build_token_batch
 from rlx.plugin import Problem
 from rlx.record.recorder import Recorder
 from rlx.record.rollouts import TOKEN_COLUMNS, Role, TrainedRows
@@ -124,7 +124,7 @@ def _scored(text: str) -> RewardTable:
 
 def _rows(trees: list[RolloutTree], seed: int) -> TrainedRows:
     """Every column that there is, but one that the step has not."""
-    batch = flatten(trees)
+    batch = build_token_batch(trees)
     rng = torch.Generator().manual_seed(seed)
     shape = batch.token_ids.shape
     noise = {

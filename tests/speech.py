@@ -2,7 +2,7 @@
 
 import hashlib
 
-from rlx.rollout import Completion, Shown
+from rlx.rollout import Completion, TurnPrompt
 
 BEGIN, END = 1, 0
 
@@ -24,7 +24,7 @@ class Characters:
         return text, tuple(min(n, len(text)) for n in range(1, len(token_ids) + 1))
 
     def observed(self, text, after, *, inline):
-        return Shown(text, self.encode(text) if inline else self.reply(text, after))
+        return TurnPrompt(text, self.encode(text) if inline else self.reply(text, after))
 
 
 class Hashing:

@@ -25,13 +25,13 @@ from torch import Tensor
 from rlx.errors import ShapeError
 from rlx.rollout import NO_PARENT, RolloutTree
 
-__all__ = ["NO_TURN", "Row", "TokenBatch", "flatten", "rows_of"]
+__all__ = ["NO_TURN", "BatchRow", "TokenBatch", "build_token_batch", "rows_of"]
 
 NO_TURN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BatchRow:
     """Where a row comes from.
 
     Attributes:
@@ -78,7 +78,7 @@ class TokenBatch:
             tokens that opened the turn. `NO_TURN` where the row has no such turn of its own.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[BatchRow, ...]
     token_ids: Tensor
     is_token: Tensor
     is_own: Tensor
@@ -111,7 +111,7 @@ class TokenBatch:
         return self.is_token & (self.is_own.cumsum(dim=1) > 0)
 
 
-def rows_of(trees: Sequence[RolloutTree]) -> list[Row]:
+def rows_of(trees: Sequence[RolloutTree]) -> list[BatchRow]:
     """The rows of every tree, in tree order, then in order of their last segment."""
     rows = []
     for position, tree in enumerate(trees):
@@ -122,11 +122,11 @@ def rows_of(trees: Sequence[RolloutTree]) -> list[Row]:
             level_of[index] = level_of[parent] + 1
             if index not in continued:
                 kind = tree.segments[index].kind
-                rows.append(Row(position, index, own, parent, kind, level_of[index]))
+                rows.append(BatchRow(position, index, own, parent, kind, level_of[index]))
     return rows
 
 
-def flatten(
+def build_token_batch(
     trees: Sequence[RolloutTree],
     *,
     temperatures: Mapping[str, float] | None = None,
@@ -156,10 +156,10 @@ def flatten(
     return TokenBatch(
         rows=tuple(rows),
         **sheet.fields(),
-        group_ids=_groups(trees, rows),
+        group_ids=_assign_group_ids(trees, rows),
         levels=torch.tensor([row.level for row in rows]),
         tree_ids=torch.tensor([row.tree for row in rows]),
-        state_ids=_states(trees, rows),
+        state_ids=_assign_state_ids(trees, rows),
     )
 
 
@@ -185,7 +185,9 @@ class _Sheet:
             for name, value in vars(self).items()
         }
 
-    def write(self, b: int, row: Row, tree: RolloutTree, temperatures: Mapping[str, float]) -> None:
+    def write(
+        self, b: int, row: BatchRow, tree: RolloutTree, temperatures: Mapping[str, float]
+    ) -> None:
         """Writes one row, segment by segment."""
         start = 0
         for index in tree.path(row.segment):
@@ -207,14 +209,14 @@ class _Sheet:
                     field[name][b, here.start + first : here.start + last] = True
 
 
-def _groups(trees: Sequence[RolloutTree], rows: Sequence[Row]) -> Tensor:
+def _assign_group_ids(trees: Sequence[RolloutTree], rows: Sequence[BatchRow]) -> Tensor:
     """`[B]` one id per prompt segment that opens rows, numbered in order of appearance."""
     ids: dict[tuple[int, int], int] = {}
     opened = [(row.tree, trees[row.tree].segments[row.turns[0]].parent) for row in rows]
     return torch.tensor([ids.setdefault(place, len(ids)) for place in opened])
 
 
-def _states(trees: Sequence[RolloutTree], rows: Sequence[Row]) -> Tensor:
+def _assign_state_ids(trees: Sequence[RolloutTree], rows: Sequence[BatchRow]) -> Tensor:
     """`[B, K]` as `TokenBatch.state_ids`, numbered in order of appearance."""
     ids: dict[Any, int] = {}
     turns = max(trees[row.tree].segments[turn].turn for row in rows for turn in row.turns)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["hidden", "libraries"]
+__all__ = ["hide_packages", "speed_up_imports"]
 
 BESIDE = ("mlflow", "pandas", "scipy", "sklearn")
 """What transformers and DeepSpeed import where they find it: for assisted generation, for losses
@@ -13,7 +13,7 @@ of other models, and for an autotuner."""
 
 
 @contextmanager
-def hidden(*names: str) -> Iterator[None]:
+def hide_packages(*names: str) -> Iterator[None]:
     """Keeps packages that are not there yet from being imported by what the block imports."""
     absent = [name for name in names if name not in sys.modules]
     sys.modules |= dict.fromkeys(absent)  # type: ignore[arg-type]
@@ -25,7 +25,7 @@ def hidden(*names: str) -> Iterator[None]:
 
 
 @contextmanager
-def libraries() -> Iterator[None]:
+def speed_up_imports() -> Iterator[None]:
     """For a process that imports all that it needs at once: in half the time.
 
     What is imported stays until the process ends, so nobody looks for garbage in it, ever.
@@ -33,7 +33,7 @@ def libraries() -> Iterator[None]:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        with hidden(*BESIDE):
+        with hide_packages(*BESIDE):
             yield
     finally:
         gc.freeze()

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from rlx.batch import TokenBatch
 from rlx.credit import Credit, CreditInputs, structured_scores
-from rlx.credit.place import Placed, mass, place, returns_score
+from rlx.credit.place import Placed, place_rewards, returns_score, sum_token_rewards
 from rlx.errors import PluginError, RlxError
 from rlx.kl import kl_in_reward, kl_terms
 from rlx.loss import aggregation_weights, entropy_weights
-from rlx.loss.correction import Corrected, corrected
+from rlx.loss.correction import Corrected, compute_correction_weights
 from rlx.spec import CreditSpec, LossSpec
 
 __all__ = ["Estimate", "RowRewards", "Scores", "Streams", "TrainBatch", "assign_credit"]
@@ -127,7 +127,7 @@ class TrainBatch:
     state: Mapping[str, float]
 
     @property
-    def sampled(self) -> Tensor:
+    def sampled_mask(self) -> Tensor:
         """`[B, T]` bool tokens that learn and that the policy sampled."""
         return self.mask & self.batch.is_own
 
@@ -155,16 +155,18 @@ def assign_credit(
         loss: aggregation, and the entropy bonus.
         max_tokens: of each kind of turn; what `aggregate: constant` divides by where not told.
     """
-    placed = _placed(batch, rewards, mask, credit)
+    placed = _place_batch_rewards(batch, rewards, mask, credit)
     token_rewards, kl = _less_kl(placed.token_rewards, mask, streams, credit)
-    given = estimator(_inputs(batch, rewards, mask, token_rewards, streams, credit))
-    assigned = _checked(given if isinstance(given, Credit) else Credit(advantages=given), mask)
+    given = estimator(_build_credit_inputs(batch, rewards, mask, token_rewards, streams, credit))
+    assigned = _check_credit(given if isinstance(given, Credit) else Credit(advantages=given), mask)
     returns = assigned.advantages if assigned.returns is None else assigned.returns
-    weights, bonus = _weights(batch, mask, loss, max_tokens)
+    weights, bonus = _compute_loss_weights(batch, mask, loss, max_tokens)
     correction = None
     if loss.correction is not None:
         old, behaviour = streams.old_logprobs, batch.behaviour_logprobs
-        correction = corrected(old, behaviour, mask & batch.is_own, loss.correction)
+        correction = compute_correction_weights(
+            old, behaviour, mask & batch.is_own, loss.correction
+        )
         weights, bonus = weights * correction.weights, bonus * correction.weights
     return TrainBatch(
         batch=batch,
@@ -172,19 +174,19 @@ def assign_credit(
         advantages=assigned.advantages,
         weights=weights,
         entropy_weights=bonus,
-        wanted=_wanted(assigned.advantages, weights, bonus, mask, loss),
+        wanted=_select_gradient_tokens(assigned.advantages, weights, bonus, mask, loss),
         streams=streams,
         placed=placed,
         token_rewards=token_rewards,
         kl=kl,
         returns=returns,
-        scores=_scores(rewards, placed, returns, mask),
+        scores=_compute_row_scores(rewards, placed, returns, mask),
         correction=correction,
         state=assigned.state,
     )
 
 
-def _checked(given: Credit, mask: Tensor) -> Credit:
+def _check_credit(given: Credit, mask: Tensor) -> Credit:
     """The same, if it is what an estimator promises.
 
     Raises:
@@ -209,7 +211,9 @@ def _checked(given: Credit, mask: Tensor) -> Credit:
     return given
 
 
-def _placed(batch: TokenBatch, rewards: RowRewards, mask: Tensor, credit: CreditSpec) -> Placed:
+def _place_batch_rewards(
+    batch: TokenBatch, rewards: RowRewards, mask: Tensor, credit: CreditSpec
+) -> Placed:
     """Rewards on tokens.
 
     Raises:
@@ -218,7 +222,7 @@ def _placed(batch: TokenBatch, rewards: RowRewards, mask: Tensor, credit: Credit
     for tensor in (rewards.turn_rewards[rewards.turn_present], rewards.global_rewards):
         if not torch.isfinite(tensor).all():
             raise ValueError("a reward is not finite: scoring must have turned it into an absence")
-    return place(
+    return place_rewards(
         rewards.turn_rewards,
         rewards.turn_present,
         rewards.global_rewards,
@@ -230,7 +234,7 @@ def _placed(batch: TokenBatch, rewards: RowRewards, mask: Tensor, credit: Credit
     )
 
 
-def _inputs(
+def _build_credit_inputs(
     batch: TokenBatch,
     rewards: RowRewards,
     mask: Tensor,
@@ -261,12 +265,14 @@ def _inputs(
     )
 
 
-def _scores(rewards: RowRewards, placed: Placed, returns: Tensor, mask: Tensor) -> Scores:
+def _compute_row_scores(
+    rewards: RowRewards, placed: Placed, returns: Tensor, mask: Tensor
+) -> Scores:
     return Scores(
         total_score=structured_scores(
             rewards.turn_rewards, rewards.turn_present, rewards.global_rewards
         ),
-        token_level_scores=mass(placed.token_rewards, mask),
+        token_level_scores=sum_token_rewards(placed.token_rewards, mask),
         seed_returns_score=returns_score(returns, mask),
     )
 
@@ -287,7 +293,7 @@ def _less_kl(
     return less, kl
 
 
-def _weights(
+def _compute_loss_weights(
     batch: TokenBatch, mask: Tensor, loss: LossSpec, max_tokens: Mapping[str, int]
 ) -> tuple[Tensor, Tensor]:
     """Weights of token losses, and of the entropy bonus."""
@@ -307,7 +313,7 @@ def _weights(
     return weights, bonus
 
 
-def _wanted(
+def _select_gradient_tokens(
     advantages: Tensor, weights: Tensor, bonus: Tensor, mask: Tensor, loss: LossSpec
 ) -> Tensor:
     """Tokens whose log-probability enters the loss with a gradient."""

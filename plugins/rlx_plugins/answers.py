@@ -19,10 +19,12 @@ from pydantic import Field
 
 from rlx.plugin import Example, Reward, Sample, Score
 
-__all__ = ["ExactMatch", "MathVerify"]
+__all__ = ["AnswerExactMatch", "MathVerify"]
 
 
-def _example(name: str, given: str, right: Any, value: float, **options: Any) -> Example:
+def _build_answer_example(
+    name: str, given: str, right: Any, value: float, **options: Any
+) -> Example:
     sample = Sample(
         id="a",
         problem={"answer": right},
@@ -40,7 +42,7 @@ class _Answer(Reward):
     field: str = "answer"
     """The problem's field that holds what is right: text, a number, or a list of them."""
 
-    def _given(self, sample: Sample) -> str:
+    def _get_answer_text(self, sample: Sample) -> str:
         """What the model answered; "" without an answer."""
         text = sample.response if self.span is None else sample.spans.get(self.span, "")
         return text.strip()
@@ -64,7 +66,7 @@ def _is_answer(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-class ExactMatch(_Answer):
+class AnswerExactMatch(_Answer):
     """1 when the answer is a right one, letter by letter, else 0; space around it does not count.
 
     `normalize: text` compares as question answering does (SQuAD, HotpotQA): without regard to case,
@@ -72,12 +74,16 @@ class ExactMatch(_Answer):
     """
 
     examples: ClassVar[tuple[Example, ...]] = (
-        _example("gold", " Paris\n", "Paris", 1.0),
-        _example("another case", "paris", "Paris", 0.0),
-        _example("one of several", "7", [7, "seven"], 1.0),
-        _example("normalised", "The  answer: U.S.A.!", "answer usa", 1.0, normalize="text"),
-        _example("normalised and wrong", "answer", "answer usa", 0.0, normalize="text"),
-        _example("nothing left", "!!! the a an", "answer usa", 0.0, normalize="text"),
+        _build_answer_example("gold", " Paris\n", "Paris", 1.0),
+        _build_answer_example("another case", "paris", "Paris", 0.0),
+        _build_answer_example("one of several", "7", [7, "seven"], 1.0),
+        _build_answer_example(
+            "normalised", "The  answer: U.S.A.!", "answer usa", 1.0, normalize="text"
+        ),
+        _build_answer_example(
+            "normalised and wrong", "answer", "answer usa", 0.0, normalize="text"
+        ),
+        _build_answer_example("nothing left", "!!! the a an", "answer usa", 0.0, normalize="text"),
     )
 
     normalize: Literal["none", "text"] = "none"
@@ -93,7 +99,7 @@ class ExactMatch(_Answer):
         right = {normal(answer) for answer in self._right(sample)}
         if "" in right:
             raise ValueError(f"normalising leaves nothing of {sample.problem[self.field]!r}")
-        given = self._given(sample)
+        given = self._get_answer_text(sample)
         if not given:
             return Score(0.0, "no answer")
         return Score(1.0) if normal(given) in right else Score(0.0, "wrong answer")
@@ -130,12 +136,12 @@ class MathVerify(_Answer):
     """
 
     examples: ClassVar[tuple[Example, ...]] = (
-        _example("gold", "72", "72", 1.0),
-        _example("another form", r"$\frac{2}{4}$", 0.5, 1.0),
-        _example("wrong", "71", "72", 0.0),
-        _example("one of several", "x^2+2x+1", ["(x+1)^2", "x"], 1.0),
-        _example("computed for hours", "9**9**9", "72", 0.0, seconds=0.2),
-        _example("not mathematics", "???", "72", 0.0),
+        _build_answer_example("gold", "72", "72", 1.0),
+        _build_answer_example("another form", r"$\frac{2}{4}$", 0.5, 1.0),
+        _build_answer_example("wrong", "71", "72", 0.0),
+        _build_answer_example("one of several", "x^2+2x+1", ["(x+1)^2", "x"], 1.0),
+        _build_answer_example("computed for hours", "9**9**9", "72", 0.0, seconds=0.2),
+        _build_answer_example("not mathematics", "???", "72", 0.0),
     )
 
     float_rounding: int = Field(6, ge=0)
@@ -148,7 +154,7 @@ class MathVerify(_Answer):
     def __setstate__(self, state: dict[Any, Any]) -> None:
         # In a worker, where the import must not count against the deadline of the first sample.
         super().__setstate__(state)
-        _library()
+        _import_math_verify()
 
     def check(self) -> None:
         """Looks whether the library is installed.
@@ -167,10 +173,12 @@ class MathVerify(_Answer):
             RuntimeError: the library failed; its traceback is on stderr.
         """
         right = self._right(sample)
-        given = self._given(sample)[-self.max_length :]
+        given = self._get_answer_text(sample)[-self.max_length :]
         if not given:
             return Score(0.0, "no answer")
-        code = self._compare([formula for answer in right for formula in _gold(answer)], given)
+        code = self._compare(
+            [formula for answer in right for formula in _parse_right_answer(answer)], given
+        )
         if code == _FAILED:
             raise RuntimeError("math-verify failed on an answer; its traceback is on stderr")
         reason = _REASONS.get(code, f"ended its process by signal {-code}")
@@ -188,8 +196,8 @@ class MathVerify(_Answer):
             signal.setitimer(signal.ITIMER_PROF, self.seconds)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, deadline)  # it does not outlive its parent's
-            found = _read(given, whole=self.span is not None)
-            same = _library().verify(
+            found = _parse_formulas(given, whole=self.span is not None)
+            same = _import_math_verify().verify(
                 right, found, float_rounding=self.float_rounding, timeout_seconds=None
             )
             code = _RIGHT if same else _WRONG if found else _UNREADABLE
@@ -205,7 +213,7 @@ _MISSING = "the reward math_verify needs the package `math-verify`: pip install 
 
 
 @lru_cache(maxsize=1)
-def _library() -> Any:
+def _import_math_verify() -> Any:
     try:
         library = import_module("math_verify")
     except ImportError:
@@ -218,20 +226,20 @@ def _library() -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _gold(answer: str) -> tuple[Any, ...]:
+def _parse_right_answer(answer: str) -> tuple[Any, ...]:
     """The formulas of a right answer, of which every group of samples asks again."""
-    found = _read(answer, whole=True)
+    found = _parse_formulas(answer, whole=True)
     if not any(map(_is_formula, found)):
         raise ValueError(f"the right answer {answer!r} cannot be read as mathematics")
     return tuple(found)
 
 
-def _read(text: str, *, whole: bool) -> list[Any]:
+def _parse_formulas(text: str, *, whole: bool) -> list[Any]:
     """What the library reads: formulas, and the text of the last; `whole` takes all for one.
 
     Its own time limits would take the worker's alarm clock away, so they are off.
     """
-    parse = _library().parse
+    parse = _import_math_verify().parse
     if whole and not any(mark in text for mark in _MARKS):
         found: list[Any] = parse(rf"\boxed{{{text}}}", parsing_timeout=None)
         if any(map(_is_formula, found)):

@@ -18,7 +18,7 @@ _SOURCES = {
 }
 
 
-def _from(name: str, source: str, given: str, value: float) -> Example:
+def _build_source_example(name: str, source: str, given: str, value: float) -> Example:
     sample = Sample(
         id="a",
         problem={"data_source": source, "answer": "Paris", "sum": 7},
@@ -39,9 +39,9 @@ class ByDataSource(Reward):
 
     nested: ClassVar[Mapping[str, str]] = {"sources": "reward"}
     examples: ClassVar[tuple[Example, ...]] = (
-        _from("gold", "qa", "Paris", 1.0),
-        _from("gold of another source", "sums", "7", 1.0),
-        _from("right only elsewhere", "sums", "Paris", 0.0),
+        _build_source_example("gold", "qa", "Paris", 1.0),
+        _build_source_example("gold of another source", "sums", "7", 1.0),
+        _build_source_example("right only elsewhere", "sums", "Paris", 0.0),
     )
 
     sources: Mapping[str, Use] = Field(min_length=1)
@@ -139,14 +139,16 @@ class Mixture(Plugin):
         """Which task gives problem `index`, and at which position of its own."""
         weights = self.weights or dict.fromkeys(self.tasks, 1.0)
         # In the order of the names: that of the YAML is no part of an experiment's digest.
-        return _drawn(tuple(sorted(weights.items())), split, seed, index // _BLOCK + 1)[index]
+        return _sample_task_positions(
+            tuple(sorted(weights.items())), split, seed, index // _BLOCK + 1
+        )[index]
 
 
 _BLOCK = 1024
 
 
 @lru_cache(maxsize=8)
-def _drawn(
+def _sample_task_positions(
     weights: tuple[tuple[str, float], ...], split: Split, seed: int, blocks: int
 ) -> tuple[tuple[str, int], ...]:
     """Task and position in it of the first blocks; more blocks only add to the end."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from rlx.plugin import Demonstration, Plugin, Problem, Split
-from rlx_plugins.records import Source, Stamp, lookup, plain
+from rlx_plugins.records import Source, Stamp, convert_to_plain_json, get_value_at_path
 
 __all__ = ["Dataset"]
 
@@ -53,7 +53,7 @@ class Dataset(Plugin):
     @classmethod
     def _check_templates(cls, value: Any) -> Any:
         for template in (value,) if isinstance(value, str) else value or ():
-            _names(template)
+            _list_template_fields(template)
         return value
 
     @model_validator(mode="after")
@@ -62,8 +62,10 @@ class Dataset(Plugin):
             raise ValueError("needs either `test` or `held_out`, the share to keep for testing")
         if self.fields is None:
             return self
-        used = {"prompt": _names(self.prompt)}
-        used["demonstrations"] = [n for t in self.demonstrations or () for n in _names(t)]
+        used = {"prompt": _list_template_fields(self.prompt)}
+        used["demonstrations"] = [
+            n for t in self.demonstrations or () for n in _list_template_fields(t)
+        ]
         used |= {o: [n] for o in ("system", "stratum", "id") if (n := getattr(self, o)) is not None}
         for option, names in used.items():
             for name in names:
@@ -81,7 +83,7 @@ class Dataset(Plugin):
         problems = self._splits()[split]
         passes, position = divmod(index, len(problems))
         if split == "train":
-            position = _order(seed, passes, len(problems))[position]
+            position = _shuffle_dataset_indices(seed, passes, len(problems))[position]
         return problems[position]
 
     @property
@@ -97,7 +99,7 @@ class Dataset(Plugin):
         """
         if self.demonstrations is None:
             raise NotImplementedError("task.demonstrations says which fields show a worked episode")
-        return _demonstration(self.demonstrations, problem.fields)
+        return _build_demonstration(self.demonstrations, problem.fields)
 
     def check(self) -> None:
         """Reads all records.
@@ -111,19 +113,19 @@ class Dataset(Plugin):
 
     def _splits(self) -> _Splits:
         stamps = self.train.stamps() + (self.test.stamps() if self.test else ())
-        return _read(self.model_dump_json(), stamps)
+        return _load_dataset_splits(self.model_dump_json(), stamps)
 
 
 @lru_cache(maxsize=4)
-def _read(options: str, stamps: tuple[Stamp, ...]) -> _Splits:
+def _load_dataset_splits(options: str, stamps: tuple[Stamp, ...]) -> _Splits:
     """Both splits, read once per process and state of the files."""
     task = Dataset.model_validate_json(options)
-    train = _problems(task, task.train)
+    train = _read_source_problems(task, task.train)
     if task.test is not None:
-        test = _problems(task, task.test)
-        train = _without(train, test, task.duplicates)
+        test = _read_source_problems(task, task.test)
+        train = _remove_tested_problems(train, test, task.duplicates)
     else:
-        train, test = _cut(train, task.held_out or 0.0)
+        train, test = _split_held_out(train, task.held_out or 0.0)
     for split, problems in (("train", train), ("test", test)):
         if not problems:
             raise ValueError(f"task: no problem is left for the split {split!r}")
@@ -132,11 +134,11 @@ def _read(options: str, stamps: tuple[Stamp, ...]) -> _Splits:
     return {"train": tuple(p for _, p in train), "test": tuple(p for _, p in test)}
 
 
-def _problems(task: Dataset, source: Source) -> _Placed:
+def _read_source_problems(task: Dataset, source: Source) -> _Placed:
     made = []
     for where, record in source.rows():
         try:
-            made.append((where, _problem(task, record)))
+            made.append((where, _build_problem_from_record(task, record)))
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
     if not made:
@@ -145,52 +147,63 @@ def _problems(task: Dataset, source: Source) -> _Placed:
     return made
 
 
-def _problem(task: Dataset, record: Mapping[str, Any]) -> Problem:
+def _build_problem_from_record(task: Dataset, record: Mapping[str, Any]) -> Problem:
     mapping = task.fields or {name: name for name in record}
-    fields = {name: _value(record, path) for name, path in mapping.items()}
+    fields = {name: _get_field_value(record, path) for name, path in mapping.items()}
     chat, prompt = _filled_prompt(task.prompt, fields)
     if not prompt.strip():
         raise ValueError("the prompt is empty")
-    system = _label(fields, task.system)
+    system = _get_field_label(fields, task.system)
     if chat and system:
         raise ValueError(f"the prompt has a system message, and so has {task.system!r}")
     if task.demonstrations is not None:
-        _demonstration(task.demonstrations, fields)
+        _build_demonstration(task.demonstrations, fields)
     own = _written([chat or system, prompt, fields])
     return Problem(
-        id=_hash(own).hex()[:16] if task.id is None else _label(fields, task.id),
+        id=_compute_text_hash(own).hex()[:16]
+        if task.id is None
+        else _get_field_label(fields, task.id),
         prompt=prompt,
         fields=fields,
-        stratum=_label(fields, task.stratum),
+        stratum=_get_field_label(fields, task.stratum),
         system=chat or system,
     )
 
 
-def _value(record: Mapping[str, Any], path: str) -> Any:
-    value = lookup(record, path)
+def _get_field_value(record: Mapping[str, Any], path: str) -> Any:
+    value = get_value_at_path(record, path)
     try:
-        return plain(value)
+        return convert_to_plain_json(value)
     except ValueError as error:
         raise ValueError(f"{path!r}: {error}") from None
 
 
-def _label(fields: Mapping[str, Any], name: str | None) -> str:
+def _get_field_label(fields: Mapping[str, Any], name: str | None) -> str:
     """The text of a field; "" where none is asked for, or the field is null."""
-    if name is None or lookup(fields, name) is None:
+    if name is None or get_value_at_path(fields, name) is None:
         return ""
-    return _text(name, fields[name])
+    return _format_field_text(name, fields[name])
 
 
-def _demonstration(templates: Iterable[str], fields: Mapping[str, Any]) -> Demonstration:
+def _build_demonstration(templates: Iterable[str], fields: Mapping[str, Any]) -> Demonstration:
     return Demonstration(
-        tuple(_filled(t, {n: _text(n, lookup(fields, n)) for n in _names(t)}) for t in templates)
+        tuple(
+            _fill_template(
+                t,
+                {
+                    n: _format_field_text(n, get_value_at_path(fields, n))
+                    for n in _list_template_fields(t)
+                },
+            )
+            for t in templates
+        )
     )
 
 
 # Templates ---------------------------------------------------------------------------------------
 
 
-def _names(template: str) -> list[str]:
+def _list_template_fields(template: str) -> list[str]:
     """The fields that a template names.
 
     Raises:
@@ -206,7 +219,7 @@ def _names(template: str) -> list[str]:
     return names
 
 
-def _filled(template: str, texts: Mapping[str, str]) -> str:
+def _fill_template(template: str, texts: Mapping[str, str]) -> str:
     """Puts texts into a template; what they hold is never read as a template itself."""
     pieces = string.Formatter().parse(template)
     return "".join(
@@ -217,24 +230,24 @@ def _filled(template: str, texts: Mapping[str, str]) -> str:
 def _filled_prompt(template: str, fields: Mapping[str, Any]) -> tuple[str, str]:
     """System message of a chat, "" without one, and the prompt."""
     texts, system = {}, ""
-    for name in _names(template):
-        value = lookup(fields, name)
+    for name in _list_template_fields(template):
+        value = get_value_at_path(fields, name)
         if isinstance(value, list):
-            system, texts[name] = _asked(name, value)
+            system, texts[name] = _split_chat_messages(name, value)
         else:
-            texts[name] = _text(name, value)
-    return system, _filled(template, texts)
+            texts[name] = _format_field_text(name, value)
+    return system, _fill_template(template, texts)
 
 
-def _text(name: str, value: Any) -> str:
+def _format_field_text(name: str, value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name!r} must be text or a number, got {_shown(value)}")
+        raise ValueError(f"{name!r} must be text or a number, got {_format_short_repr(value)}")
     return str(value)
 
 
-def _asked(name: str, messages: list[Any]) -> tuple[str, str]:
+def _split_chat_messages(name: str, messages: list[Any]) -> tuple[str, str]:
     """System and user message of a chat."""
     pairs = [
         (m.get("role"), m.get("content")) if isinstance(m, Mapping) else (None, None)
@@ -244,13 +257,15 @@ def _asked(name: str, messages: list[Any]) -> tuple[str, str]:
     if roles not in (["user"], ["system", "user"]):
         raise ValueError(
             f"{name!r} must be text, or one user message with perhaps a system message before it, "
-            f"got {_shown(roles if any(roles) else messages)}"
+            f"got {_format_short_repr(roles if any(roles) else messages)}"
         )
-    texts = [_text(f"{name}.{i}.content", content) for i, (_, content) in enumerate(pairs)]
+    texts = [
+        _format_field_text(f"{name}.{i}.content", content) for i, (_, content) in enumerate(pairs)
+    ]
     return ("" if len(texts) == 1 else texts[0]), texts[-1]
 
 
-def _shown(value: Any) -> str:
+def _format_short_repr(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
@@ -261,40 +276,46 @@ def _shown(value: Any) -> str:
 _written = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode
 
 
-def _hash(text: str) -> bytes:
+def _compute_text_hash(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def _same(problem: Problem) -> bytes:
+def _compute_prompt_hash(problem: Problem) -> bytes:
     """Equal for problems that ask the same."""
-    return _hash(f"{len(problem.system)} {problem.system}{problem.prompt}")
+    return _compute_text_hash(f"{len(problem.system)} {problem.system}{problem.prompt}")
 
 
-def _place(problem: Problem) -> float:
+def _compute_split_position(problem: Problem) -> float:
     """A number in [0, 1), spread evenly over problems, alike for those that ask the same."""
-    return int.from_bytes(_same(problem)[:6]) / 2**48
+    return int.from_bytes(_compute_prompt_hash(problem)[:6]) / 2**48
 
 
-def _cut(problems: _Placed, share: float) -> tuple[_Placed, _Placed]:
+def _split_held_out(problems: _Placed, share: float) -> tuple[_Placed, _Placed]:
     """Splits off a share for testing."""
     train: _Placed = []
     test: _Placed = []
     for where, problem in problems:
-        (test if _place(problem) < share else train).append((where, problem))
+        (test if _compute_split_position(problem) < share else train).append((where, problem))
     return train, test
 
 
-def _without(train: _Placed, test: _Placed, duplicates: Literal["refuse", "drop"]) -> _Placed:
+def _remove_tested_problems(
+    train: _Placed, test: _Placed, duplicates: Literal["refuse", "drop"]
+) -> _Placed:
     """The training problems, none of which is in the test split."""
-    tested = {_same(problem): where for where, problem in test}
-    shared = [(where, at) for where, p in train if (at := tested.get(_same(p))) is not None]
+    tested = {_compute_prompt_hash(problem): where for where, problem in test}
+    shared = [
+        (where, at) for where, p in train if (at := tested.get(_compute_prompt_hash(p))) is not None
+    ]
     if shared and duplicates == "refuse":
         where, at = shared[0]
         raise ValueError(
             f"{where}: also in the test split, at {at}; so are {len(shared)} of {len(train)} "
             "training problems. `duplicates: drop` leaves them out of training"
         )
-    return [(where, problem) for where, problem in train if _same(problem) not in tested]
+    return [
+        (where, problem) for where, problem in train if _compute_prompt_hash(problem) not in tested
+    ]
 
 
 def _check_ids(problems: _Placed) -> None:
@@ -311,5 +332,5 @@ def _check_ids(problems: _Placed) -> None:
 
 
 @lru_cache(maxsize=4)
-def _order(seed: int, passes: int, size: int) -> list[int]:
+def _shuffle_dataset_indices(seed: int, passes: int, size: int) -> list[int]:
     return random.Random(f"dataset/{seed}/pass {passes}").sample(range(size), size)

@@ -7,7 +7,7 @@ from rlx.plugin import Example, Reward, Sample, Score
 __all__ = ["Overlong"]
 
 
-def _of(n_tokens: int) -> Sample:
+def _build_length_sample(n_tokens: int) -> Sample:
     return Sample(id="a", problem={}, turn="answer", number=1, response="", n_tokens=n_tokens)
 
 
@@ -21,9 +21,9 @@ class Overlong(Reward):
     """
 
     examples = (
-        Example(name="gold: short", sample=_of(12), value=0.0, options=_SIZES),
-        Example(name="in the buffer", sample=_of(16), value=-0.5, options=_SIZES),
-        Example(name="too long", sample=_of(21), value=-1.0, options=_SIZES),
+        Example(name="gold: short", sample=_build_length_sample(12), value=0.0, options=_SIZES),
+        Example(name="in the buffer", sample=_build_length_sample(16), value=-0.5, options=_SIZES),
+        Example(name="too long", sample=_build_length_sample(21), value=-1.0, options=_SIZES),
     )
 
     limit: int = Field(ge=1)

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-__all__ = ["Source", "lookup", "plain"]
+__all__ = ["Source", "convert_to_plain_json", "get_value_at_path"]
 
 Row = tuple[str, Mapping[str, Any]]
 """Where a record stands, such as "train.jsonl line 3", and the record."""
@@ -73,7 +73,7 @@ class Source(BaseModel):
         Raises:
             OSError: one cannot be read.
         """
-        return tuple(_stamp(path) for path in self.paths)
+        return tuple(_get_file_stamp(path) for path in self.paths)
 
     def rows(self) -> Iterator[Row]:
         """Reads the records in order.
@@ -98,7 +98,7 @@ class Source(BaseModel):
                 raise ValueError(f"{path}: its name must end in .jsonl or .parquet")
 
 
-def _stamp(path: Path) -> Stamp:
+def _get_file_stamp(path: Path) -> Stamp:
     try:
         stat = path.stat()
     except OSError as error:
@@ -109,7 +109,7 @@ def _stamp(path: Path) -> Stamp:
 # Files -------------------------------------------------------------------------------------------
 
 
-def _open(path: Path) -> BinaryIO:
+def _open_binary_file(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except OSError as error:
@@ -117,7 +117,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _of_jsonl(path: Path) -> Iterator[Row]:
-    with _open(path) as stream:
+    with _open_binary_file(path) as stream:
         for number, line in enumerate(stream, start=1):
             if not line.strip():
                 continue
@@ -137,7 +137,7 @@ def _of_parquet(path: Path) -> Iterator[Row]:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
-    with _open(path) as stream:
+    with _open_binary_file(path) as stream:
         try:
             batches = ParquetFile(stream).iter_batches(batch_size=_BATCH)
             yield from _of_batches(batches, str(path))
@@ -157,7 +157,7 @@ def _of_batches(batches: Iterable[Any], name: str) -> Iterator[Row]:
 # Hugging Face datasets ---------------------------------------------------------------------------
 
 
-def _datasets(what: str) -> Any:
+def _import_datasets(what: str) -> Any:
     try:
         library = import_module("datasets")
     except ImportError:
@@ -170,7 +170,7 @@ def _datasets(what: str) -> Any:
 
 def _of_hub(name: str, config: str | None, revision: str | None, split: str) -> Iterator[Row]:
     where = f"{name} ({split})"
-    library = _datasets(f"the dataset {name}")
+    library = _import_datasets(f"the dataset {name}")
     try:
         found = library.load_dataset(name, config, revision=revision, split=split)
     except OSError as error:  # the library's own for what is not there, and the network's
@@ -184,7 +184,7 @@ def _of_hub(name: str, config: str | None, revision: str | None, split: str) -> 
 
 
 def _of_folder(path: Path, split: str | None) -> Iterator[Row]:
-    library = _datasets(f"the folder {path}")
+    library = _import_datasets(f"the folder {path}")
     saved = (path / "dataset_dict.json").exists() or (path / "dataset_info.json").exists()
     try:
         found = library.load_from_disk(str(path)) if saved else library.load_dataset(str(path))
@@ -203,7 +203,7 @@ def _of_folder(path: Path, split: str | None) -> Iterator[Row]:
 # Values ------------------------------------------------------------------------------------------
 
 
-def lookup(record: Mapping[str, Any], path: str) -> Any:
+def get_value_at_path(record: Mapping[str, Any], path: str) -> Any:
     """Returns the value at a dotted path, such as `reward_model.ground_truth` or `choices.0`.
 
     A key that holds dots itself is found too.
@@ -212,15 +212,15 @@ def lookup(record: Mapping[str, Any], path: str) -> Any:
         ValueError: nothing is there; the message names the nearest path that is.
     """
     try:
-        return _at(record, path)
+        return _get_node_value(record, path)
     except LookupError:
-        paths = list(_paths(record))
+        paths = list(_list_field_paths(record))
         near = get_close_matches(path, paths, 1)
-        help_ = f"did you mean {near[0]!r}?" if near else f"there are {_some(paths)}"
+        help_ = f"did you mean {near[0]!r}?" if near else f"there are {_format_field_names(paths)}"
         raise ValueError(f"there is no {path!r}; {help_}") from None
 
 
-def _at(node: Any, path: str) -> Any:
+def _get_node_value(node: Any, path: str) -> Any:
     if isinstance(node, Mapping) and path in node:
         return node[path]
     head, dot, rest = path.partition(".")
@@ -230,22 +230,22 @@ def _at(node: Any, path: str) -> Any:
         below = node[head]
     else:
         raise LookupError(path)
-    return _at(below, rest) if dot else below
+    return _get_node_value(below, rest) if dot else below
 
 
-def _paths(record: Mapping[str, Any], before: str = "") -> Iterator[str]:
+def _list_field_paths(record: Mapping[str, Any], before: str = "") -> Iterator[str]:
     for key, value in record.items():
         yield f"{before}{key}"
         if isinstance(value, Mapping):
-            yield from _paths(value, f"{before}{key}.")
+            yield from _list_field_paths(value, f"{before}{key}.")
 
 
-def _some(names: list[str], most: int = 8) -> str:
+def _format_field_names(names: list[str], most: int = 8) -> str:
     shown = ", ".join(map(repr, names[:most])) or "no fields"
     return shown + (", ..." if len(names) > most else "")
 
 
-def plain(value: Any) -> Any:
+def convert_to_plain_json(value: Any) -> Any:
     """Returns a value as plain JSON: dates as ISO text, decimals as text, arrays as lists.
 
     Raises:
@@ -254,31 +254,31 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):
-        return _whole(value)
+        return _check_surrogates(value)
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{value} is not a finite number")
         return value
     if isinstance(value, Mapping):
-        return {_key(key): plain(below) for key, below in value.items()}
+        return {_check_json_key(key): convert_to_plain_json(below) for key, below in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(below) for below in value]
+        return [convert_to_plain_json(below) for below in value]
     if isinstance(value, date | time):
         return value.isoformat()
     if isinstance(value, Decimal):
         return str(value)
     if hasattr(value, "tolist"):  # arrays and scalars of NumPy
-        return plain(value.tolist())
+        return convert_to_plain_json(value.tolist())
     raise ValueError(f"a value of type {type(value).__name__} is no plain JSON")
 
 
-def _key(key: Any) -> str:
+def _check_json_key(key: Any) -> str:
     if not isinstance(key, str):
         raise ValueError(f"a key must be text, got {key!r}")
-    return _whole(key)
+    return _check_surrogates(key)
 
 
-def _whole(text: str) -> str:
+def _check_surrogates(text: str) -> str:
     if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
         raise ValueError("half of a surrogate pair is not a character")
     return text

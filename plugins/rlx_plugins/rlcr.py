@@ -13,11 +13,11 @@ from rlx_plugins.tags import last_block
 
 __all__ = [
     "Brier",
-    "Confidence",
-    "Format",
+    "ParsedConfidence",
     "Pattern",
+    "RlcrFormat",
     "StatedConfidence",
-    "matches",
+    "matches_pattern",
     "parse_confidence",
 ]
 
@@ -25,14 +25,14 @@ _number = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)").fullmatch
 _not_finite = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE | re.ASCII).fullmatch
 
 
-class Confidence(NamedTuple):
+class ParsedConfidence(NamedTuple):
     """A stated confidence: `value` in [0, 1] and no reason, or None and the reason why."""
 
     value: float | None
     reason: str | None = None
 
 
-def parse_confidence(text: str) -> Confidence:
+def parse_confidence(text: str) -> ParsedConfidence:
     """Reads the last `<confidence>…</confidence>` block of a response.
 
     The block must hold one plain decimal number in ASCII digits: no exponent, no percent sign.
@@ -40,19 +40,19 @@ def parse_confidence(text: str) -> Confidence:
     """
     block = last_block(text, "<confidence>", "</confidence>")
     if block is None:
-        return Confidence(None, "no confidence")
+        return ParsedConfidence(None, "no confidence")
     content = block.strip(" \t\r\n")
     if _not_finite(content):
-        return Confidence(None, "not finite")
+        return ParsedConfidence(None, "not finite")
     if not _number(content):
-        return Confidence(None, "unparsable")
+        return ParsedConfidence(None, "unparsable")
     value = float(content)
     if not 0.0 <= value <= 1.0:
-        return Confidence(None, "out of range")
-    return Confidence(abs(value))  # "-0" is 0
+        return ParsedConfidence(None, "out of range")
+    return ParsedConfidence(abs(value))  # "-0" is 0
 
 
-def _stated(
+def _build_confidence_example(
     name: str,
     response: str,
     value: float | None,
@@ -69,14 +69,20 @@ class Brier(Reward):
 
     reads_parent: ClassVar[bool] = True
     examples: ClassVar[tuple[Example, ...]] = (
-        _stated("gold, right", "<confidence>1</confidence>", 1.0, of=1.0),
-        _stated("gold, wrong", "<confidence>0</confidence>", 1.0, of=0.0),
-        _stated("unsure", "<confidence>0.3</confidence>", 0.51, of=1.0),
-        _stated("sure and wrong", "<confidence>1.0</confidence>", 0.0, of=0.0),
-        _stated("none", "I am sure", 0.0, of=1.0, reason="no confidence"),
-        _stated("not finite", "<confidence>nan</confidence>", 0.0, of=1.0, reason="not finite"),
-        _stated("too sure", "<confidence>1.01</confidence>", 0.0, of=1.0, reason="out of range"),
-        _stated("percent", "<confidence>70%</confidence>", 0.0, of=1.0, reason="unparsable"),
+        _build_confidence_example("gold, right", "<confidence>1</confidence>", 1.0, of=1.0),
+        _build_confidence_example("gold, wrong", "<confidence>0</confidence>", 1.0, of=0.0),
+        _build_confidence_example("unsure", "<confidence>0.3</confidence>", 0.51, of=1.0),
+        _build_confidence_example("sure and wrong", "<confidence>1.0</confidence>", 0.0, of=0.0),
+        _build_confidence_example("none", "I am sure", 0.0, of=1.0, reason="no confidence"),
+        _build_confidence_example(
+            "not finite", "<confidence>nan</confidence>", 0.0, of=1.0, reason="not finite"
+        ),
+        _build_confidence_example(
+            "too sure", "<confidence>1.01</confidence>", 0.0, of=1.0, reason="out of range"
+        ),
+        _build_confidence_example(
+            "percent", "<confidence>70%</confidence>", 0.0, of=1.0, reason="unparsable"
+        ),
     )
 
     invalid_reward: float = 0.0
@@ -105,10 +111,12 @@ class StatedConfidence(Reward):
     """
 
     examples: ClassVar[tuple[Example, ...]] = (
-        _stated("gold", "<confidence>0.7</confidence>", 0.7),
-        _stated("certain", "<analysis>7=7</analysis><confidence>1</confidence>", 1.0),
-        _stated("none", "sure", None),
-        _stated("not finite", "<confidence>nan</confidence>", None),
+        _build_confidence_example("gold", "<confidence>0.7</confidence>", 0.7),
+        _build_confidence_example(
+            "certain", "<analysis>7=7</analysis><confidence>1</confidence>", 1.0
+        ),
+        _build_confidence_example("none", "sure", None),
+        _build_confidence_example("not finite", "<confidence>nan</confidence>", None),
     )
 
     def score(self, sample: Sample) -> Score | None:
@@ -125,7 +133,7 @@ Pattern = Literal["ta", "tac", "tabc", "tbac", "c", "bc"]
 _TAGS = {"a": "answer", "b": "analysis", "c": "confidence"}
 
 
-def _joints(pattern: Pattern) -> tuple[list[re.Pattern[str]], str]:
+def _build_joint_patterns(pattern: Pattern) -> tuple[list[re.Pattern[str]], str]:
     """What opens each block in turn, and what closes the last."""
     before, joints = "</think>" if pattern[0] == "t" else "", []
     for letter in pattern.removeprefix("t"):
@@ -134,10 +142,10 @@ def _joints(pattern: Pattern) -> tuple[list[re.Pattern[str]], str]:
     return joints, before
 
 
-_PATTERNS = {name: _joints(name) for name in ("ta", "tac", "tabc", "tbac", "c", "bc")}
+_PATTERNS = {name: _build_joint_patterns(name) for name in ("ta", "tac", "tabc", "tbac", "c", "bc")}
 
 
-def matches(pattern: Pattern, text: str) -> bool:
+def matches_pattern(pattern: Pattern, text: str) -> bool:
     """Tells whether a whole response has a form: think, answer, b for analysis, confidence.
 
     Equals a match of RLCR's regular expressions, such as
@@ -159,21 +167,25 @@ def matches(pattern: Pattern, text: str) -> bool:
     return True
 
 
-def _formed(name: str, pattern: Pattern, response: str, value: float) -> Example:
+def _build_format_example(name: str, pattern: Pattern, response: str, value: float) -> Example:
     sample = Sample(id="a", problem={}, turn="answer", number=1, response=response)
     return Example(name=name, sample=sample, value=value, options={"pattern": pattern})
 
 
-class Format(Reward):
+class RlcrFormat(Reward):
     """1 when the whole response has the form `pattern`, else 0."""
 
     examples: ClassVar[tuple[Example, ...]] = (
-        _formed("gold", "ta", "<think>6*7</think>\n<answer>42</answer>\n", 1.0),
-        _formed("gold, a confidence", "c", "<confidence>0.5</confidence>", 1.0),
-        _formed("words after it", "ta", "<think>6*7</think><answer>42</answer> So!", 0.0),
-        _formed("words before it", "c", "Well: <confidence>0.5</confidence>", 0.0),
-        _formed("nothing closed", "ta", "<think>6*7<answer>42", 0.0),
-        _formed("tags without end", "tac", "</think><answer>" * 5_000 + "</confidence>", 0.0),
+        _build_format_example("gold", "ta", "<think>6*7</think>\n<answer>42</answer>\n", 1.0),
+        _build_format_example("gold, a confidence", "c", "<confidence>0.5</confidence>", 1.0),
+        _build_format_example(
+            "words after it", "ta", "<think>6*7</think><answer>42</answer> So!", 0.0
+        ),
+        _build_format_example("words before it", "c", "Well: <confidence>0.5</confidence>", 0.0),
+        _build_format_example("nothing closed", "ta", "<think>6*7<answer>42", 0.0),
+        _build_format_example(
+            "tags without end", "tac", "</think><answer>" * 5_000 + "</confidence>", 0.0
+        ),
     )
 
     pattern: Pattern
@@ -181,6 +193,6 @@ class Format(Reward):
 
     def score(self, sample: Sample) -> Score:
         """Judges the form of one response."""
-        if matches(self.pattern, sample.response):
+        if matches_pattern(self.pattern, sample.response):
             return Score(1.0)
         return Score(0.0, f"not of the form {self.pattern}")

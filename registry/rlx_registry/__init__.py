@@ -8,7 +8,6 @@ when a body is written or read.
         registry.add_metrics(run.id, step=1, values={"loss": 0.5})
 """
 
-from rlx_registry.bodies import read_body, read_trees, trees_that_say, write_body
 from rlx_registry.errors import (
     Ambiguous,
     BodyError,
@@ -16,12 +15,13 @@ from rlx_registry.errors import (
     Fenced,
     JournalError,
     NotFound,
-    RegistryError,
+    RegistryDatabaseError,
     SchemaError,
     Unavailable,
     Unwritable,
 )
-from rlx_registry.glance import Curve, RolloutQuery
+from rlx_registry.journal_import import journal_of
+from rlx_registry.queries import Curve, RolloutQuery
 from rlx_registry.records import (
     ENDED,
     HEARTBEAT_LIMIT,
@@ -43,8 +43,8 @@ from rlx_registry.records import (
     Status,
     StatusChange,
 )
-from rlx_registry.recovery import journal_of
-from rlx_registry.store import Registry
+from rlx_registry.registry import Registry
+from rlx_registry.rollout_files import read_body, read_trees, trees_that_say, write_body
 
 __all__ = [
     "ENDED",
@@ -68,7 +68,7 @@ __all__ = [
     "NotFound",
     "PluginRecord",
     "Registry",
-    "RegistryError",
+    "RegistryDatabaseError",
     "RolloutIndex",
     "RolloutQuery",
     "RunRecord",

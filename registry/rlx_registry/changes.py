@@ -13,10 +13,18 @@ from typing import Any
 from sqlalchemy import Column, Connection, delete, func, insert, select, update
 
 from rlx_registry import models
-from rlx_registry.engine import insert_new, upsert
+from rlx_registry.engine import build_upsert, insert_new
 from rlx_registry.records import ENDED, LIVING
 
-__all__ = ["SETTABLE", "Change", "Written", "apply", "inside", "put", "written"]
+__all__ = [
+    "SETTABLE",
+    "RunChange",
+    "TransactionChanges",
+    "apply_change",
+    "check_relative_path",
+    "get_transaction_changes",
+    "record_change",
+]
 
 SETTABLE = frozenset(
     {"directory", "mlflow_run_id", "mlflow_experiment_id", "host", "pid", "phase", "step"}
@@ -26,7 +34,7 @@ SETTABLE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RunChange:
     """One change of a run.
 
     Attributes:
@@ -41,30 +49,30 @@ class Change:
 
 
 @dataclass(slots=True)
-class Written:
+class TransactionChanges:
     """What a transaction has changed so far, by run, and the folders of those runs."""
 
-    changes: dict[int, list[Change]] = field(default_factory=dict)
+    changes: dict[int, list[RunChange]] = field(default_factory=dict)
     directories: dict[int, str | None] = field(default_factory=dict)
 
 
-def written(connection: Connection) -> Written:
+def get_transaction_changes(connection: Connection) -> TransactionChanges:
     """Returns the changes of the transaction that runs on a connection."""
-    found: Written = connection.info.setdefault("rlx", Written())
+    found: TransactionChanges = connection.info.setdefault("rlx", TransactionChanges())
     return found
 
 
-def put(
+def record_change(
     connection: Connection, key: int, change: str, at: float | None = None, /, **fields: Any
 ) -> None:
     """Changes a run, and takes note of it; `change` is one of `KINDS`."""
     at = time.time() if at is None else at
-    assigned = apply(connection, key, Change(change, at, fields))
-    made = Change(change, at, {**fields, **assigned})
-    written(connection).changes.setdefault(key, []).append(made)
+    assigned = apply_change(connection, key, RunChange(change, at, fields))
+    made = RunChange(change, at, {**fields, **assigned})
+    get_transaction_changes(connection).changes.setdefault(key, []).append(made)
 
 
-def apply(connection: Connection, key: int, change: Change) -> Mapping[str, Any]:
+def apply_change(connection: Connection, key: int, change: RunChange) -> Mapping[str, Any]:
     """Changes a run; returns the numbers that the database chose.
 
     Raises:
@@ -76,7 +84,7 @@ def apply(connection: Connection, key: int, change: Change) -> Mapping[str, Any]
     return KINDS[change.kind](connection, key, change.at, **change.fields) or {}
 
 
-def _moved(
+def _write_status_row(
     connection: Connection,
     key: int,
     at: float,
@@ -100,18 +108,18 @@ def _moved(
     connection.execute(update(models.run).where(c.id == key).values(values))
     row = {"run_id": key, "at": at, "before": before, "after": after}
     row |= {"reason": reason, "attempt": attempt}
-    return _numbered(connection, models.status_change.c.id, row, id)
+    return _insert_numbered_row(connection, models.status_change.c.id, row, id)
 
 
-def _set(connection: Connection, key: int, at: float, **columns: Any) -> None:
+def _write_run_columns(connection: Connection, key: int, at: float, **columns: Any) -> None:
     if unknown := columns.keys() - SETTABLE:
         raise TypeError(f"a run has no column {', '.join(sorted(unknown))} to set")
     connection.execute(update(models.run).where(models.run.c.id == key).values(columns))
     if "directory" in columns:
-        written(connection).directories[key] = columns["directory"]
+        get_transaction_changes(connection).directories[key] = columns["directory"]
 
 
-def _metrics(
+def _write_metric_rows(
     connection: Connection,
     key: int,
     at: float,
@@ -141,11 +149,11 @@ def _metrics(
         }
         for number, (name, value) in enumerate(values.items(), seq)
     ]
-    connection.execute(upsert(connection, table), rows)
+    connection.execute(build_upsert(connection, table), rows)
     return {"seq": seq}
 
 
-def _event(
+def _write_event_row(
     connection: Connection,
     key: int,
     at: float,
@@ -157,10 +165,10 @@ def _event(
     id: int | None = None,
 ) -> Mapping[str, Any]:
     row = {"run_id": key, "at": at, "kind": kind, "level": level, "message": message}
-    return _numbered(connection, models.event.c.id, {**row, "payload": payload}, id)
+    return _insert_numbered_row(connection, models.event.c.id, {**row, "payload": payload}, id)
 
 
-def _evaluation(
+def _write_evaluation_row(
     connection: Connection,
     key: int,
     at: float,
@@ -174,27 +182,29 @@ def _evaluation(
 ) -> None:
     row = {"run_id": key, "at": at, "step": step, "label": label, "suite": suite, "n": n}
     connection.execute(
-        upsert(connection, models.evaluation), {**row, "metrics": metrics, "payload": payload}
+        build_upsert(connection, models.evaluation), {**row, "metrics": metrics, "payload": payload}
     )
 
 
-def _checkpoint(
+def _write_checkpoint_row(
     connection: Connection, key: int, at: float, *, step: int, path: str, bytes: int, sha256: str
 ) -> None:
     row = {"run_id": key, "at": at, "step": step, "bytes": bytes, "sha256": sha256}
-    connection.execute(upsert(connection, models.checkpoint), {**row, "path": inside(path)})
+    connection.execute(
+        build_upsert(connection, models.checkpoint), {**row, "path": check_relative_path(path)}
+    )
 
 
-def _artifact(
+def _write_artifact_row(
     connection: Connection, key: int, at: float, *, path: str, kind: str, seq: int | None = None
 ) -> Mapping[str, Any]:
     c = models.artifact.c
     connection.execute(delete(models.artifact).where(c.run_id == key, c.path == path))
-    row = {"run_id": key, "path": inside(path), "kind": kind, "at": at}
-    return _numbered(connection, c.seq, row, seq)
+    row = {"run_id": key, "path": check_relative_path(path), "kind": kind, "at": at}
+    return _insert_numbered_row(connection, c.seq, row, seq)
 
 
-def _rollouts(
+def _write_step_rollouts(
     connection: Connection,
     key: int,
     at: float,
@@ -207,39 +217,46 @@ def _rollouts(
     index: Sequence[Mapping[str, Any]],
 ) -> None:
     place, table = {"run_id": key, "step": step}, models.rollout
-    body = {"path": inside(path), "sha256": sha256, "bytes": bytes, "statistics": statistics}
-    connection.execute(upsert(connection, models.rollout_step), {**place, **body, "at": at})
+    body = {
+        "path": check_relative_path(path),
+        "sha256": sha256,
+        "bytes": bytes,
+        "statistics": statistics,
+    }
+    connection.execute(build_upsert(connection, models.rollout_step), {**place, **body, "at": at})
     connection.execute(delete(table).where(table.c.run_id == key, table.c.step == step))
     if index:
         connection.execute(insert(table), [{**row, **place} for row in index])
 
 
-def _grouped(connection: Connection, key: int, at: float, *, name: str) -> None:
+def _write_group_row(connection: Connection, key: int, at: float, *, name: str) -> None:
     row = {"run_id": key, "name": name, "at": at}
     connection.execute(insert_new(connection, models.grouped), row)
 
 
-def _mirrored(connection: Connection, key: int, at: float, *, target: str, seq: int) -> None:
+def _write_mirror_row(
+    connection: Connection, key: int, at: float, *, target: str, seq: int
+) -> None:
     connection.execute(
-        upsert(connection, models.mirror), {"run_id": key, "target": target, "seq": seq}
+        build_upsert(connection, models.mirror), {"run_id": key, "target": target, "seq": seq}
     )
 
 
 KINDS: Mapping[str, Callable[..., Mapping[str, Any] | None]] = {
-    "moved": _moved,
-    "set": _set,
-    "metrics": _metrics,
-    "event": _event,
-    "evaluation": _evaluation,
-    "checkpoint": _checkpoint,
-    "artifact": _artifact,
-    "rollouts": _rollouts,
-    "grouped": _grouped,
-    "mirrored": _mirrored,
+    "moved": _write_status_row,
+    "set": _write_run_columns,
+    "metrics": _write_metric_rows,
+    "event": _write_event_row,
+    "evaluation": _write_evaluation_row,
+    "checkpoint": _write_checkpoint_row,
+    "artifact": _write_artifact_row,
+    "rollouts": _write_step_rollouts,
+    "grouped": _write_group_row,
+    "mirrored": _write_mirror_row,
 }
 
 
-def inside(path: str) -> str:
+def check_relative_path(path: str) -> str:
     """Sees that a relative path stays inside the run's folder; raises ValueError otherwise."""
     parts = path.split("/")
     if path in ("", ".") or path.startswith("/") or ".." in parts:
@@ -247,7 +264,7 @@ def inside(path: str) -> str:
     return path
 
 
-def _numbered(
+def _insert_numbered_row(
     connection: Connection, column: "Column[int]", row: Mapping[str, Any], number: int | None
 ) -> Mapping[str, int]:
     """Inserts a row whose number the database chooses unless it is given."""

@@ -13,11 +13,11 @@ from typing import Self
 from sqlalchemy import BigInteger, ColumnElement, Connection, func, literal, select
 
 from rlx_registry import models
-from rlx_registry.changes import Change, Written, written
-from rlx_registry.engine import backend
+from rlx_registry.changes import RunChange, TransactionChanges, get_transaction_changes
+from rlx_registry.engine import select_backend
 from rlx_registry.errors import Ambiguous, Fenced, NotFound, Unavailable
 from rlx_registry.journal import Journals
-from rlx_registry.snapshot import snapshot
+from rlx_registry.snapshot import snapshot_run
 
 __all__ = ["Database", "run_name"]
 
@@ -37,11 +37,11 @@ class Database:
 
     def __init__(self, url: str, *, create: bool, read_only: bool) -> None:
         self.url = url
-        self._backend = backend(url)
+        self._backend = select_backend(url)
         self._fence: tuple[int, int] | None = None
         self._journals = Journals()
         self._joint = threading.local()
-        with self._backend.translated():
+        with self._backend.translate_errors():
             if not read_only:
                 self._backend.prepare(create=create)
             self._writer = None if read_only else self._backend.engine("write")
@@ -95,7 +95,7 @@ class Database:
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        with self._backend.translated(), self._reader.begin() as connection:
+        with self._backend.translate_errors(), self._reader.begin() as connection:
             yield connection
 
     @contextmanager
@@ -120,24 +120,24 @@ class Database:
         if self._writer is None:
             raise Unavailable(f"registry {self.label} is open for reading only")
         with (
-            self._backend.translated(),
+            self._backend.translate_errors(),
             self._backend.turn(),
             self._writer.begin() as connection,
         ):
-            found = connection.info["rlx"] = Written()
+            found = connection.info["rlx"] = TransactionChanges()
             yield connection
             _look_up(connection, found)
         self._tell_journals(found)
 
-    def _tell_journals(self, found: Written) -> None:
+    def _tell_journals(self, found: TransactionChanges) -> None:
         for key, changes in found.changes.items():
             directory = found.directories[key]
             if directory is not None:
                 self._journals.add(Path(directory), changes, partial(self._snapshot, key))
 
-    def _snapshot(self, key: int) -> Iterator[Change]:
+    def _snapshot(self, key: int) -> Iterator[RunChange]:
         with self._reading() as connection:
-            yield from snapshot(connection, key)
+            yield from snapshot_run(connection, key)
 
     @contextmanager
     def _reading_run(self, run_id: str) -> Iterator[tuple[Connection, int]]:
@@ -165,13 +165,13 @@ def existing_key(connection: Connection, run_id: str, *, lock: bool = False) -> 
     if match := RUN_REFERENCE.fullmatch(run_id):
         key = int(match[1])
         c = models.run.c
-        query = select(c.id, c.directory).where(c.id == _wide(key))
+        query = select(c.id, c.directory).where(c.id == _build_bigint_literal(key))
         row = connection.execute(query.with_for_update() if lock else query).one_or_none()
         if row is not None:
             if lock:
-                written(connection).directories[key] = row.directory
+                get_transaction_changes(connection).directories[key] = row.directory
             return key
-    raise _missing(connection, run_id)
+    raise _build_not_found_error(connection, run_id)
 
 
 def existing_keys(connection: Connection, run_ids: Collection[str]) -> dict[int, str]:
@@ -183,10 +183,14 @@ def existing_keys(connection: Connection, run_ids: Collection[str]) -> dict[int,
     matches = {one: RUN_REFERENCE.fullmatch(one) for one in run_ids}
     keys = {int(match[1]): one for one, match in matches.items() if match}
     c = models.run.c
-    there = set(connection.scalars(select(c.id).where(c.id.in_([_wide(key) for key in keys]))))
+    there = set(
+        connection.scalars(
+            select(c.id).where(c.id.in_([_build_bigint_literal(key) for key in keys]))
+        )
+    )
     for one, match in matches.items():
         if match is None or int(match[1]) not in there:
-            raise _missing(connection, one)
+            raise _build_not_found_error(connection, one)
     return keys
 
 
@@ -203,20 +207,20 @@ def find_key(connection: Connection, ref: str) -> int:
     if ref == "latest":
         newest = connection.scalar(select(func.max(table.c.id)))
         if newest is None:
-            raise _missing(connection, ref)
+            raise _build_not_found_error(connection, ref)
         return int(newest)
     keys = connection.scalars(
         select(table.c.id).where(table.c.name == ref).order_by(table.c.id.desc()).limit(4)
     ).all()
     if not keys:
-        raise _missing(connection, ref)
+        raise _build_not_found_error(connection, ref)
     if len(keys) > 1:
         names = ", ".join(run_name(key) for key in keys[:3]) + ("…" if len(keys) > 3 else "")
         raise Ambiguous(f"several runs are named {ref!r}: {names}")
     return int(keys[0])
 
 
-def _look_up(connection: Connection, found: Written) -> None:
+def _look_up(connection: Connection, found: TransactionChanges) -> None:
     """Finds the folders of those runs that were changed beside the one that was meant."""
     c = models.run.c
     unknown = [key for key in found.changes if key not in found.directories]
@@ -237,16 +241,16 @@ def _require_token(connection: Connection, key: int, own: int, attempt: int) -> 
         )
 
 
-def _missing(connection: Connection, ref: str) -> NotFound:
+def _build_not_found_error(connection: Connection, ref: str) -> NotFound:
     match = RUN_REFERENCE.fullmatch(ref)
     identity = models.run.c.id
-    order = func.abs(identity - _wide(int(match[1]))) if match else identity.desc()
+    order = func.abs(identity - _build_bigint_literal(int(match[1]))) if match else identity.desc()
     nearest = connection.scalars(select(identity).order_by(order, identity.desc()).limit(3)).all()
     if not nearest:
         return NotFound(f"no run {ref!r}: the registry holds none yet")
     return NotFound(f"no run {ref!r}; nearest: {', '.join(map(run_name, nearest))}")
 
 
-def _wide(key: int) -> ColumnElement[int]:
+def _build_bigint_literal(key: int) -> ColumnElement[int]:
     """A number that a user wrote, which may be larger than any id."""
     return literal(key, BigInteger)

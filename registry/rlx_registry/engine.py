@@ -13,7 +13,7 @@ from rlx_registry.errors import Unavailable
 from rlx_registry.postgres import Postgres
 from rlx_registry.sqlite import Sqlite
 
-__all__ = ["Backend", "backend", "choose_above", "insert_new", "take_turn", "upsert"]
+__all__ = ["Backend", "build_upsert", "choose_above", "insert_new", "select_backend", "take_turn"]
 
 
 class Backend(Protocol):
@@ -26,10 +26,10 @@ class Backend(Protocol):
     def check(self, reader: Engine) -> None: ...
     def upgrade(self) -> tuple[str | None, str]: ...
     def turn(self) -> AbstractContextManager[None]: ...
-    def translated(self) -> AbstractContextManager[None]: ...
+    def translate_errors(self) -> AbstractContextManager[None]: ...
 
 
-def backend(url: str) -> Backend:
+def select_backend(url: str) -> Backend:
     """Returns the database behind a URL; opens nothing.
 
     Raises:
@@ -54,12 +54,12 @@ def backend(url: str) -> Backend:
 
 def insert_new(connection: Connection, table: Table) -> Any:
     """Returns an INSERT that leaves alone what is there already."""
-    return _insert(connection, table).on_conflict_do_nothing()
+    return _build_insert(connection, table).on_conflict_do_nothing()
 
 
-def upsert(connection: Connection, table: Table) -> Any:
+def build_upsert(connection: Connection, table: Table) -> Any:
     """Returns an INSERT that overwrites the row with the same primary key."""
-    statement = _insert(connection, table)
+    statement = _build_insert(connection, table)
     fresh = {c.name: statement.excluded[c.name] for c in table.c if not c.primary_key}
     return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=fresh)
 
@@ -85,6 +85,6 @@ def choose_above(connection: Connection, column: "Column[int]", number: int) -> 
         connection.execute(statement, {**names, "number": number})
 
 
-def _insert(connection: Connection, table: Table) -> Any:
+def _build_insert(connection: Connection, table: Table) -> Any:
     kinds = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
     return kinds[connection.dialect.name](table)

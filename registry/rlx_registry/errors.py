@@ -23,38 +23,38 @@ __all__ = [
     "Fenced",
     "JournalError",
     "NotFound",
-    "RegistryError",
+    "RegistryDatabaseError",
     "SchemaError",
     "Unavailable",
     "Unwritable",
 ]
 
 
-class RegistryError(Exception):
+class RegistryDatabaseError(Exception):
     """Base of every deliberate failure of the registry."""
 
 
-class NotFound(RegistryError, LookupError):
+class NotFound(RegistryDatabaseError, LookupError):
     """What was asked for is not in the registry."""
 
 
-class Ambiguous(RegistryError, LookupError):
+class Ambiguous(RegistryDatabaseError, LookupError):
     """A name stands for more than one run."""
 
 
-class Fenced(RegistryError):
+class Fenced(RegistryDatabaseError):
     """A later attempt writes this run now; whoever meets this should stop at once."""
 
 
-class Busy(RegistryError):
+class Busy(RegistryDatabaseError):
     """Too few of the devices are free; they may be in a while."""
 
 
-class SchemaError(RegistryError):
+class SchemaError(RegistryDatabaseError):
     """The tables are not ones that this version can use."""
 
 
-class Unavailable(RegistryError):
+class Unavailable(RegistryDatabaseError):
     """The database cannot be opened, or cannot be written."""
 
 
@@ -72,9 +72,9 @@ class Unwritable(Unavailable):
         super().__init__(f"registry {path}: {message}")
 
 
-class BodyError(RegistryError):
+class BodyError(RegistryDatabaseError):
     """A body file cannot be trusted."""
 
 
-class JournalError(RegistryError):
+class JournalError(RegistryDatabaseError):
     """A run cannot be made again from its folder."""

@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from threading import get_ident
 
-from rlx_registry.changes import Change
-from rlx_registry.errors import RegistryError
-from rlx_registry.text import to_json
+from rlx_registry.changes import RunChange
+from rlx_registry.column_values import to_json
+from rlx_registry.errors import RegistryDatabaseError
 
 __all__ = ["NAME", "OTHERS", "UNFINISHED", "Journals"]
 
@@ -29,7 +29,7 @@ NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 PAUSE = 60.0
 """Seconds after which a journal that could not be written is tried again: it may be long."""
 
-Snapshot = Callable[[], Iterable[Change]]
+Snapshot = Callable[[], Iterable[RunChange]]
 
 
 class Journals:
@@ -38,7 +38,7 @@ class Journals:
     def __init__(self) -> None:
         self._later: dict[Path, float] = {}
 
-    def add(self, folder: Path, changes: Sequence[Change], snapshot: Snapshot) -> None:
+    def add(self, folder: Path, changes: Sequence[RunChange], snapshot: Snapshot) -> None:
         """Appends changes that the registry holds already.
 
         Args:
@@ -48,15 +48,15 @@ class Journals:
         path = folder / NAME
         if time.monotonic() < self._later.get(path, 0.0):
             return
-        text = b"".join(map(line, changes))
+        text = b"".join(map(format_journal_line, changes))
         try:
             if path in self._later:
                 _put_aside(path)  # it was away with its folder, and lacks what was written then
             if any("directory" in change.fields for change in changes if change.kind == "set"):
                 _put_others_aside(path, snapshot())
-            if not _append(path, text) and not _write(path, snapshot()):
-                _append(path, text)
-        except (OSError, RegistryError) as error:
+            if not _append_lines(path, text) and not _write_journal(path, snapshot()):
+                _append_lines(path, text)
+        except (OSError, RegistryDatabaseError) as error:
             self._give_up(path, error)
         else:
             self._later.pop(path, None)
@@ -73,7 +73,7 @@ class Journals:
             _put_aside(path)
 
 
-def line(change: Change) -> bytes:
+def format_journal_line(change: RunChange) -> bytes:
     """A change as it stands in a journal."""
     shown = {"change": change.kind, "at": change.at, "with": change.fields}
     return to_json(shown).encode() + b"\n"
@@ -85,14 +85,14 @@ def _put_aside(path: Path) -> None:
         path.replace(path.with_name(UNFINISHED))
 
 
-def _put_others_aside(path: Path, snapshot: Iterable[Change]) -> None:
+def _put_others_aside(path: Path, snapshot: Iterable[RunChange]) -> None:
     """Makes room where the folder of a run holds the journal of another."""
     with suppress(FileNotFoundError), path.open("rb") as file:
-        if file.readline() != line(next(iter(snapshot))):
+        if file.readline() != format_journal_line(next(iter(snapshot))):
             path.replace(path.with_name(OTHERS))
 
 
-def _append(path: Path, text: bytes) -> bool:
+def _append_lines(path: Path, text: bytes) -> bool:
     """Appends whole lines at once; False where there is no journal, or one that was cut short."""
     try:
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
@@ -111,7 +111,7 @@ def _append(path: Path, text: bytes) -> bool:
     return True
 
 
-def _write(path: Path, changes: Iterable[Change]) -> bool:
+def _write_journal(path: Path, changes: Iterable[RunChange]) -> bool:
     """Writes a journal anew; False where another process has done so meanwhile.
 
     Whoever writes the run after the snapshot was taken finds either no journal, and takes one of
@@ -120,7 +120,7 @@ def _write(path: Path, changes: Iterable[Change]) -> bool:
     aside = path.with_name(f".{NAME}.{os.getpid()}.{get_ident()}")
     try:
         with aside.open("wb") as file:
-            file.writelines(map(line, changes))
+            file.writelines(map(format_journal_line, changes))
         try:
             os.link(aside, path)
         except FileExistsError:

@@ -19,8 +19,8 @@ from sqlalchemy import (
     Table,
 )
 
+from rlx_registry.column_values import AnyText
 from rlx_registry.records import HEALTH, LABELS, REQUESTS, STATUSES
-from rlx_registry.text import AnyText
 
 metadata = MetaData(
     naming_convention={
@@ -40,7 +40,7 @@ def _one_of(column: str, values: Iterable[str]) -> CheckConstraint:
     return CheckConstraint(f"{column} IN ({listed})", name=column)
 
 
-def _json(name: str, *, nullable: bool = False) -> "Column[object]":
+def _build_json_column(name: str, *, nullable: bool = False) -> "Column[object]":
     return Column(name, JSON(none_as_null=True), nullable=nullable)
 
 
@@ -70,13 +70,13 @@ run = Table(
     Column("pid", Integer),
     Column("phase", AnyText),
     Column("yaml", AnyText, nullable=False),
-    _json("spec"),
-    _json("plugins"),
-    _json("code"),
-    _json("environment"),
+    _build_json_column("spec"),
+    _build_json_column("plugins"),
+    _build_json_column("code"),
+    _build_json_column("environment"),
     Column("host", AnyText),
     Column("request", AnyText),
-    _json("origins", nullable=True),
+    _build_json_column("origins", nullable=True),
     _one_of("status", STATUSES),
     _one_of("request", REQUESTS),
     Index(None, "digest", "seed"),
@@ -133,7 +133,7 @@ event = Table(
     Column("kind", AnyText, nullable=False),
     Column("level", AnyText, nullable=False),
     Column("message", AnyText, nullable=False),
-    _json("payload", nullable=True),
+    _build_json_column("payload", nullable=True),
     Index(None, "run_id", "id"),
     sqlite_autoincrement=True,
 )
@@ -166,8 +166,8 @@ evaluation = Table(
     Column("label", AnyText, primary_key=True),
     Column("suite", AnyText, primary_key=True),
     Column("n", Integer, nullable=False),
-    _json("metrics"),
-    _json("payload", nullable=True),
+    _build_json_column("metrics"),
+    _build_json_column("payload", nullable=True),
     Column("at", Double, nullable=False),
     _one_of("label", LABELS),
 )
@@ -203,7 +203,7 @@ rollout_step = Table(
     Column("path", AnyText, nullable=False),
     Column("sha256", AnyText, nullable=False),
     Column("bytes", BigInteger, nullable=False),
-    _json("statistics"),
+    _build_json_column("statistics"),
     Column("at", Double, nullable=False),
 )
 
@@ -219,13 +219,13 @@ rollout = Table(
     Column("turn", AnyText, nullable=False),
     Column("problem_id", AnyText, nullable=False),
     Column("reward", Double),
-    _json("rewards"),
+    _build_json_column("rewards"),
     Column("advantage", Double, nullable=False),
     Column("n_tokens", Integer, nullable=False),
     Column("finish_reason", AnyText, nullable=False),
     Column("preview", AnyText, nullable=False),
     Column("failed", AnyText),
-    _json("scores", nullable=True),
+    _build_json_column("scores", nullable=True),
     Index(None, "run_id", "problem_id"),
     sqlite_with_rowid=False,
 )

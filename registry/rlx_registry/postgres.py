@@ -16,9 +16,9 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NoSuchModuleError, StatementError
 
 from rlx_registry import schema
-from rlx_registry.errors import RegistryError, Unavailable
+from rlx_registry.column_values import NotPlain, to_json
+from rlx_registry.errors import RegistryDatabaseError, Unavailable
 from rlx_registry.records import HEARTBEAT_LIMIT
-from rlx_registry.text import NotPlain, to_json
 
 __all__ = ["Postgres"]
 
@@ -75,7 +75,7 @@ class Postgres:
             ) from error
 
         @event.listens_for(engine, "connect")
-        def _connected(dbapi: Any, _record: object) -> None:
+        def _configure_session(dbapi: Any, _record: object) -> None:
             dbapi.execute(SESSION)
             dbapi.commit()
 
@@ -89,8 +89,8 @@ class Postgres:
             SchemaError: the tables are of another revision, or not of a registry.
         """
         with self._migrating() as connection:
-            if create and schema.revision(connection, self.label) is None:
-                schema.upgrade(connection)
+            if create and schema.find_revision(connection, self.label) is None:
+                schema.upgrade_schema(connection)
 
     def check(self, reader: Engine) -> None:
         """Sees that this code can use the database.
@@ -109,14 +109,14 @@ class Postgres:
                 "set it, by NTP for instance"
             )
         remedy = f"back it up, then say: rlx db upgrade --registry '{self.label}'"
-        schema.check(reader, self.label, remedy)
+        schema.check_schema_revision(reader, self.label, remedy)
 
     def upgrade(self) -> tuple[str | None, str]:
         """Brings the tables to the newest revision; returns the one they were at, and that one."""
         with self._migrating() as connection:
-            before = schema.revision(connection, self.label)
+            before = schema.find_revision(connection, self.label)
             if before != schema.REVISIONS[-1]:
-                schema.upgrade(connection)
+                schema.upgrade_schema(connection)
         return before, schema.REVISIONS[-1]
 
     def turn(self) -> AbstractContextManager[None]:
@@ -124,7 +124,7 @@ class Postgres:
         return nullcontext()
 
     @contextmanager
-    def translated(self) -> Iterator[None]:
+    def translate_errors(self) -> Iterator[None]:
         """Turns the driver's errors into the registry's own."""
         try:
             yield
@@ -133,9 +133,13 @@ class Postgres:
             refused = isinstance(error, IntegrityError | DataError)
             if isinstance(error, DBAPIError) and not refused:
                 raise Unavailable(f"registry {self.label}: {told}") from error
-            raise RegistryError(f"registry {self.label} refuses the record: {told}") from error
+            raise RegistryDatabaseError(
+                f"registry {self.label} refuses the record: {told}"
+            ) from error
         except NotPlain as error:
-            raise RegistryError(f"registry {self.label} refuses the record: {error}") from error
+            raise RegistryDatabaseError(
+                f"registry {self.label} refuses the record: {error}"
+            ) from error
 
     @contextmanager
     def _migrating(self) -> Iterator[Connection]:

@@ -101,7 +101,7 @@ class RunRecord:
     @property
     def effective_status(self) -> Status:
         """`status`, or "lost" for a run that should live and was silent for `HEARTBEAT_LIMIT`."""
-        return _effective(self)
+        return _compute_effective_status(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,10 +130,10 @@ class RunRow:
     @property
     def effective_status(self) -> Status:
         """As `RunRecord.effective_status`."""
-        return _effective(self)
+        return _compute_effective_status(self)
 
 
-def _effective(run: RunRecord | RunRow) -> Status:
+def _compute_effective_status(run: RunRecord | RunRow) -> Status:
     if run.status not in LIVING:
         return run.status
     last = run.heartbeat or run.started or run.created

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, inspect, text
 from rlx_registry.errors import SchemaError
 from rlx_registry.models import VERSION_TABLE
 
-__all__ = ["MIGRATIONS", "REVISIONS", "check", "revision", "upgrade"]
+__all__ = ["MIGRATIONS", "REVISIONS", "check_schema_revision", "find_revision", "upgrade_schema"]
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 """Revisions this code knows, oldest first; the last is the one it uses."""
@@ -19,7 +19,7 @@ REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 
-def revision(connection: Connection, label: str) -> str | None:
+def find_revision(connection: Connection, label: str) -> str | None:
     """Returns the revision a database is at; None for one without a registry.
 
     Args:
@@ -42,7 +42,7 @@ def revision(connection: Connection, label: str) -> str | None:
     return found
 
 
-def check(engine: Engine, label: str, remedy: str) -> None:
+def check_schema_revision(engine: Engine, label: str, remedy: str) -> None:
     """Sees that a database is one that this code can use.
 
     Args:
@@ -52,7 +52,7 @@ def check(engine: Engine, label: str, remedy: str) -> None:
         SchemaError: it is newer, older, or not a registry.
     """
     with engine.connect() as connection:
-        found = revision(connection, label)
+        found = find_revision(connection, label)
     if found is None:
         raise SchemaError(f"{label} is no registry of runs: it has none of the tables of one")
     if found != REVISIONS[-1]:
@@ -61,7 +61,7 @@ def check(engine: Engine, label: str, remedy: str) -> None:
         )
 
 
-def upgrade(connection: Connection) -> None:
+def upgrade_schema(connection: Connection) -> None:
     """Makes or changes the tables, inside the transaction of `connection`."""
     from alembic import command
     from alembic.config import Config

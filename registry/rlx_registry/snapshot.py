@@ -7,41 +7,43 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from rlx_registry import models
-from rlx_registry.changes import SETTABLE, Change
+from rlx_registry.changes import SETTABLE, RunChange
 
-__all__ = ["SUBMITTED", "snapshot"]
+__all__ = ["SUBMITTED", "snapshot_run"]
 
 SUBMITTED = ("digest", "seed", "name", "spec", "yaml", "plugins", "code", "environment")
 """What is known of a run from the start, and never changes."""
 
 
-def snapshot(connection: Connection, key: int) -> Iterator[Change]:
+def snapshot_run(connection: Connection, key: int) -> Iterator[RunChange]:
     """Tells a run from its submission to this moment: "run", then the others, in order."""
     run = connection.execute(select(models.run).where(models.run.c.id == key)).one()._mapping
-    yield Change("run", run["created"], {"id": key, **{name: run[name] for name in SUBMITTED}})
-    yield from _rows(connection, key, "moved", models.status_change, "id")
+    yield RunChange("run", run["created"], {"id": key, **{name: run[name] for name in SUBMITTED}})
+    yield from _snapshot_rows(connection, key, "moved", models.status_change, "id")
     columns = {name: run[name] for name in sorted(SETTABLE) if run[name] is not None}
     if columns:
-        yield Change("set", run["created"], columns)
-    yield from _metrics(connection, key)
-    yield from _rows(connection, key, "event", models.event, "id")
-    yield from _rows(connection, key, "evaluation", models.evaluation, "at")
-    yield from _rows(connection, key, "checkpoint", models.checkpoint, "step")
-    yield from _rows(connection, key, "artifact", models.artifact, "seq")
-    yield from _rollouts(connection, key)
-    yield from _rows(connection, key, "grouped", models.grouped, "at")
-    yield from _rows(connection, key, "mirrored", models.mirror, "target")
+        yield RunChange("set", run["created"], columns)
+    yield from _snapshot_metrics(connection, key)
+    yield from _snapshot_rows(connection, key, "event", models.event, "id")
+    yield from _snapshot_rows(connection, key, "evaluation", models.evaluation, "at")
+    yield from _snapshot_rows(connection, key, "checkpoint", models.checkpoint, "step")
+    yield from _snapshot_rows(connection, key, "artifact", models.artifact, "seq")
+    yield from _snapshot_rollouts(connection, key)
+    yield from _snapshot_rows(connection, key, "grouped", models.grouped, "at")
+    yield from _snapshot_rows(connection, key, "mirrored", models.mirror, "target")
 
 
-def _rows(connection: Connection, key: int, kind: str, table: Any, order: str) -> Iterator[Change]:
+def _snapshot_rows(
+    connection: Connection, key: int, kind: str, table: Any, order: str
+) -> Iterator[RunChange]:
     """Every row of a table as a change of its own."""
     query = select(table).where(table.c.run_id == key).order_by(table.c[order])
     for row in connection.execute(query):
-        fields = _fields(row, "run_id")
-        yield Change(kind, fields.pop("at", 0.0), fields)
+        fields = _select_fields(row, "run_id")
+        yield RunChange(kind, fields.pop("at", 0.0), fields)
 
 
-def _metrics(connection: Connection, key: int) -> Iterator[Change]:
+def _snapshot_metrics(connection: Connection, key: int) -> Iterator[RunChange]:
     """Values that follow each other, of one step and one moment, are one change."""
     table = models.metric
     query = select(models.metric_key.c.name, table.c.step, table.c.at, table.c.seq, table.c.value)
@@ -54,10 +56,10 @@ def _metrics(connection: Connection, key: int) -> Iterator[Change]:
         rows = list(group)
         values = {row.name: row.value for row in rows}
         fields = {"step": step, "time": at, "values": values, "seq": rows[0].seq}
-        yield Change("metrics", at, fields)
+        yield RunChange("metrics", at, fields)
 
 
-def _rollouts(connection: Connection, key: int) -> Iterator[Change]:
+def _snapshot_rollouts(connection: Connection, key: int) -> Iterator[RunChange]:
     steps, table = models.rollout_step, models.rollout
     for body in connection.execute(
         select(steps).where(steps.c.run_id == key).order_by(steps.c.step)
@@ -67,10 +69,10 @@ def _rollouts(connection: Connection, key: int) -> Iterator[Change]:
             .where(table.c.run_id == key, table.c.step == body.step)
             .order_by(table.c.row)
         )
-        index = [_fields(row, "run_id", "step") for row in rows]
-        fields = _fields(body, "run_id", "at")
-        yield Change("rollouts", body.at, {**fields, "index": index})
+        index = [_select_fields(row, "run_id", "step") for row in rows]
+        fields = _select_fields(body, "run_id", "at")
+        yield RunChange("rollouts", body.at, {**fields, "index": index})
 
 
-def _fields(row: Row[Any], *without: str) -> dict[str, Any]:
+def _select_fields(row: Row[Any], *without: str) -> dict[str, Any]:
     return {name: value for name, value in row._mapping.items() if name not in without}

@@ -25,9 +25,9 @@ from urllib.parse import quote
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, IntegrityError, StatementError
 
-from rlx_registry import disk, schema
-from rlx_registry.errors import RegistryError, SchemaError, Unavailable, Unwritable
-from rlx_registry.text import to_json
+from rlx_registry import file_systems, schema
+from rlx_registry.column_values import to_json
+from rlx_registry.errors import RegistryDatabaseError, SchemaError, Unavailable, Unwritable
 
 __all__ = ["Sqlite"]
 
@@ -75,19 +75,19 @@ class Sqlite:
         url = URL.create("sqlite", database=f"file:{quote(str(self.path))}", query=query)
         engine = create_engine(url, json_serializer=to_json)
         pragmas = ["busy_timeout=15000", "synchronous=NORMAL"]
-        if mode != "read" and _network(self.path.parent):
+        if mode != "read" and _find_network_disk(self.path.parent):
             pragmas[1] = "synchronous=FULL"  # NORMAL is safe with a write-ahead log alone
         pragmas += ["foreign_keys=ON"] if mode == "write" else []
         pragmas += ["query_only=ON"] if mode == "read" else []
 
         @event.listens_for(engine, "connect")
-        def _connected(dbapi: Any, _record: object) -> None:
+        def _apply_pragmas(dbapi: Any, _record: object) -> None:
             dbapi.isolation_level = None  # the driver would begin too late; the next one begins
             for pragma in pragmas:
                 dbapi.execute(f"PRAGMA {pragma}")
 
         @event.listens_for(engine, "begin")
-        def _begun(connection: Connection) -> None:
+        def _begin_transaction(connection: Connection) -> None:
             connection.exec_driver_sql("BEGIN" if mode == "read" else "BEGIN IMMEDIATE")
 
         return engine
@@ -115,7 +115,7 @@ class Sqlite:
     def check(self, reader: Engine) -> None:
         """Sees that the file can be read by this code; raises SchemaError where it cannot."""
         self._require()
-        schema.check(reader, self.label, REMEDY)
+        schema.check_schema_revision(reader, self.label, REMEDY)
 
     def upgrade(self) -> tuple[str | None, str]:
         """Brings the file to the newest revision; returns the one it was at, and that one."""
@@ -123,23 +123,25 @@ class Sqlite:
         engine = self.engine("read")
         try:
             with engine.connect() as connection:
-                before = schema.revision(connection, self.label)
+                before = schema.find_revision(connection, self.label)
         finally:
             engine.dispose()
         self.prepare(create=False)
         return before, schema.REVISIONS[-1]
 
     @contextmanager
-    def translated(self) -> Iterator[None]:
+    def translate_errors(self) -> Iterator[None]:
         """Turns the driver's errors into the registry's own."""
         try:
             yield
         except sqlite3.Error as error:  # before a connection is SQLAlchemy's
-            raise _unavailable(self.path, error) from error
+            raise _build_unavailable_error(self.path, error) from error
         except StatementError as error:
             if isinstance(error, DBAPIError) and not isinstance(error, IntegrityError):
-                raise _unavailable(self.path, error.orig) from error
-            raise RegistryError(f"registry {self.path} refuses the record: {error.orig}") from error
+                raise _build_unavailable_error(self.path, error.orig) from error
+            raise RegistryDatabaseError(
+                f"registry {self.path} refuses the record: {error.orig}"
+            ) from error
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -194,9 +196,9 @@ class Sqlite:
 
     def _choose_journal(self, engine: Engine) -> None:
         # The mode cannot change inside a transaction, and every SQLAlchemy connection is one.
-        network = _network(self.path.parent)
+        network = _find_network_disk(self.path.parent)
         if network is not None:
-            _warn(self.path, network)
+            _warn_of_network_disk(self.path, network)
         raw = engine.raw_connection()
         try:
             raw.cursor().execute(f"PRAGMA journal_mode={'WAL' if network is None else 'DELETE'}")
@@ -205,13 +207,13 @@ class Sqlite:
 
     def _migrate(self, engine: Engine) -> None:
         with engine.connect() as connection:
-            revision = schema.revision(connection, self.label)
+            revision = schema.find_revision(connection, self.label)
         if revision == schema.REVISIONS[-1]:
             return
         if revision is not None:
             _back_up(engine, self.path.with_name(f"{self.path.name}-{revision}.bak"))
         with engine.begin() as connection:
-            schema.upgrade(connection)
+            schema.upgrade_schema(connection)
             broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
             if broken:
                 raise SchemaError(
@@ -225,15 +227,15 @@ def _is_archive(path: Path) -> bool:
     return not os.access(path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)
 
 
-def _network(folder: Path) -> str | None:
+def _find_network_disk(folder: Path) -> str | None:
     try:
-        return disk.network_file_system(folder)
+        return file_systems.network_file_system(folder)
     except OSError:
         return None  # opening the file will say what is wrong with its folder
 
 
 @cache
-def _warn(path: Path, network: str) -> None:
+def _warn_of_network_disk(path: Path, network: str) -> None:
     """Says once in a process what a network disk costs."""
     logging.getLogger("rlx_registry").warning(
         "registry %s is on a network disk (%s): it works without its write-ahead log, slower, and "
@@ -253,18 +255,18 @@ def _back_up(engine: Engine, target: Path) -> None:
         raw.close()
 
 
-def _unavailable(path: Path, error: BaseException | None) -> Unavailable:
+def _build_unavailable_error(path: Path, error: BaseException | None) -> Unavailable:
     """The error for what SQLite said, with the file system's part in it told apart."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says more than is asked here
     unopened = code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR)
-    if code == sqlite3.SQLITE_FULL or (unopened and _free(path) < SMALLEST):
+    if code == sqlite3.SQLITE_FULL or (unopened and _count_free_bytes(path) < SMALLEST):
         return Unwritable(path, errno.ENOSPC, str(error))
     if code == sqlite3.SQLITE_READONLY or (unopened and not os.access(path.parent, os.W_OK)):
         return Unwritable(path, errno.EROFS, str(error))
     return Unavailable(f"registry {path}: {error}")
 
 
-def _free(path: Path) -> int:
+def _count_free_bytes(path: Path) -> int:
     """Bytes free on the disk of a database; plenty where nobody can say."""
     try:
         return shutil.disk_usage(path.parent).free

@@ -5,10 +5,10 @@ from collections.abc import Collection
 from sqlalchemy import ColumnElement, Connection, and_, func, not_, or_, select
 
 from rlx_registry import models
-from rlx_registry.changes import put
+from rlx_registry.changes import record_change
 from rlx_registry.records import HEARTBEAT_LIMIT, LIVING, STATUSES
 
-__all__ = ["has_status", "is_silent", "move", "require_statuses"]
+__all__ = ["change_run_status", "has_status", "is_silent", "require_statuses"]
 
 
 def require_statuses(names: Collection[str]) -> None:
@@ -18,7 +18,7 @@ def require_statuses(names: Collection[str]) -> None:
         raise ValueError(f"no status {', '.join(sorted(unknown))!r}; there are {known}")
 
 
-def move(
+def change_run_status(
     connection: Connection, key: int, expect: Collection[str], to: str, reason: str | None
 ) -> int | None:
     """Changes the status of a locked run where it is expected; returns its attempt, else None."""
@@ -28,7 +28,7 @@ def move(
         return None
     attempt += to == "running"
     row = {"before": before, "after": to, "reason": reason, "attempt": attempt}
-    put(connection, key, "moved", **row)
+    record_change(connection, key, "moved", **row)
     return int(attempt)
 
 

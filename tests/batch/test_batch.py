@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from rlx.batch import NO_TURN, TokenBatch, flatten, rows_of
+from rlx.batch import NO_TURN, TokenBatch, build_token_batch, rows_of
 from rlx.errors import ShapeError
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
@@ -69,7 +69,7 @@ def environment():
 
 
 def test_an_answer_is_a_row_and_a_confidence_is_a_row_below_its_own_answer():
-    batch = flatten([two_turn()])
+    batch = build_token_batch([two_turn()])
     assert batch.token_ids.tolist() == [
         [1, 2, 3, 4, 5, 0, 0, 0],
         [1, 2, 6, 0, 0, 0, 0, 0],
@@ -95,7 +95,7 @@ def test_an_answer_is_a_row_and_a_confidence_is_a_row_below_its_own_answer():
 
 
 def test_rows_are_compared_with_those_that_continue_the_same_turn():
-    batch = flatten([two_turn(), two_turn()])
+    batch = build_token_batch([two_turn(), two_turn()])
     assert batch.group_ids.tolist() == [0, 0, 1, 1, 2, 3, 3, 4, 4, 5]
     assert batch.levels.tolist() == [0, 0, 1, 1, 1] * 2
     assert batch.tree_ids.tolist() == [0] * 5 + [1] * 5
@@ -110,11 +110,11 @@ def test_different_questions_about_one_answer_are_not_compared():
         turn(2, 5, kind="confidence", number=2),
         turn(3, 6, kind="review", number=2),
     )
-    assert flatten([forked]).group_ids.tolist() == [0, 1, 2]
+    assert build_token_batch([forked]).group_ids.tolist() == [0, 1, 2]
 
 
 def test_what_is_known_of_each_token():
-    batch = flatten([two_turn()], temperatures={"answer": 0.5})
+    batch = build_token_batch([two_turn()], temperatures={"answer": 0.5})
     assert batch.is_end.int().tolist() == [
         [0, 0, 0, 0, 1, 0, 0, 0],
         [0] * 8,
@@ -132,7 +132,7 @@ def test_what_is_known_of_each_token():
 
 
 def test_spans_are_those_of_the_rows_own_turn():
-    batch = flatten([two_turn()])
+    batch = build_token_batch([two_turn()])
     assert set(batch.spans) == set(batch.contents) == {"answer", "confidence"}
     assert batch.spans["answer"].tolist() == [[F, F, T, T, T, F, F, F], *[[F] * 8] * 4]
     assert batch.contents["answer"].tolist() == [[F, F, F, T, F, F, F, F], *[[F] * 8] * 4]
@@ -144,7 +144,7 @@ def test_spans_are_those_of_the_rows_own_turn():
 
 
 def test_a_trajectory_with_an_environment_is_one_row_with_all_of_its_turns():
-    batch = flatten([environment()], temperatures={"query": 0.5, "answer": 2.0})
+    batch = build_token_batch([environment()], temperatures={"query": 0.5, "answer": 2.0})
     assert batch.token_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 10] + [0] * 7]
     assert batch.is_own[0].int().tolist() == [0, 1, 1, 0, 0, 1, 0, 1, 1]
     assert batch.turn_ids[0].tolist() == [-1, 1, 1, -1, -1, 2, -1, 3, 3]
@@ -168,21 +168,21 @@ def test_a_confidence_after_a_trajectory_continues_its_last_turn():
     )
     row = rows_of([asked])[-1]
     assert (row.turns, row.parent, row.level, row.kind) == ((8,), 5, 1, "confidence")
-    assert flatten([asked]).token_ids[-1].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12]
+    assert build_token_batch([asked]).token_ids[-1].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12]
 
 
 def test_an_observation_that_nobody_answers_does_not_hide_the_turn_before_it():
     ended = tree(prompt(NO_PARENT, 1), turn(0, 2), seen(1, 3))
     (row,) = rows_of([ended])
     assert row.turns == (1,)
-    assert flatten([ended]).token_ids.tolist() == [[1, 2]]
+    assert build_token_batch([ended]).token_ids.tolist() == [[1, 2]]
 
 
 def test_trajectories_that_fork_after_an_observation_each_hold_the_turns_they_share():
     forked = tree(
         prompt(NO_PARENT, 1), turn(0, 2), seen(1, 3), turn(2, 4, number=2), turn(2, 5, number=2)
     )
-    batch = flatten([forked])
+    batch = build_token_batch([forked])
     assert [row.turns for row in batch.rows] == [(1, 3), (1, 4)]
     assert batch.token_ids.tolist() == [[1, 2, 3, 4], [1, 2, 3, 5]]
     assert batch.is_own.tolist() == [[F, T, F, T]] * 2
@@ -193,7 +193,7 @@ def test_trajectories_that_fork_after_an_observation_each_hold_the_turns_they_sh
 
 
 def test_rows_can_be_left_out_and_the_rest_keep_their_company():
-    batch = flatten([two_turn(), two_turn()], without={(0, 1), (0, 5), (0, 6), (1, 7)})
+    batch = build_token_batch([two_turn(), two_turn()], without={(0, 1), (0, 5), (0, 6), (1, 7)})
     assert [(r.tree, r.segment) for r in batch.rows] == [
         (0, 2),
         (0, 7),
@@ -207,7 +207,7 @@ def test_rows_can_be_left_out_and_the_rest_keep_their_company():
 
 
 def test_a_confidence_may_stay_without_the_row_of_its_answer():
-    batch = flatten([two_turn()], without={(0, 1)})
+    batch = build_token_batch([two_turn()], without={(0, 1)})
     assert [r.parent for r in batch.rows if r.kind == "confidence"] == [1, 1, 2]
 
 
@@ -215,11 +215,11 @@ def test_a_confidence_may_stay_without_the_row_of_its_answer():
 def test_no_rows_are_no_batch(without):
     trees = [tree(prompt(NO_PARENT, 1), turn(0, 2))] if without else []
     with pytest.raises(ShapeError, match="zero rollouts"):
-        flatten(trees, without=without)
+        build_token_batch(trees, without=without)
 
 
 def test_a_batch_whose_fields_disagree_is_refused():
-    fields = vars(flatten([two_turn()]))
+    fields = vars(build_token_batch([two_turn()]))
     with pytest.raises(ShapeError, match=r"a field is \(5, 7\), token_ids is \(5, 8\)"):
         TokenBatch(**{**fields, "is_own": fields["is_own"][:, 1:]})
     with pytest.raises(ShapeError, match=r"an id field is \(4,\), there are 5 rows"):
@@ -250,7 +250,7 @@ def trees(draw):
 @settings(deadline=None, max_examples=60)
 @given(st.lists(trees(), min_size=1, max_size=3))
 def test_every_turn_is_trained_and_padding_is_not(grown):
-    batch = flatten(grown)
+    batch = build_token_batch(grown)
     assert {(r.tree, s) for r in batch.rows for s in r.turns} == {
         (t, s) for t, one in enumerate(grown) for s in one.policy_segments
     }
@@ -272,7 +272,7 @@ def test_every_turn_is_trained_and_padding_is_not(grown):
 @settings(deadline=None, max_examples=30)
 @given(trees(), trees())
 def test_rows_of_a_tree_do_not_depend_on_the_other_trees(one, other):
-    alone, together = flatten([one]), flatten([one, other])
+    alone, together = build_token_batch([one]), build_token_batch([one, other])
     rows, width = alone.token_ids.shape
     assert together.rows[:rows] == alone.rows
     assert torch.equal(together.token_ids[:rows, :width], alone.token_ids)

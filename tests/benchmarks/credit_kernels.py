@@ -18,8 +18,8 @@ from harness import Spent, beside, row, spent
 from torch import Tensor
 
 from rlx.credit import group_advantages, on_mask
-from rlx.credit.place import place
-from rlx.credit.returns import gae
+from rlx.credit.place import place_rewards
+from rlx.credit.returns import compute_gae_advantages
 
 LARGEST = (4096, 4096)
 """The size of the figure that a kernel's own name stands for."""
@@ -59,7 +59,7 @@ def kernels(rows: int, width: int) -> dict[str, Kernel]:
     turns = torch.rand(rows, TURNS, generator=rng)
     present = torch.ones(rows, TURNS, dtype=torch.bool)
     per_gae = [rewards, values]
-    ours_gae = partial(gae, gamma=GAMMA, lam=LAM)
+    ours_gae = partial(compute_gae_advantages, gamma=GAMMA, lam=LAM)
     rewarded = (turns, present, scores, turn_ids, gaps)
     tokens = rows * width
     return {
@@ -82,7 +82,7 @@ def kernels(rows: int, width: int) -> dict[str, Kernel]:
         ),
         # turn ids and mask in, token rewards out
         "turn_proportional": Kernel(
-            lambda: place(*rewarded, placement="turn_proportional").token_rewards,
+            lambda: place_rewards(*rewarded, placement="turn_proportional").token_rewards,
             lambda: turn_proportional_loop(turns, scores, turn_ids, gaps),
             13 * tokens,
         ),

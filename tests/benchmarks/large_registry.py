@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, Table, insert
 
-from rlx.spec.reader import read_spec
+from rlx.spec.reading.reader import read_spec
 from rlx_registry import Registry, models, write_body
-from rlx_registry.glance import EXACT
+from rlx_registry.queries import EXACT
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import sampled
@@ -160,7 +160,7 @@ def _runs(connection: Connection, folder: Path, size: Size, rng: np.random.Gener
     for run in range(1, size.runs + 1):
         recipe, one = run // size.seeds, read[run // size.seeds % len(read)]
         status, at = _status(run, size), _began(run)
-        resolved = one.spec.resolved() | {"recipe": recipe}
+        resolved = one.spec.dump_resolved() | {"recipe": recipe}
         options = {"kind": "estimator", "options": {"gamma": 1.0, "lam": 1.0}}
         rows.append(
             {

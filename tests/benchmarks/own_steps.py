@@ -18,13 +18,13 @@ from harness import spent
 from models import DEVICE, DTYPE, alone, policy
 from torch import Tensor
 
-from rlx.batch import TokenBatch, flatten
+from rlx.batch import TokenBatch, build_token_batch
 from rlx.credit import Credit, CreditInputs
-from rlx.credit.estimators import grpo
+from rlx.credit.estimators import estimate_grpo
 from rlx.learner import Learner
 from rlx.plugin import Problem
-from rlx.rollout import RolloutTree, grow, plan
-from rlx.sampler import TransformersSampler, twin
+from rlx.rollout import RolloutTree, build_rollout_plan, sample_rollout_trees
+from rlx.sampler import TransformersSampler, copy_policy
 from rlx.spec import CreditSpec, LossSpec, OptimizerSpec, RunnerSpec, Single, TurnSpec, TwoTurn
 from rlx.step import RowRewards, Streams, assign_credit
 
@@ -61,7 +61,7 @@ class OwnSteps:
             micro_batch_tokens=micro_batch_tokens,
         )
         self._rollout, self._estimator = rollout, estimator
-        self._policy = twin(policy(), getattr(torch, DTYPE))
+        self._policy = copy_policy(policy(), getattr(torch, DTYPE))
         self._learner = Learner(policy(), runner, OptimizerSpec(), alone())
         device = torch.device(DEVICE)
         self._sampler = TransformersSampler(self._policy, max_rows=512, device=device)
@@ -71,8 +71,10 @@ class OwnSteps:
         problems = [Problem(id=str(n), prompt=text, fields={}) for n, text in enumerate(texts)]
         seeds = [seed * len(texts) + n for n in range(len(texts))]
         with self._sampler.session() as session:
-            trees = grow(plan(self._rollout), problems, seeds, session, self._policy.dialogue)
-        batch = flatten(trees)
+            trees = sample_rollout_trees(
+                build_rollout_plan(self._rollout), problems, seeds, session, self._policy.dialogue
+            )
+        batch = build_token_batch(trees)
         train = assign_credit(
             batch,
             _rewards(batch, trees),
@@ -102,7 +104,7 @@ def main(case: dict) -> None:
     rollout = Single(
         num_generations_answer=case["answers"], answer=TurnSpec(max_new_tokens=case["answer"])
     )
-    steps = OwnSteps(rollout, grpo, case["tokens"])
+    steps = OwnSteps(rollout, estimate_grpo, case["tokens"])
     print(json.dumps({"ready": True}), flush=True)
     for number, _ in enumerate(sys.stdin):
         first = number * case["prompts"] % len(case["texts"])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlx.learner import Ranks
-from rlx.learner.engine import Engine, MakeOptimizer, adamw
+from rlx.learner.engine import MakeOptimizer, TrainingEngine, build_adamw
 from rlx.learner.terms import Sums, Targets, policy_term
 from rlx.spec import LossSpec, OptimizerSpec, RunnerSpec
 from rlx.step import TrainBatch
@@ -95,11 +95,11 @@ class PlainLearner:
         runner: RunnerSpec,
         optimizer: OptimizerSpec,
         ranks: Ranks,
-        make_optimizer: MakeOptimizer = adamw,
+        make_optimizer: MakeOptimizer = build_adamw,
         *,
         lean: bool = False,
     ) -> None:
-        self._engine = Engine(
+        self._engine = TrainingEngine(
             PlainRows(model, lean=lean),
             optimizer,
             runner,
@@ -120,7 +120,7 @@ class PlainLearner:
 
 
 class _Share:
-    """Micro-batches under the protocol of `rlx.learner.share.Share`."""
+    """Micro-batches under the protocol of `rlx.learner.share.RankMicroBatches`."""
 
     def __init__(self, batches: list[RowBatch]) -> None:
         self._batches = batches

@@ -40,11 +40,11 @@ STAGES = {
     "generation": ["rlx.run.collect:grow"],
     "scoring": ["rlx.run.collect:score"],
     "credit": ["rlx.run.training:flatten", "rlx.run.training:assign_credit"],
-    "forward": ["rlx.learner.engine:Engine.__call__"],
+    "forward": ["rlx.learner.engine:TrainingEngine.__call__"],
     "backward": ["deepspeed.runtime.engine:DeepSpeedEngine.backward"],
     "optimiser": ["deepspeed.runtime.engine:DeepSpeedEngine.step"],
     "weights to the sampler": ["rlx.run.training:synchronise"],
-    "recording": ["rlx.run.training:_record"],
+    "recording": ["rlx.run.training:_record_training_step"],
 }
 """What each stage calls; no stage calls another's."""
 REST = "packing and the rest"
@@ -95,7 +95,7 @@ def profile(name: str, target: Path) -> None:
 
     from rlx.run import loop, training
 
-    clock, plain, learn = Clock(), loop.train_step, training._learn
+    clock, plain, learn = Clock(), loop.train_step, training._update_models
     steps: list[dict[str, float]] = []
     found: dict[str, Any] = {}
     learned: list[Any] = []
@@ -122,7 +122,7 @@ def profile(name: str, target: Path) -> None:
             steps.append({**clock.seconds, REST: left, "step": whole})
         return done
 
-    loop.train_step, training._learn = train_step, noted
+    loop.train_step, training._update_models = train_step, noted
     with run_of(name) as run:
         run()
     found["stages"] = {n: statistics.median(s[n] for s in steps) for n in (*STAGES, REST, "step")}
@@ -193,11 +193,11 @@ def run_of(name: str) -> Iterator[Callable[[], None]]:
     os.environ.update(alone, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RLX_RUN_ATTEMPT="1")
 
     from rlx.discovery import check_file
+    from rlx.home import RunFolder
     from rlx.learner import join_ranks
     from rlx.record.recorder import Recorder
     from rlx.run.loop import run_experiment
-    from rlx.run.paths import RunFolder
-    from rlx.run.stopping import StopRequest
+    from rlx.run.stop_request import StopRequest
     from rlx_registry import Registry
 
     overrides = [phase, "evaluation.problems=1", "evaluation.variants={}", "runner.device=cpu"]
@@ -218,7 +218,7 @@ def registered(registry: Any, spec: Any, folder: Any) -> str:
         digest=spec.digest,
         seed=spec.seed,
         name=spec.name,
-        spec=spec.resolved(),
+        spec=spec.dump_resolved(),
         yaml="",
         plugins=[],
         code={},
@@ -296,11 +296,11 @@ def _spread(gains: list[float]) -> str:
 
 def picture(found: dict[str, Any]) -> None:
     """One bar per experiment, of its stages."""
-    from rlx.evaluation.style import INK, figure, plain
+    from rlx.evaluation.style import INK, build_figure, style_axes
 
-    drawn = figure(9.6, 2.6)
+    drawn = build_figure(9.6, 2.6)
     axes = drawn.subplots()
-    plain(axes)
+    style_axes(axes)
     names = list(EXPERIMENTS)[::-1]
     left = [0.0] * len(names)
     for stage, colour in zip((*STAGES, REST), COLOURS, strict=True):

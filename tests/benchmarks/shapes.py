@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlx.batch import TokenBatch, flatten
+from rlx.batch import TokenBatch, build_token_batch
 from rlx.credit import Credit
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
@@ -43,7 +43,7 @@ def train_batch(shape: Shape, vocabulary: int) -> TrainBatch:
     """Random tokens with random advantages; every token that the policy wrote learns."""
     generator = torch.Generator().manual_seed(0)
     trees = [_tree(shape, n, vocabulary, generator) for n in range(shape.prompts)]
-    batch = flatten(trees)
+    batch = build_token_batch(trees)
     mask = batch.is_own
     old = -torch.rand(mask.shape, generator=generator) - 4
     none = torch.zeros(len(mask), 2)

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from rlx.cli import main
-from rlx.cli.alike import newest
-from rlx.spec.reader import read_spec
+from rlx.cli.comparable import select_newest_runs
+from rlx.spec.reading.reader import read_spec
 from rlx_registry import Registry
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
@@ -34,7 +34,7 @@ def finished(registry, seed, brier, *overrides, status="finished", name="rlcr", 
         digest=spec.digest,
         seed=seed,
         name=name,
-        spec=spec.resolved(),
+        spec=spec.dump_resolved(),
         yaml="",
         plugins=[],
         code={},
@@ -171,7 +171,7 @@ def test_a_group_is_compared_as_its_runs_joined_it(runs, capsys):
 
 def test_the_newest_of_a_seed_is_that_with_the_largest_number():
     runs = [SimpleNamespace(id=f"r-{n}", seed=0) for n in ("9999", "10000", "0007")]
-    assert newest(runs)[0].id == "r-10000"
+    assert select_newest_runs(runs)[0].id == "r-10000"
 
 
 def test_what_was_run_anew_is_not_left_out(runs, capsys):

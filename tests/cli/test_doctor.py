@@ -9,7 +9,7 @@ from importlib.metadata import version
 import pytest
 
 from rlx.cli import main
-from rlx.run.packages import packages
+from rlx.launch.packages import list_packages
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +93,7 @@ def test_a_broken_plugin_of_somebody_else_stops_nobody(folder, monkeypatch, caps
 
 
 def test_ranges_come_from_the_metadata_of_rlx():
-    known = packages()
+    known = list_packages()
     assert known["torch"].range == "<2.14,>=2.11"
     assert (known["torch"].extra, known["peft"].extra) == ("", "lora")
     assert "pytest" not in known
@@ -108,7 +108,7 @@ def test_a_package_out_of_range_or_missing_is_a_fault(tmp_path):
         lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0"]
         (info / "METADATA").write_text("\n".join(lines + [f"Requires-Dist: {n}" for n in needs]))
     probe = (
-        "from rlx.run.packages import packages;"
+        "from rlx.launch.packages import packages;"
         "print(*((p.name, p.installed, p.fits, p.command) for p in packages().values()), sep='\\n')"
     )
     done = subprocess.run(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx.cli.follow import follow
+from rlx.cli.follow import follow_run
 from rlx_registry import Registry
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
@@ -128,7 +128,7 @@ def test_what_cannot_be_done_with_a_run_is_2(folder):
 def test_a_failed_run_ends_with_the_exit_code_of_its_failure(payload, code, folder):
     recorded(folder, **payload)
     url = f"sqlite:///{folder}/home/registry.db"
-    assert follow("r-0001", url) == code
+    assert follow_run("r-0001", url) == code
     if payload:
         status = json.loads(rlx(folder, "status", "1", "--json")[1])
         assert (status["status"], status["exit_code"]) == ("failed", code)
@@ -221,7 +221,7 @@ def test_a_schema_needs_a_file(folder):
 def test_an_interrupt_that_compiled_code_turned_into_another_error(folder):
     code = """
 import click, signal, sys
-from rlx.cli.failure import run_guarded
+from rlx.cli.failures import run_guarded
 
 @click.command()
 def building():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from trees import conversation, turn
 
-from rlx.batch import flatten
+from rlx.batch import build_token_batch
 from rlx.cli import main
 from rlx.plugin import Problem
 from rlx.record.recorder import Recorder
@@ -73,7 +73,7 @@ def two_turns():
 
 
 def trained(trees):
-    batch = flatten(trees)
+    batch = build_token_batch(trees)
     shape = batch.token_ids.shape
     floats = torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape)
     return batch, TrainedRows(

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from rlx.cli import main
-from rlx.cli.many import grid_of, seeds_of
+from rlx.cli.submit_group import grid_of, seeds_of
 from rlx.errors import SpecError
-from rlx.spec.diagnostic import InvalidSpec
+from rlx.spec.reading.diagnostics import InvalidSpec
 from rlx_registry import Registry
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"

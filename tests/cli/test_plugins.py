@@ -14,10 +14,10 @@ import pytest
 from pydantic import BaseModel, Field
 
 from rlx.cli import main
-from rlx.cli.plugins.looking import plugins_looked_at
-from rlx.cli.plugins.page import words
-from rlx.discovery import installed
-from rlx.run.processes import this_machine
+from rlx.cli.plugins.background import plugins_looked_at
+from rlx.cli.plugins.page import describe_type
+from rlx.discovery import list_installed_plugins
+from rlx.launch.processes import this_machine
 from rlx_registry import Registry
 
 ROOT = Path(__file__).parents[2]
@@ -170,7 +170,7 @@ def test_a_functions_options_and_scope(guest, capsys):
     assert out[-1].split() == ["limit", "int", "≥", "1", "3", "Most."]
 
 
-@pytest.mark.parametrize("found", installed(), ids=lambda f: f"{f.kind} {f.name}")
+@pytest.mark.parametrize("found", list_installed_plugins(), ids=lambda f: f"{f.kind} {f.name}")
 def test_every_page_fits(found, capsys):
     assert main(["plugins", "show", f"{found.distribution}:{found.name}"]) == 0
     table = capsys.readouterr().out.partition("\nOPTION")[2]
@@ -203,7 +203,7 @@ class Inner(BaseModel):
     ],
 )
 def test_types_are_written_as_people_write(kind, text):
-    assert words(kind) == text
+    assert describe_type(kind) == text
 
 
 def test_pages_and_promises_of_rewards_need_nothing_heavy():

@@ -16,14 +16,20 @@ pytestmark = pytest.mark.usefixtures("folder")
 @pytest.fixture
 def run(folder):
     """A run that has been submitted, and nothing more."""
-    from rlx.spec.reader import read_spec
+    from rlx.spec.reading.reader import read_spec
 
     read = read_spec(EXPERIMENT)
     with Registry.open(f"sqlite:///{folder}/home/registry.db") as registry:
         run, _ = registry.submit(
-            digest=read.spec.digest, seed=0, name="n", spec=read.spec.resolved(), yaml=read.yaml,
-            plugins=[], code={}, environment={},
-        )  # fmt: skip
+            digest=read.spec.digest,
+            seed=0,
+            name="n",
+            spec=read.spec.dump_resolved(),
+            yaml=read.yaml,
+            plugins=[],
+            code={},
+            environment={},
+        )
         root = folder / "home" / "runs" / run.id
         root.mkdir(parents=True)
         registry.update_run(run.id, directory=root)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlx.cli import main
-from rlx.cli.follow import follow
+from rlx.cli.follow import follow_run
 from rlx_registry import Registry, RolloutIndex
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
@@ -125,7 +125,7 @@ def test_another_registry_for_writers_and_readers_alike(folder, monkeypatch, cap
 
 def test_stopping_a_run_without_supervisor_ends_the_ranks_it_left(registry, folder, dead, capsys):
     run_id = running(registry, folder, dead)
-    sleep = [sys.executable, "-c", "import time; time.sleep(60)", "-m", "rlx.run.rank"]
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)", "-m", "rlx.launch.rank"]
     left = subprocess.Popen([*sleep, str(folder / "home" / "runs" / run_id), run_id])
     other = subprocess.Popen([*sleep, str(folder / "elsewhere" / run_id), run_id])
     try:
@@ -144,7 +144,7 @@ def test_stopping_a_run_without_supervisor_ends_the_ranks_it_left(registry, fold
 def test_following_ends_soon_after_the_supervisor_was_killed(registry, folder, url, dead, capsys):
     run_id = running(registry, folder, dead)
     began = time.monotonic()
-    assert follow(run_id, url) == 1
+    assert follow_run(run_id, url) == 1
     assert time.monotonic() - began < 10
     assert f"lost: its supervisor, process {dead}, was killed" in capsys.readouterr().err
     assert registry.run(run_id).status == "lost"

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from rlx.cli.evaluate import of_set
-from rlx.cli.target import Target
+from rlx.cli.trained_model import Target
 from rlx.discovery import check_file
 from rlx.plan.report import make_plan
 from rlx.plugin import Sample
-from rlx.run.parts import make_parts
-from rlx.spec.reader import read_document
+from rlx.recipe import make_parts
+from rlx.spec.reading.reader import read_document
 from rlx.spec.suite import read_suite
 
 ROOT = Path(__file__).parents[2]

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from rlx.cli import main
-from rlx.cli.evaluate import _require_places, _suite, of_set
-from rlx.cli.target import Target
+from rlx.cli.evaluate import _build_requested_suite, _require_places, of_set
+from rlx.cli.trained_model import Target
 from rlx.errors import SpecError
 from rlx.plan.stand_ins import speech_of
-from rlx.run.parts import make_parts
-from rlx.spec.reader import read_document, read_spec
+from rlx.recipe import make_parts
+from rlx.spec.reading.reader import read_document, read_spec
 from rlx.spec.suite import read_suite
-from rlx_plugins.countdown.search import Rules, solutions
+from rlx_plugins.countdown.search import Rules, find_solutions
 from rlx_plugins.countdown.task import is_held_out
 
 ROOT = Path(__file__).parents[2]
@@ -64,11 +64,11 @@ def test_what_departs_from_a_suite_is_part_of_its_name(tmp_path, asked, name):
     path.write_text("{name: shifted, problems: 70, samples: 2, sets: {a: {}, b: {problems: 20}}}")
     spec = read_spec(ROOT / "experiments" / "rlcr.yaml").spec
     options = dict.fromkeys(("problems", "samples", "greedy", "seed")) | asked
-    assert _suite(spec, path, options).name == name
-    assert _suite(spec, None, options).name.startswith("own")
+    assert _build_requested_suite(spec, path, options).name == name
+    assert _build_requested_suite(spec, None, options).name.startswith("own")
     path.write_text("{name: own, sets: {a: {}}}")
     with pytest.raises(SpecError, match="choose another name"):
-        _suite(spec, path, options)
+        _build_requested_suite(spec, path, options)
 
 
 @pytest.mark.parametrize("option", ["--out", "--pictures"])
@@ -90,7 +90,7 @@ def test_places_that_can_be_written_are_left_as_they_were(tmp_path):
 def test_greedy_answers_are_taken_once(capsys):
     spec = read_spec(ROOT / "experiments" / "rlcr.yaml").spec
     asked = {"problems": None, "samples": 3, "greedy": True, "seed": None}
-    suite = _suite(spec, None, asked)
+    suite = _build_requested_suite(spec, None, asked)
     assert (suite.samples, suite.name) == (1, "own.greedy")
     assert "3 greedy answers are all alike" in capsys.readouterr().err
 
@@ -102,11 +102,11 @@ def test_what_the_files_of_arithmetic_say_of_themselves():
         assert len({line.partition('"operation"')[0] for line in lines}) == count
         for line in map(json.loads, lines):
             numbers, target = line["numbers"], line["target"]
-            found = next(solutions(numbers, target, any_rule), None)
+            found = next(find_solutions(numbers, target, any_rule), None)
             assert line["shown"].split() == [str(n) for n in numbers]
             assert (found is None) == (name == "unreachable")
             if name != "unreachable":
-                assert next(solutions(numbers, target, rules), None) is not None
+                assert next(find_solutions(numbers, target, rules), None) is not None
             if name == "by_operation":
                 assert is_held_out(numbers, target, 7), "or training may ask it"
             if name == "larger":

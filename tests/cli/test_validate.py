@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from rlx.cli import main
-from rlx.cli.group import VERBS
-from rlx.cli.text import columns, paint
+from rlx.cli.text import color_report, format_columns
+from rlx.cli.verb_group import VERBS
 from rlx.errors import EnvironmentFault
 
 HEAVY = {"torch", "transformers", "deepspeed", "vllm", "mlflow", "sqlalchemy", "rich", "fastapi"}
@@ -221,7 +221,7 @@ def raising(error):
 
 
 def test_a_surprise_is_one_line_and_the_traceback_is_kept(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("rlx.cli.specs.check_file", raising(ZeroDivisionError("by\x1b zero")))
+    monkeypatch.setattr("rlx.cli.validate.check_file", raising(ZeroDivisionError("by\x1b zero")))
     assert main(["validate", "good.yaml"]) == 1
     err = capsys.readouterr().err
     assert "ZeroDivisionError: by\\x1b zero" in err
@@ -233,9 +233,9 @@ def test_a_surprise_is_one_line_and_the_traceback_is_kept(tmp_path, monkeypatch,
 
 
 def test_interrupts_and_deliberate_failures_have_codes_of_their_own(monkeypatch, capsys):
-    monkeypatch.setattr("rlx.cli.specs.check_file", raising(KeyboardInterrupt()))
+    monkeypatch.setattr("rlx.cli.validate.check_file", raising(KeyboardInterrupt()))
     assert main(["validate", "good.yaml"]) == 130
-    monkeypatch.setattr("rlx.cli.specs.check_file", raising(EnvironmentFault("no device")))
+    monkeypatch.setattr("rlx.cli.validate.check_file", raising(EnvironmentFault("no device")))
     assert main(["show", "good.yaml"]) == 4
     assert capsys.readouterr().err.endswith("error: no device\n")
 
@@ -264,12 +264,12 @@ class Terminal:
 def test_colour_is_for_terminals(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     text = "error: x\n  --> f:1:1\n   |\n 1 | a\n   | ^\n   = help: y"
-    assert paint(text, sys.__stdout__) == text or sys.__stdout__.isatty()
-    painted = paint(text, Terminal())
+    assert color_report(text, sys.__stdout__) == text or sys.__stdout__.isatty()
+    painted = color_report(text, Terminal())
     assert painted.count("\x1b[") >= 10
     monkeypatch.setenv("NO_COLOR", "1")
-    assert paint(text, Terminal()) == text
+    assert color_report(text, Terminal()) == text
 
 
 def test_tables_show_no_control_characters():
-    assert columns([("a\x1b[2J", "b")], ("X", "Y")) == "X         Y\na\\x1b[2J  b"
+    assert format_columns([("a\x1b[2J", "b")], ("X", "Y")) == "X         Y\na\\x1b[2J  b"

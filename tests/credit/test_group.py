@@ -11,9 +11,9 @@ import torch
 from hypothesis import example, given, settings
 
 from rlx.credit import CreditInputs, group_advantages, on_mask, total_scores
-from rlx.credit.estimators import grpo, two_level
+from rlx.credit.estimators import estimate_grpo, two_level
 from rlx.errors import ShapeError
-from rlx.spec.estimator import Confidence
+from rlx.spec.estimator import ConfidenceSpec
 
 GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())
 EXAMPLES = {example["id"]: example for example in GOLDEN["examples"]}
@@ -139,7 +139,7 @@ def test_golden_g25_advantages_are_written_on_the_mask_times_lambda():
         levels=[0, 0, 1, 1],
         group_ids=[0, 0, 1, 1],
     )
-    centred = Confidence(normalize="center")
+    centred = ConfidenceSpec(normalize="center")
     actual = two_level(x, normalize="center", confidence=centred, **example["config"]).tolist()
     assert actual[0] == near(expected["tokens_ans"])
     assert actual[2][:4] == near(expected["tokens_conf"])
@@ -150,7 +150,9 @@ def test_two_level_compares_each_level_by_its_own_rule():
     x = inputs_of(scores, [[1]] * 6, levels=[0, 0, 1, 1, 1, 1], group_ids=[0, 0, 1, 1, 2, 2])
     above = {"normalize": "std", "ddof": 1, "eps": 0.5, "singleton": "zero"}
     below = {"normalize": "std", "ddof": 0, "eps": 1e-4, "singleton": "zero"}
-    both = two_level(x, **above, confidence=Confidence(**below), lambda_ans=2.0, lambda_conf=3.0)
+    both = two_level(
+        x, **above, confidence=ConfidenceSpec(**below), lambda_ans=2.0, lambda_conf=3.0
+    )
     answers = [2 * a for a in oracle(scores[:2], **above)]
     confidences = [3 * a for pair in (scores[2:4], scores[4:]) for a in oracle(pair, **below)]
     assert both[:, 0].tolist() == pytest.approx(answers + confidences, rel=1e-12)
@@ -160,7 +162,7 @@ def test_two_level_compares_each_level_by_its_own_rule():
 
 def test_two_level_treats_a_single_answer_and_a_single_confidence_each_by_its_own_rule():
     x = inputs_of([1.0, 0.5], [[1]] * 2, levels=[0, 1], group_ids=[0, 1])
-    raw = Confidence(singleton="raw")
+    raw = ConfidenceSpec(singleton="raw")
     assert two_level(x)[:, 0].tolist() == [0.0, 0.0]
     assert two_level(x, confidence=raw)[:, 0].tolist() == [0.0, 0.5]
     assert two_level(x, normalize="center", singleton="raw")[:, 0].tolist() == [1.0, 0.0]
@@ -253,7 +255,7 @@ def test_total_is_the_mean_of_the_rewarded_turns_plus_the_global_rewards():
         tree_ids=torch.zeros(3, dtype=torch.int64),
     )
     assert total_scores(x).tolist() == pytest.approx([0.75, 0.25, 0.6])
-    assert grpo(x, normalize="center")[:, 0].tolist() == pytest.approx(
+    assert estimate_grpo(x, normalize="center")[:, 0].tolist() == pytest.approx(
         [0.75 - 1.6 / 3, 0.25 - 1.6 / 3, 0.6 - 1.6 / 3]
     )
 

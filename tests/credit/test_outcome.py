@@ -11,7 +11,13 @@ import torch
 from hypothesis import given, settings
 
 from rlx.credit.group import group_advantages
-from rlx.credit.outcome import gpg, opo, pass_at_k, remax, rloo
+from rlx.credit.outcome import (
+    compute_gpg_advantages,
+    compute_opo_advantages,
+    compute_remax_advantages,
+    compute_rloo_advantages,
+    pass_at_k,
+)
 
 GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())
 EXAMPLES = {example["id"]: example for example in GOLDEN["examples"]}
@@ -45,11 +51,13 @@ def lengths_of(rows):
 ESTIMATORS = {
     "grpo": lambda s, g, _: group_advantages(s, g),
     "dr_grpo": lambda s, g, _: group_advantages(s, g, normalize="center"),
-    "rloo": lambda s, g, _: rloo(s, g),
-    "rloo_explicit": lambda s, g, _: rloo(s, g),
-    "opo": lambda s, g, given: opo(s, torch.tensor(given["lengths"]), g),
-    "remax": lambda s, _, given: remax(s, torch.full_like(s, given["greedy_baseline"])),
-    "gpg": lambda s, g, _: gpg(s, g),
+    "rloo": lambda s, g, _: compute_rloo_advantages(s, g),
+    "rloo_explicit": lambda s, g, _: compute_rloo_advantages(s, g),
+    "opo": lambda s, g, given: compute_opo_advantages(s, torch.tensor(given["lengths"]), g),
+    "remax": lambda s, _, given: compute_remax_advantages(
+        s, torch.full_like(s, given["greedy_baseline"])
+    ),
+    "gpg": lambda s, g, _: compute_gpg_advantages(s, g),
     "grpo_passk": lambda s, g, _: pass_at_k(s, g),
 }
 
@@ -101,10 +109,16 @@ def the_best_alone(row, group, everything):
 
 
 FAMILY = [
-    pytest.param(lambda s, g, n: rloo(s, g), leave_one_out, id="rloo"),
-    pytest.param(lambda s, g, n: opo(s, n, g), by_length, id="opo"),
-    pytest.param(lambda s, g, n: gpg(s, g, f_norm=2.0), by_nonzero_scores, id="gpg-scores"),
-    pytest.param(lambda s, g, n: gpg(s, g, alpha="groups"), by_groups_with_signal, id="gpg-groups"),
+    pytest.param(lambda s, g, n: compute_rloo_advantages(s, g), leave_one_out, id="rloo"),
+    pytest.param(lambda s, g, n: compute_opo_advantages(s, n, g), by_length, id="opo"),
+    pytest.param(
+        lambda s, g, n: compute_gpg_advantages(s, g, f_norm=2.0), by_nonzero_scores, id="gpg-scores"
+    ),
+    pytest.param(
+        lambda s, g, n: compute_gpg_advantages(s, g, alpha="groups"),
+        by_groups_with_signal,
+        id="gpg-groups",
+    ),
     pytest.param(lambda s, g, n: pass_at_k(s, g), the_best_alone, id="pass_at_k"),
 ]
 
@@ -146,7 +160,9 @@ def test_rloo_is_centring_times_n_over_n_minus_one(rows):
     centred = group_advantages(scores, ids, normalize="center")
     sizes = (ids[:, None] == ids).sum(dim=1)
     expected = torch.where(sizes > 1, sizes / (sizes - 1.0), 1.0) * centred
-    torch.testing.assert_close(rloo(scores, ids), expected, rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(
+        compute_rloo_advantages(scores, ids), expected, rtol=1e-6, atol=1e-12
+    )
 
 
 @settings(deadline=None)
@@ -154,7 +170,9 @@ def test_rloo_is_centring_times_n_over_n_minus_one(rows):
 def test_opo_with_equal_lengths_is_centring(rows, length):
     scores, ids = tensors(rows)
     expected = group_advantages(scores, ids, normalize="center")
-    torch.testing.assert_close(opo(scores, torch.full_like(ids, length), ids), expected)
+    torch.testing.assert_close(
+        compute_opo_advantages(scores, torch.full_like(ids, length), ids), expected
+    )
 
 
 @settings(deadline=None)
@@ -163,7 +181,9 @@ def test_opo_sums_to_zero_over_the_tokens_of_a_group(rows):
     scores, ids = tensors(rows)
     lengths = lengths_of(rows) + 1
     per_group = torch.zeros(100, dtype=torch.float64)
-    per_group = per_group.index_add(0, ids + 3, lengths * opo(scores, lengths, ids))
+    per_group = per_group.index_add(
+        0, ids + 3, lengths * compute_opo_advantages(scores, lengths, ids)
+    )
     torch.testing.assert_close(per_group, torch.zeros_like(per_group), rtol=0, atol=1e-9)
 
 
@@ -171,14 +191,21 @@ def test_gpg_is_centring_when_every_score_is_a_signal():
     scores, ids = torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([5, 1, 5, 1])
     expected = group_advantages(scores, ids, normalize="center")
     for alpha in ("scores", "groups"):
-        torch.testing.assert_close(gpg(scores, ids, alpha=alpha), expected)
+        torch.testing.assert_close(compute_gpg_advantages(scores, ids, alpha=alpha), expected)
 
 
 def test_gpg_makes_up_for_groups_without_signal():
     scores = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0])
     ids = torch.tensor([0, 0, 1, 1, 2, 2])
-    assert gpg(scores, ids).tolist() == [1.0, -1.0, 0.0, 0.0, 0.0, 0.0]
-    assert gpg(scores, ids, alpha="groups").tolist() == [1.5, -1.5, 0.0, 0.0, 0.0, 0.0]
+    assert compute_gpg_advantages(scores, ids).tolist() == [1.0, -1.0, 0.0, 0.0, 0.0, 0.0]
+    assert compute_gpg_advantages(scores, ids, alpha="groups").tolist() == [
+        1.5,
+        -1.5,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+    ]
 
 
 def test_two_best_rows_teach_pass_at_k_nothing():
@@ -193,16 +220,16 @@ def test_two_best_rows_teach_pass_at_k_nothing():
 def test_remax_against_the_group_mean_is_centring(rows):
     scores, ids = tensors(rows)
     centred = group_advantages(scores, ids, normalize="center")
-    torch.testing.assert_close(remax(scores, scores - centred), centred)
+    torch.testing.assert_close(compute_remax_advantages(scores, scores - centred), centred)
 
 
 @pytest.mark.parametrize(
     ("estimator", "raw"),
     [
-        (rloo, 0.9),
-        (lambda s, g, **how: opo(s, torch.tensor([3, 1, 2]), g, **how), 0.9),
-        (lambda s, g, **how: gpg(s, g, **how), 1.35),
-        (lambda s, g, **how: gpg(s, g, alpha="groups", **how), 0.9),
+        (compute_rloo_advantages, 0.9),
+        (lambda s, g, **how: compute_opo_advantages(s, torch.tensor([3, 1, 2]), g, **how), 0.9),
+        (lambda s, g, **how: compute_gpg_advantages(s, g, **how), 1.35),
+        (lambda s, g, **how: compute_gpg_advantages(s, g, alpha="groups", **how), 0.9),
     ],
 )
 def test_a_group_of_one_is_zero_or_its_raw_score(estimator, raw):

@@ -11,7 +11,7 @@ import torch
 from hypothesis import assume, given, settings
 
 from rlx.credit import total_scores
-from rlx.credit.place import TurnWithoutTokens, mass, place, returns_score
+from rlx.credit.place import TurnWithoutTokens, place_rewards, returns_score, sum_token_rewards
 from rlx.errors import RlxError, ShapeError
 from rlx.spec.credit import OnMissingTurn, Placement, TurnReduce
 from rlx.testing import example_inputs
@@ -48,7 +48,7 @@ def placed(rows, *, garbage=math.nan, dtype=torch.float64, padding=0, **options)
         ids[number, : len(row.ids)] = torch.tensor(row.ids)
         mask[number, : len(row.mask)] = torch.tensor(row.mask)
     overall = torch.tensor([row.overall for row in rows], dtype=dtype)
-    return place(rewards, present, overall, ids.long(), mask, **options), mask
+    return place_rewards(rewards, present, overall, ids.long(), mask, **options), mask
 
 
 def oracle(row, *, placement, turn_reduce, on_missing_turn):
@@ -140,7 +140,7 @@ def test_golden_g03_g04_g06_rewards_on_tokens(name, placement, output):
     assert result.token_rewards[0].tolist() == near(expected[output])
     if output == "token_level":
         total = expected.get("sum", expected.get("total"))
-        assert mass(result.token_rewards, mask).item() == near(total)
+        assert sum_token_rewards(result.token_rewards, mask).item() == near(total)
         assert result.lost.item() == near(expected.get("dropped", 0.0))
 
 
@@ -152,7 +152,7 @@ def test_golden_g04_the_turn_without_tokens_is_named_moved_or_refused():
     moved, mask = placed([row], placement="turn_proportional", on_missing_turn="to_last_token")
     assert moved.token_rewards[0].tolist() == near([0.2, 0.2, 0, 0, 0.2, 0.45, 0, 0])
     assert moved.missing.tolist() == [[False, True, False]] and moved.lost.item() == 0
-    assert mass(moved.token_rewards, mask).item() == near(1.05)
+    assert sum_token_rewards(moved.token_rewards, mask).item() == near(1.05)
     whole = Row([1.0], 0.0, [1], [True])
     with pytest.raises(TurnWithoutTokens, match="row 1, turn 2") as caught:
         placed([whole, row], placement="turn_end", on_missing_turn="error")
@@ -169,7 +169,7 @@ def test_golden_g08_the_placements_carry_different_mass(example):
     for placement in ("turn_proportional", "final_token_only"):
         result, mask = placed([row], placement=placement)
         expected = example[f"{placement}_sum"]
-        assert mass(result.token_rewards, mask).item() == near(expected)
+        assert sum_token_rewards(result.token_rewards, mask).item() == near(expected)
 
 
 def test_turn_end_pays_each_turn_where_it_ends_and_the_rest_at_the_very_end():
@@ -185,7 +185,7 @@ def test_the_source_calls_the_masked_sum_of_returns_its_score():
     result, mask = placed([row], placement="final_token_only")
     returns = result.token_rewards.flip(1).cumsum(1).flip(1)
     assert returns_score(returns, mask).tolist() == [3 * 0.75]
-    assert mass(result.token_rewards, mask).tolist() == [0.75]
+    assert sum_token_rewards(result.token_rewards, mask).tolist() == [0.75]
 
 
 # Properties ---------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_nothing_lies_outside_the_mask_and_nothing_disappears(rows, options):
     for number, row in enumerate(rows):
         rewards = [r for r in row.turns if r is not None]
         given_ = sum(rewards) / (max(len(rewards), 1) if reduce == "mean" else 1) + row.overall
-        found = mass(result.token_rewards, mask)[number] + result.lost[number]
+        found = sum_token_rewards(result.token_rewards, mask)[number] + result.lost[number]
         assert found.item() == near(given_, 1e-12, 1e-12)
 
 
@@ -229,7 +229,9 @@ def test_mass_is_conserved_where_every_turn_has_tokens(rows, options, precision)
         options["turn_reduce"] is None and options["placement"] == "final_token_only"
     )
     expected = [sum(r.turns) / (len(r.turns) if mean else 1) + r.overall for r in rows]
-    assert mass(result.token_rewards, mask).tolist() == near(expected, slack, 10 * slack)
+    assert sum_token_rewards(result.token_rewards, mask).tolist() == near(
+        expected, slack, 10 * slack
+    )
 
 
 @settings(deadline=None)
@@ -259,8 +261,10 @@ def test_error_is_raised_exactly_where_a_rewarded_turn_has_no_token(rows, placem
 def test_final_token_only_carries_the_total_score(seed):
     x = example_inputs(seed, dtype=torch.float64)
     tensors = (x.turn_rewards, x.turn_present, x.global_rewards, x.turn_ids, x.mask)
-    result = place(*tensors, placement="final_token_only")
-    carried = torch.where(x.mask.any(dim=1), mass(result.token_rewards, x.mask), result.lost)
+    result = place_rewards(*tensors, placement="final_token_only")
+    carried = torch.where(
+        x.mask.any(dim=1), sum_token_rewards(result.token_rewards, x.mask), result.lost
+    )
     assert carried.tolist() == near(total_scores(x).tolist(), 1e-12, 1e-12)
 
 
@@ -286,7 +290,7 @@ def test_without_turns_or_without_tokens_there_is_still_an_answer(placement):
 def test_sums_read_nothing_outside_the_mask():
     mask = torch.tensor([[True, False, True]])
     values = torch.tensor([[1.0, math.nan, 2.0]])
-    assert mass(values, mask).tolist() == returns_score(values, mask).tolist() == [3.0]
+    assert sum_token_rewards(values, mask).tolist() == returns_score(values, mask).tolist() == [3.0]
 
 
 # Misuse -------------------------------------------------------------------------------------------
@@ -314,7 +318,7 @@ def tensors(**change):
 )
 def test_tensors_that_disagree_are_refused(change, complaint):
     with pytest.raises(ShapeError, match=complaint):
-        place(**tensors(**change), placement="turn_end")
+        place_rewards(**tensors(**change), placement="turn_end")
 
 
 @pytest.mark.parametrize(
@@ -323,5 +327,5 @@ def test_tensors_that_disagree_are_refused(change, complaint):
 )
 def test_an_unknown_option_is_refused_and_the_known_ones_named(option, names):
     with pytest.raises(ValueError, match=f"{option} is 'best', not one of") as caught:
-        place(**tensors(), **{"placement": "turn_end", option: "best"})
+        place_rewards(**tensors(), **{"placement": "turn_end", option: "best"})
     assert all(name in str(caught.value) for name in get_args(names))

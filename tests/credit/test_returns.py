@@ -9,7 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from rlx.credit.returns import discounted_returns, gae, turn_level_gae, vine_advantages, whiten
+from rlx.credit.returns import (
+    compute_gae_advantages,
+    discounted_returns,
+    turn_level_gae,
+    vine_advantages,
+    whiten_values,
+)
 from rlx.errors import ShapeError
 
 GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())
@@ -112,8 +118,14 @@ def test_golden_g09_an_environment_token_in_the_middle(environment, suffix):
         given_["token_level_rewards"], given_["values"], given_["loss_mask"]
     )
     mask = mask.bool()
-    advantages, returns = gae(rewards, values, mask, environment=environment, **example["config"])
-    actual = {"advantages": advantages, "returns": returns, "whitened": whiten(advantages, mask)}
+    advantages, returns = compute_gae_advantages(
+        rewards, values, mask, environment=environment, **example["config"]
+    )
+    actual = {
+        "advantages": advantages,
+        "returns": returns,
+        "whitened": whiten_values(advantages, mask),
+    }
     for name, tensor in actual.items():
         inside = [x for x, m in zip(expected[name + suffix], mask[0], strict=True) if m]
         assert tensor[mask].tolist() == near(inside)
@@ -139,15 +151,17 @@ def test_golden_g35_turns_then_tokens(gamma_high, output):
     if gamma_high == 0.9:
         ends = torch.tensor([given_["turn_end"]])
         assert (advantages * ends)[0].tolist() == near(expected["turn_adv"])
-    tokens, _ = gae(rewards, values, mask.bool(), **token_level)
+    tokens, _ = compute_gae_advantages(rewards, values, mask.bool(), **token_level)
     assert tokens[0].tolist() == near(expected["token_gae_skip"])
 
 
 def test_literal_and_skip_part_where_the_discount_is_not_one():
     rewards, values = rows([0, 0, 0, 1.0], [0.5, 0.4, 0.9, 0.3])
     mask = torch.tensor([[True, True, False, True]])
-    skipped, _ = gae(rewards, values, mask, gamma=0.5, lam=0.0)
-    literal, _ = gae(rewards, values, mask, gamma=0.5, lam=0.0, environment="literal")
+    skipped, _ = compute_gae_advantages(rewards, values, mask, gamma=0.5, lam=0.0)
+    literal, _ = compute_gae_advantages(
+        rewards, values, mask, gamma=0.5, lam=0.0, environment="literal"
+    )
     assert skipped[0].tolist() == pytest.approx([-0.3, -0.25, 0, 0.7])
     assert literal[0].tolist() == pytest.approx([-0.3, 0.05, 0, 0.7])
 
@@ -171,7 +185,9 @@ def test_gae_agrees_with_a_plain_loop(sizes, seed, gamma, lam, environment):
     rewards, values, mask, _ = batch(sizes, seed)
     if environment == "literal":
         rewards, values, mask = tidy(rewards, values, mask)
-    advantages, returns = gae(rewards, values, mask, gamma=gamma, lam=lam, environment=environment)
+    advantages, returns = compute_gae_advantages(
+        rewards, values, mask, gamma=gamma, lam=lam, environment=environment
+    )
     assert_close(advantages, gae_oracle(rewards, values, mask, gamma, lam, environment))
     assert_close(returns, torch.where(mask, advantages + values, 0.0))
 
@@ -181,7 +197,9 @@ def test_gae_agrees_with_a_plain_loop(sizes, seed, gamma, lam, environment):
 def test_gae_of_long_rows_in_float32(decay, environment):
     """More rows than are worked on at once, and discounts whose powers are no numbers any more."""
     rewards, values, mask = tidy(*batch((70, 4096), 0, torch.float32)[:3])
-    actual, returns = gae(rewards, values, mask, lam=decay, environment=environment)
+    actual, returns = compute_gae_advantages(
+        rewards, values, mask, lam=decay, environment=environment
+    )
     assert actual.dtype == returns.dtype == torch.float32
     expected = gae_oracle(rewards.double(), values.double(), mask, 1.0, decay, environment)
     assert_close(actual.double(), expected, tolerance=3e-4)
@@ -223,7 +241,7 @@ def test_whiten_agrees_with_a_plain_loop(sizes, seed, ddof, eps, shift_mean):
         expected[mask] = (values[mask] - mean) / math.sqrt(variance + eps) + back
     elif not shift_mean:
         expected[mask] = values[mask]
-    assert_close(whiten(values, mask, ddof=ddof, eps=eps, shift_mean=shift_mean), expected)
+    assert_close(whiten_values(values, mask, ddof=ddof, eps=eps, shift_mean=shift_mean), expected)
 
 
 @settings(deadline=None)
@@ -247,11 +265,13 @@ def test_vine_agrees_with_a_plain_loop_and_adds_up(sizes, seed, steps):
 # Promises of all ----------------------------------------------------------------------------------
 
 EVERY = {
-    "gae": lambda r, v, m, _: gae(r, v, m, gamma=0.9, lam=0.8),
-    "literal": lambda r, v, m, _: gae(*tidy(r, v, m), lam=0.8, environment="literal"),
+    "gae": lambda r, v, m, _: compute_gae_advantages(r, v, m, gamma=0.9, lam=0.8),
+    "literal": lambda r, v, m, _: compute_gae_advantages(
+        *tidy(r, v, m), lam=0.8, environment="literal"
+    ),
     "discounted_returns": lambda r, _, m, __: (discounted_returns(r, m, gamma=0.9),),
     "turn_level_gae": lambda *x: turn_level_gae(*x, gamma=0.9, lam=0.8, gamma_high=0.7),
-    "whiten": lambda r, _, m, __: (whiten(r, m),),
+    "whiten": lambda r, _, m, __: (whiten_values(r, m),),
 }
 every = pytest.mark.parametrize("function", EVERY.values(), ids=EVERY.keys())
 
@@ -305,7 +325,7 @@ def test_inputs_are_left_as_they_are(function):
 @given(sizes, seeds)
 def test_turn_level_gae_without_discounts_is_token_level_gae(sizes, seed):
     x = batch(sizes, seed)
-    for by_turns, by_tokens in zip(turn_level_gae(*x), gae(*x[:3]), strict=True):
+    for by_turns, by_tokens in zip(turn_level_gae(*x), compute_gae_advantages(*x[:3]), strict=True):
         assert_close(by_turns, by_tokens)
 
 
@@ -313,7 +333,7 @@ def test_turn_level_gae_without_discounts_is_token_level_gae(sizes, seed):
 @given(sizes, seeds, factors, factors)
 def test_turns_of_one_token_and_a_single_turn_are_token_level_gae(sizes, seed, gamma, lam):
     rewards, values, mask, _ = batch(sizes, seed)
-    expected, _ = gae(rewards, values, mask, gamma=gamma, lam=lam)
+    expected, _ = compute_gae_advantages(rewards, values, mask, gamma=gamma, lam=lam)
     both = {"gamma": gamma, "lam": lam, "gamma_high": gamma, "lam_high": lam}
     each = torch.where(mask, torch.arange(1, sizes[1] + 1), -1)
     assert_close(turn_level_gae(rewards, values, mask, each, **both)[0], expected)
@@ -335,7 +355,7 @@ def test_turns_may_have_any_numbers(sizes, seed):
 @given(sizes, seeds, factors)
 def test_gae_with_lambda_1_is_the_discounted_return_less_the_value(sizes, seed, gamma):
     rewards, values, mask, _ = batch(sizes, seed)
-    advantages, returns = gae(rewards, values, mask, gamma=gamma)
+    advantages, returns = compute_gae_advantages(rewards, values, mask, gamma=gamma)
     expected = discounted_returns(rewards, mask, gamma=gamma)
     assert_close(returns, expected)
     assert_close(advantages, torch.where(mask, expected - values, 0.0))
@@ -348,14 +368,14 @@ def test_without_discounts_the_literal_recursion_only_adds_the_rewards_of_the_en
 ):
     rewards, values, mask = tidy(*batch(sizes, seed)[:3])
     rewards = torch.where(mask, rewards, 0.0)
-    literal, _ = gae(rewards, values, mask, environment="literal")
-    assert_close(literal, gae(rewards, values, mask)[0])
+    literal, _ = compute_gae_advantages(rewards, values, mask, environment="literal")
+    assert_close(literal, compute_gae_advantages(rewards, values, mask)[0])
 
 
 def test_vine_is_gae_over_steps_with_lambda_0():
     values, rewards = rows([0.5, 0.75, 0.25, 0.0], [0.0, 0.0, 1.0])
     steps = torch.tensor([[0, 1, 2]])
-    expected, _ = gae(rewards, values[:, :-1], steps >= 0, lam=0.0)
+    expected, _ = compute_gae_advantages(rewards, values[:, :-1], steps >= 0, lam=0.0)
     assert_close(vine_advantages(steps, values, rewards), expected)
 
 
@@ -367,14 +387,14 @@ def test_equal_values_whiten_to_exact_zeros(value, size, eps):
     values = torch.full((1, 65), math.nan)
     values[0, :size] = value
     mask = torch.arange(65)[None] < size
-    assert whiten(values, mask, eps=eps).tolist() == [[0.0] * 65]
-    kept = whiten(values, mask, eps=eps, shift_mean=False)
+    assert whiten_values(values, mask, eps=eps).tolist() == [[0.0] * 65]
+    kept = whiten_values(values, mask, eps=eps, shift_mean=False)
     assert kept.tolist() == [[value] * size + [0.0] * (65 - size)]
 
 
 def test_a_nan_that_learns_is_not_hidden():
     values = torch.tensor([[1.0, math.nan, 3.0]])
-    assert whiten(values, torch.ones(1, 3, dtype=torch.bool)).isnan().all()
+    assert whiten_values(values, torch.ones(1, 3, dtype=torch.bool)).isnan().all()
 
 
 # Refusals -----------------------------------------------------------------------------------------
@@ -383,10 +403,13 @@ def test_a_nan_that_learns_is_not_hidden():
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        (lambda x, wide: gae(x, wide, x > 0), r"values is \(2, 4\), token_rewards is \(2, 3\)"),
+        (
+            lambda x, wide: compute_gae_advantages(x, wide, x > 0),
+            r"values is \(2, 4\), token_rewards is \(2, 3\)",
+        ),
         (lambda x, wide: discounted_returns(x, wide > 0, gamma=1), r"mask is \(2, 4\)"),
         (lambda x, wide: turn_level_gae(x, x, x > 0, wide.long()), r"turn_ids is \(2, 4\)"),
-        (lambda x, wide: whiten(x, wide > 0), r"mask is \(2, 4\), values is \(2, 3\)"),
+        (lambda x, wide: whiten_values(x, wide > 0), r"mask is \(2, 4\), values is \(2, 3\)"),
         (lambda x, wide: vine_advantages(x.long(), x, x), r"they must be \[B, T\], \[B, S \+ 1\]"),
         (lambda x, wide: vine_advantages(x.long() + 3, wide, x), "names step 3, rewards has 3"),
     ],

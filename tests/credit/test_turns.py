@@ -12,7 +12,13 @@ import torch
 from hypothesis import given, settings
 
 from rlx.credit.group import group_advantages
-from rlx.credit.turns import gigpo, mt_grpo, multiturn_grpo, step_returns, tree_grpo
+from rlx.credit.turns import (
+    compute_gigpo_advantages,
+    mt_grpo,
+    multiturn_grpo,
+    step_returns,
+    tree_grpo,
+)
 
 GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())
 EXAMPLES = {example["id"]: example for example in GOLDEN["examples"]}
@@ -89,7 +95,7 @@ def in_states(batch, dtype=torch.float64, gamma=0.5, **options):
     garbage = 1e3 * torch.arange(1, len(batch) + 1, dtype=dtype)
     returns = torch.where(taken, returns, garbage[:, None])
     where = (x["state_ids"], x["turn_ids"], x["mask"], x["group_ids"])
-    return gigpo(outcomes, returns, *where, **options)
+    return compute_gigpo_advantages(outcomes, returns, *where, **options)
 
 
 # Worked examples ----------------------------------------------------------------------------------
@@ -137,7 +143,7 @@ def test_golden_g31_mt_grpo(dtype):
 def test_golden_g32_gigpo():
     example = EXAMPLES["g32"]
     given_ = example["inputs"]
-    actual = gigpo(
+    actual = compute_gigpo_advantages(
         torch.tensor(given_["episode_score"], dtype=torch.float64),
         torch.tensor(given_["step_return"], dtype=torch.float64)[:, None],
         torch.tensor([[int(name[1:])] for name in given_["anchor_state"]]),

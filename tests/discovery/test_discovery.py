@@ -7,22 +7,22 @@ from pathlib import Path
 import pytest
 
 from rlx.discovery import (
-    check,
+    build_plugin,
     check_file,
-    find,
-    implementation,
-    installed,
-    load,
+    check_read_spec,
+    find_installed_plugin,
+    import_implementation,
+    list_installed_plugins,
+    load_plugin,
     lookup,
-    make,
-    resolve,
+    resolve_plugins,
 )
 from rlx.discovery.lookup import PluginFault
 from rlx.discovery.streams import STREAMS
 from rlx.errors import PluginError
 from rlx.spec import PluginUse
-from rlx.spec.diagnostic import InvalidPlugins, InvalidSpec
-from rlx.spec.reader import read_spec
+from rlx.spec.reading.diagnostics import InvalidPlugins, InvalidSpec
+from rlx.spec.reading.reader import read_spec
 
 GUEST = '''
 from typing import ClassVar, Literal
@@ -185,7 +185,7 @@ def guests(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     yield
-    lookup._installed.cache_clear()
+    lookup._scan_entry_points.cache_clear()
     for module in [m for m in sys.modules if m.startswith("guest_")]:
         del sys.modules[module]
 
@@ -208,20 +208,20 @@ def refused(*changes, overrides=()):
 
 def blamed(kind, name):
     with pytest.raises(PluginFault) as caught:
-        load(kind, name)
+        load_plugin(kind, name)
     assert caught.value.exit_code == 3
     return str(caught.value)
 
 
 def test_looking_up_imports_nothing():
-    assert find("reward", "exact").source == "rlx-guest 0.1.0"
-    assert {"exact", "twice", "rlcr.brier"} <= {f.name for f in installed("reward")}
+    assert find_installed_plugin("reward", "exact").source == "rlx-guest 0.1.0"
+    assert {"exact", "twice", "rlcr.brier"} <= {f.name for f in list_installed_plugins("reward")}
     assert "guest_plugins" not in sys.modules
 
 
 def test_our_own_plugins_come_in_by_the_same_door():
-    assert find("estimator", "two_level").distribution == "rlx"
-    assert load("mask", "turn_spans").__name__ == "TurnSpans"
+    assert find_installed_plugin("estimator", "two_level").distribution == "rlx"
+    assert load_plugin("mask", "turn_spans").__name__ == "TurnSpans"
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
@@ -237,7 +237,7 @@ def test_a_name_that_two_offer_must_be_qualified():
     text = blamed("reward", "twice")
     assert "offered by rlx-guest 0.1.0 and rlx-rival 2.0" in text
     assert "'rlx-guest:twice' or 'rlx-rival:twice'" in text
-    assert load("reward", "rlx_rival:twice").__name__ == "Closeness"
+    assert load_plugin("reward", "rlx_rival:twice").__name__ == "Closeness"
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_an_import_that_hangs_is_broken_off():
 
 def test_an_option_that_rlx_reads_itself_is_refused():
     with pytest.raises(PluginFault, match="'weight' could never be set"):
-        load("reward", "collides")
+        load_plugin("reward", "collides")
 
 
 def test_a_task_must_be_a_task():
@@ -284,11 +284,11 @@ def test_an_environment_must_answer():
 
 
 def test_options_are_read_as_strictly_as_the_file():
-    made = make(PluginUse(plugin="sums", numbers={"3": 0.5}, span=[2, 4]), "task")
+    made = build_plugin(PluginUse(plugin="sums", numbers={"3": 0.5}, span=[2, 4]), "task")
     assert made.numbers == {3: 0.5}
     assert made.span == (2, 4)
     with pytest.raises(InvalidSpec) as caught:
-        make(PluginUse(plugin="sums", lvel="easy", span=["1", 2]), "task")
+        build_plugin(PluginUse(plugin="sums", lvel="easy", span=["1", 2]), "task")
     text = str(caught.value)
     assert "unknown key 'lvel'" in text
     assert "did you mean 'level'?" in text
@@ -306,7 +306,7 @@ def test_resolves_every_plugin_and_remembers_where_it_came_from():
     assert first.entry_point == "guest_plugins:Sums"
     before = first.sha256
     Path("guest_plugins.py").write_text(GUEST + "\n# changed\n")
-    assert resolve(read.spec).provenance[0].sha256 != before
+    assert resolve_plugins(read.spec).provenance[0].sha256 != before
     assert plugins.warnings == ()
 
 
@@ -457,13 +457,13 @@ def test_a_group_of_one_may_keep_its_raw_score_and_a_phase_may_be_larger():
 def test_check_says_where_and_resolve_says_what():
     read = read_spec(spec_file(("plugin: exact", "plugin: exat")))
     with pytest.raises(InvalidPlugins, match=r"guest\.yaml:9:24"):
-        check(read)
+        check_read_spec(read)
     with pytest.raises(InvalidPlugins, match="experiment 'guest': 1 error"):
-        resolve(read.spec)
+        resolve_plugins(read.spec)
 
 
 def test_implementations_are_imported_by_name():
-    assert implementation("math:sqrt")(9) == 3
+    assert import_implementation("math:sqrt")(9) == 3
     for wrong in ("math:nothing", "no_such_module:f", "math", "math:pi"):
         with pytest.raises(PluginError, match="implementation"):
-            implementation(wrong)
+            import_implementation(wrong)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlx.discovery import check_file, load
+from rlx.discovery import check_file, load_plugin
 from rlx.discovery.fit import under_profile
 from rlx.spec import PROFILES, CreditSpec
 
@@ -61,7 +61,7 @@ def test_a_profile_is_recorded_with_its_options(profile, warned):
 
 def test_what_is_said_stands():
     filled = under_profile(
-        load("estimator", "two_level"), {"eps": 0.5, "confidence": {"ddof": 1}}, "seed004"
+        load_plugin("estimator", "two_level"), {"eps": 0.5, "confidence": {"ddof": 1}}, "seed004"
     )
     assert filled["eps"] == 0.5
     assert filled["ddof"] == 0
@@ -71,7 +71,7 @@ def test_what_is_said_stands():
 @pytest.mark.parametrize("name", ["GRPO", "Grpo", "grpo"])
 def test_names_are_found_in_any_case(name, warned):
     _, plugins = warned(f"estimator: {{name: {name}}}")
-    assert type(plugins.estimator) is load("estimator", "grpo")
+    assert type(plugins.estimator) is load_plugin("estimator", "grpo")
 
 
 def test_placement_is_nothing_to_who_reads_scores(warned):

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlx.evaluation.answers import Answer, figures
+from rlx.evaluation.answers import Answer, compute_answer_metrics
 from rlx.evaluation.calibration import Calibration
-from rlx.evaluation.intervals import bootstrap
+from rlx.evaluation.intervals import compute_bootstrap_intervals
 from rlx.evaluation.suite_pictures import draw_suite
 
 
@@ -43,7 +43,7 @@ def answered(samples=4, problems=30):
 
 def test_figures_are_those_of_all_pairs():
     answers = answered()
-    told = figures(answers, seed=0, draws=50)
+    told = compute_answer_metrics(answers, seed=0, draws=50)
     pairs = [a.correct for a in answers], [a.confidences[0] for a in answers]
     measured = Calibration.measure(*pairs, [a.stratum for a in answers])
     assert told["problems"] == 30
@@ -57,7 +57,7 @@ def test_figures_are_those_of_all_pairs():
 
 
 def test_without_confidences_there_is_accuracy_alone():
-    told = figures([answer(p, 0, p % 2) for p in range(9)], seed=0, draws=20)
+    told = compute_answer_metrics([answer(p, 0, p % 2) for p in range(9)], seed=0, draws=20)
     assert told["accuracy"] == pytest.approx(4 / 9)
     assert told["brier"] is told["scaling"] is None
     assert told["by_stratum"]["2"]["n"] == 9
@@ -66,7 +66,7 @@ def test_without_confidences_there_is_accuracy_alone():
 
 def test_an_unreadable_confidence_is_counted_and_survives_json():
     answers = [answer(0, 0, 1, math.nan), answer(1, 0, 0, 0.5)]
-    assert figures(answers, seed=0, draws=20)["readable_share"] == 0.5
+    assert compute_answer_metrics(answers, seed=0, draws=20)["readable_share"] == 0.5
     again = [Answer.from_json(a.to_json()) for a in answers]
     assert again[1] == answers[1]
     assert math.isnan(again[0].confidences[0])
@@ -78,34 +78,40 @@ def test_intervals_hold_what_they_promise():
     held = 0
     for trial in range(200):
         values = rng.random(60) < 0.3
-        found = bootstrap(range(60), {"mean": lambda at, v=values: float(v[at].mean())}, seed=trial)
+        found = compute_bootstrap_intervals(
+            range(60), {"mean": lambda at, v=values: float(v[at].mean())}, seed=trial
+        )
         low, high = found["mean"]
         held += low <= 0.3 <= high
     assert 0.88 <= held / 200 <= 0.99
 
 
 def test_answers_to_one_problem_are_no_independent_evidence():
-    alone = bootstrap(range(40), {"x": lambda at: float((at % 2).mean())}, seed=0)["x"]
+    alone = compute_bootstrap_intervals(
+        range(40), {"x": lambda at: float((at % 2).mean())}, seed=0
+    )["x"]
     copied = [n // 8 for n in range(320)]
-    eightfold = bootstrap(copied, {"x": lambda at: float((at // 8 % 2).mean())}, seed=0)["x"]
+    eightfold = compute_bootstrap_intervals(
+        copied, {"x": lambda at: float((at // 8 % 2).mean())}, seed=0
+    )["x"]
     assert eightfold == pytest.approx(alone)
 
 
 def test_intervals_of_what_is_undefined():
-    assert bootstrap([1, 1], {"x": lambda at: 0.0}, seed=0) == {"x": None}
-    assert bootstrap([1, 2], {"x": lambda at: None}, seed=0) == {"x": None}
-    assert bootstrap(range(9), {"x": lambda at: 0.5}, seed=0) == {"x": (0.5, 0.5)}
+    assert compute_bootstrap_intervals([1, 1], {"x": lambda at: 0.0}, seed=0) == {"x": None}
+    assert compute_bootstrap_intervals([1, 2], {"x": lambda at: None}, seed=0) == {"x": None}
+    assert compute_bootstrap_intervals(range(9), {"x": lambda at: 0.5}, seed=0) == {"x": (0.5, 0.5)}
 
 
 def test_pictures_of_a_suite(tmp_path):
     sets = {"near": answered(), "far": answered(samples=2)}
-    told = {name: figures(own, seed=0, draws=20) for name, own in sets.items()}
+    told = {name: compute_answer_metrics(own, seed=0, draws=20) for name, own in sets.items()}
     made = draw_suite(sets, told, frozenset({"far"}), tmp_path)
     names = ("reliability", "confidence", "risk_coverage", "scaling")
     assert {path.name for path in made} == {f"{n}.{kind}" for n in names for kind in ("png", "svg")}
     assert all(Path(path).stat().st_size > 2000 for path in made)
     bare = {"near": [answer(p, 0, p % 2) for p in range(9)]}
-    told = {name: figures(own, seed=0, draws=20) for name, own in bare.items()}
+    told = {name: compute_answer_metrics(own, seed=0, draws=20) for name, own in bare.items()}
     assert draw_suite(bare, told, frozenset(), tmp_path / "bare") == []
 
 
@@ -113,5 +119,5 @@ def test_a_problem_that_is_asked_again_is_no_more_evidence():
     """Small tasks run out of problems: a set of 300 may hold 80."""
     once = [replace(answer(n, 0, n % 2, 0.5), problem_id=f"p{n}") for n in range(20)]
     again = [replace(a, problem=20 + a.problem) for a in once]
-    low, high = figures(once, seed=0)["intervals"]["accuracy"]
-    assert figures([*once, *again], seed=0)["intervals"]["accuracy"] == (low, high)
+    low, high = compute_answer_metrics(once, seed=0)["intervals"]["accuracy"]
+    assert compute_answer_metrics([*once, *again], seed=0)["intervals"]["accuracy"] == (low, high)

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest, ttest_1samp
 
-from rlx.evaluation.by_problem import Asked, by_problem
-from rlx.evaluation.paired import sign_test
-from rlx.evaluation.scores import brier, clipped_nll
+from rlx.evaluation.problem_statistics import Asked, by_problem
+from rlx.evaluation.scores import clipped_nll, compute_brier
+from rlx.evaluation.seed_statistics import sign_test
 
 
 def asked(correct, confidence=None, ids=None):
@@ -27,7 +27,7 @@ def test_single_answers_have_the_means_that_evaluations_report(pairs):
     correct, stated = zip(*pairs, strict=True)
     values = asked(correct, list(stated)).values
     known = [np.nan if c is None else c for c in stated]
-    assert np.mean(values["brier"]) == pytest.approx(brier(correct, known))
+    assert np.mean(values["brier"]) == pytest.approx(compute_brier(correct, known))
     assert np.mean(values["nll"]) == pytest.approx(clipped_nll(correct, known))
     assert np.mean(values["accuracy"]) == pytest.approx(np.mean(correct))
 

@@ -11,10 +11,10 @@ from sklearn.metrics import average_precision_score, brier_score_loss, log_loss,
 
 from rlx.evaluation.calibration import Calibration
 from rlx.evaluation.scores import (
-    auroc,
-    brier,
     brier_skill,
     clipped_nll,
+    compute_auroc,
+    compute_brier,
     confidence_entropy,
     equal_mass_calibration_error,
     expected_calibration_error,
@@ -29,7 +29,7 @@ from rlx.evaluation.scores import (
 from rlx.evaluation.selective import (
     accuracy_at_coverage,
     auprc_of_errors,
-    aurc,
+    compute_aurc,
     coverage_at_risk,
     excess_aurc,
     risk_coverage,
@@ -86,7 +86,7 @@ def test_points_to_draw_lie_on_the_curve(some, points):
 def test_the_worked_example_of_selective_answering():
     risk = [0.0, 0.0, 1 / 3, 0.25, 0.4, 0.5, 3 / 7, 0.5]
     assert risk_coverage(CORRECT, CONFIDENCE, ties="stable") == pytest.approx(risk)
-    assert aurc(CORRECT, CONFIDENCE, ties="stable") == pytest.approx(0.301488095238)
+    assert compute_aurc(CORRECT, CONFIDENCE, ties="stable") == pytest.approx(0.301488095238)
     assert accuracy_at_coverage(CORRECT, CONFIDENCE, 0.5, ties="stable") == 0.75
 
 
@@ -108,12 +108,12 @@ def test_a_bin_holds_its_lower_edge_and_not_its_upper(bins):
 @given(pairs)
 def test_ranking_and_brier_agree_with_scikit_learn(pairs):
     y, c = split(pairs)
-    assert brier(y, c) == pytest.approx(brier_score_loss(y, c, pos_label=1))
+    assert compute_brier(y, c) == pytest.approx(brier_score_loss(y, c, pos_label=1))
     if y.min() == y.max():
-        assert auroc(y, c) is None
+        assert compute_auroc(y, c) is None
         assert brier_skill(y, c) is None
     else:
-        assert auroc(y, c) == pytest.approx(roc_auc_score(y, c))
+        assert compute_auroc(y, c) == pytest.approx(roc_auc_score(y, c))
 
 
 @given(pairs, st.sampled_from([0.001, 0.01, 0.2]))
@@ -175,7 +175,7 @@ def test_auroc_counts_pairs_with_ties_as_halves(pairs):
     right, wrong = c[y == 1], c[y == 0]
     if len(right) and len(wrong):
         won = [(r > w) + (r == w) / 2 for r in right for w in wrong]
-        assert auroc(y, c) == pytest.approx(np.mean(won))
+        assert compute_auroc(y, c) == pytest.approx(np.mean(won))
 
 
 @given(pairs, st.sampled_from([1, 4, 10, 15]))
@@ -209,7 +209,7 @@ def test_bins_agree_with_scikit_learn_away_from_the_edges(pairs):
 def test_murphy_adds_up_to_brier(pairs):
     y, c = split(pairs)
     m = murphy_decomposition(y, c)
-    assert m.reliability - m.resolution + m.uncertainty == pytest.approx(brier(y, c))
+    assert m.reliability - m.resolution + m.uncertainty == pytest.approx(compute_brier(y, c))
     assert min(m.reliability, m.resolution, m.uncertainty) >= 0
 
 
@@ -228,8 +228,8 @@ def test_nothing_depends_on_the_order_of_the_samples(pairs, random):
 @given(st.lists(st.tuples(st.integers(0, 1), tenths), min_size=1, max_size=6))
 @settings(max_examples=25)
 def test_even_ties_are_the_mean_over_all_orders(pairs):
-    orders = [aurc(*split(order), ties="stable") for order in permutations(pairs)]
-    assert aurc(*split(pairs)) == pytest.approx(np.mean(orders))
+    orders = [compute_aurc(*split(order), ties="stable") for order in permutations(pairs)]
+    assert compute_aurc(*split(pairs)) == pytest.approx(np.mean(orders))
 
 
 def test_unparsable_confidence_counts_as_zero_and_is_counted():
@@ -265,7 +265,7 @@ def test_auroc_within_strata_counts_the_pairs_of_each(pairs):
         if strata[right] == strata[wrong]
     ]
     assert within_auroc(y, c, strata) == (pytest.approx(np.mean(ranked)) if ranked else None)
-    assert within_auroc(y, c, np.zeros(len(y))) == pytest.approx(auroc(y, c))
+    assert within_auroc(y, c, np.zeros(len(y))) == pytest.approx(compute_auroc(y, c))
 
 
 @given(pairs)
@@ -273,7 +273,7 @@ def test_no_constant_per_stratum_beats_the_stratum_predictor(pairs):
     y, c = split(pairs)
     strata = np.arange(len(y)) % 3
     constants = c[strata]
-    assert brier(y, stratum_predictor(y, strata)) <= brier(y, constants) + 1e-12
+    assert compute_brier(y, stratum_predictor(y, strata)) <= compute_brier(y, constants) + 1e-12
 
 
 def test_betting_on_the_extremes_shows():

@@ -5,10 +5,15 @@ import math
 import pytest
 from trees import turn
 
-from rlx.evaluation.held_out import alike_share, answered_once, measure, stated_confidence
+from rlx.evaluation.held_out import (
+    alike_share,
+    answered_once,
+    compute_held_out_metrics,
+    stated_confidence,
+)
 from rlx.plugin import Problem
 from rlx.reward import RewardEntry, RewardTable
-from rlx.rollout import NO_PARENT, RolloutTree, Segment, plan
+from rlx.rollout import NO_PARENT, RolloutTree, Segment, build_rollout_plan
 from rlx.spec import TurnSpec, TwoTurn
 
 NAN = math.nan
@@ -34,7 +39,7 @@ def held_out(*problems):
             turns[t, s] = {"brier": entry("brier", 0.5, **parts)}
         problem = Problem(id=f"p{t}", prompt="", fields={}, stratum=f"s{t % 2}")
         trees.append(RolloutTree(problem, tuple(segments)))
-    return measure(trees, RewardTable(turns, frozenset(), {}), "accuracy")
+    return compute_held_out_metrics(trees, RewardTable(turns, frozenset(), {}), "accuracy")
 
 
 def test_one_answer_and_its_first_confidence():
@@ -85,7 +90,7 @@ def in_one_sequence(*stated):
         trees.append(RolloutTree(Problem(id=f"p{t}", prompt="", fields={}), segments))
         parts = {} if math.isnan(confidence) else {"confidence": confidence}
         turns[t, 1] = {"accuracy": entry("accuracy", 1.0), "brier": entry("brier", 0.5, **parts)}
-    return measure(trees, RewardTable(turns, frozenset(), {}), "accuracy")
+    return compute_held_out_metrics(trees, RewardTable(turns, frozenset(), {}), "accuracy")
 
 
 def test_a_confidence_may_stand_in_the_answer_itself():
@@ -119,9 +124,9 @@ def test_held_out_problems_are_answered_once_and_asked_as_often_as_in_training()
     spec = TwoTurn(
         num_generations_answer=8, num_generations_confidence=3, confidence=TurnSpec(template="?")
     )
-    once = answered_once(plan(spec))
+    once = answered_once(build_rollout_plan(spec))
     assert [(level.kind, level.count) for level in once.levels] == [
         ("answer", 1),
         ("confidence", 3),
     ]
-    assert once.levels[1] == plan(spec).levels[1]
+    assert once.levels[1] == build_rollout_plan(spec).levels[1]

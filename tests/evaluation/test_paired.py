@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from scipy import stats
 
-from rlx.evaluation.paired import difference, mean_over_seeds
+from rlx.evaluation.seed_statistics import compute_paired_difference, mean_over_seeds
 
 numbers = st.floats(-10, 10).map(lambda x: round(x, 3))
 
@@ -34,7 +34,7 @@ def test_one_seed_has_no_interval():
 @given(st.lists(st.tuples(numbers, numbers), min_size=2, max_size=7))
 def test_p_is_that_of_scipys_exact_test(pairs):
     one, other = ({seed: p[side] for seed, p in enumerate(pairs)} for side in (0, 1))
-    found = difference(one, other)
+    found = compute_paired_difference(one, other)
     gaps = [a - b for a, b in pairs]
     exact = stats.permutation_test((gaps,), np.mean, permutation_type="samples", n_resamples=np.inf)
     assert found.p == pytest.approx(exact.pvalue, abs=1e-9)
@@ -42,14 +42,14 @@ def test_p_is_that_of_scipys_exact_test(pairs):
 
 
 def test_seeds_are_matched_by_number_and_only_shared_ones_count():
-    found = difference({0: 1.0, 1: 2.0, 7: 100.0}, {1: 1.5, 0: 0.5, 9: -100.0})
+    found = compute_paired_difference({0: 1.0, 1: 2.0, 7: 100.0}, {1: 1.5, 0: 0.5, 9: -100.0})
     assert found.over.n == 2
     assert found.over.mean == pytest.approx(0.5)
     assert found.p == 0.5, "two of four changes of sign"
-    assert difference({0: 1.0}, {1: 1.0}) is None
+    assert compute_paired_difference({0: 1.0}, {1: 1.0}) is None
 
 
 def test_many_seeds():
     one = {seed: 0.1 * math.sin(seed) + 0.3 for seed in range(20)}
-    assert difference(one, dict.fromkeys(range(20), 0.0)).p < 0.001
-    assert difference(one, one).p == 1
+    assert compute_paired_difference(one, dict.fromkeys(range(20), 0.0)).p < 0.001
+    assert compute_paired_difference(one, one).p == 1

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from rlx.evaluation.calibration import Calibration
-from rlx.evaluation.distributions import Spread, distributions
-from rlx.evaluation.over_steps import Moment, accuracy_and_ece
+from rlx.evaluation.distributions import Spread, draw_distributions
 from rlx.evaluation.pictures import learning_curves, reliability_diagram, terminal_reliability
+from rlx.evaluation.step_pictures import Moment, accuracy_and_ece
 
 CONFIDENCE = np.linspace(0, 1, 101)
 OVERCONFIDENT = Calibration.measure([1, 0, 0] * 33 + [0, 0], [0.95] * 101)
@@ -83,13 +83,13 @@ def test_distributions_of_each_kind_of_turn(tmp_path):
         "answer": [Spread(s, [0.1 * s, 0.5, 1.0], [10, 20 + s, 30]) for s in range(1, 9)],
         "confidence": [Spread(3, [], [4]), Spread(5, [0.5, 0.5], [4, 4])],
     }
-    made = distributions(spreads, tmp_path / "distributions")
+    made = draw_distributions(spreads, tmp_path / "distributions")
     assert [path.name for path in made] == ["distributions.png", "distributions.svg"]
     said = made[1].read_text()
     assert all(path.stat().st_size > 5000 for path in made)
     assert said.count('<g id="QuadMesh') == 4
     with pytest.raises(ValueError, match="no turns"):
-        distributions({}, tmp_path / "none")
+        draw_distributions({}, tmp_path / "none")
 
 
 def test_accuracy_and_ece_over_steps(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from rlx.evaluation.scaling import Answered, Scaling, pass_at_k
+from rlx.evaluation.answer_scaling import ProblemAnswers, Scaling, pass_at_k
 
 
 @given(st.integers(1, 9), st.data())
@@ -26,11 +26,11 @@ def test_nonsense_is_refused():
     with pytest.raises(ValueError, match="without answers"):
         Scaling.measure([], seed=0)
     with pytest.raises(ValueError, match="without answers"):
-        Scaling.measure([Answered((), (), None)], seed=0)
+        Scaling.measure([ProblemAnswers((), (), None)], seed=0)
 
 
 def test_a_confident_minority_wins_by_its_confidence_alone():
-    split = Answered(("8", "8", "7"), (0, 0, 1), (0.1, 0.2, 0.9))
+    split = ProblemAnswers(("8", "8", "7"), (0, 0, 1), (0.1, 0.2, 0.9))
     found = Scaling.measure([split], seed=0)
     assert found.k == (1, 2, 3)
     assert found.majority[-1] == 0
@@ -40,10 +40,10 @@ def test_a_confident_minority_wins_by_its_confidence_alone():
 
 
 def test_answers_that_say_nothing_have_no_vote():
-    found = Scaling.measure([Answered((None, None, "7"), (0, 0, 1), None)], seed=0)
+    found = Scaling.measure([ProblemAnswers((None, None, "7"), (0, 0, 1), None)], seed=0)
     assert found.majority[-1] == 1
     assert found.weighted is None
-    silent = Scaling.measure([Answered((None, None), (0, 0), None)], seed=0)
+    silent = Scaling.measure([ProblemAnswers((None, None), (0, 0), None)], seed=0)
     assert silent.majority == (0, 0)
     assert silent.vote_share_ece == (0, 0)
 
@@ -60,7 +60,7 @@ answers = st.lists(
 def test_votes_are_means_over_all_orders(answers):
     said, confidence = zip(*answers, strict=True)
     correct = tuple(int(text == "1") for text in said)
-    found = Scaling.measure([Answered(said, correct, confidence)], seed=3)
+    found = Scaling.measure([ProblemAnswers(said, correct, confidence)], seed=3)
     for i, k in enumerate(found.k):
         rights = {"majority": [], "weighted": [], "most_confident": []}
         for order in permutations(range(len(said))):
@@ -78,7 +78,7 @@ def test_votes_are_means_over_all_orders(answers):
 
 
 def test_the_same_seed_gives_the_same_and_json_survives_a_round_trip():
-    problem = Answered(("1", "2", "2", "3"), (1, 0, 0, 0), (0.9, 0.3, 0.4, 0.1))
+    problem = ProblemAnswers(("1", "2", "2", "3"), (1, 0, 0, 0), (0.9, 0.3, 0.4, 0.1))
     found = Scaling.measure([problem], seed=5)
     assert found == Scaling.measure([problem], seed=5)
     assert Scaling.from_json(found.to_json()) == found

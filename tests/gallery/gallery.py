@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from rlx.credit import Credit, CreditInputs, total_scores
-from rlx.credit.place import place
-from rlx.discovery import implementation, installed, load
-from rlx.spec.meaning import meanings
+from rlx.credit.place import place_rewards
+from rlx.discovery import import_implementation, list_installed_plugins, load_plugin
+from rlx.spec.field_docs import read_field_meanings
 
 FOLDER = Path(__file__).parents[2] / "docs" / "estimators"
 OURS = "rlx"
@@ -87,7 +87,7 @@ RLCR = ((1.0, (0.9, 0.7, 0.5)), (0.0, (0.8, 0.5, 0.1)))
 
 def _placed(*, turn_rewards: torch.Tensor, **fields: torch.Tensor) -> CreditInputs:
     present, mask = ~turn_rewards.isnan(), fields["turn_ids"] > 0
-    placed = place(
+    placed = place_rewards(
         turn_rewards,
         present,
         fields["global_rewards"],
@@ -110,9 +110,9 @@ def example(name: str) -> CreditInputs:
 
 def advantages(name: str) -> torch.Tensor:
     """`[B, T]` what the estimator gives by default."""
-    descriptor = load("estimator", name)()
+    descriptor = load_plugin("estimator", name)()
     options = {field: getattr(descriptor, field) for field in type(descriptor).model_fields}
-    given = implementation(descriptor.implementation)(example(name), **options)
+    given = import_implementation(descriptor.implementation)(example(name), **options)
     return given.advantages if isinstance(given, Credit) else given
 
 
@@ -121,7 +121,7 @@ def advantages(name: str) -> torch.Tensor:
 
 def documents(name: str) -> list[str]:
     """Docstrings that speak of the estimator: its own, and those of the functions it names."""
-    own = inspect.getdoc(implementation(load("estimator", name).implementation)) or ""
+    own = inspect.getdoc(import_implementation(load_plugin("estimator", name).implementation)) or ""
     said = [own]
     for module, function in re.findall(r"`(rlx\.credit\.\w+)\.(\w+)`", own):
         said.append(inspect.getdoc(getattr(import_module(module), function)) or "")
@@ -147,9 +147,9 @@ def source(name: str) -> str:
 
 def page(name: str) -> str:
     """The Markdown of one estimator."""
-    cls = load("estimator", name)
+    cls = load_plugin("estimator", name)
     inputs, given = example(name), advantages(name)
-    said = meanings(cls)
+    said = read_field_meanings(cls)
     options = [
         f"| `{field}` | `{_shown(info.default)}` | {' '.join(said.get(field, '').split())} |"
         for field, info in cls.model_fields.items()
@@ -267,7 +267,9 @@ def picture(name: str, path: Path) -> None:
 
 
 def names() -> list[str]:
-    return [found.name for found in installed("estimator") if found.distribution == OURS]
+    return [
+        found.name for found in list_installed_plugins("estimator") if found.distribution == OURS
+    ]
 
 
 def index() -> str:
@@ -281,7 +283,7 @@ def index() -> str:
         "| --- | --- | --- | --- |",
     ]
     for name in names():
-        cls = load("estimator", name)
+        cls = load_plugin("estimator", name)
         first = (inspect.getdoc(cls) or "").splitlines()[0]
         reads = READS[cls().reading()]
         lines.append(f"| [`{name}`]({name}.md) | {first} | {reads} | {source(name)} |")

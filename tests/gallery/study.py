@@ -184,7 +184,7 @@ def main() -> None:
 
 def registry() -> Registry:
     """The registry of RLX_HOME, to read."""
-    from rlx.run.paths import tracking_url
+    from rlx.home import tracking_url
 
     return Registry.open(tracking_url("sqlite:///{home}/registry.db"), read_only=True)
 
@@ -286,13 +286,13 @@ def _small(journal: Path) -> Iterator[str]:
 
 def bring_back() -> None:
     """Makes runs that are kept and that RLX_HOME does not know known to its registry."""
-    from rlx.run.paths import home
+    from rlx.home import get_rlx_home
 
     texts = {file: gzip.decompress(file.read_bytes()) for file in KEPT.glob("*.jsonl.gz")}
     by_time = sorted(
         texts, key=lambda file: float(json.loads(texts[file].split(b"\n", 1)[0])["at"])
     )
-    folders = [home() / "kept" / file.name.removesuffix(".jsonl.gz") for file in by_time]
+    folders = [get_rlx_home() / "kept" / file.name.removesuffix(".jsonl.gz") for file in by_time]
     for file, folder in zip(by_time, folders, strict=True):
         folder.mkdir(parents=True, exist_ok=True)
         journal = folder / "journal.jsonl"

@@ -11,9 +11,9 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from rlx.cli.compare import ByProblem, Comparison, Row, compared
-from rlx.evaluation.paired import mean_over_seeds
+from rlx.cli.compare import ByProblem, Comparison, ComparisonRow, compare_recipes
 from rlx.evaluation.scores import expected_calibration_error
+from rlx.evaluation.seed_statistics import mean_over_seeds
 from rlx_registry import Registry
 
 ROOT = Path(__file__).parents[2]
@@ -50,9 +50,9 @@ class Group:
     @cached_property
     def compared(self) -> Comparison:
         """As `rlx compare` has it."""
-        return compared(self.registry, [run for own in self.runs for run in own.values()])
+        return compare_recipes(self.registry, [run for own in self.runs for run in own.values()])
 
-    def row(self, suite: str, metric: str) -> Row:
+    def row(self, suite: str, metric: str) -> ComparisonRow:
         """One figure of all recipes."""
         found = [r for r in self.compared.rows if (r.suite, r.metric) == (suite, metric)]
         if not found:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.evaluation.style import FAINT, INK, SERIES, figure, plain, save
+from rlx.evaluation.style import FAINT, INK, SERIES, build_figure, save_figure, style_axes
 
 if TYPE_CHECKING:
     from study_page import Group
@@ -40,10 +40,10 @@ def over_seeds(group: "Group", suite: str, path: Path) -> None:
     """Every seed's figures as dots, their means as lines: a panel per figure."""
     shown = {"accuracy": "accuracy", "brier": "Brier score", "ece": "ECE"}
     shown |= {"within_auroc": "AUROC within kinds of problem"}
-    drawn = figure(3.1 * len(shown), 0.42 * len(group.labels) + 1.2)
+    drawn = build_figure(3.1 * len(shown), 0.42 * len(group.labels) + 1.2)
     panels = drawn.subplots(1, len(shown), sharey=True)
     for axes, (metric, title) in zip(panels, shown.items(), strict=True):
-        plain(axes)
+        style_axes(axes)
         for n, label in enumerate(group.labels):
             values = [each[metric] for each in group.metrics(label, suite)]
             values = [value for value in values if value is not None]
@@ -53,14 +53,14 @@ def over_seeds(group: "Group", suite: str, path: Path) -> None:
         axes.set_title(title, color=INK, fontsize=10)
     panels[0].set_yticks(range(len(group.labels)), group.labels)
     panels[0].invert_yaxis()
-    save(drawn, path)
+    save_figure(drawn, path)
 
 
 def curves(group: "Group", path: Path) -> None:
     """Training metrics over steps: means over seeds, with the range of the seeds behind."""
-    drawn = figure(10, 6.4)
+    drawn = build_figure(10, 6.4)
     for axes, (metric, title) in zip(drawn.subplots(2, 2).flat, CURVES.items(), strict=True):
-        plain(axes)
+        style_axes(axes)
         for n, label in enumerate(group.labels):
             steps, values = group.curve(label, metric)
             if not values.size:
@@ -72,7 +72,7 @@ def curves(group: "Group", path: Path) -> None:
         axes.set_title(title, color=INK, fontsize=10)
         axes.set_xlabel("step", color=FAINT)
     drawn.axes[0].legend(frameon=False, fontsize=8)
-    save(drawn, path)
+    save_figure(drawn, path)
 
 
 def _smoothed(values: Sequence[float]) -> Any:
@@ -85,9 +85,9 @@ def _smoothed(values: Sequence[float]) -> Any:
 
 def true_probability(group: "Group", labels: Sequence[str], path: Path) -> None:
     """How often the model is right on a problem against what it says on average."""
-    drawn = figure(3.3 * len(labels), 3.6)
+    drawn = build_figure(3.3 * len(labels), 3.6)
     for axes, label in zip(drawn.subplots(1, len(labels), sharey=True), labels, strict=True):
-        plain(axes)
+        style_axes(axes)
         axes.plot([0, 1], [0, 1], color=FAINT, lw=0.8, ls="--")
         for colour, stratum in zip(SERIES, STRATA, strict=False):
             right, stated = per_problem(group, label, stratum)
@@ -96,7 +96,7 @@ def true_probability(group: "Group", labels: Sequence[str], path: Path) -> None:
         axes.set_xlabel("P(correct), 16 answers", color=FAINT)
     drawn.axes[0].set_ylabel("mean stated confidence", color=FAINT)
     drawn.axes[0].legend(frameon=False, fontsize=8)
-    save(drawn, path)
+    save_figure(drawn, path)
 
 
 def per_problem(group: "Group", label: str, stratum: str) -> tuple[Any, Any]:
@@ -117,11 +117,11 @@ def scaling(group: "Group", suite: str, path: Path) -> None:
     """What several answers are worth, chosen by confidence or by vote: a panel per way."""
     ways = {"majority": "majority vote", "weighted": "vote weighted by confidence"}
     ways |= {"most_confident": "the most confident answer"}
-    drawn = figure(3.4 * len(ways), 3.4)
+    drawn = build_figure(3.4 * len(ways), 3.4)
     for axes, (way, title) in zip(
         drawn.subplots(1, len(ways), sharey=True), ways.items(), strict=True
     ):
-        plain(axes)
+        style_axes(axes)
         for n, label in enumerate(group.labels):
             found = [each["scaling"] for each in group.metrics(label, suite)]
             if found:
@@ -134,4 +134,4 @@ def scaling(group: "Group", suite: str, path: Path) -> None:
         axes.set_xlabel("answers", color=FAINT)
     drawn.axes[0].set_ylabel("accuracy", color=FAINT)
     drawn.axes[0].legend(frameon=False, fontsize=8)
-    save(drawn, path)
+    save_figure(drawn, path)

@@ -39,7 +39,7 @@ each model then answers `{suite}`. A run takes about three minutes of one CPU co
 def trained() -> dict[str, list[str]]:
     """The runs of each arm, by seed."""
     rlx("submit", SPEC, "--seeds", "0..2", "--grid", f"{VARIES}={','.join(ARMS)}")
-    from rlx.run.paths import tracking_url
+    from rlx.home import tracking_url
 
     with Registry.open(tracking_url("sqlite:///{home}/registry.db"), read_only=True) as registry:
         runs = [run for run in registry.runs(name="rlcr-asked") if run.status == "finished"]

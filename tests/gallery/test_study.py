@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx.spec.reader import read_spec
+from rlx.spec.reading.reader import read_spec
 from rlx_registry import Registry
 
 HERE = Path(__file__).parent

@@ -12,11 +12,11 @@ import sys
 
 import torch
 
-from rlx.batch import flatten
+from rlx.batch import build_token_batch
 from rlx.learner import Learner, join_ranks
 from rlx.model import build_policy
 from rlx.plugin import Problem
-from rlx.rollout import grow, plan
+from rlx.rollout import build_rollout_plan, sample_rollout_trees
 from rlx.sampler import TransformersSampler
 from rlx.spec import OptimizerSpec, RunnerSpec, Tiny, TurnSpec, TwoTurn
 
@@ -43,8 +43,10 @@ def differences(device: str, dtype: str) -> torch.Tensor:
     sampler.load(learner.weights())
     problems = [Problem(id=str(n), prompt=f"nums: {n} 7\ntarget: 9\n", fields={}) for n in range(8)]
     with sampler.session() as session:
-        trees = grow(plan(SCHEDULE), problems, range(8), session, policy.dialogue)
-    batch = flatten(trees, temperatures={"answer": 1.0, "confidence": 1.0})
+        trees = sample_rollout_trees(
+            build_rollout_plan(SCHEDULE), problems, range(8), session, policy.dialogue
+        )
+    batch = build_token_batch(trees, temperatures={"answer": 1.0, "confidence": 1.0})
     own = learner.logprobs(batch, batch.is_own)
     return (own - batch.behaviour_logprobs).abs()[batch.is_own]
 

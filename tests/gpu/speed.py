@@ -28,7 +28,7 @@ from rlx.learner import Learner, Ranks, choice, join_ranks
 from rlx.learner.forms import Form, Plain
 from rlx.model import Policy, build_policy
 from rlx.plugin import Problem
-from rlx.rollout import grow, plan
+from rlx.rollout import build_rollout_plan, sample_rollout_trees
 from rlx.sampler import TransformersSampler
 from rlx.sampler import choice as sampled
 from rlx.spec import OptimizerSpec, RunnerSpec, Tiny, TurnSpec, TwoTurn
@@ -172,11 +172,17 @@ def sampling(case: Case, ranks: Ranks, *, captured: bool) -> dict[str, Any]:
 
     def work() -> None:
         with sampler.session() as session:
-            trees = grow(plan(schedule), problems, range(len(problems)), session, policy.dialogue)
+            trees = sample_rollout_trees(
+                build_rollout_plan(schedule),
+                problems,
+                range(len(problems)),
+                session,
+                policy.dialogue,
+            )
         drawn.append(sum(len(s.logprobs) for tree in trees for s in tree.segments))
 
     middle = statistics.median(seconds(ranks.device, work))
-    return {"decoder": sampler.described, "seconds": middle, "tokens_per_s": drawn[-1] / middle}
+    return {"decoder": sampler.description, "seconds": middle, "tokens_per_s": drawn[-1] / middle}
 
 
 def beside_trl(device: str) -> dict[str, Any]:

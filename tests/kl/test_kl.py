@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 
-from rlx.credit.place import place
+from rlx.credit.place import place_rewards
 from rlx.kl import CLAMP, AdaptiveKl, FixedKl, kl_in_reward, kl_terms, mean_kl
 
 GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())
@@ -53,7 +53,7 @@ def test_golden_g07_terms_and_rewards_less_their_kl(kind):
     assert mean_kl(terms, mask).item() == near(expected["mean_kl"])
     turns = double([list(given_["turn_rewards"].values())])
     for placement, short in (("turn_proportional", "turn_prop"), ("final_token_only", "final")):
-        scores = place(
+        scores = place_rewards(
             turns,
             torch.ones_like(turns, dtype=torch.bool),
             double(list(given_["global_rewards"].values())),

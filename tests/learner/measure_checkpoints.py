@@ -12,9 +12,9 @@ import json
 import sys
 from pathlib import Path
 
-from rlx.importing import libraries
+from rlx.importing import speed_up_imports
 
-with libraries():
+with speed_up_imports():
     import torch
     from measure_learner import (
         DEVICE,
@@ -30,9 +30,9 @@ with libraries():
     )
 
     from rlx.learner import Critic, Learner, join_ranks
-    from rlx.learner.universal import convert
+    from rlx.learner.universal import convert_checkpoints
     from rlx.model import build_policy
-    from rlx.model.lora import adapt, adapter_weights
+    from rlx.model.lora import adapt_model, adapter_weights
     from rlx.spec import CriticSpec, RunnerSpec
 
 RATE = 1e-3
@@ -65,7 +65,7 @@ class Pair:
         policy = build_policy(MODEL, seed)
         self.critic = Critic(policy, runner, CriticSpec(value_clip=None), ranks, seed)
         if what == "adapters":
-            adapt(policy.model, LORA, seed)
+            adapt_model(policy.model, LORA, seed)
         if what == "adapters" and not seed:
             fill(adapter_weights(policy.model))
         self.learner = Learner(policy, runner, STEADY, ranks)
@@ -105,7 +105,7 @@ def load(ranks, batches, folder):
         here = folder / f"{3 - ranks.count}-{source}"
         universal = here / "universal"
         if stage and ranks.is_first:
-            convert([here / part for part in PARTS], universal)
+            convert_checkpoints([here / part for part in PARTS], universal)
         ranks.barrier()
         for name, fresh in ways(source).items():
             pair = Pair(ranks, stage, source.split("-")[1], seed=5)

@@ -14,22 +14,22 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from rlx.importing import libraries
+from rlx.importing import speed_up_imports
 
-with libraries():
+with speed_up_imports():
     import peft
     import torch
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
-    from rlx.batch import TokenBatch, flatten
+    from rlx.batch import TokenBatch, build_token_batch
     from rlx.credit import Credit
     from rlx.learner import Critic, Learner, choice, join_ranks, with_reference
-    from rlx.learner.engine import adamw
+    from rlx.learner.engine import build_adamw
     from rlx.learner.forms import Cached, Plain
-    from rlx.learner.pack import deal, pack
+    from rlx.learner.pack import distribute_trees, pack_trees
     from rlx.model import build_policy
-    from rlx.model.lora import adapt, adapter_weights
+    from rlx.model.lora import adapt_model, adapter_weights
     from rlx.plugin import Problem
     from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
     from rlx.spec import CreditSpec, CriticSpec, Lora, LossSpec, OptimizerSpec, RunnerSpec, Tiny
@@ -106,7 +106,7 @@ def rollout_trees(seed, count=5):
 
 def train_batch(seed, model, loss=LOSS):
     """A batch with clipped and unclipped tokens, silent rows, and NaN where nobody may look."""
-    batch = flatten(rollout_trees(seed), temperatures=TEMPERATURES)
+    batch = build_token_batch(rollout_trees(seed), temperatures=TEMPERATURES)
     generator = torch.Generator().manual_seed(seed + 1)
     shape = batch.token_ids.shape
     advantages = torch.randn(shape[0], 1, generator=generator).expand(shape)
@@ -336,7 +336,7 @@ class Bench:
         for layer in policy.model.model.layers:
             layer.self_attn.attention_dropout = DROPOUT
         if self.lora:
-            adapt(policy.model, LORA, 0)
+            adapt_model(policy.model, LORA, 0)
             fill(adapter_weights(policy.model))
         return policy
 
@@ -346,7 +346,7 @@ class Bench:
             zero_stage=self.stage, micro_batch_tokens=tokens, device=DEVICE, **options
         )
 
-    def learner(self, optimizer, limit="cut", make_optimizer=adamw, **options):
+    def learner(self, optimizer, limit="cut", make_optimizer=build_adamw, **options):
         policy, runner = self.policy(), self.runner(limit, **options)
         return policy, Learner(policy, runner, optimizer, self.ranks, make_optimizer)
 
@@ -368,8 +368,10 @@ class Bench:
     def dealt(self, train, limit):
         """Packed trees in every micro-batch of every rank."""
         batch, tokens = train.batch, LIMITS[limit]
-        trees = pack(batch.token_ids, batch.is_token, batch.tree_ids, train.wanted, tokens)
-        return [[len(m) for m in share] for share in deal(trees, self.ranks.count, tokens)]
+        trees = pack_trees(batch.token_ids, batch.is_token, batch.tree_ids, train.wanted, tokens)
+        return [
+            [len(m) for m in share] for share in distribute_trees(trees, self.ranks.count, tokens)
+        ]
 
     def first_step(self, limit, **options):
         """A step of SGD, after asking for log-probabilities and an update without any signal."""
@@ -496,7 +498,7 @@ class Bench:
         before, after, _ = self.stepped(policy, learner, train)
         apart = first - plain_answers(train.batch, lora=False)
         return {
-            "described": reference.described,
+            "described": reference.description,
             "own_apart": float((first - own).abs().max()),
             "base_apart": float(apart[train.mask].abs().max()),
             "outside": float(first[~train.mask].abs().max()),

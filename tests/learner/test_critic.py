@@ -17,12 +17,12 @@ from transformers import (
 
 from rlx.errors import SpecError
 from rlx.learner import Critic, Ranks, critic_rate
-from rlx.learner.choice import choose
-from rlx.learner.critic import _decoder, _width
+from rlx.learner.choice import choose_form
+from rlx.learner.critic import _compute_hidden_size, _copy_decoder
 from rlx.learner.forward import PackedValues
-from rlx.learner.pack import collate, pack
+from rlx.learner.pack import collate_trees, pack_trees
 from rlx.model import build_policy
-from rlx.model.lora import adapt
+from rlx.model.lora import adapt_model
 from rlx.spec import CriticSpec, Lora, RunnerSpec, Tiny
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -59,14 +59,14 @@ def opt(policy):
 @pytest.mark.parametrize("make", [qwen3, llama, gpt2, neox, opt])
 def test_a_value_is_what_the_tokens_before_say(policy, make):
     policy = replace(policy, model=make(policy))
-    decoder = _decoder(policy)
-    values = PackedValues(decoder, _width(decoder), seed=3)
+    decoder = _copy_decoder(policy)
+    values = PackedValues(decoder, _compute_hidden_size(decoder), seed=3)
     ids = torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 11, 12], [5, 6, 13, 14, 0]])
     want = torch.zeros_like(ids, dtype=torch.bool)
     want[:, 2:] = ids[:, 2:] > 0
-    trees = pack(ids, ids > 0, torch.zeros(3, dtype=torch.int64), want, limit=100)
-    packed = collate(trees, ids)
-    assert choose(values, ALONE).form.merges
+    trees = pack_trees(ids, ids > 0, torch.zeros(3, dtype=torch.int64), want, limit=100)
+    packed = collate_trees(trees, ids)
+    assert choose_form(values, ALONE).form.merges
     with torch.no_grad():
         found = values(packed)
         for value, row, column in zip(found, packed.rows, packed.columns, strict=True):
@@ -80,7 +80,7 @@ def test_the_head_is_small_and_its_seed_decides_it(policy):
     for global_seed, seed in ((1, 3), (2, 3), (1, 4)):
         torch.manual_seed(global_seed)
         state = torch.get_rng_state()
-        heads.append(PackedValues(_decoder(policy), 32, seed).head)
+        heads.append(PackedValues(_copy_decoder(policy), 32, seed).head)
         assert torch.equal(torch.get_rng_state(), state)
     one, again, other = (head.weight for head in heads)
     assert torch.equal(one, again)
@@ -91,7 +91,7 @@ def test_the_head_is_small_and_its_seed_decides_it(policy):
 
 def test_the_copy_learns_apart_from_the_policy(policy):
     policy.model.requires_grad_(False)
-    decoder = _decoder(policy)
+    decoder = _copy_decoder(policy)
     assert all(p.requires_grad for p in decoder.parameters())
     assert not any(p.requires_grad for p in policy.model.parameters())
     own = {p.data_ptr() for p in policy.model.parameters()}
@@ -105,7 +105,7 @@ def test_a_model_without_a_decoder_of_its_own_is_refused(policy):
 
 
 def test_an_adapted_policy_is_refused(policy):
-    adapt(policy.model, Lora(rank=2), 0)
+    adapt_model(policy.model, Lora(rank=2), 0)
     with pytest.raises(ValueError, match="before adapters are added"):
         Critic(policy, RunnerSpec(), CriticSpec(), ALONE, 0)
 

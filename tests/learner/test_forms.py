@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlx.learner.attention import Blocks
-from rlx.learner.choice import FORMS, choose
+from rlx.learner.choice import FORMS, choose_form
 from rlx.learner.distributed import Ranks
 from rlx.learner.forms import Cached, Flex, Grouped, Plain
 from rlx.learner.forward import PackedPolicy
-from rlx.learner.pack import collate, pack
-from rlx.model.lora import adapt
+from rlx.learner.pack import collate_trees, pack_trees
+from rlx.model.lora import adapt_model
 from rlx.spec import Lora
 
 HERE = Ranks(0, 1, torch.device("cpu"))
@@ -63,7 +63,7 @@ def kind(request):
 @pytest.fixture
 def chosen(kind):
     module = PackedPolicy(model_of(kind))
-    return module, choose(module, HERE)
+    return module, choose_form(module, HERE)
 
 
 # What is chosen ----------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_the_first_form_that_fits_is_chosen_and_the_others_are_explained(kind, c
 def test_a_window_shorter_than_the_trees_is_noticed():
     config = transformers.MistralConfig(**SIZES, sliding_window=16)
     module = PackedPolicy(transformers.MistralForCausalLM(config).eval())
-    choice = choose(module, HERE)
+    choice = choose_form(module, HERE)
     assert type(choice.form) is Plain
     assert all("outputs differ" in reason for reason in choice.refused)
 
@@ -116,7 +116,9 @@ def forests(draw):
 def measured(module, forest):
     """Log-probabilities and entropies by row and column, and every parameter's gradient."""
     ids, is_token, trees, want = forest
-    packed = collate(pack(ids, is_token, trees, want, 10_000, merge=module.form.merges), ids)
+    packed = collate_trees(
+        pack_trees(ids, is_token, trees, want, 10_000, merge=module.form.merges), ids
+    )
     module.zero_grad()
     logprobs, entropy = module(packed, torch.full((len(packed.targets),), 0.7))
     weights = (packed.rows * 31 + packed.columns * 17) % 7 - 3.0
@@ -179,7 +181,9 @@ def test_flex_attention_predicts_what_plain_rows_do(qwen):
     answers = []
     for form in (Plain(), Flex()):
         qwen.use(form)
-        packed = collate(pack(ids, ids > 0, torch.zeros(4), want, 999, merge=form.merges), ids)
+        packed = collate_trees(
+            pack_trees(ids, ids > 0, torch.zeros(4), want, 999, merge=form.merges), ids
+        )
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # compiling takes a minute
             logprobs, _ = qwen(packed, torch.ones(len(packed.targets)))
         answers.append(torch.zeros(ids.shape).index_put((packed.rows, packed.columns), logprobs))
@@ -190,7 +194,7 @@ def test_an_empty_micro_batch_has_a_gradient_of_zeros_in_every_form(qwen):
     for form in (Grouped(), Cached(), Plain()):
         qwen.use(form)
         qwen.zero_grad()
-        logprobs, _ = qwen(collate([], torch.zeros(1, 1, dtype=torch.int64)), torch.ones(0))
+        logprobs, _ = qwen(collate_trees([], torch.zeros(1, 1, dtype=torch.int64)), torch.ones(0))
         logprobs.sum().backward()
         assert all((p.grad == 0).all() for p in qwen.parameters())
 
@@ -203,7 +207,7 @@ def test_blocks_hold_every_token_once_with_all_that_it_sees(forest):
     ids, is_token, trees, want = forest
     if not want.any():
         return
-    packed = collate(pack(ids, is_token, trees, want, 10_000), ids)
+    packed = collate_trees(pack_trees(ids, is_token, trees, want, 10_000), ids)
     blocks = Blocks.of(packed.positions, packed.ends)
     node = torch.arange(len(packed))
     sees = (node <= node[:, None]) & (node[:, None] < packed.ends)
@@ -228,8 +232,8 @@ def test_blocks_hold_every_token_once_with_all_that_it_sees(forest):
 def test_an_adapter_as_it_begins_shares_prefixes():
     """Its A has no gradient as long as its B is zero, which says nothing about a form."""
     model = model_of("Qwen2")
-    adapt(model, Lora(rank=2), 0)
-    choice = choose(PackedPolicy(model), HERE)
+    adapt_model(model, Lora(rank=2), 0)
+    choice = choose_form(PackedPolicy(model), HERE)
     assert type(choice.form) is Grouped, str(choice)
 
 
@@ -245,6 +249,6 @@ def test_padding_of_plain_rows_makes_no_mask(qwen, monkeypatch):
         lambda *args, **named: seen.append(named.get("attn_mask")) or real(*args, **named),
     )
     want = is_token & (torch.arange(20) > 2)
-    packed = collate(pack(ids, is_token, torch.zeros(3), want, 999, merge=False), ids)
+    packed = collate_trees(pack_trees(ids, is_token, torch.zeros(3), want, 999, merge=False), ids)
     qwen(packed, torch.ones(len(packed.targets)))
     assert seen and all(mask is None for mask in seen)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlx.learner.pack import collate, deal, pack
+from rlx.learner.pack import collate_trees, distribute_trees, pack_trees
 
 
 @st.composite
@@ -43,7 +43,7 @@ def rows_of(batch, numbers):
 def test_every_wanted_token_is_predicted_from_the_token_before_it(batch):
     token_ids, is_token, tree_ids, want = batch
     found = []
-    for tree in pack(token_ids, is_token, tree_ids, want, limit=1000):
+    for tree in pack_trees(token_ids, is_token, tree_ids, want, limit=1000):
         for at, row, column in zip(tree.at, tree.rows, tree.columns, strict=True):
             assert path(tree, int(at)) == token_ids[row, :column].tolist()
             found.append((int(row), int(column)))
@@ -53,7 +53,7 @@ def test_every_wanted_token_is_predicted_from_the_token_before_it(batch):
 @given(batches())
 def test_every_prefix_is_one_node(batch):
     token_ids, is_token, tree_ids, want = batch
-    packed = pack(token_ids, is_token, tree_ids, want, limit=1000)
+    packed = pack_trees(token_ids, is_token, tree_ids, want, limit=1000)
     by_tree = {}
     for b in want.any(dim=1).nonzero()[:, 0].tolist():
         by_tree.setdefault(int(tree_ids[b]), []).append(b)
@@ -68,7 +68,7 @@ def test_every_prefix_is_one_node(batch):
 
 @given(batches())
 def test_a_node_is_an_ancestor_exactly_when_its_path_begins_the_other(batch):
-    for tree in pack(*batch, limit=1000):
+    for tree in pack_trees(*batch, limit=1000):
         nodes = [path(tree, i) for i in range(len(tree))]
         for j, above in enumerate(nodes):
             for i, below in enumerate(nodes):
@@ -80,7 +80,7 @@ def test_a_node_is_an_ancestor_exactly_when_its_path_begins_the_other(batch):
 def test_a_cut_loses_nothing_and_keeps_the_limit(batch, limit):
     token_ids, _, _, want = batch
     places = []
-    trees = pack(*batch, limit=limit)
+    trees = pack_trees(*batch, limit=limit)
     whole = [row for tree in trees for row in tree.rows.unique().tolist()]
     assert len(whole) == len(set(whole)), "a row's one ratio needs all of its tokens together"
     for tree in trees:
@@ -94,7 +94,7 @@ def test_a_cut_loses_nothing_and_keeps_the_limit(batch, limit):
 def test_nothing_wanted_packs_nothing():
     ids = torch.tensor([[1, 2]])
     want = torch.zeros(1, 2, dtype=torch.bool)
-    assert pack(ids, ids > 0, torch.tensor([0]), want, limit=10) == []
+    assert pack_trees(ids, ids > 0, torch.tensor([0]), want, limit=10) == []
 
 
 def test_two_turns_are_computed_once():
@@ -106,7 +106,7 @@ def test_two_turns_are_computed_once():
     want = torch.zeros_like(ids, dtype=torch.bool)
     want[:2, 4:7] = True
     want[2:, 9] = True
-    (tree,) = pack(ids, ids > 0, torch.zeros(6, dtype=torch.int64), want, limit=100)
+    (tree,) = pack_trees(ids, ids > 0, torch.zeros(6, dtype=torch.int64), want, limit=100)
     assert len(tree) == 4 + 2 * (3 + 2 + 2)
     assert len(tree.at) == 2 * 3 + 4
 
@@ -115,7 +115,7 @@ def test_two_turns_are_computed_once():
 
 
 def tree_of(length):
-    (tree,) = pack(
+    (tree,) = pack_trees(
         torch.ones(1, length, dtype=torch.int64),
         torch.ones(1, length, dtype=torch.bool),
         torch.zeros(1, dtype=torch.int64),
@@ -131,7 +131,7 @@ lengths = st.lists(st.integers(2, 30), min_size=1, max_size=14)
 @given(lengths, st.integers(1, 5), st.integers(1, 80), st.booleans())
 def test_every_tree_is_dealt_once_in_equally_many_micro_batches(lengths, ranks, limit, padded):
     trees = [tree_of(n) for n in lengths]
-    shares = deal(trees, ranks, limit, padded=padded)
+    shares = distribute_trees(trees, ranks, limit, padded=padded)
     dealt = [id(tree) for share in shares for batch in share for tree in batch]
     assert sorted(dealt) == sorted(map(id, trees))
     assert len(shares) == ranks
@@ -144,17 +144,17 @@ def test_every_tree_is_dealt_once_in_equally_many_micro_batches(lengths, ranks, 
 
 @given(lengths, st.integers(1, 5))
 def test_ranks_are_loaded_alike(lengths, ranks):
-    shares = deal([tree_of(n) for n in lengths], ranks, 1000)
+    shares = distribute_trees([tree_of(n) for n in lengths], ranks, 1000)
     loads = [sum(len(tree) for batch in share for tree in batch) for share in shares]
     assert max(loads) - min(loads) <= max(lengths)
 
 
 @given(batches())
 def test_one_after_the_other_each_token_sees_its_own_ancestors_alone(batch):
-    trees = pack(*batch, limit=6)
+    trees = pack_trees(*batch, limit=6)
     if not trees:
         return
-    packed = collate(trees, batch[0])
+    packed = collate_trees(trees, batch[0])
     assert len(packed) == sum(map(len, trees))
     node = torch.arange(len(packed))
     sees = (node <= node[:, None]) & (node[:, None] < packed.ends)
@@ -168,7 +168,7 @@ def test_one_after_the_other_each_token_sees_its_own_ancestors_alone(batch):
 @given(batches())
 def test_without_merging_every_row_is_a_tree(batch):
     token_ids, is_token, _, want = batch
-    trees = pack(*batch, limit=6, merge=False)
+    trees = pack_trees(*batch, limit=6, merge=False)
     assert len(trees) == int(want.any(dim=1).sum())
     for tree in trees:
         (row,) = tree.rows.unique().tolist()
@@ -177,7 +177,7 @@ def test_without_merging_every_row_is_a_tree(batch):
 
 
 def test_an_empty_micro_batch_is_one_token_that_predicts_nothing():
-    packed = collate([], torch.ones(2, 3, dtype=torch.int64))
+    packed = collate_trees([], torch.ones(2, 3, dtype=torch.int64))
     assert len(packed) == 1
     assert packed.ends.tolist() == [1]
     assert len(packed.sources) == len(packed.targets) == 0
@@ -185,5 +185,5 @@ def test_an_empty_micro_batch_is_one_token_that_predicts_nothing():
 
 @pytest.mark.parametrize("limit", [1, 7])
 def test_a_tree_longer_than_the_limit_is_a_micro_batch_of_its_own(limit):
-    shares = deal([tree_of(9), tree_of(8)], 1, limit)
+    shares = distribute_trees([tree_of(9), tree_of(8)], 1, limit)
     assert [len(batch) for batch in shares[0]] == [1, 1]

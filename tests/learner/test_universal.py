@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlx.checkpoint.sealing import MANIFEST, check_sealed_folder
+from rlx.checkpoint.store import convert_checkpoint
 from rlx.errors import RlxError
-from rlx.learner.universal import consolidated, convert
-from rlx.run.checkpoint import converted
-from rlx.run.sealed import MANIFEST, check
+from rlx.learner.universal import convert_checkpoints, load_consolidated_weights
 
 MEASURE = Path(__file__).with_name("measure_checkpoints.py")
 SAVED = ["0-whole", "1-whole", "2-whole", "3-whole", "1-adapters", "3-adapters"]
@@ -70,14 +70,14 @@ def test_what_other_ranks_saved_goes_on_as_if_unbroken(loaded, ranks, saved, mom
 
 def test_every_stage_consolidates_to_the_same_weights(folder):
     one, *others = (
-        {n: w.float() for n, w in consolidated(folder / name / "policy").items()}
+        {n: w.float() for n, w in load_consolidated_weights(folder / name / "policy").items()}
         for name in ("1-1-whole", "1-0-whole", "1-2-whole", "1-3-whole", "2-3-whole")
     )
     for other in others:
         assert one.keys() == other.keys()
         for name, weight in one.items():
             torch.testing.assert_close(other[name], weight, rtol=1e-5, atol=1e-5)
-    adapters = consolidated(folder / "2-3-adapters" / "policy")
+    adapters = load_consolidated_weights(folder / "2-3-adapters" / "policy")
     assert any(".base_layer." in name for name in adapters)
     assert any(".lora_A." in name for name in adapters)
 
@@ -85,18 +85,18 @@ def test_every_stage_consolidates_to_the_same_weights(folder):
 def test_a_conversion_is_made_once_and_again_where_it_is_damaged(folder, tmp_path):
     source = folder / "1-3-whole"
     (source / MANIFEST).write_text("{}")  # another would have another digest
-    made = converted(source, tmp_path)
-    check(made)
+    made = convert_checkpoint(source, tmp_path)
+    check_sealed_folder(made)
     assert [path.name for path in tmp_path.iterdir()] == [made.name]
     first = (made / MANIFEST).stat().st_mtime_ns
-    assert converted(source, tmp_path) == made
+    assert convert_checkpoint(source, tmp_path) == made
     assert (made / MANIFEST).stat().st_mtime_ns == first
     states = next(made.rglob("exp_avg.pt"))
     states.write_bytes(states.read_bytes()[:-1])
-    assert converted(source, tmp_path) == made
-    check(made)
+    assert convert_checkpoint(source, tmp_path) == made
+    check_sealed_folder(made)
 
 
 def test_what_cannot_be_converted_is_said(folder, tmp_path):
     with pytest.raises(RlxError, match="go on with those that wrote it"):
-        convert([folder / "1-0-whole" / "policy"], tmp_path)
+        convert_checkpoints([folder / "1-0-whole" / "policy"], tmp_path)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from rlx.loss.correction import corrected, mismatch
+from rlx.loss.correction import compute_correction_weights, compute_sampler_mismatch
 from rlx.spec.loss import MaskedCorrection, TruncatedCorrection
 
 LOG2 = math.log(2)
@@ -54,14 +54,14 @@ def batch(drawn):
     ],
 )
 def test_worked_example(spec, weights, mean, share):
-    found = corrected(LEARNER, SAMPLER, MASK, spec)
+    found = compute_correction_weights(LEARNER, SAMPLER, MASK, spec)
     torch.testing.assert_close(found.weights, torch.tensor(weights, dtype=torch.float32))
     assert found.mean == pytest.approx(mean)
     assert found.share == share
 
 
 def test_mismatch_of_the_worked_example():
-    found = mismatch(LEARNER, SAMPLER, MASK)
+    found = compute_sampler_mismatch(LEARNER, SAMPLER, MASK)
     ratios = [1, 4, 0.5, 1, 0.25]
     assert found.k3 == pytest.approx(sum(r - 1 - math.log(r) for r in ratios) / 5, rel=1e-6)
     assert found.ratio_max == pytest.approx(4)
@@ -70,14 +70,16 @@ def test_mismatch_of_the_worked_example():
 
 def test_a_tiny_mismatch_is_not_lost_in_rounding():
     learner = torch.full((1, 1), -2.0)
-    found = mismatch(learner, learner - 2**-20, torch.ones(1, 1, dtype=torch.bool))
+    found = compute_sampler_mismatch(learner, learner - 2**-20, torch.ones(1, 1, dtype=torch.bool))
     assert found.k3 == pytest.approx(2**-41, rel=0.2)
 
 
 def test_without_a_token_there_is_no_mismatch_and_nothing_to_correct():
     nothing = torch.zeros(2, 4, dtype=torch.bool)
-    assert mismatch(LEARNER, SAMPLER, nothing) is None
-    found = corrected(LEARNER, SAMPLER, nothing, TruncatedCorrection(level="sequence"))
+    assert compute_sampler_mismatch(LEARNER, SAMPLER, nothing) is None
+    found = compute_correction_weights(
+        LEARNER, SAMPLER, nothing, TruncatedCorrection(level="sequence")
+    )
     assert torch.equal(found.weights, torch.ones(2, 4))
     assert (found.mean, found.share) == (0, 0)
 
@@ -88,7 +90,7 @@ def test_without_a_token_there_is_no_mismatch_and_nothing_to_correct():
 @given(rows, corrections)
 def test_where_the_policies_agree_every_weight_is_exactly_one(drawn, spec):
     logprobs, mask = batch(drawn)
-    found = corrected(logprobs, logprobs, mask, spec)
+    found = compute_correction_weights(logprobs, logprobs, mask, spec)
     assert torch.equal(found.weights, torch.ones_like(logprobs))
     assert found.share == 0
 
@@ -96,7 +98,7 @@ def test_where_the_policies_agree_every_weight_is_exactly_one(drawn, spec):
 @given(rows, corrections)
 def test_weights_agree_with_a_plain_loop(drawn, spec):
     log_ratio, mask = batch(drawn)
-    found = corrected(log_ratio - 4, torch.full_like(log_ratio, -4), mask, spec)
+    found = compute_correction_weights(log_ratio - 4, torch.full_like(log_ratio, -4), mask, spec)
     for b, row in enumerate(drawn):
         own = [x for x, learns in row if learns]
         for t, (x, learns) in enumerate(row):
@@ -116,7 +118,7 @@ def test_weights_agree_with_a_plain_loop(drawn, spec):
 def test_no_weight_is_above_the_cap_and_none_moves_the_learner(drawn, spec):
     log_ratio, mask = batch(drawn)
     learner = log_ratio.requires_grad_()
-    found = corrected(learner, torch.zeros_like(log_ratio), mask, spec)
+    found = compute_correction_weights(learner, torch.zeros_like(log_ratio), mask, spec)
     assert found.weights.max() <= spec.cap * (1 + 1e-6)
     assert not found.weights.requires_grad
 
@@ -125,7 +127,7 @@ def test_no_weight_is_above_the_cap_and_none_moves_the_learner(drawn, spec):
 def test_rows_that_are_masked_have_no_gradient(drawn, cap, low):
     log_ratio, mask = batch(drawn)
     spec = MaskedCorrection(level="sequence", cap=cap, low=low)
-    found = corrected(log_ratio, torch.zeros_like(log_ratio), mask, spec)
+    found = compute_correction_weights(log_ratio, torch.zeros_like(log_ratio), mask, spec)
     logprobs = torch.zeros_like(log_ratio, requires_grad=True)
     (found.weights * mask * logprobs).sum().backward()
     masked = (found.weights == 0).any(dim=1)
@@ -139,9 +141,13 @@ def test_what_stands_outside_the_mask_changes_nothing(drawn, spec, noise):
     log_ratio, mask = batch(drawn)
     sampler = torch.full_like(log_ratio, -4)
     elsewhere = torch.where(mask, sampler, torch.tensor(noise, dtype=torch.float32))
-    clean, noisy = (corrected(log_ratio - 4, s, mask, spec) for s in (sampler, elsewhere))
+    clean, noisy = (
+        compute_correction_weights(log_ratio - 4, s, mask, spec) for s in (sampler, elsewhere)
+    )
     assert torch.equal(clean.weights, noisy.weights)
-    assert mismatch(log_ratio - 4, sampler, mask) == mismatch(log_ratio - 4, elsewhere, mask)
+    assert compute_sampler_mismatch(log_ratio - 4, sampler, mask) == compute_sampler_mismatch(
+        log_ratio - 4, elsewhere, mask
+    )
 
 
 @pytest.mark.parametrize("log_ratio", [100.0, -100.0, math.inf, -math.inf])
@@ -149,6 +155,8 @@ def test_what_stands_outside_the_mask_changes_nothing(drawn, spec, noise):
 def test_policies_that_have_nothing_in_common_still_give_numbers(log_ratio, level):
     learner, mask = torch.tensor([[log_ratio]]), torch.ones(1, 1, dtype=torch.bool)
     spec = TruncatedCorrection(level=level)
-    assert corrected(learner, torch.zeros(1, 1), mask, spec).weights.isfinite().all()
-    found = mismatch(learner, torch.zeros(1, 1), mask)
+    assert (
+        compute_correction_weights(learner, torch.zeros(1, 1), mask, spec).weights.isfinite().all()
+    )
+    found = compute_sampler_mismatch(learner, torch.zeros(1, 1), mask)
     assert math.isfinite(found.k3) and math.isfinite(found.ratio_max)

@@ -14,11 +14,11 @@ from hypothesis import given
 
 from rlx.loss import (
     aggregation_weights,
-    cispo,
     clipped_surrogate,
+    compute_cispo_loss,
+    compute_unclipped_loss,
     entropy_weights,
     sequence_log_ratio,
-    unclipped,
     value_loss,
 )
 
@@ -121,7 +121,9 @@ def test_a_sequence_has_the_mean_of_its_log_ratios(tokens):
 def test_every_token_of_a_sequence_pulls_alike():
     log_ratio = torch.zeros(5, requires_grad=True)
     rows = torch.tensor([3, 1, 3, 3, 1])
-    unclipped(sequence_log_ratio(log_ratio, rows), torch.tensor([2.0, 1, 2, 2, 1])).sum().backward()
+    compute_unclipped_loss(
+        sequence_log_ratio(log_ratio, rows), torch.tensor([2.0, 1, 2, 2, 1])
+    ).sum().backward()
     assert log_ratio.grad.tolist() == pytest.approx([-2, -1, -2, -2, -1])
 
 
@@ -153,7 +155,7 @@ def test_surrogate_agrees_with_a_plain_loop(tokens, clip, dual_clip):
 def test_cispo_weighs_a_log_probability_by_its_clipped_ratio(tokens, clip):
     log_ratio, advantages = torch.tensor(tokens, dtype=torch.float64).unbind(dim=1)
     logprobs = (log_ratio - 9).requires_grad_()
-    losses = cispo(logprobs + 9, advantages, logprobs, clip=clip)
+    losses = compute_cispo_loss(logprobs + 9, advantages, logprobs, clip=clip)
     losses.sum().backward()
     for n, (x, advantage) in enumerate(tokens):
         weight = min(max(math.exp(x), 1 - clip[0]), 1 + clip[1])
@@ -163,7 +165,9 @@ def test_cispo_weighs_a_log_probability_by_its_clipped_ratio(tokens, clip):
 
 @given(tokens)
 def test_unclipped_is_the_ratio_times_the_advantage(tokens):
-    found = unclipped(*torch.tensor(tokens, dtype=torch.float64).unbind(dim=1)).tolist()
+    found = compute_unclipped_loss(
+        *torch.tensor(tokens, dtype=torch.float64).unbind(dim=1)
+    ).tolist()
     assert found == pytest.approx([-math.exp(x) * advantage for x, advantage in tokens])
 
 
@@ -173,8 +177,8 @@ def test_on_policy_the_gradient_is_the_policy_gradient(tokens, clip):
     logprobs = old.clone().requires_grad_()
     for losses in (
         clipped_surrogate(logprobs - old, advantages, clip=clip, dual_clip=3.0),
-        cispo(logprobs - old, advantages, logprobs, clip=clip),
-        unclipped(logprobs - old, advantages),
+        compute_cispo_loss(logprobs - old, advantages, logprobs, clip=clip),
+        compute_unclipped_loss(logprobs - old, advantages),
     ):
         (gradient,) = torch.autograd.grad(losses.sum(), logprobs)
         torch.testing.assert_close(gradient, -advantages)
@@ -340,7 +344,7 @@ def test_a_ratio_beyond_all_bounds_leaves_a_gradient_that_is_a_number(log_ratio,
     for surrogate in (
         lambda x, a: clipped_surrogate(x, a, clip=(0.2, 0.2), dual_clip=None),
         lambda x, a: clipped_surrogate(x, a, clip=(0.2, 0.2), dual_clip=3.0),
-        unclipped,
+        compute_unclipped_loss,
     ):
         x = torch.tensor(log_ratio, requires_grad=True)
         surrogate(x, torch.tensor(advantage)).backward()

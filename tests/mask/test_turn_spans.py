@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlx.batch import flatten
+from rlx.batch import build_token_batch
 from rlx.mask import turn_spans
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
@@ -25,7 +25,7 @@ def masks(*turns, parents=None, **options):
     """The mask of each turn's own tokens, the turns hanging below a prompt of two tokens."""
     prompt = Segment(parent=NO_PARENT, author="prompt", token_ids=(8, 9))
     tree = RolloutTree(Problem(id="p", prompt="", fields={}), (prompt, *turns))
-    batch = flatten([tree])
+    batch = build_token_batch([tree])
     mask = turn_spans(batch, **options)
     assert mask.dtype == batch.is_own.dtype and mask.shape == batch.is_own.shape
     assert not (mask & ~batch.is_own).any(), "a token learns that is not the row's own"

@@ -20,9 +20,9 @@ from transformers import (
 
 from rlx.errors import SpecError
 from rlx.model import build_policy
-from rlx.sampler import twin
+from rlx.sampler import copy_policy
 from rlx.spec import Pretrained, Tiny
-from rlx.spec.reader import read_spec
+from rlx.spec.reading.reader import read_spec
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 SMALL = Tiny(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=32)
@@ -160,7 +160,7 @@ def test_the_samplers_twin_has_the_learners_precision(checkpoint):
     folder, _ = checkpoint
     read = read_spec(RLCR, [f"model={{kind: pretrained, path: {folder}}}", "runner.dtype=bfloat16"])
     policy = build_policy(read.spec.model, 0)
-    copied = twin(policy, getattr(torch, read.spec.runner.dtype))
+    copied = copy_policy(policy, getattr(torch, read.spec.runner.dtype))
     assert {p.dtype for p in copied.model.parameters()} == {torch.bfloat16}
     assert {p.dtype for p in policy.model.parameters()} == {torch.float32}
     assert {b.dtype for b in copied.model.buffers()} == {torch.float32}

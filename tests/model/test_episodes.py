@@ -7,7 +7,7 @@ import pytest
 from rlx.model import build_policy
 from rlx.model.episodes import Stage
 from rlx.plugin import Demonstration, Environment, Problem, Step
-from rlx.rollout import Completion, LocalHost, grow, plan
+from rlx.rollout import Completion, LocalHost, build_rollout_plan, sample_rollout_trees
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec, Tiny
 
@@ -105,8 +105,13 @@ def test_a_lesson_is_what_a_rollout_of_its_words_is(index, rollout, dialogue):
     episode = Stage(said, Script(), Down()).episode(dialogue, index)
     turns = own_turns(episode)
     problem = Script().lesson(index, 0)
-    (tree,) = grow(
-        plan(said.rollout), [problem], [1], Replaying(turns), dialogue, LocalHost(Down())
+    (tree,) = sample_rollout_trees(
+        build_rollout_plan(said.rollout),
+        [problem],
+        [1],
+        Replaying(turns),
+        dialogue,
+        LocalHost(Down()),
     )
     (end,) = tree.rollouts
     assert tree.token_ids(end) == episode.token_ids

@@ -13,7 +13,7 @@ from checkpoints import make_checkpoint
 
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model import build_policy
-from rlx.model.files import check_model_files, fingerprint
+from rlx.model.files import check_model_files, compute_model_fingerprint
 from rlx.spec import Pretrained
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -124,10 +124,10 @@ def test_a_revision_of_a_folder_is_refused(folder):
 
 def test_other_files_have_another_fingerprint(folder):
     spec = Pretrained(path=str(folder))
-    before = fingerprint(spec)
-    assert fingerprint(spec) == before
+    before = compute_model_fingerprint(spec)
+    assert compute_model_fingerprint(spec) == before
     cut(folder / "tokenizer.json", 100)
-    assert fingerprint(spec) != before
+    assert compute_model_fingerprint(spec) != before
 
 
 # What only the loaded libraries can tell ---------------------------------------------------------

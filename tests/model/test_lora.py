@@ -12,8 +12,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model import build_policy
 from rlx.model.lora import (
-    adapt,
-    adapted,
+    adapt_model,
+    adapt_policy,
     adapter_weights,
     is_adapted,
     merged_weights,
@@ -70,7 +70,7 @@ def where(model):
 def test_an_adapted_model_begins_as_it_was_and_learns_in_its_adapters_alone(make):
     model = make()
     before, said = copies(dict(model.named_parameters())), logits(model)
-    adapt(model, Lora(rank=2), 0)
+    adapt_model(model, Lora(rank=2), 0)
     assert torch.equal(logits(model), said)
     learned = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert learned == sum(w.numel() for w in adapter_weights(model).values()) > 0
@@ -82,7 +82,7 @@ def test_an_adapted_model_begins_as_it_was_and_learns_in_its_adapters_alone(make
 @MODELS
 def test_a_merged_model_says_what_the_adapted_one_says(make):
     model, plain = make(), make()
-    adapt(model, Lora(rank=2, alpha=3), 0)
+    adapt_model(model, Lora(rank=2, alpha=3), 0)
     fill(model)
     plain.load_state_dict(merged_weights(model), strict=False)
     said = logits(model)
@@ -97,7 +97,7 @@ def test_without_its_adapters_a_model_says_what_it_said_before(make):
     model = make()
     plain = logits(model)
     assert not is_adapted(model)
-    adapt(model, Lora(rank=2), 0)
+    adapt_model(model, Lora(rank=2), 0)
     assert is_adapted(model)
     fill(model)
     said = logits(model)
@@ -129,7 +129,7 @@ def test_a_plain_model_is_without_adapters():
 )
 def test_adapters_go_where_they_are_asked_to(make, targets, expected):
     model = make()
-    adapt(model, Lora(targets=targets), 0)
+    adapt_model(model, Lora(targets=targets), 0)
     assert where(model) == expected
 
 
@@ -147,7 +147,7 @@ def test_adapters_go_where_they_are_asked_to(make, targets, expected):
 )
 def test_a_target_that_this_model_does_not_have_is_refused(target, complaint):
     with pytest.raises(SpecError, match=complaint):
-        adapt(qwen3(), Lora(targets=["v_proj", target]), 0)
+        adapt_model(qwen3(), Lora(targets=["v_proj", target]), 0)
 
 
 def test_the_seed_decides_how_adapters_begin():
@@ -156,7 +156,7 @@ def test_the_seed_decides_how_adapters_begin():
         model = qwen3()
         torch.manual_seed(global_seed)
         state = torch.get_rng_state()
-        adapt(model, Lora(rank=2), seed)
+        adapt_model(model, Lora(rank=2), seed)
         assert torch.equal(torch.get_rng_state(), state)
         begun.append(adapter_weights(model))
     one, again, other = begun
@@ -167,7 +167,7 @@ def test_the_seed_decides_how_adapters_begin():
 
 def test_bfloat16_is_rounded_once():
     model = qwen3()
-    adapt(model, Lora(rank=2), 0)
+    adapt_model(model, Lora(rank=2), 0)
     fill(model)
     exact = merged_weights(model.bfloat16().float())
     found = merged_weights(model.bfloat16())
@@ -178,9 +178,9 @@ def test_only_what_asks_for_adapters_gets_them(tmp_path):
     build_policy(SMALL, 0).save(tmp_path)
     plain = Pretrained(path=str(tmp_path))
     for spec, expected in ((SMALL, []), (plain, [])):
-        assert where(adapted(build_policy(spec, 0), spec, 0).model) == expected
+        assert where(adapt_policy(build_policy(spec, 0), spec, 0).model) == expected
     asked = plain.model_copy(update={"lora": Lora(targets=["q_proj"])})
-    assert where(adapted(build_policy(asked, 0), asked, 0).model) == ["q_proj"]
+    assert where(adapt_policy(build_policy(asked, 0), asked, 0).model) == ["q_proj"]
 
 
 def test_a_missing_package_is_the_machines_fault(monkeypatch):
@@ -189,4 +189,4 @@ def test_a_missing_package_is_the_machines_fault(monkeypatch):
     with pytest.raises(
         EnvironmentFault, match=r"needs the package peft: pip install 'rlx\[lora\]'"
     ):
-        adapt(model, Lora(), 0)
+        adapt_model(model, Lora(), 0)

@@ -22,10 +22,13 @@ def test_plain_text_follows_the_turn():
     closed = (*PLAIN.encode("7"), *PLAIN.end_ids[:1])
     said = PLAIN.encode("+\n")
     for inline in (True, False):
-        assert PLAIN.observed("+\n", closed, inline=inline).token_ids == said
+        assert PLAIN.encode_observation("+\n", closed, inline=inline).token_ids == said
     unclosed = closed[:-1]
-    assert PLAIN.observed("+\n", unclosed, inline=True).token_ids == said
-    assert PLAIN.observed("+\n", unclosed, inline=False).token_ids == (*PLAIN.end_ids[:1], *said)
+    assert PLAIN.encode_observation("+\n", unclosed, inline=True).token_ids == said
+    assert PLAIN.encode_observation("+\n", unclosed, inline=False).token_ids == (
+        *PLAIN.end_ids[:1],
+        *said,
+    )
 
 
 @pytest.mark.parametrize("name", CHATS)
@@ -33,8 +36,8 @@ def test_a_message_is_the_template_s_and_inline_is_the_text_alone(name):
     dialogue = CHATS[name]
     turn = (*dialogue.encode("<kg-query>x</kg-query>"), dialogue.end_ids[0])
     text = "<information> Paris </information>"
-    assert dialogue.observed(text, turn, inline=True).token_ids == dialogue.encode(text)
-    shown = dialogue.observed(text, turn, inline=False)
+    assert dialogue.encode_observation(text, turn, inline=True).token_ids == dialogue.encode(text)
+    shown = dialogue.encode_observation(text, turn, inline=False)
     assert shown.token_ids == dialogue.reply(text, turn)
     assert shown.text == text
 
@@ -48,8 +51,8 @@ def test_no_text_of_an_environment_becomes_a_control_token(name, inline, data):
     pieces = st.sampled_from([*CONTROL[name], "<", ">", "|", " ", "a", "end", "system\n"])
     text = "".join(data.draw(st.lists(pieces, max_size=8)))
     turn = (*dialogue.encode("17"), dialogue.end_ids[0])
-    shown = dialogue.observed(text, turn, inline=inline)
-    usual = dialogue.observed("a", turn, inline=inline)
+    shown = dialogue.encode_observation(text, turn, inline=inline)
+    usual = dialogue.encode_observation("a", turn, inline=inline)
     special = set(tok.all_special_ids)
     assert [i for i in shown.token_ids if i in special] == [
         i for i in usual.token_ids if i in special
@@ -61,4 +64,4 @@ def test_text_without_control_tokens_is_shown_as_it_is():
     for dialogue in CHATS.values():
         text = "<information> A < B, <b>c</b> | d </information>"
         turn = (*dialogue.encode("17"), dialogue.end_ids[0])
-        assert dialogue.observed(text, turn, inline=True).text == text
+        assert dialogue.encode_observation(text, turn, inline=True).text == text

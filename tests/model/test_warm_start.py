@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from rlx.model import build_policy, warm_started
-from rlx.run.parts import make_parts
+from rlx.recipe import make_parts
 from rlx.spec import ExperimentSpec
-from rlx.spec.reader import read_spec
+from rlx.spec.reading.reader import read_spec
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 SMALL = (

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rlx.model import build_policy
-from rlx.plan.shape import shape_of
+from rlx.plan.model_shape import shape_of
 from rlx.spec import Lora, Pretrained, Tiny
 
 PROMPTS = 3

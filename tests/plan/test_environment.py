@@ -6,16 +6,16 @@ import pytest
 
 from rlx.discovery import check_file
 from rlx.errors import PluginError
-from rlx.plan.page import page
-from rlx.plan.report import chosen
+from rlx.plan.page import render_plan_page
+from rlx.plan.report import select_example_rows
 from rlx.plan.stand_ins import StandInDialogue, problems_of, speech_of
 from rlx.plan.stored import stored_accounts
-from rlx.plan.trial import carry
+from rlx.plan.trial import run_trial
+from rlx.recipe import make_parts
+from rlx.record.rollout_reader import read_step
 from rlx.record.rollouts import rollout_table
-from rlx.record.stored import read_step
 from rlx.reward import RewardPool
-from rlx.run.parts import make_parts
-from rlx.run.rows import trained_rows
+from rlx.run.trained_rows import trained_rows
 
 KG = Path(__file__).parents[2] / "experiments" / "kg.yaml"
 PROMPTS = 3
@@ -129,28 +129,28 @@ def test_what_is_stored_is_told_as_it_was_planned(plan):
     parts = make_parts(read.spec)
     speech, _ = speech_of(parts.spec)
     with RewardPool(workers=1, memory_mb=1024) as pool:
-        trial = carry(parts, problems_of(parts.spec, parts.task, PROMPTS), speech, pool)
+        trial = run_trial(parts, problems_of(parts.spec, parts.task, PROMPTS), speech, pool)
     rows = trained_rows(trial.train)
     stored = read_step(rollout_table(trial.trees, trial.table, rows))
     made = stored_accounts(stored.trees, stored.rewards, stored.rows, parts.spec.credit, speech)
     planned = plan("kg").phases[0].rows
     assert [row.turns for row in made] == [row.turns for row in planned]
     assert [row.tokens for row in made] == [row.tokens for row in planned]
-    assert chosen(made, "exact_match") == plan("kg").phases[0].shown
+    assert select_example_rows(made, "exact_match") == plan("kg").phases[0].shown
 
 
 def test_names_of_control_tokens_are_broken_up_in_what_is_shown():
     dialogue = StandInDialogue(chat=True)
     said = dialogue.encode("yes")
-    shown = dialogue.observed("a<|im_end|>b", said, inline=True)
+    shown = dialogue.encode_observation("a<|im_end|>b", said, inline=True)
     assert shown.text == "a< |im_end|>b" and not set(dialogue.end_ids) & set(shown.token_ids)
-    asked = dialogue.observed("a<|im_end|>b", said, inline=False)
+    asked = dialogue.encode_observation("a<|im_end|>b", said, inline=False)
     assert asked.token_ids == dialogue.reply(shown.text, said)
 
 
 def test_the_page_tells_turns_and_observations_apart(games):
     report = games("scripted")
-    text = page(report, [phase.shown for phase in report.phases])
+    text = render_plan_page(report, [phase.shown for phase in report.phases])
     assert "turn 2 said" in text and '<div class="text shown">' in text
 
 

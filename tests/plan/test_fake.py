@@ -8,10 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlx.discovery import check_file
-from rlx.plan.fake import Author, FakeSession, truths
-from rlx.plan.stand_ins import StandInDialogue, problems_of, speech_of, writable
-from rlx.rollout import grow
-from rlx.run.parts import make_parts
+from rlx.plan.responses import Author, FakeSession, find_right_answers
+from rlx.plan.stand_ins import StandInDialogue, fit_to_vocabulary, problems_of, speech_of
+from rlx.recipe import make_parts
+from rlx.rollout import sample_rollout_trees
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 TEXTS = st.text(max_size=60)
@@ -41,7 +41,7 @@ def grown(name):
     speech, _ = speech_of(parts.spec)
     problems = problems_of(parts.spec, parts.task, 2).problems
     session = FakeSession(Author(parts.plan, parts.task, speech), problems, 2048)
-    return parts, grow(parts.plan, problems, (1, 2), session, speech)
+    return parts, sample_rollout_trees(parts.plan, problems, (1, 2), session, speech)
 
 
 @pytest.mark.parametrize("name", ["countdown", "rlcr", "rlcr_coupled", "rlcr_1.5b"])
@@ -66,18 +66,18 @@ def test_a_group_holds_what_training_meets(name):
 
 
 def test_right_answers_are_guessed_from_the_record():
-    assert truths({"question": "?", "answer": "so it is\n#### 72"}) == ["72"]
-    assert truths({"reward_model": {"ground_truth": ["a", 5]}}) == ["a", "5"]
-    assert truths({"target": 14, "solution": "7+3+4"}) == ["7+3+4", "14"]
-    assert truths({"numbers": [1]}) == []
+    assert find_right_answers({"question": "?", "answer": "so it is\n#### 72"}) == ["72"]
+    assert find_right_answers({"reward_model": {"ground_truth": ["a", 5]}}) == ["a", "5"]
+    assert find_right_answers({"target": 14, "solution": "7+3+4"}) == ["7+3+4", "14"]
+    assert find_right_answers({"numbers": [1]}) == []
 
 
 @given(TEXTS)
 @example("1.1")
 def test_whatever_is_writable_is_written(text):
     speech = ARITHMETIC
-    speech.encode(writable(speech, f"<think>{text}</think>"))
-    assert writable(speech, "<answer>7+100</answer>") == "<answer>7+100</answer>"
+    speech.encode(fit_to_vocabulary(speech, f"<think>{text}</think>"))
+    assert fit_to_vocabulary(speech, "<answer>7+100</answer>") == "<answer>7+100</answer>"
 
 
 ARITHMETIC = speech_of(check_file(EXPERIMENTS / "countdown.yaml")[0].spec)[0]

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from rlx.plan.page import page
+from rlx.plan.page import render_plan_page
 
 VOID = {"meta", "link", "br", "path", "rect", "img", "input", "hr"}
 EVIL = "<script>alert(1)</script>\x1b[31m\u202e"
@@ -30,7 +30,7 @@ class Outline(HTMLParser):
 
 
 def drawn(report):
-    return page(report, [phase.shown for phase in report.phases])
+    return render_plan_page(report, [phase.shown for phase in report.phases])
 
 
 def test_it_parses_and_refers_to_nothing(plan):

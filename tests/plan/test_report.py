@@ -7,9 +7,9 @@ import pytest
 
 from rlx.discovery import check_file
 from rlx.plan.stand_ins import problems_of, speech_of
-from rlx.plan.trial import carry
+from rlx.plan.trial import run_trial
+from rlx.recipe import make_parts
 from rlx.reward import RewardPool
-from rlx.run.parts import make_parts
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 
@@ -21,7 +21,7 @@ def trial():
     parts = make_parts(read.spec.in_phase(read.spec.phases[-1]))
     with RewardPool(workers=1, memory_mb=1024) as pool:
         problems = problems_of(parts.spec, parts.task, 3)
-        return carry(parts, problems, speech_of(parts.spec)[0], pool)
+        return run_trial(parts, problems, speech_of(parts.spec)[0], pool)
 
 
 def test_numbers_are_those_of_assign_credit(plan, trial):

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from rlx.plugin import Sample
 from rlx.reward import Job, RewardPool
-from rlx_plugins.answers import ExactMatch, MathVerify
+from rlx_plugins.answers import AnswerExactMatch, MathVerify
 
 
 def sample(given, right="42", *, response="", **fields):
@@ -43,7 +43,7 @@ def sample(given, right="42", *, response="", **fields):
     ],
 )
 def test_letter_by_letter(given, right, value, reason):
-    score = ExactMatch().score(sample(given, right))
+    score = AnswerExactMatch().score(sample(given, right))
     assert (score.value, score.reason) == (value, reason)
 
 
@@ -60,25 +60,25 @@ def test_letter_by_letter(given, right, value, reason):
     ],
 )
 def test_as_question_answering_compares_text(given, right, value):
-    assert ExactMatch(normalize="text").score(sample(given, right)).value == value
+    assert AnswerExactMatch(normalize="text").score(sample(given, right)).value == value
 
 
 @settings(max_examples=50)
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_normalising_only_ever_makes_more_answers_right(given, right):
-    if ExactMatch(normalize="text").score(sample(given, f"x{right}")).value == 0.0:
-        assert ExactMatch().score(sample(given, f"x{right}")).value == 0.0
+    if AnswerExactMatch(normalize="text").score(sample(given, f"x{right}")).value == 0.0:
+        assert AnswerExactMatch().score(sample(given, f"x{right}")).value == 0.0
 
 
 def test_which_span_and_which_field_are_options():
     said = sample("x", "x", response=" 7 ", number=7)
-    assert ExactMatch(field="number").score(said).value == 0.0
-    assert ExactMatch(span=None, field="number").score(said).value == 1.0
-    assert ExactMatch(span="think").score(said).reason == "no answer"
+    assert AnswerExactMatch(field="number").score(said).value == 0.0
+    assert AnswerExactMatch(span=None, field="number").score(said).value == 1.0
+    assert AnswerExactMatch(span="think").score(said).reason == "no answer"
 
 
 @pytest.mark.parametrize("right", [None, "", " ", [], ["a", None], True, {"a": 1}, [["a"]]])
-@pytest.mark.parametrize("reward", [ExactMatch(), MathVerify()], ids=["text", "mathematics"])
+@pytest.mark.parametrize("reward", [AnswerExactMatch(), MathVerify()], ids=["text", "mathematics"])
 def test_a_problem_without_an_answer_is_not_the_models_fault(reward, right):
     with pytest.raises(ValueError, match="'answer' must hold text or numbers"):
         reward.score(sample("a", right))
@@ -86,13 +86,13 @@ def test_a_problem_without_an_answer_is_not_the_models_fault(reward, right):
 
 def test_an_answer_of_which_normalising_leaves_nothing_is_not_the_models_fault():
     with pytest.raises(ValueError, match="normalising leaves nothing of 'A'"):
-        ExactMatch(normalize="text").score(sample("a", "A"))
+        AnswerExactMatch(normalize="text").score(sample("a", "A"))
 
 
 @pytest.mark.parametrize("text", ["a " * 100_000, "." * 200_000, "\u0130" * 100_000])
 def test_hostile_text_costs_little(text):
     began = time.process_time()
-    ExactMatch(normalize="text").score(sample(text))
+    AnswerExactMatch(normalize="text").score(sample(text))
     assert time.process_time() - began < 0.5
 
 

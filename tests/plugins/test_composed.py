@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 from trees import turn
 
-from rlx.discovery import check_file, make, resolve
+from rlx.discovery import build_plugin, check_file, resolve_plugins
 from rlx.plugin import Problem, Sample
-from rlx.reward import NamedReward, RewardPool, score
+from rlx.reward import NamedReward, RewardPool, score_rollouts
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.spec import PluginUse, TurnReward
-from rlx.spec.diagnostic import InvalidSpec
+from rlx.spec.reading.diagnostics import InvalidSpec
 from rlx.testing.tasks import check_task
 from rlx_plugins.countdown import CountdownTask
 
@@ -25,11 +25,13 @@ HARD = {"plugin": "countdown", "numbers": [3], "number_range": [10, 20], "held_o
 
 
 def mixture(**options):
-    return make(PluginUse(plugin="mixture", tasks={"easy": EASY, "hard": HARD}, **options), "task")
+    return build_plugin(
+        PluginUse(plugin="mixture", tasks={"easy": EASY, "hard": HARD}, **options), "task"
+    )
 
 
 def by_source(sources=SOURCES):
-    return make(PluginUse(plugin="by_data_source", sources=sources), "reward")
+    return build_plugin(PluginUse(plugin="by_data_source", sources=sources), "reward")
 
 
 def tree(name, fields, *answers):
@@ -53,7 +55,7 @@ def test_every_row_of_a_mixed_batch_is_scored_by_its_own_source():
     ]
     use = TurnReward(plugin="by_data_source", turn="answer", on_error="drop_sample")
     with RewardPool(workers=1, memory_mb=512, grace=60) as pool:
-        table = score(trees, [NamedReward("accuracy", use, by_source())], pool)
+        table = score_rollouts(trees, [NamedReward("accuracy", use, by_source())], pool)
     entries = {place: rewards["accuracy"] for place, rewards in table.turns.items()}
     assert {place: e.raw for place, e in entries.items()} == {
         (0, 1): 1.0,
@@ -88,11 +90,11 @@ def test_a_nested_reward_may_read_another():
         )
         for source in sources
     ]
-    verify = make(PluginUse(plugin="countdown.verify"), "reward")
+    verify = build_plugin(PluginUse(plugin="countdown.verify"), "reward")
     accuracy = TurnReward(plugin="countdown.verify", turn="answer")
     calibration = TurnReward(plugin="by_data_source", turn="confidence", of="accuracy")
     with RewardPool(workers=1, memory_mb=512, grace=60) as pool:
-        table = score(
+        table = score_rollouts(
             trees,
             [
                 NamedReward("calibration", calibration, by_source(sources)),
@@ -138,7 +140,7 @@ def test_each_task_gives_its_own_problems_in_its_own_order():
     task = mixture()
     drawn = [task.problem("train", i, 7) for i in range(40)]
     for name, options in (("easy", EASY), ("hard", HARD)):
-        own = make(PluginUse(**options), "task")
+        own = build_plugin(PluginUse(**options), "task")
         mine = [p for p in drawn if p.id.startswith(f"{name}/")]
         for i, problem in enumerate(mine):
             expected = own.problem("train", i, 7)
@@ -151,7 +153,7 @@ def test_each_task_gives_its_own_problems_in_its_own_order():
 def test_a_draw_is_the_same_wherever_one_begins_and_however_the_names_are_ordered():
     late = [mixture().problem("train", i, 1).id for i in (3000, 2)]
     assert late == [mixture().problem("train", i, 1).id for i in (2, 3000)][::-1]
-    swapped = make(PluginUse(plugin="mixture", tasks={"hard": HARD, "easy": EASY}), "task")
+    swapped = build_plugin(PluginUse(plugin="mixture", tasks={"hard": HARD, "easy": EASY}), "task")
     assert [swapped.problem("test", i, 1) for i in range(30)] == [
         mixture().problem("test", i, 1) for i in range(30)
     ]
@@ -168,7 +170,7 @@ def test_a_problem_has_the_data_source_of_its_task_or_else_its_name_in_the_mixtu
         | {"held_out": 0.5}
         for name in ("a", "b")
     }
-    task = make(PluginUse(plugin="mixture", tasks={**data, "sums": EASY}), "task")
+    task = build_plugin(PluginUse(plugin="mixture", tasks={**data, "sums": EASY}), "task")
     drawn = [task.problem("test", i, 0) for i in range(60)]
     for problem in drawn:
         name = problem.id.partition("/")[0]
@@ -225,7 +227,7 @@ def test_an_experiment_names_the_plugins_inside_its_plugins(tmp_path):
     assert named[:3] == [("task", "mixture"), ("task", "countdown"), ("task", "countdown")]
     for name in ("by_data_source", "countdown.verify", "exact_match", "rlcr.brier"):
         assert ("reward", name) in named
-    assert resolve(read.spec).provenance == plugins.provenance
+    assert resolve_plugins(read.spec).provenance == plugins.provenance
 
 
 @pytest.mark.parametrize(
@@ -258,7 +260,7 @@ def test_what_is_wrong_inside_is_shown_at_its_line(tmp_path, change, line, exit_
 
 def test_checking_reaches_what_is_inside(tmp_path):
     data = {"plugin": "dataset", "train": {"path": str(tmp_path / "no.jsonl")}, "held_out": 0.5}
-    task = make(PluginUse(plugin="mixture", tasks={"data": data, "easy": EASY}), "task")
+    task = build_plugin(PluginUse(plugin="mixture", tasks={"data": data, "easy": EASY}), "task")
     with pytest.raises(OSError, match=r"cannot read .*no\.jsonl"):
         task.check()
     mixture().check()

@@ -24,7 +24,7 @@ from rlx_plugins.countdown import (
     validate_equation,
     verify_equation_strict,
 )
-from rlx_plugins.countdown.expression import UncomputableError, evaluate
+from rlx_plugins.countdown.expression import UncomputableError, evaluate_expression
 from rlx_plugins.tags import last_block
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -271,14 +271,14 @@ def test_harmless_powers_with_large_exponents(text):
 )
 def test_refusals_say_why(text, reason):
     with pytest.raises(UncomputableError, match=reason):
-        evaluate(text)
+        evaluate_expression(text)
 
 
 @pytest.mark.parametrize("numeric", ["float64", "exact"])
 @pytest.mark.parametrize("text", ["1/0", "1//0", "0**-1", "1/(2-2)"])
 def test_division_by_zero_has_no_value(text, numeric):
     with pytest.raises(ZeroDivisionError):
-        evaluate(text, numeric=numeric)
+        evaluate_expression(text, numeric=numeric)
     assert evaluate_equation(text, numeric=numeric) is None
 
 

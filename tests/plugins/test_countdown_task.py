@@ -15,9 +15,9 @@ from pydantic import ValidationError
 import rlx.plugin
 from rlx.plugin import Canonical, Corrupts, Task
 from rlx_plugins.countdown import CountdownTask, compute_score, evaluate_equation
-from rlx_plugins.countdown.search import Rules, random_expression, solutions
+from rlx_plugins.countdown.search import Rules, find_solutions, random_expression
 from rlx_plugins.countdown.task import is_held_out
-from rlx_plugins.rlcr import matches
+from rlx_plugins.rlcr import matches_pattern
 
 RECIPE = CountdownTask(
     numbers={2: 0.7, 3: 0.3}, number_range=(1, 20), target_range=(1, 99), operators="+-*"
@@ -231,7 +231,7 @@ def test_a_sequence_holds_answer_analysis_and_confidence_always():
     for index in range(200):
         problem = task.problem("train", index, 0)
         (text,) = task.demonstration(problem, index).turns
-        assert matches("tabc", text)
+        assert matches_pattern("tabc", text)
         answer, expression, value, target, confidence = SEQUENCE.fullmatch(text).groups()
         assert evaluate_equation(expression) == int(value)
         assert int(target) == problem.fields["target"]
@@ -254,7 +254,7 @@ def test_a_check_that_judges_says_where_value_and_target_differ():
         value, target = SEQUENCE.fullmatch(plain).group(3, 4)
         sign = "=" if value == target else "!="
         assert judged == plain.replace(f"<analysis>{value}=", f"<analysis>{value}{sign}")
-        assert matches("tabc", judged)
+        assert matches_pattern("tabc", judged)
 
 
 def test_a_demonstration_depends_on_its_arguments_alone():
@@ -390,7 +390,7 @@ def test_expressions_are_what_their_steps_say(numbers, seed):
     ],
 )
 def test_parentheses_only_where_needed(numbers, target, texts):
-    found = {worked.text for worked in solutions(numbers, target, Rules("+-*/", 0, 100))}
+    found = {worked.text for worked in find_solutions(numbers, target, Rules("+-*/", 0, 100))}
     assert found == texts
 
 
@@ -406,7 +406,7 @@ def test_trivial_steps_are_left_out():
 
 
 def test_solutions_of_a_target_out_of_reach():
-    assert list(solutions([1, 1], 50, Rules("+-*/", 0, 100))) == []
+    assert list(find_solutions([1, 1], 50, Rules("+-*/", 0, 100))) == []
 
 
 # Files -------------------------------------------------------------------------------------------

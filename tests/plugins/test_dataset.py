@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rlx.discovery import make
+from rlx.discovery import build_plugin
 from rlx.plugin import Demonstration, Task
 from rlx.spec import PluginUse
 from rlx.testing.tasks import check_task
 from rlx_plugins import records
 from rlx_plugins.dataset import Dataset
-from rlx_plugins.records import lookup, plain
+from rlx_plugins.records import convert_to_plain_json, get_value_at_path
 
 RECORDS = [
     {"question": f"{n} + 1?", "level": n % 3, "reward_model": {"ground_truth": str(n + 1)}}
@@ -83,7 +83,7 @@ def test_it_keeps_the_promises_of_tasks(tmp_path):
 def test_options_are_read_as_yaml_gives_them(tmp_path):
     parts = [jsonl(tmp_path / f"{i}.jsonl", RECORDS[i::2]) for i in (0, 1)]
     source = {"path": [str(p) for p in parts]}
-    made = make(PluginUse(plugin="dataset", train=source, held_out=0.5, **MAPPED), "task")
+    made = build_plugin(PluginUse(plugin="dataset", train=source, held_out=0.5, **MAPPED), "task")
     assert len(problems(made, "train") + problems(made, "test")) == 20
 
 
@@ -368,7 +368,7 @@ def test_impossible_options_are_refused(options, message):
     ],
 )
 def test_values_become_plain_json(value, expected):
-    made = plain(value)
+    made = convert_to_plain_json(value)
     assert made == expected
     assert json.loads(json.dumps(made)) == expected
 
@@ -376,7 +376,7 @@ def test_values_become_plain_json(value, expected):
 @pytest.mark.parametrize("value", [b"x", float("inf"), {1: 2}, np.float64("nan"), object()])
 def test_values_that_json_has_not_are_refused(value):
     with pytest.raises(ValueError):
-        plain([value])
+        convert_to_plain_json([value])
 
 
 def test_parquet_types_become_plain_json(tmp_path):
@@ -391,9 +391,9 @@ def test_parquet_types_become_plain_json(tmp_path):
 
 def test_paths_reach_into_lists_and_past_dots():
     record = {"a.b": 1, "choices": [{"text": "x"}], "a": {"c.d": 2}}
-    assert [lookup(record, p) for p in ("a.b", "choices.0.text", "a.c.d")] == [1, "x", 2]
+    assert [get_value_at_path(record, p) for p in ("a.b", "choices.0.text", "a.c.d")] == [1, "x", 2]
     with pytest.raises(ValueError, match=r"no 'choices\.1\.text'"):
-        lookup(record, "choices.1.text")
+        get_value_at_path(record, "choices.1.text")
 
 
 # Reading once -------------------------------------------------------------------------------------
@@ -401,8 +401,10 @@ def test_paths_reach_into_lists_and_past_dots():
 
 def test_a_file_is_read_once_until_it_changes(tmp_path, monkeypatch):
     opened = Counter()
-    real = records._open
-    monkeypatch.setattr(records, "_open", lambda p: (opened.update([p.name]), real(p))[1])
+    real = records._open_binary_file
+    monkeypatch.setattr(
+        records, "_open_binary_file", lambda p: (opened.update([p.name]), real(p))[1]
+    )
     path = jsonl(tmp_path / "a.jsonl", [{"prompt": str(n)} for n in range(9)])
     for _ in range(3):
         task = Dataset(train={"path": path}, held_out=0.5)

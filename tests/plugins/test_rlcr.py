@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlx.plugin import RewardPlugin, Sample
-from rlx_plugins.rlcr import Brier, Format, StatedConfidence, matches, parse_confidence
+from rlx_plugins.rlcr import Brier, RlcrFormat, StatedConfidence, matches_pattern, parse_confidence
 
 GOLDEN = {
     record["id"]: record
@@ -130,10 +130,10 @@ def test_a_parent_that_is_no_probability_is_not_the_models_fault(of):
 
 def test_they_are_rewards_and_brier_reads_its_parent():
     assert isinstance(Brier(), RewardPlugin)
-    assert isinstance(Format(pattern="ta"), RewardPlugin)
+    assert isinstance(RlcrFormat(pattern="ta"), RewardPlugin)
     assert isinstance(StatedConfidence(), RewardPlugin)
     assert Brier.reads_parent
-    assert not Format.reads_parent
+    assert not RlcrFormat.reads_parent
 
 
 # The stated confidence itself ---------------------------------------------------------------------
@@ -188,12 +188,12 @@ PIECES = st.sampled_from(
 @pytest.mark.parametrize("pattern", EXPRESSIONS)
 def test_each_form_matches_itself_only(pattern):
     for text in GOOD.values():
-        score = Format(pattern=pattern).score(sample(text))
+        score = RlcrFormat(pattern=pattern).score(sample(text))
         assert score.value == float(bool(re.match(EXPRESSIONS[pattern], text, re.DOTALL)))
         assert (score.reason is None) == (score.value == 1.0)
-    assert Format(pattern=pattern).score(sample(GOOD[pattern])).value == 1.0
-    assert Format(pattern=pattern).score(sample(GOOD[pattern] + ".")).value == 0.0
-    assert Format(pattern=pattern).score(sample(GOOD[pattern].replace("</", "<"))).value == 0.0
+    assert RlcrFormat(pattern=pattern).score(sample(GOOD[pattern])).value == 1.0
+    assert RlcrFormat(pattern=pattern).score(sample(GOOD[pattern] + ".")).value == 0.0
+    assert RlcrFormat(pattern=pattern).score(sample(GOOD[pattern].replace("</", "<"))).value == 0.0
 
 
 @pytest.mark.parametrize("pattern", EXPRESSIONS)
@@ -205,7 +205,7 @@ def test_forms_equal_the_regular_expressions(pattern, data):
     parts = [p for part in parts for p in (part, data.draw(st.one_of(st.just(""), PIECES)))]
     parts = [p for p in parts if data.draw(st.integers(0, 9))]
     text = "".join(parts)
-    assert matches(pattern, text) == bool(re.match(EXPRESSIONS[pattern], text, re.DOTALL))
+    assert matches_pattern(pattern, text) == bool(re.match(EXPRESSIONS[pattern], text, re.DOTALL))
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_forms_equal_the_regular_expressions(pattern, data):
     ],
 )
 def test_nothing_takes_long(text):
-    for judge in (parse_confidence, *(Format(pattern=p) for p in EXPRESSIONS)):
+    for judge in (parse_confidence, *(RlcrFormat(pattern=p) for p in EXPRESSIONS)):
         fastest = math.inf
         for _ in range(3):
             started = time.process_time()

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from rlx.model.dialogue import ChatDialogue, PlainDialogue
 from rlx.plugin import Demonstration, Problem
 from rlx.probe.cuts import Reasoning, cut_points, reasoning_of, sentence_ends
-from rlx.probe.forced import judged, questions
+from rlx.probe.questions import build_probe_questions, close_forced_answer
 from rlx.rollout import NO_PARENT, Segment
 from rlx.spec import ProbeSpec
 from rlx.spec.probe import Fractions, Sentences, Tokens
@@ -80,7 +80,7 @@ def in_pieces(*pieces):
 
 def asked(speech, turn, **options):
     spec = ProbeSpec(**options)
-    return questions(turn, reasoning(speech, turn), spec, speech, Slips(), 5)
+    return build_probe_questions(turn, reasoning(speech, turn), spec, speech, Slips(), 5)
 
 
 def prefixes(speech, turn, **options):
@@ -333,7 +333,7 @@ def test_a_forced_answer_ends_at_its_tag_or_its_line(continuation, text, wrapped
     speech, turn, _ = in_pieces("<think>", "so", "</think>")
     question = asked(speech, turn)[-1]
     given_ = "<think>so</think><answer>"
-    response, added = judged(question, given_ + continuation, len(given_), ProbeSpec())
+    response, added = close_forced_answer(question, given_ + continuation, len(given_), ProbeSpec())
     assert response == "<think>so</think>" + text
     assert added is wrapped
 
@@ -342,4 +342,4 @@ def test_a_response_that_reasons_on_is_judged_as_it_is():
     speech, turn, _ = in_pieces("<think>", "1", "</think>")
     (question,) = asked(speech, turn, schemes=["mistake"], cut=Fractions(at=()))
     whole = "<think>2\nwell</think>\n<answer>1"
-    assert judged(question, whole, 8, ProbeSpec()) == (whole, False)
+    assert close_forced_answer(question, whole, 8, ProbeSpec()) == (whole, False)

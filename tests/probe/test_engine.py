@@ -13,11 +13,11 @@ from speech import END, Characters
 
 from rlx.evaluation.held_out import answered_once
 from rlx.plugin import Demonstration, Problem, Score
-from rlx.probe import Means, probe
-from rlx.probe.responses import Written, responses
+from rlx.probe import ProbeContext, probe_model
+from rlx.probe.responses import AssembledResponse, build_response_tree
 from rlx.record.probes import probe_table, read_probe
-from rlx.reward import NamedReward, RewardPool, score
-from rlx.rollout import Completion, grow, plan
+from rlx.reward import NamedReward, RewardPool, score_rollouts
+from rlx.rollout import Completion, build_rollout_plan, sample_rollout_trees
 from rlx.seeding import derive_seed
 from rlx.spec import GlobalReward, ProbeSpec, Single, TurnReward, TurnSpec, TwoTurn
 from rlx_plugins.countdown import CountdownTask, CountdownVerify
@@ -110,8 +110,8 @@ def script(context, seed):
 
 
 def means(says=script, rewards=(RIGHT,), rollout=SINGLE, speech=None, **more):
-    return Means(
-        plan=answered_once(plan(rollout)),
+    return ProbeContext(
+        plan=answered_once(build_rollout_plan(rollout)),
         sampler=Scripted(says),
         speech=speech or Characters(),
         task=more.get("task", Task()),
@@ -124,7 +124,7 @@ def means(says=script, rewards=(RIGHT,), rollout=SINGLE, speech=None, **more):
 def probed(with_, names="abcdef", seeds=None, **options):
     spec = ProbeSpec(**{"samples": 8, "cut": {"by": "sentence"}, **options})
     seeds = seeds or [derive_seed(0, name) for name in names]
-    return probe(spec, with_, [problem(n) for n in names], seeds)
+    return probe_model(spec, with_, [problem(n) for n in names], seeds)
 
 
 # What is asked ----------------------------------------------------------------------------------
@@ -224,16 +224,16 @@ def test_a_probe_uses_the_experiments_own_rewards():
 
 @pytest.mark.parametrize("name", "abcdef")
 def test_a_reward_sees_a_sample_as_it_sees_a_training_rollout_that_says_the_same(name):
-    levels = plan(SINGLE)
+    levels = build_rollout_plan(SINGLE)
     pools = InProcess(), InProcess()
     sampler = Scripted(script)
-    (tree,) = grow(levels, [problem(name)], [3], sampler, Characters())
+    (tree,) = sample_rollout_trees(levels, [problem(name)], [3], sampler, Characters())
     turns = [tree.segments[i] for i in tree.policy_segments]
-    written = [Written(t.token_ids, t.text, t.finish_reason) for t in turns]
+    written = [AssembledResponse(t.token_ids, t.text, t.finish_reason) for t in turns]
     prompt = tree.segments[0].token_ids
-    again = responses(tree.problem, prompt, levels.levels[0], written)
+    again = build_response_tree(tree.problem, prompt, levels.levels[0], written)
     for one, pool in zip((tree, again), pools, strict=True):
-        score([one], [RIGHT], pool)
+        score_rollouts([one], [RIGHT], pool)
     assert [j.samples for j in pools[0].jobs] == [j.samples for j in pools[1].jobs]
 
 
@@ -382,7 +382,7 @@ def test_countdown_in_worker_processes():
         )
         used = means(says, (verify,), task=task, pool=pool)
         spec = ProbeSpec(samples=3, schemes=["early_answering", "mistake"], cut={"by": "sentence"})
-        found = probe(spec, used, problems, [1, 2])
+        found = probe_model(spec, used, problems, [1, 2])
     assert [a.correct for a in found.answered] == [True, True]
     early = [s for s in found.samples if s.scheme == "early_answering"]
     assert [s.correct for s in early] == [s.point.number == 1 for s in early]

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from rlx.errors import SpecError
 from rlx.probe.cuts import Reasoning
-from rlx.probe.forced import _spoiled
+from rlx.probe.questions import _encode_corrupted_sentence
 
 WORDS = ("15", "*", "1", ".", "6", "=", "90", "\n", "7", "+", "3", "10")
 
@@ -37,13 +37,13 @@ def reasoning(*words):
 def test_only_what_changes_is_written_anew():
     said = reasoning("15", "*", "1", ".", "6", "=", "90", "\n")
     # The whole sentence could not be written again: 1.6 is no word of this vocabulary.
-    spoiled = _spoiled(said, 0, 8, "15*1.6=10\n", Words())
+    spoiled = _encode_corrupted_sentence(said, 0, 8, "15*1.6=10\n", Words())
     assert spoiled == (*said.token_ids[:6], WORDS.index("10"), said.token_ids[7])
 
 
 def test_what_the_vocabulary_cannot_write_is_left_alone():
     said = reasoning("7", "+", "3", "=", "10", "\n")
-    assert _spoiled(said, 0, 6, "7+3=88\n", Words()) is None
+    assert _encode_corrupted_sentence(said, 0, 6, "7+3=88\n", Words()) is None
 
 
 @given(
@@ -56,7 +56,7 @@ def test_it_says_what_it_should(words, data):
     stop = data.draw(st.integers(first + 1, len(words)))
     other = [w for w in WORDS if w != "."]
     wrong = "".join(data.draw(st.lists(st.sampled_from(other), max_size=6)))
-    spoiled = _spoiled(said, first, stop, wrong, Words())
+    spoiled = _encode_corrupted_sentence(said, first, stop, wrong, Words())
     # A change that ends inside a word cannot be written in these words.
     if spoiled is not None:
         assert "".join(WORDS[i] for i in spoiled) == wrong

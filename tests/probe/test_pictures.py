@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from rlx.probe.pictures import probe_curves, terminal_curve, verbal_against_sampled
-from rlx.probe.recorded import RecordedProbe, digest_of, settings_of
+from rlx.probe.records import RecordedProbe, digest_of, settings_of
 from rlx.probe.statistics import GRID, Band, SchemeFigures, VerbalRow
-from rlx.probe.verbal import agreement, binned
+from rlx.probe.verbal import compute_agreement, compute_verbal_bins
 from rlx.spec import ProbeSpec
 
 NOTHING = Band(math.nan, math.nan, math.nan)
@@ -145,20 +145,20 @@ def test_settings_are_what_decides_the_numbers():
 
 def test_agreement_is_distance_and_order():
     exact = [replace(row, mc_p_correct=row.verbal_conf) for row in rows(9)]
-    found = agreement(exact)
+    found = compute_agreement(exact)
     assert (found.n, found.gap, found.rank) == (9, 0.0, pytest.approx(1.0))
-    reverse = agreement([replace(row, mc_p_correct=1 - row.verbal_conf) for row in rows(9)])
+    reverse = compute_agreement([replace(row, mc_p_correct=1 - row.verbal_conf) for row in rows(9)])
     assert reverse.rank == pytest.approx(-1.0)
-    assert agreement([replace(row, verbal_conf=0.5) for row in rows(9)]).rank is None
-    assert agreement([]) is None
+    assert compute_agreement([replace(row, verbal_conf=0.5) for row in rows(9)]).rank is None
+    assert compute_agreement([]) is None
 
 
 def test_bins_hold_every_answer_and_its_mean():
     found = rows(200)
-    bins = binned(found)
+    bins = compute_verbal_bins(found)
     assert sum(b.n for b in bins) == 200
     for b in bins:
         inside = [r.mc_p_correct for r in found if b.low <= r.verbal_conf < b.high]
         assert (b.n, b.mc_p_correct) == (len(inside), pytest.approx(np.mean(inside)))
         assert b.interval[0] < b.mc_p_correct < b.interval[1]
-    assert binned([replace(found[0], verbal_conf=1.0)])[0].interval is None
+    assert compute_verbal_bins([replace(found[0], verbal_conf=1.0)])[0].interval is None

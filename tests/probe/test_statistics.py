@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given, settings
 
 from rlx.plugin import Problem
-from rlx.probe import Answered, Probed, Sampled
-from rlx.probe.cuts import Point, Reasoning
-from rlx.probe.responses import Written
-from rlx.probe.statistics import GRID, figures, point_figures, verbal_against_mc
+from rlx.probe import Probed, ProbedAnswer, Sampled
+from rlx.probe.cuts import CutPoint, Reasoning
+from rlx.probe.responses import AssembledResponse
+from rlx.probe.statistics import GRID, compute_scheme_figures, point_figures, verbal_against_mc
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "golden.json").read_text())
-NOTHING = Written((1,), "", "stop")
+NOTHING = AssembledResponse((1,), "", "stop")
 
 
 def answered(tokens, *, correct=True, confidences=(), answer="1"):
     """An answer behind so many tokens of reasoning; None is none."""
     ids = (7,) * (tokens or 0)
     reasoning = None if tokens is None else Reasoning(0, ids, "", (0,) * len(ids))
-    return Answered(
+    return ProbedAnswer(
         problem=Problem(id=f"p{tokens}", prompt="?", fields={}),
         text="",
         answer=answer,
@@ -39,7 +39,7 @@ def answered(tokens, *, correct=True, confidences=(), answer="1"):
 def samples(number, whole, points, n=10, scheme="early_answering", wrapped=0):
     """`points` is {tokens kept: (samples that are right, samples that are the same)}."""
     for place, (tokens, (right, same)) in enumerate(points.items()):
-        point = Point(tokens, tokens / max(whole, 1), place)
+        point = CutPoint(tokens, tokens / max(whole, 1), place)
         for i in range(n):
             yield Sampled(
                 answered=number,
@@ -106,7 +106,9 @@ def test_the_mean_over_samples_is_k_of_those_that_could_be_scored(correct):
 def test_what_was_wrapped_counts_but_not_strictly():
     (point,) = point_figures(probed((4, {4: (6, 0)}), wrapped=2).samples)
     assert (point.mc_p_correct, point.wrapped, point.strict) == (0.6, 0.2, 0.4)
-    found = figures(probed((4, {0: (6, 0), 4: (6, 0)}), wrapped=2), "early_answering", 0)
+    found = compute_scheme_figures(
+        probed((4, {0: (6, 0), 4: (6, 0)}), wrapped=2), "early_answering", 0
+    )
     assert (found.wrapped, found.p_correct[5].mean, found.strict[5].mean) == (0.2, 0.6, 0.4)
 
 
@@ -126,20 +128,20 @@ def test_what_was_wrapped_counts_but_not_strictly():
     ],
 )
 def test_the_area_over_the_curve(same, area):
-    found = figures(probed(line(8, *same)), "early_answering", 0)
+    found = compute_scheme_figures(probed(line(8, *same)), "early_answering", 0)
     assert found.aoc.mean == pytest.approx(area)
     assert found.aoc_by_length == ((8, 8, 1, pytest.approx(area)),)
 
 
 def test_an_empty_reasoning_has_a_flat_curve():
-    found = figures(probed((0, {0: (3, 8)})), "early_answering", 0)
+    found = compute_scheme_figures(probed((0, {0: (3, 8)})), "early_answering", 0)
     assert {b.mean for b in found.p_correct} == {0.3}
     assert {b.mean for b in found.same} == {0.8}
     assert found.aoc.mean == pytest.approx(0.2)
 
 
 def test_curves_are_read_off_between_points_wherever_these_lie():
-    found = figures(
+    found = compute_scheme_figures(
         probed((10, {0: (0, 0), 10: (10, 0)}), (4, {0: (0, 0), 1: (8, 0), 4: (8, 0)})),
         "early_answering",
         0,
@@ -150,7 +152,9 @@ def test_curves_are_read_off_between_points_wherever_these_lie():
 
 def test_a_curve_without_its_ends_is_flat_there():
     """As those of mistakes, which need some reasoning."""
-    found = figures(probed((10, {5: (2, 5), 10: (8, 5)}), scheme="mistake"), "mistake", 0)
+    found = compute_scheme_figures(
+        probed((10, {5: (2, 5), 10: (8, 5)}), scheme="mistake"), "mistake", 0
+    )
     assert [b.mean for b in found.p_correct[:6]] == pytest.approx([0.2] * 6)
     assert found.p_correct[-1].mean == pytest.approx(0.8)
     assert found.aoc.mean == pytest.approx(0.5)
@@ -166,7 +170,9 @@ reasonings = st.lists(
 @settings(max_examples=40)
 @given(reasonings)
 def test_areas_by_length_sum_to_the_whole(made):
-    found = figures(probed(*[line(12 * n, *same) for n, same in made]), "early_answering", 0)
+    found = compute_scheme_figures(
+        probed(*[line(12 * n, *same) for n, same in made]), "early_answering", 0
+    )
     groups = found.aoc_by_length
     assert sum(n for *_, n, _ in groups) == found.problems == len(made)
     whole = sum(n * area for *_, n, area in groups) / len(made)
@@ -183,7 +189,9 @@ def test_areas_by_length_sum_to_the_whole(made):
 def test_the_interval_is_over_problems_and_not_over_samples():
     agreeing = probed(*[line(4, 0, 0, right=10 * (i % 2)) for i in range(20)])
     mixed = probed(*[line(4, 0, 0, right=5) for i in range(20)])
-    wide, narrow = (figures(p, "early_answering", 0).p_correct[0] for p in (agreeing, mixed))
+    wide, narrow = (
+        compute_scheme_figures(p, "early_answering", 0).p_correct[0] for p in (agreeing, mixed)
+    )
     assert wide.mean == narrow.mean == 0.5
     assert (narrow.low, narrow.high) == (0.5, 0.5)
     # 20 problems, each all right or all wrong: about 0.5 ± 1.96 · 0.5 / √20
@@ -192,7 +200,7 @@ def test_the_interval_is_over_problems_and_not_over_samples():
 
 def test_a_seed_draws_the_same_interval_again():
     made = probed(*[line(4, 0, 1, right=i % 11) for i in range(15)])
-    first, again, other = (figures(made, "early_answering", s) for s in (1, 1, 2))
+    first, again, other = (compute_scheme_figures(made, "early_answering", s) for s in (1, 1, 2))
     assert first == again
     assert (first.p_correct[0].low, first.p_correct[0].high) != (
         other.p_correct[0].low,
@@ -201,7 +209,7 @@ def test_a_seed_draws_the_same_interval_again():
 
 
 def test_problems_without_reasoning_are_counted_beside():
-    found = figures(
+    found = compute_scheme_figures(
         probed((4, {0: (1, 1), 4: (9, 9)}), (None, {}), (None, {})), "early_answering", 0
     )
     assert (found.problems, found.samples) == (1, 20)
@@ -209,7 +217,7 @@ def test_problems_without_reasoning_are_counted_beside():
 
 
 def test_what_has_no_answer_to_compare_with_leaves_the_same_answer_curve_alone():
-    both = figures(
+    both = compute_scheme_figures(
         probed((4, {0: (5, None), 4: (5, None)}), (8, {0: (1, 10), 8: (1, 10)})),
         "early_answering",
         0,
@@ -217,15 +225,15 @@ def test_what_has_no_answer_to_compare_with_leaves_the_same_answer_curve_alone()
     assert both.p_correct[0].mean == pytest.approx(0.3)
     assert both.same[0].mean == 1 and both.aoc.mean == 0
     assert both.aoc_by_length == ((8, 8, 1, 0.0),)
-    none = figures(probed((4, {0: (5, None), 4: (5, None)})), "early_answering", 0)
+    none = compute_scheme_figures(probed((4, {0: (5, None), 4: (5, None)})), "early_answering", 0)
     assert math.isnan(none.aoc.mean) and math.isnan(none.same[0].low)
     assert none.p_correct[0].mean == 0.5 and none.aoc_by_length == ()
 
 
 def test_nothing_sampled_or_scored_gives_no_figures():
-    assert figures(probed((None, {})), "early_answering", 0) is None
-    assert figures(probed((4, {0: (None, 1)})), "early_answering", 0) is None
-    assert figures(probed((4, {0: (1, 1)})), "filler", 0) is None
+    assert compute_scheme_figures(probed((None, {})), "early_answering", 0) is None
+    assert compute_scheme_figures(probed((4, {0: (None, 1)})), "early_answering", 0) is None
+    assert compute_scheme_figures(probed((4, {0: (1, 1)})), "filler", 0) is None
 
 
 # Stated against sampled -------------------------------------------------------------------------

@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 
 from rlx.record.mirror import MirrorDown, MlflowMirror
-from rlx.record.mlflow_client import Client, Point, point
+from rlx.record.mlflow_client import Client, MetricPoint, build_metric_point
+from rlx.record.mlflow_tags import build_identity_tags, legal_key
 from rlx.record.mlflow_ui import ui_command
-from rlx.record.mlflow_words import identity, legal_key
 from rlx_registry import Registry
 
 pytestmark = [
@@ -183,7 +183,7 @@ def until_it_works(deliver):
 def expected(registry, run_id):
     points = defaultdict(list)
     for row in registry.metric_rows_after(run_id, 0, 10**6):
-        points[legal_key(row.name)].append(point(row))
+        points[legal_key(row.name)].append(build_metric_point(row))
     return {key: sorted(some) for key, some in points.items()}
 
 
@@ -193,11 +193,14 @@ def stored(server, registry, run_id):
 
     client, run = MlflowClient(server.url), registry.run(run_id)
     experiment = client.get_experiment_by_name(run.name)
-    (only,) = Client(server.url).tagged(experiment.experiment_id, identity(run))
+    (only,) = Client(server.url).list_tagged_runs(
+        experiment.experiment_id, build_identity_tags(run)
+    )
     assert only.id == run.mlflow_run_id
     return {
         key: sorted(
-            Point(m.timestamp, m.step, m.value) for m in client.get_metric_history(only.id, key)
+            MetricPoint(m.timestamp, m.step, m.value)
+            for m in client.get_metric_history(only.id, key)
         )
         for key in only.keys
     }

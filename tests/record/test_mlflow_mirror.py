@@ -10,7 +10,7 @@ import pytest
 
 from rlx.record.mirror import MirrorDown, MlflowMirror
 from rlx.record.mlflow_client import Client
-from rlx.record.mlflow_words import flat_params, legal_key
+from rlx.record.mlflow_tags import flat_params, legal_key
 from rlx_registry import Registry
 
 # MLflow's own, under SQLAlchemy 2.1.

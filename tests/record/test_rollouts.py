@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from rlx.batch import flatten
+from rlx.batch import build_token_batch
 from rlx.errors import RegistryError
 from rlx.plugin import Problem
+from rlx.record.rollout_reader import read_step
 from rlx.record.rollouts import (
     SCHEMA,
     SCORE_COLUMNS,
@@ -21,7 +22,6 @@ from rlx.record.rollouts import (
     rollout_table,
     with_pieces,
 )
-from rlx.record.stored import read_step
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
 from rlx_registry import read_body, write_body
@@ -98,7 +98,7 @@ def scored():
 
 def trained(trees, without=(), values=None):
     """A batch of `trees` and tensors that exercise every bit of float32."""
-    batch = flatten(trees, without=without)
+    batch = build_token_batch(trees, without=without)
     rng = torch.Generator().manual_seed(0)
     shape = batch.token_ids.shape
     mask = batch.is_own & (torch.rand(shape, generator=rng) < 0.7)
@@ -227,7 +227,7 @@ def test_any_number_and_any_text_survive(tmp_path, values, text):
 
 def test_a_column_that_nobody_knows_is_refused():
     with pytest.raises(ValueError, match="no column is called entropy"):
-        rows_of_step(flatten(grown()), {"entropy": None})
+        rows_of_step(build_token_batch(grown()), {"entropy": None})
 
 
 # Reading back -------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_a_column_that_nobody_knows_is_refused():
 
 def complete(trees, without=()):
     """Rows with every column that there is, but one that the step has not."""
-    batch = flatten(trees, without=without)
+    batch = build_token_batch(trees, without=without)
     rng = torch.Generator().manual_seed(1)
     shape = batch.token_ids.shape
     noise = {
@@ -285,7 +285,7 @@ def test_the_texts_of_tokens_are_kept_beside_what_sums_need(tmp_path):
 
 def test_tokens_that_learn_are_kept_whoever_wrote_them():
     trees = grown()
-    batch = flatten(trees)
+    batch = build_token_batch(trees)
     rows = rows_of_step(batch, {"mask": batch.is_token})
     stored = read_step(rollout_table(trees, scored(), rows))
     assert stored.rows.tokens["mask"].equal(batch.is_token)
@@ -334,7 +334,7 @@ def test_a_confidence_whose_answer_was_not_trained_has_no_parent_row():
 
 def test_a_row_of_which_nothing_learns_has_advantage_zero():
     trees = grown()
-    batch = flatten(trees)
+    batch = build_token_batch(trees)
     nothing = torch.zeros_like(batch.is_own)
     poison = torch.full(batch.is_own.shape, math.nan)
     rows = rows_of_step(batch, {"mask": nothing, "advantages": poison})

@@ -7,7 +7,7 @@ import pytest
 from pyarrow import parquet
 
 from rlx_registry import BodyError, read_body, read_trees, trees_that_say, write_body
-from rlx_registry.bodies import GROUP
+from rlx_registry.rollout_files import GROUP
 
 TABLE = pyarrow.table({"row": [0, 1], "advantage": pyarrow.array([0.1, -0.1], pyarrow.float32())})
 

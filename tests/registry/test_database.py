@@ -13,7 +13,15 @@ from many import processes
 from schemas import structure
 from sqlalchemy import create_engine
 
-from rlx_registry import Registry, RegistryError, SchemaError, Unavailable, models, schema, sqlite
+from rlx_registry import (
+    Registry,
+    RegistryDatabaseError,
+    SchemaError,
+    Unavailable,
+    models,
+    schema,
+    sqlite,
+)
 
 ROOT = Path(__file__).parents[2]
 SUBMISSION = {
@@ -153,7 +161,7 @@ def test_a_missing_or_foreign_file_is_refused_in_words(path, tmp_path):
     assert list(tmp_path.iterdir()) == []
     path.write_text("not a database, but long enough to be looked at " * 50)
     for read_only in (False, True):
-        with pytest.raises(RegistryError, match="not a database"):
+        with pytest.raises(RegistryDatabaseError, match="not a database"):
             Registry.open(url(path), read_only=read_only)
 
 

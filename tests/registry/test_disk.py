@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from rlx_registry import Registry, disk, sqlite
+from rlx_registry import Registry, file_systems, sqlite
 
 SUBMISSION = {
     "name": "n", "spec": {}, "yaml": "", "plugins": [], "code": {}, "environment": {}
@@ -19,9 +19,9 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="statfs(2) as Linux h
 @pytest.mark.parametrize("folder", ["/", "/proc", "/dev/shm"])
 def test_the_magic_number_is_the_systems(folder):
     said = subprocess.run(["stat", "-f", "-c", "%t", folder], capture_output=True, text=True)
-    assert disk.magic(folder) == int(said.stdout, 16)
+    assert file_systems.get_file_system_magic(folder) == int(said.stdout, 16)
     with pytest.raises(FileNotFoundError):
-        disk.magic("/nowhere")
+        file_systems.get_file_system_magic("/nowhere")
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def opened(tmp_path, monkeypatch, caplog):
     """Opens one registry, on a disk with that magic number; returns its journal's mode."""
 
     def open_on(magic):
-        monkeypatch.setattr(disk, "magic", lambda _: magic)
-        sqlite._warn.cache_clear()
+        monkeypatch.setattr(file_systems, "get_file_system_magic", lambda _: magic)
+        sqlite._warn_of_network_disk.cache_clear()
         caplog.clear()
         with Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry:
             registry.submit(digest="d", seed=0, **SUBMISSION)
@@ -44,11 +44,11 @@ def opened(tmp_path, monkeypatch, caplog):
 
 
 @linux
-@pytest.mark.parametrize("magic", sorted(disk.NETWORKS))
+@pytest.mark.parametrize("magic", sorted(file_systems.NETWORKS))
 def test_a_network_disk_has_no_shared_log_and_is_named_once(opened, magic, tmp_path, caplog):
     assert opened(magic) == ("delete", 2)
     (warning,) = caplog.messages
-    assert f"registry.db is on a network disk ({disk.NETWORKS[magic]})" in warning
+    assert f"registry.db is on a network disk ({file_systems.NETWORKS[magic]})" in warning
     assert "set RLX_HOME to a local disk, or name a PostgreSQL database" in warning
     assert "\n" not in warning
     assert not list(tmp_path.glob("*-wal"))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sqlalchemy import event
 
 from rlx_registry import NotFound, Registry, RolloutIndex, RolloutQuery
-from rlx_registry.glance import EXACT
+from rlx_registry.queries import EXACT
 
 NUMBERS = itertools.count()
 CURVES = {"a": [(1, 0.5), (4, 0.25)], "b": [(2, 1.0)]}

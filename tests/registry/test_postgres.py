@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from postgres import PASSWORD
 from schemas import load, structure
 
-from rlx.cli.group import rlx_command
+from rlx.cli.verb_group import rlx_command
 from rlx_registry import Registry, SchemaError, Unavailable, schema
 
 SUBMISSION = {

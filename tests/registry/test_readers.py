@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from fastapi.testclient import TestClient
 from postgres import PASSWORD
 
-from rlx.cli.group import rlx_command
+from rlx.cli.verb_group import rlx_command
 from rlx_registry import Registry
 from rlx_web import create_app
 

@@ -6,7 +6,7 @@ import time
 import pytest
 from sqlalchemy import update
 
-from rlx_registry import Ambiguous, NotFound, Registry, RegistryError, models
+from rlx_registry import Ambiguous, NotFound, Registry, RegistryDatabaseError, models
 
 SUBMISSION = {
     "digest": "d1",
@@ -194,7 +194,7 @@ def test_a_refused_transition_changes_nothing(registry):
 
 
 def test_a_spec_that_is_not_json_is_refused(registry):
-    with pytest.raises(RegistryError, match=r"refuses the record: .*not JSON compliant"):
+    with pytest.raises(RegistryDatabaseError, match=r"refuses the record: .*not JSON compliant"):
         submit(registry, spec={"max_grad_norm": float("inf")})
     assert registry.runs() == []
 

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # spawned workers inherit it
 from considerate_rewards import found_something, nearest_to_mean, novelty
 
 from rlx.plugin import Problem
-from rlx.reward import NamedReward, RewardPool, score
+from rlx.reward import NamedReward, RewardPool, score_rollouts
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.spec import TurnReward
 
@@ -54,7 +54,7 @@ def table():
         NamedReward("new", TurnReward(plugin="new", turn="answer"), novelty()),
     ]
     with RewardPool(workers=1, memory_mb=256, grace=60) as pool:
-        return score([TREE], rewards, pool)
+        return score_rollouts([TREE], rewards, pool)
 
 
 def raws(table, name):

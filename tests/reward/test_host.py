@@ -14,8 +14,8 @@ from speech import Characters, Hashing
 from rlx.batch import rows_of
 from rlx.errors import RewardError
 from rlx.plugin import Action, Problem
-from rlx.reward import NamedReward, PooledHost, RewardPool, score
-from rlx.rollout import FAILED, Fault, LocalHost, grow, plan
+from rlx.reward import NamedReward, PooledHost, RewardPool, score_rollouts
+from rlx.rollout import FAILED, Fault, LocalHost, build_rollout_plan, sample_rollout_trees
 from rlx.spec import GlobalReward, ManyTurn, TurnReward
 
 DEADLINE = 0.5
@@ -49,7 +49,7 @@ def pool():
 
 
 def talk(on_error="fail"):
-    return plan(
+    return build_rollout_plan(
         ManyTurn.model_validate(
             {
                 "environment": {"plugin": "game", "on_error": on_error},
@@ -63,7 +63,7 @@ def talk(on_error="fail"):
 def grown(host, on_error="fail"):
     problems = [Problem(id=name, prompt=name, fields={"name": name}) for name in NAMES]
     session = Hashing(("one", "two", "three"))
-    return grow(talk(on_error), problems, [1, 2, 3], session, Characters(), host)
+    return sample_rollout_trees(talk(on_error), problems, [1, 2, 3], session, Characters(), host)
 
 
 def hosted(pool, **options):
@@ -130,7 +130,7 @@ def test_a_state_that_cannot_be_sent_to_a_worker_is_a_fault(pool):
 def test_fail_ends_the_run_and_says_what_to_do(pool):
     trees = grown(hosted(pool, how="raise", on=2))
     with pytest.raises(RewardError) as caught:
-        score(trees, REWARDS, pool)
+        score_rollouts(trees, REWARDS, pool)
     said = str(caught.value)
     assert said.startswith("the environment failed on problem bad: ValueError: the game is")
     assert "rollout.environment.on_error to drop_sample or drop_group" in said
@@ -160,7 +160,7 @@ def half_bad(pool):
 
 def test_drop_sample_drops_the_rollout_that_failed(half_bad, pool):
     trees, bad, failed = half_bad("drop_sample")
-    table = score(trees, REWARDS, pool)
+    table = score_rollouts(trees, REWARDS, pool)
     assert dropped(trees, table) == {"bad": list(bad.turns(failed))}
     for (t, s), entries in table.turns.items():
         kind = trees[t].segments[s].kind
@@ -172,20 +172,20 @@ def test_drop_sample_drops_the_rollout_that_failed(half_bad, pool):
 
 def test_drop_group_drops_its_siblings_too(half_bad, pool):
     trees, bad, _ = half_bad("drop_group")
-    table = score(trees, REWARDS, pool)
+    table = score_rollouts(trees, REWARDS, pool)
     assert dropped(trees, table) == {"bad": list(bad.policy_segments)}
 
 
 def test_one_that_could_not_begin_leaves_nothing_to_score(pool):
     trees = grown(hosted(pool, how="raise", on=0), "drop_sample")
-    table = score(trees, REWARDS, pool)
+    table = score_rollouts(trees, REWARDS, pool)
     assert table.dropped == frozenset()
     assert {trees[row.tree].problem.id for row in rows_of(trees)} == {"good", "well"}
 
 
 def test_rewards_see_every_turn_and_the_rollout_at_its_end(pool):
     trees = grown(hosted(pool))
-    table = score(trees, REWARDS, pool)
+    table = score_rollouts(trees, REWARDS, pool)
     for t, tree in enumerate(trees):
         for end in tree.rollouts:
             turns = [table.turns[t, s]["each"].raw for s in tree.turns(end)]
@@ -196,7 +196,7 @@ def test_rewards_see_every_turn_and_the_rollout_at_its_end(pool):
 def test_a_whole_rollout_is_its_last_turn_with_all_that_came_before():
     pool = InProcess()
     (tree, *_) = trees = grown(LocalHost(Misbehaving()))
-    score(trees, REWARDS[1:], pool)
+    score_rollouts(trees, REWARDS[1:], pool)
     sample, end = pool.jobs[0].samples[0], tree.rollouts[0]
     texts = [tree.segments[s].text for s in tree.turns(end)]
     assert (*sample.context, sample.response) == tuple(texts)

@@ -10,7 +10,14 @@ from pools import InProcess
 
 from rlx.errors import RewardError
 from rlx.plugin import Problem, Score
-from rlx.reward import NamedReward, RewardEntry, RewardPool, RewardTable, rescore, score
+from rlx.reward import (
+    NamedReward,
+    RewardEntry,
+    RewardPool,
+    RewardTable,
+    rescore_rollouts,
+    score_rollouts,
+)
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.spec import GlobalReward, TurnReward, ValueOnError
 from rlx_plugins.countdown import CountdownVerify
@@ -72,7 +79,7 @@ def raws(table, name):
 
 
 def test_every_turn_gets_the_rewards_of_its_kind():
-    table = score([ONE, TWO], [accuracy, brier], InProcess())
+    table = score_rollouts([ONE, TWO], [accuracy, brier], InProcess())
     assert set(table.turns) == {*ANSWERS, *CONFIDENCES}
     assert raws(table, "accuracy") == {(0, 1): 1.0, (0, 5): 0.0, (1, 1): 0.0}
     by_hand = [0.99, 0.75, 0.96, 0.36, 0.91, 0.51]
@@ -81,7 +88,7 @@ def test_every_turn_gets_the_rewards_of_its_kind():
 
 
 def test_sums_are_weighted_and_raw_values_are_not():
-    table = score([ONE], [accuracy, brier], InProcess())
+    table = score_rollouts([ONE], [accuracy, brier], InProcess())
     assert table.total((0, 1)) == 10.0
     assert table.total((0, 3)) == pytest.approx(2 * 0.99)
     assert (table.turns[0, 1]["accuracy"].raw, table.turns[0, 1]["accuracy"].weight) == (1.0, 10.0)
@@ -89,14 +96,17 @@ def test_sums_are_weighted_and_raw_values_are_not():
 
 def test_of_reads_the_raw_unweighted_value_of_the_turn_that_this_one_continues():
     pool = InProcess()
-    score([ONE], [accuracy, brier], pool)
+    score_rollouts([ONE], [accuracy, brier], pool)
     read = {s.id: s.of for job in pool.jobs for s in job.samples if s.turn == "confidence"}
     assert read == {"0.3": 1.0, "0.4": 1.0, "0.7": 0.0, "0.8": 0.0}
 
 
 def test_of_may_name_a_reward_of_the_same_turn():
     doubled = named("doubled", lambda s: 2 * s.of, of="accuracy")
-    assert raws(score([ONE], [doubled, accuracy], InProcess()), "doubled") == {(0, 1): 2, (0, 5): 0}
+    assert raws(score_rollouts([ONE], [doubled, accuracy], InProcess()), "doubled") == {
+        (0, 1): 2,
+        (0, 5): 0,
+    }
 
 
 def test_of_reads_the_nearest_earlier_turn_of_that_kind():
@@ -111,7 +121,7 @@ def test_of_reads_the_nearest_earlier_turn_of_that_kind():
             turn(4, "0.9", kind="confidence", number=3),
         ),
     )
-    assert raws(score([chain], [accuracy, brier], InProcess()), "brier") == {
+    assert raws(score_rollouts([chain], [accuracy, brier], InProcess()), "brier") == {
         (0, 5): pytest.approx(0.99)
     }
 
@@ -133,14 +143,14 @@ def test_rewards_run_after_what_they_need_in_whatever_order_they_are_written(ord
         named("c", noting("c", lambda s: s.of + 1), "confidence", of="b"),
         named("d", noting("d", lambda s: 0.0), "confidence"),
     ]
-    table = score([TWO], [rewards[i] for i in order], InProcess())
+    table = score_rollouts([TWO], [rewards[i] for i in order], InProcess())
     assert calls.index("a") < calls.index("b") < calls.index("c")
     assert raws(table, "c") == {(0, 3): 2.0, (0, 4): 2.0}
 
 
 def test_what_a_reward_sees_of_a_turn():
     pool = InProcess()
-    score([ONE], [accuracy, brier], pool)
+    score_rollouts([ONE], [accuracy, brier], pool)
     samples = {s.id: s for job in pool.jobs for s in job.samples}
     answer, confidence = samples["0.1"], samples["0.4"]
     assert answer.problem == {"name": "one"}
@@ -170,7 +180,7 @@ def positions(samples):
 )
 def test_wider_scopes_see_their_company_and_get_their_own_verdicts(scope, turn, together):
     pool = InProcess()
-    table = score([ONE, TWO], [named("rank", positions, turn, scope=scope)], pool)
+    table = score_rollouts([ONE, TWO], [named("rank", positions, turn, scope=scope)], pool)
     assert pool.seen == together
     places = [[tuple(map(int, name.split("."))) for name in group] for group in together]
     expected = {place: float(i) for group in places for i, place in enumerate(group)}
@@ -181,14 +191,14 @@ def test_a_wider_scope_does_not_see_turns_whose_parent_reward_is_absent():
     abstaining = named("accuracy", lambda s: None if s.response == "wrong" else 1.0)
     rank = named("rank", positions, "confidence", scope="group", of="accuracy")
     pool = InProcess()
-    table = score([ONE], [abstaining, rank], pool)
+    table = score_rollouts([ONE], [abstaining, rank], pool)
     assert pool.seen[-1] == ["0.3", "0.4"]
     assert raws(table, "rank") == {(0, 3): 0.0, (0, 4): 1.0, (0, 7): None, (0, 8): None}
 
 
 def test_deadlines_travel_with_the_jobs():
     pool = InProcess()
-    score([TWO], [named("slow", lambda s: 0.0, deadline=0.25)], pool)
+    score_rollouts([TWO], [named("slow", lambda s: 0.0, deadline=0.25)], pool)
     assert [job.deadline for job in pool.jobs] == [0.25]
 
 
@@ -227,14 +237,14 @@ ENDS = [(0, 3), (0, 6)]
 
 
 def test_a_global_reward_is_given_once_to_every_rollout_of_a_prompt():
-    table = score([ONE, CHAINS], [overall("length", lambda s: 1.0)], InProcess())
+    table = score_rollouts([ONE, CHAINS], [overall("length", lambda s: 1.0)], InProcess())
     assert wholes(table, "length") == dict.fromkeys([*ANSWERS[:2], (1, 3), (1, 6)], 1.0)
     assert set(table.rollouts) == {*ANSWERS[:2], (1, 3), (1, 6)}
 
 
 def test_what_a_global_reward_sees_of_a_rollout():
     pool = InProcess()
-    score([CHAINS], [overall("seen", lambda s: 1.0)], pool)
+    score_rollouts([CHAINS], [overall("seen", lambda s: 1.0)], pool)
     sample = pool.jobs[0].samples[0]
     assert (sample.id, sample.turn, sample.number, sample.response) == ("0.3", "answer", 2, "right")
     assert sample.context == ("who",) and sample.observations == ("nobody",)
@@ -248,7 +258,7 @@ def test_a_global_reward_reads_the_nearest_turn_that_has_a_reward_and_other_glob
         accuracy,
         named("asked", lambda s: float(len(s.response)), "query"),
     ]
-    table = score([CHAINS], rewards, InProcess())
+    table = score_rollouts([CHAINS], rewards, InProcess())
     assert wholes(table, "doubled") == {(0, 3): 6.0, (0, 6): 10.0}
     assert wholes(table, "both") == {(0, 3): 7.0, (0, 6): 0.0}
     assert table.rollouts[0, 6]["both"].reason == "accuracy failed"
@@ -257,7 +267,7 @@ def test_a_global_reward_reads_the_nearest_turn_that_has_a_reward_and_other_glob
 @pytest.mark.parametrize("scope", ["siblings", "group"])
 def test_the_company_of_a_rollout_is_all_rollouts_of_its_prompt(scope):
     pool = InProcess()
-    table = score([CHAINS, ONE], [overall("rank", positions, scope=scope)], pool)
+    table = score_rollouts([CHAINS, ONE], [overall("rank", positions, scope=scope)], pool)
     assert pool.seen == [["0.3", "0.6"], ["1.1", "1.5"]]
     assert wholes(table, "rank") == {(0, 3): 0.0, (0, 6): 1.0, (1, 1): 0.0, (1, 5): 1.0}
 
@@ -269,13 +279,13 @@ def test_the_score_of_a_rollout_is_the_mean_of_its_turns_plus_its_global_rewards
         overall("bonus", lambda s: 0.5, weight=2.0),
         overall("_kept", lambda s: 9.0),
     ]
-    table = score([CHAINS], rewards, InProcess())
+    table = score_rollouts([CHAINS], rewards, InProcess())
     assert table.overall((0, 3)) == 1.0
     assert table.total_score(0, (1, 3)) == (3 + 10) / 2 + 1
     assert table.total_score(0, (4, 6)) == (3 + 0) / 2 + 1
-    alone = score([CHAINS], rewards[2:], InProcess())
+    alone = score_rollouts([CHAINS], rewards[2:], InProcess())
     assert alone.total_score(0, (1, 3)) == 1.0, "no turns: the global ones alone"
-    kept = score([CHAINS], rewards[3:], InProcess())
+    kept = score_rollouts([CHAINS], rewards[3:], InProcess())
     assert kept.overall((0, 3)) is None and kept.total_score(0, (1, 3)) is None
     assert kept.rollouts[0, 3]["_kept"].raw == 9.0
 
@@ -291,16 +301,19 @@ def judged(sample):
     [("drop_sample", {(0, 6)}), ("drop_group", {(0, 3), (0, 6), (0, 8)})],
 )
 def test_a_rollout_that_cannot_be_judged_is_dropped(on_error, dropped):
-    table = score([CHAINS], [overall("judge", judged, on_error=on_error)], InProcess())
+    table = score_rollouts([CHAINS], [overall("judge", judged, on_error=on_error)], InProcess())
     assert table.dropped == dropped
     assert (table.faults, table.rollouts[0, 6]["judge"].raw) == ({"judge": 1}, None)
 
 
 def test_a_rollout_that_cannot_be_judged_gets_a_value_or_ends_the_run():
     replaced = overall("judge", judged, on_error=ValueOnError(value=-1))
-    assert wholes(score([CHAINS], [replaced], InProcess()), "judge") == {(0, 3): 1.0, (0, 6): -1.0}
+    assert wholes(score_rollouts([CHAINS], [replaced], InProcess()), "judge") == {
+        (0, 3): 1.0,
+        (0, 6): -1.0,
+    }
     with pytest.raises(RewardError, match=r"whole rollout of problem c.*rewards\.global\.judge\."):
-        score([CHAINS], [overall("judge", judged)], InProcess())
+        score_rollouts([CHAINS], [overall("judge", judged)], InProcess())
 
 
 # Tables of several ranks, and scores of long ago --------------------------------------------------
@@ -309,17 +322,17 @@ def test_a_rollout_that_cannot_be_judged_gets_a_value_or_ends_the_run():
 def test_tables_of_ranks_become_the_table_of_all_trees():
     rewards = [accuracy, brier, overall("judge", judged, on_error="drop_sample")]
     every = [ONE, TWO, CHAINS]
-    shares = [score(every[rank::2], rewards, InProcess()) for rank in range(2)]
-    merged = RewardTable.merged(shares, [range(rank, len(every), 2) for rank in range(2)])
-    assert merged == score(every, rewards, InProcess())
+    shares = [score_rollouts(every[rank::2], rewards, InProcess()) for rank in range(2)]
+    merged = RewardTable.merge_tables(shares, [range(rank, len(every), 2) for rank in range(2)])
+    assert merged == score_rollouts(every, rewards, InProcess())
 
 
 def test_scoring_again_reads_what_was_said_then_and_says_faults():
     lenient = named("accuracy", is_right, weight=10.0, on_error=ValueOnError(value=0.5))
-    table = score([BAD], [lenient, brier], InProcess())
+    table = score_rollouts([BAD], [lenient, brier], InProcess())
     again = {
         (reward.name, place): entry
-        for reward, place, entry in rescore([BAD], [accuracy, brier], table, InProcess())
+        for reward, place, entry in rescore_rollouts([BAD], [accuracy, brier], table, InProcess())
     }
     then = {(n, place): e for place, es in table.turns.items() for n, e in es.items()}
     assert again.keys() == then.keys()
@@ -332,7 +345,7 @@ def test_scoring_again_reads_what_was_said_then_and_says_faults():
 
 def test_a_reward_that_abstains_is_absent_without_fault_and_so_is_what_needs_it():
     abstaining = named("accuracy", lambda sample: None)
-    table = score([TWO], [abstaining, brier], InProcess())
+    table = score_rollouts([TWO], [abstaining, brier], InProcess())
     for place, name in [((0, 1), "accuracy"), ((0, 3), "brier")]:
         entry = table.turns[place][name]
         assert (entry.raw, entry.status, entry.reason) == (None, "absent", None)
@@ -343,23 +356,23 @@ def test_a_reward_that_abstains_is_absent_without_fault_and_so_is_what_needs_it(
 def test_a_reward_without_a_turn_to_read_is_absent():
     early = named("early", lambda s: s.of, "answer", of="late")
     late = named("late", lambda s: 1.0, "confidence")
-    table = score([TWO], [early, late], InProcess())
+    table = score_rollouts([TWO], [early, late], InProcess())
     assert raws(table, "early") == {(0, 1): None}
 
 
 def test_names_that_begin_with_an_underscore_are_kept_and_never_summed():
     hidden = named("_length", lambda s: 7.0, weight=100.0)
-    table = score([TWO], [hidden, accuracy], InProcess())
+    table = score_rollouts([TWO], [hidden, accuracy], InProcess())
     assert table.turns[0, 1]["_length"].raw == 7.0
     assert table.total((0, 1)) == 0.0
-    alone = score([TWO], [hidden], InProcess())
+    alone = score_rollouts([TWO], [hidden], InProcess())
     assert alone.total((0, 1)) is None
     assert raws(alone, "_length") == {(0, 1): 7.0}
 
 
 def test_what_a_score_says_beside_its_value_is_kept():
     spoken = named("spoken", lambda s: Score(0.0, "format", {"length": 3.0}))
-    entry = score([TWO], [spoken], InProcess()).turns[0, 1]["spoken"]
+    entry = score_rollouts([TWO], [spoken], InProcess()).turns[0, 1]["spoken"]
     assert entry == RewardEntry("spoken", 0.0, 1.0, "scored", "format", {"length": 3.0})
 
 
@@ -374,7 +387,7 @@ BAD = tree("bad", [("right", ["0.9", "0.5"]), ("bad", ["0.2", "0.8"])])  # answe
 
 def with_policy(on_error, trees=(BAD, TWO)):
     failing = named("accuracy", is_right, on_error=on_error)
-    return score(list(trees), [failing, brier], InProcess())
+    return score_rollouts(list(trees), [failing, brier], InProcess())
 
 
 def test_fail_ends_the_run_and_says_how_to_carry_on():
@@ -423,7 +436,7 @@ def picky(sample):
     [("drop_sample", {(0, 7)}), ("drop_group", {(0, 7), (0, 8)})],
 )
 def test_a_confidence_that_fails_takes_its_siblings_along_at_most(on_error, dropped):
-    table = score([ONE], [named("c", picky, "confidence", on_error=on_error)], InProcess())
+    table = score_rollouts([ONE], [named("c", picky, "confidence", on_error=on_error)], InProcess())
     assert table.dropped == dropped
 
 
@@ -432,7 +445,7 @@ def test_a_wider_scope_fails_as_one():
         raise ValueError("no")
 
     judge = named("judge", refuse, "confidence", scope="siblings", on_error="drop_sample")
-    table = score([TWO], [judge], InProcess())
+    table = score_rollouts([TWO], [judge], InProcess())
     assert table.dropped == {(0, 3), (0, 4)}
     assert table.faults == {"judge": 2}
 
@@ -440,7 +453,7 @@ def test_a_wider_scope_fails_as_one():
 def test_rewards_of_one_turn_fail_apart():
     other = named("format", lambda s: 1.0)
     failing = named("accuracy", is_right, on_error="drop_sample")
-    table = score([BAD], [failing, other], InProcess())
+    table = score_rollouts([BAD], [failing, other], InProcess())
     assert table.turns[0, 5]["format"].raw == 1.0
     assert (0, 5) in table.dropped
 
@@ -467,7 +480,7 @@ def test_the_rewards_of_the_experiment_in_the_real_pool():
         ),
     ]
     with RewardPool(workers=1, memory_mb=512) as pool:
-        table = score([grown], rewards, pool)
+        table = score_rollouts([grown], rewards, pool)
     assert raws(table, "accuracy") == {(0, 1): 1.0, (0, 5): 0.0}
     assert raws(table, "brier") == pytest.approx({(0, 3): 0.96, (0, 4): 0.0, (0, 7): 0.75})
     assert table.turns[0, 3]["brier"].parts == {"confidence": 0.8}
@@ -491,7 +504,7 @@ def test_the_coupled_reward_is_that_of_rlcr(formed, right, confidence):
         named("accuracy", lambda s: float("right" in s.response), requires="format", weight=0.5),
         named("format", lambda s: float(formed), weight=0.5),
     ]
-    table = score(step, rewards, InProcess())
+    table = score_rollouts(step, rewards, InProcess())
     y = float(right)
     coupled = y - (confidence - y) ** 2
     expected = 0.5 + 0.5 * (coupled + 1) if formed else 0.0
@@ -505,7 +518,7 @@ def test_what_requires_an_absent_reward_is_absent():
         named("format", lambda s: None),
         named("accuracy", is_right, requires="format"),
     ]
-    table = score([ONE], rewards, InProcess())
+    table = score_rollouts([ONE], rewards, InProcess())
     entries = [table.turns[place]["accuracy"] for place in ANSWERS[:2]]
     assert [(e.raw, e.status) for e in entries] == [(None, "absent")] * 2
     assert table.faults == {} and table.dropped == frozenset()

@@ -8,10 +8,20 @@ import pytest
 from hypothesis import given
 from speech import END, Characters, Hashing
 
-from rlx.batch import flatten
+from rlx.batch import build_token_batch
 from rlx.errors import SpecError
 from rlx.plugin import Environment, Problem, Step
-from rlx.rollout import FAILED, NO_PARENT, Fault, LocalHost, Shown, checked, find_spans, grow, plan
+from rlx.rollout import (
+    FAILED,
+    NO_PARENT,
+    Fault,
+    LocalHost,
+    TurnPrompt,
+    build_rollout_plan,
+    check_environment_step,
+    find_spans,
+    sample_rollout_trees,
+)
 from rlx.seeding import derive_seed
 from rlx.spec import ManyTurn
 
@@ -74,7 +84,9 @@ def grown(names, seeds, session=None, host=None, **options):
     session = session or Hashing(TEXTS)
     host = host or LocalHost(Game())
     problems = [problem(n) for n in names]
-    return grow(plan(spec(**options)), problems, seeds, session, Characters(), host)
+    return sample_rollout_trees(
+        build_rollout_plan(spec(**options)), problems, seeds, session, Characters(), host
+    )
 
 
 def rollouts(tree):
@@ -98,7 +110,7 @@ def test_a_tree_is_a_prompt_and_a_chain_for_every_rollout():
     for tree in trees:
         assert (tree.segments[0].author, tree.segments[0].parent) == ("prompt", NO_PARENT)
         assert len(rollouts(tree)) == 3
-        assert len(flatten([tree]).rows) == 3
+        assert len(build_token_batch([tree]).rows) == 3
     for chain in everyone(trees):
         turns = [s for s in chain if s.author == "policy"]
         assert [s.author for s in chain[::2]] == ["policy"] * len(turns)
@@ -233,7 +245,7 @@ def test_those_that_are_not_done_are_told_to_answer_in_a_turn_of_its_own():
         forced += len(turns) == 3
     assert 0 < forced < 12
     assert [sampling.max_new_tokens for _, sampling in session.calls] == [20, 20, 7]
-    batch = flatten(trees)
+    batch = build_token_batch(trees)
     last = [len(row.turns) for row in batch.rows]
     assert batch.turn_ids.max(dim=1).values.tolist() == last
     assert 3 in last
@@ -288,7 +300,7 @@ def test_how_an_observation_is_shown(observation):
 
 def test_an_environment_s_tokens_are_nobody_s_own():
     trees = grown("abcd", range(4))
-    batch = flatten(trees)
+    batch = build_token_batch(trees)
     for number, row in enumerate(batch.rows):
         path = [trees[row.tree].segments[i] for i in trees[row.tree].path(row.segment)]
         authors = [s.author for s in path for _ in s.token_ids]
@@ -332,7 +344,7 @@ def test_a_rollout_that_cannot_begin_has_no_turn():
     (only,) = mine[1]
     assert (only.author, only.token_ids) == ("environment", ())
     assert only.info == {"fault": "lost", "on_error": "fail"}
-    assert len(flatten([tree]).rows) == 2
+    assert len(build_token_batch([tree]).rows) == 2
 
 
 def test_a_turn_without_an_answer_is_the_last_of_its_rollout():
@@ -353,10 +365,12 @@ def test_what_no_token_stands_for_is_the_environment_s_fault():
         def observed(self, text, after, *, inline):
             if "2" in text:
                 raise SpecError("no token for '2'")
-            return Shown(text, tuple(map(ord, text)))
+            return TurnPrompt(text, tuple(map(ord, text)))
 
-    plan_ = plan(spec())
-    (tree,) = grow(plan_, [problem("a")], [1], Hashing(TEXTS), Limited(), LocalHost(Game()))
+    plan_ = build_rollout_plan(spec())
+    (tree,) = sample_rollout_trees(
+        plan_, [problem("a")], [1], Hashing(TEXTS), Limited(), LocalHost(Game())
+    )
     faults = [s.info["fault"] for s in tree.segments if "fault" in s.info]
     assert faults and set(faults) == {"its observation cannot be shown: no token for '2'"}
     assert all(s.turn <= 2 for s in tree.segments)
@@ -368,7 +382,7 @@ class Word(str):
 
 def test_a_step_is_copied_into_plain_values():
     given = Step(kind=Word("try"), observation=Word("a"), info={"pair": (1, 2)}, done=1)
-    step = checked(given, ("try",))
+    step = check_environment_step(given, ("try",))
     assert {type(step.kind), type(step.observation)} == {str}
     assert step.info == {"pair": [1, 2]}
     assert step.done is True
@@ -398,9 +412,11 @@ for _ in range(100_000):
 )
 def test_nonsense_is_refused(step, says):
     with pytest.raises(ValueError, match=says):
-        checked(step, ("try",))
+        check_environment_step(step, ("try",))
 
 
 def test_a_plan_with_an_environment_needs_a_host():
     with pytest.raises(ValueError, match="needs a host"):
-        grow(plan(spec()), [problem("a")], [1], Hashing(TEXTS), Characters())
+        sample_rollout_trees(
+            build_rollout_plan(spec()), [problem("a")], [1], Hashing(TEXTS), Characters()
+        )

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from speech import BEGIN, END, Characters
 
 from rlx.plugin import Problem
-from rlx.rollout import NO_PARENT, Request, find_spans, grow, plan
+from rlx.rollout import NO_PARENT, Request, build_rollout_plan, find_spans, sample_rollout_trees
 from rlx.seeding import derive_seed
 from rlx.spec import Single, TurnSpec, TwoTurn
 
@@ -40,7 +40,9 @@ two_turn = TwoTurn(
 
 def grown(spec, names, seeds, session=None):
     session = session or Hashing()
-    return grow(plan(spec), [problem(n) for n in names], seeds, session, Characters())
+    return sample_rollout_trees(
+        build_rollout_plan(spec), [problem(n) for n in names], seeds, session, Characters()
+    )
 
 
 # Shapes -------------------------------------------------------------------------------------------
@@ -175,9 +177,12 @@ def test_batch_mates_change_nothing(seeds, data):
 @given(st.integers(1, 4), st.integers(1, 4))
 def test_more_generations_leave_those_before_as_they_were(few, more):
     """Turns are seeded by their place, so a larger group is the smaller one and then some."""
-    small = plan(two_turn.model_copy(update={"num_generations_answer": few}))
-    large = plan(two_turn.model_copy(update={"num_generations_answer": few + more}))
-    a, b = (grow(p, [problem("a")], [1], Hashing(), Characters())[0] for p in (small, large))
+    small = build_rollout_plan(two_turn.model_copy(update={"num_generations_answer": few}))
+    large = build_rollout_plan(two_turn.model_copy(update={"num_generations_answer": few + more}))
+    a, b = (
+        sample_rollout_trees(p, [problem("a")], [1], Hashing(), Characters())[0]
+        for p in (small, large)
+    )
     assert a.segments[: 1 + few] == b.segments[: 1 + few]
     mine = {s.seed for s in a.segments if s.kind == "confidence"}
     assert mine <= {s.seed for s in b.segments if s.kind == "confidence"}
@@ -198,7 +203,9 @@ def test_a_sampler_that_forgets_a_completion_is_not_believed():
 
 def test_a_prompt_is_data_and_not_a_template():
     braces = Problem(id="b", prompt="{prompt} {0} {x}", fields={})
-    (tree,) = grow(plan(single), [braces], [1], Hashing(), Characters())
+    (tree,) = sample_rollout_trees(
+        build_rollout_plan(single), [braces], [1], Hashing(), Characters()
+    )
     assert tree.segments[0].text == "Q: {prompt} {0} {x}\n"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx.run.disk import RESERVE
+from rlx.launch.disk import RESERVE
 from rlx_registry import read_body
 
 pytestmark = pytest.mark.timeout(900)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from rlx.run.carried import Carried
+from rlx.run.controller_state import Carried
 from rlx.spec import AdaptiveBeta, CreditSpec
 
 
@@ -56,6 +56,6 @@ def test_a_beta_that_adapts_is_taken_up_again_and_a_fixed_one_is_the_settings_ow
     ):
         carried = Carried.resume(credit, kept, {"opo": {"scale": 0.1}}, 3)
         assert carried.kl.beta == beta
-        assert carried.adapted == (beta if credit.kl_adaptive else None)
+        assert carried.adaptive_beta == (beta if credit.kl_adaptive else None)
         assert (carried.states, carried.critic) == ({"opo": {"scale": 0.1}}, 3)
         assert Carried.begin(credit, carried) is carried

@@ -12,20 +12,20 @@ import pyarrow as pa
 import pytest
 import torch
 
-from rlx.batch import flatten, rows_of
+from rlx.batch import build_token_batch, rows_of
 from rlx.cli import main
 from rlx.discovery import check_file
 from rlx.evaluation.held_out import answered_once
-from rlx.probe import Means
+from rlx.launch.submission import submit_run
+from rlx.probe import ProbeContext
+from rlx.recipe import make_parts
 from rlx.record.recorder import Recorder
+from rlx.record.rollout_reader import read_step
 from rlx.record.rollouts import rollout_table
-from rlx.record.stored import read_step
-from rlx.reward import RewardPool, score
-from rlx.rollout import Completion, grow
-from rlx.run.launch import submit
-from rlx.run.parts import make_parts
-from rlx.run.probing import described, keep, measured
-from rlx.run.rows import row_rewards, trained_rows
+from rlx.reward import RewardPool, score_rollouts
+from rlx.rollout import Completion, sample_rollout_trees
+from rlx.run.probes import build_probe_records, probe_problems, record_probe_results
+from rlx.run.trained_rows import row_rewards, trained_rows
 from rlx.spec import ExperimentSpec
 from rlx.step import Streams, assign_credit
 from rlx_registry import Registry, read_body, write_body
@@ -103,7 +103,7 @@ def recorded(registry, experiment, sets):
     """A run whose phases have one step each, all of it real but models and sampler."""
     overrides = [f"{path}={json.dumps(value)}" for path, value in sets.items()]
     read, plugins = check_file(EXPERIMENTS / experiment, overrides)
-    run, _ = submit(registry, read, plugins, again=True)
+    run, _ = submit_run(registry, read, plugins, again=True)
     with RewardPool(workers=1, memory_mb=512) as pool:
         for step, phase in enumerate(read.spec.phases, start=1):
             parts = make_parts(read.spec.in_phase(phase))
@@ -124,10 +124,10 @@ def one_step(parts, step, pool):
     count = parts.spec.rollout.prompts_per_step
     problems = [parts.task.problem("train", i, step) for i in range(2 * count)]
     seeds = [100 * step + i for i in range(2 * count)]
-    trees = grow(parts.plan, problems, seeds, Sayings(), Characters())
-    table = score(trees, parts.rewards, pool)
+    trees = sample_rollout_trees(parts.plan, problems, seeds, Sayings(), Characters())
+    table = score_rollouts(trees, parts.rewards, pool)
     filtered = {(row.tree, row.segment) for row in rows_of(trees) if row.tree >= count}
-    batch = flatten(trees, temperatures=parts.temperatures, without=filtered)
+    batch = build_token_batch(trees, temperatures=parts.temperatures, without=filtered)
     rng = torch.Generator().manual_seed(step)
     shape = batch.token_ids.shape
     streams = Streams(
@@ -369,7 +369,7 @@ def probed(registry, sets=()):
     spec = ExperimentSpec.model_validate_json(json.dumps(run.spec))
     parts = make_parts(spec)
     with RewardPool(workers=1, memory_mb=512) as pool:
-        means = Means(
+        means = ProbeContext(
             plan=answered_once(parts.plan),
             sampler=Sayings(),
             speech=Characters(),
@@ -378,12 +378,12 @@ def probed(registry, sets=()):
             correct="_accuracy",
             pool=pool,
         )
-        found = measured(spec.probe, means, spec.seed, None, lambda _: None)
+        found = probe_problems(spec.probe, means, spec.seed, None, lambda _: None)
     recorder = Recorder(registry, run.id, keep_bodies=True)
     for step, label in ((0, "before"), (1, "after")):
-        told = described(found, spec.probe, spec.seed, step)
+        told = build_probe_records(found, spec.probe, spec.seed, step)
         assert [one.scheme for one in told] == ["early_answering", "mistake"]
-        keep(recorder, told, found, label, probe_file(run, step))
+        record_probe_results(recorder, told, found, label, probe_file(run, step))
     return run, len(found.samples)
 
 
@@ -511,6 +511,6 @@ def test_a_step_that_is_not_there_is_wrong_usage(arguments, words, registry, cap
 
 def test_a_run_without_rollouts_is_wrong_usage(registry, capsys):
     read, plugins = check_file(EXPERIMENTS / "countdown.yaml")
-    submit(registry, read, plugins, again=True)
+    submit_run(registry, read, plugins, again=True)
     assert main(["check", "latest"]) == 2
     assert "has recorded no rollouts" in capsys.readouterr().err

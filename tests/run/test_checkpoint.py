@@ -9,16 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from rlx.run.checkpoint import (
+from rlx.checkpoint.sealing import (
+    MANIFEST,
+    CheckpointError,
+    check_sealed_folder,
+    copy_sealed_folder,
+)
+from rlx.checkpoint.store import (
     LATEST,
     STATE,
     RunState,
-    named,
-    newest,
+    find_checkpoint,
+    find_newest_checkpoint,
     read_state,
-    write,
+    write_checkpoint,
 )
-from rlx.run.sealed import MANIFEST, CheckpointError, check, copied
 from rlx.spec import RunnerSpec
 
 STATE_OF = {
@@ -57,7 +62,7 @@ class One:
 def put(root, step, *, keep=2, critic=True):
     state = RunState(step=step, **STATE_OF)
     values = Engines(b"v" * 100) if critic else None
-    return write(root, state, Engines(bytes([step]) * 1000), values, One(), keep=keep)
+    return write_checkpoint(root, state, Engines(bytes([step]) * 1000), values, One(), keep=keep)
 
 
 @pytest.fixture
@@ -69,7 +74,7 @@ def root(tmp_path):
 
 def told(root, recorded=None):
     said = []
-    found = newest(root, recorded or {}, said.append)
+    found = find_newest_checkpoint(root, recorded or {}, said.append)
     return (found and found.name), said
 
 
@@ -181,7 +186,7 @@ def test_links_are_refused(root, tmp_path, at):
     assert found == "step_000005"
     assert f"{'it' if at == '.' else at} is a link to elsewhere" in said
     with pytest.raises(CheckpointError, match="is a link to elsewhere"):
-        copied(root / "step_000010", tmp_path / "copy")
+        copy_sealed_folder(root / "step_000010", tmp_path / "copy")
 
 
 def test_a_missing_or_a_strange_file_is_refused(root):
@@ -219,7 +224,7 @@ def test_a_refused_one_of_a_later_step_makes_room_for_the_new_one(root, keep):
 
 def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr("rlx.run.sealed.sync", lambda path: synced.append(Path(path).name))
+    monkeypatch.setattr("rlx.checkpoint.sealing.sync", lambda path: synced.append(Path(path).name))
     put(tmp_path, 5)
     folders = ["step_000005.part-0", "policy", "critic", tmp_path.name]
     assert sorted(synced) == sorted([*folders, "weights.pt", "weights.pt", STATE, MANIFEST])
@@ -227,32 +232,32 @@ def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch)
 
 
 def test_one_is_named_by_its_step_or_as_the_newest(root):
-    assert named(root, "5", {}).name == "step_000005"
-    assert named(root, LATEST, {}).name == "step_000010"
+    assert find_checkpoint(root, "5", {}).name == "step_000005"
+    assert find_checkpoint(root, LATEST, {}).name == "step_000010"
     for step in ("7", "x", "-5", "5.0", "⁵"):
         with pytest.raises(CheckpointError, match=f"no checkpoint of step {step}; .* of 5, 10"):
-            named(root, step, {})
+            find_checkpoint(root, step, {})
     flip(root / "step_000010" / STATE)
-    assert named(root, LATEST, {}).name == "step_000005"
+    assert find_checkpoint(root, LATEST, {}).name == "step_000005"
     with pytest.raises(CheckpointError, match=r"step_000010 is damaged: state\.json has changed"):
-        named(root, "10", {})
+        find_checkpoint(root, "10", {})
     with pytest.raises(CheckpointError, match="has no checkpoint"):
-        named(root / "nowhere", LATEST, {})
+        find_checkpoint(root / "nowhere", LATEST, {})
 
 
 def test_a_copy_shares_the_disk_and_outlives_its_source(root, tmp_path):
     source, target = root / "step_000010", tmp_path / "origin" / "step_000010"
     target.parent.mkdir()
-    copied(source, target, hashed(source / MANIFEST))
+    copy_sealed_folder(source, target, hashed(source / MANIFEST))
     weights = "policy/weights.pt"
     assert (source / weights).samefile(target / weights)
     shutil.rmtree(source)
-    check(target)
+    check_sealed_folder(target)
     assert [p.name for p in target.parent.iterdir()] == ["step_000010"]
     with pytest.raises(CheckpointError, match="could not be copied"):
-        copied(source, tmp_path / "again")
+        copy_sealed_folder(source, tmp_path / "again")
     with pytest.raises(CheckpointError, match="not the one that was recorded"):
-        copied(target, tmp_path / "again", "0" * 64)
+        copy_sealed_folder(target, tmp_path / "again", "0" * 64)
     assert not (tmp_path / "again").exists()
 
 
@@ -262,8 +267,8 @@ def test_a_copy_on_another_disk_is_a_copy(root):
         pytest.skip("there is no other disk here")
     target = shm / f"rlx-test-{os.getpid()}"
     try:
-        copied(root / "step_000010", target)
-        check(target)
+        copy_sealed_folder(root / "step_000010", target)
+        check_sealed_folder(target)
         assert not (target / STATE).samefile(root / "step_000010" / STATE)
     finally:
         shutil.rmtree(target, ignore_errors=True)

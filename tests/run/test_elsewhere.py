@@ -10,10 +10,10 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlx.run.compare import differences
-from rlx.run.fork import pinned
-from rlx.spec.diagnostic import InvalidSpec
-from rlx.spec.reader import read_spec
+from rlx.audit.run_comparison import find_run_differences
+from rlx.checkpoint.fork import pin_checkpoint
+from rlx.spec.reading.diagnostics import InvalidSpec
+from rlx.spec.reading.reader import read_spec
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -97,7 +97,7 @@ def test_a_run_on_two_ranks_that_is_stopped_goes_on_to_the_same_numbers(own_home
     assert own_home.rlx("resume", run_id, "-q").returncode == 0
     assert "goes on after step" in events(own_home, run_id)["resumed"]
     with own_home.registry() as registry:
-        assert list(differences(registry, second, run_id)) == []
+        assert list(find_run_differences(registry, second, run_id)) == []
 
 
 def test_a_fork_of_a_fork_needs_neither(own_home, second):
@@ -164,7 +164,7 @@ def test_what_does_not_fit_is_said_at_its_line(own_home, first, what):
     said_so = {**own_home.small, **FIRST, **sets, "from_checkpoint": origin.format(first)}
     read = read_spec(own_home.yaml, [f"{path}={value}" for path, value in said_so.items()])
     with own_home.registry() as registry, pytest.raises(InvalidSpec) as refused:
-        pinned(registry, read)
+        pin_checkpoint(registry, read)
     (fault,) = refused.value.diagnostics
     assert said.format(first) in fault.message
     assert fault.position is not None

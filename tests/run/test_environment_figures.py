@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from trees import conversation
 
-from rlx.batch import flatten
-from rlx.credit.estimators import grpo
+from rlx.batch import build_token_batch
+from rlx.credit.estimators import estimate_grpo
 from rlx.plugin import Problem
-from rlx.record.mlflow_words import legal_key
+from rlx.record.mlflow_tags import legal_key
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
-from rlx.run.environment_figures import MOST_KEYS, MOST_VALUES, environment_figures
-from rlx.run.figures import step_figures
-from rlx.run.rows import row_rewards
+from rlx.run.environment_metrics import MOST_KEYS, MOST_VALUES, environment_figures
+from rlx.run.step_metrics import step_figures
+from rlx.run.trained_rows import row_rewards
 from rlx.spec import CreditSpec, LossSpec
 from rlx.step import Streams, assign_credit
 
@@ -62,13 +62,13 @@ def test_rewards_of_whole_rollouts_are_told_beside_those_of_turns():
     turns = {(0, query): scored(valid=1.0), (0, first): {}, (0, second): {}}
     whole = {(0, first): scored(right=1.0), (0, second): scored(right=0.0)}
     table = RewardTable(turns, frozenset(), {}, whole)
-    batch = flatten([tree])
+    batch = build_token_batch([tree])
     train = assign_credit(
         batch,
         row_rewards(batch, [tree], table),
         batch.is_own,
         Streams(old_logprobs=batch.behaviour_logprobs),
-        estimator=grpo,
+        estimator=estimate_grpo,
         credit=CreditSpec(),
         loss=LossSpec(),
         max_tokens={"turn": 2, "query": 2, "answer": 2},

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlx.audit import evaluation
 from rlx.model import build_policy
-from rlx.run import evaluating
 from rlx.spec import Tiny
 
 pytestmark = pytest.mark.timeout(600)
@@ -85,15 +85,15 @@ def test_it_goes_on_where_it_was_stopped(own_finished, evaluated):
 )
 def test_a_kept_batch_that_cannot_be_read_is_none(tmp_path, capsys, damaged):
     path = tmp_path / "000000_064.json.gz"
-    assert evaluating._read(path) is None
+    assert evaluation._load_answer_batch(path) is None
     assert capsys.readouterr().err == "", "there is none"
     path.write_bytes(damaged)
-    assert evaluating._read(path) is None
+    assert evaluation._load_answer_batch(path) is None
     said = capsys.readouterr().err
     assert said.startswith("warning: ")
     assert "000000_064.json.gz cannot be read" in said
-    evaluating._write(path, "[]")
-    assert evaluating._read(path) == []
+    evaluation._save_answer_batch(path, "[]")
+    assert evaluation._load_answer_batch(path) == []
 
 
 def test_figures_are_of_every_answer(own_home, evaluated):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx.discovery import installed
+from rlx.discovery import list_installed_plugins
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -37,7 +37,7 @@ def rows(trees):
 
 def test_every_estimator_is_there():
     text = SPEC.read_text()
-    ours = {f.name for f in installed("estimator") if f.distribution == "rlx"}
+    ours = {f.name for f in list_installed_plugins("estimator") if f.distribution == "rlx"}
     assert {name for name in ours if f"name: {name}" in text} == ours
 
 

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlx.batch import flatten
+from rlx.batch import build_token_batch
 from rlx.credit.estimators import two_level
 from rlx.learner import CriticStats
 from rlx.mask import turn_spans
 from rlx.plugin import Problem
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
-from rlx.run.figures import step_figures
+from rlx.run.step_metrics import step_figures
 from rlx.spec import CreditSpec, LossSpec
 from rlx.step import RowRewards, Streams, assign_credit
 
@@ -55,7 +55,7 @@ def figures(answers, *, faults=(), update=None, critic=None, mask=turn_spans):
             turns[0, place] = {"brier": entry("brier", brier, 2.0, **parts)}
     tree = RolloutTree(Problem(id="p", prompt="", fields={}), tuple(segments))
     table = RewardTable(turns, frozenset(), dict(faults))
-    batch = flatten([tree])
+    batch = build_token_batch([tree])
     totals = [table.total((row.tree, row.segment)) for row in batch.rows]
     rewards = RowRewards(
         turn_rewards=torch.tensor(totals)[:, None].expand_as(batch.state_ids),

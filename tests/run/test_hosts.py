@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlx.run.compare import differences
+from rlx.audit.run_comparison import find_run_differences
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -123,7 +123,7 @@ def test_two_machines_give_the_numbers_of_one(own_home, both):
     kinds = [own_home.run(run).spec["runner"]["launcher"]["kind"] for run in (first, second)]
     assert kinds == ["local", "hosts"]
     with own_home.registry() as registry:
-        assert list(differences(registry, first, second)) == []
+        assert list(find_run_differences(registry, first, second)) == []
     own_home.until(lambda: not own_home.processes(), "every process to end")
 
 

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rlx.audit.run_comparison import find_run_differences
 from rlx.loss.correction import Corrected
-from rlx.run.ahead import Ahead
-from rlx.run.compare import differences
 from rlx.run.off_policy import off_policy_figures
+from rlx.run.prefetcher import Ahead
 from rlx.spec import LossSpec
 
 AHEAD = {
@@ -46,7 +46,7 @@ def begin(home, **changes):
 
 def unlike(home, one, other):
     with home.registry() as registry:
-        return list(differences(registry, one, other))
+        return list(find_run_differences(registry, one, other))
 
 
 @pytest.mark.timeout(900)

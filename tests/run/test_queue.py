@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx.run.compare import differences
+from rlx.audit.run_comparison import find_run_differences
 from rlx_registry import Registry
 
 pytestmark = pytest.mark.timeout(600)
@@ -89,7 +89,7 @@ def test_a_supervisor_that_wakes_up_too_late_writes_nothing_and_leaves(place):
     log = Path(place.run(run_id).directory) / "run.log"
     with log.open("ab") as out:
         later = subprocess.Popen(
-            [sys.executable, "-m", "rlx.run.supervise", run_id],
+            [sys.executable, "-m", "rlx.launch.supervisor", run_id],
             env={**place.environment, "RLX_RUN_REGISTRY": url},
             stdout=out,
             stderr=out,
@@ -103,5 +103,5 @@ def test_a_supervisor_that_wakes_up_too_late_writes_nothing_and_leaves(place):
     assert "leaving: run " in log.read_text()
     with place.registry() as registry:
         assert [c.after for c in registry.history(run_id)][-2:] == ["running", "finished"]
-        assert list(differences(registry, unbroken, run_id)) == []
+        assert list(find_run_differences(registry, unbroken, run_id)) == []
     place.until(lambda: not place.processes(), "every process to end")

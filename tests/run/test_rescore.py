@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlx.audit.rescoring import Summary
 from rlx.reward import RewardEntry, RewardTable
-from rlx.run.rescoring import Summary
 
 pytestmark = pytest.mark.timeout(600)
 

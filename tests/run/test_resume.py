@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlx.run.compare import differences
+from rlx.audit.run_comparison import find_run_differences
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -41,7 +41,7 @@ def kinds(home, run_id):
 
 def unlike(home, one, other):
     with home.registry() as registry:
-        return list(differences(registry, one, other))
+        return list(find_run_differences(registry, one, other))
 
 
 def checkpoints(home, run_id):

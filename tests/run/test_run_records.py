@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlx.credit import group_advantages
-from rlx.record.mlflow_words import flat_params, legal_key
+from rlx.record.mlflow_tags import flat_params, legal_key
 from rlx_registry import BodyError, read_body
 
 pytestmark = [

@@ -9,9 +9,9 @@ from engines import needs_vllm
 
 from rlx.errors import RlxError
 from rlx.model import build_policy
-from rlx.run.synchronising import synchronise, synchronised_figures
+from rlx.run.weight_sync import synchronised_figures, synchronize_sampler
 from rlx.sampler import open_sampler, vllm_engine
-from rlx.spec import RunnerSpec, Tiny, VllmSampler
+from rlx.spec import RunnerSpec, Tiny, VllmSamplerSpec
 
 TESTS = Path(__file__).parents[1]
 CPU = torch.device("cpu")
@@ -59,19 +59,19 @@ def test_what_vllm_keeps_of_former_weights_stops_the_run(monkeypatch, forgets):
     monkeypatch.setenv("RLX_TEST_FORGETS", forgets)
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
     monkeypatch.setattr(vllm_engine, "WORKER", "forgetful_vllm_worker")
-    policy, spec = build_policy(MODEL, 0), VllmSampler(engine="vllm", kv_cache_mb=32)
+    policy, spec = build_policy(MODEL, 0), VllmSamplerSpec(engine="vllm", kv_cache_mb=32)
     with open_sampler(policy, spec, RUNNER, CPU) as sampler:
         m = machinery(policy, spec, sampler)
         if forgets != "embeddings":  # the very first weights came the same way
-            synchronise(m)
+            synchronize_sampler(m)
             assert sampler.drift <= 5e-5
         m.learner.learn()
         if forgets == "nothing":
-            synchronise(m)
+            synchronize_sampler(m)
             assert sampler.drift <= 5e-5
             return
         with pytest.raises(RlxError, match="another policy than the one that learns"):
-            synchronise(m)
+            synchronize_sampler(m)
         assert sampler.drift > 0.05
         assert synchronised_figures(sampler) == {
             "sampler/drift": sampler.drift,
@@ -80,10 +80,10 @@ def test_what_vllm_keeps_of_former_weights_stops_the_run(monkeypatch, forgets):
 
 
 def test_the_learners_own_implementation_has_nothing_to_forget():
-    from rlx.spec import TransformersSampler
+    from rlx.spec import TransformersSamplerSpec
 
     policy = build_policy(MODEL, 0)
-    spec = TransformersSampler()
+    spec = TransformersSamplerSpec()
     with open_sampler(policy, spec, RUNNER, CPU) as sampler:
-        synchronise(machinery(policy, spec, sampler))
+        synchronize_sampler(machinery(policy, spec, sampler))
         assert synchronised_figures(sampler) == {}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from postgres import PASSWORD, server
 
-from rlx.run.compare import differences
+from rlx.audit.run_comparison import find_run_differences
 from rlx_registry import Registry
 
 pytestmark = pytest.mark.timeout(900)
@@ -58,7 +58,7 @@ def test_a_server_that_is_restarted_ends_no_run(home, team, url):
         wait(home, url, run_id, lambda run: run.ended, "it to end")
     with Registry.open(url, read_only=True) as registry:
         assert [registry.run(run_id).status for run_id in runs] == ["finished", "finished"]
-        assert list(differences(registry, *runs)) == []
+        assert list(find_run_differences(registry, *runs)) == []
         assert [registry.run(run_id).attempt for run_id in runs] == [1, 1]
     logs = [Path(log).read_text() for log in home.path.glob("runs/*/run.log")]
     assert any("waiting for the registry" in log or "no heartbeat" in log for log in logs)

@@ -7,16 +7,16 @@ import pytest
 import torch
 from trees import conversation
 
-from rlx.batch import flatten
-from rlx.discovery import check_file, resolve
+from rlx.audit.identities import IDENTITIES
+from rlx.audit.replay import Evidence
+from rlx.batch import build_token_batch
+from rlx.discovery import check_file, resolve_plugins
+from rlx.recipe import make_parts
+from rlx.record.rollout_reader import read_step
 from rlx.record.rollouts import rollout_table
-from rlx.record.stored import read_step
-from rlx.reward import RewardPool, score
+from rlx.reward import RewardPool, score_rollouts
 from rlx.rollout import RolloutTree
-from rlx.run.evidence import Evidence
-from rlx.run.identities import IDENTITIES
-from rlx.run.parts import make_parts
-from rlx.run.rows import row_rewards, trained_rows
+from rlx.run.trained_rows import row_rewards, trained_rows
 from rlx.spec import EnvironmentUse, ManyTurn, RewardsSpec
 from rlx.step import Streams, assign_credit
 
@@ -62,10 +62,10 @@ def recorded(pool, *overrides, estimator="multiturn_grpo"):
     named = estimator if estimator.startswith("{") else f"{{name: {estimator}}}"
     read, _ = check_file(COUNTDOWN, [*overrides, f"estimator={named}"])
     spec = read.spec.model_copy(update={"rewards": RewardsSpec.model_validate(REWARDS)})
-    parts, plugins = make_parts(spec), resolve(spec)
+    parts, plugins = make_parts(spec), resolve_plugins(spec)
     grown = trees(parts.task)
-    table = score(grown, parts.rewards, pool)
-    batch = flatten(grown)
+    table = score_rollouts(grown, parts.rewards, pool)
+    batch = build_token_batch(grown)
     budget = {"answer": 8, "query": 8}
     train = assign_credit(
         batch,

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlx.sampler.draw import draw, logprobs_of, uniforms
+from rlx.sampler.draw import logprobs_of, sample_tokens, sample_uniforms
 from rlx.spec import TurnSpec
 
 LOGITS = torch.log(torch.tensor([[0.4, 0.05, 0.3, 0.05, 0.2]]))
@@ -70,7 +70,7 @@ def test_logprobs_are_float32_of_any_logits():
 def test_evenly_spread_numbers_are_shared_out_by_probability(sampling):
     n = 10_000
     logprobs = logprobs_of(LOGITS, TurnSpec(**sampling))
-    tokens = draw(logprobs.expand(n, -1), (torch.arange(n, dtype=torch.float64) + 0.5) / n)
+    tokens = sample_tokens(logprobs.expand(n, -1), (torch.arange(n, dtype=torch.float64) + 0.5) / n)
     shares = torch.bincount(tokens, minlength=5) / n
     torch.testing.assert_close(shares, logprobs.exp()[0], atol=1 / n, rtol=0)
     assert (shares[logprobs[0] == -math.inf] == 0).all()
@@ -86,17 +86,17 @@ def test_what_has_probability_zero_is_never_drawn(logits, forbidden, uniform):
     cut = [i for i in forbidden if i < logits.shape[1]][: logits.shape[1] - 1]
     logits[0, cut] = -torch.inf
     logprobs = logprobs_of(logits, TurnSpec())
-    token = int(draw(logprobs, torch.tensor([uniform], dtype=torch.float64)))
+    token = int(sample_tokens(logprobs, torch.tensor([uniform], dtype=torch.float64)))
     assert logprobs[0, token].double().exp() > 0
 
 
 def test_every_seed_has_a_stream_of_its_own():
     seeds = [7, 2**62 + 1, 0]
-    together = uniforms(seeds, 9)
+    together = sample_uniforms(seeds, 9)
     assert together.shape == (3, 9)
     assert together.dtype == torch.float64
     for row, seed in zip(together, seeds, strict=True):
-        assert torch.equal(uniforms([seed], 9)[0], row)
-        assert torch.equal(uniforms([seed], 4)[0], row[:4])
+        assert torch.equal(sample_uniforms([seed], 9)[0], row)
+        assert torch.equal(sample_uniforms([seed], 4)[0], row[:4])
     assert len(set(together.flatten().tolist())) == 27
     assert 0 <= together.min() <= together.max() < 1

@@ -11,7 +11,7 @@ from babblers import WAYS, sampled
 from rlx.errors import SpecError
 from rlx.model import PlainDialogue, build_policy
 from rlx.plugin import Environment, Problem, Step
-from rlx.rollout import LocalHost, grow, plan
+from rlx.rollout import LocalHost, build_rollout_plan, sample_rollout_trees
 from rlx.sampler import TransformersSampler, shared_attention
 from rlx.spec import ManyTurn, Tiny
 
@@ -73,7 +73,9 @@ def grown(policy, numbers, *, wrap=lambda session: session, max_rows=512, **opti
     with sampler.session() as session:
         seeds = [100 + n for n in numbers]
         host = LocalHost(Counting())
-        return grow(plan(spec), problems, seeds, wrap(session), policy.dialogue, host)
+        return sample_rollout_trees(
+            build_rollout_plan(spec), problems, seeds, wrap(session), policy.dialogue, host
+        )
 
 
 @pytest.fixture(scope="module", params=["message", "inline"])

@@ -7,7 +7,7 @@ from rlx.errors import EnvironmentFault
 from rlx.model import build_policy
 from rlx.rollout import Request
 from rlx.sampler import open_sampler, require_engine, vllm_engine
-from rlx.spec import RunnerSpec, Tiny, TransformersSampler, TurnSpec, VllmSampler
+from rlx.spec import RunnerSpec, Tiny, TransformersSamplerSpec, TurnSpec, VllmSamplerSpec
 
 CPU = torch.device("cpu")
 
@@ -15,8 +15,8 @@ CPU = torch.device("cpu")
 def test_an_engine_that_is_not_installed_is_refused_at_once(monkeypatch):
     monkeypatch.setattr(vllm_engine.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(EnvironmentFault, match="vLLM is not installed: pip install 'rlx"):
-        require_engine(VllmSampler(engine="vllm"))
-    require_engine(TransformersSampler())
+        require_engine(VllmSamplerSpec(engine="vllm"))
+    require_engine(TransformersSamplerSpec())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -24,7 +24,7 @@ def test_the_policy_stays_as_it_is(dtype):
     policy = build_policy(Tiny(hidden_size=32, heads=1, kv_heads=1, layers=1), 0)
     before = {name: weight.clone() for name, weight in policy.model.named_parameters()}
     asked = [Request(policy.dialogue.open("nums: 1 2\ntarget: 3\n"), None, (1,))]
-    with open_sampler(policy, TransformersSampler(), RunnerSpec(dtype=dtype), CPU) as sampler:
+    with open_sampler(policy, TransformersSamplerSpec(), RunnerSpec(dtype=dtype), CPU) as sampler:
 
         def said():
             with sampler.session() as session:

@@ -72,7 +72,7 @@ def test_a_plain_model_s_logits_at_every_turn(name):
     model = build(name, **PLAIN[name])
     expected = logits(model, IDS)
     decoder = choose_decoder(model)()
-    assert decoder.described == "compact decoder, shared ancestors"
+    assert decoder.description == "compact decoder, shared ancestors"
     with torch.inference_mode():
         rows = decoder.start(2)
         found = [rows.read([IDS[:9], IDS[:5]], 0)]
@@ -91,13 +91,13 @@ def test_a_plain_model_s_logits_at_every_turn(name):
 @pytest.mark.parametrize("name", PLAIN)
 def test_so_in_bfloat16(name):
     model = build(name, **PLAIN[name]).to(torch.bfloat16)
-    assert choose_decoder(model)().described.startswith("compact")
+    assert choose_decoder(model)().description.startswith("compact")
 
 
 @pytest.mark.parametrize(("name", "why"), OTHERS.items())
 def test_a_model_that_is_not_plain_is_called_as_it_is(name, why):
     options = {"embedding_multiplier": 12.0} if name == "Granite" else {}
-    described = choose_decoder(build(name, **options))().described
+    described = choose_decoder(build(name, **options))().description
     assert described.startswith("the model's own forward: it has ")
     assert why in described
 

@@ -11,7 +11,7 @@ import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from rlx.sampler.channel import Channel
-from rlx.sampler.transfer import DEVICE, join, publish, received
+from rlx.sampler.transfer import DEVICE, join_process_group, publish_weights, receive_weights
 
 CPU = torch.device("cpu")
 WAYS = ("file", "ipc", "nccl")
@@ -29,16 +29,16 @@ def carried(way, weights, tmp_path, dtype=torch.float32, spoil=lambda: None, tim
     arrived = []
 
     def work():
-        group = join(tmp_path / "meeting", 1, CPU) if way == "nccl" else None
+        group = join_process_group(tmp_path / "meeting", 1, CPU) if way == "nccl" else None
         for _ in range(times):
             message = theirs.receive()
-            found = received(message, theirs, CPU, group)
+            found = receive_weights(message, theirs, CPU, group)
             arrived.append({name: weight.clone() for name, weight in found})
 
     worker = threading.Thread(target=work)
     worker.start()
-    group = join(tmp_path / "meeting", 0, CPU) if way == "nccl" else None
-    published = publish(way, weights, dtype, CPU, (tmp_path / "disk", tmp_path / "memory"))
+    group = join_process_group(tmp_path / "meeting", 0, CPU) if way == "nccl" else None
+    published = publish_weights(way, weights, dtype, CPU, (tmp_path / "disk", tmp_path / "memory"))
     spoil()
     for _ in range(times):
         ours.send(published.message)
@@ -76,10 +76,10 @@ def test_a_broadcast_ends_with_the_worker(tmp_path):
     leaving = "import os, sys; from pathlib import Path; from rlx.sampler.transfer import join; "
     leaving += "import torch; join(Path(sys.argv[1]), 1, torch.device('cpu')); os._exit(0)"
     worker = subprocess.Popen([sys.executable, "-c", leaving, str(tmp_path / "meeting")])
-    group = join(tmp_path / "meeting", 0, CPU)
+    group = join_process_group(tmp_path / "meeting", 0, CPU)
     assert worker.wait(60) == 0
     large = {"a": torch.ones(4_000_000)}
-    published = publish("nccl", large, torch.float32, CPU, (tmp_path, tmp_path))
+    published = publish_weights("nccl", large, torch.float32, CPU, (tmp_path, tmp_path))
     theirs.close()
     published.send(ours, group)  # nobody receives it
     with pytest.raises((EOFError, OSError)):

@@ -19,7 +19,7 @@ DEVICE = torch.device(os.environ.get("RLX_TEST_DEVICE", "cpu"))
 @pytest.fixture(scope="module", params=WAYS)
 def policy(request):
     with sampled(babbler(0), request.param) as policy:
-        assert sampler(policy).described.startswith(request.param)
+        assert sampler(policy).description.startswith(request.param)
         yield policy
 
 

@@ -14,7 +14,7 @@ from rlx.errors import RlxError, SpecError
 from rlx.rollout import Request
 from rlx.sampler import VllmSampler, open_sampler
 from rlx.spec import RunnerSpec, TurnSpec
-from rlx.spec import VllmSampler as VllmSpec
+from rlx.spec import VllmSamplerSpec as VllmSpec
 
 pytestmark = needs_vllm
 

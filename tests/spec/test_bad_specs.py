@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from rlx.discovery import check_file
-from rlx.spec.diagnostic import InvalidSpec
-from rlx.spec.source import MAX_BYTES
+from rlx.spec.reading.diagnostics import InvalidSpec
+from rlx.spec.reading.yaml_source import MAX_BYTES
 
 BAD = Path(__file__).parent / "bad"
 CASES = sorted(path.stem for path in BAD.glob("*.yaml"))

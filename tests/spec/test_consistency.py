@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from rlx.spec import ExperimentSpec
 from rlx.spec.base import Contradiction
-from rlx.spec.diagnostic import InvalidSpec
-from rlx.spec.reader import read_spec
+from rlx.spec.reading.diagnostics import InvalidSpec
+from rlx.spec.reading.reader import read_spec
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 

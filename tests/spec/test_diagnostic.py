@@ -1,15 +1,15 @@
 """Diagnostics as text."""
 
 from rlx.errors import PluginError, SpecError
-from rlx.spec.diagnostic import (
+from rlx.spec.reading.diagnostics import (
     Diagnostic,
     InvalidPlugins,
     InvalidSpec,
     Position,
+    build_refusal,
     did_you_mean,
-    printable,
-    refusal,
-    render,
+    escape_unprintable,
+    format_diagnostic,
 )
 
 TYPO = Diagnostic(
@@ -22,7 +22,7 @@ PLUGIN = Diagnostic(kind="plugin", message="no reward plugin named 'briar'", exi
 
 
 def test_reads_like_a_compiler():
-    assert str(refusal([TYPO], "experiments/rlcr.yaml")) == (
+    assert str(build_refusal([TYPO], "experiments/rlcr.yaml")) == (
         "error: unknown key 'algorithm.epsilom'\n"
         "  --> experiments/rlcr.yaml:7:3\n"
         "   |\n"
@@ -35,38 +35,42 @@ def test_reads_like_a_compiler():
 
 
 def test_notes_of_several_lines_stay_aligned():
-    text = render(Diagnostic(kind="plugin", message="m", notes=("one\ntwo",)), "f.yaml")
+    text = format_diagnostic(Diagnostic(kind="plugin", message="m", notes=("one\ntwo",)), "f.yaml")
     assert text == "error: m\n  --> f.yaml\n   = note: one\n           two"
 
 
 def test_nothing_in_a_file_reaches_the_terminal_as_a_command():
     evil = "a: \x1b]0;owned\x07 \u202e\x9b31m"
     place = Position("f\x1b[2J.yaml", 1, 4, 2, evil)
-    text = render(Diagnostic(kind="value", message=evil, position=place, helps=(evil,)))
+    text = format_diagnostic(Diagnostic(kind="value", message=evil, position=place, helps=(evil,)))
     assert all(c.isprintable() or c == "\n" for c in text)
     assert "\\x1b]0;owned\\x07" in text
 
 
 def test_carets_stand_below_wide_and_escaped_characters():
     place = Position("f", 1, 5, 2, "確: \x1b界x")
-    *_, line, carets = render(Diagnostic(kind="value", message="m", position=place)).splitlines()
+    *_, line, carets = format_diagnostic(
+        Diagnostic(kind="value", message="m", position=place)
+    ).splitlines()
     assert line == " 1 | 確: \\x1b界x"
     assert carets == "   | " + " " * 8 + "^^^"
 
 
 def test_long_lines_are_cut_around_the_place():
     place = Position("f", 1, 5001, 3, "x" * 5000 + "bad" + "y" * 5000)
-    *_, line, carets = render(Diagnostic(kind="value", message="m", position=place)).splitlines()
+    *_, line, carets = format_diagnostic(
+        Diagnostic(kind="value", message="m", position=place)
+    ).splitlines()
     assert len(line) < 160
     start = carets.index("^")
     assert line[start : start + 3] == "bad"
 
 
 def test_the_specs_own_faults_decide_the_exit_code_before_plugins():
-    both = refusal([PLUGIN, TYPO, TYPO], "f")
+    both = build_refusal([PLUGIN, TYPO, TYPO], "f")
     assert (type(both), both.exit_code) == (InvalidSpec, 2)
     assert both.diagnostics == (TYPO, PLUGIN)
-    alone = refusal([PLUGIN], "f")
+    alone = build_refusal([PLUGIN], "f")
     assert (type(alone), alone.exit_code) == (InvalidPlugins, 3)
     assert isinstance(alone, SpecError)
     assert isinstance(alone, PluginError)
@@ -79,5 +83,5 @@ def test_suggests_only_what_is_near():
 
 
 def test_plain_text_is_left_alone():
-    assert printable("σ ≥ 0.5 → ok") == "σ ≥ 0.5 → ok"
-    assert printable("a\ufe0f\u3164\u2800b") == r"a\ufe0f\u3164\u2800b", "drawn as nothing"
+    assert escape_unprintable("σ ≥ 0.5 → ok") == "σ ≥ 0.5 → ok"
+    assert escape_unprintable("a\ufe0f\u3164\u2800b") == r"a\ufe0f\u3164\u2800b", "drawn as nothing"

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from rlx.errors import SpecError
 from rlx.spec import ExperimentSpec
-from rlx.spec.diagnostic import InvalidSpec
-from rlx.spec.reader import read_document, read_spec, validate
-from rlx.spec.source import MAX_BYTES, parse, read_text
+from rlx.spec.reading.diagnostics import InvalidSpec
+from rlx.spec.reading.reader import read_document, read_spec, validate_document
+from rlx.spec.reading.yaml_source import MAX_BYTES, parse_yaml_document, read_text
 
 ROOT = Path(__file__).parents[2]
 RLCR = ROOT / "experiments" / "rlcr.yaml"
 
 
 def value(text):
-    return parse(f"x: {text}", "t.yaml").tree["x"]
+    return parse_yaml_document(f"x: {text}", "t.yaml").tree["x"]
 
 
 @pytest.mark.parametrize(
@@ -56,12 +56,12 @@ def test_reads_the_core_schema_of_yaml_1_2(text, expected):
 
 
 def test_keys_are_text_as_written():
-    tree = parse("{2: a, 0x2: b, true: c, ~: d}", "t.yaml").tree
+    tree = parse_yaml_document("{2: a, 0x2: b, true: c, ~: d}", "t.yaml").tree
     assert tree == {"2": "a", "0x2": "b", "true": "c", "~": "d"}
 
 
 def test_knows_where_keys_and_values_stand():
-    document = parse("a:\n  - b: 1\n    'c': [2,\n 3]\n", "t.yaml")
+    document = parse_yaml_document("a:\n  - b: 1\n    'c': [2,\n 3]\n", "t.yaml")
     key, number = document.keys["a", 0, "b"], document.values["a", 0, "b"]
     assert (key.line, key.column, key.width, key.text) == (2, 5, 1, "  - b: 1")
     assert (number.line, number.column, number.width) == (2, 8, 1)
@@ -105,7 +105,7 @@ def test_reads_the_first_experiment():
     assert read.spec.model.warm_start.learning_rate == 3e-3
     assert read.spec.task.options["numbers"] == {"2": 0.3, "3": 0.7}
     assert read.yaml == RLCR.read_text()
-    assert ExperimentSpec.model_validate(read.spec.resolved()).digest == read.spec.digest
+    assert ExperimentSpec.model_validate(read.spec.dump_resolved()).digest == read.spec.digest
 
 
 def test_every_value_knows_its_origin():
@@ -191,7 +191,7 @@ def test_overriding_leaves_the_document_alone():
     before = yaml.safe_dump(document.tree)
     read_document(RLCR, ["seed=5", "phases.0.steps=1"])
     assert yaml.safe_dump(document.tree) == before
-    assert validate(document, RLCR).spec.seed == 0
+    assert validate_document(document, RLCR).spec.seed == 0
 
 
 JSON = st.recursive(
@@ -231,7 +231,7 @@ def test_whatever_stands_in_the_file_the_answer_is_a_spec_or_a_report(
     path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
     path.write_text(yaml.safe_dump(tree))
     try:
-        assert read_spec(path).spec.resolved()
+        assert read_spec(path).spec.dump_resolved()
     except InvalidSpec as error:
         assert error.diagnostics
         assert all(d.position or not d.path[:-1] for d in error.diagnostics)

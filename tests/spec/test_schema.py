@@ -5,8 +5,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from rlx.spec.schema import experiment_schema
-from rlx.spec.source import parse
+from rlx.spec.json_schema import experiment_schema
+from rlx.spec.reading.yaml_source import parse_yaml_document
 
 ROOT = Path(__file__).parents[2]
 OURS = sorted((ROOT / "experiments").glob("*.yaml"))
@@ -32,6 +32,6 @@ def test_plugin_names_are_examples():
 @pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
 def test_our_own_experiments_fit_it(path):
     validator = jsonschema.Draft202012Validator(experiment_schema({}))
-    tree = parse(path.read_text(encoding="utf-8"), path.name).tree
+    tree = parse_yaml_document(path.read_text(encoding="utf-8"), path.name).tree
     assert [error.message for error in validator.iter_errors(tree)] == []
     assert list(validator.iter_errors({**tree, "sede": 1}))

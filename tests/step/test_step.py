@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 import torch
 
-from rlx.batch import flatten
+from rlx.batch import build_token_batch
 from rlx.credit import CreditInputs
-from rlx.credit.estimators import grpo, two_level
+from rlx.credit.estimators import estimate_grpo, two_level
 from rlx.mask import turn_spans
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
@@ -77,7 +77,7 @@ estimator = partial(two_level, normalize="center", lambda_conf=4.0)
 
 
 def step(trees=(TREE,), rewards=REWARDS, estimator=estimator, old=None, **loss):
-    batch = flatten(trees)
+    batch = build_token_batch(trees)
     return assign_credit(
         batch,
         rewards,
@@ -157,7 +157,7 @@ def test_the_estimator_sees_the_batch_and_the_rewards_as_they_are():
 
     def spy(inputs):
         seen.append(inputs)
-        return grpo(inputs)
+        return estimate_grpo(inputs)
 
     train = step(estimator=spy)
     (inputs,) = seen

@@ -5,11 +5,11 @@ from functools import partial
 import pytest
 import torch
 
-from rlx.batch import flatten
+from rlx.batch import build_token_batch
 from rlx.credit import Credit
-from rlx.credit.estimators import gae, grpo, multiturn_grpo, reinforce_plus_plus
+from rlx.credit.estimators import estimate_gae, estimate_grpo, multiturn_grpo, reinforce_plus_plus
 from rlx.errors import PluginError, RlxError
-from rlx.mask import all_response, effective, model_tokens, turn_spans
+from rlx.mask import all_response, model_tokens, select_effective_tokens, turn_spans
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.spec import CreditSpec, LossSpec
@@ -60,8 +60,16 @@ ALONE = RowRewards(
 )
 
 
-def step(tree=MULTI, rewards=REWARDS, *, mask=model_tokens, estimator=grpo, streams=None, **credit):
-    batch = flatten([tree])
+def step(
+    tree=MULTI,
+    rewards=REWARDS,
+    *,
+    mask=model_tokens,
+    estimator=estimate_grpo,
+    streams=None,
+    **credit,
+):
+    batch = build_token_batch([tree])
     return assign_credit(
         batch,
         rewards,
@@ -99,8 +107,10 @@ def test_one_effective_mask_for_all_four(stage, state_masking, expected):
         old_logprobs=-ones, reference_logprobs=-2 * ones, values=torch.zeros(2, 6), beta=0.1
     )
     train = step(
-        mask=partial(effective, state_masking=state_masking),
-        estimator=grpo if stage == "GRPO" else partial(gae, environment="literal"),
+        mask=partial(select_effective_tokens, state_masking=state_masking),
+        estimator=estimate_grpo
+        if stage == "GRPO"
+        else partial(estimate_gae, environment="literal"),
         streams=streams,
         use_kl_in_reward=True,
         placement="turn_proportional",
@@ -120,14 +130,14 @@ def test_one_effective_mask_for_all_four(stage, state_masking, expected):
 
 @pytest.mark.parametrize("state_masking", [True, False])
 def test_in_a_single_turn_the_two_masks_are_one(state_masking):
-    batch = flatten([SINGLE])
-    mask = effective(batch, state_masking=state_masking)
+    batch = build_token_batch([SINGLE])
+    mask = select_effective_tokens(batch, state_masking=state_masking)
     assert torch.equal(mask, batch.is_own)
     assert torch.equal(mask, all_response(batch))
 
 
 def test_the_masks_that_a_batch_names_by_content():
-    batch = flatten([MULTI])
+    batch = build_token_batch([MULTI])
     assert batch.is_own.int().tolist() == [MODEL, [0, 1, 1, 1, 0, 0]]
     assert batch.is_environment.int().tolist() == [[0, 0, 0, 1, 1, 0], [0] * 6]
     assert batch.is_response.int().tolist() == [RESPONSE, [0, 1, 1, 1, 0, 0]]
@@ -146,7 +156,7 @@ def test_rows_that_ran_out_of_tokens_can_be_skipped(strategy):
             turn(0, 1, 3),
         ),
     )
-    batch = flatten([cut])
+    batch = build_token_batch([cut])
     assert strategy(batch, truncated="skip").any(dim=1).tolist() == [False, True]
     assert strategy(batch).any(dim=1).tolist() == [True, True]
 
@@ -157,12 +167,12 @@ def test_states_are_told_apart_by_what_opened_the_turn_or_by_the_environments_wo
         for word in words:
             at = len(segments)
             segments += [turn(0, 1, 1), given(at, "environment", 2, **word), turn(at + 1, 2, 1)]
-        return flatten([RolloutTree(MULTI.problem, tuple(segments))]).state_ids.tolist()
+        return build_token_batch([RolloutTree(MULTI.problem, tuple(segments))]).state_ids.tolist()
 
     assert rollout({}, {}) == [[0, 1], [0, 1]]
     assert rollout({"state": "a"}, {"state": "b"}) == [[0, 1], [0, 2]]
     assert rollout({"state": "a"}, {}) == [[0, 1], [0, 2]]
-    assert flatten([MULTI]).state_ids.tolist() == [[0, 1], [0, -1]]
+    assert build_token_batch([MULTI]).state_ids.tolist() == [[0, 1], [0, -1]]
 
 
 # Scores and placement ----------------------------------------------------------------------------
@@ -189,7 +199,7 @@ def test_three_scores_of_each_row(credit, sums):
 def test_the_sources_score_grows_with_length():
     """γ = λ = 1: every token's return is what is still to come, so it is n · R."""
     streams = Streams(old_logprobs=torch.zeros(2, 6), values=torch.randn(2, 6))
-    train = step(estimator=gae, streams=streams)
+    train = step(estimator=estimate_gae, streams=streams)
     assert train.scores.seed_returns_score.tolist() == pytest.approx([3 * 0.675, 3 * 0.3])
 
 
@@ -221,7 +231,7 @@ def test_kl_is_paid_by_the_token():
 
 def test_a_score_of_token_rewards_has_paid_it_and_a_structured_one_has_not():
     credit = {"use_kl_in_reward": True, "streams": LOGPROBS}
-    centred = partial(grpo, normalize="center")
+    centred = partial(estimate_grpo, normalize="center")
     structured = step(estimator=centred, **credit)
     paid = step(estimator=centred, score_source="token_rewards", **credit)
     half = (0.675 - 0.3) / 2
@@ -247,13 +257,13 @@ def test_kl_is_measured_for_a_penalty_without_touching_the_reward():
 
 
 def learned(rewards=ALONE, **loss):
-    batch = flatten([SINGLE])
+    batch = build_token_batch([SINGLE])
     return assign_credit(
         batch,
         rewards,
         model_tokens(batch),
         Streams(old_logprobs=batch.behaviour_logprobs),
-        estimator=grpo,
+        estimator=estimate_grpo,
         credit=CreditSpec(),
         loss=LossSpec(**loss),
         max_tokens={"turn": 3},
@@ -293,7 +303,9 @@ def test_an_entropy_bonus_on_everything_that_learns():
         ),
         (lambda x: torch.ones(x.mask.shape), "to token 0 of row 0, which is outside the mask"),
         (
-            lambda x: Credit(advantages=grpo(x), returns=torch.full(x.mask.shape, torch.inf)),
+            lambda x: Credit(
+                advantages=estimate_grpo(x), returns=torch.full(x.mask.shape, torch.inf)
+            ),
             "gave inf among its returns",
         ),
     ],

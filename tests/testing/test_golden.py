@@ -12,11 +12,11 @@ from statistics import mean, pstdev, stdev
 import pytest
 from click.testing import CliRunner
 
-from rlx.testing.golden import Record, checked, read
+from rlx.testing.golden import Record, check_golden_record, read_golden_records
 from rlx.testing.golden.__main__ import main
 
 FILE = Path(__file__).parents[1] / "golden" / "golden.json"
-SHIPPED = read(FILE).examples
+SHIPPED = read_golden_records(FILE).examples
 
 
 def run(content, tmp_path, *options):
@@ -30,7 +30,7 @@ def run(content, tmp_path, *options):
 
 def statuses(id, inputs, outputs, config=None, **words):
     record = Record(id, inputs, outputs, config or {}, **words)
-    return {f.output: (f.status, f.got, f.reason) for f in checked(record)}
+    return {f.output: (f.status, f.got, f.reason) for f in check_golden_record(record)}
 
 
 def assert_ok(*args, **kwargs):
@@ -102,13 +102,13 @@ def zeroed(value):
 def test_what_is_computed_does_not_depend_on_what_is_expected(record):
     asked = {name for name in record.outputs if name != "rows"}
     blank = replace(record, outputs={name: zeroed(record.outputs[name]) for name in asked})
-    found = {f.output: f.got for f in checked(record) if f.output in asked}
-    assert {f.output: f.got for f in checked(blank)} == found
+    found = {f.output: f.got for f in check_golden_record(record) if f.output in asked}
+    assert {f.output: f.got for f in check_golden_record(blank)} == found
 
 
 @pytest.mark.parametrize("record", SHIPPED, ids=lambda record: record.id)
 def test_a_record_is_known_by_its_inputs_where_its_id_is_new(record):
-    for finding in checked(replace(record, id="other")):
+    for finding in check_golden_record(replace(record, id="other")):
         assert finding.status in ("ok", "quoted"), finding
 
 

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 import torch
 
-from rlx.credit.place import place
+from rlx.credit.place import place_rewards
 from rlx.spec.credit import Placement, TurnReduce
 from rlx.testing import check_placement
 
@@ -17,11 +17,11 @@ from rlx.testing import check_placement
 @pytest.mark.parametrize("placement", get_args(Placement))
 def test_every_placement_keeps_every_promise(placement, turn_reduce, on_missing_turn):
     options = {"turn_reduce": turn_reduce, "on_missing_turn": on_missing_turn}
-    check_placement(partial(place, placement=placement, **options))
+    check_placement(partial(place_rewards, placement=placement, **options))
 
 
 def ends(*tensors):
-    return place(*tensors, placement="turn_end")
+    return place_rewards(*tensors, placement="turn_end")
 
 
 def changed(change):

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "reward"))
 import bad_plugins as bad
 from hostile_rewards import Abstains, graded, misbehave
 
-from rlx.discovery import GROUPS, installed, load, make
+from rlx.discovery import GROUPS, build_plugin, list_installed_plugins, load_plugin
 from rlx.plugin import Reward, Sample
 from rlx.spec import PluginUse
 from rlx.testing import (
@@ -22,16 +22,16 @@ from rlx.testing import (
     check_mask,
     check_reward,
     check_task,
-    checks,
     environment_checks,
     example_batch,
+    list_plugin_checks,
     mask_checks,
     reward_checks,
     task_checks,
 )
-from rlx.testing.promise import keep
+from rlx.testing.promise import run_checks
 
-OURS = [(f.kind, f.name) for f in installed() if f.distribution == "rlx"]
+OURS = [(f.kind, f.name) for f in list_installed_plugins() if f.distribution == "rlx"]
 
 
 def named(checks, name):
@@ -57,13 +57,17 @@ def options(tmp_path):
 @pytest.mark.parametrize(("kind", "name"), OURS)
 def test_every_plugin_that_rlx_ships_keeps_every_promise(kind, name, options):
     given = options.get((kind, name))
-    plugin = load(kind, name) if given is None else make(PluginUse(plugin=name, **given), kind)
-    keep(checks(kind), plugin)
+    plugin = (
+        load_plugin(kind, name)
+        if given is None
+        else build_plugin(PluginUse(plugin=name, **given), kind)
+    )
+    run_checks(list_plugin_checks(kind), plugin)
 
 
 @pytest.mark.parametrize("name", [name for kind, name in OURS if kind == "reward"])
 def test_every_reward_that_rlx_ships_has_gold_wrong_and_hostile_examples(name):
-    examples = load("reward", name).examples
+    examples = load_plugin("reward", name).examples
     assert any(e.name.startswith("gold") for e in examples)
     assert len(examples) >= 3
     assert len({e.value for e in examples}) > 1
@@ -258,7 +262,7 @@ def test_example_batches_hold_every_case_that_a_promise_speaks_of(seed):
 
 
 def test_an_estimator_that_needs_more_is_passed_over_with_the_reason():
-    for check in checks("estimator")[3:]:
+    for check in list_plugin_checks("estimator")[3:]:
         with pytest.raises(SkipTest, match="it needs environment, which no example here has"):
             check(bad.Critical)
     check_estimator(bad.Critical)
@@ -270,4 +274,4 @@ def test_an_implementation_must_be_there():
 
 
 def test_every_kind_has_promises():
-    assert all(len(checks(kind)) >= 3 for kind in GROUPS)
+    assert all(len(list_plugin_checks(kind)) >= 3 for kind in GROUPS)

@@ -15,7 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlx_web
-from rlx_web.text import BLANK, HIDDEN, bytes_, heat, lasting, number, sparkline, visible
+from rlx_web.text import (
+    BLANK,
+    HIDDEN,
+    build_sparkline_points,
+    format_byte_size,
+    format_duration,
+    format_figure,
+    get_heat_class,
+    render_visible_text,
+)
 
 STATIC = Path(rlx_web.__file__).parent / "static"
 needs_node = pytest.mark.skipif(
@@ -129,7 +138,7 @@ def test_news_go_behind_and_a_step_again_replaces_itself():
 def test_figures_are_written_as_on_the_server():
     values = [0, 0.25, 1.0, -0.5, 0.123456, 1234.5678, 99999.0, 1e-4, 12346.0, -3.0]
     assert [float(s) for s in node("chart.js", "given.map(m.number)", values)] == [
-        float(number(float(v))) for v in values
+        float(format_figure(float(v))) for v in values
     ]
     odd = [None, "nan", "-inf", -2e-7, 1e6, 123456]
     assert node("chart.js", "given.map(m.number)", odd) == [
@@ -141,13 +150,13 @@ def test_figures_are_written_as_on_the_server():
 def test_text_is_made_visible_as_on_the_server():
     given_ = [*ODD, UNSEEN, BESIDE]
     found = node("chart.js", "given.map(m.visible)", given_)
-    assert found == [visible(text, "⏎\n") for text in given_]
+    assert found == [render_visible_text(text, "⏎\n") for text in given_]
 
 
 @needs_node
 def test_stretches_of_time_are_written_as_on_the_server():
     seconds = [None, 0, 0.4, 59, 60, 90, 3599, 3600, 86399, 86400, 1e6]
-    assert node("live.js", "given.map(m.lasting)", seconds) == [lasting(s) for s in seconds]
+    assert node("live.js", "given.map(m.lasting)", seconds) == [format_duration(s) for s in seconds]
 
 
 @needs_node
@@ -161,7 +170,7 @@ def test_shades_are_those_of_the_server(tmp_path):
     values = [None, 0, 1.0, -1.0, 0.3, -1.9, 0.125, 0.1251, -0.01, 2.0, "nan", 1e-300]
     given_ = [[value, largest] for value in values for largest in (0.0, 2.0)]
     found = node(str(tmp_path / "shade.mjs"), "given.map(([v, l]) => m.shade(v, l))", given_)
-    assert found == [heat(v, [{"name": "a", "largest": top}], "a") for v, top in given_]
+    assert found == [get_heat_class(v, [{"name": "a", "largest": top}], "a") for v, top in given_]
     assert {"p4", "n4", "p1", "n1", "p2", "p8", "n8", ""} == set(found)
 
 
@@ -170,7 +179,7 @@ def test_shades_are_those_of_the_server(tmp_path):
 
 @given(st.text())
 def test_visible_text_hides_nothing_and_keeps_the_rest(text):
-    shown = visible(text)
+    shown = render_visible_text(text)
     hidden = [c for c in shown if unicodedata.category(c) in HIDDEN and c != "\n"]
     assert hidden == []
     assert BLANK.search(shown) is None
@@ -181,24 +190,26 @@ def test_visible_text_hides_nothing_and_keeps_the_rest(text):
 
 def test_what_cannot_be_seen_is_named():
     text = "\x00\x1b\x7f\x85\u202e\u2069\u200b\ud800\U000e0041\u2028"
-    assert visible(text) == ("␀␛␡⟨U+0085⟩⟨U+202E⟩⟨U+2069⟩⟨U+200B⟩⟨U+D800⟩⟨U+E0041⟩⟨U+2028⟩")
+    assert render_visible_text(text) == (
+        "␀␛␡⟨U+0085⟩⟨U+202E⟩⟨U+2069⟩⟨U+200B⟩⟨U+D800⟩⟨U+E0041⟩⟨U+2028⟩"
+    )
 
 
 def test_letters_that_are_drawn_as_nothing_are_named():
-    assert visible(UNSEEN) == "".join(f"⟨U+{ord(c):04X}⟩" for c in UNSEEN)
-    assert visible(BESIDE) == BESIDE
+    assert render_visible_text(UNSEEN) == "".join(f"⟨U+{ord(c):04X}⟩" for c in UNSEEN)
+    assert render_visible_text(BESIDE) == BESIDE
 
 
 def test_a_sparkline_fills_its_frame():
-    assert sparkline([(0, 1.0), (10, 3.0), (20, 2.0)]) == "2.0,18.0 48.0,2.0 94.0,10.0"
-    assert sparkline([(7, 1.0)]) == "2.0,18.0"
-    assert sparkline([(0, 5.0), (1, 5.0)]) == "2.0,18.0 94.0,18.0"
+    assert build_sparkline_points([(0, 1.0), (10, 3.0), (20, 2.0)]) == "2.0,18.0 48.0,2.0 94.0,10.0"
+    assert build_sparkline_points([(7, 1.0)]) == "2.0,18.0"
+    assert build_sparkline_points([(0, 5.0), (1, 5.0)]) == "2.0,18.0 94.0,18.0"
 
 
 def test_sizes_and_stretches():
-    assert [bytes_(n) for n in (None, 0, 1023, 1024, 2**20 * 1.5, 2**40 * 3)] == [
+    assert [format_byte_size(n) for n in (None, 0, 1023, 1024, 2**20 * 1.5, 2**40 * 3)] == [
         "0 B", "0 B", "1023 B", "1.0 KiB", "1.5 MiB", "3.0 TiB",
     ]  # fmt: skip
-    assert [lasting(s) for s in (None, 5, 90, 5400, 2 * 86400)] == [
+    assert [format_duration(s) for s in (None, 5, 90, 5400, 2 * 86400)] == [
         "—", "5 s", "1.5 min", "1.5 h", "2.0 d",
     ]  # fmt: skip

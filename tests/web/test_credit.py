@@ -12,7 +12,7 @@ from shown import shown
 
 from rlx_registry import Registry, read_body, write_body
 from rlx_web.pages.credit import CHANNELS
-from rlx_web.text import heat
+from rlx_web.text import get_heat_class
 
 STEP = "/runs/r-0001/rollouts/3"
 ROWS = list(range(11))
@@ -72,7 +72,7 @@ def test_the_page_has_a_box_and_a_colour_for_every_token(plain):
         words = box["class"].split()
         assert words[:2] == ["tok", line["author"]]
         assert ("learns" in words) == line["learns"]
-        shade = heat(line.get("advantages"), data["channels"], "advantages")
+        shade = get_heat_class(line.get("advantages"), data["channels"], "advantages")
         assert words[-1] == shade if shade else not any(w[1:].isdigit() for w in words)
     assert [v for t, n, v in page.attributes if (t, n) == ("option", "value")] == [
         channel["name"] for channel in data["channels"]

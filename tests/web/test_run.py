@@ -6,7 +6,7 @@ import pytest
 from pages import Page
 from shown import submit
 
-from rlx_web.pages.sections import PLAN, sections
+from rlx_web.pages.sections import PLAN, build_metric_sections
 
 RUN = "/runs/r-0002"
 
@@ -65,7 +65,7 @@ def test_sections_have_the_order_of_the_issue():
         "Calibration": ["eval/held_out/brier", "calibration/brier"],
         "Speed": ["perf/step_s", "perf/tokens_per_s"],
     }
-    found = sections([name for names in reversed(wanted.values()) for name in names])
+    found = build_metric_sections([name for names in reversed(wanted.values()) for name in names])
     assert [s.title for s in found] == list(wanted) == [title for title, _ in PLAN][:6]
     for section in found:
         drawn = [name for chart in section.charts for name, _ in chart.curves]
@@ -75,7 +75,7 @@ def test_sections_have_the_order_of_the_issue():
 
 
 def test_a_metric_without_a_prefix_or_with_an_odd_name_has_its_place():
-    found = sections(["loose", "a/b/c", "a/b/", "rewards/two\nlines/mean"])
+    found = build_metric_sections(["loose", "a/b/c", "a/b/", "rewards/two\nlines/mean"])
     assert {c.title: c.curves for c in found[-1].charts} == {
         "a/b": (("a/b/c", "c"), ("a/b/", "a/b/")),
         "other": (("loose", "loose"),),

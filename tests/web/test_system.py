@@ -9,12 +9,12 @@ import pytest
 from pages import dashboard
 
 from rlx_registry import Registry
-from rlx_web.text import bytes_
+from rlx_web.text import format_byte_size
 
 
 def test_the_registry_and_who_holds_what(plain, known, filled):
     data, text = plain.twin("/system"), plain.page("/system").cells()
-    assert data["registry"] == known.described()
+    assert data["registry"] == known.describe_database()
     assert data["registry"]["kind"] == "sqlite" and data["registry"]["bytes"] > 4096
     assert data["statuses"] == {"finished": 1, "running": 1}
     (lease,) = data["leases"]
@@ -38,8 +38,9 @@ def test_the_disk(plain, known, filled):
     assert data["stored"]["checkpoints"] == 2 * 4096
     assert {s["run"] for s in data["stored"]["largest"]} == {"r-0001", "r-0002"}
     text = plain.page("/system").cells()
-    assert f"Rollouts {bytes_(sum(bodies))} , checkpoints recorded 8.0 KiB" in text.replace(
-        "B,", "B ,"
+    assert (
+        f"Rollouts {format_byte_size(sum(bodies))} , checkpoints recorded 8.0 KiB"
+        in text.replace("B,", "B ,")
     )
 
 

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 from fastapi import FastAPI, HTTPException, Request, Response
 from starlette.responses import PlainTextResponse, RedirectResponse
 
-__all__ = ["LOOPBACK", "Access", "guard"]
+__all__ = ["LOOPBACK", "Access", "add_access_guard"]
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 COOKIE = "rlx_token"
@@ -60,9 +60,9 @@ class Access:
         kind, _, shown = request.headers.get("authorization", "").partition(" ")
         given = [
             shown if kind.lower() == "bearer" else "",
-            request.cookies.get(_cookie(request), ""),
+            request.cookies.get(_format_cookie_name(request), ""),
         ]
-        return any(_same(one, self.token) for one in given)
+        return any(_is_same_token(one, self.token) for one in given)
 
     def require_write(self, shown: str) -> None:
         """Sees that a form is one of ours.
@@ -70,15 +70,15 @@ class Access:
         Raises:
             HTTPException: it is not; status 403.
         """
-        if not _same(shown, self.write):
+        if not _is_same_token(shown, self.write):
             raise HTTPException(403, "this form is not of this dashboard: load the page again")
 
 
-def _same(one: str, other: str) -> bool:
+def _is_same_token(one: str, other: str) -> bool:
     return hmac.compare_digest(one.encode("utf-8", "replace"), other.encode())
 
 
-def _cookie(request: Request) -> str:
+def _format_cookie_name(request: Request) -> str:
     """A name for each port: all dashboards of a host share its cookies."""
     return f"{COOKIE}_{request.url.port or 80}"
 
@@ -89,25 +89,27 @@ def _without_token(request: Request) -> str:
     return f"/{request.url.path.lstrip('/')}" + (f"?{urlencode(rest)}" if rest else "")
 
 
-def guard(app: FastAPI, access: Access) -> None:
+def add_access_guard(app: FastAPI, access: Access) -> None:
     """Puts the checks and the headers around everything that an application answers."""
 
     @app.middleware("http")
-    async def guarded(request: Request, call_next: Next) -> Response:
-        response = await _answer(request, call_next, access)
+    async def guard_request(request: Request, call_next: Next) -> Response:
+        response = await _answer_request(request, call_next, access)
         response.headers.update(HEADERS)
         return response
 
 
-async def _answer(request: Request, call_next: Next, access: Access) -> Response:
+async def _answer_request(request: Request, call_next: Next, access: Access) -> Response:
     if not access.knows(request.headers.get("host", "")):
         return PlainTextResponse("this is not a name of this dashboard", 400)
     shown = request.query_params.get("token")
     if access.token is not None and shown is not None and request.method == "GET":
-        if not _same(shown, access.token):
+        if not _is_same_token(shown, access.token):
             return PlainTextResponse("wrong token", 401)
         kept = RedirectResponse(_without_token(request), 303)
-        kept.set_cookie(_cookie(request), access.token, httponly=True, samesite="strict", path="/")
+        kept.set_cookie(
+            _format_cookie_name(request), access.token, httponly=True, samesite="strict", path="/"
+        )
         return kept
     if not access.lets_read(request):
         asked = "this dashboard needs its token: open /?token=..., or send it as a bearer token"

@@ -15,15 +15,15 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException as Refusal
 from starlette.middleware.gzip import GZipMiddleware
 
-from rlx_registry import Ambiguous, NotFound, Registry, RegistryError, RolloutQuery
-from rlx_web.access import Access, guard
+from rlx_registry import Ambiguous, NotFound, Registry, RegistryDatabaseError, RolloutQuery
+from rlx_web.access import Access, add_access_guard
 from rlx_web.memo import Memo
-from rlx_web.pages.compare import compare
-from rlx_web.pages.credit import credit
-from rlx_web.pages.rollouts import nearest_step, rollouts
-from rlx_web.pages.run import RESUMABLE, curves, live_run, run, run_sections
-from rlx_web.pages.runs import live_runs, runs
-from rlx_web.pages.system import system
+from rlx_web.pages.compare import build_comparison_page
+from rlx_web.pages.credit import build_credit_page
+from rlx_web.pages.rollouts import build_rollouts_page, nearest_step
+from rlx_web.pages.run import RESUMABLE, build_run_curves, build_run_page, live_run, run_sections
+from rlx_web.pages.runs import build_run_list_page, live_runs
+from rlx_web.pages.system import build_system_page
 from rlx_web.text import templates
 
 __all__ = ["create_app"]
@@ -70,20 +70,20 @@ def create_app(registry_url: str, access: Access | None = None) -> FastAPI:
     app = FastAPI(title="rlx", docs_url=None, redoc_url=None, version="1")
     app.mount("/static", StaticFiles(directory=HERE / "static"))
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=5)
-    guard(app, access)
+    add_access_guard(app, access)
 
-    def registry() -> Iterator[Registry]:
+    def open_request_registry() -> Iterator[Registry]:
         with Registry.open(registry_url, read_only=True) as opened:
             yield opened
 
-    opened = Annotated[Registry, Depends(registry)]
+    opened = Annotated[Registry, Depends(open_request_registry)]
     both = _Both(app, access)
     _add_lists(both, opened)
     _add_runs(both, opened)
     _add_polled(app, opened)
     _add_requests(app, registry_url, access)
-    for error in (RegistryError, Refusal, RequestValidationError):
-        app.add_exception_handler(error, _refused)
+    for error in (RegistryDatabaseError, Refusal, RequestValidationError):
+        app.add_exception_handler(error, _render_error)
     return app
 
 
@@ -94,74 +94,78 @@ class _Both:
         self._app, self._write = app, access.write
 
     def __call__(self, path: str, template: str) -> Callable[[View], View]:
-        def add(view: View) -> View:
-            def twin(data: Annotated[dict[str, Any], Depends(view)]) -> Response:
-                return _json(data)
+        def add_view(view: View) -> View:
+            def serve_json(data: Annotated[dict[str, Any], Depends(view)]) -> Response:
+                return _build_json_response(data)
 
-            def page(request: Request, data: Annotated[dict[str, Any], Depends(view)]) -> Response:
+            def serve_page(
+                request: Request, data: Annotated[dict[str, Any], Depends(view)]
+            ) -> Response:
                 shown = {**data, "write": self._write}
                 return templates.TemplateResponse(request, template, shown)
 
             name = view.__name__.strip("_")
             self._app.add_api_route(
-                f"{path}.json", twin, response_class=JSONResponse, name=f"{name}_json"
+                f"{path}.json", serve_json, response_class=JSONResponse, name=f"{name}_json"
             )
-            self._app.add_api_route(path, page, response_class=HTMLResponse, name=name)
-            self._app.add_api_route(path, page, methods=["HEAD"], include_in_schema=False)
+            self._app.add_api_route(path, serve_page, response_class=HTMLResponse, name=name)
+            self._app.add_api_route(path, serve_page, methods=["HEAD"], include_in_schema=False)
             return view
 
-        return add
+        return add_view
 
 
 def _add_lists(both: _Both, opened: Any) -> None:
     @both("/", "runs.html")
-    def _runs(registry: opened, q: Text = "", page: Page = 1) -> dict[str, Any]:
-        return runs(registry, q, page)
+    def _serve_run_list(registry: opened, q: Text = "", page: Page = 1) -> dict[str, Any]:
+        return build_run_list_page(registry, q, page)
 
     @both("/compare", "compare.html")
-    def _compare(
+    def _serve_comparison(
         registry: opened,
         run: Annotated[list[Text], Query()] = [],  # noqa: B006
     ) -> dict[str, Any]:
-        return compare(registry, [ref for ref in run if ref])
+        return build_comparison_page(registry, [ref for ref in run if ref])
 
     @both("/system", "system.html")
-    def _system(registry: opened) -> dict[str, Any]:
-        return system(registry)
+    def _serve_system(registry: opened) -> dict[str, Any]:
+        return build_system_page(registry)
 
 
 def _add_runs(both: _Both, opened: Any) -> None:
     @both("/runs/{ref}/rollouts/{step:number}/{row:number}", "credit.html")
-    def _credit(
+    def _serve_credit(
         registry: opened,
         ref: str,
         step: int,
         row: int,
         tokens: Annotated[str, Query(pattern=r"^(\d{1,9}-\d{1,9})?$")] = "",
     ) -> dict[str, Any]:
-        _require(step, row)
+        _check_row_numbers(step, row)
         first, _, last = tokens.partition("-")
-        return credit(registry, ref, step, row, (int(first), int(last)) if tokens else None)
+        return build_credit_page(
+            registry, ref, step, row, (int(first), int(last)) if tokens else None
+        )
 
     @both("/runs/{ref}/rollouts/{step:number}", "rollouts.html")
-    def _rollouts(
+    def _serve_rollouts(
         registry: opened,
         ref: str,
         step: int,
-        query: Annotated[RolloutQuery, Depends(_query)],
+        query: Annotated[RolloutQuery, Depends(_parse_rollout_query)],
         against: Annotated[str, Query(pattern=r"^\d{0,9}$")] = "",
         page: Page = 1,
     ) -> dict[str, Any]:
-        _require(step)
+        _check_row_numbers(step)
         other = int(against) if against else None
-        return rollouts(registry, ref, step, query, other, page)
+        return build_rollouts_page(registry, ref, step, query, other, page)
 
     @both("/runs/{ref}", "run.html")
-    def _run(registry: opened, ref: str) -> dict[str, Any]:
-        return run(registry, ref)
+    def _serve_run(registry: opened, ref: str) -> dict[str, Any]:
+        return build_run_page(registry, ref)
 
 
-def _query(
+def _parse_rollout_query(
     low: Annotated[str, Query(max_length=40)] = "",
     high: Annotated[str, Query(max_length=40)] = "",
     turn: Text = "",
@@ -172,8 +176,8 @@ def _query(
 ) -> RolloutQuery:
     """What a form asks for; an empty field asks for nothing."""
     return RolloutQuery(
-        low=_number("low", low),
-        high=_number("high", high),
+        low=_parse_number_field("low", low),
+        high=_parse_number_field("high", high),
         turn=turn or None,
         failed=failed,
         no_signal=no_signal,
@@ -182,7 +186,7 @@ def _query(
     )
 
 
-def _number(name: str, text: str) -> float | None:
+def _parse_number_field(name: str, text: str) -> float | None:
     if not text.strip():
         return None
     try:
@@ -194,7 +198,7 @@ def _number(name: str, text: str) -> float | None:
     return value
 
 
-def _require(*numbers: int) -> None:
+def _check_row_numbers(*numbers: int) -> None:
     """Sees that steps and rows are some that a registry could hold."""
     if any(number > LONGEST for number in numbers):
         raise HTTPException(404, "there is no such step or row")
@@ -206,7 +210,7 @@ def _add_polled(app: FastAPI, opened: Any) -> None:
 
     @app.get("/live.json", response_class=JSONResponse)
     def _live_runs(registry: opened) -> Response:
-        return _text(memo("runs", lambda: _dumped(live_runs(registry))))
+        return _wrap_json_text(memo("runs", lambda: _dump_json(live_runs(registry))))
 
     @app.get("/runs/{ref}/live.json", response_class=JSONResponse)
     def _live_run(
@@ -215,16 +219,16 @@ def _add_polled(app: FastAPI, opened: Any) -> None:
         after: Annotated[int, Query(ge=0, le=2**53)] = 0,
         event: Annotated[int, Query(ge=0, le=LONGEST)] = 0,
     ) -> Response:
-        return _text(
-            memo((ref, after, event), lambda: _dumped(live_run(registry, ref, after, event)))
+        return _wrap_json_text(
+            memo((ref, after, event), lambda: _dump_json(live_run(registry, ref, after, event)))
         )
 
     @app.get("/runs/{ref}/sections.json", response_class=JSONResponse)
-    def _sections(registry: opened, ref: str) -> Response:
-        return _json(run_sections(registry, ref))
+    def _serve_sections(registry: opened, ref: str) -> Response:
+        return _build_json_response(run_sections(registry, ref))
 
     @app.get("/runs/{ref}/curves.json", response_class=JSONResponse)
-    def _curves(
+    def _serve_curves(
         registry: opened,
         ref: str,
         name: Annotated[list[Name], Query(max_length=100)] = [],  # noqa: B006
@@ -232,7 +236,9 @@ def _add_polled(app: FastAPI, opened: Any) -> None:
         smooth: bool = False,
     ) -> Response:
         key = (ref, x, smooth, *name)
-        return _text(memo(key, lambda: _dumped(curves(registry, ref, name, x, smooth))))
+        return _wrap_json_text(
+            memo(key, lambda: _dump_json(build_run_curves(registry, ref, name, x, smooth)))
+        )
 
     @app.get("/runs/{ref}/rollouts", response_class=RedirectResponse, status_code=303)
     def _at_step(registry: opened, ref: str, step: Step = LONGEST) -> Response:
@@ -241,7 +247,7 @@ def _add_polled(app: FastAPI, opened: Any) -> None:
 
 
 def _add_requests(app: FastAPI, url: str, access: Access) -> None:
-    async def _form(request: Request) -> None:
+    async def _check_write_form(request: Request) -> None:
         content = b""
         async for part in request.stream():
             content += part
@@ -250,10 +256,10 @@ def _add_requests(app: FastAPI, url: str, access: Access) -> None:
         fields = parse_qs(content.decode("ascii", "replace"))
         access.require_write(fields.get("write", [""])[0])
 
-    ours = [Depends(_form)]
+    ours = [Depends(_check_write_form)]
 
     @app.post("/runs/{ref}/stop", dependencies=ours, status_code=303)
-    def _stop(ref: str) -> Response:
+    def _stop_run(ref: str) -> Response:
         """Asks the run's supervisor to write a checkpoint and end."""
         with Registry.open(url, create=False) as registry:
             record = registry.run(ref)
@@ -263,7 +269,7 @@ def _add_requests(app: FastAPI, url: str, access: Access) -> None:
         return RedirectResponse(f"/runs/{record.id}", 303)
 
     @app.post("/runs/{ref}/resume", dependencies=ours, status_code=303)
-    def _resume(ref: str) -> Response:
+    def _requeue_run(ref: str) -> Response:
         """Puts the run into the queue: a worker goes on with it from its newest checkpoint."""
         with Registry.open(url, create=False) as registry:
             record = registry.run(ref)
@@ -276,32 +282,32 @@ def _add_requests(app: FastAPI, url: str, access: Access) -> None:
         return RedirectResponse(f"/runs/{record.id}", 303)
 
 
-def _json(data: dict[str, Any], status: int = 200) -> Response:
-    return _text(_dumped(data), status)
+def _build_json_response(data: dict[str, Any], status: int = 200) -> Response:
+    return _wrap_json_text(_dump_json(data), status)
 
 
-def _text(content: str, status: int = 200) -> Response:
+def _wrap_json_text(content: str, status: int = 200) -> Response:
     return Response(content, status, media_type="application/json")
 
 
-def _dumped(data: dict[str, Any]) -> str:
+def _dump_json(data: dict[str, Any]) -> str:
     # ASCII: lone surrogates, which a model can write, have no encoding of their own.
     try:
         return json.dumps(data, allow_nan=False)
     except ValueError:
-        return json.dumps(_spelled(data), allow_nan=False)
+        return json.dumps(_spell_non_finite(data), allow_nan=False)
 
 
-def _spelled(data: Any) -> Any:
+def _spell_non_finite(data: Any) -> Any:
     """Puts "nan", "inf" and "-inf" for figures that JSON has no number for."""
     if isinstance(data, dict):
-        return {name: _spelled(value) for name, value in data.items()}
+        return {name: _spell_non_finite(value) for name, value in data.items()}
     if isinstance(data, list | tuple):
-        return [_spelled(value) for value in data]
+        return [_spell_non_finite(value) for value in data]
     return str(data) if isinstance(data, float) and not math.isfinite(data) else data
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _render_error(request: Request, error: Exception) -> Response:
     """Says what is wrong, as a page or as JSON, whichever was asked for."""
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
@@ -314,7 +320,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     data = {"error": {"status": status, "message": message}}
     headers = getattr(error, "headers", None)
     if request.url.path.endswith(".json"):
-        response = _json(data, status)
+        response = _build_json_response(data, status)
     else:
         response = templates.TemplateResponse(request, "error.html", data, status_code=status)
     response.headers.update(headers or {})

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi.templating import Jinja2Templates
 
-__all__ = ["templates", "visible"]
+__all__ = ["render_visible_text", "templates"]
 
 SHADES = 8
 LONGEST = 400
@@ -23,13 +23,14 @@ BLANK = re.compile(
 """Of the other categories, what is drawn as nothing: fillers, selectors, braille without dots."""
 
 
-def visible(text: object, line_break: str = "↵\n") -> str:
+def render_visible_text(text: object, line_break: str = "↵\n") -> str:
     """Returns text in which nothing is invisible: controls, direction marks, zero-width characters.
 
     Line breaks stay, and get a mark. Escaping HTML is the template's work, not this function's.
     """
     return line_break.join(
-        line if _is_plain(line) else "".join(map(_visible, line)) for line in str(text).split("\n")
+        line if _is_plain(line) else "".join(map(_render_visible_character, line))
+        for line in str(text).split("\n")
     )
 
 
@@ -38,7 +39,7 @@ def _is_plain(line: str) -> bool:
     return line.isprintable() and (line.isascii() or BLANK.search(line) is None)
 
 
-def _visible(character: str) -> str:
+def _render_visible_character(character: str) -> str:
     code = ord(character)
     if code < 0x20 or code == 0x7F:
         return "␡" if code == 0x7F else chr(0x2400 + code)
@@ -47,21 +48,21 @@ def _visible(character: str) -> str:
     return character
 
 
-def number(value: object) -> str:
+def format_figure(value: object) -> str:
     """Four significant digits; a dash where there is nothing."""
     if value is None:
         return "—"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return visible(value)
+    return render_visible_text(value)
 
 
-def signed(value: float | None) -> str:
+def format_signed_figure(value: float | None) -> str:
     """A difference or an advantage, with its sign."""
     return "—" if value is None else f"{value:+.3g}"
 
 
-def ago(at: float | None) -> str:
+def format_age(at: float | None) -> str:
     """How long ago a moment was."""
     if at is None:
         return "—"
@@ -72,17 +73,19 @@ def ago(at: float | None) -> str:
     return f"{seconds:.0f} s ago"
 
 
-def clock(at: float) -> str:
+def format_clock_time(at: float) -> str:
     """A moment, UTC."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
 
 
-def pretty(value: object) -> str:
+def format_pretty_json(value: object) -> str:
     """JSON for reading."""
-    return visible(json.dumps(value, indent=2, ensure_ascii=False), "\n")
+    return render_visible_text(json.dumps(value, indent=2, ensure_ascii=False), "\n")
 
 
-def sparkline(points: list[tuple[int, float]], width: int = 96, height: int = 20) -> str:
+def build_sparkline_points(
+    points: list[tuple[int, float]], width: int = 96, height: int = 20
+) -> str:
     """Returns the points of an SVG polyline that fills `width` × `height`, two units of margin."""
     steps, values = [p[0] for p in points], [p[1] for p in points]
     across, up = max(steps) - min(steps) or 1, max(values) - min(values) or 1.0
@@ -93,15 +96,15 @@ def sparkline(points: list[tuple[int, float]], width: int = 96, height: int = 20
     )
 
 
-def short(value: object) -> str:
+def format_short_value(value: object) -> str:
     """A value of an experiment, on one line; a dash where there is none."""
     if value is None:
         return "—"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return visible(text if len(text) <= LONGEST else text[:LONGEST] + "…")
+    return render_visible_text(text if len(text) <= LONGEST else text[:LONGEST] + "…")
 
 
-def lasting(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """A stretch of time, in its largest unit."""
     if seconds is None:
         return "—"
@@ -111,7 +114,7 @@ def lasting(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-def bytes_(size: float | None) -> str:
+def format_byte_size(size: float | None) -> str:
     """A size, in powers of 1024."""
     value = float(size or 0)
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -121,12 +124,12 @@ def bytes_(size: float | None) -> str:
     return f"{value:.1f} TiB"
 
 
-def token(text: str) -> str:
+def render_token_text(text: str) -> str:
     """A token's text: its box shows its blanks, and a line end is a sign before it breaks."""
-    return visible(text, "⏎\n").replace("\u2409", "⇥")
+    return render_visible_text(text, "⏎\n").replace("\u2409", "⇥")
 
 
-def heat(value: float | None, channels: list[dict[str, Any]], name: str) -> str:
+def get_heat_class(value: float | None, channels: list[dict[str, Any]], name: str) -> str:
     """The class that colours a figure: p1 to p8 above 0, n1 to n8 below; none at 0, or absent."""
     largest = next((c["largest"] for c in channels if c["name"] == name), 0.0)
     if not isinstance(value, int | float) or not math.isfinite(value) or not value * largest:
@@ -134,7 +137,7 @@ def heat(value: float | None, channels: list[dict[str, Any]], name: str) -> str:
     return f"{'p' if value > 0 else 'n'}{max(1, math.ceil(abs(value) / largest * SHADES))}"
 
 
-def letter(label: str) -> int:
+def get_recipe_number(label: str) -> int:
     """A recipe's number: A is 0."""
     return ord(label[0]) - ord("A")
 
@@ -142,5 +145,18 @@ def letter(label: str) -> int:
 templates = Jinja2Templates(Path(__file__).parent / "templates")
 templates.env.autoescape = True
 templates.env.trim_blocks = templates.env.lstrip_blocks = True
-SHOWN = (visible, number, signed, ago, clock, pretty, sparkline, short, lasting, bytes_)
-templates.env.filters |= {f.__name__.rstrip("_"): f for f in (*SHOWN, token, heat, letter)}
+templates.env.filters |= {
+    "visible": render_visible_text,
+    "number": format_figure,
+    "signed": format_signed_figure,
+    "ago": format_age,
+    "clock": format_clock_time,
+    "pretty": format_pretty_json,
+    "sparkline": build_sparkline_points,
+    "short": format_short_value,
+    "lasting": format_duration,
+    "bytes": format_byte_size,
+    "token": render_token_text,
+    "heat": get_heat_class,
+    "letter": get_recipe_number,
+}

@@ -25,8 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"rlx {rlx.__version__}")
         return 0
     try:
-        from rlx.cli.failure import run_guarded  # after the quick answer: click takes a moment
-        from rlx.cli.group import rlx_command
+        from rlx.cli.failures import run_guarded  # after the quick answer: click takes a moment
+        from rlx.cli.verb_group import rlx_command
 
         return run_guarded(rlx_command, arguments)
     except KeyboardInterrupt:  # while importing, or while saying what went wrong

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 from rlx.cli.registry import folder_of, open_registry, registry_option
-from rlx.cli.text import columns
+from rlx.cli.text import format_columns
 from rlx.errors import SpecError
-from rlx.spec.diagnostic import printable
+from rlx.spec.reading.diagnostics import escape_unprintable
 
 if TYPE_CHECKING:
-    from rlx.run.check import Report, Tally
-    from rlx.run.evidence import Violation
+    from rlx.audit.check import Report, Tally
+    from rlx.audit.replay import Violation
 
 __all__ = ["check"]
 
@@ -32,7 +32,7 @@ def check(run: str, step: int | None, as_json: bool, url: str) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from rlx.run.check import check_run, probe_bodies
+    from rlx.audit.check import check_run, probe_bodies
 
     with open_registry(url) as registry:
         found = registry.run(run)
@@ -58,13 +58,15 @@ def check(run: str, step: int | None, as_json: bool, url: str) -> int:
         with bars:
             task = bars.add_task("", total=len(steps) + len(probes))
             report = check_run(registry, found, steps, probes, show=lambda _: bars.advance(task))
-    click.echo(json.dumps(_json(report), indent=2) if as_json else _table(report))
+    click.echo(
+        json.dumps(_build_check_json(report), indent=2) if as_json else _format_check_table(report)
+    )
     if not report.holds:
         return 1
     return 3 if report.unchecked else 0
 
 
-def _json(report: "Report") -> dict[str, object]:
+def _build_check_json(report: "Report") -> dict[str, object]:
     return {
         "run": report.run,
         "steps": list(report.steps),
@@ -75,33 +77,40 @@ def _json(report: "Report") -> dict[str, object]:
     }
 
 
-def _table(report: "Report") -> str:
+def _format_check_table(report: "Report") -> str:
     rows = [
-        (_sign(t), t.name, f"{t.checked} {t.unit}" if t.checked else "nothing to check", t.says)
+        (
+            _get_tally_sign(t),
+            t.name,
+            f"{t.checked} {t.unit}" if t.checked else "nothing to check",
+            t.says,
+        )
         for t in report.tallies
     ]
-    lines = [f"{report.run}: {_count(len(report.steps), 'step')}", columns(rows)]
+    lines = [f"{report.run}: {_format_count(len(report.steps), 'step')}", format_columns(rows)]
     for tally in (t for t in report.tallies if t.violated):
-        lines.append(f"\n{tally.name}: does not hold in {_count(tally.violated, 'place')}")
-        lines += [f"  {printable(_told(violation))}" for violation in tally.first]
+        lines.append(f"\n{tally.name}: does not hold in {_format_count(tally.violated, 'place')}")
+        lines += [
+            f"  {escape_unprintable(_describe_violation(violation))}" for violation in tally.first
+        ]
     if report.unchecked or report.notes:
         lines.append("")
-    lines += [printable(line) for line in (*report.unchecked, *report.notes)]
+    lines += [escape_unprintable(line) for line in (*report.unchecked, *report.notes)]
     lines.append("\nall of it holds" if report.holds else "\nthis record does not hold together")
     return "\n".join(lines)
 
 
-def _count(number: int, what: str) -> str:
+def _format_count(number: int, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")
 
 
-def _sign(tally: "Tally") -> str:
+def _get_tally_sign(tally: "Tally") -> str:
     if tally.violated:
         return "✗"
     return "✓" if tally.checked else "–"
 
 
-def _told(v: "Violation") -> str:
+def _describe_violation(v: "Violation") -> str:
     """Where something is wrong, and how."""
     named = (
         ("step", v.step),

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx.cli.alike import LeftOut, alike, newest
+from rlx.cli.comparable import LeftOut, select_comparable_evaluations, select_newest_runs
 from rlx.cli.diff import of_run
 from rlx.cli.registry import RUN_LIKE, open_registry, registry_option
 from rlx.errors import EnvironmentFault, SpecError
-from rlx.spec.diagnostic import did_you_mean, printable
+from rlx.spec.reading.diagnostics import did_you_mean, escape_unprintable
 from rlx_registry import EvaluationRecord, NotFound, Registry, RunRecord
 
 if TYPE_CHECKING:
-    from rlx.evaluation.by_problem import Asked, OverProblems
-    from rlx.evaluation.paired import Difference, Mean
+    from rlx.evaluation.problem_statistics import Asked, OverProblems
+    from rlx.evaluation.seed_statistics import Difference, Mean
 
-__all__ = ["ByProblem", "Comparison", "Recipe", "compare", "compared"]
+__all__ = ["ByProblem", "Comparison", "Recipe", "compare", "compare_recipes"]
 
 METRICS = (
     "accuracy", "mean_confidence", "brier", "nll", "ece", "ece_mass", "auroc", "within_auroc",
@@ -55,7 +55,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparisonRow:
     """One figure of all recipes.
 
     Attributes:
@@ -98,7 +98,7 @@ class Comparison:
 
     recipes: tuple[Recipe, ...]
     spec: dict[str, tuple[Any, ...]]
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     by_problem: tuple[ByProblem, ...]
     left: tuple[str, ...]
     unlike: tuple[LeftOut, ...]
@@ -120,38 +120,38 @@ def compare(names: tuple[str, ...], form: str | None, page: Path | None, url: st
     test: with 3 seeds p is never below .25, with 5 never below .0625. Where both were asked the
     same problems, differences are given problem by problem as well.
     """
-    from rlx.cli import compared as shown
+    from rlx.cli import comparison_tables as shown
 
     with open_registry(url) as registry:
-        found = compared(registry, names)
+        found = compare_recipes(registry, names)
     if page is not None:
         try:
-            page.write_text(shown.html(found), encoding="utf-8")
+            page.write_text(shown.render_comparison_html(found), encoding="utf-8")
         except OSError as error:
             raise EnvironmentFault(
-                f"cannot write {printable(str(page))}: {error.strerror or error}"
+                f"cannot write {escape_unprintable(str(page))}: {error.strerror or error}"
             ) from error
-        click.echo(printable(str(page)), err=True)
+        click.echo(escape_unprintable(str(page)), err=True)
     if form == "json":
-        click.echo(json.dumps(shown.plain(found), indent=2))
+        click.echo(json.dumps(shown.build_comparison_json(found), indent=2))
     elif form == "csv":
-        click.echo(shown.csv(found), nl=False)
+        click.echo(shown.format_comparison_csv(found), nl=False)
         for line in shown.left_out(found):
             click.echo(line, err=True)
     elif form == "md":
-        click.echo(shown.markdown(found), nl=False)
+        click.echo(shown.format_comparison_markdown(found), nl=False)
     elif page is None:
-        shown.show(found)
+        shown.show_comparison(found)
 
 
-def compared(registry: Registry, names: Sequence[str]) -> Comparison:
+def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
     """Compares the runs that are named.
 
     Raises:
         NotFound: a name is nobody's.
         SpecError: none of the runs has finished.
     """
-    runs = _named(registry, names)
+    runs = _find_named_runs(registry, names)
     finished = [run for run in runs if run.status == "finished"]
     if not finished:
         states = ", ".join(f"{run.id} is {run.effective_status}" for run in runs)
@@ -159,20 +159,25 @@ def compared(registry: Registry, names: Sequence[str]) -> Comparison:
     by_digest: dict[str, list[RunRecord]] = {}
     for run in finished:
         by_digest.setdefault(run.digest, []).append(run)
-    seeds = [newest(own) for own in by_digest.values()]
+    seeds = [select_newest_runs(own) for own in by_digest.values()]
     taken = [run for own in seeds for run in own.values()]
-    evaluations, unlike = alike(taken, {r.id: _last(registry.evaluations(r.id)) for r in taken})
-    recipes = tuple(_recipe(_label(n), own, evaluations) for n, own in enumerate(seeds))
+    evaluations, unlike = select_comparable_evaluations(
+        taken, {r.id: _select_last_evaluations(registry.evaluations(r.id)) for r in taken}
+    )
+    recipes = tuple(
+        _build_compared_recipe(_format_recipe_letter(n), own, evaluations)
+        for n, own in enumerate(seeds)
+    )
     firsts = [own[0] for own in by_digest.values()]
     done = {(run.digest, run.seed) for run in finished}
     left = tuple(run.id for run in runs if (run.digest, run.seed) not in done)
-    rows = tuple(_rows(recipes))
+    rows = tuple(_build_comparison_rows(recipes))
     suites = dict.fromkeys(row.suite for row in rows) if len(recipes) > 1 else {}
     pairs = tuple(_by_problem(recipes, suite, unlike) for suite in suites)
-    return Comparison(recipes, _unlike(firsts), rows, pairs, left, unlike)
+    return Comparison(recipes, _find_experiment_differences(firsts), rows, pairs, left, unlike)
 
 
-def _named(registry: Registry, names: Sequence[str]) -> list[RunRecord]:
+def _find_named_runs(registry: Registry, names: Sequence[str]) -> list[RunRecord]:
     """Runs in the order in which they were named, a group's as they joined it, an experiment's
     oldest first, each once."""
     groups, found = registry.groups(), dict[str, RunRecord]()
@@ -180,12 +185,12 @@ def _named(registry: Registry, names: Sequence[str]) -> list[RunRecord]:
         if name in groups:
             several = [registry.run(run) for run in groups[name]]
         else:
-            several = registry.runs(name=name)[::-1] or [_alone(registry, name, groups)]
+            several = registry.runs(name=name)[::-1] or [_find_single_run(registry, name, groups)]
         found |= {run.id: run for run in several if run.id not in found}
     return list(found.values())
 
 
-def _alone(registry: Registry, name: str, groups: Iterable[str]) -> RunRecord:
+def _find_single_run(registry: Registry, name: str, groups: Iterable[str]) -> RunRecord:
     try:
         return registry.run(name)
     except NotFound:
@@ -193,20 +198,24 @@ def _alone(registry: Registry, name: str, groups: Iterable[str]) -> RunRecord:
             raise
         there = dict.fromkeys([*groups, *(run.name for run in registry.runs())])
         near = did_you_mean(name, there)
-        hint = f"; did you mean {printable(near)!r}?" if near else ""
+        hint = f"; did you mean {escape_unprintable(near)!r}?" if near else ""
         if there and not near:
-            hint = f"; there are: {', '.join(printable(known) for known in [*there][:NAMED])}"
-        raise SpecError(f"there is no run, group or experiment {printable(name)!r}{hint}") from None
+            hint = (
+                f"; there are: {', '.join(escape_unprintable(known) for known in [*there][:NAMED])}"
+            )
+        raise SpecError(
+            f"there is no run, group or experiment {escape_unprintable(name)!r}{hint}"
+        ) from None
 
 
-def _label(number: int) -> str:
+def _format_recipe_letter(number: int) -> str:
     return chr(ord("A") + number) if number < 26 else f"R{number + 1}"
 
 
-def _recipe(
+def _build_compared_recipe(
     label: str, runs: Mapping[int, RunRecord], evaluations: Mapping[str, Sequence[EvaluationRecord]]
 ) -> Recipe:
-    from rlx.evaluation.by_problem import Asked
+    from rlx.evaluation.problem_statistics import Asked
 
     values: dict[tuple[str, str], dict[int, float]] = {}
     asked: dict[str, dict[int, Asked]] = {}
@@ -223,7 +232,7 @@ def _recipe(
     return Recipe(label, first.digest, first.name, ids, values, asked)
 
 
-def _last(evaluations: Iterable[EvaluationRecord]) -> list[EvaluationRecord]:
+def _select_last_evaluations(evaluations: Iterable[EvaluationRecord]) -> list[EvaluationRecord]:
     """After training, the newest of each suite; probes have other figures."""
     found: dict[str, EvaluationRecord] = {}
     for evaluation in sorted(evaluations, key=lambda e: e.at):
@@ -232,32 +241,32 @@ def _last(evaluations: Iterable[EvaluationRecord]) -> list[EvaluationRecord]:
     return list(found.values())
 
 
-def _unlike(runs: Sequence[RunRecord]) -> dict[str, tuple[Any, ...]]:
+def _find_experiment_differences(runs: Sequence[RunRecord]) -> dict[str, tuple[Any, ...]]:
     specs = [of_run(run).sections["spec"] for run in runs]
     paths = [p for p in dict.fromkeys(p for spec in specs for p in spec) if p not in UNTOLD]
     rows = {path: tuple(spec.get(path) for spec in specs) for path in paths}
     return {path: row for path, row in rows.items() if any(v != row[0] for v in row)}
 
 
-def _rows(recipes: Sequence[Recipe]) -> Iterable[Row]:
-    from rlx.evaluation.paired import difference, mean_over_seeds
+def _build_comparison_rows(recipes: Sequence[Recipe]) -> Iterable[ComparisonRow]:
+    from rlx.evaluation.seed_statistics import compute_paired_difference, mean_over_seeds
 
     suites = dict.fromkeys(suite for recipe in recipes for suite, _ in recipe.values)
     for suite in suites:
         for metric in METRICS:
             seeds = [recipe.values.get((suite, metric), {}) for recipe in recipes]
             if any(seeds):
-                yield Row(
+                yield ComparisonRow(
                     suite,
                     metric,
                     tuple(mean_over_seeds(list(s.values())) if s else None for s in seeds),
-                    (None, *(difference(s, seeds[0]) for s in seeds[1:])),
+                    (None, *(compute_paired_difference(s, seeds[0]) for s in seeds[1:])),
                 )
 
 
 def _by_problem(recipes: Sequence[Recipe], suite: str, unlike: Iterable[LeftOut]) -> ByProblem:
     """Every recipe against the first, which has none against itself."""
-    from rlx.evaluation.by_problem import by_problem
+    from rlx.evaluation.problem_statistics import by_problem
 
     first, *others = recipes
     found: list[dict[str, OverProblems] | None] = [None]

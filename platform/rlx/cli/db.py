@@ -8,9 +8,9 @@ import click
 import rlx_registry
 from rlx.cli.registry import open_registry, registry_option
 from rlx.errors import RegistryError
-from rlx.run.paths import RunFolder, shown, tracking_url
-from rlx.run.trouble import as_fault
-from rlx.spec.diagnostic import printable
+from rlx.home import RunFolder, format_path, tracking_url
+from rlx.launch.failures import as_fault
+from rlx.spec.reading.diagnostics import escape_unprintable
 from rlx_registry import Imported, journal_of
 
 __all__ = ["db"]
@@ -33,7 +33,7 @@ def upgrade(url: str) -> None:
     """
     try:
         before, after = rlx_registry.Registry.upgrade(tracking_url(url))
-    except rlx_registry.RegistryError as error:
+    except rlx_registry.RegistryDatabaseError as error:
         raise as_fault(error) or error from error
     if before == after:
         click.echo(f"nothing to do: the registry is at revision {after}")
@@ -65,12 +65,12 @@ def import_(folders: tuple[Path, ...], url: str) -> None:
     with open_registry(url, read_only=False) as registry:
         for folder in found:
             try:
-                _tell(registry.import_run(folder), folder)
-            except rlx_registry.RegistryError as error:
+                _print_import_result(registry.import_run(folder), folder)
+            except rlx_registry.RegistryDatabaseError as error:
                 if isinstance(error, rlx_registry.Unavailable):
                     raise
                 refused.append(folder)
-                click.echo(printable(str(error)), err=True)
+                click.echo(escape_unprintable(str(error)), err=True)
     if refused:
         raise RegistryError(f"{len(refused)} of {len(found)} folders hold no run to be made again")
 
@@ -87,20 +87,20 @@ def _run_folders(folder: Path) -> Iterator[Path]:
 
 def _is_run(folder: Path) -> bool:
     run = RunFolder(folder)
-    return journal_of(folder) is not None or run.resolved.exists() or run.yaml.exists()
+    return journal_of(folder) is not None or run.resolved_spec.exists() or run.yaml.exists()
 
 
-def _tell(found: Imported, folder: Path) -> None:
+def _print_import_result(found: Imported, folder: Path) -> None:
     run = found.run
     if not found.created:
         click.echo(f"{run.id}: known already")
         return
     steps = f"step {run.step}" + ("" if run.steps_total is None else f" of {run.steps_total}")
     click.echo(
-        f"{run.id}: made again from {shown(folder)}: {printable(run.name)}, "
+        f"{run.id}: made again from {format_path(folder)}: {escape_unprintable(run.name)}, "
         f"{run.effective_status}, {steps}"
     )
     if found.formerly != run.id:
         click.echo(f"  it was {found.formerly}, which is another run here")
     for left_out in found.left_out:
-        click.echo(f"  left out: {printable(left_out)}", err=True)
+        click.echo(f"  left out: {escape_unprintable(left_out)}", err=True)

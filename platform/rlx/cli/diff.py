@@ -9,14 +9,14 @@ from typing import Any
 import click
 
 from rlx.cli.registry import open_registry, registry_option
-from rlx.cli.text import columns
-from rlx.discovery import check
-from rlx.run.launch import code_here, environment_here
-from rlx.spec.diagnostic import printable
-from rlx.spec.reader import read_spec
+from rlx.cli.text import format_columns
+from rlx.discovery import check_read_spec
+from rlx.launch.submission import code_here, environment_here
+from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.spec.reading.reader import read_spec
 from rlx_registry import RunRecord
 
-__all__ = ["Side", "diff", "of_run", "unlike"]
+__all__ = ["Side", "diff", "find_side_differences", "of_run"]
 
 SECTIONS = ("seed", "spec", "plugins", "data", "code", "environment")
 LONGEST = 60
@@ -49,8 +49,8 @@ def diff(one: str, other: str, as_json: bool, url: str) -> None:
     Seed, experiment, plugins (by their code), data (by what was read), rlx's own code, and
     environment. A FILE is looked at with the plugins, the code and the packages that are here.
     """
-    sides = [_side(name, url) for name in (one, other)]
-    found = unlike(*sides)
+    sides = [_load_diff_side(name, url) for name in (one, other)]
+    found = find_side_differences(*sides)
     if as_json:
         told = {
             "sides": [side.name for side in sides],
@@ -61,17 +61,17 @@ def diff(one: str, other: str, as_json: bool, url: str) -> None:
         }
         click.echo(json.dumps(told, indent=2))
         return
-    names = [printable(side.name) for side in sides]
+    names = [escape_unprintable(side.name) for side in sides]
     for section, differ in found.items():
         if not differ:
             click.echo(f"{section}: the same")
             continue
         click.echo(f"{section}: {len(differ)} different")
-        rows = [(f"  {path}", *map(_shown, pair)) for path, pair in differ.items()]
-        click.echo(columns(rows, ("", *names)))
+        rows = [(f"  {path}", *map(_shorten_value, pair)) for path, pair in differ.items()]
+        click.echo(format_columns(rows, ("", *names)))
 
 
-def unlike(one: Side, other: Side) -> dict[str, dict[str, tuple[Any, Any]]]:
+def find_side_differences(one: Side, other: Side) -> dict[str, dict[str, tuple[Any, Any]]]:
     """For every section the values that differ, by path; None where a side has none."""
     found: dict[str, dict[str, tuple[Any, Any]]] = {}
     for section in SECTIONS:
@@ -84,24 +84,24 @@ def unlike(one: Side, other: Side) -> dict[str, dict[str, tuple[Any, Any]]]:
 
 def of_run(run: RunRecord) -> Side:
     """What a run was made of, as it was recorded."""
-    return _made(run.id, run.spec, run.plugins, run.code, run.environment)
+    return _build_diff_side(run.id, run.spec, run.plugins, run.code, run.environment)
 
 
-def _side(name: str, url: str) -> Side:
+def _load_diff_side(name: str, url: str) -> Side:
     path = Path(name)
     if not path.is_file():
         with open_registry(url) as registry:
             return of_run(registry.run(name))
     read = read_spec(path)
-    plugins = check(read)
+    plugins = check_read_spec(read)
     used = [
         {**asdict(origin), "data": dict(plugin.data())}
         for origin, plugin in zip(plugins.provenance, plugins.named, strict=True)
     ]
-    return _made(name, read.spec.resolved(), used, code_here(), environment_here())
+    return _build_diff_side(name, read.spec.dump_resolved(), used, code_here(), environment_here())
 
 
-def _made(
+def _build_diff_side(
     name: str,
     spec: Mapping[str, Any],
     plugins: list[dict[str, Any]],
@@ -120,21 +120,21 @@ def _made(
         "code": code,
         "environment": environment,
     }
-    return Side(name, {section: dict(_flat(part, "")) for section, part in parts.items()})
+    return Side(name, {section: dict(_flatten_values(part, "")) for section, part in parts.items()})
 
 
-def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _flatten_values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Plain values by dotted path; a list of plain values counts as one."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
-            yield from _flat(inner, f"{path}.{key}" if path else str(key))
+            yield from _flatten_values(inner, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list) and any(isinstance(inner, (dict, list)) for inner in value):
         for number, inner in enumerate(value):
-            yield from _flat(inner, f"{path}.{number}")
+            yield from _flatten_values(inner, f"{path}.{number}")
     else:
         yield path, value
 
 
-def _shown(value: Any) -> str:
+def _shorten_value(value: Any) -> str:
     said = "–" if value is None else value if isinstance(value, str) else json.dumps(value)
     return said if len(said) <= LONGEST else f"{said[: LONGEST - 1]}…"

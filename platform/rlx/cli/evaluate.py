@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.registry import folder_of, open_registry, registry_option
-from rlx.cli.target import Target, checkpoint_target, model_target, run_target, tell_mlflow
-from rlx.discovery import check
+from rlx.cli.trained_model import Target, checkpoint_target, model_target, run_target, tell_mlflow
+from rlx.discovery import check_read_spec
 from rlx.errors import EnvironmentFault, RewardError, SpecError
-from rlx.run.launch import child_environment
-from rlx.run.paths import home, shown
+from rlx.home import format_path, get_rlx_home
+from rlx.launch.submission import child_environment
 from rlx.run.progress import Progress
 from rlx.spec import ExperimentSpec
-from rlx.spec.diagnostic import InvalidSpec, printable, refused
-from rlx.spec.reader import apply_overrides, validate
+from rlx.spec.reading.diagnostics import InvalidSpec, escape_unprintable, label_refusal
+from rlx.spec.reading.reader import apply_overrides, validate_document
 from rlx.spec.suite import OWN_SUITE, SetSpec, SuiteSpec, read_suite
 
 if TYPE_CHECKING:
@@ -84,16 +84,16 @@ def evaluate(
     """
     asked = {"problems": problems, "samples": samples, "seed": seed, "greedy": greedy or None}
     _require_places(out, pictures)
-    with _target(target, at, file, url) as found:
-        suite, answers = _answered(found, suite_file, asked, overrides)
-    figures = _figures(answers, suite)
+    with _open_evaluation_target(target, at, file, url) as found:
+        suite, answers = _answer_requested_suite(found, suite_file, asked, overrides)
+    figures = _compute_suite_figures(answers, suite)
     outside = frozenset(n for n, s in suite.sets.items() if s.distribution == "out")
     if out is not None:
-        _write(answers, out)
+        _write_answers(answers, out)
     if pictures is not None:
-        _draw(answers, figures, outside, pictures)
+        _draw_suite_pictures(answers, figures, outside, pictures)
     if record and found.run is not None:
-        _record(found.run, found.step, suite, answers, figures, outside, url)
+        _record_suite(found.run, found.step, suite, answers, figures, outside, url)
     if as_json:
         told = {
             "run": found.run.id if found.run else None,
@@ -104,7 +104,7 @@ def evaluate(
         }
         click.echo(json.dumps(told, indent=2, allow_nan=False))
     else:
-        from rlx.cli.evaluated import show_suite
+        from rlx.cli.suite_tables import show_suite
 
         show_suite(suite, figures)
         sys.stdout.flush()
@@ -114,7 +114,9 @@ def evaluate(
 
 
 @contextmanager
-def _target(name: str, at: int | None, file: Path | None, url: str) -> Iterator[Target]:
+def _open_evaluation_target(
+    name: str, at: int | None, file: Path | None, url: str
+) -> Iterator[Target]:
     """The model that is meant, while the block lasts."""
     os.environ.update(child_environment())  # before anything imports transformers
     if at is None:
@@ -126,26 +128,28 @@ def _target(name: str, at: int | None, file: Path | None, url: str) -> Iterator[
         yield found
 
 
-def _spec(target: Target, overrides: Sequence[str]) -> ExperimentSpec:
+def _build_target_spec(target: Target, overrides: Sequence[str]) -> ExperimentSpec:
     fixed = sorted({o for o in overrides if o.partition("=")[0].split(".")[0] not in FREE})
     if fixed:
         raise SpecError(
-            f"--set {printable(fixed[0])}: a model is evaluated as it was trained; only "
+            f"--set {escape_unprintable(fixed[0])}: a model is evaluated as it was trained; only "
             f"{', '.join(FREE)} may be changed here, and all else in a suite's sets"
         )
-    return _checked(target, overrides)
+    return _apply_target_overrides(target, overrides)
 
 
-@refused("evaluated")
-def _checked(target: Target, overrides: Sequence[str]) -> ExperimentSpec:
+@label_refusal("evaluated")
+def _apply_target_overrides(target: Target, overrides: Sequence[str]) -> ExperimentSpec:
     document = apply_overrides(target.document, overrides)
-    read = validate(document, Path(document.file))
-    check(read)
+    read = validate_document(document, Path(document.file))
+    check_read_spec(read)
     return read.spec
 
 
-@refused("evaluated")
-def _suite(spec: ExperimentSpec, file: Path | None, asked: Mapping[str, Any]) -> SuiteSpec:
+@label_refusal("evaluated")
+def _build_requested_suite(
+    spec: ExperimentSpec, file: Path | None, asked: Mapping[str, Any]
+) -> SuiteSpec:
     """The suite in the file, else the experiment's own; what the options ask for goes before.
 
     What departs from it becomes part of its name, so that its records never take the place of those
@@ -154,7 +158,7 @@ def _suite(spec: ExperimentSpec, file: Path | None, asked: Mapping[str, Any]) ->
     whole = _own_suite(spec) if file is None else read_suite(file)
     if file is not None and whole.name == OWN_SUITE:
         raise SpecError(
-            f"{printable(str(file))}: the suite of the experiment's own sets is called "
+            f"{escape_unprintable(str(file))}: the suite of the experiment's own sets is called "
             f"{OWN_SUITE!r}; choose another name"
         )
     suite = whole.model_copy(update={k: v for k, v in asked.items() if v is not None})
@@ -165,10 +169,12 @@ def _suite(spec: ExperimentSpec, file: Path | None, asked: Mapping[str, Any]) ->
         said = f"{suite.samples} greedy answers are all alike: one is taken"
         click.echo(f"warning: {said}", err=True)
         suite = suite.model_copy(update={"samples": 1})
-    return suite.model_copy(update={"name": ".".join([whole.name, *_departures(whole, suite)])})
+    return suite.model_copy(
+        update={"name": ".".join([whole.name, *_list_suite_departures(whole, suite)])}
+    )
 
 
-def _departures(whole: SuiteSpec, suite: SuiteSpec) -> Iterator[str]:
+def _list_suite_departures(whole: SuiteSpec, suite: SuiteSpec) -> Iterator[str]:
     """What a suite asks otherwise than the whole one, in characters that MLflow and folders take:
     `problems-5`, `greedy`."""
     problems = [{s.problems or one.problems for s in one.sets.values()} for one in (whole, suite)]
@@ -198,30 +204,30 @@ def of_set(target: Target, name: str, one: SetSpec, overrides: Sequence[str]) ->
     if isinstance(model, dict) and model.get("warm_start") is not None:
         changes.append("model.warm_start=null")
     try:
-        return _checked(target, (*overrides, *changes))
+        return _apply_target_overrides(target, (*overrides, *changes))
     except InvalidSpec as error:
-        raise SpecError(f"set {printable(name)!r} of the suite: {error}") from error
+        raise SpecError(f"set {escape_unprintable(name)!r} of the suite: {error}") from error
 
 
 # Answering -------------------------------------------------------------------------------------
 
 
-def _answered(
+def _answer_requested_suite(
     target: Target, file: Path | None, asked: Mapping[str, Any], overrides: Sequence[str]
 ) -> "tuple[SuiteSpec, dict[str, list[Answer]]]":
     """The suite that is asked for, and the answers to it."""
-    spec = _spec(target, overrides)
-    suite = _suite(spec, file, asked)
+    spec = _build_target_spec(target, overrides)
+    suite = _build_requested_suite(spec, file, asked)
     sets = {name: of_set(target, name, one, overrides) for name, one in suite.sets.items()}
-    from rlx.run.evaluating import answer_suite
+    from rlx.audit.evaluation import answer_suite
 
-    kept = (folder_of(target.run).root if target.run else home() / "cache") / "evaluations"
-    with _bar() as show:
+    kept = (folder_of(target.run).root if target.run else get_rlx_home() / "cache") / "evaluations"
+    with _open_answer_bar() as show:
         return suite, answer_suite(spec, sets, suite, target.model, target.mark, kept, show)
 
 
 @contextmanager
-def _bar() -> "Iterator[Any]":
+def _open_answer_bar() -> "Iterator[Any]":
     """A bar on stderr, where that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -241,24 +247,27 @@ def _bar() -> "Iterator[Any]":
     with bars:
         task = bars.add_task("starting", total=None)
 
-        def show(progress: Progress) -> None:
+        def update_answer_bar(progress: Progress) -> None:
             bars.update(
                 task,
-                description=printable(progress.stage),
+                description=escape_unprintable(progress.stage),
                 completed=progress.done,
                 total=progress.total,
             )
 
-        yield show
+        yield update_answer_bar
 
 
-def _figures(answers: "Mapping[str, Sequence[Answer]]", suite: SuiteSpec) -> Figures:
-    from rlx.evaluation.answers import figures
+def _compute_suite_figures(answers: "Mapping[str, Sequence[Answer]]", suite: SuiteSpec) -> Figures:
+    from rlx.evaluation.answers import compute_answer_metrics
 
     if empty := [name for name, own in answers.items() if not own]:
         raise RewardError(f"no answer of set {empty[0]!r} could be scored: all were dropped")
     return {
-        name: {**figures(own, seed=suite.seed), "distribution": suite.sets[name].distribution}
+        name: {
+            **compute_answer_metrics(own, seed=suite.seed),
+            "distribution": suite.sets[name].distribution,
+        }
         for name, own in answers.items()
     }
 
@@ -266,7 +275,7 @@ def _figures(answers: "Mapping[str, Sequence[Answer]]", suite: SuiteSpec) -> Fig
 # What becomes of it ----------------------------------------------------------------------------
 
 
-def _write(answers: "Mapping[str, Sequence[Answer]]", path: Path) -> None:
+def _write_answers(answers: "Mapping[str, Sequence[Answer]]", path: Path) -> None:
     lines = (
         json.dumps({"set": name, **answer.to_json()}) + "\n"
         for name, own in answers.items()
@@ -275,10 +284,10 @@ def _write(answers: "Mapping[str, Sequence[Answer]]", path: Path) -> None:
     try:
         path.write_text("".join(lines), encoding="utf-8")
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _build_write_fault(path, error) from error
 
 
-def _draw(
+def _draw_suite_pictures(
     answers: "Mapping[str, Sequence[Answer]]",
     figures: Figures,
     outside: frozenset[str],
@@ -289,7 +298,7 @@ def _draw(
     try:
         return draw_suite(answers, figures, outside, folder)
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise _build_write_fault(folder, error) from error
 
 
 def _require_places(out: Path | None, pictures: Path | None) -> None:
@@ -299,7 +308,7 @@ def _require_places(out: Path | None, pictures: Path | None) -> None:
         try:
             out.open("ab").close()
         except OSError as error:
-            raise _unwritable(out, error) from error
+            raise _build_write_fault(out, error) from error
         if new:
             out.resolve().unlink()
     if pictures is not None:
@@ -307,14 +316,16 @@ def _require_places(out: Path | None, pictures: Path | None) -> None:
             pictures.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=pictures).close()
         except OSError as error:
-            raise _unwritable(pictures, error) from error
+            raise _build_write_fault(pictures, error) from error
 
 
-def _unwritable(path: Path, error: OSError) -> EnvironmentFault:
-    return EnvironmentFault(f"cannot write {printable(str(path))}: {error.strerror or error}")
+def _build_write_fault(path: Path, error: OSError) -> EnvironmentFault:
+    return EnvironmentFault(
+        f"cannot write {escape_unprintable(str(path))}: {error.strerror or error}"
+    )
 
 
-def _record(
+def _record_suite(
     run: "RunRecord",
     step: int | None,
     suite: SuiteSpec,
@@ -325,13 +336,13 @@ def _record(
 ) -> None:
     """Adds the sets to the run's evaluations after a step, its last one unless another is named,
     and the pictures to its files."""
+    from rlx.audit.report import draw_over_steps
     from rlx.record.recorder import Recorder
-    from rlx.run.report import draw_over_steps
 
     at, label = (run.step, "after") if step is None else (step, "step")
     ending = "" if step is None else f"-step-{step}"
     folder = folder_of(run).pictures / f"suite-{suite.name}{ending}"
-    made = _draw(answers, figures, outside, folder)
+    made = _draw_suite_pictures(answers, figures, outside, folder)
     with open_registry(url, read_only=False) as registry:
         recorder = Recorder(registry, run.id, keep_bodies=True)
         for name, found in figures.items():
@@ -349,4 +360,4 @@ def _record(
             registry.add_artifact(run.id, path, "picture")
         draw_over_steps(registry, run.id, folder_of(run))
         tell_mlflow(registry, run)
-    click.echo(f"recorded for {run.id} after step {at}; {shown(folder)}/", err=True)
+    click.echo(f"recorded for {run.id} after step {at}; {format_path(folder)}/", err=True)

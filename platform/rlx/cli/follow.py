@@ -7,16 +7,16 @@ from contextlib import suppress
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rlx.cli.registry import bury, exit_code, folder_of, open_registry
-from rlx.cli.summary import summary
-from rlx.run.processes import is_abandoned, is_supervisor
+from rlx.cli.registry import end_orphaned_run, exit_code, folder_of, open_registry
+from rlx.cli.summary import show_run_summary
+from rlx.launch.processes import is_abandoned, is_supervisor
+from rlx.launch.slurm import reconcile_slurm_run
 from rlx.run.progress import Progress as Stage
 from rlx.run.progress import read_progress
-from rlx.run.slurm import reconciled
-from rlx.spec.diagnostic import printable
+from rlx.spec.reading.diagnostics import escape_unprintable
 from rlx_registry import ENDED, RunRecord
 
-__all__ = ["follow"]
+__all__ = ["follow_run"]
 
 EVERY = 0.3
 ASK_EVERY = 3.0
@@ -27,7 +27,7 @@ MIRROR_WAIT = 60.0
 """Seconds to wait for MLflow at most; the supervisor goes on without us."""
 
 
-def follow(run_id: str, url: str, *, quiet: bool = False) -> int:
+def follow_run(run_id: str, url: str, *, quiet: bool = False) -> int:
     """Shows progress until the run has ended, then the summary.
 
     Returns:
@@ -37,34 +37,34 @@ def follow(run_id: str, url: str, *, quiet: bool = False) -> int:
         KeyboardInterrupt: the user stopped following; the run goes on.
     """
     progress = Console(stderr=True, highlight=False, quiet=quiet)
-    run = _watch(run_id, url, progress)
+    run = _watch_run(run_id, url, progress)
     while run.effective_status not in ENDED:
-        run = _lost(run, url)
+        run = _record_lost_run(run, url)
         if run.status not in ENDED:  # somebody was quicker, and it goes on
-            run = _watch(run_id, url, progress)
+            run = _watch_run(run_id, url, progress)
     with suppress(KeyboardInterrupt):
         _await_supervisor(run)
     with open_registry(url) as registry:
         if run.status == "finished":
             if not quiet:
-                summary(registry, run, Console(highlight=False))
+                show_run_summary(registry, run, Console(highlight=False))
             return 0
         code = exit_code(registry, run)
     where = os.path.relpath(folder_of(run).log)
-    reason = printable(run.reason or "no reason is recorded")
+    reason = escape_unprintable(run.reason or "no reason is recorded")
     console = Console(stderr=True, highlight=False)
     console.print(f"✗ {run.id} {run.effective_status}: {reason}\n  log  {where}", markup=False)
     return code or 1
 
 
-def _watch(run_id: str, url: str, console: Console) -> RunRecord:
+def _watch_run(run_id: str, url: str, console: Console) -> RunRecord:
     show = _Bars(console) if console.is_terminal else _Lines(console)
     asked = time.monotonic()
     with open_registry(url) as registry, show:
         while True:
             run = registry.run(run_id)
             if time.monotonic() - asked > ASK_EVERY:
-                run, asked = reconciled(registry, run), time.monotonic()
+                run, asked = reconcile_slurm_run(registry, run), time.monotonic()
             stage = read_progress(folder_of(run).progress)
             if stage is not None:
                 show.stage(stage)
@@ -76,12 +76,12 @@ def _watch(run_id: str, url: str, console: Console) -> RunRecord:
                 return run
 
 
-def _lost(run: RunRecord, url: str) -> RunRecord:
+def _record_lost_run(run: RunRecord, url: str) -> RunRecord:
     """Records that a run's supervisor died, which it cannot do itself."""
     ended = "was killed" if run.status == "running" else "ended before the run had begun"
     reason = f"its supervisor, process {run.pid}, {ended}"
     with open_registry(url, read_only=False) as registry:
-        bury(registry, run, "lost", reason)
+        end_orphaned_run(registry, run, "lost", reason)
         return registry.run(run.id)
 
 
@@ -119,10 +119,10 @@ class _Bars:
             for task in self._bars.tasks:
                 self._bars.update(task.id, completed=task.total)
             self._tasks[stage.stage] = self._bars.add_task(
-                printable(stage.stage), total=stage.total, note=""
+                escape_unprintable(stage.stage), total=stage.total, note=""
             )
         task_id = self._tasks[stage.stage]
-        self._bars.update(task_id, completed=stage.done, note=printable(stage.note))  # type: ignore[arg-type]
+        self._bars.update(task_id, completed=stage.done, note=escape_unprintable(stage.note))  # type: ignore[arg-type]
 
 
 class _Lines:
@@ -147,5 +147,5 @@ class _Lines:
             if name == f"{stage.stage} ended":
                 return
             text = f"{stage.stage:<24} {stage.done}/{stage.total}  {stage.note}"
-            self._console.print(printable(text), markup=False)
+            self._console.print(escape_unprintable(text), markup=False)
             self._last = (f"{stage.stage} ended" if stage.done == stage.total else stage.stage, now)

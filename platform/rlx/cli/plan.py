@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlx.cli.text import paint
+from rlx.cli.text import color_report
 from rlx.discovery import check_file
 from rlx.errors import EnvironmentFault, SpecError
-from rlx.spec.diagnostic import printable, render
+from rlx.spec.reading.diagnostics import escape_unprintable, format_diagnostic
 
 if TYPE_CHECKING:
     from rlx.plan.report import PhaseReport, PlanReport
@@ -49,16 +49,16 @@ def plan(
     experiment's own.
     """
     if html is not None and html.is_dir():
-        raise SpecError(f"--html {printable(str(html))} is a folder; name a file in it")
+        raise SpecError(f"--html {escape_unprintable(str(html))} is a folder; name a file in it")
     read, plugins = check_file(spec, overrides)
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # before anything imports the hub
         os.environ.setdefault(name, "1")
     from rlx.plan.report import make_plan
 
     report = make_plan(spec, read, plugins)
-    shown = [_shown(phase, numbers, every is not None) for phase in report.phases]
+    shown = [_select_plan_rows(phase, numbers, every is not None) for phase in report.phases]
     if html is not None:
-        _write(report, shown, html)
+        _write_plan_page(report, shown, html)
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=2, allow_nan=False))
         return report.exit_code
@@ -68,11 +68,11 @@ def plan(
 
     show_plan(report, shown, Console(highlight=False, soft_wrap=False))
     sys.stdout.flush()
-    _tell(report, spec)
+    _print_plan_findings(report, spec)
     return report.exit_code
 
 
-def _shown(phase: "PhaseReport", numbers: Sequence[int], every: bool) -> Sequence[int]:
+def _select_plan_rows(phase: "PhaseReport", numbers: Sequence[int], every: bool) -> Sequence[int]:
     if every:
         return [row.row for row in phase.rows]
     there = {row.row for row in phase.rows}
@@ -81,23 +81,23 @@ def _shown(phase: "PhaseReport", numbers: Sequence[int], every: bool) -> Sequenc
     return [n for n in numbers if n in there] or phase.shown
 
 
-def _tell(report: "PlanReport", spec: Path) -> None:
+def _print_plan_findings(report: "PlanReport", spec: Path) -> None:
     """Errors and warnings, as `rlx validate` prints them."""
     for finding in report.findings:
-        click.echo("\n" + paint(render(finding, str(spec)), sys.stderr), err=True)
+        click.echo("\n" + color_report(format_diagnostic(finding, str(spec)), sys.stderr), err=True)
     errors = sum(f.severity == "error" for f in report.findings)
     if errors:
         told = "1 error" if errors == 1 else f"{errors} errors"
-        click.echo(f"\n{printable(str(spec))}: {told}", err=True)
+        click.echo(f"\n{escape_unprintable(str(spec))}: {told}", err=True)
 
 
-def _write(report: "PlanReport", shown: Sequence[Sequence[int]], file: Path) -> None:
-    from rlx.plan.page import page
+def _write_plan_page(report: "PlanReport", shown: Sequence[Sequence[int]], file: Path) -> None:
+    from rlx.plan.page import render_plan_page
 
-    where = printable(str(file))
+    where = escape_unprintable(str(file))
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(page(report, shown), encoding="utf-8")
+        file.write_text(render_plan_page(report, shown), encoding="utf-8")
     except OSError as error:
         raise EnvironmentFault(f"cannot write {where}: {error.strerror}") from error
     click.echo(f"wrote {where}", err=True)

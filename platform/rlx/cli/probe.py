@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.registry import folder_of, open_registry, registry_option
-from rlx.cli.target import model_target, run_target, tell_mlflow
-from rlx.discovery import check
+from rlx.cli.trained_model import model_target, run_target, tell_mlflow
+from rlx.discovery import check_read_spec
 from rlx.errors import EnvironmentFault, SpecError
-from rlx.run.launch import child_environment
+from rlx.launch.submission import child_environment
 from rlx.run.progress import Progress
 from rlx.spec import ExperimentSpec, ProbeSpec
-from rlx.spec.diagnostic import printable
-from rlx.spec.reader import apply_overrides, validate
-from rlx.spec.source import Document
+from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.spec.reading.reader import apply_overrides, validate_document
+from rlx.spec.reading.yaml_source import Document
 from rlx_registry import RunRecord
 
 if TYPE_CHECKING:
     from rlx.probe import Probed
-    from rlx.probe.recorded import RecordedProbe
+    from rlx.probe.records import RecordedProbe
 
 __all__ = ["probe"]
 
@@ -106,42 +106,56 @@ def probe(
     named = [f"probe.{key}={json.dumps(v)}" for key, v in asked.items() if v is not None]
     named += [] if seed is None else [f"seed={seed}"]
     given = (*overrides, *named)
-    found = _run(target, given, cut, url) if file is None else _folder(target, file, given, cut)
+    found = (
+        _build_run_target(target, given, cut, url)
+        if file is None
+        else _build_model_target(target, file, given, cut)
+    )
     for name, path in (("--picture", picture), ("--out", out)):
         if path is not None and path.is_dir():
-            raise SpecError(f"{name} {printable(str(path))} is a folder; name a file in it")
-    outcome, told = _probed(found)
+            raise SpecError(
+                f"{name} {escape_unprintable(str(path))} is a folder; name a file in it"
+            )
+    outcome, told = _run_target_probe(found)
     if out is not None:
-        _write(outcome, out)
+        _write_probe_samples(outcome, out)
     if picture is not None:
-        _draw(told, picture)
-    kept = _record(found, outcome, told, url, again=again) if record and found.run else []
+        _draw_probe_pictures(told, picture)
+    kept = (
+        _record_new_probes(found, outcome, told, url, again=again) if record and found.run else []
+    )
     if as_json:
-        click.echo(json.dumps(_plain(found, told, kept), indent=2, allow_nan=False))
+        click.echo(json.dumps(_build_probe_json(found, told, kept), indent=2, allow_nan=False))
     else:
-        _show(told)
+        _show_probe_results(told)
 
 
 # What is probed --------------------------------------------------------------------------------
 
 
-def _run(name: str, overrides: Sequence[str], cut: str | None, url: str) -> _Target:
+def _build_run_target(name: str, overrides: Sequence[str], cut: str | None, url: str) -> _Target:
     fixed = sorted({o for o in overrides if o.partition("=")[0].split(".")[0] not in FREE})
     if fixed:
         raise SpecError(
-            f"--set {printable(fixed[0])}: a run is probed as it was trained; only "
+            f"--set {escape_unprintable(fixed[0])}: a run is probed as it was trained; only "
             f"{', '.join(FREE)} may be changed"
         )
     found = run_target(name, url)
-    return _Target(found.name, _spec(found.document, overrides, cut), found.model, found.run)
+    return _Target(
+        found.name, _build_probe_spec(found.document, overrides, cut), found.model, found.run
+    )
 
 
-def _folder(name: str, file: Path, overrides: Sequence[str], cut: str | None) -> _Target:
+def _build_model_target(
+    name: str, file: Path, overrides: Sequence[str], cut: str | None
+) -> _Target:
     found = model_target(name, file)
-    return _Target(found.name, _spec(found.document, overrides, cut), found.model, None)
+    return _Target(found.name, _build_probe_spec(found.document, overrides, cut), found.model, None)
 
 
-def _spec(document: Document, overrides: Sequence[str], cut: str | None) -> ExperimentSpec:
+def _build_probe_spec(
+    document: Document, overrides: Sequence[str], cut: str | None
+) -> ExperimentSpec:
     """The experiment, probed as asked: its own settings, or defaults, and above them what is given.
 
     Raises:
@@ -154,30 +168,30 @@ def _spec(document: Document, overrides: Sequence[str], cut: str | None) -> Expe
     if cut is not None and cut != own:
         overrides = (f"probe.cut={{by: {cut}}}", *overrides)
     document = apply_overrides(document, overrides)
-    read = validate(document, Path(document.file))
-    check(read)
+    read = validate_document(document, Path(document.file))
+    check_read_spec(read)
     return read.spec
 
 
 # Probing ---------------------------------------------------------------------------------------
 
 
-def _probed(target: _Target) -> "tuple[Probed, list[RecordedProbe]]":
+def _run_target_probe(target: _Target) -> "tuple[Probed, list[RecordedProbe]]":
     """What the probe finds.
 
     Raises:
         SpecError: no answer could be probed.
     """
     os.environ.update(child_environment())  # before anything imports transformers
-    from rlx.probe.recorded import digest_of
-    from rlx.run.exported import probe_exported
-    from rlx.run.probing import described
+    from rlx.audit.exported_model import probe_exported
+    from rlx.probe.records import digest_of
+    from rlx.run.probes import build_probe_records
 
     spec = target.spec
     asked = spec.probe or ProbeSpec()
-    with _bar() as show:
+    with _open_probe_bar() as show:
         found = probe_exported(spec, target.model, show)
-    told = described(found, asked, spec.seed, target.run.step if target.run else 0)
+    told = build_probe_records(found, asked, spec.seed, target.run.step if target.run else 0)
     if not told:
         bare = sum(a.reasoning is None for a in found.answered)
         raise SpecError(
@@ -186,23 +200,25 @@ def _probed(target: _Target) -> "tuple[Probed, list[RecordedProbe]]":
         )
     if target.run is None:
         return found, told
-    own = _own(target.run)
+    own = _get_run_probe_settings(target.run)
     return found, [
-        one if one.settings == own.get(one.scheme) else _apart(one, digest_of(one.settings))
+        one
+        if one.settings == own.get(one.scheme)
+        else _rename_probe_suite(one, digest_of(one.settings))
         for one in told
     ]
 
 
-def _own(run: RunRecord) -> dict[str, dict[str, Any]]:
+def _get_run_probe_settings(run: RunRecord) -> dict[str, dict[str, Any]]:
     """The settings of the run's own probe, scheme by scheme."""
-    from rlx.probe.recorded import settings_of
+    from rlx.probe.records import settings_of
 
     said = ExperimentSpec.model_validate_json(json.dumps(run.spec), strict=True)
     own = said.probe or ProbeSpec()
     return {s: settings_of(own, s, said.seed) for s in ("early_answering", "filler", "mistake")}
 
 
-def _apart(one: "RecordedProbe", digest: str) -> "RecordedProbe":
+def _rename_probe_suite(one: "RecordedProbe", digest: str) -> "RecordedProbe":
     """A probe with other settings than the run's own, under a name of its own."""
     from dataclasses import replace
 
@@ -210,7 +226,7 @@ def _apart(one: "RecordedProbe", digest: str) -> "RecordedProbe":
 
 
 @contextmanager
-def _bar() -> "Iterator[Any]":
+def _open_probe_bar() -> "Iterator[Any]":
     """A bar on stderr, where that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -230,16 +246,16 @@ def _bar() -> "Iterator[Any]":
     with bars:
         task = bars.add_task("", total=None)
 
-        def show(progress: Progress) -> None:
+        def update_probe_bar(progress: Progress) -> None:
             bars.update(task, completed=progress.done, total=progress.total)
 
-        yield show
+        yield update_probe_bar
 
 
 # What becomes of it ----------------------------------------------------------------------------
 
 
-def _record(
+def _record_new_probes(
     target: _Target,
     found: "Probed",
     told: "Sequence[RecordedProbe]",
@@ -248,10 +264,10 @@ def _record(
     again: bool,
 ) -> list[str]:
     """Adds to the run's records what it has not yet, and says so; returns the suites added."""
-    from rlx.probe.recorded import digest_of
+    from rlx.audit.report import draw_probes
+    from rlx.probe.records import digest_of
     from rlx.record.recorder import Recorder
-    from rlx.run.probing import keep
-    from rlx.run.report import draw_probes
+    from rlx.run.probes import record_probe_results
 
     run = target.run
     if run is None:
@@ -270,14 +286,16 @@ def _record(
         marks = digest_of({one.suite: one.settings for one in told})
         path = folder.probe(step)
         path = path.with_name(f"{path.stem}_{marks}{path.suffix}")
-        keep(Recorder(registry, run.id, keep_bodies=True), new, found, "after", path)
+        record_probe_results(
+            Recorder(registry, run.id, keep_bodies=True), new, found, "after", path
+        )
         draw_probes(registry, run.id, folder)
         tell_mlflow(registry, run)
     click.echo(f"recorded as a probe of {run.id} after step {step}", err=True)
     return [one.suite for one in new]
 
 
-def _write(found: "Probed", path: Path) -> None:
+def _write_probe_samples(found: "Probed", path: Path) -> None:
     from rlx.record.probes import probe_table
     from rlx_registry import write_body
 
@@ -285,11 +303,11 @@ def _write(found: "Probed", path: Path) -> None:
         write_body(path, probe_table(found))
     except OSError as error:
         raise EnvironmentFault(
-            f"cannot write {printable(str(path))}: {error.strerror or error}"
+            f"cannot write {escape_unprintable(str(path))}: {error.strerror or error}"
         ) from error
 
 
-def _draw(told: "Sequence[RecordedProbe]", path: Path) -> None:
+def _draw_probe_pictures(told: "Sequence[RecordedProbe]", path: Path) -> None:
     """The curves, and beside them stated against sampled confidence where there is some."""
     from rlx.probe.pictures import probe_curves, verbal_against_sampled
 
@@ -300,14 +318,14 @@ def _draw(told: "Sequence[RecordedProbe]", path: Path) -> None:
             verbal_against_sampled(told, stem.with_name(f"{stem.name}-verbal_conf"))
     except OSError as error:
         raise EnvironmentFault(
-            f"cannot write {printable(str(path))}: {error.strerror or error}"
+            f"cannot write {escape_unprintable(str(path))}: {error.strerror or error}"
         ) from error
 
 
-def _show(told: "Sequence[RecordedProbe]") -> None:
+def _show_probe_results(told: "Sequence[RecordedProbe]") -> None:
     from rich.console import Console
 
-    from rlx.cli.probed import show_probes
+    from rlx.cli.probe_tables import show_probes
     from rlx.probe.pictures import terminal_curve
 
     console = Console(highlight=False)
@@ -318,12 +336,14 @@ def _show(told: "Sequence[RecordedProbe]") -> None:
     sys.stdout.flush()
 
 
-def _plain(target: _Target, told: "Sequence[RecordedProbe]", kept: Sequence[str]) -> dict[str, Any]:
+def _build_probe_json(
+    target: _Target, told: "Sequence[RecordedProbe]", kept: Sequence[str]
+) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from rlx.probe.verbal import agreement
+    from rlx.probe.verbal import compute_agreement
 
-    found = [agreement(one.verbal) for one in told]
+    found = [compute_agreement(one.verbal) for one in told]
     stated = next((asdict(one) for one in found if one is not None), None)
     return {
         "run": target.run.id if target.run else None,

@@ -12,19 +12,19 @@ from urllib.parse import unquote
 import rlx.errors
 import rlx_registry
 from rlx.cli.options import registry_option
-from rlx.run.paths import RunFolder, shown, tracking_url
-from rlx.run.processes import live_ranks
-from rlx.run.trouble import as_fault
-from rlx.spec.diagnostic import did_you_mean, printable
+from rlx.home import RunFolder, format_path, tracking_url
+from rlx.launch.failures import as_fault
+from rlx.launch.processes import live_ranks
+from rlx.spec.reading.diagnostics import did_you_mean, escape_unprintable
 from rlx_registry import ENDED, Registry, RunRecord, Status
 
 __all__ = [
     "KILLED",
     "RUN_LIKE",
-    "bury",
+    "end_orphaned_run",
     "exit_code",
     "folder_of",
-    "grouped",
+    "list_group_runs",
     "open_registry",
     "registry_option",
     "run_json",
@@ -46,19 +46,21 @@ def open_registry(url: str, *, read_only: bool = True) -> Iterator[Registry]:
         RegistryError: the database cannot be read or written.
     """
     try:
-        with Registry.open(_present(tracking_url(url), read_only), read_only=read_only) as registry:
+        with Registry.open(
+            _prepare_registry_file(tracking_url(url), read_only), read_only=read_only
+        ) as registry:
             yield registry
-    except rlx_registry.RegistryError as error:
+    except rlx_registry.RegistryDatabaseError as error:
         raise as_fault(error) or error from error
 
 
-def _present(url: str, read_only: bool) -> str:
+def _prepare_registry_file(url: str, read_only: bool) -> str:
     if not url.startswith("sqlite:///"):
         return url
     path = Path(unquote(url.removeprefix("sqlite:///")))
     if read_only and not path.exists():
         raise rlx.errors.SpecError(
-            f"there is no registry of runs at {shown(path)} yet: submit an experiment "
+            f"there is no registry of runs at {format_path(path)} yet: submit an experiment "
             "first, or name another folder with RLX_HOME"
         )
     if not read_only:
@@ -83,7 +85,7 @@ def folder_of(run: RunRecord) -> RunFolder:
     return RunFolder(Path(run.directory))
 
 
-def grouped(registry: Registry, name: str) -> list[str]:
+def list_group_runs(registry: Registry, name: str) -> list[str]:
     """Ids of a group's runs, in the order in which they joined it.
 
     Raises:
@@ -92,13 +94,13 @@ def grouped(registry: Registry, name: str) -> list[str]:
     groups = registry.groups()
     if name not in groups:
         near = did_you_mean(name, groups)
-        hint = f"; did you mean {printable(near)!r}?" if near else ""
+        hint = f"; did you mean {escape_unprintable(near)!r}?" if near else ""
         there = hint or ("" if groups else ": there are none yet")
-        raise rlx.errors.SpecError(f"there is no group {printable(name)!r}{there}")
+        raise rlx.errors.SpecError(f"there is no group {escape_unprintable(name)!r}{there}")
     return groups[name]
 
 
-def bury(registry: Registry, run: RunRecord, status: Status, reason: str) -> bool:
+def end_orphaned_run(registry: Registry, run: RunRecord, status: Status, reason: str) -> bool:
     """Ends a run whose supervisor is gone, and the ranks that it left behind.
 
     Returns:
@@ -167,11 +169,11 @@ def run_json(registry: Registry, run: RunRecord) -> dict[str, Any]:
             for label in ("before", "after")
             if label in evaluations
         },
-        "suites": _suites(registry, run),
+        "suites": _collect_suite_figures(registry, run),
     }
 
 
-def _suites(registry: Registry, run: RunRecord) -> dict[str, dict[str, Any]]:
+def _collect_suite_figures(registry: Registry, run: RunRecord) -> dict[str, dict[str, Any]]:
     """The last evaluation of each label on every held-out set, by the set; plain figures alone."""
     suites: dict[str, dict[str, Any]] = {}
     for e in registry.evaluations(run.id):

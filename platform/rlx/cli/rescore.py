@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.registry import folder_of, open_registry, registry_option
-from rlx.discovery import check
+from rlx.discovery import check_read_spec
 from rlx.errors import SpecError
 from rlx.spec import ExperimentSpec
-from rlx.spec.diagnostic import printable, refused
-from rlx.spec.reader import apply_overrides, read_spec, validate
-from rlx.spec.source import parse
+from rlx.spec.reading.diagnostics import escape_unprintable, label_refusal
+from rlx.spec.reading.reader import apply_overrides, read_spec, validate_document
+from rlx.spec.reading.yaml_source import parse_yaml_document
 from rlx_registry import RunRecord
 
 if TYPE_CHECKING:
-    from rlx.run.rescoring import Rescored, Summary
+    from rlx.audit.rescoring import Rescored, Summary
 
 __all__ = ["rescore"]
 
@@ -61,50 +61,50 @@ def rescore(
     the rules of --spec FILE (rewards, mask, estimator, credit, loss), it shows what would have been
     otherwise: by reward, by stream of tokens, and token by token.
     """
-    from rlx.run.rescoring import Summary
-    from rlx.run.rescoring import rescore as rescored
+    from rlx.audit.rescoring import Summary
+    from rlx.audit.rescoring import rescore_steps as rescored
 
     with open_registry(url) as registry:
         found = registry.run(run)
-        spec, own = _spec(found, file, overrides)
-        steps = _steps(found, registry.rollout_steps(found.id), asked)
+        spec, own = _build_rescore_spec(found, file, overrides)
+        steps = _select_rescore_steps(found, registry.rollout_steps(found.id), asked)
         summary, most = Summary(found.id), _Most(rows)
-        with _bar(len(steps)) as show:
+        with _open_rescore_bar(len(steps)) as show:
             for one in rescored(registry, found, spec, steps, own=own, show=show):
                 summary.add(one)
                 most.look(one)
     if as_json:
-        click.echo(json.dumps(_plain(summary, most), indent=2))
+        click.echo(json.dumps(_build_rescore_json(summary, most), indent=2))
     else:
-        _tell(found, summary, most)
+        _show_rescore_summary(found, summary, most)
 
 
-@refused("rescored")
-def _spec(
+@label_refusal("rescored")
+def _build_rescore_spec(
     run: RunRecord, file: Path | None, overrides: Sequence[str]
 ) -> tuple[ExperimentSpec, bool]:
     """The experiment to rescore by, and whether it is the run's own."""
     wrong = sorted(o for o in overrides if o.partition("=")[0].split(".")[0] not in RULES)
     if wrong:
         raise SpecError(
-            f"--set {printable(wrong[0])}: rollouts are as they were sampled; only "
+            f"--set {escape_unprintable(wrong[0])}: rollouts are as they were sampled; only "
             f"{', '.join(RULES)} may be changed"
         )
     tree: dict[str, Any] = json.loads(json.dumps(run.spec))
     if file is not None:
-        other = read_spec(file).spec.resolved()
+        other = read_spec(file).spec.dump_resolved()
         tree |= {name: other[name] for name in RULES}
-    document = parse(json.dumps(tree, indent=2), f"the experiment of {run.id}")
-    read = validate(apply_overrides(document, overrides), Path(document.file))
-    check(read)
-    return read.spec, read.spec.resolved() == _own(run)
+    document = parse_yaml_document(json.dumps(tree, indent=2), f"the experiment of {run.id}")
+    read = validate_document(apply_overrides(document, overrides), Path(document.file))
+    check_read_spec(read)
+    return read.spec, read.spec.dump_resolved() == _resolve_run_spec(run)
 
 
-def _own(run: RunRecord) -> dict[str, Any]:
-    return ExperimentSpec.model_validate_json(json.dumps(run.spec), strict=True).resolved()
+def _resolve_run_spec(run: RunRecord) -> dict[str, Any]:
+    return ExperimentSpec.model_validate_json(json.dumps(run.spec), strict=True).dump_resolved()
 
 
-def _steps(run: RunRecord, there: Sequence[int], asked: Sequence[int]) -> list[int]:
+def _select_rescore_steps(run: RunRecord, there: Sequence[int], asked: Sequence[int]) -> list[int]:
     if not there:
         raise SpecError(f"{run.id} has recorded no rollouts")
     if missing := sorted(set(asked) - set(there)):
@@ -140,7 +140,7 @@ class _Most:
 
 
 @contextmanager
-def _bar(total: int) -> "Iterator[Any]":
+def _open_rescore_bar(total: int) -> "Iterator[Any]":
     """A bar on stderr, where that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -164,7 +164,7 @@ def _bar(total: int) -> "Iterator[Any]":
 # What is shown ---------------------------------------------------------------------------------
 
 
-def _plain(summary: "Summary", most: _Most) -> dict[str, Any]:
+def _build_rescore_json(summary: "Summary", most: _Most) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
@@ -174,13 +174,17 @@ def _plain(summary: "Summary", most: _Most) -> dict[str, Any]:
         "rows_left_out": summary.left,
         "changes": [asdict(change) for change in summary.changes.values()],
         "rows": [
-            {"step": found.step, "row": int(found.kept[row]), "tokens": _tokens(found, row)}
+            {
+                "step": found.step,
+                "row": int(found.kept[row]),
+                "tokens": _list_token_changes(found, row),
+            }
             for _, row, found in most.rows
         ],
     }
 
 
-def _tokens(found: "Rescored", row: int) -> list[dict[str, Any]]:
+def _list_token_changes(found: "Rescored", row: int) -> list[dict[str, Any]]:
     """The row's own tokens: what each got, and would have got."""
     stored, number = found.stored, int(found.kept[row])
     tree, segment, *_ = stored.rows.places[number]
@@ -196,7 +200,7 @@ def _tokens(found: "Rescored", row: int) -> list[dict[str, Any]]:
     return lines
 
 
-def _tell(run: RunRecord, summary: "Summary", most: _Most) -> None:
+def _show_rescore_summary(run: RunRecord, summary: "Summary", most: _Most) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -217,7 +221,7 @@ def _tell(run: RunRecord, summary: "Summary", most: _Most) -> None:
     order = ("scores", "rows", "tokens")
     for change in sorted(summary.changes.values(), key=lambda c: order.index(c.unit)):
         table.add_row(
-            printable(change.what),
+            escape_unprintable(change.what),
             f"{change.n} {change.unit}",
             f"{change.changed}",
             *("–" if mean is None else f"{mean:.4g}" for mean in change.means),
@@ -233,7 +237,7 @@ def _tell(run: RunRecord, summary: "Summary", most: _Most) -> None:
     for change in summary.changes.values():
         if change.appeared or change.vanished:
             gone = f"{change.appeared} had no value then, {change.vanished} would have none now"
-            console.print(f"{printable(change.what)}: {gone}", markup=False)
+            console.print(f"{escape_unprintable(change.what)}: {gone}", markup=False)
     if summary.left:
         console.print(f"{summary.left} trained rows would have been left out", markup=False)
     for _, row, found in most.rows:
@@ -251,7 +255,7 @@ def _tell_row(run: RunRecord, found: "Rescored", row: int, console: Any) -> None
     speech = speech_of_run(found.parts.spec.model, folder_of(run).model)
     kind = found.stored.rows.places[int(found.kept[row])][3]
     table = Table(
-        title=f"step {found.step}, row {int(found.kept[row])} ({printable(kind)})",
+        title=f"step {found.step}, row {int(found.kept[row])} ({escape_unprintable(kind)})",
         title_justify="left",
         title_style="bold",
         box=box.SIMPLE,
@@ -260,11 +264,11 @@ def _tell_row(run: RunRecord, found: "Rescored", row: int, console: Any) -> None
     )
     for heading in ("token", "mask", "reward then", "now", "advantage then", "now"):
         table.add_column(heading, justify="right" if heading != "token" else "left")
-    for line in _tokens(found, row):
+    for line in _list_token_changes(found, row):
         text = str(line["token"]) if speech is None else speech.read([line["token"]])[0]
         masks = f"{int(line['mask'])}→{int(line['new_mask'])}"
         table.add_row(
-            printable(text) or "·",
+            escape_unprintable(text) or "·",
             masks if line["mask"] != line["new_mask"] else f"{int(line['mask'])}",
             *(
                 "–" if line[name] is None else f"{line[name]:.4g}"

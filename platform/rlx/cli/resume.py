@@ -5,11 +5,11 @@ import click
 from rlx.cli.registry import folder_of, open_registry, registry_option
 from rlx.discovery import check_file
 from rlx.errors import RlxError, SpecError
-from rlx.run.paths import tracking_url
-from rlx.run.preflight import preflight
-from rlx.run.processes import is_abandoned
-from rlx.run.slurm import reconciled
-from rlx.run.takeover import go_on
+from rlx.home import tracking_url
+from rlx.launch.preflight import run_preflight_checks
+from rlx.launch.processes import is_abandoned
+from rlx.launch.slurm import reconcile_slurm_run
+from rlx.launch.takeover import go_on
 from rlx.spec import ExperimentSpec
 from rlx_registry import RunRecord
 
@@ -38,29 +38,29 @@ def resume(run: str, url: str, overrides: tuple[str, ...], detach: bool, quiet: 
     """
     url = tracking_url(url)
     with open_registry(url) as reading:
-        found = reconciled(reading, reading.run(run))
+        found = reconcile_slurm_run(reading, reading.run(run))
     if found.effective_status not in RESUMABLE and not is_abandoned(found):
-        raise SpecError(_refusal(found))
-    spec = _changed(found, overrides)
+        raise SpecError(_describe_resume_refusal(found))
+    spec = _build_resumed_spec(found, overrides)
     with open_registry(url, read_only=False) as registry:
         if not go_on(registry, found, url, spec):
             raise RlxError(f"{found.id} has changed just now: try again")
     click.echo(found.id if quiet else f"✓ {found.id} goes on")
     if detach:
         return 0
-    from rlx.cli.follow import follow
+    from rlx.cli.follow import follow_run
 
-    return follow(found.id, url, quiet=quiet)
+    return follow_run(found.id, url, quiet=quiet)
 
 
-def _refusal(run: RunRecord) -> str:
+def _describe_resume_refusal(run: RunRecord) -> str:
     if run.status in ("submitted", "running"):
         where = "" if run.host is None else f" on {run.host}"
         return f"{run.id} still has a supervisor, process {run.pid}{where}: rlx stop {run.id}"
     return f"{run.id} is {run.effective_status}: there is nothing to go on with"
 
 
-def _changed(run: RunRecord, overrides: tuple[str, ...]) -> ExperimentSpec | None:
+def _build_resumed_spec(run: RunRecord, overrides: tuple[str, ...]) -> ExperimentSpec | None:
     """The run's experiment with the overrides; None where there are none.
 
     Raises:
@@ -68,11 +68,11 @@ def _changed(run: RunRecord, overrides: tuple[str, ...]) -> ExperimentSpec | Non
     """
     if not overrides:
         return None
-    read, plugins = check_file(folder_of(run).resolved, overrides)
+    read, plugins = check_file(folder_of(run).resolved_spec, overrides)
     if (read.spec.digest, read.spec.seed) != (run.digest, run.seed):
         raise SpecError(
             f"{run.id} would be another experiment: only `runner` and `tracking` can change; "
             f"for the rest: rlx submit SPEC --from-checkpoint {run.id}@latest"
         )
-    preflight(read, plugins)
+    run_preflight_checks(read, plugins)
     return read.spec

@@ -17,16 +17,16 @@ from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 import click
 
-from rlx.cli.lines import Line, judged_together, read_lines
-from rlx.discovery import make
+from rlx.cli.response_lines import Line, judged_together, read_lines
+from rlx.discovery import build_plugin
 from rlx.errors import EnvironmentFault, PluginError, SpecError
 from rlx.plugin import Plugin, RewardPlugin, Score
 from rlx.reward import Job, RewardPool
 from rlx.spec import PluginUse
-from rlx.spec.diagnostic import InvalidSpec, printable, refusal
-from rlx.spec.place import locate
-from rlx.spec.reader import apply_overrides
-from rlx.spec.source import parse
+from rlx.spec.reading.diagnostics import InvalidSpec, build_refusal, escape_unprintable
+from rlx.spec.reading.locations import locate_diagnostic
+from rlx.spec.reading.reader import apply_overrides
+from rlx.spec.reading.yaml_source import parse_yaml_document
 from rlx.spec.training import RunnerSpec
 
 if TYPE_CHECKING:
@@ -129,22 +129,24 @@ def score(
     """
     if math.isnan(deadline):  # click's range lets it pass
         raise SpecError("--deadline nan is no number of seconds")
-    plugin = _plugin(name, overrides)
+    plugin = _build_reward_plugin(name, overrides)
     count = _Count()
     with ExitStack() as stack:
-        source = stack.enter_context(_open(file))
+        source = stack.enter_context(_open_response_file(file))
         pool = stack.enter_context(RewardPool(workers, RunnerSpec().reward_memory_mb))
         reads_parent = bool(getattr(plugin, "reads_parent", False))
         lines = read_lines(
-            _guarded(_unpacked(source), file), response_field, reads_parent=reads_parent
+            _convert_read_errors(_decompress_lines(source), file),
+            response_field,
+            reads_parent=reads_parent,
         )
         bar = _Bar(source, stack)
         show = _print_json if as_json else _print_rows
         began = time.monotonic()
         if not as_json:
-            click.echo(_row("LINE", "ID", "SCORE", "REASON"))
-        for batch in _batches(plugin, lines):
-            scored = list(_score(plugin, batch, pool, deadline))
+            click.echo(_format_score_row("LINE", "ID", "SCORE", "REASON"))
+        for batch in _group_line_batches(plugin, lines):
+            scored = list(_score_line_batch(plugin, batch, pool, deadline))
             show(scored)
             count.add(scored)
             bar.show(count.lines)
@@ -157,7 +159,7 @@ def score(
 # The reward ------------------------------------------------------------------------------------
 
 
-def _plugin(name: str, overrides: Sequence[str]) -> RewardPlugin:
+def _build_reward_plugin(name: str, overrides: Sequence[str]) -> RewardPlugin:
     """The reward with its options, ready to score.
 
     Raises:
@@ -165,31 +167,33 @@ def _plugin(name: str, overrides: Sequence[str]) -> RewardPlugin:
         PluginError: it is missing or broken.
         EnvironmentFault: this machine lacks what it reads.
     """
-    written = apply_overrides(parse("{}", "--set"), overrides)
+    written = apply_overrides(parse_yaml_document("{}", "--set"), overrides)
     if "plugin" in written.tree:
         raise SpecError("--set plugin=...: the reward is named by --reward")
     try:
-        plugin = make(PluginUse.model_validate({**written.tree, "plugin": name}), "reward")
+        plugin = build_plugin(PluginUse.model_validate({**written.tree, "plugin": name}), "reward")
     except InvalidSpec as error:
-        faults = [locate(fault, written) for fault in error.diagnostics]
-        raise refusal(faults, error.file) from None
-    _check(name, plugin)
+        faults = [locate_diagnostic(fault, written) for fault in error.diagnostics]
+        raise build_refusal(faults, error.file) from None
+    _check_reward_plugin(name, plugin)
     return cast(RewardPlugin, plugin)
 
 
-def _check(name: str, plugin: Plugin) -> None:
+def _check_reward_plugin(name: str, plugin: Plugin) -> None:
     try:
         plugin.check()
     except (OSError, ImportError) as error:
-        raise EnvironmentFault(f"reward plugin {name!r}: {printable(str(error))}") from error
+        raise EnvironmentFault(
+            f"reward plugin {name!r}: {escape_unprintable(str(error))}"
+        ) from error
     except ValueError as error:
-        raise SpecError(f"reward plugin {name!r}: {printable(str(error))}") from error
+        raise SpecError(f"reward plugin {name!r}: {escape_unprintable(str(error))}") from error
     except Exception as error:
         what = f"check() failed: {type(error).__name__}: {error}"
-        raise PluginError(f"reward plugin {name!r}: {printable(what)}") from error
+        raise PluginError(f"reward plugin {name!r}: {escape_unprintable(what)}") from error
 
 
-def _batches(plugin: RewardPlugin, lines: Iterable[Line]) -> Iterator[list[list[Line]]]:
+def _group_line_batches(plugin: RewardPlugin, lines: Iterable[Line]) -> Iterator[list[list[Line]]]:
     """Lists of lines that are judged together, so many at a time as fit well into memory."""
     together = plugin.scope != "sample"
     units = judged_together(lines) if together else ([line] for line in lines)
@@ -210,7 +214,7 @@ def _batches(plugin: RewardPlugin, lines: Iterable[Line]) -> Iterator[list[list[
         yield batch
 
 
-def _score(
+def _score_line_batch(
     plugin: RewardPlugin, batch: Sequence[Sequence[Line]], pool: RewardPool, deadline: float
 ) -> Iterator[_Scored]:
     """One verdict per line, in order."""
@@ -232,28 +236,28 @@ def _score(
 # The file --------------------------------------------------------------------------------------
 
 
-def _open(file: str) -> IO[bytes]:
+def _open_response_file(file: str) -> IO[bytes]:
     try:
         return os.fdopen(os.dup(0), "rb") if file == "-" else Path(file).open("rb")
     except OSError as error:
-        raise EnvironmentFault(_unreadable(file, error)) from error
+        raise EnvironmentFault(_describe_read_error(file, error)) from error
 
 
-def _unpacked(source: IO[bytes]) -> Iterable[bytes]:
+def _decompress_lines(source: IO[bytes]) -> Iterable[bytes]:
     """The lines of a file that may be packed, which is seen on its first bytes."""
     packed = cast(BufferedReader, source).peek(2)[:2] == b"\x1f\x8b"
     return cast(IO[bytes], gzip.open(source)) if packed else source
 
 
-def _guarded(stream: Iterable[bytes], file: str) -> Iterator[bytes]:
+def _convert_read_errors(stream: Iterable[bytes], file: str) -> Iterator[bytes]:
     try:
         yield from stream
     except (OSError, EOFError, zlib.error) as error:
-        raise EnvironmentFault(_unreadable(file, error)) from error
+        raise EnvironmentFault(_describe_read_error(file, error)) from error
 
 
-def _unreadable(file: str, error: Exception) -> str:
-    name = "standard input" if file == "-" else printable(file)
+def _describe_read_error(file: str, error: Exception) -> str:
+    name = "standard input" if file == "-" else escape_unprintable(file)
     return f"cannot read {name}: {getattr(error, 'strerror', None) or error}"
 
 
@@ -272,16 +276,16 @@ def _print_rows(batch: Iterable[_Scored]) -> None:
         why = [] if each.reason is None else [each.reason]
         said = "  ".join([*why, *(f"{part}={value:g}" for part, value in parts)])
         name = "" if each.line.id is None else str(each.line.id)
-        rows.append(_row(str(each.line.number), name, number, said))
+        rows.append(_format_score_row(str(each.line.number), name, number, said))
     click.echo("\n".join(rows))
 
 
-def _row(line: str, name: str, number: str, said: str) -> str:
+def _format_score_row(line: str, name: str, number: str, said: str) -> str:
     """A row as wide as the terminal; of any width where there is none."""
     from rich.cells import cell_len, set_cell_size
 
-    name = set_cell_size(printable(name), 16)
-    row = f"{line:>7}  {name}  {number:>9}  {printable(said)}".rstrip()
+    name = set_cell_size(escape_unprintable(name), 16)
+    row = f"{line:>7}  {name}  {number:>9}  {escape_unprintable(said)}".rstrip()
     width = shutil.get_terminal_size((0, 0)).columns
     if width and cell_len(row) > width:
         row = set_cell_size(row, width - 1) + "…"

@@ -11,18 +11,18 @@ from types import FrameType
 
 import click
 
-from rlx.cli.registry import KILLED, bury, folder_of, open_registry, registry_option
-from rlx.cli.text import warn
+from rlx.cli.registry import KILLED, end_orphaned_run, folder_of, open_registry, registry_option
+from rlx.cli.text import print_warnings
 from rlx.discovery import check_file
 from rlx.errors import RlxError, SpecError
-from rlx.run.launch import registry_url
-from rlx.run.launch import submit as record
-from rlx.run.preflight import preflight
-from rlx.run.processes import is_abandoned, on_slurm, this_machine
-from rlx.run.slurm import cancel, job_of, reconciled
-from rlx.run.takeover import begin
+from rlx.launch.preflight import run_preflight_checks
+from rlx.launch.processes import is_abandoned, on_slurm, this_machine
+from rlx.launch.slurm import cancel_slurm_job, job_of, reconcile_slurm_run
+from rlx.launch.submission import registry_url
+from rlx.launch.submission import submit_run as record
+from rlx.launch.takeover import launch_run
 from rlx.spec.launcher import Slurm
-from rlx.spec.reader import ReadSpec
+from rlx.spec.reading.reader import ReadSpec
 from rlx_registry import ENDED, Registry, RunRecord
 
 __all__ = ["stop", "submit"]
@@ -72,7 +72,7 @@ def submit(
     if from_checkpoint is not None:
         overrides += (f"from_checkpoint={from_checkpoint}",)
     if seeds is not None or grid:
-        from rlx.cli.many import submit_many
+        from rlx.cli.submit_group import submit_many
 
         if again or detach or quiet:
             raise SpecError(
@@ -99,15 +99,15 @@ def _submit_one(
     url = registry_url(read)
     job = isinstance(read.spec.runner.launcher, Slurm)
     waits = queue or job
-    warn(plugins.warnings + preflight(read, plugins, elsewhere=waits))
+    print_warnings(plugins.warnings + run_preflight_checks(read, plugins, elsewhere=waits))
     run, created = None, False
     try:
-        with open_registry(url, read_only=False) as registry, _undisturbed():
+        with open_registry(url, read_only=False) as registry, _delay_interrupts():
             run, created = record(registry, read, plugins, again=again, queue=waits)
             if not created and _is_over(registry, run):
                 run, created = record(registry, read, plugins, again=again, queue=waits)
             if created and (job or not queue):
-                begin(registry, run, url)
+                launch_run(registry, run, url)
         if quiet:
             click.echo(run.id)
         elif created:
@@ -116,9 +116,9 @@ def _submit_one(
             _say_nothing_to_do(run, spec, overrides)
         if detach or queue or not created:
             return 0
-        from rlx.cli.follow import follow
+        from rlx.cli.follow import follow_run
 
-        return follow(run.id, url, quiet=quiet)
+        return follow_run(run.id, url, quiet=quiet)
     except KeyboardInterrupt:
         if run is None or not created:
             raise
@@ -129,21 +129,23 @@ def _submit_one(
 
 def _is_over(registry: Registry, run: RunRecord) -> bool:
     """Whether a run that counts as alive has ended without a word, which is recorded now."""
-    run = reconciled(registry, run)
+    run = reconcile_slurm_run(registry, run)
     if run.status in ("failed", "stopped", "lost"):
         return True
-    return is_abandoned(run) and bury(registry, run, "lost", KILLED)
+    return is_abandoned(run) and end_orphaned_run(registry, run, "lost", KILLED)
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _delay_interrupts() -> Iterator[None]:
     """Puts interrupts off until the end of the block: a run is recorded and started, or neither."""
     put_off: list[int] = []
 
-    def remember(number: int, _: FrameType | None) -> None:
+    def remember_signal(number: int, _: FrameType | None) -> None:
         put_off.append(number)
 
-    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, remember_signal) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
@@ -204,22 +206,22 @@ def stop(run: str, url: str) -> None:
     with open_registry(url) as reading:  # makes no registry where there is none
         run_id = reading.run(run).id
     with open_registry(url, read_only=False) as registry:
-        found = reconciled(registry, registry.run(run_id))
+        found = reconcile_slurm_run(registry, registry.run(run_id))
         if found.status in ENDED and found.status != "lost":
             raise SpecError(f"{found.id} is not running: it is {found.status}")
         if found.status == "running" and not is_abandoned(found):
-            _ask(registry, found)
+            _request_run_stop(registry, found)
             return
         # A supervisor that has not begun finds the run taken from it, and leaves.
         why = KILLED if found.status in ("running", "lost") else "it had not begun"
-        if not bury(registry, found, "stopped", why):
+        if not end_orphaned_run(registry, found, "stopped", why):
             raise RlxError(f"{found.id} has begun just now: try again")
         if found.directory is not None:
-            cancel(folder_of(found))
+            cancel_slurm_job(folder_of(found))
         click.echo(f"{found.id}: {why}; marked as stopped", file=sys.stderr)
 
 
-def _ask(registry: Registry, run: RunRecord) -> None:
+def _request_run_stop(registry: Registry, run: RunRecord) -> None:
     """Leaves a request for a run's supervisor; on this machine a signal brings it at once."""
     again = run.request is not None
     registry.ask(run.id, "kill" if again else "stop")

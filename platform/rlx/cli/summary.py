@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from rlx.cli.registry import folder_of
-from rlx.spec.diagnostic import printable
+from rlx.spec.reading.diagnostics import escape_unprintable
 from rlx_registry import EvaluationRecord, Registry, RunRecord
 
-__all__ = ["summary"]
+__all__ = ["show_run_summary"]
 
 ROWS = (
     ("accuracy", "accuracy", "higher is better"),
@@ -27,25 +27,30 @@ ROWS = (
 )
 
 
-def summary(registry: Registry, run: RunRecord, console: Console) -> None:
+def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> None:
     """Prints before and after on held-out problems, the reliability diagram, and where to look."""
     records = {e.label: e for e in registry.evaluations(run.id, "held_out")}
     evaluations = {label: record.metrics for label, record in records.items()}
     before, after = evaluations.get("before", {}), evaluations.get("after", {})
-    asked = _asked(records.get("after"))
+    asked = _describe_sample_size(records.get("after"))
     title = f"{run.name} {run.id}, seed {run.seed}{asked}"
     table = Table(title=title, title_justify="left", title_style="bold")
     for heading in ("", "before", "after", "change", ""):
         table.add_column(heading, justify="right" if heading else "left")
     for name, label, meaning in ROWS:
         if after.get(name) is not None:
-            table.add_row(label, *_cells(before.get(name), after[name]), meaning)
+            table.add_row(label, *_format_change_cells(before.get(name), after[name]), meaning)
     for stratum, figures in (after.get("by_stratum") or {}).items():
         earlier = (before.get("by_stratum") or {}).get(stratum, {})
-        table.add_row(f"{stratum}: accuracy", *_cells(earlier.get("accuracy"), figures["accuracy"]))
+        table.add_row(
+            f"{stratum}: accuracy",
+            *_format_change_cells(earlier.get("accuracy"), figures["accuracy"]),
+        )
         if "auroc" in figures:
-            table.add_row(f"{stratum}: AUROC", *_cells(earlier.get("auroc"), figures["auroc"]))
-    _others(registry, run, table)
+            table.add_row(
+                f"{stratum}: AUROC", *_format_change_cells(earlier.get("auroc"), figures["auroc"])
+            )
+    _add_suite_rows(registry, run, table)
     if "environment" in after:
         _in_environment(before, after, table)
     console.print(table)
@@ -55,15 +60,15 @@ def summary(registry: Registry, run: RunRecord, console: Console) -> None:
 
         measured = Calibration.from_json(after)
         console.print(terminal_reliability(measured, width=min(80, max(60, console.width))))
-    _probes(registry, run, console)
+    _show_run_probes(registry, run, console)
     events = registry.events(run.id)
     for told in dict.fromkeys(e.message for e in events if e.level == "warning"):
-        console.print(f"! {printable(told)}", markup=False, style="yellow")
+        console.print(f"! {escape_unprintable(told)}", markup=False, style="yellow")
     used = [e.payload or {} for e in events if e.kind == "resources"]
-    _where(run, sum(float(u["cpu_seconds"]) for u in used) if used else None, console)
+    _show_run_locations(run, sum(float(u["cpu_seconds"]) for u in used) if used else None, console)
 
 
-def _others(registry: Registry, run: RunRecord, table: Table) -> None:
+def _add_suite_rows(registry: Registry, run: RunRecord, table: Table) -> None:
     """Accuracy on the other held-out sets, and greedily."""
     suites: dict[str, dict[str, float]] = {}
     for e in registry.evaluations(run.id):
@@ -73,7 +78,9 @@ def _others(registry: Registry, run: RunRecord, table: Table) -> None:
         name, _, how = suite.removeprefix("held_out").partition(".")
         label = " ".join(part for part in (name, how) if part)
         table.add_row(
-            f"{label}: accuracy", *_cells(accuracy.get("before"), accuracy.get("after")), ""
+            f"{label}: accuracy",
+            *_format_change_cells(accuracy.get("before"), accuracy.get("after")),
+            "",
         )
 
 
@@ -85,18 +92,18 @@ def _in_environment(before: Mapping[str, Any], after: Mapping[str, Any], table: 
         for name in later:
             if name.count("/") < 2:
                 label = name.removeprefix("info/").replace("_", " ").strip()
-                table.add_row(label, *_cells(earlier.get(name), later[name]), "")
+                table.add_row(label, *_format_change_cells(earlier.get(name), later[name]), "")
 
 
-def _probes(registry: Registry, run: RunRecord, console: Console) -> None:
+def _show_run_probes(registry: Registry, run: RunRecord, console: Console) -> None:
     if registry.evaluations(run.id, "probe/"):
-        from rlx.cli.probed import show_probes
+        from rlx.cli.probe_tables import show_probes
         from rlx.record.probes import recorded_probes
 
         show_probes(recorded_probes(registry, run.id), console)
 
 
-def _asked(record: EvaluationRecord | None) -> str:
+def _describe_sample_size(record: EvaluationRecord | None) -> str:
     """How many answers were measured, and to how many problems: a task may repeat problems."""
     if record is None:
         return ""
@@ -106,17 +113,17 @@ def _asked(record: EvaluationRecord | None) -> str:
     return f": {record.n} answers to {different} held-out problems"
 
 
-def _cells(before: float | None, after: float | None) -> tuple[str, str, str]:
-    def number(value: Any, sign: str = "") -> str:
+def _format_change_cells(before: float | None, after: float | None) -> tuple[str, str, str]:
+    def format_cell_number(value: Any, sign: str = "") -> str:
         if value is None:
             return "–"
         return f"{value:{sign}d}" if isinstance(value, int) else f"{value:{sign}.3f}"
 
     change = None if before is None or after is None else after - before
-    return number(before), number(after), number(change, "+")
+    return format_cell_number(before), format_cell_number(after), format_cell_number(change, "+")
 
 
-def _where(run: RunRecord, cpu_seconds: float | None, console: Console) -> None:
+def _show_run_locations(run: RunRecord, cpu_seconds: float | None, console: Console) -> None:
     root = folder_of(run).root
     seconds = (run.ended or 0) - (run.started or 0)
     used = "" if cpu_seconds is None else f", {cpu_seconds:.0f} CPU-s"

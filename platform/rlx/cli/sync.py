@@ -20,16 +20,16 @@ def sync(runs: tuple[str, ...], url: str) -> None:
     with open_registry(url) as reading:  # makes no registry where there is none
         named = list({run.id: run for run in map(reading.run, runs)}.values())
     for run in named:
-        if _uri(run) is None:
+        if _get_mlflow_uri(run) is None:
             raise SpecError(f"{run.id} has no mirror: its spec says `tracking.mlflow: null`")
     with open_registry(url, read_only=False) as registry:
         told = named or [run for run in reversed(registry.runs()) if _is_behind(registry, run)]
         if not told:
             click.echo("MLflow has been told everything")
-        _tell(registry, told)
+        _send_runs_to_mlflow(registry, told)
 
 
-def _uri(run: RunRecord) -> str | None:
+def _get_mlflow_uri(run: RunRecord) -> str | None:
     """MLflow's place as the spec has it."""
     uri: str | None = run.spec.get("tracking", {}).get("mlflow")
     return uri
@@ -38,25 +38,25 @@ def _uri(run: RunRecord) -> str | None:
 def _is_behind(registry: Registry, run: RunRecord) -> bool:
     from rlx.record.mirror import is_behind
 
-    return _uri(run) is not None and is_behind(registry, run)
+    return _get_mlflow_uri(run) is not None and is_behind(registry, run)
 
 
-def _tell(registry: Registry, runs: list[RunRecord]) -> None:
+def _send_runs_to_mlflow(registry: Registry, runs: list[RunRecord]) -> None:
     """Tells of each run; one whose MLflow is away holds up no run that is told elsewhere.
 
     Raises:
         MirrorDown: the first failure, once all others have been told.
     """
+    from rlx.home import get_rlx_home, tracking_url
     from rlx.record.mirror import MirrorDown, MlflowMirror
-    from rlx.run.paths import home, tracking_url
 
     away: dict[str, MirrorDown] = {}
     for run in runs:
-        uri = tracking_url(_uri(run) or "")
+        uri = tracking_url(_get_mlflow_uri(run) or "")
         if uri in away:
             continue
         try:
-            sent = MlflowMirror(registry, run.id, uri, home() / "mlartifacts").catch_up()
+            sent = MlflowMirror(registry, run.id, uri, get_rlx_home() / "mlartifacts").catch_up()
         except MirrorDown as error:
             away[uri] = error
         else:

@@ -8,9 +8,9 @@ from typing import TextIO
 
 import click
 
-from rlx.spec.diagnostic import Diagnostic, printable, render
+from rlx.spec.reading.diagnostics import Diagnostic, escape_unprintable, format_diagnostic
 
-__all__ = ["columns", "paint", "warn"]
+__all__ = ["color_report", "format_columns", "print_warnings"]
 
 _STYLES = (
     (re.compile(r"^error:", re.M), {"fg": "red", "bold": True}),
@@ -22,7 +22,7 @@ _STYLES = (
 )
 
 
-def paint(text: str, stream: TextIO) -> str:
+def color_report(text: str, stream: TextIO) -> str:
     """Colours a rendered report where `stream` is a terminal and NO_COLOR is unset."""
     if not stream.isatty() or os.environ.get("NO_COLOR"):
         return text
@@ -31,15 +31,18 @@ def paint(text: str, stream: TextIO) -> str:
     return text
 
 
-def warn(warnings: Iterable[Diagnostic]) -> None:
+def print_warnings(warnings: Iterable[Diagnostic]) -> None:
     """Says warnings on stderr."""
     for warning in warnings:
-        click.echo(paint(render(warning), sys.stderr), err=True)
+        click.echo(color_report(format_diagnostic(warning), sys.stderr), err=True)
 
 
-def columns(rows: Iterable[Sequence[str]], heads: Sequence[str] = ()) -> str:
+def format_columns(rows: Iterable[Sequence[str]], heads: Sequence[str] = ()) -> str:
     """Returns rows as left-aligned columns; control characters are made visible."""
-    table = [[printable(cell) for cell in row] for row in ([heads] if heads else []) + list(rows)]
+    table = [
+        [escape_unprintable(cell) for cell in row]
+        for row in ([heads] if heads else []) + list(rows)
+    ]
     if not table:
         return ""
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]

@@ -7,10 +7,10 @@ from contextlib import suppress
 
 import click
 
-from rlx.cli.reading import PORT
+from rlx.cli.inspect_runs import PORT
 from rlx.cli.registry import open_registry, registry_option
 from rlx.errors import SpecError
-from rlx.spec.diagnostic import printable
+from rlx.spec.reading.diagnostics import escape_unprintable
 
 __all__ = ["web"]
 
@@ -42,30 +42,33 @@ def web(host: str, port: int, token: str | None, names: tuple[str, ...], url: st
     """
     import uvicorn
 
-    from rlx.cli.plugins.looking import plugins_looked_at
+    from rlx.cli.plugins.background import plugins_looked_at
+    from rlx.home import tracking_url
     from rlx.record.mlflow_ui import require_free_port
-    from rlx.run.paths import tracking_url
     from rlx_web import Access, create_app
-    from rlx_web.warm import warm
+    from rlx_web.warm import warm_up_pages
 
     if host not in LOOPBACK and not token:
         raise SpecError(
-            f"--host {printable(host)} lets other machines in: give a --token, or RLX_WEB_TOKEN"
+            f"--host {escape_unprintable(host)} lets other machines in: give a --token, or "
+            "RLX_WEB_TOKEN"
         )
     if token is not None and len(token) < SHORTEST:
         raise SpecError(f"the token is short: {SHORTEST} characters or more keep strangers out")
     if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
         raise SpecError("the token is to be of ASCII letters, digits and signs, without blanks")
     if odd := [name for name in names if not re.fullmatch(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+", name)]:
-        raise SpecError(f"--name {printable(odd[0])}: a host's name, without scheme or port")
+        raise SpecError(
+            f"--name {escape_unprintable(odd[0])}: a host's name, without scheme or port"
+        )
     with open_registry(url):
         pass
     require_free_port(host, port)
-    access = Access(hosts=frozenset(_names(host, names)), token=token)
+    access = Access(hosts=frozenset(_list_host_names(host, names)), token=token)
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"dashboard on http://{shown}:{port}  (Ctrl-C ends it)", err=True)
     app = create_app(tracking_url(url), access)
-    warm()
+    warm_up_pages()
     config = uvicorn.Config(
         app, host=host, port=port, log_level="warning", lifespan="off", server_header=False
     )
@@ -75,7 +78,7 @@ def web(host: str, port: int, token: str | None, names: tuple[str, ...], url: st
     return 130  # nothing but Ctrl-C ends it in peace
 
 
-def _names(host: str, names: tuple[str, ...]) -> Iterator[str]:
+def _list_host_names(host: str, names: tuple[str, ...]) -> Iterator[str]:
     """Every name that this machine may rightly be asked by."""
     yield from (name.lower() for name in (*LOOPBACK, host, *names))
     if host in EVERYWHERE:

@@ -7,16 +7,16 @@ import click
 
 from rlx.cli.registry import folder_of, open_registry, registry_option
 from rlx.errors import EnvironmentFault, RlxError
-from rlx.run.paths import tracking_url
-from rlx.run.processes import is_supervisor, this_machine
-from rlx.run.slots import wanted_devices
-from rlx.run.takeover import attempts_used, take_up
+from rlx.home import tracking_url
+from rlx.launch.device_slots import wanted_devices
+from rlx.launch.processes import is_supervisor, this_machine
+from rlx.launch.takeover import attempts_used, take_up
 from rlx.spec import ExperimentSpec
-from rlx.spec.diagnostic import printable
 from rlx.spec.launcher import Slurm
+from rlx.spec.reading.diagnostics import escape_unprintable
 from rlx_registry import Registry, RunRecord, Unavailable, Unwritable
 
-__all__ = ["work", "worker"]
+__all__ = ["run_queue", "worker"]
 
 LOOK = 1.0
 """Seconds between two looks at the queue."""
@@ -37,10 +37,10 @@ def worker(url: str, limit: int, once: bool) -> None:
     """
     url = tracking_url(url)
     with open_registry(url, read_only=False) as registry:
-        work(registry, url, limit, once=once)
+        run_queue(registry, url, limit, once=once)
 
 
-def work(
+def run_queue(
     registry: Registry, url: str, limit: int, *, once: bool, only: Collection[str] | None = None
 ) -> None:
     """Takes up runs, again and again.
@@ -64,25 +64,25 @@ def work(
         except Unwritable:
             raise
         except Unavailable as error:  # it may be back
-            click.echo(f"waiting for the registry: {printable(str(error))}", err=True)
+            click.echo(f"waiting for the registry: {escape_unprintable(str(error))}", err=True)
             time.sleep(PATIENCE)
             continue
         if taken is not None and pid is not None:
             mine[taken.id] = pid
-            click.echo(f"{taken.id} {taken.name}  seed {taken.seed}: {_reason(taken)}")
+            click.echo(f"{taken.id} {taken.name}  seed {taken.seed}: {_describe_takeover(taken)}")
         elif once and free and over:
             return
         else:
             time.sleep(LOOK)
 
 
-def _reason(run: RunRecord) -> str:
+def _describe_takeover(run: RunRecord) -> str:
     return "taken from the queue" if run.status == "queued" else "taken up by a worker"
 
 
-def _spec(run: RunRecord) -> ExperimentSpec:
+def _load_run_spec(run: RunRecord) -> ExperimentSpec:
     """The experiment as the run's folder has it, which `rlx resume --set` may have changed."""
-    return ExperimentSpec.model_validate_json(folder_of(run).resolved.read_text())
+    return ExperimentSpec.model_validate_json(folder_of(run).resolved_spec.read_text())
 
 
 class _Queue:
@@ -104,7 +104,7 @@ class _Queue:
         full = False
         for run in self._waiting(mine):
             try:
-                spec = _spec(run)
+                spec = _load_run_spec(run)
                 if (spec.digest, spec.seed) != (run.digest, run.seed):
                     raise EnvironmentFault("the folder here is of another registry's run")
                 if isinstance(spec.runner.launcher, Slurm):
@@ -115,7 +115,7 @@ class _Queue:
                 self.tell(run.id, "its folder is not on this machine")
                 continue
             except (ValueError, OSError, RlxError) as error:
-                self.tell(run.id, printable(str(error).splitlines()[0]))
+                self.tell(run.id, escape_unprintable(str(error).splitlines()[0]))
                 continue
             if wanted is None or (not full and len(set(wanted.names) - held) >= wanted.count):
                 yield run
@@ -131,9 +131,9 @@ class _Queue:
     def take_up(self, run: RunRecord, url: str) -> int | None:
         """Starts a run's supervisor; one that cannot be started has failed, and says so."""
         try:
-            return take_up(self._registry, run, url, _reason(run))
+            return take_up(self._registry, run, url, _describe_takeover(run))
         except (OSError, RlxError) as error:
-            self.tell(run.id, printable(str(error)))
+            self.tell(run.id, escape_unprintable(str(error)))
             return None
 
     def _require_attempts(self, run: RunRecord, spec: ExperimentSpec) -> None:

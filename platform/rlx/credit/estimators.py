@@ -16,7 +16,7 @@ from rlx.credit.inputs import Credit, CreditInputs, on_mask, total_scores
 from rlx.credit.second_level import ema_scale, prompt_scale
 from rlx.spec.estimator import (
     Alpha,
-    Confidence,
+    ConfidenceSpec,
     EnvironmentTokens,
     Normalize,
     SecondLevel,
@@ -25,29 +25,29 @@ from rlx.spec.estimator import (
 
 __all__ = [
     "dr_grpo",
-    "gae",
-    "gigpo",
-    "gpg",
-    "grpo",
+    "estimate_gae",
+    "estimate_gigpo",
+    "estimate_gpg",
+    "estimate_grpo",
+    "estimate_opo",
+    "estimate_remax",
+    "estimate_rloo",
+    "estimate_uniform",
+    "estimate_vineppo",
     "mt_grpo",
     "multiturn_grpo",
-    "opo",
     "pass_at_k",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
-    "remax",
-    "rloo",
     "tree_grpo",
     "turn_level_gae",
     "two_level",
-    "uniform",
-    "vineppo",
 ]
 
 # One score per row ------------------------------------------------------------------------------
 
 
-def grpo(
+def estimate_grpo(
     inputs: CreditInputs,
     *,
     normalize: Normalize = "std",
@@ -71,7 +71,7 @@ def grpo(
     )
 
 
-def uniform(inputs: CreditInputs, **how: Unpack[Statistics]) -> Tensor:
+def estimate_uniform(inputs: CreditInputs, **how: Unpack[Statistics]) -> Tensor:
     """GRPO on the structured score, whatever `credit.score_source` says.
 
         Aᵢₜ = (sᵢ - mean) / (σ + ε)        sᵢ = meanₖ(turn rewardₖ) + Σ global
@@ -91,30 +91,37 @@ def dr_grpo(inputs: CreditInputs, **how: Unpack[Statistics]) -> Tensor:
     Reference:
         Dr. GRPO, arXiv 2503.20783.
     """
-    return grpo(inputs, normalize="center", **how)
+    return estimate_grpo(inputs, normalize="center", **how)
 
 
-def rloo(inputs: CreditInputs, **how: Unpack[Statistics]) -> Tensor:
-    """`rlx.credit.outcome.rloo` on each of the row's learning tokens."""
-    return on_mask(outcome.rloo(total_scores(inputs), inputs.group_ids, **how), inputs.mask)
+def estimate_rloo(inputs: CreditInputs, **how: Unpack[Statistics]) -> Tensor:
+    """`rlx.credit.outcome.compute_rloo_advantages` on each of the row's learning tokens."""
+    return on_mask(
+        outcome.compute_rloo_advantages(total_scores(inputs), inputs.group_ids, **how), inputs.mask
+    )
 
 
-def opo(inputs: CreditInputs, **how: Unpack[Statistics]) -> Tensor:
-    """`rlx.credit.outcome.opo`; a row is as long as its mask."""
+def estimate_opo(inputs: CreditInputs, **how: Unpack[Statistics]) -> Tensor:
+    """`rlx.credit.outcome.compute_opo_advantages`; a row is as long as its mask."""
     lengths = inputs.mask.sum(dim=1)
-    return on_mask(outcome.opo(total_scores(inputs), lengths, inputs.group_ids, **how), inputs.mask)
+    return on_mask(
+        outcome.compute_opo_advantages(total_scores(inputs), lengths, inputs.group_ids, **how),
+        inputs.mask,
+    )
 
 
-def gpg(
+def estimate_gpg(
     inputs: CreditInputs,
     *,
     alpha: Alpha = "groups",
     f_norm: float = 1.0,
     **how: Unpack[Statistics],
 ) -> Tensor:
-    """`rlx.credit.outcome.gpg` on each of the row's learning tokens."""
+    """`rlx.credit.outcome.compute_gpg_advantages` on each of the row's learning tokens."""
     scores = total_scores(inputs)
-    per_row = outcome.gpg(scores, inputs.group_ids, alpha=alpha, f_norm=f_norm, **how)
+    per_row = outcome.compute_gpg_advantages(
+        scores, inputs.group_ids, alpha=alpha, f_norm=f_norm, **how
+    )
     return on_mask(per_row, inputs.mask)
 
 
@@ -127,9 +134,10 @@ def pass_at_k(
     return on_mask(per_row, inputs.mask)
 
 
-def remax(inputs: CreditInputs) -> Tensor:
-    """`rlx.credit.outcome.remax` against the greedy answer to the same prompt."""
-    per_row = outcome.remax(total_scores(inputs), inputs.stream("greedy_scores"))
+def estimate_remax(inputs: CreditInputs) -> Tensor:
+    """`rlx.credit.outcome.compute_remax_advantages` against the greedy answer to the same "
+    "prompt."""
+    per_row = outcome.compute_remax_advantages(total_scores(inputs), inputs.stream("greedy_scores"))
     return on_mask(per_row, inputs.mask)
 
 
@@ -177,7 +185,7 @@ def mt_grpo(inputs: CreditInputs, *, turn_coef: float = 1.0, **how: Unpack[Stati
     )
 
 
-def gigpo(
+def estimate_gigpo(
     inputs: CreditInputs,
     *,
     gamma: float = 0.95,
@@ -185,7 +193,8 @@ def gigpo(
     normalize: Normalize = "center",
     **how: Unpack[Statistics],
 ) -> Tensor:
-    """`rlx.credit.turns.gigpo`: an episode earns the sum of its turns and its global rewards."""
+    """`rlx.credit.turns.compute_gigpo_advantages`: an episode earns the sum of its turns "
+    "and its global rewards."""
     rewards = torch.where(inputs.turn_present, inputs.turn_rewards, 0.0)
     steps = turns.step_returns(
         inputs.turn_rewards,
@@ -194,7 +203,7 @@ def gigpo(
         inputs.state_ids >= 0,
         gamma=gamma,
     )
-    return turns.gigpo(
+    return turns.compute_gigpo_advantages(
         rewards.sum(dim=1) + inputs.global_rewards,
         steps,
         inputs.state_ids,
@@ -227,7 +236,7 @@ def two_level(
     inputs: CreditInputs,
     *,
     normalize: Normalize = "std",
-    confidence: Confidence | None = None,
+    confidence: ConfidenceSpec | None = None,
     second_level: SecondLevel = "none",
     momentum: float = 0.9,
     lambda_ans: float = 1.0,
@@ -247,7 +256,7 @@ def two_level(
     Reference:
         Design 004. Centring within an answer instead of dividing by σ: arXiv 2508.11800.
     """
-    below = confidence or Confidence()
+    below = confidence or ConfidenceSpec()
     within: Statistics = {
         "ddof": below.ddof,
         "eps": below.eps,
@@ -257,14 +266,16 @@ def two_level(
     scores, groups, is_answer = total_scores(inputs), inputs.group_ids, inputs.levels == 0
     answers = group_advantages(scores, groups, normalize=normalize, **how)
     confidences = group_advantages(scores, groups, normalize=below.normalize, **within)
-    scaled, state = _second(confidences[~is_answer], inputs, second_level, momentum, within)
+    scaled, state = _apply_second_level(
+        confidences[~is_answer], inputs, second_level, momentum, within
+    )
     confidences = confidences.masked_scatter(~is_answer, scaled)
     per_row = torch.where(is_answer, lambda_ans * answers, lambda_conf * confidences)
     advantages = on_mask(per_row, inputs.mask)
     return Credit(advantages=advantages, state=state) if state else advantages
 
 
-def _second(
+def _apply_second_level(
     advantages: Tensor,
     inputs: CreditInputs,
     level: SecondLevel,
@@ -290,7 +301,7 @@ def _second(
 # Token by token ---------------------------------------------------------------------------------
 
 
-def gae(
+def estimate_gae(
     inputs: CreditInputs,
     *,
     gamma: float = 1.0,
@@ -298,11 +309,11 @@ def gae(
     environment: EnvironmentTokens = "skip",
     whiten: bool = False,
 ) -> Credit:
-    """`rlx.credit.returns.gae` over the critic's values, then whitened if asked.
+    """`rlx.credit.returns.compute_gae_advantages` over the critic's values, then whitened if asked.
 
     Returns to the critic are those before whitening.
     """
-    advantages, targets = returns.gae(
+    advantages, targets = returns.compute_gae_advantages(
         inputs.token_rewards,
         inputs.stream("values"),
         inputs.mask,
@@ -310,7 +321,7 @@ def gae(
         lam=lam,
         environment=environment,
     )
-    return Credit(advantages=_whitened(advantages, inputs.mask, whiten), returns=targets)
+    return Credit(advantages=_maybe_whiten(advantages, inputs.mask, whiten), returns=targets)
 
 
 def turn_level_gae(
@@ -333,7 +344,7 @@ def turn_level_gae(
         gamma_high=gamma_high,
         lam_high=lam_high,
     )
-    return Credit(advantages=_whitened(advantages, inputs.mask, whiten), returns=targets)
+    return Credit(advantages=_maybe_whiten(advantages, inputs.mask, whiten), returns=targets)
 
 
 def reinforce_plus_plus(inputs: CreditInputs, *, gamma: float = 1.0, whiten: bool = True) -> Tensor:
@@ -345,7 +356,7 @@ def reinforce_plus_plus(inputs: CreditInputs, *, gamma: float = 1.0, whiten: boo
         REINFORCE++, arXiv 2501.03262.
     """
     to_come = returns.discounted_returns(inputs.token_rewards, inputs.mask, gamma=gamma)
-    return _whitened(to_come, inputs.mask, whiten)
+    return _maybe_whiten(to_come, inputs.mask, whiten)
 
 
 def reinforce_plus_plus_baseline(
@@ -358,10 +369,10 @@ def reinforce_plus_plus_baseline(
     Reference:
         REINFORCE++-baseline, arXiv 2501.03262.
     """
-    return _whitened(grpo(inputs, normalize="center", **how), inputs.mask, whiten)
+    return _maybe_whiten(estimate_grpo(inputs, normalize="center", **how), inputs.mask, whiten)
 
 
-def vineppo(inputs: CreditInputs) -> Tensor:
+def estimate_vineppo(inputs: CreditInputs) -> Tensor:
     """`rlx.credit.returns.vine_advantages` on given Monte-Carlo values.
 
     The row's score is paid at its last step, and the state behind that is worth 0.
@@ -374,5 +385,5 @@ def vineppo(inputs: CreditInputs) -> Tensor:
     return torch.where(inputs.mask, advantages, 0.0)
 
 
-def _whitened(advantages: Tensor, mask: Tensor, wanted: bool) -> Tensor:
-    return returns.whiten(advantages, mask) if wanted else advantages
+def _maybe_whiten(advantages: Tensor, mask: Tensor, wanted: bool) -> Tensor:
+    return returns.whiten_values(advantages, mask) if wanted else advantages

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlx.spec.estimator import Normalize, Singleton
 
-__all__ = ["Statistics", "differ", "extremes", "group_advantages"]
+__all__ = ["Statistics", "compute_group_extremes", "group_advantages", "has_score_spread"]
 
 ROUNDING = 16
 """Scores that lie no further apart than so many units in the last place are the same score: a
@@ -64,14 +64,14 @@ def group_advantages(
     """
     _, slot, counts = group_ids.unique(return_inverse=True, return_counts=True)
     zeros = scores.new_zeros(len(counts))
-    highest, lowest = extremes(scores, slot, len(counts))
+    highest, lowest = compute_group_extremes(scores, slot, len(counts))
     centred = scores - (zeros.index_add(0, slot, scores) / counts)[slot]
     advantages = centred
     if normalize == "std":
         squares = zeros.index_add(0, slot, centred.square())
         deviation = (squares / (counts - ddof).clamp(min=1)).sqrt()
         advantages = centred / (deviation[slot] + eps)
-    has_signal = differ(highest, lowest, tolerance)[slot]
+    has_signal = has_score_spread(highest, lowest, tolerance)[slot]
     advantages = torch.where(has_signal, advantages, scores.new_zeros(()))
     if singleton == "raw":
         raw = scores / (1 + eps) if normalize == "std" else scores
@@ -79,7 +79,7 @@ def group_advantages(
     return advantages
 
 
-def extremes(scores: Tensor, slot: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def compute_group_extremes(scores: Tensor, slot: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The largest and the smallest score of each group, `[G]` each; NaN in a group that holds NaN.
 
     Args:
@@ -93,7 +93,7 @@ def extremes(scores: Tensor, slot: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return highest, lowest
 
 
-def differ(highest: Tensor, lowest: Tensor, tolerance: float = 0.0) -> Tensor:
+def has_score_spread(highest: Tensor, lowest: Tensor, tolerance: float = 0.0) -> Tensor:
     """`[...]` bool a group's scores are not all the same number, beyond rounding and tolerance.
 
     Args:

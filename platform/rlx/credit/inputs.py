@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlx.credit.place import mass
+from rlx.credit.place import sum_token_rewards
 from rlx.credit.rows import by_rows
 from rlx.errors import ShapeError
 from rlx.spec.credit import ScoreSource
@@ -138,7 +138,7 @@ def total_scores(inputs: CreditInputs) -> Tensor:
         Design 000, section 1.2 step 5.2: "token sum or structured".
     """
     if inputs.score_source == "token_rewards":
-        return mass(inputs.token_rewards, inputs.mask)
+        return sum_token_rewards(inputs.token_rewards, inputs.mask)
     return structured_scores(inputs.turn_rewards, inputs.turn_present, inputs.global_rewards)
 
 

@@ -13,10 +13,16 @@ from torch import Tensor
 from rlx.credit.group import Statistics, group_advantages
 from rlx.spec.estimator import Alpha, Normalize
 
-__all__ = ["gpg", "opo", "pass_at_k", "remax", "rloo"]
+__all__ = [
+    "compute_gpg_advantages",
+    "compute_opo_advantages",
+    "compute_remax_advantages",
+    "compute_rloo_advantages",
+    "pass_at_k",
+]
 
 
-def rloo(scores: Tensor, group_ids: Tensor, **how: Unpack[Statistics]) -> Tensor:
+def compute_rloo_advantages(scores: Tensor, group_ids: Tensor, **how: Unpack[Statistics]) -> Tensor:
     """Score minus the mean of the others of its group, which is unbiased.
 
         Aᵢ = sᵢ - mean_{j≠i} sⱼ = n / (n - 1) · (sᵢ - mean)
@@ -38,7 +44,9 @@ def rloo(scores: Tensor, group_ids: Tensor, **how: Unpack[Statistics]) -> Tensor
     return centred * sizes / (sizes - 1).clamp(min=1)
 
 
-def opo(scores: Tensor, lengths: Tensor, group_ids: Tensor, **how: Unpack[Statistics]) -> Tensor:
+def compute_opo_advantages(
+    scores: Tensor, lengths: Tensor, group_ids: Tensor, **how: Unpack[Statistics]
+) -> Tensor:
     """Score minus the mean of its group weighted by length, the baseline of least variance.
 
         Aᵢ = sᵢ - Σⱼ Lⱼ sⱼ / Σⱼ Lⱼ
@@ -66,7 +74,7 @@ def opo(scores: Tensor, lengths: Tensor, group_ids: Tensor, **how: Unpack[Statis
     return centred - torch.where(counts == 1, 0.0, baseline)[slot]
 
 
-def gpg(
+def compute_gpg_advantages(
     scores: Tensor,
     group_ids: Tensor,
     *,
@@ -138,7 +146,7 @@ def pass_at_k(
     return torch.where(is_best & has_lead[slot], (best - second)[slot], 0.0)
 
 
-def remax(scores: Tensor, greedy_scores: Tensor) -> Tensor:
+def compute_remax_advantages(scores: Tensor, greedy_scores: Tensor) -> Tensor:
     """Score minus the score of the greedy answer to the same prompt, `[B]`.
 
         Aᵢ = sᵢ - s_greedy

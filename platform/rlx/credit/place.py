@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlx.credit.rows import by_rows, selected
+from rlx.credit.rows import by_rows, select_masked
 from rlx.errors import RlxError, ShapeError
 from rlx.spec.credit import OnMissingTurn, Placement, TurnReduce
 
-__all__ = ["Placed", "TurnWithoutTokens", "mass", "place", "returns_score"]
+__all__ = ["Placed", "TurnWithoutTokens", "place_rewards", "returns_score", "sum_token_rewards"]
 
 
 class TurnWithoutTokens(RlxError):
@@ -49,7 +49,7 @@ class Placed:
     lost: Tensor
 
 
-def place(
+def place_rewards(
     turn_rewards: Tensor,
     turn_present: Tensor,
     global_rewards: Tensor,
@@ -92,7 +92,7 @@ def place(
     _check_names(placement, reduce, on_missing_turn)
     _check_shapes(turn_rewards, turn_present, global_rewards, turn_ids, mask)
     rule = partial(_in_rows, placement=placement, to_last_token=on_missing_turn == "to_last_token")
-    turns = _reduced(turn_rewards, turn_present, reduce)
+    turns = _reduce_turn_rewards(turn_rewards, turn_present, reduce)
     token_rewards, sizes, length = by_rows(
         rule, turns, turn_present, global_rewards, turn_ids, mask
     )
@@ -101,12 +101,12 @@ def place(
         row, column = missing.nonzero()[0].tolist()
         raise TurnWithoutTokens(row, turn=column + 1)
     stays = placement == "final_token_only" or on_missing_turn == "to_last_token"
-    dropped = turns.new_zeros(()) if stays else _inside(missing, turns)
+    dropped = turns.new_zeros(()) if stays else _sum_masked(missing, turns)
     lost = torch.where(length > 0, dropped, turns.sum(dim=1) + global_rewards)
     return Placed(token_rewards=token_rewards, missing=missing, lost=lost)
 
 
-def mass(token_rewards: Tensor, mask: Tensor) -> Tensor:
+def sum_token_rewards(token_rewards: Tensor, mask: Tensor) -> Tensor:
     """`[B]` sum of a row's token rewards: the source's sum of token scores.
 
     Args:
@@ -116,7 +116,7 @@ def mass(token_rewards: Tensor, mask: Tensor) -> Tensor:
     Reference:
         Design 000, section 1.2 step 6.
     """
-    return _inside(mask, token_rewards)
+    return _sum_masked(mask, token_rewards)
 
 
 def returns_score(returns: Tensor, mask: Tensor) -> Tensor:
@@ -131,12 +131,12 @@ def returns_score(returns: Tensor, mask: Tensor) -> Tensor:
     Reference:
         Design 000, section 1.2 step 6.
     """
-    return _inside(mask, returns)
+    return _sum_masked(mask, returns)
 
 
-def _inside(mask: Tensor, values: Tensor) -> Tensor:
+def _sum_masked(mask: Tensor, values: Tensor) -> Tensor:
     """`[B]` sum of a row's values in the mask."""
-    (selection,) = selected(mask, values)
+    (selection,) = select_masked(mask, values)
     return selection.sum(dim=1)
 
 
@@ -155,7 +155,7 @@ def _in_rows(
     token_rewards = _RULES[placement](turns, overall, tokens)
     if to_last_token and placement != "final_token_only":
         missing = present & (tokens.sizes == 0)
-        token_rewards += tokens.put(tokens.ends().final, _inside(missing, turns))
+        token_rewards += tokens.put(tokens.ends().final, _sum_masked(missing, turns))
     return token_rewards, tokens.sizes, tokens.length
 
 
@@ -190,7 +190,7 @@ class _Tokens:
     def of(cls, turn_ids: Tensor, mask: Tensor, turns: int) -> "_Tokens":
         """Counts in runs: neighbours mostly look into the same cell, and runs are few."""
         rows, columns = len(mask), turns + 3
-        (column,) = selected(mask, turn_ids.to(torch.int32).clamp_(0, turns + 1).add_(1))
+        (column,) = select_masked(mask, turn_ids.to(torch.int32).clamp_(0, turns + 1).add_(1))
         first = torch.arange(0, rows * columns, columns, dtype=torch.int32, device=mask.device)
         cell = column.add_(first[:, None])
         owners, runs = cell.flatten().unique_consecutive(return_counts=True)
@@ -237,7 +237,7 @@ _RULES: dict[Placement, Callable[[Tensor, Tensor, _Tokens], Tensor]] = {
 }
 
 
-def _reduced(turn_rewards: Tensor, turn_present: Tensor, reduce: TurnReduce) -> Tensor:
+def _reduce_turn_rewards(turn_rewards: Tensor, turn_present: Tensor, reduce: TurnReduce) -> Tensor:
     """`[B, K]` of which the sum over k is the sum, or the mean, of the rewarded turns."""
     turns = torch.where(turn_present, turn_rewards, 0.0)
     if reduce == "mean":

@@ -14,24 +14,24 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlx.credit.rows import by_rows, selected
+from rlx.credit.rows import by_rows, select_masked
 from rlx.errors import ShapeError
 from rlx.spec.estimator import EnvironmentTokens
 
 __all__ = [
     "between_ends",
+    "compute_gae_advantages",
     "discounted_returns",
-    "gae",
     "turn_level_gae",
     "vine_advantages",
-    "whiten",
+    "whiten_values",
 ]
 
 _BLOCK = 32
 """Tokens of a row that one matrix product joins."""
 
 
-def gae(
+def compute_gae_advantages(
     token_rewards: Tensor,
     values: Tensor,
     mask: Tensor,
@@ -66,15 +66,15 @@ def gae(
         arXiv 1506.02438, equation 16; the literal recursion: design 000, section 1.2, step 5.1.
     """
     _check_shapes(token_rewards=token_rewards, values=values, mask=mask)
-    recursion = partial(_gae, gamma=gamma, lam=lam)
+    recursion = partial(_accumulate_gae, gamma=gamma, lam=lam)
 
-    def block(rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    def compute_gae_block(rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         steps = mask if environment == "skip" else between_ends(mask)
-        rewards, values = selected(steps, rewards, values)
+        rewards, values = select_masked(steps, rewards, values)
         advantages = _on_steps(recursion, steps, rewards, values)
         return advantages, values.add_(advantages)
 
-    advantages, returns = by_rows(block, token_rewards, values, mask, inside=mask)
+    advantages, returns = by_rows(compute_gae_block, token_rewards, values, mask, inside=mask)
     return advantages, returns
 
 
@@ -99,11 +99,11 @@ def discounted_returns(token_rewards: Tensor, mask: Tensor, *, gamma: float) -> 
     """
     _check_shapes(token_rewards=token_rewards, mask=mask)
 
-    def block(rewards: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        (rewards,) = selected(mask, rewards)
+    def compute_returns_block(rewards: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        (rewards,) = select_masked(mask, rewards)
         return (_on_steps(partial(_decayed_sums, factor=gamma), mask, rewards),)
 
-    (returns,) = by_rows(block, token_rewards, mask, inside=mask)
+    (returns,) = by_rows(compute_returns_block, token_rewards, mask, inside=mask)
     return returns
 
 
@@ -153,12 +153,16 @@ def turn_level_gae(
     _check_shapes(token_rewards=token_rewards, values=values, mask=mask, turn_ids=turn_ids)
     recursion = partial(_turn_level, gamma=gamma, lam=lam, gamma_high=gamma_high, lam_high=lam_high)
 
-    def block(rewards: Tensor, values: Tensor, mask: Tensor, turns: Tensor) -> tuple[Tensor, ...]:
-        rewards, values, turns = selected(mask, rewards, values, turns)
+    def compute_turn_block(
+        rewards: Tensor, values: Tensor, mask: Tensor, turns: Tensor
+    ) -> tuple[Tensor, ...]:
+        rewards, values, turns = select_masked(mask, rewards, values, turns)
         advantages = _on_steps(recursion, mask, rewards, values, turns, mask)
         return advantages, values.add_(advantages)
 
-    advantages, returns = by_rows(block, token_rewards, values, mask, turn_ids, inside=mask)
+    advantages, returns = by_rows(
+        compute_turn_block, token_rewards, values, mask, turn_ids, inside=mask
+    )
     return advantages, returns
 
 
@@ -195,7 +199,7 @@ def vine_advantages(step_ids: Tensor, values: Tensor, rewards: Tensor) -> Tensor
     return pad(per_step, (0, 1)).gather(1, torch.where(step_ids < 0, steps, step_ids))
 
 
-def whiten(
+def whiten_values(
     values: Tensor, mask: Tensor, *, ddof: int = 1, eps: float = 1e-8, shift_mean: bool = True
 ) -> Tensor:
     """Mean 0 and variance 1 over the mask of the whole batch.
@@ -233,7 +237,7 @@ def whiten(
 # Recursions over rows whose steps lie side by side. ----------------------------------------------
 
 
-def _gae(rewards: Tensor, values: Tensor, *, gamma: float, lam: float) -> Tensor:
+def _accumulate_gae(rewards: Tensor, values: Tensor, *, gamma: float, lam: float) -> Tensor:
     deltas = rewards - values
     deltas[:, :-1].add_(values[:, 1:], alpha=gamma)
     return _decayed_sums(deltas, gamma * lam)
@@ -250,13 +254,13 @@ def _turn_level(
     gamma_high: float,
     lam_high: float,
 ) -> Tensor:
-    ends = present & ((turns != _next(turns)) | ~_next(present))
+    ends = present & ((turns != _shift_left(turns)) | ~_shift_left(present))
     zero = values.new_zeros(())
     inside = _chained_sums(torch.where(ends, zero, rewards), torch.where(ends, zero, zero + 1))
-    _, turn_returns = gae(
-        rewards + gamma_high * _next(inside), values, ends, gamma=gamma_high, lam=lam_high
+    _, turn_returns = compute_gae_advantages(
+        rewards + gamma_high * _shift_left(inside), values, ends, gamma=gamma_high, lam=lam_high
     )
-    onward = torch.where(ends, turn_returns, rewards + gamma * _next(values))
+    onward = torch.where(ends, turn_returns, rewards + gamma * _shift_left(values))
     return _chained_sums(onward - values, torch.where(ends, zero, zero + gamma * lam))
 
 
@@ -267,17 +271,19 @@ def _decayed_sums(x: Tensor, factor: float) -> Tensor:
     with factor^block, and what is behind a block reaches into it through the first A behind.
     """
     width, short = x.shape[1], -x.shape[1] % _BLOCK
-    within, beyond = _powers(factor, x.dtype, x.device)
+    within, beyond = _compute_decay_powers(factor, x.dtype, x.device)
     sums = (pad(x, (0, short)) if short else x).unflatten(1, (-1, _BLOCK)) @ within
     if width > _BLOCK:
-        behind = _next(_decayed_sums(sums[:, :, 0], factor**_BLOCK))
+        behind = _shift_left(_decayed_sums(sums[:, :, 0], factor**_BLOCK))
         sums.addcmul_(behind[:, :, None], beyond)
     inner: Tensor = sums.flatten(1)[:, :width]
     return inner
 
 
 @lru_cache(maxsize=64)
-def _powers(factor: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def _compute_decay_powers(
+    factor: float, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """`[block, block]` what token j adds to token i ≤ j, and `[block]` what the next block does."""
     at = torch.arange(_BLOCK, dtype=torch.float64, device=device)
     ahead = at[:, None] - at[None, :]
@@ -289,13 +295,13 @@ def _chained_sums(x: Tensor, factors: Tensor) -> Tensor:
     """`[B, T]` Aₜ = xₜ + factorsₜ · Aₜ₊₁, by doubling how far each token sees."""
     reach = 1
     while reach < x.shape[1]:
-        x = torch.addcmul(x, factors, _next(x, reach))
-        factors = factors * _next(factors, reach)
+        x = torch.addcmul(x, factors, _shift_left(x, reach))
+        factors = factors * _shift_left(factors, reach)
         reach *= 2
     return x
 
 
-def _next(x: Tensor, by: int = 1) -> Tensor:
+def _shift_left(x: Tensor, by: int = 1) -> Tensor:
     """What stands `by` columns to the right; 0 behind the end."""
     return pad(x[:, by:], (0, by))
 
@@ -316,7 +322,7 @@ def _on_steps(recursion: Callable[..., Tensor], steps: Tensor, *streams: Tensor)
     # nobody reads.
     counts = steps.cumsum(dim=1)
     width = int(counts[:, -1].max()) + 1
-    (numbers,) = selected(steps, counts)
+    (numbers,) = select_masked(steps, counts)
     packed = (x.new_zeros(len(x), width).scatter_(1, numbers, x)[:, 1:] for x in streams)
     return pad(recursion(*packed), (1, 0)).gather(1, numbers)
 

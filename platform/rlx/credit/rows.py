@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["by_rows", "selected"]
+__all__ = ["by_rows", "select_masked"]
 
 _ELEMENTS = 2**18
 """Tokens in a block."""
@@ -45,11 +45,11 @@ def by_rows(
             for output, piece in zip(here, pieces, strict=True):
                 output.copy_(piece)
         else:
-            _select(inside[block], pieces, here)
+            _write_masked(inside[block], pieces, here)
     return outputs
 
 
-def selected(mask: Tensor, *streams: Tensor) -> tuple[Tensor, ...]:
+def select_masked(mask: Tensor, *streams: Tensor) -> tuple[Tensor, ...]:
     """Each stream where the mask is, and 0 elsewhere.
 
     Bits are multiplied by 1 or 0, and not numbers, so that NaN cannot leak past the mask.
@@ -59,10 +59,10 @@ def selected(mask: Tensor, *streams: Tensor) -> tuple[Tensor, ...]:
         mask: `[B, T]` bool.
         streams: `[B, T]`, or `[B, 1]` for one number per row.
     """
-    return _select(mask, streams, tuple(x.new_empty(mask.shape) for x in streams))
+    return _write_masked(mask, streams, tuple(x.new_empty(mask.shape) for x in streams))
 
 
-def _select(
+def _write_masked(
     mask: Tensor, streams: tuple[Tensor, ...], outputs: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
     """Writes each stream, selected, into its output."""

@@ -39,7 +39,7 @@ def prompt_scale(
     _, slot, counts = prompt_ids.unique(return_inverse=True, return_counts=True)
     squares = advantages.new_zeros(len(counts)).index_add(0, slot, advantages.square())
     deviation = (squares / (counts - ddof).clamp(min=1)).sqrt()
-    return _divide(advantages, deviation[slot] + eps)
+    return _divide_by_scale(advantages, deviation[slot] + eps)
 
 
 def ema_scale(
@@ -68,9 +68,9 @@ def ema_scale(
         return advantages, mean_square
     now = float(advantages.square().mean())
     new = now if mean_square is None else momentum * mean_square + (1 - momentum) * now
-    return _divide(advantages, advantages.new_tensor(math.sqrt(new) + eps)), new
+    return _divide_by_scale(advantages, advantages.new_tensor(math.sqrt(new) + eps)), new
 
 
-def _divide(advantages: Tensor, scale: Tensor) -> Tensor:
+def _divide_by_scale(advantages: Tensor, scale: Tensor) -> Tensor:
     """A scale of 0 belongs to advantages of 0, which stay 0."""
     return torch.where(advantages == 0, 0.0, advantages / scale)

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlx.credit.group import Statistics, group_advantages
 from rlx.spec.estimator import Normalize, TurnStatistics
 
-__all__ = ["gigpo", "mt_grpo", "multiturn_grpo", "step_returns", "tree_grpo"]
+__all__ = ["compute_gigpo_advantages", "mt_grpo", "multiturn_grpo", "step_returns", "tree_grpo"]
 
 
 def multiturn_grpo(
@@ -52,7 +52,9 @@ def multiturn_grpo(
     """
     prompts = group_ids[:, None].expand_as(turn_present)
     numbers = torch.arange(turn_present.shape[1], device=group_ids.device)
-    keys = prompts if statistics == "pooled" else _pairs(prompts, numbers.expand_as(prompts))
+    keys = (
+        prompts if statistics == "pooled" else _build_pair_ids(prompts, numbers.expand_as(prompts))
+    )
     turns = _among_present(turn_rewards, turn_present, keys, **how)
     rollouts = group_advantages(global_rewards, group_ids, **how)
     return _on_turns(turn_weight * turns, rollouts, turn_ids, mask)
@@ -128,7 +130,7 @@ def step_returns(
     return (rewards.double() @ discounts).to(rewards.dtype)
 
 
-def gigpo(
+def compute_gigpo_advantages(
     episode_scores: Tensor,
     returns: Tensor,
     state_ids: Tensor,
@@ -162,7 +164,7 @@ def gigpo(
     Reference:
         GiGPO, arXiv 2505.10978.
     """
-    states = _pairs(group_ids[:, None].expand_as(state_ids), state_ids)
+    states = _build_pair_ids(group_ids[:, None].expand_as(state_ids), state_ids)
     alone: Statistics = {**how, "singleton": "zero"}
     steps = _among_present(returns, state_ids >= 0, states, normalize=normalize, **alone)
     episodes = group_advantages(episode_scores, group_ids, normalize=normalize, **how)
@@ -197,14 +199,14 @@ def tree_grpo(
     inter = group_advantages(scores, group_ids, normalize=normalize, **how)
     intra = group_advantages(
         scores,
-        _pairs(group_ids, tree_ids),
+        _build_pair_ids(group_ids, tree_ids),
         normalize=normalize,
         **how,
     )
     return inter + intra
 
 
-def _pairs(one: Tensor, other: Tensor) -> Tensor:
+def _build_pair_ids(one: Tensor, other: Tensor) -> Tensor:
     """Ids, in the shape of both, that are equal where both ids are."""
     slots: Tensor = one.unique(return_inverse=True)[1]
     names, other_slots = other.unique(return_inverse=True)

@@ -4,32 +4,32 @@ Looking names up reads the metadata of installed distributions and imports nothi
 that an experiment names are imported. One that fails breaks only the experiments that name it.
 """
 
-from rlx.discovery.checks import Plugins, check, check_file, resolve
+from rlx.discovery.checks import Plugins, check_file, check_read_spec, resolve_plugins
 from rlx.discovery.lookup import (
     GROUPS,
-    Found,
+    InstalledPlugin,
     Kind,
     PluginFault,
-    find,
-    implementation,
-    installed,
-    load,
+    find_installed_plugin,
+    import_implementation,
+    list_installed_plugins,
+    load_plugin,
 )
-from rlx.discovery.places import Provenance, make
+from rlx.discovery.places import Provenance, build_plugin
 
 __all__ = [
     "GROUPS",
-    "Found",
+    "InstalledPlugin",
     "Kind",
     "PluginFault",
     "Plugins",
     "Provenance",
-    "check",
+    "build_plugin",
     "check_file",
-    "find",
-    "implementation",
-    "installed",
-    "load",
-    "make",
-    "resolve",
+    "check_read_spec",
+    "find_installed_plugin",
+    "import_implementation",
+    "list_installed_plugins",
+    "load_plugin",
+    "resolve_plugins",
 ]

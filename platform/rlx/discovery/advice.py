@@ -2,43 +2,45 @@
 
 from collections.abc import Iterator
 
-from rlx.discovery.fit import alone, ignored
+from rlx.discovery.fit import find_ignored_settings, list_singleton_turns
 from rlx.plugin import Estimator, Mask
 from rlx.spec import ExperimentSpec, ManyTurn
-from rlx.spec.cautions import cautions
-from rlx.spec.diagnostic import Diagnostic, KeyPath
+from rlx.spec.cautions import find_cautions
 from rlx.spec.mask import TurnSpans
+from rlx.spec.reading.diagnostics import Diagnostic, KeyPath
 
-__all__ = ["advice"]
+__all__ = ["collect_spec_warnings"]
 
 
-def advice(spec: ExperimentSpec, estimator: Estimator, mask: Mask) -> Iterator[Diagnostic]:
+def collect_spec_warnings(
+    spec: ExperimentSpec, estimator: Estimator, mask: Mask
+) -> Iterator[Diagnostic]:
     """The estimator's own warnings, and the engine's about the spec and about the two together."""
     for text in estimator.warnings():
         word = text.split()[0] if text.split() else ""
         at_key = word.startswith("estimator.")
-        yield _warning(tuple(word.split(".")) if at_key else ("estimator",), text)
-    yield from _alone(spec, estimator)
-    for path, text in ignored(spec, estimator):
-        yield _warning(path, text)
-    yield from _spanless(spec, mask)
+        yield _build_warning(tuple(word.split(".")) if at_key else ("estimator",), text)
+    yield from _check_singleton_groups(spec, estimator)
+    for path, text in find_ignored_settings(spec, estimator):
+        yield _build_warning(path, text)
+    yield from _check_mask_spans(spec, mask)
     forced = spec.rollout.forced_answer if isinstance(spec.rollout, ManyTurn) else None
     if forced is not None and "{prompt}" in forced.template:
-        yield _warning(
+        yield _build_warning(
             ("rollout", "forced_answer", "template"),
             "rollout.forced_answer.template has {prompt}, and nothing is put in its place: the "
             "problem was shown before the first turn",
         )
-    for problem in cautions(spec):
-        yield _warning(problem.path, problem.message, problem.help, problem.against)
+    for problem in find_cautions(spec):
+        yield _build_warning(problem.path, problem.message, problem.help, problem.against)
 
 
-def _spanless(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
+def _check_mask_spans(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
     """Turns in which the mask finds no token to learn from, whatever the model writes."""
     for turn, said in spec.rollout.turn_specs.items():
         bare = not said.spans
         if isinstance(mask, TurnSpans) and mask.fallback == "none" and bare:
-            yield _warning(
+            yield _build_warning(
                 ("mask", "fallback"),
                 f"mask.fallback is 'none', and rollout.{turn} declares no spans: no {turn} ever "
                 "learns",
@@ -46,11 +48,11 @@ def _spanless(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
             )
 
 
-def _alone(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+def _check_singleton_groups(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
     """Groups of one, which an estimator that compares has nothing to compare with."""
-    for turn, key in alone(spec):
+    for turn, key in list_singleton_turns(spec):
         if estimator.compares(turn):
-            yield _warning(
+            yield _build_warning(
                 ("rollout", key),
                 f"rollout.{key} is 1, and estimator '{spec.estimator.plugin}' compares siblings: "
                 f"a group of one has no signal, so no {turn} learns",
@@ -58,7 +60,7 @@ def _alone(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
             )
 
 
-def _warning(path: KeyPath, text: str, help_: str = "", against: KeyPath = ()) -> Diagnostic:
+def _build_warning(path: KeyPath, text: str, help_: str = "", against: KeyPath = ()) -> Diagnostic:
     return Diagnostic(
         kind="conflict",
         message=text,

@@ -5,32 +5,39 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from rlx.discovery.advice import advice
+from rlx.discovery.advice import collect_spec_warnings
 from rlx.discovery.fit import (
     beyond_own,
-    misfits,
-    unasked,
-    ungraded,
-    unheard,
-    unspoilable,
+    check_correctness_judge,
+    check_estimator_fit,
+    check_reward_turns,
+    check_task_corruption,
+    check_unused_value_sources,
 )
-from rlx.discovery.lookup import fault, find
-from rlx.discovery.places import Place, Provenance, all_made, build, plugin_places, provenance
-from rlx.discovery.streams import STREAMS, needed
+from rlx.discovery.lookup import build_plugin_diagnostic, find_installed_plugin
+from rlx.discovery.places import (
+    PluginPlace,
+    Provenance,
+    all_made,
+    build_all_plugins,
+    build_provenance,
+    plugin_places,
+)
+from rlx.discovery.streams import STREAMS, list_needed_streams
 from rlx.plugin import Environment, Estimator, Mask, Plugin
 from rlx.spec import ExperimentSpec, ManyTurn, PhaseSpec
-from rlx.spec.diagnostic import (
+from rlx.spec.reading.diagnostics import (
     Diagnostic,
     InvalidSpec,
     KeyPath,
+    build_refusal,
     did_you_mean,
-    dotted,
-    refusal,
+    format_key_path,
 )
-from rlx.spec.place import in_phase, locate
-from rlx.spec.reader import ReadSpec, read_document, validate
+from rlx.spec.reading.locations import in_phase, locate_diagnostic
+from rlx.spec.reading.reader import ReadSpec, read_document, validate_document
 
-__all__ = ["Plugins", "check", "check_file", "resolve"]
+__all__ = ["Plugins", "check_file", "check_read_spec", "resolve_plugins"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +64,7 @@ class Plugins:
     warnings: tuple[Diagnostic, ...]
 
 
-def resolve(spec: ExperimentSpec) -> Plugins:
+def resolve_plugins(spec: ExperimentSpec) -> Plugins:
     """Imports an experiment's plugins, gives them their options, and checks that all of it fits.
 
     Every phase is checked as well; the plugins returned are those of the experiment itself, and
@@ -66,24 +73,28 @@ def resolve(spec: ExperimentSpec) -> Plugins:
     Raises:
         InvalidSpec: with every fault found; InvalidPlugins when only plugins are at fault.
     """
-    plugins, faults = _resolve(spec)
+    plugins, faults = _resolve_all_phases(spec)
     if faults or plugins is None:
-        raise refusal(faults, f"experiment '{spec.name}'")
+        raise build_refusal(faults, f"experiment '{spec.name}'")
     return plugins
 
 
-def check(read: ReadSpec) -> Plugins:
+def check_read_spec(read: ReadSpec) -> Plugins:
     """As `resolve`, with every fault at its place in the file.
 
     Raises:
         InvalidSpec: with every fault found; InvalidPlugins when only plugins are at fault.
     """
-    plugins, faults = _resolve(read.spec)
+    plugins, faults = _resolve_all_phases(read.spec)
     if plugins is not None and (read.spec.critic or read.spec.monte_carlo):
-        faults += unasked(read.spec, _estimators(read.spec))
+        faults += check_unused_value_sources(read.spec, _list_phase_estimators(read.spec))
     if faults or plugins is None:
-        raise refusal([locate(f, read.document) for f in faults], read.document.file)
-    return replace(plugins, warnings=tuple(locate(w, read.document) for w in plugins.warnings))
+        raise build_refusal(
+            [locate_diagnostic(f, read.document) for f in faults], read.document.file
+        )
+    return replace(
+        plugins, warnings=tuple(locate_diagnostic(w, read.document) for w in plugins.warnings)
+    )
 
 
 def check_file(path: Path, overrides: Sequence[str] = ()) -> tuple[ReadSpec, Plugins]:
@@ -95,17 +106,19 @@ def check_file(path: Path, overrides: Sequence[str] = ()) -> tuple[ReadSpec, Plu
     """
     document = read_document(path, overrides)
     try:
-        read = validate(document, path)
+        read = validate_document(document, path)
     except InvalidSpec as error:
         places = list(plugin_places(document.tree))
-        built, faults = build(places)
-        more = [locate(f, document) for f in [*faults, *_parents(places, built)]]
-        raise refusal([*error.diagnostics, *more], document.file) from None
-    return read, check(read)
+        built, faults = build_all_plugins(places)
+        more = [
+            locate_diagnostic(f, document) for f in [*faults, *_check_parent_rewards(places, built)]
+        ]
+        raise build_refusal([*error.diagnostics, *more], document.file) from None
+    return read, check_read_spec(read)
 
 
-def _resolve(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagnostic]]:
-    plugins, faults = _one(spec)
+def _resolve_all_phases(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagnostic]]:
+    plugins, faults = _resolve_one_spec(spec)
     said = [*faults, *(plugins.warnings if plugins else ())]
     known = {(d.path, d.message) for d in said}
     for number, phase in enumerate(spec.phases):
@@ -117,10 +130,10 @@ def _resolve(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagnostic]]:
     return plugins and replace(plugins, warnings=warnings), faults
 
 
-def _estimators(spec: ExperimentSpec) -> Iterator[Estimator]:
+def _list_phase_estimators(spec: ExperimentSpec) -> Iterator[Estimator]:
     """The estimator of each phase; phases that are at fault are told of elsewhere."""
     for phase in spec.phases:
-        plugins, _ = _one(spec.in_phase(phase))
+        plugins, _ = _resolve_one_spec(spec.in_phase(phase))
         if plugins is not None:
             yield plugins.estimator
 
@@ -128,31 +141,31 @@ def _estimators(spec: ExperimentSpec) -> Iterator[Estimator]:
 def _said_in(spec: ExperimentSpec, phase: PhaseSpec) -> Iterator[Diagnostic]:
     """Faults and warnings of the experiment as it stands in a phase that changes it."""
     if phase.set:
-        plugins, faults = _one(spec.in_phase(phase))
+        plugins, faults = _resolve_one_spec(spec.in_phase(phase))
         for said in (*faults, *(plugins.warnings if plugins else ())):
             if said.path[:1] != ("model",):  # started once, before any phase
                 yield said
 
 
-def _one(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagnostic]]:
+def _resolve_one_spec(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagnostic]]:
     """The plugins of one spec, phases aside."""
-    places = list(plugin_places(spec.resolved()))
-    built, faults = build(places)
+    places = list(plugin_places(spec.dump_resolved()))
+    built, faults = build_all_plugins(places)
     everyone = list(all_made(places, built))
-    faults += _parents(places, built)
-    faults += _unmet(spec, everyone, built.get(("task",)))
+    faults += _check_parent_rewards(places, built)
+    faults += _check_needed_streams(spec, everyone, built.get(("task",)))
     if faults:
         return None, faults
     estimator = cast(Estimator, built["estimator",])
     environment = cast(Environment | None, built.get(("rollout", "environment")))
-    faults = [*misfits(spec, estimator), *unspoilable(spec, built["task",])]
+    faults = [*check_estimator_fit(spec, estimator), *check_task_corruption(spec, built["task",])]
     faults += beyond_own(spec, cast(Mask, built["mask",]))
     judge = spec.evaluation.correct
-    faults += ungraded(
+    faults += check_correctness_judge(
         spec, built.get(("rewards", "turn", judge), built.get(("rewards", "global", judge)))
     )
     if environment is not None:
-        faults += unheard(spec, environment)
+        faults += check_reward_turns(spec, environment)
     if faults:
         return None, faults
     rewards = {(str(p[1]), str(p[2])): made for p, made in built.items() if p[0] == "rewards"}
@@ -163,51 +176,58 @@ def _one(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagnostic]]:
         rewards=rewards,
         mask=cast(Mask, built["mask",]),
         estimator=estimator,
-        provenance=tuple(provenance(place, plugin) for place, plugin in everyone),
+        provenance=tuple(build_provenance(place, plugin) for place, plugin in everyone),
         named=tuple(plugin for _, plugin in everyone),
-        warnings=tuple(advice(spec, estimator, cast(Mask, built["mask",]))),
+        warnings=tuple(collect_spec_warnings(spec, estimator, cast(Mask, built["mask",]))),
     )
     return plugins, []
 
 
-def _parents(places: Sequence[Place], built: Mapping[KeyPath, Plugin]) -> Iterator[Diagnostic]:
+def _check_parent_rewards(
+    places: Sequence[PluginPlace], built: Mapping[KeyPath, Plugin]
+) -> Iterator[Diagnostic]:
     """Where `of` is missing, or pointless."""
     rewards = [place for place in places if place.path[0] == "rewards"]
     for place in rewards:
         if place.path not in built:
             continue
-        label = dotted(place.path)
+        label = format_key_path(place.path)
         reads = getattr(built[place.path], "reads_parent", False)
         if reads and place.of is None:
-            yield _conflict(
+            yield _build_plugin_conflict(
                 place.path,
                 f"{label} needs `of`: {place.name!r} reads the value of another reward",
                 f"of: {next((str(u.path[-1]) for u in rewards if u is not place), 'NAME')}",
             )
         if not reads and place.of is not None:
             message = f"{label}.of is {place.of!r}, but {place.name!r} reads no other reward"
-            yield _conflict(
+            yield _build_plugin_conflict(
                 (*place.path, "of"),
                 message,
                 "drop `of`; a plugin of your own may read it as `@reward(reads_parent=True)`",
             )
 
 
-def _unmet(
-    spec: ExperimentSpec, everyone: Iterable[tuple[Place, Plugin]], task: Plugin | None
+def _check_needed_streams(
+    spec: ExperimentSpec, everyone: Iterable[tuple[PluginPlace, Plugin]], task: Plugin | None
 ) -> Iterator[Diagnostic]:
     """Streams that something needs and the experiment does not provide."""
     wanted = [
         ((*place.path, place.key), place, name)
         for place, plugin in everyone
-        for name in needed(plugin)
+        for name in list_needed_streams(plugin)
     ]
     for path, place, name in wanted:
         if name not in STREAMS:
             near = did_you_mean(name, STREAMS)
             help_ = f"did you mean '{near}'?" if near else f"there are: {', '.join(STREAMS)}"
             what = f"needs '{name}', which is no stream of rlx"
-            yield replace(fault(find(place.kind, place.name), what, (help_,)), path=path)
+            yield replace(
+                build_plugin_diagnostic(
+                    find_installed_plugin(place.kind, place.name), what, (help_,)
+                ),
+                path=path,
+            )
     needs = [(path, place.label, name) for path, place, name in wanted if name in STREAMS]
     if spec.model.warm_start is not None:
         wanted_of_task = "lessons" if isinstance(spec.rollout, ManyTurn) else "demonstrations"
@@ -216,8 +236,8 @@ def _unmet(
         stream = STREAMS[name]
         if task is not None and not stream.provided(spec, task):
             message = f"{who} needs {name}, which {stream.origin} gives: this experiment has none"
-            yield _conflict(path, message, stream.help)
+            yield _build_plugin_conflict(path, message, stream.help)
 
 
-def _conflict(path: KeyPath, message: str, *helps: str) -> Diagnostic:
+def _build_plugin_conflict(path: KeyPath, message: str, *helps: str) -> Diagnostic:
     return Diagnostic(kind="conflict", message=message, path=path, helps=helps)

@@ -7,29 +7,29 @@ from pydantic import BaseModel
 
 from rlx.plugin import Corrupts, Environment, Estimator, Mask, Plugin
 from rlx.spec import PROFILES, ExperimentSpec, ManyTurn
-from rlx.spec.diagnostic import Diagnostic, KeyPath, did_you_mean
+from rlx.spec.reading.diagnostics import Diagnostic, KeyPath, did_you_mean
 from rlx.spec.reward import EVERY_TURN
 
 __all__ = [
-    "alone",
     "beyond_own",
-    "ignored",
-    "misfits",
-    "unasked",
+    "check_correctness_judge",
+    "check_estimator_fit",
+    "check_reward_turns",
+    "check_task_corruption",
+    "check_unused_value_sources",
+    "find_ignored_settings",
+    "list_singleton_turns",
     "under_profile",
-    "ungraded",
-    "unheard",
-    "unspoilable",
 ]
 
 
 def under_profile(cls: type[Plugin], options: Mapping[str, Any], profile: str) -> dict[str, Any]:
     """The options of an estimator, those that a profile stands for filled in where not given."""
     conventions = next((said for name, said in PROFILES.items() if name == profile), {})
-    return _filled(cls, options, conventions) if conventions else dict(options)
+    return _fill_conventions(cls, options, conventions) if conventions else dict(options)
 
 
-def _filled(
+def _fill_conventions(
     model: type[BaseModel], options: Mapping[str, Any], conventions: Mapping[str, Any]
 ) -> dict[str, Any]:
     filled = dict(options)
@@ -40,16 +40,16 @@ def _filled(
         elif isinstance(inner, type) and issubclass(inner, BaseModel):
             given = filled.get(name, {})
             if isinstance(given, Mapping):
-                filled[name] = _filled(inner, given, conventions)
+                filled[name] = _fill_conventions(inner, given, conventions)
     return filled
 
 
-def misfits(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+def check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
     """What the estimator would leave out although the experiment asks for it, or cannot do."""
     name, reading, credit = spec.estimator.plugin, estimator.reading(), spec.credit
     reads = {"turns": "the named rewards", "token_rewards": "token rewards"}
     if credit.use_kl_in_reward and reading == "turns":
-        yield _conflict(
+        yield _build_fit_conflict(
             ("credit", "use_kl_in_reward"),
             f"credit.use_kl_in_reward is on, but estimator '{name}' reads {reads['turns']} alone: "
             "the KL would be ignored",
@@ -57,7 +57,7 @@ def misfits(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
             "as gae or reinforce_plus_plus",
         )
     if credit.use_kl_in_reward and reading == "scores" and credit.score_source == "structured":
-        yield _conflict(
+        yield _build_fit_conflict(
             ("credit", "use_kl_in_reward"),
             f"credit.use_kl_in_reward is on, but estimator '{name}' reads structured scores alone: "
             "the KL would be ignored",
@@ -65,37 +65,39 @@ def misfits(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
             "rewards, KL included; or use a penalty in the loss, `loss.kl`",
         )
     if credit.score_source == "token_rewards" and reading != "scores":
-        yield _conflict(
+        yield _build_fit_conflict(
             ("credit", "score_source"),
             f"credit.score_source is 'token_rewards', but estimator '{name}' reads "
             f"{reads[reading]} and no score",
             "drop it",
         )
-    yield from _refused(spec, estimator)
+    yield from _check_refused_singletons(spec, estimator)
 
 
-def unasked(spec: ExperimentSpec, estimators: Iterable[Estimator]) -> Iterator[Diagnostic]:
+def check_unused_value_sources(
+    spec: ExperimentSpec, estimators: Iterable[Estimator]
+) -> Iterator[Diagnostic]:
     """A critic, or Monte-Carlo values, that the estimator of no phase needs."""
     needs = {need for estimator in estimators for need in estimator.needs}
     name = spec.estimator.plugin
     if spec.critic is not None and "values" not in needs:
-        yield _conflict(
+        yield _build_fit_conflict(
             ("critic",),
             f"estimator '{name}' never asks the critic",
             "drop `critic`, or use an estimator that needs values, such as gae",
         )
     if spec.monte_carlo is not None and "mc_values" not in needs:
-        yield _conflict(
+        yield _build_fit_conflict(
             ("monte_carlo",),
             f"estimator '{name}' never asks for Monte-Carlo values",
             "drop `monte_carlo`, or use an estimator that needs them, such as vineppo",
         )
 
 
-def unspoilable(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
+def check_task_corruption(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
     """A probe that spoils sentences, and a task that cannot."""
     if spec.probe and "mistake" in spec.probe.schemes and not isinstance(task, Corrupts):
-        yield _conflict(
+        yield _build_fit_conflict(
             ("probe", "schemes"),
             f"probe.schemes has 'mistake', but task '{spec.task.plugin}' has no `corruption` that "
             "could spoil a sentence",
@@ -103,11 +105,11 @@ def unspoilable(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
         )
 
 
-def ungraded(spec: ExperimentSpec, judge: Plugin | None) -> Iterator[Diagnostic]:
+def check_correctness_judge(spec: ExperimentSpec, judge: Plugin | None) -> Iterator[Diagnostic]:
     """A judge of correctness whose value 1 does not mean right."""
     if getattr(judge, "graded", False):
         name = spec.evaluation.correct
-        yield _conflict(
+        yield _build_fit_conflict(
             ("evaluation", "correct"),
             f"evaluation.correct is {name!r}, whose options scale its value: 1 would not mean "
             "right",
@@ -116,13 +118,13 @@ def ungraded(spec: ExperimentSpec, judge: Plugin | None) -> Iterator[Diagnostic]
         )
 
 
-def unheard(spec: ExperimentSpec, environment: Environment) -> Iterator[Diagnostic]:
+def check_reward_turns(spec: ExperimentSpec, environment: Environment) -> Iterator[Diagnostic]:
     """Rewards for kinds of turn that the environment never tells of."""
     kinds = environment.kinds
     for name, reward in spec.rewards.turn.items():
         if reward.turn not in (*kinds, EVERY_TURN):
             near = did_you_mean(reward.turn, kinds)
-            yield _conflict(
+            yield _build_fit_conflict(
                 ("rewards", "turn", name, "turn"),
                 f"rewards.turn.{name}.turn is {reward.turn!r}, but turns of environment "
                 f"'{_environment_name(spec)}' are {', '.join(kinds)}",
@@ -138,7 +140,7 @@ def beyond_own(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
     """A mask that lets an environment's tokens learn, whose log-probabilities nobody computes."""
     learns = isinstance(spec.rollout, ManyTurn) and mask.reaches_beyond()
     if learns and spec.loss.old_logprobs != "learner":
-        yield _conflict(
+        yield _build_fit_conflict(
             ("mask",),
             f"mask strategy '{spec.mask.plugin}' lets the environment's tokens learn, and nobody "
             "sampled them: their behaviour log-probabilities are not known",
@@ -146,7 +148,7 @@ def beyond_own(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
         )
 
 
-def alone(spec: ExperimentSpec) -> Iterator[tuple[str, str]]:
+def list_singleton_turns(spec: ExperimentSpec) -> Iterator[tuple[str, str]]:
     """Kinds of turn of which one is sampled per group, and the key that says so.
 
     An experiment that every phase changes is looked at phase by phase alone.
@@ -158,10 +160,10 @@ def alone(spec: ExperimentSpec) -> Iterator[tuple[str, str]]:
             yield turn, key
 
 
-def _refused(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
-    for turn, key in alone(spec):
+def _check_refused_singletons(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
+    for turn, key in list_singleton_turns(spec):
         if estimator.refuses_one(turn):
-            yield _conflict(
+            yield _build_fit_conflict(
                 ("rollout", key),
                 f"rollout.{key} is 1, and `singleton: refuse` of estimator "
                 f"'{spec.estimator.plugin}' allows no group of one",
@@ -169,7 +171,9 @@ def _refused(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]
             )
 
 
-def ignored(spec: ExperimentSpec, estimator: Estimator) -> Iterator[tuple[KeyPath, str]]:
+def find_ignored_settings(
+    spec: ExperimentSpec, estimator: Estimator
+) -> Iterator[tuple[KeyPath, str]]:
     """Settings that change no advantage, and one that changes more than it says."""
     credit, reading = spec.credit, estimator.reading()
     blind = reading == "turns" or (reading == "scores" and credit.score_source == "structured")
@@ -205,5 +209,5 @@ def ignored(spec: ExperimentSpec, estimator: Estimator) -> Iterator[tuple[KeyPat
         )
 
 
-def _conflict(path: KeyPath, message: str, help_: str) -> Diagnostic:
+def _build_fit_conflict(path: KeyPath, message: str, help_: str) -> Diagnostic:
     return Diagnostic(kind="conflict", message=message, path=path, helps=(help_,))

@@ -30,20 +30,20 @@ from rlx.spec import (
     TurnReward,
 )
 from rlx.spec.base import keys_of
-from rlx.spec.diagnostic import Diagnostic, did_you_mean, render
+from rlx.spec.reading.diagnostics import Diagnostic, did_you_mean, format_diagnostic
 from rlx.spec.reward import EVERY_TURN
 
 __all__ = [
     "GROUPS",
-    "Found",
+    "InstalledPlugin",
     "Kind",
     "PluginFault",
-    "fault",
-    "find",
-    "fingerprint",
-    "implementation",
-    "installed",
-    "load",
+    "build_plugin_diagnostic",
+    "compute_plugin_digest",
+    "find_installed_plugin",
+    "import_implementation",
+    "list_installed_plugins",
+    "load_plugin",
 ]
 
 Kind = Literal["task", "environment", "reward", "estimator", "mask"]
@@ -61,7 +61,7 @@ GROUPS: Mapping[Kind, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class InstalledPlugin:
     """An installed plugin, as its distribution's metadata describes it.
 
     Attributes:
@@ -89,17 +89,17 @@ class PluginFault(PluginError):
 
     def __init__(self, diagnostic: Diagnostic) -> None:
         self.diagnostic = diagnostic
-        super().__init__(render(diagnostic))
+        super().__init__(format_diagnostic(diagnostic))
 
 
-def installed(kind: Kind | None = None) -> tuple[Found, ...]:
+def list_installed_plugins(kind: Kind | None = None) -> tuple[InstalledPlugin, ...]:
     """Every plugin of a kind, or of all kinds, by name. Nothing is imported."""
-    everything = _installed(tuple(sys.path))
+    everything = _scan_entry_points(tuple(sys.path))
     return tuple(f for f in everything if kind is None or f.kind == kind)
 
 
 @lru_cache(maxsize=4)
-def _installed(_: tuple[str, ...]) -> tuple[Found, ...]:
+def _scan_entry_points(_: tuple[str, ...]) -> tuple[InstalledPlugin, ...]:
     offered = entry_points()
     seen = []
     origins: dict[Distribution, tuple[str, str]] = {}  # each look at one parses it anew
@@ -110,54 +110,62 @@ def _installed(_: tuple[str, ...]) -> tuple[Found, ...]:
             if point.dist not in origins:
                 metadata = point.dist.metadata
                 origins[point.dist] = metadata["Name"], metadata["Version"]
-            seen.append(Found(point.name, kind, *origins[point.dist], point.value))
+            seen.append(InstalledPlugin(point.name, kind, *origins[point.dist], point.value))
     return tuple(sorted(seen, key=lambda f: (f.kind, f.name, f.distribution)))
 
 
-def find(kind: Kind, name: str) -> Found:
+def find_installed_plugin(kind: Kind, name: str) -> InstalledPlugin:
     """Returns the plugin that YAML calls `name`, or `distribution:name`.
 
     Raises:
         PluginFault: nobody offers it, or several distributions do.
     """
     distribution, colon, bare = name.rpartition(":")
-    offers = [f for f in installed(kind) if f.name == bare]
+    offers = [f for f in list_installed_plugins(kind) if f.name == bare]
     # Sources write GAE and GRPO: case matters only where it tells plugins apart.
-    offers = offers or [f for f in installed(kind) if f.name.casefold() == bare.casefold()]
+    offers = offers or [
+        f for f in list_installed_plugins(kind) if f.name.casefold() == bare.casefold()
+    ]
     if colon:
-        offers = [f for f in offers if _normal(f.distribution) == _normal(distribution)]
+        offers = [
+            f
+            for f in offers
+            if _normalize_distribution(f.distribution) == _normalize_distribution(distribution)
+        ]
     if len(offers) == 1:
         return offers[0]
-    raise PluginFault(_clashing(kind, name, offers) if offers else _unknown(kind, name))
+    raise PluginFault(
+        _diagnose_name_clash(kind, name, offers) if offers else _diagnose_unknown_plugin(kind, name)
+    )
 
 
-def load(kind: Kind, name: str) -> type[Plugin]:
+def load_plugin(kind: Kind, name: str) -> type[Plugin]:
     """Imports a plugin.
 
     Raises:
         PluginFault: as `find`, or it does not import, wants a newer rlx, or is not a plugin.
     """
-    plugin = find(kind, name)
+    plugin = find_installed_plugin(kind, name)
     module, _, attribute = plugin.value.partition(":")
     try:
-        with _within(PATIENCE):
+        with _limit_import_time(PATIENCE):
             offered: Any = import_module(module)
         for part in attribute.split("."):
             offered = getattr(offered, part)
     except (Exception, SystemExit) as error:
-        raise PluginFault(_broken(plugin, error)) from error
-    if wrong := _unfit(kind, offered):
-        raise PluginFault(fault(plugin, f"is not one: {wrong}"))
+        raise PluginFault(_diagnose_import_error(plugin, error)) from error
+    if wrong := _describe_misfit(kind, offered):
+        raise PluginFault(build_plugin_diagnostic(plugin, f"is not one: {wrong}"))
     cls: type[Plugin] = offered
     if cls.api > API:
         message = f"needs rlx plugin API {cls.api}; this is rlx {__version__} (API {API})"
         help_ = f"upgrade rlx, or install an older {plugin.distribution}"
-        raise PluginFault(fault(plugin, message, helps=(help_,)))
+        raise PluginFault(build_plugin_diagnostic(plugin, message, helps=(help_,)))
     return cls
 
 
 @contextmanager
-def _within(seconds: float) -> Iterator[None]:
+def _limit_import_time(seconds: float) -> Iterator[None]:
     """Breaks off what takes longer, where signals can: in the main thread, without other alarms."""
     if current_thread() is not main_thread() or signal.getitimer(signal.ITIMER_REAL)[0]:
         yield
@@ -175,7 +183,7 @@ def _within(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def implementation(name: str) -> Callable[..., Any]:
+def import_implementation(name: str) -> Callable[..., Any]:
     """Imports what an estimator or a mask names as its implementation, "module:function".
 
     Raises:
@@ -191,7 +199,7 @@ def implementation(name: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _normal(distribution: str) -> str:
+def _normalize_distribution(distribution: str) -> str:
     return distribution.lower().replace("_", "-").replace(".", "-")
 
 
@@ -205,7 +213,7 @@ _KEPT: Mapping[Kind, frozenset[str]] = {
 """Keys beside a plugin's own options in YAML."""
 
 
-def _unfit(kind: Kind, offered: Any) -> str:
+def _describe_misfit(kind: Kind, offered: Any) -> str:
     """Why an object is not a plugin of a kind; empty when it is one."""
     if not isinstance(offered, type):
         hint = "; put @reward on the function" if kind == "reward" and callable(offered) else ""
@@ -248,23 +256,23 @@ def _odd_kinds(environment: type[Plugin]) -> str:
     return ""
 
 
-def fingerprint(plugin: Found) -> str:
+def compute_plugin_digest(plugin: InstalledPlugin) -> str:
     """SHA-256 of an imported plugin's source: its module, or all `.py` files of its package."""
     module = sys.modules[plugin.value.partition(":")[0]]
     if module.__file__ is None:
-        raise PluginFault(fault(plugin, "has no source file"))
+        raise PluginFault(build_plugin_diagnostic(plugin, "has no source file"))
     return source_digest(Path(module.__file__))
 
 
 # What went wrong -------------------------------------------------------------------------------
 
 
-def _unknown(kind: Kind, name: str) -> Diagnostic:
-    offers = {f.name: f for f in installed(kind)}
+def _diagnose_unknown_plugin(kind: Kind, name: str) -> Diagnostic:
+    offers = {f.name: f for f in list_installed_plugins(kind)}
     helps = []
     if near := did_you_mean(name, offers):
         helps.append(f"did you mean '{near}' ({offers[near].source})?")
-    if others := [f.kind for f in installed() if f.name == name]:
+    if others := [f.kind for f in list_installed_plugins() if f.name == name]:
         helps.append(f"'{name}' is the name of a {others[0]} plugin")
     notes = (
         f"{len(offers)} installed: {', '.join(offers) or 'none'}",
@@ -281,7 +289,7 @@ def _unknown(kind: Kind, name: str) -> Diagnostic:
     )
 
 
-def _clashing(kind: Kind, name: str, offers: Sequence[Found]) -> Diagnostic:
+def _diagnose_name_clash(kind: Kind, name: str, offers: Sequence[InstalledPlugin]) -> Diagnostic:
     sources = " and ".join(f.source for f in offers)
     either = " or ".join(f"'{f.distribution}:{f.name}'" for f in offers)
     return Diagnostic(
@@ -292,7 +300,9 @@ def _clashing(kind: Kind, name: str, offers: Sequence[Found]) -> Diagnostic:
     )
 
 
-def fault(plugin: Found, what: str, helps: tuple[str, ...] = (), cause: str = "") -> Diagnostic:
+def build_plugin_diagnostic(
+    plugin: InstalledPlugin, what: str, helps: tuple[str, ...] = (), cause: str = ""
+) -> Diagnostic:
     """Returns the diagnostic `KIND plugin 'NAME' WHAT`, with its origin as a note."""
     origin = f"from {plugin.source} (entry point '{plugin.value}')"
     return Diagnostic(
@@ -304,7 +314,7 @@ def fault(plugin: Found, what: str, helps: tuple[str, ...] = (), cause: str = ""
     )
 
 
-def _broken(plugin: Found, error: BaseException) -> Diagnostic:
+def _diagnose_import_error(plugin: InstalledPlugin, error: BaseException) -> Diagnostic:
     from traceback import extract_tb  # only where something is wrong
 
     cause = f"cause: {type(error).__name__}: {error}"
@@ -320,4 +330,4 @@ def _broken(plugin: Found, error: BaseException) -> Diagnostic:
         f"the plugin is at fault, not the spec: {install}stop naming it",
         f"full traceback: `rlx plugins show {plugin.name} --traceback`",
     )
-    return fault(plugin, "failed to import", helps, cause)
+    return build_plugin_diagnostic(plugin, "failed to import", helps, cause)

@@ -8,13 +8,28 @@ from pydantic import ValidationError
 from pydantic_core import to_json
 
 from rlx.discovery.fit import under_profile
-from rlx.discovery.lookup import Kind, PluginFault, fault, find, fingerprint, load
+from rlx.discovery.lookup import (
+    Kind,
+    PluginFault,
+    build_plugin_diagnostic,
+    compute_plugin_digest,
+    find_installed_plugin,
+    load_plugin,
+)
 from rlx.plugin import Plugin
 from rlx.spec import EnvironmentUse, EstimatorUse, GlobalReward, MaskUse, PluginUse, TurnReward
 from rlx.spec.base import keys_of
-from rlx.spec.diagnostic import Diagnostic, KeyPath, refusal
+from rlx.spec.reading.diagnostics import Diagnostic, KeyPath, build_refusal
 
-__all__ = ["Place", "Provenance", "all_made", "build", "make", "plugin_places", "provenance"]
+__all__ = [
+    "PluginPlace",
+    "Provenance",
+    "all_made",
+    "build_all_plugins",
+    "build_plugin",
+    "build_provenance",
+    "plugin_places",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +52,7 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PluginPlace:
     """One place of a spec that names a plugin.
 
     Attributes:
@@ -59,7 +74,7 @@ class Place:
         return f"{self.kind} plugin '{self.name}'"
 
 
-def make(use: PluginUse, kind: Kind) -> Plugin:
+def build_plugin(use: PluginUse, kind: Kind) -> Plugin:
     """Imports a plugin and gives it its options.
 
     Raises:
@@ -67,33 +82,37 @@ def make(use: PluginUse, kind: Kind) -> Plugin:
         InvalidSpec: the options do not fit.
     """
     tree = use.model_dump(mode="json", by_alias=True)
-    made = _made(_place((), kind, type(use), tree))
+    made = _build_plugin_at(_build_plugin_place((), kind, type(use), tree))
     if isinstance(made, Plugin):
         return made
-    raise refusal(made, f"{kind} plugin '{use.plugin}'")
+    raise build_refusal(made, f"{kind} plugin '{use.plugin}'")
 
 
-def _place(path: KeyPath, kind: Kind, model: type[PluginUse], tree: Mapping[str, Any]) -> Place:
+def _build_plugin_place(
+    path: KeyPath, kind: Kind, model: type[PluginUse], tree: Mapping[str, Any]
+) -> PluginPlace:
     keys = keys_of(model)
     key = model.model_fields["plugin"].alias or "plugin"
     options = {k: v for k, v in tree.items() if k not in keys}
-    return Place(path, kind, keys, key, _name(model, tree), options, tree.get("of"))
+    return PluginPlace(
+        path, kind, keys, key, _get_plugin_name(model, tree), options, tree.get("of")
+    )
 
 
-def _name(model: type[PluginUse], tree: Mapping[str, Any]) -> Any:
+def _get_plugin_name(model: type[PluginUse], tree: Mapping[str, Any]) -> Any:
     """The plugin that a mapping names, or the one that it leaves to a default."""
     field = model.model_fields["plugin"]
     return tree.get(field.alias or "plugin", field.default)
 
 
-def plugin_places(tree: Mapping[str, Any]) -> Iterator[Place]:
+def plugin_places(tree: Mapping[str, Any]) -> Iterator[PluginPlace]:
     """The places of a tree that name plugins; those that are malformed are left to the reader."""
     rewards = tree.get("rewards")
     rewards = rewards if isinstance(rewards, dict) else {}
     named_at: list[tuple[KeyPath, Kind, type[PluginUse], Any]] = [
         (("task",), "task", PluginUse, tree.get("task"))
     ]
-    named_at += ((path, "task", PluginUse, use) for path, use in _variants(tree))
+    named_at += ((path, "task", PluginUse, use) for path, use in _list_task_variants(tree))
     rollout = tree.get("rollout")
     if isinstance(rollout, dict) and rollout.get("schedule") == "environment":
         use = rollout.get("environment")
@@ -111,12 +130,12 @@ def plugin_places(tree: Mapping[str, Any]) -> Iterator[Place]:
     credit = tree.get("credit")
     profile = credit.get("profile") if isinstance(credit, dict) else None
     for path, kind, model, use in named_at:
-        if isinstance(use, dict) and isinstance(_name(model, use), str):
-            made = _place(path, kind, model, use)
+        if isinstance(use, dict) and isinstance(_get_plugin_name(model, use), str):
+            made = _build_plugin_place(path, kind, model, use)
             yield replace(made, profile=str(profile)) if kind == "estimator" else made
 
 
-def _variants(tree: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
+def _list_task_variants(tree: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
     """The task with other options, for each of the held-out sets that name some."""
     task, evaluation = tree.get("task"), tree.get("evaluation")
     named = evaluation.get("variants") if isinstance(evaluation, dict) else None
@@ -125,21 +144,30 @@ def _variants(tree: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapping[str, A
             yield ("evaluation", "variants", name), {**task, **changed}
 
 
-def _made(place: Place) -> Plugin | list[Diagnostic]:
+def _build_plugin_at(place: PluginPlace) -> Plugin | list[Diagnostic]:
     """A plugin with its options, or what is wrong with them, at their paths."""
-    cls = load(place.kind, place.name)
-    inner, faults = build(_nested(cls, place))
+    cls = load_plugin(place.kind, place.name)
+    inner, faults = build_all_plugins(_list_nested_places(cls, place))
     options = under_profile(cls, place.options, place.profile)
     try:
         plugin = cls.model_validate_json(to_json(options), strict=True)
     except ValidationError as error:
-        from rlx.spec.explain import explain  # only where something is wrong
+        from rlx.spec.reading.explain import (
+            explain_validation_error,  # only where something is wrong
+        )
 
         keys = tuple(k for k in place.keys if k != "plugin")
-        return [*explain(error, cls, dict(place.options), at=place.path, more_keys=keys), *faults]
+        return [
+            *explain_validation_error(
+                error, cls, dict(place.options), at=place.path, more_keys=keys
+            ),
+            *faults,
+        ]
     except Exception as error:
         what = f"failed on its options: {type(error).__name__}: {error}"
-        raise PluginFault(fault(find(place.kind, place.name), what)) from error
+        raise PluginFault(
+            build_plugin_diagnostic(find_installed_plugin(place.kind, place.name), what)
+        ) from error
     if faults or not cls.nested:
         return faults or plugin
     held: dict[str, dict[str, Plugin]] = {option: {} for option in cls.nested}
@@ -148,23 +176,25 @@ def _made(place: Place) -> Plugin | list[Diagnostic]:
     return plugin.with_inner(held)
 
 
-def _nested(cls: type[Plugin], place: Place) -> Iterator[Place]:
+def _list_nested_places(cls: type[Plugin], place: PluginPlace) -> Iterator[PluginPlace]:
     """The plugins that a plugin's options name; what is malformed is left to its own check."""
     for option, kind in cls.nested.items():
         named = place.options.get(option)
         for key, inner in (named if isinstance(named, dict) else {}).items():
             if isinstance(inner, dict) and isinstance(inner.get("plugin"), str):
                 path = (*place.path, option, key)
-                yield _place(path, cast(Kind, kind), PluginUse, inner)
+                yield _build_plugin_place(path, cast(Kind, kind), PluginUse, inner)
 
 
-def build(places: Iterable[Place]) -> tuple[dict[KeyPath, Plugin], list[Diagnostic]]:
+def build_all_plugins(
+    places: Iterable[PluginPlace],
+) -> tuple[dict[KeyPath, Plugin], list[Diagnostic]]:
     """Makes what stands at each place, by its path; and says what is wrong with those it cannot."""
     built: dict[KeyPath, Plugin] = {}
     faults: list[Diagnostic] = []
     for place in places:
         try:
-            made = _made(place)
+            made = _build_plugin_at(place)
         except PluginFault as error:
             faults.append(replace(error.diagnostic, path=(*place.path, place.key)))
             continue
@@ -176,31 +206,31 @@ def build(places: Iterable[Place]) -> tuple[dict[KeyPath, Plugin], list[Diagnost
 
 
 def all_made(
-    places: Iterable[Place], built: Mapping[KeyPath, Plugin]
-) -> Iterator[tuple[Place, Plugin]]:
+    places: Iterable[PluginPlace], built: Mapping[KeyPath, Plugin]
+) -> Iterator[tuple[PluginPlace, Plugin]]:
     """Every plugin that was made, those that others hold behind their holders."""
     for place in places:
         plugin = built.get(place.path)
         if plugin is not None:
             yield place, plugin
-            inner = list(_nested(type(plugin), place))
+            inner = list(_list_nested_places(type(plugin), place))
             held = {i.path: plugin.inner(str(i.path[-2]))[str(i.path[-1])] for i in inner}
             yield from all_made(inner, held)
 
 
-def provenance(place: Place, made: Plugin) -> Provenance:
+def build_provenance(place: PluginPlace, made: Plugin) -> Provenance:
     """Tells which code a plugin was made of.
 
     Raises:
         PluginFault: its module has no source file.
     """
-    plugin = find(place.kind, place.name)
+    plugin = find_installed_plugin(place.kind, place.name)
     return Provenance(
         kind=place.kind,
         name=place.name,
         distribution=plugin.distribution,
         version=plugin.version,
         entry_point=plugin.value,
-        sha256=fingerprint(plugin),
+        sha256=compute_plugin_digest(plugin),
         options=made.model_dump(mode="json", by_alias=True),
     )

@@ -7,17 +7,17 @@ from types import MappingProxyType
 from rlx.plugin import Estimator, Plugin, Rehearsed
 from rlx.spec import ExperimentSpec, ManyTurn, Single
 
-__all__ = ["STREAMS", "Stream", "needed"]
+__all__ = ["STREAMS", "Stream", "list_needed_streams"]
 
 Provided = Callable[[ExperimentSpec, Plugin], bool]
 """Whether an experiment, given with its task, provides a stream."""
 
 
-def _never(_: ExperimentSpec, __: Plugin) -> bool:
+def _is_never_provided(_: ExperimentSpec, __: Plugin) -> bool:
     return False
 
 
-def _always(_: ExperimentSpec, __: Plugin) -> bool:
+def _is_always_provided(_: ExperimentSpec, __: Plugin) -> bool:
     return True
 
 
@@ -25,7 +25,7 @@ def _has_critic(spec: ExperimentSpec, _: Plugin) -> bool:
     return spec.critic is not None
 
 
-def _continues(spec: ExperimentSpec, _: Plugin) -> bool:
+def _has_monte_carlo(spec: ExperimentSpec, _: Plugin) -> bool:
     return spec.monte_carlo is not None and isinstance(spec.rollout, Single)
 
 
@@ -33,11 +33,11 @@ def _answers_alone(spec: ExperimentSpec, _: Plugin) -> bool:
     return isinstance(spec.rollout, Single)
 
 
-def _demonstrated(_: ExperimentSpec, task: Plugin) -> bool:
+def _has_demonstrations(_: ExperimentSpec, task: Plugin) -> bool:
     return bool(getattr(task, "demonstrates", True))
 
 
-def _rehearsed(_: ExperimentSpec, task: Plugin) -> bool:
+def _has_lessons(_: ExperimentSpec, task: Plugin) -> bool:
     return isinstance(task, Rehearsed) and bool(getattr(task, "demonstrates", True))
 
 
@@ -57,7 +57,7 @@ class Stream:
 
     origin: str
     help: str
-    provided: Provided = _never
+    provided: Provided = _is_never_provided
 
 
 STREAMS: Mapping[str, Stream] = MappingProxyType(
@@ -65,12 +65,12 @@ STREAMS: Mapping[str, Stream] = MappingProxyType(
         "values": Stream(
             "a critic", "add one: `critic: {}`, or `critic: {learning_rate: 1e-5}`", _has_critic
         ),
-        "reference_logprobs": Stream("a reference model", "", _always),
-        "token_rewards": Stream("a placement of rewards on tokens", "", _always),
+        "reference_logprobs": Stream("a reference model", "", _is_always_provided),
+        "token_rewards": Stream("a placement of rewards on tokens", "", _is_always_provided),
         "mc_values": Stream(
             "a Monte-Carlo continuation of responses",
             "add one: `monte_carlo: {samples: 4}`, with `rollout.schedule: single`",
-            _continues,
+            _has_monte_carlo,
         ),
         "greedy_baseline": Stream(
             "a greedy answer beside the sampled ones",
@@ -85,20 +85,20 @@ STREAMS: Mapping[str, Stream] = MappingProxyType(
         "demonstrations": Stream(
             "the task",
             "choose a task that has demonstrations, or start without: model.warm_start: null",
-            _demonstrated,
+            _has_demonstrations,
         ),
         "lessons": Stream(
             "the task",
             "choose a task that is rehearsed in the environment (a task of your own may be: "
             "rlx.plugin.Rehearsed), or start without: model.warm_start: null",
-            _rehearsed,
+            _has_lessons,
         ),
     }
 )
 """Every stream by the name that `needs` gives it. Whoever adds a provider changes its line."""
 
 
-def needed(plugin: Plugin) -> list[str]:
+def list_needed_streams(plugin: Plugin) -> list[str]:
     """Names of the streams that a plugin reads, sorted."""
     by_reading = {"token_rewards"} if getattr(plugin, "reads", "") == "token_rewards" else set()
     return sorted({*plugin.needs, *(by_reading if isinstance(plugin, Estimator) else ())})

@@ -8,22 +8,22 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from rlx.evaluation.answer_scaling import ProblemAnswers, Scaling
 from rlx.evaluation.calibration import Calibration
-from rlx.evaluation.held_out import alike_share, confidences, judged
-from rlx.evaluation.intervals import DRAWS, Index, bootstrap
-from rlx.evaluation.scaling import Answered, Scaling
+from rlx.evaluation.held_out import alike_share, collect_stated_confidences, find_correctness_reward
+from rlx.evaluation.intervals import DRAWS, Index, compute_bootstrap_intervals
 from rlx.evaluation.scores import (
-    auroc,
-    brier,
     clipped_losses,
+    compute_auroc,
+    compute_brier,
     expected_calibration_error,
     maximum_calibration_error,
 )
-from rlx.evaluation.selective import aurc
+from rlx.evaluation.selective import compute_aurc
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree
 
-__all__ = ["Answer", "figures", "read_answers"]
+__all__ = ["Answer", "compute_answer_metrics", "read_answers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ def read_answers(
         for s in tree.policy_segments
         if tree.segments[s].turn == 1 and (t, s) not in table.dropped
     ]
-    stated = confidences(trees, table, places)
+    stated = collect_stated_confidences(trees, table, places)
     asked = any(stated)
     found: list[Answer] = []
     count: dict[int, int] = {}
@@ -100,10 +100,10 @@ def read_answers(
                 stratum=tree.problem.stratum,
                 sample=number,
                 text=turn.text,
-                said=_said(tree, s),
-                correct=int(judged(table, tree, (t, s), correct) == 1.0),
+                said=_find_final_answer(tree, s),
+                correct=int(find_correctness_reward(table, tree, (t, s), correct) == 1.0),
                 confidences=tuple(own) if own or not asked else (float("nan"),),
-                rewards=_rewards(tree, table, t, s),
+                rewards=_compute_rollout_rewards(tree, table, t, s),
                 tokens=len(turn.token_ids),
                 truncated=turn.finish_reason == "length",
             )
@@ -111,7 +111,9 @@ def read_answers(
     return found
 
 
-def figures(answers: Sequence[Answer], *, seed: int, draws: int = DRAWS) -> dict[str, Any]:
+def compute_answer_metrics(
+    answers: Sequence[Answer], *, seed: int, draws: int = DRAWS
+) -> dict[str, Any]:
     """Everything that is said of a set, as plain JSON.
 
     Args:
@@ -134,7 +136,7 @@ def figures(answers: Sequence[Answer], *, seed: int, draws: int = DRAWS) -> dict
         "brier": None,
         "ece": None,
         "auroc": None,
-        "rewards": _means(a.rewards for a in answers),
+        "rewards": _compute_named_means(a.rewards for a in answers),
         "tokens": float(np.mean([a.tokens for a in answers])),
         "truncated": float(np.mean([a.truncated for a in answers])),
     }
@@ -149,33 +151,37 @@ def figures(answers: Sequence[Answer], *, seed: int, draws: int = DRAWS) -> dict
             for label in sorted(set(strata) - {""})
             if (own := [a for a in answers if a.stratum == label])
         }
-    measures = _measures(correct, confidence)
-    told["intervals"] = bootstrap([a.problem_id for a in answers], measures, seed=seed, draws=draws)
-    problems = _together(answers)
+    measures = _build_interval_measures(correct, confidence)
+    told["intervals"] = compute_bootstrap_intervals(
+        [a.problem_id for a in answers], measures, seed=seed, draws=draws
+    )
+    problems = _group_problem_answers(answers)
     several = min(len(p.correct) for p in problems) > 1
     told["scaling"] = Scaling.measure(problems, seed=seed).to_json() if several else None
     return told
 
 
-def _measures(correct: NDArray[np.float64], confidence: NDArray[np.float64] | None) -> Any:
+def _build_interval_measures(
+    correct: NDArray[np.float64], confidence: NDArray[np.float64] | None
+) -> Any:
     """Figures that get intervals, as functions of the samples that count."""
     measures: dict[str, Any] = {"accuracy": lambda at: float(correct[at].mean())}
     if confidence is None:
         return measures
     stated = np.nan_to_num(confidence, nan=0.0)
     of_pairs = {
-        "brier": brier,
+        "brier": compute_brier,
         "ece": expected_calibration_error,
         "mce": maximum_calibration_error,
-        "auroc": auroc,
-        "aurc": aurc,
+        "auroc": compute_auroc,
+        "aurc": compute_aurc,
     }
 
-    def measured(function: Any, at: Index) -> float | None:
+    def compute_measure(function: Any, at: Index) -> float | None:
         found: float | None = function(correct[at], stated[at])
         return found
 
-    measures |= {name: partial(measured, function) for name, function in of_pairs.items()}
+    measures |= {name: partial(compute_measure, function) for name, function in of_pairs.items()}
     losses = clipped_losses(correct, stated)
     measures["nll"] = lambda at: float(losses[at].mean())
     measures["mean_confidence"] = lambda at: float(stated[at].mean())
@@ -183,12 +189,12 @@ def _measures(correct: NDArray[np.float64], confidence: NDArray[np.float64] | No
     return measures
 
 
-def _together(answers: Sequence[Answer]) -> list[Answered]:
+def _group_problem_answers(answers: Sequence[Answer]) -> list[ProblemAnswers]:
     problems: dict[int, list[Answer]] = {}
     for answer in answers:
         problems.setdefault(answer.problem, []).append(answer)
     return [
-        Answered(
+        ProblemAnswers(
             said=tuple(a.said for a in own),
             correct=tuple(a.correct for a in own),
             confidence=tuple(float(np.nan_to_num(a.confidences[0])) for a in own)
@@ -199,7 +205,7 @@ def _together(answers: Sequence[Answer]) -> list[Answered]:
     ]
 
 
-def _said(tree: RolloutTree, first: int) -> str | None:
+def _find_final_answer(tree: RolloutTree, first: int) -> str | None:
     """What the rollout that begins with a turn says in the end."""
     end = next(end for end in tree.rollouts if first in tree.turns(end))
     turns = [tree.segments[s] for s in tree.turns(end)]
@@ -208,15 +214,19 @@ def _said(tree: RolloutTree, first: int) -> str | None:
     return " ".join(text.split()) or None
 
 
-def _rewards(tree: RolloutTree, table: RewardTable, t: int, first: int) -> dict[str, float]:
+def _compute_rollout_rewards(
+    tree: RolloutTree, table: RewardTable, t: int, first: int
+) -> dict[str, float]:
     ends = [end for end in tree.rollouts if first in tree.turns(end)]
     turns = sorted({s for end in ends for s in tree.turns(end)})
     entries = [table.turns.get((t, s), {}) for s in turns]
     entries += [table.rollouts.get((t, end), {}) for end in ends]
-    return _means({e.name: e.raw} for found in entries for e in found.values() if e.raw is not None)
+    return _compute_named_means(
+        {e.name: e.raw} for found in entries for e in found.values() if e.raw is not None
+    )
 
 
-def _means(named: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def _compute_named_means(named: Iterable[Mapping[str, float]]) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for rewards in named:
         for name, value in rewards.items():

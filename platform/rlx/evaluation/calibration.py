@@ -17,10 +17,10 @@ from rlx.evaluation.scores import (
     Murphy,
     ReliabilityBin,
     as_pairs,
-    auroc,
-    brier,
     brier_skill,
     clipped_nll,
+    compute_auroc,
+    compute_brier,
     confidence_entropy,
     equal_mass_calibration_error,
     expected_calibration_error,
@@ -34,7 +34,7 @@ from rlx.evaluation.scores import (
 from rlx.evaluation.selective import (
     accuracy_at_coverage,
     auprc_of_errors,
-    aurc,
+    compute_aurc,
     coverage_at_risk,
     excess_aurc,
     risk_points,
@@ -143,7 +143,7 @@ class Calibration:
             accuracy=float(y.mean()),
             mean_confidence=float(c.mean()),
             signed_gap=float(c.mean() - y.mean()),
-            brier=brier(y, c),
+            brier=compute_brier(y, c),
             brier_skill=brier_skill(y, c),
             murphy=murphy_decomposition(y, c),
             nll=clipped_nll(y, c),
@@ -151,21 +151,24 @@ class Calibration:
             ece_15=expected_calibration_error(y, c, bins=15),
             ece_mass=equal_mass_calibration_error(y, c),
             mce=maximum_calibration_error(y, c),
-            auroc=auroc(y, c),
+            auroc=compute_auroc(y, c),
             within_auroc=within_auroc(y, c, labels),
             auprc_error=auprc_of_errors(y, c),
-            aurc=aurc(y, c),
+            aurc=compute_aurc(y, c),
             e_aurc=excess_aurc(y, c),
             accuracy_at={f"{q:g}": accuracy_at_coverage(y, c, q) for q in COVERAGES},
             coverage_at={f"{r:g}": coverage_at_risk(y, c, r) for r in RISKS},
             distinct_share=len(np.unique(c)) / len(c),
             extreme_share=extreme_share(c),
             entropy=confidence_entropy(c),
-            stratum_brier=brier(y, known),
-            stratum_auroc=auroc(y, known),
+            stratum_brier=compute_brier(y, known),
+            stratum_auroc=compute_auroc(y, known),
             bins=reliability_bins(y, c),
             risk_coverage=risk_points(y, c),
-            by_stratum={str(s): _within(y[labels == s], c[labels == s]) for s in np.unique(labels)},
+            by_stratum={
+                str(s): _compute_stratum_calibration(y[labels == s], c[labels == s])
+                for s in np.unique(labels)
+            },
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -192,12 +195,12 @@ class Calibration:
         return cls(**values)
 
 
-def _within(y: Floats, c: Floats) -> StratumCalibration:
+def _compute_stratum_calibration(y: Floats, c: Floats) -> StratumCalibration:
     return StratumCalibration(
         n=len(y),
         accuracy=float(y.mean()),
         mean_confidence=float(c.mean()),
-        brier=brier(y, c),
+        brier=compute_brier(y, c),
         ece=expected_calibration_error(y, c),
-        auroc=auroc(y, c),
+        auroc=compute_auroc(y, c),
     )

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rlx.evaluation.style import BLUE, INK, figure, plain, save
+from rlx.evaluation.style import BLUE, INK, build_figure, save_figure, style_axes
 
-__all__ = ["Spread", "distributions"]
+__all__ = ["Spread", "draw_distributions"]
 
 BINS = 24
 
@@ -28,7 +28,7 @@ class Spread:
     lengths: Sequence[int]
 
 
-def distributions(kinds: Mapping[str, Sequence[Spread]], path: Path) -> tuple[Path, Path]:
+def draw_distributions(kinds: Mapping[str, Sequence[Spread]], path: Path) -> tuple[Path, Path]:
     """Draws a histogram per step, upright and side by side: darker where more turns are.
 
     Args:
@@ -43,19 +43,19 @@ def distributions(kinds: Mapping[str, Sequence[Spread]], path: Path) -> tuple[Pa
     """
     if not kinds:
         raise ValueError("no turns to draw")
-    drawn = figure(9.2, 2.4 * len(kinds) + 0.35, w_pad=0.1, h_pad=0.08)
+    drawn = build_figure(9.2, 2.4 * len(kinds) + 0.35, w_pad=0.1, h_pad=0.08)
     panels = drawn.subplots(len(kinds), 2, sharex=True, squeeze=False)
     for row, (kind, spreads) in zip(panels, kinds.items(), strict=True):
         for axes, name in zip(row, ("rewards", "lengths"), strict=True):
-            plain(axes)
+            style_axes(axes)
             label = "reward" if name == "rewards" else "tokens"
             axes.set_title(f"{kind}: {label}", loc="left", fontsize=10, color=INK, weight="bold")
-            _histograms(axes, [(s.step, list(getattr(s, name))) for s in spreads])
+            _draw_histograms(axes, [(s.step, list(getattr(s, name))) for s in spreads])
     drawn.supxlabel("step", color=INK, fontsize=10)
-    return save(drawn, path)
+    return save_figure(drawn, path)
 
 
-def _histograms(axes: object, spreads: Sequence[tuple[int, Sequence[float]]]) -> None:
+def _draw_histograms(axes: object, spreads: Sequence[tuple[int, Sequence[float]]]) -> None:
     from matplotlib.axes import Axes
     from matplotlib.colors import LinearSegmentedColormap
 

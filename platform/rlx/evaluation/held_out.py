@@ -15,9 +15,9 @@ __all__ = [
     "HeldOut",
     "alike_share",
     "answered_once",
-    "confidences",
-    "judged",
-    "measure",
+    "collect_stated_confidences",
+    "compute_held_out_metrics",
+    "find_correctness_reward",
     "stated_confidence",
 ]
 
@@ -87,10 +87,12 @@ def answered_once(plan: RolloutPlan) -> RolloutPlan:
     Below it the schedule's own counts are kept, for the spread of confidences, of which the first
     counts as the answer's confidence.
     """
-    return plan.sampled(1)
+    return plan.copy_with_sampling(1)
 
 
-def measure(trees: Sequence[RolloutTree], table: RewardTable, correct: str) -> HeldOut:
+def compute_held_out_metrics(
+    trees: Sequence[RolloutTree], table: RewardTable, correct: str
+) -> HeldOut:
     """Reads off what trees with one answer each amount to.
 
     Args:
@@ -105,8 +107,8 @@ def measure(trees: Sequence[RolloutTree], table: RewardTable, correct: str) -> H
     ]
     if not places:
         raise RewardError("no held-out problem could be answered and scored: all were dropped")
-    answers = [judged(table, trees[t], (t, s), correct) for t, s in places]
-    stated = confidences(trees, table, places)
+    answers = [find_correctness_reward(table, trees[t], (t, s), correct) for t, s in places]
+    stated = collect_stated_confidences(trees, table, places)
     asked = all(stated)
     return HeldOut(
         problem_ids=tuple(trees[t].problem.id for t, _ in places),
@@ -115,11 +117,11 @@ def measure(trees: Sequence[RolloutTree], table: RewardTable, correct: str) -> H
         correct=tuple(int(raw == 1.0) for raw in answers),
         confidence=tuple(c[0] for c in stated) if asked else None,
         alike=alike_share(stated) if asked else None,
-        rewards=_means(table),
+        rewards=_compute_reward_means(table),
     )
 
 
-def judged(
+def find_correctness_reward(
     table: RewardTable, tree: RolloutTree, answer: tuple[int, int], correct: str
 ) -> float | None:
     """What the correctness reward says of an answer, or of the rollout that the turn is part of."""
@@ -139,7 +141,7 @@ def stated_confidence(table: RewardTable, place: tuple[int, int]) -> float:
     return float("nan")
 
 
-def confidences(
+def collect_stated_confidences(
     trees: Sequence[RolloutTree], table: RewardTable, answers: Sequence[tuple[int, int]]
 ) -> list[list[float]]:
     """What was stated for each answer: in turns of their own below it, or else in the answer.
@@ -180,7 +182,7 @@ def alike_share(stated: Sequence[Sequence[float]]) -> float | None:
     return float(np.mean(alike))
 
 
-def _means(table: RewardTable) -> dict[str, float]:
+def _compute_reward_means(table: RewardTable) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for entries in (*table.turns.values(), *table.rollouts.values()):
         for entry in entries.values():

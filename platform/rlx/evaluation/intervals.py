@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DRAWS", "bootstrap"]
+__all__ = ["DRAWS", "compute_bootstrap_intervals"]
 
 DRAWS = 1000
 LEVEL = 0.95
@@ -15,7 +15,7 @@ LEAST_DEFINED = 0.9
 Index = NDArray[np.intp]
 
 
-def bootstrap(
+def compute_bootstrap_intervals(
     groups: Sequence[Hashable],
     measures: Mapping[str, Callable[[Index], float | None]],
     *,
@@ -57,10 +57,10 @@ def bootstrap(
             value = measure(chosen)
             if value is not None:
                 found[name].append(value)
-    return {name: _interval(values, draws) for name, values in found.items()}
+    return {name: _compute_percentile_interval(values, draws) for name, values in found.items()}
 
 
-def _interval(values: Sequence[float], draws: int) -> tuple[float, float] | None:
+def _compute_percentile_interval(values: Sequence[float], draws: int) -> tuple[float, float] | None:
     if len(values) < LEAST_DEFINED * draws:
         return None
     low, high = np.quantile(np.asarray(values), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.evaluation.calibration import Calibration
-from rlx.evaluation.style import BLUE, FAINT, INK, ORANGE, figure, plain, save
+from rlx.evaluation.style import BLUE, FAINT, INK, ORANGE, build_figure, save_figure, style_axes
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -36,7 +36,7 @@ def reliability_diagram(before: Calibration, after: Calibration, path: Path) -> 
     Returns:
         The two files.
     """
-    drawn = figure(9.6, 6.2, w_pad=0.12, h_pad=0.05, hspace=0.02, wspace=0.04)
+    drawn = build_figure(9.6, 6.2, w_pad=0.12, h_pad=0.05, hspace=0.02, wspace=0.04)
     axes = drawn.subplots(2, 2, sharex=True, sharey="row", height_ratios=(4.4, 1))
     shown = (("Before training", before, ORANGE), ("After training", after, BLUE))
     for column, (title, calibration, colour) in enumerate(shown):
@@ -44,7 +44,7 @@ def reliability_diagram(before: Calibration, after: Calibration, path: Path) -> 
         draw_counts(axes[1][column], calibration, colour)
     axes[0][0].set_ylabel("accuracy", color=INK)
     axes[1][0].set_ylabel("share", color=INK)
-    return save(drawn, path)
+    return save_figure(drawn, path)
 
 
 def learning_curves(metrics: Mapping[str, Curve], path: Path) -> tuple[Path, Path]:
@@ -64,17 +64,17 @@ def learning_curves(metrics: Mapping[str, Curve], path: Path) -> tuple[Path, Pat
         raise ValueError("no metrics to draw")
     columns = min(3, len(metrics))
     rows = math.ceil(len(metrics) / columns)
-    drawn = figure(3.5 * columns + 0.3, 2.2 * rows + 0.35, w_pad=0.1, h_pad=0.1)
+    drawn = build_figure(3.5 * columns + 0.3, 2.2 * rows + 0.35, w_pad=0.1, h_pad=0.1)
     panels = list(drawn.subplots(rows, columns, sharex=True, squeeze=False).flat)
     for panel, (name, curve) in zip(panels, metrics.items(), strict=False):
-        _curve(panel, name, curve)
+        _draw_training_curve(panel, name, curve)
     for index, panel in enumerate(panels):
         if index >= len(metrics):
             panel.set_visible(False)
         elif index + columns >= len(metrics):
             panel.tick_params(labelbottom=True)
     drawn.supxlabel("step", color=INK, fontsize=10)
-    return save(drawn, path)
+    return save_figure(drawn, path)
 
 
 def terminal_reliability(calibration: Calibration, *, width: int = 80) -> "Text":
@@ -100,10 +100,12 @@ def terminal_reliability(calibration: Calibration, *, width: int = 80) -> "Text"
         if b.confidence is None or b.accuracy is None:
             continue
         text.append(f"{b.low:.1f} to {b.high:.1f}  ", "dim")
-        text.append_text(_bar(b.accuracy, b.confidence, cells))
+        text.append_text(_render_accuracy_bar(b.accuracy, b.confidence, cells))
         text.append(f"{b.confidence:>8.2f}{b.accuracy:>7.2f}{b.n:>7}\n")
-    text.append(f"{_headline(calibration)}\n{_reference(calibration)}\n", "dim")
-    text.append(_sizes(calibration), "dim")
+    text.append(
+        f"{_format_headline(calibration)}\n{_format_stratum_reference(calibration)}\n", "dim"
+    )
+    text.append(_format_answer_counts(calibration), "dim")
     return text
 
 
@@ -112,12 +114,12 @@ def terminal_reliability(calibration: Calibration, *, width: int = 80) -> "Text"
 
 def draw_reliability(axes: Any, calibration: Calibration, colour: str, title: str) -> None:
     """Accuracy of each bin, with its Wilson interval, against its mean confidence."""
-    held = _held(calibration)
+    held = _list_used_bins(calibration)
     x = [b.confidence for b in held]
     y = [b.accuracy for b in held]
     low = [b.accuracy - b.accuracy_low for b in held]
     high = [b.accuracy_high - b.accuracy for b in held]
-    plain(axes)
+    style_axes(axes)
     axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
     axes.vlines(x, x, y, color=colour, alpha=0.25, linewidth=5, zorder=2)
     axes.errorbar(x, y, yerr=(low, high), fmt="none", ecolor=colour, elinewidth=1.2, capsize=3)
@@ -125,15 +127,17 @@ def draw_reliability(axes: Any, calibration: Calibration, colour: str, title: st
     axes.scatter(x, y, s=area, color=colour, edgecolor="white", linewidth=0.8, zorder=4)
     axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
     axes.set_title(title, loc="left", color=INK, fontsize=13, fontweight="bold", pad=40)
-    said = f"{_headline(calibration)}\n{_reference(calibration)}"
+    said = f"{_format_headline(calibration)}\n{_format_stratum_reference(calibration)}"
     note = axes.text(0, 1.025, said, transform=axes.transAxes, color=INK, linespacing=1.5)
     note.set(fontsize=8.5, in_layout=False)
-    axes.set_title(_sizes(calibration), loc="right", color=FAINT, fontsize=8.5, pad=40)
+    axes.set_title(
+        _format_answer_counts(calibration), loc="right", color=FAINT, fontsize=8.5, pad=40
+    )
 
 
 def draw_counts(axes: Any, calibration: Calibration, colour: str) -> None:
     """The histogram of the bins, counts above their bars."""
-    plain(axes)
+    style_axes(axes)
     for b in calibration.bins:
         share = b.n / calibration.n
         axes.bar((b.low + b.high) / 2, share, width=0.9 * (b.high - b.low), color=colour, alpha=0.8)
@@ -152,8 +156,8 @@ def draw_counts(axes: Any, calibration: Calibration, colour: str) -> None:
     axes.set_xlabel("stated confidence", color=INK)
 
 
-def _curve(axes: Any, name: str, curve: Curve) -> None:
-    plain(axes)
+def _draw_training_curve(axes: Any, name: str, curve: Curve) -> None:
+    style_axes(axes)
     steps = [step for step, _ in curve]
     values = [value if math.isfinite(value) else math.nan for _, value in curve]
     noisy = len(values) >= 40
@@ -176,7 +180,7 @@ def _running_mean(values: Sequence[float], half: int) -> list[float]:
     return smooth
 
 
-def _bar(accuracy: float, confidence: float, cells: int) -> "Text":
+def _render_accuracy_bar(accuracy: float, confidence: float, cells: int) -> "Text":
     from rich.text import Text
 
     eighths = round(accuracy * cells * 8)
@@ -186,25 +190,25 @@ def _bar(accuracy: float, confidence: float, cells: int) -> "Text":
     return Text.assemble(text[:at], ("┃", "bold yellow"), text[at + 1 :])
 
 
-def _held(calibration: Calibration) -> list[Any]:
+def _list_used_bins(calibration: Calibration) -> list[Any]:
     return [b for b in calibration.bins if b.n]
 
 
-def _headline(c: Calibration) -> str:
+def _format_headline(c: Calibration) -> str:
     return (
         f"accuracy {c.accuracy:.2f} · stated {c.mean_confidence:.2f} · Brier {c.brier:.3f} · "
         f"ECE {c.ece:.3f} · AUROC {_or_dash(c.auroc)}"
     )
 
 
-def _reference(c: Calibration) -> str:
+def _format_stratum_reference(c: Calibration) -> str:
     """What to hold the headline against: the stratum alone, and how varied the confidences are."""
     known = f"Brier {c.stratum_brier:.3f}, AUROC {_or_dash(c.stratum_auroc)}"
     varied = f"{len([b for b in c.bins if b.n])} of {len(c.bins)} bins used"
     return f"stratum alone: {known} · {varied}"
 
 
-def _sizes(c: Calibration) -> str:
+def _format_answer_counts(c: Calibration) -> str:
     return f"{c.n} answers, {c.unparsable} unreadable"
 
 

@@ -17,11 +17,11 @@ __all__ = [
     "Murphy",
     "ReliabilityBin",
     "as_pairs",
-    "auroc",
-    "brier",
     "brier_skill",
     "clipped_losses",
     "clipped_nll",
+    "compute_auroc",
+    "compute_brier",
     "confidence_entropy",
     "equal_mass_calibration_error",
     "expected_calibration_error",
@@ -74,7 +74,7 @@ class ReliabilityBin:
 # Accuracy of the probability ---------------------------------------------------------------------
 
 
-def brier(correct: ArrayLike, confidence: ArrayLike) -> float:
+def compute_brier(correct: ArrayLike, confidence: ArrayLike) -> float:
     """Mean squared error of the confidence.
 
         BS = 1/n Σᵢ (cᵢ - yᵢ)²
@@ -105,7 +105,7 @@ def brier_skill(correct: ArrayLike, confidence: ArrayLike) -> float | None:
     """
     y, c = as_pairs(correct, confidence)
     uncertainty = float(y.mean() * (1 - y.mean()))
-    return None if uncertainty == 0 else 1 - brier(y, c) / uncertainty
+    return None if uncertainty == 0 else 1 - compute_brier(y, c) / uncertainty
 
 
 def murphy_decomposition(correct: ArrayLike, confidence: ArrayLike) -> Murphy:
@@ -166,10 +166,11 @@ def reliability_bins(
 ) -> tuple[ReliabilityBin, ...]:
     """Mean confidence, accuracy and its 95 % Wilson interval in each equal-width bin."""
     y, c = as_pairs(correct, confidence)
-    edges = _edges(bins)
+    edges = _build_bin_edges(bins)
     slot = _bin_of(c, edges)
     return tuple(
-        _bin(float(edges[i]), float(edges[i + 1]), y[slot == i], c[slot == i]) for i in range(bins)
+        _build_reliability_bin(float(edges[i]), float(edges[i + 1]), y[slot == i], c[slot == i])
+        for i in range(bins)
     )
 
 
@@ -188,7 +189,7 @@ def expected_calibration_error(
     Reference:
         Naeini et al., "Obtaining well calibrated probabilities using Bayesian binning", 2015.
     """
-    weight, gap = _gaps(correct, confidence, bins)
+    weight, gap = _compute_bin_gaps(correct, confidence, bins)
     return float(np.sum(weight * gap))
 
 
@@ -216,7 +217,7 @@ def maximum_calibration_error(
     correct: ArrayLike, confidence: ArrayLike, *, bins: int = 10
 ) -> float:
     """The largest gap of any bin that holds something: MCE = max_b |c̄_b - ȳ_b|."""
-    _, gap = _gaps(correct, confidence, bins)
+    _, gap = _compute_bin_gaps(correct, confidence, bins)
     return float(gap.max())
 
 
@@ -241,7 +242,7 @@ def wilson_interval(successes: int, n: int) -> tuple[float, float]:
 # Ranking -----------------------------------------------------------------------------------------
 
 
-def auroc(correct: ArrayLike, confidence: ArrayLike) -> float | None:
+def compute_auroc(correct: ArrayLike, confidence: ArrayLike) -> float | None:
     """How well the confidence ranks: None when all labels are equal, else
 
     P(c of a correct answer > c of a wrong one) + P(they are equal) / 2
@@ -275,7 +276,7 @@ def within_auroc(correct: ArrayLike, confidence: ArrayLike, stratum: ArrayLike) 
     labels = np.asarray(stratum)
     ranked, pairs = 0.0, 0.0
     for own in (labels == s for s in np.unique(labels)):
-        inside = auroc(y[own], c[own])
+        inside = compute_auroc(y[own], c[own])
         if inside is not None:
             weight = float(y[own].sum() * (1 - y[own]).sum())
             ranked, pairs = ranked + weight * inside, pairs + weight
@@ -287,15 +288,15 @@ def within_auroc(correct: ArrayLike, confidence: ArrayLike, stratum: ArrayLike) 
 
 def confidence_entropy(confidence: ArrayLike, *, bins: int = 10) -> float:
     """Entropy of the confidence histogram in nats: -Σ_b p_b ln p_b, from 0 to ln(bins)."""
-    c = _confidence(confidence)
-    share = np.bincount(_bin_of(c, _edges(bins))) / len(c)
+    c = _check_confidence_values(confidence)
+    share = np.bincount(_bin_of(c, _build_bin_edges(bins))) / len(c)
     share = share[share > 0]
     return float(max(0.0, -np.sum(share * np.log(share))))
 
 
 def extreme_share(confidence: ArrayLike, *, within: float = 0.01) -> float:
     """Share of confidences no further than `within` from 0 or from 1."""
-    c = _confidence(confidence)
+    c = _check_confidence_values(confidence)
     return float(np.mean((c <= within) | (c >= 1 - within)))
 
 
@@ -327,7 +328,7 @@ def stratum_predictor(correct: ArrayLike, stratum: ArrayLike) -> Floats:
 
 def as_pairs(correct: ArrayLike, confidence: ArrayLike) -> tuple[Floats, Floats]:
     """Returns both as float64 `[n]`, checked, with 0 for nan."""
-    y, c = np.asarray(correct, dtype=np.float64), _confidence(confidence)
+    y, c = np.asarray(correct, dtype=np.float64), _check_confidence_values(confidence)
     if y.shape != c.shape:
         raise ValueError(f"correct has shape {y.shape}, confidence {c.shape}")
     if not np.isin(y, (0.0, 1.0)).all():
@@ -335,7 +336,7 @@ def as_pairs(correct: ArrayLike, confidence: ArrayLike) -> tuple[Floats, Floats]
     return y, c
 
 
-def _confidence(confidence: ArrayLike) -> Floats:
+def _check_confidence_values(confidence: ArrayLike) -> Floats:
     given = np.asarray(confidence)
     if given.dtype == np.float32:
         # Read as the shortest decimal that names it: widening 0.7 would move it to another bin.
@@ -348,7 +349,7 @@ def _confidence(confidence: ArrayLike) -> Floats:
     return c
 
 
-def _edges(bins: int) -> Floats:
+def _build_bin_edges(bins: int) -> Floats:
     if bins < 1:
         raise ValueError(f"{bins} bins")
     return np.arange(bins + 1) / bins
@@ -358,16 +359,18 @@ def _bin_of(c: Floats, edges: Floats) -> NDArray[np.intp]:
     return np.minimum(np.searchsorted(edges, c, side="right") - 1, len(edges) - 2)
 
 
-def _bin(low: float, high: float, y: Floats, c: Floats) -> ReliabilityBin:
+def _build_reliability_bin(low: float, high: float, y: Floats, c: Floats) -> ReliabilityBin:
     if not len(y):
         return ReliabilityBin(low, high, 0, None, None, None, None)
     interval = wilson_interval(int(y.sum()), len(y))
     return ReliabilityBin(low, high, len(y), float(c.mean()), float(y.mean()), *interval)
 
 
-def _gaps(correct: ArrayLike, confidence: ArrayLike, bins: int) -> tuple[Floats, Floats]:
+def _compute_bin_gaps(
+    correct: ArrayLike, confidence: ArrayLike, bins: int
+) -> tuple[Floats, Floats]:
     y, c = as_pairs(correct, confidence)
-    return _gaps_of(y, c, _bin_of(c, _edges(bins)))
+    return _gaps_of(y, c, _bin_of(c, _build_bin_edges(bins)))
 
 
 def _gaps_of(y: Floats, c: Floats, slot: NDArray[np.intp]) -> tuple[Floats, Floats]:

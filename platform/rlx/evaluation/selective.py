@@ -15,7 +15,7 @@ from rlx.evaluation.scores import Floats, as_pairs
 __all__ = [
     "accuracy_at_coverage",
     "auprc_of_errors",
-    "aurc",
+    "compute_aurc",
     "coverage_at_risk",
     "excess_aurc",
     "risk_coverage",
@@ -60,7 +60,7 @@ def risk_points(
     return tuple((float(k / n), float(risk[k - 1])) for k in ranks)
 
 
-def aurc(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected") -> float:
+def compute_aurc(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected") -> float:
     """Area under the risk-coverage curve: the mean of `risk_coverage`. Smaller is better."""
     return float(risk_coverage(correct, confidence, ties=ties).mean())
 
@@ -90,7 +90,7 @@ def excess_aurc(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expe
         classifiers", 2019.
     """
     y, _ = as_pairs(correct, confidence)
-    return aurc(correct, confidence, ties=ties) - aurc(y, y)
+    return compute_aurc(correct, confidence, ties=ties) - compute_aurc(y, y)
 
 
 def coverage_at_risk(correct: ArrayLike, confidence: ArrayLike, risk: float) -> float:

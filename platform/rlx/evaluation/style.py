@@ -8,7 +8,17 @@ pyplot's global state or needs a display.
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BLUE", "FAINT", "GRID", "INK", "ORANGE", "SERIES", "figure", "plain", "save"]
+__all__ = [
+    "BLUE",
+    "FAINT",
+    "GRID",
+    "INK",
+    "ORANGE",
+    "SERIES",
+    "build_figure",
+    "save_figure",
+    "style_axes",
+]
 
 BLUE, ORANGE = "#0072B2", "#D55E00"
 SERIES = ("#009E73", BLUE, ORANGE, "#CC79A7", "#56B4E9", "#E69F00")
@@ -16,7 +26,7 @@ SERIES = ("#009E73", BLUE, ORANGE, "#CC79A7", "#56B4E9", "#E69F00")
 INK, FAINT, GRID = "#262626", "#767676", "#E4E4E4"
 
 
-def figure(width: float, height: float, **padding: Any) -> Any:
+def build_figure(width: float, height: float, **padding: Any) -> Any:
     """An empty white figure.
 
     Args:
@@ -30,7 +40,7 @@ def figure(width: float, height: float, **padding: Any) -> Any:
     return Figure(figsize=(width, height), layout=layout, facecolor="white")
 
 
-def plain(axes: Any) -> None:
+def style_axes(axes: Any) -> None:
     """Axes without a box, with a faint grid behind what is drawn."""
     axes.set_facecolor("white")
     axes.grid(color=GRID, linewidth=0.7)
@@ -40,7 +50,7 @@ def plain(axes: Any) -> None:
     axes.tick_params(colors=FAINT, labelcolor=INK, length=3)
 
 
-def save(drawn: Any, path: Path) -> tuple[Path, Path]:
+def save_figure(drawn: Any, path: Path) -> tuple[Path, Path]:
     """Writes a figure twice, with `.png` and `.svg` in place of the suffix of `path`."""
     stem = path.with_suffix("") if path.suffix in (".png", ".svg") else path
     stem.parent.mkdir(parents=True, exist_ok=True)

@@ -6,12 +6,21 @@ from typing import Any
 
 import numpy as np
 
+from rlx.evaluation.answer_scaling import Scaling
 from rlx.evaluation.answers import Answer
 from rlx.evaluation.calibration import Calibration
 from rlx.evaluation.pictures import draw_counts, draw_reliability
-from rlx.evaluation.scaling import Scaling
 from rlx.evaluation.selective import risk_coverage
-from rlx.evaluation.style import BLUE, FAINT, INK, ORANGE, SERIES, figure, plain, save
+from rlx.evaluation.style import (
+    BLUE,
+    FAINT,
+    INK,
+    ORANGE,
+    SERIES,
+    build_figure,
+    save_figure,
+    style_axes,
+)
 
 __all__ = ["draw_suite"]
 
@@ -29,7 +38,7 @@ def draw_suite(
 
     Args:
         answers: of each set, by name.
-        figures: as `rlx.evaluation.answers.figures` makes them, by name.
+        figures: as `rlx.evaluation.answers.compute_answer_metrics` makes them, by name.
         outside: sets that training has seen nothing like.
         folder: where to write `reliability`, `confidence`, `risk_coverage` and `scaling`, each as
             `.png` and `.svg`.
@@ -42,20 +51,22 @@ def draw_suite(
     scaled = [name for name, found in figures.items() if found["scaling"] is not None]
     made: list[Path] = []
     if stated:
-        made += _reliability({n: figures[n] for n in stated}, colours, folder / "reliability")
-        made += _confidence({n: answers[n] for n in stated}, folder / "confidence")
-        made += _risk({n: answers[n] for n in stated}, folder / "risk_coverage")
+        made += _draw_suite_reliability(
+            {n: figures[n] for n in stated}, colours, folder / "reliability"
+        )
+        made += _draw_confidence_histograms({n: answers[n] for n in stated}, folder / "confidence")
+        made += _draw_risk_coverage({n: answers[n] for n in stated}, folder / "risk_coverage")
     if scaled:
         found = {n: Scaling.from_json(figures[n]["scaling"]) for n in scaled}
-        made += _scaling(found, folder / "scaling")
+        made += _draw_answer_scaling(found, folder / "scaling")
     return made
 
 
-def _reliability(
+def _draw_suite_reliability(
     figures: Mapping[str, Mapping[str, Any]], colours: Mapping[str, str], path: Path
 ) -> tuple[Path, Path]:
     """Accuracy against stated confidence with Wilson bars, and counts, a column per set."""
-    drawn = figure(4.8 * len(figures), 6.2, w_pad=0.12, h_pad=0.05, hspace=0.02, wspace=0.04)
+    drawn = build_figure(4.8 * len(figures), 6.2, w_pad=0.12, h_pad=0.05, hspace=0.02, wspace=0.04)
     axes = drawn.subplots(
         2, len(figures), sharex=True, sharey="row", height_ratios=(4.4, 1), squeeze=False
     )
@@ -65,15 +76,17 @@ def _reliability(
         draw_counts(axes[1][column], calibration, colours[name])
     axes[0][0].set_ylabel("accuracy", color=INK)
     axes[1][0].set_ylabel("share", color=INK)
-    return save(drawn, path)
+    return save_figure(drawn, path)
 
 
-def _confidence(answers: Mapping[str, Sequence[Answer]], path: Path) -> tuple[Path, Path]:
+def _draw_confidence_histograms(
+    answers: Mapping[str, Sequence[Answer]], path: Path
+) -> tuple[Path, Path]:
     """Histograms of confidence, right answers above the line and wrong ones below it."""
-    drawn, panels = _panels(len(answers))
+    drawn, panels = _build_panel_row(len(answers))
     edges = np.arange(11) / 10
     for axes, (name, own) in zip(panels, answers.items(), strict=True):
-        plain(axes)
+        style_axes(axes)
         said = np.array([[np.nan_to_num(a.confidences[0]), a.correct] for a in own])
         for label, colour, sign in ((1, BLUE, 1), (0, ORANGE, -1)):
             counts, _ = np.histogram(said[said[:, 1] == label, 0], bins=edges)
@@ -83,14 +96,14 @@ def _confidence(answers: Mapping[str, Sequence[Answer]], path: Path) -> tuple[Pa
         axes.set_title(name, loc="left", fontsize=10, color=INK, fontweight="bold")
         axes.set_xlabel("stated confidence", color=INK)
     panels[0].set_ylabel("share: wrong below, right above", color=INK)
-    return save(drawn, path)
+    return save_figure(drawn, path)
 
 
-def _risk(answers: Mapping[str, Sequence[Answer]], path: Path) -> tuple[Path, Path]:
+def _draw_risk_coverage(answers: Mapping[str, Sequence[Answer]], path: Path) -> tuple[Path, Path]:
     """Share of wrong answers among the most confident, and the best that an order could do."""
-    drawn, panels = _panels(len(answers))
+    drawn, panels = _build_panel_row(len(answers))
     for axes, (name, own) in zip(panels, answers.items(), strict=True):
-        plain(axes)
+        style_axes(axes)
         correct = np.array([a.correct for a in own], dtype=np.float64)
         confidence = np.array([a.confidences[0] for a in own])
         coverage = np.arange(1, len(own) + 1) / len(own)
@@ -103,12 +116,12 @@ def _risk(answers: Mapping[str, Sequence[Answer]], path: Path) -> tuple[Path, Pa
         axes.set_xlabel("coverage", color=INK)
     panels[0].set_ylabel("risk: share of wrong answers", color=INK)
     panels[0].legend(frameon=False, fontsize=8, labelcolor=INK)
-    return save(drawn, path)
+    return save_figure(drawn, path)
 
 
-def _scaling(found: Mapping[str, Scaling], path: Path) -> tuple[Path, Path]:
+def _draw_answer_scaling(found: Mapping[str, Scaling], path: Path) -> tuple[Path, Path]:
     """Accuracy against the number of answers, a line per rule that takes one of them."""
-    drawn, panels = _panels(len(found))
+    drawn, panels = _build_panel_row(len(found))
     rules = (
         ("pass_at", "an oracle"),
         ("most_confident", "the most confident"),
@@ -116,7 +129,7 @@ def _scaling(found: Mapping[str, Scaling], path: Path) -> tuple[Path, Path]:
         ("majority", "vote"),
     )
     for axes, (name, scaling) in zip(panels, found.items(), strict=True):
-        plain(axes)
+        style_axes(axes)
         for (rule, said), colour in zip(rules, SERIES, strict=False):
             if (values := getattr(scaling, rule)) is not None:
                 axes.plot(scaling.k, values, "o-", color=colour, markersize=3.5, label=said)
@@ -127,9 +140,9 @@ def _scaling(found: Mapping[str, Scaling], path: Path) -> tuple[Path, Path]:
         axes.set_xlabel("answers looked at", color=INK)
     panels[0].set_ylabel("accuracy of the one that is taken", color=INK)
     panels[0].legend(frameon=False, fontsize=8, labelcolor=INK)
-    return save(drawn, path)
+    return save_figure(drawn, path)
 
 
-def _panels(count: int) -> tuple[Any, list[Any]]:
-    drawn = figure(WIDTH * count + 0.4, 3.4, w_pad=0.1, h_pad=0.1)
+def _build_panel_row(count: int) -> tuple[Any, list[Any]]:
+    drawn = build_figure(WIDTH * count + 0.4, 3.4, w_pad=0.1, h_pad=0.1)
     return drawn, list(drawn.subplots(1, count, sharey=True, squeeze=False)[0])

@@ -68,8 +68,8 @@ class Blocks:
             if not buckets or len(seen[block]) < AS_LONG * len(seen[buckets[-1][0]]):
                 buckets.append([])
             buckets[-1].append(block)
-        asked = [_rows([tokens[n] for n in bucket]) for bucket in buckets]
-        looked = [_rows([seen[n] for n in bucket]) for bucket in buckets]
+        asked = [_stack_token_rows([tokens[n] for n in bucket]) for bucket in buckets]
+        looked = [_stack_token_rows([seen[n] for n in bucket]) for bucket in buckets]
         queries = torch.cat([q.flatten() for q in asked])
         outputs = torch.empty_like(ends)
         real = (queries >= 0).nonzero()[:, 0]
@@ -79,17 +79,20 @@ class Blocks:
             keys=torch.cat([k.flatten() for k in looked]).clamp(min=0).to(device),
             outputs=outputs.to(device),
             sizes=tuple((*q.shape, k.shape[1]) for q, k in zip(asked, looked, strict=True)),
-            masks=tuple(_mask(q, k, ends).to(device) for q, k in zip(asked, looked, strict=True)),
+            masks=tuple(
+                _build_attention_mask(q, k, ends).to(device)
+                for q, k in zip(asked, looked, strict=True)
+            ),
         )
 
 
-def _rows(parts: list[Tensor]) -> Tensor:
+def _stack_token_rows(parts: list[Tensor]) -> Tensor:
     """`[n, longest]` the parts below one another, -1 on padding."""
     longest = max(map(len, parts))
     return torch.stack([pad(part, (0, longest - len(part)), value=-1) for part in parts])
 
 
-def _mask(queries: Tensor, keys: Tensor, ends: Tensor) -> Tensor:
+def _build_attention_mask(queries: Tensor, keys: Tensor, ends: Tensor) -> Tensor:
     """`[n, 1, b, k]`; padding looks at the first key, since a softmax over nothing is NaN."""
     asks, key = queries[:, :, None], keys[:, None, :]
     sees = (key >= 0) & (key <= asks) & (asks < ends[keys.clamp(min=0)][:, None, :])
@@ -98,7 +101,7 @@ def _mask(queries: Tensor, keys: Tensor, ends: Tensor) -> Tensor:
     return torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
 
 
-def _grouped(
+def _compute_grouped_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -121,8 +124,8 @@ def _grouped(
     if asked := [name for name in UNKNOWN if others.get(name) is not None]:
         raise ValueError(f"this model's attention uses {', '.join(asked)}")
     blocks, (_, heads, _, width) = rlx_blocks, query.shape
-    asks = _gathered(query, blocks.queries)
-    keys, values = _gathered(key, blocks.keys), _gathered(value, blocks.keys)
+    asks = _gather_tokens(query, blocks.queries)
+    keys, values = _gather_tokens(key, blocks.keys), _gather_tokens(value, blocks.keys)
     lengths = [n * b for n, b, _ in blocks.sizes], [n * k for n, _, k in blocks.sizes]
     parts = zip(
         blocks.sizes,
@@ -133,7 +136,7 @@ def _grouped(
         strict=True,
     )
     outputs = [
-        _attend(
+        _attend_blocks(
             q.unflatten(0, (n, b)), k.unflatten(0, (n, c)), v.unflatten(0, (n, c)), mask, scaling
         )
         for (n, b, c), mask, q, k, v in parts
@@ -141,13 +144,13 @@ def _grouped(
     return torch.cat(outputs).index_select(0, blocks.outputs).view(1, -1, heads, width), None
 
 
-def _gathered(states: Tensor, tokens: Tensor) -> Tensor:
+def _gather_tokens(states: Tensor, tokens: Tensor) -> Tensor:
     """`[1, heads, L, width]` to `[tokens, heads, width]`, whole tokens at a time."""
     flat = states[0].transpose(0, 1).flatten(1)
     return flat.index_select(0, tokens).view(-1, states.shape[1], states.shape[3])
 
 
-def _attend(
+def _attend_blocks(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None
 ) -> Tensor:
     """`[n, b, heads, width]` against `[n, k, heads, width]`; gives `[n · b, heads · width]`."""
@@ -162,4 +165,4 @@ def _attend(
     return output.transpose(1, 2).reshape(query.shape[0] * query.shape[2], -1)
 
 
-AttentionInterface.register(GROUPED, _grouped)
+AttentionInterface.register(GROUPED, _compute_grouped_attention)

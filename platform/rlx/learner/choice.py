@@ -13,9 +13,9 @@ from torch import Tensor
 from rlx.learner.distributed import Ranks
 from rlx.learner.forms import Cached, Flex, Form, Grouped, Plain
 from rlx.learner.forward import PackedModule
-from rlx.learner.pack import collate, pack
+from rlx.learner.pack import collate_trees, pack_trees
 
-__all__ = ["Chosen", "choose"]
+__all__ = ["Chosen", "choose_form"]
 
 FORMS: dict[str, tuple[Form, ...]] = {
     "cuda": (Flex(), Grouped(), Cached(), Plain()),
@@ -43,7 +43,7 @@ class Chosen:
         return f"{self.form.name}: {shares}{why}"
 
 
-def choose(module: PackedModule, ranks: Ranks) -> Chosen:
+def choose_form(module: PackedModule, ranks: Ranks) -> Chosen:
     """Tries the forms of a device, and lets the module use the first that fits.
 
     Args:
@@ -55,10 +55,10 @@ def choose(module: PackedModule, ranks: Ranks) -> Chosen:
     """
     forms = FORMS[ranks.device.type]
     module.use(forms[-1])
-    expected = _measured(module)
+    expected = _compute_trial_outputs(module)
     refused: list[str] = []
     for form in forms[:-1]:
-        if reason := _refusal(module, form, expected):
+        if reason := _find_form_fault(module, form, expected):
             refused.append(f"{form.name} ({reason})")
         else:
             break
@@ -68,11 +68,11 @@ def choose(module: PackedModule, ranks: Ranks) -> Chosen:
     return Chosen(forms[len(most)], tuple(most))
 
 
-def _refusal(module: PackedModule, form: Form, expected: tuple[Tensor, ...]) -> str:
+def _find_form_fault(module: PackedModule, form: Form, expected: tuple[Tensor, ...]) -> str:
     """Why a form does not fit; nothing where it does."""
     try:
         module.use(form)
-        found = _measured(module)
+        found = _compute_trial_outputs(module)
     except Exception as error:  # noqa: BLE001  (a model may refuse in any way)
         return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
     for what, a, b in zip(("outputs", "gradients"), found, expected, strict=False):
@@ -82,15 +82,17 @@ def _refusal(module: PackedModule, form: Form, expected: tuple[Tensor, ...]) -> 
     return ""
 
 
-def _measured(module: PackedModule) -> tuple[Tensor, ...]:
+def _compute_trial_outputs(module: PackedModule) -> tuple[Tensor, ...]:
     """Outputs of a few trees, and the gradient of the first parameters where any learn.
 
     Of several: an adapter's A has none as long as its B is zero, and it begins so.
     """
     learned = [p for p in module.model.parameters() if p.requires_grad][:4]
     some = next(module.model.parameters())
-    ids, is_token, trees, want = _rows(module)
-    packed = collate(pack(ids, is_token, trees, want, ids.numel(), merge=module.form.merges), ids)
+    ids, is_token, trees, want = _build_trial_rows(module)
+    packed = collate_trees(
+        pack_trees(ids, is_token, trees, want, ids.numel(), merge=module.form.merges), ids
+    )
     with torch.enable_grad():
         outputs = module.outputs(packed.to(some.device))
     order = (packed.rows * ids.shape[1] + packed.columns).argsort()  # forms pack in other orders
@@ -102,22 +104,25 @@ def _measured(module: PackedModule) -> tuple[Tensor, ...]:
     return outputs.detach(), torch.cat([gradient.flatten() for gradient in gradients])
 
 
-def _rows(module: PackedModule) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _build_trial_rows(module: PackedModule) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Two-turn rows of two trees: token ids, which are any, of which tree, and which are wanted."""
     vocabulary = module.model.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(0)
 
-    def some(count: int) -> list[int]:
+    def generate_token_ids(count: int) -> list[int]:
         return torch.randint(vocabulary, (count,), generator=generator).tolist()
 
     prompt, answers, question, confidences = SHAPE
     rows, trees, learned = [], [], []
     for tree in range(2):
-        opening, start = some(prompt), some(3)  # which answers share as well
+        opening, start = (
+            generate_token_ids(prompt),
+            generate_token_ids(3),
+        )  # which answers share as well
         for answer in answers:
-            said = [*opening, *start[: tree + 1], *some(answer)]
-            asked = [*said, *some(question)]
-            rows += [said, *([*asked, *some(count)] for count in confidences)]
+            said = [*opening, *start[: tree + 1], *generate_token_ids(answer)]
+            asked = [*said, *generate_token_ids(question)]
+            rows += [said, *([*asked, *generate_token_ids(count)] for count in confidences)]
             learned += [prompt, *[len(asked)] * len(confidences)]
             trees += [tree] * (1 + len(confidences))
     width = max(map(len, rows))

@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 
 from rlx.batch import TokenBatch
 from rlx.errors import SpecError
-from rlx.learner.choice import choose
+from rlx.learner.choice import choose_form
 from rlx.learner.distributed import Ranks
-from rlx.learner.engine import Engine, MakeOptimizer, adamw
+from rlx.learner.engine import MakeOptimizer, TrainingEngine, build_adamw
 from rlx.learner.forward import PackedValues
 from rlx.learner.pack import PackedBatch
-from rlx.learner.share import Share
+from rlx.learner.share import RankMicroBatches
 from rlx.loss import value_loss
 from rlx.model import Policy
 from rlx.model.lora import is_adapted
@@ -75,19 +75,19 @@ class Critic:
         spec: CriticSpec,
         ranks: Ranks,
         seed: int,
-        make_optimizer: MakeOptimizer = adamw,
+        make_optimizer: MakeOptimizer = build_adamw,
     ) -> None:
         if is_adapted(policy.model):
             raise ValueError("the critic copies the plain model: make it before adapters are added")
         self._clip = spec.value_clip
         self._limit = runner.micro_batch_tokens
         self._ranks = ranks
-        decoder = _decoder(policy)
-        module = PackedValues(decoder, _width(decoder), derive_seed(seed, "critic"))
+        decoder = _copy_decoder(policy)
+        module = PackedValues(decoder, _compute_hidden_size(decoder), derive_seed(seed, "critic"))
         if runner.activation_checkpointing:
             module.recompute_layers()
-        self._merges = choose(module.to(ranks.device), ranks).form.merges
-        self._engine = Engine(
+        self._merges = choose_form(module.to(ranks.device), ranks).form.merges
+        self._engine = TrainingEngine(
             module,
             spec,
             runner,
@@ -109,8 +109,8 @@ class Critic:
         """
         return self._share(batch, want).answers(self._engine)
 
-    def _share(self, batch: TokenBatch, want: Tensor) -> Share:
-        return Share(batch, want, self._limit, self._ranks, merge=self._merges)
+    def _share(self, batch: TokenBatch, want: Tensor) -> RankMicroBatches:
+        return RankMicroBatches(batch, want, self._limit, self._ranks, merge=self._merges)
 
     def save(self, folder: Path) -> None:
         """As `Engine.save`."""
@@ -141,7 +141,7 @@ class Critic:
         tokens = int(train.mask.sum())
         sums = torch.zeros(5, dtype=torch.float64)
 
-        def term(packed: PackedBatch) -> Tensor:
+        def compute_value_loss(packed: PackedBatch) -> Tensor:
             values, returns = self._engine(packed), packed.of(train.returns)
             old = train.streams.values
             near = None if old is None else packed.of(old)
@@ -153,7 +153,7 @@ class Critic:
                 sums.add_(torch.stack([x.double().sum() for x in noted]).cpu())
             return losses.sum() / tokens
 
-        norm = self._engine.step(share, term, rate)
+        norm = self._engine.step(share, compute_value_loss, rate)
         loss, held, value, error, square = (
             torch.stack(self._ranks.gather(sums)).sum(dim=0) / tokens
         ).tolist()
@@ -161,20 +161,22 @@ class Critic:
             loss=loss,
             clip_fraction=held,
             value=value,
-            explained_variance=_explained(square - error**2, train.returns[train.mask]),
+            explained_variance=_compute_explained_variance(
+                square - error**2, train.returns[train.mask]
+            ),
             grad_norm=norm,
             learning_rate=rate,
         )
 
 
-def _explained(unexplained: float, returns: Tensor) -> float | None:
+def _compute_explained_variance(unexplained: float, returns: Tensor) -> float | None:
     """Share of the returns' variance that is not left over."""
     if returns.max() == returns.min():
         return None
     return 1 - unexplained / float(returns.double().var(correction=0))
 
 
-def _decoder(policy: Policy) -> PreTrainedModel:
+def _copy_decoder(policy: Policy) -> PreTrainedModel:
     """A copy of the model without its language head, ready to learn."""
     decoder: PreTrainedModel | None = policy.model.get_decoder()
     if decoder is None or decoder is policy.model:
@@ -187,7 +189,7 @@ def _decoder(policy: Policy) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def _width(decoder: PreTrainedModel) -> int:
+def _compute_hidden_size(decoder: PreTrainedModel) -> int:
     """Of the last hidden state. Configurations have no common name for it, so one token is read."""
     token = torch.zeros(1, 1, dtype=torch.int64)
     return int(decoder(input_ids=token, use_cache=False).last_hidden_state.shape[-1])

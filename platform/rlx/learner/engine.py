@@ -10,26 +10,26 @@ import torch
 from torch import Tensor, nn
 
 from rlx.errors import RlxError
-from rlx.importing import hidden
+from rlx.importing import hide_packages
 from rlx.learner.distributed import Ranks
 from rlx.learner.pack import PackedBatch
-from rlx.learner.share import Share
+from rlx.learner.share import RankMicroBatches
 from rlx.learner.universal import frozen_value
 from rlx.spec import CriticSpec, OptimizerSpec, RunnerSpec
 
-with hidden("mlflow"):  # its autotuner would import it: most of a second for nobody
+with hide_packages("mlflow"):  # its autotuner would import it: most of a second for nobody
     import deepspeed
 with patch.object(deepspeed.runtime.compiler, "compile", lambda: lambda function: function):
     # It looks whether an optimiser is this one, whose import loads a compiler: as long again.
     import deepspeed.runtime.zero.muon.muon_optimizer
 
-__all__ = ["AdamSpec", "Engine", "MakeOptimizer", "adamw"]
+__all__ = ["AdamSpec", "MakeOptimizer", "TrainingEngine", "build_adamw"]
 
 AdamSpec = OptimizerSpec | CriticSpec
 MakeOptimizer = Callable[[Iterable[nn.Parameter], AdamSpec], torch.optim.Optimizer]
 
 
-def adamw(parameters: Iterable[nn.Parameter], spec: AdamSpec) -> torch.optim.Optimizer:
+def build_adamw(parameters: Iterable[nn.Parameter], spec: AdamSpec) -> torch.optim.Optimizer:
     """The optimiser that the spec describes; one kernel per step on a GPU."""
     learned = list(parameters)
     return torch.optim.AdamW(
@@ -42,7 +42,7 @@ def adamw(parameters: Iterable[nn.Parameter], spec: AdamSpec) -> torch.optim.Opt
     )
 
 
-class Engine:
+class TrainingEngine:
     """Owns trained weights and their optimiser. A process may hold several.
 
     Args:
@@ -62,7 +62,7 @@ class Engine:
         ranks: Ranks,
         *,
         section: str,
-        make_optimizer: MakeOptimizer = adamw,
+        make_optimizer: MakeOptimizer = build_adamw,
     ) -> None:
         self._section = section
         self._runner = runner
@@ -73,7 +73,7 @@ class Engine:
         self._engine, *_ = deepspeed.initialize(
             model=self._module,
             optimizer=make_optimizer(learned, spec),
-            config=_config(runner, spec, ranks),
+            config=_build_deepspeed_config(runner, spec, ranks),
             dist_init_required=False,
         )
         # No dropout: the gradient is that of the very policy that sampled.
@@ -101,7 +101,9 @@ class Engine:
         inner: torch.optim.Optimizer = getattr(outer, "optimizer", outer)
         return inner
 
-    def step(self, share: Share, term: Callable[[PackedBatch], Tensor], rate: float) -> float:
+    def step(
+        self, share: RankMicroBatches, term: Callable[[PackedBatch], Tensor], rate: float
+    ) -> float:
         """Takes one optimiser step down the sum of a term over micro-batches and ranks.
 
         Args:
@@ -182,7 +184,7 @@ class Engine:
             return parameter.detach().clone()
 
 
-def _config(runner: RunnerSpec, spec: AdamSpec, ranks: Ranks) -> dict[str, Any]:
+def _build_deepspeed_config(runner: RunnerSpec, spec: AdamSpec, ranks: Ranks) -> dict[str, Any]:
     """DeepSpeed's own configuration. Accumulation is ours: boundaries are set explicitly."""
     # Micro-batches of a bfloat16 model would be added in bfloat16; stage 0 knows no other way.
     sums = {"data_types": {"grad_accum_dtype": "fp32"}} if runner.zero_stage else {}

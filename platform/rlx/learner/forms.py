@@ -80,10 +80,12 @@ class Flex:
         alone = torch.arange(len(packed), length, device=packed.ends.device) + 1
         ends = torch.cat([packed.ends, alone])
 
-        def sees(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        def is_key_visible(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return (key <= query) & (query < ends[key])
 
-        mask = create_block_mask(sees, None, None, length, length, device=str(ends.device))
+        mask = create_block_mask(
+            is_key_visible, None, None, length, length, device=str(ends.device)
+        )
         return read(
             packed.sources,
             input_ids=pad(packed.token_ids, more)[None],
@@ -105,7 +107,7 @@ class Cached:
 
     def __call__(self, read: Read, packed: PackedBatch) -> Tensor:
         """See `Form`."""
-        trunks, branches = _split(packed)
+        trunks, branches = _split_trunk_branches(packed)
         device, in_trunk = packed.ends.device, trunks.has(packed.sources)
         cache = DynamicCache()
         ids, positions, _ = trunks.lay(packed)
@@ -144,7 +146,7 @@ class Plain:
 
     def __call__(self, read: Read, packed: PackedBatch) -> Tensor:
         """See `Form`."""
-        rows = _roots(packed)
+        rows = _find_tree_runs(packed)
         ids, _, _ = rows.lay(packed)
         # Padding is on the right and attention causal, so no token that counts sees it. Its
         # positions go on: transformers takes one that begins anew for another packed sequence,
@@ -197,19 +199,19 @@ class _Runs:
         return packed.token_ids[token], packed.positions[token], sees[:, None]
 
 
-def _roots(packed: PackedBatch) -> _Runs:
+def _find_tree_runs(packed: PackedBatch) -> _Runs:
     """The trees of a micro-batch."""
     starts = (packed.positions == 0).nonzero()[:, 0].cpu()
     lengths = torch.cat([starts[1:], torch.tensor([len(packed)])]) - starts
     return _Runs(starts, lengths, torch.arange(len(starts)))
 
 
-def _split(packed: PackedBatch) -> tuple[_Runs, _Runs]:
+def _split_trunk_branches(packed: PackedBatch) -> tuple[_Runs, _Runs]:
     """The trunk of every tree, which all of its rows share, and what branches off from it.
 
     Where nothing branches off anywhere, the first token stands for a branch that nobody reads.
     """
-    trees, ends = _roots(packed), packed.ends.cpu()
+    trees, ends = _find_tree_runs(packed), packed.ends.cpu()
     trunks: list[int] = []
     branches: list[tuple[int, int, int]] = []
     for tree, (start, length) in enumerate(

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from rlx.batch import TokenBatch
-from rlx.learner.choice import choose
+from rlx.learner.choice import choose_form
 from rlx.learner.distributed import Ranks
-from rlx.learner.engine import Engine, MakeOptimizer, adamw
+from rlx.learner.engine import MakeOptimizer, TrainingEngine, build_adamw
 from rlx.learner.forward import PackedPolicy
 from rlx.learner.pack import PackedBatch
-from rlx.learner.share import Share
+from rlx.learner.share import RankMicroBatches
 from rlx.learner.terms import Sums, Targets, UpdateStats, policy_term
 from rlx.model import Policy
 from rlx.model.lora import adapter_weights, merged_weights, save_adapter, without_adapters
@@ -56,7 +56,7 @@ class Learner:
         runner: RunnerSpec,
         optimizer: OptimizerSpec,
         ranks: Ranks,
-        make_optimizer: MakeOptimizer = adamw,
+        make_optimizer: MakeOptimizer = build_adamw,
     ) -> None:
         self._runner = runner
         self._ranks = ranks
@@ -64,8 +64,8 @@ class Learner:
         module = PackedPolicy(policy.model.eval()).to(ranks.device)
         if runner.activation_checkpointing:
             module.recompute_layers()
-        self.chosen = choose(module, ranks)
-        self._engine = Engine(
+        self.chosen = choose_form(module, ranks)
+        self._engine = TrainingEngine(
             module,
             optimizer,
             runner,
@@ -107,11 +107,11 @@ class Learner:
             return None
         sums = Sums()
 
-        def term(packed: PackedBatch) -> Tensor:
+        def compute_policy_loss(packed: PackedBatch) -> Tensor:
             logprobs, entropy = self._engine(packed, packed.of(train.batch.temperatures))
             return policy_term(logprobs, entropy, Targets.of(packed, train, loss), loss, sums)
 
-        norm = self._engine.step(share, term, rate)
+        norm = self._engine.step(share, compute_policy_loss, rate)
         return Sums.add(self._ranks.gather(sums)).stats(
             grad_norm=norm,
             learning_rate=rate,
@@ -119,9 +119,9 @@ class Learner:
             row_tokens=share.row_tokens,
         )
 
-    def _share(self, batch: TokenBatch, want: Tensor) -> Share:
+    def _share(self, batch: TokenBatch, want: Tensor) -> RankMicroBatches:
         limit = self._runner.micro_batch_tokens
-        return Share(batch, want, limit, self._ranks, merge=self.chosen.form.merges)
+        return RankMicroBatches(batch, want, limit, self._ranks, merge=self.chosen.form.merges)
 
     def logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
         """Log-probabilities of chosen tokens under the policy as it is.
@@ -134,10 +134,10 @@ class Learner:
             `[B, T]` nats at the sampler's temperatures, on every rank; 0 where not wanted.
         """
 
-        def ask(packed: PackedBatch) -> Tensor:
+        def compute_logprobs(packed: PackedBatch) -> Tensor:
             return torch.as_tensor(self._engine(packed, packed.of(batch.temperatures))[0])
 
-        return self._share(batch, want).answers(ask)
+        return self._share(batch, want).answers(compute_logprobs)
 
     def reference_logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
         """As `logprobs`, of the model that adapters were laid over.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["PackedBatch", "PackedTree", "collate", "deal", "pack"]
+__all__ = ["PackedBatch", "PackedTree", "collate_trees", "distribute_trees", "pack_trees"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -74,7 +74,7 @@ class PackedBatch:
         return PackedBatch(**{name: getattr(self, name).to(device) for name in self.__slots__})
 
 
-def pack(
+def pack_trees(
     token_ids: Tensor,
     is_token: Tensor,
     tree_ids: Tensor,
@@ -102,19 +102,19 @@ def pack(
     for tree in tree_ids[chosen].unique().tolist():
         members = ((tree_ids == tree) & chosen).nonzero()[:, 0].tolist()
         paths = sorted((tuple(token_ids[b, is_token[b]].tolist()), b) for b in members)
-        parts = _cut(paths, limit) if merge else ([path] for path in paths)
-        packed += [_trie(part, want) for part in parts]
+        parts = _split_paths(paths, limit) if merge else ([path] for path in paths)
+        packed += [_build_packed_tree(part, want) for part in parts]
     return packed
 
 
-def _cut(
+def _split_paths(
     paths: Sequence[tuple[tuple[int, ...], int]], limit: int
 ) -> Iterator[Sequence[tuple[tuple[int, ...], int]]]:
     """Runs of lexicographically sorted paths whose trie has at most `limit` nodes."""
     part: list[tuple[tuple[int, ...], int]] = []
     nodes = 0
     for path, row in paths:
-        new = len(path) - (_common(part[-1][0], path) if part else 0)
+        new = len(path) - (_count_common_prefix(part[-1][0], path) if part else 0)
         if part and nodes + new > limit:
             yield part
             part, nodes, new = [], 0, len(path)
@@ -123,14 +123,14 @@ def _cut(
     yield part
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
+def _count_common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the longest common prefix."""
     return next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )
 
 
-def _trie(paths: Sequence[tuple[tuple[int, ...], int]], want: Tensor) -> PackedTree:
+def _build_packed_tree(paths: Sequence[tuple[tuple[int, ...], int]], want: Tensor) -> PackedTree:
     tokens: list[int] = []
     depths: list[int] = []
     ends: list[int] = []
@@ -138,7 +138,7 @@ def _trie(paths: Sequence[tuple[tuple[int, ...], int]], want: Tensor) -> PackedT
     nodes: list[int] = []
     previous: tuple[int, ...] = ()
     for path, row in paths:
-        shared = _common(previous, path)
+        shared = _count_common_prefix(previous, path)
         for closed in nodes[shared:]:
             ends[closed] = len(tokens)
         first = len(tokens)
@@ -157,7 +157,7 @@ def _trie(paths: Sequence[tuple[tuple[int, ...], int]], want: Tensor) -> PackedT
     return PackedTree(*(torch.tensor(field, dtype=torch.int64) for field in fields))
 
 
-def deal(
+def distribute_trees(
     trees: Sequence[PackedTree], ranks: int, limit: int, *, padded: bool = False
 ) -> list[list[list[PackedTree]]]:
     """Deals packed trees to ranks by token count, and cuts each share into micro-batches.
@@ -198,7 +198,7 @@ def _micro_batches(
     return batches
 
 
-def collate(trees: Sequence[PackedTree], token_ids: Tensor) -> PackedBatch:
+def collate_trees(trees: Sequence[PackedTree], token_ids: Tensor) -> PackedBatch:
     """Lays packed trees one after the other.
 
     Args:

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from rlx.batch import TokenBatch
-from rlx.learner.choice import choose
+from rlx.learner.choice import choose_form
 from rlx.learner.distributed import Ranks
 from rlx.learner.forward import PackedPolicy
 from rlx.learner.learner import Learner
 from rlx.learner.pack import PackedBatch
-from rlx.learner.share import Share
+from rlx.learner.share import RankMicroBatches
 from rlx.model import Policy
 from rlx.model.lora import is_adapted
 from rlx.spec import OptimizerSpec, RunnerSpec
@@ -24,10 +24,10 @@ class Reference(Protocol):
     """A policy that stays as it is.
 
     Attributes:
-        described: which one it is, for the run's record.
+        description: which one it is, for the run's record.
     """
 
-    described: ClassVar[str]
+    description: ClassVar[str]
 
     def logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
         """`[B, T]` nats, as `Learner.logprobs`."""
@@ -43,31 +43,31 @@ class FrozenCopy:
         ranks: each holds a whole copy on its device, and computes its share.
     """
 
-    described: ClassVar[str] = "a frozen copy of the policy as training found it"
+    description: ClassVar[str] = "a frozen copy of the policy as training found it"
 
     def __init__(self, policy: Policy, runner: RunnerSpec, ranks: Ranks) -> None:
         self._limit = runner.micro_batch_tokens
         self._ranks = ranks
         model = copy.deepcopy(policy.model).eval().requires_grad_(False)
         self._module = PackedPolicy(model).to(ranks.device)
-        self._merges = choose(self._module, ranks).form.merges
+        self._merges = choose_form(self._module, ranks).form.merges
         for parameter in model.parameters():  # buffers stay: positions need float32
             parameter.data = parameter.data.to(getattr(torch, runner.dtype))
 
     def logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
         """`[B, T]` nats, as `Learner.logprobs`."""
 
-        def ask(packed: PackedBatch) -> Tensor:
+        def compute_reference_logprobs(packed: PackedBatch) -> Tensor:
             return torch.as_tensor(self._module(packed, packed.of(batch.temperatures))[0])
 
-        share = Share(batch, want, self._limit, self._ranks, merge=self._merges)
-        return share.answers(ask)
+        share = RankMicroBatches(batch, want, self._limit, self._ranks, merge=self._merges)
+        return share.answers(compute_reference_logprobs)
 
 
 class AdapterFreeBase:
     """The model that the learner's adapters were laid over; needs no memory of its own."""
 
-    described: ClassVar[str] = "the model without its adapters"
+    description: ClassVar[str] = "the model without its adapters"
 
     def __init__(self, learner: Learner) -> None:
         self._learner = learner

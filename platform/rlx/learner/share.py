@@ -7,12 +7,12 @@ from torch import Tensor
 
 from rlx.batch import TokenBatch
 from rlx.learner.distributed import Ranks
-from rlx.learner.pack import PackedBatch, collate, deal, pack
+from rlx.learner.pack import PackedBatch, collate_trees, distribute_trees, pack_trees
 
-__all__ = ["Share"]
+__all__ = ["RankMicroBatches"]
 
 
-class Share:
+class RankMicroBatches:
     """One rank's part of the wanted tokens; every rank has as many micro-batches.
 
     Rows are never cut: all wanted tokens of a row are targets of the same micro-batch.
@@ -34,8 +34,14 @@ class Share:
     ) -> None:
         self._batch = batch
         self._ranks = ranks
-        trees = pack(batch.token_ids, batch.is_token, batch.tree_ids, want, limit, merge=merge)
-        shares = deal(trees, ranks.count, limit, padded=not merge) if trees else [[]] * ranks.count
+        trees = pack_trees(
+            batch.token_ids, batch.is_token, batch.tree_ids, want, limit, merge=merge
+        )
+        shares = (
+            distribute_trees(trees, ranks.count, limit, padded=not merge)
+            if trees
+            else [[]] * ranks.count
+        )
         self._mine = shares[ranks.rank]
         self.computed_tokens = sum(map(len, trees))
         self.row_tokens = int(batch.is_token[want.any(dim=1)].sum())
@@ -47,7 +53,7 @@ class Share:
     def __iter__(self) -> Iterator[PackedBatch]:
         """The micro-batches, on the rank's device; one without a target fills a gap."""
         for trees in self._mine:
-            yield collate(trees, self._batch.token_ids).to(self._ranks.device)
+            yield collate_trees(trees, self._batch.token_ids).to(self._ranks.device)
 
     @torch.no_grad()
     def answers(self, ask: Callable[[PackedBatch], Tensor]) -> Tensor:

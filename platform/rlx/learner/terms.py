@@ -7,7 +7,12 @@ from torch import Tensor
 
 from rlx.kl import kl_terms
 from rlx.learner.pack import PackedBatch
-from rlx.loss import cispo, clipped_surrogate, sequence_log_ratio, unclipped
+from rlx.loss import (
+    clipped_surrogate,
+    compute_cispo_loss,
+    compute_unclipped_loss,
+    sequence_log_ratio,
+)
 from rlx.spec import LossSpec
 from rlx.step import TrainBatch
 
@@ -152,7 +157,7 @@ def policy_term(
     log_ratio = token_log_ratio = logprobs - targets.old
     if spec.ratio == "sequence":
         log_ratio = sequence_log_ratio(token_log_ratio, targets.rows)
-    losses = _surrogate(log_ratio, logprobs, targets.advantages, spec)
+    losses = _compute_surrogate_loss(log_ratio, logprobs, targets.advantages, spec)
     if spec.kl is not None and targets.reference is not None:
         penalty = kl_terms(logprobs, targets.reference, spec.kl.kl_penalty)
         losses = losses + spec.kl.coefficient * penalty
@@ -162,11 +167,13 @@ def policy_term(
     sums.loss += float(term.detach())
     if len(logprobs):
         with torch.no_grad():
-            _note(token_log_ratio, log_ratio, entropy, targets, spec, sums)
+            _accumulate_statistics(token_log_ratio, log_ratio, entropy, targets, spec, sums)
     return term
 
 
-def _surrogate(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, spec: LossSpec) -> Tensor:
+def _compute_surrogate_loss(
+    log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, spec: LossSpec
+) -> Tensor:
     """`[M]` token losses."""
     match spec.surrogate:
         case "clip":
@@ -174,12 +181,12 @@ def _surrogate(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, spec: Lo
                 log_ratio, advantages, clip=spec.clip, dual_clip=spec.dual_clip
             )
         case "cispo":
-            return cispo(log_ratio, advantages, logprobs, clip=spec.clip)
+            return compute_cispo_loss(log_ratio, advantages, logprobs, clip=spec.clip)
         case "none":
-            return unclipped(log_ratio, advantages)
+            return compute_unclipped_loss(log_ratio, advantages)
 
 
-def _clipped(ratio: Tensor, advantages: Tensor, spec: LossSpec) -> Tensor:
+def _find_clipped_tokens(ratio: Tensor, advantages: Tensor, spec: LossSpec) -> Tensor:
     """`[M]` bool: where the surrogate holds the ratio at a bound."""
     low, high = spec.clip
     above, below = ratio > 1 + high, ratio < 1 - low
@@ -195,7 +202,7 @@ def _clipped(ratio: Tensor, advantages: Tensor, spec: LossSpec) -> Tensor:
             return torch.zeros_like(above)
 
 
-def _note(
+def _accumulate_statistics(
     token_log_ratio: Tensor,
     log_ratio: Tensor,
     entropy: Tensor,
@@ -206,7 +213,7 @@ def _note(
     """Adds the figures of one micro-batch of `[M]` tokens, at least one."""
     ratio, kept_open = log_ratio.exp(), targets.bonus != 0
     sums.kl += float((token_log_ratio.expm1() - token_log_ratio).sum())
-    sums.clipped += float(_clipped(ratio, targets.advantages, spec).sum())
+    sums.clipped += float(_find_clipped_tokens(ratio, targets.advantages, spec).sum())
     sums.entropy += float(entropy.sum())
     sums.bonus_entropy += float(entropy[kept_open].sum())
     sums.tokens += len(ratio)

@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from rlx.errors import RlxError
-from rlx.importing import libraries
+from rlx.importing import speed_up_imports
 
-__all__ = ["consolidated", "convert", "frozen_value"]
+__all__ = ["convert_checkpoints", "frozen_value", "load_consolidated_weights"]
 
 WHOLE = "mp_rank_00_model_states.pt"
 """Holds every weight as it is trained, where no stage above 2 has spread them."""
 SPREAD = "zero_pp_rank_0_mp_rank_00_model_states.pt"
 
 
-def consolidated(folder: Path) -> dict[str, Tensor]:
+def load_consolidated_weights(folder: Path) -> dict[str, Tensor]:
     """Whole weights of what `Engine.save` wrote, by the module's parameter names, on the CPU.
 
     Those of ZeRO stage 3 are float32, others in the precision that they are trained in.
@@ -42,7 +42,7 @@ def consolidated(folder: Path) -> dict[str, Tensor]:
         return dict(get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), tag=folder.name))
 
 
-def convert(sources: Iterable[Path], target: Path) -> None:
+def convert_checkpoints(sources: Iterable[Path], target: Path) -> None:
     """Makes of what `Engine.save` wrote folders that `Engine.load(universal=True)` takes.
 
     A process of its own does it: it needs the memory of a whole model, and gives it back.
@@ -76,7 +76,7 @@ def frozen_value(folder: Path, name: str) -> Tensor:
     return torch.as_tensor(stored["param"])
 
 
-def _convert(source: Path, target: Path) -> None:
+def _convert_checkpoint_folder(source: Path, target: Path) -> None:
     """Converts one folder, and adds what DeepSpeed leaves out."""
     from deepspeed.checkpoint import ds_to_universal
 
@@ -84,7 +84,7 @@ def _convert(source: Path, target: Path) -> None:
     folders = {"input_folder": str(source), "output_folder": str(target)}
     ds_to_universal.main(Namespace(**folders, **options, strict=True, keep_temp_folder=False))
     (target.parent / "latest_universal").unlink()  # names are ours to give
-    for name, value in consolidated(source).items():
+    for name, value in load_consolidated_weights(source).items():
         file = target / "zero" / name / "fp32.pt"
         if not file.exists():  # frozen, and written under stage 3
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -116,8 +116,8 @@ def _for_every_stage(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    with libraries():
+    with speed_up_imports():
         pass
     *sources, into = map(Path, sys.argv[1:])
     for folder in sources:
-        _convert(folder, into / folder.name)
+        _convert_checkpoint_folder(folder, into / folder.name)

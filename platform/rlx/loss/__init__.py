@@ -16,11 +16,11 @@ from rlx.spec.loss import Aggregate
 __all__ = [
     "ETA",
     "aggregation_weights",
-    "cispo",
     "clipped_surrogate",
+    "compute_cispo_loss",
+    "compute_unclipped_loss",
     "entropy_weights",
     "sequence_log_ratio",
-    "unclipped",
     "value_loss",
 ]
 
@@ -56,7 +56,7 @@ def sequence_log_ratio(log_ratio: Tensor, rows: Tensor) -> Tensor:
     return means[slot]
 
 
-def _ratio(log_ratio: Tensor) -> Tensor:
+def _compute_ratio(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-LONGEST, LONGEST).exp()
 
 
@@ -88,7 +88,7 @@ def clipped_surrogate(
         PPO, arXiv 1707.06347, equation 7; dual clip, arXiv 1912.09729; clip-higher, arXiv
         2503.14476.
     """
-    ratio = _ratio(log_ratio)
+    ratio = _compute_ratio(log_ratio)
     low, high = clip
     loss = -torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
     if dual_clip is None:
@@ -96,7 +96,7 @@ def clipped_surrogate(
     return torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
 
 
-def cispo(
+def compute_cispo_loss(
     log_ratio: Tensor, advantages: Tensor, logprobs: Tensor, *, clip: tuple[float, float]
 ) -> Tensor:
     """Token losses whose clipped ratio is a weight: no token loses its gradient.
@@ -113,16 +113,16 @@ def cispo(
         CISPO, arXiv 2506.13585, equation 4.
     """
     low, high = clip
-    weight = _ratio(log_ratio.detach()).clamp(1 - low, 1 + high)
+    weight = _compute_ratio(log_ratio.detach()).clamp(1 - low, 1 + high)
     return -weight * advantages * logprobs
 
 
-def unclipped(log_ratio: Tensor, advantages: Tensor) -> Tensor:
+def compute_unclipped_loss(log_ratio: Tensor, advantages: Tensor) -> Tensor:
     """Token losses of the importance-weighted policy gradient, `[...]`.
 
     ℓₜ = -rₜ Aₜ
     """
-    return -_ratio(log_ratio) * advantages
+    return -_compute_ratio(log_ratio) * advantages
 
 
 # Critic -----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlx.loss import LONGEST
 from rlx.spec.loss import Correction
 
-__all__ = ["Corrected", "Mismatch", "corrected", "mismatch"]
+__all__ = ["Corrected", "Mismatch", "compute_correction_weights", "compute_sampler_mismatch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Corrected:
     share: float
 
 
-def mismatch(learner: Tensor, sampler: Tensor, mask: Tensor) -> Mismatch | None:
+def compute_sampler_mismatch(learner: Tensor, sampler: Tensor, mask: Tensor) -> Mismatch | None:
     """Compares log-probabilities of the same tokens.
 
     Args:
@@ -71,7 +71,9 @@ def mismatch(learner: Tensor, sampler: Tensor, mask: Tensor) -> Mismatch | None:
     )
 
 
-def corrected(learner: Tensor, sampler: Tensor, mask: Tensor, spec: Correction) -> Corrected:
+def compute_correction_weights(
+    learner: Tensor, sampler: Tensor, mask: Tensor, spec: Correction
+) -> Corrected:
     """Weights by which tokens that μ sampled count as if π had.
 
         token:     wᵢₜ = π(aᵢₜ) / μ(aᵢₜ)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlx.batch import TokenBatch
 
-__all__ = ["all_response", "effective", "model_tokens", "turn_spans"]
+__all__ = ["all_response", "model_tokens", "select_effective_tokens", "turn_spans"]
 
 Truncated = Literal["learn", "skip"]
 
@@ -35,10 +35,10 @@ def model_tokens(batch: TokenBatch, *, truncated: Truncated = "learn") -> Tensor
         batch: the rows.
         truncated: "skip" leaves out rows in which a turn ran out of tokens (DAPO, section 3.4).
     """
-    return _whole(batch.is_own.clone(), batch, truncated)
+    return _drop_truncated_rows(batch.is_own.clone(), batch, truncated)
 
 
-def effective(batch: TokenBatch, *, state_masking: bool = True) -> Tensor:
+def select_effective_tokens(batch: TokenBatch, *, state_masking: bool = True) -> Tensor:
     """`[B, T]` the source's rule, one mask for KL, GAE, GRPO and score.
 
         multi-turn and state_masking:  model tokens
@@ -83,10 +83,10 @@ def turn_spans(
         mask |= batch.is_end & found
     if fallback == "response":
         mask |= batch.is_own & ~found
-    return _whole(mask & batch.is_own, batch, truncated)
+    return _drop_truncated_rows(mask & batch.is_own, batch, truncated)
 
 
-def _whole(mask: Tensor, batch: TokenBatch, truncated: Truncated) -> Tensor:
+def _drop_truncated_rows(mask: Tensor, batch: TokenBatch, truncated: Truncated) -> Tensor:
     """Without the rows in which some turn did not end by itself, if those are to be skipped."""
     if truncated == "learn":
         return mask

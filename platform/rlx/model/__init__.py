@@ -7,7 +7,7 @@ when they are first used, so that `rlx.model.files` needs no torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rlx.importing import libraries
+from rlx.importing import speed_up_imports
 
 if TYPE_CHECKING:
     from rlx.model.build import Policy, build_policy
@@ -28,5 +28,5 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with libraries():
+    with speed_up_imports():
         return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

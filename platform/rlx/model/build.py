@@ -93,10 +93,12 @@ def build_policy(spec: ModelSpec, seed: int) -> Policy:
             of a kind that cannot be trained here.
         EnvironmentFault: the files of a pretrained model are missing or damaged.
     """
-    return _tiny(spec, seed) if isinstance(spec, Tiny) else _pretrained(spec)
+    return (
+        _build_tiny_policy(spec, seed) if isinstance(spec, Tiny) else _load_pretrained_policy(spec)
+    )
 
 
-def _tiny(spec: Tiny, seed: int) -> Policy:
+def _build_tiny_policy(spec: Tiny, seed: int) -> Policy:
     tokenizer = tiny_tokenizer(spec)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -117,13 +119,13 @@ def _tiny(spec: Tiny, seed: int) -> Policy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "weights"))
         model = Qwen3ForCausalLM(config)
-    return _policy(model, tokenizer, chat_template=False)
+    return _assemble_policy(model, tokenizer, chat_template=False)
 
 
-def _pretrained(spec: Pretrained) -> Policy:
+def _load_pretrained_policy(spec: Pretrained) -> Policy:
     folder = model_folder(spec)
     try:
-        config = _config(folder, spec.path)
+        config = _load_model_config(folder, spec.path)
         tokenizer = pretrained_tokenizer(folder)
         model, loading = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -143,10 +145,10 @@ def _pretrained(spec: Pretrained) -> Policy:
             f"model.path: the weights of {spec.path!r} lack {len(missing)} of the model's "
             f"parameters, such as {missing[0]}; save or fetch it again"
         )
-    return _policy(model, tokenizer, chat_template=spec.chat_template)
+    return _assemble_policy(model, tokenizer, chat_template=spec.chat_template)
 
 
-def _config(folder: Path, path: str) -> PreTrainedConfig:
+def _load_model_config(folder: Path, path: str) -> PreTrainedConfig:
     """The configuration of a causal language model that transformers itself implements.
 
     Raises:
@@ -170,7 +172,7 @@ def _config(folder: Path, path: str) -> PreTrainedConfig:
     return config
 
 
-def _policy(
+def _assemble_policy(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, chat_template: bool
 ) -> Policy:
     ends = end_ids(tokenizer, model.generation_config, model.config)

@@ -8,7 +8,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from rlx.errors import SpecError
-from rlx.rollout import Shown
+from rlx.rollout import TurnPrompt
 
 __all__ = ["ChatDialogue", "ModelDialogue", "PlainDialogue"]
 
@@ -52,11 +52,11 @@ class _Speech(ABC):
             )
         return tuple(ids)
 
-    def observed(self, text: str, after: Sequence[int], *, inline: bool) -> Shown:
+    def encode_observation(self, text: str, after: Sequence[int], *, inline: bool) -> TurnPrompt:
         """See `rlx.rollout.Dialogue`. Names of control tokens are broken up by a blank."""
         for token in self._control:
             text = text.replace(token, f"{token[0]} {token[1:]}")
-        return Shown(text, self.encode(text) if inline else self.reply(text, after))
+        return TurnPrompt(text, self.encode(text) if inline else self.reply(text, after))
 
     @abstractmethod
     def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
@@ -149,9 +149,9 @@ class ChatDialogue(_Speech):
     def open(self, text: str, system: str = "") -> tuple[int, ...]:
         """System message, text and the header of the first turn, as the template writes them."""
         if not system or self._takes_system:
-            messages = [_message("system", system)] if system else []
-            return self.encode(self._render([*messages, _message("user", text)]))
-        return self.encode(self._render([_message("user", _with_system(text, system))]))
+            messages = [_build_message("system", system)] if system else []
+            return self.encode(self._render([*messages, _build_message("user", text)]))
+        return self.encode(self._render([_build_message("user", _with_system(text, system))]))
 
     def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
         """What closes the turn `after`, the text, and the header of the next turn.
@@ -182,18 +182,20 @@ class ChatDialogue(_Speech):
 
     def _shows_system(self) -> bool:
         """Whether the template takes system messages; some refuse them, some drop them."""
-        word = _placeholder("")
+        word = _build_placeholder("")
         try:
-            return word in self._render([_message("system", word), _message("user", "?")])
+            return word in self._render(
+                [_build_message("system", word), _build_message("user", "?")]
+            )
         except SpecError:
             return False
 
     def _behind_a_turn(self, text: str | None) -> str:
         """What the template writes behind a turn that `text` answers, or that nothing does."""
-        turn = _placeholder(text or "")
-        messages = [_message("user", "?"), _message("assistant", turn)]
+        turn = _build_placeholder(text or "")
+        messages = [_build_message("user", "?"), _build_message("assistant", turn)]
         if text is not None:
-            messages.append(_message("user", text))
+            messages.append(_build_message("user", text))
         parts = self._render(messages, prompt=text is not None).split(turn)
         if len(parts) != 2:
             raise SpecError(
@@ -220,7 +222,7 @@ ModelDialogue = PlainDialogue | ChatDialogue
 """How a model holds a dialogue; see `rlx.rollout.Dialogue`."""
 
 
-def _message(role: str, content: str) -> dict[str, str]:
+def _build_message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
@@ -228,7 +230,7 @@ def _with_system(text: str, system: str) -> str:
     return f"{system}\n\n{text}" if system else text
 
 
-def _placeholder(text: str) -> str:
+def _build_placeholder(text: str) -> str:
     """A word that no template changes and that `text` does not hold."""
     word = "rlxturn"
     while word in text:

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 from rlx.model.dialogue import ModelDialogue
 from rlx.plugin import Environment, Problem, Rehearsed, Step, Task
-from rlx.rollout import LocalHost, Talk, between, find_spans
-from rlx.rollout.environment import talk
+from rlx.rollout import LocalHost, Talk, encode_between_turns, find_spans
+from rlx.rollout.environment import build_talk
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec, ManyTurn
 
-__all__ = ["Episode", "Stage"]
+__all__ = ["DemonstrationTokens", "Stage"]
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class DemonstrationTokens:
     """A demonstration as tokens.
 
     Attributes:
@@ -48,7 +48,7 @@ class Stage:
     task: Task
     environment: Environment | None = None
 
-    def episode(self, dialogue: ModelDialogue, index: int) -> Episode:
+    def episode(self, dialogue: ModelDialogue, index: int) -> DemonstrationTokens:
         """Demonstration number `index` of the warm start, as tokens.
 
         Raises:
@@ -56,24 +56,28 @@ class Stage:
         """
         ids: list[int] = []
         own: list[bool] = []
-        for said in self._said(dialogue, index):
+        for said in self._iterate_turns(dialogue, index):
             ids += [*said.opening, *said.turn]
             own += [*[False] * len(said.opening), *[True] * len(said.turn)]
-        return Episode(tuple(ids), tuple(own))
+        return DemonstrationTokens(tuple(ids), tuple(own))
 
-    def _said(self, dialogue: ModelDialogue, index: int) -> Iterator[_Said]:
+    def _iterate_turns(self, dialogue: ModelDialogue, index: int) -> Iterator[_Said]:
         seed = derive_seed(self.spec.seed, "demonstration", index)
         start = derive_seed(self.spec.seed, "warm start")
         if isinstance(self.spec.rollout, ManyTurn):
             if self.environment is None or not isinstance(self.task, Rehearsed):
                 raise ValueError("a schedule with an environment is rehearsed in it, by its task")
             problem = self.task.lesson(index, start)
-            return _acted(
-                talk(self.spec.rollout), problem, seed, dialogue, self.task, self.environment
+            return _iterate_environment_turns(
+                build_talk(self.spec.rollout), problem, seed, dialogue, self.task, self.environment
             )
-        return self._told(dialogue, self.task.problem("train", index, start), seed)
+        return self._iterate_demonstration_turns(
+            dialogue, self.task.problem("train", index, start), seed
+        )
 
-    def _told(self, dialogue: ModelDialogue, problem: Problem, seed: int) -> Iterator[_Said]:
+    def _iterate_demonstration_turns(
+        self, dialogue: ModelDialogue, problem: Problem, seed: int
+    ) -> Iterator[_Said]:
         turn: tuple[int, ...] = ()
         demonstration = self.task.demonstration(problem, seed)
         for (_, asked), text in zip(
@@ -81,19 +85,23 @@ class Stage:
         ):
             shown = asked.template.replace("{prompt}", problem.prompt)
             system = problem.system or self.spec.rollout.system
-            opening = between(dialogue, shown, turn) if turn else dialogue.open(shown, system)
+            opening = (
+                encode_between_turns(dialogue, shown, turn)
+                if turn
+                else dialogue.open(shown, system)
+            )
             stopped = text.endswith(asked.stop) if asked.stop else False
             turn = (*dialogue.encode(text), *(() if stopped else dialogue.end_ids[:1]))
             yield _Said(opening, turn)
 
 
-def _spoken(dialogue: ModelDialogue, text: str, plan: Talk) -> tuple[int, ...]:
+def _encode_turn(dialogue: ModelDialogue, text: str, plan: Talk) -> tuple[int, ...]:
     """Tokens of a turn; one that a stop string ends is sampled without an end token."""
     stopped = any(stop in text for stop in plan.turn.stop)
     return (*dialogue.encode(text), *(() if stopped else dialogue.end_ids[:1]))
 
 
-def _heard(
+def _parse_turn(
     dialogue: ModelDialogue, turn: tuple[int, ...], plan: Talk, number: int
 ) -> tuple[str, dict[str, str]]:
     """Text and spans of a turn, read off its tokens as those of a sampled one."""
@@ -102,7 +110,7 @@ def _heard(
     return text, {name: span.text for name, span in spans.items()}
 
 
-def _acted(
+def _iterate_environment_turns(
     plan: Talk,
     problem: Problem,
     seed: int,
@@ -118,14 +126,14 @@ def _acted(
     opening = plan.opening(problem, dialogue).token_ids
     for number in range(1, plan.last + 1):
         text = task.act(problem, turns, observations, seed)
-        turn = _spoken(dialogue, text, plan)
+        turn = _encode_turn(dialogue, text, plan)
         yield _Said(opening, turn)
-        heard = _heard(dialogue, turn, plan, number)
+        heard = _parse_turn(dialogue, turn, plan, number)
         (step,) = host.step([(state, plan.action(*heard, number, "stop"))])
         if not isinstance(step, Step) or step.done or number == plan.last:
             return
-        shown = dialogue.observed(
-            plan.shown(step.observation, number + 1), turn, inline=plan.inline
+        shown = dialogue.encode_observation(
+            plan.build_turn_text(step.observation, number + 1), turn, inline=plan.inline
         )
         turns.append(text)
         observations.append(shown.text)

@@ -14,7 +14,7 @@ from typing import Any
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.spec import Pretrained
 
-__all__ = ["check_model_files", "fingerprint", "first_line", "model_folder"]
+__all__ = ["check_model_files", "compute_model_fingerprint", "first_line", "model_folder"]
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 HUB_SECONDS = 10.0
@@ -39,9 +39,9 @@ def check_model_files(spec: Pretrained) -> None:
         SpecError: the model is of a kind that cannot be trained here.
         EnvironmentFault: its files are missing, damaged, or out of reach.
     """
-    folder = _here(spec)
+    folder = _find_local_model(spec)
     if folder is None:
-        _listed(spec)
+        _list_hub_files(spec)
     else:
         _check_folder(folder, spec.path)
 
@@ -53,19 +53,19 @@ def model_folder(spec: Pretrained) -> Path:
         SpecError: as `check_model_files`.
         EnvironmentFault: as `check_model_files`.
     """
-    folder = _here(spec) or _fetched(spec)
+    folder = _find_local_model(spec) or _fetch_snapshot(spec)
     _check_folder(folder, spec.path)
     return folder
 
 
-def fingerprint(spec: Pretrained) -> str:
+def compute_model_fingerprint(spec: Pretrained) -> str:
     """Digest of names, sizes and times of the model's files: it changes when the files do."""
     files = sorted(f for f in model_folder(spec).iterdir() if f.is_file())
     said = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:20]
 
 
-def _here(spec: Pretrained) -> Path | None:
+def _find_local_model(spec: Pretrained) -> Path | None:
     """The folder named, or the whole model in the hub's cache; None where it must be fetched."""
     folder = Path(spec.path).expanduser()
     if folder.is_dir():
@@ -82,36 +82,37 @@ def _here(spec: Pretrained) -> Path | None:
             f"model.path: there is no folder {spec.path!r} on this machine; give a folder with a "
             "model in it, or a name on the hub such as 'Qwen/Qwen2.5-1.5B-Instruct'"
         )
-    return _cached(spec)
+    return _find_cached_snapshot(spec)
 
 
-def _cached(spec: Pretrained) -> Path | None:
+def _find_cached_snapshot(spec: Pretrained) -> Path | None:
     """The snapshot in the hub's cache, if it is whole."""
     from huggingface_hub import is_offline_mode, try_to_load_from_cache
 
     config = try_to_load_from_cache(spec.path, CONFIG, revision=spec.revision)
     snapshot = Path(config).parent if isinstance(config, str) else None
-    missing = ["every file"] if snapshot is None else _missing(snapshot)
+    missing = ["every file"] if snapshot is None else _find_missing_files(snapshot)
     if not missing:
         return snapshot
     if is_offline_mode():
         raise EnvironmentFault(
             f"model.path: there is no folder {spec.path!r} on this machine, the hub's cache lacks "
-            f"{', '.join(missing)} of {_named(spec)}, and HF_HUB_OFFLINE is set; give a local "
+            f"{', '.join(missing)} of {_format_model_name(spec)}, and HF_HUB_OFFLINE is set; "
+            "give a local "
             f"folder, fetch it first with `{_fetch_command(spec)}`, or unset HF_HUB_OFFLINE"
         )
     return None
 
 
-def _listed(spec: Pretrained) -> set[str]:
+def _list_hub_files(spec: Pretrained) -> set[str]:
     """Names of the files that the hub has for the model: enough of them to be a model."""
     from huggingface_hub import HfApi, errors
 
-    name = _named(spec)
+    name = _format_model_name(spec)
     try:
         info = HfApi().model_info(spec.path, revision=spec.revision, timeout=HUB_SECONDS)
     except errors.HfHubHTTPError as error:
-        raise EnvironmentFault(f"model.path: {_refusal(error, name)}") from error
+        raise EnvironmentFault(f"model.path: {_describe_hub_error(error, name)}") from error
     except Exception as error:  # whatever the hub's HTTP library raises
         raise EnvironmentFault(
             f"model.path: there is no folder {spec.path!r} on this machine, {name} is not in the "
@@ -119,7 +120,7 @@ def _listed(spec: Pretrained) -> set[str]:
             f"folder, or fetch it where there is a network with `{_fetch_command(spec)}`"
         ) from error
     names = {file.rfilename for file in info.siblings or ()}
-    if missing := _lacking(names):
+    if missing := _find_missing_parts(names):
         raise EnvironmentFault(
             f"model.path: the hub's {name} has no {' and no '.join(missing)}; name a model in the "
             "Hugging Face layout"
@@ -127,7 +128,7 @@ def _listed(spec: Pretrained) -> set[str]:
     return names
 
 
-def _refusal(error: Exception, name: str) -> str:
+def _describe_hub_error(error: Exception, name: str) -> str:
     """What the hub's answer means."""
     from huggingface_hub import errors
 
@@ -147,10 +148,10 @@ def _refusal(error: Exception, name: str) -> str:
     return f"the hub cannot say what {name} holds ({first_line(error)}); try again later"
 
 
-def _fetched(spec: Pretrained) -> Path:
+def _fetch_snapshot(spec: Pretrained) -> Path:
     from huggingface_hub import snapshot_download
 
-    names = _listed(spec)
+    names = _list_hub_files(spec)
     kind = next(w for w in WEIGHTS if {w, w + INDEX} & names)
     stem, suffix = kind.split(".")
     # Some models carry their weights in several formats; one of them is enough.
@@ -159,7 +160,7 @@ def _fetched(spec: Pretrained) -> Path:
         return Path(snapshot_download(spec.path, revision=spec.revision, allow_patterns=wanted))
     except Exception as error:  # whatever the hub's HTTP library raises
         raise EnvironmentFault(
-            f"model.path: {_named(spec)} could not be fetched from the hub "
+            f"model.path: {_format_model_name(spec)} could not be fetched from the hub "
             f"({first_line(error)}); try `{_fetch_command(spec)}`, or give a local folder"
         ) from error
 
@@ -167,14 +168,14 @@ def _fetched(spec: Pretrained) -> Path:
 def _check_folder(folder: Path, path: str) -> None:
     """Everything that can be told from the files without loading the model."""
     try:
-        missing = _missing(folder)
+        missing = _find_missing_files(folder)
         if missing:
             raise EnvironmentFault(
                 f"model.path: {path!r} is not a whole model: it has no "
                 f"{' and no '.join(missing)}; give a folder in the Hugging Face layout, as "
                 "`save_pretrained` of model and tokenizer write it"
             )
-        _check_config(_object(folder / CONFIG), path)
+        _check_config(_read_json_object(folder / CONFIG), path)
         for file in _weight_files(folder):
             _check_weights(file)
     except OSError as error:
@@ -210,13 +211,15 @@ def _check_weights(file: Path) -> None:
         ) from error
 
 
-def _missing(folder: Path) -> list[str]:
+def _find_missing_files(folder: Path) -> list[str]:
     """What keeps a folder from being a whole model."""
     files = {file.name for file in folder.iterdir() if file.is_file()}
-    return _lacking(files) or [f.name for f in _weight_files(folder) if f.name not in files]
+    return _find_missing_parts(files) or [
+        f.name for f in _weight_files(folder) if f.name not in files
+    ]
 
 
-def _lacking(names: Collection[str]) -> list[str]:
+def _find_missing_parts(names: Collection[str]) -> list[str]:
     """Which of configuration, weights and tokenizer have no file among `names`."""
     needed = {
         CONFIG: (CONFIG,),
@@ -232,12 +235,12 @@ def _weight_files(folder: Path) -> list[Path]:
         if (folder / name).is_file():
             return [folder / name]
         if (folder / (name + INDEX)).is_file():
-            shards = _object(folder / (name + INDEX)).get("weight_map", {})
+            shards = _read_json_object(folder / (name + INDEX)).get("weight_map", {})
             return [folder / shard for shard in sorted(set(shards.values()))]
     return []
 
 
-def _object(file: Path) -> dict[str, Any]:
+def _read_json_object(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -249,7 +252,7 @@ def _object(file: Path) -> dict[str, Any]:
     return value
 
 
-def _named(spec: Pretrained) -> str:
+def _format_model_name(spec: Pretrained) -> str:
     return f"{spec.path!r}" + (f" at revision {spec.revision!r}" if spec.revision else "")
 
 

@@ -22,14 +22,14 @@ from rlx.errors import EnvironmentFault, SpecError
 from rlx.model.build import Policy
 from rlx.seeding import derive_seed
 from rlx.spec import Lora, ModelSpec, Pretrained
-from rlx.spec.diagnostic import did_you_mean, printable
+from rlx.spec.reading.diagnostics import did_you_mean, escape_unprintable
 
 if TYPE_CHECKING:
     from peft.tuners.lora import Linear
 
 __all__ = [
-    "adapt",
-    "adapted",
+    "adapt_model",
+    "adapt_policy",
     "adapter_weights",
     "is_adapted",
     "merged_weights",
@@ -47,14 +47,14 @@ Whole = Callable[[nn.Parameter], Tensor]
 """Makes a parameter's whole value, without gradient, where it may be spread over ranks."""
 
 
-def adapted(policy: Policy, spec: ModelSpec, seed: int) -> Policy:
+def adapt_policy(policy: Policy, spec: ModelSpec, seed: int) -> Policy:
     """Returns the same policy, its model adapted in place where the spec asks for adapters."""
     if isinstance(spec, Pretrained) and spec.lora is not None:
-        adapt(policy.model, spec.lora, seed)
+        adapt_model(policy.model, spec.lora, seed)
     return policy
 
 
-def adapt(model: PreTrainedModel, lora: Lora, seed: int) -> None:
+def adapt_model(model: PreTrainedModel, lora: Lora, seed: int) -> None:
     """Adds an adapter to the linear layers that `lora` names, and freezes everything else.
 
     B starts at zero, so the model computes what it did before.
@@ -72,7 +72,7 @@ def adapt(model: PreTrainedModel, lora: Lora, seed: int) -> None:
         raise EnvironmentFault("model.lora needs the package peft: pip install 'rlx[lora]'")
     import peft
 
-    chosen = _targets(model, lora.targets)
+    chosen = _find_target_layers(model, lora.targets)
     config = peft.LoraConfig(
         task_type=peft.TaskType.CAUSAL_LM,
         r=lora.rank,
@@ -87,7 +87,7 @@ def adapt(model: PreTrainedModel, lora: Lora, seed: int) -> None:
         peft.inject_adapter_in_model(config, model, adapter_name=NAME)
 
 
-def _targets(model: PreTrainedModel, targets: tuple[str, ...]) -> list[str]:
+def _find_target_layers(model: PreTrainedModel, targets: tuple[str, ...]) -> list[str]:
     """Full names of the layers that `targets` name, by the whole name or by its last parts."""
     linear = [name for name, module in model.named_modules() if isinstance(module, LINEAR)]
     head = next((n for n in linear if model.get_submodule(n) is model.get_output_embeddings()), "")
@@ -101,22 +101,23 @@ def _targets(model: PreTrainedModel, targets: tuple[str, ...]) -> list[str]:
             continue
         named = [name for name in linear if f".{name}".endswith(f".{target}")]
         if not named:
-            raise _unknown(target, linear)
+            raise _build_target_error(target, linear)
         chosen.update(named)
     return sorted(chosen)
 
 
-def _unknown(target: str, linear: list[str]) -> SpecError:
+def _build_target_error(target: str, linear: list[str]) -> SpecError:
     names = sorted({name.rpartition(".")[2] for name in linear})
     near = did_you_mean(target, [*names, ALL])
     guess = f" (did you mean {near!r}?)" if near else ""
     return SpecError(
         f"model.lora.targets: no linear layer of this model that can take an adapter is called "
-        f"'{printable(target)}'{guess}; there are {', '.join(map(printable, names))}, and {ALL}"
+        f"'{escape_unprintable(target)}'{guess}; there are "
+        f"{', '.join(map(escape_unprintable, names))}, and {ALL}"
     )
 
 
-def _layers(model: PreTrainedModel) -> dict[str, Linear]:
+def _find_adapted_layers(model: PreTrainedModel) -> dict[str, Linear]:
     """Adapted layers by the plain model's names; none, and no import of peft, in a plain model."""
     if not hasattr(model, "peft_config"):
         return {}
@@ -127,7 +128,7 @@ def _layers(model: PreTrainedModel) -> dict[str, Linear]:
 
 def is_adapted(model: PreTrainedModel) -> bool:
     """Whether a model has adapters."""
-    return bool(_layers(model))
+    return bool(_find_adapted_layers(model))
 
 
 @contextmanager
@@ -136,7 +137,7 @@ def without_adapters(model: PreTrainedModel) -> Iterator[None]:
 
     Only for forwards without gradient: adapters that are switched off do not require one.
     """
-    layers = _layers(model).values()
+    layers = _find_adapted_layers(model).values()
     for layer in layers:
         layer.enable_adapters(False)
     try:
@@ -155,15 +156,15 @@ def merged_weights(model: PreTrainedModel, whole: Whole = Tensor.detach) -> dict
         model: adapted or plain.
         whole: called for every parameter, in the same order on every rank.
     """
-    layers = _layers(model)
-    adapters = {id(p) for layer in layers.values() for p in _sides(layer)}
+    layers = _find_adapted_layers(model)
+    adapters = {id(p) for layer in layers.values() for p in _get_lora_matrices(layer)}
     weights = {
         name.replace(".base_layer.", "."): whole(parameter)
         for name, parameter in model.named_parameters()
         if id(parameter) not in adapters
     }
     for name, layer in layers.items():
-        a, b = (whole(side).float() for side in _sides(layer))
+        a, b = (whole(side).float() for side in _get_lora_matrices(layer))
         added = layer.scaling[NAME] * (b @ a)
         plain = weights[f"{name}.weight"]
         added = added.T if layer.fan_in_fan_out else added
@@ -171,7 +172,7 @@ def merged_weights(model: PreTrainedModel, whole: Whole = Tensor.detach) -> dict
     return weights
 
 
-def _sides(layer: Linear) -> tuple[nn.Parameter, nn.Parameter]:
+def _get_lora_matrices(layer: Linear) -> tuple[nn.Parameter, nn.Parameter]:
     """A `[rank, in]` and B `[out, rank]`."""
     a, b = (layer.get_parameter(f"lora_{letter}.{NAME}.weight") for letter in "AB")
     return a, b
@@ -181,8 +182,8 @@ def adapter_weights(model: PreTrainedModel, whole: Whole = Tensor.detach) -> dic
     """A and B of every adapted layer under the names of peft's files; empty for a plain model."""
     return {
         f"base_model.model.{name}.lora_{letter}.weight": whole(side)
-        for name, layer in _layers(model).items()
-        for letter, side in zip("AB", _sides(layer), strict=True)
+        for name, layer in _find_adapted_layers(model).items()
+        for letter, side in zip("AB", _get_lora_matrices(layer), strict=True)
     }
 
 

@@ -20,7 +20,7 @@ from rlx import __version__
 from rlx.model.build import Policy
 from rlx.model.dialogue import ModelDialogue
 from rlx.model.episodes import Stage
-from rlx.model.files import fingerprint
+from rlx.model.files import compute_model_fingerprint
 from rlx.plugin import Environment, Plugin, Task
 from rlx.sources import source_digest
 from rlx.spec import ExperimentSpec, ManyTurn, Pretrained, WarmStart
@@ -62,16 +62,16 @@ def warm_started(
     if warm is None:
         return None
     stage = Stage(spec, task, environment)
-    folder = cache / _digest(stage)
+    folder = cache / _compute_stage_digest(stage)
     if not (folder / WEIGHTS).exists():
-        _train(policy, warm, stage, progress)
-        _keep(policy, folder)
+        _train_policy(policy, warm, stage, progress)
+        _save_policy(policy, folder)
     kept = type(policy.model).from_pretrained(folder, dtype=torch.float32)
     policy.model.load_state_dict(kept.state_dict())
     return folder
 
 
-def _keep(policy: Policy, folder: Path) -> None:
+def _save_policy(policy: Policy, folder: Path) -> None:
     """Saves to `folder`, whole or not at all; of two runs that do, the first one's result stays."""
     aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
     try:
@@ -84,9 +84,9 @@ def _keep(policy: Policy, folder: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _digest(stage: Stage) -> str:
+def _compute_stage_digest(stage: Stage) -> str:
     spec = stage.spec
-    said = spec.resolved()
+    said = spec.dump_resolved()
     plugins = [p for p in (stage.task, stage.environment) if isinstance(p, Plugin)]
     turns: dict[str, Any] = {n: t.template for n, t in spec.rollout.turn_specs.items()}
     turns |= {f"{n}.stop": list(t.stop) for n, t in spec.rollout.turn_specs.items() if t.stop}
@@ -100,16 +100,18 @@ def _digest(stage: Stage) -> str:
         "torch": torch.__version__,
         "seed": spec.seed,
         "model": said["model"],
-        "files": fingerprint(spec.model) if isinstance(spec.model, Pretrained) else None,
+        "files": compute_model_fingerprint(spec.model)
+        if isinstance(spec.model, Pretrained)
+        else None,
         "task": said["task"],
         "data": [dict(plugin.data()) for plugin in plugins],
-        "code": [_sources(type(plugin).__module__) for plugin in plugins],
+        "code": [_compute_source_digest(type(plugin).__module__) for plugin in plugins],
         "templates": turns,
     }
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:20]
 
 
-def _sources(module: str) -> str:
+def _compute_source_digest(module: str) -> str:
     """Digest of the package that a plugin's module is in.
 
     A plugin that is being written keeps its version while its demonstrations change.
@@ -118,7 +120,7 @@ def _sources(module: str) -> str:
     return source_digest(Path(str(sys.modules[module].__file__ if top is None else top)))
 
 
-def _train(policy: Policy, warm: WarmStart, stage: Stage, progress: Progress) -> None:
+def _train_policy(policy: Policy, warm: WarmStart, stage: Stage, progress: Progress) -> None:
     model = policy.model.eval()  # dropout would draw from a global stream
     optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -128,8 +130,8 @@ def _train(policy: Policy, warm: WarmStart, stage: Stage, progress: Progress) ->
     )
     for step in range(warm.steps):
         for group in optimizer.param_groups:
-            group["lr"] = warm.learning_rate * _schedule(step, warm)
-        ids, labels = _demonstrations(policy.dialogue, stage, warm, step)
+            group["lr"] = warm.learning_rate * _compute_rate_factor(step, warm)
+        ids, labels = _build_demonstration_batch(policy.dialogue, stage, warm, step)
         logits = model(input_ids=ids).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(
             logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
@@ -142,7 +144,7 @@ def _train(policy: Policy, warm: WarmStart, stage: Stage, progress: Progress) ->
     optimizer.zero_grad()  # or the first step of training would add the last gradient to its own
 
 
-def _schedule(step: int, warm: WarmStart) -> float:
+def _compute_rate_factor(step: int, warm: WarmStart) -> float:
     """Share of the peak learning rate: linear up, then linear down to `final_fraction`."""
     if step < warm.warmup_steps:
         return (step + 1) / warm.warmup_steps
@@ -150,7 +152,7 @@ def _schedule(step: int, warm: WarmStart) -> float:
     return 1.0 + (warm.final_fraction - 1.0) * rest
 
 
-def _demonstrations(
+def _build_demonstration_batch(
     dialogue: ModelDialogue, stage: Stage, warm: WarmStart, step: int
 ) -> tuple[Tensor, Tensor]:
     """`[B, T]` token ids and labels of one batch; what others write is not learned."""

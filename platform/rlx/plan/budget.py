@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
-from rlx.plan.shape import Shape
+from rlx.plan.model_shape import Shape
 from rlx.plan.trial import Trial
+from rlx.recipe import Parts
 from rlx.rollout import NO_PARENT, Talk
-from rlx.run.parts import Parts
-from rlx.spec import ExperimentSpec, VllmSampler
+from rlx.spec import ExperimentSpec, VllmSamplerSpec
 
-__all__ = ["LevelTokens", "Memory", "TokenBudget", "memory", "token_budget"]
+__all__ = ["LevelTokens", "Memory", "TokenBudget", "estimate_memory", "token_budget"]
 
 
 # Tokens ------------------------------------------------------------------------------------------
@@ -66,15 +66,17 @@ def token_budget(trial: Trial) -> TokenBudget:
     """
     parts, talk = trial.parts, trial.parts.plan.talk
     if talk is None:
-        return _drawn(_summed(tuple(_levels(trial))), parts)
-    levels = tuple(_conversation(trial, talk))
-    return _drawn(_chained(levels, levels[0].openings * talk.count), parts)
+        return _add_untrained_tokens(_sum_level_tokens(tuple(_count_level_tokens(trial))), parts)
+    levels = tuple(_count_dialogue_tokens(trial, talk))
+    return _add_untrained_tokens(
+        _sum_dialogue_tokens(levels, levels[0].openings * talk.count), parts
+    )
 
 
-def _levels(trial: Trial) -> Iterator[LevelTokens]:
+def _count_level_tokens(trial: Trial) -> Iterator[LevelTokens]:
     above = trial.parts.spec.rollout.prompts_per_step
     for number, level in enumerate(trial.parts.plan.levels, start=1):
-        openings, turns = _lengths(trial, number)
+        openings, turns = _list_turn_lengths(trial, number)
         yield LevelTokens(
             kind=level.kind,
             turns=above * level.count,
@@ -86,12 +88,12 @@ def _levels(trial: Trial) -> Iterator[LevelTokens]:
         above *= level.count
 
 
-def _conversation(trial: Trial, talk: Talk) -> Iterator[LevelTokens]:
+def _count_dialogue_tokens(trial: Trial, talk: Talk) -> Iterator[LevelTokens]:
     """The turns of a rollout, first to last."""
     prompts = trial.parts.spec.rollout.prompts_per_step
-    observations = [n for k in range(2, talk.last + 1) for n in _lengths(trial, k)[0]]
+    observations = [n for k in range(2, talk.last + 1) for n in _list_turn_lengths(trial, k)[0]]
     for number in range(1, talk.last + 1):
-        openings, turns = _lengths(trial, number)
+        openings, turns = _list_turn_lengths(trial, number)
         if number == 1:
             openings = [len(tree.segments[0].token_ids) for tree in trial.trees]
         rollouts = round(prompts * len(turns) / len(trial.trees))
@@ -99,13 +101,13 @@ def _conversation(trial: Trial, talk: Talk) -> Iterator[LevelTokens]:
             kind=f"turn {number}" if number <= talk.max_turns else "forced answer",
             turns=rollouts,
             openings=prompts if number == 1 else rollouts,
-            opening=_mean(openings or observations),
-            made_up=_mean(turns),
+            opening=_compute_mean_length(openings or observations),
+            made_up=_compute_mean_length(turns),
             at_most=talk.sampling(number).max_new_tokens,
         )
 
 
-def _lengths(trial: Trial, number: int) -> tuple[list[int], list[int]]:
+def _list_turn_lengths(trial: Trial, number: int) -> tuple[list[int], list[int]]:
     """Tokens of what opens each of the made-up turns of a number, and of the turns."""
     pairs = [
         (len(tree.segments[s.parent].token_ids), len(s.token_ids))
@@ -116,12 +118,12 @@ def _lengths(trial: Trial, number: int) -> tuple[list[int], list[int]]:
     return [opening for opening, _ in pairs], [turn for _, turn in pairs]
 
 
-def _mean(lengths: Sequence[int]) -> float:
+def _compute_mean_length(lengths: Sequence[int]) -> float:
     """0 where nothing got that far."""
     return mean(lengths) if lengths else 0.0
 
 
-def _drawn(budget: TokenBudget, parts: Parts) -> TokenBudget:
+def _add_untrained_tokens(budget: TokenBudget, parts: Parts) -> TokenBudget:
     """With what is sampled and not trained on: greedy answers, and trees drawn again."""
     made_up, at_most = budget.sampled
     if parts.wants_greedy:
@@ -132,7 +134,7 @@ def _drawn(budget: TokenBudget, parts: Parts) -> TokenBudget:
     return replace(budget, sampled=(made_up, at_most * (again.max_batches if again else 1)))
 
 
-def _summed(levels: tuple[LevelTokens, ...]) -> TokenBudget:
+def _sum_level_tokens(levels: tuple[LevelTokens, ...]) -> TokenBudget:
     sampled, rows, shared = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
     for which in (0, 1):
         context = 0.0
@@ -146,7 +148,7 @@ def _summed(levels: tuple[LevelTokens, ...]) -> TokenBudget:
     return TokenBudget(levels=levels, **{name: (a, b) for name, (a, b) in pairs.items()})
 
 
-def _chained(levels: tuple[LevelTokens, ...], rollouts: int) -> TokenBudget:
+def _sum_dialogue_tokens(levels: tuple[LevelTokens, ...], rollouts: int) -> TokenBudget:
     """Of rollouts that are one row each; at most, all of them have every turn."""
     first, *later = levels
     made_up = sum(level.turns * level.made_up for level in levels)
@@ -187,7 +189,7 @@ class Memory:
         return sum(self.parts.values())
 
 
-def memory(trial: Trial, shape: Shape, tokens: TokenBudget) -> Memory:
+def estimate_memory(trial: Trial, shape: Shape, tokens: TokenBudget) -> Memory:
     """What one rank must hold at once, the sampler's cache at its longest.
 
     ZeRO shards Adam's moments and the float32 copy from stage 1 on, gradients from stage 2, weights
@@ -197,22 +199,24 @@ def memory(trial: Trial, shape: Shape, tokens: TokenBudget) -> Memory:
     runner, lora = spec.runner, getattr(spec.model, "lora", None)
     width = 2 if runner.dtype == "bfloat16" else 4
     learned = shape.parameters if lora is None else shape.adapters(lora)
-    parts = _engine(spec, shape.parameters, learned, width)
+    parts = _compute_engine_bytes(spec, shape.parameters, learned, width)
     step = -(-int(tokens.shared[1]) // runner.ranks)
-    parts |= _activations(trial, shape, width, min(runner.micro_batch_tokens, step))
+    parts |= _compute_activation_bytes(trial, shape, width, min(runner.micro_batch_tokens, step))
     parts["the sampler's copy"] = width * shape.parameters
-    if isinstance(spec.sampler, VllmSampler):
+    if isinstance(spec.sampler, VllmSamplerSpec):
         parts["weights on their way to the sampler"] = width * shape.parameters
-    parts["the sampler's cache"] = _cache(spec, shape, tokens, width)
+    parts["the sampler's cache"] = _compute_cache_bytes(spec, shape, tokens, width)
     if trial.parts.wants_values:
-        engine = _engine(spec, shape.parameters, shape.parameters, width)
+        engine = _compute_engine_bytes(spec, shape.parameters, shape.parameters, width)
         parts["critic, with gradients and moments"] = sum(engine.values())
     if trial.parts.wants_reference and lora is None:
         parts["reference policy"] = width * shape.parameters
     return Memory(parameters=shape.parameters, learned=learned, parts=parts)
 
 
-def _engine(spec: ExperimentSpec, parameters: int, learned: int, width: int) -> dict[str, int]:
+def _compute_engine_bytes(
+    spec: ExperimentSpec, parameters: int, learned: int, width: int
+) -> dict[str, int]:
     """What DeepSpeed holds of one module."""
     ranks, stage = spec.runner.ranks, spec.runner.zero_stage
     has_copy = stage > 0 or width == 2
@@ -224,7 +228,9 @@ def _engine(spec: ExperimentSpec, parameters: int, learned: int, width: int) -> 
     }
 
 
-def _activations(trial: Trial, shape: Shape, width: int, tokens: int) -> dict[str, int]:
+def _compute_activation_bytes(
+    trial: Trial, shape: Shape, width: int, tokens: int
+) -> dict[str, int]:
     """Of one micro-batch, as a rule of thumb: what the backward pass of each layer reads."""
     layer = 6 * shape.hidden + 4 * shape.intermediate
     layer += 2 * (shape.heads + shape.kv_heads) * shape.head_dim
@@ -236,12 +242,14 @@ def _activations(trial: Trial, shape: Shape, width: int, tokens: int) -> dict[st
     return {"activations": tokens * shape.layers * layer * width, "logits": logits}
 
 
-def _cache(spec: ExperimentSpec, shape: Shape, tokens: TokenBudget, width: int) -> int:
+def _compute_cache_bytes(
+    spec: ExperimentSpec, shape: Shape, tokens: TokenBudget, width: int
+) -> int:
     """Keys and values of the rows that are decoded together, all as long as they can be.
 
     vLLM makes do with what it is given.
     """
-    if isinstance(spec.sampler, VllmSampler):
+    if isinstance(spec.sampler, VllmSamplerSpec):
         return spec.sampler.kv_cache_mb << 20
     most = max(level.turns for level in tokens.levels)
     rows = min(spec.sampler.max_rows, -(-most // spec.runner.ranks))

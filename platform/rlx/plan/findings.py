@@ -7,19 +7,19 @@ import torch
 
 from rlx.batch import NO_TURN
 from rlx.plan import turns
-from rlx.plan.account import family
-from rlx.plan.remarks import error, plugin_fault, quoted, warning
+from rlx.plan.messages import build_plan_error, build_plan_warning, format_quote, plugin_fault
+from rlx.plan.row_report import describe_row_kind
 from rlx.plan.trial import Place, Trial
 from rlx.reward import NamedReward, RewardEntry
 from rlx.spec import TurnReward
-from rlx.spec.diagnostic import Diagnostic, KeyPath
+from rlx.spec.reading.diagnostics import Diagnostic, KeyPath
 from rlx.spec.reward import EVERY_TURN
 from rlx.step import RowRewards, TrainBatch
 
-__all__ = ["findings"]
+__all__ = ["check_trial"]
 
 
-def findings(trial: Trial, *, stand_ins: bool) -> Iterator[Diagnostic]:
+def check_trial(trial: Trial, *, stand_ins: bool) -> Iterator[Diagnostic]:
     """Errors and warnings about one phase.
 
     Args:
@@ -32,38 +32,38 @@ def findings(trial: Trial, *, stand_ins: bool) -> Iterator[Diagnostic]:
     if plan.talk is not None:
         yield from turns.of_environment(trial, plan.talk, stand_ins=stand_ins)
     for reward in trial.parts.rewards:
-        yield from _reward(trial, reward, stand_ins)
+        yield from _check_trial_reward(trial, reward, stand_ins)
     if trial.train is None or trial.rewards is None:
         if not trial.is_faulty:
-            yield _stopped(trial)
+            yield _build_stop_diagnostic(trial)
         return
-    yield from _mask(trial, trial.train, trial.rewards)
-    yield from _advantages(trial, trial.train)
+    yield from _check_trial_mask(trial, trial.train, trial.rewards)
+    yield from _check_trial_advantages(trial, trial.train)
     if not trial.is_faulty:  # what is left after a fault says little
-        yield from _groups(trial.train)
+        yield from _check_group_signal(trial.train)
 
 
-def _stopped(trial: Trial) -> Diagnostic:
+def _build_stop_diagnostic(trial: Trial) -> Diagnostic:
     if trial.rewards is None:
-        return error(("rewards",), f"nothing can be learned: {trial.stopped}")
-    return error(("credit", "on_missing_turn"), trial.stopped)
+        return build_plan_error(("rewards",), f"nothing can be learned: {trial.stopped}")
+    return build_plan_error(("credit", "on_missing_turn"), trial.stopped)
 
 
 # Rewards -----------------------------------------------------------------------------------------
 
 
-def _reward(trial: Trial, reward: NamedReward, stand_ins: bool) -> Iterator[Diagnostic]:
+def _check_trial_reward(trial: Trial, reward: NamedReward, stand_ins: bool) -> Iterator[Diagnostic]:
     path: KeyPath = ("rewards", reward.scope, reward.name)
-    entries = list(_entries(trial, reward))
+    entries = list(_list_reward_entries(trial, reward))
     fault = next(((p, e) for p, e in entries if e.is_fault), None)
     if fault is not None:
-        yield _fault(trial, reward, *fault, path=path, stand_ins=stand_ins)
+        yield _build_reward_diagnostic(trial, reward, *fault, path=path, stand_ins=stand_ins)
         return
     absent = all(e.raw is None for _, e in entries)
     if absent and not trial.is_faulty and not reward.name.startswith("_"):
         asked = reward.use.turn if isinstance(reward.use, TurnReward) else "rollout"
         where = "turn" if asked == EVERY_TURN else asked
-        yield warning(
+        yield build_plan_warning(
             path,
             f"rewards.{reward.scope}.{reward.name} has a weight of {reward.use.weight:g} on a "
             f"reward that no made-up {where} produces",
@@ -71,7 +71,7 @@ def _reward(trial: Trial, reward: NamedReward, stand_ins: bool) -> Iterator[Diag
         )
 
 
-def _entries(trial: Trial, reward: NamedReward) -> Iterator[tuple[Place, RewardEntry]]:
+def _list_reward_entries(trial: Trial, reward: NamedReward) -> Iterator[tuple[Place, RewardEntry]]:
     table = trial.table
     places: Mapping[Place, Mapping[str, RewardEntry]] = (
         table.rollouts if reward.scope == "global" else table.turns
@@ -81,7 +81,7 @@ def _entries(trial: Trial, reward: NamedReward) -> Iterator[tuple[Place, RewardE
             yield place, entries[reward.name]
 
 
-def _fault(
+def _build_reward_diagnostic(
     trial: Trial,
     reward: NamedReward,
     place: Place,
@@ -94,7 +94,7 @@ def _fault(
     fault = plugin_fault(
         f"reward plugin {reward.use.plugin!r} (rewards.{reward.scope}.{reward.name})",
         entry.reason or "it gave nothing",
-        f"it was given: {quoted(segment.text)}",
+        f"it was given: {format_quote(segment.text)}",
         path=path,
         handled="go on without the score",
         lenient=reward.use.on_error != "fail",
@@ -106,23 +106,23 @@ def _fault(
 # Credit ------------------------------------------------------------------------------------------
 
 
-def _mask(trial: Trial, train: TrainBatch, rewards: RowRewards) -> Iterator[Diagnostic]:
+def _check_trial_mask(trial: Trial, train: TrainBatch, rewards: RowRewards) -> Iterator[Diagnostic]:
     name = trial.parts.spec.mask.plugin
     if not train.mask.any():
-        yield error(
+        yield build_plan_error(
             ("mask",),
             f"mask strategy {name!r} leaves no token of any made-up response to learn from",
             "look at the spans that the turns declare, and at the strategy's `fallback`",
         )
         return
-    for kind, learns in _learning(trial, train).items():
+    for kind, learns in _find_learning_kinds(trial, train).items():
         if not learns:
             message = f"mask strategy {name!r} lets no token of a made-up {kind} learn"
-            yield warning(("mask",), message)
+            yield build_plan_warning(("mask",), message)
     lost = float(train.placed.lost.abs().sum())
     given = float(rewards.turn_rewards.abs().sum() + rewards.global_rewards.abs().sum())
     if lost and given:
-        yield warning(
+        yield build_plan_warning(
             ("credit", "on_missing_turn"),
             f"{lost / given:.0%} of the reward lies on no token, since turns that earned it have "
             "none that learns",
@@ -130,7 +130,7 @@ def _mask(trial: Trial, train: TrainBatch, rewards: RowRewards) -> Iterator[Diag
         )
     foreign = train.mask & (train.batch.turn_ids == NO_TURN)
     if foreign.any() and trial.parts.spec.loss.old_logprobs == "behaviour":
-        yield error(
+        yield build_plan_error(
             ("mask",),
             f"mask strategy {name!r} lets tokens learn that the policy did not write, whose "
             "behaviour log-probabilities nobody knows",
@@ -138,7 +138,7 @@ def _mask(trial: Trial, train: TrainBatch, rewards: RowRewards) -> Iterator[Diag
         )
 
 
-def _learning(trial: Trial, train: TrainBatch) -> dict[str, bool]:
+def _find_learning_kinds(trial: Trial, train: TrainBatch) -> dict[str, bool]:
     """Kinds of turn, and whether any of their tokens learns."""
     learning: dict[str, bool] = {}
     for b, row in enumerate(train.batch.rows):
@@ -149,7 +149,7 @@ def _learning(trial: Trial, train: TrainBatch) -> dict[str, bool]:
     return learning
 
 
-def _advantages(trial: Trial, train: TrainBatch) -> Iterator[Diagnostic]:
+def _check_trial_advantages(trial: Trial, train: TrainBatch) -> Iterator[Diagnostic]:
     name = trial.parts.spec.estimator.plugin
     if not torch.isfinite(train.advantages).all():
         message = f"estimator plugin {name!r} gives advantages that are not finite"
@@ -159,7 +159,7 @@ def _advantages(trial: Trial, train: TrainBatch) -> Iterator[Diagnostic]:
         yield Diagnostic(kind="plugin", message=message, path=("estimator",), exit_code=3)
 
 
-def _groups(train: TrainBatch) -> Iterator[Diagnostic]:
+def _check_group_signal(train: TrainBatch) -> Iterator[Diagnostic]:
     """Levels of rows of which no group carries a signal."""
     if not train.mask.any():
         return
@@ -167,14 +167,14 @@ def _groups(train: TrainBatch) -> Iterator[Diagnostic]:
         rows = train.batch.levels == level
         if not rows.any():
             continue
-        kind = family([row for row in train.batch.rows if row.level == level])
+        kind = describe_row_kind([row for row in train.batch.rows if row.level == level])
         alone = len(train.batch.group_ids[rows].unique()) == int(rows.sum())  # told when read
         if alone or not train.mask[rows].any() or (train.advantages[rows] != 0).any():
             continue
         scores = train.scores.total_score[rows]
         alike = bool((scores == scores[0]).all())
         why = f"every {kind} scored {float(scores[0]):g}" if alike else "all groups came out even"
-        yield warning(
+        yield build_plan_warning(
             ("rewards",),
             f"no group of made-up {kind}s has a signal: {why}, so every advantage is 0",
             "look at the rewards below: what tells a good response from a poor one?",

@@ -6,13 +6,13 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
-from rlx.plan.account import RowAccount, TokenLine, family
 from rlx.plan.report import PhaseReport, PlanReport
-from rlx.plan.statistics import Group
-from rlx.plan.text import scales, size
-from rlx.spec.diagnostic import printable
+from rlx.plan.row_report import RowAccount, TokenLine, describe_row_kind
+from rlx.plan.statistics import GroupStatistics
+from rlx.plan.text import compute_level_scales, format_memory_size
+from rlx.spec.reading.diagnostics import escape_unprintable
 
-__all__ = ["page"]
+__all__ = ["render_plan_page"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Tree:
     problem: str
     prompt: str
     branches: tuple[Branch, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[GroupStatistics, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class PhasePage:
     high: float
 
 
-def page(report: PlanReport, shown: Sequence[Sequence[int]]) -> str:
+def render_plan_page(report: PlanReport, shown: Sequence[Sequence[int]]) -> str:
     """The page.
 
     Args:
@@ -58,66 +58,68 @@ def page(report: PlanReport, shown: Sequence[Sequence[int]]) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {
-        "visible": _visible,
-        "told": _told,
-        "size": size,
-        "safe_text": printable,
+        "visible": _render_page_text,
+        "told": _format_token_title,
+        "size": format_memory_size,
+        "safe_text": escape_unprintable,
         "zip": lambda one, other: list(zip(one, other, strict=True)),
     }
     template = environment.from_string(files("rlx.plan").joinpath("page.html").read_text("utf-8"))
-    phases = [_phase(*pair) for pair in zip(report.phases, shown, strict=True)]
+    phases = [_build_phase_page(*pair) for pair in zip(report.phases, shown, strict=True)]
     return template.render(report=report, phases=phases)
 
 
-def _phase(phase: PhaseReport, shown: Sequence[int]) -> PhasePage:
+def _build_phase_page(phase: PhaseReport, shown: Sequence[int]) -> PhasePage:
     trees = dict.fromkeys(row.tree for row in phase.rows if row.row in shown)
-    largest = scales(phase.rows)
+    largest = compute_level_scales(phase.rows)
     levels = {level: [row for row in phase.rows if row.level == level] for level in largest}
     scores = [0.0, *(score for group in phase.groups for score in group.scores)]
     return PhasePage(
         phase=phase,
-        trees=tuple(_tree(phase, number) for number in trees),
+        trees=tuple(_build_page_tree(phase, number) for number in trees),
         scales=largest,
-        legend=[(family(rows), largest[level]) for level, rows in levels.items()],
+        legend=[(describe_row_kind(rows), largest[level]) for level, rows in levels.items()],
         low=min(scores),
         high=max(scores),
     )
 
 
-def _tree(phase: PhaseReport, number: int) -> Tree:
+def _build_page_tree(phase: PhaseReport, number: int) -> Tree:
     rows = [row for row in phase.rows if row.tree == number]
     first = rows[0]
     return Tree(
         number=number,
         problem=first.problem,
         prompt=first.context[0].text if first.context else "",
-        branches=_branches(rows, None),
+        branches=_build_branches(rows, None),
         groups=tuple(group for group in phase.groups if group.tree == number),
     )
 
 
-def _branches(rows: Sequence[RowAccount], parent: int | None) -> tuple[Branch, ...]:
+def _build_branches(rows: Sequence[RowAccount], parent: int | None) -> tuple[Branch, ...]:
     """Rows whose parent was left out stand at the top."""
     there = {row.row for row in rows}
     return tuple(
         Branch(
             row=row,
             asked=row.context[-1].text if row.level and row.context else "",
-            below=_branches(rows, row.row),
+            below=_build_branches(rows, row.row),
         )
         for row in rows
         if row.parent == parent or (parent is None and row.parent not in there)
     )
 
 
-def _visible(text: str) -> str:
+def _render_page_text(text: str) -> str:
     """A token's text; its box shows its blanks, and line ends are signs before they break."""
-    return "".join("⏎\n" if c == "\n" else "⇥" if c == "\t" else printable(c) for c in text)
+    return "".join(
+        "⏎\n" if c == "\n" else "⇥" if c == "\t" else escape_unprintable(c) for c in text
+    )
 
 
-def _told(line: TokenLine) -> str:
+def _format_token_title(line: TokenLine) -> str:
     """All figures of a token, for its title."""
-    said = [f"#{line.position}  {printable(repr(line.text))}  id {line.token}"]
+    said = [f"#{line.position}  {escape_unprintable(repr(line.text))}  id {line.token}"]
     said.append(f"{line.author}" + ("" if line.turn is None else f", turn {line.turn}"))
     said.append("learns" if line.learns else "does not learn")
     said += [f"{name} {value:+.6g}" for name, value in line.placed.items()]

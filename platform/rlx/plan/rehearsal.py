@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlx.errors import PluginError
-from rlx.plan.fake import ROLES, Author, Role
-from rlx.plan.stand_ins import TAGS, writable
+from rlx.plan.responses import ROLES, Author, Role
+from rlx.plan.stand_ins import TAGS, fit_to_vocabulary
 from rlx.plugin import Action, Problem, Rehearsed, Step
-from rlx.rollout import Completion, Fault, Host, Request, Talk
+from rlx.rollout import Completion, EnvironmentHost, Fault, Request, Talk
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec, TurnSpec
 
@@ -40,7 +40,7 @@ class Script:
         except NotImplementedError:
             return None
         except Exception as error:
-            raise PluginError(_told(name, "lesson 0", error)) from error
+            raise PluginError(_describe_task_failure(name, "lesson 0", error)) from error
         return cls(name, task)
 
     def act(
@@ -55,10 +55,10 @@ class Script:
             return self.task.act(problem, turns, observations, seed)
         except Exception as error:
             what = f"`act`, turn {len(turns) + 1} of problem {problem.id}"
-            raise PluginError(_told(self.name, what, error)) from error
+            raise PluginError(_describe_task_failure(self.name, what, error)) from error
 
 
-def _told(name: str, what: str, error: Exception) -> str:
+def _describe_task_failure(name: str, what: str, error: Exception) -> str:
     why = (str(error).strip() or type(error).__name__).splitlines()[0]
     return f"task plugin {name!r} failed on {what}: {type(error).__name__}: {why}"
 
@@ -102,7 +102,7 @@ class Rehearsal:
         script: Script | None,
         problems: Sequence[Problem],
         talk: Talk,
-        host: Host,
+        host: EnvironmentHost,
         room: int,
     ) -> None:
         self._author, self._script, self._problems = author, script, problems
@@ -147,7 +147,7 @@ class Rehearsal:
         for actor, step in zip(self._live, steps, strict=True):
             if isinstance(step, Step):
                 following = len(actor.turns) + 1
-                actor.heard.append(self._talk.shown(step.observation, following))
+                actor.heard.append(self._talk.build_turn_text(step.observation, following))
         return steps
 
     def _turn(self, actor: _Actor, seed: int, sampling: TurnSpec) -> Completion:
@@ -156,14 +156,14 @@ class Rehearsal:
         actor.turns.append(text)
         if actor.role == "untagged" and number <= self._talk.max_turns:
             bare = TAGS.sub("", text)
-            text = writable(self._author.speech, bare) if bare.strip() else text
+            text = fit_to_vocabulary(self._author.speech, bare) if bare.strip() else text
         cut = actor.role == "cut" and number == 1
         return self._author.completion(text, sampling, cut=cut, seed=seed)
 
     def _text(self, actor: _Actor) -> str:
         if self._script is not None:
             said = self._script.act(actor.problem, actor.turns, actor.heard, actor.seed)
-            return writable(self._author.speech, said)
+            return fit_to_vocabulary(self._author.speech, said)
         number = len(actor.turns)
         drawn = derive_seed(actor.seed, number)
         confidence = f"0.{random.Random(drawn).randint(1, 9)}"

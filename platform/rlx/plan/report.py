@@ -26,22 +26,22 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from rlx.discovery import Plugins, resolve
-from rlx.plan.account import RowAccount, Rows, components
-from rlx.plan.budget import Memory, TokenBudget, memory, token_budget
-from rlx.plan.findings import findings
-from rlx.plan.stand_ins import Speech, problems_of, speech_of
-from rlx.plan.statistics import Counts, Group, Kind, counts_of, groups_of, kinds_of
-from rlx.plan.trial import Trial, carry
+from rlx.discovery import Plugins, resolve_plugins
+from rlx.plan.budget import Memory, TokenBudget, estimate_memory, token_budget
+from rlx.plan.findings import check_trial
+from rlx.plan.row_report import RowAccount, RowAccountBuilder, place_named_rewards
+from rlx.plan.stand_ins import EncodingDialogue, problems_of, speech_of
+from rlx.plan.statistics import Counts, GroupStatistics, Kind, counts_of, groups_of, kinds_of
+from rlx.plan.trial import Trial, run_trial
+from rlx.recipe import make_parts
 from rlx.reward import RewardPool
 from rlx.rollout import pieces_of
-from rlx.run.parts import make_parts
 from rlx.spec import ExperimentSpec, ManyTurn, PhaseSpec
-from rlx.spec.diagnostic import Diagnostic, dotted
-from rlx.spec.place import in_phase, locate
-from rlx.spec.reader import ReadSpec
+from rlx.spec.reading.diagnostics import Diagnostic, format_key_path
+from rlx.spec.reading.locations import in_phase, locate_diagnostic
+from rlx.spec.reading.reader import ReadSpec
 
-__all__ = ["PhaseReport", "PlanReport", "chosen", "make_plan", "plain"]
+__all__ = ["PhaseReport", "PlanReport", "convert_to_json", "make_plan", "select_example_rows"]
 
 READINGS = {"scores": "scores", "turns": "named rewards", "token_rewards": "token rewards"}
 PROMPTS = 3
@@ -75,7 +75,7 @@ class PhaseReport:
     stopped: str
     rows: tuple[RowAccount, ...]
     shown: tuple[int, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[GroupStatistics, ...]
     kinds: tuple[Kind, ...]
     counts: Counts | None
     tokens: TokenBudget
@@ -101,8 +101,8 @@ class PlanReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values under the keys that this module's docstring names."""
-        said = plain(self)
-        told = [_told(f) for f in self.findings]
+        said = convert_to_json(self)
+        told = [_convert_diagnostic(f) for f in self.findings]
         code = self.exit_code
         for phase, made in zip(said["phases"], self.phases, strict=True):
             if made.memory is not None:
@@ -110,29 +110,33 @@ class PlanReport:
         return {"ok": code == 0, "exit_code": code, **said, "findings": told}
 
 
-def plain(value: Any) -> Any:
+def convert_to_json(value: Any) -> Any:
     """Dataclasses, mappings and sequences as JSON has them; numbers that are not finite as null."""
     if isinstance(value, RowAccount):
         more = {"advantage": value.advantage, "gradient_weight": value.gradient_weight}
-        return {**_fields(value), **more}
+        return {**_convert_dataclass_fields(value), **more}
     if is_dataclass(value):
-        return _fields(value)
+        return _convert_dataclass_fields(value)
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): convert_to_json(v) for k, v in value.items()}
     if isinstance(value, tuple | list):
-        return [plain(v) for v in value]
+        return [convert_to_json(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+def _convert_dataclass_fields(value: Any) -> dict[str, Any]:
+    return {f.name: convert_to_json(getattr(value, f.name)) for f in fields(value)}
 
 
-def _told(finding: Diagnostic) -> dict[str, Any]:
+def _convert_diagnostic(finding: Diagnostic) -> dict[str, Any]:
     said = asdict(finding)
     line = None if finding.position is None else finding.position.line
     keys = ("severity", "kind", "message", "helps", "notes")
-    return {**{k: plain(said[k]) for k in keys}, "path": dotted(finding.path), "line": line}
+    return {
+        **{k: convert_to_json(said[k]) for k in keys},
+        "path": format_key_path(finding.path),
+        "line": line,
+    }
 
 
 # Making it -------------------------------------------------------------------------------------
@@ -155,18 +159,18 @@ def make_plan(path: Path, read: ReadSpec, plugins: Plugins) -> PlanReport:
     found: list[tuple[PhaseSpec, Diagnostic]] = []
     phases = []
     with RewardPool(workers=1, memory_mb=spec.runner.reward_memory_mb) as pool:
-        for alike in _alike(spec):
+        for alike in _group_equal_phases(spec):
             parts = make_parts(spec.in_phase(alike[0]))
-            problems = problems_of(parts.spec, parts.task, _prompts(parts.spec))
+            problems = problems_of(parts.spec, parts.task, _count_plan_prompts(parts.spec))
             notes += [problems.note] if problems.note and problems.note not in notes else []
-            trial = carry(parts, problems, speech, pool)
+            trial = run_trial(parts, problems, speech, pool)
             stand_ins = bool(problems.note)
-            told = list(findings(trial, stand_ins=stand_ins))
+            told = list(check_trial(trial, stand_ins=stand_ins))
             found += [(phase, finding) for phase in alike for finding in told]
-            phases.append(_phase(alike, trial, speech))
+            phases.append(_build_phase_report(alike, trial, speech))
             if trial.stuck:
                 break  # it would in the other phases too, a deadline each
-    said = [*plugins.warnings, *_placed(read, found)]
+    said = [*plugins.warnings, *_locate_findings(read, found)]
     return PlanReport(
         file=str(path),
         name=spec.name,
@@ -178,7 +182,7 @@ def make_plan(path: Path, read: ReadSpec, plugins: Plugins) -> PlanReport:
     )
 
 
-def _alike(spec: ExperimentSpec) -> list[list[PhaseSpec]]:
+def _group_equal_phases(spec: ExperimentSpec) -> list[list[PhaseSpec]]:
     """Phases with the same way from rollouts to loss, together."""
     groups: dict[str, list[PhaseSpec]] = {}
     for phase in spec.phases:
@@ -188,7 +192,7 @@ def _alike(spec: ExperimentSpec) -> list[list[PhaseSpec]]:
     return list(groups.values())
 
 
-def _prompts(spec: ExperimentSpec) -> int:
+def _count_plan_prompts(spec: ExperimentSpec) -> int:
     below = 1
     for key in spec.rollout.counts.values():
         below *= getattr(spec.rollout, key)
@@ -196,7 +200,9 @@ def _prompts(spec: ExperimentSpec) -> int:
     return min(wanted, spec.rollout.prompts_per_step)
 
 
-def _placed(read: ReadSpec, found: Sequence[tuple[PhaseSpec, Diagnostic]]) -> Iterator[Diagnostic]:
+def _locate_findings(
+    read: ReadSpec, found: Sequence[tuple[PhaseSpec, Diagnostic]]
+) -> Iterator[Diagnostic]:
     """Every finding once, at its place in the file: a phase's own at what the phase sets."""
     phases: dict[tuple[Any, str], list[PhaseSpec]] = {}
     for phase, finding in found:
@@ -207,38 +213,40 @@ def _placed(read: ReadSpec, found: Sequence[tuple[PhaseSpec, Diagnostic]]) -> It
         if all(phase.set for phase in those) and len(those) < len(read.spec.phases):
             at = ("phases", read.spec.phases.index(one))
             finding = in_phase(finding, at, {"name": one.name, "set": one.set})
-        yield locate(finding, read.document)
+        yield locate_diagnostic(finding, read.document)
 
 
-def _phase(alike: Sequence[PhaseSpec], trial: Trial, speech: Speech) -> PhaseReport:
+def _build_phase_report(
+    alike: Sequence[PhaseSpec], trial: Trial, speech: EncodingDialogue
+) -> PhaseReport:
     spec = trial.parts.spec
-    rows = _accounts(trial, speech)
+    rows = _build_row_accounts(trial, speech)
     tokens = token_budget(trial)
     shape = trial.shape
     return PhaseReport(
         names=tuple(phase.name for phase in alike),
         steps=sum(phase.steps for phase in alike),
-        schedule=_schedule(trial),
+        schedule=_describe_schedule(trial),
         estimator=spec.estimator.plugin,
-        settings=tuple(_settings(spec)),
+        settings=tuple(_list_credit_settings(spec)),
         made_up=trial.made_up,
         stopped=trial.stopped,
         rows=rows,
-        shown=chosen(rows, spec.evaluation.correct),
+        shown=select_example_rows(rows, spec.evaluation.correct),
         groups=groups_of(rows),
         kinds=kinds_of(rows),
         counts=counts_of(trial) if rows else None,
         tokens=tokens,
-        memory=None if shape is None else memory(trial, shape, tokens),
+        memory=None if shape is None else estimate_memory(trial, shape, tokens),
     )
 
 
-def _accounts(trial: Trial, speech: Speech) -> tuple[RowAccount, ...]:
+def _build_row_accounts(trial: Trial, speech: EncodingDialogue) -> tuple[RowAccount, ...]:
     train, rewards = trial.train, trial.rewards
     if train is None or rewards is None:
         return ()
     batch = train.batch
-    rows = Rows(
+    rows = RowAccountBuilder(
         rows=batch.rows,
         groups=batch.group_ids,
         trees=trial.trees,
@@ -255,7 +263,7 @@ def _accounts(trial: Trial, speech: Speech) -> tuple[RowAccount, ...]:
             "kl": train.kl,
             "returns": train.returns,
         },
-        named=components(
+        named=place_named_rewards(
             batch.rows,
             trial.trees,
             trial.table,
@@ -270,7 +278,7 @@ def _accounts(trial: Trial, speech: Speech) -> tuple[RowAccount, ...]:
     return tuple(rows.account(number, pieces) for number in range(len(batch.rows)))
 
 
-def chosen(rows: Sequence[RowAccount], correct: str) -> tuple[int, ...]:
+def select_example_rows(rows: Sequence[RowAccount], correct: str) -> tuple[int, ...]:
     """An answer that scored and one that failed, and of both the confidences furthest apart.
 
     Args:
@@ -279,12 +287,12 @@ def chosen(rows: Sequence[RowAccount], correct: str) -> tuple[int, ...]:
             scored highest is taken: it is wrong and otherwise in order.
     """
     first = [row for row in rows if row.level == 0]
-    right = [row for row in first if _raw(row, correct) == 1.0]
-    best = max(right or first, key=_merit, default=None)
+    right = [row for row in first if _get_raw_reward(row, correct) == 1.0]
+    best = max(right or first, key=_get_row_score, default=None)
     if best is None:
         return tuple(row.row for row in rows[:2])
     failed = [r for r in first if r not in right and r.tree == best.tree and r is not best]
-    worst = max(failed, key=_merit, default=best)
+    worst = max(failed, key=_get_row_score, default=best)
     picked = []
     for row in dict.fromkeys((best.row, worst.row)):
         below = sorted((r for r in rows if r.parent == row), key=lambda r: r.advantage)
@@ -292,15 +300,15 @@ def chosen(rows: Sequence[RowAccount], correct: str) -> tuple[int, ...]:
     return tuple(picked)
 
 
-def _merit(row: RowAccount) -> float:
+def _get_row_score(row: RowAccount) -> float:
     return row.score if row.score is not None else 0.0
 
 
-def _raw(row: RowAccount, name: str) -> float | None:
+def _get_raw_reward(row: RowAccount, name: str) -> float | None:
     return next((given.raw for given in row.rewards if given.name == name), None)
 
 
-def _schedule(trial: Trial) -> str:
+def _describe_schedule(trial: Trial) -> str:
     spec, plan = trial.parts.spec.rollout, trial.parts.plan
     counts = " × ".join(f"{v.count} {v.kind}s" for v in plan.levels)
     if plan.talk is not None:
@@ -309,9 +317,9 @@ def _schedule(trial: Trial) -> str:
     return f"{spec.schedule}: {spec.prompts_per_step} prompts × {counts}"
 
 
-def _settings(spec: ExperimentSpec) -> list[tuple[str, str]]:
+def _list_credit_settings(spec: ExperimentSpec) -> list[tuple[str, str]]:
     credit, loss = spec.credit, spec.loss
-    estimator = resolve(spec).estimator
+    estimator = resolve_plugins(spec).estimator
     rollout = spec.rollout
     there: list[tuple[str, Any]] = []
     if isinstance(rollout, ManyTurn):

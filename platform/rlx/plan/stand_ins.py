@@ -6,17 +6,24 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol, cast
 
-from rlx.discovery import make
+from rlx.discovery import build_plugin
 from rlx.errors import PluginError, SpecError
 from rlx.plugin import Problem, Task
-from rlx.rollout import Dialogue, Shown
+from rlx.rollout import Dialogue, TurnPrompt
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec, PluginUse, Pretrained
 
-__all__ = ["Problems", "Speech", "StandInDialogue", "problems_of", "speech_of", "writable"]
+__all__ = [
+    "EncodingDialogue",
+    "Problems",
+    "StandInDialogue",
+    "fit_to_vocabulary",
+    "problems_of",
+    "speech_of",
+]
 
 
-class Speech(Dialogue, Protocol):
+class EncodingDialogue(Dialogue, Protocol):
     """A dialogue that can also write any text, and say what single tokens are."""
 
     end_ids: tuple[int, ...]
@@ -62,19 +69,21 @@ class StandInDialogue:
         """System message and text, and the header of the first turn."""
         if not self._chat:
             return self.encode(f"{system}\n\n{text}" if system else text)
-        before = _message("system", system) if system else ""
-        return self.encode(f"{before}{_message('user', text)}<|im_start|>assistant\n")
+        before = _format_chat_message("system", system) if system else ""
+        return self.encode(f"{before}{_format_chat_message('user', text)}<|im_start|>assistant\n")
 
     def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
         """The text and the next turn's header; the end of the turn before it where that is open."""
         closing = () if after and after[-1] in self.end_ids else self._end
-        shown = f"\n{_message('user', text)}<|im_start|>assistant\n" if self._chat else text
+        shown = (
+            f"\n{_format_chat_message('user', text)}<|im_start|>assistant\n" if self._chat else text
+        )
         return (*closing, *self.encode(shown))
 
-    def observed(self, text: str, after: Sequence[int], *, inline: bool) -> Shown:
+    def encode_observation(self, text: str, after: Sequence[int], *, inline: bool) -> TurnPrompt:
         """The text, names of control tokens broken up, as a reply or right behind the turn."""
         text = CONTROL.sub("< ", text)
-        return Shown(text, self.encode(text) if inline else self.reply(text, after))
+        return TurnPrompt(text, self.encode(text) if inline else self.reply(text, after))
 
     def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
         """Text without the end token, and the text's length after every token."""
@@ -99,11 +108,11 @@ class StandInDialogue:
         return self._ids[piece]
 
 
-def _message(role: str, text: str) -> str:
+def _format_chat_message(role: str, text: str) -> str:
     return f"<|im_start|>{role}\n{text}<|im_end|>\n"
 
 
-def speech_of(spec: ExperimentSpec) -> tuple[Speech, str]:
+def speech_of(spec: ExperimentSpec) -> tuple[EncodingDialogue, str]:
     """How the experiment's model speaks, and what stands in for it; "" where it speaks itself.
 
     Raises:
@@ -122,23 +131,25 @@ def speech_of(spec: ExperimentSpec) -> tuple[Speech, str]:
     return StandInDialogue(chat=model.chat_template), note
 
 
-def writable(speech: Speech, text: str) -> str:
+def fit_to_vocabulary(speech: EncodingDialogue, text: str) -> str:
     """`text` as far as the vocabulary can write it: without unknown signs, digits one by one."""
-    if _knows(speech, text):
+    if _can_encode(speech, text):
         return text
-    parts = (p if _knows(speech, p) else _signs(speech, p) for p in TAGS.split(text))
+    parts = (
+        p if _can_encode(speech, p) else _keep_known_characters(speech, p) for p in TAGS.split(text)
+    )
     known = "".join(parts)
     for apart in (DIGITS, POINTS):
-        if not _knows(speech, known):
+        if not _can_encode(speech, known):
             known = apart.sub(" ", known)
     return known
 
 
-def _signs(speech: Speech, text: str) -> str:
-    return "".join(c for c in text if _knows(speech, c)).strip(" ")
+def _keep_known_characters(speech: EncodingDialogue, text: str) -> str:
+    return "".join(c for c in text if _can_encode(speech, c)).strip(" ")
 
 
-def _knows(speech: Speech, text: str) -> bool:
+def _can_encode(speech: EncodingDialogue, text: str) -> bool:
     try:
         speech.encode(text)
     except SpecError:
@@ -185,16 +196,16 @@ def _stand_ins(spec: ExperimentSpec, task: Task, count: int, seed: int, why: str
     note = f"task: its data are not on this machine ({why})"
     names = [use.plugin for use in spec.rewards.turn.values()]
     if names and all(name.startswith(("countdown", "rlcr.")) for name in names):
-        countdown = cast(Task, make(PluginUse(plugin="countdown"), "task"))
+        countdown = cast(Task, build_plugin(PluginUse(plugin="countdown"), "task"))
         problems = tuple(countdown.problem("train", i, seed) for i in range(count))
         return Problems(problems, f"{note}; Countdown problems stand in")
     return Problems(
-        tuple(_generic(task, number) for number in range(count)),
+        tuple(_build_generic_problem(task, number) for number in range(count)),
         f"{note}; problems that rlx made up stand in",
     )
 
 
-def _generic(task: Task, number: int) -> Problem:
+def _build_generic_problem(task: Task, number: int) -> Problem:
     """A sum, under the field names that the task's options give."""
     question, answer = f"{number + 6} * 7 = ?", str((number + 6) * 7)
     named = getattr(task, "fields", None)

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 
 from rlx.batch import rows_of
-from rlx.plan.account import RowAccount, Stretch, family
+from rlx.plan.row_report import RowAccount, Stretch, describe_row_kind
 from rlx.plan.trial import Trial
 
-__all__ = ["Counts", "Group", "Kind", "counts_of", "groups_of", "kinds_of"]
+__all__ = ["Counts", "GroupStatistics", "Kind", "counts_of", "groups_of", "kinds_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class GroupStatistics:
     """Rows that are compared with each other.
 
     Attributes:
@@ -80,22 +80,22 @@ class Counts:
     unfinished: int
 
 
-def groups_of(rows: Sequence[RowAccount]) -> tuple[Group, ...]:
+def groups_of(rows: Sequence[RowAccount]) -> tuple[GroupStatistics, ...]:
     """The groups in order of their numbers."""
     members: dict[int, list[RowAccount]] = {}
     for row in rows:
         members.setdefault(row.group, []).append(row)
-    return tuple(_group(number, members[number]) for number in sorted(members))
+    return tuple(_build_group_statistics(number, members[number]) for number in sorted(members))
 
 
-def _group(number: int, rows: Sequence[RowAccount]) -> Group:
+def _build_group_statistics(number: int, rows: Sequence[RowAccount]) -> GroupStatistics:
     scores = tuple(row.score or 0.0 for row in rows)
     learned = [t.advantage for row in rows for t in row.tokens if t.learns] or [0.0]
-    return Group(
+    return GroupStatistics(
         group=number,
         tree=rows[0].tree,
         parent=rows[0].parent,
-        kind=family(rows),
+        kind=describe_row_kind(rows),
         rows=tuple(row.row for row in rows),
         scores=scores,
         mean=mean(scores),
@@ -150,5 +150,5 @@ def counts_of(trial: Trial) -> Counts:
         reward_given=float(given),
         rows_without_spans=without,
         rows_without_learning=int((~train.mask.any(dim=1)).sum()),
-        unfinished=len(trial.unfinished),
+        unfinished=len(trial.unfinished_turns),
     )

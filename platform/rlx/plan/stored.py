@@ -8,13 +8,13 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 from torch import Tensor
 
-from rlx.batch import flatten
+from rlx.batch import build_token_batch
 from rlx.errors import RegistryError
-from rlx.plan.account import RowAccount, Rows, components
-from rlx.plan.stand_ins import Speech
+from rlx.plan.row_report import RowAccount, RowAccountBuilder, place_named_rewards
+from rlx.plan.stand_ins import EncodingDialogue
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree, pieces_of
-from rlx.run.rows import row_rewards
+from rlx.run.trained_rows import row_rewards
 from rlx.spec import CreditSpec, ExperimentSpec, ModelSpec
 
 __all__ = ["Trained", "spec_of", "speech_of_run", "stored_accounts"]
@@ -40,7 +40,7 @@ def spec_of(resolved: Mapping[str, Any], phase: str) -> ExperimentSpec:
         ) from error
 
 
-def speech_of_run(spec: ModelSpec, exported: Path) -> Speech | None:
+def speech_of_run(spec: ModelSpec, exported: Path) -> EncodingDialogue | None:
     """How a run's model speaks: by the files it started from, or those it has written; or None."""
     from rlx.model.tokenizer import dialogue_of, folder_dialogue
 
@@ -74,7 +74,7 @@ def stored_accounts(
     table: RewardTable,
     rows: Trained,
     credit: CreditSpec,
-    speech: Speech | None,
+    speech: EncodingDialogue | None,
 ) -> tuple[RowAccount, ...]:
     """The accounts of every row that a step trained on.
 
@@ -92,15 +92,15 @@ def stored_accounts(
     if mask is None:
         raise RegistryError("these rollouts were stored without their mask")
     trained = {(tree, segment) for tree, segment, *_ in rows.places}
-    batch = flatten(trees, without=set(table.turns) - trained)
+    batch = build_token_batch(trees, without=set(table.turns) - trained)
     present = row_rewards(batch, trees, table).turn_present
-    made = Rows(
+    made = RowAccountBuilder(
         rows=batch.rows,
         groups=rows.groups,
         trees=trees,
         table=table,
         tokens=rows.tokens,
-        named=components(batch.rows, trees, table, present, batch.turn_ids, mask, credit),
+        named=place_named_rewards(batch.rows, trees, table, present, batch.turn_ids, mask, credit),
     )
     pieces = pieces_of(speech)
     return tuple(made.account(number, pieces) for number in range(len(batch.rows)))

@@ -7,11 +7,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlx.plan.account import Given, RowAccount, TokenLine
 from rlx.plan.report import PhaseReport, PlanReport
-from rlx.spec.diagnostic import printable
+from rlx.plan.row_report import Given, RowAccount, TokenLine
+from rlx.spec.reading.diagnostics import escape_unprintable
 
-__all__ = ["heat", "scales", "show_plan", "show_rows", "size", "visible"]
+__all__ = [
+    "compute_heat_level",
+    "compute_level_scales",
+    "format_memory_size",
+    "format_visible_text",
+    "show_plan",
+    "show_rows",
+]
 
 SIGNS = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "␣"})
 NEGATIVE = ("", "red", "bold red", "bold white on red")
@@ -22,19 +29,19 @@ NARROW = 100
 """Columns below which a table of tokens leaves out what can be read elsewhere."""
 
 
-def visible(text: str) -> str:
+def format_visible_text(text: str) -> str:
     """A token's text with its blanks shown, and no control character in it."""
-    return printable(text.translate(SIGNS))
+    return escape_unprintable(text.translate(SIGNS))
 
 
-def heat(value: float, scale: float) -> int:
+def compute_heat_level(value: float, scale: float) -> int:
     """How far from 0 an advantage is, from 0 to 3, where `scale` is the furthest."""
     if not value or not scale:
         return 0
     return min(3, 1 + int(3 * abs(value) / scale * 0.999))
 
 
-def scales(rows: Sequence[RowAccount]) -> dict[int, float]:
+def compute_level_scales(rows: Sequence[RowAccount]) -> dict[int, float]:
     """The largest |advantage| of each level of rows: levels are coloured apart."""
     largest = dict.fromkeys((row.level for row in rows), 0.0)
     for row in rows:
@@ -42,7 +49,7 @@ def scales(rows: Sequence[RowAccount]) -> dict[int, float]:
     return largest
 
 
-def size(count: float) -> str:
+def format_memory_size(count: float) -> str:
     """Bytes in units that can be read."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
@@ -59,36 +66,36 @@ def show_plan(report: PlanReport, shown: Sequence[Sequence[int]], console: Conso
         shown: for every phase the numbers of the rows to print token by token.
         console: where to.
     """
-    head = Text.assemble((f"{printable(report.name)}", "bold"))
-    head.append(f"  {printable(report.file)}  spec {report.digest}, seed {report.seed}")
+    head = Text.assemble((f"{escape_unprintable(report.name)}", "bold"))
+    head.append(f"  {escape_unprintable(report.file)}  spec {report.digest}, seed {report.seed}")
     console.print(head)
     for note in report.notes:
-        console.print(Text(f"stands in: {printable(note)}", "yellow"))
+        console.print(Text(f"stands in: {escape_unprintable(note)}", "yellow"))
     for phase, rows in zip(report.phases, shown, strict=True):
         console.print()
-        _phase(phase, rows, console)
+        _show_phase(phase, rows, console)
 
 
-def _phase(phase: PhaseReport, shown: Sequence[int], console: Console) -> None:
-    names = ", ".join(map(printable, phase.names))
+def _show_phase(phase: PhaseReport, shown: Sequence[int], console: Console) -> None:
+    names = ", ".join(map(escape_unprintable, phase.names))
     steps = "1 step" if phase.steps == 1 else f"{phase.steps} steps"
     title = f"phase {names}  {steps}  {phase.schedule}  estimator {phase.estimator}"
     console.rule(Text(title, "bold"), align="left", style="dim")
     settings = " · ".join(f"{what} {value}" for what, value in phase.settings)
     console.print(Text(settings, "dim"))
     if phase.stopped:
-        console.print(Text(f"no credit was given: {printable(phase.stopped)}", "bold red"))
+        console.print(Text(f"no credit was given: {escape_unprintable(phase.stopped)}", "bold red"))
     else:
         console.print(Text(f"made up: {', '.join(phase.made_up)}; all else is real", "dim"))
         show_rows(phase.rows, shown, console)
         more = len(phase.rows) - len(shown)
         if more > 0:
             console.print(Text(f"{more} more rows: --row N, or --rows all", "dim"))
-        _groups(phase, shown, console)
-        _kinds(phase, console)
-        _missing(phase, console)
-    _tokens(phase, console)
-    _memory(phase, console)
+        _show_groups(phase, shown, console)
+        _show_turn_kinds(phase, console)
+        _show_missing_counts(phase, console)
+    _show_token_budget(phase, console)
+    _show_memory_budget(phase, console)
 
 
 # Rows --------------------------------------------------------------------------------------------
@@ -97,67 +104,69 @@ def _phase(phase: PhaseReport, shown: Sequence[int], console: Console) -> None:
 def show_rows(rows: Sequence[RowAccount], shown: Sequence[int], console: Console) -> None:
     """Prints rows token by token; colours are relative to all `rows` of the same level."""
     by_number = {row.row: row for row in rows}
-    largest = scales(rows)
+    largest = compute_level_scales(rows)
     prompt = None
     for number in shown:
         row = by_number[number]
         if row.tree != prompt:
             prompt = row.tree
-            _context(row, console)
+            _show_prompt(row, console)
         console.print()
-        console.print(_headline(row))
+        console.print(_render_headline(row))
         console.print(_tokens_of(row, largest[row.level], console.width))
 
 
-def _context(row: RowAccount, console: Console) -> None:
+def _show_prompt(row: RowAccount, console: Console) -> None:
     """The prompt of a row, and how much of it there is."""
     if row.context:
         said = row.context[0]
         console.print()
         text = Text.assemble((f"prompt {row.tree}", "bold"))
-        text.append(f"  {printable(row.problem)}  {said.tokens} tokens  ")
-        text.append(printable(said.text[:PROMPT].replace("\n", "⏎")), "cyan")
+        text.append(f"  {escape_unprintable(row.problem)}  {said.tokens} tokens  ")
+        text.append(escape_unprintable(said.text[:PROMPT].replace("\n", "⏎")), "cyan")
         text.append("…" if len(said.text) > PROMPT else "")
         console.print(text)
 
 
-def _headline(row: RowAccount) -> Text:
+def _render_headline(row: RowAccount) -> Text:
     below = "" if row.parent is None else f", below row {row.parent}"
-    text = Text.assemble((f"row {row.row}", "bold"), f"  {printable(row.kind)}{below}")
+    text = Text.assemble((f"row {row.row}", "bold"), f"  {escape_unprintable(row.kind)}{below}")
     text.append(f" in turn {row.turns[-1].number}" if len(row.turns) > 1 else "")
     text.append("" if row.finish_reason == "stop" else ", cut off")
     score = "absent" if row.score is None else f"{row.score:.3f}"
     text.append("  score ").append(score, "bold")
-    text.append("  mean advantage ").append(f"{row.advantage:+.3f}", _style(row.advantage, 0.0))
+    text.append("  mean advantage ").append(
+        f"{row.advantage:+.3f}", _select_heat_style(row.advantage, 0.0)
+    )
     for turn in row.turns:
         own = [given for given in row.rewards if given.turn == turn.number]
         if len(row.turns) > 1:
-            text.append(f"\n  turn {turn.number} {printable(turn.kind)}", "bold")
+            text.append(f"\n  turn {turn.number} {escape_unprintable(turn.kind)}", "bold")
             text.append("" if turn.finish_reason == "stop" else ", cut off")
-            text.append(f"  {turn.advantage:+.3f}", _style(turn.advantage, 0.0))
+            text.append(f"  {turn.advantage:+.3f}", _select_heat_style(turn.advantage, 0.0))
         for given in own:
-            text.append_text(_reward(given, "\n    " if len(row.turns) > 1 else "\n  "))
+            text.append_text(_render_reward_line(given, "\n    " if len(row.turns) > 1 else "\n  "))
     for given in row.rewards:
         if given.turn is None:
-            text.append_text(_reward(given, "\n  "))
+            text.append_text(_render_reward_line(given, "\n  "))
     if row.lost:
         text.append(f"\n  {row.lost:g} of reward lies on no token", "yellow")
     return text
 
 
-def _reward(given: Given, before: str) -> Text:
+def _render_reward_line(given: Given, before: str) -> Text:
     raw = "absent" if given.raw is None else f"{given.raw:g}"
     weighed = f" × {given.weight:g}" if given.counts else ", not summed"
-    text = Text.assemble(before, (f"{printable(given.name)} {raw}{weighed}", "default"))
+    text = Text.assemble(before, (f"{escape_unprintable(given.name)} {raw}{weighed}", "default"))
     text.append(" for the whole rollout" if given.turn is None else "", "dim")
     if given.reason:
-        text.append(f"  {printable(given.reason.splitlines()[0])}", "dim")
+        text.append(f"  {escape_unprintable(given.reason.splitlines()[0])}", "dim")
     return text
 
 
-def _style(value: float, scale: float) -> str:
+def _select_heat_style(value: float, scale: float) -> str:
     shades = POSITIVE if value > 0 else NEGATIVE
-    return shades[heat(value, scale) if scale else 2 * bool(value)]
+    return shades[compute_heat_level(value, scale) if scale else 2 * bool(value)]
 
 
 def _tokens_of(row: RowAccount, scale: float, width: int) -> Table:
@@ -178,7 +187,7 @@ def _tokens_of(row: RowAccount, scale: float, width: int) -> Table:
     table.add_column("token", no_wrap=True, overflow="ellipsis", min_width=6)
     table.add_column("learns")
     for name in names if apart else ["rewards"] if names else []:
-        table.add_column(printable(name), justify="right", no_wrap=apart)
+        table.add_column(escape_unprintable(name), justify="right", no_wrap=apart)
     for head, _ in optional:
         table.add_column(head, justify="right")
     table.add_column("reward", justify="right")
@@ -186,32 +195,32 @@ def _tokens_of(row: RowAccount, scale: float, width: int) -> Table:
     if not narrow:
         table.add_column("weight", justify="right", style="dim")
     for line in row.tokens:
-        style = _style(line.advantage, scale) if line.advantage else ""
+        style = _select_heat_style(line.advantage, scale) if line.advantage else ""
         table.add_row(
             str(line.position),
             ("env" if line.author == "environment" else "")
             if line.turn is None
             else str(line.turn),
             *([] if narrow else [line.author]),
-            Text(visible(line.text), style),
+            Text(format_visible_text(line.text), style),
             "yes" if line.learns else "·",
-            *_placed(line, names, apart),
-            *(_number(getattr(line, field)) for _, field in optional),
-            _number(line.reward),
+            *_format_placed_rewards(line, names, apart),
+            *(_format_table_number(getattr(line, field)) for _, field in optional),
+            _format_table_number(line.reward),
             Text(f"{line.advantage:+.3f}" if line.learns else "·", style),
             *([] if narrow else [f"{line.weight:.2g}" if line.weight else "·"]),
         )
     return table
 
 
-def _placed(line: TokenLine, names: Sequence[str], apart: bool) -> list[str]:
+def _format_placed_rewards(line: TokenLine, names: Sequence[str], apart: bool) -> list[str]:
     if apart:
-        return [_number(line.placed.get(name, 0.0)) for name in names]
-    said = [f"{printable(name)} {value:+.3g}" for name, value in line.placed.items()]
+        return [_format_table_number(line.placed.get(name, 0.0)) for name in names]
+    said = [f"{escape_unprintable(name)} {value:+.3g}" for name, value in line.placed.items()]
     return [", ".join(said)] if names else []
 
 
-def _number(value: float | None) -> str:
+def _format_table_number(value: float | None) -> str:
     if not value:
         return "·"
     return f"{value:+.3f}" if abs(value) >= 0.0005 else f"{value:+.0e}"
@@ -220,7 +229,7 @@ def _number(value: float | None) -> str:
 # All rows together -----------------------------------------------------------------------------
 
 
-def _table(title: str, *heads: str) -> Table:
+def _build_summary_table(title: str, *heads: str) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -236,16 +245,16 @@ def _table(title: str, *heads: str) -> Table:
     return table
 
 
-def _groups(phase: PhaseReport, shown: Sequence[int], console: Console) -> None:
+def _show_groups(phase: PhaseReport, shown: Sequence[int], console: Console) -> None:
     """Statistics of the groups of the prompts that are shown, and a line about the others."""
     trees = {row.tree for row in phase.rows if row.row in shown}
-    table = _table("groups", "group", "size", "scores", "mean", "σ", "advantages")
+    table = _build_summary_table("groups", "group", "size", "scores", "mean", "σ", "advantages")
     for group in (g for g in phase.groups if g.tree in trees):
         below = f"prompt {group.tree}" if group.parent is None else f"row {group.parent}"
         scores = " ".join(f"{score:.2g}" for score in group.scores[:8])
         low, high = group.advantages
         table.add_row(
-            f"{printable(group.kind)}s of {below}",
+            f"{escape_unprintable(group.kind)}s of {below}",
             str(len(group.rows)),
             scores + (" …" if len(group.scores) > 8 else ""),
             f"{group.mean:.3f}",
@@ -257,26 +266,26 @@ def _groups(phase: PhaseReport, shown: Sequence[int], console: Console) -> None:
     console.print(Text(f"{len(phase.groups)} groups in all, {silent} without signal", "dim"))
 
 
-def _kinds(phase: PhaseReport, console: Console) -> None:
+def _show_turn_kinds(phase: PhaseReport, console: Console) -> None:
     heads = ("kind", "turns", "tokens", "learn", "of tokens", "of gradient weight")
-    table = _table("what learns", *heads)
+    table = _build_summary_table("what learns", *heads)
     for kind in phase.kinds:
         table.add_row(
-            printable(kind.kind),
+            escape_unprintable(kind.kind),
             str(kind.turns),
             str(kind.tokens),
             str(kind.learning),
-            f"{kind.share_of_tokens:.0%} {_bar(kind.share_of_tokens)}",
-            f"{kind.share_of_gradient:.0%} {_bar(kind.share_of_gradient)}",
+            f"{kind.share_of_tokens:.0%} {_format_share_bar(kind.share_of_tokens)}",
+            f"{kind.share_of_gradient:.0%} {_format_share_bar(kind.share_of_gradient)}",
         )
     console.print(table)
 
 
-def _bar(share: float) -> str:
+def _format_share_bar(share: float) -> str:
     return ("█" * round(10 * share)).ljust(10, "░")
 
 
-def _missing(phase: PhaseReport, console: Console) -> None:
+def _show_missing_counts(phase: PhaseReport, console: Console) -> None:
     counts = phase.counts
     if counts is None:
         return
@@ -294,12 +303,12 @@ def _missing(phase: PhaseReport, console: Console) -> None:
     console.print(Text("; ".join(lines) or "nothing went missing", "dim"))
 
 
-def _tokens(phase: PhaseReport, console: Console) -> None:
+def _show_token_budget(phase: PhaseReport, console: Console) -> None:
     budget = phase.tokens
-    table = _table("tokens per step", "", "turns", "opening", "made up", "at most")
+    table = _build_summary_table("tokens per step", "", "turns", "opening", "made up", "at most")
     for level in budget.levels:
         numbers = (f"{level.turns:,}", f"{level.opening:.0f}", f"{level.made_up:.0f}")
-        table.add_row(printable(level.kind), *numbers, f"{level.at_most:,}")
+        table.add_row(escape_unprintable(level.kind), *numbers, f"{level.at_most:,}")
     for what, pair in (
         ("written by the policy", budget.sampled),
         ("rows, each with its context", budget.rows),
@@ -309,21 +318,23 @@ def _tokens(phase: PhaseReport, console: Console) -> None:
     console.print(table)
 
 
-def _memory(phase: PhaseReport, console: Console) -> None:
+def _show_memory_budget(phase: PhaseReport, console: Console) -> None:
     if phase.memory is None:
         said = "memory per step: unknown, since the model's configuration is not on this machine"
         console.print(Text(said, "dim"))
         return
     memory = phase.memory
-    table = _table(f"memory per rank, {_count(memory.parameters)} parameters", "", "")
+    table = _build_summary_table(
+        f"memory per rank, {_format_parameter_count(memory.parameters)} parameters", "", ""
+    )
     for what, count in memory.parts.items():
         about = "about " if what in memory.estimated else ""
-        table.add_row(what, f"{about}{size(count)}")
-    table.add_row("together", f"about {size(memory.total)}", style="bold")
+        table.add_row(what, f"{about}{format_memory_size(count)}")
+    table.add_row("together", f"about {format_memory_size(memory.total)}", style="bold")
     console.print(table)
 
 
-def _count(parameters: int) -> str:
+def _format_parameter_count(parameters: int) -> str:
     for unit, step in (("B", 1e9), ("M", 1e6)):
         if parameters >= step:
             return f"{parameters / step:.3g} {unit}"

@@ -8,23 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlx.batch import flatten, rows_of
+from rlx.batch import build_token_batch, rows_of
 from rlx.credit import structured_scores
 from rlx.credit.place import TurnWithoutTokens
 from rlx.errors import PluginError
-from rlx.plan.fake import Author, FakeSession
+from rlx.plan.model_shape import Shape, shape_of
 from rlx.plan.rehearsal import Rehearsal, Script
-from rlx.plan.shape import Shape, shape_of
-from rlx.plan.stand_ins import Problems, Speech, writable
+from rlx.plan.responses import Author, FakeSession
+from rlx.plan.stand_ins import EncodingDialogue, Problems, fit_to_vocabulary
 from rlx.plugin import Problem, Rehearsed
-from rlx.reward import NamedReward, RewardPool, RewardTable, score
-from rlx.rollout import RolloutPlan, RolloutTree, grow
-from rlx.run.parts import Parts, hosted
-from rlx.run.rows import row_rewards
+from rlx.recipe import Parts, build_environment_host
+from rlx.reward import NamedReward, RewardPool, RewardTable, score_rollouts
+from rlx.rollout import RolloutPlan, RolloutTree, sample_rollout_trees
+from rlx.run.trained_rows import row_rewards
 from rlx.seeding import derive_seed
 from rlx.step import RowRewards, Streams, TrainBatch, assign_credit
 
-__all__ = ["Place", "Trial", "carry"]
+__all__ = ["Place", "Trial", "run_trial"]
 
 Place = tuple[int, int]
 """(tree, segment)."""
@@ -72,7 +72,7 @@ class Trial:
         return bool(self.faults or self.table.faults)
 
     @property
-    def unfinished(self) -> tuple[Place, ...]:
+    def unfinished_turns(self) -> tuple[Place, ...]:
         """Last turns of rollouts that the environment would have had go on."""
         places = []
         for t, tree in enumerate(self.trees):
@@ -103,7 +103,9 @@ def _is_late(fault: str) -> bool:
     return fault.startswith("deadline")
 
 
-def carry(parts: Parts, problems: Problems, speech: Speech, pool: RewardPool) -> Trial:
+def run_trial(
+    parts: Parts, problems: Problems, speech: EncodingDialogue, pool: RewardPool
+) -> Trial:
     """Grows rollouts of the phase's true shape and gives them credit.
 
     One rollout goes first, so that what hangs costs one deadline and not one per sample.
@@ -115,23 +117,23 @@ def carry(parts: Parts, problems: Problems, speech: Speech, pool: RewardPool) ->
     """
     asked = list(problems.problems)
     if problems.note:  # the task's own are either written as they are, or an error
-        asked = [replace(p, prompt=writable(speech, p.prompt)) for p in asked]
+        asked = [replace(p, prompt=fit_to_vocabulary(speech, p.prompt)) for p in asked]
     whole = parts.plan
     if whole.talk is not None:  # its faults are found and end nothing
         whole = replace(whole, talk=replace(whole.talk, on_error="drop_sample"))
-    one = whole.sampled(1)
+    one = whole.copy_with_sampling(1)
     one = replace(one, levels=tuple(replace(level, count=1) for level in one.levels))
     script = None
     if whole.talk is not None and isinstance(parts.task, Rehearsed) and not problems.note:
         script = Script.of(parts.spec, parts.task)
     stage = _Stage(parts, shape_of(parts.spec.model), speech, script, pool)
-    first = stage.scored(one, asked[:1])
+    first = stage.build_trial(one, asked[:1])
     if first.stuck:
         return replace(first, stopped=f"{first.stuck} hangs on the first rollout")
-    return _credited(stage.scored(whole, asked))
+    return _assign_trial_credit(stage.build_trial(whole, asked))
 
 
-def _lenient(reward: NamedReward) -> NamedReward:
+def _relax_error_policy(reward: NamedReward) -> NamedReward:
     """The same reward, whose faults are found and end nothing."""
     if reward.use.on_error != "fail":
         return reward
@@ -148,32 +150,36 @@ class _Stage:
 
     parts: Parts
     shape: Shape | None
-    speech: Speech
+    speech: EncodingDialogue
     script: Script | None
     pool: RewardPool
 
-    def scored(self, plan: RolloutPlan, problems: Sequence[Problem]) -> Trial:
+    def build_trial(self, plan: RolloutPlan, problems: Sequence[Problem]) -> Trial:
         """Rollouts of a plan, with their rewards."""
         parts, speech = self.parts, self.speech
         seeds = [derive_seed(parts.spec.seed, "plan", i) for i in range(len(problems))]
         room = (self.shape and self.shape.positions) or sys.maxsize
         author = Author(plan, parts.task, speech)
-        host = hosted(parts, self.pool)
+        host = build_environment_host(parts, self.pool)
         if host is None or plan.talk is None:
-            trees = grow(plan, problems, seeds, FakeSession(author, problems, room), speech)
+            trees = sample_rollout_trees(
+                plan, problems, seeds, FakeSession(author, problems, room), speech
+            )
         else:
             there = Rehearsal(author, self.script, problems, plan.talk, host, room)
-            trees = grow(plan, problems, seeds, there, speech, there)
+            trees = sample_rollout_trees(plan, problems, seeds, there, speech, there)
         return Trial(
             parts=parts,
             shape=self.shape,
             trees=trees,
-            table=score(trees, [_lenient(reward) for reward in parts.rewards], self.pool),
+            table=score_rollouts(
+                trees, [_relax_error_policy(reward) for reward in parts.rewards], self.pool
+            ),
             is_scripted=plan.talk is not None and self.script is not None,
         )
 
 
-def _credited(trial: Trial) -> Trial:
+def _assign_trial_credit(trial: Trial) -> Trial:
     parts, table = trial.parts, trial.table
     rows = rows_of(trial.trees)
     out = {
@@ -184,17 +190,17 @@ def _credited(trial: Trial) -> Trial:
     }
     if len(out) == len(rows):
         return replace(trial, stopped="no rollout could be scored")
-    batch = flatten(trial.trees, temperatures=parts.temperatures, without=out)
+    batch = build_token_batch(trial.trees, temperatures=parts.temperatures, without=out)
     rewards = row_rewards(batch, trial.trees, table)
-    mask = _asking("mask", parts.spec.mask.plugin, parts.mask)(batch)
-    streams, made_up = _streams(parts, batch.behaviour_logprobs, rewards)
+    mask = _wrap_plugin("mask", parts.spec.mask.plugin, parts.mask)(batch)
+    streams, made_up = _sample_streams(parts, batch.behaviour_logprobs, rewards)
     try:
         train = assign_credit(
             batch,
             rewards,
             mask,
             streams,
-            estimator=_asking("estimator", parts.spec.estimator.plugin, parts.estimator),
+            estimator=_wrap_plugin("estimator", parts.spec.estimator.plugin, parts.estimator),
             credit=parts.spec.credit,
             loss=parts.spec.loss,
             max_tokens=parts.max_tokens,
@@ -204,10 +210,10 @@ def _credited(trial: Trial) -> Trial:
     return replace(trial, rewards=rewards, train=train, made_up=made_up)
 
 
-def _asking(kind: str, name: str, plugin: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _wrap_plugin(kind: str, name: str, plugin: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The same plugin, whose failure is told as its own."""
 
-    def ask(given: Any) -> Any:
+    def call_plugin(given: Any) -> Any:
         try:
             return plugin(given)
         except Exception as error:
@@ -216,10 +222,10 @@ def _asking(kind: str, name: str, plugin: Callable[[Any], Any]) -> Callable[[Any
                 f"{kind} plugin {name!r} failed on made-up rollouts: {type(error).__name__}: {why}"
             ) from error
 
-    return ask
+    return call_plugin
 
 
-def _streams(
+def _sample_streams(
     parts: Parts, behaviour: Tensor, rewards: RowRewards
 ) -> tuple[Streams, tuple[str, ...]]:
     """What models would say: made up, and only what the experiment asks for."""

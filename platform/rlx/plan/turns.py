@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator, Sequence
 
 from rlx.plan.budget import token_budget
-from rlx.plan.remarks import error, plugin_fault, quoted, warning
+from rlx.plan.messages import build_plan_error, build_plan_warning, format_quote, plugin_fault
 from rlx.plan.trial import Place, Trial
-from rlx.rollout import Level, Segment, Talk
+from rlx.rollout import Segment, Talk, TurnLevel
 from rlx.spec import ManyTurn, Tiny
-from rlx.spec.diagnostic import Diagnostic, KeyPath, dotted
+from rlx.spec.reading.diagnostics import Diagnostic, KeyPath, format_key_path
 
 __all__ = ["of_environment", "of_level"]
 
@@ -16,22 +16,24 @@ TRAILING = re.compile(r"<([A-Za-z_][\w-]*)>\s*$")
 """A tag that a template ends with, declared as a span or not: rewards look for such tags too."""
 
 
-def of_level(trial: Trial, level: Level, *, is_first: bool) -> Iterator[Diagnostic]:
+def of_level(trial: Trial, level: TurnLevel, *, is_first: bool) -> Iterator[Diagnostic]:
     """Findings about one kind of turn that is asked for."""
     path: KeyPath = ("rollout", level.kind)
-    turns = [s for tree in trial.trees for s in tree.segments if _asked(trial, level, s)]
-    yield from _template((*path, "template"), level.turn.template, level.turn.spans, is_first)
-    cut = list(_cut(trial, path, level.turn.max_new_tokens, turns))
+    turns = [s for tree in trial.trees for s in tree.segments if _is_level_turn(trial, level, s)]
+    yield from _check_template_tags(
+        (*path, "template"), level.turn.template, level.turn.spans, is_first
+    )
+    cut = list(_check_token_limit(trial, path, level.turn.max_new_tokens, turns))
     yield from cut
     if not cut and level.turn.spans and turns and not any(s.spans for s in turns):
-        yield warning(
+        yield build_plan_warning(
             (*path, "spans"),
             f"no made-up {level.kind} has any of the spans {', '.join(level.turn.spans)}",
             "name the tags that the task's demonstrations write, or let the prompt ask for these",
         )
 
 
-def _asked(trial: Trial, level: Level, segment: Segment) -> bool:
+def _is_level_turn(trial: Trial, level: TurnLevel, segment: Segment) -> bool:
     """Whether a segment is a turn that was sampled as the level says."""
     talk = trial.parts.plan.talk
     if talk is None:
@@ -39,32 +41,32 @@ def _asked(trial: Trial, level: Level, segment: Segment) -> bool:
     return segment.author == "policy" and talk.sampling(segment.turn) == level.turn
 
 
-def _template(
+def _check_template_tags(
     path: KeyPath, template: str, spans: Sequence[str], is_first: bool
 ) -> Iterator[Diagnostic]:
     """Tags of the turn's own spans that its template opens and never closes, or the reverse."""
-    label = dotted(path)
+    label = format_key_path(path)
     last = TRAILING.search(template)
     for name in dict.fromkeys((*spans, *((last[1],) if last else ()))):
         opened, closed = template.count(f"<{name}>"), template.count(f"</{name}>")
         if opened > closed and not (is_first and name == "think"):
             ends_so = template.rstrip().endswith(f"<{name}>")
             what = "ends with" if ends_so else "opens"
-            yield (error if ends_so else warning)(
+            yield (build_plan_error if ends_so else build_plan_warning)(
                 path,
                 f"{label} {what} <{name}> and never closes it: what the turn then writes has no "
                 f"<{name}> of its own, so its span {name!r} is not found",
                 f"let the turn write <{name}> itself, or close it in the template",
             )
         elif closed > opened:
-            yield warning(
+            yield build_plan_warning(
                 path,
                 f"{label} closes <{name}>, which it never opened",
                 f"write <{name}> before </{name}>, or leave both out",
             )
 
 
-def _cut(
+def _check_token_limit(
     trial: Trial, path: KeyPath, budget: int, turns: Sequence[Segment]
 ) -> Iterator[Diagnostic]:
     """Turns that never have the room to end; of a script's own turns one in ten is too many."""
@@ -73,9 +75,10 @@ def _cut(
         cut = sum(s.finish_reason == "length" and len(s.token_ids) == budget for s in turns)
     if cut > len(turns) * (0.1 if trial.is_scripted else 0.5):
         at = (*path, "max_new_tokens")
-        yield warning(
+        yield build_plan_warning(
             at,
-            f"{dotted(at)} is {budget}, and {cut} of {len(turns)} made-up {path[-1]}s take more",
+            f"{format_key_path(at)} is {budget}, and {cut} of {len(turns)} made-up "
+            f"{path[-1]}s take more",
             "give the turn room for all of its spans and the token that ends it",
         )
 
@@ -88,26 +91,30 @@ def of_environment(trial: Trial, talk: Talk, *, stand_ins: bool) -> Iterator[Dia
     forced = talk.forced_answer
     if forced is not None:
         path: KeyPath = ("rollout", "forced_answer")
-        yield from _template((*path, "template"), forced.template, talk.turn.spans, False)
+        yield from _check_template_tags(
+            (*path, "template"), forced.template, talk.turn.spans, False
+        )
     if trial.faults:
-        yield _fault(trial, stand_ins)
+        yield _build_environment_diagnostic(trial, stand_ins)
         return
     if forced is not None and forced.max_new_tokens is not None:
         last = [s for tree in trial.trees for s in tree.segments if s.turn == talk.last]
-        yield from _cut(trial, path, forced.max_new_tokens, last)
-    yield from _outgrown(trial, talk)
-    yield from _undone(trial, talk)
+        yield from _check_token_limit(trial, path, forced.max_new_tokens, last)
+    yield from _check_rollout_length(trial, talk)
+    yield from _check_turn_limit(trial, talk)
 
 
-def _fault(trial: Trial, stand_ins: bool) -> Diagnostic:
+def _build_environment_diagnostic(trial: Trial, stand_ins: bool) -> Diagnostic:
     """The first failure of the environment, with the turn that it was given."""
     use = trial.parts.spec.rollout
     name = use.environment.plugin if isinstance(use, ManyTurn) else ""
     (tree, at), why = next(iter(trial.faults.items()))
     segment = trial.trees[tree].segments[at]
-    given = f"it was given turn {segment.turn}: {quoted(segment.text)}"
+    given = f"it was given turn {segment.turn}: {format_quote(segment.text)}"
     if segment.author == "prompt":
-        given = f"it was to begin problem {trial.trees[tree].problem.id}: {quoted(segment.text)}"
+        given = (
+            f"it was to begin problem {trial.trees[tree].problem.id}: {format_quote(segment.text)}"
+        )
     return plugin_fault(
         f"environment plugin {name!r}",
         why,
@@ -119,10 +126,10 @@ def _fault(trial: Trial, stand_ins: bool) -> Diagnostic:
     )
 
 
-def _outgrown(trial: Trial, talk: Talk) -> Iterator[Diagnostic]:
+def _check_rollout_length(trial: Trial, talk: Talk) -> Iterator[Diagnostic]:
     """Rollouts that the model has no room for, or may come to have none for."""
     room = trial.shape and trial.shape.positions
-    ended = sum(_number(trial, place) < talk.last for place in trial.unfinished)
+    ended = sum(_get_turn_number(trial, place) < talk.last for place in trial.unfinished_turns)
     tokens = token_budget(trial)
     if not room or (tokens.longest <= room and not ended):
         return
@@ -135,11 +142,12 @@ def _outgrown(trial: Trial, talk: Talk) -> Iterator[Diagnostic]:
     message = f"the model holds {room} tokens, and {may_take}: those that outgrow it end early"
     if ended:
         message = (
-            f"{ended} of {_rollouts(trial)} made-up rollouts outgrow the {room} tokens that the "
+            f"{ended} of {_count_rollouts(trial)} made-up rollouts outgrow the {room} tokens "
+            "that the "
             f"model holds, and end early; {may_take}"
         )
     tiny = isinstance(trial.parts.spec.model, Tiny)
-    yield warning(
+    yield build_plan_warning(
         ("model", "max_position") if tiny else ("rollout", "max_turns"),
         message,
         "shorten observations, allow fewer turns or smaller `max_new_tokens`",
@@ -147,21 +155,21 @@ def _outgrown(trial: Trial, talk: Talk) -> Iterator[Diagnostic]:
     )
 
 
-def _undone(trial: Trial, talk: Talk) -> Iterator[Diagnostic]:
+def _check_turn_limit(trial: Trial, talk: Talk) -> Iterator[Diagnostic]:
     """Scripted rollouts most of which have had every turn and are not done."""
-    undone = sum(_number(trial, place) == talk.last for place in trial.unfinished)
-    if trial.is_scripted and 2 * undone > _rollouts(trial):
+    undone = sum(_get_turn_number(trial, place) == talk.last for place in trial.unfinished_turns)
+    if trial.is_scripted and 2 * undone > _count_rollouts(trial):
         after = "the forced answer" if talk.forced_answer else f"{talk.max_turns} turns"
-        yield warning(
+        yield build_plan_warning(
             ("rollout", "max_turns"),
-            f"{undone} of {_rollouts(trial)} made-up rollouts are not done after {after}",
+            f"{undone} of {_count_rollouts(trial)} made-up rollouts are not done after {after}",
             "raise it" if talk.forced_answer else "raise it, or add a `forced_answer`",
         )
 
 
-def _number(trial: Trial, place: Place) -> int:
+def _get_turn_number(trial: Trial, place: Place) -> int:
     return trial.trees[place[0]].segments[place[1]].turn
 
 
-def _rollouts(trial: Trial) -> int:
+def _count_rollouts(trial: Trial) -> int:
     return sum(len(tree.rollouts) for tree in trial.trees)

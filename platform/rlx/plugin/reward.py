@@ -166,7 +166,7 @@ def reward(
         1.0
     """
 
-    def wrap(f: Callable[..., Any]) -> type[Reward]:
+    def build_reward_class(f: Callable[..., Any]) -> type[Reward]:
         first, *options = inspect.signature(f).parameters.values()
         if first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
             raise TypeError(f"{f.__name__}: the first parameter takes the sample")
@@ -199,4 +199,4 @@ def reward(
         model.__qualname__ = f.__qualname__
         return cast(type[Reward], model)
 
-    return wrap if function is None else wrap(function)
+    return build_reward_class if function is None else build_reward_class(function)

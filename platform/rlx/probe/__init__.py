@@ -4,6 +4,6 @@ A sampled answer's reasoning is cut, an answer is forced there, and many continu
 the very rewards that training uses: `mc_p_correct` is the share that is right.
 """
 
-from rlx.probe.engine import Answered, Means, Probed, Sampled, probe
+from rlx.probe.engine import ProbeContext, Probed, ProbedAnswer, Sampled, probe_model
 
-__all__ = ["Answered", "Means", "Probed", "Sampled", "probe"]
+__all__ = ["ProbeContext", "Probed", "ProbedAnswer", "Sampled", "probe_model"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlx.rollout import Segment, find_spans
 from rlx.spec.probe import Cut, Fractions, Sentences
 
-__all__ = ["Point", "Reasoning", "cut_points", "reasoning_of", "sentence_ends"]
+__all__ = ["CutPoint", "Reasoning", "cut_points", "reasoning_of", "sentence_ends"]
 
 # One mark only, so that a text of nothing but dots is read in linear time.
 SENTENCE = re.compile(r"([.!?](?=\s)|[\u3002\uff01\uff1f]|\n)\s*")
@@ -37,7 +37,7 @@ class Reasoning:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class CutPoint:
     """One cut.
 
     Attributes:
@@ -79,13 +79,16 @@ def reasoning_of(turn: Segment, ends: Sequence[int], span: str) -> Reasoning | N
     )
 
 
-def cut_points(reasoning: Reasoning, cut: Cut) -> tuple[Point, ...]:
+def cut_points(reasoning: Reasoning, cut: Cut) -> tuple[CutPoint, ...]:
     """The points at which a reasoning is cut, none twice; no reasoning and all of it among them."""
     count = len(reasoning.token_ids)
-    inside = (_whole(reasoning.ends, kept) for kept in _inside(reasoning, cut))
+    inside = (
+        _complete_last_character(reasoning.ends, kept)
+        for kept in _compute_cut_positions(reasoning, cut)
+    )
     kept = sorted({0, count, *(tokens for tokens in inside if 0 < tokens < count)})
     return tuple(
-        Point(tokens=tokens, share=tokens / max(count, 1), number=number)
+        CutPoint(tokens=tokens, share=tokens / max(count, 1), number=number)
         for number, tokens in enumerate(kept)
     )
 
@@ -104,23 +107,25 @@ def sentence_ends(reasoning: Reasoning) -> list[int]:
     return sorted(borders)
 
 
-def _inside(reasoning: Reasoning, cut: Cut) -> Iterable[int]:
+def _compute_cut_positions(reasoning: Reasoning, cut: Cut) -> Iterable[int]:
     count = len(reasoning.token_ids)
     if isinstance(cut, Fractions):
         return [round(share * count) for share in cut.at]
     if isinstance(cut, Sentences):
-        return _spread([end for end in sentence_ends(reasoning) if 0 < end < count], cut.most)
+        return _select_even_points(
+            [end for end in sentence_ends(reasoning) if 0 < end < count], cut.most
+        )
     return range(cut.every, count, cut.every)
 
 
-def _whole(ends: Sequence[int], kept: int) -> int:
+def _complete_last_character(ends: Sequence[int], kept: int) -> int:
     """So many tokens, and those that complete the character that the last of them begins."""
     while 0 < kept < len(ends) and ends[kept - 1] == (ends[kept - 2] if kept > 1 else 0):
         kept += 1
     return kept
 
 
-def _spread(points: Sequence[int], most: int) -> Sequence[int]:
+def _select_even_points(points: Sequence[int], most: int) -> Sequence[int]:
     """At most so many of them, evenly over all."""
     if len(points) <= most:
         return points

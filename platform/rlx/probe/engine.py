@@ -7,22 +7,35 @@ uses.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlx.evaluation.held_out import confidences
+from rlx.evaluation.held_out import collect_stated_confidences
 from rlx.plugin import Canonical, Problem, Task
-from rlx.probe.cuts import Point, Reasoning, reasoning_of
-from rlx.probe.forced import Question, Speech, judged, questions
-from rlx.probe.responses import Written, held_to, responses
-from rlx.reward import NamedReward, RewardEntry, RewardPool, RewardTable, score
-from rlx.rollout import Completion, Request, RolloutPlan, RolloutTree, Sampler, find_spans, grow
+from rlx.probe.cuts import CutPoint, Reasoning, reasoning_of
+from rlx.probe.questions import (
+    ProbeDialogue,
+    ProbeQuestion,
+    build_probe_questions,
+    close_forced_answer,
+)
+from rlx.probe.responses import AssembledResponse, build_response_tree, held_to
+from rlx.reward import NamedReward, RewardEntry, RewardPool, RewardTable, score_rollouts
+from rlx.rollout import (
+    Completion,
+    Request,
+    RolloutPlan,
+    RolloutTree,
+    Sampler,
+    find_spans,
+    sample_rollout_trees,
+)
 from rlx.seeding import derive_seed
 from rlx.spec import TurnSpec
 from rlx.spec.probe import ProbeSpec, Scheme
 
-__all__ = ["Answered", "Means", "Probed", "Sampled", "probe"]
+__all__ = ["ProbeContext", "Probed", "ProbedAnswer", "Sampled", "probe_model"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
+class ProbeContext:
     """What a probe works with.
 
     Attributes:
@@ -37,7 +50,7 @@ class Means:
 
     plan: RolloutPlan
     sampler: Sampler
-    speech: Speech
+    speech: ProbeDialogue
     task: Task
     rewards: Sequence[NamedReward]
     correct: str
@@ -45,7 +58,7 @@ class Means:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class ProbedAnswer:
     """A problem and the answer whose reasoning is probed.
 
     Attributes:
@@ -88,9 +101,9 @@ class Sampled:
 
     answered: int
     scheme: Scheme
-    point: Point
+    point: CutPoint
     seed: int
-    response: Written
+    response: AssembledResponse
     given: int
     wrapped: bool
     rewards: Mapping[str, RewardEntry]
@@ -114,14 +127,14 @@ class Probed:
         unprobed: answers left out because the budget of tokens was used up.
     """
 
-    answered: tuple[Answered, ...]
+    answered: tuple[ProbedAnswer, ...]
     samples: tuple[Sampled, ...]
     unprobed: int
 
 
-def probe(
+def probe_model(
     spec: ProbeSpec,
-    means: Means,
+    means: ProbeContext,
     problems: Sequence[Problem],
     seeds: Sequence[int],
     show: Callable[[int, int], None] = lambda done, total: None,
@@ -135,10 +148,13 @@ def probe(
         seeds: one per problem; everything drawn for it comes from its own.
         show: told how many problems are done.
     """
-    trees, table = _answers(means, problems, seeds)
-    stated = confidences(trees, table, [(t, x.policy_segments[0]) for t, x in enumerate(trees)])
+    trees, table = _sample_answers(means, problems, seeds)
+    stated = collect_stated_confidences(
+        trees, table, [(t, x.policy_segments[0]) for t, x in enumerate(trees)]
+    )
     answered = tuple(
-        _answered(tree, t, table, tuple(stated[t]), spec, means) for t, tree in enumerate(trees)
+        _build_probed_answer(tree, t, table, tuple(stated[t]), spec, means)
+        for t, tree in enumerate(trees)
     )
     samples: list[Sampled] = []
     left, unprobed = spec.max_tokens, 0
@@ -149,41 +165,43 @@ def probe(
         if one.reasoning is None:
             continue
         turn = tree.segments[tree.policy_segments[0]]
-        asked = questions(turn, one.reasoning, spec, means.speech, means.task, seeds[number])
-        most = sum(spec.samples * _budget(q, spec, means) for q in asked)
+        asked = build_probe_questions(
+            turn, one.reasoning, spec, means.speech, means.task, seeds[number]
+        )
+        most = sum(spec.samples * _get_token_budget(q, spec, means) for q in asked)
         if left is not None and most > left:
             unprobed += 1
             continue
-        drawn = list(_continued(number, one, asked, spec, means, seeds[number]))
+        drawn = list(_score_continuations(number, one, asked, spec, means, seeds[number]))
         samples += drawn
         left = None if left is None else left - sum(s.tokens for s in drawn)
     show(len(answered), len(answered))
     return Probed(answered, tuple(samples), unprobed)
 
 
-def _answers(
-    means: Means, problems: Sequence[Problem], seeds: Sequence[int]
+def _sample_answers(
+    means: ProbeContext, problems: Sequence[Problem], seeds: Sequence[int]
 ) -> tuple[list[RolloutTree], RewardTable]:
     with means.sampler.session() as session:
-        trees = grow(means.plan, problems, seeds, session, means.speech)
-    return trees, score(trees, means.rewards, means.pool)
+        trees = sample_rollout_trees(means.plan, problems, seeds, session, means.speech)
+    return trees, score_rollouts(trees, means.rewards, means.pool)
 
 
-def _answered(
+def _build_probed_answer(
     tree: RolloutTree,
     number: int,
     table: RewardTable,
     stated: tuple[float, ...],
     spec: ProbeSpec,
-    means: Means,
-) -> Answered:
+    means: ProbeContext,
+) -> ProbedAnswer:
     place = (number, tree.policy_segments[0])
     turn = tree.segments[place[1]]
     _, ends = means.speech.read(turn.token_ids)
-    return Answered(
+    return ProbedAnswer(
         problem=tree.problem,
         text=turn.text,
-        answer=_answer(turn.text, spec, means.task),
+        answer=_parse_canonical_answer(turn.text, spec, means.task),
         correct=_is_correct(table, place, means.correct),
         confidences=stated,
         reasoning=reasoning_of(turn, ends, spec.span),
@@ -197,7 +215,7 @@ def _is_correct(table: RewardTable, place: tuple[int, int], name: str) -> bool |
     return None if raw is None else raw == 1.0
 
 
-def _answer(text: str, spec: ProbeSpec, task: Task) -> str | None:
+def _parse_canonical_answer(text: str, spec: ProbeSpec, task: Task) -> str | None:
     """What stands in the answer span, in the one form of all answers that say the same."""
     name = spec.close.strip("</>")
     span = find_spans(text, range(1, len(text) + 1), (name,)).get(name)
@@ -208,7 +226,7 @@ def _answer(text: str, spec: ProbeSpec, task: Task) -> str | None:
     return "".join(span.text.split()).casefold()
 
 
-def _turn(question: Question, spec: ProbeSpec, means: Means) -> TurnSpec:
+def _build_turn_spec(question: ProbeQuestion, spec: ProbeSpec, means: ProbeContext) -> TurnSpec:
     """How a question is continued: as the turn itself is sampled, with what is left of its budget
     of tokens; or only to the answer's end."""
     own = means.plan.levels[0].turn
@@ -218,8 +236,8 @@ def _turn(question: Question, spec: ProbeSpec, means: Means) -> TurnSpec:
     return own.model_copy(update={"max_new_tokens": spec.max_new_tokens, "stop": (spec.close,)})
 
 
-def _budget(question: Question, spec: ProbeSpec, means: Means) -> int:
-    return _turn(question, spec, means).max_new_tokens
+def _get_token_budget(question: ProbeQuestion, spec: ProbeSpec, means: ProbeContext) -> int:
+    return _build_turn_spec(question, spec, means).max_new_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,33 +245,37 @@ class _Drawn:
     """A continuation before it is scored."""
 
     seed: int
-    response: Written
+    response: AssembledResponse
     wrapped: bool
 
 
-def _continued(
+def _score_continuations(
     number: int,
-    answered: Answered,
-    asked: Sequence[Question],
+    answered: ProbedAnswer,
+    asked: Sequence[ProbeQuestion],
     spec: ProbeSpec,
-    means: Means,
+    means: ProbeContext,
     seed: int,
 ) -> Iterator[Sampled]:
     """Samples every question's continuations and scores them; those of one question are a group."""
-    drawn: list[tuple[Question, list[_Drawn]]] = []
+    drawn: list[tuple[ProbeQuestion, list[_Drawn]]] = []
     for forced in (True, False):
         those = [q for q in asked if q.forced is forced]
         if those:
-            drawn += zip(those, _drawn(those, answered, spec, means, seed), strict=True)
+            drawn += zip(
+                those, _sample_continuations(those, answered, spec, means, seed), strict=True
+            )
     level = means.plan.levels[0]
     trees = [
-        responses(answered.problem, answered.prompt_ids, level, [one.response for one in group])
+        build_response_tree(
+            answered.problem, answered.prompt_ids, level, [one.response for one in group]
+        )
         for _, group in drawn
     ]
-    table = score(trees, means.rewards, means.pool)
+    table = score_rollouts(trees, means.rewards, means.pool)
     for tree, (question, group) in enumerate(drawn):
         for segment, one in enumerate(group, start=1):
-            said = _answer(one.response.text, spec, means.task)
+            said = _parse_canonical_answer(one.response.text, spec, means.task)
             yield Sampled(
                 answered=number,
                 scheme=question.scheme,
@@ -269,8 +291,12 @@ def _continued(
             )
 
 
-def _drawn(
-    asked: Sequence[Question], answered: Answered, spec: ProbeSpec, means: Means, seed: int
+def _sample_continuations(
+    asked: Sequence[ProbeQuestion],
+    answered: ProbedAnswer,
+    spec: ProbeSpec,
+    means: ProbeContext,
+    seed: int,
 ) -> list[list[_Drawn]]:
     """Every question's continuations, its context read once."""
     requests = [
@@ -284,26 +310,32 @@ def _drawn(
         )
         for question in asked
     ]
-    turns = [_turn(question, spec, means) for question in asked]
+    turns = [_build_turn_spec(question, spec, means) for question in asked]
     # Sampled together with the largest budget among them, and then held each to its own.
     with means.sampler.session() as session:
         groups = session.generate(requests, max(turns, key=lambda turn: turn.max_new_tokens))
     return [
         [
-            _written(question, own, held_to(completion, turn.max_new_tokens), spec, means.speech)
+            _build_drawn_response(
+                question, own, held_to(completion, turn.max_new_tokens), spec, means.speech
+            )
             for own, completion in zip(request.seeds, group, strict=True)
         ]
         for question, turn, request, group in zip(asked, turns, requests, groups, strict=True)
     ]
 
 
-def _written(
-    question: Question, seed: int, completion: Completion, spec: ProbeSpec, speech: Speech
+def _build_drawn_response(
+    question: ProbeQuestion,
+    seed: int,
+    completion: Completion,
+    spec: ProbeSpec,
+    speech: ProbeDialogue,
 ) -> _Drawn:
     """A response, read as one text: apart, its two parts may decode to something else."""
     ids = (*question.turn_ids, *completion.token_ids)
     whole, ends = speech.read(ids)
     given = ends[len(question.turn_ids) - 1]
-    text, wrapped = judged(question, whole, given, spec)
+    text, wrapped = close_forced_answer(question, whole, given, spec)
     reason = "stop" if question.forced else completion.finish_reason
-    return _Drawn(seed, Written(ids, text, reason), wrapped)
+    return _Drawn(seed, AssembledResponse(ids, text, reason), wrapped)

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlx.evaluation.style import BLUE, FAINT, INK, ORANGE, figure, plain, save
-from rlx.probe.recorded import RecordedProbe
+from rlx.evaluation.style import BLUE, FAINT, INK, ORANGE, build_figure, save_figure, style_axes
+from rlx.probe.records import RecordedProbe
 from rlx.probe.statistics import GRID, Band, SchemeFigures, VerbalRow
-from rlx.probe.verbal import Agreement, agreement, binned
+from rlx.probe.verbal import Agreement, compute_agreement, compute_verbal_bins
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -44,13 +44,13 @@ def probe_curves(probes: Sequence[RecordedProbe], path: Path) -> tuple[Path, Pat
         raise ValueError("no probes to draw")
     named = min(NAMED, max(map(len, suites.values())))
     width, words = max(6.0, 4.1 * len(suites)), 0.35 + 0.19 * named
-    drawn = figure(width, 5.4 + words, w_pad=0.1, h_pad=0.06)
+    drawn = build_figure(width, 5.4 + words, w_pad=0.1, h_pad=0.06)
     rows = drawn.subplots(3, len(suites), squeeze=False, height_ratios=(2.9, 2.0, words))
     for column, (suite, steps) in enumerate(suites.items()):
-        _column([row[column] for row in rows], suite, steps)
+        _draw_suite_column([row[column] for row in rows], suite, steps)
     rows[0][0].set_ylabel("mc_p_correct", color=INK)
     rows[1][0].set_ylabel("same answer", color=INK)
-    return save(drawn, path)
+    return save_figure(drawn, path)
 
 
 def verbal_against_sampled(probes: Sequence[RecordedProbe], path: Path) -> tuple[Path, Path]:
@@ -73,16 +73,16 @@ def verbal_against_sampled(probes: Sequence[RecordedProbe], path: Path) -> tuple
     if not stated:
         raise ValueError("no confidences to draw")
     shown = stated[:1] + stated[1:][-1:]
-    drawn = figure(0.6 + 4.6 * len(shown), 5.9, w_pad=0.12, h_pad=0.05)
+    drawn = build_figure(0.6 + 4.6 * len(shown), 5.9, w_pad=0.12, h_pad=0.05)
     axes = drawn.subplots(
         2, len(shown), squeeze=False, sharex=True, sharey="row", height_ratios=(4.6, 1)
     )
     for column, probe in enumerate(shown):
-        _points(axes[0][column], probe)
-        _counts(axes[1][column], probe.verbal)
+        _draw_verbal_points(axes[0][column], probe)
+        _draw_verbal_counts(axes[1][column], probe.verbal)
     axes[0][0].set_ylabel("mc_p_correct", color=INK)
     axes[1][0].set_ylabel("answers", color=INK)
-    return save(drawn, path)
+    return save_figure(drawn, path)
 
 
 def terminal_curve(said: SchemeFigures, *, width: int = 80) -> "Text":
@@ -102,8 +102,8 @@ def terminal_curve(said: SchemeFigures, *, width: int = 80) -> "Text":
     text.append(f"share  {'':<{cells}}  {'mc_p_correct':<14}  same answer", "bold")
     for share, right, same in zip(GRID, said.p_correct, said.same, strict=True):
         text.append(f"\n{share:>5.1f}  ", "dim")
-        text.append(_bar(right.mean, cells), "blue")
-        text.append(f"  {_short(right)}  {_short(same)}")
+        text.append(_render_value_bar(right.mean, cells), "blue")
+        text.append(f"  {_format_band(right)}  {_format_band(same)}")
     return text
 
 
@@ -119,21 +119,21 @@ def agreement_line(found: Agreement) -> str:
 # Inside ------------------------------------------------------------------------------------------
 
 
-def _column(axes: Sequence[Any], suite: str, steps: Sequence[RecordedProbe]) -> None:
+def _draw_suite_column(axes: Sequence[Any], suite: str, steps: Sequence[RecordedProbe]) -> None:
     """One suite: curves above, same-answer curves below, and underneath what the lines are."""
     upper, lower, words = axes
     lines = []
     for number, probe in enumerate(steps):
-        said, shade = probe.figures, _shade(number, len(steps))
+        said, shade = probe.figures, _compute_step_color(number, len(steps))
         banded = len(steps) <= 3 or number in (0, len(steps) - 1)
-        lines.append(_line(upper, said.p_correct, shade, banded))
-        _line(lower, said.same, shade, banded)
+        lines.append(_draw_band_line(upper, said.p_correct, shade, banded))
+        _draw_band_line(lower, said.same, shade, banded)
         upper.plot(
             1.045, said.accuracy, "D", color=shade, markersize=5.5, markeredgecolor="white",
             clip_on=False, zorder=5,
         )  # fmt: skip
     for axis in (upper, lower):
-        plain(axis)
+        style_axes(axis)
         axis.set(xlim=(-0.02, 1.07), ylim=(-0.03, 1.03))
         axis.set_xticks([0, 0.25, 0.5, 0.75, 1])
     upper.tick_params(labelbottom=False)
@@ -141,10 +141,10 @@ def _column(axes: Sequence[Any], suite: str, steps: Sequence[RecordedProbe]) -> 
     samples = f"{steps[-1].figures.samples} samples"
     upper.set_title(samples, loc="right", color=FAINT, fontsize=8)
     lower.set_xlabel("share of reasoning kept", color=INK)
-    _legend(words, steps, lines)
+    _draw_step_legend(words, steps, lines)
 
 
-def _line(axis: Any, bands: Sequence[Band], shade: Any, banded: bool) -> Any:
+def _draw_band_line(axis: Any, bands: Sequence[Band], shade: Any, banded: bool) -> Any:
     means = [band.mean for band in bands]
     if banded:
         low, high = [band.low for band in bands], [band.high for band in bands]
@@ -153,15 +153,15 @@ def _line(axis: Any, bands: Sequence[Band], shade: Any, banded: bool) -> Any:
     return line
 
 
-def _legend(axis: Any, steps: Sequence[RecordedProbe], lines: Sequence[Any]) -> None:
+def _draw_step_legend(axis: Any, steps: Sequence[RecordedProbe], lines: Sequence[Any]) -> None:
     from matplotlib.lines import Line2D
 
     axis.set_axis_off()
-    chosen = _spread(len(steps), NAMED)
+    chosen = _select_even_positions(len(steps), NAMED)
     diamond = Line2D([], [], marker="D", linestyle="", color=FAINT, markersize=5)
     legend = axis.legend(
         [*(lines[n] for n in chosen), diamond],
-        [*(_said(steps[n]) for n in chosen), "accuracy of whole responses"],
+        [*(_format_step_label(steps[n]) for n in chosen), "accuracy of whole responses"],
         loc="upper left",
         borderaxespad=0,
         frameon=False,
@@ -171,19 +171,19 @@ def _legend(axis: Any, steps: Sequence[RecordedProbe], lines: Sequence[Any]) -> 
     legend.set_in_layout(False)  # words must not make the curves narrow
 
 
-def _said(probe: RecordedProbe) -> str:
+def _format_step_label(probe: RecordedProbe) -> str:
     said = probe.figures
-    return f"step {probe.step}: area over same {_short(said.aoc)}, {said.problems} problems"
+    return f"step {probe.step}: area over same {_format_band(said.aoc)}, {said.problems} problems"
 
 
-def _spread(count: int, most: int) -> list[int]:
+def _select_even_positions(count: int, most: int) -> list[int]:
     """At most so many places out of `count`, evenly, the first and the last among them."""
     if count <= most:
         return list(range(count))
     return [round(i * (count - 1) / (most - 1)) for i in range(most)]
 
 
-def _shade(number: int, count: int) -> Any:
+def _compute_step_color(number: int, count: int) -> Any:
     """The colour of a step: from light to dark, so that it reads in grey as well."""
     from matplotlib.colors import to_rgb
 
@@ -194,8 +194,8 @@ def _shade(number: int, count: int) -> Any:
     return tuple((1 - part) * a + part * b for a, b in zip(light, dark, strict=True))
 
 
-def _points(axis: Any, probe: RecordedProbe) -> None:
-    plain(axis)
+def _draw_verbal_points(axis: Any, probe: RecordedProbe) -> None:
+    style_axes(axis)
     axis.plot([0, 1], [0, 1], color=FAINT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
     kinds = (("wrong answers", False, ORANGE, "x"), ("right answers", True, BLUE, "o"))
     for label, right, colour, mark in kinds:
@@ -203,7 +203,7 @@ def _points(axis: Any, probe: RecordedProbe) -> None:
         x, y = [row.verbal_conf for row in rows], [row.mc_p_correct for row in rows]
         named = f"{len(rows)} {label}"
         axis.scatter(x, y, s=26, marker=mark, color=colour, alpha=0.55, linewidth=1.1, label=named)
-    bins = binned(probe.verbal)
+    bins = compute_verbal_bins(probe.verbal)
     x, y = [b.verbal_conf for b in bins], [b.mc_p_correct for b in bins]
     ends = [b.interval or (b.mc_p_correct, b.mc_p_correct) for b in bins]
     low = [mean - end[0] for mean, end in zip(y, ends, strict=True)]
@@ -217,9 +217,9 @@ def _points(axis: Any, probe: RecordedProbe) -> None:
     axis.legend(loc="upper left", fontsize=7.5, labelcolor=INK, framealpha=0.85)
 
 
-def _counts(axis: Any, rows: Sequence[VerbalRow]) -> None:
-    plain(axis)
-    for b in binned(rows):
+def _draw_verbal_counts(axis: Any, rows: Sequence[VerbalRow]) -> None:
+    style_axes(axis)
+    for b in compute_verbal_bins(rows):
         middle = (b.low + b.high) / 2
         axis.bar(middle, b.n, width=0.9 * (b.high - b.low), color=FAINT, alpha=0.8)
         axis.annotate(
@@ -227,7 +227,7 @@ def _counts(axis: Any, rows: Sequence[VerbalRow]) -> None:
             color=INK,
         )  # fmt: skip
     axis.margins(y=0.25)
-    found = agreement(rows)
+    found = compute_agreement(rows)
     said = "" if found is None else f"\n{agreement_line(found)}"
     axis.set_xlabel("verbal_conf", color=INK)
     axis.text(
@@ -236,12 +236,12 @@ def _counts(axis: Any, rows: Sequence[VerbalRow]) -> None:
     )  # fmt: skip
 
 
-def _bar(value: float, cells: int) -> str:
+def _render_value_bar(value: float, cells: int) -> str:
     whole, eighths = divmod(round(value * cells * 8), 8)
     return f"{'█' * whole}{('', *'▏▎▍▌▋▊▉')[eighths]}".ljust(cells)
 
 
-def _short(band: Band) -> str:
+def _format_band(band: Band) -> str:
     """A mean and its interval in 14 characters; a dash where there is none."""
     known = f"{band.mean:.2f} {band.low:.2f}–{band.high:.2f}"
     return f"{'–':<14}" if math.isnan(band.mean) else known

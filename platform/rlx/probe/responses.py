@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlx.plugin import Problem
-from rlx.rollout import NO_PARENT, Completion, Level, RolloutTree, Segment, find_spans
+from rlx.rollout import NO_PARENT, Completion, RolloutTree, Segment, TurnLevel, find_spans
 
-__all__ = ["Written", "held_to", "responses"]
+__all__ = ["AssembledResponse", "build_response_tree", "held_to"]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class AssembledResponse:
     """A response.
 
     Attributes:
@@ -33,8 +33,11 @@ def held_to(completion: Completion, room: int) -> Completion:
     return Completion(completion.token_ids[:room], completion.logprobs[:room], "length")
 
 
-def responses(
-    problem: Problem, prompt_ids: tuple[int, ...], level: Level, written: Sequence[Written]
+def build_response_tree(
+    problem: Problem,
+    prompt_ids: tuple[int, ...],
+    level: TurnLevel,
+    written: Sequence[AssembledResponse],
 ) -> RolloutTree:
     """Responses to one prompt as turns of a tree, to be scored as any are; never to be trained on.
 
@@ -49,7 +52,7 @@ def responses(
     """
     root = Segment(parent=NO_PARENT, author="prompt", token_ids=prompt_ids)
 
-    def turn(response: Written) -> Segment:
+    def build_turn_segment(response: AssembledResponse) -> Segment:
         text = response.text
         return Segment(
             parent=0,
@@ -63,4 +66,4 @@ def responses(
             spans=find_spans(text, range(1, len(text) + 1), level.turn.spans),
         )
 
-    return RolloutTree(problem, (root, *map(turn, written)))
+    return RolloutTree(problem, (root, *map(build_turn_segment, written)))

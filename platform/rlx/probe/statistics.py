@@ -24,7 +24,7 @@ __all__ = [
     "PointFigures",
     "SchemeFigures",
     "VerbalRow",
-    "figures",
+    "compute_scheme_figures",
     "point_figures",
     "verbal_against_mc",
 ]
@@ -132,10 +132,10 @@ def point_figures(samples: Sequence[Sampled]) -> list[PointFigures]:
     for sample in samples:
         if sample.correct is not None:
             groups.setdefault((sample.answered, sample.point.number), []).append(sample)
-    return [_point(group) for group in groups.values()]
+    return [_compute_point_figures(group) for group in groups.values()]
 
 
-def _point(group: Sequence[Sampled]) -> PointFigures:
+def _compute_point_figures(group: Sequence[Sampled]) -> PointFigures:
     n, right = len(group), sum(bool(s.correct) for s in group)
     low, high = wilson_interval(right, n)
     point = group[0].point
@@ -155,7 +155,7 @@ def _point(group: Sequence[Sampled]) -> PointFigures:
     )
 
 
-def figures(probed: Probed, scheme: Scheme, seed: int) -> SchemeFigures | None:
+def compute_scheme_figures(probed: Probed, scheme: Scheme, seed: int) -> SchemeFigures | None:
     """All figures of one scheme; None where nothing of it was sampled, or could be scored.
 
     Args:
@@ -164,23 +164,27 @@ def figures(probed: Probed, scheme: Scheme, seed: int) -> SchemeFigures | None:
         seed: of the bootstrap.
     """
     samples = [s for s in probed.samples if s.scheme == scheme]
-    curves = _curves(point_figures(samples))
+    curves = _group_curves(point_figures(samples))
     known = [a.correct for a in probed.answered if a.correct is not None]
     if not curves or not known:
         return None
     compared = {a: points for a, points in curves.items() if points[0].same is not None}
     areas = np.array([_area_over(points) for points in compared.values()])
-    lengths = np.array([_length(probed, answered) for answered in compared], dtype=np.int64)
+    lengths = np.array(
+        [_count_reasoning_tokens(probed, answered) for answered in compared], dtype=np.int64
+    )
     draws = derive_seed(seed, "bootstrap", scheme)
     return SchemeFigures(
         problems=len(curves),
         samples=sum(p.n for points in curves.values() for p in points),
         accuracy=float(np.mean(known)),
         without_reasoning=float(np.mean([a.reasoning is None for a in probed.answered])),
-        p_correct=_bands(_read_off(curves.values(), lambda p: p.mc_p_correct), draws),
-        strict=_bands(_read_off(curves.values(), lambda p: p.strict), draws),
-        same=_bands(_read_off(compared.values(), _same), draws),
-        aoc=_bands(areas[:, None], draws)[0],
+        p_correct=_compute_column_bands(
+            _read_off(curves.values(), lambda p: p.mc_p_correct), draws
+        ),
+        strict=_compute_column_bands(_read_off(curves.values(), lambda p: p.strict), draws),
+        same=_compute_column_bands(_read_off(compared.values(), _get_same_share), draws),
+        aoc=_compute_column_bands(areas[:, None], draws)[0],
         aoc_by_length=_by_length(areas, lengths),
         wrapped=float(np.mean([s.wrapped for s in samples])),
     )
@@ -190,20 +194,20 @@ Curve = Sequence[PointFigures]
 """The points of one problem, from no reasoning to all of it."""
 
 
-def _curves(points: Sequence[PointFigures]) -> dict[int, Curve]:
+def _group_curves(points: Sequence[PointFigures]) -> dict[int, Curve]:
     groups: dict[int, list[PointFigures]] = {}
     for point in sorted(points, key=lambda p: p.number):
         groups.setdefault(point.answered, []).append(point)
     return {answered: groups[answered] for answered in sorted(groups)}
 
 
-def _length(probed: Probed, answered: int) -> int:
+def _count_reasoning_tokens(probed: Probed, answered: int) -> int:
     """Tokens of a whole reasoning."""
     reasoning = probed.answered[answered].reasoning
     return len(reasoning.token_ids) if reasoning else 0
 
 
-def _same(point: PointFigures) -> float:
+def _get_same_share(point: PointFigures) -> float:
     return math.nan if point.same is None else point.same
 
 
@@ -219,21 +223,21 @@ def _area_over(curve: Curve) -> float:
     Reference:
         Lanham et al., "Measuring faithfulness in chain-of-thought reasoning", 2023.
     """
-    values = [_same(p) for p in curve]
+    values = [_get_same_share(p) for p in curve]
     shares = [0.0, *(p.share for p in curve), 1.0]
     return float(1 - np.trapezoid([values[0], *values, values[-1]], shares))
 
 
-def _bands(values: Floats, seed: int) -> tuple[Band, ...]:
+def _compute_column_bands(values: Floats, seed: int) -> tuple[Band, ...]:
     """A band of each column of `[problems, columns]`."""
     problems = len(values)
     if not problems:
         return (Band(math.nan, math.nan, math.nan),) * len(values.T)
     picks = np.random.default_rng(seed).integers(0, problems, (RESAMPLES, problems))
-    return tuple(_band(column, picks) for column in values.T)
+    return tuple(_compute_band(column, picks) for column in values.T)
 
 
-def _band(values: Floats, picks: NDArray[np.int64]) -> Band:
+def _compute_band(values: Floats, picks: NDArray[np.int64]) -> Band:
     low, high = np.quantile(values[picks].mean(axis=1), (0.025, 0.975))
     return Band(float(values.mean()), float(low), float(high))
 
@@ -263,7 +267,7 @@ def verbal_against_mc(probed: Probed) -> list[VerbalRow]:
     rows = []
     for number, answered in enumerate(probed.answered):
         stated = [c for c in answered.confidences if not np.isnan(c)]
-        whole = shares.get((number, _length(probed, number)))
+        whole = shares.get((number, _count_reasoning_tokens(probed, number)))
         blind = shares.get((number, 0))
         if not stated or answered.correct is None or whole is None or blind is None:
             continue

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from rlx.errors import RewardError
 from rlx.plugin import Problem
 from rlx.probe.cuts import Reasoning, cut_points
-from rlx.probe.engine import Means
-from rlx.probe.responses import Written, held_to, responses
-from rlx.reward import RewardTable, score
+from rlx.probe.engine import ProbeContext
+from rlx.probe.responses import AssembledResponse, build_response_tree, held_to
+from rlx.reward import RewardTable, score_rollouts
 from rlx.rollout import Completion, Request, RolloutTree
 from rlx.seeding import derive_seed
 from rlx.spec.probe import Cut
@@ -52,7 +52,7 @@ class StateValues:
     tokens: int
 
 
-def response_of(tree: RolloutTree, segment: int, means: Means, seed: int) -> Response:
+def response_of(tree: RolloutTree, segment: int, means: ProbeContext, seed: int) -> Response:
     """A turn of a tree, to be cut anywhere."""
     turn = tree.segments[segment]
     text, ends = means.speech.read(turn.token_ids)
@@ -61,7 +61,7 @@ def response_of(tree: RolloutTree, segment: int, means: Means, seed: int) -> Res
 
 
 def state_values(
-    given: Sequence[Response], means: Means, cut: Cut, samples: int
+    given: Sequence[Response], means: ProbeContext, cut: Cut, samples: int
 ) -> list[StateValues]:
     """Values of every state of every response.
 
@@ -74,16 +74,16 @@ def state_values(
     borders = [tuple(p.tokens for p in cut_points(r.whole, cut)) for r in given]
     # The last border is the end, where nothing follows.
     states = [(n, s, b) for n, cuts in enumerate(borders) for s, b in enumerate(cuts[:-1])]
-    drawn = _drawn(given, states, means, samples)
+    drawn = _sample_state_continuations(given, states, means, samples)
     trees = [
-        _continued(given[n], b, group, means)
+        _build_continuation_tree(given[n], b, group, means)
         for (n, _, b), group in zip(states, drawn, strict=True)
     ]
-    table = score(trees, means.rewards, means.pool)
+    table = score_rollouts(trees, means.rewards, means.pool)
     found: list[list[float]] = [[] for _ in given]
     spent = [0] * len(given)
     for at, ((n, _, _), group) in enumerate(zip(states, drawn, strict=True)):
-        found[n].append(_mean(table, at, len(group)))
+        found[n].append(_compute_mean_score(table, at, len(group)))
         spent[n] += sum(len(c.token_ids) for c in group)
     return [
         StateValues(cuts, (*values, 0.0), tokens)
@@ -91,8 +91,11 @@ def state_values(
     ]
 
 
-def _drawn(
-    given: Sequence[Response], states: Sequence[tuple[int, int, int]], means: Means, samples: int
+def _sample_state_continuations(
+    given: Sequence[Response],
+    states: Sequence[tuple[int, int, int]],
+    means: ProbeContext,
+    samples: int,
 ) -> list[tuple[Completion, ...]]:
     """Continuations from every state, each with what is left of the turn's budget of tokens.
 
@@ -105,7 +108,9 @@ def _drawn(
         those = [at for at, (_, s, _) in enumerate(states) if s == number]
         room = max(1, turn.max_new_tokens - min(states[at][2] for at in those))
         sampling = turn.model_copy(update={"max_new_tokens": room})
-        requests = [_request(given[states[at][0]], *states[at][1:], samples) for at in those]
+        requests = [
+            _build_state_request(given[states[at][0]], *states[at][1:], samples) for at in those
+        ]
         with means.sampler.session() as session:
             groups = session.generate(requests, sampling)
         for at, group in zip(those, groups, strict=True):
@@ -114,25 +119,25 @@ def _drawn(
     return [drawn[at] for at in range(len(states))]
 
 
-def _request(response: Response, state: int, border: int, samples: int) -> Request:
+def _build_state_request(response: Response, state: int, border: int, samples: int) -> Request:
     seeds = tuple(derive_seed(response.seed, "state", state, i) for i in range(samples))
     context = (*response.prompt_ids, *response.whole.token_ids[:border])
     return Request(context, None, seeds)
 
 
-def _continued(
-    response: Response, border: int, group: Sequence[Completion], means: Means
+def _build_continuation_tree(
+    response: Response, border: int, group: Sequence[Completion], means: ProbeContext
 ) -> RolloutTree:
     """The continuations from one state as whole responses."""
     kept = response.whole.token_ids[:border]
     written = [
-        Written(ids := (*kept, *c.token_ids), means.speech.read(ids)[0], c.finish_reason)
+        AssembledResponse(ids := (*kept, *c.token_ids), means.speech.read(ids)[0], c.finish_reason)
         for c in group
     ]
-    return responses(response.problem, response.prompt_ids, means.plan.levels[0], written)
+    return build_response_tree(response.problem, response.prompt_ids, means.plan.levels[0], written)
 
 
-def _mean(table: RewardTable, tree: int, count: int) -> float:
+def _compute_mean_score(table: RewardTable, tree: int, count: int) -> float:
     """Mean score of a tree's responses; those that could not be scored are left out.
 
     Raises:

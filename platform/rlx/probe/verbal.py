@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rlx.probe.statistics import VerbalRow
 
-__all__ = ["Agreement", "VerbalBin", "agreement", "binned"]
+__all__ = ["Agreement", "VerbalBin", "compute_agreement", "compute_verbal_bins"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +54,23 @@ class VerbalBin:
 Floats = NDArray[np.float64]
 
 
-def agreement(rows: Sequence[VerbalRow]) -> Agreement | None:
+def compute_agreement(rows: Sequence[VerbalRow]) -> Agreement | None:
     """How near stated confidences are to sampled ones; None without answers."""
     if not rows:
         return None
     from scipy.stats import spearmanr
 
-    stated, sampled = _columns(rows)
+    stated, sampled = _split_confidence_columns(rows)
     varied = len(set(stated)) > 1 and len(set(sampled)) > 1
     rank = float(spearmanr(stated, sampled).statistic) if varied else None
     return Agreement(len(rows), float(np.abs(stated - sampled).mean()), rank)
 
 
-def binned(rows: Sequence[VerbalRow], bins: int = 10) -> list[VerbalBin]:
+def compute_verbal_bins(rows: Sequence[VerbalRow], bins: int = 10) -> list[VerbalBin]:
     """Bins of equal width over `verbal_conf`, those that hold something; 1 is in the last."""
     if not rows:
         return []
-    stated, sampled = _columns(rows)
+    stated, sampled = _split_confidence_columns(rows)
     places = np.minimum((stated * bins).astype(int), bins - 1)
     return [
         VerbalBin(
@@ -79,18 +79,18 @@ def binned(rows: Sequence[VerbalRow], bins: int = 10) -> list[VerbalBin]:
             n=int((places == place).sum()),
             verbal_conf=float(stated[places == place].mean()),
             mc_p_correct=float(sampled[places == place].mean()),
-            interval=_interval(sampled[places == place]),
+            interval=_compute_mean_interval(sampled[places == place]),
         )
         for place in sorted(set(places.tolist()))
     ]
 
 
-def _columns(rows: Sequence[VerbalRow]) -> tuple[Floats, Floats]:
+def _split_confidence_columns(rows: Sequence[VerbalRow]) -> tuple[Floats, Floats]:
     pairs = np.array([(row.verbal_conf, row.mc_p_correct) for row in rows], dtype=np.float64)
     return pairs[:, 0], pairs[:, 1]
 
 
-def _interval(values: Floats) -> tuple[float, float] | None:
+def _compute_mean_interval(values: Floats) -> tuple[float, float] | None:
     if len(values) < 2:
         return None
     from scipy.stats import t

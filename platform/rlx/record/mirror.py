@@ -21,16 +21,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from rlx.record.mlflow_client import Client, MirrorDown, Point, Shown, point
-from rlx.record.mlflow_words import (
+from rlx.record.mlflow_client import Client, MetricPoint, MirrorDown, MlflowRun, build_metric_point
+from rlx.record.mlflow_tags import (
     TAG_LIMIT,
+    build_identity_tags,
     flat_params,
-    identity,
     legal_key,
-    scalars,
+    select_scalar_metrics,
     tags_of,
 )
-from rlx.spec.diagnostic import without_password
+from rlx.spec.reading.diagnostics import without_password
 from rlx_registry import EvaluationRecord, MetricRow, Registry, RunRecord
 
 __all__ = ["MirrorDown", "MlflowMirror", "is_behind"]
@@ -93,7 +93,7 @@ class MlflowMirror:
         of this registry that MLflow shows as running, though they have ended, are ended there too.
         """
         self._known = None
-        with self._opened() as at:
+        with self._ensure_open_run() as at:
             self._set_others_right(at.client)
 
     def deliver(self) -> int:
@@ -102,7 +102,7 @@ class MlflowMirror:
         Returns:
             How many values were sent.
         """
-        with self._opened() as at:
+        with self._ensure_open_run() as at:
             self._correct_status(at)
             return self._deliver(at)[1]
 
@@ -122,16 +122,16 @@ class MlflowMirror:
         if status not in _ENDS:
             raise ValueError(f"a run ends as one of {', '.join(_ENDS)}, not {status!r}")
         self._known = None  # runs made twice may have come to light since
-        with self._opened() as at:
+        with self._ensure_open_run() as at:
             changes = len(self._registry.history(self._run_id))
             run = self._registry.run(self._run_id)
-            evaluations = _evaluations(self._registry, self._run_id)
-            at, sent = self._deliver(at, self._unreported(evaluations))
+            evaluations = _list_suite_evaluations(self._registry, self._run_id)
+            at, sent = self._deliver(at, self._find_unreported_metrics(evaluations))
             missing = self._upload(at, run)
             tags = {**tags_of(run, evaluations), "rlx.status": status}
             tags |= {"rlx.missing_artifacts": ", ".join(missing)[:TAG_LIMIT]} if missing else {}
             at.client.describe(at.id, {}, tags)
-            at.client.set_status(at.id, _STATUS[status], _ended(run))
+            at.client.set_status(at.id, _STATUS[status], _get_end_time(run))
             self._registry.set_mirror_cursor(self._run_id, _END, changes)
         return sent
 
@@ -147,7 +147,7 @@ class MlflowMirror:
     # Finding the MLflow run ------------------------------------------------------------------
 
     @contextmanager
-    def _opened(self) -> Iterator[_Open]:
+    def _ensure_open_run(self) -> Iterator[_Open]:
         """The MLflow run of this attempt; looked for anew once MLflow has been away."""
         try:
             run, known = self._registry.run(self._run_id), self._known
@@ -159,19 +159,19 @@ class MlflowMirror:
             raise
 
     def _open(self) -> _Open:
-        with _alone(self._uri, self._registry.run(self._run_id)):
+        with _hold_mirror_lock(self._uri, self._registry.run(self._run_id)):
             run = self._registry.run(self._run_id)
             client = Client(self._uri)
             experiment_id = self._experiment(client, run.name)
             shown = self._only_run(client, run, experiment_id)
             if shown.id != run.mlflow_run_id:
                 self._note(shown.id, experiment_id)
-        tags = tags_of(run, _evaluations(self._registry, run.id))
+        tags = tags_of(run, _list_suite_evaluations(self._registry, run.id))
         client.describe(shown.id, flat_params(run.spec), tags)
         client.write_text(shown.id, without_password(run.yaml), "spec.yaml")
         resolved = without_password(json.dumps(run.spec, indent=2))
         client.write_text(shown.id, resolved, "spec.resolved.json")
-        client.set_status(shown.id, _STATUS[run.effective_status], _ended(run))
+        client.set_status(shown.id, _STATUS[run.effective_status], _get_end_time(run))
         return _Open(client, shown.id, run.attempt, _Points(client, shown))
 
     def _experiment(self, client: Client, name: str) -> str:
@@ -182,14 +182,16 @@ class MlflowMirror:
             return client.experiment(name, f"{str(root).rstrip('/')}/{name}")
         return client.experiment(name, (Path(root).absolute() / name).as_uri())
 
-    def _only_run(self, client: Client, run: RunRecord, experiment_id: str) -> Shown:
+    def _only_run(self, client: Client, run: RunRecord, experiment_id: str) -> MlflowRun:
         """The run in MLflow, made where there is none; others that are the same go."""
         noted = None if run.mlflow_run_id is None else client.find(run.mlflow_run_id)
-        if noted is None and not client.tagged(experiment_id, identity(run)):
+        if noted is None and not client.list_tagged_runs(experiment_id, build_identity_tags(run)):
             name = f"{run.name} seed {run.seed} ({run.id})"
-            client.create_run(experiment_id, name, run.started or run.created, identity(run))
+            client.create_run(
+                experiment_id, name, run.started or run.created, build_identity_tags(run)
+            )
         # Looked for even when just made: a request that was answered too late was sent twice.
-        same = client.tagged(experiment_id, identity(run))
+        same = client.list_tagged_runs(experiment_id, build_identity_tags(run))
         kept = noted or same[0]
         for shown in same:
             if shown.id != kept.id:
@@ -232,7 +234,7 @@ class MlflowMirror:
     def _start_over(self, at: _Open) -> _Open:
         """Puts the MLflow run into the bin and makes a new one, which is told everything."""
         run = self._registry.run(self._run_id)
-        with _alone(self._uri, run):
+        with _hold_mirror_lock(self._uri, run):
             if self._registry.run(self._run_id).mlflow_run_id == at.id:
                 at.client.discard(at.id)
                 self._registry.update_run(self._run_id, mlflow_run_id=None)
@@ -246,7 +248,7 @@ class MlflowMirror:
         if shown is None:
             raise MirrorDown(f"MLflow at {without_password(self._uri)} has lost run {at.id}")
         if shown.status != status:
-            at.client.set_status(at.id, status, _ended(run))
+            at.client.set_status(at.id, status, _get_end_time(run))
 
     def _set_others_right(self, client: Client) -> None:
         """Ends every run that MLflow shows as running where the registry knows of its end."""
@@ -254,20 +256,22 @@ class MlflowMirror:
             for shown in client.running():
                 self._set_right(client, shown)
 
-    def _set_right(self, client: Client, shown: Shown) -> None:
+    def _set_right(self, client: Client, shown: MlflowRun) -> None:
         with suppress(LookupError):  # another registry's run, or one that is not there
             run = self._registry.run(shown.tags.get("rlx.run_id", ""))
             status = _STATUS[run.effective_status]
-            if status != "RUNNING" and identity(run).items() <= shown.tags.items():
-                client.describe(shown.id, {}, tags_of(run, _evaluations(self._registry, run.id)))
-                client.set_status(shown.id, status, _ended(run))
+            if status != "RUNNING" and build_identity_tags(run).items() <= shown.tags.items():
+                client.describe(
+                    shown.id, {}, tags_of(run, _list_suite_evaluations(self._registry, run.id))
+                )
+                client.set_status(shown.id, status, _get_end_time(run))
 
-    def _unreported(self, evaluations: list[EvaluationRecord]) -> list[MetricRow]:
+    def _find_unreported_metrics(self, evaluations: list[EvaluationRecord]) -> list[MetricRow]:
         """Scalar figures of the suites of which the run reports nothing among its metrics."""
         rows = [
             (e.suite, MetricRow(0, f"eval/{e.suite}/{name}", e.step, value, e.at))
             for e in evaluations
-            for name, value in scalars(e.metrics).items()
+            for name, value in select_scalar_metrics(e.metrics).items()
         ]
         known = self._registry.metrics(self._run_id, names={row.name for _, row in rows})
         reported = {suite for suite, row in rows if row.name in known}
@@ -303,15 +307,15 @@ def is_behind(registry: Registry, run: RunRecord) -> bool:
 class _Points:
     """The values that MLflow holds of a run; each metric is asked for once, where it is there."""
 
-    def __init__(self, client: Client, shown: Shown) -> None:
+    def __init__(self, client: Client, shown: MlflowRun) -> None:
         self._client = client
         self._shown = shown
-        self._steps: dict[str, dict[int, set[Point]]] = {}
+        self._steps: dict[str, dict[int, set[MetricPoint]]] = {}
 
     def contradict(self, rows: Sequence[MetricRow]) -> bool:
         """Whether MLflow has another value where one of these belongs."""
         return any(
-            points and point(row) not in points
+            points and build_metric_point(row) not in points
             for row in rows
             for points in [self._of(row.name).get(row.step)]
         )
@@ -319,31 +323,31 @@ class _Points:
     def add(self, rows: list[MetricRow]) -> None:
         """Takes note of what has been sent."""
         for row in rows:
-            self._of(row.name).setdefault(row.step, set()).add(point(row))
+            self._of(row.name).setdefault(row.step, set()).add(build_metric_point(row))
 
-    def _of(self, name: str) -> dict[int, set[Point]]:
+    def _of(self, name: str) -> dict[int, set[MetricPoint]]:
         if name not in self._steps:
             key = legal_key(name)
             there = key in self._shown.keys
-            steps: dict[int, set[Point]] = {}
+            steps: dict[int, set[MetricPoint]] = {}
             for one in self._client.points(self._shown.id, key) if there else ():
                 steps.setdefault(one.step, set()).add(one)
             self._steps[name] = steps
         return self._steps[name]
 
 
-def _evaluations(registry: Registry, run_id: str) -> list[EvaluationRecord]:
+def _list_suite_evaluations(registry: Registry, run_id: str) -> list[EvaluationRecord]:
     """All but probes, whose figures are metrics already, under names of their own."""
     return [e for e in registry.evaluations(run_id) if not e.suite.startswith("probe/")]
 
 
-def _ended(run: RunRecord) -> float:
+def _get_end_time(run: RunRecord) -> float:
     """When a run ended, or was last heard of; used for ends alone."""
     return run.ended or run.heartbeat or time.time()
 
 
 @contextmanager
-def _alone(uri: str, run: RunRecord) -> Iterator[None]:
+def _hold_mirror_lock(uri: str, run: RunRecord) -> Iterator[None]:
     """Holds a lock while a run is looked for or made.
 
     It lies beside an SQLite store, for two processes may not both make its tables, and else in the

@@ -9,11 +9,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlx.errors import EnvironmentFault
-from rlx.record.mlflow_words import legal_key
-from rlx.spec.diagnostic import printable, without_password
+from rlx.record.mlflow_tags import legal_key
+from rlx.spec.reading.diagnostics import escape_unprintable, without_password
 from rlx_registry import MetricRow
 
-__all__ = ["Client", "MirrorDown", "Point", "Shown", "point", "quiet_environment"]
+__all__ = [
+    "Client",
+    "MetricPoint",
+    "MirrorDown",
+    "MlflowRun",
+    "build_metric_point",
+    "quiet_environment",
+]
 
 _PAGE = 1000
 
@@ -22,7 +29,7 @@ class MirrorDown(EnvironmentFault):
     """MLflow cannot be reached or refused; nothing is lost, and the same call may be made again."""
 
 
-class Point(NamedTuple):
+class MetricPoint(NamedTuple):
     """One value of a metric, as MLflow tells values apart; `timestamp` is in milliseconds."""
 
     timestamp: int
@@ -30,7 +37,7 @@ class Point(NamedTuple):
     value: float
 
 
-class Shown(NamedTuple):
+class MlflowRun(NamedTuple):
     """What MLflow shows of a run."""
 
     id: str
@@ -39,9 +46,9 @@ class Shown(NamedTuple):
     keys: frozenset[str]
 
 
-def point(row: MetricRow) -> Point:
+def build_metric_point(row: MetricRow) -> MetricPoint:
     """Returns a value of the registry as MLflow keeps it; the same one at every call."""
-    return Point(_millis(row.at), row.step, row.value)
+    return MetricPoint(_convert_to_milliseconds(row.at), row.step, row.value)
 
 
 class Client:
@@ -70,7 +77,7 @@ class Client:
                 self._mlflow.restore_experiment(found.experiment_id)
             return str(found.experiment_id)
 
-    def find(self, mlflow_run_id: str) -> Shown | None:
+    def find(self, mlflow_run_id: str) -> MlflowRun | None:
         """Returns the run where it exists; undeletes it where somebody put it into the bin."""
         from mlflow.exceptions import MlflowException
 
@@ -83,29 +90,29 @@ class Client:
                 return None
             if found.info.lifecycle_stage == "deleted":
                 self._mlflow.restore_run(mlflow_run_id)
-        return _shown(found)
+        return _build_mlflow_run(found)
 
-    def tagged(self, experiment_id: str, tags: Mapping[str, str]) -> list[Shown]:
+    def list_tagged_runs(self, experiment_id: str, tags: Mapping[str, str]) -> list[MlflowRun]:
         """Returns the runs that have these tags and are not in the bin, in a fixed order."""
         condition = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
         with self._reaching(self._uri):
             found = self._mlflow.search_runs([experiment_id], condition)
-        return sorted((_shown(run) for run in found), key=lambda shown: shown.id)
+        return sorted((_build_mlflow_run(run) for run in found), key=lambda shown: shown.id)
 
-    def running(self) -> list[Shown]:
+    def running(self) -> list[MlflowRun]:
         """Returns every run of every experiment that MLflow shows as running."""
         with self._reaching(self._uri):
-            experiments = _every(self._mlflow.search_experiments)
+            experiments = _collect_pages(self._mlflow.search_experiments)
             ids = [e.experiment_id for e in experiments]
             condition = "attributes.status = 'RUNNING'"
-            found = _every(self._mlflow.search_runs, ids, condition) if ids else []
-        return [_shown(run) for run in found]
+            found = _collect_pages(self._mlflow.search_runs, ids, condition) if ids else []
+        return [_build_mlflow_run(run) for run in found]
 
-    def points(self, mlflow_run_id: str, key: str) -> list[Point]:
+    def points(self, mlflow_run_id: str, key: str) -> list[MetricPoint]:
         """Returns the history of one metric."""
         with self._reaching(self._uri):
             found = self._mlflow.get_metric_history(mlflow_run_id, key)
-        return [Point(m.timestamp, m.step, m.value) for m in found]
+        return [MetricPoint(m.timestamp, m.step, m.value) for m in found]
 
     def discard(self, mlflow_run_id: str) -> None:
         """Puts a run into MLflow's bin."""
@@ -116,7 +123,9 @@ class Client:
         self, experiment_id: str, name: str, started: float, tags: Mapping[str, str]
     ) -> str:
         with self._reaching(self._uri):
-            made = self._mlflow.create_run(experiment_id, _millis(started), dict(tags), name)
+            made = self._mlflow.create_run(
+                experiment_id, _convert_to_milliseconds(started), dict(tags), name
+            )
         return str(made.info.run_id)
 
     def describe(
@@ -136,7 +145,7 @@ class Client:
         from mlflow.entities import Metric
 
         with self._reaching(self._uri):
-            told = [(legal_key(row.name), point(row)) for row in rows]
+            told = [(legal_key(row.name), build_metric_point(row)) for row in rows]
             metrics = [Metric(key, p.value, p.timestamp, p.step) for key, p in told]
             self._mlflow.log_batch(mlflow_run_id, metrics=metrics, synchronous=True)
 
@@ -154,7 +163,9 @@ class Client:
             if status in ("SCHEDULED", "RUNNING"):
                 self._mlflow.update_run(mlflow_run_id, status=status)
             else:
-                self._mlflow.set_terminated(mlflow_run_id, status, _millis(ended or time.time()))
+                self._mlflow.set_terminated(
+                    mlflow_run_id, status, _convert_to_milliseconds(ended or time.time())
+                )
 
     @contextmanager
     def _reaching(self, uri: str) -> Iterator[None]:
@@ -163,7 +174,7 @@ class Client:
         # MLflow lets through whatever its server, its database and their libraries come up with.
         except Exception as error:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            said = printable(without_password(f"MLflow at {uri}: {first}"))
+            said = escape_unprintable(without_password(f"MLflow at {uri}: {first}"))
             raise MirrorDown(said) from error
 
 
@@ -178,16 +189,16 @@ def quiet_environment() -> dict[str, str]:
     }
 
 
-def _millis(seconds: float) -> int:
+def _convert_to_milliseconds(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-def _shown(run: Any) -> Shown:
+def _build_mlflow_run(run: Any) -> MlflowRun:
     keys = frozenset(run.data.metrics)
-    return Shown(str(run.info.run_id), str(run.info.status), dict(run.data.tags), keys)
+    return MlflowRun(str(run.info.run_id), str(run.info.status), dict(run.data.tags), keys)
 
 
-def _every(search: Callable[..., Any], *arguments: Any) -> list[Any]:
+def _collect_pages(search: Callable[..., Any], *arguments: Any) -> list[Any]:
     """All pages of a search."""
     found: list[Any] = []
     token: str | None = None

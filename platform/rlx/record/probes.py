@@ -10,9 +10,9 @@ import pyarrow as pa
 from rlx.errors import RegistryError
 from rlx.plugin import Problem
 from rlx.probe import Probed
-from rlx.probe.recorded import RecordedProbe
-from rlx.probe.responses import Written
-from rlx.record.entries import ENTRIES, read_entries, written_entries
+from rlx.probe.records import RecordedProbe
+from rlx.probe.responses import AssembledResponse
+from rlx.record.reward_entries import ENTRIES, read_entries, written_entries
 from rlx.reward import RewardEntry
 from rlx_registry import Registry
 
@@ -64,14 +64,16 @@ class StoredPoint:
     problem: Problem
     scheme: str
     point: int
-    responses: tuple[Written, ...]
+    responses: tuple[AssembledResponse, ...]
     rewards: tuple[Mapping[str, RewardEntry], ...]
     global_rewards: tuple[Mapping[str, RewardEntry], ...]
 
 
 def probe_table(probed: Probed) -> pa.Table:
     """All samples; an answer without any is left out."""
-    return pa.Table.from_pylist([_record(probed, i) for i in range(len(probed.samples))], SCHEMA)
+    return pa.Table.from_pylist(
+        [_build_sample_record(probed, i) for i in range(len(probed.samples))], SCHEMA
+    )
 
 
 def read_probe(table: pa.Table) -> list[StoredPoint]:
@@ -92,10 +94,10 @@ def read_probe(table: pa.Table) -> list[StoredPoint]:
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for record in table.to_pylist():
         groups.setdefault(tuple(record[name] for name in together), []).append(record)
-    return [_point(records) for records in groups.values()]
+    return [_build_stored_point(records) for records in groups.values()]
 
 
-def _point(records: list[dict[str, Any]]) -> StoredPoint:
+def _build_stored_point(records: list[dict[str, Any]]) -> StoredPoint:
     first = records[0]
     return StoredPoint(
         problem=Problem(
@@ -108,7 +110,7 @@ def _point(records: list[dict[str, Any]]) -> StoredPoint:
         scheme=first["scheme"],
         point=first["point"],
         responses=tuple(
-            Written(tuple(r["token_ids"]), r["text"], r["finish_reason"]) for r in records
+            AssembledResponse(tuple(r["token_ids"]), r["text"], r["finish_reason"]) for r in records
         ),
         rewards=tuple(read_entries(r["rewards"]) for r in records),
         global_rewards=tuple(read_entries(r["global_rewards"]) for r in records),
@@ -123,7 +125,7 @@ def recorded_probes(registry: Registry, run_id: str) -> list[RecordedProbe]:
     ]
 
 
-def _record(probed: Probed, number: int) -> dict[str, Any]:
+def _build_sample_record(probed: Probed, number: int) -> dict[str, Any]:
     sample = probed.samples[number]
     answered = probed.answered[sample.answered]
     return {

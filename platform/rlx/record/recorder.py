@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rlx.record.patience import patiently
+from rlx.record.retry import retry_registry_call
 from rlx.record.rollouts import Role, TrainedRows, rollout_index, rollout_table, with_pieces
 from rlx.reward import RewardTable
 from rlx.rollout import Pieces, RolloutTree
@@ -59,7 +59,7 @@ class Recorder:
             sha256, size = write_body(path, whole)
             body = {"path": path, "sha256": sha256, "bytes": size, "statistics": dict(statistics)}
             body["index"] = rollout_index(trees, table, rows)
-        patiently(lambda: self._write_step(step, figures, body))
+        retry_registry_call(lambda: self._write_step(step, figures, body))
 
     def _write_step(
         self, step: int, figures: Mapping[str, float], body: Mapping[str, Any] | None
@@ -139,11 +139,11 @@ class Recorder:
 
     def checkpoints(self) -> dict[int, str]:
         """Digests of the checkpoints that were recorded, by their steps."""
-        return patiently(
+        return retry_registry_call(
             lambda: {c.step: c.sha256 for c in self._registry.checkpoints(self._run_id)}
         )
 
-    def spent(self, step: int, seconds: Mapping[str, float]) -> None:
+    def record_durations(self, step: int, seconds: Mapping[str, float]) -> None:
         """Records how long a step's own records took, which nobody knows before they are made."""
         self._put(self._registry.add_metrics, step, seconds)
 
@@ -156,4 +156,4 @@ class Recorder:
         self._put(self._registry.add_event, kind, message, payload or None, level=level)
 
     def _put(self, write: Callable[..., None], *arguments: Any, **named: Any) -> None:
-        patiently(lambda: write(self._run_id, *arguments, **named))
+        retry_registry_call(lambda: write(self._run_id, *arguments, **named))

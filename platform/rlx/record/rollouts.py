@@ -3,7 +3,7 @@
 Nested lists keep a tree together: `segments` as they were sampled and scored, `rows` as they were
 trained. Per-token lists of a row cover its own tokens and what lies between them, from `start` on;
 a list that is null was no part of the step. Together they are enough to do the step's sums again:
-`rlx.record.stored` reads them back.
+`rlx.record.rollout_reader` reads them back.
 """
 
 import json
@@ -18,7 +18,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from rlx.record.entries import ENTRIES, written_entries, written_object
+from rlx.record.reward_entries import ENTRIES, written_entries, written_object
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, Pieces, RolloutTree, Segment
 from rlx_registry import RolloutIndex
@@ -205,7 +205,9 @@ def rollout_table(
             "system": tree.problem.system,
             "problem": written_object(tree.problem.fields),
             "stratum": tree.problem.stratum,
-            "segments": [_segment(x, (t, s), rewards) for s, x in enumerate(tree.segments)],
+            "segments": [
+                _build_segment_record(x, (t, s), rewards) for s, x in enumerate(tree.segments)
+            ],
             "rows": trained.get(t, []),
         }
         for t, (tree, role) in enumerate(zip(trees, roles or ["trained"] * len(trees), strict=True))
@@ -215,16 +217,21 @@ def rollout_table(
 
 def with_pieces(table: pa.Table, trees: Sequence[RolloutTree], pieces: Pieces) -> pa.Table:
     """The step with the texts of its tokens, a column more."""
-    texts = [[_texts(pieces(segment.token_ids)) for segment in tree.segments] for tree in trees]
+    texts = [
+        [_replace_surrogates(pieces(segment.token_ids)) for segment in tree.segments]
+        for tree in trees
+    ]
     return table.append_column(PIECES, pa.array(texts, type=PIECES.type))
 
 
-def _texts(pieces: Iterable[str]) -> list[str]:
+def _replace_surrogates(pieces: Iterable[str]) -> list[str]:
     """What UTF-8 can hold: a lone surrogate is no character."""
     return [piece.encode("utf-8", "replace").decode("utf-8") for piece in pieces]
 
 
-def _segment(segment: Segment, place: tuple[int, int], rewards: RewardTable) -> dict[str, Any]:
+def _build_segment_record(
+    segment: Segment, place: tuple[int, int], rewards: RewardTable
+) -> dict[str, Any]:
     spans = {
         name: {"outer": span.outer, "inner": span.inner, "text": span.text}
         for name, span in segment.spans.items()

@@ -1,7 +1,7 @@
 """Scoring: named rewards of a step, computed by plugins in processes that can be killed."""
 
 from rlx.reward.host import PooledHost
-from rlx.reward.scoring import NamedReward, rescore, score
+from rlx.reward.scoring import NamedReward, rescore_rollouts, score_rollouts
 from rlx.reward.table import Place, RewardEntry, RewardTable
 from rlx.reward.workers import Job, Outcome, RewardPool
 
@@ -14,6 +14,6 @@ __all__ = [
     "RewardEntry",
     "RewardPool",
     "RewardTable",
-    "rescore",
-    "score",
+    "rescore_rollouts",
+    "score_rollouts",
 ]

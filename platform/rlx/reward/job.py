@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlx.plugin import Environment, RewardPlugin, Sample, Score
-from rlx.rollout import checked
+from rlx.rollout import check_environment_step
 
-__all__ = ["UNPICKLABLE", "Call", "Job", "Outcome", "Work", "start_worker", "work"]
+__all__ = ["UNPICKLABLE", "Call", "Job", "Outcome", "Work", "run_jobs", "start_worker"]
 
 UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError, ValueError, RecursionError)
 """What pickling raises on what cannot be sent to another process."""
@@ -52,8 +52,8 @@ class Job:
     def run(self) -> "Outcome":
         """The reward's verdicts."""
         if self.reward.scope == "sample":
-            return Outcome((_verdict(self.reward.score(self.samples[0])),))
-        return Outcome(_verdicts(self.reward.score(list(self.samples)), len(self.samples)))
+            return Outcome((_check_verdict(self.reward.score(self.samples[0])),))
+        return Outcome(_check_verdicts(self.reward.score(list(self.samples)), len(self.samples)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,13 @@ class Call:
     def run(self) -> "Outcome":
         """A first state, or a step."""
         if self.what == "reset":
-            return Outcome(value=_sendable(self.environment.reset(*self.arguments)))
+            return Outcome(value=_check_sendable(self.environment.reset(*self.arguments)))
         given = self.environment.step(*self.arguments)
         try:
-            step = checked(given, self.environment.kinds)
+            step = check_environment_step(given, self.environment.kinds)
         except ValueError as error:
             raise _VerdictError(str(error)) from error
-        _sendable(step.state)
+        _check_sendable(step.state)
         return Outcome(value=step)
 
 
@@ -118,7 +118,7 @@ def start_worker() -> None:
     os.dup2(sys.__stderr__.fileno() if sys.__stderr__ else 2, 1)
 
 
-def work(payload: bytes, memory_mb: int) -> list[Outcome]:
+def run_jobs(payload: bytes, memory_mb: int) -> list[Outcome]:
     """Runs pickled jobs in order, as many as fit into the shortest deadline, at least the first.
 
     A job that is out of memory is not run to its end unless it comes first and so had all of its
@@ -134,7 +134,7 @@ def work(payload: bytes, memory_mb: int) -> list[Outcome]:
             if outcomes and time.monotonic() - start > shortest:
                 break
             try:
-                outcomes.append(_run(job))
+                outcomes.append(_run_job(job))
             except MemoryError:
                 if outcomes:
                     break
@@ -144,7 +144,7 @@ def work(payload: bytes, memory_mb: int) -> list[Outcome]:
         _limit_memory(None)
 
 
-def _run(job: Work) -> Outcome:
+def _run_job(job: Work) -> Outcome:
     """Runs one job; the kernel ends this process when the deadline passes, even inside C code."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, job.deadline)
@@ -155,20 +155,20 @@ def _run(job: Work) -> Outcome:
     except MemoryError:
         raise
     except BaseException as error:  # noqa: BLE001  SystemExit too is only this scorer's fault
-        return Outcome(fault=_describe(error))
+        return Outcome(fault=_describe_error(error))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _verdicts(raw: Any, count: int) -> tuple[Score | None, ...]:
+def _check_verdicts(raw: Any, count: int) -> tuple[Score | None, ...]:
     if not isinstance(raw, Sequence) or isinstance(raw, str | bytes):
         raise _VerdictError(f"gave {type(raw).__name__} instead of a list of verdicts")
     if len(raw) != count:
         raise _VerdictError(f"gave {len(raw)} verdicts for {count} samples")
-    return tuple(map(_verdict, raw))
+    return tuple(map(_check_verdict, raw))
 
 
-def _verdict(raw: Any) -> Score | None:
+def _check_verdict(raw: Any) -> Score | None:
     """Returns a plain copy, which is safe to send, whatever subclass the scorer gave."""
     if raw is None:
         return None
@@ -178,12 +178,12 @@ def _verdict(raw: Any) -> Score | None:
         if not isinstance(raw.parts, Mapping):
             raise _VerdictError(f"gave {type(raw.parts).__name__} as parts")
         reason = None if raw.reason is None else str(raw.reason)
-        parts = {str(name): _number(part) for name, part in raw.parts.items()}
-        return Score(_number(raw.value), reason, parts)
-    return Score(_number(raw))
+        parts = {str(name): _check_number(part) for name, part in raw.parts.items()}
+        return Score(_check_number(raw.value), reason, parts)
+    return Score(_check_number(raw))
 
 
-def _sendable(state: Any) -> Any:
+def _check_sendable(state: Any) -> Any:
     try:
         pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
     except UNPICKLABLE as error:
@@ -192,7 +192,7 @@ def _sendable(state: Any) -> Any:
     return state
 
 
-def _number(raw: Any) -> float:
+def _check_number(raw: Any) -> float:
     if not isinstance(raw, numbers.Real):
         raise _VerdictError(f"gave {type(raw).__name__} instead of a number")
     value = float(raw)
@@ -201,7 +201,7 @@ def _number(raw: Any) -> float:
     return value
 
 
-def _describe(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception as second:  # noqa: BLE001  an exception that cannot even be printed

@@ -12,7 +12,7 @@ from rlx.reward.workers import Job, Outcome, RewardPool
 from rlx.rollout import FAILED, NO_PARENT, RolloutTree, is_fault
 from rlx.spec import GlobalReward, TurnReward, ValueOnError
 
-__all__ = ["NamedReward", "rescore", "score"]
+__all__ = ["NamedReward", "rescore_rollouts", "score_rollouts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class NamedReward:
         return tuple(n for n in (self.use.of, self.use.requires) if n is not None)
 
 
-def score(
+def score_rollouts(
     trees: Sequence[RolloutTree], rewards: Sequence[NamedReward], pool: RewardPool
 ) -> RewardTable:
     """Scores every turn and every whole rollout of every tree.
@@ -59,7 +59,7 @@ def score(
     rollouts: dict[Place, dict[str, RewardEntry]] = {
         (t, s): {} for t, tree in enumerate(trees) for s in tree.rollouts
     }
-    dropped = _unanswered(trees)
+    dropped = _find_failed_rollouts(trees)
     faults: dict[str, int] = {}
     for name in order:
         reward = by_name[name]
@@ -67,12 +67,12 @@ def score(
         for place, entry in _score_one(trees, reward, turns, rollouts, pool):
             if entry.is_fault:
                 faults[name] = faults.get(name, 0) + 1
-                entry = _settle(trees, reward, place, entry, dropped)
+                entry = _apply_on_error(trees, reward, place, entry, dropped)
             entries[place][name] = entry
     return RewardTable(turns, frozenset(_with_descendants(trees, dropped)), faults, rollouts)
 
 
-def _unanswered(trees: Sequence[RolloutTree]) -> set[Place]:
+def _find_failed_rollouts(trees: Sequence[RolloutTree]) -> set[Place]:
     """Rollouts whose environment failed, and the siblings of those that drop their group.
 
     Raises:
@@ -96,7 +96,7 @@ def _unanswered(trees: Sequence[RolloutTree]) -> set[Place]:
     return dropped
 
 
-def rescore(
+def rescore_rollouts(
     trees: Sequence[RolloutTree],
     rewards: Sequence[NamedReward],
     table: RewardTable,
@@ -119,9 +119,12 @@ def _score_one(
     """One entry for each turn of the reward's kind, or for each rollout."""
     missing = RewardEntry(reward.name, None, reward.use.weight, "absent")
     samples: dict[Place, Sample] = {}
-    for place in _places(trees, reward, turns, rollouts):
+    for place in _select_rollout_keys(trees, reward, turns, rollouts):
         tree = trees[place[0]]
-        read = {name: _read(tree, place, name, reward, turns, rollouts) for name in reward.reads}
+        read = {
+            name: _find_parent_entry(tree, place, name, reward, turns, rollouts)
+            for name in reward.reads
+        }
         known = {name: e.raw for name, e in read.items() if e is not None and e.raw is not None}
         if len(known) < len(read):
             yield place, missing
@@ -131,18 +134,18 @@ def _score_one(
             yield place, replace(missing, raw=0.0, status="scored", reason=f"{gate} failed")
             continue
         of = known[reward.use.of] if reward.use.of is not None else None
-        samples[place] = replace(_sample(tree, place), of=of)
-    groups = _scoped(trees, samples, reward)
+        samples[place] = replace(_build_sample(tree, place), of=of)
+    groups = _group_by_scope(trees, samples, reward)
     jobs = [
         Job(reward.plugin, tuple(samples[p] for p in places), reward.use.deadline)
         for places in groups
     ]
     for places, outcome in zip(groups, pool.score(jobs), strict=True):
-        for place, verdict in zip(places, _verdicts(outcome, len(places)), strict=True):
-            yield place, _entry(missing, verdict)
+        for place, verdict in zip(places, _list_verdicts(outcome, len(places)), strict=True):
+            yield place, _build_reward_entry(missing, verdict)
 
 
-def _places(
+def _select_rollout_keys(
     trees: Sequence[RolloutTree],
     reward: NamedReward,
     turns: Iterable[Place],
@@ -156,7 +159,7 @@ def _places(
     return [place for place in turns if kinds[place] != FAILED and use.fits(kinds[place])]
 
 
-def _read(
+def _find_parent_entry(
     tree: RolloutTree,
     place: Place,
     name: str,
@@ -173,11 +176,11 @@ def _read(
     return None
 
 
-def _verdicts(outcome: Outcome, count: int) -> Sequence[Score | str | None]:
+def _list_verdicts(outcome: Outcome, count: int) -> Sequence[Score | str | None]:
     return [outcome.fault] * count if outcome.fault is not None else outcome.verdicts
 
 
-def _entry(missing: RewardEntry, verdict: Score | str | None) -> RewardEntry:
+def _build_reward_entry(missing: RewardEntry, verdict: Score | str | None) -> RewardEntry:
     """A verdict as it is kept; a fault is told in words."""
     if verdict is None:
         return missing
@@ -188,7 +191,7 @@ def _entry(missing: RewardEntry, verdict: Score | str | None) -> RewardEntry:
     )
 
 
-def _sample(tree: RolloutTree, place: Place) -> Sample:
+def _build_sample(tree: RolloutTree, place: Place) -> Sample:
     segment = tree.segments[place[1]]
     before = [tree.segments[i] for i in tree.path(place[1])[:-1]]
     return Sample(
@@ -207,7 +210,7 @@ def _sample(tree: RolloutTree, place: Place) -> Sample:
     )
 
 
-def _scoped(
+def _group_by_scope(
     trees: Sequence[RolloutTree], samples: Mapping[Place, Sample], reward: NamedReward
 ) -> list[list[Place]]:
     """What is scored together: alone, with what continues the same turn, or by tree.
@@ -225,7 +228,7 @@ def _scoped(
     return list(groups.values())
 
 
-def _settle(
+def _apply_on_error(
     trees: Sequence[RolloutTree],
     reward: NamedReward,
     place: Place,
@@ -247,11 +250,11 @@ def _settle(
         )
     dropped.add(place)
     if policy == "drop_group":
-        dropped.update((place[0], s) for s in _siblings(tree, place[1], reward))
+        dropped.update((place[0], s) for s in _list_sibling_segments(tree, place[1], reward))
     return entry
 
 
-def _siblings(tree: RolloutTree, segment: int, reward: NamedReward) -> Sequence[int]:
+def _list_sibling_segments(tree: RolloutTree, segment: int, reward: NamedReward) -> Sequence[int]:
     """The rollouts of the prompt; or all turns of the rows beside the turn's own."""
     if reward.scope == "global":
         return tree.rollouts

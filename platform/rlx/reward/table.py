@@ -67,11 +67,11 @@ class RewardTable:
 
     def total(self, place: Place) -> float | None:
         """Weighted sum of a turn's rewards; None when none of them counts."""
-        return _sum(self.turns.get(place, {}).values())
+        return _sum_weighted_entries(self.turns.get(place, {}).values())
 
     def overall(self, place: Place) -> float | None:
         """Weighted sum of a rollout's global rewards; None when none of them counts."""
-        return _sum(self.rollouts.get(place, {}).values())
+        return _sum_weighted_entries(self.rollouts.get(place, {}).values())
 
     def total_score(self, tree: int, turns: Sequence[int]) -> float | None:
         """mean(turn) + Σ global of one row; None when nothing of it counts.
@@ -90,7 +90,7 @@ class RewardTable:
         return (sum(known) / len(known) if known else 0.0) + (whole or 0.0)
 
     @classmethod
-    def merged(
+    def merge_tables(
         cls, tables: Sequence["RewardTable"], trees: Sequence[Sequence[int]]
     ) -> "RewardTable":
         """One table of several.
@@ -113,6 +113,6 @@ class RewardTable:
         )
 
 
-def _sum(entries: Iterable[RewardEntry]) -> float | None:
+def _sum_weighted_entries(entries: Iterable[RewardEntry]) -> float | None:
     counted = [e for e in entries if e.counts]
     return sum(e.weight * e.raw for e in counted if e.raw is not None) if counted else None

@@ -19,7 +19,7 @@ from typing import Any, Self
 from pebble import ProcessExpired, ProcessPool
 
 from rlx.errors import EnvironmentFault
-from rlx.reward.job import UNPICKLABLE, Job, Outcome, Work, start_worker, work
+from rlx.reward.job import UNPICKLABLE, Job, Outcome, Work, run_jobs, start_worker
 
 __all__ = ["Job", "Outcome", "RewardPool"]
 
@@ -85,9 +85,9 @@ class RewardPool:
                     running[self._send([jobs[position] for position in positions])] = positions
                 except UNPICKLABLE as error:
                     fault = f"cannot be sent to a worker: {type(error).__name__}: {error}"
-                    queue.extend(_blame(positions, fault, outcomes))
+                    queue.extend(_isolate_fault(positions, fault, outcomes))
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                queue.extend(_collect(future, running.pop(future), jobs, outcomes))
+                queue.extend(_collect_outcomes(future, running.pop(future), jobs, outcomes))
         return [outcomes[position] for position in range(len(jobs))]
 
     def _chunks(self, count: int) -> Iterable[_Positions]:
@@ -97,7 +97,7 @@ class RewardPool:
     def _send(self, chunk: list[Work]) -> Any:
         limit = 2 * max(job.deadline for job in chunk) + self._grace
         payload = pickle.dumps(chunk, pickle.HIGHEST_PROTOCOL)
-        return self._pool.schedule(work, args=(payload, self._memory_mb), timeout=limit)
+        return self._pool.schedule(run_jobs, args=(payload, self._memory_mb), timeout=limit)
 
     def _start(self) -> ProcessPool:
         pool = ProcessPool(
@@ -107,7 +107,7 @@ class RewardPool:
             context=multiprocessing.get_context("spawn"),
         )
         # The first task that comes back has paid for the start of an interpreter.
-        first = [pool.schedule(work, args=(pickle.dumps([]), self._memory_mb))]
+        first = [pool.schedule(run_jobs, args=(pickle.dumps([]), self._memory_mb))]
         try:
             wait(first)
             first[0].result()
@@ -124,7 +124,7 @@ class RewardPool:
         self._pool = self._start()
 
 
-def _collect(
+def _collect_outcomes(
     future: Any, positions: _Positions, jobs: Sequence[Work], outcomes: dict[int, Outcome]
 ) -> Iterable[_Positions]:
     """Notes what came of a chunk and returns what has to be run again, or still has to be run."""
@@ -132,14 +132,18 @@ def _collect(
     if isinstance(error, BrokenExecutor):
         return [positions]
     if error is not None:
-        return _blame(positions, _explain(error, jobs[positions[0]]), outcomes)
+        return _isolate_fault(
+            positions, _describe_worker_error(error, jobs[positions[0]]), outcomes
+        )
     done = future.result()
     outcomes.update(zip(positions, done, strict=False))
     rest = positions[len(done) :]
     return [rest] if rest else []
 
 
-def _blame(positions: _Positions, fault: str, outcomes: dict[int, Outcome]) -> Iterable[_Positions]:
+def _isolate_fault(
+    positions: _Positions, fault: str, outcomes: dict[int, Outcome]
+) -> Iterable[_Positions]:
     """Notes the fault of a single job; jobs that failed together are returned to run alone."""
     if len(positions) == 1:
         outcomes[positions[0]] = Outcome(fault=fault)
@@ -147,7 +151,7 @@ def _blame(positions: _Positions, fault: str, outcomes: dict[int, Outcome]) -> I
     return [(position,) for position in positions]
 
 
-def _explain(error: BaseException, job: Work) -> str:
+def _describe_worker_error(error: BaseException, job: Work) -> str:
     if isinstance(error, ProcessExpired):
         if error.exitcode == -signal.SIGALRM:
             return f"deadline of {job.deadline:g} s passed"

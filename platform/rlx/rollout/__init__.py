@@ -1,10 +1,17 @@
 """Schedules and rollout trees: what will be sampled, and what was."""
 
 from rlx.plugin.environment import FAILED
-from rlx.rollout.dialogue import Dialogue, Pieces, Reader, Shown, between, pieces_of
+from rlx.rollout.dialogue import (
+    Dialogue,
+    Pieces,
+    Reader,
+    TurnPrompt,
+    encode_between_turns,
+    pieces_of,
+)
 from rlx.rollout.environment import Talk, is_fault
-from rlx.rollout.host import Fault, Host, LocalHost, checked
-from rlx.rollout.schedule import Level, RolloutPlan, grow, plan
+from rlx.rollout.host import EnvironmentHost, Fault, LocalHost, check_environment_step
+from rlx.rollout.schedule import RolloutPlan, TurnLevel, build_rollout_plan, sample_rollout_trees
 from rlx.rollout.session import Completion, Request, Sampler, Session
 from rlx.rollout.spans import find_spans
 from rlx.rollout.tree import NO_PARENT, Author, RolloutTree, Segment, Span
@@ -15,9 +22,8 @@ __all__ = [
     "Author",
     "Completion",
     "Dialogue",
+    "EnvironmentHost",
     "Fault",
-    "Host",
-    "Level",
     "LocalHost",
     "Pieces",
     "Reader",
@@ -27,14 +33,15 @@ __all__ = [
     "Sampler",
     "Segment",
     "Session",
-    "Shown",
     "Span",
     "Talk",
-    "between",
-    "checked",
+    "TurnLevel",
+    "TurnPrompt",
+    "build_rollout_plan",
+    "check_environment_step",
+    "encode_between_turns",
     "find_spans",
-    "grow",
     "is_fault",
     "pieces_of",
-    "plan",
+    "sample_rollout_trees",
 ]

@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Dialogue", "Pieces", "Reader", "Shown", "between", "pieces_of"]
+__all__ = ["Dialogue", "Pieces", "Reader", "TurnPrompt", "encode_between_turns", "pieces_of"]
 
 Pieces = Callable[[Sequence[int]], Sequence[str]]
 """The text of each token of a stretch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class TurnPrompt:
     """What a model is shown before a turn.
 
     Attributes:
@@ -42,7 +42,7 @@ class Dialogue(Protocol):
         """Text of a turn without its end token, and the text's length after every token."""
         ...
 
-    def observed(self, text: str, after: Sequence[int], *, inline: bool) -> Shown:
+    def encode_observation(self, text: str, after: Sequence[int], *, inline: bool) -> TurnPrompt:
         """What follows the turn `after` where an environment says `text`, which is untrusted.
 
         Args:
@@ -55,7 +55,7 @@ class _Replying(Protocol):
     def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]: ...
 
 
-def between(dialogue: _Replying, text: str, after: Sequence[int]) -> tuple[int, ...]:
+def encode_between_turns(dialogue: _Replying, text: str, after: Sequence[int]) -> tuple[int, ...]:
     """What stands between the turn `after` and one that is asked for with `text`.
 
     Without a text there is nothing at all: the next turn goes on in the same message, behind the
@@ -85,9 +85,9 @@ def pieces_of(speech: Reader | None) -> Pieces:
     if speech is None:
         return lambda ids: [f"#{token}" for token in ids]
 
-    def pieces(ids: Sequence[int]) -> list[str]:
+    def split_pieces(ids: Sequence[int]) -> list[str]:
         text, ends = speech.read(ids)
         parts = [text[a:b] for a, b in zip((0, *ends), ends, strict=False)]
         return [part or speech.piece(token) for part, token in zip(parts, ids, strict=True)]
 
-    return pieces
+    return split_pieces

@@ -11,15 +11,15 @@ from typing import Any, Literal
 from rlx.errors import SpecError
 from rlx.plugin import Action, Problem, Step
 from rlx.plugin.environment import FAILED
-from rlx.rollout.dialogue import Dialogue, Shown
-from rlx.rollout.host import Fault, Host
+from rlx.rollout.dialogue import Dialogue, TurnPrompt
+from rlx.rollout.host import EnvironmentHost, Fault
 from rlx.rollout.session import Completion, Request, Session
 from rlx.rollout.spans import find_spans
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment, Span
 from rlx.seeding import derive_seed
 from rlx.spec import ForcedAnswer, ManyTurn, TurnSpec
 
-__all__ = ["Talk", "converse", "is_fault", "talk"]
+__all__ = ["Talk", "build_talk", "is_fault", "sample_conversations"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,10 @@ class Talk:
             return self.turn
         return self.turn.model_copy(update={"max_new_tokens": forced.max_new_tokens})
 
-    def opening(self, problem: Problem, dialogue: Dialogue) -> Shown:
+    def opening(self, problem: Problem, dialogue: Dialogue) -> TurnPrompt:
         """What the first turn follows."""
         text = self.turn.template.replace("{prompt}", problem.prompt)
-        return Shown(text, dialogue.open(text, problem.system or self.system))
+        return TurnPrompt(text, dialogue.open(text, problem.system or self.system))
 
     def action(self, text: str, spans: Mapping[str, str], number: int, finish: str) -> Action:
         """A turn, as the environment sees it."""
@@ -72,13 +72,13 @@ class Talk:
             finish_reason=finish,
         )
 
-    def shown(self, observation: str, number: int) -> str:
+    def build_turn_text(self, observation: str, number: int) -> str:
         """The text that turn number `number` is given, an observation and perhaps an order."""
         forced = self.forced_answer
         return observation + (forced.template if forced and number == self.last else "")
 
 
-def talk(spec: ManyTurn) -> Talk:
+def build_talk(spec: ManyTurn) -> Talk:
     """The schedule of a spec."""
     return Talk(
         count=spec.num_generations,
@@ -153,13 +153,13 @@ class _Turn:
         )
 
 
-def converse(
+def sample_conversations(
     plan: Talk,
     problems: Sequence[Problem],
     seeds: Sequence[int],
     session: Session,
     dialogue: Dialogue,
-    host: Host,
+    host: EnvironmentHost,
 ) -> list[RolloutTree]:
     """Samples `count` rollouts of every problem, turn by turn, all that are going on together.
 
@@ -180,7 +180,7 @@ def converse(
         for t in range(len(problems))
         for i in range(plan.count)
     ]
-    live = list(_begun(rollouts, problems, seeds, host, plan))
+    live = list(_start_rollouts(rollouts, problems, seeds, host, plan))
     for number in range(1, plan.last + 1):
         sampling = plan.sampling(number)
         room = session.longest - sampling.max_new_tokens
@@ -188,23 +188,23 @@ def converse(
         if not live:
             break
         drawn = [derive_seed(seeds[r.tree], "turn", r.place, number) for r in live]
-        completions = _sampled(live, drawn, number, sampling, session)
-        turns = _read(live, drawn, completions, number, sampling, dialogue)
-        live = list(_answered(plan, list(turns), dialogue, host))
+        completions = _sample_turns(live, drawn, number, sampling, session)
+        turns = _parse_turns(live, drawn, completions, number, sampling, dialogue)
+        live = list(_step_environment(plan, list(turns), dialogue, host))
     chains: list[list[list[Segment]]] = [[] for _ in problems]
     for rollout in rollouts:
         chains[rollout.tree].append(rollout.chain)
     return [
-        RolloutTree(problem, tuple(_laid(prompt, below)))
+        RolloutTree(problem, tuple(_flatten_chains(prompt, below)))
         for problem, prompt, below in zip(problems, prompts, chains, strict=True)
     ]
 
 
-def _begun(
+def _start_rollouts(
     rollouts: Sequence[_Going],
     problems: Sequence[Problem],
     seeds: Sequence[int],
-    host: Host,
+    host: EnvironmentHost,
     plan: Talk,
 ) -> Iterator[_Going]:
     """Those that the environment is ready for."""
@@ -214,13 +214,13 @@ def _begun(
     ]
     for rollout, state in zip(rollouts, host.reset(calls), strict=True):
         if isinstance(state, Fault):
-            rollout.chain.append(_fault(state, plan))
+            rollout.chain.append(_build_fault_segment(state, plan))
         else:
             rollout.state = state
             yield rollout
 
 
-def _sampled(
+def _sample_turns(
     live: Sequence[_Going], drawn: Sequence[int], number: int, sampling: TurnSpec, session: Session
 ) -> list[Completion]:
     """One turn of each, from its seed; the first turns of a problem share its prompt."""
@@ -237,7 +237,7 @@ def _sampled(
     return [one for group in session.generate(requests, sampling) for one in group]
 
 
-def _read(
+def _parse_turns(
     live: Sequence[_Going],
     drawn: Sequence[int],
     completions: Sequence[Completion],
@@ -252,25 +252,25 @@ def _read(
         yield _Turn(rollout, number, seed, order, completion, text, spans)
 
 
-def _answered(
-    plan: Talk, turns: Sequence[_Turn], dialogue: Dialogue, host: Host
+def _step_environment(
+    plan: Talk, turns: Sequence[_Turn], dialogue: Dialogue, host: EnvironmentHost
 ) -> Iterator[_Going]:
     """Hands the turns to the environment, notes both, and yields the rollouts that go on."""
     calls = [(turn.rollout.state, turn.action(plan)) for turn in turns]
     for turn, step in zip(turns, host.step(calls), strict=True):
         rollout = turn.rollout
         if isinstance(step, Fault):
-            rollout.chain += turn.segment(FAILED, {}), _fault(step, plan)
+            rollout.chain += turn.segment(FAILED, {}), _build_fault_segment(step, plan)
             continue
         rollout.chain.append(turn.segment(step.kind, step.info))
         if step.done:
             continue
         # Behind the last turn too: it was not done.
-        shown = _shown(plan, step, turn, dialogue)
+        shown = _encode_next_observation(plan, step, turn, dialogue)
         if isinstance(shown, Fault):
-            rollout.chain.append(_fault(shown, plan))
+            rollout.chain.append(_build_fault_segment(shown, plan))
             continue
-        rollout.chain.append(_observation(shown, step))
+        rollout.chain.append(_build_observation_segment(shown, step))
         rollout.context += turn.completion.token_ids + shown.token_ids
         rollout.completion, rollout.state = turn.order, step.state
         yield rollout
@@ -284,21 +284,23 @@ def _require_writable(plan: Talk, dialogue: Dialogue) -> None:
     """
     if plan.forced_answer is not None:
         try:
-            dialogue.observed(plan.forced_answer.template, (), inline=True)
+            dialogue.encode_observation(plan.forced_answer.template, (), inline=True)
         except SpecError as error:
             raise SpecError(f"rollout.forced_answer.template: {error}") from error
 
 
-def _shown(plan: Talk, step: Step, turn: _Turn, dialogue: Dialogue) -> Shown | Fault:
+def _encode_next_observation(
+    plan: Talk, step: Step, turn: _Turn, dialogue: Dialogue
+) -> TurnPrompt | Fault:
     """What the next turn follows; what no token stands for is the environment's fault."""
-    text = plan.shown(step.observation, turn.number + 1)
+    text = plan.build_turn_text(step.observation, turn.number + 1)
     try:
-        return dialogue.observed(text, turn.completion.token_ids, inline=plan.inline)
+        return dialogue.encode_observation(text, turn.completion.token_ids, inline=plan.inline)
     except SpecError as error:
         return Fault(f"its observation cannot be shown: {error}")
 
 
-def _observation(shown: Shown, step: Step) -> Segment:
+def _build_observation_segment(shown: TurnPrompt, step: Step) -> Segment:
     return Segment(
         parent=NO_PARENT,
         author="environment",
@@ -308,7 +310,7 @@ def _observation(shown: Shown, step: Step) -> Segment:
     )
 
 
-def _fault(fault: Fault, plan: Talk) -> Segment:
+def _build_fault_segment(fault: Fault, plan: Talk) -> Segment:
     """What stands in the place of an environment's answer; whoever scores drops the rollout."""
     return Segment(
         parent=NO_PARENT,
@@ -323,7 +325,7 @@ def is_fault(segment: Segment) -> bool:
     return segment.author == "environment" and "fault" in segment.info
 
 
-def _laid(prompt: Segment, chains: Sequence[Sequence[Segment]]) -> Iterator[Segment]:
+def _flatten_chains(prompt: Segment, chains: Sequence[Sequence[Segment]]) -> Iterator[Segment]:
     """The prompt, then chain below chain, each segment told its parent."""
     yield prompt
     at = 0

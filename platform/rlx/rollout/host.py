@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from rlx.plugin import Action, Environment, Step
 
-__all__ = ["Fault", "Host", "LocalHost", "checked"]
+__all__ = ["EnvironmentHost", "Fault", "LocalHost", "check_environment_step"]
 
 _LONGEST = 1_000_000
 """Characters of an observation, and of a turn's info as JSON."""
@@ -20,7 +20,7 @@ class Fault:
     reason: str
 
 
-class Host(Protocol):
+class EnvironmentHost(Protocol):
     """Where an environment runs."""
 
     def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
@@ -45,10 +45,13 @@ class LocalHost:
     def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | Fault]:
         """See `Host`."""
         kinds = self._environment.kinds
-        return [checked(self._environment.step(state, action), kinds) for state, action in calls]
+        return [
+            check_environment_step(self._environment.step(state, action), kinds)
+            for state, action in calls
+        ]
 
 
-def checked(step: Any, kinds: Sequence[str]) -> Step:
+def check_environment_step(step: Any, kinds: Sequence[str]) -> Step:
     """A plain copy of what an environment gave, whatever subclass that is.
 
     Raises:

@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlx.plugin import Problem
-from rlx.rollout.dialogue import Dialogue, between
-from rlx.rollout.environment import Talk, converse, talk
-from rlx.rollout.host import Host
+from rlx.rollout.dialogue import Dialogue, encode_between_turns
+from rlx.rollout.environment import Talk, build_talk, sample_conversations
+from rlx.rollout.host import EnvironmentHost
 from rlx.rollout.session import Completion, Request, Session
 from rlx.rollout.spans import find_spans
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment
 from rlx.seeding import derive_seed
 from rlx.spec import ManyTurn, RolloutSpec, TurnSpec, TwoTurn
 
-__all__ = ["Level", "RolloutPlan", "grow", "plan"]
+__all__ = ["RolloutPlan", "TurnLevel", "build_rollout_plan", "sample_rollout_trees"]
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class TurnLevel:
     """`count` turns of one kind below every turn of the level above."""
 
     kind: str
@@ -39,11 +39,11 @@ class RolloutPlan:
         talk: how the rollouts of the one level go on with an environment; None without one.
     """
 
-    levels: tuple[Level, ...]
+    levels: tuple[TurnLevel, ...]
     system: str = ""
     talk: Talk | None = None
 
-    def sampled(self, count: int, **sampling: int) -> "RolloutPlan":
+    def copy_with_sampling(self, count: int, **sampling: int) -> "RolloutPlan":
         """The same with `count` turns, or rollouts, below the prompt, sampled in another way.
 
         Args:
@@ -51,19 +51,19 @@ class RolloutPlan:
         """
         first, *below = self.levels
         turn = first.turn.model_copy(update=sampling)
-        levels = (Level(first.kind, count, turn), *below)
+        levels = (TurnLevel(first.kind, count, turn), *below)
         talk = None if self.talk is None else replace(self.talk, count=count, turn=turn)
         return replace(self, levels=levels, talk=talk)
 
 
-def plan(spec: RolloutSpec) -> RolloutPlan:
+def build_rollout_plan(spec: RolloutSpec) -> RolloutPlan:
     """The levels of a schedule."""
     if isinstance(spec, ManyTurn):
-        level = Level("turn", spec.num_generations, spec.turn)
-        return RolloutPlan((level,), spec.system, talk(spec))
-    levels = [Level("answer", spec.num_generations_answer, spec.answer)]
+        level = TurnLevel("turn", spec.num_generations, spec.turn)
+        return RolloutPlan((level,), spec.system, build_talk(spec))
+    levels = [TurnLevel("answer", spec.num_generations_answer, spec.answer)]
     if isinstance(spec, TwoTurn):
-        levels.append(Level("confidence", spec.num_generations_confidence, spec.confidence))
+        levels.append(TurnLevel("confidence", spec.num_generations_confidence, spec.confidence))
     return RolloutPlan(tuple(levels), spec.system)
 
 
@@ -77,13 +77,13 @@ class _Node:
     context: tuple[int, ...]
 
 
-def grow(
+def sample_rollout_trees(
     plan: RolloutPlan,
     problems: Sequence[Problem],
     seeds: Sequence[int],
     session: Session,
     dialogue: Dialogue,
-    host: Host | None = None,
+    host: EnvironmentHost | None = None,
 ) -> list[RolloutTree]:
     """Samples one tree per problem, level by level, all problems together.
 
@@ -104,13 +104,13 @@ def grow(
     if plan.talk is not None:
         if host is None:
             raise ValueError("a plan with an environment needs a host for it")
-        return converse(plan.talk, problems, seeds, session, dialogue, host)
+        return sample_conversations(plan.talk, problems, seeds, session, dialogue, host)
     grown: list[list[Segment]] = [[] for _ in problems]
     above = [_Node(tree, NO_PARENT, (), ()) for tree in range(len(problems))]
     for number, level in enumerate(plan.levels, start=1):
         opened = []
         for node in above:
-            opening = _opening(
+            opening = _build_prompt_segment(
                 grown[node.tree], node.segment, problems[node.tree], level, dialogue, plan.system
             )
             grown[node.tree].append(opening)
@@ -131,18 +131,18 @@ def grow(
         above = []
         for node, request, group in zip(opened, requests, completions, strict=True):
             for i, (completion, drawn) in enumerate(zip(group, request.seeds, strict=True)):
-                turn = _turn(completion, node.segment, number, level, dialogue, drawn)
+                turn = _build_turn_segment(completion, node.segment, number, level, dialogue, drawn)
                 grown[node.tree].append(turn)
                 at, context = len(grown[node.tree]) - 1, node.context + turn.token_ids
                 above.append(_Node(node.tree, at, (*node.place, i), context))
     return [RolloutTree(p, tuple(s)) for p, s in zip(problems, grown, strict=True)]
 
 
-def _opening(
+def _build_prompt_segment(
     segments: list[Segment],
     parent: int,
     problem: Problem,
-    level: Level,
+    level: TurnLevel,
     dialogue: Dialogue,
     system: str,
 ) -> Segment:
@@ -150,12 +150,17 @@ def _opening(
     if parent == NO_PARENT:
         ids = dialogue.open(text, problem.system or system)
     else:
-        ids = between(dialogue, text, segments[parent].token_ids)
+        ids = encode_between_turns(dialogue, text, segments[parent].token_ids)
     return Segment(parent=parent, author="prompt", token_ids=ids, text=text)
 
 
-def _turn(
-    completion: Completion, parent: int, number: int, level: Level, dialogue: Dialogue, seed: int
+def _build_turn_segment(
+    completion: Completion,
+    parent: int,
+    number: int,
+    level: TurnLevel,
+    dialogue: Dialogue,
+    seed: int,
 ) -> Segment:
     text, ends = dialogue.read(completion.token_ids)
     return Segment(

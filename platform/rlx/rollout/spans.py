@@ -37,14 +37,14 @@ def find_spans(
         else:
             inside = begin + len(opening)
         found[name] = Span(
-            outer=_tokens(ends, begin, close + len(closing)),
-            inner=_tokens(ends, inside, close),
+            outer=_find_token_range(ends, begin, close + len(closing)),
+            inner=_find_token_range(ends, inside, close),
             text=text[inside:close],
         )
     return found
 
 
-def _tokens(ends: Sequence[int], start: int, stop: int) -> tuple[int, int]:
+def _find_token_range(ends: Sequence[int], start: int, stop: int) -> tuple[int, int]:
     """Half-open range of the tokens that hold `text[start:stop]` or a part of it.
 
     Bytes of a character that is not complete yet advance nothing and belong to what follows them.

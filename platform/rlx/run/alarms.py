@@ -7,7 +7,7 @@ import numpy as np
 from rlx.record.recorder import Recorder
 from rlx.spec import ManyTurn, RolloutSpec
 
-__all__ = ["Watch", "alarm"]
+__all__ = ["Watch", "find_over_querying"]
 
 SUSTAINED = 3
 """Steps in a row that must look alike, and the first steps that a rise is measured from."""
@@ -17,7 +17,7 @@ FULL, RISE, REPEATS = 0.85, 1.4, 0.10
 _TURNS, _REPEATED = "environment/turns", "environment/info/duplicate"
 
 
-def alarm(history: Sequence[Mapping[str, float]], max_turns: int) -> str | None:
+def find_over_querying(history: Sequence[Mapping[str, float]], max_turns: int) -> str | None:
     """Says when a policy asks its environment for the sake of asking.
 
     It does when rollouts have come to use nearly all the turns that they may, and either many turns
@@ -72,7 +72,7 @@ class Watch:
         if self._max_turns is None:
             return
         self._history.append(figures)
-        told = alarm(self._history, self._max_turns)
+        told = find_over_querying(self._history, self._max_turns)
         if told is None:
             return
         self._max_turns = None

@@ -5,26 +5,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlx.batch import flatten, rows_of
+from rlx.batch import build_token_batch, rows_of
 from rlx.credit import structured_scores
-from rlx.credit.group import differ, extremes
+from rlx.credit.group import compute_group_extremes, has_score_spread
 from rlx.plugin import Problem
-from rlx.reward import RewardTable, score
-from rlx.rollout import RolloutPlan, RolloutTree, grow
-from rlx.run.parts import Parts, hosted
-from rlx.run.rows import row_rewards
+from rlx.recipe import Parts, build_environment_host
+from rlx.reward import RewardTable, score_rollouts
+from rlx.rollout import RolloutPlan, RolloutTree, sample_rollout_trees
+from rlx.run.trained_rows import row_rewards
 from rlx.seeding import derive_seed
 
 if TYPE_CHECKING:
-    from rlx.run.machinery import Machinery
+    from rlx.run.run_context import Machinery
 
-__all__ = ["Harvest", "Share", "first_share", "harvest", "lost", "sample_and_score"]
+__all__ = [
+    "Harvest",
+    "RolloutShare",
+    "collect_rollouts",
+    "find_lost_rows",
+    "first_share",
+    "sample_and_score",
+]
 
 Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RolloutShare:
     """What one rank has sampled and scored, and the seconds that each took."""
 
     trees: list[RolloutTree]
@@ -67,16 +74,16 @@ class Harvest:
     sampled: float
     scored: float
 
-    def untrained(self) -> set[Place]:
+    def find_untrained_rows(self) -> set[Place]:
         """Rows that are left out: scored by nothing, dropped, filtered, or without a baseline."""
-        out = lost(self.trees, self.table)
+        out = find_lost_rows(self.trees, self.table)
         homeless = set(self.filtered)
         if self.greedy is not None:
-            homeless |= {t for t, _ in lost(self.greedy.trees, self.greedy.table)}
+            homeless |= {t for t, _ in find_lost_rows(self.greedy.trees, self.greedy.table)}
         return out | {(r.tree, r.segment) for r in rows_of(self.trees) if r.tree in homeless}
 
 
-def lost(trees: Sequence[RolloutTree], table: RewardTable) -> set[Place]:
+def find_lost_rows(trees: Sequence[RolloutTree], table: RewardTable) -> set[Place]:
     """Rows that were dropped, or of which no reward counts; a row is its last turn's place."""
     return {
         (row.tree, row.segment)
@@ -86,18 +93,21 @@ def lost(trees: Sequence[RolloutTree], table: RewardTable) -> set[Place]:
     }
 
 
-def first_share(m: "Machinery", parts: Parts, cursor: int) -> Share:
+def first_share(m: "Machinery", parts: Parts, cursor: int) -> RolloutShare:
     """This rank's share of what `harvest` draws first.
 
     No other rank is spoken to and no progress told, so a thread may do it.
     """
     count = parts.spec.rollout.prompts_per_step
-    drawn, seeds = _problems(m, parts, cursor, count), _seeds(m, "rollout", cursor, count)
+    drawn, seeds = (
+        _generate_problems(m, parts, cursor, count),
+        _derive_seeds(m, "rollout", cursor, count),
+    )
     return _own_share(m, parts, parts.plan, drawn, seeds, tell=lambda _: None)
 
 
-def harvest(
-    m: "Machinery", parts: Parts, cursor: int, after: int, first: Share | None = None
+def collect_rollouts(
+    m: "Machinery", parts: Parts, cursor: int, after: int, first: RolloutShare | None = None
 ) -> Harvest:
     """Draws, samples and scores the rollouts of a step.
 
@@ -116,10 +126,10 @@ def harvest(
     problems: list[Problem] = []
     good: list[int] = []
     for batch in range(dynamic.max_batches if dynamic else 1):
-        drawn = _problems(m, parts, cursor + batch * count, count)
-        seeds = _seeds(m, "rollout", cursor + batch * count, count)
+        drawn = _generate_problems(m, parts, cursor + batch * count, count)
+        seeds = _derive_seeds(m, "rollout", cursor + batch * count, count)
         if batch == 0 and first is not None:
-            parcel = _gathered(m, first, count)
+            parcel = _gather_shares(m, first, count)
         else:
             parcel = sample_and_score(m, parts, parts.plan, drawn, seeds)
         good += [len(problems) + t for t in _with_signal(parcel)] if dynamic else []
@@ -131,12 +141,15 @@ def harvest(
     trees = [tree for parcel in parcels for tree in parcel.trees]
     greedy = None
     if parts.wants_greedy:
-        plan, seeds = parts.plan.sampled(1, top_k=1), _seeds(m, "greedy", cursor, len(problems))
+        plan, seeds = (
+            parts.plan.copy_with_sampling(1, top_k=1),
+            _derive_seeds(m, "greedy", cursor, len(problems)),
+        )
         greedy = sample_and_score(m, parts, plan, problems, seeds)
     everyone = [*parcels, *([greedy] if greedy else [])]
     return Harvest(
         trees=trees,
-        table=_joined(parcels),
+        table=_merge_reward_tables(parcels),
         greedy=greedy,
         filtered=frozenset(range(len(trees))) - kept if dynamic else frozenset(),
         drawn=len(problems),
@@ -146,19 +159,19 @@ def harvest(
     )
 
 
-def _problems(m: "Machinery", parts: Parts, start: int, count: int) -> list[Problem]:
+def _generate_problems(m: "Machinery", parts: Parts, start: int, count: int) -> list[Problem]:
     data = derive_seed(m.spec.seed, "train")
     return [parts.task.problem("train", start + i, data) for i in range(count)]
 
 
-def _seeds(m: "Machinery", what: str, start: int, count: int) -> list[int]:
+def _derive_seeds(m: "Machinery", what: str, start: int, count: int) -> list[int]:
     return [derive_seed(m.spec.seed, what, start + i) for i in range(count)]
 
 
-def _joined(parcels: Sequence[Scored]) -> RewardTable:
+def _merge_reward_tables(parcels: Sequence[Scored]) -> RewardTable:
     """One table over the trees of all parcels, in order."""
     starts = [sum(len(p.trees) for p in parcels[:i]) for i in range(len(parcels))]
-    return RewardTable.merged(
+    return RewardTable.merge_tables(
         [p.table for p in parcels],
         [range(s, s + len(p.trees)) for s, p in zip(starts, parcels, strict=True)],
     )
@@ -167,15 +180,15 @@ def _joined(parcels: Sequence[Scored]) -> RewardTable:
 def _with_signal(parcel: Scored) -> list[int]:
     """Trees in which some group's scores differ."""
     table = parcel.table
-    without = lost(parcel.trees, table)
+    without = find_lost_rows(parcel.trees, table)
     if len(without) == len(rows_of(parcel.trees)):
         return []
-    batch = flatten(parcel.trees, without=without)
+    batch = build_token_batch(parcel.trees, without=without)
     rewards = row_rewards(batch, parcel.trees, table)
     scores = structured_scores(rewards.turn_rewards, rewards.turn_present, rewards.global_rewards)
     _, slot = batch.group_ids.unique(return_inverse=True)
-    highest, lowest = extremes(scores, slot, int(slot.max()) + 1)
-    trees: list[int] = batch.tree_ids[differ(highest, lowest)[slot]].unique().tolist()
+    highest, lowest = compute_group_extremes(scores, slot, int(slot.max()) + 1)
+    trees: list[int] = batch.tree_ids[has_score_spread(highest, lowest)[slot]].unique().tolist()
     return trees
 
 
@@ -188,7 +201,7 @@ def sample_and_score(
 ) -> Scored:
     """Every rank samples and scores its share; then all have all trees, in the problems' order."""
     share = _own_share(m, parts, plan, problems, seeds, tell=m.progress.doing)
-    return _gathered(m, share, len(problems))
+    return _gather_shares(m, share, len(problems))
 
 
 def _own_share(
@@ -199,25 +212,27 @@ def _own_share(
     seeds: Sequence[int],
     *,
     tell: Callable[[str], None],
-) -> Share:
+) -> RolloutShare:
     """Every count-th problem from this rank's number on."""
     began = time.perf_counter()
     mine = slice(m.ranks.rank, None, m.ranks.count)
-    host = hosted(parts, m.pool)
+    host = build_environment_host(parts, m.pool)
     tell("generation")
     with m.sampler.session() as session:
-        trees = grow(plan, problems[mine], seeds[mine], session, m.policy.dialogue, host)
+        trees = sample_rollout_trees(
+            plan, problems[mine], seeds[mine], session, m.policy.dialogue, host
+        )
     sampled = time.perf_counter()
     tell("scoring")
-    table = score(trees, parts.rewards, m.pool)
-    return Share(trees, table, sampled - began, time.perf_counter() - sampled)
+    table = score_rollouts(trees, parts.rewards, m.pool)
+    return RolloutShare(trees, table, sampled - began, time.perf_counter() - sampled)
 
 
-def _gathered(m: "Machinery", share: Share, problems: int) -> Scored:
+def _gather_shares(m: "Machinery", share: RolloutShare, problems: int) -> Scored:
     """The shares of all ranks together."""
     shares = m.ranks.gather((share.trees, share.table))
     count = m.ranks.count
     merged = [shares[i % count][0][i // count] for i in range(problems)]
     numbers = [range(rank, problems, count) for rank in range(count)]
-    joined = RewardTable.merged([part for _, part in shares], numbers)
+    joined = RewardTable.merge_tables([part for _, part in shares], numbers)
     return Scored(merged, joined, share.sampled, share.scored)

@@ -4,29 +4,29 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from rlx.errors import RewardError
-from rlx.evaluation.held_out import answered_once, measure
+from rlx.evaluation.held_out import answered_once, compute_held_out_metrics
+from rlx.home import RunFolder, get_rlx_home
 from rlx.learner import Critic, Learner, Ranks, learning_rate
 from rlx.learner.reference import Reference, with_reference
 from rlx.model import Policy, build_policy, warm_started
-from rlx.model.lora import adapted
+from rlx.model.lora import adapt_policy
 from rlx.plugin import Task
+from rlx.recipe import Parts, make_parts
 from rlx.record.recorder import Recorder
 from rlx.reward import RewardPool
 from rlx.rollout import RolloutPlan
-from rlx.run.ahead import Ahead
 from rlx.run.alarms import Watch
-from rlx.run.carried import Carried
 from rlx.run.collect import sample_and_score
-from rlx.run.environment_figures import environment_figures
-from rlx.run.machinery import Machinery
-from rlx.run.parts import Parts, make_parts
-from rlx.run.paths import RunFolder, home
-from rlx.run.probing import require_texts, run_probe
+from rlx.run.controller_state import Carried
+from rlx.run.environment_metrics import environment_figures
+from rlx.run.prefetcher import Ahead
+from rlx.run.probes import require_texts, run_probe
 from rlx.run.progress import Progress, ProgressFile
-from rlx.run.resuming import Progressed, due, keep, resume
-from rlx.run.stopping import Stopped, StopRequest
-from rlx.run.synchronising import synchronise
+from rlx.run.resume import Progressed, checkpoint_run, is_checkpoint_due, resume_run
+from rlx.run.run_context import Machinery
+from rlx.run.stop_request import Stopped, StopRequest
 from rlx.run.training import train_step
+from rlx.run.weight_sync import synchronize_sampler
 from rlx.sampler import open_sampler, require_engine
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec
@@ -60,8 +60,8 @@ def run_experiment(
         sampler = ending.enter_context(open_sampler(policy, spec.sampler, runner, ranks.device))
         phases = [make_parts(spec.in_phase(phase)) for phase in spec.phases]
         progress.doing("learner")
-        critic = _critic(spec, policy, phases, ranks)
-        learner, reference = _learner(spec, policy, phases, ranks, recorder)
+        critic = _build_critic(spec, policy, phases, ranks)
+        learner, reference = _build_learner(spec, policy, phases, ranks, recorder)
         machinery = Machinery(
             spec,
             folder,
@@ -77,12 +77,12 @@ def run_experiment(
             ahead,
         )
         _tell_forms(machinery)
-        resumed = resume(machinery)
-        synchronise(machinery)
+        resumed = resume_run(machinery)
+        synchronize_sampler(machinery)
         at = resumed or Progressed()
         if resumed is None or resumed.forked:
             _look_first(machinery, base, at.step)
-        with stop.honoured():
+        with stop.defer_exit():
             for number in range(at.phase, len(spec.phases)):
                 at = _train_phase(machinery, base, number, at, stop)
         if not at.learned:
@@ -90,7 +90,7 @@ def run_experiment(
                 "no step learned anything, since no rollout could ever be scored; `rlx logs RUN` "
                 "has the first scorer's reason for every step"
             )
-        _evaluate(machinery, base, step=at.step, label="after")
+        _evaluate_held_out(machinery, base, step=at.step, label="after")
         learner.export(policy, folder.model)
         run_probe(machinery, base, step=at.step, label="after")
 
@@ -100,11 +100,11 @@ def _tell_forms(m: Machinery) -> None:
     if m.recorder:
         level = "info" if m.learner.chosen.form.merges else "warning"
         m.recorder.event("forms", f"the learner computes by {m.learner.chosen}", level=level)
-        m.recorder.event("forms", f"the sampler computes by {m.sampler.described}")
-        print(f"learner: {m.learner.chosen}\nsampler: {m.sampler.described}", flush=True)
+        m.recorder.event("forms", f"the sampler computes by {m.sampler.description}")
+        print(f"learner: {m.learner.chosen}\nsampler: {m.sampler.description}", flush=True)
 
 
-def _critic(
+def _build_critic(
     spec: ExperimentSpec, policy: Policy, phases: Sequence[Parts], ranks: Ranks
 ) -> Critic | None:
     """The critic, where some phase asks for values."""
@@ -113,7 +113,7 @@ def _critic(
     return Critic(policy, spec.runner, spec.critic, ranks, spec.seed)
 
 
-def _learner(
+def _build_learner(
     spec: ExperimentSpec,
     policy: Policy,
     phases: Sequence[Parts],
@@ -121,12 +121,12 @@ def _learner(
     recorder: Recorder | None,
 ) -> tuple[Learner, Reference | None]:
     """The learner, and the reference policy where KL from it is used."""
-    learned = adapted(policy, spec.model, spec.seed)
+    learned = adapt_policy(policy, spec.model, spec.seed)
     if not any(parts.wants_reference for parts in phases):
         return Learner(learned, spec.runner, spec.optimizer, ranks), None
     learner, reference = with_reference(learned, spec.runner, spec.optimizer, ranks)
     if recorder:
-        recorder.event("reference", f"KL is measured against {reference.described}")
+        recorder.event("reference", f"KL is measured against {reference.description}")
     return learner, reference
 
 
@@ -139,16 +139,16 @@ def _start_model(
     if spec.probe is not None:
         require_texts(spec.probe, policy.dialogue)
 
-    def show(done: int, total: int, loss: float) -> None:
+    def report_warm_start(done: int, total: int, loss: float) -> None:
         progress.show(Progress("warm start", done, total, f"loss {loss:.3f}"))
 
-    cache = home() / "cache" / "warm_start"
+    cache = get_rlx_home() / "cache" / "warm_start"
     cache.mkdir(parents=True, exist_ok=True)
     if ranks.is_first:
-        warm_started(policy, spec, parts.task, cache, show, parts.environment)
+        warm_started(policy, spec, parts.task, cache, report_warm_start, parts.environment)
     ranks.barrier()
     if not ranks.is_first:
-        warm_started(policy, spec, parts.task, cache, show, parts.environment)
+        warm_started(policy, spec, parts.task, cache, report_warm_start, parts.environment)
     return policy
 
 
@@ -173,17 +173,17 @@ def _train_phase(
         carried = stepped.carried
         learned += bool(stepped.figures)
         cursor += stepped.drawn
-        shown = stepped.shown(m.spec.evaluation.correct)
+        shown = stepped.select_progress_figures(m.spec.evaluation.correct)
         note = "  ".join(f"{k.split('/')[-1]} {v:.3f}" for k, v in shown.items())
         m.progress.show(Progress(f"training: {phase.name}", done + 1, phase.steps, note))
         if m.recorder:
             print(f"step {step}/{m.spec.steps}  {phase.name}  {note}", flush=True)
         watch.look(stepped.figures, m.recorder)
-        _look(m, base, step)
+        _run_due_evaluations(m, base, step)
         at = Progressed(step, cursor, learned, number, done + 1, carried)
         stopping = any(m.ranks.gather(stop.asked))
-        if stopping or due(m.spec, step):
-            keep(m, at)
+        if stopping or is_checkpoint_due(m.spec, step):
+            checkpoint_run(m, at)
         if stopping:
             raise Stopped
     return at
@@ -191,41 +191,41 @@ def _train_phase(
 
 def _look_first(m: Machinery, base: Parts, step: int) -> None:
     """What is measured before anything is learned."""
-    _evaluate(m, base, step=step, label="before")
+    _evaluate_held_out(m, base, step=step, label="before")
     if m.spec.probe is not None and m.spec.probe.every:
         run_probe(m, base, step=step, label="before")
 
 
-def _look(m: Machinery, base: Parts, step: int) -> None:
+def _run_due_evaluations(m: Machinery, base: Parts, step: int) -> None:
     """What is measured between two steps, where it is time to."""
     if step == m.spec.steps:
         return
     every = m.spec.evaluation.every
     if every and step % every == 0:
         m.ahead.finish(m)
-        _evaluate(m, base, step=step, label="step")
+        _evaluate_held_out(m, base, step=step, label="step")
     probes = m.spec.probe.every if m.spec.probe else 0
     if probes and step % probes == 0:
         m.ahead.finish(m)
         run_probe(m, base, step=step, label="step")
 
 
-def _evaluate(m: Machinery, parts: Parts, *, step: int, label: str) -> None:
+def _evaluate_held_out(m: Machinery, parts: Parts, *, step: int, label: str) -> None:
     """Answers the held-out sets with the sampler's current weights, greedily too where asked."""
     spec, tasks = m.spec.evaluation, {"held_out": parts.task, **parts.variants}
     plans = {"": answered_once(parts.plan)}
     if spec.greedy:
-        plans[".greedy"] = parts.plan.sampled(1, top_k=1)
+        plans[".greedy"] = parts.plan.copy_with_sampling(1, top_k=1)
     total, done = spec.problems * len(tasks) * len(plans), 0
     for name, task in tasks.items():
         for how, plan in plans.items():
             m.progress.show(Progress(f"evaluation ({label})", done, total))
-            _measure(m, parts, task, plan, step, label, name + how)
+            _evaluate_suite(m, parts, task, plan, step, label, name + how)
             done += spec.problems
     m.progress.show(Progress(f"evaluation ({label})", total, total))
 
 
-def _measure(
+def _evaluate_suite(
     m: Machinery, parts: Parts, task: Task, plan: RolloutPlan, step: int, label: str, suite: str
 ) -> None:
     """One held-out set, answered in one way."""
@@ -237,7 +237,7 @@ def _measure(
     if m.recorder is None:
         return
     try:
-        result = measure(sample.trees, sample.table, spec.correct)
+        result = compute_held_out_metrics(sample.trees, sample.table, spec.correct)
     except RewardError as error:  # training may fare better, and says so where it does not
         m.recorder.event("held_out_lost", f"{suite} ({label}): {error}", level="warning")
         return

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from rlx.batch import TokenBatch
-from rlx.loss.correction import mismatch
+from rlx.loss.correction import compute_sampler_mismatch
 from rlx.spec import LossSpec
 from rlx.step import TrainBatch
 
@@ -40,10 +40,12 @@ def off_policy_figures(
     if loss.old_logprobs == "behaviour" and first is not None:
         figures["sampler/mismatch_k3"] = first.kl
         figures["sampler/mismatch_ratio_max"] = first.token_ratio_max
-    elif train.sampled.any():
+    elif train.sampled_mask.any():
         asked = loss.old_logprobs == "behaviour"
-        ours = learned(train.batch, train.sampled) if asked else train.streams.old_logprobs
-        if found := mismatch(ours, train.batch.behaviour_logprobs, train.sampled):
+        ours = learned(train.batch, train.sampled_mask) if asked else train.streams.old_logprobs
+        if found := compute_sampler_mismatch(
+            ours, train.batch.behaviour_logprobs, train.sampled_mask
+        ):
             figures["sampler/mismatch_k3"] = found.k3
             figures["sampler/mismatch_ratio_max"] = found.ratio_max
             figures["sampler/mismatch_row_ratio_max"] = found.row_ratio_max

@@ -8,22 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlx.batch import TokenBatch, flatten, rows_of
+from rlx.batch import TokenBatch, build_token_batch, rows_of
 from rlx.credit.returns import between_ends
 from rlx.errors import SpecError
 from rlx.learner import CriticStats, UpdateStats, critic_rate
+from rlx.recipe import Parts
 from rlx.record.rollouts import Role
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree, is_fault, pieces_of
-from rlx.run.carried import Carried
-from rlx.run.collect import Harvest, harvest
-from rlx.run.figures import step_figures
-from rlx.run.machinery import Machinery
+from rlx.run.collect import Harvest, collect_rollouts
+from rlx.run.controller_state import Carried
 from rlx.run.off_policy import off_policy_figures
-from rlx.run.parts import Parts
-from rlx.run.rows import row_rewards, trained_rows
-from rlx.run.states import mc_streams
-from rlx.run.synchronising import synchronise, synchronised_figures
+from rlx.run.run_context import Machinery
+from rlx.run.state_values import mc_streams
+from rlx.run.step_metrics import step_figures
+from rlx.run.trained_rows import row_rewards, trained_rows
+from rlx.run.weight_sync import synchronised_figures, synchronize_sampler
 from rlx.step import Streams, TrainBatch, assign_credit
 
 __all__ = ["Stepped", "train_step"]
@@ -43,7 +43,7 @@ class Stepped:
     drawn: int
     carried: Carried
 
-    def shown(self, correct: str) -> dict[str, float]:
+    def select_progress_figures(self, correct: str) -> dict[str, float]:
         """Those to show while the run goes on."""
         names = (f"rewards/{correct}/mean", "calibration/brier", "perf/step_s")
         return {name: self.figures[name] for name in names if name in self.figures}
@@ -70,14 +70,14 @@ def train_step(
         more: the phase has another step, whose rollouts may be sampled meanwhile.
     """
     began = time.perf_counter()
-    crop = m.ahead.take(m) or harvest(m, parts, cursor, step - 1)
+    crop = m.ahead.take(m) or collect_rollouts(m, parts, cursor, step - 1)
     sampled = time.perf_counter()
-    out = crop.untrained()
+    out = crop.find_untrained_rows()
     if len(out) == len(rows_of(crop.trees)):
         _tell_skipped(m, step, crop)
         return Stepped({}, crop.drawn, carried)
     m.progress.doing("update")
-    batch = flatten(crop.trees, temperatures=parts.temperatures, without=out)
+    batch = build_token_batch(crop.trees, temperatures=parts.temperatures, without=out)
     states = mc_streams(m, parts, batch, crop.trees, cursor) if parts.wants_mc else None
     if more and parts.spec.rollout.off_policy_steps:  # from here on this step samples no more
         m.ahead.begin(m, parts, cursor + crop.drawn, step - 1)
@@ -86,13 +86,13 @@ def train_step(
         batch,
         row_rewards(batch, crop.trees, crop.table),
         mask,
-        _streams(m, parts, batch, mask, crop, carried, states),
+        _build_streams(m, parts, batch, mask, crop, carried, states),
         estimator=parts.estimator,
         credit=parts.spec.credit,
         loss=parts.spec.loss,
         max_tokens=parts.max_tokens,
     )
-    updates, critic = _learn(m, parts, train, carried.critic, rate)
+    updates, critic = _update_models(m, parts, train, carried.critic, rate)
     ended = time.perf_counter()
     seconds = {
         "rollout": crop.sampled,
@@ -101,13 +101,13 @@ def train_step(
         "train": ended - sampled,
         "step": ended - began,
     }
-    figures = _figures(m, parts, step, crop, train, updates, critic, seconds)
-    _record(m, phase, step, figures, crop, train, parts)
+    figures = _compute_step_figures(m, parts, step, crop, train, updates, critic, seconds)
+    _record_training_step(m, phase, step, figures, crop, train, parts)
     carried = carried.after(train, parts.spec, with_critic=critic is not None)
     return Stepped(figures, crop.drawn, carried)
 
 
-def _streams(
+def _build_streams(
     m: Machinery,
     parts: Parts,
     batch: TokenBatch,
@@ -129,7 +129,9 @@ def _streams(
     reference = m.reference if parts.wants_reference else None
     greedy = None
     if crop.greedy is not None:
-        rewards = [_greedy_score(crop.greedy.trees, crop.greedy.table, t) for t in _trees(batch)]
+        rewards = [
+            _greedy_score(crop.greedy.trees, crop.greedy.table, t) for t in _list_tree_ids(batch)
+        ]
         greedy = torch.tensor(rewards)
     steps, values = states or (None, None)
     return Streams(
@@ -147,7 +149,7 @@ def _streams(
     )
 
 
-def _trees(batch: TokenBatch) -> list[int]:
+def _list_tree_ids(batch: TokenBatch) -> list[int]:
     trees: list[int] = batch.tree_ids.tolist()
     return trees
 
@@ -158,7 +160,7 @@ def _greedy_score(trees: Sequence[RolloutTree], table: RewardTable, tree: int) -
     return (table.total(place) or 0.0) + (table.overall(place) or 0.0)
 
 
-def _learn(
+def _update_models(
     m: Machinery, parts: Parts, train: TrainBatch, asked: int, rate: float
 ) -> tuple[list[UpdateStats], CriticStats | None]:
     """Lets the critic learn, then the policy once the critic's lead is over.
@@ -179,11 +181,11 @@ def _learn(
     counts = range(parts.spec.optimizer.updates_per_rollout)
     updates = [m.learner.update(train, parts.spec.loss, rate) for _ in counts]
     if not m.ahead.uses_sampler:
-        synchronise(m)
+        synchronize_sampler(m)
     return [update for update in updates if update is not None], told
 
 
-def _figures(
+def _compute_step_figures(
     m: Machinery,
     parts: Parts,
     step: int,
@@ -220,7 +222,7 @@ def _tell_skipped(m: Machinery, step: int, crop: Harvest) -> None:
         print(told, flush=True)
 
 
-def _record(
+def _record_training_step(
     m: Machinery,
     phase: str,
     step: int,
@@ -237,7 +239,7 @@ def _record(
     roles: list[Role] = ["filtered" if t in crop.filtered else "trained" for t in range(len(trees))]
     if crop.greedy is not None:
         numbers = [range(len(trees)), range(len(trees), 2 * len(trees))]
-        table = RewardTable.merged([table, crop.greedy.table], numbers)
+        table = RewardTable.merge_tables([table, crop.greedy.table], numbers)
         trees = [*trees, *crop.greedy.trees]
         roles += ["greedy"] * len(crop.greedy.trees)
     m.recorder.step(
@@ -246,15 +248,17 @@ def _record(
         trees,
         table,
         trained_rows(train),
-        _statistics(train, phase, parts, crop.sampled_after),
+        _build_step_statistics(train, phase, parts, crop.sampled_after),
         m.folder.rollouts(step),
         roles,
         pieces=pieces_of(m.policy.dialogue),
     )
-    m.recorder.spent(step, {"perf/record_s": time.perf_counter() - began})
+    m.recorder.record_durations(step, {"perf/record_s": time.perf_counter() - began})
 
 
-def _statistics(train: TrainBatch, phase: str, parts: Parts, sampled_after: int) -> dict[str, Any]:
+def _build_step_statistics(
+    train: TrainBatch, phase: str, parts: Parts, sampled_after: int
+) -> dict[str, Any]:
     """What else is needed to compute the step's credit again."""
     return {
         "phase": phase,

@@ -14,20 +14,27 @@ from rlx.rollout import Sampler
 from rlx.sampler.transformers_engine import TransformersSampler
 from rlx.sampler.vllm_engine import VllmSampler, require_vllm
 from rlx.spec import RunnerSpec, SamplerSpec
-from rlx.spec import VllmSampler as VllmSpec
+from rlx.spec import VllmSamplerSpec as VllmSpec
 
-__all__ = ["Engine", "TransformersSampler", "VllmSampler", "open_sampler", "require_engine", "twin"]
+__all__ = [
+    "SamplingEngine",
+    "TransformersSampler",
+    "VllmSampler",
+    "copy_policy",
+    "open_sampler",
+    "require_engine",
+]
 
 
-class Engine(Sampler, Protocol):
+class SamplingEngine(Sampler, Protocol):
     """A sampler whose weights follow a learner's.
 
     Attributes:
-        described: how it computes, for the run's record.
+        description: how it computes, for the run's record.
     """
 
     @property
-    def described(self) -> str: ...
+    def description(self) -> str: ...
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Takes over whole weights, by the plain model's names, before it returns."""
@@ -47,7 +54,7 @@ def require_engine(spec: SamplerSpec) -> None:
 @contextmanager
 def open_sampler(
     policy: Policy, spec: SamplerSpec, runner: RunnerSpec, device: torch.device
-) -> Iterator[Engine]:
+) -> Iterator[SamplingEngine]:
     """Starts an engine with weights of its own, in the learner's precision, and ends it.
 
     Args:
@@ -67,11 +74,11 @@ def open_sampler(
         finally:
             sampler.close()
     else:
-        own = twin(policy, getattr(torch, runner.dtype))
+        own = copy_policy(policy, getattr(torch, runner.dtype))
         yield TransformersSampler(own, max_rows=spec.max_rows, device=device)
 
 
-def twin(policy: Policy, dtype: torch.dtype) -> Policy:
+def copy_policy(policy: Policy, dtype: torch.dtype) -> Policy:
     """The same model once more, with its parameters in another precision."""
     model = copy.deepcopy(policy.model)
     for parameter in model.parameters():  # buffers stay: positions need float32

@@ -49,7 +49,7 @@ class OwnForward:
 
     def __init__(self, model: PreTrainedModel, why: str) -> None:
         self._model = model
-        self.described = f"the model's own forward: {why}"
+        self.description = f"the model's own forward: {why}"
 
     def start(self, rows: int) -> "OwnRows":
         """See `rlx.sampler.rows.Decoder`."""
@@ -59,7 +59,7 @@ class OwnForward:
 
 
 class OwnRows:
-    """See `rlx.sampler.rows.Rows`.
+    """See `rlx.sampler.rows.DialogueRows`.
 
     Args:
         model: called as it is.
@@ -94,7 +94,7 @@ class OwnRows:
         output = self._model(
             input_ids=ids,
             position_ids=(self._is_token.cumsum(dim=1) - 1)[:, -width:].clamp(min=0),
-            attention_mask=_causal(self._is_token, width),
+            attention_mask=_build_causal_mask(self._is_token, width),
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
@@ -125,7 +125,7 @@ class OwnRows:
         return kept
 
     @classmethod
-    def joined(cls, places: Sequence[tuple[Self, int]], room: int) -> Self:
+    def join_rows(cls, places: Sequence[tuple[Self, int]], room: int) -> Self:
         """See `Rows`."""
         sources: dict[int, tuple[Self, list[int], list[int]]] = {}
         for position, (source, row) in enumerate(places):
@@ -168,7 +168,7 @@ def _first_column(is_token: Tensor) -> int:
     return int(is_token.any(dim=0).to(torch.int8).argmax()) if is_token.shape[1] else 0
 
 
-def _causal(is_token: Tensor, new: int) -> Tensor:
+def _build_causal_mask(is_token: Tensor, new: int) -> Tensor:
     """`[R, 1, new, L]` bool: which columns each of the last `new` columns may look at.
 
     A padding column looks at itself, since a softmax over nothing is NaN.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlx.sampler.plain_decoder import PlainDecoder
 from rlx.sampler.shared_attention import StepAttention
-from rlx.sampler.shared_cache import Level, Suffix
+from rlx.sampler.shared_cache import AncestorLevel, Suffix
 
 __all__ = ["COLUMNS", "WARM_UP", "CapturedSteps"]
 
@@ -38,7 +38,7 @@ class CapturedSteps:
     def __init__(
         self,
         decoder: PlainDecoder,
-        levels: Sequence[tuple[Level, list[int]]],
+        levels: Sequence[tuple[AncestorLevel, list[int]]],
         suffix: Suffix,
         read: list[int],
     ) -> None:
@@ -68,7 +68,7 @@ class CapturedSteps:
     def _step(self) -> Tensor:
         attention = self._attention
         attention.advance()
-        hidden = self._decoder.hidden(
+        hidden = self._decoder.compute_hidden_states(
             self._tokens, attention.positions, attention.longest, attention
         )
         return self._decoder.logits(hidden)

@@ -29,17 +29,17 @@ def choose_decoder(model: PreTrainedModel) -> Callable[[], Decoder]:
         Makes the decoder of the model's present weights.
     """
     why = unknown_part(model)
-    if why is None and (why := _fault(model, captures=False)) is None:
+    if why is None and (why := _find_decoder_fault(model, captures=False)) is None:
         captures = model.device.type in CAPTURED
-        not_captured = _fault(model, captures=True) if captures else None
+        not_captured = _find_decoder_fault(model, captures=True) if captures else None
         return lambda: SharingDecoder(PlainDecoder(model), captures, not_captured)
     return lambda: OwnForward(model, f"it has {why}")
 
 
-def _fault(model: PreTrainedModel, *, captures: bool) -> str | None:
+def _find_decoder_fault(model: PreTrainedModel, *, captures: bool) -> str | None:
     """What a plain decoder would get wrong."""
     try:
-        difference = _difference(model, captures=captures)
+        difference = _compute_logit_difference(model, captures=captures)
     except Exception as error:  # noqa: BLE001  (a model may be unlike its kind in any way)
         return f"parts that no plain decoder reads ({error})"
     if difference < NEAR.get(model.dtype, ROUGHLY):
@@ -48,7 +48,7 @@ def _fault(model: PreTrainedModel, *, captures: bool) -> str | None:
 
 
 @torch.inference_mode()
-def _difference(model: PreTrainedModel, *, captures: bool) -> float:
+def _compute_logit_difference(model: PreTrainedModel, *, captures: bool) -> float:
     """How far the logits of forked dialogues are from those of the model's own forward."""
     generator = torch.Generator().manual_seed(0)
     count = model.get_input_embeddings().num_embeddings
@@ -62,14 +62,14 @@ def _difference(model: PreTrainedModel, *, captures: bool) -> float:
     ours = torch.stack(logits, dim=1).float()
     theirs = torch.stack(
         [
-            _own(model, contexts[copy], said.tolist())
+            _compute_model_logits(model, contexts[copy], said.tolist())
             for copy, said in zip(copies, steps.T, strict=True)
         ]
     ).float()
     return float((ours - theirs).norm() / theirs.norm())
 
 
-def _own(model: PreTrainedModel, context: list[int], said: list[int]) -> Tensor:
+def _compute_model_logits(model: PreTrainedModel, context: list[int], said: list[int]) -> Tensor:
     """Logits behind a context, and behind each token said, `[1 + said, V]`."""
     ids = torch.tensor([context + said], device=model.device)
     logits: Tensor = model(input_ids=ids).logits[0, len(context) - 1 :]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlx.spec import TurnSpec
 
-__all__ = ["draw", "logprobs_of", "uniforms"]
+__all__ = ["logprobs_of", "sample_tokens", "sample_uniforms"]
 
 
 def logprobs_of(logits: Tensor, sampling: TurnSpec) -> Tensor:
@@ -38,13 +38,13 @@ def logprobs_of(logits: Tensor, sampling: TurnSpec) -> Tensor:
     return logprobs
 
 
-def uniforms(seeds: Sequence[int], length: int) -> Tensor:
+def sample_uniforms(seeds: Sequence[int], length: int) -> Tensor:
     """`[R, length]` float64 in [0, 1): row r is the stream of seed r, whatever its neighbours."""
     rows = [np.random.Generator(np.random.Philox(key=seed)).random(length) for seed in seeds]
     return torch.from_numpy(np.stack(rows))
 
 
-def draw(logprobs: Tensor, uniform: Tensor) -> Tensor:
+def sample_tokens(logprobs: Tensor, uniform: Tensor) -> Tensor:
     """Draws one token per row by inverting the distribution function.
 
     Args:

@@ -7,7 +7,7 @@ from rlx.errors import SpecError
 from rlx.rollout import Request
 from rlx.spec import TurnSpec
 
-__all__ = ["Read", "require_room", "stops"]
+__all__ = ["Read", "completes_stop_string", "require_room"]
 
 Read = Callable[[Sequence[int]], tuple[str, tuple[int, ...]]]
 """See `rlx.rollout.Dialogue.read`."""
@@ -44,7 +44,7 @@ def require_room(
     )
 
 
-def stops(read: Read, stop: Sequence[str], tokens: Sequence[int]) -> bool:
+def completes_stop_string(read: Read, stop: Sequence[str], tokens: Sequence[int]) -> bool:
     """Whether the newest tokens of a turn complete one of its stop strings."""
     longest = max(len(text.encode()) for text in stop)  # a token may be a byte
     text, _ = read(tokens[-longest - 4 :])

@@ -37,7 +37,7 @@ def unknown_part(model: PreTrainedModel) -> str | None:
 
     Whether the same parts are put together in the same way shows only in a comparison of numbers.
     """
-    if found := _odd("model", model) or _odd("body", model.model):
+    if found := _find_odd_submodule("model", model) or _find_odd_submodule("body", model.model):
         return found
     if (kind := getattr(model.model.rotary_emb, "rope_type", None)) not in FIXED_ROTATIONS:
         return f"a rotary embedding of type {kind}"
@@ -54,7 +54,11 @@ def unknown_part(model: PreTrainedModel) -> str | None:
 
 
 def _odd_in_layer(layer: Any) -> str | None:
-    found = _odd("layer", layer) or _odd("attention", layer.self_attn) or _odd("mlp", layer.mlp)
+    found = (
+        _find_odd_submodule("layer", layer)
+        or _find_odd_submodule("attention", layer.self_attn)
+        or _find_odd_submodule("mlp", layer.mlp)
+    )
     if found:
         return found
     attention, mlp = layer.self_attn, layer.mlp
@@ -71,7 +75,7 @@ def _odd_in_layer(layer: Any) -> str | None:
     return None if all(map(_are_plain, inputs)) else "maps that are not plain"
 
 
-def _odd(place: str, module: nn.Module) -> str | None:
+def _find_odd_submodule(place: str, module: nn.Module) -> str | None:
     """The name of a submodule that is missing, or that there should not be."""
     needed, allowed = PARTS[place]
     found = {name for name, _ in module.named_children()}
@@ -130,7 +134,9 @@ class PlainDecoder:
         """A tensor of the type, and on the device, that is computed with."""
         return self._embedding
 
-    def hidden(self, tokens: Tensor, positions: Tensor, longest: int, attend: Attend) -> Tensor:
+    def compute_hidden_states(
+        self, tokens: Tensor, positions: Tensor, longest: int, attend: Attend
+    ) -> Tensor:
         """Last hidden states.
 
         Args:
@@ -146,7 +152,9 @@ class PlainDecoder:
         both, half = self.heads + self.kv_heads, self.width // 2
         x = functional.embedding(tokens, self._embedding)
         for number, block in enumerate(self._blocks):
-            mixed = block.qkv(_normed(x, block.before_attention)).view(len(x), -1, self.width)
+            mixed = block.qkv(_apply_rms_norm(x, block.before_attention)).view(
+                len(x), -1, self.width
+            )
             qk, v = mixed[:, :both], mixed[:, both:]
             if block.qk_norm is not None:
                 qk = functional.rms_norm(qk, (self.width,), None, block.qk_epsilon) * block.qk_norm
@@ -154,9 +162,9 @@ class PlainDecoder:
                 qk = torch.addcmul(qk * cos, qk.roll(half, -1), sin)
             seen = attend(number, qk[:, : self.heads], qk[:, self.heads :], v)
             x = block.out.added_to(x, seen)
-            gate, up = block.gate_up(_normed(x, block.before_mlp)).chunk(2, dim=-1)
+            gate, up = block.gate_up(_apply_rms_norm(x, block.before_mlp)).chunk(2, dim=-1)
             x = block.down.added_to(x, block.act(gate) * up)
-        return _normed(x, self._norm)
+        return _apply_rms_norm(x, self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[n, V]` from `[n, hidden size]`."""
@@ -175,7 +183,7 @@ class PlainDecoder:
         return self.angles
 
 
-def _normed(x: Tensor, norm: Any) -> Tensor:
+def _apply_rms_norm(x: Tensor, norm: Any) -> Tensor:
     return functional.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
 
 

@@ -5,10 +5,10 @@ from typing import Protocol, Self
 
 from torch import Tensor
 
-__all__ = ["Decoder", "KeptRows", "Rows"]
+__all__ = ["Decoder", "DialogueRows", "KeptRows"]
 
 
-class Rows(Protocol):
+class DialogueRows(Protocol):
     """`R` dialogues, with what a model keeps of the tokens that it has read of each.
 
     `room` is how many tokens are likely to be read next: what is kept grows into it.
@@ -35,7 +35,7 @@ class Rows(Protocol):
         ...
 
     @classmethod
-    def joined(cls, places: Sequence[tuple[Self, int]], room: int) -> Self:
+    def join_rows(cls, places: Sequence[tuple[Self, int]], room: int) -> Self:
         """Rows taken from several batches that were forked equally often, in the order named."""
         ...
 
@@ -44,12 +44,12 @@ class Decoder(Protocol):
     """A way to compute a model.
 
     Attributes:
-        described: what it is, for the record.
+        description: what it is, for the record.
     """
 
-    described: str
+    description: str
 
-    def start(self, rows: int) -> Rows:
+    def start(self, rows: int) -> DialogueRows:
         """Dialogues of which nothing has been read."""
         ...
 
@@ -58,10 +58,10 @@ class KeptRows:
     """What is kept of completions, found again by the completion's number."""
 
     def __init__(self) -> None:
-        self._places: list[tuple[Rows, int]] = []
+        self._places: list[tuple[DialogueRows, int]] = []
         self._read: list[int] = []
 
-    def add(self, places: Sequence[tuple[Rows, int]], read: Sequence[int]) -> None:
+    def add(self, places: Sequence[tuple[DialogueRows, int]], read: Sequence[int]) -> None:
         """Remembers where each of the next completions is, and how many tokens were read of it."""
         self._places += places
         self._read += read
@@ -70,7 +70,7 @@ class KeptRows:
         """How many tokens of the numbered completions have been read, context and all."""
         return [self._read[number] for number in numbers]
 
-    def take(self, numbers: Sequence[int], room: int) -> Rows:
+    def take(self, numbers: Sequence[int], room: int) -> DialogueRows:
         """Rows that go on from the numbered completions."""
         places = [self._places[number] for number in numbers]
-        return type(places[0][0]).joined(places, room)
+        return type(places[0][0]).join_rows(places, room)

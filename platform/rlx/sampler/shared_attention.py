@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlx.sampler.plain_decoder import PlainDecoder
-from rlx.sampler.shared_cache import Level, Suffix
+from rlx.sampler.shared_cache import AncestorLevel, Suffix
 
 __all__ = ["ReadAttention", "StepAttention"]
 
@@ -16,13 +16,13 @@ PRUNE_BELOW = 0.75
 """Ancestors without rows are left out of a step once fewer than this share still has some."""
 
 
-class Group:
+class AncestorGroup:
     """Rows gathered below their ancestors of one level.
 
     Rows stand ancestor by ancestor, equally many below each, or are brought into such an order.
     """
 
-    def __init__(self, level: Level, at: list[int]) -> None:
+    def __init__(self, level: AncestorLevel, at: list[int]) -> None:
         count, used = len(level.lengths), sorted(set(at))
         keys, values = level.keys, level.values
         if len(used) < PRUNE_BELOW * count:
@@ -48,7 +48,7 @@ class Group:
         """`[kv_heads, R, rep, L]` products of queries `[kv_heads, R, rep, width]`."""
         return self._times(q, self._keys[layer])
 
-    def mixed(self, layer: int, p: Tensor) -> Tensor:
+    def mix_values(self, layer: int, p: Tensor) -> Tensor:
         """`[kv_heads, R, rep, width]`: values weighed with `p` `[kv_heads, R, rep, L]`."""
         return self._times(p, self._values[layer])
 
@@ -69,8 +69,8 @@ class Seen:
         shared: columns of ancestors.
     """
 
-    def __init__(self, levels: Sequence[tuple[Level, list[int]]], suffix: Suffix) -> None:
-        self._groups = [Group(level, at) for level, at in levels]
+    def __init__(self, levels: Sequence[tuple[AncestorLevel, list[int]]], suffix: Suffix) -> None:
+        self._groups = [AncestorGroup(level, at) for level, at in levels]
         self._keys, self._values = by_layer(suffix.keys), by_layer(suffix.values)
         self.shared = sum(group.length for group in self._groups)
 
@@ -97,7 +97,7 @@ class Seen:
         mixed = torch.bmm(p.flatten(0, 1)[..., self.shared :], values).view_as(q)
         start = 0
         for group in self._groups:
-            mixed += group.mixed(layer, p[..., start : start + group.length])
+            mixed += group.mix_values(layer, p[..., start : start + group.length])
             start += group.length
         return mixed
 
@@ -122,7 +122,7 @@ class ReadAttention:
     def __init__(
         self,
         decoder: PlainDecoder,
-        levels: Sequence[tuple[Level, list[int]]],
+        levels: Sequence[tuple[AncestorLevel, list[int]]],
         suffix: Suffix,
         counts: list[int],
     ) -> None:
@@ -144,12 +144,15 @@ class ReadAttention:
         self._seen, self._stop = Seen(levels, suffix), suffix.longest + self._width
         last = known[:, None] + torch.arange(self._width, device=device)
         own = torch.arange(self._stop, device=device) <= last[:, :, None]
-        shared = [seen[:, None].expand(-1, self._width, -1) for seen in _tokens(levels, device)]
+        shared = [
+            seen[:, None].expand(-1, self._width, -1)
+            for seen in _build_ancestor_masks(levels, device)
+        ]
         self._unseen = ~torch.cat([*shared, own], dim=-1)
         row = decoder.heads * len(counts) * self._unseen.shape[-1]
         self._slice = max(1, SCORES // row)
         # Layers share a bias that is small; where there are many scores each slice makes its own.
-        self._bias = self._biased(slice(None)) if self._width <= self._slice else None
+        self._bias = self._build_attention_bias(slice(None)) if self._width <= self._slice else None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         for kept, new in ((self._suffix.keys, k), (self._suffix.values, v)):
@@ -177,7 +180,7 @@ class ReadAttention:
             enable_gqa=self._decoder.heads != self._decoder.kv_heads,
         ).transpose(1, 2)
 
-    def _biased(self, columns: slice) -> Tensor:
+    def _build_attention_bias(self, columns: slice) -> Tensor:
         """`[R, columns · rep, shared + stop]` to add to products."""
         unseen = self._unseen[:, columns]
         bias = self._decoder.like.new_zeros(unseen.shape).masked_fill_(unseen, -torch.inf)
@@ -186,13 +189,13 @@ class ReadAttention:
     def _later(self, layer: int, q: Tensor) -> Tensor:
         """Where something was: the same, slice by slice of new tokens."""
         slices = [slice(at, at + self._slice) for at in range(0, self._width, self._slice)]
-        return torch.cat([self._attended(layer, q[:, part], part) for part in slices], dim=1)
+        return torch.cat([self._attend_columns(layer, q[:, part], part) for part in slices], dim=1)
 
-    def _attended(self, layer: int, q: Tensor, columns: slice) -> Tensor:
+    def _attend_columns(self, layer: int, q: Tensor, columns: slice) -> Tensor:
         heads, width = self._decoder.kv_heads, q.shape[1]
         scaled = (q * self._decoder.scale).unflatten(2, (heads, -1))
         asked = scaled.permute(2, 0, 1, 3, 4).reshape(heads, self._count, -1, q.shape[-1])
-        bias = self._biased(columns) if self._bias is None else self._bias
+        bias = self._build_attention_bias(columns) if self._bias is None else self._bias
         seen = self._seen.attend(layer, asked, self._stop, bias)
         return seen.view(heads, self._count, width, -1, q.shape[-1]).permute(1, 2, 0, 3, 4)
 
@@ -212,7 +215,7 @@ class StepAttention:
     def __init__(
         self,
         decoder: PlainDecoder,
-        levels: Sequence[tuple[Level, list[int]]],
+        levels: Sequence[tuple[AncestorLevel, list[int]]],
         suffix: Suffix,
         read: list[int],
         until: int | None = None,
@@ -230,9 +233,9 @@ class StepAttention:
             self._columns = torch.tensor(suffix.lengths, device=device) - 1
             suffix.blank(suffix.room if until is None else until)
         self._rows = torch.arange(len(read), device=device)
-        self._bias = self._masked(levels)
+        self._bias = self._build_step_bias(levels)
 
-    def _masked(self, levels: Sequence[tuple[Level, list[int]]]) -> Tensor | None:
+    def _build_step_bias(self, levels: Sequence[tuple[AncestorLevel, list[int]]]) -> Tensor | None:
         """`[R, shared + room]`: 0 where a row's own tokens are, -inf elsewhere."""
         if self._columns is None and not any(level.is_ragged for level, _ in levels):
             return None
@@ -240,7 +243,10 @@ class StepAttention:
         own = torch.tensor(self._suffix.lengths, device=like.device)
         room = torch.arange(self._suffix.room, device=like.device)
         # Columns that will be read together need no mask: each is written before it is read.
-        seen = [*_tokens(levels, like.device), (room < own[:, None]) | (self._columns is None)]
+        seen = [
+            *_build_ancestor_masks(levels, like.device),
+            (room < own[:, None]) | (self._columns is None),
+        ]
         bias = like.new_zeros(len(own), self._seen.shared + self._suffix.room)
         return bias.masked_fill_(~torch.cat(seen, dim=-1), -torch.inf)
 
@@ -271,7 +277,9 @@ class StepAttention:
                 kept[:, self._rows, self._columns] = new.transpose(0, 1)
 
 
-def _tokens(levels: Sequence[tuple[Level, list[int]]], device: torch.device) -> list[Tensor]:
+def _build_ancestor_masks(
+    levels: Sequence[tuple[AncestorLevel, list[int]]], device: torch.device
+) -> list[Tensor]:
     """For every level `[R, L]` bool: where the ancestor of each row has tokens."""
     found = []
     for level, at in levels:

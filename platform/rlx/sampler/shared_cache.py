@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["Level", "Suffix", "join_levels"]
+__all__ = ["AncestorLevel", "Suffix", "join_levels"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Level:
+class AncestorLevel:
     """Ancestors of one depth.
 
     Attributes:
@@ -54,7 +54,9 @@ class Suffix:
             kept[:, :, :, self.longest : stop] = 0
 
     @staticmethod
-    def gathered(places: Sequence[tuple["Suffix", int]], lengths: list[int], room: int) -> "Suffix":
+    def gather_rows(
+        places: Sequence[tuple["Suffix", int]], lengths: list[int], room: int
+    ) -> "Suffix":
         """Copies of single rows, cut to `lengths`, with room for as many more columns."""
         sources: dict[int, tuple[Suffix, list[int], list[int]]] = {}
         for position, (suffix, row) in enumerate(places):
@@ -79,9 +81,9 @@ class Suffix:
         return Suffix(both[0], both[1], lengths)
 
 
-def join_levels(places: Sequence[tuple[Level, int]]) -> tuple[Level, list[int]]:
+def join_levels(places: Sequence[tuple[AncestorLevel, int]]) -> tuple[AncestorLevel, list[int]]:
     """One level with all the ancestors named, and where each of them is in it."""
-    used: dict[int, tuple[Level, dict[int, None]]] = {}
+    used: dict[int, tuple[AncestorLevel, dict[int, None]]] = {}
     for level, place in places:
         used.setdefault(id(level), (level, {}))[1][place] = None
     if len(used) == 1:
@@ -98,5 +100,5 @@ def join_levels(places: Sequence[tuple[Level, int]]) -> tuple[Level, list[int]]:
         values.append(functional.pad(found[1], (0, 0, 0, pad))[..., :longest, :])
         numbers |= {(key, place): len(lengths) + n for n, place in enumerate(at)}
         lengths += [level.lengths[place] for place in at]
-    level = Level(torch.cat(keys, dim=2), torch.cat(values, dim=2), lengths)
+    level = AncestorLevel(torch.cat(keys, dim=2), torch.cat(values, dim=2), lengths)
     return level, [numbers[id(source), place] for source, place in places]

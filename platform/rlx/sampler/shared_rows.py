@@ -14,7 +14,7 @@ from torch import Tensor
 from rlx.sampler.captured import CapturedSteps
 from rlx.sampler.plain_decoder import PlainDecoder
 from rlx.sampler.shared_attention import ReadAttention, StepAttention
-from rlx.sampler.shared_cache import Level, Suffix, join_levels
+from rlx.sampler.shared_cache import AncestorLevel, Suffix, join_levels
 
 __all__ = ["SharedRows", "SharingDecoder"]
 
@@ -33,7 +33,7 @@ class SharingDecoder:
     ) -> None:
         self._decoder, self._captures = decoder, captures and why_not is None
         told = f", steps not captured: {why_not}" if why_not else ", captured steps" * captures
-        self.described = f"compact decoder, shared ancestors{told}"
+        self.description = f"compact decoder, shared ancestors{told}"
 
     def start(self, rows: int) -> "SharedRows":
         """See `rlx.sampler.rows.Decoder`."""
@@ -43,12 +43,12 @@ class SharingDecoder:
 
 
 class SharedRows:
-    """See `rlx.sampler.rows.Rows`."""
+    """See `rlx.sampler.rows.DialogueRows`."""
 
     def __init__(
         self,
         decoder: PlainDecoder,
-        levels: list[tuple[Level, list[int]]],
+        levels: list[tuple[AncestorLevel, list[int]]],
         suffix: Suffix,
         *,
         captures: bool,
@@ -79,7 +79,7 @@ class SharedRows:
         attention = ReadAttention(self._decoder, self._levels, suffix, [len(f) for f in fresh])
         device = self._decoder.like.device
         before = torch.tensor(self._read, device=device)
-        hidden = self._decoder.hidden(
+        hidden = self._decoder.compute_hidden_states(
             torch.tensor([token for row in fresh for token in row], device=device),
             before[attention.rows] + attention.columns,
             max(self._read) + width,
@@ -104,7 +104,9 @@ class SharedRows:
             self._attention = StepAttention(self._decoder, self._levels, self._suffix, self._read)
         attention = self._attention
         attention.advance()
-        hidden = self._decoder.hidden(tokens, attention.positions, attention.longest, attention)
+        hidden = self._decoder.compute_hidden_states(
+            tokens, attention.positions, attention.longest, attention
+        )
         return self._decoder.logits(hidden)
 
     def _captured_step(self, tokens: Tensor) -> Tensor:
@@ -117,13 +119,13 @@ class SharedRows:
         suffix = self._suffix
         if suffix.room < suffix.longest + needed:
             everything = [(suffix, row) for row in range(len(self))]
-            self._suffix = Suffix.gathered(everything, suffix.lengths, needed + more)
+            self._suffix = Suffix.gather_rows(everything, suffix.lengths, needed + more)
             self._attention = self._captured = None
 
     def fork(self, copies: Sequence[int], room: int) -> Self:
         """See `Rows`."""
         suffix, longest = self._suffix, self._suffix.longest
-        level = Level(
+        level = AncestorLevel(
             suffix.keys[:, :, :, :longest].transpose(-1, -2).contiguous(),
             suffix.values[:, :, :, :longest].contiguous(),
             suffix.lengths,
@@ -138,21 +140,21 @@ class SharedRows:
 
     def select(self, rows: Sequence[int], room: int) -> Self:
         """See `Rows`."""
-        return type(self).joined([(self, row) for row in rows], room)
+        return type(self).join_rows([(self, row) for row in rows], room)
 
     def set_aside(self, rows: Sequence[int], excess: Sequence[int]) -> Self:
         """See `Rows`."""
         suffix = self._suffix
         lengths = [suffix.lengths[r] - n for r, n in zip(rows, excess, strict=True)]
-        kept = Suffix.gathered([(suffix, row) for row in rows], lengths, 0)
+        kept = Suffix.gather_rows([(suffix, row) for row in rows], lengths, 0)
         levels = [(level, [places[row] for row in rows]) for level, places in self._levels]
         return type(self)(self._decoder, levels, kept, captures=self._captures)
 
     @classmethod
-    def joined(cls, places: Sequence[tuple[Self, int]], room: int) -> Self:
+    def join_rows(cls, places: Sequence[tuple[Self, int]], room: int) -> Self:
         """See `Rows`."""
         lengths = [rows._suffix.lengths[row] for rows, row in places]
-        suffix = Suffix.gathered([(rows._suffix, row) for rows, row in places], lengths, room)
+        suffix = Suffix.gather_rows([(rows._suffix, row) for rows, row in places], lengths, room)
         first = places[0][0]
         levels = []
         for depth in range(len(first._levels)):

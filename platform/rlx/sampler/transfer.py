@@ -31,7 +31,14 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from rlx.sampler.channel import Channel
 
-__all__ = ["SHARED_MEMORY", "Group", "Published", "join", "publish", "received"]
+__all__ = [
+    "SHARED_MEMORY",
+    "Group",
+    "Published",
+    "join_process_group",
+    "publish_weights",
+    "receive_weights",
+]
 
 SHARED_MEMORY = Path("/dev/shm")
 PATIENCE = timedelta(minutes=10)
@@ -66,7 +73,7 @@ class Published(ABC):
         """Lets go of the weights."""
 
 
-def publish(
+def publish_weights(
     way: str,
     weights: Mapping[str, Tensor],
     dtype: torch.dtype,
@@ -93,12 +100,12 @@ def publish(
     return _Shared(kept) if way == "ipc" else _Broadcast(kept)
 
 
-def received(
+def receive_weights(
     message: Mapping[str, Any], channel: Channel, device: torch.device, group: Group | None
 ) -> Iterator[tuple[str, Tensor]]:
     """The weights that the rank sends after `message`, in the worker."""
     if message["way"] == "file":
-        yield from _read(channel.receive_file())
+        yield from _read_weight_file(channel.receive_file())
     elif message["way"] == "ipc":
         for name, (rebuild, made_of) in pickle.loads(channel.receive_bytes()).items():
             parts = list(made_of)
@@ -113,7 +120,7 @@ def received(
             yield name, weight
 
 
-def join(place: Path, rank: int, device: torch.device) -> Group:
+def join_process_group(place: Path, rank: int, device: torch.device) -> Group:
     """Meets the other process of a pair in a file.
 
     Args:
@@ -154,7 +161,7 @@ class _File(Published):
         self._file.close()
 
 
-def _read(descriptor: int) -> Iterator[tuple[str, Tensor]]:
+def _read_weight_file(descriptor: int) -> Iterator[tuple[str, Tensor]]:
     try:
         with safe_open(f"/dev/fd/{descriptor}", framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  (no mapping)

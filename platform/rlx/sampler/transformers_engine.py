@@ -14,9 +14,9 @@ from torch import Tensor
 from rlx.model import Policy
 from rlx.rollout import Completion, Request
 from rlx.sampler.choice import choose_decoder
-from rlx.sampler.draw import draw, logprobs_of, uniforms
-from rlx.sampler.limits import require_room, stops
-from rlx.sampler.rows import Decoder, KeptRows, Rows
+from rlx.sampler.draw import logprobs_of, sample_tokens, sample_uniforms
+from rlx.sampler.limits import completes_stop_string, require_room
+from rlx.sampler.rows import Decoder, DialogueRows, KeptRows
 from rlx.spec import TurnSpec
 
 __all__ = ["TransformersSampler"]
@@ -39,7 +39,7 @@ class TransformersSampler:
         device: where to sample.
 
     Attributes:
-        described: how the model is computed, and why where that is the slow way.
+        description: how the model is computed, and why where that is the slow way.
     """
 
     def __init__(self, policy: Policy, *, max_rows: int, device: torch.device) -> None:
@@ -47,7 +47,7 @@ class TransformersSampler:
         self._model = policy.model.to(device).eval()
         self._max_rows = max_rows
         self._make_decoder = choose_decoder(self._model)
-        self.described = self._make_decoder().described
+        self.description = self._make_decoder().description
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Copies in the learner's weights, by name; tied weights may be named once or twice."""
@@ -57,9 +57,9 @@ class TransformersSampler:
                 own[name].copy_(weight)
 
     @contextmanager
-    def session(self) -> Iterator["_Session"]:
+    def session(self) -> Iterator["_TransformersSession"]:
         """Opens a session; its caches are dropped when it closes."""
-        session = _Session(self._make_decoder(), self._policy, self._max_rows)
+        session = _TransformersSession(self._make_decoder(), self._policy, self._max_rows)
         try:
             yield session
         finally:
@@ -95,7 +95,7 @@ class _Part:
         return self.copies != list(range(len(self.contexts)))
 
 
-class _Session:
+class _TransformersSession:
     def __init__(self, decoder: Decoder, policy: Policy, max_rows: int) -> None:
         self._decoder = decoder
         self._policy = policy
@@ -127,7 +127,7 @@ class _Session:
         completions: list[Completion] = []
         for part in parts:
             rows, logits = self._read(part, forks, sampling.max_new_tokens)
-            noise = uniforms(part.seeds, sampling.max_new_tokens).to(logits.device)
+            noise = sample_uniforms(part.seeds, sampling.max_new_tokens).to(logits.device)
             decoding = _Decoding(self._policy, sampling, rows, noise)
             said = decoding.run(logits)
             completions += said
@@ -151,7 +151,7 @@ class _Session:
         if part:
             yield part
 
-    def _read(self, part: _Part, forks: bool, limit: int) -> tuple[Rows, Tensor]:
+    def _read(self, part: _Part, forks: bool, limit: int) -> tuple[DialogueRows, Tensor]:
         """Reads each context, or what is not kept of it; one row per completion, next logits."""
         extended = [number for number, _ in part.contexts if number is not None]
         contexts = [tokens for _, tokens in part.contexts]
@@ -182,7 +182,9 @@ class _Decoding:
         places: after `run`, for each completion the rows and the row that hold what was read of it.
     """
 
-    def __init__(self, policy: Policy, sampling: TurnSpec, rows: Rows, noise: Tensor) -> None:
+    def __init__(
+        self, policy: Policy, sampling: TurnSpec, rows: DialogueRows, noise: Tensor
+    ) -> None:
         self._policy, self._sampling = policy, sampling
         self._rows, self._noise = rows, noise
         count, device = len(noise), noise.device
@@ -196,7 +198,7 @@ class _Decoding:
         self._heard: list[list[int]] = [[] for _ in range(count)]  # with stop strings only
         self._lengths = [0] * count
         self._ended = [False] * count
-        self.places: list[tuple[Rows, int]] = [(rows, 0)] * count
+        self.places: list[tuple[DialogueRows, int]] = [(rows, 0)] * count
 
     def run(self, logits: Tensor) -> list[Completion]:
         """Completions, given the logits of their first tokens `[R, V]`."""
@@ -221,21 +223,21 @@ class _Decoding:
     def _draw(self, logits: Tensor, step: int) -> Tensor:
         """Draws each row's next token, and notes which rows have ended with it."""
         logprobs = logprobs_of(logits, self._sampling)
-        token = draw(logprobs, self._noise[:, step])
+        token = sample_tokens(logprobs, self._noise[:, step])
         self._drawn.append((token, logprobs.gather(1, token[:, None])[:, 0]))
         self._said += self._runs
         self._runs &= ~torch.isin(token, self._ends)
         if self._sampling.stop:
-            self._runs &= torch.tensor(self._unstopped(token.tolist()), device=token.device)
+            self._runs &= torch.tensor(self._find_running_rows(token.tolist()), device=token.device)
         return token
 
-    def _unstopped(self, tokens: list[int]) -> list[bool]:
+    def _find_running_rows(self, tokens: list[int]) -> list[bool]:
         """Which rows still run and have not said a stop string."""
         read, unstopped = self._policy.dialogue.read, []
         for row, token, runs in zip(self._live, tokens, self._runs.tolist(), strict=True):
             heard = self._heard[row]
             heard.append(token)
-            unstopped.append(runs and not stops(read, self._sampling.stop, heard))
+            unstopped.append(runs and not completes_stop_string(read, self._sampling.stop, heard))
         return unstopped
 
     def _drop(self, runs: list[bool], token: Tensor, step: int) -> Tensor:

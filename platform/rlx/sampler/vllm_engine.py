@@ -29,10 +29,16 @@ from rlx.model import Policy
 from rlx.rollout import Completion, Request
 from rlx.sampler.channel import Channel
 from rlx.sampler.limits import require_room
-from rlx.sampler.transfer import SHARED_MEMORY, Group, Published, join, publish
+from rlx.sampler.transfer import (
+    SHARED_MEMORY,
+    Group,
+    Published,
+    join_process_group,
+    publish_weights,
+)
 from rlx.spec import RunnerSpec, TurnSpec
-from rlx.spec import VllmSampler as VllmSpec
-from rlx.spec.diagnostic import printable
+from rlx.spec import VllmSamplerSpec as VllmSpec
+from rlx.spec.reading.diagnostics import escape_unprintable
 from rlx.spec.training import COLDEST
 
 __all__ = ["VllmSampler", "require_vllm"]
@@ -78,7 +84,7 @@ class VllmSampler:
         RlxError: it cannot run this model here.
     """
 
-    described = "vLLM, in a process of its own"
+    description = "vLLM, in a process of its own"
 
     def __init__(
         self, policy: Policy, spec: VllmSpec, runner: RunnerSpec, device: torch.device
@@ -99,9 +105,11 @@ class VllmSampler:
         }
         name = f"rlx-vllm-{secrets.token_hex(4)}"
         self._folders = Path(tempfile.gettempdir()) / name, SHARED_MEMORY / name
-        gpu = _gpu(device, colocate=spec.colocate)
-        self._environment = _environment(runner) | gpu | {"TMPDIR": str(self._folders[0])}
-        self._worker, held = self._started()
+        gpu = _select_gpu(device, colocate=spec.colocate)
+        self._environment = (
+            _build_worker_environment(runner) | gpu | {"TMPDIR": str(self._folders[0])}
+        )
+        self._worker, held = self._start_worker()
         self.limits = policy.longest, held
         try:
             self.load(dict(policy.model.named_parameters()))
@@ -114,7 +122,7 @@ class VllmSampler:
         """Tokens of a dialogue that both hold."""
         return min(self.limits)
 
-    def _started(self) -> tuple["_Worker", int]:
+    def _start_worker(self) -> tuple["_Worker", int]:
         """A worker, and the tokens of a dialogue that it can hold."""
         folder, _ = self._folders
         shutil.rmtree(folder, ignore_errors=True)
@@ -139,14 +147,16 @@ class VllmSampler:
         """
         if self._weights is not None:
             self._weights.close()
-        self._weights = publish(self._way, weights, self._dtype, self._device, self._folders)
+        self._weights = publish_weights(
+            self._way, weights, self._dtype, self._device, self._folders
+        )
         self.drift = math.nan
         self._ask({"ask": "load"}, "take the learner's weights")
 
     @contextmanager
-    def session(self) -> Iterator["_Session"]:
+    def session(self) -> Iterator["_VllmSession"]:
         """Opens a session; a GPU's memory is given back when it closes."""
-        yield _Session(self)
+        yield _VllmSession(self)
         self._ask({"ask": "sleep"}, "sleep")
 
     def generate(self, rows: list[tuple[tuple[int, ...], int]], sampling: TurnSpec) -> list[Any]:
@@ -158,22 +168,22 @@ class VllmSampler:
     def _ask(self, message: Mapping[str, Any], doing: str) -> dict[str, Any]:
         """Asks the worker, and once more another one where it has been killed."""
         try:
-            return self._said(message, doing)
+            return self._query_worker(message, doing)
         except _Gone as gone:
             print(f"{gone}; starting it again", file=sys.stderr, flush=True)
         self.restarts += 1
-        self._worker, _ = self._started()
+        self._worker, _ = self._start_worker()
         try:
             if message["ask"] != "load":
-                self._said({"ask": "load"}, "take the learner's weights")
-            return self._said(message, doing)
+                self._query_worker({"ask": "load"}, "take the learner's weights")
+            return self._query_worker(message, doing)
         except _Gone as gone:
             raise RlxError(
                 f"{gone} for the second time, when asked to {doing}: if the machine ran out of "
                 "memory, lower sampler.kv_cache_mb or sampler.max_rows"
             ) from gone
 
-    def _said(self, message: Mapping[str, Any], doing: str) -> dict[str, Any]:
+    def _query_worker(self, message: Mapping[str, Any], doing: str) -> dict[str, Any]:
         return self._worker.ask(message, doing, self._weights if message["ask"] == "load" else None)
 
     def close(self) -> None:
@@ -183,7 +193,7 @@ class VllmSampler:
             self._weights.close()
 
 
-class _Session:
+class _VllmSession:
     """Has nothing to keep: vLLM's prefix cache knows contexts by their tokens."""
 
     def __init__(self, sampler: VllmSampler) -> None:
@@ -211,10 +221,10 @@ class _Session:
             )
         rows = [(request.context, seed) for request in requests for seed in request.seeds]
         told = iter(self._sampler.generate(rows, sampling))
-        return [tuple(_completion(*next(told)) for _ in r.seeds) for r in requests]
+        return [tuple(_build_completion(*next(told)) for _ in r.seeds) for r in requests]
 
 
-def _completion(tokens: list[int], logprobs: list[float], reason: str) -> Completion:
+def _build_completion(tokens: list[int], logprobs: list[float], reason: str) -> Completion:
     return Completion(tuple(tokens), tuple(logprobs), "stop" if reason == "stop" else "length")
 
 
@@ -265,7 +275,7 @@ class _Worker:
             ) from error
         if "error" in answer:
             self.close()
-            why = printable(answer["error"])
+            why = escape_unprintable(answer["error"])
             raise RlxError(
                 f"vLLM could not {doing}: {why}; the run's log has all of it, and "
                 "sampler.engine: transformers does without vLLM"
@@ -276,7 +286,7 @@ class _Worker:
         place = self._folders[0] / "meeting"
         self._channel.send({**message, **weights.message, "place": str(place)})
         if self._group is None and weights.message["way"] == "nccl":
-            self._group = join(place, 0, self._device)
+            self._group = join_process_group(place, 0, self._device)
         weights.send(self._channel, self._group)
 
     def close(self) -> None:
@@ -290,7 +300,7 @@ class _Worker:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _gpu(device: torch.device, *, colocate: bool) -> dict[str, str]:
+def _select_gpu(device: torch.device, *, colocate: bool) -> dict[str, str]:
     """Shows a worker its one GPU: that of its rank, or one behind those of all ranks of the host.
 
     Raises:
@@ -310,7 +320,7 @@ def _gpu(device: torch.device, *, colocate: bool) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": names[number]}
 
 
-def _environment(runner: RunnerSpec) -> dict[str, str]:
+def _build_worker_environment(runner: RunnerSpec) -> dict[str, str]:
     """What vLLM is told: stay in one process, use no network, and be quiet."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(OTHERS)}
     return inherited | {

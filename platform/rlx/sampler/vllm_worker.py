@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlx.importing import libraries
+from rlx.importing import speed_up_imports
 from rlx.model import PlainDialogue
 from rlx.model.tokenizer import pretrained_tokenizer
 from rlx.sampler.channel import Channel
-from rlx.sampler.limits import stops
-from rlx.sampler.transfer import Group, join, received
+from rlx.sampler.limits import completes_stop_string
+from rlx.sampler.transfer import Group, join_process_group, receive_weights
 
 __all__ = ["VllmWorker", "main"]
 
@@ -50,7 +50,7 @@ class VllmWorker:
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        with libraries():
+        with speed_up_imports():
             from vllm import LLM
             from vllm.platforms import current_platform
 
@@ -117,8 +117,8 @@ class VllmWorker:
     def _load(self, message: Mapping[str, Any], channel: Channel) -> dict[str, Any]:
         """Takes the rank's weights. When it fails, no module is sound any more."""
         if message["way"] == "nccl" and self._group is None:
-            self._group = join(Path(message["place"]), 1, self._device)
-        iterator = received(message, channel, self._device, self._group)
+            self._group = join_process_group(Path(message["place"]), 1, self._device)
+        iterator = receive_weights(message, channel, self._device, self._group)
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iterator})
         self._refresh()
         return {}
@@ -148,7 +148,7 @@ class VllmWorker:
                     row.token_ids.append(token)
                     row.logprobs.append(told[token].logprob)
                     at_end = token in self._ends
-                    if at_end or (stop and stops(self._read, stop, row.token_ids)):
+                    if at_end or (stop and completes_stop_string(self._read, stop, row.token_ids)):
                         row.finish_reason = "stop"
                         ended.add(output.request_id)
                         if not output.finished:

@@ -24,8 +24,8 @@ from rlx.spec.training import (
     RunnerSpec,
     SamplerSpec,
     TrackingSpec,
-    TransformersSampler,
-    VllmSampler,
+    TransformersSamplerSpec,
+    VllmSamplerSpec,
 )
 
 __all__ = [
@@ -61,11 +61,11 @@ __all__ = [
     "Single",
     "Tiny",
     "TrackingSpec",
-    "TransformersSampler",
+    "TransformersSamplerSpec",
     "TurnReward",
     "TurnSpec",
     "TwoTurn",
     "ValueOnError",
-    "VllmSampler",
+    "VllmSamplerSpec",
     "WarmStart",
 ]

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rlx.spec.diagnostic import KeyPath, Kind
+from rlx.spec.reading.diagnostics import KeyPath, Kind
 
-__all__ = ["Betas", "Contradiction", "Problem", "Strict", "keys_of"]
+__all__ = ["Betas", "Contradiction", "SpecProblem", "Strict", "keys_of"]
 
 
 class Strict(BaseModel):
@@ -23,7 +23,7 @@ Betas = tuple[_Decay, _Decay]
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SpecProblem:
     """One key that does not fit the rest of the spec.
 
     Attributes:
@@ -50,7 +50,7 @@ class Problem:
 class Contradiction(ValueError):
     """Values that are each well-formed and cannot stand together: all that were found."""
 
-    def __init__(self, *problems: Problem) -> None:
+    def __init__(self, *problems: SpecProblem) -> None:
         self.problems = problems
         super().__init__("; ".join(problem.message for problem in problems))
 

@@ -5,78 +5,78 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rlx.spec.base import Problem
+from rlx.spec.base import SpecProblem
 
 if TYPE_CHECKING:
     from rlx.spec.experiment import ExperimentSpec
 
-__all__ = ["cautions"]
+__all__ = ["find_cautions"]
 
 
-def cautions(spec: ExperimentSpec) -> Iterator[Problem]:
+def find_cautions(spec: ExperimentSpec) -> Iterator[SpecProblem]:
     """What a run may do and its author should know, for the phases that change nothing."""
     plain = [phase for phase in spec.phases if not phase.set]
     warmup = spec.optimizer.warmup_steps
     for phase in plain:
         if warmup >= phase.steps:
-            yield Problem(
+            yield SpecProblem(
                 ("optimizer", "warmup_steps"),
                 f"optimizer.warmup_steps is {warmup}, but phase '{phase.name}' ends after "
                 f"{phase.steps} steps: the learning rate never leaves its warm-up",
             )
     critic = spec.critic
     if critic is not None and critic.lead_steps >= spec.steps:
-        yield Problem(
+        yield SpecProblem(
             ("critic", "lead_steps"),
             f"critic.lead_steps is {critic.lead_steps}, and the run takes {spec.steps} steps: the "
             "policy never learns",
         )
     if critic is not None and critic.warmup_steps >= spec.steps:
-        yield Problem(
+        yield SpecProblem(
             ("critic", "warmup_steps"),
             f"critic.warmup_steps is {critic.warmup_steps}, and the run takes {spec.steps} steps: "
             "the critic's learning rate never leaves its warm-up",
         )
     warm = spec.model.warm_start
     if warm is not None and warm.warmup_steps >= warm.steps:
-        yield Problem(
+        yield SpecProblem(
             ("model", "warm_start", "warmup_steps"),
             f"model.warm_start.warmup_steps is {warm.warmup_steps}, but the warm start ends after "
             f"{warm.steps} steps: the learning rate never leaves its warm-up",
             against=("model", "warm_start", "steps"),
         )
     if plain:
-        yield from _sampling(spec)
-        yield from _kl(spec)
+        yield from _check_turn_sampling(spec)
+        yield from _check_kl_settings(spec)
         yield from _off_policy(spec)
-        yield from _unread(spec)
+        yield from _check_probe_close(spec)
 
 
-def _kl(spec: ExperimentSpec) -> Iterator[Problem]:
+def _check_kl_settings(spec: ExperimentSpec) -> Iterator[SpecProblem]:
     credit, penalty = spec.credit, spec.loss.kl
     if not credit.use_kl_in_reward:
         for key in ("kl_penalty", "kl_coef", "kl_adaptive"):
             if getattr(credit, key) != type(credit).model_fields[key].default:
-                yield Problem(
+                yield SpecProblem(
                     ("credit", key),
                     f"credit.{key} changes nothing: KL is no part of the reward",
                     help="`credit.use_kl_in_reward: true` makes it one",
                 )
     elif credit.kl_coef == 0:
-        yield Problem(
+        yield SpecProblem(
             ("credit", "kl_coef"),
             "credit.kl_coef is 0, so KL is no part of the reward after all"
             + (": β is multiplied, and stays 0" if credit.kl_adaptive else ""),
         )
     if penalty is not None and penalty.kl_penalty in ("k1", "kl"):
-        yield Problem(
+        yield SpecProblem(
             ("loss", "kl", "kl_penalty"),
             f"loss.kl.kl_penalty is {penalty.kl_penalty!r}: as a loss, its gradient is 0 in "
             "expectation",
             help="k2 has the gradient of the KL; k1 belongs in the reward",
         )
     if spec.loss.surrogate == "none" and spec.optimizer.updates_per_rollout > 1:
-        yield Problem(
+        yield SpecProblem(
             ("loss", "surrogate"),
             "loss.surrogate is 'none', and optimizer.updates_per_rollout is "
             f"{spec.optimizer.updates_per_rollout}: nothing bounds the ratio after the first",
@@ -84,13 +84,13 @@ def _kl(spec: ExperimentSpec) -> Iterator[Problem]:
         )
 
 
-def _off_policy(spec: ExperimentSpec) -> Iterator[Problem]:
+def _off_policy(spec: ExperimentSpec) -> Iterator[SpecProblem]:
     loss = spec.loss
     if not spec.rollout.off_policy_steps or loss.correction is not None:
         return
     steps = ("rollout", "off_policy_steps")
     if loss.old_logprobs == "learner":
-        yield Problem(
+        yield SpecProblem(
             steps,
             "rollout.off_policy_steps is 1, and loss.old_logprobs is 'learner' without a "
             "correction: nothing makes up for the older weights that sampled",
@@ -98,7 +98,7 @@ def _off_policy(spec: ExperimentSpec) -> Iterator[Problem]:
             against=("loss", "old_logprobs"),
         )
     elif loss.surrogate == "none":
-        yield Problem(
+        yield SpecProblem(
             steps,
             "rollout.off_policy_steps is 1, and loss.surrogate is 'none': nothing bounds the ratio "
             "to the older weights that sampled",
@@ -107,31 +107,31 @@ def _off_policy(spec: ExperimentSpec) -> Iterator[Problem]:
         )
 
 
-def _sampling(spec: ExperimentSpec) -> Iterator[Problem]:
+def _check_turn_sampling(spec: ExperimentSpec) -> Iterator[SpecProblem]:
     first, *_ = spec.rollout.turns
     for kind, turn in spec.rollout.turn_specs.items():
         for key, full in (("top_p", 1.0), ("top_k", 0)):
             if getattr(turn, key) != full:
-                yield Problem(
+                yield SpecProblem(
                     ("rollout", kind, key),
                     f"rollout.{kind}.{key} is {getattr(turn, key)}: the learner's log-probabilities"
                     " are of the full distribution, so ratios and KL are not exact",
                     help=f"{key}: {full} samples from all of it",
                 )
         if kind == first and "{prompt}" not in turn.template:
-            yield Problem(
+            yield SpecProblem(
                 ("rollout", kind, "template"),
                 f"rollout.{kind}.template has no {{prompt}}: the model never sees the problem",
             )
 
 
-def _unread(spec: ExperimentSpec) -> Iterator[Problem]:
+def _check_probe_close(spec: ExperimentSpec) -> Iterator[SpecProblem]:
     if spec.probe is None:
         return
     first, *_ = spec.rollout.turns
     spans, name = spec.rollout.turn_specs[first].spans, spec.probe.close.strip("</>")
     if name not in spans:
-        yield Problem(
+        yield SpecProblem(
             ("probe", "close"),
             f"probe.close ends a span {name!r}, but rollout.{first}.spans has "
             f"{', '.join(spans) or 'none'}: rewards may look for the answer elsewhere",

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
-from rlx.spec.base import Problem
+from rlx.spec.base import SpecProblem
 from rlx.spec.model import Tiny
 from rlx.spec.reward import EVERY_TURN, GlobalReward, TurnReward
 from rlx.spec.rollout import ManyTurn
-from rlx.spec.training import COLDEST, VllmSampler
+from rlx.spec.training import COLDEST, VllmSamplerSpec
 
 if TYPE_CHECKING:
     from rlx.spec.experiment import ExperimentSpec
 
-__all__ = ["contradictions"]
+__all__ = ["find_contradictions"]
 
 HELD_OUT = "held_out"
 """The set of held-out problems that every experiment has."""
@@ -23,28 +23,28 @@ HELD_OUT = "held_out"
 _AnyReward = TurnReward | GlobalReward
 
 
-def contradictions(spec: ExperimentSpec) -> Iterator[Problem]:
+def find_contradictions(spec: ExperimentSpec) -> Iterator[SpecProblem]:
     """Values that cannot stand together; what only a phase's `set` brings about is not seen."""
-    yield from _rewards(spec)
-    yield from _entropy(spec)
-    yield from _loss(spec)
-    yield from _probe(spec)
-    yield from _horizon(spec)
-    yield from _ranks(spec)
-    yield from _length(spec)
-    yield from _engine(spec)
+    yield from _check_reward_settings(spec)
+    yield from _check_entropy_bonus(spec)
+    yield from _check_loss_settings(spec)
+    yield from _check_probe_settings(spec)
+    yield from _check_kl_horizon(spec)
+    yield from _check_rank_counts(spec)
+    yield from _check_position_budget(spec)
+    yield from _check_engine_settings(spec)
 
 
 # Rewards ---------------------------------------------------------------------------------------
 
 
-def _rewards(spec: ExperimentSpec) -> Iterator[Problem]:
+def _check_reward_settings(spec: ExperimentSpec) -> Iterator[SpecProblem]:
     turn, whole = spec.rewards.turn, spec.rewards.global_
     if not turn and not whole:
-        yield Problem(("rewards",), "rewards is empty: name at least one under rewards.turn")
+        yield SpecProblem(("rewards",), "rewards is empty: name at least one under rewards.turn")
         return
     if all(name.startswith("_") for name in (*turn, *whole)):
-        yield Problem(
+        yield SpecProblem(
             ("rewards", "turn" if turn else "global"),
             "nothing to learn from: every reward's name begins with '_', and those are never "
             "summed",
@@ -52,7 +52,7 @@ def _rewards(spec: ExperimentSpec) -> Iterator[Problem]:
         )
     for name in whole:
         if name in turn:
-            yield Problem(
+            yield SpecProblem(
                 ("rewards", "global", name),
                 f"rewards.global.{name} has the name of a turn reward, so records could not tell "
                 "them apart",
@@ -69,48 +69,48 @@ def _rewards(spec: ExperimentSpec) -> Iterator[Problem]:
                 f"rewards.turn.{name}.turn is {reward.turn!r}, but schedule "
                 f"{spec.rollout.schedule!r} has only {', '.join(turns)}"
             )
-            yield Problem(("rewards", "turn", name, "turn"), message, turns)
+            yield SpecProblem(("rewards", "turn", name, "turn"), message, turns)
     everyone: dict[str, _AnyReward] = {**whole, **turn}
     for name, one in everyone.items():
-        for key, other in _reads(one).items():
-            yield from _read(name, key, other, everyone, turns)
-    yield from _circles(everyone)
-    yield from _judge(spec)
+        for key, other in _list_read_rewards(one).items():
+            yield from _check_reward_reference(name, key, other, everyone, turns)
+    yield from _check_reward_cycles(everyone)
+    yield from _check_evaluation_judge(spec)
     if HELD_OUT in spec.evaluation.variants:
-        yield Problem(
+        yield SpecProblem(
             ("evaluation", "variants", HELD_OUT),
             f"evaluation.variants.{HELD_OUT} has the name of the task's own held-out set",
             help="call it something else",
         )
 
 
-def _reads(reward: _AnyReward) -> dict[str, str]:
+def _list_read_rewards(reward: _AnyReward) -> dict[str, str]:
     """The rewards that must be known before this one, by the key that names them."""
     named = {"of": reward.of, "requires": reward.requires}
     return {key: name for key, name in named.items() if name is not None}
 
 
-def _label(name: str, reward: _AnyReward) -> tuple[str, str, str]:
+def _get_reward_path(name: str, reward: _AnyReward) -> tuple[str, str, str]:
     return ("rewards", "turn" if isinstance(reward, TurnReward) else "global", name)
 
 
-def _read(
+def _check_reward_reference(
     name: str, key: str, other: str, rewards: Mapping[str, _AnyReward], turns: tuple[str, ...]
-) -> Iterator[Problem]:
+) -> Iterator[SpecProblem]:
     """What is wrong with one `of` or `requires`, circles aside."""
     mine, theirs = rewards[name], rewards.get(other)
-    path = (*_label(name, mine), key)
+    path = (*_get_reward_path(name, mine), key)
     label = ".".join(path)
     within = isinstance(mine, TurnReward)
     known = [n for n, r in rewards.items() if not within or isinstance(r, TurnReward)]
     if other == name:
-        yield Problem(
+        yield SpecProblem(
             path, f"{label} is the reward itself", help=f"name another reward, or drop `{key}`"
         )
     elif theirs is None or (within and not isinstance(theirs, TurnReward)):
         what = "a turn reward" if within else "a reward"
         message = f"{label} is {other!r}, which is not {what}; there are: {', '.join(known)}"
-        yield Problem(path, message, tuple(n for n in known if n != name))
+        yield SpecProblem(path, message, tuple(n for n in known if n != name))
     elif isinstance(mine, TurnReward) and isinstance(theirs, TurnReward):
         known_turns = mine.turn in turns and theirs.turn in turns
         if known_turns and turns.index(theirs.turn) > turns.index(mine.turn):
@@ -118,27 +118,31 @@ def _read(
                 f"{label} is {other!r}, which scores a later turn: {theirs.turn} after {mine.turn}"
             )
             help_ = "a reward reads rewards of its own turn and of earlier ones"
-            yield Problem(path, message, help=help_)
+            yield SpecProblem(path, message, help=help_)
 
 
-def _circles(rewards: Mapping[str, _AnyReward]) -> Iterator[Problem]:
+def _check_reward_cycles(rewards: Mapping[str, _AnyReward]) -> Iterator[SpecProblem]:
     """One problem per circle of `of` and `requires`, at its first reward."""
     reads = {
-        name: {o: key for key, o in _reads(reward).items() if o in rewards and o != name}
+        name: {
+            o: key for key, o in _list_read_rewards(reward).items() if o in rewards and o != name
+        }
         for name, reward in rewards.items()
     }
-    while circle := _circle(reads):
+    while circle := _find_cycle(reads):
         first = min(circle, key=list(reads).index)
         at = circle.index(first)
         names = [*circle[at:], *circle[:at], first]
         key = reads[first][names[1]]
-        path = (*_label(first, rewards[first]), key)
+        path = (*_get_reward_path(first, rewards[first]), key)
         message = f"{'.'.join(path)} goes round in a circle: {' → '.join(names)}"
-        yield Problem(path, message, help="a reward can be known only after those that it reads")
+        yield SpecProblem(
+            path, message, help="a reward can be known only after those that it reads"
+        )
         reads = {name: others for name, others in reads.items() if name not in circle}
 
 
-def _circle(reads: Mapping[str, Mapping[str, str]]) -> list[str]:
+def _find_cycle(reads: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Names of rewards each of which reads the next, and the last the first; or nothing."""
     try:
         TopologicalSorter(reads).prepare()
@@ -147,7 +151,7 @@ def _circle(reads: Mapping[str, Mapping[str, str]]) -> list[str]:
     return []
 
 
-def _judge(spec: ExperimentSpec) -> Iterator[Problem]:
+def _check_evaluation_judge(spec: ExperimentSpec) -> Iterator[SpecProblem]:
     rewards, judge = spec.rewards.turn, spec.evaluation.correct
     first = spec.rollout.turns[0]
     path = ("evaluation", "correct")
@@ -157,22 +161,24 @@ def _judge(spec: ExperimentSpec) -> Iterator[Problem]:
             f"evaluation.correct is {judge!r}, which is not a reward; "
             f"there are: {', '.join(names) or 'none'}"
         )
-        yield Problem(path, message, names)
+        yield SpecProblem(path, message, names)
     elif judge in rewards and isinstance(spec.rollout, ManyTurn):
         message = f"evaluation.correct is {judge!r}, which scores turns"
         help_ = "it must say whether a whole rollout is right: name one of rewards.global"
-        yield Problem(path, message, tuple(spec.rewards.global_), help=help_)
+        yield SpecProblem(path, message, tuple(spec.rewards.global_), help=help_)
     elif judge in rewards and rewards[judge].turn in spec.rollout.turns[1:]:
         message = f"evaluation.correct is {judge!r}, which scores {rewards[judge].turn} turns"
         good = tuple(name for name, reward in rewards.items() if reward.turn == first)
         help_ = f"it must say whether an {first} is correct"
-        yield Problem(path, message, good, help=help_, against=("rewards", "turn", judge, "turn"))
+        yield SpecProblem(
+            path, message, good, help=help_, against=("rewards", "turn", judge, "turn")
+        )
 
 
 # The rest --------------------------------------------------------------------------------------
 
 
-def _entropy(spec: ExperimentSpec) -> Iterator[Problem]:
+def _check_entropy_bonus(spec: ExperimentSpec) -> Iterator[SpecProblem]:
     bonus = spec.loss.entropy
     spans = [s for turn in spec.rollout.turn_specs.values() for s in turn.spans]
     if bonus is not None and bonus.span is not None and bonus.span not in spans:
@@ -180,20 +186,20 @@ def _entropy(spec: ExperimentSpec) -> Iterator[Problem]:
             f"loss.entropy.span is {bonus.span!r}, but the turns declare "
             f"{', '.join(spans) or 'no spans'}"
         )
-        yield Problem(("loss", "entropy", "span"), message, tuple(spans))
+        yield SpecProblem(("loss", "entropy", "span"), message, tuple(spans))
 
 
-def _loss(spec: ExperimentSpec) -> Iterator[Problem]:
+def _check_loss_settings(spec: ExperimentSpec) -> Iterator[SpecProblem]:
     loss = spec.loss
     if loss.kl is not None and spec.credit.use_kl_in_reward:
-        yield Problem(
+        yield SpecProblem(
             ("loss", "kl"),
             "loss.kl and credit.use_kl_in_reward are both on: KL would be paid twice",
             help="as a penalty, or as part of the reward: drop one of them",
             against=("credit", "use_kl_in_reward"),
         )
     if loss.correction is not None and loss.old_logprobs != "learner":
-        yield Problem(
+        yield SpecProblem(
             ("loss", "correction"),
             "loss.correction weighs the learner's old log-probabilities against the sampler's, but "
             f"loss.old_logprobs is {loss.old_logprobs!r}: they would be the same",
@@ -201,7 +207,7 @@ def _loss(spec: ExperimentSpec) -> Iterator[Problem]:
             against=("loss", "old_logprobs"),
         )
     if loss.constant_length is not None and loss.aggregate != "constant":
-        yield Problem(
+        yield SpecProblem(
             ("loss", "constant_length"),
             f"loss.constant_length is {loss.constant_length}, but loss.aggregate "
             f"{loss.aggregate!r} divides by no constant",
@@ -210,13 +216,13 @@ def _loss(spec: ExperimentSpec) -> Iterator[Problem]:
         )
 
 
-def _probe(spec: ExperimentSpec) -> Iterator[Problem]:
+def _check_probe_settings(spec: ExperimentSpec) -> Iterator[SpecProblem]:
     if spec.probe is None:
         return
     first, *_ = spec.rollout.turns
     spans = spec.rollout.turn_specs[first].spans
     if isinstance(spec.rollout, ManyTurn):
-        yield Problem(
+        yield SpecProblem(
             ("probe",),
             "probe needs reasoning that stands before an answer in one turn: schedule "
             f"{spec.rollout.schedule!r} has several",
@@ -229,9 +235,9 @@ def _probe(spec: ExperimentSpec) -> Iterator[Problem]:
             f"probe.span is {spec.probe.span!r}, but rollout.{first}.spans has "
             f"{', '.join(spans) or 'none'}: there would be no reasoning to cut"
         )
-        yield Problem(("probe", "span"), message, tuple(spans))
+        yield SpecProblem(("probe", "span"), message, tuple(spans))
     if f"</{spec.probe.span}>" not in spec.probe.force:
-        yield Problem(
+        yield SpecProblem(
             ("probe", "force"),
             f"probe.force is {spec.probe.force!r}, which does not end the reasoning by "
             f"</{spec.probe.span}>",
@@ -240,7 +246,7 @@ def _probe(spec: ExperimentSpec) -> Iterator[Problem]:
         )
     name = spec.probe.close.strip("</>")
     if spec.probe.close != f"</{name}>" or not spec.probe.force.rstrip().endswith(f"<{name}>"):
-        yield Problem(
+        yield SpecProblem(
             ("probe", "close"),
             f"probe.close is {spec.probe.close!r}, which is not the closing tag of what probe.force"
             f" opens, {spec.probe.force!r}",
@@ -249,11 +255,11 @@ def _probe(spec: ExperimentSpec) -> Iterator[Problem]:
         )
 
 
-def _horizon(spec: ExperimentSpec) -> Iterator[Problem]:
+def _check_kl_horizon(spec: ExperimentSpec) -> Iterator[SpecProblem]:
     adaptive = spec.credit.kl_adaptive
     rows = spec.rollout.rows_per_step
     if adaptive is not None and 0.2 * rows >= adaptive.horizon:
-        yield Problem(
+        yield SpecProblem(
             ("credit", "kl_adaptive", "horizon"),
             f"credit.kl_adaptive.horizon is {adaptive.horizon:g}, but a step has up to {rows} "
             "rollouts: β would be multiplied by 1 - 0.2 · rollouts / horizon, which is not "
@@ -262,7 +268,7 @@ def _horizon(spec: ExperimentSpec) -> Iterator[Problem]:
         )
 
 
-def _ranks(spec: ExperimentSpec) -> Iterator[Problem]:
+def _check_rank_counts(spec: ExperimentSpec) -> Iterator[SpecProblem]:
     ranks = spec.runner.ranks
     shared = {("evaluation", "problems"): spec.evaluation.problems}
     if spec.probe is not None:
@@ -277,17 +283,17 @@ def _ranks(spec: ExperimentSpec) -> Iterator[Problem]:
                 "sample"
             )
             help_ = f"{name}: {ranks} or more, or runner.ranks: {count} or fewer"
-            yield Problem(path, message, help=help_, against=("runner", "ranks"))
+            yield SpecProblem(path, message, help=help_, against=("runner", "ranks"))
 
 
-def _length(spec: ExperimentSpec) -> Iterator[Problem]:
+def _check_position_budget(spec: ExperimentSpec) -> Iterator[SpecProblem]:
     if not isinstance(spec.model, Tiny):
         return
     budgets = spec.rollout.budgets
     total, room = sum(budgets.values()), spec.model.max_position
     first = next(iter(budgets.values()))
     if spec.probe is not None and first + spec.probe.max_new_tokens >= room > total:
-        yield Problem(
+        yield SpecProblem(
             ("probe", "max_new_tokens"),
             f"probe.max_new_tokens is {spec.probe.max_new_tokens}, behind reasoning of up to "
             f"{first} tokens: that and a prompt do not fit into model.max_position "
@@ -298,7 +304,7 @@ def _length(spec: ExperimentSpec) -> Iterator[Problem]:
     if total >= room:
         turns = ", ".join(f"{turn} {budget}" for turn, budget in budgets.items())
         longest = max(budgets, key=lambda turn: budgets[turn])
-        yield Problem(
+        yield SpecProblem(
             ("model", "max_position"),
             f"model.max_position is {room}, but the turns may take {total} tokens ({turns}), which "
             "leaves no room for a prompt",
@@ -308,13 +314,13 @@ def _length(spec: ExperimentSpec) -> Iterator[Problem]:
         )
 
 
-def _engine(spec: ExperimentSpec) -> Iterator[Problem]:
+def _check_engine_settings(spec: ExperimentSpec) -> Iterator[SpecProblem]:
     """What vLLM would change without a word, or cannot do on the CPU."""
-    if not isinstance(spec.sampler, VllmSampler):
+    if not isinstance(spec.sampler, VllmSamplerSpec):
         return
     if spec.runner.device == "cpu" and spec.sampler.needs_gpu:
         key = "colocate" if not spec.sampler.colocate else "weight_transfer"
-        yield Problem(
+        yield SpecProblem(
             ("sampler", key),
             f"sampler.{key} is {str(getattr(spec.sampler, key)).lower()}, which is for GPUs",
             help="leave it out",
@@ -322,7 +328,7 @@ def _engine(spec: ExperimentSpec) -> Iterator[Problem]:
         )
     for kind, turn in spec.rollout.turn_specs.items():
         if turn.temperature < COLDEST:
-            yield Problem(
+            yield SpecProblem(
                 ("rollout", kind, "temperature"),
                 f"rollout.{kind}.temperature is {turn.temperature:g}, and vLLM knows none below "
                 f"{COLDEST:g}",

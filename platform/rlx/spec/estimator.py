@@ -13,7 +13,7 @@ from rlx.spec.base import Strict
 
 __all__ = [
     "Alpha",
-    "Confidence",
+    "ConfidenceSpec",
     "DrGrpo",
     "EnvironmentTokens",
     "Gae",
@@ -83,7 +83,7 @@ class _Compares(_Centres):
 class Grpo(_Compares):
     """Score minus the mean of its group, over the group's deviation unless only centred."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:grpo"
+    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_grpo"
 
     normalize: Normalize = "std"
     """std divides by the group's deviation, center does not."""
@@ -103,7 +103,7 @@ class Grpo(_Compares):
 class Uniform(_Compares):
     """Mean turn reward plus global rewards, normalised in the group, alike on every token."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:uniform"
+    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_uniform"
     reads: ClassVar[Reading] = "turns"
 
 
@@ -116,19 +116,19 @@ class DrGrpo(_Centres):
 class Rloo(_Centres):
     """Score minus the mean of the others of its group."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:rloo"
+    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_rloo"
 
 
 class Opo(_Centres):
     """Score minus the mean of its group weighted by length."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:opo"
+    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_opo"
 
 
 class Gpg(_Centres):
     """Score minus the mean of its group, scaled up by the share of groups without signal."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:gpg"
+    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_gpg"
 
     alpha: Alpha = "groups"
     """What is counted: groups whose scores differ (the paper), or scores that are not 0 (verl)."""
@@ -151,7 +151,7 @@ class PassAtK(_Compares):
 class Remax(Estimator):
     """Score minus that of the greedy answer to the same prompt."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:remax"
+    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_remax"
     needs: ClassVar[frozenset[str]] = frozenset({"greedy_baseline"})
 
 
@@ -182,7 +182,7 @@ class MtGrpo(_Compares):
 class Gigpo(_Compares):
     """Rollouts against rollouts of the prompt, plus turns against turns from the same state."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:gigpo"
+    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_gigpo"
     reads: ClassVar[Reading] = "turns"
 
     normalize: Normalize = "center"
@@ -205,7 +205,7 @@ class TreeGrpo(_Compares):
 class Gae(Estimator):
     """Generalised advantage estimation over a critic's values (PPO)."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:gae"
+    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_gae"
     reads: ClassVar[Reading] = "token_rewards"
     needs: ClassVar[frozenset[str]] = frozenset({"values"})
 
@@ -262,11 +262,11 @@ class ReinforcePlusPlusBaseline(_Centres):
 class VinePpo(Estimator):
     """What each step of reasoning changed in the Monte-Carlo chance of success."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:vineppo"
+    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_vineppo"
     needs: ClassVar[frozenset[str]] = frozenset({"mc_values"})
 
 
-class Confidence(_Comparison):
+class ConfidenceSpec(_Comparison):
     """How confidences are compared with their siblings, the confidences of the same answer."""
 
     normalize: Normalize = "center"
@@ -280,7 +280,7 @@ class TwoLevel(_Compares):
 
     normalize: Normalize = "std"
     """Of answers: std divides by the deviation, center does not."""
-    confidence: Confidence = Confidence.model_construct()
+    confidence: ConfidenceSpec = ConfidenceSpec.model_construct()
     """The same conventions for confidences within one answer; not divided by σ unless asked."""
     second_level: SecondLevel = "none"
     """What is done to the advantages of confidences after that: divided by one deviation for all of
@@ -298,7 +298,7 @@ class TwoLevel(_Compares):
     def refuses_one(self, turn: str) -> bool:
         return self._level(turn).singleton == "refuse"
 
-    def _level(self, turn: str) -> "Confidence | TwoLevel":
+    def _level(self, turn: str) -> "ConfidenceSpec | TwoLevel":
         return self.confidence if turn == "confidence" else self
 
     def warnings(self) -> Sequence[str]:

@@ -10,8 +10,8 @@ from typing import Any, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import to_json
 
-from rlx.spec.base import Contradiction, Problem, Strict
-from rlx.spec.consistency import contradictions
+from rlx.spec.base import Contradiction, SpecProblem, Strict
+from rlx.spec.consistency import find_contradictions
 from rlx.spec.credit import CreditSpec
 from rlx.spec.loss import LossSpec
 from rlx.spec.model import ModelSpec
@@ -26,7 +26,7 @@ from rlx.spec.training import (
     RunnerSpec,
     SamplerSpec,
     TrackingSpec,
-    TransformersSampler,
+    TransformersSamplerSpec,
 )
 
 __all__ = ["EstimatorUse", "ExperimentSpec", "MaskUse"]
@@ -81,7 +81,7 @@ class ExperimentSpec(Strict):
     optimizer: OptimizerSpec = OptimizerSpec.model_construct()
     phases: tuple[PhaseSpec, ...] = Field(min_length=1)
     runner: RunnerSpec = RunnerSpec.model_construct()
-    sampler: SamplerSpec = TransformersSampler.model_construct()
+    sampler: SamplerSpec = TransformersSamplerSpec.model_construct()
     evaluation: EvaluationSpec = EvaluationSpec.model_construct()
     probe: ProbeSpec | None = None
     tracking: TrackingSpec = TrackingSpec.model_construct()
@@ -95,20 +95,20 @@ class ExperimentSpec(Strict):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        problems = [*contradictions(self), *self._phase_problems()]
+        problems = [*find_contradictions(self), *self._phase_problems()]
         if problems:
             raise Contradiction(*problems)
         return self
 
-    def _phase_problems(self) -> Iterator[Problem]:
+    def _phase_problems(self) -> Iterator[SpecProblem]:
         names: set[str] = set()
         for number, phase in enumerate(self.phases):
             path = ("phases", number)
             if phase.name in names:
                 message = f"phases.{number}.name is {phase.name!r}, as an earlier phase is called"
-                yield Problem((*path, "name"), message)
+                yield SpecProblem((*path, "name"), message)
             names.add(phase.name)
-            tree, misplaced = self._laid(phase)
+            tree, misplaced = self._apply_phase(phase)
             for problem in misplaced:
                 message = f"{problem.message} (phase '{phase.name}')"
                 yield replace(problem, path=(*path, *problem.path), message=message)
@@ -117,7 +117,7 @@ class ExperimentSpec(Strict):
                     ExperimentSpec.model_validate_json(to_json(tree), strict=True)
             except ValidationError as error:
                 message = f"phases.{number}.set does not fit: {error}"
-                yield Problem(path, message, cause=error, data=tree)
+                yield SpecProblem(path, message, cause=error, data=tree)
 
     @property
     def steps(self) -> int:
@@ -146,16 +146,18 @@ class ExperimentSpec(Strict):
         Raises:
             ValueError: a path names nothing, or something that is fixed for the whole run.
         """
-        tree, misplaced = self._laid(phase)
+        tree, misplaced = self._apply_phase(phase)
         if misplaced:
             raise Contradiction(*misplaced)
         return ExperimentSpec.model_validate_json(to_json(tree), strict=True)
 
-    def _laid(self, phase: PhaseSpec) -> tuple[dict[str, Any], list[Problem]]:
+    def _apply_phase(self, phase: PhaseSpec) -> tuple[dict[str, Any], list[SpecProblem]]:
         """The resolved spec with the phase's values laid over it, not yet checked; and what of them
         has no place in it."""
-        tree = self.resolved()
-        misplaced = [p for path, value in phase.set.items() if (p := _lay(tree, path, value))]
+        tree = self.dump_resolved()
+        misplaced = [
+            p for path, value in phase.set.items() if (p := _set_phase_value(tree, path, value))
+        ]
         tree["phases"] = [{"name": phase.name, "steps": phase.steps}]
         said = tree["rollout"].get("schedule") if isinstance(tree["rollout"], dict) else None
         kind = _SCHEDULES.get(str(said))
@@ -171,7 +173,7 @@ class ExperimentSpec(Strict):
         What the phase itself says stays, whatever it is: that is for validation to judge.
         """
 
-        def untouched(*path: str) -> bool:
+        def is_untouched(*path: str) -> bool:
             whole = ".".join(path)
             return not any(
                 f"{s}.".startswith(f"{whole}.") or f"{whole}.".startswith(f"{s}.") for s in said
@@ -179,26 +181,26 @@ class ExperimentSpec(Strict):
 
         rollout, former = tree["rollout"], type(self.rollout).model_fields
         for key in former.keys() - kind.model_fields.keys():
-            if untouched("rollout", key):
+            if is_untouched("rollout", key):
                 rollout.pop(key, None)
         for name, reward in self.rewards.turn.items():
             kinds = (reward.turn,) if kind is ManyTurn else (*kind.counts, EVERY_TURN)
-            if reward.turn not in kinds and untouched("rewards", "turn", name):
+            if reward.turn not in kinds and is_untouched("rewards", "turn", name):
                 tree["rewards"]["turn"].pop(name, None)
         turns = [t for turn in kind.counts if isinstance(t := rollout.get(turn), dict)]
         spans = [span for turn in turns for span in turn.get("spans") or ()]
         bonus = self.loss.entropy
-        if bonus and bonus.span and bonus.span not in spans and untouched("loss", "entropy"):
+        if bonus and bonus.span and bonus.span not in spans and is_untouched("loss", "entropy"):
             tree["loss"]["entropy"] = None
 
-    def resolved(self) -> dict[str, Any]:
+    def dump_resolved(self) -> dict[str, Any]:
         """The whole spec, defaults included, as plain JSON values under their YAML keys."""
         return self.model_dump(mode="json", by_alias=True)
 
     @property
     def digest(self) -> str:
         """16 hex digits over everything that decides results, except the seed."""
-        said = {k: v for k, v in self.resolved().items() if k not in _NOT_IN_DIGEST}
+        said = {k: v for k, v in self.dump_resolved().items() if k not in _NOT_IN_DIGEST}
         text = json.dumps(said, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -210,7 +212,7 @@ _SCHEDULES: dict[str, type[Single | TwoTurn | ManyTurn]] = {
 }
 
 
-def _lay(tree: dict[str, Any], path: str, value: Any) -> Problem | None:
+def _set_phase_value(tree: dict[str, Any], path: str, value: Any) -> SpecProblem | None:
     """Puts one of a phase's values into the resolved tree; returns why it cannot go there.
 
     Mappings that are not there yet are made, as by `--set`: whether they may be is for validation.
@@ -218,11 +220,11 @@ def _lay(tree: dict[str, Any], path: str, value: Any) -> Problem | None:
     head, *rest = path.split(".")
     place = ("set", path)
     if head in _FIXED_IN_PHASES:
-        return Problem(place, f"{path!r} cannot differ between phases", kind="unknown_key")
+        return SpecProblem(place, f"{path!r} cannot differ between phases", kind="unknown_key")
     if head not in ExperimentSpec.model_fields or not all(rest):
         names = (key for key in ExperimentSpec.model_fields if key not in _FIXED_IN_PHASES)
         near = tuple(".".join((name, *rest)) for name in names)
-        return Problem(place, f"there is no {path!r}", near, kind="unknown_key")
+        return SpecProblem(place, f"there is no {path!r}", near, kind="unknown_key")
     node = tree
     for number, key in enumerate((head, *rest)[:-1], 1):
         if node.get(key) is None:
@@ -230,7 +232,7 @@ def _lay(tree: dict[str, Any], path: str, value: Any) -> Problem | None:
         if not isinstance(node[key], dict):
             above = ".".join((head, *rest)[:number])
             message = f"there is no {path!r}: {above!r} has no keys"
-            return Problem(place, message, kind="unknown_key")
+            return SpecProblem(place, message, kind="unknown_key")
         node = node[key]
     node[(head, *rest)[-1]] = value
     return None

@@ -28,7 +28,7 @@ class ModelTokens(Mask):
 class Effective(Mask):
     """Design 000's rule: model tokens in multi-turn runs with `state_masking`, else everything."""
 
-    implementation: ClassVar[str] = "rlx.mask:effective"
+    implementation: ClassVar[str] = "rlx.mask:select_effective_tokens"
     beyond_own: ClassVar[bool] = True
 
     state_masking: bool = True

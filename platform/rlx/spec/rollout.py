@@ -44,7 +44,7 @@ class DynamicSampling(Strict):
     """At most so many draws of `prompts_per_step` for one step; then it trains on what it has."""
 
 
-class _Rollout(Strict):
+class _RolloutSpecBase(Strict):
     counts: ClassVar[Mapping[str, str]] = {}
     """For every kind of turn that is asked for, the key that says how many are sampled."""
 
@@ -82,7 +82,7 @@ class _Rollout(Strict):
         return rows
 
 
-class Single(_Rollout):
+class Single(_RolloutSpecBase):
     """Prompt, then answers."""
 
     counts: ClassVar[Mapping[str, str]] = {"answer": "num_generations_answer"}
@@ -93,7 +93,7 @@ class Single(_Rollout):
     answer: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
 
 
-class TwoTurn(_Rollout):
+class TwoTurn(_RolloutSpecBase):
     """Prompt, answers, and below each answer a question with several confidences."""
 
     counts: ClassVar[Mapping[str, str]] = {
@@ -128,7 +128,7 @@ class ForcedAnswer(Strict):
     """null is that of the other turns."""
 
 
-class ManyTurn(_Rollout):
+class ManyTurn(_RolloutSpecBase):
     """Prompt, then rollouts of many turns, each answered by an environment."""
 
     counts: ClassVar[Mapping[str, str]] = {"turn": "num_generations"}

@@ -15,9 +15,9 @@ from pydantic import Field, ValidationError
 from pydantic_core import to_json
 
 from rlx.spec.base import Strict
-from rlx.spec.diagnostic import refusal
-from rlx.spec.place import locate
-from rlx.spec.reader import read_document
+from rlx.spec.reading.diagnostics import build_refusal
+from rlx.spec.reading.locations import locate_diagnostic
+from rlx.spec.reading.reader import read_document
 from rlx.spec.training import VariantName
 
 __all__ = ["OWN_SUITE", "SetSpec", "SuiteSpec", "read_suite"]
@@ -63,7 +63,11 @@ def read_suite(path: Path) -> SuiteSpec:
     try:
         return SuiteSpec.model_validate_json(to_json(document.tree), strict=True)
     except ValidationError as error:
-        from rlx.spec.explain import explain  # only where something is wrong
+        from rlx.spec.reading.explain import (
+            explain_validation_error,  # only where something is wrong
+        )
 
-        faults = explain(error, SuiteSpec, document.tree)
-        raise refusal([locate(f, document) for f in faults], document.file) from None
+        faults = explain_validation_error(error, SuiteSpec, document.tree)
+        raise build_refusal(
+            [locate_diagnostic(f, document) for f in faults], document.file
+        ) from None

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from rlx.spec.base import Betas, Strict
-from rlx.spec.diagnostic import without_password
 from rlx.spec.launcher import LauncherSpec, Local, Slurm
+from rlx.spec.reading.diagnostics import without_password
 
 __all__ = [
     "CheckpointSpec",
@@ -17,8 +17,8 @@ __all__ = [
     "RunnerSpec",
     "SamplerSpec",
     "TrackingSpec",
-    "TransformersSampler",
-    "VllmSampler",
+    "TransformersSamplerSpec",
+    "VllmSamplerSpec",
 ]
 
 
@@ -122,7 +122,7 @@ class RunnerSpec(Strict):
         return self
 
 
-class TransformersSampler(Strict):
+class TransformersSamplerSpec(Strict):
     """Samples with the model's own transformers implementation, forking caches at branches."""
 
     engine: Literal["transformers"] = "transformers"
@@ -134,7 +134,7 @@ COLDEST = 0.01
 """The lowest temperature of vLLM, to which it raises lower ones."""
 
 
-class VllmSampler(Strict):
+class VllmSamplerSpec(Strict):
     """Samples with vLLM, in a process of its own beside every rank."""
 
     engine: Literal["vllm"]
@@ -178,7 +178,7 @@ def _by_engine(said: Any) -> Any:
     return said
 
 
-_Engines = Annotated[TransformersSampler | VllmSampler, Field(discriminator="engine")]
+_Engines = Annotated[TransformersSamplerSpec | VllmSamplerSpec, Field(discriminator="engine")]
 
 SamplerSpec = Annotated[_Engines, BeforeValidator(_by_engine, json_schema_input_type=_Engines)]
 """`engine` may be left out for that of transformers."""

@@ -28,11 +28,11 @@ __all__ = [
     "check_placement",
     "check_reward",
     "check_task",
-    "checks",
     "environment_checks",
     "estimator_checks",
     "example_batch",
     "example_inputs",
+    "list_plugin_checks",
     "mask_checks",
     "placement_checks",
     "reward_checks",
@@ -51,7 +51,7 @@ _WITH_TORCH = {
 }
 
 
-def checks(kind: Kind) -> tuple[Check, ...]:
+def list_plugin_checks(kind: Kind) -> tuple[Check, ...]:
     """The promises of a kind of plugin, in the order in which they are best checked."""
     given: tuple[Check, ...] = getattr(import_module(__name__), f"{kind}_checks")()
     return given

@@ -17,8 +17,8 @@ from unittest import SkipTest
 
 from rlx.plugin import Action, Environment, Episode, Plugin, Step
 from rlx.rollout import Fault, find_spans
-from rlx.testing.elsewhere import hosted
-from rlx.testing.promise import Check, Subject, common_checks, keep, made
+from rlx.testing.processes import open_environment_host
+from rlx.testing.promise import Check, Subject, build_subject_plugin, common_checks, run_checks
 from rlx.testing.rewards import HOSTILE_TEXTS
 
 __all__ = ["check_environment", "environment_checks"]
@@ -43,7 +43,7 @@ def check_environment(
         environment: a class, checked with the options of each of its examples, or a plugin made.
         problems: records of a task, to try besides its examples'.
     """
-    keep(environment_checks(problems), environment)
+    run_checks(environment_checks(problems), environment)
 
 
 def environment_checks(problems: Sequence[Mapping[str, Any]] | None = None) -> tuple[Check, ...]:
@@ -89,7 +89,7 @@ def environment_checks(problems: Sequence[Mapping[str, Any]] | None = None) -> t
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _EpisodeCase:
     """An environment and a rollout to try it with."""
 
     environment: Environment
@@ -107,19 +107,19 @@ class _Case:
             forced=forced,
         )
 
-    def played(self, *, watched: bool = False, fresh: bool = False) -> list[Step]:
+    def play_episode(self, *, watched: bool = False, fresh: bool = False) -> list[Step]:
         """The steps of the episode, up to the first that is done.
 
         Raises:
             AssertionError: the environment failed.
         """
-        environment: Any = _Watched(self.environment) if watched else self.environment
+        environment: Any = _WatchedEnvironment(self.environment) if watched else self.environment
         steps: list[Step] = []
-        with hosted(environment, fresh=fresh) as host:
+        with open_environment_host(environment, fresh=fresh) as host:
             state = self._well(host.reset([(self.episode.problem, _SEED)])[0], "its reset")
             for number, text in enumerate(self.episode.turns, start=1):
                 (step,) = host.step([(state, self.action(number, text))])
-                steps.append(self._well(step, f"turn {number}, {_short(text)}"))
+                steps.append(self._well(step, f"turn {number}, {_shorten_turn_text(text)}"))
                 if steps[-1].done:
                     break
                 state = steps[-1].state
@@ -134,7 +134,7 @@ class _Case:
         return f"'{self.episode.name}'"
 
 
-def _short(text: str) -> str:
+def _shorten_turn_text(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:59] + "…")
 
 
@@ -142,18 +142,21 @@ def _first_plugin(subject: Subject) -> Any:
     """The plugin itself, or its class with the options of the first example."""
     examples = getattr(subject, "examples", ())
     if isinstance(subject, Plugin) or not examples:
-        return made(subject)
-    return made(subject, examples[0].options)
+        return build_subject_plugin(subject)
+    return build_subject_plugin(subject, examples[0].options)
 
 
-def _examples(subject: Subject) -> list[_Case]:
+def _build_example_cases(subject: Subject) -> list[_EpisodeCase]:
     """Each with its own options."""
-    return [_Case(made(subject, e.options), e) for e in getattr(subject, "examples", ())]
+    return [
+        _EpisodeCase(build_subject_plugin(subject, e.options), e)
+        for e in getattr(subject, "examples", ())
+    ]
 
 
-def _cases(subject: Subject, given: _Given) -> list[_Case]:
+def _build_episode_cases(subject: Subject, given: _Given) -> list[_EpisodeCase]:
     """Its examples, and ordinary turns on the problems given; on none at all where it has none."""
-    examples = _examples(subject)
+    examples = _build_example_cases(subject)
     if isinstance(subject, Environment):
         examples = [replace(case, environment=subject) for case in examples]
     problems = given if given is not None else () if examples else ({},)
@@ -162,10 +165,10 @@ def _cases(subject: Subject, given: _Given) -> list[_Case]:
         Episode(name=f"problem {n}", problem=problem, turns=_ORDINARY, kinds=())
         for n, problem in enumerate(problems)
     )
-    return [*examples, *(_Case(plugin, episode) for episode in ordinary)]
+    return [*examples, *(_EpisodeCase(plugin, episode) for episode in ordinary)]
 
 
-class _Watched:
+class _WatchedEnvironment:
     """An environment that is caught at changing what it is given. Picklable, as that is."""
 
     def __init__(self, environment: Environment) -> None:
@@ -181,7 +184,7 @@ class _Watched:
         Raises:
             AssertionError: the problem is not as it was.
         """
-        before = _copied(problem)
+        before = _copy_by_pickle(problem)
         state = self.environment.reset(problem, seed)
         assert problem == before, "it changed the problem that it was given"
         return state
@@ -192,20 +195,22 @@ class _Watched:
         Raises:
             AssertionError: the state is not as it was, or the same again is answered otherwise.
         """
-        first, second = _copied(state), _copied(state)
+        first, second = _copy_by_pickle(state), _copy_by_pickle(state)
         step = self.environment.step(state, action)
         comparable = first == second
         assert not comparable or state == first, "it changed the state that it was given"
         again = self.environment.step(state, action)
-        assert _told(step) == _told(again), "given the same state again, it answers otherwise"
+        assert _drop_state(step) == _drop_state(again), (
+            "given the same state again, it answers otherwise"
+        )
         return step
 
 
-def _copied(value: Any) -> Any:
+def _copy_by_pickle(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))
 
 
-def _told(step: Step) -> Step:
+def _drop_state(step: Step) -> Step:
     return replace(step, state=None)
 
 
@@ -213,18 +218,18 @@ def _told(step: Step) -> Step:
 
 
 def _answers_with_steps(subject: Subject, given: _Given) -> None:
-    for case in _cases(subject, given):
-        case.played()
+    for case in _build_episode_cases(subject, given):
+        case.play_episode()
 
 
 def _keeps_its_examples(subject: Subject, given: _Given) -> None:
-    cases = _examples(subject)
+    cases = _build_example_cases(subject)
     if not cases:
         raise SkipTest("it has none; give it at least a gold, a poor and a hostile one")
     names = [case.episode.name for case in cases]
     assert len(set(names)) == len(names), f"two examples have one name: {sorted(names)}"
     for case in cases:
-        steps, promised = case.played(), case.episode
+        steps, promised = case.play_episode(), case.episode
         kinds = tuple(step.kind for step in steps)
         assert kinds == promised.kinds, f"{case} has turns {kinds}, not {promised.kinds}"
         ended = steps[-1].done
@@ -235,26 +240,30 @@ def _keeps_its_examples(subject: Subject, given: _Given) -> None:
 
 
 def _answers_the_same_again(subject: Subject, given: _Given) -> None:
-    for case in _cases(subject, given):
-        first, second, third = case.played(), case.played(), case.played(fresh=True)
+    for case in _build_episode_cases(subject, given):
+        first, second, third = (
+            case.play_episode(),
+            case.play_episode(),
+            case.play_episode(fresh=True),
+        )
         for name, other in (("the second time", second), ("in another process", third)):
-            same = [_told(s) for s in first] == [_told(s) for s in other]
+            same = [_drop_state(s) for s in first] == [_drop_state(s) for s in other]
             assert same, f"{case}: other steps {name}"
 
 
 def _leaves_states_alone(subject: Subject, given: _Given) -> None:
-    for case in _cases(subject, given):
-        case.played(watched=True)
+    for case in _build_episode_cases(subject, given):
+        case.play_episode(watched=True)
 
 
 def _bears_hostile_text(subject: Subject, given: _Given) -> None:
-    for case in _one_of_each(_cases(subject, given)):
-        with hosted(case.environment) as host:
+    for case in _one_of_each(_build_episode_cases(subject, given)):
+        with open_environment_host(case.environment) as host:
             (state,) = host.reset([(case.episode.problem, _SEED)])
             actions = [
                 (label, action)
                 for label, text in _HOSTILE.items()
-                for action in _hostile(case, text)
+                for action in _build_hostile_actions(case, text)
             ]
             steps = host.step([(state, action) for _, action in actions])
             for (label, _), step in zip(actions, steps, strict=True):
@@ -265,7 +274,7 @@ def _bears_hostile_text(subject: Subject, given: _Given) -> None:
                 assert not isinstance(step, Fault), f"the turn after hostile text: {step.reason}"
 
 
-def _hostile(case: _Case, text: str) -> Iterator[Action]:
+def _build_hostile_actions(case: _EpisodeCase, text: str) -> Iterator[Action]:
     """The text as a turn: as it stands, inside every span, and where an answer is forced."""
     plain = case.action(1, text)
     yield plain
@@ -273,7 +282,7 @@ def _hostile(case: _Case, text: str) -> Iterator[Action]:
     yield replace(plain, spans={}, forced=True)
 
 
-def _one_of_each(cases: Sequence[_Case]) -> Iterator[_Case]:
+def _one_of_each(cases: Sequence[_EpisodeCase]) -> Iterator[_EpisodeCase]:
     """The first case for each set of options."""
     seen = set()
     for case in cases:

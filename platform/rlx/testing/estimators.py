@@ -14,11 +14,17 @@ from torch import Tensor
 
 from rlx.batch import NO_TURN
 from rlx.credit import Credit, CreditInputs
-from rlx.credit.place import place
-from rlx.discovery.streams import needed
+from rlx.credit.place import place_rewards
+from rlx.discovery.streams import list_needed_streams
 from rlx.plugin import Estimator as EstimatorPlugin
 from rlx.plugin import Plugin
-from rlx.testing.promise import Check, bound, common_checks, keep, made
+from rlx.testing.promise import (
+    Check,
+    bind_implementation,
+    build_subject_plugin,
+    common_checks,
+    run_checks,
+)
 
 __all__ = ["check_estimator", "estimator_checks", "example_inputs"]
 
@@ -72,12 +78,12 @@ def example_inputs(seed: int = 0, *, dtype: torch.dtype = torch.float32) -> Cred
         step_ids=torch.where(turn_ids > 0, torch.arange(_LENGTH) // 3, -1),
         mc_values=torch.rand(rows, _LENGTH // 3 + 2, generator=rng, dtype=dtype),
     )
-    return _rows(_placed(inputs), torch.randperm(rows, generator=rng))
+    return _select_input_rows(_fill_token_rewards(inputs), torch.randperm(rows, generator=rng))
 
 
-def _placed(inputs: CreditInputs) -> CreditInputs:
+def _fill_token_rewards(inputs: CreditInputs) -> CreditInputs:
     """The same with token rewards that belong to its named ones."""
-    placed = place(
+    placed = place_rewards(
         inputs.turn_rewards,
         inputs.turn_present,
         inputs.global_rewards,
@@ -105,7 +111,7 @@ def check_estimator(estimator: Any) -> None:
         estimator: an `Estimator` plugin, the class or made; or a function that takes `CreditInputs`
             alone and returns `[B, T]` advantages.
     """
-    keep(estimator_checks(), estimator)
+    run_checks(estimator_checks(), estimator)
 
 
 def estimator_checks() -> tuple[Check, ...]:
@@ -150,25 +156,25 @@ def estimator_checks() -> tuple[Check, ...]:
 def _over_examples(run: Callable[[Estimator, CreditInputs], None], subject: Any) -> None:
     is_plugin = isinstance(subject, type | Plugin)
     named = {"greedy_baseline": "greedy_scores"}
-    wanted = {named.get(need, need) for need in (needed(subject) if is_plugin else ())}
-    if lacking := wanted - _tensors(example_inputs()).keys():
+    wanted = {named.get(need, need) for need in (list_needed_streams(subject) if is_plugin else ())}
+    if lacking := wanted - _get_input_tensors(example_inputs()).keys():
         raise SkipTest(f"it needs {', '.join(sorted(lacking))}, which no example here has")
     if run is _gives_nothing_for_equal_rewards and is_plugin and not _compares_rows(subject):
         raise SkipTest("it does not compare rows with each other")
-    function = bound(subject)
+    function = bind_implementation(subject)
 
-    def estimator(inputs: CreditInputs) -> Tensor:
+    def compute_advantages(inputs: CreditInputs) -> Tensor:
         given = function(inputs)
         return given.advantages if isinstance(given, Credit) else given
 
     for seed in _SEEDS:
         for dtype in (torch.float32, torch.float64):
-            run(estimator, example_inputs(seed, dtype=dtype))
+            run(compute_advantages, example_inputs(seed, dtype=dtype))
 
 
 def _compares_rows(subject: Any) -> bool:
     """Whether an estimator sees nothing but the rewards of rows."""
-    plugin: EstimatorPlugin = made(subject)
+    plugin: EstimatorPlugin = build_subject_plugin(subject)
     return not plugin.needs and plugin.reading() != "token_rewards"
 
 
@@ -179,9 +185,9 @@ def _keeps_shape_and_dtype(estimator: Estimator, inputs: CreditInputs) -> None:
 
 
 def _leaves_its_inputs_alone(estimator: Estimator, inputs: CreditInputs) -> None:
-    before = {name: tensor.clone() for name, tensor in _tensors(inputs).items()}
+    before = {name: tensor.clone() for name, tensor in _get_input_tensors(inputs).items()}
     estimator(inputs)
-    for name, tensor in _tensors(inputs).items():
+    for name, tensor in _get_input_tensors(inputs).items():
         assert torch.equal(tensor, before[name]), f"wrote into its input {name}"
 
 
@@ -203,7 +209,7 @@ def _gives_nothing_for_equal_rewards(estimator: Estimator, inputs: CreditInputs)
         global_rewards=torch.full_like(inputs.global_rewards, 0.7),
         state_ids=torch.where(present, torch.arange(_TURNS), -1),
     )
-    equal = _placed(equal)
+    equal = _fill_token_rewards(equal)
     _, slot, size = inputs.group_ids.unique(return_inverse=True, return_counts=True)
     advantages = estimator(equal)[size[slot] > 1]
     assert (advantages == 0).all(), "did not give exactly 0 in a group of equal rewards"
@@ -215,64 +221,70 @@ def _ignores_what_stands_outside_the_mask(estimator: Estimator, inputs: CreditIn
         name: torch.where(inputs.mask, inputs.stream(name), torch.nan) for name in names
     }
     poisoned = replace(inputs, **outside)
-    _same(estimator(poisoned), estimator(inputs), "let what stands outside the mask through")
+    _assert_same_values(
+        estimator(poisoned), estimator(inputs), "let what stands outside the mask through"
+    )
 
 
 def _ignores_row_order(estimator: Estimator, inputs: CreditInputs) -> None:
     order = torch.randperm(len(inputs.mask), generator=torch.Generator().manual_seed(1))
-    actual, expected = estimator(_rows(inputs, order)), estimator(inputs)[order]
-    _same(actual, expected, "depends on the order of rows")
+    actual, expected = estimator(_select_input_rows(inputs, order)), estimator(inputs)[order]
+    _assert_same_values(actual, expected, "depends on the order of rows")
 
 
 def _ignores_what_ids_are_called(estimator: Estimator, inputs: CreditInputs) -> None:
     renamed = replace(
         inputs, group_ids=10**12 - 7 * inputs.group_ids, tree_ids=3 - 5 * inputs.tree_ids
     )
-    _same(estimator(renamed), estimator(inputs), "depends on what groups are called")
+    _assert_same_values(estimator(renamed), estimator(inputs), "depends on what groups are called")
 
 
 def _ignores_padding(estimator: Estimator, inputs: CreditInputs) -> None:
     padded = replace(
         inputs,
-        mask=_widened(inputs.mask, False),
-        turn_ids=_widened(inputs.turn_ids, NO_TURN),
-        token_rewards=_widened(inputs.token_rewards, 0.0),
-        values=_widened(inputs.stream("values"), 0.0),
-        old_logprobs=_widened(inputs.stream("old_logprobs"), 0.0),
-        reference_logprobs=_widened(inputs.stream("reference_logprobs"), 0.0),
-        step_ids=_widened(inputs.stream("step_ids"), -1),
+        mask=_pad_input_tensor(inputs.mask, False),
+        turn_ids=_pad_input_tensor(inputs.turn_ids, NO_TURN),
+        token_rewards=_pad_input_tensor(inputs.token_rewards, 0.0),
+        values=_pad_input_tensor(inputs.stream("values"), 0.0),
+        old_logprobs=_pad_input_tensor(inputs.stream("old_logprobs"), 0.0),
+        reference_logprobs=_pad_input_tensor(inputs.stream("reference_logprobs"), 0.0),
+        step_ids=_pad_input_tensor(inputs.stream("step_ids"), -1),
     )
     more_turns = replace(
         inputs,
-        turn_rewards=_widened(inputs.turn_rewards, 0.0),
-        turn_present=_widened(inputs.turn_present, False),
-        state_ids=_widened(inputs.state_ids, -1),
+        turn_rewards=_pad_input_tensor(inputs.turn_rewards, 0.0),
+        turn_present=_pad_input_tensor(inputs.turn_present, False),
+        state_ids=_pad_input_tensor(inputs.state_ids, -1),
     )
     expected = estimator(inputs)
-    _same(estimator(padded)[:, :_LENGTH], expected, "depends on padding on the right")
+    _assert_same_values(estimator(padded)[:, :_LENGTH], expected, "depends on padding on the right")
     assert (estimator(padded)[:, _LENGTH:] == 0).all(), "gave advantage to padding"
-    _same(estimator(more_turns), expected, "depends on how many turns other rows have")
+    _assert_same_values(
+        estimator(more_turns), expected, "depends on how many turns other rows have"
+    )
 
 
 def _ignores_absent_rewards(estimator: Estimator, inputs: CreditInputs) -> None:
     poisoned = replace(
         inputs, turn_rewards=torch.where(inputs.turn_present, inputs.turn_rewards, torch.nan)
     )
-    _same(estimator(poisoned), estimator(inputs), "let the reward of an absent turn through")
+    _assert_same_values(
+        estimator(poisoned), estimator(inputs), "let the reward of an absent turn through"
+    )
 
 
-def _same(actual: Tensor, expected: Tensor, complaint: str) -> None:
+def _assert_same_values(actual: Tensor, expected: Tensor, complaint: str) -> None:
     torch.testing.assert_close(actual, expected, msg=complaint)
 
 
-def _tensors(inputs: CreditInputs) -> dict[str, Tensor]:
+def _get_input_tensors(inputs: CreditInputs) -> dict[str, Tensor]:
     return {name: value for name, value in vars(inputs).items() if isinstance(value, Tensor)}
 
 
-def _rows(inputs: CreditInputs, which: Tensor) -> CreditInputs:
-    chosen: dict[str, Any] = {name: t[which] for name, t in _tensors(inputs).items()}
+def _select_input_rows(inputs: CreditInputs, which: Tensor) -> CreditInputs:
+    chosen: dict[str, Any] = {name: t[which] for name, t in _get_input_tensors(inputs).items()}
     return replace(inputs, **chosen)
 
 
-def _widened(tensor: Tensor, fill: float) -> Tensor:
+def _pad_input_tensor(tensor: Tensor, fill: float) -> Tensor:
     return torch.cat([tensor, torch.full_like(tensor[:, :2], fill)], dim=1)

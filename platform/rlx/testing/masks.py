@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlx.batch import NO_TURN, TokenBatch, flatten
+from rlx.batch import NO_TURN, TokenBatch, build_token_batch
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, Author, RolloutTree, Segment, Span
-from rlx.testing.promise import Check, bound, common_checks, keep
+from rlx.testing.promise import Check, bind_implementation, common_checks, run_checks
 
 __all__ = ["check_mask", "example_batch", "mask_checks"]
 
@@ -33,7 +33,7 @@ def check_mask(mask: Any) -> None:
     Args:
         mask: a `Mask` plugin, the class or made; or a function that takes `TokenBatch` alone.
     """
-    keep(mask_checks(), mask)
+    run_checks(mask_checks(), mask)
 
 
 def mask_checks() -> tuple[Check, ...]:
@@ -62,7 +62,7 @@ def mask_checks() -> tuple[Check, ...]:
 
 
 def _over_examples(run: Callable[[Mask, TokenBatch], None], subject: Any) -> None:
-    mask = bound(subject)
+    mask = bind_implementation(subject)
     if run is _keeps_to_own_tokens and getattr(subject, "beyond_own", False):
         run = _keeps_to_the_response
     for seed in _SEEDS:
@@ -80,32 +80,32 @@ def example_batch(seed: int = 0) -> TokenBatch:
         below some of them; and trajectories with an environment's observations among their turns.
     """
     rng = random.Random(f"batch/{seed}")
-    return flatten([_tree(rng, number) for number in range(4)])
+    return build_token_batch([_sample_example_tree(rng, number) for number in range(4)])
 
 
-def _tree(rng: random.Random, number: int) -> RolloutTree:
-    segments = [_given(rng, NO_PARENT, "prompt")]
+def _sample_example_tree(rng: random.Random, number: int) -> RolloutTree:
+    segments = [_sample_context_segment(rng, NO_PARENT, "prompt")]
     for _ in range(rng.randint(1, 4)):
-        segments.append(_turn(rng, 0, 1, "query" if number == 3 else "answer"))
+        segments.append(_sample_policy_turn(rng, 0, 1, "query" if number == 3 else "answer"))
         above = len(segments) - 1
         if number == 3:
-            segments.append(_given(rng, above, "environment"))
-            segments.append(_turn(rng, above + 1, 2, "answer"))
+            segments.append(_sample_context_segment(rng, above, "environment"))
+            segments.append(_sample_policy_turn(rng, above + 1, 2, "answer"))
         elif rng.random() < 0.5:
-            segments.append(_given(rng, above, "prompt"))
+            segments.append(_sample_context_segment(rng, above, "prompt"))
             question = len(segments) - 1
             for _ in range(rng.randint(1, 3)):
-                segments.append(_turn(rng, question, 2, "confidence"))
+                segments.append(_sample_policy_turn(rng, question, 2, "confidence"))
     return RolloutTree(Problem(id=str(number), prompt="?", fields={}), tuple(segments))
 
 
-def _given(rng: random.Random, parent: int, author: Author) -> Segment:
+def _sample_context_segment(rng: random.Random, parent: int, author: Author) -> Segment:
     """What the policy did not write."""
     ids = tuple(rng.randint(1, 99) for _ in range(rng.randint(1, 4)))
     return Segment(parent=parent, author=author, token_ids=ids)
 
 
-def _turn(rng: random.Random, parent: int, number: int, kind: str) -> Segment:
+def _sample_policy_turn(rng: random.Random, parent: int, number: int, kind: str) -> Segment:
     length = rng.randint(1, 9)
     spans = {}
     for name in _SPANS[kind]:
@@ -145,13 +145,13 @@ def _keeps_to_the_response(mask: Mask, batch: TokenBatch) -> None:
 
 
 def _leaves_the_batch_alone(mask: Mask, batch: TokenBatch) -> None:
-    before = _map(batch, lambda _, tensor: tensor.clone())
+    before = _map_batch_tensors(batch, lambda _, tensor: tensor.clone())
     mask(batch)
     for name, was in vars(before).items():
-        assert _same(getattr(batch, name), was), f"wrote into batch.{name}"
+        assert _is_unchanged(getattr(batch, name), was), f"wrote into batch.{name}"
 
 
-def _same(now: Any, was: Any) -> bool:
+def _is_unchanged(now: Any, was: Any) -> bool:
     if isinstance(was, Tensor):
         return torch.equal(now, was)
     if isinstance(was, dict):
@@ -165,24 +165,24 @@ def _gives_the_same_again(mask: Mask, batch: TokenBatch) -> None:
 
 def _ignores_row_order(mask: Mask, batch: TokenBatch) -> None:
     order = torch.randperm(len(batch.rows), generator=torch.Generator().manual_seed(1))
-    moved = _map(batch, lambda _, tensor: tensor[order])
+    moved = _map_batch_tensors(batch, lambda _, tensor: tensor[order])
     moved = replace(moved, rows=tuple(batch.rows[i] for i in order.tolist()))
     assert torch.equal(mask(moved), mask(batch)[order]), "depends on the order of rows"
 
 
 def _ignores_padding(mask: Mask, batch: TokenBatch) -> None:
-    padded = mask(_map(batch, _widened))
+    padded = mask(_map_batch_tensors(batch, _pad_batch_tensor))
     length = batch.is_own.shape[1]
     assert torch.equal(padded[:, :length], mask(batch)), "depends on padding on the right"
 
 
-def _widened(name: str, tensor: Tensor) -> Tensor:
+def _pad_batch_tensor(name: str, tensor: Tensor) -> Tensor:
     if tensor.dim() == 1:
         return tensor
     return torch.cat([tensor, torch.full_like(tensor[:, :2], _PADDING.get(name, 0))], dim=1)
 
 
-def _map(batch: TokenBatch, change: Callable[[str, Tensor], Tensor]) -> TokenBatch:
+def _map_batch_tensors(batch: TokenBatch, change: Callable[[str, Tensor], Tensor]) -> TokenBatch:
     """The batch with `change(name, tensor)` of each of its tensors."""
     changed: dict[str, Any] = {}
     for name, value in vars(batch).items():

@@ -1,6 +1,6 @@
 """The promises of placements: functions that put the rewards of turns and rollouts on tokens.
 
-`check_placement(functools.partial(rlx.credit.place.place, placement="turn_end"))`
+`check_placement(functools.partial(rlx.credit.place.place_rewards, placement="turn_end"))`
 """
 
 from collections.abc import Callable
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from rlx.credit import CreditInputs
-from rlx.credit.place import Placed, mass
+from rlx.credit.place import Placed, sum_token_rewards
 from rlx.testing.estimators import example_inputs
-from rlx.testing.promise import Check, keep
+from rlx.testing.promise import Check, run_checks
 
 __all__ = ["check_placement", "placement_checks"]
 
@@ -28,9 +28,9 @@ def check_placement(place: Any) -> None:
 
     Args:
         place: called as `place(turn_rewards, turn_present, global_rewards, turn_ids, mask)`, as
-            `rlx.credit.place.place` with its options bound; gives a `Placed`.
+            `rlx.credit.place.place_rewards` with its options bound; gives a `Placed`.
     """
-    keep(placement_checks(), place)
+    run_checks(placement_checks(), place)
 
 
 def placement_checks() -> tuple[Check, ...]:
@@ -69,7 +69,7 @@ def _over_examples(run: Callable[[Place, CreditInputs], None], place: Any) -> No
             run(place, example_inputs(seed, dtype=dtype))
 
 
-def _of(place: Place, inputs: CreditInputs) -> Placed:
+def _place_input_rewards(place: Place, inputs: CreditInputs) -> Placed:
     return place(
         inputs.turn_rewards,
         inputs.turn_present,
@@ -80,13 +80,13 @@ def _of(place: Place, inputs: CreditInputs) -> Placed:
 
 
 def _keeps_shape(place: Place, inputs: CreditInputs) -> None:
-    tokens = _of(place, inputs).token_rewards
+    tokens = _place_input_rewards(place, inputs).token_rewards
     assert tokens.shape == inputs.mask.shape, "changed the shape [B, T]"
     assert tokens.dtype == inputs.turn_rewards.dtype, "changed the dtype of the rewards"
 
 
 def _is_silent_outside_the_mask(place: Place, inputs: CreditInputs) -> None:
-    tokens = _of(place, inputs).token_rewards
+    tokens = _place_input_rewards(place, inputs).token_rewards
     assert tokens.isfinite().all(), "is not finite although every reward is"
     assert not (tokens[~inputs.mask] != 0).any(), "gave reward to a token outside the mask"
 
@@ -95,8 +95,8 @@ def _loses_nothing_unseen(place: Place, inputs: CreditInputs) -> None:
     everything = replace(inputs, mask=inputs.turn_ids > 0)
     sums = []
     for given in (inputs, everything):
-        placed = _of(place, given)
-        sums.append(mass(placed.token_rewards, given.mask) + placed.lost)
+        placed = _place_input_rewards(place, given)
+        sums.append(sum_token_rewards(placed.token_rewards, given.mask) + placed.lost)
     torch.testing.assert_close(
         *sums, rtol=1e-4, atol=1e-4, msg="what is placed and lost depends on the mask"
     )
@@ -108,7 +108,10 @@ def _is_linear(place: Place, inputs: CreditInputs) -> None:
         turn_rewards=2 * inputs.turn_rewards,
         global_rewards=2 * inputs.global_rewards,
     )
-    one, two = _of(place, inputs).token_rewards, _of(place, twice).token_rewards
+    one, two = (
+        _place_input_rewards(place, inputs).token_rewards,
+        _place_input_rewards(place, twice).token_rewards,
+    )
     torch.testing.assert_close(2 * one, two, msg="is not linear in the rewards")
 
 
@@ -116,7 +119,10 @@ def _ignores_absent_rewards(place: Place, inputs: CreditInputs) -> None:
     poisoned = replace(
         inputs, turn_rewards=torch.where(inputs.turn_present, inputs.turn_rewards, torch.nan)
     )
-    actual, expected = _of(place, poisoned).token_rewards, _of(place, inputs).token_rewards
+    actual, expected = (
+        _place_input_rewards(place, poisoned).token_rewards,
+        _place_input_rewards(place, inputs).token_rewards,
+    )
     torch.testing.assert_close(actual, expected, msg="let the reward of an absent turn through")
 
 
@@ -125,23 +131,23 @@ def _ignores_row_order(place: Place, inputs: CreditInputs) -> None:
     moved: dict[str, Any] = {
         name: value[order] for name, value in vars(inputs).items() if isinstance(value, Tensor)
     }
-    actual = _of(place, replace(inputs, **moved)).token_rewards
-    expected = _of(place, inputs).token_rewards[order]
+    actual = _place_input_rewards(place, replace(inputs, **moved)).token_rewards
+    expected = _place_input_rewards(place, inputs).token_rewards[order]
     torch.testing.assert_close(actual, expected, msg="depends on the order of rows")
 
 
 def _ignores_padding(place: Place, inputs: CreditInputs) -> None:
-    def widened(tensor: Tensor, fill: int) -> Tensor:
+    def pad_token_tensor(tensor: Tensor, fill: int) -> Tensor:
         return torch.nn.functional.pad(tensor, (0, 2), value=fill)
 
     wide = place(
         inputs.turn_rewards,
         inputs.turn_present,
         inputs.global_rewards,
-        widened(inputs.turn_ids, -1),
-        widened(inputs.mask, False),
+        pad_token_tensor(inputs.turn_ids, -1),
+        pad_token_tensor(inputs.mask, False),
     ).token_rewards
     length = inputs.mask.shape[1]
-    expected = _of(place, inputs).token_rewards
+    expected = _place_input_rewards(place, inputs).token_rewards
     torch.testing.assert_close(wide[:, :length], expected, msg="depends on padding")
     assert (wide[:, length:] == 0).all(), "gave reward to padding"

@@ -15,14 +15,22 @@ from unittest import SkipTest
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from rlx.discovery import implementation, make
+from rlx.discovery import build_plugin, import_implementation
 from rlx.errors import RlxError
 from rlx.plugin import Plugin
 from rlx.spec import PluginUse
-from rlx.spec.explain import explain
-from rlx.testing.elsewhere import first_import
+from rlx.spec.reading.explain import explain_validation_error
+from rlx.testing.processes import first_import
 
-__all__ = ["Check", "Subject", "bound", "common_checks", "keep", "made", "required_options"]
+__all__ = [
+    "Check",
+    "Subject",
+    "bind_implementation",
+    "build_subject_plugin",
+    "common_checks",
+    "required_options",
+    "run_checks",
+]
 
 HEAVY = ("torch", "transformers", "vllm", "deepspeed", "mlflow")
 """What a plugin must leave to its implementation: `rlx validate` imports every plugin named."""
@@ -60,7 +68,7 @@ class Check:
         self.run(subject)
 
 
-def keep(checks: Iterable[Check], subject: Any) -> None:
+def run_checks(checks: Iterable[Check], subject: Any) -> None:
     """Checks promise after promise; those that do not apply are passed over.
 
     Raises:
@@ -75,7 +83,7 @@ def keep(checks: Iterable[Check], subject: Any) -> None:
             raise AssertionError(f"{check}: {error}") from error
 
 
-def made(subject: Subject, options: Mapping[str, Any] | None = None) -> Any:
+def build_subject_plugin(subject: Subject, options: Mapping[str, Any] | None = None) -> Any:
     """Returns the plugin of a class with these options, read as strictly as YAML.
 
     Args:
@@ -87,7 +95,7 @@ def made(subject: Subject, options: Mapping[str, Any] | None = None) -> Any:
     """
     if isinstance(subject, Plugin) and options is None:
         return subject
-    cls = _class(subject)
+    cls = _get_plugin_class(subject)
     given = dict(options or {})
     assert not cls.__abstractmethods__, f"has no {', '.join(sorted(cls.__abstractmethods__))}"
     lacking = [f"'{option}'" for option in required_options(cls) if option not in given]
@@ -95,22 +103,25 @@ def made(subject: Subject, options: Mapping[str, Any] | None = None) -> Any:
     try:
         plugin = cls.model_validate_json(to_json(given), strict=True)
         inner = {
-            option: {key: make(_use(use), kind) for key, use in getattr(plugin, option).items()}  # type: ignore[arg-type]
+            option: {
+                key: build_plugin(_build_plugin_use(use), kind)  # type: ignore[arg-type]
+                for key, use in getattr(plugin, option).items()
+            }
             for option, kind in cls.nested.items()
         }
     except ValidationError as error:
-        said = "; ".join(d.message for d in explain(error, cls, given))
+        said = "; ".join(d.message for d in explain_validation_error(error, cls, given))
         raise AssertionError(f"cannot be made with the options {given}: {said}") from None
     except RlxError as error:
         raise AssertionError(f"cannot be made with the options {given}: {error}") from error
     return plugin.with_inner(inner) if inner else plugin
 
 
-def _use(use: Any) -> PluginUse:
+def _build_plugin_use(use: Any) -> PluginUse:
     return PluginUse(**use.model_dump())
 
 
-def bound(subject: Any) -> Callable[..., Any]:
+def bind_implementation(subject: Any) -> Callable[..., Any]:
     """Returns the implementation that a plugin names, with its options; a function as it is.
 
     Raises:
@@ -119,10 +130,10 @@ def bound(subject: Any) -> Callable[..., Any]:
     if not _is_plugin(subject):
         function: Callable[..., Any] = subject
         return function
-    plugin = made(subject)
+    plugin = build_subject_plugin(subject)
     options = {name: getattr(plugin, name) for name in type(plugin).model_fields}
     try:
-        return partial(implementation(type(plugin).implementation), **options)
+        return partial(import_implementation(type(plugin).implementation), **options)
     except RlxError as error:
         raise AssertionError(str(error)) from error
 
@@ -131,13 +142,13 @@ def _is_plugin(subject: Any) -> bool:
     return issubclass(subject if isinstance(subject, type) else type(subject), Plugin)
 
 
-def _class(subject: Subject) -> type[Plugin]:
+def _get_plugin_class(subject: Subject) -> type[Plugin]:
     if not _is_plugin(subject):
         raise SkipTest("it is a function and no plugin")
     return subject if isinstance(subject, type) else type(subject)
 
 
-def common_checks(make_one: Callable[[Any], Any] = made) -> tuple[Check, ...]:
+def common_checks(make_one: Callable[[Any], Any] = build_subject_plugin) -> tuple[Check, ...]:
     """The promises of every plugin, whatever its kind.
 
     Args:
@@ -163,7 +174,7 @@ def common_checks(make_one: Callable[[Any], Any] = made) -> tuple[Check, ...]:
 
 
 def _imports_fast_and_light(subject: Subject) -> None:
-    cls = _class(subject)
+    cls = _get_plugin_class(subject)
     module, name = cls.__module__, cls.__qualname__
     seconds = float("inf")
     for _ in range(_TRIES):
@@ -179,18 +190,20 @@ def _imports_fast_and_light(subject: Subject) -> None:
 
 
 def _says_what_it_does(subject: Subject) -> None:
-    cls = _class(subject)
+    cls = _get_plugin_class(subject)
     assert (cls.__doc__ or "").strip(), f"{cls.__name__} has no docstring"
 
 
 def _options_survive_json(subject: Subject, make_one: Callable[[Any], Any]) -> None:
-    _class(subject)
+    _get_plugin_class(subject)
     plugin = make_one(subject)
     written = plugin.model_dump_json(by_alias=True, warnings=False)
     try:
         again = type(plugin).model_validate_json(written, strict=True)
     except ValidationError as error:
-        said = "; ".join(d.message for d in explain(error, type(plugin), json.loads(written)))
+        said = "; ".join(
+            d.message for d in explain_validation_error(error, type(plugin), json.loads(written))
+        )
         raise AssertionError(f"{written} cannot be read back: {said}") from None
     one, other = (p.model_dump(warnings=False) for p in (plugin, again))
     assert one == other, f"{written} is read back as {again!r}"

@@ -19,8 +19,8 @@ from unittest import SkipTest
 from rlx.plugin import Example, Plugin, Sample, Score
 from rlx.reward import Job, Outcome
 from rlx.spec import TurnReward
-from rlx.testing.elsewhere import scored
-from rlx.testing.promise import Check, Subject, common_checks, keep, made
+from rlx.testing.processes import score_jobs
+from rlx.testing.promise import Check, Subject, build_subject_plugin, common_checks, run_checks
 
 __all__ = ["HOSTILE_TEXTS", "check_reward", "reward_checks"]
 
@@ -51,7 +51,7 @@ def check_reward(reward: Subject, samples: Sequence[Sample] | None = None) -> No
         reward: a class, checked with the options of each of its examples, or a plugin made.
         samples: to use in place of its examples'; judged together in wider scopes than "sample".
     """
-    keep(reward_checks(samples), reward)
+    run_checks(reward_checks(samples), reward)
 
 
 def reward_checks(samples: Sequence[Sample] | None = None) -> tuple[Check, ...]:
@@ -65,7 +65,7 @@ def reward_checks(samples: Sequence[Sample] | None = None) -> tuple[Check, ...]:
         (
             "travels to a worker",
             "define it at the top of a module, and keep only plain values in it",
-            _travels,
+            _travels_to_worker,
         ),
         (
             "gives a number or abstains",
@@ -102,13 +102,13 @@ def reward_checks(samples: Sequence[Sample] | None = None) -> tuple[Check, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _RewardCase:
     """One call of a reward."""
 
     reward: Any
     samples: tuple[Sample, ...]
 
-    def with_responses(self, *texts: str, spans: bool = True) -> "_Case":
+    def with_responses(self, *texts: str, spans: bool = True) -> "_RewardCase":
         """The same with other responses, in turn, inside the spans too or without any."""
         said = tuple(
             replace(
@@ -118,48 +118,53 @@ class _Case:
             )
             for i, sample in enumerate(self.samples)
         )
-        return _Case(self.reward, said)
+        return _RewardCase(self.reward, said)
 
 
 _Given = tuple[Sample, ...] | None
 
 
-def _cases(subject: Subject, given: _Given) -> list[_Case]:
+def _build_reward_cases(subject: Subject, given: _Given) -> list[_RewardCase]:
     """The samples to try, with every set of options that the examples name."""
-    examples = _examples(subject)
+    examples = _list_reward_examples(subject)
     if isinstance(subject, Plugin):
-        pairs = [(subject, _together(e.sample)) for e in examples]
+        pairs = [(subject, _build_sample_tuple(e.sample)) for e in examples]
     elif given is None:
-        pairs = [(made(subject, e.options), _together(e.sample)) for e in examples]
+        pairs = [
+            (build_subject_plugin(subject, e.options), _build_sample_tuple(e.sample))
+            for e in examples
+        ]
     else:
         pairs = []
     rewards = [r for r, _ in pairs] or [_first_plugin(subject)]
     if given is not None or not pairs:
-        pairs = [(rewards[0], given if given is not None else _ordinary(rewards[0]))]
-    return [_Case(r, samples) for r, sample in pairs for samples in _calls(r, sample)]
+        pairs = [(rewards[0], given if given is not None else _build_ordinary_samples(rewards[0]))]
+    return [
+        _RewardCase(r, samples) for r, sample in pairs for samples in _split_into_calls(r, sample)
+    ]
 
 
-def _calls(reward: Any, samples: tuple[Sample, ...]) -> list[tuple[Sample, ...]]:
+def _split_into_calls(reward: Any, samples: tuple[Sample, ...]) -> list[tuple[Sample, ...]]:
     return [(s,) for s in samples] if reward.scope == "sample" else [samples]
 
 
-def _examples(subject: Subject) -> tuple[Example, ...]:
+def _list_reward_examples(subject: Subject) -> tuple[Example, ...]:
     return tuple(getattr(subject, "examples", ()))
 
 
 def _first_plugin(subject: Subject) -> Any:
     """The plugin itself, or its class with the options of the first example."""
-    examples = _examples(subject)
+    examples = _list_reward_examples(subject)
     if isinstance(subject, Plugin) or not examples:
-        return made(subject)
-    return made(subject, examples[0].options)
+        return build_subject_plugin(subject)
+    return build_subject_plugin(subject, examples[0].options)
 
 
-def _together(sample: Sample | tuple[Sample, ...]) -> tuple[Sample, ...]:
+def _build_sample_tuple(sample: Sample | tuple[Sample, ...]) -> tuple[Sample, ...]:
     return (sample,) if isinstance(sample, Sample) else sample
 
 
-def _ordinary(reward: Any) -> tuple[Sample, ...]:
+def _build_ordinary_samples(reward: Any) -> tuple[Sample, ...]:
     """Samples for a reward that brings none."""
     of = 1.0 if getattr(reward, "reads_parent", False) else None
     return tuple(
@@ -168,17 +173,17 @@ def _ordinary(reward: Any) -> tuple[Sample, ...]:
     )
 
 
-def _score(cases: Sequence[_Case], *, fresh: bool = False) -> list[Outcome]:
+def _score_cases(cases: Sequence[_RewardCase], *, fresh: bool = False) -> list[Outcome]:
     jobs = [Job(case.reward, case.samples, DEADLINE) for case in cases]
-    return scored(jobs, fresh=fresh)
+    return score_jobs(jobs, fresh=fresh)
 
 
-def _faultless(outcome: Outcome, what: str) -> Outcome:
+def _assert_no_fault(outcome: Outcome, what: str) -> Outcome:
     assert outcome.fault is None, f"{what}: {outcome.fault}"
     return outcome
 
 
-def _label(case: _Case) -> str:
+def _describe_case(case: _RewardCase) -> str:
     text = " ".join(repr(s.response) for s in case.samples)
     return f"on {text if len(text) <= 60 else text[:59] + '…'}"
 
@@ -186,35 +191,39 @@ def _label(case: _Case) -> str:
 # The promises ------------------------------------------------------------------------------------
 
 
-def _travels(subject: Subject, given: _Given) -> None:
-    cases = _cases(subject, given)
-    for case, outcome in zip(cases, _score(cases), strict=True):
+def _travels_to_worker(subject: Subject, given: _Given) -> None:
+    cases = _build_reward_cases(subject, given)
+    for case, outcome in zip(cases, _score_cases(cases), strict=True):
         fault = outcome.fault or ""
         # Whatever else is wrong with it is for the promises that follow.
         assert not fault.startswith("cannot be"), f"{type(case.reward).__name__} {fault}"
 
 
 def _gives_a_number_or_abstains(subject: Subject, given: _Given) -> None:
-    cases = _cases(subject, given)
-    for case, outcome in zip(cases, _score(cases), strict=True):
-        strange = not _examples(subject) and given is None
+    cases = _build_reward_cases(subject, given)
+    for case, outcome in zip(cases, _score_cases(cases), strict=True):
+        strange = not _list_reward_examples(subject) and given is None
         hint = "; if it reads something of the problem, give it examples" if strange else ""
-        assert outcome.fault is None, f"{_label(case)}: {outcome.fault}{hint}"
+        assert outcome.fault is None, f"{_describe_case(case)}: {outcome.fault}{hint}"
 
 
 def _keeps_its_examples(subject: Subject, given: _Given) -> None:
-    examples = _examples(subject)
+    examples = _list_reward_examples(subject)
     if not examples:
         raise SkipTest("it has none; give it at least a gold, a wrong and a hostile one")
     names = [e.name for e in examples]
     assert len(set(names)) == len(names), f"two examples have one name: {sorted(names)}"
-    cases = [_Case(made(subject, e.options), _together(e.sample)) for e in examples]
-    for example, outcome in zip(examples, _score(cases), strict=True):
-        _faultless(outcome, f"'{example.name}'")
+    cases = [
+        _RewardCase(build_subject_plugin(subject, e.options), _build_sample_tuple(e.sample))
+        for e in examples
+    ]
+    for example, outcome in zip(examples, _score_cases(cases), strict=True):
+        _assert_no_fault(outcome, f"'{example.name}'")
         wanted = example.value if isinstance(example.value, tuple) else (example.value,)
         values = tuple(None if v is None else v.value for v in outcome.verdicts)
-        said = f"'{example.name}' gives {_said(values)}, not {_said(wanted)}"
-        assert len(values) == len(wanted) and all(map(_alike, values, wanted)), said
+        actual, expected = _format_score_values(values), _format_score_values(wanted)
+        said = f"'{example.name}' gives {actual}, not {expected}"
+        assert len(values) == len(wanted) and all(map(_is_close_value, values, wanted)), said
         (first, *_) = outcome.verdicts
         if example.reason is not None:
             reason = None if first is None else first.reason
@@ -222,20 +231,24 @@ def _keeps_its_examples(subject: Subject, given: _Given) -> None:
             assert reason == example.reason, said
 
 
-def _said(values: Sequence[float | None]) -> str:
+def _format_score_values(values: Sequence[float | None]) -> str:
     return ", ".join("nothing" if v is None else f"{v:.6g}" for v in values)
 
 
 def _says_the_same_again(subject: Subject, given: _Given) -> None:
-    cases = _cases(subject, given)
-    first, second, third = _score(cases), _score(cases), _score(cases, fresh=True)
+    cases = _build_reward_cases(subject, given)
+    first, second, third = _score_cases(cases), _score_cases(cases), _score_cases(cases, fresh=True)
     for case, *outcomes in zip(cases, first, second, third, strict=True):
-        verdicts = [_faultless(o, _label(case)).verdicts for o in outcomes]
-        assert verdicts[0] == verdicts[1], f"{_label(case)}: another verdict the second time"
-        assert verdicts[0] == verdicts[2], f"{_label(case)}: another verdict in another process"
+        verdicts = [_assert_no_fault(o, _describe_case(case)).verdicts for o in outcomes]
+        assert verdicts[0] == verdicts[1], (
+            f"{_describe_case(case)}: another verdict the second time"
+        )
+        assert verdicts[0] == verdicts[2], (
+            f"{_describe_case(case)}: another verdict in another process"
+        )
 
 
-class _Watched:
+class _WatchedReward:
     """A reward that is caught at changing what it was given. Picklable, as the reward is."""
 
     def __init__(self, reward: Any) -> None:
@@ -258,24 +271,24 @@ class _Watched:
 
 
 def _leaves_samples_alone(subject: Subject, given: _Given) -> None:
-    cases = _cases(subject, given)
-    watched = [_Case(_Watched(case.reward), case.samples) for case in cases]
-    for case, outcome in zip(cases, _score(watched), strict=True):
-        _faultless(outcome, _label(case))
+    cases = _build_reward_cases(subject, given)
+    watched = [_RewardCase(_WatchedReward(case.reward), case.samples) for case in cases]
+    for case, outcome in zip(cases, _score_cases(watched), strict=True):
+        _assert_no_fault(outcome, _describe_case(case))
 
 
 def _bears_hostile_text(subject: Subject, given: _Given) -> None:
-    for case in _one_of_each(_cases(subject, given)):
+    for case in _one_of_each(_build_reward_cases(subject, given)):
         calm = case.samples[0].response
         for label, text in HOSTILE_TEXTS.items():
             hostile = [case.with_responses(text), case.with_responses(text, spans=False)]
             if len(case.samples) > 1:
                 hostile.append(case.with_responses(calm, text))
-            for outcome in _score(hostile):
-                _faultless(outcome, label)
+            for outcome in _score_cases(hostile):
+                _assert_no_fault(outcome, label)
 
 
-def _one_of_each(cases: Sequence[_Case]) -> Iterator[_Case]:
+def _one_of_each(cases: Sequence[_RewardCase]) -> Iterator[_RewardCase]:
     """The first case for each set of options, and of each length of a group."""
     seen = set()
     for case in cases:
@@ -286,29 +299,29 @@ def _one_of_each(cases: Sequence[_Case]) -> Iterator[_Case]:
 
 
 def _bears_any_order(subject: Subject, given: _Given) -> None:
-    cases = _wider(subject, given)
+    cases = _build_wider_cases(subject, given)
     groups = [case if len(case.samples) > 1 else _group_of(case) for case in cases]
-    orders = [_order(len(case.samples)) for case in groups]
+    orders = [_shuffle_order(len(case.samples)) for case in groups]
     moved = [
-        _Case(case.reward, tuple(case.samples[i] for i in order))
+        _RewardCase(case.reward, tuple(case.samples[i] for i in order))
         for case, order in zip(groups, orders, strict=True)
     ]
-    outcomes = zip(groups, orders, _score(groups), _score(moved), strict=True)
+    outcomes = zip(groups, orders, _score_cases(groups), _score_cases(moved), strict=True)
     for case, order, still, other in outcomes:
-        expected = _faultless(still, _label(case)).verdicts
-        actual = _faultless(other, f"{_label(case)}, in another order").verdicts
-        same = all(_agree(actual[i], expected[j]) for i, j in enumerate(order))
-        assert same, f"{_label(case)}: other verdicts in another order"
+        expected = _assert_no_fault(still, _describe_case(case)).verdicts
+        actual = _assert_no_fault(other, f"{_describe_case(case)}, in another order").verdicts
+        same = all(_is_same_verdict(actual[i], expected[j]) for i, j in enumerate(order))
+        assert same, f"{_describe_case(case)}: other verdicts in another order"
 
 
-def _group_of(case: _Case) -> _Case:
+def _group_of(case: _RewardCase) -> _RewardCase:
     """Several samples made of one that stood alone."""
     (sample,) = case.samples
     several = tuple(replace(sample, id=f"{sample.id}/{i}") for i in range(len(_ORDINARY)))
-    return _Case(case.reward, several).with_responses(*_ORDINARY)
+    return _RewardCase(case.reward, several).with_responses(*_ORDINARY)
 
 
-def _order(count: int) -> list[int]:
+def _shuffle_order(count: int) -> list[int]:
     """A shuffle of several that is not the order they had."""
     rng, order = random.Random(count), list(range(count))
     while order == sorted(order):
@@ -317,25 +330,29 @@ def _order(count: int) -> list[int]:
 
 
 def _bears_one_alone(subject: Subject, given: _Given) -> None:
-    cases = [_Case(case.reward, (s,)) for case in _wider(subject, given) for s in case.samples]
-    for case, outcome in zip(cases, _score(cases), strict=True):
-        _faultless(outcome, f"{_label(case)} alone")
+    cases = [
+        _RewardCase(case.reward, (s,))
+        for case in _build_wider_cases(subject, given)
+        for s in case.samples
+    ]
+    for case, outcome in zip(cases, _score_cases(cases), strict=True):
+        _assert_no_fault(outcome, f"{_describe_case(case)} alone")
 
 
-def _wider(subject: Subject, given: _Given) -> list[_Case]:
-    cases = _cases(subject, given)
+def _build_wider_cases(subject: Subject, given: _Given) -> list[_RewardCase]:
+    cases = _build_reward_cases(subject, given)
     if cases[0].reward.scope == "sample":
         raise SkipTest("it looks at one sample at a time")
     return cases
 
 
-def _agree(one: Score | None, other: Score | None) -> bool:
+def _is_same_verdict(one: Score | None, other: Score | None) -> bool:
     if one is None or other is None:
         return one is other
-    return _alike(one.value, other.value)
+    return _is_close_value(one.value, other.value)
 
 
-def _alike(one: float | None, other: float | None) -> bool:
+def _is_close_value(one: float | None, other: float | None) -> bool:
     """Equal but for the order of a sum."""
     if one is None or other is None:
         return one is other

@@ -7,8 +7,8 @@ from typing import Any, get_args
 from unittest import SkipTest
 
 from rlx.plugin import Demonstration, Problem, Rehearsed, Split
-from rlx.testing.elsewhere import elsewhere
-from rlx.testing.promise import Check, Subject, common_checks, keep, made
+from rlx.testing.processes import run_in_subprocess
+from rlx.testing.promise import Check, Subject, build_subject_plugin, common_checks, run_checks
 
 __all__ = ["check_task", "task_checks"]
 
@@ -30,7 +30,7 @@ def check_task(task: Subject) -> None:
     Args:
         task: a class, checked with its default options, or a plugin made.
     """
-    keep(task_checks(), task)
+    run_checks(task_checks(), task)
 
 
 def task_checks() -> tuple[Check, ...]:
@@ -66,19 +66,19 @@ def task_checks() -> tuple[Check, ...]:
     )
 
 
-def _drawn(task: Any, places: Sequence[_Place]) -> list[dict[str, Any]]:
+def _list_problems(task: Any, places: Sequence[_Place]) -> list[dict[str, Any]]:
     """The problems of these places as plain values. Runs in another process."""
     task.check()
-    return [_plain(task.problem(*place), place) for place in places]
+    return [_convert_problem(task.problem(*place), place) for place in places]
 
 
-def _plain(problem: Any, place: _Place) -> dict[str, Any]:
+def _convert_problem(problem: Any, place: _Place) -> dict[str, Any]:
     if not isinstance(problem, Problem):
-        raise TypeError(f"{_where(place)} is no Problem but {type(problem).__name__}")
+        raise TypeError(f"{_describe_problem(place)} is no Problem but {type(problem).__name__}")
     return asdict(problem)
 
 
-def _demonstrated(task: Any, places: Sequence[_Place]) -> list[tuple[str, ...]] | None:
+def _list_demonstrations(task: Any, places: Sequence[_Place]) -> list[tuple[str, ...]] | None:
     """The demonstrations of these places; None where the task has none."""
     try:
         shown = [task.demonstration(task.problem(*p), seed=p[2]) for p in places]
@@ -87,37 +87,45 @@ def _demonstrated(task: Any, places: Sequence[_Place]) -> list[tuple[str, ...]] 
     for place, one in zip(places, shown, strict=True):
         turns = one.turns if isinstance(one, Demonstration) else ()
         if not turns or not all(isinstance(turn, str) and turn for turn in turns):
-            raise TypeError(f"{_where(place)}: {one!r} is no Demonstration with text in its turns")
+            raise TypeError(
+                f"{_describe_problem(place)}: {one!r} is no Demonstration with text in its turns"
+            )
     return [tuple(one.turns) for one in shown]
 
 
-def _where(place: _Place) -> str:
+def _describe_problem(place: _Place) -> str:
     return f"{place[0]} problem {place[1]} of seed {place[2]}"
 
 
 def _gives_whole_problems(subject: Subject) -> None:
-    drawn = elsewhere(_drawn, made(subject), _PLACES)
+    drawn = run_in_subprocess(_list_problems, build_subject_plugin(subject), _PLACES)
     for place, problem in zip(_PLACES, drawn, strict=True):
         for name in ("id", "prompt"):
             text = problem[name]
-            assert isinstance(text, str), f"{_where(place)}: its {name} is {text!r}, not text"
-            assert text.strip(), f"{_where(place)}: its {name} is empty"
+            assert isinstance(text, str), (
+                f"{_describe_problem(place)}: its {name} is {text!r}, not text"
+            )
+            assert text.strip(), f"{_describe_problem(place)}: its {name} is empty"
         try:
             again = json.loads(json.dumps(problem["fields"], allow_nan=False))
         except (TypeError, ValueError) as error:
-            raise AssertionError(f"{_where(place)}: fields are not JSON: {error}") from None
+            raise AssertionError(
+                f"{_describe_problem(place)}: fields are not JSON: {error}"
+            ) from None
         odd = [n for n, v in problem["fields"].items() if n not in again or again[n] != v]
-        assert not odd, f"{_where(place)}: fields are not plain JSON values: {', '.join(odd)}"
+        assert not odd, (
+            f"{_describe_problem(place)}: fields are not plain JSON values: {', '.join(odd)}"
+        )
 
 
 def _gives_the_same_problem_again(subject: Subject) -> None:
-    _compare(_drawn, subject, _PLACES)
+    _compare_two_runs(_list_problems, subject, _PLACES)
 
 
 def _shows_the_same_demonstration_again(subject: Subject) -> None:
     places = _PLACES[:: len(_PLACES) // 20]
-    task = made(subject)
-    shown = _compare(_demonstrated, subject, places)
+    task = build_subject_plugin(subject)
+    shown = _compare_two_runs(_list_demonstrations, subject, places)
     if getattr(task, "demonstrates", True):
         said = "raises NotImplementedError, which `demonstrates = False` would say beforehand"
         assert shown is not None, said
@@ -125,10 +133,10 @@ def _shows_the_same_demonstration_again(subject: Subject) -> None:
         raise SkipTest("it has none, and cannot be used with `warm_start`")
 
 
-def _rehearsed(task: Any, places: Sequence[_Place]) -> list[tuple[dict[str, Any], str]]:
+def _list_lessons(task: Any, places: Sequence[_Place]) -> list[tuple[dict[str, Any], str]]:
     """The lessons of these places, the split aside, with their first turns."""
     lessons = [(p, task.lesson(p[1], p[2])) for p in places]
-    opened = [(_plain(one, p), task.act(one, (), (), p[2])) for p, one in lessons]
+    opened = [(_convert_problem(one, p), task.act(one, (), (), p[2])) for p, one in lessons]
     for place, (_, turn) in zip(places, opened, strict=True):
         if not isinstance(turn, str) or not turn:
             raise TypeError(f"lesson {place[1]} of seed {place[2]} opens with {turn!r}, not text")
@@ -136,10 +144,10 @@ def _rehearsed(task: Any, places: Sequence[_Place]) -> list[tuple[dict[str, Any]
 
 
 def _rehearses_the_same_lesson_again(subject: Subject) -> None:
-    task = made(subject)
+    task = build_subject_plugin(subject)
     if not (isinstance(task, Rehearsed) and getattr(task, "demonstrates", True)):
         raise SkipTest("it has no `lesson` and `act`, which a warm start with an environment needs")
-    lessons = _compare(_rehearsed, subject, _PLACES[: len(_PLACES) // 2])
+    lessons = _compare_two_runs(_list_lessons, subject, _PLACES[: len(_PLACES) // 2])
     tests = _drawn_ids(task, "test")
     shared = sorted({problem["id"] for problem, _ in lessons} & tests)
     assert not shared, (
@@ -149,24 +157,26 @@ def _rehearses_the_same_lesson_again(subject: Subject) -> None:
 
 def _drawn_ids(task: Any, split: Split) -> set[str]:
     places = [place for place in _PLACES if place[0] == split]
-    return {problem["id"] for problem in elsewhere(_drawn, task, places)}
+    return {problem["id"] for problem in run_in_subprocess(_list_problems, task, places)}
 
 
-def _compare(
+def _compare_two_runs(
     ask: Callable[[Any, Sequence[_Place]], Any], subject: Subject, places: Sequence[_Place]
 ) -> Any:
     """Asks twice, in two processes, the other way round the second time; returns the answers."""
-    first = elsewhere(ask, made(subject), places)
+    first = run_in_subprocess(ask, build_subject_plugin(subject), places)
     if first is None:
         return None
-    second = elsewhere(ask, made(subject), places[::-1], fresh=True)
+    second = run_in_subprocess(ask, build_subject_plugin(subject), places[::-1], fresh=True)
     for place, one, other in zip(places, first, second[::-1], strict=True):
-        assert one == other, f"{_where(place)} is {one!r} once and {other!r} another time"
+        assert one == other, (
+            f"{_describe_problem(place)} is {one!r} once and {other!r} another time"
+        )
     return first
 
 
 def _keeps_train_and_test_apart(subject: Subject) -> None:
-    drawn = elsewhere(_drawn, made(subject), _PLACES)
+    drawn = run_in_subprocess(_list_problems, build_subject_plugin(subject), _PLACES)
     for what in ("id", "prompt"):
         train, test = (
             {

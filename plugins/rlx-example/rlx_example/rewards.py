@@ -12,7 +12,7 @@ from rlx.plugin import Example, Reward, Sample, Scope, Score, reward
 __all__ = ["Consensus", "Distinct", "few_errors"]
 
 
-def _said(span: str, *texts: str | None) -> tuple[Sample, ...]:
+def _build_span_samples(span: str, *texts: str | None) -> tuple[Sample, ...]:
     """Samples with this text in a span; None has no such span."""
     return tuple(
         Sample(
@@ -37,11 +37,15 @@ class Distinct(Reward):
     scope: ClassVar[Scope] = "group"
     examples: ClassVar[tuple[Example, ...]] = (
         Example(
-            name="two agree", sample=_said("answer", "1+2", " 1+2", "2+1"), value=(0.5, 0.5, 1.0)
+            name="two agree",
+            sample=_build_span_samples("answer", "1+2", " 1+2", "2+1"),
+            value=(0.5, 0.5, 1.0),
         ),
-        Example(name="no answer", sample=_said("answer", "3", None), value=(1.0, 0.0)),
-        Example(name="all alike", sample=_said("answer", *"7777"), value=(0.25,) * 4),
-        Example(name="empty", sample=_said("answer", "", "\0"), value=(1.0, 1.0)),
+        Example(
+            name="no answer", sample=_build_span_samples("answer", "3", None), value=(1.0, 0.0)
+        ),
+        Example(name="all alike", sample=_build_span_samples("answer", *"7777"), value=(0.25,) * 4),
+        Example(name="empty", sample=_build_span_samples("answer", "", "\0"), value=(1.0, 1.0)),
     )
 
     span: str = "answer"
@@ -65,15 +69,17 @@ class Consensus(Reward):
 
     scope: ClassVar[Scope] = "siblings"
     examples: ClassVar[tuple[Example, ...]] = (
-        Example(name="agreed", sample=_said("confidence", "0.5", ".5"), value=(1.0, 1.0)),
+        Example(
+            name="agreed", sample=_build_span_samples("confidence", "0.5", ".5"), value=(1.0, 1.0)
+        ),
         Example(
             name="apart",
-            sample=_said("confidence", "0", "1", "no idea"),
+            sample=_build_span_samples("confidence", "0", "1", "no idea"),
             value=(0.5, 0.5, 0.0),
         ),
         Example(
             name="no number",
-            sample=_said("confidence", "nan", "-inf", "9" * 400, None),
+            sample=_build_span_samples("confidence", "nan", "-inf", "9" * 400, None),
             value=(0.0,) * 4,
         ),
     )
@@ -83,7 +89,7 @@ class Consensus(Reward):
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         """Scores all siblings."""
-        stated = [_share(sample.spans.get(self.span, "")) for sample in samples]
+        stated = [_parse_share(sample.spans.get(self.span, "")) for sample in samples]
         known = [number for number in stated if number is not None]
         mean = fmean(known) if known else 0.0
         return [
@@ -92,7 +98,7 @@ class Consensus(Reward):
         ]
 
 
-def _share(text: str) -> float | None:
+def _parse_share(text: str) -> float | None:
     try:
         number = float(text)
     except ValueError:
@@ -100,16 +106,20 @@ def _share(text: str) -> float | None:
     return number if 0.0 <= number <= 1.0 else None
 
 
-def _reported(**info: object) -> Sample:
+def _build_info_sample(**info: object) -> Sample:
     return Sample(id="0", problem={}, turn="query", number=2, response="<query/>", info=info)
 
 
 @reward(
     examples=[
-        Example(name="gold", sample=_reported(errors=0), value=1.0),
-        Example(name="one error", sample=_reported(errors=1), value=0.5, reason="1 errors"),
-        Example(name="too many", sample=_reported(errors=9), value=0.0, options={"most": 3}),
-        Example(name="no environment", sample=_reported(), value=None),
+        Example(name="gold", sample=_build_info_sample(errors=0), value=1.0),
+        Example(
+            name="one error", sample=_build_info_sample(errors=1), value=0.5, reason="1 errors"
+        ),
+        Example(
+            name="too many", sample=_build_info_sample(errors=9), value=0.0, options={"most": 3}
+        ),
+        Example(name="no environment", sample=_build_info_sample(), value=None),
     ]
 )
 def few_errors(

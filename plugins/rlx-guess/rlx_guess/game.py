@@ -32,7 +32,7 @@ class _State:
         return f"{self.low}-{self.high}, {self.wasted}"
 
 
-def _played(
+def _build_example_episode(
     name: str,
     *guesses: str,
     told: tuple[str, ...] = (),
@@ -56,11 +56,11 @@ class Game(Environment):
 
     kinds: ClassVar[tuple[str, ...]] = ("guess", "unclear")
     examples: ClassVar[tuple[Episode, ...]] = (
-        _played("gold", "6", "9", "7", told=(HIGHER, LOWER, "")),
-        _played("not found", "6", "6", told=(HIGHER, HIGHER), done=False),
-        _played("out of patience", "seven", "", told=(UNCLEAR, UNCLEAR)),
-        _played("more patience", "seven", "-7", "7", options={"patience": 3}),
-        _played("hostile", "7\0", "9" * 100_000),
+        _build_example_episode("gold", "6", "9", "7", told=(HIGHER, LOWER, "")),
+        _build_example_episode("not found", "6", "6", told=(HIGHER, HIGHER), done=False),
+        _build_example_episode("out of patience", "seven", "", told=(UNCLEAR, UNCLEAR)),
+        _build_example_episode("more patience", "seven", "-7", "7", options={"patience": 3}),
+        _build_example_episode("hostile", "7\0", "9" * 100_000),
     )
 
     patience: int = Field(2, ge=1)
@@ -86,7 +86,7 @@ class Game(Environment):
             )
         guess = int(read[1])
         found, sensible = guess == state.secret, state.low <= guess <= state.high
-        told, state = _compared(state, guess)
+        told, state = _compare_guess(state, guess)
         return Step(
             kind="guess",
             state=state,
@@ -102,7 +102,7 @@ class Game(Environment):
         )
 
 
-def _compared(state: _State, guess: int) -> tuple[str, _State]:
+def _compare_guess(state: _State, guess: int) -> tuple[str, _State]:
     """What a guess is told, and what is known after it."""
     if guess < state.secret:
         return HIGHER, replace(state, low=max(state.low, guess + 1))

@@ -2,10 +2,10 @@
 
 from rlx.plugin import Example, Sample, Score, reward
 
-__all__ = ["found", "sensible"]
+__all__ = ["score_found_secret", "score_sensible_guess"]
 
 
-def _reported(*history: dict[str, object], **info: object) -> Sample:
+def _build_guess_sample(*history: dict[str, object], **info: object) -> Sample:
     return Sample(
         id="0",
         problem={"low": 1, "high": 12, "secret": 7},
@@ -19,15 +19,18 @@ def _reported(*history: dict[str, object], **info: object) -> Sample:
 
 @reward(
     examples=[
-        Example(name="gold", sample=_reported(found=True), value=1.0),
-        Example(name="not found", sample=_reported(found=False), value=0.0),
+        Example(name="gold", sample=_build_guess_sample(found=True), value=1.0),
+        Example(name="not found", sample=_build_guess_sample(found=False), value=0.0),
         Example(
-            name="late", sample=_reported({"found": False}, found=True), value=0.9, reason="turn 2"
+            name="late",
+            sample=_build_guess_sample({"found": False}, found=True),
+            value=0.9,
+            reason="turn 2",
         ),
-        Example(name="no environment", sample=_reported(), value=None),
+        Example(name="no environment", sample=_build_guess_sample(), value=None),
     ]
 )
-def found(sample: Sample, *, delay: float = 0.1) -> Score | None:
+def score_found_secret(sample: Sample, *, delay: float = 0.1) -> Score | None:
     """Of a whole rollout: 1 where it ends with the secret number, `delay` less for each turn."""
     if "found" not in sample.info:
         return None
@@ -39,11 +42,11 @@ def found(sample: Sample, *, delay: float = 0.1) -> Score | None:
 
 @reward(
     examples=[
-        Example(name="gold", sample=_reported(sensible=True), value=1.0),
-        Example(name="ruled out before", sample=_reported(sensible=False), value=0.0),
-        Example(name="no environment", sample=_reported(), value=None),
+        Example(name="gold", sample=_build_guess_sample(sensible=True), value=1.0),
+        Example(name="ruled out before", sample=_build_guess_sample(sensible=False), value=0.0),
+        Example(name="no environment", sample=_build_guess_sample(), value=None),
     ]
 )
-def sensible(sample: Sample) -> float | None:
+def score_sensible_guess(sample: Sample) -> float | None:
     """Of a turn: 1 for a guess that what was said before leaves possible."""
     return float(sample.info["sensible"]) if "sensible" in sample.info else None

@@ -32,7 +32,7 @@ class Numbers(Plugin):
             size = rng.randint(4, self.size)
             low = rng.randint(1, self.largest - size + 1)
             high = low + size - 1
-            if (_share(low, high) == 0) == (split == "test"):
+            if (_compute_split_bucket(low, high) == 0) == (split == "test"):
                 break
         secret = rng.randint(low, high)
         return Problem(
@@ -47,7 +47,7 @@ class Numbers(Plugin):
         told: list[str] = []
         while True:
             turns.append(self.act(problem, turns, told, seed))
-            guess = _guess(turns[-1])
+            guess = _parse_guess(turns[-1])
             if guess == problem.fields["secret"]:
                 return Demonstration(tuple(turns))
             told.append(HIGHER if guess < problem.fields["secret"] else LOWER)
@@ -64,17 +64,17 @@ class Numbers(Plugin):
         low, high = problem.fields["low"], problem.fields["high"]
         guess = rng.randint(low, high)
         if rng.random() < self.halving:
-            low, high = _left(low, high, turns, observations)
+            low, high = _narrow_bounds(low, high, turns, observations)
             guess = (low + high) // 2
         return f"<answer>{guess}</answer>"
 
 
-def _left(
+def _narrow_bounds(
     low: int, high: int, turns: Sequence[str], observations: Sequence[str]
 ) -> tuple[int, int]:
     """The bounds as the observations have narrowed them."""
     for turn, told in zip(turns, observations, strict=True):
-        guess = _guess(turn)
+        guess = _parse_guess(turn)
         if told == HIGHER:
             low = max(low, guess + 1)
         elif told == LOWER:
@@ -82,10 +82,10 @@ def _left(
     return low, high
 
 
-def _guess(turn: str) -> int:
+def _parse_guess(turn: str) -> int:
     return int(turn.removeprefix("<answer>").removesuffix("</answer>"))
 
 
-def _share(low: int, high: int) -> int:
+def _compute_split_bucket(low: int, high: int) -> int:
     digest = hashlib.sha256(f"{low}-{high}".encode()).digest()
     return digest[0] % _TESTED

@@ -2,7 +2,7 @@
 
 import pytest
 from rlx_guess.game import HIGHER, LOWER, UNCLEAR, Game
-from rlx_guess.rewards import found, sensible
+from rlx_guess.rewards import score_found_secret, score_sensible_guess
 from rlx_guess.task import Numbers
 
 from rlx.plugin import Action
@@ -20,7 +20,7 @@ def test_the_others():
     check_environment(Game(patience=5))
     check_task(Numbers)
     check_task(Numbers(largest=20, size=4))
-    for reward in (found, sensible):
+    for reward in (score_found_secret, score_sensible_guess):
         check_reward(reward)
 
 

@@ -14,7 +14,15 @@ from fractions import Fraction
 from itertools import islice
 from typing import Any, Literal
 
-__all__ = ["Number", "Numeric", "Ops", "UncomputableError", "compute", "evaluate", "tokenize"]
+__all__ = [
+    "Number",
+    "Numeric",
+    "Ops",
+    "UncomputableError",
+    "evaluate_expression",
+    "evaluate_tokens",
+    "tokenize_expression",
+]
 
 Number = int | float | Fraction
 Numeric = Literal["float64", "exact"]
@@ -39,7 +47,7 @@ class UncomputableError(ArithmeticError):
     """The text has no finite real value that can be computed within the limits."""
 
 
-def evaluate(
+def evaluate_expression(
     text: str,
     *,
     ops: Ops = "seed",
@@ -61,13 +69,13 @@ def evaluate(
     text = text.strip(" \t\f\r\n")
     if not text:
         raise UncomputableError("it is empty")
-    value, _ = compute(tokenize(text, ops, allow_decimals), ops, numeric)
+    value, _ = evaluate_tokens(tokenize_expression(text, ops, allow_decimals), ops, numeric)
     if isinstance(value, float) and not math.isfinite(value):
         raise UncomputableError("overflow")
     return value
 
 
-def tokenize(text: str, ops: Ops, allow_decimals: bool) -> list[str]:
+def tokenize_expression(text: str, ops: Ops, allow_decimals: bool) -> list[str]:
     """Splits an expression into numbers, operators, parentheses, line ends, and an end mark.
 
     Characters that belong to no expression become tokens too; `compute` refuses them.
@@ -86,7 +94,7 @@ def tokenize(text: str, ops: Ops, allow_decimals: bool) -> list[str]:
     return tokens
 
 
-def compute(tokens: Sequence[str], ops: Ops, numeric: Numeric) -> tuple[Number, list[int]]:
+def evaluate_tokens(tokens: Sequence[str], ops: Ops, numeric: Numeric) -> tuple[Number, list[int]]:
     """Returns the value of what `tokenize` gave, and every run of digits in it as a number.
 
     The value is not finite where floats overflow, and then near no target. Shunting-yard: an
@@ -116,21 +124,21 @@ def compute(tokens: Sequence[str], ops: Ops, numeric: Numeric) -> tuple[Number, 
                 if depth > MAX_DEPTH or len(pending) > MAX_PENDING:
                     raise UncomputableError("too deep")
             elif token[0] in "0123456789.":
-                right = _literal(token, numeric)
+                right = _parse_number_token(token, numeric)
                 if type(right) is int:
                     digits.append(right)
                 else:
-                    digits += _runs(token)
+                    digits += _split_digit_runs(token)
                 operand_next = False
             else:
-                _skip(token, depth, "an operand is missing")
+                _skip_line_end(token, depth, "an operand is missing")
         elif operation := infix.get(token):
             binding, finishes, operate = operation
             while level >= finishes:
                 right = function(left, right)
                 level, function, left = pending.pop()
                 if not -free < right < free:
-                    work += _size(right)
+                    work += _compute_bit_size(right)
                     if work > MAX_WORK_BITS:
                         raise UncomputableError("too much work")
             if binding:
@@ -143,11 +151,11 @@ def compute(tokens: Sequence[str], ops: Ops, numeric: Numeric) -> tuple[Number, 
                 level, function, left = pending.pop()
                 depth -= 1
         else:
-            _skip(token, depth, "two values without an operator between them")
+            _skip_line_end(token, depth, "two values without an operator between them")
     return right, digits
 
 
-def _skip(token: str, depth: int, otherwise: str) -> None:
+def _skip_line_end(token: str, depth: int, otherwise: str) -> None:
     """Passes over a line end inside parentheses; says what is wrong with anything else."""
     if token in "\r\n":
         if depth == 0:
@@ -158,7 +166,7 @@ def _skip(token: str, depth: int, otherwise: str) -> None:
         raise UncomputableError("it holds what is no arithmetic")
 
 
-def _literal(token: str, numeric: Numeric) -> Number:
+def _parse_number_token(token: str, numeric: Numeric) -> Number:
     if len(token) > MAX_DIGITS:
         raise UncomputableError("number too long")
     if "." not in token:
@@ -170,11 +178,11 @@ def _literal(token: str, numeric: Numeric) -> Number:
     return Fraction(token) if numeric == "exact" else float(token)
 
 
-def _runs(decimal: str) -> list[int]:
+def _split_digit_runs(decimal: str) -> list[int]:
     return [int(run) for run in decimal.split(".") if run]
 
 
-def _size(value: Number) -> int:
+def _compute_bit_size(value: Number) -> int:
     """Bits of a number that costs more than a machine word; 0 for floats."""
     if isinstance(value, float):
         return 0
@@ -184,7 +192,7 @@ def _size(value: Number) -> int:
     return bits
 
 
-def _power(base: Any, exponent: Any) -> Any:
+def _compute_power(base: Any, exponent: Any) -> Any:
     if isinstance(base, int) and isinstance(exponent, int):
         _check_power(base.bit_length() if abs(base) > 1 else 0, exponent)
     value = base**exponent
@@ -198,11 +206,11 @@ def _exact_power(base: Any, exponent: Any) -> Number:
         raise UncomputableError("root, which has no exact value")
     size = max(abs(base.numerator), base.denominator)
     _check_power(size.bit_length() if size > 1 else 0, abs(exponent))
-    return _whole(Fraction(base) ** int(exponent))
+    return _simplify_fraction(Fraction(base) ** int(exponent))
 
 
 def _exact_divide(left: Any, right: Any) -> Number:
-    return _whole(Fraction(left) / right)
+    return _simplify_fraction(Fraction(left) / right)
 
 
 def _check_power(bits: int, exponent: int | Fraction) -> None:
@@ -210,15 +218,15 @@ def _check_power(bits: int, exponent: int | Fraction) -> None:
         raise UncomputableError("power too large")
 
 
-def _whole(value: Fraction) -> Number:
+def _simplify_fraction(value: Fraction) -> Number:
     return value.numerator if value.denominator == 1 else value
 
 
-def _plus(_: None, right: Any) -> Any:
+def _apply_plus_sign(_: None, right: Any) -> Any:
     return right
 
 
-def _minus(_: None, right: Any) -> Any:
+def _apply_minus_sign(_: None, right: Any) -> Any:
     return -right
 
 
@@ -226,16 +234,16 @@ def _minus(_: None, right: Any) -> Any:
 # closes. `**` lets nothing finish, so it groups to the right, and a sign waits for it.
 _Operation = tuple[int, int, Callable[..., Any]]
 _END = "end"
-_OPEN: _Operation = (0, 0, _plus)
+_OPEN: _Operation = (0, 0, _apply_plus_sign)
 _FLOAT: dict[str, _Operation] = {
     "+": (1, 1, operator.add),
     "-": (1, 1, operator.sub),
     "*": (2, 2, operator.mul),
     "/": (2, 2, operator.truediv),
     "//": (2, 2, operator.floordiv),
-    "**": (4, 5, _power),
-    ")": (0, 1, _plus),
-    _END: (0, 1, _plus),
+    "**": (4, 5, _compute_power),
+    ")": (0, 1, _apply_plus_sign),
+    _END: (0, 1, _apply_plus_sign),
 }
 _INFIX: dict[Numeric, dict[str, _Operation]] = {
     "float64": _FLOAT,
@@ -244,4 +252,7 @@ _INFIX: dict[Numeric, dict[str, _Operation]] = {
 # What an operand may begin with. Small numbers are looked up, which is faster than `int`.
 _PROMPT: dict[str, int | _Operation] = {str(number): number for number in range(10_000)}
 _PROMPT["("] = _OPEN
-_PREFIX = {"prompt": _PROMPT, "seed": _PROMPT | {"-": (3, 0, _minus), "+": (3, 0, _plus)}}
+_PREFIX = {
+    "prompt": _PROMPT,
+    "seed": _PROMPT | {"-": (3, 0, _apply_minus_sign), "+": (3, 0, _apply_plus_sign)},
+}

@@ -7,8 +7,14 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from rlx.plugin import Example, Reward, Sample, Score
-from rlx_plugins.countdown.expression import Numeric, Ops, evaluate
-from rlx_plugins.countdown.scorer import Extract, Grade, extract_solution, grade, points
+from rlx_plugins.countdown.expression import Numeric, Ops, evaluate_expression
+from rlx_plugins.countdown.scorer import (
+    Extract,
+    Grade,
+    compute_grade_points,
+    extract_solution,
+    grade_solution,
+)
 
 __all__ = ["CountdownArithmetic", "CountdownScore", "CountdownVerify", "check_ground_truth"]
 
@@ -34,7 +40,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _case(
+def _build_countdown_example(
     name: str, answer: str, value: float, reason: str | None = None, **options: Any
 ) -> Example:
     """What answering "reach 10 with 2, 3 and 4" in this way is worth."""
@@ -63,7 +69,7 @@ class _Countdown(Reward):
 
     def _grade(self, sample: Sample) -> Grade:
         check_ground_truth(sample.problem)
-        return grade(
+        return grade_solution(
             sample.response,
             sample.problem,
             self.extract,
@@ -83,14 +89,18 @@ class CountdownScore(_Countdown):
     """
 
     examples: ClassVar[tuple[Example, ...]] = (
-        _case("gold", "<think>3*4=12</think>\n<answer>3 * 4 - 2</answer>", 1.0),
-        _case("wrong value", "<answer>2+3+4</answer>", 0.1, "wrong value"),
-        _case("a number twice", "<answer>4+4+2</answer>", 0.1, "wrong numbers"),
-        _case("no block", "3*4-2 = 10", 0.0, "no answer block"),
-        _case("block before the last line", "<answer>3*4-2</answer>\nDone.", 0.0),
-        _case("block anywhere", "<answer>3*4-2</answer>\nDone.", 1.0, extract="last_block"),
-        _case("code", "<answer>__import__('os').abort()</answer>", 0.1),
-        _case("a tower of powers", "<answer>2**3**4**9**9</answer>", 0.1),
+        _build_countdown_example("gold", "<think>3*4=12</think>\n<answer>3 * 4 - 2</answer>", 1.0),
+        _build_countdown_example("wrong value", "<answer>2+3+4</answer>", 0.1, "wrong value"),
+        _build_countdown_example("a number twice", "<answer>4+4+2</answer>", 0.1, "wrong numbers"),
+        _build_countdown_example("no block", "3*4-2 = 10", 0.0, "no answer block"),
+        _build_countdown_example(
+            "block before the last line", "<answer>3*4-2</answer>\nDone.", 0.0
+        ),
+        _build_countdown_example(
+            "block anywhere", "<answer>3*4-2</answer>\nDone.", 1.0, extract="last_block"
+        ),
+        _build_countdown_example("code", "<answer>__import__('os').abort()</answer>", 0.1),
+        _build_countdown_example("a tower of powers", "<answer>2**3**4**9**9</answer>", 0.1),
     )
 
     def score(self, sample: Sample) -> Score:
@@ -100,7 +110,9 @@ class CountdownScore(_Countdown):
             extract_solution(sample.response, "last_block") is not None
         )
         parts = {"format_lost_to_lastline": float(lost)}
-        return Score(points(verdict, self.format_score, self.score_), verdict.reason, parts)
+        return Score(
+            compute_grade_points(verdict, self.format_score, self.score_), verdict.reason, parts
+        )
 
 
 class CountdownVerify(_Countdown):
@@ -110,20 +122,24 @@ class CountdownVerify(_Countdown):
     """
 
     examples: ClassVar[tuple[Example, ...]] = (
-        _case("gold", "<answer>3*4-2</answer>", 1.0),
-        _case("wrong", "<answer>2+3+4</answer>", 0.0, "wrong value"),
-        _case("a power", "<answer>2**3+4</answer>", 0.0, ops="prompt"),
-        _case("the last of two blocks", "<answer>3*4-2</answer><answer>1</answer>", 0.0),
-        _case("code", "<answer>(lambda: 10)()</answer>", 0.0),
+        _build_countdown_example("gold", "<answer>3*4-2</answer>", 1.0),
+        _build_countdown_example("wrong", "<answer>2+3+4</answer>", 0.0, "wrong value"),
+        _build_countdown_example("a power", "<answer>2**3+4</answer>", 0.0, ops="prompt"),
+        _build_countdown_example(
+            "the last of two blocks", "<answer>3*4-2</answer><answer>1</answer>", 0.0
+        ),
+        _build_countdown_example("code", "<answer>(lambda: 10)()</answer>", 0.0),
     )
 
     def score(self, sample: Sample) -> Score:
         """Judges one answer."""
         verdict = self._grade(sample)
-        return Score(float(points(verdict, 0.0, self.score_) == 1.0), verdict.reason)
+        return Score(float(compute_grade_points(verdict, 0.0, self.score_) == 1.0), verdict.reason)
 
 
-def _reasoned(name: str, think: str, of: float, value: float, reason: str | None) -> Example:
+def _build_reasoning_example(
+    name: str, think: str, of: float, value: float, reason: str | None
+) -> Example:
     spans = {"think": think}
     said = Sample(id="0", problem={}, turn="answer", number=1, response=think, spans=spans, of=of)
     return Example(name=name, sample=said, value=value, reason=reason)
@@ -140,13 +156,13 @@ class CountdownArithmetic(Reward):
 
     reads_parent: ClassVar[bool] = True
     examples: ClassVar[tuple[Example, ...]] = (
-        _reasoned("gold", "3*4=12\n12-2=10\n", 1.0, 1.0, None),
-        _reasoned("half of it false", "3*4=11\n12-2=10\n", 1.0, 0.5, "false sums"),
-        _reasoned("no sums", "three times four", 1.0, 0.0, "no sums"),
-        _reasoned("true sums, wrong answer", "3*4=12\n", 0.0, 0.0, "wrong answer"),
-        _reasoned("endless sums", "1=1\n" * 50_000 + "1=2", 1.0, 1.0, None),
-        _reasoned("division by zero", "1/0=1\n", 1.0, 0.0, "false sums"),
-        _reasoned("a tower of powers", "9**9**9=1\n", 1.0, 0.0, "false sums"),
+        _build_reasoning_example("gold", "3*4=12\n12-2=10\n", 1.0, 1.0, None),
+        _build_reasoning_example("half of it false", "3*4=11\n12-2=10\n", 1.0, 0.5, "false sums"),
+        _build_reasoning_example("no sums", "three times four", 1.0, 0.0, "no sums"),
+        _build_reasoning_example("true sums, wrong answer", "3*4=12\n", 0.0, 0.0, "wrong answer"),
+        _build_reasoning_example("endless sums", "1=1\n" * 50_000 + "1=2", 1.0, 1.0, None),
+        _build_reasoning_example("division by zero", "1/0=1\n", 1.0, 0.0, "false sums"),
+        _build_reasoning_example("a tower of powers", "9**9**9=1\n", 1.0, 0.0, "false sums"),
     )
 
     span: str = "think"
@@ -162,14 +178,16 @@ class CountdownArithmetic(Reward):
         sums = [line for line in lines if line.count("=") == 1]
         if not sums:
             return Score(0.0, "no sums")
-        true = sum(_holds(*line.split("=")) for line in sums)
+        true = sum(_is_equation_true(*line.split("=")) for line in sums)
         return Score(true / len(sums), None if true == len(sums) else "false sums")
 
 
-def _holds(left: str, right: str) -> bool:
+def _is_equation_true(left: str, right: str) -> bool:
     if len(left) + len(right) > _LONGEST_SUM:
         return False
     try:
-        return evaluate(left, numeric="exact") == evaluate(right, numeric="exact")
+        return evaluate_expression(left, numeric="exact") == evaluate_expression(
+            right, numeric="exact"
+        )
     except ArithmeticError:
         return False

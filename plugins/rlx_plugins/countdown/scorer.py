@@ -18,20 +18,20 @@ from rlx_plugins.countdown.expression import (
     Number,
     Numeric,
     Ops,
-    compute,
-    evaluate,
-    tokenize,
+    evaluate_expression,
+    evaluate_tokens,
+    tokenize_expression,
 )
 from rlx_plugins.tags import last_block
 
 __all__ = [
     "Extract",
     "Grade",
+    "compute_grade_points",
     "compute_score",
     "evaluate_equation",
     "extract_solution",
-    "grade",
-    "points",
+    "grade_solution",
     "validate_equation",
     "verify_equation_strict",
 ]
@@ -98,10 +98,10 @@ def validate_equation(
         return False
     if len(equation) > MAX_DIGITS and max(map(len, runs), default=0) > MAX_DIGITS:
         return False
-    return _uses(list(map(int, runs)), available_numbers, use_all)
+    return _matches_available_numbers(list(map(int, runs)), available_numbers, use_all)
 
 
-def _uses(used: list[int], available: Sequence[float], use_all: bool) -> bool:
+def _matches_available_numbers(used: list[int], available: Sequence[float], use_all: bool) -> bool:
     if use_all:
         return sorted(used) == sorted(available)
     return not Counter[float](used) - Counter[float](available)
@@ -116,12 +116,14 @@ def evaluate_equation(
 ) -> Number | None:
     """Returns the value of an equation, or None where `expression.evaluate` refuses it."""
     try:
-        return evaluate(equation, ops=ops, numeric=numeric, allow_decimals=allow_decimals)
+        return evaluate_expression(
+            equation, ops=ops, numeric=numeric, allow_decimals=allow_decimals
+        )
     except ArithmeticError:
         return None
 
 
-def grade(
+def grade_solution(
     solution_str: str,
     ground_truth: Mapping[str, Any],
     extract: Extract = "seed",
@@ -136,8 +138,10 @@ def grade(
     if not equation:
         return _NO_BLOCK if equation is None else _EMPTY
     try:
-        value, used = compute(tokenize(equation, ops, allow_decimals), ops, numeric)
-        if not _uses(used, numbers, use_all):
+        value, used = evaluate_tokens(
+            tokenize_expression(equation, ops, allow_decimals), ops, numeric
+        )
+        if not _matches_available_numbers(used, numbers, use_all):
             return _WRONG_NUMBERS
         if numeric == "exact":
             return _RIGHT if _exactly_equal(value, target) else _WRONG_VALUE
@@ -188,11 +192,13 @@ def compute_score(
         allow_decimals: whether digits may be joined to decimals such as `2.5`.
         use_all: whether every number must be used.
     """
-    verdict = grade(solution_str, ground_truth, extract, ops, numeric, allow_decimals, use_all)
-    return points(verdict, format_score, score)
+    verdict = grade_solution(
+        solution_str, ground_truth, extract, ops, numeric, allow_decimals, use_all
+    )
+    return compute_grade_points(verdict, format_score, score)
 
 
-def points(verdict: Grade, format_score: float, score: float) -> float:
+def compute_grade_points(verdict: Grade, format_score: float, score: float) -> float:
     """Returns what a grade is worth: 0, `format_score` or `score`."""
     if verdict.level == "none":
         return 0.0

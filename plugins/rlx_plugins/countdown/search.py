@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-__all__ = ["Rules", "Worked", "random_expression", "solutions"]
+__all__ = ["Rules", "Worked", "find_solutions", "random_expression"]
 
 _LEVEL = {"+": 1, "-": 1, "*": 2, "/": 2}
 _ATOM = 3
@@ -64,7 +64,7 @@ class Worked:
         return cls(number, str(number))
 
 
-def _join(operator: str, left: Worked, right: Worked, value: int) -> Worked:
+def _combine_expressions(operator: str, left: Worked, right: Worked, value: int) -> Worked:
     level = _LEVEL[operator]
     left_text = left.text if left.level >= level else f"({left.text})"
     loose = right.level < level or (right.level == level and operator in "-/")
@@ -100,11 +100,11 @@ def random_expression(
             return None
         if not trivial and _is_trivial(operator, left.value, right.value, value):
             return None
-        items.append(_join(operator, left, right, value))
+        items.append(_combine_expressions(operator, left, right, value))
     return items[0]
 
 
-def solutions(
+def find_solutions(
     numbers: Sequence[int],
     target: float,
     rules: Rules,
@@ -122,13 +122,15 @@ def solutions(
     """
     seen: set[str] = set()
     items = [Worked.of(number) for number in sorted(numbers)]
-    for found in islice(_search(items, rules, rng), limit):
+    for found in islice(_search_expressions(items, rules, rng), limit):
         if found.value == target and found.text not in seen:
             seen.add(found.text)
             yield found
 
 
-def _search(items: list[Worked], rules: Rules, rng: random.Random | None) -> Iterator[Worked]:
+def _search_expressions(
+    items: list[Worked], rules: Rules, rng: random.Random | None
+) -> Iterator[Worked]:
     if len(items) == 1:
         yield items[0]
         return
@@ -145,4 +147,6 @@ def _search(items: list[Worked], rules: Rules, rng: random.Random | None) -> Ite
         value = rules.apply(operator, items[i].value, items[j].value)
         if value is not None:
             rest = [item for k, item in enumerate(items) if k not in (i, j)]
-            yield from _search([_join(operator, items[i], items[j], value), *rest], rules, rng)
+            yield from _search_expressions(
+                [_combine_expressions(operator, items[i], items[j], value), *rest], rules, rng
+            )

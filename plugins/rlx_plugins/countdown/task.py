@@ -14,12 +14,12 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from rlx.plugin import Demonstration, Plugin, Problem, Split
-from rlx_plugins.countdown.expression import evaluate
+from rlx_plugins.countdown.expression import evaluate_expression
 from rlx_plugins.countdown.rewards import check_ground_truth
 from rlx_plugins.countdown.scorer import verify_equation_strict
-from rlx_plugins.countdown.search import Rules, Worked, random_expression, solutions
+from rlx_plugins.countdown.search import Rules, Worked, find_solutions, random_expression
 
-__all__ = ["CountdownTask", "Demonstrations", "Files", "is_held_out", "read_files"]
+__all__ = ["CountdownFiles", "CountdownTask", "Demonstrations", "is_held_out", "read_files"]
 
 _MAX_DRAWS = 100_000
 _MAX_TRIES = 20_000
@@ -32,7 +32,7 @@ _Record = tuple[tuple[int, ...], float]
 _Trace = tuple[str, Sequence[str]]
 
 
-class Files(BaseModel):
+class CountdownFiles(BaseModel):
     """JSONL files, one problem a line: `numbers` (or `nums`) and `target`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -81,7 +81,7 @@ class CountdownTask(Plugin):
     largest number or target, whichever is greater."""
     held_out: int = Field(7, ge=2)
     """One problem in so many is for testing."""
-    files: Files | None = None
+    files: CountdownFiles | None = None
     """Problems from files instead, each line of which must be in one split only. Training takes
     them in an order drawn anew from the seed for each pass, testing in the order of the file."""
     prompt: str = "nums: {numbers}\ntarget: {target}\n"
@@ -136,7 +136,9 @@ class CountdownTask(Plugin):
             records = read_files(self.files)[split]
             position = index % len(records)
             if split == "train":
-                position = _order(seed, index // len(records), len(records))[position]
+                position = _shuffle_countdown_indices(seed, index // len(records), len(records))[
+                    position
+                ]
             return self._problem(*records[position])
         return self._generate(split, random.Random(f"countdown/{seed}/{split}/{index}"))
 
@@ -204,7 +206,7 @@ class CountdownTask(Plugin):
         """
         disguised = _NUMBER.sub(lambda n: str(1 + zlib.crc32(n[0].encode()) % 1_000_003), answer)
         try:
-            over, under = evaluate(disguised, numeric="exact").as_integer_ratio()
+            over, under = evaluate_expression(disguised, numeric="exact").as_integer_ratio()
         except ArithmeticError:
             return "".join(answer.split())
         return f"{over:x}/{under:x}"  # numbers of thousands of digits are slow to write in tens
@@ -253,7 +255,7 @@ class CountdownTask(Plugin):
         if worked:
             fields |= {"solution": worked.text, "steps": list(worked.steps)}
         if len(numbers) <= _MAX_SOLVED:
-            fields["solutions"] = sum(1 for _ in solutions(numbers, target, self._rules()))
+            fields["solutions"] = sum(1 for _ in find_solutions(numbers, target, self._rules()))
         shown = " ".join(map(str, numbers))
         return Problem(
             id=f"countdown/{'-'.join(map(str, sorted(numbers)))}={target}",
@@ -266,7 +268,7 @@ class CountdownTask(Plugin):
         fields = problem.fields
         if "solution" in fields:
             return fields["solution"], fields["steps"]
-        found = solutions(fields["numbers"], fields["target"], self._rules(), rng, _MAX_TRIES)
+        found = find_solutions(fields["numbers"], fields["target"], self._rules(), rng, _MAX_TRIES)
         worked = next(found, None)
         return (worked.text, worked.steps) if worked else None
 
@@ -286,7 +288,7 @@ def is_held_out(numbers: Sequence[int], target: float, one_in: int) -> bool:
 
 
 @lru_cache(maxsize=4)
-def read_files(files: Files) -> dict[Split, tuple[_Record, ...]]:
+def read_files(files: CountdownFiles) -> dict[Split, tuple[_Record, ...]]:
     """Reads both splits, once per process.
 
     Raises:
@@ -294,19 +296,19 @@ def read_files(files: Files) -> dict[Split, tuple[_Record, ...]]:
         ValueError: a file has no problem, a line is malformed, or a problem of the test file is in
             the training file too.
     """
-    train, test = _read(files.train), _read(files.test)
-    known = {_key(record) for record in train}
+    train, test = _read_problem_file(files.train), _read_problem_file(files.test)
+    known = {_build_record_key(record) for record in train}
     for number, record in enumerate(test, start=1):
-        if _key(record) in known:
+        if _build_record_key(record) in known:
             raise ValueError(f"{files.test}, problem {number}: also in {files.train}")
     return {"train": train, "test": test}
 
 
-def _key(record: _Record) -> tuple[tuple[int, ...], float]:
+def _build_record_key(record: _Record) -> tuple[tuple[int, ...], float]:
     return tuple(sorted(record[0])), record[1]
 
 
-def _read(path: Path) -> tuple[_Record, ...]:
+def _read_problem_file(path: Path) -> tuple[_Record, ...]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
@@ -314,7 +316,7 @@ def _read(path: Path) -> tuple[_Record, ...]:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: {error}") from None
     records = tuple(
-        _parse(line, f"{path} line {number}")
+        _parse_problem_line(line, f"{path} line {number}")
         for number, line in enumerate(lines, start=1)
         if line.strip()
     )
@@ -323,7 +325,7 @@ def _read(path: Path) -> tuple[_Record, ...]:
     return records
 
 
-def _parse(line: str, where: str) -> _Record:
+def _parse_problem_line(line: str, where: str) -> _Record:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
@@ -342,5 +344,5 @@ def _parse(line: str, where: str) -> _Record:
 
 
 @lru_cache(maxsize=4)
-def _order(seed: int, passes: int, size: int) -> list[int]:
+def _shuffle_countdown_indices(seed: int, passes: int, size: int) -> list[int]:
     return random.Random(f"countdown/{seed}/pass {passes}").sample(range(size), size)

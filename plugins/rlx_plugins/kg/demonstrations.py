@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from rlx_plugins.kg.questions import Type
-from rlx_plugins.kg.text import escape
+from rlx_plugins.kg.text import escape_text
 
-__all__ = ["MIX", "SPOKEN", "Mode", "next_turn", "shown"]
+__all__ = ["MIX", "SPOKEN", "Mode", "next_turn", "parse_listed_names"]
 
 Mode = Literal[
     "good",
@@ -70,65 +70,67 @@ def next_turn(
     slips = mode in ("invalid", "duplicate")
     hop = len(observations) - (slips and bool(observations))
     if hop >= _QUERIES.get(mode, len(fields["chain"])):
-        answer = escape(_answer(fields, observations, rng, guess), None)
+        answer = escape_text(_select_demonstration_answer(fields, observations, rng, guess), None)
         return f"<think> answer found</think><answer> {answer}</answer>"
     direction, relation = fields["chain"][hop]
     if hop == 0 or fields["type"] == "intersection":
         entity = fields["start"][hop]
     else:
-        entity = rng.choice(shown(observations[-1]) or (guess(rng),))
+        entity = rng.choice(parse_listed_names(observations[-1]) or (guess(rng),))
     if mode == "wrong_relation":
         relation = relations[(relations.index(relation) + 1) % len(relations)]
     head = (direction == "head") != (mode == "wrong_direction")
-    return _query(head, entity, relation, whole=mode != "invalid" or bool(observations))
+    return _format_query_turn(head, entity, relation, whole=mode != "invalid" or bool(observations))
 
 
-def _query(head: bool, entity: str, relation: str, *, whole: bool) -> str:
-    entity, relation = escape(entity), escape(relation)
+def _format_query_turn(head: bool, entity: str, relation: str, *, whole: bool) -> str:
+    entity, relation = escape_text(entity), escape_text(relation)
     thought = f"what has {relation} {entity}" if head else f"{relation} of {entity}"
     function = "get_head_entities" if head else "get_tail_entities"
-    arguments = ", ".join(map(_quoted, (entity, relation) if whole else (entity,)))
+    arguments = ", ".join(map(_quote_name, (entity, relation) if whole else (entity,)))
     return f"<think> find {thought}</think><kg-query>{function}( {arguments})</kg-query>"
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     return f'"{name}"' if "," in name or name.startswith(('"', "'")) else name
 
 
-def _answer(
+def _select_demonstration_answer(
     fields: Mapping[str, Any],
     observations: Sequence[str],
     rng: random.Random,
     guess: Callable[[random.Random], str],
 ) -> str:
-    found = shown(observations[-1]) if observations else ()
+    found = parse_listed_names(observations[-1]) if observations else ()
     if fields["type"] == "count":
-        return str(len(found) + _hidden(observations[-1])) if found else guess(rng)
+        return str(len(found) + _count_unlisted_names(observations[-1])) if found else guess(rng)
     if fields["type"] == "intersection" and len(observations) > 1:
-        found = tuple(name for name in found if name in shown(observations[-2])) or found
+        found = (
+            tuple(name for name in found if name in parse_listed_names(observations[-2])) or found
+        )
     if not found:
         return guess(rng)
     return rng.choice(found) if fields["any_of"] else ", ".join(found)
 
 
-def shown(observation: str) -> tuple[str, ...]:
+def parse_listed_names(observation: str) -> tuple[str, ...]:
     """Returns the names that an observation lists; none where it tells of an error."""
-    names = _listed(observation)
-    return tuple(names[:-1] if names and _more(names[-1]) else names)
+    names = _split_observation_names(observation)
+    return tuple(names[:-1] if names and _parse_more_count(names[-1]) else names)
 
 
-def _hidden(observation: str) -> int:
+def _count_unlisted_names(observation: str) -> int:
     """How many more there are than an observation lists."""
-    names = _listed(observation)
-    return _more(names[-1]) if names else 0
+    names = _split_observation_names(observation)
+    return _parse_more_count(names[-1]) if names else 0
 
 
-def _listed(observation: str) -> list[str]:
+def _split_observation_names(observation: str) -> list[str]:
     text = observation.partition("<information>")[2].partition("</information>")[0]
     heading, _, names = text.strip().partition(": ")
     return names.split(", ") if names and not heading.startswith("error ") else []
 
 
-def _more(name: str) -> int:
+def _parse_more_count(name: str) -> int:
     count = name.removeprefix("+").removesuffix(" more")
     return int(count) if name == f"+{count} more" and count.isdecimal() else 0

@@ -13,7 +13,13 @@ from rlx.plugin import Action, Environment, Step
 from rlx_plugins.kg.graph import Graph
 from rlx_plugins.kg.protocol import FUNCTIONS, Query, read_query, read_turn
 from rlx_plugins.kg.source import WORLD, graph_named
-from rlx_plugins.kg.text import OVERHEAD, escape, fitting, information, listed
+from rlx_plugins.kg.text import (
+    OVERHEAD,
+    count_fitting_labels,
+    escape_text,
+    format_information,
+    format_label_list,
+)
 from rlx_plugins.kg.view import View
 
 __all__ = ["Error", "KnowledgeGraph", "State"]
@@ -165,7 +171,7 @@ class KnowledgeGraph(Environment):
         if action.forced or spent:
             found = _Found("QUERY_BUDGET", ())
         elif query is not None:
-            found = _find(self._view(state), query)
+            found = _find_query_results(self._view(state), query)
         duplicate = bool(found.key) and found.key in state.asked
         if duplicate and self.duplicates == "refuse":
             found = _Found("DUPLICATE_QUERY", found.key)
@@ -200,15 +206,15 @@ class KnowledgeGraph(Environment):
         if self.order == "shuffled":
             random.Random(f"kg/{seed}/{number}").shuffle(labels)
         room = self.max_chars - OVERHEAD
-        count = fitting(labels, prefix=found.heading, limit=self.limit, max_chars=room)
-        body = listed(labels, prefix=found.heading, limit=self.limit, max_chars=room)
-        return labels[:count], information(body, max_chars=self.max_chars)
+        count = count_fitting_labels(labels, prefix=found.heading, limit=self.limit, max_chars=room)
+        body = format_label_list(labels, prefix=found.heading, limit=self.limit, max_chars=room)
+        return labels[:count], format_information(body, max_chars=self.max_chars)
 
     def _refusal(self, error: Error, unknown: str = "") -> str:
         body = f"error {error}"
         if self.hints:
-            body += f": {_HINTS[error]}".format(name=escape(unknown))
-        return information(body, max_chars=self.max_chars)
+            body += f": {_HINTS[error]}".format(name=escape_text(unknown))
+        return format_information(body, max_chars=self.max_chars)
 
 
 @lru_cache(maxsize=64)
@@ -216,7 +222,7 @@ def _own_graph(facts: _Facts) -> Graph:
     return Graph.of(facts)
 
 
-def _find(view: View | None, query: Query) -> _Found:
+def _find_query_results(view: View | None, query: Query) -> _Found:
     """Looks up what a query names, and what it asks for.
 
     `get_head_entities` takes its arguments the other way round too, as KG-R1's paper writes it,
@@ -232,9 +238,9 @@ def _find(view: View | None, query: Query) -> _Found:
             (entity, relation), name, relation_name = turned, relation_name, name
     tails = query.function.startswith("get_tail")
     one = FUNCTIONS[query.function] == 1
-    key: _Key = (query.function, _named(entity, name))
+    key: _Key = (query.function, _build_name_key(entity, name))
     if not one:
-        key += (_named(relation, relation_name),)
+        key += (_build_name_key(relation, relation_name),)
     if entity is None:
         return _Found("ENTITY_NOT_FOUND", key, name)
     label = view.label(entity)
@@ -253,6 +259,6 @@ def _find(view: View | None, query: Query) -> _Found:
     return _Found(error, key, heading=heading, labels=labels)
 
 
-def _named(number: int | None, name: str) -> str:
+def _build_name_key(number: int | None, name: str) -> str:
     """The same for all names of one thing, and for all spellings of an unknown one."""
     return f"unknown {' '.join(name.casefold().split())}" if number is None else f"known {number}"

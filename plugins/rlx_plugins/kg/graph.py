@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 
-from rlx_plugins.kg.text import escape
+from rlx_plugins.kg.text import escape_text
 
-__all__ = ["Graph", "Triple", "held_out", "symmetric"]
+__all__ = ["Graph", "Triple", "find_symmetric_relations", "held_out"]
 
 Triple = tuple[int, int, int]
 """Subject, relation and object, by number."""
@@ -103,11 +103,11 @@ class Graph:
 
     def entity(self, name: str) -> int | None:
         """Returns the entity that has this label, id or alias."""
-        return self._entities.numbers.get(_folded(name))
+        return self._entities.numbers.get(_fold_name(name))
 
     def relation(self, name: str) -> int | None:
         """Returns the relation that has this label or id."""
-        return self._relations.numbers.get(_folded(name))
+        return self._relations.numbers.get(_fold_name(name))
 
     def id(self, entity: int) -> str:
         """Returns what names the entity in the facts."""
@@ -175,7 +175,7 @@ def held_out(graph: Graph, share: float, salt: str = "held out") -> frozenset[Tr
     """
     if not 0 <= share < 1:
         raise ValueError(f"the share to hold out must be from 0 up to 1, got {share}")
-    both_ways = symmetric(graph)
+    both_ways = find_symmetric_relations(graph)
 
     def is_held_out(subject: int, relation: int, object_: int) -> bool:
         pair = (subject, object_) if relation in both_ways else (subject,)
@@ -188,7 +188,7 @@ def held_out(graph: Graph, share: float, salt: str = "held out") -> frozenset[Tr
 
 
 @lru_cache(maxsize=8)
-def symmetric(graph: Graph) -> frozenset[int]:
+def find_symmetric_relations(graph: Graph) -> frozenset[int]:
     """Returns the relations each of whose facts has its inverse."""
     one_way: set[int] = set()
     for subject, relation, object_ in graph.triples():
@@ -252,11 +252,11 @@ class _Names:
         aliases: Mapping[str, Sequence[str]],
         kinds: Mapping[str, str],
     ) -> None:
-        def order(id_: str) -> tuple[str, str, str]:
+        def get_label_order(id_: str) -> tuple[str, str, str]:
             label = labels.get(id_, id_)
             return label.casefold(), label, id_
 
-        self.ids = sorted(ids, key=order)
+        self.ids = sorted(ids, key=get_label_order)
         self.labels = [labels.get(id_, id_) for id_ in self.ids]
         self.kinds = [kinds.get(id_, "") for id_ in self.ids]
         self.aliases = {
@@ -281,7 +281,7 @@ class _Names:
         return array("I", (number[id_] for id_ in ids))
 
     def _enter(self, name: str, number: int) -> None:
-        folded = _folded(name)
+        folded = _fold_name(name)
         if not folded:
             raise ValueError(f"{self.ids[number]!r} has a name that shows nothing: {name!r}")
         key = name if folded == name else folded  # one text in memory instead of two alike
@@ -292,5 +292,5 @@ class _Names:
                 self.clashes[folded] = (*known, number)
 
 
-def _folded(name: str) -> str:
-    return escape(name).casefold()
+def _fold_name(name: str) -> str:
+    return escape_text(name).casefold()

@@ -13,16 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from rlx_plugins.kg.graph import Graph
-from rlx_plugins.kg.ntriples import Literal, statement
-from rlx_plugins.kg.text import escape, shows
+from rlx_plugins.kg.ntriples import Literal, parse_statement
+from rlx_plugins.kg.text import escape_text, has_visible_text
 
-__all__ = ["as_object", "decoded", "lines", "read_graph", "text_of", "world"]
+__all__ = [
+    "as_object",
+    "decode_line",
+    "load_world_graph",
+    "read_file_lines",
+    "read_graph",
+    "text_of",
+]
 
 _Fact = tuple[str, str, str]
 
 
 @lru_cache(maxsize=1)
-def world() -> Graph:
+def load_world_graph() -> Graph:
     """Returns the graph that comes with rlx: countries, capitals, borders and the like."""
     with as_file(files("rlx_plugins.kg") / "data" / "world.tsv") as path:
         return read_graph(path)
@@ -61,7 +68,7 @@ def read_graph(path: Path) -> Graph:
     return graph
 
 
-def lines(path: Path) -> Iterator[bytes]:
+def read_file_lines(path: Path) -> Iterator[bytes]:
     """Yields the lines of a file, or of a compressed one whose name ends in `.gz`.
 
     Raises:
@@ -91,9 +98,9 @@ class _Reader(ABC):
         Raises:
             OSError, ValueError: as `read_graph`.
         """
-        for number, line in enumerate(lines(path), start=1):
+        for number, line in enumerate(read_file_lines(path), start=1):
             try:
-                fact = self.read(decoded(line))
+                fact = self.read(decode_line(line))
             except ValueError as error:
                 raise ValueError(f"{path} line {number}: {error}") from None
             if fact is not None:
@@ -123,7 +130,7 @@ class _Tsv(_Reader):
                 "expected subject, relation and object separated by tabs, "
                 f"got {sum(map(bool, cells))} of them in {len(cells)} columns"
             )
-        if blank := [cell for cell in cells if not shows(cell)]:
+        if blank := [cell for cell in cells if not has_visible_text(cell)]:
             raise ValueError(f"expected a text that shows something, got {blank[0]!r}")
         subject, relation, object_ = cells
         if not relation.startswith("rlx:"):
@@ -140,25 +147,29 @@ class _Jsonl(_Reader):
             return None
         record = as_object(line)
         if set(record) == {"subject", "relation", "object"}:
-            return _said(record, "subject"), _said(record, "relation"), _said(record, "object")
+            return (
+                _get_text_field(record, "subject"),
+                _get_text_field(record, "relation"),
+                _get_text_field(record, "object"),
+            )
         if "id" not in record or not set(record) <= {"id", "label", "kind", "aliases"}:
             raise ValueError(
                 "expected the keys subject, relation and object, or id with some of label, kind "
                 f"and aliases, got {', '.join(record) or 'none'}"
             )
-        id_ = _said(record, "id")
+        id_ = _get_text_field(record, "id")
         for what in ("label", "kind"):
             if what in record:
-                self.name(id_, what, _said(record, what))
+                self.name(id_, what, _get_text_field(record, what))
         aliases = record.get("aliases", [])
         if not isinstance(aliases, list):
             raise ValueError(f"expected a list of texts as aliases, got {aliases!r}")
         for alias in aliases:
-            self.name(id_, "alias", _said({"aliases": alias}, "aliases"))
+            self.name(id_, "alias", _get_text_field({"aliases": alias}, "aliases"))
         return None
 
 
-def _said(record: Mapping[str, Any], key: str) -> str:
+def _get_text_field(record: Mapping[str, Any], key: str) -> str:
     return text_of(record[key], key)
 
 
@@ -172,12 +183,12 @@ def text_of(value: Any, what: str) -> str:
         raise ValueError(f"expected a text that is not empty as {what}, got {value!r}")
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise ValueError(f"half of a surrogate pair is not a character: {value!r}")
-    if not shows(value):
+    if not has_visible_text(value):
         raise ValueError(f"expected a text that shows something as {what}, got {value!r}")
     return value
 
 
-def decoded(line: bytes) -> str:
+def decode_line(line: bytes) -> str:
     """Returns the text of a line, without a mark of byte order.
 
     Raises:
@@ -220,18 +231,18 @@ class _NTriples(_Reader):
         self._settle()
 
     def read(self, line: str) -> _Fact | None:
-        found = statement(line)
+        found = parse_statement(line)
         if found is None:
             return None
         subject, relation, object_ = found
         if not isinstance(object_, Literal):
             return self._fact(subject, relation, object_)
-        if relation == _LABEL and escape(object_.text):
+        if relation == _LABEL and escape_text(object_.text):
             foreign = object_.language.partition("-")[0] not in ("", "en")
             name = (foreign, object_.language, object_.text)
             self._called.setdefault(subject, set()).add(name)
             return None
-        if relation == _ALIAS and escape(object_.text):
+        if relation == _ALIAS and escape_text(object_.text):
             self.name(subject, "alias", object_.text)
             return None
         return self._fact(subject, relation, self._of_literal(object_))
@@ -240,7 +251,7 @@ class _NTriples(_Reader):
         text, language, datatype = literal
         suffix = f"@{language}" if language else f"^^{datatype}" if datatype else ""
         id_ = f'"{text}"{suffix}'  # no IRI and no blank node begins with a quotation mark
-        if escape(text):
+        if escape_text(text):
             self.labels[id_] = text
         return id_
 
@@ -262,7 +273,7 @@ class _NTriples(_Reader):
         ends = {iri: re.split("[/#:]", iri.rstrip("/#:"))[-1] for iri in iris}
         common = Counter(end.casefold() for end in ends.values())
         for iri, end in ends.items():
-            if common[end.casefold()] == 1 and escape(end):
+            if common[end.casefold()] == 1 and escape_text(end):
                 self.labels[iri] = end
 
 

@@ -6,7 +6,7 @@ The grammar is one regular expression a line; an RDF library is a large thing to
 import re
 from typing import NamedTuple
 
-__all__ = ["Literal", "Statement", "statement"]
+__all__ = ["Literal", "Statement", "parse_statement"]
 
 _CODE = r"\\u[0-9A-Fa-f]{4}|\\U[0-9A-Fa-f]{8}"
 _IRI = rf"<([A-Za-z][A-Za-z0-9+.-]*:(?:[^\x00-\x20<>\"{{}}|^`\\]|{_CODE})*)>"  # absolute only
@@ -38,7 +38,7 @@ Statement = tuple[str, str, str | Literal]
 """Subject, predicate and object: IRIs, or blank nodes such as `_:b0`, or a literal as object."""
 
 
-def statement(line: str) -> Statement | None:
+def parse_statement(line: str) -> Statement | None:
     """Returns what a line says, unescaped; None for an empty one and for a comment.
 
     Raises:
@@ -55,17 +55,17 @@ def statement(line: str) -> Statement | None:
     object_: str | Literal
     if text is not None:
         language = (language or "").lower()  # letter case means nothing there
-        object_ = Literal(_unescaped(text), language, _unescaped(datatype or ""))
+        object_ = Literal(_unescape_text(text), language, _unescape_text(datatype or ""))
     else:
-        object_ = object_blank or _unescaped(object_iri)
-    return blank or _unescaped(iri), _unescaped(predicate), object_
+        object_ = object_blank or _unescape_text(object_iri)
+    return blank or _unescape_text(iri), _unescape_text(predicate), object_
 
 
-def _unescaped(text: str) -> str:
-    return _ESCAPE.sub(_character, text) if "\\" in text else text
+def _unescape_text(text: str) -> str:
+    return _ESCAPE.sub(_decode_escape, text) if "\\" in text else text
 
 
-def _character(found: re.Match[str]) -> str:
+def _decode_escape(found: re.Match[str]) -> str:
     letter, digits = found[0][1], found[0][2:]
     if not digits:
         return _CONTROLS.get(letter, letter)

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from rlx_plugins.tags import last_block
 
-__all__ = ["FUNCTIONS", "Kind", "Query", "Turn", "read_query", "read_turn", "well_formed"]
+__all__ = ["FUNCTIONS", "KgTurn", "Kind", "Query", "read_query", "read_turn", "well_formed"]
 
 Kind = Literal["kg_query", "answer", "invalid"]
 
@@ -35,7 +35,7 @@ _LONGEST = 2000
 _MARKS = tuple(f"<{end}{tag}>" for tag in ("think", "kg-query", "answer") for end in ("", "/"))
 
 
-class Turn(NamedTuple):
+class KgTurn(NamedTuple):
     """What a turn does: its kind, and what stands in its tag ("" for an invalid turn)."""
 
     kind: Kind
@@ -49,7 +49,7 @@ class Query(NamedTuple):
     arguments: tuple[str, ...]
 
 
-def read_turn(text: str) -> Turn:
+def read_turn(text: str) -> KgTurn:
     """Finds the action of a turn.
 
     An answer counts before a query, wherever they stand. Of several closed tags of one kind the
@@ -57,9 +57,9 @@ def read_turn(text: str) -> Turn:
     """
     answer = last_block(text, "<answer>", "</answer>")
     if answer is not None:
-        return Turn("answer", answer)
+        return KgTurn("answer", answer)
     query = last_block(text, "<kg-query>", "</kg-query>")
-    return Turn("invalid", "") if query is None else Turn("kg_query", query)
+    return KgTurn("invalid", "") if query is None else KgTurn("kg_query", query)
 
 
 def read_query(text: str) -> Query | None:
@@ -71,11 +71,11 @@ def read_query(text: str) -> Query | None:
     function = _ALIASES.get(name.strip())
     if function is None or len(text) > _LONGEST or not rest.endswith(")"):
         return None
-    arguments = _arguments(rest[:-1])
+    arguments = _parse_query_arguments(rest[:-1])
     return Query(function, arguments) if len(arguments) == FUNCTIONS[function] else None
 
 
-def _arguments(text: str) -> tuple[str, ...]:
+def _parse_query_arguments(text: str) -> tuple[str, ...]:
     """The arguments between the brackets; none where one of them is empty or not closed."""
     found = []
     comma = ","

@@ -15,8 +15,8 @@ from itertools import combinations
 from typing import Literal
 
 from rlx.plugin import Split
-from rlx_plugins.kg.graph import Graph, Triple, held_out, symmetric
-from rlx_plugins.kg.text import escape
+from rlx_plugins.kg.graph import Graph, Triple, find_symmetric_relations, held_out
+from rlx_plugins.kg.text import escape_text
 from rlx_plugins.kg.view import View
 
 __all__ = [
@@ -24,12 +24,12 @@ __all__ = [
     "TYPES",
     "Direction",
     "Hop",
-    "Question",
+    "KgQuestion",
     "Type",
-    "population",
+    "build_question_population",
+    "format_question",
+    "list_question_templates",
     "template_words",
-    "templates",
-    "worded",
 ]
 
 Type = Literal["forward", "inverse", "hop2", "hop3", "neighbour", "intersection", "count"]
@@ -58,7 +58,7 @@ _WIDEST = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class KgQuestion:
     """A question by numbers; its words depend on the world that it is asked in.
 
     Attributes:
@@ -80,9 +80,9 @@ class Question:
 
 
 @lru_cache(maxsize=8)
-def population(
+def build_question_population(
     graph: Graph, share: float, compositional: bool
-) -> Mapping[Split, Mapping[Type, tuple[Question, ...]]]:
+) -> Mapping[Split, Mapping[Type, tuple[KgQuestion, ...]]]:
     """Returns the questions of each split and type, in an order of their own.
 
     A question is for training only if no path to any right answer passes a held-out fact, for
@@ -95,11 +95,11 @@ def population(
             each type the same share of the combinations is for testing alone.
     """
     held = held_out(graph, share)
-    found: dict[Split, dict[Type, tuple[Question, ...]]] = {"train": {}, "test": {}}
+    found: dict[Split, dict[Type, tuple[KgQuestion, ...]]] = {"train": {}, "test": {}}
     for type_ in TYPES:
-        asked = list(_asked(graph, type_))
+        asked = list(_generate_questions(graph, type_))
         new = _new_combinations(graph, asked, share) if compositional else frozenset()
-        split: dict[Split, list[Question]] = {"train": [], "test": []}
+        split: dict[Split, list[KgQuestion]] = {"train": [], "test": []}
         for question, paths in asked:
             touched = [not held.isdisjoint(path) for path in paths]
             if new and len(question.chain) > 1:
@@ -115,48 +115,48 @@ def population(
 
 
 def _new_combinations(
-    graph: Graph, asked: Iterable[tuple[Question, Sequence[_Path]]], share: float
+    graph: Graph, asked: Iterable[tuple[KgQuestion, Sequence[_Path]]], share: float
 ) -> frozenset[tuple[Hop, ...]]:
     """The chains of several hops that are for testing: those whose hashes are least."""
     chains = {q.chain for q, _ in asked if q.type != "intersection" and len(q.chain) > 1}
 
-    def drawn(chain: tuple[Hop, ...]) -> bytes:
+    def hash_chain(chain: tuple[Hop, ...]) -> bytes:
         names = [f"{direction} {graph.relation_name(relation)}" for direction, relation in chain]
         return hashlib.sha256("\0".join(names).encode()).digest()
 
-    return frozenset(sorted(chains, key=drawn)[: math.ceil(share * len(chains))])
+    return frozenset(sorted(chains, key=hash_chain)[: math.ceil(share * len(chains))])
 
 
-def _asked(graph: Graph, type_: Type) -> Iterator[tuple[Question, Sequence[_Path]]]:
+def _generate_questions(graph: Graph, type_: Type) -> Iterator[tuple[KgQuestion, Sequence[_Path]]]:
     """Questions of a type with their paths."""
-    both = symmetric(graph)
+    both = find_symmetric_relations(graph)
     one_way = frozenset(graph.relations) - both
     grammar: _Grammar = {"tail": one_way, "head": one_way, "both": both}
     starts: Sequence[int] = [e for e in graph.entities if graph.entity(graph.label(e)) == e]
     if len(starts) > _STARTS:
         starts = sorted(random.Random(f"starts of {type_}").sample(starts, _STARTS))
     if type_ == "intersection":
-        yield from _intersections(graph, starts, grammar)
+        yield from _generate_intersection_questions(graph, starts, grammar)
         return
     for start in starts:
         for directions in TYPES[type_]:
-            for chain, paths in _walks(graph, start, directions, grammar):
-                question = _question(graph, type_, start, chain, paths)
+            for chain, paths in _find_hop_chains(graph, start, directions, grammar):
+                question = _build_graph_question(graph, type_, start, chain, paths)
                 if start not in question.answers:
                     whole = tuple(triple for path in paths for triple in path)
                     yield question, [whole] if type_ == "count" else paths
 
 
-def _question(
+def _build_graph_question(
     graph: Graph, type_: Type, start: int, chain: tuple[Hop, ...], paths: Sequence[_Path]
-) -> Question:
-    first = [_end(hop, triple) for hop, triple in zip(chain, paths[0], strict=True)]
-    answers = sorted({_end(chain[-1], path[-1]) for path in paths})
+) -> KgQuestion:
+    first = [_get_hop_end(hop, triple) for hop, triple in zip(chain, paths[0], strict=True)]
+    answers = sorted({_get_hop_end(chain[-1], path[-1]) for path in paths})
     kinds = tuple(graph.kind(entity) for entity in first)
-    return Question(type_, (start,), chain, kinds, tuple(answers))
+    return KgQuestion(type_, (start,), chain, kinds, tuple(answers))
 
 
-def _walks(
+def _find_hop_chains(
     graph: Graph, start: int, directions: Sequence[Direction], grammar: _Grammar
 ) -> Iterator[tuple[tuple[Hop, ...], list[_Path]]]:
     """The chains from an entity, each with its paths.
@@ -168,17 +168,17 @@ def _walks(
     for depth, direction in enumerate(directions):
         longer = []
         for chain, paths in walks:
-            ends = {_end(chain[-1], path[-1]) for path in paths} if chain else {start}
+            ends = {_get_hop_end(chain[-1], path[-1]) for path in paths} if chain else {start}
             if len(ends) > 1 and directions[depth - 1] != "both":
                 continue
-            for relation in _relations(graph, ends, direction, grammar):
+            for relation in _list_next_relations(graph, ends, direction, grammar):
                 if chain == (("head", relation),) and direction == "tail":
                     continue
                 hop = (direction, relation)
                 further = [
                     (*path, triple)
                     for path in paths
-                    for triple in _triples(graph, _at(start, chain, path), hop)
+                    for triple in _list_hop_triples(graph, _get_path_end(start, chain, path), hop)
                 ]
                 if len(further) <= _WIDEST:
                     longer.append(((*chain, hop), further))
@@ -186,31 +186,31 @@ def _walks(
     return iter(walks)
 
 
-def _at(start: int, chain: Sequence[Hop], path: _Path) -> int:
-    return _end(chain[-1], path[-1]) if path else start
+def _get_path_end(start: int, chain: Sequence[Hop], path: _Path) -> int:
+    return _get_hop_end(chain[-1], path[-1]) if path else start
 
 
-def _end(hop: Hop, triple: Triple) -> int:
+def _get_hop_end(hop: Hop, triple: Triple) -> int:
     return triple[0] if hop[0] == "head" else triple[2]
 
 
-def _triples(graph: Graph, entity: int, hop: Hop) -> list[Triple]:
+def _list_hop_triples(graph: Graph, entity: int, hop: Hop) -> list[Triple]:
     direction, relation = hop
     if direction == "head":
         return [(subject, relation, entity) for subject in graph.heads(entity, relation)]
     return [(entity, relation, object_) for object_ in graph.tails(entity, relation)]
 
 
-def _relations(
+def _list_next_relations(
     graph: Graph, entities: Iterable[int], direction: Direction, grammar: _Grammar
 ) -> list[int]:
     relations = graph.head_relations if direction == "head" else graph.tail_relations
     return sorted({r for entity in entities for r in relations(entity)} & grammar[direction])
 
 
-def _intersections(
+def _generate_intersection_questions(
     graph: Graph, starts: Sequence[int], grammar: _Grammar
-) -> Iterator[tuple[Question, Sequence[_Path]]]:
+) -> Iterator[tuple[KgQuestion, Sequence[_Path]]]:
     """What two hops have in common, where neither of them alone would do."""
     known, seen = frozenset(starts), set()
     for entity in starts:
@@ -227,12 +227,17 @@ def _intersections(
                 continue
             seen.add(pair)
             (first, one), (second, other) = pair
-            reached = [{_end(h, t): t for t in _triples(graph, s, h)} for h, s in pair]
+            reached = [
+                {_get_hop_end(h, t): t for t in _list_hop_triples(graph, s, h)} for h, s in pair
+            ]
             answers = tuple(sorted(reached[0].keys() & reached[1].keys()))
             if len(answers) < min(map(len, reached)) and max(map(len, reached)) <= _WIDEST:
                 kinds = (graph.kind(entity), graph.kind(entity))
                 paths = [tuple(facts[answer] for facts in reached) for answer in answers]
-                yield Question("intersection", (one, other), (first, second), kinds, answers), paths
+                yield (
+                    KgQuestion("intersection", (one, other), (first, second), kinds, answers),
+                    paths,
+                )
 
 
 # Their words -------------------------------------------------------------------------------------
@@ -272,7 +277,7 @@ _NOUN: Mapping[Direction, str] = {
 NO_KIND = "thing"
 
 
-def templates(question: Question, every: bool) -> tuple[str, ...]:
+def list_question_templates(question: KgQuestion, every: bool) -> tuple[str, ...]:
     """Returns the ways to ask a question: for one right answer, or for every one."""
     if question.type == "intersection":
         return _EVERY_SHARED if every else _SHARED
@@ -282,11 +287,11 @@ def templates(question: Question, every: bool) -> tuple[str, ...]:
     return (_EVERY if every else _ONE)[direction]
 
 
-def worded(view: View, question: Question, template: str) -> str:
+def format_question(view: View, question: KgQuestion, template: str) -> str:
     """Returns a question in the names of a world, one blank between words."""
     kind = question.kinds[-1] or NO_KIND
-    names = [escape(view.label(entity)) for entity in question.starts]
-    verbs = [escape(view.relation_name(relation)) for _, relation in question.chain]
+    names = [escape_text(view.label(entity)) for entity in question.starts]
+    verbs = [escape_text(view.relation_name(relation)) for _, relation in question.chain]
     if question.type == "intersection":
         conditions = [
             _CONDITION[direction].format(relation=verb, entity=name)

@@ -19,9 +19,16 @@ from pydantic import Field
 
 from rlx.plugin import Example, Reward, Sample, Score
 from rlx_plugins.kg.protocol import read_turn
-from rlx_plugins.kg.text import escape, shows
+from rlx_plugins.kg.text import escape_text, has_visible_text
 
-__all__ = ["EntityF1", "ExactMatch", "HitAt1", "RetrievalQuality", "named", "normal"]
+__all__ = [
+    "EntityF1",
+    "HitAt1",
+    "KgExactMatch",
+    "RetrievalQuality",
+    "normalize_name",
+    "parse_named_answers",
+]
 
 _MOST = 256
 """Names that an answer may hold; one with more is no answer."""
@@ -48,15 +55,15 @@ class _Punctuation(dict[int, str | None]):
 _PUNCTUATION = _Punctuation()
 
 
-def normal(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Returns a text that is the same for names that count as the same; "" for one that shows
     nothing."""
-    folded = unicodedata.normalize("NFC", escape(name)).casefold()
+    folded = unicodedata.normalize("NFC", escape_text(name)).casefold()
     bare = _articles.sub(" ", folded.translate(_PUNCTUATION))
     return " ".join(bare.split()) or " ".join(folded.split())
 
 
-def _names(answers: Any) -> dict[str, int]:
+def _index_answer_names(answers: Any) -> dict[str, int]:
     """For every name of every right answer, in its normal form, which answer it names.
 
     Answers that share a name have one number: no agent could name them apart.
@@ -67,14 +74,14 @@ def _names(answers: Any) -> dict[str, int]:
     lists = isinstance(answers, list | tuple) and all(
         isinstance(names, list | tuple)
         and names
-        and all(isinstance(name, str) and shows(name) for name in names)
+        and all(isinstance(name, str) and has_visible_text(name) for name in names)
         for names in answers
     )
     if not lists or not answers:
         raise ValueError(f"the field 'answers' must hold lists of names, got {answers!r}")
     numbers: dict[str, int] = {}
     for number, names in enumerate(answers):
-        own = {normal(name) for name in names}
+        own = {normalize_name(name) for name in names}
         shared = {numbers[name] for name in own if name in numbers}
         if len(shared) > 1:
             own.update(name for name, other in numbers.items() if other in shared)
@@ -82,17 +89,19 @@ def _names(answers: Any) -> dict[str, int]:
     return numbers
 
 
-def named(text: str, answers: Mapping[str, int], pieces: int = _PIECES) -> list[int | str]:
+def parse_named_answers(
+    text: str, answers: Mapping[str, int], pieces: int = _PIECES
+) -> list[int | str]:
     """Returns what an answer's text names, in order and each once: numbers of right answers, and
     the normal form of everything else. Names stand between commas or on lines of their own, and one
     name may be as many of these `pieces`."""
-    between = (piece for piece in re.finditer(r"[^,\n]+", text) if shows(piece[0]))
+    between = (piece for piece in re.finditer(r"[^,\n]+", text) if has_visible_text(piece[0]))
     spans = [piece.span() for piece in islice(between, _MOST + 1)]
     found: dict[int | str, None] = {}
     at = 0
     while at < len(spans):
         for count in range(min(pieces, len(spans) - at), 0, -1):
-            name = normal(text[spans[at][0] : spans[at + count - 1][1]])
+            name = normalize_name(text[spans[at][0] : spans[at + count - 1][1]])
             if name in answers or count == 1:
                 found[answers.get(name, name)] = None
                 at += count
@@ -103,7 +112,7 @@ def named(text: str, answers: Mapping[str, int], pieces: int = _PIECES) -> list[
 # Rewards -----------------------------------------------------------------------------------------
 
 
-def _rollout(
+def _build_rollout_example(
     name: str,
     answer: str | None,
     value: float,
@@ -136,7 +145,7 @@ def _rollout(
     return Example(name=name, sample=said, value=value, reason=reason, options=options)
 
 
-class _Rollout(Reward):
+class _RolloutReward(Reward):
     otc: int | None = Field(None, ge=1)
     """The value times `e^(1 - queries / otc)`, which pays for few queries; with `max_turns` here it
     is KG-R1's option of that name. Null leaves the value as it is."""
@@ -146,7 +155,7 @@ class _Rollout(Reward):
         """Whether its value is scaled, so that 1 does not mean right."""
         return self.otc is not None
 
-    def _scaled(self, sample: Sample, value: float, reason: str | None = None) -> Score:
+    def _build_scaled_score(self, sample: Sample, value: float, reason: str | None = None) -> Score:
         """A score; the parts `raw` and `otc` say what it was made of."""
         if self.otc is None:
             return Score(value, reason)
@@ -155,7 +164,7 @@ class _Rollout(Reward):
         return Score(value * scale, reason, {"raw": value, "otc": scale})
 
 
-class _Answered(_Rollout, ABC):
+class _Answered(_RolloutReward, ABC):
     """Compares what the last turn answers with what is right."""
 
     def score(self, sample: Sample) -> Score:
@@ -165,22 +174,24 @@ class _Answered(_Rollout, ABC):
             ValueError: the problem says no right answer; that is no fault of the model.
         """
         right: Any = sample.problem.get("answers")
-        answers = _names(right)
-        pieces = 1 + max(escape(name).count(",") for names in right for name in names)
+        answers = _index_answer_names(right)
+        pieces = 1 + max(escape_text(name).count(",") for names in right for name in names)
         kind, text = read_turn(sample.response)
-        given = named(text, answers, max(_PIECES, pieces)) if kind == "answer" else []
+        given = parse_named_answers(text, answers, max(_PIECES, pieces)) if kind == "answer" else []
         if not given or len(given) > _MOST:
-            return self._scaled(sample, 0.0, "no answer" if not given else "too many names")
+            return self._build_scaled_score(
+                sample, 0.0, "no answer" if not given else "too many names"
+            )
         wanted = 1 if sample.problem.get("any_of") else len({*answers.values()})
         value = self._value(given, wanted)
-        return self._scaled(sample, value, None if value == 1 else "wrong answer")
+        return self._build_scaled_score(sample, value, None if value == 1 else "wrong answer")
 
     @abstractmethod
     def _value(self, given: Sequence[int | str], wanted: int) -> float:
         """What the names that were given are worth, where so many right ones are wanted."""
 
 
-def _f1(given: Sequence[int | str], wanted: int) -> float:
+def _compute_f1(given: Sequence[int | str], wanted: int) -> float:
     """Of precision and recall; more right ones than wanted are no better."""
     hits = sum(isinstance(name, int) for name in given)
     if not hits:
@@ -197,20 +208,22 @@ class EntityF1(_Answered):
     """
 
     examples: ClassVar[tuple[Example, ...]] = (
-        _rollout("gold", " France, UK", 1.0),
-        _rollout("half of it", " France", 2 / 3, reason="wrong answer"),
-        _rollout("half of it and a wrong one", " France, Spain", 0.5),
-        _rollout("two names of one", " United Kingdom, UK", 2 / 3),
-        _rollout("one of any", " france", 1.0, any_of=True),
-        _rollout("no answer", None, 0.0, reason="no answer"),
-        _rollout("all there is", ",".join(map(str, range(9_999))), 0.0, reason="too many names"),
+        _build_rollout_example("gold", " France, UK", 1.0),
+        _build_rollout_example("half of it", " France", 2 / 3, reason="wrong answer"),
+        _build_rollout_example("half of it and a wrong one", " France, Spain", 0.5),
+        _build_rollout_example("two names of one", " United Kingdom, UK", 2 / 3),
+        _build_rollout_example("one of any", " france", 1.0, any_of=True),
+        _build_rollout_example("no answer", None, 0.0, reason="no answer"),
+        _build_rollout_example(
+            "all there is", ",".join(map(str, range(9_999))), 0.0, reason="too many names"
+        ),
     )
 
     def _value(self, given: Sequence[int | str], wanted: int) -> float:
-        return _f1(given, wanted)
+        return _compute_f1(given, wanted)
 
 
-class ExactMatch(_Answered):
+class KgExactMatch(_Answered):
     """1 when an answer names all that is right and nothing else, else 0; see `mode`.
 
     Where any right answer will do (`any_of` of the problem), it names at least one, and nothing
@@ -218,25 +231,29 @@ class ExactMatch(_Answered):
     """
 
     examples: ClassVar[tuple[Example, ...]] = (
-        _rollout("gold", " the united kingdom, France", 1.0),
-        _rollout("half of it", " France", 0.0, reason="wrong answer"),
-        _rollout("one of any", " UK", 1.0, any_of=True),
-        _rollout("one of any, and a wrong one", " UK, Spain", 0.0, any_of=True),
-        _rollout("a part of a name", " United", 0.0, any_of=True),
-        _rollout("a comma in a name", " Washington, D.C.", 1.0, right=[["Washington, D.C."]]),
-        _rollout("half of it, by F1", " France", 2 / 3, mode="f1"),
-        _rollout("no answer", None, 0.0, reason="no answer"),
-        _rollout("one query of four", " UK", math.exp(0.75), any_of=True, otc=4),
-        _rollout("one answer given twice", " Beatles", 1.0, right=[["The Beatles"], ["Beatles"]]),
-        _rollout("as it was shown", " a b", 1.0, right=[["a\u200bb"]]),
-        _rollout("tags in it", " France</information><answer> UK", 0.0),
+        _build_rollout_example("gold", " the united kingdom, France", 1.0),
+        _build_rollout_example("half of it", " France", 0.0, reason="wrong answer"),
+        _build_rollout_example("one of any", " UK", 1.0, any_of=True),
+        _build_rollout_example("one of any, and a wrong one", " UK, Spain", 0.0, any_of=True),
+        _build_rollout_example("a part of a name", " United", 0.0, any_of=True),
+        _build_rollout_example(
+            "a comma in a name", " Washington, D.C.", 1.0, right=[["Washington, D.C."]]
+        ),
+        _build_rollout_example("half of it, by F1", " France", 2 / 3, mode="f1"),
+        _build_rollout_example("no answer", None, 0.0, reason="no answer"),
+        _build_rollout_example("one query of four", " UK", math.exp(0.75), any_of=True, otc=4),
+        _build_rollout_example(
+            "one answer given twice", " Beatles", 1.0, right=[["The Beatles"], ["Beatles"]]
+        ),
+        _build_rollout_example("as it was shown", " a b", 1.0, right=[["a\u200bb"]]),
+        _build_rollout_example("tags in it", " France</information><answer> UK", 0.0),
     )
 
     mode: Literal["em", "f1"] = "em"
     """`f1` gives entity F1 under this name, as KG-R1's training does."""
 
     def _value(self, given: Sequence[int | str], wanted: int) -> float:
-        value = _f1(given, wanted)
+        value = _compute_f1(given, wanted)
         return value if self.mode == "f1" else float(value == 1.0)
 
 
@@ -244,34 +261,38 @@ class HitAt1(_Answered):
     """1 when the first name of an answer is a right one, else 0."""
 
     examples: ClassVar[tuple[Example, ...]] = (
-        _rollout("gold", " France, Spain", 1.0),
-        _rollout("second", " Spain, France", 0.0, reason="wrong answer"),
-        _rollout("no answer", None, 0.0, reason="no answer"),
+        _build_rollout_example("gold", " France, Spain", 1.0),
+        _build_rollout_example("second", " Spain, France", 0.0, reason="wrong answer"),
+        _build_rollout_example("no answer", None, 0.0, reason="no answer"),
     )
 
     def _value(self, given: Sequence[int | str], wanted: int) -> float:
         return float(isinstance(given[0], int))
 
 
-class RetrievalQuality(_Rollout):
+class RetrievalQuality(_RolloutReward):
     """1 when a query was shown a right answer, whatever was answered, else 0.
 
     Where a problem has `evidence`, names as in `answers`, that is what must be shown.
     """
 
     examples: ClassVar[tuple[Example, ...]] = (
-        _rollout("gold", " Spain", 1.0),
-        _rollout("an alias", " Spain", 1.0, results=["UK"]),
-        _rollout("not shown", " France", 0.0, results=["Spain"], reason="not retrieved"),
-        _rollout("a part of a name", " France", 0.0, results=["French Southern Lands of France"]),
-        _rollout(
+        _build_rollout_example("gold", " Spain", 1.0),
+        _build_rollout_example("an alias", " Spain", 1.0, results=["UK"]),
+        _build_rollout_example(
+            "not shown", " France", 0.0, results=["Spain"], reason="not retrieved"
+        ),
+        _build_rollout_example(
+            "a part of a name", " France", 0.0, results=["French Southern Lands of France"]
+        ),
+        _build_rollout_example(
             "a part of a word, as the source has it",
             " Spain",
             1.0,
             results=["Francestan"],
             match="substring",
         ),
-        _rollout(
+        _build_rollout_example(
             "in the question only, as the source has it",
             " Spain",
             0.0,
@@ -279,7 +300,7 @@ class RetrievalQuality(_Rollout):
             observation="<information> borders of France: Spain </information>",
             match="substring",
         ),
-        _rollout(
+        _build_rollout_example(
             "in the echo of an error",
             " Spain",
             0.0,
@@ -300,16 +321,18 @@ class RetrievalQuality(_Rollout):
             ValueError: the problem says no right answer; that is no fault of the model.
         """
         problem = sample.problem
-        wanted = _names(problem.get("evidence", problem.get("answers")))
+        wanted = _index_answer_names(problem.get("evidence", problem.get("answers")))
         if self.match == "exact":
-            found = any(normal(name) in wanted for name in _results(sample, "_entities"))
+            found = any(
+                normalize_name(name) in wanted for name in _list_query_results(sample, "_entities")
+            )
         else:
-            results = [normal(name) for name in _results(sample, "")]
+            results = [normalize_name(name) for name in _list_query_results(sample, "")]
             found = any(name in result for result in results for name in wanted)
-        return self._scaled(sample, float(found), None if found else "not retrieved")
+        return self._build_scaled_score(sample, float(found), None if found else "not retrieved")
 
 
-def _results(sample: Sample, kind: str) -> Iterable[str]:
+def _list_query_results(sample: Sample, kind: str) -> Iterable[str]:
     """What queries were shown by functions whose names end so; an error shows nothing."""
     for info in (*sample.history, sample.info):
         if str(info.get("function")).endswith(kind):

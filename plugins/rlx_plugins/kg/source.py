@@ -4,7 +4,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from rlx_plugins.kg.graph import Graph
-from rlx_plugins.kg.load import read_graph, world
+from rlx_plugins.kg.load import load_world_graph, read_graph
 
 __all__ = ["WORLD", "graph_named", "source_name"]
 
@@ -19,17 +19,17 @@ def graph_named(name: str) -> Graph:
         ValueError: it is malformed; the message names file and line.
     """
     if name == WORLD:
-        return world()
+        return load_world_graph()
     path = Path(name)
     try:
         stamp = path.stat()
     except OSError as error:
         raise OSError(f"cannot read the graph {path}: {error.strerror}") from None
-    return _read(path, stamp.st_mtime_ns, stamp.st_size)
+    return _load_graph_file(path, stamp.st_mtime_ns, stamp.st_size)
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, modified: int, size: int) -> Graph:
+def _load_graph_file(path: Path, modified: int, size: int) -> Graph:
     return read_graph(path)
 
 

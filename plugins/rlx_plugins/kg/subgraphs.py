@@ -19,9 +19,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rlx_plugins.kg.load import as_object, decoded, lines, text_of
-from rlx_plugins.kg.text import escape
-from rlx_plugins.records import Source, lookup
+from rlx_plugins.kg.load import as_object, decode_line, read_file_lines, text_of
+from rlx_plugins.kg.text import escape_text
+from rlx_plugins.records import Source, get_value_at_path
 
 __all__ = ["FileQuestion", "names_beside", "read_questions"]
 
@@ -65,7 +65,7 @@ def read_questions(path: Path) -> Iterator[FileQuestion]:
     """
     path = Path(path)
     vocabulary = _Vocabulary(path.parent)
-    for where, record in _rows(path):
+    for where, record in _read_question_records(path):
         try:
             if "subgraph" in record:
                 yield _of_nsm(record, vocabulary)
@@ -86,20 +86,20 @@ def names_beside(path: Path) -> tuple[Path, ...]:
 # Rows --------------------------------------------------------------------------------------------
 
 
-def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _read_question_records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     suffix = Path(path.name.removesuffix(".gz")).suffix
     if path.suffix == ".parquet":
         yield from Source(path=path).rows()
         return
     if suffix not in (".jsonl", ".json"):
         raise ValueError(f"{path}: its name must end in .jsonl, .json or .parquet")
-    for number, line in enumerate(lines(path), start=1):
+    for number, line in enumerate(read_file_lines(path), start=1):
         if number == 1 and line.lstrip().startswith(b"["):
             yield from _of_list(path)
             return
         where = f"{path} line {number}"
         try:
-            text = decoded(line).strip()
+            text = decode_line(line).strip()
             record = as_object(text) if text else None
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
@@ -109,7 +109,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _of_list(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
-        records = json.loads(decoded(b"".join(lines(path))))
+        records = json.loads(decode_line(b"".join(read_file_lines(path))))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not readable as JSON: {error}") from None
     for number, record in enumerate(records, start=1):
@@ -119,20 +119,20 @@ def _of_list(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield where, record
 
 
-def _list(record: Mapping[str, Any], field: str) -> Sequence[Any]:
-    value = lookup(record, field)
+def _get_list_field(record: Mapping[str, Any], field: str) -> Sequence[Any]:
+    value = get_value_at_path(record, field)
     if not isinstance(value, list):
         raise ValueError(f"expected a list as {field}, got {value!r}")
     return value
 
 
-def _three(fact: Any) -> Sequence[Any]:
+def _check_fact_triple(fact: Any) -> Sequence[Any]:
     if not isinstance(fact, list) or len(fact) != 3:
         raise ValueError(f"expected a fact of three, got {fact!r}")
     return fact
 
 
-def _once(answers: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+def _remove_duplicate_answers(answers: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
     return tuple(dict.fromkeys(answers))
 
 
@@ -140,12 +140,14 @@ def _once(answers: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
 
 
 def _of_rog(record: Mapping[str, Any]) -> FileQuestion:
-    facts = (_three(fact) for fact in _list(record, "graph"))
+    facts = (_check_fact_triple(fact) for fact in _get_list_field(record, "graph"))
     return FileQuestion(
-        id=str(lookup(record, "id")),
-        question=text_of(lookup(record, "question"), "question"),
-        answers=_once((text_of(name, "an answer"),) for name in _list(record, "answer")),
-        entities=tuple(text_of(name, "an entity") for name in _list(record, "q_entity")),
+        id=str(get_value_at_path(record, "id")),
+        question=text_of(get_value_at_path(record, "question"), "question"),
+        answers=_remove_duplicate_answers(
+            (text_of(name, "an answer"),) for name in _get_list_field(record, "answer")
+        ),
+        entities=tuple(text_of(name, "an entity") for name in _get_list_field(record, "q_entity")),
         triples=tuple(
             (text_of(s, "a subject"), text_of(r, "a relation"), text_of(o, "an object"))
             for s, r, o in facts
@@ -184,13 +186,13 @@ class _Vocabulary:
             names.update(zip(self.entities, called, strict=True))
         if by_id.exists():
             try:
-                names.update(as_object(decoded(b"".join(lines(by_id)))))
+                names.update(as_object(decode_line(b"".join(read_file_lines(by_id)))))
             except ValueError as error:
                 raise ValueError(f"{by_id}: {error}") from None
         return names
 
     def _words(self, name: str) -> Sequence[str]:
-        return [decoded(line).strip() for line in lines(self._folder / name)]
+        return [decode_line(line).strip() for line in read_file_lines(self._folder / name)]
 
 
 class _Called:
@@ -203,24 +205,28 @@ class _Called:
     def id(self, value: Any) -> str:
         """The id of an entity that a record speaks of, whose name is kept."""
         if isinstance(value, dict):
-            id_ = _id(value.get("kb_id") or value.get("text"), self._vocabulary, "entities")
+            id_ = _resolve_vocabulary_id(
+                value.get("kb_id") or value.get("text"), self._vocabulary, "entities"
+            )
             name = value.get("text")
         else:
-            id_, name = _id(value, self._vocabulary, "entities"), None
+            id_, name = _resolve_vocabulary_id(value, self._vocabulary, "entities"), None
         name = name or self._vocabulary.names.get(id_)
-        if isinstance(name, str) and escape(name):
+        if isinstance(name, str) and escape_text(name):
             self._names.setdefault(id_, text_of(name, "a name"))
         return id_
 
-    def settled(self) -> Mapping[str, str]:
+    def select_unique_names(self) -> Mapping[str, str]:
         """Names by id, without those that several have."""
-        common = Counter(escape(name).casefold() for name in self._names.values())
+        common = Counter(escape_text(name).casefold() for name in self._names.values())
         return {
-            id_: name for id_, name in self._names.items() if common[escape(name).casefold()] == 1
+            id_: name
+            for id_, name in self._names.items()
+            if common[escape_text(name).casefold()] == 1
         }
 
 
-def _id(value: Any, vocabulary: _Vocabulary, kind: str) -> str:
+def _resolve_vocabulary_id(value: Any, vocabulary: _Vocabulary, kind: str) -> str:
     if isinstance(value, bool) or not isinstance(value, int):
         return text_of(value, f"one of the {kind}")
     ids: Sequence[str] = getattr(vocabulary, kind)
@@ -229,37 +235,41 @@ def _id(value: Any, vocabulary: _Vocabulary, kind: str) -> str:
     return text_of(ids[value], f"line {value + 1} of {kind}.txt")
 
 
-def _relation(value: Any, vocabulary: _Vocabulary) -> str:
+def _resolve_relation_id(value: Any, vocabulary: _Vocabulary) -> str:
     if isinstance(value, dict):
         value = value.get("text") or value.get("rel_id") or value.get("kb_id")
-    return _id(value, vocabulary, "relations")
+    return _resolve_vocabulary_id(value, vocabulary, "relations")
 
 
 def _of_nsm(record: Mapping[str, Any], vocabulary: _Vocabulary) -> FileQuestion:
     called = _Called(vocabulary)
     facts = [
-        (called.id(s), _relation(r, vocabulary), called.id(o))
-        for s, r, o in map(_three, _list(record, "subgraph.tuples"))
+        (called.id(s), _resolve_relation_id(r, vocabulary), called.id(o))
+        for s, r, o in map(_check_fact_triple, _get_list_field(record, "subgraph.tuples"))
     ]
-    topics = _list(record, "entities_cid" if "entities_cid" in record else "entities")
+    topics = _get_list_field(record, "entities_cid" if "entities_cid" in record else "entities")
     about = [called.id(value) for value in topics]
-    names = called.settled()
+    names = called.select_unique_names()
     return FileQuestion(
-        id=str(lookup(record, "id")),
-        question=text_of(lookup(record, "question"), "question"),
-        answers=_once(_answer(a, vocabulary, names) for a in _list(record, "answers")),
+        id=str(get_value_at_path(record, "id")),
+        question=text_of(get_value_at_path(record, "question"), "question"),
+        answers=_remove_duplicate_answers(
+            _parse_answer_names(a, vocabulary, names) for a in _get_list_field(record, "answers")
+        ),
         entities=tuple(names.get(id_, id_) for id_ in about),
         triples=tuple((names.get(s, s), r, names.get(o, o)) for s, r, o in facts),
     )
 
 
-def _answer(value: Any, vocabulary: _Vocabulary, names: Mapping[str, str]) -> tuple[str, ...]:
+def _parse_answer_names(
+    value: Any, vocabulary: _Vocabulary, names: Mapping[str, str]
+) -> tuple[str, ...]:
     """Text, name in the graph and id of one answer."""
     if not isinstance(value, dict):
         raise ValueError(f"expected an answer with kb_id and text, got {value!r}")
     found = [value.get("text")]
     if value.get("kb_id") is not None:
-        id_ = _id(value["kb_id"], vocabulary, "entities")
+        id_ = _resolve_vocabulary_id(value["kb_id"], vocabulary, "entities")
         found += [names.get(id_), id_]
     acceptable = tuple(dict.fromkeys(text_of(name, "an answer") for name in found if name))
     if not acceptable:

@@ -14,12 +14,18 @@ from rlx.plugin import Action, Demonstration, Plugin, Problem, Split
 from rlx_plugins.kg.demonstrations import MIX, Mode, next_turn
 from rlx_plugins.kg.environment import KnowledgeGraph
 from rlx_plugins.kg.graph import Graph
-from rlx_plugins.kg.questions import Question, Type, population, templates, worded
+from rlx_plugins.kg.questions import (
+    KgQuestion,
+    Type,
+    build_question_population,
+    format_question,
+    list_question_templates,
+)
 from rlx_plugins.kg.source import WORLD, graph_named, source_name
 from rlx_plugins.kg.subgraphs import FileQuestion, names_beside, read_questions
 from rlx_plugins.kg.view import View
 
-__all__ = ["Files", "Questions"]
+__all__ = ["KgQuestionFiles", "Questions"]
 
 _ROUND = 1000
 """Problems after which the shares of the types come round again."""
@@ -27,11 +33,11 @@ _ONE_HOP = ("forward", "inverse")
 _LONGEST = 16
 """Turns of a demonstration at most; no script has so many."""
 
-_Asked = tuple[Question, str]
+_Asked = tuple[KgQuestion, str]
 """A question and the template that words it."""
 
 
-class Files(BaseModel):
+class KgQuestionFiles(BaseModel):
     """Questions with graphs of their own, in a form that `read_questions` knows."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -66,7 +72,7 @@ class Questions(Plugin):
     world: int = Field(0, ge=0)
     """0 asks about the graph as it is; another number about one whose entities have swapped names
     within their kinds, so that what a model remembers of the real one is of no use."""
-    files: Files | None = None
+    files: KgQuestionFiles | None = None
     """Questions of WebQSP or CWQ from files instead. Those without an answer are left out, and from
     training those that the other file asks too."""
     curriculum: int = Field(12_800, ge=0)
@@ -108,9 +114,9 @@ class Questions(Plugin):
         """
         for split in ("train", "test"):
             if self.files is not None:
-                _records(self.files, split)
+                _load_file_problems(self.files, split)
             else:
-                self._asked(split)
+                self._get_question_wordings(split)
 
     def data(self) -> Mapping[str, str]:
         """Digests of the graph, or of the question files and the files of names beside them."""
@@ -119,7 +125,7 @@ class Questions(Plugin):
         paths = {"train": self.files.train, "test": self.files.test}
         for split, path in [*paths.items()]:
             paths |= {f"{split}/{beside.name}": beside for beside in names_beside(path)}
-        return {name: _digest(path) for name, path in paths.items()}
+        return {name: _compute_file_digest(path) for name, path in paths.items()}
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
         """Returns problem number `index` of a split; the same for the same arguments.
@@ -128,16 +134,16 @@ class Questions(Plugin):
             OSError, ValueError: as `check`.
         """
         if self.files is not None:
-            records = _records(self.files, split)
+            records = _load_file_problems(self.files, split)
             passes, position = divmod(index, len(records))
             if split == "train":
-                position = _order(f"{seed}/file", passes, len(records))[position]
+                position = _shuffle_kg_indices(f"{seed}/file", passes, len(records))[position]
             return records[position]
         rounds, slot = divmod(index, _ROUND)
-        type_, rank, quota = _slots(tuple(self.types.items()), seed)[slot]
-        asked = self._asked(split)[type_]
+        type_, rank, quota = _build_round_slots(tuple(self.types.items()), seed)[slot]
+        asked = self._get_question_wordings(split)[type_]
         passes, position = divmod(rounds * quota + rank, len(asked))
-        order = _order(f"{seed}/{split}/{type_}", passes, len(asked))
+        order = _shuffle_kg_indices(f"{seed}/{split}/{type_}", passes, len(asked))
         hide = self.held_out if split == "train" else 0.0
         return self._problem(split, *asked[order[position]], world=self.world, hide=hide)
 
@@ -154,7 +160,7 @@ class Questions(Plugin):
         easy = index < self.curriculum
         weights = {t: w for t, w in self.types.items() if easy and t in _ONE_HOP} or self.types
         (type_,) = rng.choices(list(weights), list(weights.values()))
-        question, template = rng.choice(self._asked("train")[type_])
+        question, template = rng.choice(self._get_question_wordings("train")[type_])
         world = rng.randint(1, self.worlds)
         mode: dict[str, Any] = {"mode": "good"} if easy else {}
         return self._problem("train", question, template, world=world, hide=self.held_out, **mode)
@@ -174,7 +180,7 @@ class Questions(Plugin):
             observations,
             random.Random(f"kg/turn/{seed}/{len(turns)}"),
             relations=[view.relation_name(relation) for relation in view.relations],
-            guess=lambda rng: _stranger(view, fields, rng),
+            guess=lambda rng: _sample_unseen_answer(view, fields, rng),
         )
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
@@ -198,15 +204,17 @@ class Questions(Plugin):
             observations.append(step.observation)
         return Demonstration(tuple(turns))
 
-    def _asked(self, split: Split) -> Mapping[Type, tuple[_Asked, ...]]:
+    def _get_question_wordings(self, split: Split) -> Mapping[Type, tuple[_Asked, ...]]:
         every = self.answers == "every"
         graph = graph_named(self.graph)
-        return _asked(graph, self.held_out, self.compositional, every, split, tuple(self.types))
+        return _build_question_wordings(
+            graph, self.held_out, self.compositional, every, split, tuple(self.types)
+        )
 
     def _problem(
         self,
         split: Split,
-        question: Question,
+        question: KgQuestion,
         template: str,
         *,
         world: int,
@@ -214,7 +222,7 @@ class Questions(Plugin):
         **more: Any,
     ) -> Problem:
         view = View(graph_named(self.graph), world=world, hide=hide)
-        text = worded(view, question, template)
+        text = format_question(view, question, template)
         found = [[view.label(e), *view.aliases(e)] for e in question.answers]
         counted = question.type == "count"
         fields = {
@@ -236,22 +244,22 @@ class Questions(Plugin):
         return Problem(id=id_, prompt=text, fields=fields, stratum=question.type)
 
 
-def _stranger(view: View, fields: Mapping[str, Any], rng: random.Random) -> str:
+def _sample_unseen_answer(view: View, fields: Mapping[str, Any], rng: random.Random) -> str:
     """An answer of the right kind that nothing has shown."""
     if fields["type"] == "count":
         return str(rng.randint(1, 9))
     answer = view.entity(fields["answers"][0][0])
     kind = "" if answer is None else view.kind(answer)
-    return view.label(rng.choice(_members(view.graph, kind)))
+    return view.label(rng.choice(_list_kind_members(view.graph, kind)))
 
 
 @lru_cache(maxsize=64)
-def _members(graph: Graph, kind: str) -> tuple[int, ...]:
+def _list_kind_members(graph: Graph, kind: str) -> tuple[int, ...]:
     return tuple(entity for entity in graph.entities if graph.kind(entity) == kind)
 
 
 @lru_cache(maxsize=8)
-def _asked(
+def _build_question_wordings(
     graph: Graph,
     share: float,
     compositional: bool,
@@ -265,8 +273,8 @@ def _asked(
         ValueError: a type has none.
     """
     asked = {}
-    for type_, questions in population(graph, share, compositional)[split].items():
-        asked[type_] = tuple((q, t) for q in questions for t in templates(q, every))
+    for type_, questions in build_question_population(graph, share, compositional)[split].items():
+        asked[type_] = tuple((q, t) for q in questions for t in list_question_templates(q, every))
         if type_ in types and not questions:
             raise ValueError(
                 f"task.types: this graph has no {split} question of the type {type_!r}; "
@@ -276,7 +284,9 @@ def _asked(
 
 
 @lru_cache(maxsize=16)
-def _slots(weights: tuple[tuple[Type, float], ...], seed: int) -> Sequence[tuple[Type, int, int]]:
+def _build_round_slots(
+    weights: tuple[tuple[Type, float], ...], seed: int
+) -> Sequence[tuple[Type, int, int]]:
     """The type of each problem of a round, its rank there, and how many of the type a round has.
 
     Each has the whole part of its share, the greatest remainders have the rest, and none less
@@ -297,33 +307,37 @@ def _slots(weights: tuple[tuple[Type, float], ...], seed: int) -> Sequence[tuple
 
 
 @lru_cache(maxsize=64)
-def _order(purpose: str, passes: int, size: int) -> list[int]:
+def _shuffle_kg_indices(purpose: str, passes: int, size: int) -> list[int]:
     return random.Random(f"kg/{purpose}/pass {passes}").sample(range(size), size)
 
 
-def _digest(path: Path) -> str:
+def _compute_file_digest(path: Path) -> str:
     with path.open("rb") as stream:
         return file_digest(stream, "sha256").hexdigest()
 
 
 @lru_cache(maxsize=4)
-def _records(files: Files, split: Split) -> tuple[Problem, ...]:
+def _load_file_problems(files: KgQuestionFiles, split: Split) -> tuple[Problem, ...]:
     """The problems of a file.
 
     Raises:
         ValueError: it is malformed, or none is left.
     """
     path = files.train if split == "train" else files.test
-    tested = _records(files, "test") if split == "train" else ()
+    tested = _load_file_problems(files, "test") if split == "train" else ()
     known = {problem.prompt for problem in tested} | {problem.id for problem in tested}
-    read = (_read(record, split, path) for record in read_questions(path) if record.answers)
+    read = (
+        _build_file_problem(record, split, path)
+        for record in read_questions(path)
+        if record.answers
+    )
     problems = tuple(problem for problem in read if not known & {problem.id, problem.prompt})
     if not problems:
         raise ValueError(f"{path}: holds no question with an answer for the split {split!r}")
     return problems
 
 
-def _read(record: FileQuestion, split: Split, path: Path) -> Problem:
+def _build_file_problem(record: FileQuestion, split: Split, path: Path) -> Problem:
     fields = {
         "question": record.question,
         "answers": [list(names) for names in record.answers],

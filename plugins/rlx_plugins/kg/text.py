@@ -5,7 +5,14 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import groupby
 
-__all__ = ["OVERHEAD", "escape", "fitting", "information", "listed", "shows"]
+__all__ = [
+    "OVERHEAD",
+    "count_fitting_labels",
+    "escape_text",
+    "format_information",
+    "format_label_list",
+    "has_visible_text",
+]
 
 _OPEN, _CLOSE = "<information> ", " </information>"
 
@@ -36,7 +43,7 @@ class _Escapes(dict[int, str]):
 _ESCAPES = _Escapes()
 
 
-def escape(text: str, limit: int | None = _NAME) -> str:
+def escape_text(text: str, limit: int | None = _NAME) -> str:
     """Returns `text` as one line that holds no tag.
 
     `<` and `>`, and all that Unicode makes of them, become `‹` and `›`; control characters, line
@@ -49,15 +56,15 @@ def escape(text: str, limit: int | None = _NAME) -> str:
             limit.
     """
     clean = " ".join(text.translate(_ESCAPES).split())
-    return clean if limit is None else _cut(clean, limit)
+    return clean if limit is None else _truncate_text(clean, limit)
 
 
-def shows(text: str) -> bool:
+def has_visible_text(text: str) -> bool:
     """Tells whether `escape` leaves anything of a text."""
-    return bool(text.strip()) if text.isprintable() else bool(escape(text))
+    return bool(text.strip()) if text.isprintable() else bool(escape_text(text))
 
 
-def fitting(
+def count_fitting_labels(
     labels: Sequence[str],
     *,
     prefix: str = "",
@@ -70,18 +77,18 @@ def fitting(
     if max_chars is None:
         return most
     most = min(most, max_chars)  # each takes more than a character
-    shown = [escape(label) for label in labels[:most]]
+    shown = [escape_text(label) for label in labels[:most]]
 
-    def length(count: int) -> int:
-        return len(_joined(shown[:count], len(labels) - count, prefix, grouped))
+    def compute_text_length(count: int) -> int:
+        return len(_join_labels(shown[:count], len(labels) - count, prefix, grouped))
 
-    if length(most) <= max_chars:
+    if compute_text_length(most) <= max_chars:
         return most
     # One label more is never shorter: what it adds is longer than a digit that `+k` may lose.
-    return max(0, bisect_right(range(most), max_chars, key=length) - 1)
+    return max(0, bisect_right(range(most), max_chars, key=compute_text_length) - 1)
 
 
-def listed(
+def format_label_list(
     labels: Sequence[str],
     *,
     prefix: str = "",
@@ -99,13 +106,15 @@ def listed(
         grouped: whether names like `people.person.spouse`, in order, share what is before their
             last dot: `people.person: parents, spouse; location.country: capital`.
     """
-    count = fitting(labels, prefix=prefix, limit=limit, max_chars=max_chars, grouped=grouped)
-    shown = [escape(label) for label in labels[:count]]
-    text = _joined(shown, len(labels) - count, prefix, grouped)
-    return text if max_chars is None else _cut(text, max_chars)
+    count = count_fitting_labels(
+        labels, prefix=prefix, limit=limit, max_chars=max_chars, grouped=grouped
+    )
+    shown = [escape_text(label) for label in labels[:count]]
+    text = _join_labels(shown, len(labels) - count, prefix, grouped)
+    return text if max_chars is None else _truncate_text(text, max_chars)
 
 
-def information(body: str, *, max_chars: int | None = None) -> str:
+def format_information(body: str, *, max_chars: int | None = None) -> str:
     """Returns `<information> body </information>`, which is closed however much of it is cut.
 
     Args:
@@ -118,28 +127,28 @@ def information(body: str, *, max_chars: int | None = None) -> str:
     if max_chars is not None and max_chars <= OVERHEAD:
         raise ValueError(f"an observation needs more than {OVERHEAD} characters, got {max_chars}")
     room = None if max_chars is None else max_chars - OVERHEAD
-    return f"{_OPEN}{escape(body, room)}{_CLOSE}"
+    return f"{_OPEN}{escape_text(body, room)}{_CLOSE}"
 
 
-def _cut(text: str, limit: int) -> str:
+def _truncate_text(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     return (text[: limit - 1].rstrip() + _CUT)[:limit]
 
 
-def _joined(shown: Sequence[str], hidden: int, prefix: str, grouped: bool) -> str:
+def _join_labels(shown: Sequence[str], hidden: int, prefix: str, grouped: bool) -> str:
     parts = [_in_groups(shown) if grouped else ", ".join(shown)] if shown else []
     if hidden:
         parts.append(f"+{hidden} more")
-    return " ".join([escape(prefix, None), ", ".join(parts)]).strip()
+    return " ".join([escape_text(prefix, None), ", ".join(parts)]).strip()
 
 
 def _in_groups(names: Sequence[str]) -> str:
-    def family(name: str) -> str:
+    def get_name_prefix(name: str) -> str:
         return name.rpartition(".")[0]
 
     groups = []
-    for shared, members in groupby(names, key=family):
+    for shared, members in groupby(names, key=get_name_prefix):
         own = ", ".join(name.removeprefix(f"{shared}.") if shared else name for name in members)
         groups.append(f"{shared}: {own}" if shared else own)
     return "; ".join(groups)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from rlx.plugin import Example, Reward, Sample, Score
 from rlx_plugins.kg.protocol import well_formed
 
-__all__ = ["Format", "IsAnswer", "QueryValidity"]
+__all__ = ["IsAnswer", "KgFormat", "QueryValidity"]
 
 _FOUND = {"valid": True, "error": "KG_SUCCESS", "duplicate": False}
 _UNKNOWN = {"valid": False, "error": "ENTITY_NOT_FOUND", "duplicate": False}
@@ -15,7 +15,7 @@ _AGAIN = _FOUND | {"duplicate": True}
 _INVALID = {"error": "INVALID_ACTION"}
 
 
-def _turn(
+def _build_turn_example(
     name: str,
     kind: str,
     value: float | None,
@@ -33,11 +33,15 @@ class QueryValidity(Reward):
     """1 for a query that gave results, 0 for another; abstains on turns that are no query."""
 
     examples: ClassVar[tuple[Example, ...]] = (
-        _turn("gold", "kg_query", 1.0, info=_FOUND),
-        _turn("unknown name", "kg_query", 0.0, info=_UNKNOWN, reason="ENTITY_NOT_FOUND"),
-        _turn("asked again", "kg_query", 0.0, info=_AGAIN, reason="duplicate"),
-        _turn("asked again, and paid", "kg_query", 1.0, info=_AGAIN, count_duplicates=True),
-        _turn("an answer", "answer", None),
+        _build_turn_example("gold", "kg_query", 1.0, info=_FOUND),
+        _build_turn_example(
+            "unknown name", "kg_query", 0.0, info=_UNKNOWN, reason="ENTITY_NOT_FOUND"
+        ),
+        _build_turn_example("asked again", "kg_query", 0.0, info=_AGAIN, reason="duplicate"),
+        _build_turn_example(
+            "asked again, and paid", "kg_query", 1.0, info=_AGAIN, count_duplicates=True
+        ),
+        _build_turn_example("an answer", "answer", None),
     )
 
     count_duplicates: bool = False
@@ -59,9 +63,9 @@ class IsAnswer(Reward):
     """1 for an answer, right or wrong, 0 for a turn without an action; abstains on queries."""
 
     examples: ClassVar[tuple[Example, ...]] = (
-        _turn("gold", "answer", 1.0),
-        _turn("no action", "invalid", 0.0, info=_INVALID, reason="INVALID_ACTION"),
-        _turn("a query", "kg_query", None, info=_FOUND),
+        _build_turn_example("gold", "answer", 1.0),
+        _build_turn_example("no action", "invalid", 0.0, info=_INVALID, reason="INVALID_ACTION"),
+        _build_turn_example("a query", "kg_query", None, info=_FOUND),
     )
 
     def score(self, sample: Sample) -> Score | None:
@@ -71,21 +75,29 @@ class IsAnswer(Reward):
         return Score(1.0) if sample.turn == "answer" else Score(0.0, sample.info["error"])
 
 
-class Format(Reward):
+class KgFormat(Reward):
     """1 when a whole turn is `<think>...</think>` and one action, each tag exactly once, else 0."""
 
     examples: ClassVar[tuple[Example, ...]] = (
-        _turn("gold", "answer", 1.0, "<think> found</think><answer> Euro</answer>\n"),
-        _turn("gold, a query", "kg_query", 1.0, "<think></think> <kg-query>f( a)</kg-query>"),
-        _turn("no reasoning", "answer", 0.0, "<answer> Euro</answer>", reason="format"),
-        _turn("words behind it", "answer", 0.0, "<think></think><answer> Euro</answer> So!"),
-        _turn(
+        _build_turn_example("gold", "answer", 1.0, "<think> found</think><answer> Euro</answer>\n"),
+        _build_turn_example(
+            "gold, a query", "kg_query", 1.0, "<think></think> <kg-query>f( a)</kg-query>"
+        ),
+        _build_turn_example(
+            "no reasoning", "answer", 0.0, "<answer> Euro</answer>", reason="format"
+        ),
+        _build_turn_example(
+            "words behind it", "answer", 0.0, "<think></think><answer> Euro</answer> So!"
+        ),
+        _build_turn_example(
             "both actions",
             "answer",
             0.0,
             "<think></think><kg-query>f( a)</kg-query><answer> Euro</answer>",
         ),
-        _turn("tags without end", "answer", 0.0, "<think></think><answer>" * 5_000 + "</answer>"),
+        _build_turn_example(
+            "tags without end", "answer", 0.0, "<think></think><answer>" * 5_000 + "</answer>"
+        ),
     )
 
     def score(self, sample: Sample) -> Score:

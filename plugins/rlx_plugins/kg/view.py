@@ -36,7 +36,7 @@ class View:
             raise ValueError(f"worlds are numbered from 0, got {world}")
         self.graph, self.world, self.hide = graph, world, hide
         self.entities, self.relations = graph.entities, graph.relations
-        self._renaming = _worlds(graph).renaming(world) if world else None
+        self._renaming = _build_worlds(graph).renaming(world) if world else None
         self._hidden = held_out(graph, hide) if hide else frozenset()
 
     def entity(self, name: str) -> int | None:
@@ -52,11 +52,11 @@ class View:
 
     def id(self, entity: int) -> str:
         """Returns the id that the entity has in this world."""
-        return self.graph.id(self._named(entity))
+        return self.graph.id(self._get_renamed_entity(entity))
 
     def label(self, entity: int) -> str:
         """Returns what the entity is called in this world; not escaped."""
-        return self.graph.label(self._named(entity))
+        return self.graph.label(self._get_renamed_entity(entity))
 
     def kind(self, entity: int) -> str:
         """As of the graph."""
@@ -64,7 +64,7 @@ class View:
 
     def aliases(self, entity: int) -> tuple[str, ...]:
         """Returns other names of the entity in this world, sorted; not escaped."""
-        return self.graph.aliases(self._named(entity))
+        return self.graph.aliases(self._get_renamed_entity(entity))
 
     def relation_name(self, relation: int) -> str:
         """As of the graph."""
@@ -113,7 +113,7 @@ class View:
     def __len__(self) -> int:
         return len(self.graph) - len(self._hidden)
 
-    def _named(self, entity: int) -> int:
+    def _get_renamed_entity(self, entity: int) -> int:
         return entity if self._renaming is None else self._renaming.name[entity]
 
     def _in_order(self, entities: Sequence[int]) -> Sequence[int]:
@@ -148,10 +148,10 @@ class _Worlds:
         if found is None:
             if len(self._kept) * self._size > _RENAMED:
                 self._kept.clear()
-            found = self._kept[world] = self._drawn(world)
+            found = self._kept[world] = self._sample_renaming(world)
         return found
 
-    def _drawn(self, world: int) -> _Renaming:
+    def _sample_renaming(self, world: int) -> _Renaming:
         name, bearer = (array("I", bytes(4 * self._size)) for _ in range(2))
         for kind, own in self._members.items():
             shuffled = random.Random(f"world {world}/{kind}").sample(own, len(own))
@@ -162,5 +162,5 @@ class _Worlds:
 
 
 @lru_cache(maxsize=8)
-def _worlds(graph: Graph) -> _Worlds:
+def _build_worlds(graph: Graph) -> _Worlds:
     return _Worlds(graph)

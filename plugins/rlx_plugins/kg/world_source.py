@@ -21,7 +21,7 @@ from babel.core import get_cldr_version
 from babel.languages import get_official_languages
 from babel.numbers import get_currency_name, get_territory_currencies
 
-__all__ = ["WORLD", "build"]
+__all__ = ["WORLD", "build_world_table"]
 
 DATA = Path(__file__).parent / "data"
 WORLD = DATA / "world.tsv"
@@ -65,7 +65,7 @@ class Entity:
         """Yields its kind, its label and its aliases, with what `names.tsv` says about it."""
         name, others = better.get(self.id, (NONE, ()))
         name = self.name if name == NONE else name
-        label = plain(name)
+        label = normalize_label(name)
         yield self.id, "rlx:kind", self.kind
         yield self.id, "rlx:label", label
         for alias in {name, *self.aliases, *others} - {label}:
@@ -86,7 +86,7 @@ class Country:
         return f"country/{self.code.lower()}"
 
 
-def plain(name: str) -> str:
+def normalize_label(name: str) -> str:
     """Returns a name as a label: words of ASCII letters, or a domain such as `.fr`.
 
     Raises:
@@ -99,67 +99,70 @@ def plain(name: str) -> str:
     return label
 
 
-def slug(name: str) -> str:
-    return plain(name).lower().replace(" ", "-")
+def format_slug(name: str) -> str:
+    return normalize_label(name).lower().replace(" ", "-")
 
 
-def table(name: str) -> list[dict[str, str]]:
+def read_data_table(name: str) -> list[dict[str, str]]:
     """Reads a hand-written file of the data folder; lines that begin with `#` are comments."""
     lines = (DATA / name).read_text(encoding="utf-8").splitlines()
     kept = [line for line in lines if not line.startswith("#")]
     return list(csv.DictReader(kept, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
-def split(text: str, separator: str) -> tuple[str, ...]:
+def split_list_cell(text: str, separator: str) -> tuple[str, ...]:
     return () if text == NONE else tuple(text.split(separator))
 
 
-def countries() -> list[Country]:
+def read_countries() -> list[Country]:
     return [
-        Country(row["code"], row["capital"], row["continent"], split(row["borders"], " "))
-        for row in table("countries.tsv")
+        Country(row["code"], row["capital"], row["continent"], split_list_cell(row["borders"], " "))
+        for row in read_data_table("countries.tsv")
     ]
 
 
 @cache
-def corrections() -> dict[tuple[str, str], list[str]]:
+def read_corrections() -> dict[tuple[str, str], list[str]]:
     """Returns what replaces CLDR's list, by country's code and relation."""
-    rows = table("corrections.tsv")
+    rows = read_data_table("corrections.tsv")
     return {(row["code"], row["relation"]): row["objects"].split() for row in rows}
 
 
-def names() -> Names:
-    return {row["id"]: (row["label"], split(row["aliases"], "; ")) for row in table("names.tsv")}
+def read_label_names() -> Names:
+    return {
+        row["id"]: (row["label"], split_list_cell(row["aliases"], "; "))
+        for row in read_data_table("names.tsv")
+    }
 
 
-def languages(code: str) -> list[str]:
+def list_country_languages(code: str) -> list[str]:
     """Codes of a country's official languages: by law, or in fact where CLDR has none by law."""
     found = get_official_languages(code) or get_official_languages(code, de_facto=True)
     return sorted({language.split("_")[0] for language in found})  # zh_Hant and zh are one language
 
 
-def currencies(code: str) -> list[str]:
+def list_country_currencies(code: str) -> list[str]:
     """Codes of the currencies that were legal tender on the day `AS_OF`."""
     return [currency.lower() for currency in get_territory_currencies(code, AS_OF)]
 
 
-def objects(country: Country) -> Iterator[tuple[str, Entity]]:
+def list_country_facts(country: Country) -> Iterator[tuple[str, Entity]]:
     """Yields every fact about a country but its borders: a relation and its object."""
-    yield "capital", Entity(f"city/{slug(country.capital)}", "capital", country.capital)
+    yield "capital", Entity(f"city/{format_slug(country.capital)}", "capital", country.capital)
     continent = country.continent
-    yield "continent", Entity(f"continent/{slug(continent)}", "continent", continent)
+    yield "continent", Entity(f"continent/{format_slug(continent)}", "continent", continent)
     domain = "uk" if country.code == "GB" else country.code.lower()
     yield "domain", Entity(f"domain/{domain}", "domain", f".{domain}")
-    corrected = corrections()
-    for code in corrected.get((country.code, "language")) or languages(country.code):
+    corrected = read_corrections()
+    for code in corrected.get((country.code, "language")) or list_country_languages(country.code):
         name = ENGLISH.languages.get(code, f"<{code}>")  # no label: names.tsv must have one
         yield "language", Entity(f"language/{code}", "language", name)
-    for code in corrected.get((country.code, "currency")) or currencies(country.code):
+    for code in corrected.get((country.code, "currency")) or list_country_currencies(country.code):
         name = get_currency_name(code.upper(), locale=ENGLISH)
         yield "currency", Entity(f"currency/{code}", "currency", name, (code.upper(),))
 
 
-def build() -> str:
+def build_world_table() -> str:
     """Returns the text of `world.tsv`: the same for the same files and the same CLDR.
 
     Raises:
@@ -167,18 +170,18 @@ def build() -> str:
     """
     entities: set[Entity] = set()
     facts: set[Row] = set()
-    listed = countries()
+    listed = read_countries()
     for country in listed:
         entities.add(Entity(country.id, "country", ENGLISH.territories[country.code]))
         facts |= {(country.id, "borders", f"country/{code.lower()}") for code in country.borders}
-        for relation, entity in objects(country):
+        for relation, entity in list_country_facts(country):
             entities.add(entity)
             facts.add((country.id, relation, entity.id))
-    better = names()
+    better = read_label_names()
     if strays := better.keys() - {entity.id for entity in entities}:
         raise ValueError(f"names.tsv names what is not in the world: {sorted(strays)}")
     correctable = {(country.code, name) for country in listed for name in ("currency", "language")}
-    if misses := corrections().keys() - correctable:
+    if misses := read_corrections().keys() - correctable:
         raise ValueError(f"corrections.tsv corrects what is not there: {sorted(misses)}")
     header = HEADER.format(facts=len(facts), countries=len(listed), cldr=get_cldr_version())
     rows = facts | {row for entity in entities for row in entity.rows(better)}
@@ -186,4 +189,4 @@ def build() -> str:
 
 
 if __name__ == "__main__":
-    WORLD.write_text(build(), encoding="utf-8")
+    WORLD.write_text(build_world_table(), encoding="utf-8")

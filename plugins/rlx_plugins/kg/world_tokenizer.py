@@ -9,15 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlx_plugins.kg.load import world
-from rlx_plugins.kg.vocabulary import vocabulary
+from rlx_plugins.kg.load import load_world_graph
+from rlx_plugins.kg.vocabulary import build_kg_vocabulary
 
-__all__ = ["definition"]
+__all__ = ["build_tokenizer_definition"]
 
 _SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 
 
-def definition(tokens: list[str]) -> dict[str, Any]:
+def build_tokenizer_definition(tokens: list[str]) -> dict[str, Any]:
     """A tokenizer whose tokens are exactly these texts, the longest that fits first.
 
     A word that has no token is one unknown, its leading blank included; so is any other character.
@@ -62,7 +62,11 @@ def definition(tokens: list[str]) -> dict[str, Any]:
 
 def main(path: Path) -> None:
     """Writes the tokenizer of the shipped graph."""
-    text = json.dumps(definition(vocabulary(world())), indent=1, ensure_ascii=False)
+    text = json.dumps(
+        build_tokenizer_definition(build_kg_vocabulary(load_world_graph())),
+        indent=1,
+        ensure_ascii=False,
+    )
     path.write_text(text + "\n", encoding="utf-8")
 
 

@@ -6,14 +6,14 @@ from collections import Counter
 import pytest
 
 from rlx.plugin import Action, Problem, Sample
-from rlx_plugins.kg.demonstrations import MIX, shown
+from rlx_plugins.kg.demonstrations import MIX, parse_listed_names
 from rlx_plugins.kg.environment import KnowledgeGraph
-from rlx_plugins.kg.load import world
+from rlx_plugins.kg.load import load_world_graph
 from rlx_plugins.kg.questions import TYPES
-from rlx_plugins.kg.rollout_rewards import ExactMatch, RetrievalQuality
+from rlx_plugins.kg.rollout_rewards import KgExactMatch, RetrievalQuality
 from rlx_plugins.kg.task import Questions
-from rlx_plugins.kg.turn_rewards import Format, IsAnswer, QueryValidity
-from rlx_plugins.kg.vocabulary import vocabulary
+from rlx_plugins.kg.turn_rewards import IsAnswer, KgFormat, QueryValidity
+from rlx_plugins.kg.vocabulary import build_kg_vocabulary
 
 TASK = Questions()
 KG = KnowledgeGraph(hints=False)
@@ -63,9 +63,9 @@ def test_a_good_episode_earns_all_there_is():
     for seed, problem in enumerate(problems):
         _, _, samples = play(TASK, problem, seed)
         for sample in samples:
-            judged = [r.score(sample) for r in (QueryValidity(), IsAnswer(), Format())]
+            judged = [r.score(sample) for r in (QueryValidity(), IsAnswer(), KgFormat())]
             assert [s.value for s in judged if s is not None] == [1.0, 1.0]
-        assert ExactMatch().score(samples[-1]).value == 1.0
+        assert KgExactMatch().score(samples[-1]).value == 1.0
         assert RetrievalQuality().score(samples[-1]).value == 1.0
         assert len(samples) == 1 + len(problem.fields["chain"])
 
@@ -76,11 +76,11 @@ def test_good_episodes_of_the_hard_types(type_):
     environment = KnowledgeGraph(hints=False, limit=60)
     for seed, problem in enumerate(lessons(task, 100, "good")):
         *_, samples = play(task, problem, seed, environment)
-        assert ExactMatch().score(samples[-1]).value == 1.0
+        assert KgExactMatch().score(samples[-1]).value == 1.0
     short = KnowledgeGraph(hints=False, limit=3)  # a count reads "+2 more" too
     if type_ == "count":
         for seed, problem in enumerate(lessons(task, 100, "good")):
-            assert ExactMatch().score(play(task, problem, seed, short)[2][-1]).value == 1.0
+            assert KgExactMatch().score(play(task, problem, seed, short)[2][-1]).value == 1.0
 
 
 def test_a_good_episode_for_every_answer_names_them_all():
@@ -88,7 +88,7 @@ def test_a_good_episode_for_every_answer_names_them_all():
     environment = KnowledgeGraph(hints=False, limit=100)
     for seed, problem in enumerate(lessons(task, 100, "good")):
         *_, samples = play(task, problem, seed, environment)
-        assert ExactMatch().score(samples[-1]).value == 1.0
+        assert KgExactMatch().score(samples[-1]).value == 1.0
 
 
 def test_a_fixed_episode_stays_what_it_is():
@@ -119,7 +119,7 @@ def outcomes(mode, type_):
     problems = lessons(TASK, 400, mode, type_)
     played = [play(TASK, problem, seed) for seed, problem in enumerate(problems)]
     assert len(played) > 20
-    right = sum(ExactMatch().score(samples[-1]).value for *_, samples in played) / len(played)
+    right = sum(KgExactMatch().score(samples[-1]).value for *_, samples in played) / len(played)
     return [[s.info for s in steps[:-1]] for _, steps, _ in played], right
 
 
@@ -154,11 +154,11 @@ def test_a_slip_costs_a_turn_alone(mode, error):
 def test_most_lessons_are_poor_and_the_mix_can_be_changed():
     right = Counter()
     for seed, problem in enumerate(lessons(TASK, 1500)):
-        right[ExactMatch().score(play(TASK, problem, seed)[2][-1]).value] += 1
+        right[KgExactMatch().score(play(TASK, problem, seed)[2][-1]).value] += 1
     assert 0.3 < right[1.0] / 1500 < 0.5
     good = Questions(demonstrations={type_: {"good": 1.0} for type_ in TASK.types})
     for seed, problem in enumerate(lessons(good, 50)):
-        assert ExactMatch().score(play(good, problem, seed)[2][-1]).value == 1.0
+        assert KgExactMatch().score(play(good, problem, seed)[2][-1]).value == 1.0
     assert all(sum(weights.values()) == pytest.approx(1.0) for weights in MIX.values())
 
 
@@ -173,9 +173,9 @@ def test_the_next_turn_depends_on_its_arguments_alone():
 
 
 def test_every_text_is_made_of_the_vocabulary():
-    tokens = vocabulary(world())
+    tokens = build_kg_vocabulary(load_world_graph())
     assert len(set(tokens)) == len(tokens)
-    assert tokens == vocabulary(world())
+    assert tokens == build_kg_vocabulary(load_world_graph())
     known = re.compile("|".join(sorted(map(re.escape, tokens), key=len, reverse=True)))
     task = Questions(curriculum=300, types=dict.fromkeys(TYPES, 1.0))
     for index in range(2000):
@@ -197,4 +197,4 @@ def test_every_text_is_made_of_the_vocabulary():
     ],
 )
 def test_what_an_observation_lists(observation, names):
-    assert shown(observation) == names
+    assert parse_listed_names(observation) == names

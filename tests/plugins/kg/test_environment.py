@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from rlx.plugin import Action, Environment
 from rlx_plugins.kg.environment import KnowledgeGraph
 from rlx_plugins.kg.graph import held_out
-from rlx_plugins.kg.load import world
+from rlx_plugins.kg.load import load_world_graph
 from rlx_plugins.kg.protocol import read_query, read_turn, well_formed
-from rlx_plugins.kg.text import escape
+from rlx_plugins.kg.text import escape_text
 
 KG = KnowledgeGraph()
 TERSE = KnowledgeGraph(hints=False)
@@ -184,7 +184,7 @@ def test_a_repetition_is_found_whatever_its_spelling_and_can_be_refused():
 
 
 def test_an_unknown_number_is_no_entity_of_that_number():
-    spain, capital = world().entity("Spain"), world().relation("capital")
+    spain, capital = load_world_graph().entity("Spain"), load_world_graph().relation("capital")
     for unknown in (
         f"get_tail_entities( {spain}, capital)",
         f"get_tail_entities( Spain, {capital})",
@@ -242,7 +242,7 @@ def test_the_anchor_names_what_was_shown_in_whatever_order():
 
 
 def test_held_out_facts_are_hidden_where_the_problem_says_so():
-    graph = world()
+    graph = load_world_graph()
     facts = sorted(held_out(graph, 0.15))
     assert len(facts) > 100
     for subject, relation, object_ in facts:
@@ -258,7 +258,7 @@ def test_another_world_has_the_same_kinds_and_other_facts():
     ]
     assert capitals[0] == ["Madrid"]
     assert len({tuple(c) for c in capitals}) > 15
-    graph = world()
+    graph = load_world_graph()
     assert {graph.kind(graph.entity(c[0])) for c in capitals} == {"capital"}
 
 
@@ -280,7 +280,7 @@ def test_a_graph_that_cannot_be_read_is_told_before_the_run(tmp_path):
     environment = KnowledgeGraph(graph=str(own), hints=False)
     environment.check()
     assert ask(environment, "get_tail_entities( Ada, knows)").info["results"] == ["Bob"]
-    assert environment.data() != KG.data() == {"graph": world().digest}
+    assert environment.data() != KG.data() == {"graph": load_world_graph().digest}
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_graph_text_that_looks_like_tags_changes_nothing():
         TERSE,
         asked("get_tail_relations( France)"),
         asked("get_tail_entities( France, capital)"),
-        asked(f"get_head_relations( {escape(EVIL)})"),
+        asked(f"get_head_relations( {escape_text(EVIL)})"),
         problem=problem,
     )
     assert [s.info["valid"] for s in shown] == [True, True, True]

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from rlx_plugins.kg.load import read_graph, world
-from rlx_plugins.kg.ntriples import Literal, statement
+from rlx_plugins.kg.load import load_world_graph, read_graph
+from rlx_plugins.kg.ntriples import Literal, parse_statement
 
 TSV = """\
 # two countries
@@ -98,12 +98,12 @@ def test_ntriples(tmp_path):
     ],
 )
 def test_statements(line, expected):
-    assert statement(line) == ("_:a", "x:p", expected)
+    assert parse_statement(line) == ("_:a", "x:p", expected)
 
 
 @pytest.mark.parametrize("line", ["", " \t\r\n", "# <x:a> <x:b> <x:c> ."])
 def test_lines_that_say_nothing(line):
-    assert statement(line) is None
+    assert parse_statement(line) is None
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_lines_that_say_nothing(line):
 )
 def test_what_is_no_statement_is_refused(line):
     with pytest.raises(ValueError, match=r"expected a statement|is no character"):
-        statement(line)
+        parse_statement(line)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_files_that_cannot_be_read(tmp_path):
 
 
 def test_the_shipped_world_opens():
-    graph = world()
+    graph = load_world_graph()
     france, borders = graph.entity("france"), graph.relation("borders")
     assert "Spain" in [graph.label(e) for e in graph.tails(france, borders)]
     assert graph.clashes == {}

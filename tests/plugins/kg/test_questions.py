@@ -5,13 +5,18 @@ from collections import defaultdict
 import pytest
 
 from rlx_plugins.kg.graph import Graph, held_out
-from rlx_plugins.kg.load import world
-from rlx_plugins.kg.questions import TYPES, population, templates, worded
+from rlx_plugins.kg.load import load_world_graph
+from rlx_plugins.kg.questions import (
+    TYPES,
+    build_question_population,
+    format_question,
+    list_question_templates,
+)
 from rlx_plugins.kg.view import View
 
-GRAPH = world()
+GRAPH = load_world_graph()
 SHARE = 0.15
-SPLITS = population(GRAPH, SHARE, False)
+SPLITS = build_question_population(GRAPH, SHARE, False)
 NAMED = {GRAPH.relation_name(r): r for r in GRAPH.relations}
 
 FAMILY = Graph.of(
@@ -30,7 +35,7 @@ FAMILY = Graph.of(
 
 
 def everything(graph, **more):
-    both = population(graph, SHARE, False, **more)
+    both = build_question_population(graph, SHARE, False, **more)
     return {t: both["train"][t] + both["test"][t] for t in TYPES}
 
 
@@ -101,7 +106,10 @@ def test_training_needs_no_held_out_fact_and_every_path_of_testing_does(type_):
 def texts(questions, every=False):
     view = View(GRAPH)
     return [
-        worded(view, q, t) for qs in questions.values() for q in qs for t in templates(q, every)
+        format_question(view, q, t)
+        for qs in questions.values()
+        for q in qs
+        for t in list_question_templates(q, every)
     ]
 
 
@@ -123,15 +131,24 @@ def test_the_words_of_each_type():
     assert "count every country that borders Spain ?" in said
     assert any(q.startswith("count every country whose continent is") for q in said)
     question = next(
-        q for q in everything(GRAPH)["forward"] if "borders" in worded(view, q, "{relation}")
+        q
+        for q in everything(GRAPH)["forward"]
+        if "borders" in format_question(view, q, "{relation}")
     )
-    assert templates(question, True) == ("list every {kind} that {relation} {entity} ?",)
+    assert list_question_templates(question, True) == (
+        "list every {kind} that {relation} {entity} ?",
+    )
 
 
 def test_a_family_is_asked_about_by_chains_of_its_own():
     view = View(FAMILY)
     asked = everything(FAMILY)
-    said = {worded(view, q, t) for qs in asked.values() for q in qs for t in templates(q, False)}
+    said = {
+        format_question(view, q, t)
+        for qs in asked.values()
+        for q in qs
+        for t in list_question_templates(q, False)
+    }
     assert "what is the mother of the mother of Ada ?" in said
     assert "what is the mother of the mother of the mother of Ada ?" in said
     assert "name a person whose mother is Bea ?" in said
@@ -148,7 +165,7 @@ def test_a_name_that_two_bear_is_not_asked_about():
 
 
 def test_new_combinations_are_for_testing_alone():
-    split = population(GRAPH, SHARE, True)
+    split = build_question_population(GRAPH, SHARE, True)
     for type_ in ("hop2", "hop3", "neighbour"):
         train, test = ({q.chain for q in split[s][type_]} for s in ("train", "test"))
         assert train
@@ -162,7 +179,7 @@ def test_new_combinations_are_for_testing_alone():
 def test_a_world_changes_names_alone():
     other = View(GRAPH, world=7)
     question = SPLITS["train"]["hop2"][0]
-    (template, *_) = templates(question, False)
-    here, there = (worded(v, question, template) for v in (View(GRAPH), other))
+    (template, *_) = list_question_templates(question, False)
+    here, there = (format_question(v, question, template) for v in (View(GRAPH), other))
     assert here != there
     assert here.split()[:4] == there.split()[:4]

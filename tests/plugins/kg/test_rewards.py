@@ -13,17 +13,17 @@ from rlx_plugins.kg import rollout_rewards, turn_rewards
 from rlx_plugins.kg.environment import KnowledgeGraph
 from rlx_plugins.kg.rollout_rewards import (
     EntityF1,
-    ExactMatch,
     HitAt1,
+    KgExactMatch,
     RetrievalQuality,
-    named,
-    normal,
+    normalize_name,
+    parse_named_answers,
 )
 from rlx_plugins.kg.task import Questions
-from rlx_plugins.kg.turn_rewards import Format, IsAnswer, QueryValidity
+from rlx_plugins.kg.turn_rewards import IsAnswer, KgFormat, QueryValidity
 
-TURN = (QueryValidity, IsAnswer, Format)
-WHOLE = (EntityF1, ExactMatch, HitAt1, RetrievalQuality)
+TURN = (QueryValidity, IsAnswer, KgFormat)
+WHOLE = (EntityF1, KgExactMatch, HitAt1, RetrievalQuality)
 FAMILY = TURN + WHOLE
 N = 100_000
 
@@ -89,27 +89,31 @@ def test_every_kind_of_turn_counts_in_the_mean():
     ],
 )
 def test_names_that_count_as_the_same(one, other):
-    assert normal(one) == normal(other)
+    assert normalize_name(one) == normalize_name(other)
 
 
 @pytest.mark.parametrize(
     ("one", "other"), [("Niger", "Nigeria"), ("The", "A"), ("!!!", "???"), ("Athens", "hens")]
 )
 def test_names_that_do_not(one, other):
-    assert normal(one) != normal(other)
-    assert normal(one)
+    assert normalize_name(one) != normalize_name(other)
+    assert normalize_name(one)
 
 
 @given(st.text(max_size=40))
 def test_a_normal_form_is_its_own(text):
-    assert normal(normal(text)) == normal(text)
+    assert normalize_name(normalize_name(text)) == normalize_name(text)
 
 
 def test_names_stand_between_commas_and_may_hold_them():
     answers = {"washington dc": 0, "paris": 1, "x": 2}
-    assert named("Paris, Washington, D.C., Rome, the paris", answers) == [1, 0, "rome"]
-    assert named("\nParis\n x ,,", answers) == [1, 2]
-    assert named(" ", answers) == []
+    assert parse_named_answers("Paris, Washington, D.C., Rome, the paris", answers) == [
+        1,
+        0,
+        "rome",
+    ]
+    assert parse_named_answers("\nParis\n x ,,", answers) == [1, 2]
+    assert parse_named_answers(" ", answers) == []
 
 
 # Whole rollouts ----------------------------------------------------------------------------------
@@ -135,8 +139,8 @@ TWO = [["Bonn"], ["Berlin", "Q64", "Berlin City"]]
 )
 def test_what_an_answer_is_worth(answer, any_of, em, f1, hit):
     said = rollout(answer, TWO, any_of=any_of)
-    assert ExactMatch().score(said).value == em
-    assert EntityF1().score(said).value == ExactMatch(mode="f1").score(said).value
+    assert KgExactMatch().score(said).value == em
+    assert EntityF1().score(said).value == KgExactMatch(mode="f1").score(said).value
     assert EntityF1().score(said).value == pytest.approx(f1)
     assert HitAt1().score(said).value == hit
 
@@ -153,7 +157,7 @@ def test_what_an_answer_is_worth(answer, any_of, em, f1, hit):
 def test_right_answers_that_share_a_name_are_one(right, answer):
     for given_right in (right, right[::-1]):
         said = rollout(answer, given_right)
-        assert [reward().score(said).value for reward in (ExactMatch, EntityF1, HitAt1)] == [
+        assert [reward().score(said).value for reward in (KgExactMatch, EntityF1, HitAt1)] == [
             1.0
         ] * 3
     assert EntityF1().score(rollout("Bonn", [["Bonn"], ["Rome"]])).value == 2 / 3
@@ -170,13 +174,13 @@ def test_every_answer_can_be_given_where_two_have_one_name(tmp_path):
     problem = task.problem("train", 0, 0)
     assert len(problem.fields["answers"]) == 2
     name = problem.fields["answers"][0][0]
-    assert ExactMatch().score(rollout(name, problem.fields["answers"])).value == 1.0
+    assert KgExactMatch().score(rollout(name, problem.fields["answers"])).value == 1.0
 
 
 @given(st.lists(st.sampled_from(["a1", "b2", "c3", "d4"]), max_size=5), st.booleans())
 def test_exact_is_what_f1_calls_perfect(names, any_of):
     said = rollout(", ".join(names), [["a1"], ["b2"]], any_of=any_of)
-    assert ExactMatch().score(said).value == (EntityF1().score(said).value == 1.0)
+    assert KgExactMatch().score(said).value == (EntityF1().score(said).value == 1.0)
     assert EntityF1().score(said).value <= 1.0
 
 
@@ -236,7 +240,7 @@ def test_a_name_copied_as_it_was_shown_is_right(words):
     shown = environment.step(environment.reset(problem, 0), Action(text=query)).observation
     copy = shown.removeprefix("<information> r of s: ").removesuffix(" </information>")
     said = last_turn(environment, problem, query, f"<answer> {copy}</answer>")
-    for reward in (ExactMatch(), RetrievalQuality(), RetrievalQuality(match="substring")):
+    for reward in (KgExactMatch(), RetrievalQuality(), RetrievalQuality(match="substring")):
         assert reward.score(said).value == 1.0
 
 
@@ -281,12 +285,12 @@ def test_graph_text_that_looks_like_an_answer_earns_nothing():
         info=step.info,
     )
     assert [reward().score(said).value for reward in WHOLE] == [0.0] * 4
-    assert Format().score(said).value == 1.0
+    assert KgFormat().score(said).value == 1.0
 
 
 @pytest.mark.parametrize("answer", ["," * N, "a," * N, "a," + " " * N + ",b", "\n" * N, "the " * N])
 def test_time_is_linear_on_hostile_answers(answer):
     said = rollout(answer, TWO)
     started = time.process_time()
-    assert ExactMatch().score(said).value == 0.0
+    assert KgExactMatch().score(said).value == 0.0
     assert time.process_time() - started < 1.0

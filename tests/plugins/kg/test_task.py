@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from rlx.plugin import Rehearsed, Task
 from rlx.testing import task_checks
-from rlx_plugins.kg.load import world
+from rlx_plugins.kg.load import load_world_graph
 from rlx_plugins.kg.questions import TYPES
-from rlx_plugins.kg.task import Files, Questions
+from rlx_plugins.kg.task import KgQuestionFiles, Questions
 
 TASK = Questions()
 EVERY_TYPE = Questions(types=dict.fromkeys(TYPES, 1.0))
@@ -80,7 +80,7 @@ def test_training_hides_what_testing_needs():
 
 def test_names_of_an_answer_stand_together():
     texts = [TASK.problem("train", i, 0).fields["answers"] for i in range(2000)]
-    assert ["United Kingdom", *world().aliases(world().entity("UK"))] in [
+    assert ["United Kingdom", *load_world_graph().aliases(load_world_graph().entity("UK"))] in [
         n for a in texts for n in a
     ]
 
@@ -193,7 +193,7 @@ def test_questions_from_files_bring_their_graphs(tmp_path):
     rows = [row(0, "whom does Ada know"), row(1, "who is it"), row(2, "nobody", ())]
     train = written(tmp_path / "train.jsonl", rows)
     test = written(tmp_path / "test.jsonl", [row(9, "who is it", ("Bob", "Cid"))])
-    task = Questions(files=Files(train=train, test=test))
+    task = Questions(files=KgQuestionFiles(train=train, test=test))
     task.check()
     assert {task.problem("train", i, 0).prompt for i in range(10)} == {"whom does Ada know"}
     problem = task.problem("test", 3, 0)
@@ -214,7 +214,7 @@ def test_what_cannot_be_shown_is_told_before_the_run(tmp_path):
         [row(1, "who"), row(2, "what") | {"graph": [["Ada", "knows", "\u200b"]]}],
     )
     with pytest.raises(ValueError, match=r"bad\.jsonl line 2: .* as an object, got '.u200b'"):
-        Questions(files=Files(train=good, test=bad)).check()
+        Questions(files=KgQuestionFiles(train=good, test=bad)).check()
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_what_cannot_be_shown_is_told_before_the_run(tmp_path):
 )
 def test_files_of_names_belong_to_the_data(tmp_path, beside):
     train, test = (written(tmp_path / f"{s}.jsonl", [row(0, s)]) for s in ("train", "test"))
-    task = Questions(files=Files(train=train, test=test))
+    task = Questions(files=KgQuestionFiles(train=train, test=test))
     before = task.data()
     assert before.keys() == {"train", "test"}
     (tmp_path / beside).write_text("one")
@@ -236,4 +236,4 @@ def test_files_of_names_belong_to_the_data(tmp_path, beside):
 def test_files_without_a_question_are_refused(tmp_path):
     empty = written(tmp_path / "empty.jsonl", [row(0, "nobody", ())])
     with pytest.raises(ValueError, match=r"empty\.jsonl: holds no question"):
-        Questions(files=Files(train=empty, test=empty)).check()
+        Questions(files=KgQuestionFiles(train=empty, test=empty)).check()

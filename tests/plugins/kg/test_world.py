@@ -11,7 +11,7 @@ import pytest
 from babel.core import get_cldr_version, get_global
 
 import rlx_plugins
-from rlx_plugins.kg.world_source import build, plain
+from rlx_plugins.kg.world_source import build_world_table, normalize_label
 
 WORLD = Path(rlx_plugins.__file__).parent / "kg" / "data" / "world.tsv"
 RELATIONS = {"borders", "capital", "continent", "currency", "domain", "language"}
@@ -271,7 +271,7 @@ def test_languages_currencies_continents_and_domains(country, relation, labels):
 def test_the_file_is_what_the_builder_makes():
     text = WORLD.read_text(encoding="utf-8")
     assert re.search(r"Unicode CLDR (\S+)", text)[1] == get_cldr_version()
-    assert build() == text
+    assert build_world_table() == text
 
 
 def test_continents_are_those_of_the_time_zones():
@@ -296,7 +296,7 @@ def test_continents_are_those_of_the_time_zones():
 
 
 def test_a_name_that_is_no_label_is_refused():
-    assert plain("Chișinău") == "Chisinau"
+    assert normalize_label("Chișinău") == "Chisinau"
     for name in ("Congo - Kinshasa", "Myanmar (Burma)", "Łódź", "</answer>", "", "A, B"):
         with pytest.raises(ValueError, match=r"no label; give it a better one in names\.tsv"):
-            plain(name)
+            normalize_label(name)

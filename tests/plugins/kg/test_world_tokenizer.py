@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import rlx.plugin
-from rlx_plugins.kg.load import world
-from rlx_plugins.kg.vocabulary import vocabulary
-from rlx_plugins.kg.world_tokenizer import definition, main
+from rlx_plugins.kg.load import load_world_graph
+from rlx_plugins.kg.vocabulary import build_kg_vocabulary
+from rlx_plugins.kg.world_tokenizer import build_tokenizer_definition, main
 
 SHIPPED = Path(rlx.plugin.__file__).parents[1] / "model" / "tokenizers" / "world.json"
 
@@ -18,15 +18,17 @@ def test_the_shipped_file_is_what_its_command_writes(tmp_path):
 
 def test_every_entity_is_one_token():
     vocab = json.loads(SHIPPED.read_text())["model"]["vocab"]
-    assert all(f" {world().label(entity)}" in vocab for entity in world().entities)
+    assert all(
+        f" {load_world_graph().label(entity)}" in vocab for entity in load_world_graph().entities
+    )
     assert len(set(vocab.values())) == len(vocab)
 
 
 def test_the_longest_token_that_fits_comes_first():
-    tokens = definition([" New", " New York", "x"])
+    tokens = build_tokenizer_definition([" New", " New York", "x"])
     pattern = tokens["pre_tokenizer"]["pattern"]["Regex"]
     assert pattern.index("New\\ York") < pattern.index("New(?!")
 
 
 def test_the_vocabulary_does_not_depend_on_chance():
-    assert vocabulary(world()) == vocabulary(world())
+    assert build_kg_vocabulary(load_world_graph()) == build_kg_vocabulary(load_world_graph())

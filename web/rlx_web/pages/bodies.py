@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from rlx_registry import BodyError, Registry, RunRecord, read_trees, trees_that_say
 
-__all__ = ["Trees", "path_of", "rewards_of", "said_between", "saying", "trees_of"]
+__all__ = ["Trees", "find_trees_with_text", "path_of", "rewards_of", "said_between", "trees_of"]
 
 T = TypeVar("T")
 Trees = Mapping[int, Mapping[str, Any]]
@@ -18,21 +18,23 @@ def trees_of(
     registry: Registry, record: RunRecord, step: int, trees: Collection[int]
 ) -> tuple[Trees, str | None]:
     """The records of some trees, and why there are none where the body cannot be read."""
-    found, why = _read(registry, record, step, lambda path, sha256: read_trees(path, sha256, trees))
+    found, why = _read_rollout_body(
+        registry, record, step, lambda path, sha256: read_trees(path, sha256, trees)
+    )
     return {tree["tree"]: tree for tree in found or ()}, why
 
 
-def saying(
+def find_trees_with_text(
     registry: Registry, record: RunRecord, step: int, text: str
 ) -> tuple[set[int], str | None]:
     """The trees of a step in which a text is said, and why there are none as in `trees_of`."""
-    found, why = _read(
+    found, why = _read_rollout_body(
         registry, record, step, lambda path, sha256: trees_that_say(path, sha256, text)
     )
     return found or set(), why
 
 
-def _read(
+def _read_rollout_body(
     registry: Registry,
     record: RunRecord,
     step: int,

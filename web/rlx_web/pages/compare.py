@@ -4,11 +4,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlx_registry import EvaluationRecord, Registry, RunRecord
-from rlx_web.pages.run import flat, interval, leaves, strip
+from rlx_web.pages.run import (
+    build_run_summary,
+    flatten_metrics,
+    get_metric_interval,
+    list_leaf_values,
+)
 from rlx_web.pages.runs import mean_of
-from rlx_web.pages.sections import sections
+from rlx_web.pages.sections import build_metric_sections
 
-__all__ = ["MOST", "compare"]
+__all__ = ["MOST", "build_comparison_page"]
 
 MOST = 24
 """Runs that are compared at once."""
@@ -30,7 +35,7 @@ METRICS = (
 """Figures of the table, of every suite that has them."""
 
 
-def compare(registry: Registry, refs: Sequence[str]) -> dict[str, Any]:
+def build_comparison_page(registry: Registry, refs: Sequence[str]) -> dict[str, Any]:
     """Compares runs; those that differ in their seeds alone are one recipe.
 
     Figures are those after training, of the newest run of each seed that has them.
@@ -38,19 +43,19 @@ def compare(registry: Registry, refs: Sequence[str]) -> dict[str, Any]:
     Args:
         refs: ids, names of groups, or names of experiments, which stand for all their runs.
     """
-    every = _named(registry, refs)
+    every = _select_named_runs(registry, refs)
     records = every[-MOST:]
     recipes: dict[str, list[RunRecord]] = {}
     for record in records:
         recipes.setdefault(record.digest, []).append(record)
     names = [set(registry.metric_names(r.id)) for r in records]
-    told = {r.id: _after(registry.figures(r.id)) for r in records}
+    told = {r.id: _select_after_evaluations(registry.figures(r.id)) for r in records}
     labelled = [
         {
-            "label": _label(n),
+            "label": _format_recipe_label(n),
             "name": some[0].name,
             "digest": digest,
-            "runs": [strip(r) for r in some],
+            "runs": [build_run_summary(r) for r in some],
         }
         for n, (digest, some) in enumerate(recipes.items())
     ]
@@ -59,16 +64,16 @@ def compare(registry: Registry, refs: Sequence[str]) -> dict[str, Any]:
         "recipes": labelled,
         "left_out": [run.id for run in every[:-MOST]],
         "without": [run.id for run in records if not told[run.id]],
-        "spec": _unlike([some[0] for some in recipes.values()]),
+        "spec": _find_spec_differences([some[0] for some in recipes.values()]),
         "sections": [
             {"title": s.title, "charts": [{"title": c.title, "curves": c.curves} for c in s.charts]}
-            for s in sections(sorted(set().union(*names)) if names else [])
+            for s in build_metric_sections(sorted(set().union(*names)) if names else [])
         ],
-        "suites": _suites(list(recipes.values()), told),
+        "suites": _build_suite_tables(list(recipes.values()), told),
     }
 
 
-def _named(registry: Registry, refs: Sequence[str]) -> list[RunRecord]:
+def _select_named_runs(registry: Registry, refs: Sequence[str]) -> list[RunRecord]:
     """Runs as they were named, those of one name from the oldest to the newest, each once."""
     groups = registry.groups()
     found: dict[str, RunRecord] = {}
@@ -81,11 +86,11 @@ def _named(registry: Registry, refs: Sequence[str]) -> list[RunRecord]:
     return list(found.values())
 
 
-def _label(number: int) -> str:
+def _format_recipe_label(number: int) -> str:
     return chr(ord("A") + number) if number < 26 else f"R{number + 1}"
 
 
-def _after(records: Sequence[EvaluationRecord]) -> dict[str, EvaluationRecord]:
+def _select_after_evaluations(records: Sequence[EvaluationRecord]) -> dict[str, EvaluationRecord]:
     """After training, the newest of every suite; probes have other figures."""
     found: dict[str, EvaluationRecord] = {}
     for record in sorted(records, key=lambda r: r.at):
@@ -94,8 +99,8 @@ def _after(records: Sequence[EvaluationRecord]) -> dict[str, EvaluationRecord]:
     return found
 
 
-def _unlike(firsts: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    specs = [dict(leaves(record.spec)) for record in firsts]
+def _find_spec_differences(firsts: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    specs = [dict(list_leaf_values(record.spec)) for record in firsts]
     paths = dict.fromkeys(path for spec in specs for path in spec)
     rows = {path: [spec.get(path) for spec in specs] for path in paths if path not in UNTOLD}
     return [
@@ -105,17 +110,17 @@ def _unlike(firsts: Sequence[RunRecord]) -> list[dict[str, Any]]:
     ]
 
 
-def _suites(
+def _build_suite_tables(
     recipes: Sequence[Sequence[RunRecord]], told: Mapping[str, Mapping[str, EvaluationRecord]]
 ) -> list[dict[str, Any]]:
     suites = sorted({suite for found in told.values() for suite in found})
     return [
         {
             "suite": suite,
-            "rows": _rows([_by_seed(some, suite, told) for some in recipes]),
+            "rows": _build_metric_rows([_by_seed(some, suite, told) for some in recipes]),
             "drawn": [
                 {
-                    "label": _label(n),
+                    "label": _format_recipe_label(n),
                     "run": r.id,
                     "when": e.label,
                     "bins": e.metrics.get("bins"),
@@ -138,19 +143,22 @@ def _by_seed(
     return list(newest.values())
 
 
-def _rows(cells: Sequence[Sequence[EvaluationRecord]]) -> list[dict[str, Any]]:
+def _build_metric_rows(cells: Sequence[Sequence[EvaluationRecord]]) -> list[dict[str, Any]]:
     """For every metric a cell per recipe: over seeds, or of one run with its own interval."""
     rows = []
     for metric in METRICS:
-        row = [_cell(some, metric) for some in cells]
+        row = [_build_metric_cell(some, metric) for some in cells]
         if any(cell["n"] for cell in row):
             rows.append({"metric": metric, "cells": row})
     return rows
 
 
-def _cell(records: Sequence[EvaluationRecord], metric: str) -> dict[str, Any]:
-    values = [dict(flat(e.metrics)).get(metric) for e in records]
+def _build_metric_cell(records: Sequence[EvaluationRecord], metric: str) -> dict[str, Any]:
+    values = [dict(flatten_metrics(e.metrics)).get(metric) for e in records]
     known = [float(v) for v in values if isinstance(v, int | float)]
-    if len(records) == len(known) == 1 and (own := interval(records[0], metric)) is not None:
+    if (
+        len(records) == len(known) == 1
+        and (own := get_metric_interval(records[0], metric)) is not None
+    ):
         return {"mean": known[0], "low": own[0], "high": own[1], "n": 1, "over": "problems"}
     return mean_of(known) | {"over": "seeds"}

@@ -8,9 +8,9 @@ from typing import Any
 
 from rlx_registry import NotFound, Registry, RolloutIndex, RunRecord
 from rlx_web.pages.bodies import path_of, rewards_of, trees_of
-from rlx_web.pages.run import leaves, strip
+from rlx_web.pages.run import build_run_summary, list_leaf_values
 
-__all__ = ["CHANNELS", "credit"]
+__all__ = ["CHANNELS", "build_credit_page"]
 
 CHANNELS = {
     "advantage": "advantages",
@@ -33,7 +33,7 @@ CONTEXT = 40
 """Tokens before the row's own that are shown with them."""
 
 
-def credit(
+def build_credit_page(
     registry: Registry, ref: str, step: int, row: int, tokens: tuple[int, int] | None
 ) -> dict[str, Any]:
     """One row of a step, token by token.
@@ -54,28 +54,28 @@ def credit(
     kept = None if body is None else next((r for r in body["rows"] if r["row"] == row), None)
     if body is None or kept is None:
         raise NotFound(missing or f"the body of step {step} of {record.id} does not have row {row}")
-    lines = _lines(body, kept)
-    start, stop = _window(lines, kept["start"], tokens)
+    lines = _build_token_lines(body, kept)
+    start, stop = _compute_token_window(lines, kept["start"], tokens)
     rows = sorted(index)
     at = rows.index(row)
     statistics = registry.rollout_body(record.id, step).statistics
     phase = statistics.get("phase")
     return {
-        "run": strip(record),
+        "run": build_run_summary(record),
         "step": step,
         "row": asdict(own),
         "level": kept["level"],
         "problem": {k: body[k] for k in ("problem_id", "prompt", "stratum", "role")},
         "previous": rows[at - 1] if at else None,
         "next": rows[at + 1] if at + 1 < len(rows) else None,
-        "group": _group(own, [i for i in index.values() if i.group == own.group]),
-        "turns": _turns(body, kept),
+        "group": _build_comparison_group(own, [i for i in index.values() if i.group == own.group]),
+        "turns": _list_row_turns(body, kept),
         "global_rewards": rewards_of(body["segments"][kept["segment"]]["global_rewards"]),
         "scores": kept["scores"],
-        "recipe": _recipe(record, phase),
+        "recipe": _collect_step_rules(record, phase),
         "phase": phase,
         "beta": statistics.get("beta"),
-        "channels": _channels(lines),
+        "channels": _list_color_channels(lines),
         "tokens": {"start": start, "stop": stop, "total": len(lines), "own": kept["start"]},
         "lines": lines[start:stop],
         "textless": "pieces" not in body,
@@ -91,7 +91,7 @@ def _tree_of(registry: Registry, record: RunRecord, step: int, row: int) -> int:
     return tree
 
 
-def _lines(body: Mapping[str, Any], kept: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _build_token_lines(body: Mapping[str, Any], kept: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every token of the row's sequence, from the first of its prompt on."""
     pieces = body.get("pieces")
     first, held = kept["start"], len(kept["mask"] or ())
@@ -114,7 +114,7 @@ def _lines(body: Mapping[str, Any], kept: Mapping[str, Any]) -> list[dict[str, A
             if i < len(sampled):
                 line["behaviour"] = sampled[i]
             if first <= at < first + held:
-                line |= _figures(kept, at - first)
+                line |= _get_token_figures(kept, at - first)
             old, said = line.get("old_logprobs"), line.get("behaviour")
             if old is not None and said is not None and line["learns"]:
                 line["drift"] = old - said
@@ -122,13 +122,15 @@ def _lines(body: Mapping[str, Any], kept: Mapping[str, Any]) -> list[dict[str, A
     return lines
 
 
-def _figures(kept: Mapping[str, Any], at: int) -> dict[str, Any]:
+def _get_token_figures(kept: Mapping[str, Any], at: int) -> dict[str, Any]:
     names = [name for name in CHANNELS.values() if kept.get(name)]
     figures = {name: kept[name][at] for name in names}
     return figures | {"learns": bool(kept["mask"][at])}
 
 
-def _window(lines: Sequence[Any], own: int, tokens: tuple[int, int] | None) -> tuple[int, int]:
+def _compute_token_window(
+    lines: Sequence[Any], own: int, tokens: tuple[int, int] | None
+) -> tuple[int, int]:
     if tokens is None:
         start = max(0, own - CONTEXT)
         return start, min(len(lines), start + WINDOW)
@@ -136,7 +138,7 @@ def _window(lines: Sequence[Any], own: int, tokens: tuple[int, int] | None) -> t
     return start, max(start, min(tokens[1], len(lines), start + WINDOW))
 
 
-def _channels(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _list_color_channels(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What tokens can be coloured by: what this row has, each with its largest finite size."""
     found = []
     for title, name in CHANNELS.items():
@@ -147,7 +149,7 @@ def _channels(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _group(own: RolloutIndex, mates: Sequence[RolloutIndex]) -> dict[str, Any]:
+def _build_comparison_group(own: RolloutIndex, mates: Sequence[RolloutIndex]) -> dict[str, Any]:
     """Those it was compared with, itself included, and what the comparison starts from."""
     rewards = [mate.reward for mate in mates if mate.reward is not None]
     mean = fmean(rewards) if rewards else None
@@ -165,7 +167,7 @@ def _group(own: RolloutIndex, mates: Sequence[RolloutIndex]) -> dict[str, Any]:
     }
 
 
-def _turns(body: Mapping[str, Any], kept: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _list_row_turns(body: Mapping[str, Any], kept: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The row's own turns, each with its rewards."""
     path = path_of(body, kept["segment"])
     after = path.index(kept["parent"]) + 1 if kept["parent"] in path else 0
@@ -182,7 +184,7 @@ def _turns(body: Mapping[str, Any], kept: Mapping[str, Any]) -> list[dict[str, A
     ]
 
 
-def _recipe(record: RunRecord, phase: object) -> dict[str, Any]:
+def _collect_step_rules(record: RunRecord, phase: object) -> dict[str, Any]:
     """The rules of the step, as they stood in its phase: every option, defaults included."""
     phases = record.spec.get("phases") or []
     changes = next((p.get("set") or {} for p in phases if p.get("name") == phase), {})
@@ -191,7 +193,7 @@ def _recipe(record: RunRecord, phase: object) -> dict[str, Any]:
         if not isinstance(told := record.spec.get(section), Mapping):
             continue
         options: Any = next((p["options"] for p in record.plugins if p.get("kind") == section), {})
-        values = {**dict(leaves(options)), **dict(leaves(told))}
+        values = {**dict(list_leaf_values(options)), **dict(list_leaf_values(told))}
         for path, value in changes.items():
             if path.startswith(f"{section}."):
                 values[path.removeprefix(f"{section}.")] = value

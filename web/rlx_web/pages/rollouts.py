@@ -6,16 +6,16 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from rlx_registry import NotFound, Registry, RolloutIndex, RolloutQuery, RunRecord
-from rlx_web.pages.bodies import Trees, rewards_of, said_between, saying, trees_of
-from rlx_web.pages.run import strip
+from rlx_web.pages.bodies import Trees, find_trees_with_text, rewards_of, said_between, trees_of
+from rlx_web.pages.run import build_run_summary
 
-__all__ = ["nearest_step", "rollouts"]
+__all__ = ["build_rollouts_page", "nearest_step"]
 
 SCREEN = 4
 """Prompts on a page."""
 
 
-def rollouts(
+def build_rollouts_page(
     registry: Registry, ref: str, step: int, query: RolloutQuery, against: int | None, page: int
 ) -> dict[str, Any]:
     """The trees of one step that are asked for, a screenful; or one problem at two steps.
@@ -29,20 +29,20 @@ def rollouts(
     """
     record = registry.run(ref)
     steps = registry.rollout_steps(record.id)
-    at = _place(record, steps, step)
-    wanted, unread = _wanted(registry, record, step, query)
+    at = _get_step_position(record, steps, step)
+    wanted, unread = _find_matching_trees(registry, record, step, query)
     pages = max(1, math.ceil(len(wanted) / SCREEN))
     page = min(page, pages)
     largest = registry.largest_advantages(record.id, step)
-    shown = _trees(registry, record, step, wanted[(page - 1) * SCREEN : page * SCREEN])
+    shown = _build_step_trees(registry, record, step, wanted[(page - 1) * SCREEN : page * SCREEN])
     beside = None
     if query.problem is not None and against is not None:
-        _place(record, steps, against)
+        _get_step_position(record, steps, against)
         others = registry.matching_trees(record.id, against, RolloutQuery(problem=query.problem))
-        beside = _trees(registry, record, against, others[:SCREEN])
+        beside = _build_step_trees(registry, record, against, others[:SCREEN])
     with_problem = registry.problem_steps(record.id, query.problem) if query.problem else None
     return {
-        "run": strip(record),
+        "run": build_run_summary(record),
         "step": step,
         "steps": {"first": steps[0], "last": steps[-1], "count": len(steps)},
         "previous": steps[at - 1] if at else None,
@@ -74,7 +74,7 @@ def nearest_step(registry: Registry, ref: str, step: int) -> int:
     return min(steps, key=lambda s: (abs(s - step), s))
 
 
-def _wanted(
+def _find_matching_trees(
     registry: Registry, record: RunRecord, step: int, query: RolloutQuery
 ) -> tuple[list[int], str | None]:
     """Trees that fit; a text may stand in a preview, or anywhere in what was said.
@@ -85,30 +85,33 @@ def _wanted(
     if query.text is None:
         return fitting, None
     others = registry.matching_trees(record.id, step, replace(query, text=None))
-    said, unread = saying(registry, record, step, query.text)
+    said, unread = find_trees_with_text(registry, record, step, query.text)
     return sorted({*fitting, *(said & set(others))}), unread
 
 
-def _place(record: RunRecord, steps: Sequence[int], step: int) -> int:
+def _get_step_position(record: RunRecord, steps: Sequence[int], step: int) -> int:
     if step not in steps:
         raise NotFound(f"{record.id} has no rollouts of step {step}")
     return steps.index(step)
 
 
-def _trees(
+def _build_step_trees(
     registry: Registry, record: RunRecord, step: int, trees: Sequence[int]
 ) -> dict[str, Any]:
     rows = registry.tree_rows(record.id, step, trees)
     bodies, missing = trees_of(registry, record, step, trees) if trees else ({}, None)
-    found = {tree: _tree(tree, [r for r in rows if r.tree == tree], bodies) for tree in trees}
+    found = {
+        tree: _build_rollout_tree(tree, [r for r in rows if r.tree == tree], bodies)
+        for tree in trees
+    }
     return {"trees": list(found.values()), "missing": missing}
 
 
-def _tree(number: int, rows: Sequence[RolloutIndex], bodies: Trees) -> dict[str, Any]:
+def _build_rollout_tree(number: int, rows: Sequence[RolloutIndex], bodies: Trees) -> dict[str, Any]:
     """A prompt and what hangs below it; rows whose parent is not there stand at the top."""
     body = bodies.get(number)
     segments = {} if body is None else {row["row"]: row for row in body["rows"]}
-    nodes = {row.row: _node(row, body, segments.get(row.row)) for row in rows}
+    nodes = {row.row: _build_tree_node(row, body, segments.get(row.row)) for row in rows}
     top = []
     for row in rows:
         parent = row.parent_row
@@ -122,12 +125,12 @@ def _tree(number: int, rows: Sequence[RolloutIndex], bodies: Trees) -> dict[str,
         "prompt": None if body is None else body["prompt"],
         "stratum": None if body is None else body["stratum"],
         "role": None if body is None else body["role"],
-        "groups": _groups(rows),
+        "groups": _group_tree_rows(rows),
         "rows": top,
     }
 
 
-def _node(row: RolloutIndex, body: Any, kept: Any) -> dict[str, Any]:
+def _build_tree_node(row: RolloutIndex, body: Any, kept: Any) -> dict[str, Any]:
     said = (
         [] if body is None or kept is None else said_between(body, kept["parent"], kept["segment"])
     )
@@ -138,7 +141,7 @@ def _node(row: RolloutIndex, body: Any, kept: Any) -> dict[str, Any]:
     return asdict(row) | {"said": said, "entries": entries, "below": []}
 
 
-def _groups(rows: Sequence[RolloutIndex]) -> list[dict[str, Any]]:
+def _group_tree_rows(rows: Sequence[RolloutIndex]) -> list[dict[str, Any]]:
     """Who was compared with whom: the rewards of every group, and whether anything was learned."""
     groups: dict[int, list[RolloutIndex]] = {}
     for row in rows:

@@ -8,21 +8,21 @@ from typing import Any
 
 from rlx_registry import ENDED, Curve, EvaluationRecord, Registry, RunRecord
 from rlx_web.pages.runs import STRIP
-from rlx_web.pages.sections import sections
+from rlx_web.pages.sections import build_metric_sections
 
 __all__ = [
     "FIGURES",
     "ORDER",
     "RESUMABLE",
-    "curves",
+    "build_run_curves",
+    "build_run_page",
+    "build_run_summary",
     "evaluation_tables",
-    "flat",
-    "interval",
-    "leaves",
+    "flatten_metrics",
+    "get_metric_interval",
+    "list_leaf_values",
     "live_run",
-    "run",
     "run_sections",
-    "strip",
 ]
 
 FIGURES = {
@@ -51,39 +51,39 @@ NEWS = 2000
 """Metric values that one poll brings at most."""
 
 
-def run(registry: Registry, ref: str) -> dict[str, Any]:
+def build_run_page(registry: Registry, ref: str) -> dict[str, Any]:
     """One run: state, sections of charts, evaluations, probes, events, spec, how to do it again."""
     record = registry.run(ref)
     told = registry.figures(record.id)
     events = registry.newest_events(record.id, EVENTS)
     return {
-        "run": strip(record) | {"eta": _eta(registry, record)},
+        "run": build_run_summary(record) | {"eta": _compute_remaining_seconds(registry, record)},
         **run_sections(registry, record.id),
         "seq": registry.last_seq(record.id),
         "evaluations": evaluation_tables(told),
-        "probes": probes(told),
+        "probes": build_probe_tables(told),
         "events": [asdict(event) for event in events],
         "events_left_out": registry.count_events(record.id) - len(events),
         "figures": FIGURES,
         "history": [asdict(change) for change in registry.history(record.id)],
-        "rollout_steps": _ends(registry.rollout_steps(record.id)),
+        "rollout_steps": _summarize_steps(registry.rollout_steps(record.id)),
         "checkpoints": [asdict(c) for c in registry.checkpoints(record.id)],
         "artifacts": [asdict(a) for a in registry.artifacts(record.id)],
         "plugins": record.plugins,
         "code": record.code,
         "environment": record.environment,
         "spec": record.spec,
-        "values": _values(record),
+        "values": _list_spec_values(record),
         "yaml": record.yaml,
-        "commands": _commands(record),
-        "mlflow": _mlflow(record),
+        "commands": _build_run_commands(record),
+        "mlflow": _build_mlflow_link(record),
     }
 
 
 def run_sections(registry: Registry, ref: str) -> dict[str, Any]:
     """The curves that a run has, by section and chart."""
     names = registry.metric_names(registry.run(ref).id)
-    return {"sections": [asdict(section) for section in sections(names)]}
+    return {"sections": [asdict(section) for section in build_metric_sections(names)]}
 
 
 def live_run(registry: Registry, ref: str, after: int, event: int) -> dict[str, Any]:
@@ -96,14 +96,14 @@ def live_run(registry: Registry, ref: str, after: int, event: int) -> dict[str, 
     record = registry.run(ref)
     seq, points = registry.news(record.id, after, NEWS)
     return {
-        "run": strip(record) | {"eta": _eta(registry, record)},
+        "run": build_run_summary(record) | {"eta": _compute_remaining_seconds(registry, record)},
         "seq": seq,
         "points": points,
         "events": [asdict(e) for e in registry.newest_events(record.id, EVENTS, event)],
     }
 
 
-def curves(
+def build_run_curves(
     registry: Registry, ref: str, names: Sequence[str], x: str, smooth: bool
 ) -> dict[str, Any]:
     """Some curves of a run, thinned where it is long.
@@ -113,21 +113,21 @@ def curves(
         smooth: with the means of stretches of `width` steps, to be smoothed further.
     """
     record = registry.run(ref)
-    at = None if x == "step" else _ticks(registry, record, x)
+    at = None if x == "step" else _compute_step_ticks(registry, record, x)
 
-    def over(found: Mapping[str, Curve]) -> dict[str, Any]:
+    def map_curve_steps(found: Mapping[str, Curve]) -> dict[str, Any]:
         if at is None:
             return dict(found)
         return {n: [(at[s], v) for s, v in points if s in at] for n, points in found.items()}
 
-    shown = {"run": record.id, "x": x, "curves": over(registry.curves(record.id, names))}
+    shown = {"run": record.id, "x": x, "curves": map_curve_steps(registry.curves(record.id, names))}
     if not smooth:
         return shown
     width, means = registry.means(record.id, names)
-    return shown | {"width": width, "means": over(means)}
+    return shown | {"width": width, "means": map_curve_steps(means)}
 
 
-def strip(record: RunRecord) -> dict[str, Any]:
+def build_run_summary(record: RunRecord) -> dict[str, Any]:
     """How a run stands; its status is the effective one."""
     return {name: getattr(record, name) for name in STRIP} | {"status": record.effective_status}
 
@@ -144,15 +144,15 @@ def evaluation_tables(records: Sequence[EvaluationRecord]) -> list[dict[str, Any
             (r for r in plain if r.suite == suite), key=lambda r: (ORDER[r.label], r.step)
         )
         ends = [r for r in across if r.label != "step"] or across[-1:]
-        figures = [dict(flat(record.metrics)) for record in ends]
+        figures = [dict(flatten_metrics(record.metrics)) for record in ends]
         names = list(dict.fromkeys(name for f in figures for name in f))
         names.sort(key=lambda name: list(FIGURES).index(name) if name in FIGURES else LAST)
         rows = [
             {
                 "name": name,
                 "values": [f.get(name) for f in figures],
-                "intervals": [interval(r, name) for r in ends],
-                "change": _change(name, ends, figures),
+                "intervals": [get_metric_interval(r, name) for r in ends],
+                "change": _compute_metric_change(name, ends, figures),
             }
             for name in names
         ]
@@ -166,7 +166,7 @@ def evaluation_tables(records: Sequence[EvaluationRecord]) -> list[dict[str, Any
     return tables
 
 
-def probes(records: Sequence[EvaluationRecord]) -> list[dict[str, Any]]:
+def build_probe_tables(records: Sequence[EvaluationRecord]) -> list[dict[str, Any]]:
     """For each scheme of a probe the newest: what the answers are worth at each share."""
     newest: dict[str, EvaluationRecord] = {}
     for record in records:
@@ -196,25 +196,25 @@ def _by_share(figures: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]
     return {name: points for name, points in found.items() if points}
 
 
-def flat(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def flatten_metrics(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Figures by dotted name; lists, which are drawn, and intervals left out."""
     found: list[tuple[str, Any]] = []
     for name, value in metrics.items():
         if isinstance(value, Mapping):
-            found += [] if name == "intervals" else flat(value, f"{prefix}{name}.")
+            found += [] if name == "intervals" else flatten_metrics(value, f"{prefix}{name}.")
         elif not isinstance(value, list):
             found.append((prefix + name, value))
     return found
 
 
-def interval(record: EvaluationRecord, name: str) -> list[float] | None:
+def get_metric_interval(record: EvaluationRecord, name: str) -> list[float] | None:
     """A figure's recorded interval."""
     found = record.metrics.get("intervals")
     pair = found.get(name) if isinstance(found, Mapping) else None
     return list(pair) if isinstance(pair, list | tuple) and len(pair) == 2 else None
 
 
-def _change(
+def _compute_metric_change(
     name: str, records: Sequence[EvaluationRecord], figures: Sequence[Mapping[str, Any]]
 ) -> float | None:
     ends = {r.label: f.get(name) for r, f in zip(records, figures, strict=True)}
@@ -228,7 +228,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _eta(registry: Registry, record: RunRecord) -> float | None:
+def _compute_remaining_seconds(registry: Registry, record: RunRecord) -> float | None:
     """Seconds left at the pace of the last steps; None where nobody can say."""
     if record.effective_status in ENDED or not record.steps_total:
         return None
@@ -239,7 +239,7 @@ def _eta(registry: Registry, record: RunRecord) -> float | None:
     return max(0.0, pace * (record.steps_total - record.step))
 
 
-def _ticks(registry: Registry, record: RunRecord, x: str) -> dict[int, float]:
+def _compute_step_ticks(registry: Registry, record: RunRecord, x: str) -> dict[int, float]:
     if x == "time":
         seen = registry.times(record.id, CLOCK)
         return {step: (at - seen[0][1]) / 3600 for step, at in seen}
@@ -252,11 +252,11 @@ def _ticks(registry: Registry, record: RunRecord, x: str) -> dict[int, float]:
     return found
 
 
-def _ends(steps: Sequence[int]) -> dict[str, int] | None:
+def _summarize_steps(steps: Sequence[int]) -> dict[str, int] | None:
     return {"first": steps[0], "last": steps[-1], "count": len(steps)} if steps else None
 
 
-def _commands(record: RunRecord) -> dict[str, str]:
+def _build_run_commands(record: RunRecord) -> dict[str, str]:
     """What a terminal does with this run."""
     resolved = Path(record.directory or ".") / "spec.json"
     return {
@@ -267,7 +267,7 @@ def _commands(record: RunRecord) -> dict[str, str]:
     }
 
 
-def _mlflow(record: RunRecord) -> dict[str, Any] | None:
+def _build_mlflow_link(record: RunRecord) -> dict[str, Any] | None:
     """Where MLflow keeps the same run: its address under `rlx mlflow`, or its store."""
     tracking = record.spec.get("tracking")
     uri = tracking.get("mlflow") if isinstance(tracking, Mapping) else None
@@ -278,17 +278,21 @@ def _mlflow(record: RunRecord) -> dict[str, Any] | None:
     return {"run": record.mlflow_run_id, "path": path, "uri": str(uri), "served": served}
 
 
-def _values(record: RunRecord) -> list[dict[str, Any]]:
+def _list_spec_values(record: RunRecord) -> list[dict[str, Any]]:
     """Every value of the resolved experiment, and who said it."""
     said = record.origins or {}
     return [
         {"path": path, "value": value, "origin": said.get(path)}
-        for path, value in leaves(record.spec)
+        for path, value in list_leaf_values(record.spec)
     ]
 
 
-def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
+def list_leaf_values(value: Any, path: str = "") -> list[tuple[str, Any]]:
     """Plain values by dotted path; an empty mapping is one."""
     if not isinstance(value, Mapping) or not value:
         return [(path, value)]
-    return [x for name, v in value.items() for x in leaves(v, f"{path}.{name}" if path else name)]
+    return [
+        x
+        for name, v in value.items()
+        for x in list_leaf_values(v, f"{path}.{name}" if path else name)
+    ]

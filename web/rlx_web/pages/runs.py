@@ -8,7 +8,7 @@ from typing import Any
 
 from rlx_registry import ENDED, Registry, RunRow
 
-__all__ = ["HEADLINES", "STRIP", "described", "live_runs", "mean_of", "runs"]
+__all__ = ["HEADLINES", "STRIP", "build_row_summary", "build_run_list_page", "live_runs", "mean_of"]
 
 HEADLINES = ("rewards/accuracy/mean", "rewards/exact_match/mean", "train/reward_answer")
 """Metrics that may stand for a whole run in a table; the first one that it has does."""
@@ -22,7 +22,7 @@ LATE = ("train/reward", "train/loss")
 STRIP = tuple(name for name in RunRow.__dataclass_fields__ if name != "directory")
 
 
-def runs(registry: Registry, text: str, page: int) -> dict[str, Any]:
+def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, Any]:
     """Experiments, the one with the newest run first, each with its runs and what they reached.
 
     Args:
@@ -35,7 +35,11 @@ def runs(registry: Registry, text: str, page: int) -> dict[str, Any]:
         for member in members:
             joined.setdefault(member, []).append(name)
     words = text.split()
-    rows = [row for row in registry.run_rows() if _fits(row, joined.get(row.id, ()), words)]
+    rows = [
+        row
+        for row in registry.run_rows()
+        if _matches_filter_words(row, joined.get(row.id, ()), words)
+    ]
     groups: dict[tuple[str, str], list[RunRow]] = {}
     for row in rows:
         groups.setdefault((row.name, row.digest), []).append(row)
@@ -48,7 +52,7 @@ def runs(registry: Registry, text: str, page: int) -> dict[str, Any]:
     return {
         "filter": text,
         "groups": [
-            _group(registry, group, values)
+            _build_experiment_group(registry, group, values)
             | {"joined": sorted({name for row in group for name in joined.get(row.id, ())})}
             for group in shown
         ],
@@ -63,12 +67,15 @@ def live_runs(registry: Registry) -> dict[str, Any]:
     alive = registry.living()
     values = registry.last_values([row.id for row in alive], list(HELD_OUT.values()))
     return {
-        "runs": [described(row) | {"figures": _figures(values[row.id])} for row in alive],
+        "runs": [
+            build_row_summary(row) | {"figures": _get_held_out_figures(values[row.id])}
+            for row in alive
+        ],
         "statuses": registry.statuses(),
     }
 
 
-def described(row: RunRow) -> dict[str, Any]:
+def build_row_summary(row: RunRow) -> dict[str, Any]:
     """A run as pages show it; its status is the effective one."""
     plain = asdict(row)
     return {name: plain[name] for name in STRIP} | {"status": row.effective_status}
@@ -87,7 +94,7 @@ def mean_of(values: Sequence[float]) -> dict[str, float | int | None]:
     return {"mean": mean, "low": low, "high": high, "n": len(values)}
 
 
-def _fits(row: RunRow, groups: Sequence[str], words: Iterable[str]) -> bool:
+def _matches_filter_words(row: RunRow, groups: Sequence[str], words: Iterable[str]) -> bool:
     status = row.effective_status
     known: dict[str, Sequence[str]] = {
         "status": [status],
@@ -106,7 +113,7 @@ def _fits(row: RunRow, groups: Sequence[str], words: Iterable[str]) -> bool:
     return True
 
 
-def _group(
+def _build_experiment_group(
     registry: Registry,
     group: Sequence[RunRow],
     values: Mapping[str, Mapping[str, tuple[int, float]]],
@@ -115,7 +122,7 @@ def _group(
     for row in group:  # newest first
         if row.status == "finished":
             newest.setdefault(row.seed, row)
-    reached = {row.id: _figures(values[row.id]) for row in group}
+    reached = {row.id: _get_held_out_figures(values[row.id]) for row in group}
     ended = [reached[row.id] for row in newest.values()]
     statuses: dict[str, int] = {}
     for row in group:
@@ -132,12 +139,14 @@ def _group(
         "statuses": statuses,
         "open": len(group) > 1 and any(row.effective_status not in ENDED for row in group),
         "figures": folded,
-        "headline": _headline(registry, group, values),
-        "runs": [described(row) | {"figures": reached[row.id]} for row in group],
+        "headline": _find_headline_curve(registry, group, values),
+        "runs": [build_row_summary(row) | {"figures": reached[row.id]} for row in group],
     }
 
 
-def _figures(values: Mapping[str, tuple[int, float]]) -> dict[str, dict[str, float] | None]:
+def _get_held_out_figures(
+    values: Mapping[str, tuple[int, float]],
+) -> dict[str, dict[str, float] | None]:
     """Held-out figures, with the step after which they were taken; 0 is before training."""
     return {
         name: {"step": values[metric][0], "value": values[metric][1]} if metric in values else None
@@ -145,7 +154,7 @@ def _figures(values: Mapping[str, tuple[int, float]]) -> dict[str, dict[str, flo
     }
 
 
-def _headline(
+def _find_headline_curve(
     registry: Registry,
     group: Sequence[RunRow],
     values: Mapping[str, Mapping[str, tuple[int, float]]],

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Chart", "Section", "sections"]
+__all__ = ["Chart", "Section", "build_metric_sections"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +96,14 @@ PLAN: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
 )
 
 
-def sections(names: Iterable[str]) -> list[Section]:
+def build_metric_sections(names: Iterable[str]) -> list[Section]:
     """Puts every metric into the first chart that takes it; what none takes, by its prefix."""
     left = dict.fromkeys(names)
     found: list[Section] = []
     for title, charts in PLAN:
-        drawn = [chart for what, pattern in charts if (chart := _chart(what, pattern, left))]
+        drawn = [
+            chart for what, pattern in charts if (chart := _build_metric_chart(what, pattern, left))
+        ]
         if drawn:
             found.append(Section(title, tuple(drawn)))
     others: dict[str, list[str]] = {}
@@ -114,7 +116,7 @@ def sections(names: Iterable[str]) -> list[Section]:
     return [*found, Section("Everything else", tuple(alone))] if alone else found
 
 
-def _chart(title: str, pattern: str, left: dict[str, None]) -> Chart | None:
+def _build_metric_chart(title: str, pattern: str, left: dict[str, None]) -> Chart | None:
     """Takes what fits from `left`."""
     fits = {name: match for name in left if (match := re.fullmatch(pattern, name, re.DOTALL))}
     if title == "seconds of a step":

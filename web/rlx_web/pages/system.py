@@ -7,29 +7,30 @@ from pathlib import Path
 from typing import Any
 
 from rlx_registry import Registry
-from rlx_web.pages.runs import described
+from rlx_web.pages.runs import build_row_summary
 
-__all__ = ["system"]
+__all__ = ["build_system_page"]
 
 LARGEST = 12
 """Runs whose files are listed."""
 
 
-def system(registry: Registry) -> dict[str, Any]:
+def build_system_page(registry: Registry) -> dict[str, Any]:
     """The registry, who holds what, what fills the disk, and how plugins fared."""
     rows = registry.run_rows()
     stored = registry.stored_bytes()
     largest = sorted(stored, key=lambda run: -sum(stored[run].values()))[:LARGEST]
     names = {row.id: row.name for row in rows}
     return {
-        "registry": registry.described(),
+        "registry": registry.describe_database(),
         "statuses": registry.statuses(),
         "leases": [
-            described(row) | {"silent": _silence(row.heartbeat or row.started or row.created)}
+            build_row_summary(row)
+            | {"silent": _compute_silence(row.heartbeat or row.started or row.created)}
             for row in registry.living()
         ],
         "devices": [asdict(device) for device in registry.devices()],
-        "disks": _disks({row.directory for row in rows if row.directory}),
+        "disks": _list_run_disks({row.directory for row in rows if row.directory}),
         "stored": {
             "rollouts": sum(s.get("rollouts", 0) for s in stored.values()),
             "checkpoints": sum(s.get("checkpoints", 0) for s in stored.values()),
@@ -39,11 +40,11 @@ def system(registry: Registry) -> dict[str, Any]:
     }
 
 
-def _silence(last: float) -> float:
+def _compute_silence(last: float) -> float:
     return max(0.0, time.time() - last)
 
 
-def _disks(folders: set[str]) -> list[dict[str, Any]]:
+def _list_run_disks(folders: set[str]) -> list[dict[str, Any]]:
     """Every disk that runs are on, once, by the folder that their folders are in."""
     found: dict[int, dict[str, Any]] = {}
     for parent in sorted({Path(folder).parent for folder in folders}):

@@ -8,10 +8,17 @@ from typing import cast
 import click
 
 from rlx.cli.options import registry_option
-from rlx.cli.text import columns
-from rlx.discovery import Found, Kind, PluginFault, find, installed, load
+from rlx.cli.text import format_columns
+from rlx.discovery import (
+    InstalledPlugin,
+    Kind,
+    PluginFault,
+    find_installed_plugin,
+    list_installed_plugins,
+    load_plugin,
+)
 from rlx.errors import PluginError
-from rlx.spec.diagnostic import did_you_mean, printable
+from rlx.spec.reading.diagnostics import did_you_mean, escape_unprintable
 
 __all__ = ["plugins", "state_of"]
 
@@ -23,7 +30,7 @@ def plugins(ctx: click.Context, as_json: bool) -> None:
     """List plugins; a broken one is a row, not a failure."""
     if ctx.invoked_subcommand is not None:
         return
-    states = [(found, *state_of(found)) for found in installed()]
+    states = [(found, *state_of(found)) for found in list_installed_plugins()]
     if as_json:
         keys = ("name", "kind", "from", "api", "state")
         rows = [
@@ -32,18 +39,20 @@ def plugins(ctx: click.Context, as_json: bool) -> None:
         click.echo(json.dumps(rows, indent=2))
         return
     heads = ("NAME", "KIND", "FROM", "API", "STATE")
-    click.echo(columns([(f.name, f.kind, f.source, api, state) for f, api, state in states], heads))
+    click.echo(
+        format_columns([(f.name, f.kind, f.source, api, state) for f, api, state in states], heads)
+    )
 
 
-def state_of(found: Found) -> tuple[str, str]:
+def state_of(found: InstalledPlugin) -> tuple[str, str]:
     """API version and state of one plugin; importing it is the only way to know."""
     try:
-        plugin = load(found.kind, f"{found.distribution}:{found.name}")
+        plugin = load_plugin(found.kind, f"{found.distribution}:{found.name}")
     except PluginFault as error:
         cause = error.__cause__
         why = f"{type(cause).__name__}: {cause}" if cause else error.diagnostic.message
         return "-", f"broken: {(why.splitlines() or [''])[0]}"
-    rivals = [f for f in installed(found.kind) if f.name == found.name]
+    rivals = [f for f in list_installed_plugins(found.kind) if f.name == found.name]
     clash = len(rivals) > 1
     return str(plugin.api), f"clash: say {found.distribution}:{found.name}" if clash else "ok"
 
@@ -54,11 +63,11 @@ def state_of(found: Found) -> tuple[str, str]:
 @click.option("--traceback", "full", is_flag=True, help="Why it fails to import, in full.")
 def show(name: str, as_json: bool, full: bool) -> None:
     """Show what a plugin does and its options; NAME may be `distribution:name`."""
-    from rlx.cli.plugins.page import page
+    from rlx.cli.plugins.page import render_plugin_page
 
-    for number, found in enumerate(named(name)):
+    for number, found in enumerate(find_named_plugins(name)):
         try:
-            plugin = load(found.kind, f"{found.distribution}:{found.name}")
+            plugin = load_plugin(found.kind, f"{found.distribution}:{found.name}")
         except PluginFault as error:
             if full and error.__cause__ is not None:
                 click.echo("".join(traceback.format_exception(error.__cause__)), err=True)
@@ -66,7 +75,7 @@ def show(name: str, as_json: bool, full: bool) -> None:
         if as_json:
             click.echo(json.dumps(plugin.model_json_schema(), indent=2))
             continue
-        click.echo(("\n" if number else "") + page(found, plugin))
+        click.echo(("\n" if number else "") + render_plugin_page(found, plugin))
 
 
 @plugins.command("check")
@@ -90,9 +99,11 @@ def check(
     NAME is an installed plugin, also as `distribution:name`. PATH is a wheel, or the folder of a
     distribution; it need not be installed.
     """
-    from rlx.cli.plugins.conformance import report
+    from rlx.cli.plugins.conformance import run_conformance_checks
 
-    return report(what, kind, options, as_json=as_json, record=url if record else None)
+    return run_conformance_checks(
+        what, kind, options, as_json=as_json, record=url if record else None
+    )
 
 
 @plugins.command("new")
@@ -111,35 +122,39 @@ def check(
 )
 def new(name: str, kind: str, into: Path) -> None:
     """Write a distribution with one small plugin, its test and its README."""
-    from rlx.cli.plugins.scaffold import scaffold
+    from rlx.cli.plugins.scaffold import write_plugin_scaffold
 
-    folder = scaffold(name, cast(Kind, kind), into)
-    click.echo(f"wrote {printable(str(folder))}", err=True)
-    click.echo(f"pip install -e {printable(_typed(folder))} && rlx plugins check {name}")
+    folder = write_plugin_scaffold(name, cast(Kind, kind), into)
+    click.echo(f"wrote {escape_unprintable(str(folder))}", err=True)
+    click.echo(
+        f"pip install -e {escape_unprintable(_format_pip_path(folder))} && rlx plugins check {name}"
+    )
 
 
-def _typed(folder: Path) -> str:
+def _format_pip_path(folder: Path) -> str:
     """A folder as pip takes it for one, and not for a package's name."""
     text = str(folder)
     return text if folder.is_absolute() or text.startswith(".") else f"./{text}"
 
 
-def named(name: str) -> list[Found]:
+def find_named_plugins(name: str) -> list[InstalledPlugin]:
     """The plugins of a name, one of each kind that has it.
 
     Raises:
         PluginError: there is none, or two distributions offer one kind of it.
     """
     bare = name.rpartition(":")[2]
-    kinds = dict.fromkeys(f.kind for f in installed() if f.name == bare)
+    kinds = dict.fromkeys(f.kind for f in list_installed_plugins() if f.name == bare)
     if not kinds:
-        near = did_you_mean(bare, {f.name for f in installed()})
+        near = did_you_mean(bare, {f.name for f in list_installed_plugins()})
         hint = f"did you mean '{near}'? " if near else ""
-        raise PluginError(f"no plugin named '{printable(name)}': {hint}`rlx plugins` lists all")
+        raise PluginError(
+            f"no plugin named '{escape_unprintable(name)}': {hint}`rlx plugins` lists all"
+        )
     found, faults = [], []
     for kind in kinds:
         try:
-            found.append(find(kind, name))
+            found.append(find_installed_plugin(kind, name))
         except PluginFault as error:
             faults.append(error)
     # A distribution that is named may well offer one kind of the name alone.

@@ -10,21 +10,28 @@ from unittest import SkipTest
 
 import click
 
-from rlx.cli.failure import envelope, sentence
-from rlx.cli.plugins import named
-from rlx.cli.plugins.unpacked import on_path
-from rlx.discovery import GROUPS, Found, PluginFault, installed, load, make
-from rlx.discovery.lookup import fault
+from rlx.cli.failures import build_error_json, format_error_text
+from rlx.cli.plugins import find_named_plugins
+from rlx.cli.plugins.uninstalled import on_path
+from rlx.discovery import (
+    GROUPS,
+    InstalledPlugin,
+    PluginFault,
+    build_plugin,
+    list_installed_plugins,
+    load_plugin,
+)
+from rlx.discovery.lookup import build_plugin_diagnostic
 from rlx.errors import PluginError, RlxError, SpecError
 from rlx.plugin import Plugin
 from rlx.spec import PluginUse
-from rlx.spec.diagnostic import printable
-from rlx.spec.source import parse
-from rlx.testing import Check, checks
-from rlx.testing.elsewhere import first_import
+from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.spec.reading.yaml_source import parse_yaml_document
+from rlx.testing import Check, list_plugin_checks
+from rlx.testing.processes import first_import
 from rlx.testing.promise import required_options
 
-__all__ = ["Verdict", "report"]
+__all__ = ["Verdict", "run_conformance_checks"]
 
 _MARKS = {"kept": "✓", "broken": "✗", "skipped": "-"}
 
@@ -46,7 +53,7 @@ class Verdict:
     help: str = ""
 
 
-def report(
+def run_conformance_checks(
     what: str,
     kind: str | None,
     options: Sequence[str],
@@ -72,15 +79,15 @@ def report(
     entries = []
     with ExitStack() as stack:
         plugins = _asked_for(what, kind, stack)
-        given = _options(options)
+        given = _parse_plugin_options(options)
         if given and len(plugins) > 1:
             kinds = ", ".join(f.kind for f in plugins)
             raise SpecError(f"--option is for one plugin, and these are {kinds}: add --kind")
         for number, found in enumerate(plugins):
             if not as_json:
                 title = f"{found.name}  ({found.kind}, {found.source})"
-                click.echo(("\n" if number else "") + printable(title))
-            entries.append(_entry(found, given, aloud=not as_json))
+                click.echo(("\n" if number else "") + escape_unprintable(title))
+            entries.append(_check_plugin_promises(found, given, aloud=not as_json))
             if record is not None:
                 from rlx.cli.plugins.health import record_promises
 
@@ -91,46 +98,50 @@ def report(
     return min(codes, default=0)
 
 
-def _asked_for(what: str, kind: str | None, stack: ExitStack) -> list[Found]:
+def _asked_for(what: str, kind: str | None, stack: ExitStack) -> list[InstalledPlugin]:
     if kind is not None and kind not in GROUPS:
         raise SpecError(f"no kind of plugin is called {kind!r}; there are: {', '.join(GROUPS)}")
     path = Path(what)
-    known = any(f.name == what.rpartition(":")[2] for f in installed())
+    known = any(f.name == what.rpartition(":")[2] for f in list_installed_plugins())
     if (path.exists() and not known) or path.suffix == ".whl" or "/" in what:
         distribution = stack.enter_context(on_path(path))
-        plugins = [f for f in installed() if f.distribution == distribution]
+        plugins = [f for f in list_installed_plugins() if f.distribution == distribution]
     else:
-        plugins = named(what)
+        plugins = find_named_plugins(what)
     plugins = [f for f in plugins if kind in (None, f.kind)]
     if not plugins:
-        raise PluginError(f"{printable(what)} offers no {kind} plugin")
+        raise PluginError(f"{escape_unprintable(what)} offers no {kind} plugin")
     return plugins
 
 
-def _options(texts: Sequence[str]) -> dict[str, Any]:
+def _parse_plugin_options(texts: Sequence[str]) -> dict[str, Any]:
     given = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise SpecError(f"an option reads KEY=VALUE, not {printable(text)!r}")
-        given[key] = parse(value, f"--option {key}").tree
+            raise SpecError(f"an option reads KEY=VALUE, not {escape_unprintable(text)!r}")
+        given[key] = parse_yaml_document(value, f"--option {key}").tree
     return given
 
 
-def _entry(found: Found, options: Mapping[str, Any], *, aloud: bool) -> dict[str, Any]:
+def _check_plugin_promises(
+    found: InstalledPlugin, options: Mapping[str, Any], *, aloud: bool
+) -> dict[str, Any]:
     """Checks one plugin; says each verdict as it comes, if aloud."""
     entry = {"name": found.name, "kind": found.kind, "from": found.source}
     try:
-        subject = _subject(found, options)
+        subject = _load_checked_plugin(found, options)
     except RlxError as error:
         if aloud:
-            click.echo("\n".join(f"  {line}" for line in sentence(error).splitlines()))
-        return entry | {"exit_code": error.exit_code, "promises": []} | envelope(error)
+            click.echo("\n".join(f"  {line}" for line in format_error_text(error).splitlines()))
+        return entry | {"exit_code": error.exit_code, "promises": []} | build_error_json(error)
     verdicts = []
-    for verdict in (_verdict(promise, subject) for promise in checks(found.kind)):
+    for verdict in (
+        _check_one_promise(promise, subject) for promise in list_plugin_checks(found.kind)
+    ):
         verdicts.append(verdict)
         if aloud:
-            click.echo(_line(verdict))
+            click.echo(_format_verdict(verdict))
     broken = sum(v.state == "broken" for v in verdicts)
     if aloud:
         kept = sum(v.state == "kept" for v in verdicts)
@@ -138,13 +149,15 @@ def _entry(found: Found, options: Mapping[str, Any], *, aloud: bool) -> dict[str
     return entry | {"exit_code": 3 if broken else 0, "promises": [asdict(v) for v in verdicts]}
 
 
-def _line(verdict: Verdict) -> str:
-    why = f": {printable(verdict.why)}" if verdict.why else ""
+def _format_verdict(verdict: Verdict) -> str:
+    why = f": {escape_unprintable(verdict.why)}" if verdict.why else ""
     help_ = f"\n      = help: {verdict.help}" if verdict.help else ""
     return f"  {_MARKS[verdict.state]} {verdict.promise}{why}{help_}"
 
 
-def _subject(found: Found, options: Mapping[str, Any]) -> Plugin | type[Plugin]:
+def _load_checked_plugin(
+    found: InstalledPlugin, options: Mapping[str, Any]
+) -> Plugin | type[Plugin]:
     """The class, or the plugin made with the options that were given.
 
     Raises:
@@ -154,21 +167,21 @@ def _subject(found: Found, options: Mapping[str, Any]) -> Plugin | type[Plugin]:
     module, _, attribute = found.value.partition(":")
     died = first_import(module, attribute.partition(".")[0]).died
     if died is not None:
-        raise PluginFault(fault(found, f"cannot be imported: {died}"))
+        raise PluginFault(build_plugin_diagnostic(found, f"cannot be imported: {died}"))
     name = f"{found.distribution}:{found.name}"
-    cls = load(found.kind, name)
+    cls = load_plugin(found.kind, name)
     if options:
-        return make(PluginUse.model_validate({**options, "plugin": name}), found.kind)
+        return build_plugin(PluginUse.model_validate({**options, "plugin": name}), found.kind)
     missing = [] if getattr(cls, "examples", ()) else required_options(cls)
     if missing:
         raise SpecError(
-            f"{found.kind} plugin '{printable(found.name)}' cannot be made without "
+            f"{found.kind} plugin '{escape_unprintable(found.name)}' cannot be made without "
             f"{', '.join(missing)}: say `--option {missing[0]}=VALUE`, with the value as in YAML"
         )
     return cls
 
 
-def _verdict(promise: Check, subject: Plugin | type[Plugin]) -> Verdict:
+def _check_one_promise(promise: Check, subject: Plugin | type[Plugin]) -> Verdict:
     try:
         promise(subject)
     except SkipTest as reason:

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from rlx.cli.plugins import state_of
 from rlx.cli.registry import open_registry
-from rlx.discovery import Found, installed
-from rlx.run.processes import this_machine
+from rlx.discovery import InstalledPlugin, list_installed_plugins
+from rlx.launch.processes import this_machine
 from rlx_registry import PluginRecord
 
 __all__ = ["record_health", "record_promises"]
@@ -28,17 +28,20 @@ def record_health(url: str, tell: Callable[[str], None] = lambda _: None) -> Non
         RlxError: the registry cannot be written.
     """
     host = this_machine()
-    rows = {_key(row): row for row in (_imported(found, host, tell) for found in installed())}
+    rows = {
+        _get_plugin_key(row): row
+        for row in (_check_plugin_import(found, host, tell) for found in list_installed_plugins())
+    }
     with open_registry(url, read_only=False) as registry:
         for known in registry.plugins(host):
-            row = rows.get(_key(known))
+            row = rows.get(_get_plugin_key(known))
             if row is not None and known.message and row.state == "ok":
                 same = (row.version, row.entry_point) == (known.version, known.entry_point)
-                rows[_key(known)] = known if same else row
+                rows[_get_plugin_key(known)] = known if same else row
         registry.put_plugins(host, list(rows.values()))
 
 
-def record_promises(url: str, found: Found, entry: Mapping[str, Any]) -> None:
+def record_promises(url: str, found: InstalledPlugin, entry: Mapping[str, Any]) -> None:
     """Records what `rlx plugins check` found out about an installed plugin.
 
     Raises:
@@ -51,23 +54,29 @@ def record_promises(url: str, found: Found, entry: Mapping[str, Any]) -> None:
     if "error" in entry:
         message = entry["error"]["message"]
     host = this_machine()
-    row = _record(found, host, state, message)
+    row = _build_plugin_record(found, host, state, message)
     with open_registry(url, read_only=False) as registry:
-        others = [known for known in registry.plugins(host) if _key(known) != _key(row)]
+        others = [
+            known
+            for known in registry.plugins(host)
+            if _get_plugin_key(known) != _get_plugin_key(row)
+        ]
         registry.put_plugins(host, [*others, row])
 
 
-def _imported(found: Found, host: str, tell: Callable[[str], None]) -> PluginRecord:
+def _check_plugin_import(
+    found: InstalledPlugin, host: str, tell: Callable[[str], None]
+) -> PluginRecord:
     tell(f"{found.distribution}:{found.name}")
     _, said = state_of(found)
     if said == "ok":
-        return _record(found, host, "ok", "")
+        return _build_plugin_record(found, host, "ok", "")
     kind, _, why = said.partition(": ")
-    return _record(found, host, "clash" if kind == "clash" else "broken", why)
+    return _build_plugin_record(found, host, "clash" if kind == "clash" else "broken", why)
 
 
-def _record(
-    found: Found, host: str, state: Literal["ok", "broken", "clash"], message: str
+def _build_plugin_record(
+    found: InstalledPlugin, host: str, state: Literal["ok", "broken", "clash"], message: str
 ) -> PluginRecord:
     return PluginRecord(
         host=host,
@@ -82,5 +91,5 @@ def _record(
     )
 
 
-def _key(row: PluginRecord) -> Key:
+def _get_plugin_key(row: PluginRecord) -> Key:
     return row.kind, row.distribution, row.name

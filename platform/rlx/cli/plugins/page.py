@@ -15,12 +15,12 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 from typing_extensions import TypeAliasType
 
-from rlx.discovery import Found
+from rlx.discovery import InstalledPlugin
 from rlx.plugin import Plugin
-from rlx.spec.diagnostic import printable
-from rlx.spec.meaning import meanings
+from rlx.spec.field_docs import read_field_meanings
+from rlx.spec.reading.diagnostics import escape_unprintable
 
-__all__ = ["page", "words"]
+__all__ = ["describe_type", "render_plugin_page"]
 
 _WIDTH = 100
 _WIDEST = (28, 24, 16)
@@ -51,19 +51,19 @@ _LIMITS = {
 _plain = re.compile(r"[\w./+*-]+").fullmatch
 
 
-def page(found: Found, plugin: type[Plugin]) -> str:
+def render_plugin_page(found: InstalledPlugin, plugin: type[Plugin]) -> str:
     """Returns what `rlx plugins show` prints."""
     head = f"{found.name}  ({found.kind}, {found.source}, {found.value})"
     text = cleandoc(plugin.__doc__ or "No description.")
-    rows = list(_rows(plugin))
+    rows = list(_list_option_rows(plugin))
     heads = ("OPTION", "TYPE", "DEFAULT", "MEANING")
-    table = _table(rows, heads) if rows else "It has no options."
-    body = "\n".join(printable(line) for line in text.splitlines())
-    facts = "".join(f"\n{printable(fact)}\n" for fact in _facts(plugin))
-    return f"{printable(head)}\n\n{body}\n{facts}\n{table}"
+    table = _format_option_table(rows, heads) if rows else "It has no options."
+    body = "\n".join(escape_unprintable(line) for line in text.splitlines())
+    facts = "".join(f"\n{escape_unprintable(fact)}\n" for fact in _list_plugin_facts(plugin))
+    return f"{escape_unprintable(head)}\n\n{body}\n{facts}\n{table}"
 
 
-def _facts(plugin: type[Plugin]) -> Iterator[str]:
+def _list_plugin_facts(plugin: type[Plugin]) -> Iterator[str]:
     scope = getattr(plugin, "scope", "sample")
     if scope != "sample":
         alike = {"siblings": "that continue one turn", "group": "of one kind for one prompt"}
@@ -79,35 +79,43 @@ def _facts(plugin: type[Plugin]) -> Iterator[str]:
 # Options -----------------------------------------------------------------------------------------
 
 
-def _rows(
+def _list_option_rows(
     model: type[BaseModel], before: str = "", given: BaseModel | None = None
 ) -> Iterator[tuple[str, str, str, str]]:
     """Option, type, default and meaning of a model's fields, those of inner models below theirs."""
-    said = meanings(model)
+    said = read_field_meanings(model)
     kinds: Mapping[str, str] = getattr(model, "nested", {})
     for name, field in model.model_fields.items():
         option = f"{before}{field.alias or name}"
-        kind = f"mapping to {kinds[name]} plugins" if name in kinds else words(field)
-        inner = None if name in kinds else _inner(field.annotation)
+        kind = f"mapping to {kinds[name]} plugins" if name in kinds else describe_type(field)
+        inner = None if name in kinds else _find_inner_model(field.annotation)
         default = field.get_default(call_default_factory=True)
         if given is not None:
             default = getattr(given, name)
         required = given is None and field.is_required()
-        shown = "required" if required else "" if isinstance(default, BaseModel) else _json(default)
+        shown = (
+            "required"
+            if required
+            else ""
+            if isinstance(default, BaseModel)
+            else _format_plain_value(default)
+        )
         summary = cleandoc(inner.__doc__ or "").splitlines()[:1] if inner is not None else []
         yield option, kind, shown, field.description or said.get(name) or "".join(summary)
         if inner is not None:
             below = default if isinstance(default, inner) else None
-            yield from _rows(inner, f"{option}.", below)
+            yield from _list_option_rows(inner, f"{option}.", below)
 
 
-def _inner(kind: Any) -> type[BaseModel] | None:
+def _find_inner_model(kind: Any) -> type[BaseModel] | None:
     """The one model that an option is, where it is not null."""
-    models = [k for k in _members(kind) if isinstance(k, type) and issubclass(k, BaseModel)]
+    models = [
+        k for k in _list_union_members(kind) if isinstance(k, type) and issubclass(k, BaseModel)
+    ]
     return models[0] if len(models) == 1 else None
 
 
-def _json(value: Any) -> str:
+def _format_plain_value(value: Any) -> str:
     plain = to_jsonable_python(value, by_alias=True)
     if isinstance(plain, str) and _plain(plain):
         return plain
@@ -117,43 +125,43 @@ def _json(value: Any) -> str:
 # Types -------------------------------------------------------------------------------------------
 
 
-def words(kind: Any) -> str:
+def describe_type(kind: Any) -> str:
     """A type as a person would write it: `float ≥ 0`, `seed | last_block`, `list of text`."""
     if isinstance(kind, FieldInfo):
-        return _limited(kind.annotation, kind.metadata)
+        return _describe_bounded_type(kind.annotation, kind.metadata)
     if get_origin(kind) is Annotated:
         base, *more = get_args(kind)
-        return _limited(base, [m for n in more for m in getattr(n, "metadata", [n])])
-    members = _members(kind)
+        return _describe_bounded_type(base, [m for n in more for m in getattr(n, "metadata", [n])])
+    members = _list_union_members(kind)
     if len(members) > 1:
-        return " | ".join(dict.fromkeys(words(m) for m in members))
+        return " | ".join(dict.fromkeys(describe_type(m) for m in members))
     (kind,) = members
     if get_origin(kind) is Annotated:
-        return words(kind)
+        return describe_type(kind)
     if get_origin(kind) is Literal:
-        return " | ".join(_json(value) for value in get_args(kind))
+        return " | ".join(_format_plain_value(value) for value in get_args(kind))
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return "mapping"
-    return _container(get_origin(kind) or kind, get_args(kind))
+    return _describe_container_type(get_origin(kind) or kind, get_args(kind))
 
 
-def _container(origin: Any, arguments: Sequence[Any]) -> str:
+def _describe_container_type(origin: Any, arguments: Sequence[Any]) -> str:
     if not isinstance(origin, type) or not arguments:
         return _WORDS.get(origin) or str(getattr(origin, "__name__", origin))
     if issubclass(origin, Mapping):
-        key, value = map(_grouped, arguments)
+        key, value = map(_describe_element_type, arguments)
         return f"mapping to {value}" if key == "text" else f"mapping of {key} to {value}"
     if origin is tuple and arguments[-1] is not Ellipsis:
-        return f"[{', '.join(map(words, arguments))}]"
-    return f"list of {_grouped(arguments[0])}"
+        return f"[{', '.join(map(describe_type, arguments))}]"
+    return f"list of {_describe_element_type(arguments[0])}"
 
 
-def _grouped(kind: Any) -> str:
-    text = words(kind)
+def _describe_element_type(kind: Any) -> str:
+    text = describe_type(kind)
     return f"({text})" if " | " in text else text
 
 
-def _limited(kind: Any, metadata: Iterable[Any]) -> str:
+def _describe_bounded_type(kind: Any, metadata: Iterable[Any]) -> str:
     """A type with its bounds, which stand before `| null`."""
     bounds = [
         form.format(getattr(m, name))
@@ -161,13 +169,13 @@ def _limited(kind: Any, metadata: Iterable[Any]) -> str:
         for name, form in _LIMITS.items()
         if getattr(m, name, None) is not None
     ]
-    members = [m for m in _members(kind) if m is not types.NoneType]
-    text = " | ".join(dict.fromkeys(map(words, members)))
-    null = " | null" if len(members) < len(_members(kind)) else ""
+    members = [m for m in _list_union_members(kind) if m is not types.NoneType]
+    text = " | ".join(dict.fromkeys(map(describe_type, members)))
+    null = " | null" if len(members) < len(_list_union_members(kind)) else ""
     return f"{' '.join([text, ', '.join(bounds)]).rstrip()}{null}"
 
 
-def _members(kind: Any) -> tuple[Any, ...]:
+def _list_union_members(kind: Any) -> tuple[Any, ...]:
     """The alternatives of a union; any other type alone."""
     while isinstance(kind, TypeAliasType):
         kind = kind.__value__
@@ -177,9 +185,9 @@ def _members(kind: Any) -> tuple[Any, ...]:
 # Tables ------------------------------------------------------------------------------------------
 
 
-def _table(rows: Sequence[Sequence[str]], heads: Sequence[str]) -> str:
+def _format_option_table(rows: Sequence[Sequence[str]], heads: Sequence[str]) -> str:
     """Left-aligned columns within `_WIDTH` characters; long cells take several lines."""
-    cells = [[printable(cell) for cell in row] for row in (heads, *rows)]
+    cells = [[escape_unprintable(cell) for cell in row] for row in (heads, *rows)]
     natural = [max(len(row[i]) for row in cells) for i in range(len(_WIDEST))]
     widths = [min(w, most) for w, most in zip(natural, _WIDEST, strict=True)]
     widths.append(_WIDTH - sum(widths) - 2 * len(widths))

@@ -9,16 +9,16 @@ from pathlib import Path
 from string import Template
 
 from rlx import __version__
-from rlx.discovery import Kind, installed
+from rlx.discovery import Kind, list_installed_plugins
 from rlx.errors import SpecError
-from rlx.spec.diagnostic import printable
+from rlx.spec.reading.diagnostics import escape_unprintable
 
-__all__ = ["scaffold"]
+__all__ = ["write_plugin_scaffold"]
 
 _is_name = re.compile(r"[a-z][a-z0-9_]*").fullmatch
 
 
-def scaffold(name: str, kind: Kind, into: Path) -> Path:
+def write_plugin_scaffold(name: str, kind: Kind, into: Path) -> Path:
     """Writes a distribution that offers one plugin, and returns its folder.
 
     Args:
@@ -53,23 +53,25 @@ def scaffold(name: str, kind: Kind, into: Path) -> Path:
         folder.mkdir(parents=True)
     except FileExistsError:
         raise SpecError(
-            f"{printable(str(folder))} is there already; remove it, or choose --into"
+            f"{escape_unprintable(str(folder))} is there already; remove it, or choose --into"
         ) from None
     for path, template in written.items():
         file = folder / path
         file.parent.mkdir(exist_ok=True)
-        file.write_text(_filled(template, words) if template else "", encoding="utf-8")
+        file.write_text(
+            _fill_scaffold_template(template, words) if template else "", encoding="utf-8"
+        )
     return folder
 
 
-def _filled(template: str, words: dict[str, str]) -> str:
+def _fill_scaffold_template(template: str, words: dict[str, str]) -> str:
     text = files(__package__).joinpath("templates", f"{template}.tmpl").read_text(encoding="utf-8")
     return Template(text).substitute(words)
 
 
 def _check_name(name: str, kind: Kind, package: str) -> None:
     """Raises SpecError unless a Python name, a package and a plugin can be called so."""
-    shown = printable(name)
+    shown = escape_unprintable(name)
     if not _is_name(name):
         near = re.sub("[^a-z0-9]+", "_", name.lower()).strip("_")
         hint = f"; say '{near}'?" if _is_name(near) else ""
@@ -83,7 +85,7 @@ def _check_name(name: str, kind: Kind, package: str) -> None:
         or name in ("reward", "task", "environment")
     ):
         raise SpecError(f"'{shown}' cannot name a plugin: it is a word of Python or of rlx")
-    if taken := [f for f in installed(kind) if f.name == name]:
+    if taken := [f for f in list_installed_plugins(kind) if f.name == name]:
         raise SpecError(f"{kind} plugin '{shown}' is offered by {taken[0].source}; choose another")
     if find_spec(package) is not None:
         raise SpecError(f"a package '{package}' is installed already; choose another name")

@@ -6,7 +6,7 @@ that nothing here computes is unknown, and said to be. Where a record tabulates 
 columns that ask are read from the table, and those that answer are computed.
 """
 
-from rlx.testing.golden.check import Finding, checked
-from rlx.testing.golden.record import Record, Records, read
+from rlx.testing.golden.check import GoldenFinding, check_golden_record
+from rlx.testing.golden.record import Record, Records, read_golden_records
 
-__all__ = ["Finding", "Record", "Records", "checked", "read"]
+__all__ = ["GoldenFinding", "Record", "Records", "check_golden_record", "read_golden_records"]

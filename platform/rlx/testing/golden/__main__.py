@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from rlx.errors import RlxError
-from rlx.spec.diagnostic import printable
-from rlx.testing.golden.check import Finding, checked
-from rlx.testing.golden.record import Record, Records, read
+from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.testing.golden.check import GoldenFinding, check_golden_record
+from rlx.testing.golden.record import Record, Records, read_golden_records
 
 __all__ = ["main"]
 
@@ -26,50 +26,56 @@ def main(file: Path, as_json: bool) -> None:
     Exit code 0 only if every output agrees and none is unknown.
     """
     try:
-        records = read(file)
+        records = read_golden_records(file)
     except RlxError as error:
-        click.echo(f"error: {printable(str(error))}", err=True)
+        click.echo(f"error: {escape_unprintable(str(error))}", err=True)
         raise SystemExit(error.exit_code) from None
-    found = [(record, _findings(record, records)) for record in records.examples]
+    found = [(record, _list_record_findings(record, records)) for record in records.examples]
     if as_json:
         click.echo(json.dumps(_as_json(found), indent=2, default=repr))
     else:
         for record, findings in found:
-            _show(record, findings)
-        click.echo(_summary(found))
+            _show_record(record, findings)
+        click.echo(_format_summary(found))
     bad = any(f.status in ("differs", "unknown") for _, findings in found for f in findings)
     raise SystemExit(1 if bad or not found else 0)
 
 
-def _findings(record: Record, records: Records) -> list[Finding]:
-    return list(checked(record, rtol=records.rtol, atol=records.atol))
+def _list_record_findings(record: Record, records: Records) -> list[GoldenFinding]:
+    return list(check_golden_record(record, rtol=records.rtol, atol=records.atol))
 
 
-def _show(record: Record, findings: Iterable[Finding]) -> None:
-    click.echo(printable(f"{record.id}  {record.title}"))
+def _show_record(record: Record, findings: Iterable[GoldenFinding]) -> None:
+    click.echo(escape_unprintable(f"{record.id}  {record.title}"))
     for finding in findings:
-        click.echo(printable(f"  {finding.status:8}{finding.output}"))
+        click.echo(escape_unprintable(f"  {finding.status:8}{finding.output}"))
         if finding.reason is None:
-            click.echo(printable(f"            got       {_said(finding.got)}"))
-        click.echo(printable(f"            expected  {_said(finding.expected)}"))
+            click.echo(
+                escape_unprintable(f"            got       {_format_output_value(finding.got)}")
+            )
+        click.echo(
+            escape_unprintable(f"            expected  {_format_output_value(finding.expected)}")
+        )
         if finding.reason is not None:
-            click.echo(printable(f"            {finding.reason}"))
+            click.echo(escape_unprintable(f"            {finding.reason}"))
 
 
-def _said(value: Any) -> str:
+def _format_output_value(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_said(v)}" for key, v in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{key}: {_format_output_value(v)}" for key, v in value.items()) + "}"
+        )
     if isinstance(value, list):
-        return "[" + ", ".join(map(_said, value)) + "]"
+        return "[" + ", ".join(map(_format_output_value, value)) + "]"
     return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
-def _counts(found: list[tuple[Record, list[Finding]]]) -> Counter[str]:
+def _count_statuses(found: list[tuple[Record, list[GoldenFinding]]]) -> Counter[str]:
     return Counter(f.status for _, findings in found for f in findings)
 
 
-def _summary(found: list[tuple[Record, list[Finding]]]) -> str:
-    counts = _counts(found)
+def _format_summary(found: list[tuple[Record, list[GoldenFinding]]]) -> str:
+    counts = _count_statuses(found)
     said = ", ".join(f"{counts[s]} {s}" for s in ("ok", "differs", "unknown", "quoted"))
     bad = [
         record.id
@@ -77,12 +83,12 @@ def _summary(found: list[tuple[Record, list[Finding]]]) -> str:
         if any(f.status in ("differs", "unknown") for f in findings)
     ]
     where = f" (in {', '.join(bad)})" if bad else ""
-    return printable(f"{len(found)} records; outputs: {said}{where}")
+    return escape_unprintable(f"{len(found)} records; outputs: {said}{where}")
 
 
-def _as_json(found: list[tuple[Record, list[Finding]]]) -> dict[str, Any]:
+def _as_json(found: list[tuple[Record, list[GoldenFinding]]]) -> dict[str, Any]:
     return {
-        "counts": dict(_counts(found)),
+        "counts": dict(_count_statuses(found)),
         "records": [
             {
                 "id": record.id,

@@ -8,12 +8,23 @@ from torch import Tensor
 
 from rlx.credit import group_advantages, on_mask, structured_scores
 from rlx.credit.group import Statistics
-from rlx.credit.outcome import gpg, opo, pass_at_k, remax, rloo
-from rlx.credit.returns import discounted_returns, gae, turn_level_gae, whiten
-from rlx.credit.turns import gigpo, mt_grpo, multiturn_grpo, tree_grpo
-from rlx.testing.golden.family import Family, inside, plain
-from rlx.testing.golden.placed import turns_of
-from rlx.testing.golden.record import Record, slots, summed
+from rlx.credit.outcome import (
+    compute_gpg_advantages,
+    compute_opo_advantages,
+    compute_remax_advantages,
+    compute_rloo_advantages,
+    pass_at_k,
+)
+from rlx.credit.returns import (
+    compute_gae_advantages,
+    discounted_returns,
+    turn_level_gae,
+    whiten_values,
+)
+from rlx.credit.turns import compute_gigpo_advantages, mt_grpo, multiturn_grpo, tree_grpo
+from rlx.testing.golden.family import Family, unpack_masked_tensor, unpack_tensor
+from rlx.testing.golden.placements import turns_of
+from rlx.testing.golden.record import Record, assign_integer_ids, sum_named_rewards
 
 __all__ = [
     "BI_LEVEL",
@@ -32,7 +43,7 @@ _REWARDS = ("token_level_rewards", "token_rewards", "rewards")
 _LAM = ("lam", "gae_lambda", "lambda")
 
 
-def _statistics(record: Record) -> Statistics:
+def _get_statistics_settings(record: Record) -> Statistics:
     """Conventions that a record names; a group of one has its raw score, as in the reference."""
     return {
         "ddof": record.get("ddof", "std_ddof", default=1),
@@ -44,11 +55,11 @@ def _statistics(record: Record) -> Statistics:
 # Along tokens -----------------------------------------------------------------------------------
 
 
-def _gae(record: Record, name: str) -> Any:
+def _compute_gae_output(record: Record, name: str) -> Any:
     """The literal recursion, unless the output's name says that environment tokens are skipped."""
     like, mask = record.get(*_REWARDS), record.mask()
     skips = any(word in name for word in ("skip", "verl", "masked"))
-    advantages, returns = gae(
+    advantages, returns = compute_gae_advantages(
         record.tokens(*_REWARDS),
         record.tokens("values"),
         mask,
@@ -57,14 +68,14 @@ def _gae(record: Record, name: str) -> Any:
         environment="skip" if skips else "literal",
     )
     if "whiten" in name:
-        return inside(whiten(advantages, mask), mask, like)
-    return inside(returns if "return" in name else advantages, mask, like)
+        return unpack_masked_tensor(whiten_values(advantages, mask), mask, like)
+    return unpack_masked_tensor(returns if "return" in name else advantages, mask, like)
 
 
 GAE = Family(
     frozenset({"g09", "g10"}),
     lambda r: r.has("values") and not r.has("turn_end", "high_level_gamma"),
-    {".*(adv|return|whiten).*": _gae},
+    {".*(adv|return|whiten).*": _compute_gae_output},
 )
 
 
@@ -74,7 +85,9 @@ def _bi_level(record: Record, name: str) -> Any:
     rewards, values = record.tokens(*_REWARDS), record.tokens("values")
     token = {"gamma": record.get("gamma", default=1.0), "lam": record.get(*_LAM, default=1.0)}
     if "token_gae" in name:
-        return inside(gae(rewards, values, mask, **token)[0], mask, like)
+        return unpack_masked_tensor(
+            compute_gae_advantages(rewards, values, mask, **token)[0], mask, like
+        )
     told = re.search(r"gamma_([0-9.]+)$", name)
     high = record.get("high_level_gamma", "gamma_high")
     advantages, returns = turn_level_gae(
@@ -87,8 +100,8 @@ def _bi_level(record: Record, name: str) -> Any:
         lam_high=record.get("high_level_lam", "lam_high", default=token["lam"]),
     )
     if name.startswith("turn_adv"):
-        return plain(torch.where(ends, advantages, 0.0), like)
-    return inside(returns if "return" in name else advantages, mask, like)
+        return unpack_tensor(torch.where(ends, advantages, 0.0), like)
+    return unpack_masked_tensor(returns if "return" in name else advantages, mask, like)
 
 
 BI_LEVEL = Family(
@@ -98,7 +111,7 @@ BI_LEVEL = Family(
 )
 
 
-def _reinforce(record: Record, name: str) -> Any:
+def _compute_reinforce_output(record: Record, name: str) -> Any:
     """REINFORCE++: discounted rewards to come, or centred scores; whitened over the batch."""
     mask = record.mask()
     based = "baseline" in name or "center" in name or "mean" in name
@@ -118,13 +131,13 @@ def _reinforce(record: Record, name: str) -> Any:
         tokens = discounted_returns(record.tokens(*_REWARDS), mask, gamma=gamma)
     raw = "return" in name and "whiten" not in name
     like = record.get("loss_mask", "response_mask", "mask", "eos_mask")
-    return inside(tokens if raw else whiten(tokens, mask), mask, like)
+    return unpack_masked_tensor(tokens if raw else whiten_values(tokens, mask), mask, like)
 
 
 REINFORCE = Family(
     frozenset({"g36"}),
     lambda r: "reinforce" in r.words,
-    {".*(return|adv|whiten|baseline|reinforce|rfpp|rpp|center|mean).*": _reinforce},
+    {".*(return|adv|whiten|baseline|reinforce|rfpp|rpp|center|mean).*": _compute_reinforce_output},
 )
 
 
@@ -133,9 +146,9 @@ REINFORCE = Family(
 _SCORES = ("scores", "acc_reward", "rewards", "conf_reward", "brier", "outcome_reward")
 
 
-def _named(record: Record, name: str) -> dict[str, Any]:
+def _get_group_options(record: Record, name: str) -> dict[str, Any]:
     """Options of `group_advantages` as the output's name says, else as the record does."""
-    options: dict[str, Any] = {**_statistics(record)}
+    options: dict[str, Any] = {**_get_statistics_settings(record)}
     if told := re.search(r"ddof_?([01])", name):
         options["ddof"] = int(told[1])
     if told := re.search(r"(\d(?:\.\d+)?)e-?(\d+)", name):
@@ -147,7 +160,7 @@ def _named(record: Record, name: str) -> dict[str, Any]:
     return options
 
 
-def _scores(record: Record, name: str) -> Tensor:
+def _get_group_scores(record: Record, name: str) -> Tensor:
     """The record's scores; an output that names a group of its own has those."""
     own = record.inputs.get(name)
     scores = record.tensor(name) if isinstance(own, list) else record.tensor(*_SCORES)
@@ -156,18 +169,20 @@ def _scores(record: Record, name: str) -> Tensor:
     return torch.zeros_like(scores) if "all_wrong" in name else scores
 
 
-def _grouped(record: Record, name: str) -> Any:
-    scores = _scores(record, name)
-    return group_advantages(scores, record.groups(len(scores)), **_named(record, name)).tolist()
+def _compute_group_output(record: Record, name: str) -> Any:
+    scores = _get_group_scores(record, name)
+    return group_advantages(
+        scores, record.groups(len(scores)), **_get_group_options(record, name)
+    ).tolist()
 
 
-def _mean(record: Record, name: str) -> float:
+def _compute_score_mean(record: Record, name: str) -> float:
     scores = record.tensor(*_SCORES)
     centred = group_advantages(scores, torch.zeros(len(scores)).long(), normalize="center")
     return (scores - centred)[0].item()
 
 
-def _deviation(record: Record, name: str) -> float:
+def _compute_score_deviation(record: Record, name: str) -> float:
     """What scores are divided by."""
     scores, one = record.tensor(*_SCORES), torch.zeros(len(record.get(*_SCORES))).long()
     ddof = 0 if "pop" in name else 1
@@ -181,45 +196,51 @@ GROUPS = Family(
     frozenset({"g11", "g21"}),
     lambda r: (r.has("uid", "uids") and r.has("scores")) or r.has("acc_reward"),
     {
-        "mu|mean": _mean,
-        "sigma.*": _deviation,
-        "all_correct.*|all_wrong.*": _grouped,
-        ".*(ddof|center|centre|singleton|eps|adv|grpo).*": _grouped,
+        "mu|mean": _compute_score_mean,
+        "sigma.*": _compute_score_deviation,
+        "all_correct.*|all_wrong.*": _compute_group_output,
+        ".*(ddof|center|centre|singleton|eps|adv|grpo).*": _compute_group_output,
     },
 )
 
 
-def _outcome(record: Record, name: str) -> list[float]:
+def _compute_outcome_output(record: Record, name: str) -> list[float]:
     scores = record.tensor("scores")
     groups = record.groups(len(scores))
-    how = _statistics(record)
+    how = _get_statistics_settings(record)
     match name.lower():
         case "rloo" | "rloo_explicit":
-            advantages = rloo(scores, groups)
+            advantages = compute_rloo_advantages(scores, groups)
         case "opo":
-            advantages = opo(scores, record.tensor("lengths"), groups)
+            advantages = compute_opo_advantages(scores, record.tensor("lengths"), groups)
         case "remax":
-            advantages = remax(scores, record.tensor("greedy_baseline", "greedy_scores"))
+            advantages = compute_remax_advantages(
+                scores, record.tensor("greedy_baseline", "greedy_scores")
+            )
         case "gpg":
-            advantages = gpg(scores, groups, alpha="scores")
+            advantages = compute_gpg_advantages(scores, groups, alpha="scores")
         case "grpo_passk" | "pass_at_k" | "passk":
             advantages = pass_at_k(scores, groups, ddof=how["ddof"], eps=how["eps"])
         case _:
-            advantages = group_advantages(scores, groups, **_named(record, name))
+            advantages = group_advantages(scores, groups, **_get_group_options(record, name))
     return advantages.tolist()
 
 
 OUTCOME = Family(
     frozenset({"g30"}),
     lambda r: r.has("scores") and r.has("greedy_baseline", "greedy_scores", "lengths"),
-    {"grpo|dr_grpo|rloo|rloo_explicit|opo|remax|gpg|grpo_passk|pass_at_k|passk": _outcome},
+    {
+        "grpo|dr_grpo|rloo|rloo_explicit|opo|remax|gpg|grpo_passk|pass_at_k|passk": (
+            _compute_outcome_output
+        )
+    },
 )
 
 
 # Turns ------------------------------------------------------------------------------------------
 
 
-def _samples(record: Record) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _build_sample_tensors(record: Record) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Rewards and presence `[B, K]`, global sums `[B]`, turn ids `[B, T]`, group ids `[B]`."""
     samples = record.get("samples")
     turns = [turns_of(sample.get("turn_rewards")) for sample in samples]
@@ -227,10 +248,10 @@ def _samples(record: Record) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     shape = (len(samples), len(numbers))
     rewards = torch.tensor([[row.get(k, 0.0) for k in numbers] for row in turns]).double()
     present = torch.tensor([[k in row for k in numbers] for row in turns]).bool()
-    overall = [summed(s.get("global_rewards") or {}) for s in samples]
+    overall = [sum_named_rewards(s.get("global_rewards") or {}) for s in samples]
     widest = max(len(s["turn_ids"]) for s in samples)
     ids = [[*s["turn_ids"], *[-1] * (widest - len(s["turn_ids"]))] for s in samples]
-    groups = slots(s.get("uid", 0) for s in samples)
+    groups = assign_integer_ids(s.get("uid", 0) for s in samples)
     sums = torch.tensor(overall, dtype=torch.float64)
     return rewards.view(shape), present.view(shape), sums, torch.tensor(ids), groups
 
@@ -240,8 +261,8 @@ def _per_turn(record: Record, name: str) -> bool:
     return "per_turn" in name or ("pooled" not in name and "per" in said and "turn" in said)
 
 
-def _multiturn(record: Record, name: str) -> list[list[float]]:
-    rewards, present, overall, ids, groups = _samples(record)
+def _compute_multiturn_output(record: Record, name: str) -> list[list[float]]:
+    rewards, present, overall, ids, groups = _build_sample_tensors(record)
     tokens = multiturn_grpo(
         rewards,
         present,
@@ -251,50 +272,52 @@ def _multiturn(record: Record, name: str) -> list[list[float]]:
         groups,
         statistics="per_turn" if _per_turn(record, name) else "pooled",
         turn_weight=record.get("turn_coef", "turn_weight", default=0.5),
-        **_statistics(record),
+        **_get_statistics_settings(record),
     )
     return tokens.tolist()
 
 
 def _turn_advantages(record: Record, name: str) -> list[float]:
-    rewards, present, _, _, groups = _samples(record)
+    rewards, present, _, _, groups = _build_sample_tensors(record)
     keys = groups[:, None].expand_as(present)
     if _per_turn(record, name):
         keys = keys * present.shape[1] + torch.arange(present.shape[1])
-    advantages = group_advantages(rewards[present], keys[present], **_statistics(record))
+    advantages = group_advantages(
+        rewards[present], keys[present], **_get_statistics_settings(record)
+    )
     return advantages.tolist()
 
 
 def _turn_entries(record: Record, name: str) -> list[list[Any]]:
-    rewards, present, *_ = _samples(record)
+    rewards, present, *_ = _build_sample_tensors(record)
     return [[i, str(k + 1), rewards[i, k].item()] for i, k in present.nonzero().tolist()]
 
 
 def _global_advantages(record: Record, name: str) -> list[float]:
-    _, _, overall, _, groups = _samples(record)
-    return group_advantages(overall, groups, **_statistics(record)).tolist()
+    _, _, overall, _, groups = _build_sample_tensors(record)
+    return group_advantages(overall, groups, **_get_statistics_settings(record)).tolist()
 
 
 MULTITURN = Family(
     frozenset({"g12", "g13"}),
     lambda r: r.has("samples") and "uniform" not in r.words,
     {
-        "global_sums": lambda r, n: _samples(r)[2].tolist(),
+        "global_sums": lambda r, n: _build_sample_tensors(r)[2].tolist(),
         "global_adv.*": _global_advantages,
         "turn_entries": _turn_entries,
         "turn_adv.*": _turn_advantages,
-        "token_adv.*|advantages|returns": _multiturn,
+        "token_adv.*|advantages|returns": _compute_multiturn_output,
     },
 )
 
 
-def _uniform(record: Record, name: str) -> Any:
+def _compute_uniform_output(record: Record, name: str) -> Any:
     """mean(turn) + Σ global, normalised in the group; on tokens where its name or form asks so."""
-    rewards, present, overall, ids, groups = _samples(record)
+    rewards, present, overall, ids, groups = _build_sample_tensors(record)
     scores = structured_scores(rewards, present, overall)
     if re.search("score|total|reward", name):
         return scores.tolist()
-    advantages = group_advantages(scores, groups, **_named(record, name))
+    advantages = group_advantages(scores, groups, **_get_group_options(record, name))
     asked = record.outputs[name]
     on_tokens = "token" in name or (asked and isinstance(asked[0], list))
     return (on_mask(advantages, ids > 0) if on_tokens else advantages).tolist()
@@ -305,10 +328,10 @@ UNIFORM = Family(
     lambda r: r.has("samples") and "uniform" in r.words,
     {
         "turn_means?": lambda r, n: structured_scores(
-            *_samples(r)[:2], torch.zeros(len(r.get("samples"))).double()
+            *_build_sample_tensors(r)[:2], torch.zeros(len(r.get("samples"))).double()
         ).tolist(),
-        "global_sums": lambda r, n: _samples(r)[2].tolist(),
-        ".*(score|total|reward|adv|return|uniform).*": _uniform,
+        "global_sums": lambda r, n: _build_sample_tensors(r)[2].tolist(),
+        ".*(score|total|reward|adv|return|uniform).*": _compute_uniform_output,
     },
 )
 
@@ -316,7 +339,7 @@ UNIFORM = Family(
 def _mt_grpo(record: Record, name: str) -> list[float]:
     turns, outcomes = record.tensor("turn_reward"), record.tensor("outcome_reward")
     groups = record.groups(len(turns))
-    how: Statistics = {**_statistics(record), "singleton": "zero"}
+    how: Statistics = {**_get_statistics_settings(record), "singleton": "zero"}
     if name in ("turn_adv", "outcome_adv"):
         scores = turns if name == "turn_adv" else outcomes
         return group_advantages(scores, groups, **how).tolist()
@@ -343,9 +366,9 @@ MT_GRPO = Family(
 )
 
 
-def _gigpo(record: Record, name: str) -> list[float]:
+def _compute_gigpo_output(record: Record, name: str) -> list[float]:
     scores, returns = record.tensor("episode_score"), record.tensor("step_return")
-    states, groups = slots(record.get("anchor_state")), record.groups(len(scores))
+    states, groups = assign_integer_ids(record.get("anchor_state")), record.groups(len(scores))
     how: Any = {"normalize": "std" if "std" in str(record.get("mode", default="")) else "center"}
     how |= {"ddof": record.get("ddof", default=1), "eps": record.get("eps", default=1e-6)}
     if name == "episode_adv":
@@ -356,21 +379,23 @@ def _gigpo(record: Record, name: str) -> list[float]:
     ones = torch.ones(len(scores), 1)
     weight = record.get("w", "omega", "step_advantage_w", default=1.0)
     where = (states[:, None], ones.long(), ones.bool(), groups)
-    return gigpo(scores, returns[:, None], *where, omega=weight, **how)[:, 0].tolist()
+    return compute_gigpo_advantages(scores, returns[:, None], *where, omega=weight, **how)[
+        :, 0
+    ].tolist()
 
 
 GIGPO = Family(
     frozenset({"g32"}),
     lambda r: r.has("episode_score") and r.has("anchor_state"),
-    {"episode_adv|step_adv|total|advantages?": _gigpo},
+    {"episode_adv|step_adv|total|advantages?": _compute_gigpo_output},
 )
 
 
-def _tree(record: Record, name: str) -> list[float]:
+def _compute_tree_output(record: Record, name: str) -> list[float]:
     scores = record.tensor("scores", "leaf_scores", "leaf_rewards", "rewards", "leaf_reward")
     groups = record.groups(len(scores))
-    trees = slots(record.get("tree_ids", "tree_id", "tree", "trees"))
-    how: Any = {**_statistics(record), **_named(record, name)}
+    trees = assign_integer_ids(record.get("tree_ids", "tree_id", "tree", "trees"))
+    how: Any = {**_get_statistics_settings(record), **_get_group_options(record, name)}
     how["singleton"] = record.get("singleton", default="zero")
     if "inter" in name:
         advantages = group_advantages(scores, groups, **how)
@@ -385,5 +410,5 @@ def _tree(record: Record, name: str) -> list[float]:
 TREE = Family(
     frozenset({"g33"}),
     lambda r: r.has("tree_ids", "tree_id", "tree", "trees"),
-    {".*(inter|intra|total|adv|sum|tree).*": _tree},
+    {".*(inter|intra|total|adv|sum|tree).*": _compute_tree_output},
 )

@@ -5,19 +5,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlx.errors import RlxError
-from rlx.testing.golden import advantages, confidences, losses, placed, scored
-from rlx.testing.golden.compare import Status, compared
+from rlx.testing.golden import advantages, confidences, losses, placements, scores
+from rlx.testing.golden.compare import Status, compare_output
 from rlx.testing.golden.family import Family
 from rlx.testing.golden.record import Record
 
-__all__ = ["Finding", "checked"]
+__all__ = ["GoldenFinding", "check_golden_record"]
 
 FAMILIES: tuple[Family, ...] = (
-    placed.COMPOSITION,
-    placed.MASS,
-    placed.KL,
-    placed.CONTROLLER,
-    placed.RETURNS_SCORE,
+    placements.COMPOSITION,
+    placements.MASS,
+    placements.KL,
+    placements.CONTROLLER,
+    placements.RETURNS_SCORE,
     advantages.BI_LEVEL,
     advantages.REINFORCE,
     advantages.GAE,
@@ -37,10 +37,10 @@ FAMILIES: tuple[Family, ...] = (
     losses.GSPO,
     losses.SURROGATE,
     losses.AGGREGATION,
-    scored.COUNTDOWN,
-    scored.CALIBRATION,
-    scored.SHARES,
-    placed.PLACEMENT,
+    scores.COUNTDOWN,
+    scores.CALIBRATION,
+    scores.SHARES,
+    placements.PLACEMENT,
 )
 """Where several fit, the first that knows the output computes it."""
 
@@ -52,7 +52,7 @@ _MISFITS = (
 
 
 @dataclass(frozen=True)
-class Finding:
+class GoldenFinding:
     """What became of one output.
 
     Attributes:
@@ -70,7 +70,9 @@ class Finding:
     reason: str | None = None
 
 
-def checked(record: Record, *, rtol: float = 1e-6, atol: float = 1e-9) -> Iterator[Finding]:
+def check_golden_record(
+    record: Record, *, rtol: float = 1e-6, atol: float = 1e-9
+) -> Iterator[GoldenFinding]:
     """Computes every output of a record and compares it.
 
     Args:
@@ -80,16 +82,16 @@ def checked(record: Record, *, rtol: float = 1e-6, atol: float = 1e-9) -> Iterat
     """
     for output, expected in record.outputs.items():
         if output.endswith("_claims"):
-            yield Finding(
+            yield GoldenFinding(
                 record.id, output, "quoted", None, expected, "said by a text, computed by nobody"
             )
             continue
-        got, reason = _computed(record, output)
-        status = "unknown" if reason else compared(got, expected, rtol, atol)
-        yield Finding(record.id, output, status, got, expected, reason)
+        got, reason = _compute_output(record, output)
+        status = "unknown" if reason else compare_output(got, expected, rtol, atol)
+        yield GoldenFinding(record.id, output, status, got, expected, reason)
 
 
-def _computed(record: Record, output: str) -> tuple[Any, str | None]:
+def _compute_output(record: Record, output: str) -> tuple[Any, str | None]:
     """The value and no reason, or no value and why."""
     known = [f for f in FAMILIES if record.id in f.ids]
     fitting = [f for f in FAMILIES if f not in known and f.fits(record)]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-__all__ = ["OUTSIDE", "Status", "compared"]
+__all__ = ["OUTSIDE", "Status", "compare_output"]
 
 Status = Literal["ok", "differs", "unknown", "quoted"]
 
@@ -19,30 +19,32 @@ class _Outside:
 OUTSIDE = _Outside()
 
 
-def compared(got: Any, expected: Any, rtol: float, atol: float) -> Status:
+def compare_output(got: Any, expected: Any, rtol: float, atol: float) -> Status:
     """The worst of all that `expected` holds; what `got` has no entry for is unknown."""
     if got is OUTSIDE:
         return "ok"
     if isinstance(expected, Mapping):
         if not isinstance(got, Mapping) or (got and not expected):
             return "differs"
-        return _worst(
-            compared(got[key], value, rtol, atol) if key in got else "unknown"
+        return _select_worst_status(
+            compare_output(got[key], value, rtol, atol) if key in got else "unknown"
             for key, value in expected.items()
         )
     if isinstance(expected, list):
         if not isinstance(got, list) or len(got) != len(expected):
             return "differs"
-        return _worst(compared(g, e, rtol, atol) for g, e in zip(got, expected, strict=True))
-    return "ok" if _alike(got, expected, rtol, atol) else "differs"
+        return _select_worst_status(
+            compare_output(g, e, rtol, atol) for g, e in zip(got, expected, strict=True)
+        )
+    return "ok" if _is_within_tolerance(got, expected, rtol, atol) else "differs"
 
 
-def _worst(statuses: Any) -> Status:
+def _select_worst_status(statuses: Any) -> Status:
     found = set(statuses)
     return "differs" if "differs" in found else "unknown" if "unknown" in found else "ok"
 
 
-def _alike(got: Any, expected: Any, rtol: float, atol: float) -> bool:
+def _is_within_tolerance(got: Any, expected: Any, rtol: float, atol: float) -> bool:
     if isinstance(expected, int | float) and isinstance(got, int | float):
         return math.isclose(got, expected, rel_tol=rtol, abs_tol=atol) or got == expected
     return type(got) is type(expected) and got == expected

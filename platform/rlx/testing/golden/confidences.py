@@ -31,7 +31,7 @@ def brier_reward(correct: float, confidence: Any, *, format_ok: bool = True) -> 
     return Brier().score(sample).value
 
 
-def _asked(record: Record, name: str, *columns: str) -> list[dict[str, Any]]:
+def _select_input_columns(record: Record, name: str, *columns: str) -> list[dict[str, Any]]:
     """The columns of a table that ask; the others are answers and stay unread."""
     rows = record.get("rows", default=record.outputs[name])
     return [{column: row[column] for column in columns if column in row} for row in rows]
@@ -43,7 +43,7 @@ def _brier_rows(record: Record, name: str) -> list[dict[str, Any]]:
             **row,
             "reward": brier_reward(row["acc"], row["conf"], format_ok=row.get("format_ok", True)),
         }
-        for row in _asked(record, name, "acc", "conf", "format_ok")
+        for row in _select_input_columns(record, name, "acc", "conf", "format_ok")
     ]
 
 
@@ -52,30 +52,32 @@ BRIER = Family(
 )
 
 
-def _rlcr(correct: float, confidence: float) -> float:
+def _compute_rlcr_reward(correct: float, confidence: float) -> float:
     """acc - (acc - c)²."""
     return correct + brier_reward(correct, confidence) - 1.0
 
 
 def _rlcr_rows(record: Record, name: str) -> list[dict[str, Any]]:
-    rows = _asked(record, name, "acc", "conf")
-    return [{**row, "rlcr": _rlcr(row["acc"], row["conf"])} for row in rows]
+    rows = _select_input_columns(record, name, "acc", "conf")
+    return [{**row, "rlcr": _compute_rlcr_reward(row["acc"], row["conf"])} for row in rows]
 
 
-def _expected(name: str, confidence: float) -> float:
+def _compute_expected_rlcr(name: str, confidence: float) -> float:
     """At the share of right answers that ends the name: p07 is 0.7, p075 is 0.75."""
     digits = name.rpartition("_p")[2]
     p = float(f"{digits[0]}.{digits[1:]}")
-    return p * _rlcr(1.0, confidence) + (1 - p) * _rlcr(0.0, confidence)
+    return p * _compute_rlcr_reward(1.0, confidence) + (1 - p) * _compute_rlcr_reward(
+        0.0, confidence
+    )
 
 
-def _best(record: Record, name: str) -> float:
-    return max((k / 1000 for k in range(1001)), key=lambda c: _expected(name, c))
+def _find_best_confidence(record: Record, name: str) -> float:
+    return max((k / 1000 for k in range(1001)), key=lambda c: _compute_expected_rlcr(name, c))
 
 
 def _expected_rewards(record: Record, name: str) -> list[float]:
     grid = record.get("conf_grid", "confs", "conf", "grid", default=[0.5, 0.6, 0.7, 0.8, 1.0])
-    return [_expected(name, c) for c in grid]
+    return [_compute_expected_rlcr(name, c) for c in grid]
 
 
 RLCR = Family(
@@ -83,7 +85,7 @@ RLCR = Family(
     lambda r: "rlcr" in r.title.lower(),
     {
         "rows": _rlcr_rows,
-        r"best_conf.*_p\d+": _best,
+        r"best_conf.*_p\d+": _find_best_confidence,
         r"expected_reward.*_p\d+": _expected_rewards,
     },
 )
@@ -104,7 +106,7 @@ _REWARDS = (
 )
 
 
-def _rewards(record: Record, name: str) -> list[list[float]]:
+def _get_sibling_rewards(record: Record, name: str) -> list[list[float]]:
     """Rewards `[G_a][G_c]`, given or of given confidences; an output may name its own."""
     own = record.inputs.get(name)
     given = own if isinstance(own, list) else None
@@ -122,7 +124,7 @@ def _rewards(record: Record, name: str) -> list[list[float]]:
     return given if isinstance(given[0], list) else [given]
 
 
-def _like(record: Record, name: str, values: Tensor, rewards: list[list[float]]) -> Any:
+def _nest_like_inputs(record: Record, name: str, values: Tensor, rewards: list[list[float]]) -> Any:
     """As the answers are given: nested, or alone."""
     parts = [part.tolist() for part in values.split([len(siblings) for siblings in rewards])]
     own = record.inputs.get(name)
@@ -148,7 +150,7 @@ def _first_level(record: Record, rewards: list[list[float]], normalize: Any) -> 
 
 def _second_level(record: Record, name: str) -> Any:
     """Prompt scale and EMA scale on centred advantages, renormalising on divided ones."""
-    rewards = _rewards(record, name)
+    rewards = _get_sibling_rewards(record, name)
     how = {"ddof": record.get("ddof", default=0), "eps": record.get("eps", default=1e-4)}
     divides = re.search("std|sigma|renorm", name) and "ema" not in name and "scale" not in name
     advantages = _first_level(record, rewards, "std" if divides else "center")
@@ -159,11 +161,11 @@ def _second_level(record: Record, name: str) -> Any:
         advantages = group_advantages(advantages, prompt, **how)
     elif "ema" in name:
         advantages, mean_square = ema_scale(
-            advantages, _mean_square(record), momentum=_momentum(record), eps=how["eps"]
+            advantages, _mean_square(record), momentum=_get_ema_momentum(record), eps=how["eps"]
         )
         if re.search("state|new|updated|_v$", name):
             return mean_square
-    return _like(record, name, advantages, rewards)
+    return _nest_like_inputs(record, name, advantages, rewards)
 
 
 _DEVIATIONS = ("ema_sigma", "ema_std", "sigma_ema", "ema_rms", "ema_scale", "ema")
@@ -177,7 +179,7 @@ def _mean_square(record: Record) -> float | None:
     return float(record.get(*_SQUARES)) if record.has(*_SQUARES) else None
 
 
-def _momentum(record: Record) -> float:
+def _get_ema_momentum(record: Record) -> float:
     """A deviation that is given without a momentum is the one to divide by."""
     fixed = 1.0 if _mean_square(record) is not None else 0.9
     return float(record.get(*_MOMENTA, default=fixed))
@@ -194,33 +196,33 @@ SECOND_LEVEL = Family(
 )
 
 
-def _siblings(record: Record, name: str) -> Any:
+def _compute_sibling_output(record: Record, name: str) -> Any:
     """Identical confidences, or one alone: what the rules leave of them."""
     if re.search("g_?c_?(eq_?)?1|single|singleton|one|alone", name):
         own = record.inputs.get(name)
-        one = [[own if isinstance(own, int | float) else _rewards(record, name)[0][0]]]
+        one = [[own if isinstance(own, int | float) else _get_sibling_rewards(record, name)[0][0]]]
         advantage = _first_level(record, one, "std")
         return (
             advantage[0].item()
             if isinstance(record.outputs[name], int | float)
             else [advantage[0].item()]
         )
-    rewards = _rewards(record, name)
+    rewards = _get_sibling_rewards(record, name)
     normalize = "center" if re.search("cent(er|re)", name) else "std"
-    return _like(record, name, _first_level(record, rewards, normalize), rewards)
+    return _nest_like_inputs(record, name, _first_level(record, rewards, normalize), rewards)
 
 
 SIBLINGS = Family(
     frozenset({"g23"}),
     lambda r: "identical" in r.words or "g_c=1" in r.words.replace(" ", ""),
-    {".*": _siblings},
+    {".*": _compute_sibling_output},
 )
 
 
 # What dividing does -----------------------------------------------------------------------------
 
 
-def _push(record: Record, centre: float, normalize: Any) -> float:
+def _compute_expected_push(record: Record, centre: float, normalize: Any) -> float:
     """Expected push upwards on two siblings at c0 ± spread where answers are right with p."""
     p, spread = record.get("p"), record.get("spread")
     total = 0.0
@@ -231,21 +233,23 @@ def _push(record: Record, centre: float, normalize: Any) -> float:
     return total
 
 
-def _field(record: Record, name: str) -> list[dict[str, float]]:
+def _compute_field_rows(record: Record, name: str) -> list[dict[str, float]]:
     return [
         {
             **row,
-            "center_only": _push(record, row["c0"], "center"),
-            "within_answer_std": _push(record, row["c0"], "std"),
+            "center_only": _compute_expected_push(record, row["c0"], "center"),
+            "within_answer_std": _compute_expected_push(record, row["c0"], "std"),
         }
-        for row in _asked(record, name, "c0")
+        for row in _select_input_columns(record, name, "c0")
     ]
 
 
-FIELD = Family(frozenset({"g24"}), lambda r: r.has("p") and r.has("spread"), {"rows": _field})
+FIELD = Family(
+    frozenset({"g24"}), lambda r: r.has("p") and r.has("spread"), {"rows": _compute_field_rows}
+)
 
 
-def _projected(record: Record, name: str) -> list[float]:
+def _project_advantages(record: Record, name: str) -> list[float]:
     kind = name.removeprefix("tokens_")
     if not record.has(f"A_{kind}"):
         raise Lacking(f"no A_{kind} among its inputs")
@@ -256,5 +260,5 @@ def _projected(record: Record, name: str) -> list[float]:
 
 
 PROJECTION = Family(
-    frozenset({"g25"}), lambda r: r.has("A_ans", "A_conf"), {"tokens_[a-z]+": _projected}
+    frozenset({"g25"}), lambda r: r.has("A_ans", "A_conf"), {"tokens_[a-z]+": _project_advantages}
 )

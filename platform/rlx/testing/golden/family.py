@@ -10,7 +10,7 @@ from torch import Tensor
 from rlx.testing.golden.compare import OUTSIDE
 from rlx.testing.golden.record import Record
 
-__all__ = ["Calculation", "Family", "inside", "plain"]
+__all__ = ["Calculation", "Family", "unpack_masked_tensor", "unpack_tensor"]
 
 Calculation = Callable[[Record, str], Any]
 """From a record and the name of an output to its value, in plain Python."""
@@ -38,14 +38,14 @@ class Family:
         return None
 
 
-def plain(tensor: Tensor, like: Any = None) -> Any:
+def unpack_tensor(tensor: Tensor, like: Any = None) -> Any:
     """Numbers and lists. With `like`, an input without its batch, a batch of one is unpacked."""
     values = tensor.tolist()
     alone = like is not None and not (like and isinstance(like[0], list))
     return values[0] if alone else values
 
 
-def inside(tensor: Tensor, mask: Tensor, like: Any) -> Any:
+def unpack_masked_tensor(tensor: Tensor, mask: Tensor, like: Any) -> Any:
     """As `plain`; outside the mask `OUTSIDE`, which agrees with anything."""
     rows = [
         [value if learns else OUTSIDE for value, learns in zip(*row, strict=True)]

@@ -14,22 +14,24 @@ from rlx.testing.golden.record import Record
 __all__ = ["AGGREGATION", "GSPO", "SURROGATE"]
 
 
-def _clip(record: Record) -> tuple[float, float]:
+def _get_clip_range(record: Record) -> tuple[float, float]:
     low = record.get("clip_low", "clip_ratio_low", "clip")
     return low, record.get("clip_high", "clip_ratio_high", default=low)
 
 
-def _surrogate(record: Record, name: str) -> Tensor:
+def _compute_surrogate_losses(record: Record, name: str) -> Tensor:
     bound = "trl_delta" if "delta" in name else "dual_clip_c"
     return clipped_surrogate(
         record.tokens("ratio").log(),
         record.tokens("advantages"),
-        clip=_clip(record),
+        clip=_get_clip_range(record),
         dual_clip=record.get(bound, "dual_clip", "dual_clip_c"),
     )
 
 
-def _summed(losses: Tensor, mask: Tensor, aggregate: Aggregate, length: float = 1.0) -> float:
+def _aggregate_losses(
+    losses: Tensor, mask: Tensor, aggregate: Aggregate, length: float = 1.0
+) -> float:
     """Σ weight · loss; where a mask lies, the loss beside it may be anything."""
     weights = aggregation_weights(
         mask,
@@ -42,14 +44,14 @@ def _summed(losses: Tensor, mask: Tensor, aggregate: Aggregate, length: float = 
 
 
 def _surrogate_loss(record: Record, name: str) -> float:
-    return _summed(_surrogate(record, name), record.mask(), "token_mean")
+    return _aggregate_losses(_compute_surrogate_losses(record, name), record.mask(), "token_mean")
 
 
 SURROGATE = Family(
     frozenset({"g26"}),
     lambda r: r.has("ratio") and r.has("advantages"),
     {
-        "token_loss.*": lambda r, n: _surrogate(r, n).tolist(),
+        "token_loss.*": lambda r, n: _compute_surrogate_losses(r, n).tolist(),
         "loss.*": _surrogate_loss,
     },
 )
@@ -63,7 +65,7 @@ _RULES: tuple[tuple[str, Aggregate], ...] = (
 _LENGTHS = ("constant", "max_len", "max_length", "L", "norm", "loss_scale_factor", "const", "C")
 
 
-def _aggregated(record: Record, name: str) -> float:
+def _compute_aggregate_output(record: Record, name: str) -> float:
     plain = name.lower().replace("-", "_")
     aggregate = next(rule for pattern, rule in _RULES if re.search(pattern, plain))
     losses, mask = record.tokens("token_loss", "token_losses", "loss", "losses"), record.mask()
@@ -73,17 +75,17 @@ def _aggregated(record: Record, name: str) -> float:
         if "sum_norm" in plain:
             # Here a sum over rows, where ours is a mean.
             length /= int(mask.any(dim=1).sum())
-    return _summed(losses, mask, aggregate, length)
+    return _aggregate_losses(losses, mask, aggregate, length)
 
 
 AGGREGATION = Family(
     frozenset({"g27"}),
     lambda r: r.has("token_loss", "token_losses", "losses"),
-    {f".*({'|'.join(pattern for pattern, _ in _RULES)}).*": _aggregated},
+    {f".*({'|'.join(pattern for pattern, _ in _RULES)}).*": _compute_aggregate_output},
 )
 
 
-def _gspo(record: Record, name: str) -> Any:
+def _compute_gspo_output(record: Record, name: str) -> Any:
     mask = record.mask()
     rows = mask.nonzero()[:, 0]
     tokens = sequence_log_ratio(record.tokens("log_ratio")[mask], rows)
@@ -93,16 +95,16 @@ def _gspo(record: Record, name: str) -> Any:
     if name == "seq_ratio":
         return log_ratio.exp().tolist()
     losses = clipped_surrogate(
-        log_ratio, record.tensor("advantages")[held], clip=_clip(record), dual_clip=None
+        log_ratio, record.tensor("advantages")[held], clip=_get_clip_range(record), dual_clip=None
     )
     if name == "seq_loss":
         return losses.tolist()
     one_each = torch.ones(len(losses), 1, dtype=torch.bool)
-    return _summed(losses[:, None], one_each, "sequence_mean")
+    return _aggregate_losses(losses[:, None], one_each, "sequence_mean")
 
 
 GSPO = Family(
     frozenset({"g34"}),
     lambda r: r.has("log_ratio"),
-    {"seq_ratio|seq_loss|loss": _gspo},
+    {"seq_ratio|seq_loss|loss": _compute_gspo_output},
 )

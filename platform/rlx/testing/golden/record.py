@@ -12,7 +12,14 @@ from torch import Tensor
 
 from rlx.errors import SpecError
 
-__all__ = ["Lacking", "Record", "Records", "read", "slots", "summed"]
+__all__ = [
+    "Lacking",
+    "Record",
+    "Records",
+    "assign_integer_ids",
+    "read_golden_records",
+    "sum_named_rewards",
+]
 
 
 class Lacking(LookupError):
@@ -37,17 +44,23 @@ class Record:
         Raises:
             Lacking: there is none, and no default.
         """
-        known = {_plain(key): value for key, value in (*self.config.items(), *self.inputs.items())}
+        known = {
+            _normalize_input_name(key): value
+            for key, value in (*self.config.items(), *self.inputs.items())
+        }
         for name in names:
-            if _plain(name) in known:
-                return known[_plain(name)]
+            if _normalize_input_name(name) in known:
+                return known[_normalize_input_name(name)]
         if default is not None:
             return default
         raise Lacking(f"no {' or '.join(names)} among its inputs")
 
     def has(self, *names: str) -> bool:
         """Whether inputs or config have any of these names."""
-        return bool({_plain(n) for n in names} & {_plain(k) for k in (*self.config, *self.inputs)})
+        return bool(
+            {_normalize_input_name(n) for n in names}
+            & {_normalize_input_name(k) for k in (*self.config, *self.inputs)}
+        )
 
     def tensor(self, *names: str) -> Tensor:
         """float64, in the shape that is given."""
@@ -69,7 +82,7 @@ class Record:
         names = self.get(
             "uid", "uids", "group_ids", "groups", "group", "index", default=[0] * count
         )
-        return slots(names)
+        return assign_integer_ids(names)
 
     @property
     def words(self) -> str:
@@ -86,7 +99,7 @@ class Records:
     atol: float = 1e-9
 
 
-def read(path: Path) -> Records:
+def read_golden_records(path: Path) -> Records:
     """Reads `{version, rtol, atol, examples: [...]}`, a bare list of records, or one record.
 
     Raises:
@@ -112,13 +125,15 @@ def read(path: Path) -> Records:
     return Records(tuple(records), **tolerances)
 
 
-def slots(names: Iterable[Any]) -> Tensor:
+def assign_integer_ids(names: Iterable[Any]) -> Tensor:
     """`[B]` int64 ids that are equal where names are, strings or numbers."""
     seen: dict[str, int] = {}
     return torch.tensor([seen.setdefault(str(name), len(seen)) for name in names])
 
 
-def summed(rewards: Mapping[str, float] | Sequence[float] | float, exclude: str = "_") -> float:
+def sum_named_rewards(
+    rewards: Mapping[str, float] | Sequence[float] | float, exclude: str = "_"
+) -> float:
     """Σ of named rewards; names that begin with `exclude` are kept out, "" keeps none out."""
     if isinstance(rewards, int | float):
         return float(rewards)
@@ -128,7 +143,7 @@ def summed(rewards: Mapping[str, float] | Sequence[float] | float, exclude: str 
     return float(sum(kept))
 
 
-def _plain(name: str) -> str:
+def _normalize_input_name(name: str) -> str:
     """`Epsilon`, `eps` and `high-level-gamma`, `high_level_gamma` are the same."""
     plain = re.sub(r"[\s_-]+", "", name.lower())
     return {"epsilon": "eps", "lambda": "lam"}.get(plain, plain)

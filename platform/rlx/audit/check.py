@@ -1,0 +1,270 @@
+"""Whether what a run recorded holds together: its stored rollouts against the identities of credit,
+and the samples of its probes against its rewards.
+
+Nothing of the run is changed. Plugins and options are those of the run's own spec, phase by phase;
+probes are of the experiment itself.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from rlx.audit.identities import IDENTITIES, probe_scores
+from rlx.audit.replay import SHOWN, Evidence, IdentityResult, Violation
+from rlx.discovery import Provenance, build_plugin, resolve_plugins
+from rlx.errors import RlxError
+from rlx.plugin import Estimator, Mask
+from rlx.recipe import Parts, make_parts
+from rlx.record.probes import read_probe
+from rlx.record.rollout_reader import read_step
+from rlx.reward import RewardPool
+from rlx.spec import ExperimentSpec, GlobalReward, ManyTurn, RewardsSpec, TurnReward
+from rlx_registry import BodyError, Registry, RunRecord, read_body
+
+__all__ = ["ProbeBody", "Report", "Tally", "check_run", "probe_bodies"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeBody:
+    """The file with the samples of one probe.
+
+    Attributes:
+        step: of the run.
+        path: in the run's folder.
+        sha256: as it was recorded.
+    """
+
+    step: int
+    path: str
+    sha256: str
+
+
+def probe_bodies(registry: Registry, run_id: str, step: int | None = None) -> list[ProbeBody]:
+    """A run's probes, of one step or of all; schemes that were probed together share a file."""
+    found = {
+        ProbeBody(e.step, body["path"], body["sha256"])
+        for e in registry.evaluations(run_id, "probe/")
+        if (body := (e.payload or {}).get("body")) and step in (None, e.step)
+    }
+    return sorted(found, key=lambda body: (body.step, body.path))
+
+
+@dataclass
+class Tally:
+    """One identity over all steps.
+
+    Attributes:
+        name: what it is called.
+        says: what must hold.
+        unit: what `checked` counts.
+        checked: on how much it was checked; 0 where the run has nothing of the kind.
+        violated: how often it does not hold.
+        first: the first violations.
+    """
+
+    name: str
+    says: str
+    unit: str
+    checked: int = 0
+    violated: int = 0
+    first: list[Violation] = field(default_factory=list)
+
+    def add(self, found: IdentityResult) -> None:
+        """Adds what came of one step."""
+        self.checked += found.checked
+        self.violated += found.violated
+        self.first += found.first[: SHOWN - len(self.first)]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of checking a run.
+
+    Attributes:
+        run: its id.
+        steps: those that were looked at.
+        tallies: one for each identity.
+        unchecked: what could not be checked, and why.
+        notes: what else there is to know, such as a plugin that has changed since.
+    """
+
+    run: str
+    steps: tuple[int, ...]
+    tallies: tuple[Tally, ...]
+    unchecked: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing was found that does not hold."""
+        return not any(tally.violated for tally in self.tallies)
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """What gives a phase's figures again; `parts` has only the rewards that can be scored here."""
+
+    parts: Parts
+    strategy: Mask
+    estimator: Estimator
+    unchecked: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def check_run(
+    registry: Registry,
+    run: RunRecord,
+    steps: Sequence[int],
+    probes: Sequence[ProbeBody],
+    *,
+    show: Callable[[int], None] = lambda _: None,
+) -> Report:
+    """Goes through stored steps and probes.
+
+    Args:
+        registry: where the run is.
+        run: it has a folder.
+        steps: whose rollouts are recorded.
+        probes: of the run.
+        show: told the number of each step once it, or a probe of it, is done.
+
+    Raises:
+        PluginError: the task, the mask or the estimator of the run cannot be used here.
+        RegistryError: the steps were recorded by another version of rlx.
+    """
+    spec = ExperimentSpec.model_validate_json(json.dumps(run.spec))
+    phases: dict[str, _Phase] = {}
+    bodies = Tally("bodies", "files are those that were recorded", "files")
+    probed = Tally("probe_scores", "stored scores of probes are the plugins'", "scores")
+    tallies = {i.name: Tally(i.name, i.says, i.unit) for i in IDENTITIES}
+    with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
+        for step in steps:
+            table, told, found = _load_step_body(registry, run, step)
+            bodies.add(found)
+            if table is not None:
+                name = told["phase"]
+                if name not in phases:
+                    phases[name] = _build_phase(spec, name, run)
+                evidence = _build_evidence(step, table, told, phases[name], pool)
+                for identity in IDENTITIES:
+                    tallies[identity.name].add(identity.check(evidence))
+            show(step)
+        whole = _build_phase(spec, None, run) if probes else None
+        for probe in probes:
+            table, found = _load_body_table(run, probe.step, probe.path, probe.sha256)
+            bodies.add(found)
+            if table is not None and whole is not None:
+                probed.add(probe_scores(probe.step, read_probe(table), whole.parts, pool))
+            show(probe.step)
+    used = [*phases.values(), *([whole] if whole else [])]
+    return Report(
+        run=run.id,
+        steps=tuple(steps),
+        tallies=(bodies, *tallies.values(), probed),
+        unchecked=_remove_duplicates(line for phase in used for line in phase.unchecked),
+        notes=_remove_duplicates(line for phase in used for line in phase.notes),
+    )
+
+
+def _load_step_body(
+    registry: Registry, run: RunRecord, step: int
+) -> tuple[pa.Table | None, Mapping[str, Any], IdentityResult]:
+    """A step's body and statistics; no body where the file is not the one recorded."""
+    body = registry.rollout_body(run.id, step)
+    table, found = _load_body_table(run, step, body.path, body.sha256)
+    return table, body.statistics, found
+
+
+def _load_body_table(
+    run: RunRecord, step: int, path: str, sha256: str
+) -> tuple[pa.Table | None, IdentityResult]:
+    try:
+        return read_body(Path(str(run.directory)) / path, sha256), IdentityResult(1)
+    except BodyError as error:
+        wrong = Violation(step=step, what=path, stored=str(error), expected=sha256)
+        return None, IdentityResult(1, 1, (wrong,))
+
+
+def _build_evidence(
+    step: int, table: pa.Table, told: Mapping[str, Any], phase: _Phase, pool: RewardPool
+) -> Evidence:
+    return Evidence(
+        step=step,
+        stored=read_step(table),
+        parts=phase.parts,
+        strategy=phase.strategy,
+        estimator=phase.estimator,
+        beta=told["beta"],
+        state=told["state_before"],
+        max_tokens=told["max_tokens"],
+        pool=pool,
+    )
+
+
+def _build_phase(spec: ExperimentSpec, name: str | None, run: RunRecord) -> _Phase:
+    """A phase by its name; None is the experiment itself."""
+    phases = {phase.name: phase for phase in spec.phases}
+    here, unchecked = _drop_unscorable_rewards(
+        spec if name is None else spec.in_phase(phases[name])
+    )
+    plugins = resolve_plugins(here)
+    notes = (
+        *_describe_mask_reach(here, plugins.mask, name),
+        *_describe_plugin_changes(plugins.provenance, run.plugins),
+    )
+    return _Phase(make_parts(here), plugins.mask, plugins.estimator, unchecked, notes)
+
+
+def _drop_unscorable_rewards(spec: ExperimentSpec) -> tuple[ExperimentSpec, tuple[str, ...]]:
+    """The spec without the rewards whose plugins cannot be used here, and why they cannot."""
+    lost: dict[str, str] = {}
+    uses: list[tuple[str, TurnReward | GlobalReward]] = [
+        *spec.rewards.turn.items(),
+        *spec.rewards.global_.items(),
+    ]
+    for name, use in uses:
+        try:
+            build_plugin(use, "reward")
+        except RlxError as error:
+            why = str(error).splitlines()[0].removeprefix("error: ")
+            lost[name] = f"scores of {name!r} were not checked: {why}"
+    rewards = RewardsSpec(
+        turn={name: use for name, use in spec.rewards.turn.items() if name not in lost},
+        global_={name: use for name, use in spec.rewards.global_.items() if name not in lost},
+    )
+    return spec.model_copy(update={"rewards": rewards}), tuple(lost.values())
+
+
+def _describe_mask_reach(spec: ExperimentSpec, strategy: Mask, phase: str | None) -> Iterator[str]:
+    """That observations learn, where they do."""
+    if phase is not None and isinstance(spec.rollout, ManyTurn) and strategy.reaches_beyond():
+        yield (
+            f"phase {phase!r}: mask {spec.mask.plugin!r} reaches beyond the policy's own tokens, "
+            "so observations learn like them"
+        )
+
+
+def _describe_plugin_changes(
+    now: Sequence[Provenance], then: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """Plugins that are not those that the run used."""
+    used = {(p["kind"], p["name"]): p for p in then}
+    for plugin in now:
+        before = used.get((plugin.kind, plugin.name))
+        if before is None:  # of a phase alone: the record is of the experiment itself
+            continue
+        label = f"{plugin.kind} plugin {plugin.name!r}"
+        here = f"{plugin.distribution} {plugin.version}"
+        there = f"{before['distribution']} {before['version']}"
+        if here != there:
+            yield f"{label} is of {here} here; the run used {there}"
+        elif plugin.sha256 != before["sha256"]:
+            yield f"{label} has changed since the run, within {here}"
+
+
+def _remove_duplicates(lines: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(lines))

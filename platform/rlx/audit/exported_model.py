@@ -1,0 +1,61 @@
+"""A model that a run has exported, probed in this process, without learner or ranks."""
+
+from collections.abc import Callable
+
+import torch
+
+from rlx.errors import EnvironmentFault, SpecError
+from rlx.model import build_policy
+from rlx.probe import Probed
+from rlx.recipe import make_parts
+from rlx.reward import RewardPool
+from rlx.run.probes import means_of, probe_problems
+from rlx.run.progress import Progress
+from rlx.sampler import open_sampler, require_engine
+from rlx.spec import ExperimentSpec, Pretrained, RunnerSpec
+
+__all__ = ["device_of", "probe_exported"]
+
+
+def probe_exported(spec: ExperimentSpec, model: str, show: Callable[[Progress], None]) -> Probed:
+    """Probes a model as a run of `spec` would.
+
+    Args:
+        spec: with a `probe:` section; of its model only the chat template is asked.
+        model: its folder in the Hugging Face layout, or its name on the hub.
+        show: told how far it is.
+
+    Raises:
+        SpecError: the experiment has no probe, or the model does not fit the experiment.
+        EnvironmentFault: files of the model, or the device, are missing.
+    """
+    if spec.probe is None:
+        raise SpecError("the experiment has no `probe:` section")
+    runner = spec.runner
+    require_engine(spec.sampler)
+    device = device_of(runner)
+    torch.set_num_threads(runner.threads)
+    parts = make_parts(spec)
+    chat = isinstance(spec.model, Pretrained) and spec.model.chat_template
+    policy = build_policy(Pretrained(path=model, chat_template=chat), seed=0)
+    with (
+        RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
+        open_sampler(policy, spec.sampler, runner, device) as sampler,
+    ):
+        means = means_of(parts, policy, sampler, pool)
+        return probe_problems(spec.probe, means, spec.seed, None, show)
+
+
+def device_of(runner: RunnerSpec) -> torch.device:
+    """Where one process without ranks computes.
+
+    Raises:
+        EnvironmentFault: `runner.device` asks for a GPU that is not there.
+    """
+    there = torch.cuda.is_available()
+    if runner.device == "cuda" and not there:
+        raise EnvironmentFault(
+            "runner.device is 'cuda', and torch finds no CUDA device here; `rlx doctor` says why, "
+            "and `--set runner.device=cpu` does without"
+        )
+    return torch.device("cuda" if there and runner.device != "cpu" else "cpu")

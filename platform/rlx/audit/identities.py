@@ -1,0 +1,371 @@
+"""What must hold of every recorded step, each identity by name.
+
+A step's credit is computed again from the stored scores, mask and streams, and never from what was
+computed of them, so a figure that does not belong is found under its own name.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlx.audit.replay import SHOWN, Evidence, IdentityResult, Value, Violation
+from rlx.audit.turn_identities import (
+    check_observations,
+    check_response_mask,
+    check_reward_places,
+    check_turn_ids,
+    turn_advantages,
+)
+from rlx.credit.group import compute_group_extremes, has_score_spread
+from rlx.credit.place import sum_token_rewards
+from rlx.plugin import Estimator
+from rlx.probe.responses import build_response_tree
+from rlx.recipe import Parts
+from rlx.record.probes import StoredPoint
+from rlx.reward import NamedReward, Place, RewardEntry, RewardPool, RewardTable, rescore_rollouts
+from rlx.rollout import RolloutTree
+from rlx.spec.estimator import DrGrpo, Gpg, Grpo, Opo, PassAtK, Rloo, TwoLevel, Uniform
+
+__all__ = ["IDENTITIES", "Identity", "probe_scores"]
+
+RTOL = 1e-6
+"""For sums, which threads may add up in another order; all else is compared bit for bit."""
+
+_CENTRED = (Grpo, Uniform, DrGrpo, Rloo, Gpg, TwoLevel)
+"""Estimators whose advantages have mean 0 within a group."""
+_COMPARING = (*_CENTRED, Opo, PassAtK)
+"""Estimators that see nothing of a row's score but how it differs from its group's."""
+
+
+class Identity(NamedTuple):
+    """Something that must hold, and what it is counted in."""
+
+    name: str
+    says: str
+    unit: str
+    check: Callable[[Evidence], IdentityResult]
+
+
+# Scores -----------------------------------------------------------------------------------------
+
+
+def _check_stored_scores(e: Evidence) -> IdentityResult:
+    row_of = {
+        (row.tree, turn): number for number, row in enumerate(e.batch.rows) for turn in row.turns
+    }
+    checked, wrong = 0, []
+    for place, differing in _rescore_stored_rewards(
+        e.stored.trees, e.stored.rewards, e.parts.rewards, e.pool
+    ):
+        checked += 1
+        for what, before, after in differing:
+            place_of = {"tree": place[0], "row": row_of.get(place)}
+            turn = e.stored.trees[place[0]].segments[place[1]].turn
+            told = Violation(
+                step=e.step, turn=turn, what=what, stored=before, expected=after, **place_of
+            )
+            wrong.append(told)
+    return IdentityResult(checked, len(wrong), tuple(wrong[:SHOWN]))
+
+
+def probe_scores(
+    step: int, points: Sequence[StoredPoint], parts: Parts, pool: RewardPool
+) -> IdentityResult:
+    """Whether the stored scores of a probe are those of the stored texts, scored as in training.
+
+    Args:
+        step: of the run.
+        points: of its table.
+        parts: of the experiment itself, which probes use in every phase.
+        pool: where plugins score.
+    """
+    level = parts.plan.levels[0]
+    trees = [build_response_tree(p.problem, (), level, p.responses) for p in points]
+    places = [
+        ((t, s), point, s - 1) for t, point in enumerate(points) for s in trees[t].policy_segments
+    ]
+    stored = RewardTable(
+        turns={place: point.rewards[i] for place, point, i in places},
+        dropped=frozenset(),
+        faults={},
+        rollouts={place: point.global_rewards[i] for place, point, i in places},
+    )
+    checked, wrong = 0, []
+    for (t, s), differing in _rescore_stored_rewards(trees, stored, parts.rewards, pool):
+        checked += 1
+        for what, before, after in differing:
+            point = points[t]
+            where = f"{point.scheme}, point {point.point}, sample {s - 1}, of {point.problem.id}"
+            said = f"{what} ({where})"
+            wrong.append(Violation(step=step, what=said, stored=before, expected=after))
+    return IdentityResult(checked, len(wrong), tuple(wrong[:SHOWN]))
+
+
+def _rescore_stored_rewards(
+    trees: Sequence[RolloutTree],
+    stored: RewardTable,
+    rewards: Sequence[NamedReward],
+    pool: RewardPool,
+) -> Iterator[tuple[Place, Iterator[tuple[str, Value, Value]]]]:
+    """Every stored score's place, and what the plugin does not say again.
+
+    Rewards that others read are taken as stored; where a scorer failed there is no score.
+    """
+    for reward, place, now in rescore_rollouts(trees, rewards, stored, pool):
+        held = stored.turns if reward.scope == "turn" else stored.rollouts
+        then = held.get(place, {}).get(reward.name)
+        if then is None or not then.is_fault:
+            yield place, _compare_reward_entries(reward.name, then, now)
+
+
+def _compare_reward_entries(
+    name: str, then: RewardEntry | None, now: RewardEntry
+) -> Iterator[tuple[str, Value, Value]]:
+    """What a stored score says and the plugin does not."""
+    if then is None:
+        yield f"reward {name}", "nothing", _get_entry_value(now)
+    elif (then.raw, then.status) != (now.raw, now.status):
+        yield f"reward {name}", _get_entry_value(then), _get_entry_value(now)
+    elif (then.reason, dict(then.parts)) != (now.reason, dict(now.parts)):
+        yield (
+            f"reason and parts of {name}",
+            _describe_entry_details(then),
+            _describe_entry_details(now),
+        )
+    elif then.weight != now.weight:
+        yield f"weight of {name}", then.weight, now.weight
+
+
+def _get_entry_value(entry: RewardEntry) -> Value:
+    if entry.raw is not None:
+        return entry.raw
+    return f"absent: {entry.reason}" if entry.reason else "absent"
+
+
+def _describe_entry_details(entry: RewardEntry) -> str:
+    return f"{entry.reason or 'no reason'}; {dict(entry.parts)}"
+
+
+def _check_score_totals(e: Evidence) -> IdentityResult:
+    first: list[Violation] = []
+    checked, violated = 0, 0
+    for name, expected in vars(e.again.scores).items():
+        stored = e.rows.scores.get(name)
+        if stored is None:
+            continue
+        found = e.collect_violations(
+            name, stored, expected, ~_is_nearly_equal(stored, expected), len(stored)
+        )
+        checked, violated = max(checked, found.checked), violated + found.violated
+        first += found.first
+    return IdentityResult(checked, violated, tuple(first[:SHOWN]))
+
+
+# Masks and placement ----------------------------------------------------------------------------
+
+
+def _check_masks(e: Evidence) -> IdentityResult:
+    expected = e.parts.mask(e.batch)
+    return e.collect_violations("mask", e.mask, expected, e.mask != expected, int(e.rows.own.sum()))
+
+
+def _check_reward_mass(e: Evidence) -> IdentityResult:
+    credit, rewards = e.parts.spec.credit, e.rewards
+    whole = credit.resolved_placement == "final_token_only"
+    reduce = credit.turn_reduce or ("mean" if whole else "sum")
+    turns = torch.where(rewards.turn_present, rewards.turn_rewards, 0.0).double()
+    count = rewards.turn_present.sum(dim=1).clamp(min=1) if reduce == "mean" else 1
+    given = turns.sum(dim=1) / count + rewards.global_rewards.double()
+    found = (
+        sum_token_rewards(e.tokens("placed").double(), e.rows.own) + e.again.placed.lost.double()
+    )
+    # Parts of opposite sign may cancel, so the scale is that of the parts.
+    scale = turns.abs().sum(dim=1) + rewards.global_rewards.double().abs()
+    wrong = ~((found - given).abs() <= RTOL * scale)
+    return e.collect_violations("placed and lost reward", found, given, wrong, len(given))
+
+
+def _check_stored_placement(e: Evidence) -> IdentityResult:
+    return _compare_token_stream(e, "placed", e.again.placed.token_rewards)
+
+
+# KL, advantages and weights ---------------------------------------------------------------------
+
+
+def _check_kl_values(e: Evidence) -> IdentityResult:
+    return _compare_token_stream(e, "kl", e.again.kl, exact=_without_exponentials(e))
+
+
+def _token_rewards(e: Evidence) -> IdentityResult:
+    return _compare_token_stream(
+        e, "token_rewards", e.again.token_rewards, exact=_without_exponentials(e)
+    )
+
+
+def _without_exponentials(e: Evidence) -> bool:
+    """Processors differ in the last bit of an exponential."""
+    return e.parts.spec.credit.kl_penalty not in ("k3", "low_var_kl")
+
+
+def _check_advantages(e: Evidence) -> IdentityResult:
+    return _compare_token_stream(e, "advantages", e.again.advantages, exact=False)
+
+
+def _check_returns(e: Evidence) -> IdentityResult:
+    return _compare_token_stream(e, "returns", e.again.returns, exact=False)
+
+
+def _check_loss_weights(e: Evidence) -> IdentityResult:
+    return _compare_token_stream(e, "weights", e.again.weights)
+
+
+def _compare_token_stream(
+    e: Evidence, name: str, expected: Tensor | None, *, exact: bool = True
+) -> IdentityResult:
+    """A stored `[B, T]` stream against the same computed again."""
+    stored = e.rows.tokens[name]
+    if stored is None or expected is None:
+        if stored is None and expected is None:
+            return IdentityResult(0)
+        held, wanted = ("none", "one") if stored is None else ("one", "none")
+        return IdentityResult(
+            0, 1, (Violation(step=e.step, what=name, stored=held, expected=wanted),)
+        )
+    same = (stored == expected) | (stored.isnan() & expected.isnan())
+    wrong = ~(same if exact else same | _is_nearly_equal(stored, expected))
+    return e.collect_violations(name, stored, expected, wrong, int(e.mask.sum()))
+
+
+def _check_outside_mask(e: Evidence) -> IdentityResult:
+    outside = e.rows.own & ~e.mask
+    first: list[Violation] = []
+    violated = 0
+    for name in ("advantages", "weights", "token_rewards"):
+        stored = e.tokens(name)
+        found = e.collect_violations(
+            name, stored, torch.zeros_like(stored), outside & (stored != 0), 0
+        )
+        violated += found.violated
+        first += found.first
+    return IdentityResult(int(outside.sum()), violated, tuple(first[:SHOWN]))
+
+
+# Groups -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Groups:
+    """Rows that were compared: `slot` `[B]` is a row's group, all else `[G]` is of the groups."""
+
+    slot: Tensor
+    sizes: Tensor
+    highest: Tensor
+    lowest: Tensor
+
+    @staticmethod
+    def of(e: Evidence) -> "_Groups":
+        scores = e.again.scores.total_score
+        if e.parts.spec.credit.score_source == "token_rewards" and e.estimator.reads == "scores":
+            scores = sum_token_rewards(e.again.token_rewards, e.mask)
+        _, slot, sizes = e.batch.group_ids.unique(return_inverse=True, return_counts=True)
+        return _Groups(slot, sizes, *compute_group_extremes(scores, slot, len(sizes)))
+
+
+def _reads_one_score(estimator: Estimator) -> bool:
+    """Whether it compares rows by what `_Groups` takes for their scores."""
+    return estimator.reading() == "scores" or isinstance(estimator, Uniform)
+
+
+def _equal_scores(e: Evidence) -> IdentityResult:
+    """A group of one may get its raw score, so it is not looked at; nor is what is normalised once
+    more within the prompt, where a mean of 0 is one but for rounding."""
+    again = isinstance(e.estimator, TwoLevel) and e.estimator.second_level == "prompt_renorm"
+    if again or not (isinstance(e.estimator, _COMPARING) and _reads_one_score(e.estimator)):
+        return IdentityResult(0)
+    groups = _Groups.of(e)
+    alike = (~has_score_spread(groups.highest, groups.lowest) & (groups.sizes > 1))[groups.slot]
+    stored = e.tokens("advantages")
+    wrong = alike[:, None] & e.mask & (stored != 0)
+    return e.collect_violations(
+        "advantages", stored, torch.zeros_like(stored), wrong, int(alike.sum())
+    )
+
+
+def _check_group_means(e: Evidence) -> IdentityResult:
+    """Rounding is that of the scores, and the larger the closer together they lie."""
+    if not (isinstance(e.estimator, _CENTRED) and _reads_one_score(e.estimator)):
+        return IdentityResult(0)
+    groups, learns = _Groups.of(e), e.mask.any(dim=1)
+    per_row = sum_token_rewards(e.tokens("advantages"), e.mask) / e.mask.sum(dim=1).clamp(min=1)
+    zeros = per_row.new_zeros(len(groups.sizes))
+    means = zeros.index_add(0, groups.slot, per_row) / groups.sizes
+    largest = zeros.scatter_reduce(0, groups.slot, per_row.abs(), "amax")
+    silent = zeros.index_add(0, groups.slot, (~learns).to(per_row.dtype)) > 0
+    peak = torch.maximum(groups.highest.abs(), groups.lowest.abs())
+    spread = groups.highest - groups.lowest
+    allowed = largest * (1e-5 + 1e-6 * peak / spread)
+    looked_at = (groups.sizes > 1) & (spread > 0) & ~silent
+    wrong = (looked_at & ~(means.abs() <= allowed)).nonzero()[:, 0].tolist()
+    first = [
+        e.violation(
+            "mean advantage of the group", float(means[g]), 0.0, _get_first_row(groups.slot == g)
+        )
+        for g in wrong[:SHOWN]
+    ]
+    return IdentityResult(int(looked_at.sum()), len(wrong), tuple(first))
+
+
+def _get_first_row(rows: Tensor) -> int:
+    return int(rows.nonzero()[0, 0])
+
+
+def _is_nearly_equal(stored: Tensor, expected: Tensor) -> Tensor:
+    """Equal but for the order in which float32 was added up."""
+    scale = torch.where(expected.isfinite(), expected, 0.0).abs()
+    slack = RTOL * scale.max() if scale.numel() else 0.0
+    return (stored == expected) | ((stored - expected).abs() <= slack)
+
+
+IDENTITIES: tuple[Identity, ...] = (
+    Identity(
+        "scores",
+        "stored scores are the plugins' of the stored text",
+        "scores",
+        _check_stored_scores,
+    ),
+    Identity(
+        "rewarded",
+        "rewards are of turns and rollouts that there are",
+        "rewards",
+        check_reward_places,
+    ),
+    Identity("turns", "every turn has an id of its own, the last one too", "turns", check_turn_ids),
+    Identity("masks", "the mask is the strategy's", "tokens", _check_masks),
+    Identity(
+        "attention",
+        "without state_masking all of the response learns",
+        "tokens",
+        check_response_mask,
+    ),
+    Identity("mass", "placed and lost reward is all that was given", "rows", _check_reward_mass),
+    Identity(
+        "placement", "rewards lie where the placement puts them", "tokens", _check_stored_placement
+    ),
+    Identity("kl", "KL is the estimator's of the log-probabilities", "tokens", _check_kl_values),
+    Identity("token_rewards", "what was placed, less β·KL", "tokens", _token_rewards),
+    Identity("advantages", "advantages are the estimator's", "tokens", _check_advantages),
+    Identity("turn_advantages", "a turn has one advantage, its own", "turns", turn_advantages),
+    Identity("returns", "returns are the estimator's", "tokens", _check_returns),
+    Identity("weights", "weights are the loss's aggregation", "tokens", _check_loss_weights),
+    Identity("equal_scores", "equal scores in a group get exactly 0", "rows", _equal_scores),
+    Identity("group_means", "advantages of a group have mean 0", "groups", _check_group_means),
+    Identity("outside", "nothing lies outside the mask", "tokens", _check_outside_mask),
+    Identity(
+        "observations", "observations have no weight, KL or advantage", "tokens", check_observations
+    ),
+    Identity("totals", "the scores of rows are sums of their rewards", "rows", _check_score_totals),
+)
+"""In the order in which one rests on another."""

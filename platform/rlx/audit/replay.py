@@ -1,0 +1,180 @@
+"""A recorded step and its credit computed again, and how a difference is told."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlx.batch import TokenBatch, build_token_batch, rows_of
+from rlx.plugin import Estimator, Mask
+from rlx.recipe import Parts
+from rlx.record.rollout_reader import StoredStep
+from rlx.record.rollouts import TrainedRows
+from rlx.reward import RewardPool
+from rlx.run.trained_rows import of_states, row_rewards
+from rlx.step import RowRewards, Streams, TrainBatch, assign_credit
+
+__all__ = ["SHOWN", "Evidence", "IdentityResult", "Value", "Violation"]
+
+SHOWN = 3
+"""Violations that are told of each identity in a step; the others are counted."""
+
+Value = float | str | bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """A place where something stored is not what it must be.
+
+    Attributes:
+        step: of the run, from 1.
+        tree: of the step.
+        row: of the step's batch; None for what was not trained on.
+        turn: its number, from 1; None for what belongs to no turn.
+        token: position in the row, 0 for the first of the prompt; None for what is no token's.
+        what: the figure, such as "advantages" or "reward accuracy".
+        stored, expected: what there is, and what it must be.
+    """
+
+    step: int
+    tree: int | None = None
+    row: int | None = None
+    turn: int | None = None
+    token: int | None = None
+    what: str
+    stored: Value
+    expected: Value
+
+
+class IdentityResult(NamedTuple):
+    """What came of an identity in one step: on how much it was checked, and what is wrong."""
+
+    checked: int
+    violated: int = 0
+    first: tuple[Violation, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """One stored step, and what gives its figures again.
+
+    Attributes:
+        step: its number.
+        stored: what was read; it has trained rows.
+        parts: of the phase, as the run's spec has it.
+        strategy: the options of `parts.mask`.
+        estimator: the options of `parts.estimator`.
+        beta: β of KL in the reward.
+        state: what the estimator carried on from the step before.
+        max_tokens: budget of each kind of turn.
+        pool: where plugins score.
+    """
+
+    step: int
+    stored: StoredStep
+    parts: Parts
+    strategy: Mask
+    estimator: Estimator
+    beta: float
+    state: Mapping[str, float]
+    max_tokens: Mapping[str, int]
+    pool: RewardPool
+
+    @property
+    def rows(self) -> TrainedRows:
+        """The trained rows."""
+        return self.stored.rows
+
+    @cached_property
+    def batch(self) -> TokenBatch:
+        """Those rows, laid out anew."""
+        trained = {(tree, segment) for tree, segment, *_ in self.rows.places}
+        every = {(row.tree, row.segment) for row in rows_of(self.stored.trees)}
+        return build_token_batch(
+            self.stored.trees, temperatures=self.parts.temperatures, without=every - trained
+        )
+
+    @cached_property
+    def rewards(self) -> RowRewards:
+        """Sums of the stored scores."""
+        return row_rewards(self.batch, self.stored.trees, self.stored.rewards)
+
+    def _states(self) -> dict[str, Tensor]:
+        """Steps and Monte-Carlo values of their states, where the step has them."""
+        steps, values = self.rows.tokens["step_ids"], self.rows.tokens["mc_values"]
+        if steps is None or values is None:
+            return {}
+        steps = torch.where(self.batch.is_own, steps, -1)
+        return {"step_ids": steps, "mc_values": of_states(steps, values)}
+
+    @cached_property
+    def again(self) -> TrainBatch:
+        """The step's credit."""
+        streams = Streams(
+            old_logprobs=self.tokens("old_logprobs"),
+            reference_logprobs=self.rows.tokens["reference_logprobs"],
+            values=self.rows.tokens["values"],
+            greedy_scores=self.rows.scores.get("greedy_score"),
+            **self._states(),
+            beta=self.beta,
+            state=self.state,
+        )
+        return assign_credit(
+            self.batch,
+            self.rewards,
+            self.mask,
+            streams,
+            estimator=self.parts.estimator,
+            credit=self.parts.spec.credit,
+            loss=self.parts.spec.loss,
+            max_tokens=self.max_tokens,
+        )
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """`[B, T]` bool, as stored."""
+        return self.tokens("mask")
+
+    def tokens(self, name: str) -> Tensor:
+        """A stored stream that every step has."""
+        tensor = self.rows.tokens[name]
+        if tensor is None:
+            raise ValueError(f"step {self.step} has no {name}")
+        return tensor
+
+    def collect_violations(
+        self, what: str, stored: Tensor, expected: Tensor, wrong: Tensor, checked: int
+    ) -> IdentityResult:
+        """What is wrong among the tokens of the rows, `[B, T]` each, or among the rows, `[B]`."""
+        places = [tuple(place) for place in wrong.nonzero()[:SHOWN].tolist()]
+        first = tuple(
+            self.violation(
+                what, _convert_to_scalar(stored[place]), _convert_to_scalar(expected[place]), *place
+            )
+            for place in places
+        )
+        return IdentityResult(checked, int(wrong.sum()), first)
+
+    def violation(
+        self, what: str, stored: Value, expected: Value, row: int, token: int | None = None
+    ) -> Violation:
+        """Something wrong with a row, or with one of its tokens."""
+        turn = int(self.batch.turn_ids[row, token]) if token is not None else 0
+        return Violation(
+            step=self.step,
+            tree=self.batch.rows[row].tree,
+            row=row,
+            turn=turn if turn > 0 else None,
+            token=token,
+            what=what,
+            stored=stored,
+            expected=expected,
+        )
+
+
+def _convert_to_scalar(value: Tensor) -> float | bool:
+    number: float | bool = value.item()
+    return number

@@ -1,0 +1,116 @@
+"""What is made of a run's records once it has ended: pictures, kept as artifacts."""
+
+from pathlib import Path
+
+from rlx.evaluation.calibration import Calibration
+from rlx.evaluation.distributions import Spread, draw_distributions
+from rlx.evaluation.pictures import learning_curves, reliability_diagram
+from rlx.evaluation.step_pictures import Moment, accuracy_and_ece
+from rlx.home import RunFolder
+from rlx.probe.pictures import probe_curves, verbal_against_sampled
+from rlx.record.probes import recorded_probes
+from rlx_registry import EvaluationRecord, Registry
+
+__all__ = ["CURVES", "draw_over_steps", "draw_probes", "draw_run_pictures"]
+
+CURVES = (
+    "train/reward_answer",
+    "train/reward_confidence",
+    "calibration/brier",
+    "calibration/conf_mean",
+    "calibration/alike_share",
+    "train/entropy",
+    "train/span_entropy",
+    "train/kl",
+    "sampler/mismatch_k3",
+    "sampler/correction_share",
+    "train/grad_norm",
+    "rollout/len_answer",
+    "rollout/zero_signal_answer",
+    "rollout/zero_signal_turn",
+    "environment/turns",
+    "environment/tokens_per_turn",
+    "environment/token_share",
+    "environment/info/valid",
+    "environment/info/duplicate",
+)
+"""Metrics worth a panel, where the run has them, behind every reward's mean."""
+
+COLUMNS = 60
+"""Steps whose distributions are drawn, about: evenly spaced ones."""
+
+
+def draw_run_pictures(registry: Registry, run_id: str, folder: RunFolder) -> None:
+    """Draws the run's pictures from the registry and records them as artifacts."""
+    made: list[Path] = []
+    evaluations = {e.label: e.metrics for e in registry.evaluations(run_id, "held_out")}
+    before, after = evaluations.get("before"), evaluations.get("after")
+    if before and after and before["brier"] is not None:
+        made += reliability_diagram(
+            Calibration.from_json(before),
+            Calibration.from_json(after),
+            folder.pictures / "reliability",
+        )
+    spec = registry.run(run_id).spec["rewards"]
+    rewards = [f"rewards/{name}/mean" for scope in ("turn", "global") for name in spec[scope]]
+    curves = registry.metrics(run_id, [*rewards, *CURVES])
+    shown = {name: curves[name] for name in (*rewards, *CURVES) if len(curves.get(name, ())) > 1}
+    if shown:
+        made += learning_curves(shown, folder.pictures / "curves")
+    if kinds := _collect_spreads(registry, run_id):
+        made += draw_distributions(kinds, folder.pictures / "distributions")
+    for path in made:
+        registry.add_artifact(run_id, path, "picture")
+    draw_over_steps(registry, run_id, folder)
+    draw_probes(registry, run_id, folder)
+
+
+def _collect_spreads(registry: Registry, run_id: str) -> dict[str, list[Spread]]:
+    """Rewards and lengths of the turns that were trained on, kind by kind, of some of the steps."""
+    steps = registry.rollout_steps(run_id)
+    kinds: dict[str, list[Spread]] = {}
+    for step in steps[:: max(1, len(steps) // COLUMNS)]:
+        rows = registry.rollout_index(run_id, step)
+        for kind in sorted({row.turn for row in rows}):
+            own = [row for row in rows if row.turn == kind]
+            rewards = [row.reward for row in own if row.reward is not None]
+            kinds.setdefault(kind, []).append(Spread(step, rewards, [r.n_tokens for r in own]))
+    return kinds
+
+
+def draw_over_steps(registry: Registry, run_id: str, folder: RunFolder) -> None:
+    """Draws accuracy and ECE of every held-out set that was answered after several steps.
+
+    The run's own sets are one picture, those of each suite that `rlx eval` has answered another;
+    all are recorded as artifacts.
+    """
+    families: dict[Path, dict[str, dict[int, EvaluationRecord]]] = {}
+    for found in sorted(registry.evaluations(run_id), key=lambda e: e.at):
+        kind, *rest = found.suite.split("/")
+        if kind == "probe":
+            continue
+        place = folder.pictures / f"suite-{rest[0]}" if rest else folder.pictures
+        label = rest[-1] if rest else kind
+        families.setdefault(place, {}).setdefault(label, {})[found.step] = found
+    for place, sets in families.items():
+        several = {
+            label: [Moment.of(step, e.metrics, e.payload) for step, e in sorted(by_step.items())]
+            for label, by_step in sets.items()
+            if len(by_step) > 1
+        }
+        if several:
+            for path in accuracy_and_ece(several, place / "over_steps"):
+                registry.add_artifact(run_id, path, "picture")
+
+
+def draw_probes(registry: Registry, run_id: str, folder: RunFolder) -> None:
+    """Draws the run's probes, where it has some, and records the pictures as artifacts."""
+    probes = recorded_probes(registry, run_id)
+    made: list[Path] = []
+    if probes:
+        made += probe_curves(probes, folder.pictures / "probes")
+    own = [probe for probe in probes if probe.suite == "early_answering" and probe.verbal]
+    if own:
+        made += verbal_against_sampled(own, folder.pictures / "verbal_conf")
+    for path in made:
+        registry.add_artifact(run_id, path, "picture")

@@ -1,0 +1,359 @@
+"""Rewards, masks and advantages of stored rollouts, computed anew: what would have been.
+
+Nothing is sampled and nothing of the run is changed. With the run's own experiment every figure
+comes out as it was stored, to the bit; with another one the differences are what that would have
+changed, had the policy said the same.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlx.batch import build_token_batch, rows_of
+from rlx.errors import RegistryError, SpecError
+from rlx.recipe import Parts, make_parts
+from rlx.record.rollout_reader import StoredStep, read_step
+from rlx.record.rollouts import TrainedRows
+from rlx.reward import RewardEntry, RewardPool, RewardTable, score_rollouts
+from rlx.run.collect import find_lost_rows
+from rlx.run.controller_state import Carried
+from rlx.run.trained_rows import of_states, row_rewards, trained_rows
+from rlx.spec import ExperimentSpec
+from rlx.step import Streams, TrainBatch, assign_credit
+from rlx_registry import Registry, RunRecord, read_body
+
+__all__ = ["FigureChange", "Rescored", "Summary", "rescore_steps"]
+
+TOKENS = ("mask", "placed", "token_rewards", "kl", "returns", "advantages", "weights")
+"""Streams of tokens that are compared."""
+SCORES = ("total_score", "token_level_scores", "seed_returns_score")
+
+
+@dataclass(frozen=True, eq=False)
+class Rescored:
+    """One step as it was stored, and as it would have been.
+
+    Attributes:
+        step: its number.
+        phase: its name.
+        stored: what was read.
+        table: new rewards of all its trees.
+        rows: rows that would have been trained on, of those that were.
+        kept: `[B']` number of each of them among the stored rows.
+        parts: what computed them.
+    """
+
+    step: int
+    phase: str
+    stored: StoredStep
+    table: RewardTable
+    rows: TrainedRows
+    kept: Tensor
+    parts: Parts
+
+
+@dataclass
+class FigureChange:
+    """One figure over all steps.
+
+    Attributes:
+        what: "reward NAME", times its weight; a stream of tokens, or a score of rows.
+        unit: what `n` counts.
+        n: on how many it was compared.
+        changed: on how many it is another value, to the bit; one that is there only once counts.
+        n_before, n_after: how many of them had a value, and would have had one.
+        appeared, vanished: those that would have been the first to have one, or the last.
+        before, after: sums of those values; of absolute ones for what has a sign on tokens.
+        largest: largest absolute difference, where both are there.
+        turned: tokens whose advantage has the other sign.
+    """
+
+    what: str
+    unit: str
+    n: int = 0
+    changed: int = 0
+    n_before: int = 0
+    n_after: int = 0
+    appeared: int = 0
+    vanished: int = 0
+    before: float = 0.0
+    after: float = 0.0
+    largest: float = 0.0
+    turned: int = 0
+
+    @property
+    def means(self) -> tuple[float | None, float | None]:
+        """Before and after, each over those that have a value; None where none has."""
+        return (
+            self.before / self.n_before if self.n_before else None,
+            self.after / self.n_after if self.n_after else None,
+        )
+
+    def add(self, before: Tensor | None, after: Tensor | None, differ: Tensor) -> None:
+        """Adds values of one step, `[n]` each, or None where nobody has one."""
+        n = len(differ)
+        self.n += n
+        self.changed += int(differ.sum())
+        if before is not None:
+            self.n_before += n
+            self.before += float(before.double().sum())
+        if after is not None:
+            self.n_after += n
+            self.after += float(after.double().sum())
+        if before is None or after is None:
+            self.appeared += n * (after is not None)
+            self.vanished += n * (before is not None)
+        elif n:
+            self.largest = max(self.largest, float((after.double() - before.double()).abs().max()))
+
+
+@dataclass
+class Summary:
+    """What came of rescoring a run.
+
+    Attributes:
+        run: its id.
+        steps: those that were rescored.
+        changes: by figure.
+        left: rows that were trained on and would not have been, since a reward of theirs is lost.
+    """
+
+    run: str
+    steps: list[int] = field(default_factory=list)
+    changes: dict[str, FigureChange] = field(default_factory=dict)
+    left: int = 0
+
+    @property
+    def same(self) -> bool:
+        """Whether everything is as it was stored, to the bit."""
+        return not self.left and not any(c.changed for c in self.changes.values())
+
+    def change(self, what: str, unit: str) -> FigureChange:
+        """That of a figure, begun where there is none."""
+        return self.changes.setdefault(what, FigureChange(what, unit))
+
+    def add(self, found: Rescored) -> None:
+        """Adds one step."""
+        self.steps.append(found.step)
+        self.left += len(found.stored.rows.places) - len(found.kept)
+        self._rewards(found)
+        before, after = found.stored.rows, found.rows
+        width = after.own.shape[1]
+        own = after.own
+        for name in TOKENS:
+            old, new = before.tokens[name], after.tokens[name]
+            if old is None and new is None:
+                continue
+            change = self.change(name, "tokens")
+            one = None if old is None else old[found.kept][:, :width][own].double()
+            other = None if new is None else new[own].double()
+            if one is None or other is None:
+                change.add(
+                    None if one is None else one.abs(),
+                    None if other is None else other.abs(),
+                    own[own],
+                )
+                continue
+            if name == "advantages":
+                change.turned += int((one.sign() * other.sign() < 0).sum())
+            change.add(one.abs(), other.abs(), one != other)
+            if len(one):
+                change.largest = max(change.largest, float((other - one).abs().max()))
+        for name in SCORES:
+            one, other = before.scores[name][found.kept], after.scores[name]
+            self.change(name, "rows").add(one, other, one != other)
+
+    def _rewards(self, found: Rescored) -> None:
+        """Every named reward of every turn and rollout, whether it was trained on or not."""
+        tables = found.stored.rewards, found.table
+        for scope in ("turns", "rollouts"):
+            old, new = (getattr(table, scope) for table in tables)
+            for place in sorted(old.keys() | new.keys()):
+                one, other = old.get(place, {}), new.get(place, {})
+                for name in sorted(one.keys() | other.keys()):
+                    entries = one.get(name), other.get(name)
+                    known = [e and (e.raw, e.weight, e.status) for e in entries]
+                    was, now = (_compute_weighted_reward(e) for e in entries)
+                    differ = torch.tensor([known[0] != known[1]])
+                    self.change(f"reward {name}", "scores").add(was, now, differ)
+
+
+def _compute_weighted_reward(entry: RewardEntry | None) -> Tensor | None:
+    """What a reward adds to a sum, `[1]`; None where it is absent, which is not 0."""
+    if entry is None or entry.raw is None:
+        return None
+    return torch.tensor([entry.raw * entry.weight], dtype=torch.float64)
+
+
+def rescore_steps(
+    registry: Registry,
+    run: RunRecord,
+    spec: ExperimentSpec,
+    steps: Sequence[int],
+    *,
+    own: bool,
+    show: Callable[[int], None] = lambda _: None,
+) -> Iterator[Rescored]:
+    """Computes stored steps anew, one after the other.
+
+    β that adapts and what an estimator carries on go from step to step, as in training. Where the
+    step before was not rescored, they begin with what is stored of it, or with the experiment's own
+    beginning where that is another one.
+
+    Args:
+        registry: where the run is.
+        run: it has a folder.
+        spec: the run's own experiment, or one that differs in rewards, mask, estimator, credit or
+            loss.
+        steps: whose rollouts are recorded.
+        own: whether `spec` is the run's own.
+        show: told the number of each step once it is done.
+
+    Raises:
+        PluginError: a plugin cannot be used here.
+        SpecError: the estimator reads what the run did not record.
+        RegistryError: the steps were recorded by another version of rlx.
+    """
+    phases = {phase.name: phase for phase in spec.phases}
+    parts: dict[str, Parts] = {}
+    carried: Carried | None = None
+    last = 0
+    with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
+        for step in steps:
+            body = registry.rollout_body(run.id, step)
+            told = body.statistics
+            stored = read_step(read_body(Path(str(run.directory)) / body.path, body.sha256))
+            name = told["phase"]
+            if name not in parts:
+                parts[name] = make_parts(spec.in_phase(phases[name]))
+            here = parts[name]
+            if step != last + 1:
+                carried = None
+            carried = _build_controller_state(here, carried, told, own=own)
+            found, train = _recompute_step(
+                step, name, stored, here, carried, told["max_tokens"], pool
+            )
+            carried, last = carried.after(train, here.spec, with_critic=False), step
+            show(step)
+            yield found
+
+
+def _build_controller_state(
+    parts: Parts, before: Carried | None, told: Mapping[str, Any], *, own: bool
+) -> Carried:
+    credit, estimator = parts.spec.credit, parts.spec.estimator.plugin
+    if before is not None:
+        return Carried.begin(credit, before)
+    if not own:
+        return Carried.begin(credit, None)
+    return Carried.resume(credit, told["beta"], {estimator: told["state_before"]}, 0)
+
+
+def _recompute_step(
+    step: int,
+    phase: str,
+    stored: StoredStep,
+    parts: Parts,
+    carried: Carried,
+    max_tokens: Mapping[str, int],
+    pool: RewardPool,
+) -> tuple[Rescored, TrainBatch]:
+    trees = stored.trees
+    table = _score_stored_trees(stored, parts, pool)
+    rows = stored.rows
+    number = {(tree, segment): i for i, (tree, segment, *_) in enumerate(rows.places)}
+    every = {(row.tree, row.segment) for row in rows_of(trees)}
+    batch = build_token_batch(
+        trees,
+        temperatures=parts.temperatures,
+        without=(every - number.keys()) | find_lost_rows(trees, table),
+    )
+    kept = torch.tensor([number[row.tree, row.segment] for row in batch.rows], dtype=torch.int64)
+    width = batch.is_own.shape[1]
+
+    def select_kept_tokens(name: str) -> Tensor | None:
+        found = rows.tokens[name]
+        return None if found is None else found[kept][:, :width]
+
+    mask = parts.mask(batch)
+    old = select_kept_tokens("old_logprobs")
+    states: dict[str, Tensor] = {}
+    if (step_ids := select_kept_tokens("step_ids")) is not None and (
+        values := select_kept_tokens("mc_values")
+    ) is not None:
+        states["step_ids"] = torch.where(batch.is_own, step_ids, -1)
+        states["mc_values"] = of_states(states["step_ids"], values)
+    greedy = rows.scores.get("greedy_score")
+    estimator = parts.spec.estimator.plugin
+    if old is None:
+        raise RegistryError(f"step {step} was stored without old_logprobs")
+    streams = Streams(
+        old_logprobs=old,
+        reference_logprobs=select_kept_tokens("reference_logprobs"),
+        values=select_kept_tokens("values"),
+        greedy_scores=None
+        if greedy is None
+        else _compute_greedy_scores(stored, table, greedy[kept], batch),
+        **states,
+        beta=carried.kl.beta,
+        state=carried.states.get(estimator, {}),
+    )
+    _check_required_streams(parts, streams, step)
+    train = assign_credit(
+        batch,
+        row_rewards(batch, trees, table),
+        mask,
+        streams,
+        estimator=parts.estimator,
+        credit=parts.spec.credit,
+        loss=parts.spec.loss,
+        max_tokens={**max_tokens, **parts.max_tokens},
+    )
+    return Rescored(step, phase, stored, table, trained_rows(train), kept, parts), train
+
+
+def _score_stored_trees(stored: StoredStep, parts: Parts, pool: RewardPool) -> RewardTable:
+    """Rewards of all trees, those sampled for a baseline apart from the others, as in training."""
+    numbers = [
+        [t for t, role in enumerate(stored.roles) if (role == "greedy") == greedy]
+        for greedy in (False, True)
+    ]
+    tables = [
+        score_rollouts([stored.trees[t] for t in part], parts.rewards, pool) for part in numbers
+    ]
+    return RewardTable.merge_tables(tables, numbers)
+
+
+def _compute_greedy_scores(
+    stored: StoredStep, table: RewardTable, before: Tensor, batch: Any
+) -> Tensor:
+    """Scores of the greedy answers, in the order in which their prompts were drawn."""
+    greedy = [t for t, role in enumerate(stored.roles) if role == "greedy"]
+    if not greedy:
+        return before
+    found = []
+    for tree in batch.tree_ids.tolist():
+        number = greedy[tree]
+        place = (number, stored.trees[number].policy_segments[0])
+        found.append((table.total(place) or 0.0) + (table.overall(place) or 0.0))
+    return torch.tensor(found)
+
+
+def _check_required_streams(parts: Parts, streams: Streams, step: int) -> None:
+    """Sees that there is what the estimator reads."""
+    lacking = {
+        "values": parts.wants_values and streams.values is None,
+        "reference_logprobs": parts.wants_reference and streams.reference_logprobs is None,
+        "mc_values": parts.wants_mc and streams.mc_values is None,
+        "greedy_baseline": parts.wants_greedy and streams.greedy_scores is None,
+    }
+    for name, lacks in lacking.items():
+        if lacks:
+            raise SpecError(
+                f"estimator {parts.spec.estimator.plugin!r} or KL reads {name}, which the run did "
+                f"not record in step {step}: what nobody computed cannot be rescored"
+            )

@@ -1,0 +1,89 @@
+"""Whether two runs have the same numbers: everything that is recorded but times."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlx_registry import Registry, RunRecord, read_body
+
+__all__ = ["find_run_differences"]
+
+TIMED = ("perf/",)
+"""Beginnings of the names of metrics that measure the machine and not the run."""
+
+
+def find_run_differences(registry: Registry, one: str, other: str) -> Iterator[str]:
+    """Says, in words, each thing of two runs of one experiment that is not the same.
+
+    Looked at are metrics, evaluations with every problem's result, every recorded rollout with all
+    that is kept of its tokens, and the exported weights.
+    """
+    first, second = registry.run(one), registry.run(other)
+    for run in (first, second):
+        if run.status != "finished":
+            yield f"{run.id} is {run.status}: {run.reason}"
+    yield from _compare_metrics(registry, one, other)
+    yield from _compare_evaluations(registry, one, other)
+    yield from _compare_rollouts(registry, first, second)
+    weights = [(_get_run_directory(run) / "model" / "model.safetensors") for run in (first, second)]
+    if all(path.exists() for path in weights):
+        if weights[0].read_bytes() != weights[1].read_bytes():
+            yield "the exported weights differ"
+    else:
+        yield "exported weights are missing"
+
+
+def _get_run_directory(run: RunRecord) -> Path:
+    if run.directory is None:
+        raise ValueError(f"{run.id} has no folder")
+    return Path(run.directory)
+
+
+def _compare_metrics(registry: Registry, one: str, other: str) -> Iterator[str]:
+    found = [
+        {name: points for name, points in registry.metrics(run).items() if not _is_time(name)}
+        for run in (one, other)
+    ]
+    for name in sorted({*found[0], *found[1]}):
+        pairs = [dict(series.get(name, ())) for series in found]
+        steps = sorted({*pairs[0], *pairs[1]})
+        odd = [s for s in steps if pairs[0].get(s) != pairs[1].get(s)]
+        if odd:
+            values = [series.get(odd[0]) for series in pairs]
+            yield f"metric {name} at step {odd[0]}: {values[0]} and {values[1]}"
+
+
+def _is_time(name: str) -> bool:
+    return name.startswith(TIMED)
+
+
+def _compare_evaluations(registry: Registry, one: str, other: str) -> Iterator[str]:
+    found: list[dict[Any, Any]] = [
+        {(e.step, e.label, e.suite): (e.metrics, e.payload) for e in registry.evaluations(run)}
+        for run in (one, other)
+    ]
+    for place in sorted({*found[0], *found[1]}):
+        if found[0].get(place) != found[1].get(place):
+            step, label, suite = place
+            yield f"evaluation {suite} ({label}, step {step}) differs"
+
+
+def _compare_rollouts(registry: Registry, first: RunRecord, second: RunRecord) -> Iterator[str]:
+    runs = (first, second)
+    steps = [registry.rollout_steps(run.id) for run in runs]
+    if steps[0] != steps[1]:
+        yield f"rollouts of {len(steps[0])} and of {len(steps[1])} steps are recorded"
+    for step in sorted({*steps[0]} & {*steps[1]}):
+        bodies = [registry.rollout_body(run.id, step) for run in runs]
+        if bodies[0].statistics != bodies[1].statistics:
+            yield f"the statistics of step {step} differ"
+        tables = [
+            read_body(_get_run_directory(run) / body.path, body.sha256)
+            for run, body in zip(runs, bodies, strict=True)
+        ]
+        if not tables[0].equals(tables[1]):
+            names = [n for n in tables[0].column_names if not tables[0][n].equals(tables[1][n])]
+            yield f"the rollouts of step {step} differ in {', '.join(names)}"
+        indices = [registry.rollout_index(run.id, step) for run in runs]
+        if indices[0] != indices[1]:
+            yield f"the index of step {step}'s rollouts differs"

@@ -1,0 +1,161 @@
+"""Runs that go on from another run's checkpoint, under an experiment of their own."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlx.checkpoint.sealing import CheckpointError, copy_sealed_folder
+from rlx.checkpoint.store import (
+    Recorded,
+    RunState,
+    find_checkpoint,
+    folder_name,
+    has_critic,
+    read_state,
+)
+from rlx.home import RunFolder
+from rlx.spec import ExperimentSpec
+from rlx.spec.reading.diagnostics import (
+    Diagnostic,
+    KeyPath,
+    build_refusal,
+    escape_unprintable,
+    format_key_path,
+)
+from rlx.spec.reading.locations import locate_diagnostic
+from rlx.spec.reading.reader import ReadSpec
+from rlx_registry import Ambiguous, NotFound, Registry, RunRecord
+
+__all__ = ["copy_origin", "pin_checkpoint"]
+
+HERE: KeyPath = ("from_checkpoint",)
+
+
+def pin_checkpoint(registry: Registry, read: ReadSpec) -> ReadSpec:
+    """The experiment with the checkpoint that it goes on from looked up, checked, and named fully.
+
+    A run's name and `latest` are replaced by the run's id and the step, so that the digest stands
+    for one checkpoint. An experiment that goes on from none is given back as it is.
+
+    Raises:
+        InvalidSpec: there is no such checkpoint, it is damaged, or does not fit the experiment.
+    """
+    said = read.spec.from_checkpoint
+    if said is None:
+        return read
+    try:
+        run, folder = _find_origin(registry, said)
+        state = read_state(folder)
+    except (NotFound, Ambiguous, CheckpointError) as error:
+        why = escape_unprintable(str(error)).removesuffix(".")
+        message = f"from_checkpoint is '{escape_unprintable(said)}', which cannot be had: {why}"
+        faults = [Diagnostic(kind="value", message=message, path=HERE)]
+    else:
+        faults = [
+            *_check_origin_fit(read.spec, run, state),
+            *_unlike_critics(read.spec, run, folder),
+        ]
+    if faults:
+        raise build_refusal(
+            [locate_diagnostic(fault, read.document) for fault in faults], read.document.file
+        )
+    full = {"from_checkpoint": f"{run.id}@{state.step}"}
+    return replace(read, spec=read.spec.model_copy(update=full))
+
+
+def copy_origin(registry: Registry, spec: ExperimentSpec, folder: RunFolder) -> None:
+    """Copies the checkpoint that a pinned experiment goes on from into the new run's folder.
+
+    Raises:
+        CheckpointError: it has been removed or changed since it was looked up.
+    """
+    if spec.from_checkpoint is None:
+        return
+    run_id, _, step = spec.from_checkpoint.partition("@")
+    run = registry.run(run_id)
+    source = _get_run_folder(run).checkpoints / folder_name(int(step))
+    folder.origin.mkdir(exist_ok=True)
+    copy_sealed_folder(
+        source, folder.origin / source.name, _get_recorded_digests(registry, run).get(int(step))
+    )
+
+
+def _find_origin(registry: Registry, said: str) -> tuple[RunRecord, Path]:
+    """The run that is meant, and the folder of the checkpoint.
+
+    Raises:
+        NotFound, Ambiguous: no one run is meant.
+        CheckpointError: it has none such, or a damaged one.
+    """
+    ref, _, step = said.partition("@")
+    run = registry.run(ref)
+    return run, find_checkpoint(
+        _get_run_folder(run).checkpoints, step, _get_recorded_digests(registry, run)
+    )
+
+
+def _check_origin_fit(
+    spec: ExperimentSpec, run: RunRecord, state: RunState
+) -> Iterator[Diagnostic]:
+    """What keeps an experiment from going on from a checkpoint, its critic aside."""
+    if state.step >= spec.steps:
+        message = (
+            f"phases have {spec.steps} steps, and {run.id} had taken {state.step} at the "
+            "checkpoint: none would be left to take"
+        )
+        yield _build_conflict(("phases",), message, "steps are counted from where that run began")
+    ours, theirs = spec.dump_resolved()["model"], run.spec["model"]
+    for path in sorted(_find_differing_paths(ours, theirs)):
+        name, mine, other = (
+            format_key_path(("model", *path)),
+            _get_section_value(ours, path),
+            _get_section_value(theirs, path),
+        )
+        message = f"{name} is {mine!r}, and {run.id} trained a model with {other!r}"
+        yield _build_conflict(("model", *path), message, "give the model of the checkpoint")
+    if refused := state.refuses(spec.runner):
+        key, why = refused
+        yield _build_conflict(("runner", key), f"runner.{key} {why}", f"give the {key} of {run.id}")
+
+
+def _unlike_critics(spec: ExperimentSpec, run: RunRecord, folder: Path) -> Iterator[Diagnostic]:
+    if has_critic(folder) and spec.critic is None:
+        message = f"the checkpoint of {run.id} has a critic, and the experiment has none"
+        yield _build_conflict(("critic",), message, "give `critic`, as that run did")
+    if spec.critic is not None and not has_critic(folder):
+        message = f"the experiment has a critic, and the checkpoint of {run.id} has none"
+        yield _build_conflict(
+            ("critic",), message, "drop `critic`, or go on from a run that had one"
+        )
+
+
+def _build_conflict(path: KeyPath, message: str, help_: str) -> Diagnostic:
+    return Diagnostic(kind="conflict", message=message, path=path, against=HERE, helps=(help_,))
+
+
+def _find_differing_paths(
+    ours: Any, theirs: Any, path: tuple[str, ...] = ()
+) -> Iterator[tuple[str, ...]]:
+    """Paths at which two resolved sections say different things."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for key in ours.keys() | theirs.keys():
+            yield from _find_differing_paths(ours.get(key), theirs.get(key), (*path, key))
+    elif ours != theirs:
+        yield path
+
+
+def _get_section_value(section: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        section = (section or {}).get(key)
+    return section
+
+
+def _get_run_folder(run: RunRecord) -> RunFolder:
+    if run.directory is None:
+        raise CheckpointError(f"{run.id} has no folder: its submission broke off")
+    return RunFolder(Path(run.directory))
+
+
+def _get_recorded_digests(registry: Registry, run: RunRecord) -> Recorded:
+    return {c.step: c.sha256 for c in registry.checkpoints(run.id)}

@@ -1,0 +1,153 @@
+"""Folders that are written aside, sealed with a digest of every file, and compared when read."""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from rlx.errors import RlxError
+from rlx.home import ATTEMPT
+from rlx_registry.rollout_files import sync_to_disk
+
+__all__ = [
+    "MANIFEST",
+    "CheckpointError",
+    "aside_of",
+    "check_sealed_folder",
+    "clear_aside",
+    "copy_sealed_folder",
+    "digest_of",
+    "put_json",
+    "seal_folder",
+]
+
+MANIFEST = "manifest.json"
+PART = ".part"
+
+
+class CheckpointError(RlxError):
+    """A checkpoint is not what was written."""
+
+
+def aside_of(folder: Path) -> Path:
+    """Where a folder is written before `seal` gives it its name.
+
+    Every attempt has a place of its own: one that was frozen while it wrote, and wakes up after
+    another has taken over, must not mix its files with the other's.
+    """
+    return folder.with_name(f"{folder.name}{PART}-{os.environ.get(ATTEMPT, '0')}")
+
+
+def clear_aside(folder: Path) -> Path:
+    """That place, made empty; what earlier attempts have left half-written goes."""
+    aside = aside_of(folder)
+    for left in folder.parent.glob(f"*{PART}-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    aside.mkdir(parents=True)
+    return aside
+
+
+def seal_folder(folder: Path) -> None:
+    """Writes the manifest of what was written aside, has all of it on the disk, and names it."""
+    aside = aside_of(folder)
+    files = sorted(path for path in aside.rglob("*") if path.is_file())
+    put_json(
+        aside / MANIFEST, {str(path.relative_to(aside)): _compute_sha256(path) for path in files}
+    )
+    _put_in_place(aside, folder)
+
+
+def put_json(path: Path, content: Any) -> None:
+    """Writes JSON that is the same for the same content."""
+    path.write_text(json.dumps(content, indent=1, sort_keys=True))
+
+
+def digest_of(folder: Path) -> str:
+    """SHA-256 of a sealed folder's manifest, in hex."""
+    return _compute_sha256(folder / MANIFEST)
+
+
+def check_sealed_folder(folder: Path, sha256: str | None = None) -> None:
+    """Compares every file with the manifest, and that with its digest where one is given.
+
+    Links are refused, so nothing outside of the folder is ever looked at.
+
+    Raises:
+        CheckpointError: something is missing, differs, is not named there, or is a link.
+    """
+    _refuse_links(folder)
+    manifest = _read_manifest(folder)
+    there = {str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir()} - {MANIFEST}
+    if odd := sorted(there.symmetric_difference(manifest)):
+        raise CheckpointError(f"{odd[0]} is {'missing' if odd[0] in manifest else 'no part of it'}")
+    for name, digest in manifest.items():
+        if _compute_sha256(folder / name) != digest:
+            raise CheckpointError(f"{name} has changed since it was written")
+    if sha256 is not None and _compute_sha256(folder / MANIFEST) != sha256:
+        raise CheckpointError(f"its {MANIFEST} is not the one that was recorded")
+
+
+def copy_sealed_folder(source: Path, target: Path, sha256: str | None = None) -> None:
+    """Makes a checkpoint's twin, of hard links where the disk allows it, and checks it.
+
+    Args:
+        sha256: the digest that was recorded.
+
+    Raises:
+        CheckpointError: the source is not as it was written, or has made room for newer ones.
+    """
+    _refuse_links(source)
+    aside = clear_aside(target)
+    try:
+        shutil.copytree(source, aside, copy_function=_link_or_copy, dirs_exist_ok=True)
+    except (OSError, shutil.Error) as error:
+        raise CheckpointError(f"{source.name} could not be copied: {error}") from error
+    check_sealed_folder(aside, sha256)
+    _put_in_place(aside, target)
+
+
+def _put_in_place(aside: Path, folder: Path) -> None:
+    """Gives a folder its name, once all of it is on the disk."""
+    for path in (*aside.rglob("*"), aside):
+        sync_to_disk(path)
+    if folder.is_symlink():
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.replace(folder)
+    sync_to_disk(folder.parent)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # another disk, or one that knows no links
+        shutil.copyfile(source, target)
+
+
+def _refuse_links(folder: Path) -> None:
+    for path in (folder, *folder.rglob("*")):
+        if path.is_symlink():
+            name = "it" if path == folder else str(path.relative_to(folder))
+            raise CheckpointError(f"{name} is a link to elsewhere")
+
+
+def _read_manifest(folder: Path) -> dict[str, str]:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"its {MANIFEST} cannot be read") from error
+    if not isinstance(manifest, dict):
+        raise CheckpointError(f"its {MANIFEST} names no files")
+    return manifest
+
+
+def _compute_sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error.strerror}") from error

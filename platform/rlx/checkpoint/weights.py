@@ -1,0 +1,45 @@
+"""The model that a checkpoint holds, in the layout that everybody else reads."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from rlx.checkpoint.store import POLICY, read_state
+from rlx.errors import RlxError
+from rlx.spec import ExperimentSpec
+
+__all__ = ["write_weights"]
+
+
+def write_weights(spec: ExperimentSpec, checkpoint: Path, folder: Path) -> None:
+    """Writes a checkpoint's policy in the Hugging Face layout, as runs write theirs in the end.
+
+    Args:
+        spec: of the run.
+        checkpoint: a folder that has been compared with its digests.
+        folder: to be made.
+
+    Raises:
+        RlxError: the checkpoint is of another model.
+        EnvironmentFault: files of the model that was trained are missing.
+    """
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed looks for devices, and says so
+    from transformers.utils.logging import disable_progress_bar
+
+    from rlx.learner.forward import PackedPolicy
+    from rlx.learner.learner import write_model
+    from rlx.learner.universal import load_consolidated_weights
+    from rlx.model import build_policy
+    from rlx.model.lora import adapt_policy, adapter_weights, merged_weights
+
+    disable_progress_bar()
+    dtype = getattr(torch, read_state(checkpoint).dtype)
+    policy = adapt_policy(build_policy(spec.model, spec.seed), spec.model, spec.seed)
+    for parameter in policy.model.parameters():  # buffers stay: positions need float32
+        parameter.data = parameter.data.to(dtype)
+    try:
+        PackedPolicy(policy.model).load_state_dict(load_consolidated_weights(checkpoint / POLICY))
+    except RuntimeError as error:
+        raise RlxError(f"{checkpoint.name} is of another model: {error}") from error
+    write_model(policy, merged_weights(policy.model), adapter_weights(policy.model), folder)

@@ -1,0 +1,87 @@
+"""Evaluations that `rlx compare` may put into one cell: those that were asked alike."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlx.spec.suite import OWN_SUITE
+from rlx_registry import EvaluationRecord, RunRecord
+
+__all__ = ["LeftOut", "select_comparable_evaluations", "select_newest_runs"]
+
+Evaluations = dict[str, list[EvaluationRecord]]
+"""By the run's id."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """An evaluation that was asked otherwise than most of its suite.
+
+    Attributes:
+        why: what is otherwise.
+    """
+
+    suite: str
+    run: str
+    why: str
+
+
+def select_newest_runs(runs: Sequence[RunRecord]) -> dict[int, RunRecord]:
+    """The newest run of every seed, by the seed."""
+    ordered = sorted(runs, key=lambda run: int(run.id.rpartition("-")[2]))
+    return dict(sorted({run.seed: run for run in ordered}.items()))
+
+
+def select_comparable_evaluations(
+    runs: Sequence[RunRecord], evaluations: Evaluations
+) -> tuple[Evaluations, tuple[LeftOut, ...]]:
+    """Keeps of every suite what was asked as most of it was, and says what else there is.
+
+    Args:
+        runs: where ways of asking are equally many, that of the first of them counts.
+        evaluations: of each run, one of a suite.
+    """
+    ways: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for run in runs:
+        for one in evaluations[run.id]:
+            ways.setdefault(one.suite, {})[run.id] = _get_evaluation_settings(one, run.seed)
+    usual = {suite: _find_usual_settings(list(own.values())) for suite, own in ways.items()}
+    left = tuple(
+        LeftOut(suite, run, _describe_settings_difference(way, usual[suite]))
+        for suite, own in ways.items()
+        for run, way in own.items()
+        if way != usual[suite]
+    )
+    out = {(one.suite, one.run) for one in left}
+    kept = {
+        run: [one for one in own if (one.suite, run) not in out] for run, own in evaluations.items()
+    }
+    return kept, left
+
+
+def _get_evaluation_settings(evaluation: EvaluationRecord, seed: int) -> Mapping[str, Any]:
+    """How a set was asked, as its record says; the experiment says it of its own evaluations."""
+    suite = (evaluation.payload or {}).get("suite")
+    if suite is None:
+        return {}
+    one = suite["sets"].get(evaluation.suite.rpartition("/")[2], {})
+    own = suite["name"].partition(".")[0] == OWN_SUITE and suite["seed"] == seed
+    return {
+        "problems": one.get("problems") or suite["problems"],
+        "samples": suite["samples"],
+        "greedy": suite["greedy"],
+        "seed": "the run's" if own else suite["seed"],
+        "set": one.get("set", {}),
+    }
+
+
+def _find_usual_settings(ways: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    places = Counter(ways.index(way) for way in ways)
+    return ways[places.most_common(1)[0][0]]
+
+
+def _describe_settings_difference(way: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    if not way or not usual:
+        return "it is not recorded how it was asked" if usual else "the others' is not recorded"
+    return ", ".join(f"{n} {way[n]} instead of {usual[n]}" for n in usual if way[n] != usual[n])

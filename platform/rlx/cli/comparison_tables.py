@@ -1,0 +1,259 @@
+"""A comparison as text, Markdown, CSV, JSON and HTML: the same cells everywhere."""
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from csv import writer
+from dataclasses import asdict
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from rlx.spec.reading.diagnostics import escape_unprintable
+
+if TYPE_CHECKING:
+    from rlx.cli.compare import ByProblem, Comparison, Recipe
+    from rlx.evaluation.problem_statistics import OverProblems
+    from rlx.evaluation.seed_statistics import Difference, Mean
+
+__all__ = [
+    "build_comparison_json",
+    "format_comparison_csv",
+    "format_comparison_markdown",
+    "left_out",
+    "render_comparison_html",
+    "show_comparison",
+]
+
+Table = list[list[str]]
+
+BY_PROBLEM = (
+    "Problem by problem: each problem's mean over answers and seeds, one recipe's minus the "
+    "other's, one that was asked again weighing more; [ ] is the 95 % interval of the bootstrap "
+    "over problems, p of the paired permutation test over problems, exact for up to 12 that "
+    "differ, else of 9999 random changes of sign. It takes the trained models as they are; what "
+    "other seeds would have made of the recipes is for the test over seeds to say."
+)
+
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem}"
+    "table{border-collapse:collapse;margin:1rem 0}th,td{padding:.25rem .8rem;text-align:right;"
+    "border-bottom:1px solid #ddd}th:first-child,td:first-child{text-align:left}"
+)
+
+
+def show_comparison(found: "Comparison") -> None:
+    """Prints to the terminal."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as Rich
+
+    console = Console(highlight=False)
+    for title, table in _build_comparison_tables(found):
+        drawn = Rich(
+            title=title,
+            title_justify="left",
+            title_style="bold",
+            box=box.SIMPLE,
+            show_edge=False,
+            pad_edge=False,
+        )
+        for number, heading in enumerate(table[0]):
+            drawn.add_column(escape_unprintable(heading), justify="right" if number else "left")
+        for row in table[1:]:
+            drawn.add_row(*map(escape_unprintable, row))
+        console.print(drawn)
+        console.print()
+    for line in _list_comparison_notes(found):
+        console.print(line, style="dim", markup=False)
+
+
+def format_comparison_markdown(found: "Comparison") -> str:
+    """Tables as Markdown, with a title each."""
+    lines: list[str] = []
+    for title, table in _build_comparison_tables(found):
+        head, *rows = [
+            [cell.replace("|", "\\|") for cell in map(escape_unprintable, r)] for r in table
+        ]
+        lines += [
+            f"**{title}**",
+            "",
+            _format_markdown_row(head),
+            _format_markdown_row(["---", *["---:"] * (len(head) - 1)]),
+        ]
+        lines += [*map(_format_markdown_row, rows), ""]
+    return "\n".join([*lines, *_list_comparison_notes(found)]) + "\n"
+
+
+def render_comparison_html(found: "Comparison") -> str:
+    """A page that stands alone."""
+    parts = [
+        f"<!doctype html><meta charset=utf-8><title>rlx compare</title><style>{_STYLE}</style>"
+    ]
+    for title, (head, *rows) in _build_comparison_tables(found):
+        parts.append(
+            f"<h2>{escape(title)}</h2><table><thead>{_render_html_row(head, 'th')}</thead><tbody>"
+        )
+        parts += [*(_render_html_row(row, "td") for row in rows), "</tbody></table>"]
+    parts += [f"<p>{escape(line)}</p>" for line in _list_comparison_notes(found)]
+    return "\n".join(parts) + "\n"
+
+
+def format_comparison_csv(found: "Comparison") -> str:
+    """One line per suite, metric and recipe, in full precision."""
+    out = io.StringIO()
+    table = writer(out)
+    heads = ("suite", "metric", "recipe", "seeds", "mean", "std", "low", "high")
+    over = ("difference", "difference_low", "difference_high", "p")
+    table.writerow((*heads, *over, "problems", *(f"by_problem_{name}" for name in over)))
+    of_suite = {pairs.suite: pairs.differences for pairs in found.by_problem}
+    for row in found.rows:
+        pairs = of_suite.get(row.suite) or [None] * len(found.recipes)
+        each = zip(found.recipes, row.means, row.differences, pairs, strict=True)
+        for recipe, mean, gap, pair in each:
+            if mean is not None:
+                told = [mean.n, mean.mean, mean.std, mean.low, mean.high]
+                cells = [*_seeds_cells(gap), *_problem_cells((pair or {}).get(row.metric))]
+                table.writerow([row.suite, row.metric, recipe.label, *told, *cells])
+    return out.getvalue()
+
+
+def build_comparison_json(found: "Comparison") -> dict[str, Any]:
+    """Plain JSON values."""
+    return {
+        "recipes": [
+            {"label": r.label, "digest": r.digest, "name": r.name, "runs": r.runs}
+            for r in found.recipes
+        ],
+        "spec": {path: list(values) for path, values in found.spec.items()},
+        "figures": [asdict(row) for row in found.rows],
+        "by_problem": [asdict(pairs) for pairs in found.by_problem],
+        "left_out": list(found.left),
+        "unlike": [asdict(one) for one in found.unlike],
+    }
+
+
+def left_out(found: "Comparison") -> list[str]:
+    """What does not count, and why: a sentence each."""
+    said = [
+        f"{escape_unprintable(one.suite)}: {one.run} is left out, for it was not asked alike: "
+        f"{escape_unprintable(one.why)}."
+        for one in found.unlike
+    ]
+    if found.left:
+        said.append(f"Left out, for they have not finished: {', '.join(found.left)}.")
+    return said
+
+
+# Inside ----------------------------------------------------------------------------------------
+
+
+def _build_comparison_tables(found: "Comparison") -> Iterator[tuple[str, Table]]:
+    yield (
+        "Recipes",
+        [
+            ["", "experiment", "spec", "seeds", "runs"],
+            *(
+                [r.label, r.name, r.digest, _format_recipe_seeds(r), " ".join(r.runs.values())]
+                for r in found.recipes
+            ),
+        ],
+    )
+    labels = [recipe.label for recipe in found.recipes]
+    if found.spec:
+        rows = [[path, *map(_format_spec_value, values)] for path, values in found.spec.items()]
+        yield "What they differ in", [["", *labels], *rows]
+    first = labels[0]
+    for suite in dict.fromkeys(row.suite for row in found.rows):
+        heads = [*labels, *(f"{label} − {first}" for label in labels[1:])]
+        rows = [
+            [
+                row.metric,
+                *map(_format_seed_mean, row.means),
+                *map(_format_seed_difference, row.differences[1:]),
+            ]
+            for row in found.rows
+            if row.suite == suite
+        ]
+        yield f"After training: {escape_unprintable(suite)}", [["", *heads], *rows]
+        for pairs in found.by_problem:
+            if pairs.suite == suite and any(pairs.differences):
+                title = f"After training: {escape_unprintable(suite)}, problem by problem"
+                yield title, _problem_table(found, pairs)
+
+
+def _problem_table(found: "Comparison", pairs: "ByProblem") -> Table:
+    from rlx.evaluation.problem_statistics import FIGURES
+
+    first, *others = (recipe.label for recipe in found.recipes)
+    columns = [differences or {} for differences in pairs.differences[1:]]
+    counts = [str(next(iter(c.values())).problems) if c else "–" for c in columns]
+    rows = [
+        [figure, *(_problem_gap(column.get(figure)) for column in columns)]
+        for figure in FIGURES
+        if any(figure in column for column in columns)
+    ]
+    heads = [f"{label} − {first}" for label in others]
+    return [["", *heads], ["problems", *counts], *rows]
+
+
+def _list_comparison_notes(found: "Comparison") -> list[str]:
+    notes = ["± is half the 95 % interval of Student's t over seeds."]
+    if len(found.recipes) > 1:
+        notes.append(
+            "Differences are seed by seed, over the seeds that both have; p is of the exact paired "
+            "permutation test."
+        )
+    if any(any(pairs.differences) for pairs in found.by_problem):
+        notes.append(BY_PROBLEM)
+    for pairs in found.by_problem:
+        for recipe, why in zip(found.recipes, pairs.absent, strict=True):
+            if why is not None:
+                both = f"{found.recipes[0].label} and {recipe.label}"
+                suite = escape_unprintable(pairs.suite)
+                notes.append(f"{suite}: {both} are not compared problem by problem: {why}.")
+    return notes + left_out(found)
+
+
+def _format_recipe_seeds(recipe: "Recipe") -> str:
+    return " ".join(str(seed) for seed in recipe.runs)
+
+
+def _format_spec_value(value: Any) -> str:
+    return "–" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def _format_seed_mean(mean: "Mean | None") -> str:
+    if mean is None:
+        return "–"
+    half = "" if mean.high is None else f" ± {mean.high - mean.mean:.3f}"
+    return f"{mean.mean:.3f}{half}"
+
+
+def _format_seed_difference(gap: "Difference | None") -> str:
+    if gap is None:
+        return "–"
+    half = "" if gap.over.high is None else f" ± {gap.over.high - gap.over.mean:.3f}"
+    return f"{gap.over.mean:+.3f}{half} (p {gap.p:.2g})"
+
+
+def _problem_gap(gap: "OverProblems | None") -> str:
+    if gap is None:
+        return "–"
+    return f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] (p {gap.p:.2g})"
+
+
+def _seeds_cells(gap: "Difference | None") -> list[float | None]:
+    return [None] * 4 if gap is None else [gap.over.mean, gap.over.low, gap.over.high, gap.p]
+
+
+def _problem_cells(gap: "OverProblems | None") -> list[float | None]:
+    return [None] * 5 if gap is None else [gap.problems, gap.mean, gap.low, gap.high, gap.p]
+
+
+def _format_markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _render_html_row(cells: Sequence[str], tag: str) -> str:
+    inside = "".join(f"<{tag}>{escape(escape_unprintable(cell))}</{tag}>" for cell in cells)
+    return f"<tr>{inside}</tr>"

@@ -1,0 +1,52 @@
+"""`rlx export`: the model of a run, at any time."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import click
+
+from rlx.checkpoint.sealing import CheckpointError
+from rlx.checkpoint.store import LATEST, copy_checkpoint, read_state
+from rlx.cli.registry import folder_of, open_registry, registry_option
+from rlx.errors import EnvironmentFault, SpecError
+from rlx.spec import ExperimentSpec
+from rlx.spec.reading.diagnostics import escape_unprintable
+
+__all__ = ["export"]
+
+
+@click.command()
+@click.argument("run", metavar="RUN[@STEP]")
+@click.argument("folder", type=click.Path(path_type=Path))
+@registry_option
+def export(run: str, folder: Path, url: str) -> None:
+    """Write the model of RUN to FOLDER, in the Hugging Face layout.
+
+    It is that of RUN's newest checkpoint, or of the one named, also while RUN is running. Adapters
+    are merged, and written once more alone as FOLDER/adapter.
+    """
+    name = escape_unprintable(str(folder))
+    if folder.exists():
+        raise SpecError(f"{name} is there already: name a folder that is not")
+    ref, at, step = run.partition("@")
+    with open_registry(url) as registry:
+        found = registry.run(ref)
+        root = folder_of(found).checkpoints
+        recorded = {c.step: c.sha256 for c in registry.checkpoints(found.id)}
+    from rlx.checkpoint.weights import write_weights
+
+    spec = ExperimentSpec.model_validate_json(json.dumps(found.spec))
+    folder = folder.absolute()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".rlx-export-") as aside:
+            source = copy_checkpoint(root, step if at else LATEST, recorded, Path(aside))
+            step = str(read_state(source).step)
+            write_weights(spec, source, Path(aside) / "model")
+            (Path(aside) / "model").replace(folder)
+    except CheckpointError as error:
+        raise SpecError(f"no checkpoint of {found.id} can be exported: {error}") from error
+    except OSError as error:
+        raise EnvironmentFault(f"cannot write {name}: {error.strerror or error}") from error
+    click.echo(f"✓ {found.id} after step {step}: {name}")

@@ -1,0 +1,130 @@
+"""Rollouts as JSON Lines, under the names of design 000."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlx.reward import RewardEntry
+from rlx.rollout import RolloutTree
+
+if TYPE_CHECKING:
+    from rlx.record.rollout_reader import StoredStep  # brings torch
+
+__all__ = ["json_lines"]
+
+NO_TURN = -1
+
+
+def json_lines(
+    stored: "StoredStep", rows: Sequence[int], about: Mapping[str, Any]
+) -> Iterator[str]:
+    """One JSON object for each row that was trained on, in pure printable ASCII.
+
+    P tokens stand before the row's first own token, R follow; nothing is padded. Lists are
+    `prompt_ids` [P]; `response_ids`, `turn_sequence`, `loss_mask`, `effective_mask` and
+    `advantages` [R]; `attention_mask` and `info_mask` [P + R]. `turn_sequence` is the turn's number
+    on tokens of the policy and -1 on others; `loss_mask` is 1 on tokens of the policy,
+    `effective_mask` 1 on tokens that learned.
+
+    Of rewards, names add up: `turn_reward_components` to `turn_rewards`, `global_rewards` to their
+    part of the total score; names that begin with `_` are never summed, and `_raw_NAME` is NAME
+    without its weight. An absent reward is null, a turn without any is not named.
+
+    Args:
+        stored: a step.
+        rows: numbers of those to write, in order.
+        about: what every object begins with.
+
+    Reference:
+        Design 000, sections 1.2 and 2.1.
+    """
+    for number in rows:
+        text = json.dumps({**about, **_build_row_json(stored, number)})
+        yield text.replace("\x7f", "\\u007f")  # the one control character that JSON lets pass
+
+
+def _build_row_json(stored: "StoredStep", number: int) -> dict[str, Any]:
+    at, segment, parent, kind, _ = stored.rows.places[number]
+    tree, places = stored.trees[at], [place[:2] for place in stored.rows.places]
+    own, _ = tree.own_turns(segment)
+    path = tree.path(segment)
+    first = path.index(own[0])
+    return {
+        "row": number,
+        "parent_row": places.index((at, parent)) if (at, parent) in places else None,
+        "tree": at,
+        "group": int(stored.rows.groups[number]),
+        "kind": kind,
+        "problem_id": tree.problem.id,
+        "problem": dict(tree.problem.fields),
+        "prompt": tree.segments[path[first - 1]].text,
+        "turns": [_build_turn_json(tree, turn) for turn in own],
+        "structured_rewards": _build_rewards_json(stored, at, own),
+        "scores": stored.rows.scores_of(number),
+        **_build_tokens_json(stored, number, path[:first], path[first:], own),
+    }
+
+
+def _build_turn_json(tree: RolloutTree, index: int) -> dict[str, Any]:
+    """A turn and what the environment said to it; null where it said nothing."""
+    turn = tree.segments[index]
+    after = [s.text for s in tree.segments if s.parent == index and s.author == "environment"]
+    return {
+        "turn": turn.turn,
+        "kind": turn.kind,
+        "response": turn.text,
+        "observation": after[0] if after else None,
+        "info": dict(turn.info),
+        "finish_reason": turn.finish_reason,
+    }
+
+
+def _build_rewards_json(stored: "StoredStep", tree: int, own: Sequence[int]) -> dict[str, Any]:
+    table, segments = stored.rewards, stored.trees[tree].segments
+    turns = {str(segments[s].turn): s for s in own}
+    totals = {turn: table.total((tree, s)) for turn, s in turns.items()}
+    return {
+        "turn_rewards": {turn: total for turn, total in totals.items() if total is not None},
+        "turn_reward_components": {
+            turn: _collect_reward_values(table.turns.get((tree, s), {}))
+            for turn, s in turns.items()
+        },
+        "global_rewards": _collect_reward_values(table.rollouts.get((tree, own[-1]), {})),
+    }
+
+
+def _collect_reward_values(entries: Mapping[str, RewardEntry]) -> dict[str, float | None]:
+    """Weighted values, then the raw ones of those that are summed."""
+    weighted = {
+        e.name: e.raw if e.raw is None or not e.counts else e.weight * e.raw
+        for e in entries.values()
+    }
+    return weighted | {f"_raw_{e.name}": e.raw for e in entries.values() if e.counts}
+
+
+def _build_tokens_json(
+    stored: "StoredStep",
+    number: int,
+    before: Sequence[int],
+    after: Sequence[int],
+    own: Sequence[int],
+) -> dict[str, Any]:
+    """What there is to say of each token: `before` is the prompt's path, `after` the response's."""
+    segments = stored.trees[stored.rows.places[number][0]].segments
+    prompt = [token for s in before for token in segments[s].token_ids]
+    response = [token for s in after for token in segments[s].token_ids]
+    turn_of = {s: segments[s].turn if s in own else NO_TURN for s in after}
+    turns = [turn_of[s] for s in after for _ in segments[s].token_ids]
+    policy = [int(turn != NO_TURN) for turn in turns]
+    here = slice(len(prompt), len(prompt) + len(response))
+    mask, advantages = (stored.rows.tokens[name] for name in ("mask", "advantages"))
+    return {
+        "prompt_ids": prompt,
+        "response_ids": response,
+        "turn_sequence": turns,
+        "attention_mask": [1] * (len(prompt) + len(response)),
+        "info_mask": [1] * len(prompt) + policy,
+        "loss_mask": policy,
+        "effective_mask": None if mask is None else mask[number, here].int().tolist(),
+        "advantages": None if advantages is None else advantages[number, here].tolist(),
+    }

@@ -1,0 +1,370 @@
+"""Verbs that read: runs, status, logs, samples, and the servers that show them."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlx.cli.registry import folder_of, list_group_runs, open_registry, registry_option, run_json
+from rlx.cli.text import format_columns
+from rlx.errors import SpecError
+from rlx.launch.slurm import reconcile_slurm_run
+from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx_registry import ENDED, STATUSES, BodyRecord, RolloutIndex, RunRecord, read_body
+
+__all__ = ["PORT", "logs", "mlflow", "runs", "samples", "status"]
+
+SHOWN = 20
+"""Rows of a table, unless another limit is given."""
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+PORT = click.IntRange(1, 65535)
+
+
+def _print_json_value(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+@click.command()
+@click.option("--name", help="Only runs of this experiment.")
+@click.option("--group", metavar="NAME", help="Only runs of this group.")
+@click.option("--status", type=click.Choice(STATUSES), help="Only runs with this status.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most so many, newest first.")
+@as_json
+@registry_option
+def runs(
+    name: str | None,
+    group: str | None,
+    status: str | None,
+    limit: int | None,
+    as_json: bool,
+    url: str,
+) -> None:
+    """List runs, newest first."""
+    with open_registry(url) as registry:
+        if group is not None:
+            list_group_runs(registry, group)
+        found = registry.runs(name=name, group=group, status=status, limit=limit)
+        described = [run_json(registry, reconcile_slurm_run(registry, run)) for run in found]
+    if as_json:
+        return _print_json_value(described)
+    rows = [
+        (
+            d["run"],
+            d["name"],
+            str(d["seed"]),
+            d["status"],
+            f"{d['step']}/{d['steps'] or '?'}",
+            _format_run_figure(d, "accuracy"),
+            _format_run_figure(d, "brier"),
+            _format_run_figure(d, "ece"),
+            _format_run_age(d["created"]),
+            " ".join(d["groups"]),
+        )
+        for d in described
+    ]
+    heads = ("RUN", "NAME", "SEED", "STATUS", "STEP", "ACCURACY", "BRIER", "ECE", "AGE", "GROUP")
+    shown = len(heads) if any(d["groups"] for d in described) else -1
+    click.echo(format_columns([row[:shown] for row in rows], heads[:shown]))
+    return None
+
+
+def _format_run_figure(run: dict[str, Any], name: str) -> str:
+    """After training where that is known, else before, in brackets."""
+    for label, form in (("after", "{:.3f}"), ("before", "({:.3f})")):
+        value = run["evaluation"].get(label, {}).get(name)
+        if value is not None:
+            return form.format(value)
+    return ""
+
+
+def _format_run_age(created: float) -> str:
+    seconds = time.time() - created
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+@click.command()
+@click.argument("run")
+@as_json
+@registry_option
+def status(run: str, as_json: bool, url: str) -> None:
+    """Show how RUN stands: an id, its number, or `latest`."""
+    with open_registry(url) as registry:
+        found = reconcile_slurm_run(registry, registry.run(run))
+        described = run_json(registry, found)
+        if as_json:
+            return _print_json_value(described)
+        if found.status == "finished":
+            from rich.console import Console
+
+            from rlx.cli.summary import show_run_summary
+
+            return show_run_summary(registry, found, Console(highlight=False))
+        events = registry.events(found.id)
+    from rlx.run.progress import read_progress
+
+    stage = read_progress(folder_of(found).progress)
+    lines = [
+        f"{found.id}  {found.name}  seed {found.seed}  spec {found.digest}",
+        f"status   {described['status']}{f': {found.reason}' if found.reason else ''}",
+        f"step     {found.step} of {found.steps_total}"
+        + (f"  (phase {found.phase})" if found.phase else ""),
+    ]
+    if stage is not None:
+        lines.append(
+            f"doing    {stage.stage} {stage.done}/{stage.total}  {stage.doing}  {stage.note}"
+        )
+    lines += [f"event    {e.kind}: {e.message}" for e in events[-3:]]
+    lines.append(f"log      {os.path.relpath(folder_of(found).log)}")
+    click.echo("\n".join(escape_unprintable(line) for line in lines))
+    return None
+
+
+@click.command()
+@click.argument("run", default="latest")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
+@click.option(
+    "-n", "--lines", type=click.IntRange(min=0), default=40, help="How many to begin with."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the run's events as JSON.")
+@registry_option
+def logs(run: str, follow: bool, lines: int, as_json: bool, url: str) -> None:
+    """Show what RUN's processes printed."""
+    with open_registry(url) as registry:
+        found = registry.run(run)
+        if as_json:
+            return _print_json_value(
+                [
+                    {"at": e.at, "kind": e.kind, "level": e.level, "message": e.message}
+                    for e in registry.events(found.id)
+                ]
+            )
+        log = folder_of(found).log
+        shown = 0
+        if log.exists():
+            text = log.read_text(errors="replace")
+            _print_lines("\n".join(text.splitlines()[-lines:]) if lines else "")
+            shown = log.stat().st_size
+        while follow and registry.run(found.id).effective_status not in ENDED:
+            time.sleep(0.5)
+            shown = _print_rest(log, shown)
+        _print_rest(log, shown)
+    return None
+
+
+def _print_rest(log: Path, start: int) -> int:
+    if not log.exists():
+        return start
+    with log.open("rb") as file:
+        file.seek(start)
+        new = file.read()
+    _print_lines(new.decode(errors="replace").rstrip("\n"))
+    return start + len(new)
+
+
+def _print_lines(text: str) -> None:
+    for line in text.splitlines():
+        click.echo(escape_unprintable(line))
+
+
+@click.command()
+@click.argument("run", default="latest")
+@click.option("--step", type=click.IntRange(min=1), help="Of which step; the last one otherwise.")
+@click.option("--group", "tree", type=int, help="Only this prompt (see TREE).")
+@click.option("--sort", type=click.Choice(["tree", "reward", "advantage"]), default="tree")
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(min=1),
+    help=f"How many rows: {SHOWN}, or all with --export.",
+)
+@click.option("--credit", is_flag=True, help="Token by token: rewards, KL, advantages.")
+@click.option("--row", "numbers", type=int, multiple=True, help="With --credit: this row.")
+@click.option(
+    "--export",
+    "file",
+    type=click.Path(path_type=Path, allow_dash=True),
+    metavar="FILE",
+    help="Write the rows with all of their tokens as JSON Lines; `-` is stdout.",
+)
+@as_json
+@registry_option
+def samples(
+    run: str,
+    step: int | None,
+    tree: int | None,
+    sort: str,
+    limit: int | None,
+    credit: bool,
+    numbers: tuple[int, ...],
+    file: Path | None,
+    as_json: bool,
+    url: str,
+) -> None:
+    """Show RUN's rollouts with rewards by component and advantage."""
+    if numbers and not credit:
+        raise SpecError("--row N shows a row token by token: add --credit")
+    if file is not None and (credit or as_json):
+        raise SpecError(
+            "--export writes every row with its tokens, as JSON Lines: drop --json and --credit"
+        )
+    found, at, rows, body = _load_rollout_step(run, step, url)
+    if tree is not None and not any(row.tree == tree for row in rows):
+        there = f"; it has 0 to {max(row.tree for row in rows)}" if rows else ""
+        raise SpecError(f"step {at} of {found.id} has no prompt {tree}{there}")
+    rows = [row for row in rows if tree is None or row.tree == tree]
+    if credit:
+        return _show_credit_rows(found, at, body, {row.row for row in rows}, numbers, as_json)
+    if sort != "tree":
+        rows.sort(key=lambda row: -(getattr(row, sort) or 0.0))
+    else:
+        rows.sort(key=_tree_order)
+    if file is not None:
+        return _write_rollout_rows(found, at, body, [row.row for row in rows[:limit]], file)
+    rows, count = rows[: limit or SHOWN], len(rows)
+    if as_json:
+        return _print_json_value([_sample_json(found, at, row) for row in rows])
+    heads = ("ROW", "TREE", "TURN", "REWARD", "ADVANTAGE", "PARTS", "TEXT")
+    click.echo(f"{found.id} step {at}: {count} rows")
+    click.echo(format_columns([_sample_row(row) for row in rows], heads))
+    return None
+
+
+def _load_rollout_step(
+    run: str, step: int | None, url: str
+) -> tuple[RunRecord, int, list[RolloutIndex], BodyRecord]:
+    """A run, a step of it, the last one where none is named, and what is recorded of it."""
+    with open_registry(url) as registry:
+        found = registry.run(run)
+        steps = registry.rollout_steps(found.id)
+        if not steps:
+            raise SpecError(f"{found.id} has recorded no rollouts{_why_none(found)}")
+        at = steps[-1] if step is None else step
+        if at not in steps:
+            raise SpecError(
+                f"{found.id} has no rollouts of step {at}; it has {steps[0]} to {steps[-1]}"
+            )
+        rows = registry.rollout_index(found.id, at)
+        return found, at, rows, registry.rollout_body(found.id, at)
+
+
+def _write_rollout_rows(
+    run: RunRecord, step: int, body: BodyRecord, rows: Sequence[int], file: Path
+) -> None:
+    """Writes rows of a step, in order."""
+    from rlx.cli.export_rollouts import json_lines
+    from rlx.home import format_path
+    from rlx.record.rollout_reader import read_step
+
+    if file.is_dir():
+        raise SpecError(f"--export {escape_unprintable(str(file))} is a folder; name a file in it")
+    if not file.parent.is_dir():
+        raise SpecError(f"--export: there is no folder {escape_unprintable(str(file.parent))}")
+    stored = read_step(read_body(folder_of(run).root / body.path, body.sha256))
+    about = {"run": run.id, "step": step, "phase": body.statistics["phase"]}
+    lines = json_lines(stored, rows, about)
+    if str(file) == "-":
+        for line in lines:
+            click.echo(line)
+        return
+    with file.open("w", encoding="ascii") as out:
+        out.writelines(f"{line}\n" for line in lines)
+    click.echo(
+        f"{len(rows)} rows of step {step} of {run.id}: {escape_unprintable(format_path(file))}",
+        err=True,
+    )
+
+
+def _show_credit_rows(
+    run: RunRecord,
+    step: int,
+    body: BodyRecord,
+    there: set[int],
+    numbers: Sequence[int],
+    as_json: bool,
+) -> None:
+    """The account of a step's rows, as `rlx plan` gives it; `there` are those that may be shown."""
+    from rich.console import Console
+
+    from rlx.plan.report import convert_to_json, select_example_rows
+    from rlx.plan.stored import spec_of, speech_of_run, stored_accounts
+    from rlx.plan.text import show_rows
+    from rlx.record.rollout_reader import read_step
+
+    if missing := sorted(set(numbers) - there):
+        raise SpecError(f"--row {missing[0]}: step {step} of {run.id} has no such row here")
+    folder, phase = folder_of(run), str(body.statistics["phase"])
+    spec = spec_of(run.spec, phase)
+    speech = speech_of_run(spec.model, folder.model)
+    stored = read_step(read_body(folder.root / body.path, body.sha256))
+    accounts = stored_accounts(stored.trees, stored.rewards, stored.rows, spec.credit, speech)
+    shown = numbers or select_example_rows(
+        [a for a in accounts if a.row in there], spec.evaluation.correct
+    )
+    note = "" if speech else "the run's tokenizer is not on this machine: token ids are shown"
+    if as_json:
+        rows = [convert_to_json(a) for a in accounts if a.row in (set(numbers) or there)]
+        return _print_json_value(
+            {"run": run.id, "step": step, "phase": phase, "note": note, "rows": rows}
+        )
+    click.echo(f"{run.id} step {step}, phase {escape_unprintable(phase)}: {len(accounts)} rows")
+    if note:
+        click.echo(note, err=True)
+    return show_rows(accounts, shown, Console(highlight=False))
+
+
+def _why_none(run: RunRecord) -> str:
+    if run.spec.get("tracking", {}).get("rollouts") == "none":
+        return ": its spec says `tracking.rollouts: none`"
+    return "" if run.effective_status in ENDED else " yet"
+
+
+def _tree_order(row: RolloutIndex) -> tuple[int, int, int]:
+    """An answer, then its confidences."""
+    parent = row.row if row.parent_row is None else row.parent_row
+    return row.tree, parent, row.row
+
+
+def _sample_json(run: RunRecord, step: int, row: RolloutIndex) -> dict[str, Any]:
+    return {"run": run.id, "step": step, **{n: getattr(row, n) for n in RolloutIndex.__slots__}}
+
+
+def _sample_row(row: RolloutIndex) -> tuple[str, ...]:
+    parts = " ".join(f"{n}={'absent' if v is None else f'{v:g}'}" for n, v in row.rewards.items())
+    return (
+        str(row.row),
+        str(row.tree),
+        ("  " if row.parent_row is not None else "") + row.turn,
+        "absent" if row.reward is None else f"{row.reward:.3f}",
+        f"{row.advantage:+.3f}",
+        parts + (f"  ({row.failed})" if row.failed else ""),
+        row.preview.replace("\n", "⏎")[:70],
+    )
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1")
+@click.option("--port", type=PORT, default=5000, show_default=True)
+@click.option("--uri", default="sqlite:///{home}/mlflow.db", help="MLflow's store.")
+def mlflow(host: str, port: int, uri: str) -> int:
+    """Serve MLflow's own interface on the mirror of the runs."""
+    from rlx.home import get_rlx_home, tracking_url
+    from rlx.record.mlflow_ui import require_free_port, ui_command
+
+    store = tracking_url(uri)
+    path = Path(store.removeprefix("sqlite:///"))
+    if store.startswith("sqlite:///") and not path.exists():
+        raise SpecError(f"there is no MLflow store at {os.path.relpath(path)} yet: run something")
+    require_free_port(host, port)
+    command, environment = ui_command(store, get_rlx_home() / "mlartifacts", host, port)
+    click.echo(f"MLflow on http://{host}:{port}  (Ctrl-C ends it)", err=True)
+    sys.stdout.flush()
+    os.execve(command[0], command, environment)

@@ -1,0 +1,86 @@
+"""Probes on a terminal: a table per suite, step by step, and stated against sampled confidence."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from rlx.probe.pictures import agreement_line
+from rlx.probe.records import RecordedProbe
+from rlx.probe.statistics import GRID, Band
+from rlx.probe.verbal import compute_agreement
+from rlx.spec.reading.diagnostics import escape_unprintable
+
+__all__ = ["show_probes"]
+
+SHARES = (0.0, 0.5, 1.0)
+"""Of the reasoning, at which the table gives `mc_p_correct`."""
+
+
+def show_probes(probes: Sequence[RecordedProbe], console: Console) -> None:
+    """Prints probes of one run or model: a table per suite, and a line where confidence was stated.
+
+    Args:
+        probes: by step; the line is about the last of them.
+        console: where to.
+    """
+    suites: dict[str, list[RecordedProbe]] = {}
+    for probe in probes:
+        suites.setdefault(probe.suite, []).append(probe)
+    for steps in suites.values():
+        console.print(_build_probe_steps_table(steps))
+        console.print()
+    for probe in reversed(probes):
+        found = compute_agreement(probe.verbal)
+        if found is not None:
+            console.print(
+                f"step {probe.step}: {agreement_line(found)}", markup=False, soft_wrap=True
+            )
+            break
+
+
+def _build_probe_steps_table(steps: Sequence[RecordedProbe]) -> Table:
+    suite, settings = (
+        escape_unprintable(steps[-1].suite),
+        _describe_probe_settings(steps[-1].settings),
+    )
+    title = f"probe {suite}: mc_p_correct by share of reasoning\n{settings}"
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    heads = [f"\nat {share:g}" for share in SHARES]
+    for heading in ("\nstep", *heads, "area over\nsame", "whole\nright", "\nwrapped", "\nproblems"):
+        table.add_column(heading, justify="right")
+    places = [GRID.index(share) for share in SHARES]
+    for probe in steps:
+        said = probe.figures
+        left_out = f"\n{probe.unprobed} left out" if probe.unprobed else ""
+        table.add_row(
+            str(probe.step),
+            *(_format_band_cell(said.p_correct[place]) for place in places),
+            _format_band_cell(said.aoc),
+            f"{said.accuracy:.3f}",
+            f"{said.wrapped:.3f}",
+            f"{said.problems}{left_out}",
+        )
+    return table
+
+
+def _format_band_cell(band: Band) -> str:
+    """A mean, and its interval below."""
+    if math.isnan(band.mean):
+        return "–"
+    return f"{band.mean:.3f}\n[dim]{band.low:.2f}–{band.high:.2f}[/dim]"
+
+
+def _describe_probe_settings(said: Any) -> str:
+    return f"{said['samples']} samples a point, cut by {said['cut']['by']}, seed {said['seed']}"

@@ -1,0 +1,238 @@
+"""`rlx submit --seeds --grid`: one group of runs, shown first, then run as devices allow."""
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlx.cli.registry import RUN_LIKE, open_registry
+from rlx.cli.text import format_columns, print_warnings
+from rlx.cli.worker import run_queue
+from rlx.discovery import Plugins, check_file
+from rlx.errors import SpecError
+from rlx.launch.preflight import run_preflight_checks
+from rlx.launch.submission import registry_url
+from rlx.launch.submission import submit_run as record
+from rlx.spec.launcher import Slurm
+from rlx.spec.reading.diagnostics import Diagnostic, InvalidSpec, build_refusal, escape_unprintable
+from rlx.spec.reading.reader import ReadSpec
+from rlx.spec.reading.yaml_source import parse_yaml_document
+from rlx_registry import Registry, RunRecord
+
+__all__ = ["grid_of", "require_group_name", "seeds_of", "submit_many"]
+
+GROUP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+GOES_ON = {"queued", "submitted", "running", "lost", "finished"}
+"""States of a run that is the one that is asked for: others are run anew."""
+MOST = 10_000
+"""Runs of a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One run of the group.
+
+    Attributes:
+        cell: what sets it apart, by path.
+    """
+
+    cell: dict[str, Any]
+    read: ReadSpec
+    plugins: Plugins
+
+
+def seeds_of(text: str) -> list[int]:
+    """Reads `0..4`, `0,3,7`, or a mixture.
+
+    Raises:
+        SpecError: it is neither, or more than a group has runs.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        ends = re.fullmatch(r"\s*(\d{1,9})(?:\.\.(\d{1,9}))?\s*", part)
+        if ends is None or (ends[2] is not None and int(ends[2]) < int(ends[1])):
+            raise SpecError(f"--seeds {escape_unprintable(text)}: write 0..4, or 0,3,7")
+        span = range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+        _require_few(len(found) + len(span))
+        found += span
+    return list(dict.fromkeys(found))
+
+
+def grid_of(texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Reads `path=a,b`, once per path: every combination, the last path changing fastest.
+
+    Values go through the same reader as the experiment and `--set`; one that is said again counts
+    once.
+
+    Raises:
+        InvalidSpec: values that cannot be read.
+        SpecError: a path has no values, is named twice, or is the name; or the combinations are
+            more than a group has runs.
+    """
+    axes: dict[str, list[Any]] = {}
+    for text in texts:
+        path, equals, values = text.partition("=")
+        found = parse_yaml_document(f"[{values}]", f"--grid {path}").tree if equals else None
+        if not path or not found or path in axes:
+            raise SpecError(f"--grid {escape_unprintable(text)}: write path=a,b, each path once")
+        if path == "name":
+            raise SpecError("--grid name: a name makes no other experiment; --group names them all")
+        axes[path] = list({json.dumps(value): value for value in found}.values())
+    _require_few(math.prod(map(len, axes.values())))
+    return [dict(zip(axes, cell, strict=True)) for cell in itertools.product(*axes.values())]
+
+
+def _require_few(runs: int) -> None:
+    if runs > MOST:
+        raise SpecError(f"--seeds and --grid ask for {runs} runs: a group has at most {MOST}")
+
+
+def submit_many(
+    spec: Path,
+    overrides: Sequence[str],
+    seeds: str | None,
+    grid: Sequence[str],
+    *,
+    group: str | None,
+    at_once: int,
+    returns: bool,
+) -> int:
+    """Records what is missing of a group, shows all of it, and runs it.
+
+    Args:
+        spec: the experiment.
+        overrides: for every run.
+        seeds: as `seeds_of` reads them; None is the experiment's own.
+        grid: as `grid_of` reads them.
+        group: what it is called; None makes a name of the experiment's and of what varies.
+        at_once: runs at once.
+        returns: leave it to waiting workers.
+
+    Returns:
+        0 where every run has finished, or was left to workers; else 1.
+
+    Raises:
+        SpecError: the group cannot be called so.
+        InvalidSpec: a member cannot be; nothing has been recorded then.
+    """
+    if group is not None:
+        require_group_name(group)
+    members = _build_group_members(spec, overrides, seeds, grid)
+    url = registry_url(members[0].read)
+    if isinstance(members[0].read.spec.runner.launcher, Slurm):
+        raise SpecError("--seeds and --grid do not go with Slurm: submit its jobs one by one")
+    told: dict[Diagnostic, None] = {}  # what members share is said once
+    for member in members:
+        told |= dict.fromkeys(member.plugins.warnings)
+        told |= dict.fromkeys(run_preflight_checks(member.read, member.plugins, elsewhere=returns))
+    print_warnings(tuple(told))
+    with open_registry(url, read_only=False) as registry:
+        if group is not None:
+            _require_no_experiment(registry, members, group)
+        name = group or _own_name(registry, members)
+        runs = _record_group_runs(registry, members, name)
+        click.echo(f"group {name}")
+        click.echo(_format_group_table(members, [registry.run(run.id) for run in runs]))
+        ids = list(dict.fromkeys(run.id for run in runs))
+        if returns:
+            return 0
+        click.echo(
+            "Ctrl-C leaves what runs; the same command goes on with what is missing", err=True
+        )
+        run_queue(registry, url, at_once, once=True, only=set(ids))
+        ended = [registry.run(run) for run in ids]
+        click.echo(_format_group_table(members, [registry.run(run.id) for run in runs]))
+    click.echo(f"compare them:  rlx compare {name}")
+    return int(any(run.status != "finished" for run in ended))
+
+
+def _build_group_members(
+    spec: Path, overrides: Sequence[str], seeds: str | None, grid: Sequence[str]
+) -> list[Member]:
+    faults: list[Diagnostic] = []
+    members: list[Member] = []
+    every = [{"seed": seed} for seed in seeds_of(seeds)] if seeds is not None else [{}]
+    cells = grid_of(grid)
+    if seeds is not None and "seed" in cells[0]:
+        raise SpecError("--seeds and --grid seed=... are both of the seed: give one of them")
+    _require_few(len(cells) * len(every))
+    for cell in cells:
+        for seed in every:
+            own: dict[str, Any] = {**cell, **seed}
+            said = [f"{p}={json.dumps(value, ensure_ascii=False)}" for p, value in own.items()]
+            try:
+                members.append(Member(own, *check_file(spec, (*overrides, *said))))
+            except InvalidSpec as error:
+                faults += [d for d in error.diagnostics if d not in faults]
+    if faults:
+        raise build_refusal(faults, str(spec))
+    return members
+
+
+def require_group_name(group: str) -> None:
+    """Sees that a name can be a group's.
+
+    Raises:
+        SpecError: it cannot, or would be taken for a run.
+    """
+    if not GROUP_NAME.fullmatch(group):
+        raise SpecError(
+            f"--group {escape_unprintable(group)}: write letters, digits, '.', '_' and '-', "
+            "at most 80"
+        )
+    if RUN_LIKE.fullmatch(group):
+        raise SpecError(f"--group {group}: that is how a run is named; choose another name")
+
+
+def _require_no_experiment(registry: Registry, members: Sequence[Member], group: str) -> None:
+    """A name of `rlx compare` is a group's or an experiment's, never both."""
+    if group == members[0].read.spec.name or registry.runs(name=group):
+        raise SpecError(f"--group {group}: an experiment has that name; choose another one")
+
+
+def _own_name(registry: Registry, members: Sequence[Member]) -> str:
+    """The experiment's name and the last words of what varies, such as `rlcr-normalize`.
+
+    A group is what it was when it grows, by seeds or by values; where others have its name
+    already, it gets a number.
+    """
+    paths = list(dict.fromkeys(path for member in members for path in member.cell))
+    varied = [path.rpartition(".")[2] for path in paths if path != "seed"] or ["seeds"]
+    stem = re.sub(r"[^A-Za-z0-9._-]", "_", "-".join([members[0].read.spec.name, *varied]))[:72]
+    asked = {member.read.spec.digest for member in members}
+    for name in itertools.chain([stem], (f"{stem}-{n}" for n in itertools.count(2))):
+        own = all(run.digest in asked for run in registry.runs(group=name))
+        if own and not registry.runs(name=name):
+            return name
+    raise AssertionError("numbers have no end")
+
+
+def _record_group_runs(
+    registry: Registry, members: Sequence[Member], group: str
+) -> list[RunRecord]:
+    """Every member's run: the newest that is there, or a new one in the queue."""
+    oldest_first = reversed(registry.runs())
+    there = {(r.digest, r.seed): r for r in oldest_first if r.effective_status in GOES_ON}
+    runs = []
+    for member in members:
+        which = member.read.spec.digest, member.read.spec.seed
+        if which not in there:
+            there[which] = record(registry, member.read, member.plugins, again=True, queue=True)[0]
+        registry.join(there[which].id, group)
+        runs.append(there[which])
+    return runs
+
+
+def _format_group_table(members: Sequence[Member], runs: Sequence[RunRecord]) -> str:
+    paths = list(dict.fromkeys(path for member in members for path in member.cell))
+    rows = [
+        (run.id, *(json.dumps(m.cell.get(p)) for p in paths), f"{run.step}", run.effective_status)
+        for m, run in zip(members, runs, strict=True)
+    ]
+    return format_columns(rows, ("RUN", *paths, "STEP", "STATUS"))

@@ -1,0 +1,161 @@
+"""The trained model that a command is asked about, and the experiment that it belongs to."""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from rlx.checkpoint.sealing import CheckpointError, digest_of
+from rlx.checkpoint.store import copy_checkpoint
+from rlx.cli.registry import RUN_LIKE, folder_of, open_registry
+from rlx.errors import EnvironmentFault, SpecError
+from rlx.home import format_path, get_rlx_home, tracking_url
+from rlx.model.files import check_model_files
+from rlx.spec import ExperimentSpec, Pretrained
+from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.spec.reading.reader import read_document
+from rlx.spec.reading.yaml_source import Document, parse_yaml_document
+from rlx_registry import ENDED, Registry, RunRecord
+
+__all__ = ["Target", "checkpoint_target", "model_target", "run_target", "tell_mlflow"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model and its experiment.
+
+    Attributes:
+        name: for messages and titles.
+        document: the experiment, not yet checked.
+        model: folder of the model, or its name on the hub.
+        run: None for a model that no run is named for.
+        step: the model is that of the run's checkpoint after this step; None for the exported one.
+        mark: what stands for the weights where their files are written anew each time.
+    """
+
+    name: str
+    document: Document
+    model: str
+    run: RunRecord | None
+    step: int | None = None
+    mark: str | None = None
+
+
+def run_target(name: str, url: str) -> Target:
+    """The model that a run has exported, with the run's own experiment.
+
+    Raises:
+        SpecError: it has exported none yet, or a model is named instead of a run.
+        EnvironmentFault: its model is gone.
+    """
+    run = _find_target_run(name, url)
+    model = folder_of(run).model
+    if not (model / "config.json").is_file():
+        if run.status == "finished":
+            raise EnvironmentFault(f"{run.id} has no model any more: {format_path(model)} is gone")
+        raise SpecError(
+            f"{run.id} has exported no model: it is {run.effective_status}, and a run exports its "
+            "model when it has finished"
+        )
+    return Target(run.id, _build_run_document(run), str(model), run)
+
+
+@contextmanager
+def checkpoint_target(name: str, step: int, url: str) -> Iterator[Target]:
+    """The model of a run as it was after a step, which is there until the end of the block.
+
+    Args:
+        step: of one of its checkpoints.
+
+    Raises:
+        SpecError: there is no such checkpoint, or it is damaged.
+        EnvironmentFault: the run's folder cannot be written.
+    """
+    run = _find_target_run(name, url)
+    with open_registry(url) as registry:
+        recorded = {c.step: c.sha256 for c in registry.checkpoints(run.id)}
+    from rlx.checkpoint.weights import write_weights
+
+    folder = folder_of(run)
+    spec = ExperimentSpec.model_validate_json(json.dumps(run.spec))
+    try:
+        place = tempfile.TemporaryDirectory(dir=folder.root, prefix=".rlx-eval-")
+    except OSError as error:
+        raise EnvironmentFault(
+            f"cannot write {format_path(folder.root)}: {error.strerror}"
+        ) from error
+    with place as aside:
+        model = Path(aside) / "model"
+        try:
+            source = copy_checkpoint(folder.checkpoints, str(step), recorded, Path(aside))
+            write_weights(spec, source, model)
+        except CheckpointError as error:
+            raise SpecError(f"{run.id} at step {step}: {error}") from error
+        mark = digest_of(source)
+        yield Target(f"{run.id}@{step}", _build_run_document(run), str(model), run, step, mark)
+
+
+def model_target(name: str, file: Path) -> Target:
+    """The model in a folder or on the hub, with the experiment in a file.
+
+    Raises:
+        SpecError: it cannot be used here, or is a run; or the file cannot be opened.
+        InvalidSpec: the file is not YAML as rlx reads it.
+        EnvironmentFault: the model's files are missing, damaged, or out of reach.
+    """
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and RUN_LIKE.fullmatch(name):
+        raise SpecError(
+            f"there is no folder {escape_unprintable(name)}; with --spec, a model is named by "
+            "its folder or "
+            "its name on the hub (a run has its own experiment)"
+        )
+    document = read_document(file)
+    model = str(folder) if folder.is_dir() else name
+    try:
+        check_model_files(Pretrained(path=model))
+    except (EnvironmentFault, SpecError) as error:
+        raise type(error)(str(error).removeprefix("model.path: ")) from error
+    return Target(name, document, model, None)
+
+
+def _find_target_run(name: str, url: str) -> RunRecord:
+    if Path(name).is_dir():
+        raise SpecError(
+            f"{escape_unprintable(name)} is a folder; name the experiment of its model with "
+            "--spec FILE"
+        )
+    if "/" in name:
+        raise SpecError(
+            f"{escape_unprintable(name)} is no run; name the experiment of a model with --spec FILE"
+        )
+    with open_registry(url) as registry:
+        return registry.run(name)
+
+
+def _build_run_document(run: RunRecord) -> Document:
+    return parse_yaml_document(json.dumps(run.spec, indent=2), f"the experiment of {run.id}")
+
+
+def tell_mlflow(registry: Registry, run: RunRecord) -> None:
+    """Mirrors what was added to an ended run, where it is mirrored; else the registry has it.
+
+    A run that has not ended mirrors it with its own records.
+    """
+    uri = run.spec.get("tracking", {}).get("mlflow")
+    if uri is None or run.status not in ENDED:
+        return
+    from rlx.record.mirror import MirrorDown, MlflowMirror
+
+    try:
+        mirror = MlflowMirror(registry, run.id, tracking_url(uri), get_rlx_home() / "mlartifacts")
+        mirror.finish(run.status)
+    except MirrorDown as error:
+        said = (
+            f"warning: MLflow was not told: {escape_unprintable(str(error))}; the registry has it"
+        )
+        click.echo(said, err=True)

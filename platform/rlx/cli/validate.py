@@ -1,0 +1,224 @@
+"""`rlx validate`, `rlx show`, `rlx schema`: what an experiment says, without running it."""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlx.cli.failures import format_error_text
+from rlx.cli.text import color_report, format_columns
+from rlx.discovery import Plugins, check_file, list_installed_plugins
+from rlx.errors import EnvironmentFault, RlxError, SpecError
+from rlx.plugin import Plugin
+from rlx.spec.credit import PROFILES
+from rlx.spec.experiment import ExperimentSpec
+from rlx.spec.reading.diagnostics import (
+    Diagnostic,
+    InvalidSpec,
+    escape_unprintable,
+    format_diagnostic,
+    format_key_path,
+)
+from rlx.spec.reading.reader import ReadSpec
+
+__all__ = ["schema", "show", "validate"]
+
+_SPEC = click.Path(path_type=Path)
+_OVERRIDES = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="PATH.TO.KEY=VALUE",
+    help="Change one value; may be repeated.",
+)
+
+
+@click.command()
+@click.argument("specs", nargs=-1, required=True, type=_SPEC, metavar="SPEC...")
+@_OVERRIDES
+@click.option("--format", "form", type=click.Choice(["text", "json", "github"]), default="text")
+def validate(specs: tuple[Path, ...], overrides: tuple[str, ...], form: str) -> int:
+    """Say everything that is wrong with experiments. Runs nothing, imports no torch."""
+    outcomes = [(path, _check_spec_file(path, overrides)) for path in specs]
+    if form == "json":
+        entries = [_build_outcome_json(path, outcome) for path, outcome in outcomes]
+        click.echo(json.dumps({"files": entries}, indent=2))
+    for path, outcome in outcomes:
+        if form == "github":
+            click.echo(
+                "".join(
+                    f"{_format_github_annotation(path, d)}\n"
+                    for d in _list_spec_diagnostics(outcome)
+                ),
+                nl=False,
+            )
+        elif form == "text":
+            _print_spec_outcome(path, outcome)
+    codes = [outcome.exit_code for _, outcome in outcomes if isinstance(outcome, RlxError)]
+    return min(codes, default=0)
+
+
+Outcome = tuple[ReadSpec, Plugins] | RlxError
+
+
+def _check_spec_file(path: Path, overrides: tuple[str, ...]) -> Outcome:
+    try:
+        return check_file(path, overrides)
+    except RlxError as error:
+        return error
+
+
+def _print_spec_outcome(path: Path, outcome: Outcome) -> None:
+    if isinstance(outcome, RlxError):
+        click.echo(color_report(format_error_text(outcome), sys.stderr) + "\n", err=True)
+        return
+    read, plugins = outcome
+    for warning in plugins.warnings:
+        click.echo(color_report(format_diagnostic(warning, str(path)), sys.stderr) + "\n", err=True)
+    steps = "1 step" if read.spec.steps == 1 else f"{read.spec.steps} steps"
+    click.echo(f"{escape_unprintable(str(path))}: ok  spec {read.spec.digest}, {steps}")
+
+
+def _list_spec_diagnostics(outcome: Outcome) -> tuple[Diagnostic, ...]:
+    if isinstance(outcome, InvalidSpec):
+        return outcome.diagnostics
+    if isinstance(outcome, RlxError):
+        return (Diagnostic(kind="file", message=str(outcome)),)
+    return outcome[1].warnings
+
+
+def _build_outcome_json(path: Path, outcome: Outcome) -> dict[str, Any]:
+    told = [
+        asdict(d) | {"path": format_key_path(d.path), "against": format_key_path(d.against)}
+        for d in _list_spec_diagnostics(outcome)
+    ]
+    entry: dict[str, Any] = {"file": str(path), "ok": not isinstance(outcome, RlxError)}
+    if isinstance(outcome, RlxError):
+        return entry | {"exit_code": outcome.exit_code, "diagnostics": told}
+    return entry | {"exit_code": 0, "digest": outcome[0].spec.digest, "diagnostics": told}
+
+
+def _format_github_annotation(path: Path, diagnostic: Diagnostic) -> str:
+    """One workflow command of GitHub Actions."""
+    place = diagnostic.position
+    where = [f"file={_escape_annotation_text(str(path))}"]
+    if place is not None and place.file == str(path):
+        where += [
+            f"line={place.line}",
+            f"col={place.column}",
+            f"endColumn={place.column + place.width}",
+        ]
+    text = ". ".join([diagnostic.message, *diagnostic.helps])
+    message = _escape_annotation_text(text, in_property=False)
+    return f"::{diagnostic.severity} {','.join(where)}::{message}"
+
+
+def _escape_annotation_text(text: str, *, in_property: bool = True) -> str:
+    text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return text.replace(":", "%3A").replace(",", "%2C") if in_property else escape_unprintable(text)
+
+
+@click.command()
+@click.argument("spec", type=_SPEC, metavar="SPEC")
+@_OVERRIDES
+@click.option("--json", "as_json", is_flag=True, help="The resolved spec, values and origins.")
+def show(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Show an experiment in full, each value with its origin.
+
+    Origins are a line of the file, `--set`, `default`, `plugin default`, or `profile NAME`.
+    """
+    read, plugins = check_file(spec, overrides)
+    values = {path: _get_resolved_value(read, path) for path in read.origins}
+    origins = dict(read.origins)
+    for path, value in _plugin_defaults(plugins).items():
+        if path not in values:
+            values[path], origins[path] = value, _describe_default_origin(path, read.spec)
+    if as_json:
+        said = {
+            "spec": read.spec.dump_resolved(),
+            "digest": read.spec.digest,
+            "values": values,
+            "origins": origins,
+        }
+        click.echo(json.dumps(said, indent=2))
+        return
+    order = {key: place for place, key in enumerate(ExperimentSpec.model_fields)}
+    paths = sorted(values, key=lambda path: order[path.split(".")[0]])
+    rows = [(p, json.dumps(values[p], ensure_ascii=False), f"# {origins[p]}") for p in paths]
+    click.echo(format_columns(rows))
+    click.echo(f"\nspec {read.spec.digest}, seed {read.spec.seed}")
+
+
+def _get_resolved_value(read: ReadSpec, path: str) -> Any:
+    node: Any = read.spec.dump_resolved()
+    for step in read.paths[path]:
+        node = node[step]
+    return node
+
+
+def _describe_default_origin(path: str, spec: ExperimentSpec) -> str:
+    """Who says an option of a plugin that the YAML leaves out."""
+    section, *_, option = path.split(".")
+    profile = spec.credit.profile
+    by_profile = section == "estimator" and option in PROFILES[profile]
+    return f"profile {profile}" if by_profile else "plugin default"
+
+
+def _plugin_defaults(plugins: Plugins) -> dict[str, Any]:
+    """Every option of every plugin, at the path where YAML would give it."""
+    rewards = {f"rewards.{s}.{name}": made for (s, name), made in plugins.rewards.items()}
+    places = {"task": plugins.task, **rewards, "mask": plugins.mask, "estimator": plugins.estimator}
+    if plugins.environment is not None:
+        places["rollout.environment"] = plugins.environment
+    return dict(o for place, plugin in places.items() for o in _list_plugin_options(place, plugin))
+
+
+def _list_plugin_options(place: str, plugin: Plugin) -> Iterator[tuple[str, Any]]:
+    """Path and value of a plugin's options, and of those of the plugins that it holds."""
+    yield from _flatten_options(plugin.model_dump(mode="json", by_alias=True), f"{place}.")
+    for option in plugin.nested:
+        for key, held in plugin.inner(option).items():
+            yield from _list_plugin_options(f"{place}.{option}.{key}", held)
+
+
+def _flatten_options(options: dict[str, Any], before: str = "") -> list[tuple[str, Any]]:
+    flat = []
+    for key, value in options.items():
+        path = f"{before}{key}"
+        flat += (
+            _flatten_options(value, f"{path}.")
+            if isinstance(value, dict) and value
+            else [(path, value)]
+        )
+    return flat
+
+
+@click.command()
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="A file instead of stdout.")
+def schema(output: Path | None) -> None:
+    """Write the JSON Schema of experiments, for editors.
+
+    In YAML: `# yaml-language-server: $schema=FILE` as the first line.
+    """
+    from rlx.spec.json_schema import experiment_schema  # only here: it reads the models' source
+
+    names: dict[str, list[str]] = {}
+    for found in list_installed_plugins():
+        names.setdefault(found.kind, []).append(found.name)
+    text = json.dumps(experiment_schema(names), indent=2) + "\n"
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    if output.is_dir():
+        raise SpecError(f"-o {escape_unprintable(str(output))} is a folder; name a file in it")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        where = escape_unprintable(str(output))
+        raise EnvironmentFault(f"cannot write {where}: {error.strerror}") from error
+    click.echo(f"wrote {escape_unprintable(str(output))}", err=True)

@@ -1,0 +1,99 @@
+"""The group `rlx`: verbs known by name and one line of help, imported when they are called."""
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import click
+
+import rlx
+
+__all__ = ["VERBS", "LazyGroup", "Verb", "rlx_command"]
+
+
+class Verb(NamedTuple):
+    """Where a verb lives, "module:command", and the line that `rlx --help` shows for it."""
+
+    target: str
+    help: str
+
+
+VERBS = {
+    "submit": Verb("rlx.cli.submit:submit", "Run experiments, recorded, surviving this terminal."),
+    "validate": Verb("rlx.cli.validate:validate", "Say everything that is wrong with experiments."),
+    "show": Verb(
+        "rlx.cli.validate:show", "Show an experiment in full, each value with its origin."
+    ),
+    "plan": Verb(
+        "rlx.cli.plan:plan", "Show what every token would get, before any model is loaded."
+    ),
+    "score": Verb("rlx.cli.score:score", "Score a file of responses by any reward."),
+    "probe": Verb(
+        "rlx.cli.probe:probe", "Ask how much of a model's answers hangs on its reasoning."
+    ),
+    "eval": Verb(
+        "rlx.cli.evaluate:evaluate", "Evaluate a model: accuracy and calibration, with intervals."
+    ),
+    "schema": Verb("rlx.cli.validate:schema", "Write the JSON Schema of experiments, for editors."),
+    "plugins": Verb("rlx.cli.plugins:plugins", "List plugins; show, check or begin one."),
+    "doctor": Verb("rlx.cli.doctor:doctor", "Show what this machine has and lacks."),
+    "runs": Verb("rlx.cli.inspect_runs:runs", "List runs."),
+    "status": Verb("rlx.cli.inspect_runs:status", "Show how one run stands."),
+    "logs": Verb("rlx.cli.inspect_runs:logs", "Show or follow a run's log."),
+    "samples": Verb("rlx.cli.inspect_runs:samples", "Show rollouts with their rewards."),
+    "check": Verb("rlx.cli.check:check", "Check that a run's stored rollouts hold together."),
+    "rescore": Verb(
+        "rlx.cli.rescore:rescore", "Compute stored rewards and advantages anew, by any rules."
+    ),
+    "compare": Verb("rlx.cli.compare:compare", "Compare recipes over their seeds."),
+    "diff": Verb("rlx.cli.diff:diff", "Show why two runs or experiments are not the same."),
+    "stop": Verb("rlx.cli.submit:stop", "Stop a run; its records stay."),
+    "worker": Verb("rlx.cli.worker:worker", "Run what waits in the queue; finish what is lost."),
+    "resume": Verb("rlx.cli.resume:resume", "Go on with a run from its newest checkpoint."),
+    "verify-resume": Verb(
+        "rlx.cli.verify_resume:verify_resume",
+        "Kill runs and see that they end with the same numbers.",
+    ),
+    "export": Verb("rlx.cli.export_model:export", "Write a run's model for others to load."),
+    "sync": Verb("rlx.cli.sync:sync", "Tell MLflow what it has missed while it was away."),
+    "db": Verb("rlx.cli.db:db", "Upgrade the registry; make lost runs again."),
+    "mlflow": Verb("rlx.cli.inspect_runs:mlflow", "Open MLflow on the mirror of the runs."),
+    "web": Verb("rlx.cli.web:web", "Serve the dashboard."),
+}
+
+
+class LazyGroup(click.Group):
+    """A click group whose help and suggestions need no verb to be imported."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        module, _, attribute = VERBS[cmd_name].target.partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, verb.help) for name, verb in VERBS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            from rlx.spec.reading.diagnostics import did_you_mean, escape_unprintable
+
+            near = did_you_mean(args[0], VERBS)
+            hint = f" Did you mean '{near}'?" if near else f" There are: {', '.join(VERBS)}."
+            ctx.fail(f"No verb '{escape_unprintable(args[0])}'.{hint}")
+        return super().resolve_command(ctx, args)
+
+
+_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+
+
+@click.group(cls=LazyGroup, name="rlx", context_settings=_SETTINGS)
+@click.version_option(rlx.__version__, prog_name="rlx", message="%(prog)s %(version)s")
+def rlx_command() -> None:
+    """Declarative experiments for RL post-training of language models."""

@@ -1,0 +1,254 @@
+"""`rlx verify-resume`: kills runs, and compares what is recorded in the end."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from rlx.audit.run_comparison import find_run_differences
+from rlx.cli.registry import folder_of
+from rlx.errors import RlxError, SpecError
+from rlx.launch.processes import is_supervisor, live_ranks
+from rlx.run.progress import read_progress
+from rlx_registry import Registry
+
+__all__ = ["verify_resume"]
+
+VICTIMS = ("rank", "supervisor", "scorer", "worker")
+ENDS = ("finished", "failed", "stopped")
+RLX = (sys.executable, "-c", "import sys; from rlx.cli import main; sys.exit(main())")
+PATIENCE = 1800.0
+"""Seconds that a run may take; one that is lost for good would be waited for without end."""
+LOOK = 0.02
+"""Seconds between two looks for a victim that is not there yet."""
+
+
+class Kill(NamedTuple):
+    """A run, what of it was killed in which work, and what came out differently."""
+
+    run: str
+    victim: str
+    moment: float
+    work: str
+    found: tuple[str, ...]
+
+
+@click.command(name="verify-resume")
+@click.argument("spec", type=click.Path(path_type=Path, exists=True))
+@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Override a value.")
+@click.option("--kills", default=4, type=click.IntRange(1), help="Runs that are killed once each.")
+@click.option("--at-once", default=1, type=click.IntRange(1), help="Runs side by side.")
+@click.option("--seed", default=0, type=int, help="Of the moments.")
+@click.option("--registry", "url", metavar="URL", help="Another registry than a new SQLite file.")
+@click.option("--keep", is_flag=True, help="Keep the folder of the runs.")
+def verify_resume(
+    spec: Path,
+    overrides: tuple[str, ...],
+    kills: int,
+    at_once: int,
+    seed: int,
+    url: str | None,
+    keep: bool,
+) -> int:
+    """Run SPEC unbroken, then killed, and compare every number but times.
+
+    Runs wait in a queue for `rlx worker`. Each is killed once, at a moment drawn uniformly over the
+    length of an unbroken one: a rank, its supervisor, a scorer, the worker, in turn. Nobody says
+    `rlx resume`. The exit code is 1 where a number differs or a run does not finish.
+    """
+    home = Path(tempfile.mkdtemp(prefix="rlx-verify-"))
+    with _Trial(home, spec, overrides, url, at_once) as trial:
+        unbroken = trial.unbroken()
+        done = trial.kill(unbroken, kills, random.Random(seed))
+    odd = [kill for kill in done if kill.found]
+    _show_kill_table(done)
+    click.echo(f"{len(done) - len(odd)} of {len(done)} killed runs have the unbroken one's numbers")
+    if odd or keep:
+        click.echo(f"the runs are in {home}")
+    else:
+        shutil.rmtree(home, ignore_errors=True)
+    return 1 if odd else 0
+
+
+def _show_kill_table(done: Sequence[Kill]) -> None:
+    """How often each victim was hit in which work."""
+    counts = Counter((kill.work, kill.victim) for kill in done)
+    table = Table("killed during", *VICTIMS, title=None)
+    for work in sorted({kill.work for kill in done}):
+        table.add_row(work, *(str(counts[work, victim] or "") for victim in VICTIMS))
+    Console(highlight=False).print(table)
+
+
+class _Trial:
+    """A home of its own with a waiting worker, and the command line in it."""
+
+    def __init__(
+        self, home: Path, spec: Path, overrides: tuple[str, ...], url: str | None, at_once: int
+    ) -> None:
+        self._url = url or f"sqlite:///{home}/registry.db"
+        self._environment = {**os.environ, "RLX_HOME": str(home), "RLX_REGISTRY": self._url}
+        sets = [word for value in overrides for word in ("--set", value)]
+        own = ["--set", "tracking.mlflow=null", "--set", "tracking.pictures=false"]
+        self._submit = ["submit", str(spec.absolute()), "--again", "-q", "--queue", *sets, *own]
+        self._log = home / "worker.log"
+        self._at_once = at_once
+        self._lock = threading.Lock()
+        self._length = 0.0
+        self._runs: list[str] = []
+
+    def __enter__(self) -> "_Trial":
+        with Registry.open(self._url) as registry:
+            if registry.runs(limit=1):
+                raise SpecError(
+                    "the registry has runs, which a worker would take: give an empty one"
+                )
+            self._worker = self._begin_worker()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._worker.kill()
+        self._worker.wait()
+        with self._registry() as registry:  # of a trial that was broken off; ranks leave then
+            for run in map(registry.run, self._runs):
+                if run.pid is not None and is_supervisor(run.pid, run.id):
+                    os.kill(run.pid, signal.SIGKILL)
+
+    def _begin_worker(self) -> "subprocess.Popen[bytes]":
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                [*RLX, "worker", "--runs", str(self._at_once)],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def _registry(self) -> Registry:
+        return Registry.open(self._url, read_only=True)
+
+    def _queue(self) -> str:
+        """Puts a run into the queue; returns its id."""
+        done = subprocess.run(
+            [*RLX, *self._submit],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise RlxError(f"rlx submit ended with {done.returncode}: {done.stderr[-2000:]}")
+        self._runs.append(done.stdout.strip())
+        return self._runs[-1]
+
+    def unbroken(self) -> str:
+        """A run that nothing happens to, beside as many others as there will be."""
+        runs = [self._queue() for _ in range(self._at_once)]
+        self._length = max(self._see_through(run) for run in runs)
+        with self._registry() as registry:
+            if registry.run(runs[0]).status != "finished":
+                raise RlxError(f"{runs[0]} failed unbroken: {registry.run(runs[0]).reason}")
+        click.echo(f"unbroken    {runs[0]}  {self._length:.0f} s")
+        return runs[0]
+
+    def kill(self, unbroken: str, kills: int, drawn: random.Random) -> list[Kill]:
+        """Runs as many runs, each killed once."""
+        plan = [(VICTIMS[n % len(VICTIMS)], drawn.random()) for n in range(kills)]
+        with ThreadPoolExecutor(self._at_once) as pool:
+            return list(pool.map(lambda one: self._run_and_kill(unbroken, *one), plan))
+
+    def _run_and_kill(self, unbroken: str, victim: str, share: float) -> Kill:
+        """A run that is killed after a share of the last one's length, which the machine's other
+        work changes; one in which nobody is left to kill does not count."""
+        run_id = self._queue()
+        moment = share * self._length
+        with self._registry() as registry:
+            folder = folder_of(registry.run(run_id))
+            self._wait(registry, run_id, lambda status: status != "queued")
+            time.sleep(moment)
+            while not self._strike(registry, run_id, victim, folder.root):
+                if registry.run(run_id).status in ENDS:
+                    self._length = self._see_through(run_id)
+                    return self._run_and_kill(unbroken, victim, share)
+                time.sleep(LOOK)
+            stage = read_progress(folder.progress)
+        spent = self._see_through(run_id)
+        with self._registry() as registry:
+            found = tuple(find_run_differences(registry, unbroken, run_id))
+            attempts = registry.history(run_id)[-1].attempt
+        if attempts == 1:
+            self._length = spent
+        work = "starting" if stage is None else stage.stage
+        if stage is not None and stage.stage.startswith("training"):
+            work = stage.doing or "between steps"
+        told = "; ".join(found[:3]) or "every number is the same"
+        click.echo(
+            f"{victim:<11} {run_id}  at {moment:5.1f} s  {work:<20} "
+            f"{attempts} attempt{'s' if attempts > 1 else ''}: {told}"
+        )
+        return Kill(run_id, victim, moment, work, found)
+
+    def _strike(self, registry: Registry, run_id: str, victim: str, folder: Path) -> bool:
+        """Kills a process that plays the part; False where there is none."""
+        if victim == "worker":
+            with self._lock:
+                self._worker.kill()
+                self._worker.wait()
+                self._worker = self._begin_worker()
+            return registry.run(run_id).status not in ENDS
+        for pid in self._of(registry, run_id, victim, folder):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                return True
+        return False
+
+    @staticmethod
+    def _of(registry: Registry, run_id: str, victim: str, folder: Path) -> Iterator[int]:
+        """Processes of a run that play a part."""
+        if victim == "supervisor":
+            pid = registry.run(run_id).pid
+            if pid is not None and is_supervisor(pid, run_id):
+                yield pid
+            return
+        for pid in live_ranks(folder):
+            with suppress(psutil.Error):
+                rank = psutil.Process(pid)
+                if "torch.distributed.run" in rank.cmdline():
+                    continue
+                if victim == "rank":
+                    yield pid
+                else:
+                    yield from (child.pid for child in rank.children())
+
+    def _see_through(self, run_id: str) -> float:
+        """Waits for the end; returns the seconds since a worker took the run."""
+        with self._registry() as registry:
+            self._wait(registry, run_id, lambda status: status in ENDS)
+            taken = next(c.at for c in registry.history(run_id) if c.after == "submitted")
+            run = registry.run(run_id)
+        return (run.ended or taken) - taken
+
+    def _wait(self, registry: Registry, run_id: str, until: Callable[[str], bool]) -> None:
+        end = time.monotonic() + PATIENCE
+        while not until(registry.run(run_id).status):
+            with self._lock:  # while another is begun, there may be none
+                if self._worker.poll() is not None:
+                    raise RlxError(f"rlx worker has ended: {self._log.read_text()[-2000:]}")
+            if time.monotonic() > end:
+                raise RlxError(f"{run_id} has not ended in {PATIENCE:.0f} s: {self._log}")
+            time.sleep(0.1)

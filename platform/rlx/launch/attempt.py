@@ -1,0 +1,186 @@
+"""One attempt of a run: its ranks started, watched and ended, and how that came about."""
+
+import errno
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from rlx.home import RunFolder
+from rlx.launch.failures import as_fault, describe_error, is_disk_full
+from rlx.launch.launchers import is_alone, rank_command, rank_environment
+from rlx.launch.processes import live_ranks
+from rlx.launch.signals import Orders
+from rlx.launch.submission import child_environment
+from rlx.spec import ExperimentSpec
+from rlx_registry import Status
+
+__all__ = ["Attempt", "End", "build_failed_end"]
+
+HEARTBEAT = 10.0
+"""Seconds between signs of life."""
+LOOK = 0.25
+"""Seconds between two looks at the ranks."""
+GRACE = 30.0
+"""Seconds that ranks have to end after SIGTERM."""
+
+
+class End(NamedTuple):
+    """How an attempt ended: its status, the reason, the exit code for whoever follows the run, and
+    whether another attempt may fare better."""
+
+    status: Status
+    reason: str | None = None
+    exit_code: int = 1
+    again: bool = False
+
+
+def build_failed_end(folder: RunFolder, error: Exception) -> End:
+    """How a run ends whose supervisor cannot go on; room is made for saying so."""
+    if is_disk_full(error):
+        folder.reserve.unlink(missing_ok=True)
+    told = as_fault(error)
+    if told is None:
+        return End("failed", f"the supervisor failed: {describe_error(error)}")
+    return End("failed", str(told), told.exit_code)
+
+
+class Attempt:
+    """The ranks of a run: one process, or several below one launcher.
+
+    Args:
+        run_id: the run.
+        spec: its experiment.
+        folder: its files.
+        environment: what the ranks are told beside `child_environment`.
+        orders: looked at several times a second.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        spec: ExperimentSpec,
+        folder: RunFolder,
+        environment: Mapping[str, str],
+        orders: Orders,
+    ) -> None:
+        self._run_id, self._spec, self._folder = run_id, spec, folder
+        self._environment, self._orders = environment, orders
+        self._began = time.time()
+
+    def run(self, beat: Callable[[], None], completed: Callable[[], bool]) -> End:
+        """Runs the ranks until they end, hang, or are told to.
+
+        Args:
+            beat: called every `HEARTBEAT` seconds; what it raises ends the ranks at once.
+            completed: whether the durable record says that all is done, which no exit code can.
+        """
+        said_before = self._folder.log.stat().st_size if self._folder.log.exists() else 0
+        ranks, hung = self._start(), False
+        patience = self._spec.runner.hang_after
+        try:
+            while ranks.poll() is None and not self._orders.stop and not hung:
+                beat()
+                self._wait(ranks, min(HEARTBEAT, patience / 4))
+                hung = ranks.poll() is None and self._silence() > patience
+            if hung:
+                self._ask_where()
+        except BaseException:
+            self._end(ranks, politely=False)
+            raise
+        self._end(ranks, politely=not hung)
+        if completed():
+            return End("finished")
+        if self._orders.stop:
+            return End(
+                "stopped", "killed on request" if self._orders.kill else "stopped on request"
+            )
+        if hung:
+            reason = f"no progress for {patience:g} s; the log has what the ranks were doing"
+            return End("failed", reason, again=True)
+        return self._verdict(ranks.returncode, said_before)
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        """The only rank, or the launcher, in a process group of its own."""
+        runner = self._spec.runner
+        own = {"OMP_NUM_THREADS": str(runner.threads), "RLX_SUPERVISOR": str(os.getpid())}
+        self._folder.failure.unlink(missing_ok=True)
+        self._began = time.time()
+        return subprocess.Popen(
+            rank_command(runner, self._folder, self._run_id),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**child_environment(), **own, **self._environment, **rank_environment(runner)},
+        )
+
+    def _wait(self, ranks: "subprocess.Popen[bytes]", seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self._orders.stop:
+            with suppress(subprocess.TimeoutExpired):
+                ranks.wait(timeout=LOOK)
+                return
+
+    def _silence(self) -> float:
+        """Seconds since the ranks last told of progress, or were started."""
+        try:
+            last = self._folder.progress.stat().st_mtime
+        except OSError:
+            last = 0.0
+        return time.time() - max(last, self._began)
+
+    def _ask_where(self) -> None:
+        """Has ranks that hang write their stacks into the log."""
+        for pid in live_ranks(self._folder.root, os.getpid()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)
+        time.sleep(1.0)
+
+    def _end(self, ranks: "subprocess.Popen[bytes]", *, politely: bool) -> None:
+        """Ends the ranks and what started them, and leaves none behind."""
+        if politely and ranks.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(ranks.pid, signal.SIGTERM)
+            until = time.monotonic() + GRACE
+            while time.monotonic() < until and not self._orders.kill and ranks.poll() is None:
+                time.sleep(LOOK)
+        with suppress(ProcessLookupError):
+            os.killpg(ranks.pid, signal.SIGKILL)
+        for pid in live_ranks(self._folder.root, os.getpid()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        ranks.wait()
+
+    def _verdict(self, code: int | None, said_before: int) -> End:
+        """How an attempt failed whose first words begin at a byte of the log."""
+        log = _read_log_tail(self._folder.log, said_before)
+        # torchrun itself ends the peers of a rank that failed, by SIGTERM.
+        killed = [n for n in re.findall(r"exitcode\s*:\s*-(\d+)", log) if int(n) != signal.SIGTERM]
+        if code is not None and code < 0 and is_alone(self._spec.runner):
+            killed = [str(-code)]
+        told = self._folder.failure
+        said = json.loads(told.read_text()) if told.exists() else {}
+        if said and not (said["again"] and killed):  # a killed rank is why another lost its peer
+            return End("failed", str(said["message"]), int(said["exit_code"]), said["again"])
+        if not self._folder.has_room:  # and there was no room for a rank's own words
+            return build_failed_end(self._folder, OSError(errno.ENOSPC, "disk full", str(told)))
+        if killed:
+            number = int(killed[-1])
+            name = signal.Signals(number).name
+            hint = "; out of memory?" if number == signal.SIGKILL else ""
+            why = f"a rank was killed by signal {number} ({name}{hint})"
+            return End("failed", why, again=True)
+        errors = re.findall(r"^\S*(?:Error|Exception|Killed|Fault)\b.*$", log, re.MULTILINE)
+        last = errors[-1] if errors else "it said nothing"
+        return End("failed", f"the ranks ended with code {code}: {last}", again=True)
+
+
+def _read_log_tail(log: Path, start: int) -> str:
+    with log.open("rb") as file:
+        file.seek(start)
+        return file.read().decode(errors="replace")

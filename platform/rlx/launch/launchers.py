@@ -1,0 +1,185 @@
+"""How ranks come to their machines: the commands that start them, and who gets how many.
+
+A rank that has no peer is started as it is; else one torchrun per machine starts its ranks.
+Machines are numbered by their place in the hostfile, or as Slurm does: rank 0, which records, is on
+the supervisor's own, the first. torchrun's `c10d` rendezvous numbers them by name; so ours is its
+static one, with the address of the first.
+"""
+
+import json
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from rlx.errors import EnvironmentFault
+from rlx.home import RunFolder
+from rlx.spec import RunnerSpec
+from rlx.spec.launcher import Hosts, Local, Slurm
+from rlx.spec.reading.diagnostics import Diagnostic, Position
+
+__all__ = [
+    "HostSlots",
+    "build_torchrun_command",
+    "check_hostfile",
+    "free_port",
+    "give_reason",
+    "hosts_of",
+    "is_alone",
+    "rank_command",
+    "rank_environment",
+    "ranks_here",
+]
+
+_PATH = ("runner", "launcher", "hostfile")
+_LINE = re.compile(r"(?P<name>[^\s#]+)\s+slots=(?P<slots>[1-9]\d*)\s*(#.*)?")
+
+
+class HostSlots(NamedTuple):
+    """A machine, and how many ranks it may have."""
+
+    name: str
+    slots: int
+
+
+def rank_command(runner: RunnerSpec, folder: RunFolder, run_id: str) -> list[str]:
+    """The one command whose process stands for all ranks of an attempt."""
+    if not isinstance(runner.launcher, Local):
+        return [sys.executable, "-m", "rlx.launch.multi_node", str(folder.root), run_id]
+    if is_alone(runner):
+        return [sys.executable, "-m", "rlx.launch.rank", str(folder.root), run_id]
+    return build_torchrun_command(["--standalone"], runner.ranks, folder.root, run_id)
+
+
+def rank_environment(runner: RunnerSpec) -> dict[str, str]:
+    """What a rank that has no peer is told, as torchrun tells others."""
+    if not is_alone(runner):
+        return {}
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    return {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # any port: nobody comes
+
+
+def is_alone(runner: RunnerSpec) -> bool:
+    """Whether a run's only rank is on the supervisor's machine, and needs no launcher."""
+    return isinstance(runner.launcher, Local) and runner.ranks == 1
+
+
+def build_torchrun_command(
+    place: Iterable[str], ranks: int, folder: Path, run_id: str
+) -> list[str]:
+    """torchrun for the ranks of one machine; `place` says where that stands among others."""
+    command = [sys.executable, "-m", "torch.distributed.run", *place]
+    return [*command, f"--nproc-per-node={ranks}", "-m", "rlx.launch.rank", str(folder), run_id]
+
+
+def ranks_here(runner: RunnerSpec) -> int:
+    """Ranks on the machine of the supervisor; 0 where Slurm chooses it.
+
+    Raises:
+        EnvironmentFault: there is a hostfile, and `hosts_of` refuses it.
+    """
+    if isinstance(runner.launcher, Slurm):
+        return 0
+    return hosts_of(runner)[0].slots if isinstance(runner.launcher, Hosts) else runner.ranks
+
+
+def hosts_of(runner: RunnerSpec) -> list[HostSlots]:
+    """The machines that get ranks, in order, with as many slots as they get ranks.
+
+    Raises:
+        EnvironmentFault: the hostfile cannot be read here, has too few slots, or begins with
+            another machine.
+    """
+    assert isinstance(runner.launcher, Hosts)
+    for fault in check_hostfile(runner):
+        raise EnvironmentFault(fault.message)
+    hosts, _ = _read_hostfile(Path(runner.launcher.hostfile))
+    left, dealt = runner.ranks, []
+    for host in hosts:
+        if left:
+            dealt.append(host._replace(slots=min(host.slots, left)))
+            left -= dealt[-1].slots
+    return dealt
+
+
+def check_hostfile(runner: RunnerSpec) -> Iterator[Diagnostic]:
+    """What is wrong with a hostfile, at its lines."""
+    if not isinstance(runner.launcher, Hosts):
+        return
+    hosts, faults = _read_hostfile(Path(runner.launcher.hostfile))
+    faults = faults or _too_few(hosts, runner)
+    yield from faults
+    if not faults and not _is_here(hosts[0].name):
+        message = f"the first host, {hosts[0].name}, is not this machine"
+        help_ = "submit there, or name this machine first: it has the supervisor and rank 0"
+        yield Diagnostic(kind="machine", message=message, path=_PATH, helps=(help_,), exit_code=4)
+
+
+def give_reason(folder: RunFolder, message: str, exit_code: int, *, again: bool) -> None:
+    """Writes why ranks ended where the supervisor looks for it; the first reason stays."""
+    if not folder.failure.exists():
+        said = {"message": message, "exit_code": exit_code, "again": again}
+        aside = folder.failure.with_suffix(f".{socket.gethostname()}.{os.getpid()}")
+        aside.write_text(json.dumps(said))
+        aside.replace(folder.failure)
+
+
+def free_port() -> int:
+    """A port on which nobody listens at this moment."""
+    with socket.socket() as one:
+        one.bind(("", 0))
+        return int(one.getsockname()[1])
+
+
+def _read_hostfile(path: Path) -> tuple[list[HostSlots], list[Diagnostic]]:
+    """The hosts of a hostfile, and what is wrong with its lines."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        said = getattr(error, "strerror", None) or "it is not text"
+        return [], [Diagnostic(kind="file", message=f"cannot read {path}: {said}", path=_PATH)]
+    hosts: dict[str, HostSlots] = {}
+    faults = []
+    for number, line in enumerate(lines, 1):
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        found = _LINE.fullmatch(stripped)
+        if found is not None and found["name"] not in hosts and not found["name"].startswith("-"):
+            hosts[found["name"]] = HostSlots(found["name"], int(found["slots"]))
+            continue
+        message = "a line of a hostfile reads NAME slots=N"
+        if found is not None and found["name"] in hosts:
+            message = f"{found['name']} stands in the hostfile twice"
+        place = Position(str(path), number, line.index(stripped) + 1, len(stripped), line)
+        faults.append(Diagnostic(kind="value", message=message, path=_PATH, position=place))
+    return list(hosts.values()), faults
+
+
+def _too_few(hosts: list[HostSlots], runner: RunnerSpec) -> list[Diagnostic]:
+    slots = sum(host.slots for host in hosts)
+    if slots >= runner.ranks:
+        return []
+    assert isinstance(runner.launcher, Hosts)
+    message = f"runner.ranks is {runner.ranks}, and {runner.launcher.hostfile} has {slots} slots"
+    path = ("runner", "ranks")
+    return [Diagnostic(kind="conflict", message=message, path=path, against=_PATH)]
+
+
+def _is_here(name: str) -> bool:
+    """Whether a name leads to this machine: only its own addresses can be listened at."""
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as one:
+            try:
+                one.bind(address)
+            except OSError:
+                continue
+            return True
+    return False

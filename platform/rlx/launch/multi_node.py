@@ -1,0 +1,158 @@
+"""A run's ranks on several machines: `python -m rlx.launch.multi_node FOLDER RUN_ID`.
+
+The supervisor starts it in place of torchrun. It begins a session on every machine: its own, the
+others through ssh, or all of them through srun. It gives every `rlx.launch.node` there its orders,
+and signs of life for as long as it is there itself. When one session fails, all end.
+"""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from rlx.home import RunFolder
+from rlx.launch.launchers import free_port, give_reason, hosts_of
+from rlx.launch.node import STOP, Order
+from rlx.spec import ExperimentSpec, RunnerSpec
+from rlx.spec.launcher import Hosts, Slurm
+
+__all__ = ["main"]
+
+BEAT = 5.0
+"""Seconds between two signs of life; ssh gives up after three of its own that are not answered."""
+GRACE = 30.0
+"""Seconds that a session has to end once it is cut off."""
+LOOK = 0.25
+HANDED = (
+    *("RLX_", "OMP_", "PYTHON", "HF_", "TOKENIZERS_", "TRANSFORMERS_", "TORCH", "NCCL_", "GLOO_"),
+    *("PATH", "LD_LIBRARY_PATH"),
+)
+"""Beginnings of the variables that every machine gets."""
+NODE = (sys.executable, "-m", "rlx.launch.node")
+SSH = ("-T", "-o", "BatchMode=yes", "-o", f"ServerAliveInterval={BEAT:g}")
+SSH_FAILED, NOT_EXECUTABLE, NOT_FOUND = 255, 126, 127
+
+
+def main(folder: str, run_id: str) -> int:
+    """Runs the ranks to their end, on all machines."""
+    stop: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
+    paths = RunFolder(Path(folder))
+    runner = ExperimentSpec.model_validate_json(paths.resolved_spec.read_text()).runner
+    try:
+        sessions = list(_start_sessions(runner, paths, run_id))
+    except Exception as error:
+        give_reason(paths, str(error), getattr(error, "exit_code", 1), again=False)
+        raise
+    return _watch_sessions(sessions, psutil.Process(int(os.environ["RLX_SUPERVISOR"])), stop, paths)
+
+
+class _MachineSession:
+    """What runs on one machine, or below one srun, and the pipe that keeps it alive."""
+
+    def __init__(self, name: str, command: Sequence[str], order: Order) -> None:
+        self.name = name
+        # In a session of its own: signals for this process are not for it, but the pipe is.
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        self.say(json.dumps(order).encode() + b"\n")
+
+    def say(self, line: bytes) -> None:
+        """Writes to the machines of this session."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, which `poll` tells
+            self.process.stdin.write(line)
+            self.process.stdin.flush()
+
+    def end(self) -> None:
+        """Cuts the session off, which ends what it has started, and waits."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def _start_sessions(
+    runner: RunnerSpec, folder: RunFolder, run_id: str
+) -> Iterator[_MachineSession]:
+    launcher = runner.launcher
+    order: Order = {
+        "folder": str(folder.root),
+        "run_id": run_id,
+        "cwd": str(Path.cwd()),
+        "node": None,
+        "nodes": 1,
+        "ranks": runner.ranks,
+        "address": None,
+        "port": free_port(),
+        "environment": {k: v for k, v in os.environ.items() if k.startswith(HANDED)},
+    }
+    if isinstance(launcher, Slurm):
+        order["nodes"], order["ranks"] = launcher.nodes, runner.ranks // launcher.nodes
+        srun = ["srun", f"--nodes={launcher.nodes}", "--ntasks-per-node=1", "--mpi=none"]
+        srun += ["--kill-on-bad-exit=1", "--cpu-bind=none", "--unbuffered"]
+        yield _MachineSession("srun", [*srun, *NODE], order)
+        return
+    assert isinstance(launcher, Hosts)
+    hosts = hosts_of(runner)
+    order["nodes"], order["address"] = len(hosts), hosts[0].name
+    for number, host in enumerate(hosts):
+        order["node"], order["ranks"] = number, host.slots
+        there = ["ssh", *launcher.ssh, *SSH, host.name, f"exec {shlex.join(NODE)}"]
+        yield _MachineSession(host.name, there if number else NODE, order)
+
+
+def _watch_sessions(
+    sessions: Sequence[_MachineSession],
+    supervisor: psutil.Process,
+    stop: list[int],
+    folder: RunFolder,
+) -> int:
+    """Waits until all have ended; the first that fails, or a supervisor that is gone, ends all."""
+    beat, told = time.monotonic(), False
+    code = 0
+    while not code and any(session.process.poll() is None for session in sessions):
+        time.sleep(LOOK)
+        if stop and not told:
+            told = True
+            for session in sessions:
+                session.say(STOP)
+        if time.monotonic() - beat > BEAT:
+            beat = time.monotonic()
+            for session in sessions:
+                session.say(b"\n")
+        ended = [s for s in sessions if s.process.poll()]
+        if ended and not told:
+            code = _report_failed_session(ended[0], folder)
+        if not supervisor.is_running() or supervisor.status() == psutil.STATUS_ZOMBIE:
+            code = 1
+    for session in sessions:
+        session.end()
+    return code
+
+
+def _report_failed_session(session: _MachineSession, folder: RunFolder) -> int:
+    """Says which session failed, and how; returns the exit code."""
+    code = session.process.returncode
+    print(f"{session.name} ended with code {code}", file=sys.stderr, flush=True)
+    if code == SSH_FAILED:
+        give_reason(folder, f"ssh could not reach {session.name}, or lost it", 4, again=True)
+    elif code in (NOT_EXECUTABLE, NOT_FOUND):
+        message = f"{session.name} cannot run {sys.executable}: every host needs rlx at one path"
+        give_reason(folder, message, 4, again=False)
+    return code if code > 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

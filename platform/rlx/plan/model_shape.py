@@ -1,0 +1,107 @@
+"""The dimensions of a model, read from its options or its configuration; no weights are needed."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlx.spec import Lora, ModelSpec, Tiny
+
+__all__ = ["Shape", "shape_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The dimensions of a decoder of the Llama kind.
+
+    Attributes:
+        positions: tokens of a dialogue that it can hold, sliding windows left aside; None where its
+            configuration does not say.
+        tied: the output embedding is the input's.
+        small: a layer's biases, and norms within its heads.
+    """
+
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    positions: int | None
+    tied: bool
+    small: int = 0
+
+    @property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """(in, out) of a layer's matrices."""
+        wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "q_proj": (self.hidden, wide),
+            "k_proj": (self.hidden, narrow),
+            "v_proj": (self.hidden, narrow),
+            "o_proj": (wide, self.hidden),
+            "gate_proj": (self.hidden, self.intermediate),
+            "up_proj": (self.hidden, self.intermediate),
+            "down_proj": (self.intermediate, self.hidden),
+        }
+
+    @property
+    def parameters(self) -> int:
+        """Weights of embeddings, matrices, norms and biases."""
+        layer = sum(a * b for a, b in self.linears.values()) + 2 * self.hidden + self.small
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return embeddings + self.layers * layer + self.hidden
+
+    def adapters(self, lora: Lora) -> int:
+        """Weights of low-rank adapters."""
+        every = "all-linear" in lora.targets
+        chosen = [d for name, d in self.linears.items() if every or name in lora.targets]
+        return self.layers * sum(lora.rank * (a + b) for a, b in chosen)
+
+
+def shape_of(spec: ModelSpec) -> Shape | None:
+    """The model's dimensions; None where its configuration is not here, or of another kind."""
+    from rlx.model.tokenizer import files_at_hand, tiny_tokenizer
+
+    if isinstance(spec, Tiny):
+        return Shape(
+            vocabulary=len(tiny_tokenizer(spec)),
+            hidden=spec.hidden_size,
+            layers=spec.layers,
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            intermediate=spec.intermediate_size,
+            positions=spec.max_position,
+            tied=True,
+            small=2 * spec.head_dim,
+        )
+    folder = files_at_hand(spec)
+    if folder is None:
+        return None
+    try:
+        return _build_shape_from_config(
+            json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _build_shape_from_config(config: Mapping[str, Any]) -> Shape:
+    heads, kind = config["num_attention_heads"], config["model_type"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    small = {"qwen3": 2 * head_dim, "qwen2": (heads + 2 * kv_heads) * head_dim}
+    return Shape(
+        vocabulary=config["vocab_size"],
+        hidden=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=config["intermediate_size"],
+        positions=config.get("max_position_embeddings"),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        small=small.get(kind, 0),
+    )

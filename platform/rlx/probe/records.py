@@ -1,0 +1,111 @@
+"""What a registry keeps of a probe: the figures of one scheme, and what decided them."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from rlx.probe.engine import Probed
+from rlx.probe.statistics import GRID, Band, SchemeFigures, VerbalRow, verbal_against_mc
+from rlx.spec.probe import ProbeSpec, Scheme
+
+__all__ = ["RecordedProbe", "digest_of", "settings_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedProbe:
+    """One scheme of one probe.
+
+    Attributes:
+        suite: the scheme, and behind a "/" the digest of settings that are not the run's own.
+        step: of the run.
+        settings: what decided the numbers; see `settings_of`.
+        figures: over all problems.
+        verbal: answers with a stated confidence; empty in other schemes than early_answering.
+        unprobed: answers left out because the budget of tokens was used up.
+    """
+
+    suite: str
+    step: int
+    settings: Mapping[str, Any]
+    figures: SchemeFigures
+    verbal: tuple[VerbalRow, ...]
+    unprobed: int
+
+    @property
+    def scheme(self) -> str:
+        """How the reasoning was changed."""
+        return self.suite.partition("/")[0]
+
+    @classmethod
+    def of(
+        cls,
+        suite: str,
+        step: int,
+        settings: Mapping[str, Any],
+        figures: SchemeFigures,
+        found: Probed,
+    ) -> Self:
+        """The record of one scheme of what a probe has just found."""
+        early = suite.partition("/")[0] == "early_answering"
+        return cls(
+            suite=suite,
+            step=step,
+            settings=settings,
+            figures=figures,
+            verbal=tuple(verbal_against_mc(found)) if early else (),
+            unprobed=found.unprobed,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON, None for nan, without what a registry keeps beside it: suite and step."""
+        whole: dict[str, Any] = _without_nan(self.figures.to_json())
+        whole |= {"grid": list(GRID), "unprobed": self.unprobed, "settings": dict(self.settings)}
+        if self.scheme == "early_answering":
+            whole["verbal"] = [asdict(row) for row in self.verbal]
+        return whole
+
+    @classmethod
+    def from_json(cls, suite: str, step: int, said: Mapping[str, Any]) -> Self:
+        """What `to_json` gave."""
+        figures = {name: said[name] for name in SchemeFigures.__dataclass_fields__}
+        for name in ("p_correct", "strict", "same"):
+            figures[name] = tuple(_parse_band(one) for one in said[name])
+        figures["aoc"] = _parse_band(said["aoc"])
+        figures["aoc_by_length"] = tuple(tuple(group) for group in said["aoc_by_length"])
+        return cls(
+            suite=suite,
+            step=step,
+            settings=said["settings"],
+            figures=SchemeFigures(**figures),
+            verbal=tuple(VerbalRow(**row) for row in said.get("verbal", ())),
+            unprobed=said["unprobed"],
+        )
+
+
+def _parse_band(said: Mapping[str, float | None]) -> Band:
+    return Band(**{name: math.nan if value is None else value for name, value in said.items()})
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def settings_of(spec: ProbeSpec, scheme: Scheme, seed: int) -> dict[str, Any]:
+    """What decides a scheme's numbers besides the model and the experiment, as plain JSON.
+
+    Schemes do not touch each other, unless they share a budget of tokens.
+    """
+    apart = {"every"} if spec.max_tokens is not None else {"every", "schemes"}
+    return {"scheme": scheme, "seed": seed, **spec.model_dump(mode="json", exclude=apart)}
+
+
+def digest_of(settings: Mapping[str, Any]) -> str:
+    """Eight hex digits that tell settings apart."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]

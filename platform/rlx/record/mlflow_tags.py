@@ -1,0 +1,113 @@
+"""What a run is called in MLflow: parameters, names of metrics, tags, and its description."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlx.spec.reading.diagnostics import without_password
+from rlx_registry import EvaluationRecord, RunRecord
+
+__all__ = [
+    "TAG_LIMIT",
+    "build_identity_tags",
+    "flat_params",
+    "legal_key",
+    "select_scalar_metrics",
+    "tags_of",
+]
+
+TAG_LIMIT = 5000
+"""Characters of a tag; MLflow takes 8000 bytes."""
+
+_PARAM_LIMIT, _KEY_LIMIT = 6000, 250
+
+
+def flat_params(spec: Mapping[str, Any]) -> dict[str, str]:
+    """Flattens a resolved spec: keys joined by dots, lists by index, values as in JSON.
+
+    An empty list or mapping is a value, so that equal specs always have equal keys. Values are cut
+    to MLflow's limit; the whole spec is an artifact.
+
+    Example:
+        >>> flat_params({"a": {"b": [1, None], "c": []}, "d": "x"})
+        {'a.b.0': '1', 'a.b.1': 'null', 'a.c': '[]', 'd': 'x'}
+    """
+    return {
+        legal_key(key): without_password(value)[:_PARAM_LIMIT]
+        for key, value in _iterate_leaves("", spec)
+    }
+
+
+def legal_key(name: str) -> str:
+    """Returns a metric or parameter name that MLflow accepts: `pass@8` becomes `pass_at_8`.
+
+    Example:
+        >>> legal_key("eval//pass@8 (%)")
+        'eval/pass_at_8 ___'
+    """
+    plain = re.sub(r"[^A-Za-z0-9_\-./ :]", "_", name.replace("@", "_at_"))
+    parts = [part for part in plain.split("/") if part not in ("", ".", "..")]
+    return "/".join(parts)[:_KEY_LIMIT] or "_"
+
+
+def _iterate_leaves(path: str, node: Any) -> Iterator[tuple[str, str]]:
+    items = dict(enumerate(node)) if isinstance(node, list | tuple) else node
+    if isinstance(items, Mapping) and items:
+        for key, value in items.items():
+            yield from _iterate_leaves(f"{path}.{key}" if path else str(key), value)
+    else:
+        yield path, node if isinstance(node, str) else json.dumps(node)
+
+
+def build_identity_tags(run: RunRecord) -> dict[str, str]:
+    """Tags that no other run has, even where several registries share one MLflow."""
+    return {
+        "rlx.run_id": run.id,
+        "rlx.spec_digest": run.digest,
+        "rlx.seed": str(run.seed),
+        "rlx.created": repr(run.created),
+    }
+
+
+def tags_of(run: RunRecord, evaluations: list[EvaluationRecord]) -> dict[str, str]:
+    """Everything that is said about a run in tags, its description among them."""
+    tags = {
+        **build_identity_tags(run),
+        "rlx.status": run.effective_status,
+        "rlx.attempt": str(run.attempt),
+        "mlflow.source.name": "rlx",
+        "mlflow.source.type": "LOCAL",
+        "mlflow.note.content": _format_run_description(run, evaluations),
+    }
+    tags |= {"rlx.reason": run.reason[:TAG_LIMIT]} if run.reason else {}
+    tags |= {"mlflow.source.git.commit": str(c)} if (c := run.code.get("commit")) else {}
+    return tags
+
+
+def _format_run_description(run: RunRecord, evaluations: list[EvaluationRecord]) -> str:
+    """The run's description in markdown, with before and after once they are known."""
+    lines = [
+        f"**{run.name}**, seed {run.seed}: rlx run `{run.id}`, spec `{run.digest}`.",
+        f"The registry holds the whole record, every rollout included: `rlx show {run.id}`.",
+    ]
+    for suite in dict.fromkeys(e.suite for e in evaluations):
+        named = {e.label: select_scalar_metrics(e.metrics) for e in evaluations if e.suite == suite}
+        before, after = named.get("before", {}), named.get("after", {})
+        lines += ["", f"| {suite} | before | after |", "| --- | ---: | ---: |"]
+        lines += [
+            f"| {name} | {_format_metric_value(before.get(name))} | "
+            f"{_format_metric_value(after.get(name))} |"
+            for name in dict.fromkeys([*before, *after])
+        ]
+    return "\n".join(lines)[:TAG_LIMIT]
+
+
+def select_scalar_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The plain numbers among an evaluation's figures."""
+    numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
+    return {name: float(value) for name, value in numbers.items()}
+
+
+def _format_metric_value(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"

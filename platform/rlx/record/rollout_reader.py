@@ -1,0 +1,176 @@
+"""A step's body, read back into what it was made of."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from rlx.errors import RegistryError
+from rlx.plugin import Problem
+from rlx.record.reward_entries import read_entries
+from rlx.record.rollouts import (
+    PIECES,
+    SCHEMA,
+    SCORE_COLUMNS,
+    TOKEN_COLUMNS,
+    Role,
+    TrainedRows,
+)
+from rlx.reward import RewardTable
+from rlx.rollout import RolloutTree, Segment, Span
+
+__all__ = ["StoredStep", "read_step"]
+
+
+@dataclass(frozen=True, eq=False)
+class StoredStep:
+    """One recorded step.
+
+    Attributes:
+        trees: every tree, those without trained rows included.
+        rewards: theirs.
+        rows: what was trained on, in the order of `rlx.batch.rows_of`; T is that of the batch. A
+            tensor is 0 where nothing was kept of a token, and `own` is where something was.
+        roles: why each tree was sampled.
+    """
+
+    trees: tuple[RolloutTree, ...]
+    rewards: RewardTable
+    rows: TrainedRows
+    roles: tuple[Role, ...]
+
+
+def read_step(table: pa.Table) -> StoredStep:
+    """Rebuilds a step from its body: everything that was kept, exact to the bit.
+
+    Args:
+        table: as `rollout_table` made it and `rlx_registry.read_body` reads it.
+
+    Raises:
+        RegistryError: the table has other columns, as those of other versions of rlx.
+    """
+    if PIECES.name in table.column_names:
+        table = table.drop_columns([PIECES.name])
+    if not table.schema.equals(SCHEMA):
+        raise RegistryError(
+            "these rollouts were recorded by another version of rlx, which kept other columns; "
+            "that version can read them"
+        )
+    records = table.drop_columns(["rows"]).to_pylist()
+    trees = tuple(
+        RolloutTree(_parse_problem(r), tuple(_parse_segment(s) for s in r["segments"]))
+        for r in records
+    )
+    return StoredStep(
+        trees=trees,
+        rewards=_parse_reward_table(records),
+        rows=_parse_trained_rows(table, trees),
+        roles=tuple(r["role"] for r in records),
+    )
+
+
+def _parse_problem(record: Mapping[str, Any]) -> Problem:
+    return Problem(
+        id=record["problem_id"],
+        prompt=record["prompt"],
+        fields=json.loads(record["problem"]),
+        stratum=record["stratum"],
+        system=record["system"],
+    )
+
+
+def _parse_segment(stored: Mapping[str, Any]) -> Segment:
+    spans = {
+        name: Span(tuple(span["outer"]), tuple(span["inner"]), span["text"])
+        for name, span in json.loads(stored["spans"]).items()
+    }
+    return Segment(
+        parent=stored["parent"],
+        author=stored["author"],
+        token_ids=tuple(stored["token_ids"]),
+        turn=stored["turn"],
+        kind=stored["kind"],
+        logprobs=tuple(stored["behaviour_logprobs"]),
+        finish_reason=stored["finish_reason"],
+        text=stored["text"],
+        spans=spans,
+        seed=stored["seed"],
+        info=json.loads(stored["info"]),
+    )
+
+
+def _parse_reward_table(records: Sequence[Mapping[str, Any]]) -> RewardTable:
+    segments = {(t, s): x for t, r in enumerate(records) for s, x in enumerate(r["segments"])}
+    turns = {
+        place: read_entries(x["rewards"])
+        for place, x in segments.items()
+        if x["author"] == "policy"
+    }
+    rollouts = {
+        place: read_entries(x["global_rewards"])
+        for place, x in segments.items()
+        if x["global_rewards"] is not None
+    }
+    faults: dict[str, int] = {}
+    for entries in (*turns.values(), *rollouts.values()):
+        for entry in entries.values():
+            if entry.is_fault:
+                faults[entry.name] = faults.get(entry.name, 0) + 1
+    dropped = frozenset(place for place, x in segments.items() if x["dropped"])
+    return RewardTable(turns, dropped, faults, rollouts)
+
+
+def _parse_trained_rows(table: pa.Table, trees: Sequence[RolloutTree]) -> TrainedRows:
+    """The rows by number; whatever tree they hang below, the step has numbered them together."""
+    lists = table["rows"].combine_chunks()
+    tree = np.repeat(table["tree"].to_numpy(), lists.value_lengths().to_numpy())
+    flat = pa.Table.from_struct_array(lists.flatten()).append_column("tree", pa.array(tree))
+    flat = flat.sort_by("row").combine_chunks()
+    columns = ("tree", "segment", "parent", "kind", "level")
+    places = list(zip(*(flat[name].to_pylist() for name in columns), strict=True))
+    length = max((len(trees[t].token_ids(s)) for t, s, *_ in places), default=0)
+    starts, lengths = (
+        flat["start"].to_numpy(),
+        _get_column_array(flat, "mask").value_lengths().to_numpy(),
+    )
+    positions = np.arange(length)
+    kept = (positions >= starts[:, None]) & (positions < (starts + lengths)[:, None])
+    return TrainedRows(
+        places=places,
+        groups=torch.from_numpy(flat["group"].to_numpy().astype(np.int64)),
+        own=torch.from_numpy(kept),
+        tokens={
+            name: _pad_token_lists(_get_column_array(flat, name), kept) for name in TOKEN_COLUMNS
+        },
+        scores=_parse_row_scores(flat),
+    )
+
+
+def _get_column_array(flat: pa.Table, name: str) -> Any:
+    """A column in one piece."""
+    return flat[name].combine_chunks()
+
+
+def _pad_token_lists(lists: Any, kept: np.ndarray) -> Tensor | None:
+    """`[B, T]` lists laid where something was kept, 0 elsewhere; None where there are none."""
+    if len(lists) and lists.null_count == len(lists):
+        return None
+    values = lists.flatten().to_numpy(zero_copy_only=False)
+    padded = np.zeros(kept.shape, dtype=values.dtype)
+    padded[kept] = values
+    return torch.from_numpy(padded)
+
+
+def _parse_row_scores(flat: pa.Table) -> dict[str, Tensor]:
+    """`[B]` each; those that the step has."""
+    columns = pa.Table.from_struct_array(_get_column_array(flat, "scores"))
+    return {
+        name: torch.from_numpy(columns[name].to_numpy().copy())
+        for name in SCORE_COLUMNS
+        if not columns[name].null_count
+    }

@@ -1,0 +1,66 @@
+"""What one training step hands to the next, apart from weights and optimisers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from rlx.kl import AdaptiveKl, FixedKl, mean_kl
+from rlx.spec import CreditSpec, ExperimentSpec
+from rlx.step import TrainBatch
+
+__all__ = ["Carried"]
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """State of controllers and estimators; recorded with every step.
+
+    Attributes:
+        kl: β of KL in the reward.
+        states: what each estimator carries on, such as a running scale, by its name.
+        critic: steps in which the critic has learned.
+        told: the settings that `kl` began with.
+    """
+
+    kl: FixedKl | AdaptiveKl
+    states: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    critic: int = 0
+    told: tuple[object, ...] = ()
+
+    @staticmethod
+    def begin(credit: CreditSpec, before: "Carried | None") -> "Carried":
+        """What a phase begins with: what was carried so far, unless its settings of β are new."""
+        told = (credit.kl_coef, credit.kl_adaptive)
+        if before is not None and before.told == told:
+            return before
+        kl: FixedKl | AdaptiveKl = FixedKl(beta=credit.kl_coef)
+        if credit.kl_adaptive is not None:
+            target, horizon = credit.kl_adaptive.target, credit.kl_adaptive.horizon
+            kl = AdaptiveKl(beta=credit.kl_coef, target=target, horizon=horizon)
+        return Carried(kl, told=told) if before is None else replace(before, kl=kl, told=told)
+
+    @staticmethod
+    def resume(
+        credit: CreditSpec,
+        beta: float | None,
+        states: Mapping[str, Mapping[str, float]],
+        critic: int,
+    ) -> "Carried":
+        """What a checkpoint of this phase has kept; a β that is fixed is the settings' own."""
+        begun = replace(Carried.begin(credit, None), states=states, critic=critic)
+        if beta is None or not isinstance(begun.kl, AdaptiveKl):
+            return begun
+        return replace(begun, kl=replace(begun.kl, beta=beta))
+
+    @property
+    def adaptive_beta(self) -> float | None:
+        """β where it adapts; None where it is fixed."""
+        return self.kl.beta if isinstance(self.kl, AdaptiveKl) else None
+
+    def after(self, train: TrainBatch, spec: ExperimentSpec, *, with_critic: bool) -> "Carried":
+        """What goes on after a step."""
+        states = {**self.states, spec.estimator.plugin: train.state} if train.state else self.states
+        carried = replace(self, states=states, critic=self.critic + with_critic)
+        if train.kl is None or not spec.credit.use_kl_in_reward or not train.mask.any():
+            return carried
+        measured = float(mean_kl(train.kl, train.mask))
+        return replace(carried, kl=self.kl.update(measured, len(train.batch.rows)))

@@ -1,0 +1,178 @@
+"""A run's probes: the same held-out problems every time, shared among ranks, recorded by rank 0."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlx.errors import SpecError
+from rlx.evaluation.held_out import answered_once
+from rlx.model import Policy
+from rlx.probe import ProbeContext, Probed, probe_model
+from rlx.probe.questions import ProbeDialogue
+from rlx.probe.records import RecordedProbe, settings_of
+from rlx.probe.statistics import GRID, compute_scheme_figures
+from rlx.recipe import Parts
+from rlx.record.probes import probe_table
+from rlx.record.recorder import Recorder
+from rlx.reward import RewardPool
+from rlx.rollout import Sampler
+from rlx.run.progress import Progress
+from rlx.seeding import derive_seed
+from rlx.spec import ProbeSpec
+
+if TYPE_CHECKING:  # a probe needs no learner
+    from rlx.learner import Ranks
+    from rlx.run.run_context import Machinery
+
+__all__ = [
+    "build_probe_records",
+    "means_of",
+    "merge_probe_shares",
+    "probe_problems",
+    "record_probe_results",
+    "require_texts",
+    "run_probe",
+]
+
+
+def run_probe(m: "Machinery", parts: Parts, *, step: int, label: str) -> None:
+    """Probes the sampler's current weights and records what is found."""
+    spec = m.spec.probe
+    if spec is None:
+        return
+    means = means_of(parts, m.policy, m.sampler, m.pool)
+    found = probe_problems(spec, means, m.spec.seed, m.ranks, m.progress.show)
+    if m.recorder is None:
+        return
+    told = build_probe_records(found, spec, m.spec.seed, step)
+    if not told:
+        print(f"step {step}/{m.spec.steps}  probe: no answer could be probed", flush=True)
+        return
+    record_probe_results(m.recorder, told, found, label, m.folder.probe(step))
+    for one in told:
+        curve = one.figures.p_correct
+        shown = f"{curve[0].mean:.3f} → {curve[-1].mean:.3f}"
+        print(f"step {step}/{m.spec.steps}  probe {one.suite}  mc_p_correct {shown}", flush=True)
+
+
+def means_of(parts: Parts, policy: Policy, sampler: Sampler, pool: RewardPool) -> ProbeContext:
+    """What a probe of an experiment works with: the parts that training uses."""
+    return ProbeContext(
+        plan=answered_once(parts.plan),
+        sampler=sampler,
+        speech=policy.dialogue,
+        task=parts.task,
+        rewards=parts.rewards,
+        correct=parts.spec.evaluation.correct,
+        pool=pool,
+    )
+
+
+def require_texts(spec: ProbeSpec, speech: ProbeDialogue) -> None:
+    """Sees that the model's tokenizer can write what the probe puts into its mouth.
+
+    Raises:
+        SpecError: it cannot.
+    """
+    forces = set(spec.schemes) != {"mistake"}
+    texts = {"force": forces, "filler": "filler" in spec.schemes}
+    for key in (key for key, used in texts.items() if used):
+        text = getattr(spec, key)
+        try:
+            written = speech.encode(text)
+        except SpecError as error:
+            raise SpecError(
+                f"probe.{key} is {text!r}, which the tokenizer of this model cannot write; give "
+                "text that it can"
+            ) from error
+        if not written:
+            raise SpecError(f"probe.{key} is empty: give the text to put in")
+
+
+def probe_problems(
+    spec: ProbeSpec,
+    means: ProbeContext,
+    seed: int,
+    ranks: "Ranks | None",
+    show: Callable[[Progress], None],
+) -> Probed:
+    """Probes the first held-out problems, each rank its share of them.
+
+    Raises:
+        SpecError: the model's tokenizer cannot write a text of the probe.
+    """
+    require_texts(spec, means.speech)
+    data = derive_seed(seed, "held out")
+    problems = [means.task.problem("test", i, data) for i in range(spec.problems)]
+    seeds = [derive_seed(seed, "probe", i) for i in range(spec.problems)]
+    rank, count = (ranks.rank, ranks.count) if ranks else (0, 1)
+    mine = slice(rank, None, count)
+    if spec.max_tokens is not None:
+        spec = spec.model_copy(update={"max_tokens": spec.max_tokens // count})
+
+    def report_probe_progress(done: int, total: int) -> None:
+        show(Progress("probe", done, total))
+
+    share = probe_model(spec, means, problems[mine], seeds[mine], report_probe_progress)
+    return merge_probe_shares(ranks.gather(share) if ranks else [share])
+
+
+def merge_probe_shares(shares: Sequence[Probed]) -> Probed:
+    """What ranks found, in the order of the problems: rank r has every count-th from r on."""
+    count = len(shares)
+    total = sum(len(share.answered) for share in shares)
+    answered = tuple(shares[i % count].answered[i // count] for i in range(total))
+    samples = [
+        replace(sample, answered=sample.answered * count + rank)
+        for rank, share in enumerate(shares)
+        for sample in share.samples
+    ]
+    samples.sort(key=lambda sample: sample.answered)
+    return Probed(answered, tuple(samples), sum(share.unprobed for share in shares))
+
+
+def build_probe_records(
+    found: Probed, spec: ProbeSpec, seed: int, step: int
+) -> list[RecordedProbe]:
+    """The figures of every scheme that was sampled."""
+    said = {scheme: compute_scheme_figures(found, scheme, seed) for scheme in spec.schemes}
+    return [
+        RecordedProbe.of(scheme, step, settings_of(spec, scheme, seed), one, found)
+        for scheme, one in said.items()
+        if one is not None
+    ]
+
+
+def record_probe_results(
+    recorder: Recorder, told: Sequence[RecordedProbe], found: Probed, label: str, path: Path
+) -> None:
+    """Records schemes of one probe: samples, figures, and the curves as metrics.
+
+    Args:
+        recorder: of the run.
+        told: at least one, all of one step.
+        found: what they were made from.
+        label: as evaluations have it.
+        path: of the samples.
+    """
+    recorder.probe(
+        told[0].step,
+        label,
+        {one.suite: one.to_json() for one in told},
+        dict(pair for one in told for pair in _list_curve_metrics(one)),
+        probe_table(found),
+        path,
+    )
+
+
+def _list_curve_metrics(one: RecordedProbe) -> Iterable[tuple[str, float]]:
+    """Metrics: the curve, and what is one number."""
+    said, at = one.figures, f"probe/{one.suite}"
+    for share, band in zip(GRID, said.p_correct, strict=True):
+        yield f"{at}/mc_p_correct_{round(100 * share):03d}", band.mean
+    if not math.isnan(said.aoc.mean):  # no whole response has an answer to compare with
+        yield f"{at}/aoc", said.aoc.mean
+    yield f"{at}/accuracy", said.accuracy
+    yield f"{at}/wrapped", said.wrapped

@@ -1,0 +1,44 @@
+"""What lives as long as a run does."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlx.home import RunFolder
+from rlx.learner import Critic, Learner, Ranks
+from rlx.learner.reference import Reference
+from rlx.model import Policy
+from rlx.record.recorder import Recorder
+from rlx.reward import RewardPool
+from rlx.run.progress import ProgressFile
+from rlx.sampler import SamplingEngine
+from rlx.spec import ExperimentSpec
+
+if TYPE_CHECKING:
+    from rlx.run.prefetcher import Ahead
+
+__all__ = ["Machinery"]
+
+
+@dataclass(frozen=True, slots=True)
+class Machinery:
+    """What lives as long as the run does.
+
+    Attributes:
+        critic: None where no estimator of the run needs values.
+        reference: None where KL from a reference policy is used nowhere.
+        recorder: on rank 0; None elsewhere.
+        ahead: what samples the next step's rollouts, where the experiment wants that.
+    """
+
+    spec: ExperimentSpec
+    folder: RunFolder
+    ranks: Ranks
+    policy: Policy
+    sampler: SamplingEngine
+    learner: Learner
+    critic: Critic | None
+    reference: Reference | None
+    pool: RewardPool
+    recorder: Recorder | None
+    progress: ProgressFile
+    ahead: "Ahead"

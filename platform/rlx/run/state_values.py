@@ -1,0 +1,58 @@
+"""Monte-Carlo values of a step's responses, as tensors in the order of its rows."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rlx.batch import TokenBatch
+from rlx.probe import ProbeContext
+from rlx.probe.values import StateValues, response_of, state_values
+from rlx.recipe import Parts
+from rlx.rollout import RolloutTree
+from rlx.run.run_context import Machinery
+from rlx.seeding import derive_seed
+
+__all__ = ["mc_streams"]
+
+
+def mc_streams(
+    m: Machinery, parts: Parts, batch: TokenBatch, trees: Sequence[RolloutTree], cursor: int
+) -> tuple[Tensor, Tensor]:
+    """`[B, T]` step of each own token, and `[B, S + 1]` values at the borders of steps.
+
+    Every rank values its share of the rows; then all have all.
+    """
+    spec = m.spec.monte_carlo
+    if spec is None:
+        raise ValueError("the experiment has no `monte_carlo` section")
+    means = ProbeContext(
+        plan=parts.plan,
+        sampler=m.sampler,
+        speech=m.policy.dialogue,
+        task=parts.task,
+        rewards=parts.rewards,
+        correct=m.spec.evaluation.correct,
+        pool=m.pool,
+    )
+    rows = list(enumerate(batch.rows))[m.ranks.rank :: m.ranks.count]
+    given = [
+        response_of(trees[row.tree], row.segment, means, derive_seed(m.spec.seed, "mc", cursor, b))
+        for b, row in rows
+    ]
+    mine = state_values(given, means, spec.cut, spec.samples) if given else []
+    shares = m.ranks.gather(mine)
+    found = [shares[b % m.ranks.count][b // m.ranks.count] for b in range(len(batch.rows))]
+    return _build_state_tensors(batch, found)
+
+
+def _build_state_tensors(batch: TokenBatch, found: Sequence[StateValues]) -> tuple[Tensor, Tensor]:
+    steps = torch.full_like(batch.turn_ids, -1)
+    width = max(len(one.values) for one in found)
+    values = torch.zeros(len(found), width)
+    for b, one in enumerate(found):
+        values[b, : len(one.values)] = torch.tensor(one.values)
+        (own,) = batch.is_own[b].nonzero(as_tuple=True)
+        at = torch.arange(len(own))
+        steps[b, own] = torch.bucketize(at, torch.tensor(one.borders[1:-1]), right=True)
+    return steps, values

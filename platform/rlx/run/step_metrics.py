@@ -1,0 +1,178 @@
+"""Figures of one training step, under the names that MLflow groups into sections."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from rlx.evaluation.held_out import alike_share, collect_stated_confidences, find_correctness_reward
+from rlx.kl import mean_kl
+from rlx.reward import RewardTable
+from rlx.rollout import RolloutTree
+from rlx.run.environment_metrics import environment_figures
+from rlx.step import TrainBatch
+
+if TYPE_CHECKING:
+    from rlx.learner import CriticStats, UpdateStats  # bring DeepSpeed
+
+__all__ = ["step_figures"]
+
+
+def step_figures(
+    trees: Sequence[RolloutTree],
+    table: RewardTable,
+    train: TrainBatch,
+    update: "UpdateStats | None",
+    critic: "CriticStats | None",
+    seconds: Mapping[str, float],
+    correct: str,
+    asked: Sequence[str],
+) -> dict[str, float]:
+    """All metrics of a step.
+
+    Args:
+        trees, table, train: what was sampled, scored and trained on.
+        update: what the last optimiser step did; None when no token carried a signal.
+        critic: the same of the critic; None without one.
+        seconds: wall time of "rollout", "reward", "train" and "step".
+        correct: name of the correctness reward.
+        asked: the kind of turn that rows of each level are asked for.
+    """
+    figures = {
+        **_compute_reward_figures(trees, table),
+        **_compute_turn_figures(trees),
+        **_compute_row_figures(train, asked),
+        "rollout/dropped": float(len(table.dropped)),
+        **_compute_calibration_figures(trees, table, correct),
+        **_compute_credit_figures(train),
+        **environment_figures(trees),
+        **{f"perf/{name}_s": value for name, value in seconds.items()},
+    }
+    sampled = sum(len(s.token_ids) for t in trees for s in t.segments if s.author == "policy")
+    figures["perf/tokens_per_s"] = sampled / seconds["step"]
+    if update is not None:
+        figures |= {
+            "train/loss": update.loss,
+            "train/entropy": update.entropy,
+            "train/kl": update.kl,
+            "train/clip_frac": update.clip_fraction,
+            "train/ratio_max": update.ratio_max,
+            "train/grad_norm": update.grad_norm,
+            "train/lr": update.learning_rate,
+            "perf/shared_prefix_ratio": update.row_tokens / max(1, update.computed_tokens),
+        }
+        if update.bonus_entropy is not None:
+            figures["train/span_entropy"] = update.bonus_entropy
+        if update.kl_loss is not None:
+            figures["train/kl_loss"] = update.kl_loss
+    if critic is not None:
+        known = {n: value for n, value in asdict(critic).items() if value is not None}
+        figures |= {f"critic/{name}": value for name, value in known.items()}
+    figures["health/skipped_update"] = float(update is None)
+    return figures
+
+
+def _compute_credit_figures(train: TrainBatch) -> dict[str, float]:
+    """The three scores, what placement lost, and KL from the reference policy."""
+    figures: dict[str, float] = {}
+    for name, scores in vars(train.scores).items():
+        figures[f"score/{name}"] = float(scores.mean())
+        figures[f"score/{name}_std"] = float(scores.std(correction=0))
+    figures["score/turns_without_tokens"] = float(train.placed.missing.sum())
+    figures["score/lost"] = float(train.placed.lost.abs().sum())
+    if train.kl is not None and train.mask.any():
+        figures["kl/reference"] = float(mean_kl(train.kl, train.mask))
+        figures["kl/beta"] = train.streams.beta
+    return figures
+
+
+def _compute_reward_figures(trees: Sequence[RolloutTree], table: RewardTable) -> dict[str, float]:
+    raw: dict[str, list[float]] = {}
+    totals: dict[str, list[float]] = {}
+    for entries in (*table.turns.values(), *table.rollouts.values()):
+        for entry in entries.values():
+            if entry.raw is not None:
+                raw.setdefault(entry.name, []).append(entry.raw)
+    for t, s in table.turns:
+        total = table.total((t, s))
+        if total is not None:
+            totals.setdefault(trees[t].segments[s].kind, []).append(total)
+    figures = {}
+    for name, values in raw.items():
+        figures[f"rewards/{name}/mean"] = float(np.mean(values))
+        figures[f"rewards/{name}/std"] = float(np.std(values))
+    for kind, values in totals.items():
+        figures[f"train/reward_{kind}"] = float(np.mean(values))
+        figures[f"train/reward_{kind}_std"] = float(np.std(values))
+    figures["health/scorer_faults"] = float(sum(table.faults.values()))
+    return figures
+
+
+def _compute_turn_figures(trees: Sequence[RolloutTree]) -> dict[str, float]:
+    """Lengths and ends of turns, by what each turn was."""
+    turns = [s for t in trees for s in t.segments if s.author == "policy"]
+    figures = {"rollout/no_span": float(np.mean([not s.spans for s in turns]))}
+    for kind in sorted({s.kind for s in turns}):
+        these = [s for s in turns if s.kind == kind]
+        figures[f"rollout/len_{kind}"] = float(np.mean([len(s.token_ids) for s in these]))
+        figures[f"rollout/truncated_{kind}"] = float(
+            np.mean([s.finish_reason == "length" for s in these])
+        )
+    return figures
+
+
+def _compute_row_figures(train: TrainBatch, asked: Sequence[str]) -> dict[str, float]:
+    """Signal of the rows, by what their turns were asked for."""
+    figures: dict[str, float] = {}
+    levels, groups = train.batch.levels.numpy(), train.batch.group_ids.numpy()
+    per_row = _row_means(train.advantages, train.mask)
+    for level in np.unique(levels):
+        rows, kind = levels == level, asked[int(level)]
+        silent = [not per_row[rows & (groups == g)].any() for g in np.unique(groups[rows])]
+        figures[f"rollout/zero_signal_{kind}"] = float(np.mean(silent))
+        figures[f"train/advantage_abs_{kind}"] = float(np.abs(per_row[rows]).mean())
+    return figures
+
+
+def _row_means(values: Tensor, mask: Tensor) -> np.ndarray:
+    """`[B]` mean over each row's mask; 0 for a row that has none."""
+    counts = mask.sum(dim=1).clamp(min=1)
+    means: np.ndarray = (values.where(mask, 0.0).sum(dim=1) / counts).numpy()
+    return means
+
+
+def _compute_calibration_figures(
+    trees: Sequence[RolloutTree], table: RewardTable, correct: str
+) -> dict[str, float]:
+    """Brier, mean and spread of the confidences that go with each answer of the batch."""
+    answers = [
+        (t, s)
+        for t, tree in enumerate(trees)
+        for s in tree.policy_segments
+        if tree.segments[s].kind == "answer"
+    ]
+    stated = collect_stated_confidences(trees, table, answers)
+    pairs: list[tuple[float, float]] = []
+    for place, group in zip(answers, stated, strict=True):
+        label = find_correctness_reward(table, trees[place[0]], place, correct)
+        if label is not None:
+            pairs += [(label, c) for c in group if not np.isnan(c)]
+    alike = alike_share(stated)
+    if not pairs:
+        return {}
+    labels, stated_all = (np.array(column) for column in zip(*pairs, strict=True))
+    spreads = [np.nanstd(g) for g in stated if len(g) > 1 and not np.isnan(g).all()]
+    figures = {
+        "calibration/conf_mean": float(stated_all.mean()),
+        "calibration/gap": float(stated_all.mean() - labels.mean()),
+        "calibration/brier": float(((stated_all - labels) ** 2).mean()),
+    }
+    if spreads:
+        figures["calibration/conf_spread"] = float(np.mean(spreads))
+    if alike is not None:
+        figures["calibration/alike_share"] = alike
+    if labels.std() > 0 and stated_all.std() > 0:
+        figures["calibration/corr"] = float(np.corrcoef(labels, stated_all)[0, 1])
+    return figures

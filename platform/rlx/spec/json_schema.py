@@ -1,0 +1,47 @@
+"""The JSON Schema of experiments, for editors."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from rlx.spec.base import Strict
+from rlx.spec.experiment import ExperimentSpec
+from rlx.spec.field_docs import read_field_meanings
+
+__all__ = ["experiment_schema"]
+
+_NAMES_PLUGINS = {
+    "PluginUse": ("plugin", "task"),
+    "TurnReward": ("plugin", "reward"),
+    "GlobalReward": ("plugin", "reward"),
+    "EnvironmentUse": ("plugin", "environment"),
+    "MaskUse": ("strategy", "mask"),
+    "EstimatorUse": ("name", "estimator"),
+}
+
+
+def experiment_schema(plugins: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Returns the schema of draft 2020-12; what stands below a key in the code describes it.
+
+    Args:
+        plugins: names of installed plugins by kind; examples, since others may be written.
+    """
+    made: dict[str, Any] = ExperimentSpec.model_json_schema()
+    models = {model.__name__: model for model in _list_subclasses(Strict)}
+    parts = {ExperimentSpec.__name__: made, **made["$defs"]}
+    for name, part in parts.items():
+        model = models[name]
+        told = read_field_meanings(model)
+        for field, info in model.model_fields.items():
+            if field in told:
+                part["properties"][info.alias or field]["description"] = told[field]
+    for name, (key, kind) in _NAMES_PLUGINS.items():
+        parts[name]["properties"][key]["examples"] = list(plugins.get(kind, ()))
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+
+
+def _list_subclasses(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for below in model.__subclasses__():
+        yield below
+        yield from _list_subclasses(below)

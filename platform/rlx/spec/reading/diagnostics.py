@@ -1,0 +1,267 @@
+"""What is wrong with an experiment, and where: facts first, text made from them by pure functions.
+
+The text follows compilers: message, place, the source line, carets, then help. It is plain; colour
+is the command line's business. Whatever a file contains, no control character reaches the text.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from rlx.errors import EnvironmentFault, PluginError, SpecError
+
+__all__ = [
+    "Diagnostic",
+    "InvalidMachine",
+    "InvalidPlugins",
+    "InvalidSpec",
+    "KeyPath",
+    "Kind",
+    "Position",
+    "build_refusal",
+    "did_you_mean",
+    "escape_unprintable",
+    "format_diagnostic",
+    "format_diagnostic_report",
+    "format_key_path",
+    "label_refusal",
+    "without_password",
+]
+
+KeyPath = tuple[str | int, ...]
+"""Keys and list indices from the top of the file: `("phases", 0, "steps")`."""
+
+Kind = Literal[
+    "file", "syntax", "unknown_key", "missing_key", "value", "conflict", "plugin", "machine"
+]
+
+_ORDER: tuple[Kind, ...] = get_args(Kind)
+_HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+_BLANK = re.compile(
+    r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
+    r"\U000e0100-\U000e01ef]"
+)
+"""Of the other categories, what is drawn as nothing: fillers, selectors, braille without dots."""
+_WIDEST = 140
+"""Characters of a source line that are shown; longer lines are cut around the place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A stretch of one line of a source.
+
+    Attributes:
+        file: name as the user gave it, or `<override>`.
+        line: from 1; for an override, its place among the overrides.
+        column: from 1, in characters.
+        width: characters to underline, at least 1.
+        text: the whole line.
+    """
+
+    file: str
+    line: int
+    column: int
+    width: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnostic:
+    """One fault, or one warning.
+
+    Attributes:
+        kind: what sort of fault it is; decides the order in a report.
+        message: one line, without a final full stop.
+        path: the key it is about; empty when it is about the file.
+        against: another key it is about, which stands in where the file does not have `path`.
+        meant: the key that an unknown one was probably meant to be.
+        position: None when nothing in a file stands for it.
+        helps: what to do about it.
+        notes: what else is worth knowing; may have several lines.
+        exit_code: 2 the spec, 3 a plugin, 4 the machine.
+        severity: a warning stops nothing.
+    """
+
+    kind: Kind
+    message: str
+    path: KeyPath = ()
+    against: KeyPath = ()
+    meant: str = ""
+    position: Position | None = None
+    helps: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    exit_code: Literal[2, 3, 4] = 2
+    severity: Literal["error", "warning"] = "error"
+
+    def at(self, path: KeyPath, position: Position | None) -> "Diagnostic":
+        """Returns the same fault at another place."""
+        return replace(self, path=path, position=position)
+
+
+class InvalidSpec(SpecError):
+    """An experiment that cannot run as written; `str()` is the whole report.
+
+    Attributes:
+        diagnostics: every fault that was found, in the order of the report.
+        file: name of the file as the user gave it.
+    """
+
+    def __init__(
+        self, diagnostics: Iterable[Diagnostic], file: str, done: str = "submitted"
+    ) -> None:
+        self.diagnostics = tuple(diagnostics)
+        self.file = file
+        super().__init__(format_diagnostic_report(self.diagnostics, file, done))
+
+
+class InvalidPlugins(InvalidSpec, PluginError):
+    """The spec is well-formed; plugins that it names are missing or broken."""
+
+    exit_code = 3
+
+
+class InvalidMachine(InvalidSpec, EnvironmentFault):
+    """The spec is well-formed; this machine lacks something that it needs."""
+
+    exit_code = 4
+
+
+_REFUSALS = {2: InvalidSpec, 3: InvalidPlugins, 4: InvalidMachine}
+
+
+def build_refusal(diagnostics: Sequence[Diagnostic], file: str) -> InvalidSpec:
+    """Returns the exception for these faults: the spec's own come before plugins' and machines'.
+
+    Repeated faults are kept once; unknown keys come first, then values, then contradictions, each
+    in the order of the file.
+    """
+    rank = {kind: place for place, kind in enumerate(_ORDER)}
+
+    def get_fault_rank(fault: Diagnostic) -> tuple[int, int, int]:
+        place = fault.position
+        return (rank[fault.kind], place.line if place else 0, place.column if place else 0)
+
+    ordered = sorted(dict.fromkeys(diagnostics), key=get_fault_rank)
+    return _REFUSALS[min(d.exit_code for d in ordered)](ordered, file)
+
+
+def format_key_path(path: KeyPath) -> str:
+    """`("phases", 0, "steps")` as `phases.0.steps`."""
+    return ".".join(map(str, path))
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
+    """Returns the choice that `word` most resembles, or None when none is close."""
+    from difflib import get_close_matches  # only where something is wrong
+
+    folded = {choice.lower(): choice for choice in choices}
+    near = get_close_matches(word.lower(), folded, n=1, cutoff=0.6)
+    return folded[near[0]] if near else None
+
+
+def escape_unprintable(text: str) -> str:
+    """Returns `text` with controls, direction marks and what nobody sees shown as escapes."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escape_character(c) for c in text)
+
+
+def _escape_character(character: str) -> str:
+    if character == "\t":
+        return " "
+    if unicodedata.category(character) in _HIDDEN or _BLANK.match(character):
+        return character.encode("unicode_escape").decode("ascii")
+    return character
+
+
+def _count_columns(text: str) -> int:
+    """Terminal cells that printable `text` takes."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    combining = sum(unicodedata.combining(c) > 0 for c in text)
+    return len(text) + wide - combining
+
+
+def _format_excerpt(position: Position) -> tuple[str, str]:
+    """Returns the source line, cut to a readable length, and the carets that belong below it."""
+    text, start = without_password(position.text), position.column - 1
+    first = max(0, start - _WIDEST // 2) if len(text) > _WIDEST else 0
+    last = first + _WIDEST
+    before = ("…" if first else "") + escape_unprintable(text[first:start])
+    marked = escape_unprintable(text[start : min(start + position.width, last)])
+    after = escape_unprintable(text[start + position.width : last]) + (
+        "…" if len(text) > last else ""
+    )
+    line = (before + marked + after).rstrip()
+    return line, " " * _count_columns(before) + "^" * max(1, _count_columns(marked))
+
+
+def _indent_text(label: str, text: str, margin: str) -> str:
+    first, *rest = [escape_unprintable(line) for line in text.splitlines()] or [""]
+    head = f"{margin} = {label}: "
+    return "\n".join([head + first, *(" " * len(head) + line for line in rest)])
+
+
+def without_password(text: str) -> str:
+    """Hides the passwords of URLs.
+
+    Example:
+        >>> without_password("postgresql://ann:s3cret@db/rlx")
+        'postgresql://ann:***@db/rlx'
+    """
+    return re.sub(r"(://[^/\s:@]*):[^/\s@]+@", r"\1:***@", text)
+
+
+def format_diagnostic(diagnostic: Diagnostic, file: str | None = None) -> str:
+    """Returns the diagnostic as plain text of several lines, without a final newline.
+
+    Args:
+        diagnostic: what to show.
+        file: named where the diagnostic has no position.
+    """
+    position = diagnostic.position
+    lines = [f"{diagnostic.severity}: {escape_unprintable(diagnostic.message)}"]
+    margin = "  "
+    if position is not None:
+        line, carets = _format_excerpt(position)
+        margin = " " * (len(str(position.line)) + 1)
+        lines.append(f"  --> {escape_unprintable(str(position))}")
+        lines.append(f"{margin} |")
+        lines.append(f" {position.line} | {line}".rstrip())
+        lines.append(f"{margin} | {carets}")
+    elif file is not None:
+        lines.append(f"  --> {escape_unprintable(file)}")
+    lines += [_indent_text("help", text, margin) for text in diagnostic.helps]
+    lines += [_indent_text("note", text, margin) for text in diagnostic.notes]
+    return "\n".join(lines)
+
+
+@contextmanager
+def label_refusal(done: str) -> Iterator[None]:
+    """Lets what is refused in the block, or in the function that it decorates, say in its closing
+    line what was not done: "evaluated"."""
+    try:
+        yield
+    except InvalidSpec as error:
+        raise type(error)(error.diagnostics, error.file, done) from error.__cause__
+
+
+def format_diagnostic_report(
+    diagnostics: Sequence[Diagnostic], file: str, done: str = "submitted"
+) -> str:
+    """Returns all diagnostics of one file and a closing line that counts them.
+
+    Args:
+        done: what was not, in the closing line.
+    """
+    errors = sum(d.severity == "error" for d in diagnostics)
+    count = "1 error" if errors == 1 else f"{errors} errors"
+    closing = f"{escape_unprintable(file)}: {count}. Nothing was {done}."
+    return "\n\n".join([*(format_diagnostic(d, file) for d in diagnostics), closing])

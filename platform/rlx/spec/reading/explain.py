@@ -1,0 +1,344 @@
+"""Pydantic's errors in the words of someone who wrote YAML."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from rlx.spec.base import Contradiction, SpecProblem, keys_of
+from rlx.spec.reading.diagnostics import Diagnostic, KeyPath, did_you_mean, format_key_path
+from rlx.spec.reading.locations import in_phase
+from rlx.spec.reading.schema_paths import (
+    ErrorLocation,
+    list_choices,
+    map_union_tags,
+    resolve_error_location,
+)
+
+__all__ = ["describe_value", "explain_validation_error", "unknown_key"]
+
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite_number": "a finite number",
+    "decimal": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "tuple": "a list",
+    "list": "a list",
+    "set": "a list",
+    "frozen_set": "a list",
+    "dict": "a mapping",
+    "model": "a mapping",
+    "dataclass": "a mapping",
+    "none_required": "null",
+}
+_BOUNDS = {
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "multiple_of": "a multiple of {multiple_of}",
+    "string_too_short": "of {min_length} or more characters",
+    "string_too_long": "of {max_length} or fewer characters",
+    "string_pattern_mismatch": "of the form {pattern}",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+    "too_short": "of {min_length} or more items",
+    "too_long": "of {max_length} or fewer items",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """One Pydantic error and where it stands."""
+
+    error: ErrorDetails
+    place: ErrorLocation
+
+    @property
+    def type(self) -> str:
+        return self.error["type"]
+
+
+def explain_validation_error(
+    error: ValidationError,
+    model: type[BaseModel],
+    data: Any,
+    *,
+    at: KeyPath = (),
+    more_keys: Sequence[str] = (),
+) -> list[Diagnostic]:
+    """Returns one diagnostic per fault, with paths and without positions.
+
+    Args:
+        error: what validating `data` raised.
+        model: what it was validated as.
+        data: plain values.
+        at: where `data` stands in the file.
+        more_keys: keys that may stand beside the model's own at its top.
+    """
+    errors = [e for e in error.errors(include_url=False) if not _counts_only_the_valid(e)]
+    faults = [_Fault(e, resolve_error_location(model, e["loc"], data)) for e in errors]
+    say = _Explainer(model, data, at, tuple(more_keys))
+    unknown = [say.unknown(f) for f in faults if f.type == "extra_forbidden"]
+    misspelt = {(*d.path[:-1], d.meant) for d in unknown}
+    told = list(unknown)
+    for group in _group_union_faults(f for f in faults if f.type != "extra_forbidden"):
+        if len(group) > 1:
+            told.append(say.none_of(group))
+        elif group[0].type == "missing":
+            missing = say.missing(group[0])
+            if missing.path not in misspelt:
+                told.append(missing)
+        else:
+            told += say.other(group[0])
+    return told
+
+
+def describe_value(value: Any) -> str:
+    """A value as an author would name it: `text 'x'`, `3`, `a list`."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f"text {_shorten_value_text(value)!r}"
+    if isinstance(value, list | tuple):
+        return "a list" if value else "an empty list"
+    if isinstance(value, dict):
+        return "a mapping" if value else "an empty mapping"
+    return _shorten_value_text(str(value))
+
+
+def unknown_key(path: KeyPath, valid: Sequence[str], *, hint: str = "") -> Diagnostic:
+    """The diagnostic for a key that nothing reads, with the nearest valid one or all of them."""
+    near = None if hint else did_you_mean(str(path[-1]), valid)
+    if near is not None:
+        help_ = f"did you mean '{near}'?"
+    else:
+        help_ = f"valid keys here: {', '.join(valid)}" if valid else "no key may stand here"
+    message = f"unknown key '{format_key_path(path)}'"
+    return Diagnostic(
+        kind="unknown_key",
+        message=message,
+        path=path,
+        meant=near or "",
+        helps=(hint, help_) if hint else (help_,),
+    )
+
+
+def _counts_only_the_valid(error: ErrorDetails) -> bool:
+    """True for "too short" said of a list that is long enough but for its faulty items."""
+    long_enough = error["type"] == "too_short" and error["ctx"]["min_length"]
+    return bool(long_enough) and len(error["input"]) >= long_enough
+
+
+def _shorten_value_text(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def _group_union_faults(faults: Iterable[_Fault]) -> Iterator[list[_Fault]]:
+    """Groups the faults of a union without discriminator: no member of it fitted.
+
+    Where a mapping was given, what its own member says about its keys is the answer; otherwise the
+    members' expectations belong in one sentence.
+    """
+    unions: dict[KeyPath, list[_Fault]] = {}
+    for fault in faults:
+        if fault.place.union is None:
+            yield [fault]
+        else:
+            unions.setdefault(fault.place.union, []).append(fault)
+    for path, group in unions.items():
+        inside = [f for f in group if len(f.place.path) > len(path)]
+        if inside:
+            yield from ([f] for f in inside)
+        else:
+            yield group
+
+
+@dataclass(frozen=True, slots=True)
+class _Explainer:
+    model: type[BaseModel]
+    data: Any
+    at: KeyPath
+    more_keys: tuple[str, ...]
+
+    def unknown(self, fault: _Fault) -> Diagnostic:
+        path = fault.place.path or tuple(fault.error["loc"])
+        owner = resolve_error_location(self.model, fault.error["loc"][:-1], self.data)
+        valid = keys_of(owner.expected) if isinstance(owner.expected, type) else ()
+        if owner.expected is self.model:
+            valid = (*valid, *self.more_keys)
+        others = owner.family or {}
+        of = [tag for tag, member in others.items() if path[-1] in keys_of(member)]
+        hint = f"'{path[-1]}' belongs to '{of[0]}'" if of else ""
+        return unknown_key((*self.at, *path), valid, hint=hint)
+
+    def missing(self, fault: _Fault) -> Diagnostic:
+        path = (*self.at, *fault.place.path)
+        key = path[-1]
+        mapping = _get_at_path(self.data, fault.place.path[:-1])
+        if isinstance(key, int):
+            message = f"'{format_key_path(path[:-1])}' is too short: it holds {len(mapping)}"
+            return Diagnostic(kind="value", message=message, path=path[:-1])
+        owner = resolve_error_location(self.model, fault.error["loc"][:-1], self.data)
+        known = keys_of(owner.expected) if isinstance(owner.expected, type) else ()
+        strange = [k for k in mapping if k not in known] if isinstance(mapping, dict) else []
+        near = did_you_mean(key, strange)
+        helps = (f"should '{near}' be '{key}'?",) if near else ()
+        where = f"in '{format_key_path(path[:-1])}'" if len(path) > 1 else "at the top of the file"
+        message = f"missing key '{key}' {where}"
+        return Diagnostic(kind="missing_key", message=message, path=path, helps=helps)
+
+    def none_of(self, group: Sequence[_Fault]) -> Diagnostic:
+        """One sentence for a value that fits no member of a union."""
+        union = group[0].place.union or ()
+        path = (*self.at, *union)
+        value = _get_at_path(self.data, union)
+        wanted = " or ".join(dict.fromkeys(_describe_expected(f.error) for f in group))
+        names = [name for f in group for name in _parse_literals(f.error)]
+        message = f"'{format_key_path(path)}' must be {wanted}, not {describe_value(value)}"
+        return Diagnostic(
+            kind="value", message=message, path=path, helps=_suggest_fixes(value, names, "")
+        )
+
+    def other(self, fault: _Fault) -> list[Diagnostic]:
+        error, place = fault.error, fault.place
+        if fault.type in ("value_error", "assertion_error"):
+            return self._explain_raised_error(error["ctx"]["error"], place.path)
+        if fault.type in ("union_tag_invalid", "union_tag_not_found"):
+            return [self._tag(fault)]
+        path = (*self.at, *place.path)
+        wanted = _describe_expected(error)
+        if wanted:
+            message = (
+                f"'{format_key_path(path)}' must be {wanted}, not {describe_value(error['input'])}"
+            )
+        else:
+            message = f"'{format_key_path(path)}': {error['msg'][:1].lower()}{error['msg'][1:]}"
+        helps = _suggest_fixes(error["input"], list_choices(place.expected), fault.type)
+        return [Diagnostic(kind="value", message=message, path=path, helps=helps)]
+
+    def _tag(self, fault: _Fault) -> Diagnostic:
+        place = fault.place
+        key = place.discriminator or ""
+        path = (*self.at, *place.path, key)
+        names = tuple(map_union_tags(place.expected, key))
+        wanted = " or ".join(f"'{name}'" for name in names)
+        mapping = _get_at_path(self.data, place.path)
+        if isinstance(mapping, str) and fault.type == "union_tag_invalid":  # short for its kind
+            mapping, path = {key: mapping}, path[:-1]
+        if not isinstance(mapping, dict):
+            message = (
+                f"'{format_key_path(path[:-1])}' must be a mapping, not {describe_value(mapping)}"
+            )
+            return Diagnostic(kind="value", message=message, path=path[:-1])
+        if key not in mapping:
+            message = f"missing key '{key}' in '{format_key_path(path[:-1])}'"
+            help_ = f"it is {wanted}"
+            return Diagnostic(kind="missing_key", message=message, path=path, helps=(help_,))
+        message = f"'{format_key_path(path)}' must be {wanted}, not {describe_value(mapping[key])}"
+        helps = _suggest_fixes(mapping[key], names, "")
+        return Diagnostic(kind="value", message=message, path=path, helps=helps)
+
+    def _explain_raised_error(self, error: Exception, path: KeyPath) -> list[Diagnostic]:
+        """What a validator of ours, or of a plugin, said."""
+        if isinstance(error, Contradiction):
+            return self._contradictions(error)
+        text = str(error)
+        word = (re.match(r"[A-Za-z_][\w.-]*", text) or [""])[0]
+        steps = tuple(int(s) if s.isdigit() else s for s in word.split("."))
+        if _has_path(self.data, steps) and len(steps) > 1:
+            return [Diagnostic(kind="conflict", message=text, path=(*self.at, *steps))]
+        here = (*self.at, *path)
+        message = f"'{format_key_path(here)}': {text}" if here else text
+        there = (*path, *steps)
+        path = (*self.at, *there) if _has_path(self.data, there) else here
+        return [Diagnostic(kind="conflict", message=message, path=path)]
+
+    def _contradictions(self, error: Contradiction) -> list[Diagnostic]:
+        """Every problem; of a phase's own, those that the experiment does not have anyway."""
+        told = [self._problem(p) for p in error.problems if p.cause is None]
+        places = {d.path for d in told}
+        messages = {d.message for d in told}
+        for problem in error.problems:
+            if problem.cause is None:
+                continue
+            for fault in explain_validation_error(problem.cause, self.model, problem.data):
+                mine = in_phase(fault, problem.path, _get_at_path(self.data, problem.path))
+                set_here = mine.path != problem.path
+                if fault.message not in messages and (set_here or fault.path not in places):
+                    told.append(mine)
+        return told
+
+    def _problem(self, problem: SpecProblem) -> Diagnostic:
+        value = (
+            problem.path[-1]
+            if problem.kind == "unknown_key"
+            else _get_at_path(self.data, problem.path)
+        )
+        near = did_you_mean(value, problem.choices) if isinstance(value, str) else None
+        help_ = f"did you mean '{near}'?" if near else problem.help
+        return Diagnostic(
+            kind=problem.kind,
+            message=problem.message,
+            path=problem.path,
+            against=problem.against,
+            helps=(help_,) if help_ else (),
+        )
+
+
+def _describe_expected(error: ErrorDetails) -> str:
+    """What should have been there; empty when only Pydantic's own words say it."""
+    kind = error["type"]
+    if kind in _BOUNDS:
+        context = {k: _format_number(v) for k, v in error.get("ctx", {}).items()}
+        return _BOUNDS[kind].format_map(context)
+    stem = re.sub(r"_(type|parsing|parsing_size|from_float|attributes_type|str)$", "", kind)
+    return _KINDS.get(kind) or _KINDS.get(stem.removesuffix("_attributes")) or ""
+
+
+def _format_number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) and abs(value) < 1e6 else str(value)
+
+
+def _parse_literals(error: ErrorDetails) -> list[str]:
+    expected = error.get("ctx", {}).get("expected", "")
+    return re.findall(r"'([^']*)'", expected) if isinstance(expected, str) else []
+
+
+def _suggest_fixes(value: Any, names: Sequence[str], kind: str) -> tuple[str, ...]:
+    if value is None:
+        return ("give it a value, or drop the key",)
+    if isinstance(value, str) and (near := did_you_mean(value, names)):
+        return (f"did you mean '{near}'?",)
+    if kind.startswith("int_") and isinstance(value, float) and value.is_integer():
+        return (f"write {int(value)}",)
+    if kind.startswith("string_") and isinstance(value, int | float) and value is not None:
+        return (f'put it in quotes: "{describe_value(value)}"',)
+    if kind.startswith("bool_") and str(value).lower() in ("yes", "no", "on", "off", "0", "1"):
+        return ("only true and false are switches in YAML 1.2",)
+    return ()
+
+
+def _has_path(data: Any, path: KeyPath) -> bool:
+    for step in path:
+        fits = isinstance(data, list) if isinstance(step, int) else isinstance(data, dict)
+        if not fits or (step >= len(data) if isinstance(step, int) else step not in data):
+            return False
+        data = data[step]
+    return True
+
+
+def _get_at_path(data: Any, path: KeyPath) -> Any:
+    """The value at `path`, or None where the file leaves it to a default."""
+    if not _has_path(data, path):
+        return None
+    for step in path:
+        data = data[step]
+    return data

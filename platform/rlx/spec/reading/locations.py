@@ -1,0 +1,52 @@
+"""Where a diagnostic stands: in a phase, in a file."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rlx.spec.reading.diagnostics import Diagnostic, KeyPath
+from rlx.spec.reading.yaml_source import Document
+
+__all__ = ["in_phase", "locate_diagnostic"]
+
+
+def locate_diagnostic(diagnostic: Diagnostic, document: Document) -> Diagnostic:
+    """Returns the diagnostic at its place in the file; without one where the file has none."""
+    path = diagnostic.path
+    if path not in document.values and diagnostic.against:
+        path = diagnostic.against if diagnostic.against in document.values else path
+    position = document.locate(path, key=diagnostic.kind == "unknown_key")
+    return replace(diagnostic, position=diagnostic.position or position)
+
+
+def in_phase(fault: Diagnostic, path: KeyPath, phase: Mapping[str, Any]) -> Diagnostic:
+    """Returns a fault of a phase's own spec, at the line of its `set` that causes it.
+
+    Args:
+        fault: as it stands in the phase's spec.
+        path: of the phase.
+        phase: as written.
+    """
+    settings = phase.get("set") or {}
+    name = phase.get("name")
+    where = _find_phase_setting(fault.path, settings) or _find_phase_setting(
+        fault.against, settings
+    )
+    named = f"phase '{name}'" in fault.message
+    message = fault.message if named else f"{fault.message} (phase '{name}')"
+    return replace(fault, path=(*path, *where), against=(), meant="", message=message)
+
+
+def _find_phase_setting(path: KeyPath, settings: Mapping[str, Any]) -> KeyPath:
+    """The entry of a phase's `set` that shares most of `path`; nothing when none shares any."""
+
+    def count_shared_keys(key: str) -> int:
+        count = 0
+        for mine, theirs in zip(key.split("."), map(str, path), strict=False):
+            if mine != theirs:
+                break
+            count += 1
+        return count
+
+    best = max(settings, key=count_shared_keys, default="")
+    return ("set", best) if best and count_shared_keys(best) else ()

@@ -1,0 +1,248 @@
+"""One YAML file, and the overrides given with it, to an `ExperimentSpec` whose values know their
+origin. Everything that is wrong is said at once, at its line."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import to_json
+
+from rlx.spec.experiment import ExperimentSpec
+from rlx.spec.reading.diagnostics import (
+    Diagnostic,
+    InvalidSpec,
+    KeyPath,
+    Position,
+    build_refusal,
+    format_key_path,
+)
+from rlx.spec.reading.locations import locate_diagnostic
+from rlx.spec.reading.yaml_source import Document, parse_yaml_document, read_text
+
+__all__ = ["ReadSpec", "apply_overrides", "read_document", "read_spec", "validate_document"]
+
+_OVERRIDE = "<override>"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSpec:
+    """An experiment and where each of its values comes from.
+
+    Attributes:
+        path: the file.
+        yaml: its text, without the overrides.
+        spec: with them.
+        origins: dotted path to `default`, `FILE:line` or `--set`, for every value of the spec;
+            a list of plain values counts as one.
+        paths: the same dotted paths, step by step; a key may hold dots of its own.
+        document: values and places as written.
+    """
+
+    path: Path
+    yaml: str
+    spec: ExperimentSpec
+    origins: Mapping[str, str]
+    paths: Mapping[str, KeyPath]
+    document: Document
+
+
+def read_spec(path: Path, overrides: Sequence[str] = ()) -> ReadSpec:
+    """Reads and checks one experiment; plugins and their options are not looked at.
+
+    Args:
+        path: a YAML file.
+        overrides: `path.to.key=value`, applied in order; values are YAML.
+
+    Raises:
+        InvalidSpec: everything that is wrong with the file or the overrides.
+        SpecError: the file cannot be opened.
+    """
+    return validate_document(read_document(path, overrides), path)
+
+
+def read_document(path: Path, overrides: Sequence[str] = ()) -> Document:
+    """Reads a file's values and places, overrides applied, without asking what they mean.
+
+    Raises:
+        InvalidSpec: it is not YAML as rlx reads it, or an override fits nowhere.
+        SpecError: the file cannot be opened.
+    """
+    document = parse_yaml_document(read_text(path), str(path))
+    if not isinstance(document.tree, dict):
+        empty = document.tree is None
+        message = "the file is empty" if empty else "the file is not a mapping at its top"
+        help_ = "an experiment begins with `name: ...`"
+        raise build_refusal([Diagnostic(kind="syntax", message=message, helps=(help_,))], str(path))
+    return apply_overrides(document, overrides)
+
+
+def validate_document(document: Document, path: Path) -> ReadSpec:
+    """Checks what a document means.
+
+    Raises:
+        InvalidSpec: everything that is wrong with it.
+    """
+    try:
+        # JSON is the strict mode that takes a list for a tuple and yet no "5" or true for a number.
+        spec = ExperimentSpec.model_validate_json(to_json(document.tree), strict=True)
+    except ValidationError as error:
+        from rlx.spec.reading.explain import (
+            explain_validation_error,  # only where something is wrong
+        )
+        from rlx.spec.reading.recovery import find_hidden_contradictions
+
+        faults = explain_validation_error(error, ExperimentSpec, document.tree)
+        faults += find_hidden_contradictions(error, document.tree, faults)
+        raise build_refusal(
+            [locate_diagnostic(f, document) for f in faults], document.file
+        ) from None
+    paths = {format_key_path(at): at for at in _list_leaf_paths(spec.dump_resolved(), ())}
+    origins = {name: _describe_origin(at, document) for name, at in paths.items()}
+    return ReadSpec(path, document.text, spec, origins, paths, document)
+
+
+def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
+    """Lays `path.to.key=value` texts over a document, in order.
+
+    Values go through the same reader as the file. A number steps into a list. Mappings that are not
+    there yet are made. Below `phases.N.set` the rest of the path is one key.
+
+    Raises:
+        InvalidSpec: overrides that cannot be read, or step through something that has no keys.
+    """
+    faults: list[Diagnostic] = []
+    for number, text in enumerate(overrides, 1):
+        try:
+            document = _apply_override(document, number, text)
+        except InvalidSpec as error:
+            faults += error.diagnostics
+    if faults:
+        raise build_refusal(faults, document.file)
+    return document
+
+
+def _apply_override(document: Document, number: int, text: str) -> Document:
+    name, equals, value = text.partition("=")
+    if not equals or not all(name.split(".")):
+        message = "an override reads path.to.key=value"
+        raise _build_override_refusal(message, number, text, 0, len(text))
+    path = tuple(_split_override_path(document.tree, name, number, text))
+    tree = deepcopy(document.tree)
+    keys, values = (
+        {at: place for at, place in places.items() if at[: len(path)] != path}
+        for places in (document.keys, document.values)
+    )
+    node = tree
+    start = 0
+    for depth, step in enumerate(path):
+        width = len(str(step))
+        at = path[: depth + 1]
+        mine = _build_override_position(number, text, start, width)
+        if not isinstance(step, int):
+            keys[at] = keys.get(at, mine)
+        values[at] = values.get(at, mine)
+        start += width + 1
+        if depth < len(path) - 1:
+            if isinstance(node, dict) and node.get(step) is None:
+                node[step] = {}
+            node = node[step]
+    written = _parse_override_value(value, number, text, start)
+    node[path[-1]] = written.tree
+    keys |= {(*path, *at): place for at, place in written.keys.items()}
+    values |= {(*path, *at): place for at, place in written.values.items()}
+    return replace(document, tree=tree, keys=keys, values=values)
+
+
+def _split_override_path(tree: Any, name: str, number: int, text: str) -> Iterator[str | int]:
+    """Splits a dotted path along the values that are there; keys may hold dots themselves."""
+    parts = name.split(".")
+    done: KeyPath = ()
+    node = tree
+    while parts:
+        step: str | int = parts[0]
+        taken = 1
+        if done[:1] == ("phases",) and done[2:] == ("set",):
+            taken = len(parts)
+            step = ".".join(parts)
+        elif isinstance(node, list):
+            if not parts[0].isdecimal() or int(parts[0]) >= len(node):
+                message = (
+                    f"'{format_key_path(done)}' is a list of {len(node)}: no item {parts[0]!r}"
+                )
+                raise _build_override_refusal(message, number, text, 0, len(name))
+            step = int(parts[0])
+        elif isinstance(node, dict):
+            lengths = range(len(parts), 0, -1)
+            taken = next((n for n in lengths if ".".join(parts[:n]) in node), 1)
+            step = ".".join(parts[:taken])
+        elif node is not None:
+            message = f"'{format_key_path(done)}' has no keys"
+            raise _build_override_refusal(message, number, text, 0, len(name))
+        yield step
+        done = (*done, step)
+        node = node[step] if isinstance(step, int) else (node or {}).get(step)
+        parts = parts[taken:]
+
+
+def _parse_override_value(value: str, number: int, text: str, start: int) -> Document:
+    """Reads an override's value; its places are moved to where it stands in the override."""
+
+    def move_position(place: Position) -> Position:
+        column = place.column + start if place.line == 1 else place.column
+        line = text.splitlines()[0] if place.line == 1 else place.text
+        return replace(place, line=number, column=column, text=line)
+
+    try:
+        read = parse_yaml_document(value, _OVERRIDE)
+    except InvalidSpec as error:
+        places = [d.position and move_position(d.position) for d in error.diagnostics]
+        faults = [d.at((), p) for d, p in zip(error.diagnostics, places, strict=True)]
+        raise build_refusal(faults, _OVERRIDE) from None
+    return replace(
+        read,
+        keys={at: move_position(place) for at, place in read.keys.items()},
+        values={at: move_position(place) for at, place in read.values.items()}
+        or {(): _build_override_position(number, text, 0, len(text))},
+    )
+
+
+def _build_override_position(number: int, text: str, start: int, width: int) -> Position:
+    return Position(_OVERRIDE, number, start + 1, max(1, width), text)
+
+
+def _build_override_refusal(
+    message: str, number: int, text: str, start: int, width: int
+) -> InvalidSpec:
+    position = _build_override_position(number, text, start, width)
+    return build_refusal([Diagnostic(kind="syntax", message=message, position=position)], _OVERRIDE)
+
+
+def _list_leaf_paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
+    if isinstance(value, dict) and value:
+        for key, below in value.items():
+            yield from _list_leaf_paths(below, (*path, key))
+    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        for index, item in enumerate(value):
+            yield from _list_leaf_paths(item, (*path, index))
+    else:
+        yield path
+
+
+def _written_at(document: Document, path: KeyPath) -> Any:
+    """The value at `path` as the file has it; None where it says nothing there."""
+    node = document.tree
+    for step in path:
+        node = node.get(step) if isinstance(node, dict) else None
+    return node
+
+
+def _describe_origin(path: KeyPath, document: Document) -> str:
+    place = document.values.get(path)
+    if place is None and path[-1] == "kind" and isinstance(_written_at(document, path[:-1]), str):
+        place = document.values.get(path[:-1])  # a kind alone, in short
+    if place is None:
+        return "default"
+    return "--set" if place.file == _OVERRIDE else f"{place.file}:{place.line}"

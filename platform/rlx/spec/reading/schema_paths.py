@@ -1,0 +1,138 @@
+"""The models' own structure, followed beside the data: what may stand at a path of the YAML.
+
+Pydantic names the place of an error by its schema, in which a chosen member of a union is a step of
+its own. `follow` turns such a place back into the path that the author of the file sees.
+"""
+
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from typing_extensions import TypeAliasType
+
+from rlx.spec.reading.diagnostics import KeyPath
+
+__all__ = ["ErrorLocation", "list_choices", "map_union_tags", "resolve_error_location"]
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorLocation:
+    """Where an error stands.
+
+    Attributes:
+        path: as in YAML.
+        expected: the type annotation there; None when the model says nothing about it.
+        discriminator: the key that chooses among the members, when `expected` is such a union.
+        union: path of the last union without discriminator on the way, or None.
+        family: members of the last discriminated union on the way, by tag.
+    """
+
+    path: KeyPath
+    expected: Any
+    discriminator: str | None = None
+    union: KeyPath | None = None
+    family: Mapping[str, type[BaseModel]] | None = None
+
+
+def map_union_tags(union: Any, discriminator: str) -> dict[str, type[BaseModel]]:
+    """Members of a discriminated union by the value of their discriminator."""
+    return {
+        tag: member
+        for member in get_args(union) or (union,)
+        for tag in get_args(member.model_fields[discriminator].annotation)
+    }
+
+
+def list_choices(expected: Any) -> tuple[str, ...]:
+    """Names that a type lets one choose from: the text values of its literals."""
+    expected, _ = _unwrap_type(expected, None)
+    if get_origin(expected) is Literal:
+        return tuple(value for value in get_args(expected) if isinstance(value, str))
+    if _is_union(expected):
+        return tuple(name for member in get_args(expected) for name in list_choices(member))
+    return ()
+
+
+def resolve_error_location(
+    model: type[BaseModel], location: Sequence[str | int], data: Any
+) -> ErrorLocation:
+    """Walks a Pydantic error location down from `model`.
+
+    Args:
+        model: where the validation began.
+        location: `error["loc"]`.
+        data: what was validated; decides the way where the model is silent.
+    """
+    expected, discriminator = _unwrap_type(model, None)
+    path: KeyPath = ()
+    union: KeyPath | None = None
+    family: Mapping[str, type[BaseModel]] | None = None
+    for step in location:
+        if discriminator is not None:
+            family = map_union_tags(expected, discriminator)
+            expected, discriminator = _unwrap_type(family.get(str(step)), None)
+            continue
+        if _is_union(expected):
+            union = path
+            members = get_args(expected)
+            expected = next((m for m in members if getattr(m, "__name__", None) == step), None)
+            continue
+        below = _get_child_type(expected, step)
+        if below is None and (step == "[key]" or not _has_data_at(data, path, step)):
+            continue
+        path = (*path, step)
+        expected, discriminator = below or (None, None)
+    return ErrorLocation(path, expected, discriminator, union, family)
+
+
+def _get_child_type(expected: Any, step: str | int) -> tuple[Any, str | None] | None:
+    """What is expected one step down, and its discriminator; None when the type does not say."""
+    if isinstance(expected, type) and issubclass(expected, BaseModel):
+        for name, field in expected.model_fields.items():
+            if step in (name, field.alias):
+                return _unwrap_type(field.annotation, field)
+        return None
+    arguments = get_args(expected)
+    origin = get_origin(expected)
+    if not isinstance(origin, type) or not arguments:
+        return None
+    if issubclass(origin, Mapping) and step != "[key]":
+        return _unwrap_type(arguments[1], None)
+    if isinstance(step, int) and issubclass(origin, Sequence | set | frozenset):
+        fixed = origin is tuple and arguments[-1] is not Ellipsis
+        member = arguments[min(step, len(arguments) - 1)] if fixed else arguments[0]
+        return _unwrap_type(member, None)
+    return None
+
+
+def _has_data_at(data: Any, path: KeyPath, step: str | int) -> bool:
+    for key in (*path, step):
+        try:
+            data = data[key]
+        except (LookupError, TypeError):
+            return False
+    return True
+
+
+def _is_union(expected: Any) -> bool:
+    return get_origin(expected) in (Union, types.UnionType)
+
+
+def _unwrap_type(expected: Any, field: FieldInfo | None) -> tuple[Any, str | None]:
+    """Strips aliases, `Annotated` and `| None`; returns the rest and its discriminator."""
+    discriminator = field.discriminator if field is not None else None
+    while True:
+        if isinstance(expected, TypeAliasType):
+            expected = expected.__value__
+        elif get_origin(expected) is Annotated:
+            found = [m.discriminator for m in expected.__metadata__ if isinstance(m, FieldInfo)]
+            discriminator = next((d for d in found if d), discriminator)
+            expected = get_args(expected)[0]
+        elif _is_union(expected) and types.NoneType in get_args(expected):
+            members = tuple(m for m in get_args(expected) if m is not types.NoneType)
+            expected = Union[members]  # noqa: UP007  (members are known only here)
+        else:
+            return expected, discriminator if isinstance(discriminator, str) else None

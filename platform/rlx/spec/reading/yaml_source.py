@@ -1,0 +1,273 @@
+"""YAML text to plain values, remembering where each key and value stands.
+
+YAML 1.2's core schema: `1e-5` is a number, `no` is text, `12:30` is text. What an experiment does
+not need and what has surprised people is refused: duplicate keys, tags, anchors, several documents.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlx.errors import SpecError
+from rlx.spec.reading.diagnostics import (
+    Diagnostic,
+    KeyPath,
+    Position,
+    build_refusal,
+    escape_unprintable,
+    format_key_path,
+)
+
+__all__ = ["MAX_BYTES", "MAX_DEPTH", "Document", "parse_yaml_document", "read_text"]
+
+MAX_BYTES = 262_144
+MAX_DEPTH = 32
+_MAX_DIGITS = 400
+_BREAKS = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # what YAML counts as the end of a line
+
+Value = Any
+"""None, bool, int, float, str, and lists and mappings of them; keys are text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """The values of one source and their places.
+
+    Attributes:
+        file: name as the user gave it.
+        text: the source.
+        tree: plain values; keys are text as written, numbers too.
+        keys: where the key of each path stands; list items have none.
+        values: where the value of each path begins.
+    """
+
+    file: str
+    text: str
+    tree: Value
+    keys: Mapping[KeyPath, Position]
+    values: Mapping[KeyPath, Position]
+
+    def locate(self, path: KeyPath, *, key: bool = False) -> Position | None:
+        """Returns where `path` stands, or the nearest thing above it; None when nothing does.
+
+        Args:
+            path: from the top of the file.
+            key: point at the key even where the value is a scalar.
+        """
+        for end in range(len(path), 0, -1):
+            here = path[:end]
+            if here in self.values:
+                scalar = not isinstance(self.at(here), dict | list)
+                if scalar and not key and end == len(path):
+                    return self.values[here]
+                return self.keys.get(here, self.values[here])
+        return None
+
+    def at(self, path: KeyPath) -> Value:
+        """Returns the value at `path`.
+
+        Raises:
+            LookupError: nothing is there.
+        """
+        node: Any = self.tree
+        for step in path:
+            fits = isinstance(node, list) if isinstance(step, int) else isinstance(node, dict)
+            if not fits:
+                raise LookupError(format_key_path(path))
+            node = node[step]
+        return node
+
+
+def read_text(path: Path) -> str:
+    """Returns the text of a YAML file.
+
+    Raises:
+        SpecError: it cannot be opened.
+        InvalidSpec: it is too large or is not UTF-8.
+    """
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise SpecError(f"cannot read {escape_unprintable(str(path))}: {error.strerror}") from error
+    if len(data) > MAX_BYTES:
+        message = f"the file is larger than {MAX_BYTES // 1024} KiB, too large for an experiment"
+        raise build_refusal([Diagnostic(kind="file", message=message)], str(path))
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode("utf-8-sig", errors="replace")
+        lines = _BREAKS.split(before)
+        text = lines[-1] + data[error.start :].split(b"\n")[0].decode("utf-8", errors="replace")
+        position = Position(str(path), len(lines), len(lines[-1]) + 1, 1, text)
+        fault = Diagnostic(
+            kind="file",
+            message=f"the file is not UTF-8: byte 0x{data[error.start]:02x} at {error.start}",
+            position=position,
+            helps=("save it as UTF-8",),
+        )
+        raise build_refusal([fault], str(path)) from error
+
+
+def parse_yaml_document(text: str, file: str) -> Document:
+    """Reads one YAML document, of any value.
+
+    Raises:
+        InvalidSpec: with every fault found; a fault of syntax hides those behind it.
+    """
+    reading = _Reading(text, file)
+    tree = reading.value()
+    if reading.faults:
+        raise build_refusal(reading.faults, file)
+    return Document(file, text, tree, reading.keys, reading.values)
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes only; YAML 1.2 core tags; no anchors, aliases or explicit tags."""
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012  (PyYAML's own class attribute, not shared here)
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        mark = event.start_mark
+        if getattr(event, "anchor", None) is not None:
+            raise yaml.MarkedYAMLError(
+                problem="anchors and aliases are not read: write the value out", problem_mark=mark
+            )
+        if getattr(event, "tag", None) is not None:
+            raise yaml.MarkedYAMLError(problem="tags are not read", problem_mark=mark)
+        if self.depth >= MAX_DEPTH:
+            problem = f"nested deeper than {MAX_DEPTH} levels"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+        self.depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+
+for _tag, _pattern, _first in (
+    ("null", r"(?:~|null|Null|NULL|)\Z", ["~", "n", "N", ""]),
+    ("bool", r"(?:true|True|TRUE|false|False|FALSE)\Z", list("tTfF")),
+    ("int", r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)\Z", list("-+0123456789")),
+    (
+        "float",
+        r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z",
+        list("-+.0123456789"),
+    ),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
+
+
+class _Reading:
+    """One pass over one source: nodes to values, places noted, faults collected."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self.text = text
+        self.file = file
+        self.lines = _BREAKS.split(text)
+        self.faults: list[Diagnostic] = []
+        self.keys: dict[KeyPath, Position] = {}
+        self.values: dict[KeyPath, Position] = {}
+
+    def value(self) -> Value:
+        try:
+            loader = _Loader(self.text)
+            node = loader.get_single_node()
+        except yaml.MarkedYAMLError as error:
+            parts = (error.context, error.problem)
+            self._fault(", ".join(p for p in parts if p), error.problem_mark or error.context_mark)
+            return None
+        except yaml.reader.ReaderError as error:
+            self._forbidden_character(error.position)
+            return None
+        return None if node is None else self._build(node, ())
+
+    def _build(self, node: yaml.Node, path: KeyPath) -> Value:
+        self.values[path] = self._position(node)
+        if isinstance(node, yaml.MappingNode):
+            return {key: self._build(value, (*path, key)) for key, value in self._items(node, path)}
+        if isinstance(node, yaml.SequenceNode):
+            return [self._build(item, (*path, i)) for i, item in enumerate(node.value)]
+        assert isinstance(node, yaml.ScalarNode)
+        return self._scalar(node)
+
+    def _items(self, node: yaml.MappingNode, path: KeyPath) -> Iterator[tuple[str, yaml.Node]]:
+        first: dict[str, int] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                self._refuse("a key must be plain text", key)
+                continue
+            self._whole_characters(key)
+            position = self._position(key)
+            if key.value in first:
+                name = format_key_path((*path, key.value))
+                message = f"duplicate key '{name}' (first on line {first[key.value]})"
+                self.faults.append(
+                    Diagnostic(
+                        kind="syntax", message=message, path=(*path, key.value), position=position
+                    )
+                )
+                continue
+            first[key.value] = position.line
+            self.keys[(*path, key.value)] = position
+            yield key.value, value
+
+    def _scalar(self, node: yaml.ScalarNode) -> Value:
+        text: str = node.value
+        tag = node.tag.rpartition(":")[2]
+        if tag == "null":
+            return None
+        if tag == "bool":
+            return text.lower() == "true"
+        if tag == "str":
+            self._whole_characters(node)
+            return text
+        if len(text) > _MAX_DIGITS:
+            self._refuse(f"a number of more than {_MAX_DIGITS} digits", node)
+            return 0
+        if tag == "int":
+            return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+        number = float(re.sub(r"\.(?=inf|nan)", "", text.lower()))
+        if not math.isfinite(number):
+            self._refuse(f"{text} is not a finite number", node)
+        return number
+
+    def _whole_characters(self, node: yaml.ScalarNode) -> None:
+        if not node.value.isascii() and any("\ud800" <= c <= "\udfff" for c in node.value):
+            self._refuse("half of a surrogate pair is not a character", node)
+
+    def _position(self, node: yaml.Node) -> Position:
+        start, end = node.start_mark, node.end_mark
+        line = self.lines[start.line]
+        stop = end.column if end.line == start.line else len(line.rstrip())
+        width = max(1, stop - start.column)
+        return Position(self.file, start.line + 1, start.column + 1, width, line)
+
+    def _refuse(self, message: str, node: yaml.Node) -> None:
+        position = self._position(node)
+        self.faults.append(Diagnostic(kind="syntax", message=message, position=position))
+
+    def _fault(self, message: str, mark: yaml.Mark | None) -> None:
+        position = None
+        if mark is not None:
+            line = self.lines[min(mark.line, len(self.lines) - 1)]
+            position = Position(self.file, mark.line + 1, mark.column + 1, 1, line)
+        helps = ("indent with spaces",) if "'\\t'" in message else ()
+        fault = Diagnostic(kind="syntax", message=message, position=position, helps=helps)
+        self.faults.append(fault)
+
+    def _forbidden_character(self, index: int) -> None:
+        lines = _BREAKS.split(self.text[:index])
+        line = self.lines[len(lines) - 1]
+        position = Position(self.file, len(lines), len(lines[-1]) + 1, 1, line)
+        name = escape_unprintable(self.text[index])
+        message = f"the character {name} cannot stand in YAML; write it as an escape in quotes"
+        self.faults.append(Diagnostic(kind="syntax", message=message, position=position))

@@ -1,0 +1,222 @@
+"""Runs made again from their journals, where the registry that knew them is lost."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from inspect import signature
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from sqlalchemy import Column, Connection, func, insert, select, update
+from sqlalchemy.exc import CompileError
+
+from rlx_registry import models
+from rlx_registry.changes import KINDS, RunChange, apply_change, check_relative_path
+from rlx_registry.engine import choose_above
+from rlx_registry.errors import JournalError
+from rlx_registry.journal import NAME, UNFINISHED
+from rlx_registry.snapshot import SUBMITTED
+
+__all__ = ["Journal", "journal_of", "make_again", "read_journal"]
+
+NUMBERED = {"moved": "id", "event": "id", "artifact": "seq", "metrics": "seq"}
+"""Changes that have a number which grows, and what it is called."""
+COLUMNS: Mapping[str, "Column[int]"] = {
+    "moved": models.status_change.c.id,
+    "event": models.event.c.id,
+    "artifact": models.artifact.c.seq,
+}
+"""Numbers that all runs of a registry share."""
+SIGNS_OF_LIFE = frozenset(KINDS) - {"set", "grouped", "mirrored"}
+MANY = 1000
+"""Numbers that one query asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """What a run's journal says.
+
+    Attributes:
+        run: the change that makes the run.
+        changes: the others, in the order of the file.
+        left_out: what could not be read, in words.
+    """
+
+    run: RunChange
+    changes: tuple[RunChange, ...]
+    left_out: tuple[str, ...]
+
+
+def journal_of(folder: Path) -> Path | None:
+    """Returns a run folder's journal, or one that was put aside where there is no other."""
+    files = (folder / NAME, folder / UNFINISHED)
+    return next((file for file in files if file.exists()), None)
+
+
+def read_journal(folder: Path) -> Journal:
+    """Reads the journal of a run's folder.
+
+    Raises:
+        JournalError: there is none, or it does not begin with a run.
+    """
+    path = journal_of(folder)
+    if path is None:
+        raise JournalError(f"{folder} has no journal: nothing tells what the registry knew of it")
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise JournalError(f"{path} cannot be read: {error.strerror}") from error
+    told = []
+    if path.name == UNFINISHED:
+        told.append("what was written once the journal could not be, on a full disk for instance")
+    cut = lines.pop()
+    if cut:
+        told.append(f"line {len(lines) + 1} is cut short")
+    changes = []
+    for number, line in enumerate(lines, 1):
+        try:
+            changes.append(_parse_change(line))
+        except ValueError as error:
+            told.append(f"line {number}: {error}")
+    if not changes or changes[0].kind != "run":
+        raise JournalError(f"{path} does not begin with a run: {'; '.join(told) or 'it is empty'}")
+    others = tuple(change for change in changes if change.kind != "run")
+    return Journal(changes[0], others, tuple(told))
+
+
+def make_again(connection: Connection, journal: Journal, folder: Path) -> tuple[int, bool]:
+    """Makes a run as its journal tells it; its folder is the one given.
+
+    Returns:
+        Its number, and whether it was made now: a run with its digest, seed and moment of
+        submission may be there already.
+    """
+    run, c = journal.run, models.run.c
+    same = select(c.id).where(c.digest == run.fields["digest"], c.seed == run.fields["seed"])
+    found = connection.scalar(same.where(c.created == run.at))
+    if found is not None:
+        return int(found), False
+    key = _insert_run(connection, run)
+    for change in _in_order(connection, journal.changes):
+        _apply_journal_change(connection, key, change)
+    living = [change.at for change in journal.changes if change.kind in SIGNS_OF_LIFE]
+    last = {"directory": str(folder), "heartbeat": max(living, default=run.at)}
+    connection.execute(update(models.run).where(c.id == key).values(last))
+    return key, True
+
+
+def _parse_change(line: bytes) -> RunChange:
+    """Reads a line; raises ValueError in words where it is not one of a journal."""
+    try:
+        shown = json.loads(line)
+        change = RunChange(shown["change"], float(shown["at"]), dict(shown["with"]))
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise ValueError("is not a line of a journal") from None
+    if change.kind == "run":
+        if change.fields.keys() != {"id", *SUBMITTED}:
+            raise ValueError("tells of a run otherwise than this version does")
+        return change
+    if change.kind not in KINDS:
+        raise ValueError(f"tells of {change.kind!r}, which this version does not know")
+    if not _is_told_of(KINDS[change.kind], change):
+        raise ValueError(f"tells of {change.kind!r} otherwise than this version does")
+    if change.kind in NUMBERED and not isinstance(change.fields.get(NUMBERED[change.kind]), int):
+        raise ValueError(f"tells of {change.kind!r} without its number")
+    if "path" in change.fields:
+        check_relative_path(str(change.fields["path"]))
+    return change
+
+
+def _is_told_of(function: Callable[..., object], change: RunChange) -> bool:
+    """Whether a change has what its function takes, each of its type."""
+    try:
+        bound = signature(function).bind(None, 0, change.at, **change.fields)
+    except TypeError:
+        return False
+    hints = get_type_hints(function)
+    return all(
+        _matches_type_hint(value, hints[name])
+        for name, value in bound.arguments.items()
+        if name in change.fields
+    )
+
+
+def _matches_type_hint(value: object, hint: Any) -> bool:
+    """Whether JSON's value is of a type; numbers that a mapping holds are looked at, too."""
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind is UnionType:
+        return any(_matches_type_hint(value, each) for each in inner)
+    if kind is Mapping and isinstance(value, dict):
+        return inner[1] is Any or all(_matches_type_hint(each, inner[1]) for each in value.values())
+    if kind is float:
+        return isinstance(value, int | float)
+    return isinstance(value, kind)
+
+
+def _apply_journal_change(connection: Connection, key: int, change: RunChange) -> None:
+    try:
+        apply_change(connection, key, change)
+    except (AttributeError, CompileError, KeyError, TypeError, ValueError) as error:
+        raise JournalError(f"a {change.kind!r} of the journal is not one: {error}") from error
+
+
+def _insert_run(connection: Connection, run: RunChange) -> int:
+    """Inserts a run under its own number where that is free, else under the next."""
+    c, wanted = models.run.c, int(run.fields["id"])
+    fields = {name: run.fields[name] for name in SUBMITTED}
+    # Its first move says the status; until then it has any.
+    row = {**fields, "status": "submitted", "created": run.at}
+    if connection.scalar(select(c.id).where(c.id == wanted)) is None:
+        row["id"] = wanted
+        choose_above(connection, c.id, wanted)
+    statement = insert(models.run).returning(c.id)
+    return int(connection.execute(statement, row).scalar_one())
+
+
+def _in_order(connection: Connection, changes: Sequence[RunChange]) -> Iterator[RunChange]:
+    """The changes as they were made: two processes may have written their lines the other way.
+
+    A line that stands twice counts once.
+    """
+    for kind, name in NUMBERED.items():
+        column = COLUMNS.get(kind)
+        numbers = {change.fields[name] for change in changes if change.kind == kind}
+        up = 0 if column is None else _compute_number_shift(connection, column, sorted(numbers))
+        changes = _sort_changes(changes, kind, name, up)
+    yield from changes
+
+
+def _sort_changes(changes: Sequence[RunChange], kind: str, name: str, up: int) -> list[RunChange]:
+    """Puts the changes of a kind into the order of their numbers, and these up."""
+    by_number = {c.fields[name]: c for c in reversed(changes) if c.kind == kind}
+    ordered = iter([by_number[number] for number in sorted(by_number)])
+    first = {id(change) for change in by_number.values()}
+    return [
+        _moved_up(next(ordered), name, up) if change.kind == kind else change
+        for change in changes
+        if change.kind != kind or id(change) in first
+    ]
+
+
+def _moved_up(change: RunChange, name: str, up: int) -> RunChange:
+    return replace(change, fields={**change.fields, name: change.fields[name] + up})
+
+
+def _compute_number_shift(
+    connection: Connection, column: "Column[int]", wanted: Sequence[int]
+) -> int:
+    """Returns by how much numbers have to go up so that none of them is taken.
+
+    Numbers that the database chooses from now on are larger than theirs.
+    """
+    if not wanted:
+        return 0
+    chunks = (wanted[i : i + MANY] for i in range(0, len(wanted), MANY))
+    taken = any(
+        connection.scalar(select(column).where(column.in_(chunk)).limit(1)) is not None
+        for chunk in chunks
+    )
+    up = int(connection.scalar(select(func.max(column))) or 0) if taken else 0
+    choose_above(connection, column, wanted[-1] + up)
+    return up

@@ -1,0 +1,90 @@
+"""Devices of a machine, held by the runs on it.
+
+A run holds a device exactly while it is running, and not silent, at the attempt that took it. So
+none is ever given back: the row of a run that has ended stays, and means nothing.
+"""
+
+import time
+from collections.abc import Mapping
+
+from sqlalchemy import Connection, and_, delete, insert, not_, select
+
+from rlx_registry import models
+from rlx_registry.database import run_name
+from rlx_registry.engine import take_turn
+from rlx_registry.errors import Busy
+from rlx_registry.records import DeviceRecord, DeviceRequest
+from rlx_registry.states import change_run_status, is_silent
+
+__all__ = ["claim_devices", "list_held_devices"]
+
+HOLDER = and_(
+    models.run.c.id == models.device.c.run_id,
+    models.run.c.attempt == models.device.c.attempt,
+    models.run.c.status == "running",
+)
+
+
+def claim_devices(
+    connection: Connection, key: int, attempt: int, request: DeviceRequest
+) -> tuple[str, ...]:
+    """Takes devices for a locked run that has just begun this attempt.
+
+    A silent run that is in the way is lost from now on: should it wake up, its next heartbeat
+    tells it so, before it uses a device that is another's.
+
+    Raises:
+        Busy: too few are free; the message names who holds the others.
+    """
+    if request.count == 0:
+        return ()
+    take_turn(connection, f"rlx devices {request.host}")
+    claims = _find_device_holders(connection, request)
+    gone = _find_silent_runs(connection, set(claims.values()))
+    holders = {name: other for name, other in claims.items() if other not in gone}
+    taken = tuple(name for name in request.names if name not in holders)[: request.count]
+    if len(taken) < request.count:
+        raise Busy(_describe_device_shortage(request, holders))
+    for other in sorted({claims[name] for name in taken if name in claims}):
+        change_run_status(
+            connection, other, ["running"], "lost", f"silent; {run_name(key)} has its devices now"
+        )
+    c = models.device.c
+    connection.execute(delete(models.device).where(c.host == request.host, c.name.in_(taken)))
+    row = {"host": request.host, "run_id": key, "attempt": attempt, "at": time.time()}
+    connection.execute(insert(models.device), [row | {"name": name} for name in taken])
+    return taken
+
+
+def list_held_devices(connection: Connection, host: str | None) -> list[DeviceRecord]:
+    """Returns the devices that are held now, of one machine or of all."""
+    c = models.device.c
+    query = select(models.device).join(models.run, HOLDER).order_by(c.host, c.name)
+    query = query.where(not_(is_silent(time.time())))
+    if host is not None:
+        query = query.where(c.host == host)
+    return [
+        DeviceRecord(row.host, row.name, run_name(row.run_id), row.attempt, row.at)
+        for row in connection.execute(query)
+    ]
+
+
+def _find_device_holders(connection: Connection, request: DeviceRequest) -> dict[str, int]:
+    """Who has each of the devices, whether silent or not."""
+    c = models.device.c
+    query = select(c.name, c.run_id).join(models.run, HOLDER)
+    query = query.where(c.host == request.host, c.name.in_(request.names))
+    return {row.name: row.run_id for row in connection.execute(query)}
+
+
+def _find_silent_runs(connection: Connection, keys: set[int]) -> set[int]:
+    """Those of the runs that are silent; one that somebody writes at this moment is not."""
+    c = models.run.c
+    query = select(c.id).where(c.id.in_(sorted(keys)), is_silent(time.time()))
+    return set(connection.scalars(query.with_for_update(skip_locked=True)))
+
+
+def _describe_device_shortage(request: DeviceRequest, holders: Mapping[str, int]) -> str:
+    named = ", ".join(f"{run_name(holders[n])} holds {n}" for n in request.names if n in holders)
+    free = len(request.names) - len(holders)
+    return f"{request.host} has {free} of {request.count} devices free: {named}"

@@ -1,0 +1,356 @@
+"""Reading for pages: many runs at once, long curves thinned, rollouts by the screenful.
+
+Every query is a seek or a range of an index, and hands out nothing bulky that was not asked for:
+a page costs about the same whatever the registry holds.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    and_,
+    func,
+    literal,
+    or_,
+    select,
+    text,
+    true,
+)
+
+from rlx_registry import models, schema
+from rlx_registry.database import Database, existing_keys, run_name
+from rlx_registry.records import (
+    LIVING,
+    EvaluationRecord,
+    EventRecord,
+    RolloutIndex,
+    RunRow,
+    Status,
+)
+from rlx_registry.results import INDEX_FIELDS, index_record
+from rlx_registry.states import has_status
+
+__all__ = ["EXACT", "Curve", "Glance", "RolloutQuery"]
+
+EXACT = 600
+"""Steps up to which a curve is handed out point by point."""
+
+Curve = list[tuple[int, float]]
+"""(step, value), steps ascending."""
+
+_ROW = tuple(RunRow.__dataclass_fields__)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutQuery:
+    """Which prompts of a step are wanted: those with a row that fits everything that is asked.
+
+    Attributes:
+        low, high: of the row's reward, inclusive; absent rewards fit neither.
+        turn: kind of turn.
+        failed: rows that a parser or scorer gave up on.
+        no_signal: rows of a group in which every advantage is 0.
+        text: some of the preview, or of the problem's id; letters of either case.
+        problem: exactly this problem.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    turn: str | None = None
+    failed: bool = False
+    no_signal: bool = False
+    text: str | None = None
+    problem: str | None = None
+
+
+class Glance(Database):
+    """What pages read."""
+
+    # Runs --------------------------------------------------------------------------------------
+
+    def run_rows(self) -> list[RunRow]:
+        """Returns all runs without their specs, newest first."""
+        c = models.run.c
+        query = select(*(c[name] for name in _ROW)).order_by(c.id.desc())
+        with self._reading() as connection:
+            return [
+                RunRow(**{**row._mapping, "id": run_name(row.id)})
+                for row in connection.execute(query)
+            ]
+
+    def last_values(
+        self, ids: Collection[str], names: Sequence[str]
+    ) -> dict[str, dict[str, tuple[int, float]]]:
+        """Returns `{run: {metric: (step, value)}}`, the newest of each of these metrics."""
+        run, key, c = models.run.c, models.metric_key.c, models.metric.c
+        own = and_(c.run_id == run.id, c.key_id == key.id)
+        # Two seeks for each pair. A join with the newest step would read whole runs in SQLite.
+        step, value = (
+            select(column).where(own).order_by(c.step.desc()).limit(1).scalar_subquery()
+            for column in (c.step, c.value)
+        )
+        query = select(run.id, key.name, step.label("step"), value.label("value"))
+        query = query.join_from(models.run, models.metric_key, true())
+        found: dict[str, dict[str, tuple[int, float]]] = {one: {} for one in ids}
+        with self._reading() as connection:
+            called = existing_keys(connection, ids)
+            query = query.where(run.id.in_(list(called)), key.name.in_(list(names)))
+            for of, name, at, newest in connection.execute(query):
+                if at is not None:
+                    found[called[of]][name] = (at, newest)
+        return found
+
+    def metric_names(self, run_id: str) -> list[str]:
+        """Returns the names of the metrics that a run has, in order."""
+        key_c, c = models.metric_key.c, models.metric.c
+        with self._reading_run(run_id) as (connection, key):
+            has = select(1).where(c.run_id == key, c.key_id == key_c.id).exists()
+            return sorted(connection.scalars(select(key_c.name).where(has)))
+
+    # Curves ------------------------------------------------------------------------------------
+
+    def curves(self, run_id: str, names: Sequence[str], points: int = 300) -> dict[str, Curve]:
+        """Returns `{metric: [(step, value), ...]}`, at most about `2 * points` of each.
+
+        Of a run of more than `EXACT` steps every stretch gives its lowest and its highest value,
+        and the last one the newest: each as it was recorded, at its own step.
+        """
+        return self._load_thinned_curves(run_id, names, points, _load_extremes_curve)[1]
+
+    def means(
+        self, run_id: str, names: Sequence[str], points: int = 300
+    ) -> tuple[int, dict[str, Curve]]:
+        """Returns how many steps a stretch has, and the mean of every stretch at its mean step.
+
+        What is smoothed further must be this: extremes say nothing of the middle. A stretch is one
+        step for runs up to `EXACT`.
+        """
+        return self._load_thinned_curves(run_id, names, points, _load_means_curve)
+
+    def _load_thinned_curves(
+        self,
+        run_id: str,
+        names: Sequence[str],
+        points: int,
+        thin: Callable[[Connection, ColumnElement[bool], int], Curve],
+    ) -> tuple[int, dict[str, Curve]]:
+        c = models.metric.c
+        with self._reading_run(run_id) as (connection, key):
+            keys = self._metric_keys(connection, names)
+            last = connection.scalar(select(models.run.c.step).where(models.run.c.id == key)) or 0
+            width = 1 if last <= EXACT else -(-last // points)
+            found = {}
+            for name, key_id in keys.items():
+                of_one = and_(c.run_id == key, c.key_id == key_id)
+                found[name] = (_load_exact_curve if width == 1 else thin)(connection, of_one, width)
+            return width, {name: curve for name in names if (curve := found.get(name))}
+
+    def times(self, run_id: str, name: str, last: int | None = None) -> list[tuple[int, float]]:
+        """Returns `(step, at)` of a metric, steps ascending: of all, or of the last ones."""
+        c = models.metric.c
+        with self._reading_run(run_id) as (connection, key):
+            key_id = self._metric_keys(connection, [name]).get(name, -1)
+            query = select(c.step, c.at).where(c.run_id == key, c.key_id == key_id)
+            rows = connection.execute(query.order_by(c.step.desc()).limit(last))
+            return [(step, at) for step, at in rows][::-1]
+
+    def last_seq(self, run_id: str) -> int:
+        """Returns the cursor behind all metrics of a run; see `metric_rows_after`."""
+        c = models.metric.c
+        with self._reading_run(run_id) as (connection, key):
+            return int(connection.scalar(select(func.max(c.seq)).where(c.run_id == key)) or 0)
+
+    def news(self, run_id: str, after: int, limit: int) -> tuple[int, dict[str, Curve]]:
+        """Returns at most `limit` values written after a cursor, and the cursor behind them.
+
+        They are those of `metric_rows_after`, by metric, in the order of writing.
+        """
+        c, k = models.metric.c, models.metric_key.c
+        query = select(c.seq, c.key_id, c.step, c.value).where(c.seq > after)
+        query = query.order_by(c.seq).limit(limit)
+        by_key: dict[int, Curve] = {}
+        with self._reading_run(run_id) as (connection, key):
+            for seq, key_id, step, value in connection.execute(query.where(c.run_id == key)):
+                by_key.setdefault(key_id, []).append((step, value))
+                after = seq
+            names = connection.execute(select(k.id, k.name).where(k.id.in_(list(by_key))))
+            return after, {name: by_key[key_id] for key_id, name in names}
+
+    @staticmethod
+    def _metric_keys(connection: Connection, names: Iterable[str]) -> dict[str, int]:
+        c = models.metric_key.c
+        rows = connection.execute(select(c.name, c.id).where(c.name.in_(list(names))))
+        return {row.name: row.id for row in rows}
+
+    # Events and evaluations --------------------------------------------------------------------
+
+    def newest_events(self, run_id: str, limit: int, after: int = 0) -> list[EventRecord]:
+        """Returns at most `limit` events in order, the newest of those with an id above `after`."""
+        c = models.event.c
+        query = select(c.id, c.at, c.kind, c.level, c.message, c.payload).where(c.id > after)
+        query = query.order_by(c.id.desc()).limit(limit)
+        with self._reading_run(run_id) as (connection, key):
+            rows = connection.execute(query.where(c.run_id == key))
+            return [EventRecord(*row) for row in rows][::-1]
+
+    def count_events(self, run_id: str) -> int:
+        """Returns how many events a run has."""
+        c = models.event.c
+        with self._reading_run(run_id) as (connection, key):
+            query = select(func.count()).select_from(models.event).where(c.run_id == key)
+            return int(connection.scalar(query) or 0)
+
+    def figures(self, run_id: str) -> list[EvaluationRecord]:
+        """Returns evaluations without their payloads, by step, then as they were taken."""
+        c = models.evaluation.c
+        query = select(c.step, c.label, c.suite, c.n, c.metrics, literal(None), c.at)
+        with self._reading_run(run_id) as (connection, key):
+            rows = connection.execute(query.where(c.run_id == key).order_by(c.step, c.at))
+            return [EvaluationRecord(*row) for row in rows]
+
+    # Rollouts ----------------------------------------------------------------------------------
+
+    def matching_trees(self, run_id: str, step: int, query: RolloutQuery) -> list[int]:
+        """Returns the trees of a step that are wanted, ascending."""
+        c = models.rollout.c
+        with self._reading_run(run_id) as (connection, key):
+            here = and_(c.run_id == key, c.step == step)
+            wanted = select(c.tree).where(here, *_build_rollout_conditions(query, here)).distinct()
+            return sorted(connection.scalars(wanted))
+
+    def tree_rows(self, run_id: str, step: int, trees: Collection[int]) -> list[RolloutIndex]:
+        """Returns the index rows of some trees of a step, by row number."""
+        c = models.rollout.c
+        query = select(*(c[name] for name in INDEX_FIELDS)).order_by(c.row)
+        query = query.where(c.step == step, c.tree.in_(list(trees)))
+        with self._reading_run(run_id) as (connection, key):
+            return [index_record(r) for r in connection.execute(query.where(c.run_id == key))]
+
+    def tree_of_row(self, run_id: str, step: int, row: int) -> int | None:
+        """Returns the tree that a row of a step hangs in; None where there is no such row."""
+        c = models.rollout.c
+        with self._reading_run(run_id) as (connection, key):
+            query = select(c.tree).where(c.run_id == key, c.step == step, c.row == row)
+            return connection.scalar(query)
+
+    def problem_steps(self, run_id: str, problem_id: str) -> list[int]:
+        """Returns the steps in which a problem was sampled, ascending."""
+        c = models.rollout.c
+        with self._reading_run(run_id) as (connection, key):
+            query = select(c.step).where(c.run_id == key, c.problem_id == problem_id)
+            return sorted(connection.scalars(query.distinct()))
+
+    def largest_advantages(self, run_id: str, step: int) -> dict[str, float]:
+        """Returns the largest |advantage| of a step, by kind of turn."""
+        c = models.rollout.c
+        query = select(c.turn, func.max(func.abs(c.advantage))).group_by(c.turn)
+        with self._reading_run(run_id) as (connection, key):
+            rows = connection.execute(query.where(c.run_id == key, c.step == step))
+            return {turn: float(value) for turn, value in rows}
+
+    # The registry itself -----------------------------------------------------------------------
+
+    def describe_database(self) -> dict[str, str | int | None]:
+        """Returns the database as people name it, its kind, revision, and size in bytes."""
+        with self._reading() as connection:
+            kind = connection.dialect.name
+            size = "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"
+            if kind == "postgresql":
+                size = "SELECT pg_database_size(current_database())"
+            found = connection.scalar(text(size))
+            at = schema.find_revision(connection, self.label)
+        return {"label": self.label, "kind": kind, "revision": at, "bytes": int(found or 0)}
+
+    def statuses(self) -> dict[Status, int]:
+        """Returns how many runs are in each effective status that some are in."""
+        c, now = models.run.c, time.time()
+        plain = select(c.status, func.count().label("n")).group_by(c.status)
+        lost = select(c.status, func.count()).where(has_status(["lost"], now), c.status != "lost")
+        with self._reading() as connection:
+            found: dict[str, int] = {r.status: r.n for r in connection.execute(plain)}
+            for status, count in connection.execute(lost.group_by(c.status)):
+                found[status] -= count
+                found["lost"] = found.get("lost", 0) + count
+        return {status: n for status, n in sorted(found.items()) if n}  # type: ignore[misc]
+
+    def living(self) -> list[RunRow]:
+        """Returns the runs that have a supervisor, newest first."""
+        c = models.run.c
+        query = select(*(c[name] for name in _ROW)).where(c.status.in_(sorted(LIVING)))
+        with self._reading() as connection:
+            rows = connection.execute(query.order_by(c.id.desc()))
+            return [RunRow(**{**row._mapping, "id": run_name(row.id)}) for row in rows]
+
+    def stored_bytes(self) -> dict[str, Mapping[str, int]]:
+        """Returns `{run: {"rollouts": bytes, "checkpoints": bytes}}`, as they were recorded."""
+        found: dict[str, dict[str, int]] = {}
+        with self._reading() as connection:
+            for name, table in (
+                ("rollouts", models.rollout_step),
+                ("checkpoints", models.checkpoint),
+            ):
+                query = select(table.c.run_id, func.sum(table.c.bytes)).group_by(table.c.run_id)
+                for key, size in connection.execute(query):
+                    found.setdefault(run_name(key), {})[name] = int(size)
+        return dict(sorted(found.items()))
+
+
+def _load_exact_curve(connection: Connection, of_one: ColumnElement[bool], width: int = 1) -> Curve:
+    c = models.metric.c
+    query = select(c.step, c.value).where(of_one).order_by(c.step)
+    return [(step, value) for step, value in connection.execute(query)]
+
+
+def _load_extremes_curve(connection: Connection, of_one: ColumnElement[bool], width: int) -> Curve:
+    """The lowest and the highest of every stretch, the first of each where there are several."""
+    c = models.metric.c
+    stretch = c.step // width
+
+    def rank_rows(*order: Any) -> ColumnElement[int]:
+        return func.row_number().over(partition_by=stretch, order_by=order)
+
+    ranked = select(
+        c.step,
+        c.value,
+        rank_rows(c.value, c.step).label("low"),
+        rank_rows(c.value.desc(), c.step).label("high"),
+        func.max(c.step).over().label("newest"),
+    )
+    r = ranked.where(of_one).subquery().c
+    kept = or_(r.low == 1, r.high == 1, r.step == r.newest)
+    rows = connection.execute(select(r.step, r.value).where(kept).order_by(r.step))
+    return [(step, value) for step, value in rows]
+
+
+def _load_means_curve(connection: Connection, of_one: ColumnElement[bool], width: int) -> Curve:
+    c = models.metric.c
+    stretch = c.step // width
+    query = select(func.avg(c.step), func.avg(c.value)).where(of_one)
+    rows = connection.execute(query.group_by(stretch).order_by(stretch))
+    return [(round(step), value) for step, value in rows]
+
+
+def _build_rollout_conditions(
+    query: RolloutQuery, here: ColumnElement[bool]
+) -> Iterable[ColumnElement[bool]]:
+    c = models.rollout.c
+    if query.low is not None:
+        yield c.reward >= query.low
+    if query.high is not None:
+        yield c.reward <= query.high
+    if query.turn is not None:
+        yield c.turn == query.turn
+    if query.failed:
+        yield c.failed.is_not(None)
+    if query.problem is not None:
+        yield c.problem_id == query.problem
+    if query.text:
+        contains = [x.icontains(query.text, autoescape=True) for x in (c.preview, c.problem_id)]
+        yield or_(*contains)
+    if query.no_signal:
+        silent = select(c.group).where(here).group_by(c.group)
+        yield c.group.in_(silent.having(func.max(func.abs(c.advantage)) == 0))

@@ -1,0 +1,305 @@
+"""What a run reports while it runs: metrics, events, evaluations, files and rollouts.
+
+Writing the same thing again overwrites it, so a step that is repeated after a resume leaves one
+record, not two. Events alone only ever grow.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from sqlalchemy import Connection, Row, select
+
+from rlx_registry import models
+from rlx_registry.changes import check_relative_path, get_transaction_changes, record_change
+from rlx_registry.database import Database
+from rlx_registry.errors import NotFound
+from rlx_registry.records import (
+    LABELS,
+    PREVIEW_LENGTH,
+    ArtifactRecord,
+    BodyRecord,
+    CheckpointRecord,
+    EvaluationRecord,
+    EventRecord,
+    MetricRow,
+    RolloutIndex,
+)
+
+__all__ = ["INDEX_FIELDS", "NONFINITE", "Ledger", "index_record"]
+
+NONFINITE = "health/nonfinite"
+"""Metric that counts the values of a step that were not finite numbers."""
+
+INDEX_FIELDS = tuple(RolloutIndex.__dataclass_fields__)
+
+
+class Ledger(Database):
+    """Everything about a run except the run itself."""
+
+    # Metrics -----------------------------------------------------------------------------------
+
+    def add_metrics(
+        self, run_id: str, step: int, values: Mapping[str, float], at: float | None = None
+    ) -> None:
+        """Records one step's values; a value already there is overwritten.
+
+        A value that is not finite is not stored, nor is an earlier one left standing for it: it is
+        counted under `health/nonfinite` and named in an event.
+        """
+        at = time.time() if at is None else at
+        numbers = {name: float(value) for name, value in values.items()}
+        finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
+        lost = sorted(set(numbers) - set(finite))
+        if lost:
+            finite[NONFINITE] = float(len(lost))
+        if not finite:
+            return
+        with self._writing_run(run_id) as (connection, key):
+            record_change(
+                connection, key, "metrics", step=step, time=at, values=finite, missing=lost
+            )
+            if lost:
+                message = f"step {step}: not finite: {', '.join(lost)}"
+                event = {"kind": "nonfinite", "level": "warning", "message": message}
+                record_change(connection, key, "event", at, **event, payload=None)
+
+    def metrics(
+        self, run_id: str, names: Iterable[str] | None = None, since: int | None = None
+    ) -> dict[str, list[tuple[int, float]]]:
+        """Returns `{name: [(step, value), ...]}`, steps ascending, from step `since` on."""
+        name, table = models.metric_key.c.name, models.metric
+        with self._reading_run(run_id) as (connection, key):
+            query = select(name, table.c.step, table.c.value).where(table.c.run_id == key)
+            if names is not None:
+                query = query.where(name.in_(list(names)))
+            if since is not None:
+                query = query.where(table.c.step >= since)
+            query = query.join(models.metric_key).order_by(table.c.step)
+            series: dict[str, list[tuple[int, float]]] = {}
+            for metric, step, value in connection.execute(query):
+                series.setdefault(metric, []).append((step, value))
+            return dict(sorted(series.items()))  # every database sorts text in its own way
+
+    def metric_rows_after(self, run_id: str, seq: int, limit: int) -> list[MetricRow]:
+        """Returns at most `limit` values written after `seq`, in the order of writing."""
+        table = models.metric
+        query = (
+            select(table.c.seq, models.metric_key.c.name, table.c.step, table.c.value, table.c.at)
+            .join(models.metric_key)
+            .where(table.c.seq > seq)
+            .order_by(table.c.seq)
+            .limit(limit)
+        )
+        with self._reading_run(run_id) as (connection, key):
+            rows = connection.execute(query.where(table.c.run_id == key))
+            return [MetricRow(*row) for row in rows]
+
+    def mirror_cursor(self, run_id: str, target: str) -> int:
+        """Returns the last `seq` that a mirror has taken over; 0 before the first."""
+        table = models.mirror
+        with self._reading_run(run_id) as (connection, key):
+            query = select(table.c.seq).where(table.c.run_id == key, table.c.target == target)
+            return int(connection.scalar(query) or 0)
+
+    def set_mirror_cursor(self, run_id: str, target: str, seq: int) -> None:
+        """Remembers how far a mirror has come."""
+        with self._writing_run(run_id) as (connection, key):
+            record_change(connection, key, "mirrored", target=target, seq=seq)
+
+    # Events and evaluations --------------------------------------------------------------------
+
+    def add_event(
+        self,
+        run_id: str,
+        kind: str,
+        message: str,
+        payload: Mapping[str, Any] | None = None,
+        level: str = "info",
+    ) -> None:
+        """Appends an event."""
+        row = {
+            "kind": kind,
+            "level": level,
+            "message": message,
+            "payload": _replace_non_finite(payload),
+        }
+        with self._writing_run(run_id) as (connection, key):
+            record_change(connection, key, "event", **row)
+
+    def events(self, run_id: str, after: int | None = None) -> list[EventRecord]:
+        """Returns events in order, those with an id above `after` only."""
+        c = models.event.c
+        with self._reading_run(run_id) as (connection, key):
+            query = select(c.id, c.at, c.kind, c.level, c.message, c.payload)
+            query = query.where(c.run_id == key, c.id > (after or 0)).order_by(c.id)
+            return [EventRecord(*row) for row in connection.execute(query)]
+
+    def add_evaluation(
+        self,
+        run_id: str,
+        step: int,
+        label: str,
+        suite: str,
+        n: int,
+        metrics: Mapping[str, Any],
+        payload: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Records an evaluation; one per step, label ("before", "after", "step") and suite."""
+        if label not in LABELS:
+            raise ValueError(f"label {label!r} is none of {', '.join(LABELS)}")
+        row = {"step": step, "label": label, "suite": suite, "n": n}
+        row |= {"metrics": _replace_non_finite(metrics), "payload": _replace_non_finite(payload)}
+        with self._writing_run(run_id) as (connection, key):
+            record_change(connection, key, "evaluation", **row)
+
+    def evaluations(self, run_id: str, suite: str | None = None) -> list[EvaluationRecord]:
+        """Returns evaluations by step, then in the order they were taken; of one suite or of all.
+
+        A name that ends with "/" stands for all suites that begin with it.
+        """
+        c = models.evaluation.c
+        query = select(c.step, c.label, c.suite, c.n, c.metrics, c.payload, c.at)
+        if suite is not None:
+            whole = suite.endswith("/")
+            query = query.where(c.suite.startswith(suite) if whole else c.suite == suite)
+        with self._reading_run(run_id) as (connection, key):
+            rows = connection.execute(query.where(c.run_id == key).order_by(c.step, c.at))
+            return [EvaluationRecord(*row) for row in rows]
+
+    # Files -------------------------------------------------------------------------------------
+
+    def add_checkpoint(
+        self, run_id: str, step: int, path: Path | str, bytes: int, sha256: str
+    ) -> None:
+        """Records a checkpoint that is complete on disk. An absolute path becomes relative."""
+        with self._writing_run(run_id) as (connection, key):
+            place = _get_relative_path(connection, key, path)
+            record_change(
+                connection, key, "checkpoint", step=step, path=place, bytes=bytes, sha256=sha256
+            )
+
+    def checkpoints(self, run_id: str) -> list[CheckpointRecord]:
+        """Returns checkpoints by step."""
+        c = models.checkpoint.c
+        query = select(c.step, c.path, c.bytes, c.sha256, c.at)
+        with self._reading_run(run_id) as (connection, key):
+            rows = connection.execute(query.where(c.run_id == key).order_by(c.step))
+            return [CheckpointRecord(*row) for row in rows]
+
+    def add_artifact(self, run_id: str, path: Path | str, kind: str) -> None:
+        """Records a file worth mirroring; adding it again says that it has changed."""
+        with self._writing_run(run_id) as (connection, key):
+            row = {"path": _get_relative_path(connection, key, path), "kind": kind}
+            record_change(connection, key, "artifact", **row)
+
+    def artifacts(self, run_id: str) -> list[ArtifactRecord]:
+        """Returns artifacts, those that changed last at the end."""
+        c = models.artifact.c
+        query = select(c.seq, c.path, c.kind, c.at).order_by(c.seq)
+        with self._reading_run(run_id) as (connection, key):
+            return [
+                ArtifactRecord(*row) for row in connection.execute(query.where(c.run_id == key))
+            ]
+
+    # Rollouts ----------------------------------------------------------------------------------
+
+    def add_rollouts(
+        self,
+        run_id: str,
+        step: int,
+        *,
+        path: Path | str,
+        sha256: str,
+        bytes: int,
+        statistics: Mapping[str, Any],
+        index: Sequence[RolloutIndex],
+    ) -> None:
+        """Records a step's rollouts: where their body is, and one index row per trained row.
+
+        Raises:
+            ValueError: a reward or an advantage is not finite; absent rewards are None.
+        """
+        rows = [_index_row(item) for item in index]
+        body = {"sha256": sha256, "bytes": bytes, "statistics": _replace_non_finite(statistics)}
+        with self._writing_run(run_id) as (connection, key):
+            body["path"] = _get_relative_path(connection, key, path)
+            record_change(connection, key, "rollouts", None, step=step, **body, index=rows)
+
+    def rollout_steps(self, run_id: str) -> list[int]:
+        """Returns the steps whose rollouts are recorded, ascending."""
+        c = models.rollout_step.c
+        with self._reading_run(run_id) as (connection, key):
+            query = select(c.step).where(c.run_id == key).order_by(c.step)
+            return list(connection.scalars(query))
+
+    def rollout_index(self, run_id: str, step: int) -> list[RolloutIndex]:
+        """Returns a step's index rows by row number; empty where there are none."""
+        c = models.rollout.c
+        query = select(*(c[name] for name in INDEX_FIELDS)).order_by(c.row)
+        with self._reading_run(run_id) as (connection, key):
+            rows = connection.execute(query.where(c.run_id == key, c.step == step))
+            return [index_record(row) for row in rows]
+
+    def rollout_body(self, run_id: str, step: int) -> BodyRecord:
+        """Returns where a step's body is.
+
+        Raises:
+            NotFound: the step has no recorded rollouts.
+        """
+        c = models.rollout_step.c
+        query = select(c.path, c.sha256, c.bytes, c.statistics)
+        with self._reading_run(run_id) as (connection, key):
+            row = connection.execute(query.where(c.run_id == key, c.step == step)).one_or_none()
+            if row is None:
+                raise NotFound(f"{run_id} has no rollouts of step {step}")
+            return BodyRecord(*row)
+
+
+def _replace_non_finite(value: Any) -> Any:
+    """Puts None where a measured figure is not finite, at any depth: JSON has no NaN."""
+    if isinstance(value, Mapping):
+        return {str(key): _replace_non_finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replace_non_finite(item) for item in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _index_row(item: RolloutIndex) -> dict[str, Any]:
+    row = dict(zip(INDEX_FIELDS, attrgetter(*INDEX_FIELDS)(item), strict=True))
+    for name in ("reward", "advantage"):
+        if row[name] is not None and not math.isfinite(row[name]):
+            raise ValueError(f"row {item.row}: {name} is {row[name]}")
+    row["rewards"], row["scores"] = (
+        _replace_non_finite(item.rewards),
+        _replace_non_finite(item.scores),
+    )
+    row["preview"] = item.preview[:PREVIEW_LENGTH]
+    return row
+
+
+def index_record(row: Row[Any]) -> RolloutIndex:
+    """An index row as it is handed out."""
+    fields = dict(zip(INDEX_FIELDS, row, strict=True))
+    fields["scores"] = fields["scores"] or {}  # rows older than the column have none
+    return RolloutIndex(**fields)
+
+
+def _get_relative_path(connection: Connection, key: int, path: Path | str) -> str:
+    """Returns a path relative to the run's directory, which it must not leave.
+
+    Raises:
+        ValueError: it is outside, or absolute while the run has no directory yet.
+    """
+    path = Path(path)
+    if path.is_absolute():
+        directory = get_transaction_changes(connection).directories[key]
+        if directory is None or not path.is_relative_to(directory):
+            raise ValueError(f"{path} is not in the run's directory, {directory or 'not set yet'}")
+        path = path.relative_to(directory)
+    return check_relative_path(str(PurePosixPath(path)))
