@@ -48,16 +48,16 @@ bench: install  ## measured figures beside those of peers, which it installs bel
 	$(BIN)/python tests/benchmarks/bench.py
 
 docs: install  ## a page and a picture for every estimator, from the code
-	$(BIN)/python tests/gallery/gallery.py
+	$(BIN)/python docs/make/estimator_pages.py
 
 screenshots: install  ## pictures of the dashboard: docs/web; a quarter of an hour, or of runs that are there: REGISTRY=sqlite:///...
-	$(BIN)/python tests/gallery/screenshots.py $(if $(REGISTRY),--registry $(REGISTRY))
+	$(BIN)/python docs/make/screenshots.py $(if $(REGISTRY),--registry $(REGISTRY))
 
 suite: install  ## six runs, evaluated near training and far from it: docs/calibration.md; half an hour
-	$(BIN)/python tests/gallery/suite.py
+	$(BIN)/python docs/make/calibration_page.py
 
 study: install  ## what makes a small model know what it knows: docs/study.md; hours, goes on where it was stopped
-	$(BIN)/python tests/gallery/study.py $(ARGS)
+	$(BIN)/python experiments/study/study.py $(ARGS)
 
 # On a machine with a GPU whose Python has torch: nothing is fetched, WHEELS are brought along.
 SITE ?= .gpu-site

@@ -1,7 +1,7 @@
 """What an experiment may say. Pydantic only: reading a spec never imports torch."""
 
 from rlx.spec.credit import PROFILES, AdaptiveBeta, CreditSpec
-from rlx.spec.experiment import EstimatorUse, ExperimentSpec, MaskUse
+from rlx.spec.experiment import ExperimentSpec
 from rlx.spec.loss import EntropyBonus, KlPenalty, LossSpec
 from rlx.spec.model import Lora, ModelSpec, Pretrained, Tiny, WarmStart
 from rlx.spec.probe import MonteCarloSpec, ProbeSpec
@@ -16,6 +16,7 @@ from rlx.spec.rollout import (
     TurnSpec,
     TwoTurn,
 )
+from rlx.spec.sections import EstimatorUse, MaskUse
 from rlx.spec.training import (
     CriticSpec,
     EvaluationSpec,

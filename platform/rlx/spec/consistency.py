@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING
 
 from rlx.spec.base import SpecProblem
 from rlx.spec.model import Tiny
 from rlx.spec.reward import EVERY_TURN, GlobalReward, TurnReward
 from rlx.spec.rollout import ManyTurn
+from rlx.spec.sections import ExperimentSections
 from rlx.spec.training import COLDEST, VllmSamplerSpec
-
-if TYPE_CHECKING:
-    from rlx.spec.experiment import ExperimentSpec
 
 __all__ = ["find_contradictions"]
 
@@ -23,7 +20,7 @@ HELD_OUT = "held_out"
 _AnyReward = TurnReward | GlobalReward
 
 
-def find_contradictions(spec: ExperimentSpec) -> Iterator[SpecProblem]:
+def find_contradictions(spec: ExperimentSections) -> Iterator[SpecProblem]:
     """Values that cannot stand together; what only a phase's `set` brings about is not seen."""
     yield from _check_reward_settings(spec)
     yield from _check_entropy_bonus(spec)
@@ -38,7 +35,7 @@ def find_contradictions(spec: ExperimentSpec) -> Iterator[SpecProblem]:
 # Rewards ---------------------------------------------------------------------------------------
 
 
-def _check_reward_settings(spec: ExperimentSpec) -> Iterator[SpecProblem]:
+def _check_reward_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
     turn, whole = spec.rewards.turn, spec.rewards.global_
     if not turn and not whole:
         yield SpecProblem(("rewards",), "rewards is empty: name at least one under rewards.turn")
@@ -151,7 +148,7 @@ def _find_cycle(reads: Mapping[str, Mapping[str, str]]) -> list[str]:
     return []
 
 
-def _check_evaluation_judge(spec: ExperimentSpec) -> Iterator[SpecProblem]:
+def _check_evaluation_judge(spec: ExperimentSections) -> Iterator[SpecProblem]:
     rewards, judge = spec.rewards.turn, spec.evaluation.correct
     first = spec.rollout.turns[0]
     path = ("evaluation", "correct")
@@ -178,7 +175,7 @@ def _check_evaluation_judge(spec: ExperimentSpec) -> Iterator[SpecProblem]:
 # The rest --------------------------------------------------------------------------------------
 
 
-def _check_entropy_bonus(spec: ExperimentSpec) -> Iterator[SpecProblem]:
+def _check_entropy_bonus(spec: ExperimentSections) -> Iterator[SpecProblem]:
     bonus = spec.loss.entropy
     spans = [s for turn in spec.rollout.turn_specs.values() for s in turn.spans]
     if bonus is not None and bonus.span is not None and bonus.span not in spans:
@@ -189,7 +186,7 @@ def _check_entropy_bonus(spec: ExperimentSpec) -> Iterator[SpecProblem]:
         yield SpecProblem(("loss", "entropy", "span"), message, tuple(spans))
 
 
-def _check_loss_settings(spec: ExperimentSpec) -> Iterator[SpecProblem]:
+def _check_loss_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
     loss = spec.loss
     if loss.kl is not None and spec.credit.use_kl_in_reward:
         yield SpecProblem(
@@ -216,7 +213,7 @@ def _check_loss_settings(spec: ExperimentSpec) -> Iterator[SpecProblem]:
         )
 
 
-def _check_probe_settings(spec: ExperimentSpec) -> Iterator[SpecProblem]:
+def _check_probe_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
     if spec.probe is None:
         return
     first, *_ = spec.rollout.turns
@@ -255,7 +252,7 @@ def _check_probe_settings(spec: ExperimentSpec) -> Iterator[SpecProblem]:
         )
 
 
-def _check_kl_horizon(spec: ExperimentSpec) -> Iterator[SpecProblem]:
+def _check_kl_horizon(spec: ExperimentSections) -> Iterator[SpecProblem]:
     adaptive = spec.credit.kl_adaptive
     rows = spec.rollout.rows_per_step
     if adaptive is not None and 0.2 * rows >= adaptive.horizon:
@@ -268,7 +265,7 @@ def _check_kl_horizon(spec: ExperimentSpec) -> Iterator[SpecProblem]:
         )
 
 
-def _check_rank_counts(spec: ExperimentSpec) -> Iterator[SpecProblem]:
+def _check_rank_counts(spec: ExperimentSections) -> Iterator[SpecProblem]:
     ranks = spec.runner.ranks
     shared = {("evaluation", "problems"): spec.evaluation.problems}
     if spec.probe is not None:
@@ -286,7 +283,7 @@ def _check_rank_counts(spec: ExperimentSpec) -> Iterator[SpecProblem]:
             yield SpecProblem(path, message, help=help_, against=("runner", "ranks"))
 
 
-def _check_position_budget(spec: ExperimentSpec) -> Iterator[SpecProblem]:
+def _check_position_budget(spec: ExperimentSections) -> Iterator[SpecProblem]:
     if not isinstance(spec.model, Tiny):
         return
     budgets = spec.rollout.budgets
@@ -314,7 +311,7 @@ def _check_position_budget(spec: ExperimentSpec) -> Iterator[SpecProblem]:
         )
 
 
-def _check_engine_settings(spec: ExperimentSpec) -> Iterator[SpecProblem]:
+def _check_engine_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
     """What vLLM would change without a word, or cannot do on the CPU."""
     if not isinstance(spec.sampler, VllmSamplerSpec):
         return

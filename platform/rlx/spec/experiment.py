@@ -7,29 +7,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import ValidationError, field_validator, model_validator
 from pydantic_core import to_json
 
-from rlx.spec.base import Contradiction, SpecProblem, Strict
+from rlx.spec.base import Contradiction, SpecProblem
 from rlx.spec.consistency import find_contradictions
-from rlx.spec.credit import CreditSpec
-from rlx.spec.loss import LossSpec
-from rlx.spec.model import ModelSpec
-from rlx.spec.probe import MonteCarloSpec, ProbeSpec
-from rlx.spec.reward import EVERY_TURN, PluginUse, RewardsSpec
-from rlx.spec.rollout import ManyTurn, RolloutSpec, Single, TwoTurn
+from rlx.spec.reward import EVERY_TURN
+from rlx.spec.rollout import ManyTurn, Single, TwoTurn
+from rlx.spec.sections import ExperimentSections
 from rlx.spec.training import (
-    CriticSpec,
-    EvaluationSpec,
-    OptimizerSpec,
     PhaseSpec,
-    RunnerSpec,
-    SamplerSpec,
-    TrackingSpec,
-    TransformersSamplerSpec,
 )
 
-__all__ = ["EstimatorUse", "ExperimentSpec", "MaskUse"]
+__all__ = ["ExperimentSpec"]
 
 _NOT_IN_DIGEST = ("name", "seed", "runner", "tracking")
 _FIXED_IN_PHASES = (
@@ -47,44 +37,8 @@ _FIXED_IN_PHASES = (
 )
 
 
-class EstimatorUse(PluginUse):
-    """An advantage estimator by `name`, with its own options beside it."""
-
-    plugin: str = Field("grpo", alias="name")
-
-
-class MaskUse(PluginUse):
-    """A mask strategy by `strategy`, with its own options beside it."""
-
-    plugin: str = Field("turn_spans", alias="strategy")
-
-
-class ExperimentSpec(Strict):
+class ExperimentSpec(ExperimentSections):
     """One experiment. Equal digests are equal experiments; a run is a digest and a seed."""
-
-    # Defaults of ours need no validation, and with it every command would build their schemas.
-    name: str = Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    seed: int = Field(0, ge=0, lt=2**31)
-    from_checkpoint: str | None = None
-    """A checkpoint of another run to go on from, `RUN@STEP` or `RUN@latest`; null: from the model
-    as it is."""
-    model: ModelSpec
-    task: PluginUse
-    rollout: RolloutSpec = Single.model_construct()
-    rewards: RewardsSpec
-    mask: MaskUse = MaskUse.model_construct()
-    credit: CreditSpec = CreditSpec.model_construct()
-    estimator: EstimatorUse = EstimatorUse.model_construct()
-    critic: CriticSpec | None = None
-    monte_carlo: MonteCarloSpec | None = None
-    loss: LossSpec = LossSpec.model_construct()
-    optimizer: OptimizerSpec = OptimizerSpec.model_construct()
-    phases: tuple[PhaseSpec, ...] = Field(min_length=1)
-    runner: RunnerSpec = RunnerSpec.model_construct()
-    sampler: SamplerSpec = TransformersSamplerSpec.model_construct()
-    evaluation: EvaluationSpec = EvaluationSpec.model_construct()
-    probe: ProbeSpec | None = None
-    tracking: TrackingSpec = TrackingSpec.model_construct()
 
     @field_validator("from_checkpoint")
     @classmethod
@@ -118,11 +72,6 @@ class ExperimentSpec(Strict):
             except ValidationError as error:
                 message = f"phases.{number}.set does not fit: {error}"
                 yield SpecProblem(path, message, cause=error, data=tree)
-
-    @property
-    def steps(self) -> int:
-        """Training steps of all phases together."""
-        return sum(phase.steps for phase in self.phases)
 
     def place(self, step: int) -> tuple[int, int]:
         """Number, from 0, of the phase that a step belongs to, and steps of it that are done then.

@@ -9,12 +9,12 @@ import pytest
 from rlx.spec.reading.reader import read_spec
 from rlx_registry import Registry
 
-HERE = Path(__file__).parent
+STUDY = Path(__file__).parents[2] / "experiments" / "study"
 
 
 @pytest.fixture
 def study(monkeypatch):
-    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.syspath_prepend(str(STUDY))
     import study as found
 
     return found

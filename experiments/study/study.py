@@ -1,6 +1,6 @@
 """`make study`: what makes a small model know what it knows. See experiments/study/README.md.
 
-    python tests/gallery/study.py [--page] [--only GROUP ...]
+    python experiments/study/study.py [--page] [--only GROUP ...]
 
 Trains what is missing of every group, evaluates every run, keeps what came of it in a small form
 below experiments/study/results, and writes docs/study.md with its pictures. What is kept there, or
@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from command import ROOT, rlx
-
 from rlx_registry import Registry, RunRecord
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "make"))
+from rlx_command import ROOT, rlx
 
 if TYPE_CHECKING:
     from study_page import Group

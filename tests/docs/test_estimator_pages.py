@@ -1,7 +1,7 @@
 """The pages of `docs/estimators/` say what the code says."""
 
 import pytest
-from gallery.gallery import FOLDER, index, names, page, picture
+from estimator_pages import FOLDER, index, names, page, picture
 
 
 @pytest.mark.parametrize("name", names())

@@ -1,6 +1,6 @@
 """`make suite`: experiments/rlcr_asked.yaml, centred and divided by σ, three seeds each.
 
-    python tests/gallery/suite.py
+    python docs/make/calibration_page.py
 
 Trains what is missing of the group, evaluates every run on sets near training and far from it, and
 writes docs/calibration.md with its pictures. RLX_HOME says where runs are kept: the same command
@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from command import ROOT, rlx
+from rlx_command import ROOT, rlx
 
 from rlx_registry import Registry
 

@@ -1,6 +1,6 @@
 """`make docs`: a page for every estimator that rlx ships, from its own words and its own numbers.
 
-    python tests/gallery/gallery.py
+    python docs/make/estimator_pages.py
 
 Writes docs/estimators/: a table of all, and for each its formula, options, source, and a picture of
 what it gives to the tokens of one small example. Everything is read from the code: the formula from

@@ -1,6 +1,6 @@
 """`make screenshots`: the pages of the dashboard as pictures, for the documentation.
 
-    python tests/gallery/screenshots.py [--registry URL]
+    python docs/make/screenshots.py [--registry URL]
 
 Of runs that a registry has, or, where none is given, of runs of the three designs that it makes
 first, which takes a quarter of an hour. Writes docs/web/*.png.
