@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from rlx.model import PlainDialogue, build_policy
-from rlx.rollout import Request
-from rlx.spec import Tiny, TurnSpec
+from rlx.rollout import CompletionRequest
+from rlx.spec import TinyModelSpec, TurnSpec
 
 __all__ = ["ANSWER", "CONFIDENCE", "SPEC", "WAYS", "babbler", "sampled", "second_turns"]
 
-SPEC = Tiny(
+SPEC = TinyModelSpec(
     hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=64, initializer_range=0.15
 )
 ANSWER = TurnSpec(max_new_tokens=24)
@@ -36,7 +36,7 @@ def second_turns(policy, requests, completions):
     """One question below every completion, two seeds each; some answers were cut short."""
     pairs = [(r, c) for r, group in zip(requests, completions, strict=True) for c in group]
     return [
-        Request(
+        CompletionRequest(
             r.context + c.token_ids + policy.dialogue.reply("sure?\n", c.token_ids),
             number,
             (1000 + 2 * number, 1001 + 2 * number),

@@ -54,7 +54,7 @@ def fill(registry: Registry, home: Path) -> None:
     registry.transition("2", ["running"], "stopped", "asked to")
     registry.update_run("4", host="one", pid=8)
     registry.start("4", ["submitted"], devices=DeviceRequest("one", ("gpu:0", "gpu:1"), 1))
-    registry.ask("4", "stop")
+    registry.leave_request("4", "stop")
 
 
 def _write_steps(registry: Registry, run_id: str, first: int, end: int) -> None:

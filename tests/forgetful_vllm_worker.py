@@ -11,7 +11,7 @@ FORGETS = os.environ["RLX_TEST_FORGETS"]
 class Forgetful(vllm_worker.VllmWorker):
     def _refresh(self):
         if FORGETS != "embeddings":
-            self._llm.apply_model(vllm_worker.pack_again)
+            self._llm.apply_model(vllm_worker.repack_matrices)
         if FORGETS != "cache":
             assert self._llm.reset_prefix_cache()
 

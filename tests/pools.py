@@ -1,7 +1,7 @@
 """A scoring pool without processes, for tests of what is scored rather than of where."""
 
 from rlx.plugin import Score
-from rlx.reward import Outcome
+from rlx.reward import JobOutcome
 
 
 class InProcess:
@@ -19,8 +19,8 @@ class InProcess:
         try:
             raw = [job.reward.score(job.samples[0])] if alone else job.reward.score(job.samples)
         except ValueError as error:
-            return Outcome(fault=f"ValueError: {error}")
-        return Outcome(tuple(r if r is None or isinstance(r, Score) else Score(r) for r in raw))
+            return JobOutcome(fault=f"ValueError: {error}")
+        return JobOutcome(tuple(r if r is None or isinstance(r, Score) else Score(r) for r in raw))
 
     @property
     def seen(self):

@@ -32,11 +32,11 @@ class Hashing:
 
     Args:
         texts: what it may say; every fourth time it is cut short.
-        longest: tokens that it can hold.
+        context_length: tokens that it can hold.
     """
 
-    def __init__(self, texts, longest=100_000):
-        self.said, self.longest = texts, longest
+    def __init__(self, texts, context_length=100_000):
+        self.said, self.context_length = texts, context_length
         self.calls = []
 
     def texts(self, sampling):

@@ -11,9 +11,9 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from rlx.cli.compare import ByProblem, Comparison, ComparisonRow, compare_recipes
-from rlx.evaluation.scores import expected_calibration_error
-from rlx.evaluation.seed_statistics import mean_over_seeds
+from rlx.cli.compare import Comparison, ComparisonRow, SuiteDifferences, compare_recipes
+from rlx.evaluation.scores import compute_expected_calibration_error
+from rlx.evaluation.seed_statistics import compute_seed_mean
 from rlx_registry import Registry
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ class Group:
             raise KeyError(f"nothing has {metric} on {suite}")
         return found[0]
 
-    def by_problem(self, suite: str) -> ByProblem:
+    def by_problem(self, suite: str) -> SuiteDifferences:
         """Differences from the first recipe, problem by problem."""
         (found,) = [pairs for pairs in self.compared.by_problem if pairs.suite == suite]
         return found
@@ -88,7 +88,7 @@ class Group:
             for kind in sorted({kind for each in told for kind in each}):
                 own = [each[kind] for each in told if kind in each]
                 values = ([o[m] for o in own if o[m] is not None] for m in WITHIN)
-                means = [mean_over_seeds(found) if found else None for found in values]
+                means = [compute_seed_mean(found) if found else None for found in values]
                 lines.append([label, kind, *map(shown_mean, means)])
         return markdown(lines)
 
@@ -102,7 +102,7 @@ class Group:
         for told in self.payloads(label, suite):
             stated = np.array([c or 0.0 for c in told["confidence"]])  # unreadable counts as 0
             right = (rng.random((draws, stated.size)) < stated).astype(float)
-            found += [expected_calibration_error(own, stated) for own in right]
+            found += [compute_expected_calibration_error(own, stated) for own in right]
         return f"{np.mean(found):.3f}"
 
     def has(self, suite: str) -> bool:
@@ -166,7 +166,7 @@ class Group:
             for metric in heads.values():
                 _, values = self.curve(label, metric)
                 ends = values[:, -last:].mean(axis=1).tolist() if values.size else []
-                lines[-1].append(shown_mean(mean_over_seeds(ends) if ends else None))
+                lines[-1].append(shown_mean(compute_seed_mean(ends) if ends else None))
         return markdown(lines)
 
     def payloads(self, label: str, suite: str) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from torch import Tensor
 from rlx.errors import ShapeError
 from rlx.rollout import NO_PARENT, RolloutTree
 
-__all__ = ["NO_TURN", "BatchRow", "TokenBatch", "build_token_batch", "rows_of"]
+__all__ = ["NO_TURN", "BatchRow", "TokenBatch", "build_token_batch", "list_batch_rows"]
 
 NO_TURN = -1
 
@@ -111,7 +111,7 @@ class TokenBatch:
         return self.is_token & (self.is_own.cumsum(dim=1) > 0)
 
 
-def rows_of(trees: Sequence[RolloutTree]) -> list[BatchRow]:
+def list_batch_rows(trees: Sequence[RolloutTree]) -> list[BatchRow]:
     """The rows of every tree, in tree order, then in order of their last segment."""
     rows = []
     for position, tree in enumerate(trees):
@@ -145,12 +145,12 @@ def build_token_batch(
     Raises:
         ShapeError: no row is left.
     """
-    rows = [row for row in rows_of(trees) if (row.tree, row.segment) not in without]
+    rows = [row for row in list_batch_rows(trees) if (row.tree, row.segment) not in without]
     if not rows:
         raise ShapeError("cannot batch zero rollouts")
     length = max(len(trees[row.tree].token_ids(row.segment)) for row in rows)
     names = sorted({name for tree in trees for s in tree.segments for name in s.spans})
-    sheet = _Sheet((len(rows), length), names)
+    sheet = _BatchBuffer((len(rows), length), names)
     for b, row in enumerate(rows):
         sheet.write(b, row, trees[row.tree], temperatures or {})
     return TokenBatch(
@@ -163,7 +163,7 @@ def build_token_batch(
     )
 
 
-class _Sheet:
+class _BatchBuffer:
     """The `[B, T]` fields of a batch while they are being written, as numpy: slices are cheap."""
 
     def __init__(self, shape: tuple[int, int], names: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rlx.spec.credit import KlKind
 
-__all__ = ["CLAMP", "AdaptiveKl", "FixedKl", "kl_in_reward", "kl_terms", "mean_kl"]
+__all__ = ["CLAMP", "AdaptiveKl", "FixedKl", "kl_terms", "mean_kl", "subtract_kl_penalty"]
 
 CLAMP = 5.0
 """k3 bounds x to ±5 before it is exponentiated, so a term is at most e⁵ - 6 ≈ 142.4."""
@@ -60,7 +60,7 @@ def kl_terms(logprobs: Tensor, reference: Tensor, kind: KlKind) -> Tensor:
             raise ValueError(f"kind is {kind!r}, not k1, kl, abs, k2, mse, k3 or low_var_kl")
 
 
-def kl_in_reward(
+def subtract_kl_penalty(
     token_rewards: Tensor,
     old_logprobs: Tensor,
     reference_logprobs: Tensor,

@@ -14,13 +14,13 @@ from rlx.errors import PluginError
 from rlx.plugin import Environment, Estimator, Mask, Plugin, RewardPlugin, Task
 from rlx.reward import NamedReward, PooledHost, RewardPool
 from rlx.rollout import FAILED, RolloutPlan, build_rollout_plan
-from rlx.spec import ExperimentSpec, ManyTurn
+from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec
 
-__all__ = ["Parts", "build_environment_host", "make_parts"]
+__all__ = ["Recipe", "build_environment_host", "build_recipe"]
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Recipe:
     """What one phase of an experiment works with.
 
     Attributes:
@@ -88,12 +88,12 @@ class Parts:
         return dict.fromkeys((*self.environment.kinds, FAILED), asked)
 
 
-def make_parts(spec: ExperimentSpec) -> Parts:
+def build_recipe(spec: ExperimentSpec) -> Recipe:
     """Imports the plugins that `spec` names and sets them to its options."""
     plugins = resolve_plugins(spec)
     if not isinstance(plugins.task, Task):
         raise PluginError(f"task plugin {spec.task.plugin!r} has no `problem` and `demonstration`")
-    return Parts(
+    return Recipe(
         spec=spec,
         plan=build_rollout_plan(spec.rollout),
         task=plugins.task,
@@ -122,10 +122,10 @@ def make_parts(spec: ExperimentSpec) -> Parts:
     )
 
 
-def build_environment_host(parts: Parts, pool: RewardPool) -> PooledHost | None:
+def build_environment_host(parts: Recipe, pool: RewardPool) -> PooledHost | None:
     """Where the environment runs; None where there is none."""
     rollout, environment = parts.spec.rollout, parts.environment
-    if environment is None or not isinstance(rollout, ManyTurn):
+    if environment is None or not isinstance(rollout, EnvironmentRolloutSpec):
         return None
     return PooledHost(environment, pool, rollout.environment.deadline)
 

@@ -20,14 +20,14 @@ from torch import Tensor
 
 from rlx.batch import TokenBatch
 from rlx.credit import Credit, CreditInputs, structured_scores
-from rlx.credit.place import Placed, place_rewards, returns_score, sum_token_rewards
+from rlx.credit.place import PlacedRewards, place_rewards, returns_score, sum_token_rewards
 from rlx.errors import PluginError, RlxError
-from rlx.kl import kl_in_reward, kl_terms
+from rlx.kl import kl_terms, subtract_kl_penalty
 from rlx.loss import aggregation_weights, entropy_weights
-from rlx.loss.correction import Corrected, compute_correction_weights
+from rlx.loss.correction import CorrectionWeights, compute_correction_weights
 from rlx.spec import CreditSpec, LossSpec
 
-__all__ = ["Estimate", "RowRewards", "Scores", "Streams", "TrainBatch", "assign_credit"]
+__all__ = ["Estimate", "RowRewards", "RowScores", "TokenStreams", "TrainBatch", "assign_credit"]
 
 Estimate = Callable[[CreditInputs], Tensor | Credit]
 
@@ -48,7 +48,7 @@ class RowRewards:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Streams:
+class TokenStreams:
     """What models and samplers say about a batch's tokens before any credit is given.
 
     Attributes:
@@ -73,7 +73,7 @@ class Streams:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Scores:
+class RowScores:
     """The three scores of a row, `[B]` each (design 000, section 1.2 step 6, and its correction).
 
     Attributes:
@@ -117,13 +117,13 @@ class TrainBatch:
     weights: Tensor
     entropy_weights: Tensor
     wanted: Tensor
-    streams: Streams
-    placed: Placed
+    streams: TokenStreams
+    placed: PlacedRewards
     token_rewards: Tensor
     kl: Tensor | None
     returns: Tensor
-    scores: Scores
-    correction: Corrected | None
+    scores: RowScores
+    correction: CorrectionWeights | None
     state: Mapping[str, float]
 
     @property
@@ -136,7 +136,7 @@ def assign_credit(
     batch: TokenBatch,
     rewards: RowRewards,
     mask: Tensor,
-    streams: Streams,
+    streams: TokenStreams,
     *,
     estimator: Estimate,
     credit: CreditSpec,
@@ -156,7 +156,7 @@ def assign_credit(
         max_tokens: of each kind of turn; what `aggregate: constant` divides by where not told.
     """
     placed = _place_batch_rewards(batch, rewards, mask, credit)
-    token_rewards, kl = _less_kl(placed.token_rewards, mask, streams, credit)
+    token_rewards, kl = _subtract_kl(placed.token_rewards, mask, streams, credit)
     given = estimator(_build_credit_inputs(batch, rewards, mask, token_rewards, streams, credit))
     assigned = _check_credit(given if isinstance(given, Credit) else Credit(advantages=given), mask)
     returns = assigned.advantages if assigned.returns is None else assigned.returns
@@ -213,7 +213,7 @@ def _check_credit(given: Credit, mask: Tensor) -> Credit:
 
 def _place_batch_rewards(
     batch: TokenBatch, rewards: RowRewards, mask: Tensor, credit: CreditSpec
-) -> Placed:
+) -> PlacedRewards:
     """Rewards on tokens.
 
     Raises:
@@ -239,7 +239,7 @@ def _build_credit_inputs(
     rewards: RowRewards,
     mask: Tensor,
     token_rewards: Tensor,
-    streams: Streams,
+    streams: TokenStreams,
     credit: CreditSpec,
 ) -> CreditInputs:
     """All that the estimator may look at."""
@@ -266,9 +266,9 @@ def _build_credit_inputs(
 
 
 def _compute_row_scores(
-    rewards: RowRewards, placed: Placed, returns: Tensor, mask: Tensor
-) -> Scores:
-    return Scores(
+    rewards: RowRewards, placed: PlacedRewards, returns: Tensor, mask: Tensor
+) -> RowScores:
+    return RowScores(
         total_score=structured_scores(
             rewards.turn_rewards, rewards.turn_present, rewards.global_rewards
         ),
@@ -277,8 +277,8 @@ def _compute_row_scores(
     )
 
 
-def _less_kl(
-    rewards: Tensor, mask: Tensor, streams: Streams, credit: CreditSpec
+def _subtract_kl(
+    rewards: Tensor, mask: Tensor, streams: TokenStreams, credit: CreditSpec
 ) -> tuple[Tensor, Tensor | None]:
     """Token rewards as the estimator sees them, and KL where a reference is known."""
     old, reference = streams.old_logprobs, streams.reference_logprobs
@@ -289,7 +289,9 @@ def _less_kl(
         raise RlxError("KL from the reference policy is not finite: a model gives no probability")
     if not credit.use_kl_in_reward:
         return rewards, kl
-    less = kl_in_reward(rewards, old, reference, mask, beta=streams.beta, kind=credit.kl_penalty)
+    less = subtract_kl_penalty(
+        rewards, old, reference, mask, beta=streams.beta, kind=credit.kl_penalty
+    )
     return less, kl
 
 

@@ -36,7 +36,7 @@ def _build_answer_example(
     return Example(name=name, sample=sample, value=value, options=options)
 
 
-class _Answer(Reward):
+class _AnswerReward(Reward):
     span: str | None = "answer"
     """The span to read; null for the whole response."""
     field: str = "answer"
@@ -66,7 +66,7 @@ def _is_answer(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-class AnswerExactMatch(_Answer):
+class AnswerExactMatch(_AnswerReward):
     """1 when the answer is a right one, letter by letter, else 0; space around it does not count.
 
     `normalize: text` compares as question answering does (SQuAD, HotpotQA): without regard to case,
@@ -127,7 +127,7 @@ _REASONS = {
 _MARKS = ("$", r"\boxed", r"\(", r"\[")
 
 
-class MathVerify(_Answer):
+class MathVerify(_AnswerReward):
     """1 when the answer equals a right one as mathematics, else 0, by the library math-verify.
 
     The library looks for the last formula of the text. A span without `$`, `\\(`, `\\[` or

@@ -150,7 +150,7 @@ def _read_source_problems(task: Dataset, source: Source) -> _Placed:
 def _build_problem_from_record(task: Dataset, record: Mapping[str, Any]) -> Problem:
     mapping = task.fields or {name: name for name in record}
     fields = {name: _get_field_value(record, path) for name, path in mapping.items()}
-    chat, prompt = _filled_prompt(task.prompt, fields)
+    chat, prompt = _fill_prompt(task.prompt, fields)
     if not prompt.strip():
         raise ValueError("the prompt is empty")
     system = _get_field_label(fields, task.system)
@@ -227,7 +227,7 @@ def _fill_template(template: str, texts: Mapping[str, str]) -> str:
     )
 
 
-def _filled_prompt(template: str, fields: Mapping[str, Any]) -> tuple[str, str]:
+def _fill_prompt(template: str, fields: Mapping[str, Any]) -> tuple[str, str]:
     """System message of a chat, "" without one, and the prompt."""
     texts, system = {}, ""
     for name in _list_template_fields(template):

@@ -82,18 +82,18 @@ class Source(BaseModel):
             OSError, ImportError: this machine lacks a file, the hub's dataset or a package.
             ValueError: a file is not what its name says; the message names file and place.
         """
-        return islice(self._all(), self.limit)
+        return islice(self._read_all_rows(), self.limit)
 
-    def _all(self) -> Iterator[Row]:
+    def _read_all_rows(self) -> Iterator[Row]:
         if self.hub is not None:
-            yield from _of_hub(self.hub, self.config, self.revision, str(self.split))
+            yield from _load_hub_rows(self.hub, self.config, self.revision, str(self.split))
         for path in self.paths:
             if path.is_dir():
-                yield from _of_folder(path, self.split)
+                yield from _load_folder_rows(path, self.split)
             elif path.suffix == ".jsonl":
-                yield from _of_jsonl(path)
+                yield from _read_jsonl_rows(path)
             elif path.suffix == ".parquet":
-                yield from _of_parquet(path)
+                yield from _read_parquet_rows(path)
             else:
                 raise ValueError(f"{path}: its name must end in .jsonl or .parquet")
 
@@ -116,7 +116,7 @@ def _open_binary_file(path: Path) -> BinaryIO:
         raise OSError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _of_jsonl(path: Path) -> Iterator[Row]:
+def _read_jsonl_rows(path: Path) -> Iterator[Row]:
     with _open_binary_file(path) as stream:
         for number, line in enumerate(stream, start=1):
             if not line.strip():
@@ -133,19 +133,19 @@ def _of_jsonl(path: Path) -> Iterator[Row]:
             yield where, record
 
 
-def _of_parquet(path: Path) -> Iterator[Row]:
+def _read_parquet_rows(path: Path) -> Iterator[Row]:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
     with _open_binary_file(path) as stream:
         try:
             batches = ParquetFile(stream).iter_batches(batch_size=_BATCH)
-            yield from _of_batches(batches, str(path))
+            yield from _read_batch_rows(batches, str(path))
         except (ArrowException, OSError) as error:
             raise ValueError(f"{path}: not readable as Parquet: {error}") from None
 
 
-def _of_batches(batches: Iterable[Any], name: str) -> Iterator[Row]:
+def _read_batch_rows(batches: Iterable[Any], name: str) -> Iterator[Row]:
     """The rows of Arrow tables."""
     number = 0
     for batch in batches:
@@ -168,7 +168,9 @@ def _import_datasets(what: str) -> Any:
     return library
 
 
-def _of_hub(name: str, config: str | None, revision: str | None, split: str) -> Iterator[Row]:
+def _load_hub_rows(
+    name: str, config: str | None, revision: str | None, split: str
+) -> Iterator[Row]:
     where = f"{name} ({split})"
     library = _import_datasets(f"the dataset {name}")
     try:
@@ -180,10 +182,10 @@ def _of_hub(name: str, config: str | None, revision: str | None, split: str) -> 
         ) from None
     except (ValueError, library.exceptions.DatasetsError) as error:
         raise ValueError(f"{where}: {error}") from None
-    yield from _of_batches(found.with_format("arrow").iter(_BATCH), where)
+    yield from _read_batch_rows(found.with_format("arrow").iter(_BATCH), where)
 
 
-def _of_folder(path: Path, split: str | None) -> Iterator[Row]:
+def _load_folder_rows(path: Path, split: str | None) -> Iterator[Row]:
     library = _import_datasets(f"the folder {path}")
     saved = (path / "dataset_dict.json").exists() or (path / "dataset_info.json").exists()
     try:
@@ -197,7 +199,7 @@ def _of_folder(path: Path, split: str | None) -> Iterator[Row]:
     elif split is not None:
         raise ValueError(f"{path}: it has no splits, so `split` must be left out")
     name = f"{path} ({split})" if split is not None else str(path)
-    yield from _of_batches(found.with_format("arrow").iter(_BATCH), name)
+    yield from _read_batch_rows(found.with_format("arrow").iter(_BATCH), name)
 
 
 # Values ------------------------------------------------------------------------------------------

@@ -9,18 +9,18 @@ when a body is written or read.
 """
 
 from rlx_registry.errors import (
-    Ambiguous,
+    AmbiguousNameError,
     BodyError,
-    Busy,
-    Fenced,
+    DatabaseUnavailableError,
+    DatabaseUnwritableError,
+    DevicesBusyError,
+    FencedError,
     JournalError,
-    NotFound,
+    NotFoundError,
     RegistryDatabaseError,
     SchemaError,
-    Unavailable,
-    Unwritable,
 )
-from rlx_registry.journal_import import journal_of
+from rlx_registry.journal_import import find_journal
 from rlx_registry.queries import Curve, RolloutQuery
 from rlx_registry.records import (
     ENDED,
@@ -33,39 +33,41 @@ from rlx_registry.records import (
     DeviceRequest,
     EvaluationRecord,
     EventRecord,
-    Imported,
+    ImportedRun,
     MetricRow,
     PluginRecord,
     RolloutIndex,
     RunRecord,
     RunRow,
-    Started,
+    StartedAttempt,
     Status,
     StatusChange,
 )
 from rlx_registry.registry import Registry
-from rlx_registry.rollout_files import read_body, read_trees, trees_that_say, write_body
+from rlx_registry.rollout_files import read_body, read_trees, search_body_trees, write_body
 
 __all__ = [
     "ENDED",
     "HEARTBEAT_LIMIT",
     "STATUSES",
-    "Ambiguous",
+    "AmbiguousNameError",
     "ArtifactRecord",
     "BodyError",
     "BodyRecord",
-    "Busy",
     "CheckpointRecord",
     "Curve",
+    "DatabaseUnavailableError",
+    "DatabaseUnwritableError",
     "DeviceRecord",
     "DeviceRequest",
+    "DevicesBusyError",
     "EvaluationRecord",
     "EventRecord",
-    "Fenced",
-    "Imported",
+    "FencedError",
+    "ImportedRun",
     "JournalError",
     "MetricRow",
-    "NotFound",
+    "NotFoundError",
     "PluginRecord",
     "Registry",
     "RegistryDatabaseError",
@@ -74,14 +76,12 @@ __all__ = [
     "RunRecord",
     "RunRow",
     "SchemaError",
-    "Started",
+    "StartedAttempt",
     "Status",
     "StatusChange",
-    "Unavailable",
-    "Unwritable",
-    "journal_of",
+    "find_journal",
     "read_body",
     "read_trees",
-    "trees_that_say",
+    "search_body_trees",
     "write_body",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Column, Connection, delete, func, insert, select, update
 
 from rlx_registry import models
-from rlx_registry.engine import build_upsert, insert_new
+from rlx_registry.engine import build_insert_if_absent, build_upsert
 from rlx_registry.records import ENDED, LIVING
 
 __all__ = [
@@ -231,7 +231,7 @@ def _write_step_rollouts(
 
 def _write_group_row(connection: Connection, key: int, at: float, *, name: str) -> None:
     row = {"run_id": key, "name": name, "at": at}
-    connection.execute(insert_new(connection, models.grouped), row)
+    connection.execute(build_insert_if_absent(connection, models.grouped), row)
 
 
 def _write_mirror_row(
@@ -280,6 +280,6 @@ def _metric_keys(connection: Connection, names: Iterable[str]) -> dict[str, int]
     query = select(table.c.name, table.c.id).where(table.c.name.in_(names))
     known = {row.name: row.id for row in connection.execute(query)}
     if new := [{"name": name} for name in names if name not in known]:
-        connection.execute(insert_new(connection, table), new)
+        connection.execute(build_insert_if_absent(connection, table), new)
         known = {row.name: row.id for row in connection.execute(query)}
     return known

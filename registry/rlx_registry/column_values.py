@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import Dialect, Text, TypeDecorator
 
-__all__ = ["AnyText", "NotPlain", "to_json"]
+__all__ = ["AnyText", "NotJsonError", "encode_plain_json"]
 
 
 class AnyText(TypeDecorator[str]):
@@ -26,11 +26,11 @@ class AnyText(TypeDecorator[str]):
         return value.replace("\0", "␀") if dialect.name == "postgresql" else value
 
 
-class NotPlain(ValueError):
+class NotJsonError(ValueError):
     """A value is not JSON. Drivers differ in whether they wrap it as an error of the statement."""
 
 
-def to_json(value: object) -> str:
+def encode_plain_json(value: object) -> str:
     """Returns a value as JSON text.
 
     Raises:
@@ -39,7 +39,7 @@ def to_json(value: object) -> str:
     try:
         return json.dumps(value, allow_nan=False, default=_unwrap_scalar, separators=(",", ":"))
     except (TypeError, ValueError) as error:
-        raise NotPlain(str(error)) from error
+        raise NotJsonError(str(error)) from error
 
 
 def _unwrap_scalar(value: Any) -> object:

@@ -15,16 +15,21 @@ from sqlalchemy import BigInteger, ColumnElement, Connection, func, literal, sel
 from rlx_registry import models
 from rlx_registry.changes import RunChange, TransactionChanges, get_transaction_changes
 from rlx_registry.engine import select_backend
-from rlx_registry.errors import Ambiguous, Fenced, NotFound, Unavailable
-from rlx_registry.journal import Journals
+from rlx_registry.errors import (
+    AmbiguousNameError,
+    DatabaseUnavailableError,
+    FencedError,
+    NotFoundError,
+)
+from rlx_registry.journal import JournalWriter
 from rlx_registry.snapshot import snapshot_run
 
-__all__ = ["Database", "run_name"]
+__all__ = ["Database", "format_run_id"]
 
 RUN_REFERENCE = re.compile(r"(?:r-)?([0-9]{1,15})")
 
 
-def run_name(key: int) -> str:
+def format_run_id(key: int) -> str:
     """Returns the outward id of a run: 42 is "r-0042"."""
     return f"r-{key:04d}"
 
@@ -39,7 +44,7 @@ class Database:
         self.url = url
         self._backend = select_backend(url)
         self._fence: tuple[int, int] | None = None
-        self._journals = Journals()
+        self._journals = JournalWriter()
         self._joint = threading.local()
         with self._backend.translate_errors():
             if not read_only:
@@ -78,7 +83,7 @@ class Database:
         """
         writer = copy.copy(self)
         writer._joint = threading.local()
-        with self._reading_run(run_id) as (_, key):
+        with self._open_run_reader(run_id) as (_, key):
             writer._fence = (key, attempt)
         return writer
 
@@ -94,18 +99,18 @@ class Database:
         self.close()
 
     @contextmanager
-    def _reading(self) -> Iterator[Connection]:
+    def _open_reader(self) -> Iterator[Connection]:
         with self._backend.translate_errors(), self._reader.begin() as connection:
             yield connection
 
     @contextmanager
-    def at_once(self) -> Iterator[None]:
+    def write_atomically(self) -> Iterator[None]:
         """All that this thread writes in the block is written together, or not at all.
 
         Raises:
             Unavailable: nothing has been written.
         """
-        with self._writing() as connection:
+        with self._open_writer() as connection:
             self._joint.connection = connection
             try:
                 yield
@@ -113,47 +118,47 @@ class Database:
                 self._joint.connection = None
 
     @contextmanager
-    def _writing(self) -> Iterator[Connection]:
+    def _open_writer(self) -> Iterator[Connection]:
         if (joint := getattr(self._joint, "connection", None)) is not None:
             yield joint
             return
         if self._writer is None:
-            raise Unavailable(f"registry {self.label} is open for reading only")
+            raise DatabaseUnavailableError(f"registry {self.label} is open for reading only")
         with (
             self._backend.translate_errors(),
-            self._backend.turn(),
+            self._backend.hold_write_turn(),
             self._writer.begin() as connection,
         ):
             found = connection.info["rlx"] = TransactionChanges()
             yield connection
-            _look_up(connection, found)
-        self._tell_journals(found)
+            _find_changed_folders(connection, found)
+        self._append_to_journals(found)
 
-    def _tell_journals(self, found: TransactionChanges) -> None:
+    def _append_to_journals(self, found: TransactionChanges) -> None:
         for key, changes in found.changes.items():
             directory = found.directories[key]
             if directory is not None:
                 self._journals.add(Path(directory), changes, partial(self._snapshot, key))
 
     def _snapshot(self, key: int) -> Iterator[RunChange]:
-        with self._reading() as connection:
+        with self._open_reader() as connection:
             yield from snapshot_run(connection, key)
 
     @contextmanager
-    def _reading_run(self, run_id: str) -> Iterator[tuple[Connection, int]]:
-        with self._reading() as connection:
-            yield connection, existing_key(connection, run_id)
+    def _open_run_reader(self, run_id: str) -> Iterator[tuple[Connection, int]]:
+        with self._open_reader() as connection:
+            yield connection, get_run_key(connection, run_id)
 
     @contextmanager
-    def _writing_run(self, run_id: str) -> Iterator[tuple[Connection, int]]:
-        with self._writing() as connection:
-            key = existing_key(connection, run_id, lock=True)
+    def _open_run_writer(self, run_id: str) -> Iterator[tuple[Connection, int]]:
+        with self._open_writer() as connection:
+            key = get_run_key(connection, run_id, lock=True)
             if self._fence is not None:
-                _require_token(connection, key, *self._fence)
+                _require_current_attempt(connection, key, *self._fence)
             yield connection, key
 
 
-def existing_key(connection: Connection, run_id: str, *, lock: bool = False) -> int:
+def get_run_key(connection: Connection, run_id: str, *, lock: bool = False) -> int:
     """Returns the integer behind an id such as "r-0042", "r-42" or "42".
 
     Args:
@@ -174,7 +179,7 @@ def existing_key(connection: Connection, run_id: str, *, lock: bool = False) -> 
     raise _build_not_found_error(connection, run_id)
 
 
-def existing_keys(connection: Connection, run_ids: Collection[str]) -> dict[int, str]:
+def get_run_keys(connection: Connection, run_ids: Collection[str]) -> dict[int, str]:
     """Returns ids by the integers behind them, of any number of runs at once.
 
     Raises:
@@ -202,7 +207,7 @@ def find_key(connection: Connection, ref: str) -> int:
         Ambiguous: several runs have that name.
     """
     if RUN_REFERENCE.fullmatch(ref):
-        return existing_key(connection, ref)
+        return get_run_key(connection, ref)
     table = models.run
     if ref == "latest":
         newest = connection.scalar(select(func.max(table.c.id)))
@@ -215,12 +220,12 @@ def find_key(connection: Connection, ref: str) -> int:
     if not keys:
         raise _build_not_found_error(connection, ref)
     if len(keys) > 1:
-        names = ", ".join(run_name(key) for key in keys[:3]) + ("…" if len(keys) > 3 else "")
-        raise Ambiguous(f"several runs are named {ref!r}: {names}")
+        names = ", ".join(format_run_id(key) for key in keys[:3]) + ("…" if len(keys) > 3 else "")
+        raise AmbiguousNameError(f"several runs are named {ref!r}: {names}")
     return int(keys[0])
 
 
-def _look_up(connection: Connection, found: TransactionChanges) -> None:
+def _find_changed_folders(connection: Connection, found: TransactionChanges) -> None:
     """Finds the folders of those runs that were changed beside the one that was meant."""
     c = models.run.c
     unknown = [key for key in found.changes if key not in found.directories]
@@ -229,26 +234,27 @@ def _look_up(connection: Connection, found: TransactionChanges) -> None:
         found.directories.update((row.id, row.directory) for row in rows)
 
 
-def _require_token(connection: Connection, key: int, own: int, attempt: int) -> None:
+def _require_current_attempt(connection: Connection, key: int, own: int, attempt: int) -> None:
     if key != own:
-        raise ValueError(f"this writer writes {run_name(own)} alone, not {run_name(key)}")
+        raise ValueError(f"this writer writes {format_run_id(own)} alone, not {format_run_id(key)}")
     c = models.run.c
     current = connection.scalar(select(c.attempt).where(c.id == key))
     if current != attempt:
-        raise Fenced(
-            f"run {run_name(key)} is at attempt {current} now: attempt {attempt} has been taken "
+        raise FencedError(
+            f"run {format_run_id(key)} is at attempt {current} now: attempt {attempt} has "
+            "been taken "
             "over and writes no more"
         )
 
 
-def _build_not_found_error(connection: Connection, ref: str) -> NotFound:
+def _build_not_found_error(connection: Connection, ref: str) -> NotFoundError:
     match = RUN_REFERENCE.fullmatch(ref)
     identity = models.run.c.id
     order = func.abs(identity - _build_bigint_literal(int(match[1]))) if match else identity.desc()
     nearest = connection.scalars(select(identity).order_by(order, identity.desc()).limit(3)).all()
     if not nearest:
-        return NotFound(f"no run {ref!r}: the registry holds none yet")
-    return NotFound(f"no run {ref!r}; nearest: {', '.join(map(run_name, nearest))}")
+        return NotFoundError(f"no run {ref!r}: the registry holds none yet")
+    return NotFoundError(f"no run {ref!r}; nearest: {', '.join(map(format_run_id, nearest))}")
 
 
 def _build_bigint_literal(key: int) -> ColumnElement[int]:

@@ -9,11 +9,18 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from rlx_registry.errors import Unavailable
+from rlx_registry.errors import DatabaseUnavailableError
 from rlx_registry.postgres import Postgres
 from rlx_registry.sqlite import Sqlite
 
-__all__ = ["Backend", "build_upsert", "choose_above", "insert_new", "select_backend", "take_turn"]
+__all__ = [
+    "Backend",
+    "acquire_named_lock",
+    "advance_sequence",
+    "build_insert_if_absent",
+    "build_upsert",
+    "select_backend",
+]
 
 
 class Backend(Protocol):
@@ -25,7 +32,7 @@ class Backend(Protocol):
     def prepare(self, *, create: bool) -> None: ...
     def check(self, reader: Engine) -> None: ...
     def upgrade(self) -> tuple[str | None, str]: ...
-    def turn(self) -> AbstractContextManager[None]: ...
+    def hold_write_turn(self) -> AbstractContextManager[None]: ...
     def translate_errors(self) -> AbstractContextManager[None]: ...
 
 
@@ -40,19 +47,21 @@ def select_backend(url: str) -> Backend:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
         shown = "the registry's URL" if "@" in url else repr(url)
-        raise Unavailable(
+        raise DatabaseUnavailableError(
             f"{shown} is not a database URL such as sqlite:///runs.db or "
             "postgresql+psycopg://user@host/database"
         ) from None
     kind = parsed.get_backend_name()
     if kind == "sqlite":
-        return Sqlite.of(parsed)
+        return Sqlite.from_url(parsed)
     if kind == "postgresql":
-        return Postgres.of(parsed)
-    raise Unavailable(f"registry databases are SQLite or PostgreSQL, not {parsed.drivername!r}")
+        return Postgres.from_url(parsed)
+    raise DatabaseUnavailableError(
+        f"registry databases are SQLite or PostgreSQL, not {parsed.drivername!r}"
+    )
 
 
-def insert_new(connection: Connection, table: Table) -> Any:
+def build_insert_if_absent(connection: Connection, table: Table) -> Any:
     """Returns an INSERT that leaves alone what is there already."""
     return _build_insert(connection, table).on_conflict_do_nothing()
 
@@ -64,7 +73,7 @@ def build_upsert(connection: Connection, table: Table) -> Any:
     return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=fresh)
 
 
-def take_turn(connection: Connection, name: str) -> None:
+def acquire_named_lock(connection: Connection, name: str) -> None:
     """Lets one transaction at a time pass with this name; SQLite's writers take turns anyway."""
     if connection.dialect.name == "postgresql":
         digest = hashlib.sha256(name.encode()).digest()
@@ -72,7 +81,7 @@ def take_turn(connection: Connection, name: str) -> None:
         connection.execute(select(func.pg_advisory_xact_lock(key)))
 
 
-def choose_above(connection: Connection, column: "Column[int]", number: int) -> None:
+def advance_sequence(connection: Connection, column: "Column[int]", number: int) -> None:
     """Lets the numbers that the database chooses be larger than one that is written by hand.
 
     SQLite's always are.

@@ -17,16 +17,16 @@ ValueError and TypeError are for misuse of a single method.
 from pathlib import Path
 
 __all__ = [
-    "Ambiguous",
+    "AmbiguousNameError",
     "BodyError",
-    "Busy",
-    "Fenced",
+    "DatabaseUnavailableError",
+    "DatabaseUnwritableError",
+    "DevicesBusyError",
+    "FencedError",
     "JournalError",
-    "NotFound",
+    "NotFoundError",
     "RegistryDatabaseError",
     "SchemaError",
-    "Unavailable",
-    "Unwritable",
 ]
 
 
@@ -34,19 +34,19 @@ class RegistryDatabaseError(Exception):
     """Base of every deliberate failure of the registry."""
 
 
-class NotFound(RegistryDatabaseError, LookupError):
+class NotFoundError(RegistryDatabaseError, LookupError):
     """What was asked for is not in the registry."""
 
 
-class Ambiguous(RegistryDatabaseError, LookupError):
+class AmbiguousNameError(RegistryDatabaseError, LookupError):
     """A name stands for more than one run."""
 
 
-class Fenced(RegistryDatabaseError):
+class FencedError(RegistryDatabaseError):
     """A later attempt writes this run now; whoever meets this should stop at once."""
 
 
-class Busy(RegistryDatabaseError):
+class DevicesBusyError(RegistryDatabaseError):
     """Too few of the devices are free; they may be in a while."""
 
 
@@ -54,11 +54,11 @@ class SchemaError(RegistryDatabaseError):
     """The tables are not ones that this version can use."""
 
 
-class Unavailable(RegistryDatabaseError):
+class DatabaseUnavailableError(RegistryDatabaseError):
     """The database cannot be opened, or cannot be written."""
 
 
-class Unwritable(Unavailable):
+class DatabaseUnwritableError(DatabaseUnavailableError):
     """The file system under the database refuses; nothing is wrong with the database itself.
 
     Attributes:

@@ -15,10 +15,10 @@ from pathlib import Path
 from threading import get_ident
 
 from rlx_registry.changes import RunChange
-from rlx_registry.column_values import to_json
+from rlx_registry.column_values import encode_plain_json
 from rlx_registry.errors import RegistryDatabaseError
 
-__all__ = ["NAME", "OTHERS", "UNFINISHED", "Journals"]
+__all__ = ["NAME", "OTHERS", "UNFINISHED", "JournalWriter"]
 
 NAME = "journal.jsonl"
 UNFINISHED = "journal.unfinished.jsonl"
@@ -32,7 +32,7 @@ PAUSE = 60.0
 Snapshot = Callable[[], Iterable[RunChange]]
 
 
-class Journals:
+class JournalWriter:
     """Writes the journals of the runs of one registry; any number of processes may at once."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Journals:
 def format_journal_line(change: RunChange) -> bytes:
     """A change as it stands in a journal."""
     shown = {"change": change.kind, "at": change.at, "with": change.fields}
-    return to_json(shown).encode() + b"\n"
+    return encode_plain_json(shown).encode() + b"\n"
 
 
 def _put_aside(path: Path) -> None:

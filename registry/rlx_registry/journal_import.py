@@ -13,12 +13,12 @@ from sqlalchemy.exc import CompileError
 
 from rlx_registry import models
 from rlx_registry.changes import KINDS, RunChange, apply_change, check_relative_path
-from rlx_registry.engine import choose_above
+from rlx_registry.engine import advance_sequence
 from rlx_registry.errors import JournalError
 from rlx_registry.journal import NAME, UNFINISHED
 from rlx_registry.snapshot import SUBMITTED
 
-__all__ = ["Journal", "journal_of", "make_again", "read_journal"]
+__all__ = ["Journal", "find_journal", "import_journal", "read_journal"]
 
 NUMBERED = {"moved": "id", "event": "id", "artifact": "seq", "metrics": "seq"}
 """Changes that have a number which grows, and what it is called."""
@@ -48,7 +48,7 @@ class Journal:
     left_out: tuple[str, ...]
 
 
-def journal_of(folder: Path) -> Path | None:
+def find_journal(folder: Path) -> Path | None:
     """Returns a run folder's journal, or one that was put aside where there is no other."""
     files = (folder / NAME, folder / UNFINISHED)
     return next((file for file in files if file.exists()), None)
@@ -60,7 +60,7 @@ def read_journal(folder: Path) -> Journal:
     Raises:
         JournalError: there is none, or it does not begin with a run.
     """
-    path = journal_of(folder)
+    path = find_journal(folder)
     if path is None:
         raise JournalError(f"{folder} has no journal: nothing tells what the registry knew of it")
     try:
@@ -85,7 +85,7 @@ def read_journal(folder: Path) -> Journal:
     return Journal(changes[0], others, tuple(told))
 
 
-def make_again(connection: Connection, journal: Journal, folder: Path) -> tuple[int, bool]:
+def import_journal(connection: Connection, journal: Journal, folder: Path) -> tuple[int, bool]:
     """Makes a run as its journal tells it; its folder is the one given.
 
     Returns:
@@ -98,7 +98,7 @@ def make_again(connection: Connection, journal: Journal, folder: Path) -> tuple[
     if found is not None:
         return int(found), False
     key = _insert_run(connection, run)
-    for change in _in_order(connection, journal.changes):
+    for change in _order_changes(connection, journal.changes):
         _apply_journal_change(connection, key, change)
     living = [change.at for change in journal.changes if change.kind in SIGNS_OF_LIFE]
     last = {"directory": str(folder), "heartbeat": max(living, default=run.at)}
@@ -119,7 +119,7 @@ def _parse_change(line: bytes) -> RunChange:
         return change
     if change.kind not in KINDS:
         raise ValueError(f"tells of {change.kind!r}, which this version does not know")
-    if not _is_told_of(KINDS[change.kind], change):
+    if not _matches_signature(KINDS[change.kind], change):
         raise ValueError(f"tells of {change.kind!r} otherwise than this version does")
     if change.kind in NUMBERED and not isinstance(change.fields.get(NUMBERED[change.kind]), int):
         raise ValueError(f"tells of {change.kind!r} without its number")
@@ -128,7 +128,7 @@ def _parse_change(line: bytes) -> RunChange:
     return change
 
 
-def _is_told_of(function: Callable[..., object], change: RunChange) -> bool:
+def _matches_signature(function: Callable[..., object], change: RunChange) -> bool:
     """Whether a change has what its function takes, each of its type."""
     try:
         bound = signature(function).bind(None, 0, change.at, **change.fields)
@@ -169,12 +169,12 @@ def _insert_run(connection: Connection, run: RunChange) -> int:
     row = {**fields, "status": "submitted", "created": run.at}
     if connection.scalar(select(c.id).where(c.id == wanted)) is None:
         row["id"] = wanted
-        choose_above(connection, c.id, wanted)
+        advance_sequence(connection, c.id, wanted)
     statement = insert(models.run).returning(c.id)
     return int(connection.execute(statement, row).scalar_one())
 
 
-def _in_order(connection: Connection, changes: Sequence[RunChange]) -> Iterator[RunChange]:
+def _order_changes(connection: Connection, changes: Sequence[RunChange]) -> Iterator[RunChange]:
     """The changes as they were made: two processes may have written their lines the other way.
 
     A line that stands twice counts once.
@@ -193,13 +193,13 @@ def _sort_changes(changes: Sequence[RunChange], kind: str, name: str, up: int) -
     ordered = iter([by_number[number] for number in sorted(by_number)])
     first = {id(change) for change in by_number.values()}
     return [
-        _moved_up(next(ordered), name, up) if change.kind == kind else change
+        _shift_change_number(next(ordered), name, up) if change.kind == kind else change
         for change in changes
         if change.kind != kind or id(change) in first
     ]
 
 
-def _moved_up(change: RunChange, name: str, up: int) -> RunChange:
+def _shift_change_number(change: RunChange, name: str, up: int) -> RunChange:
     return replace(change, fields={**change.fields, name: change.fields[name] + up})
 
 
@@ -218,5 +218,5 @@ def _compute_number_shift(
         for chunk in chunks
     )
     up = int(connection.scalar(select(func.max(column))) or 0) if taken else 0
-    choose_above(connection, column, wanted[-1] + up)
+    advance_sequence(connection, column, wanted[-1] + up)
     return up

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from sqlalchemy import Connection, and_, delete, insert, not_, select
 
 from rlx_registry import models
-from rlx_registry.database import run_name
-from rlx_registry.engine import take_turn
-from rlx_registry.errors import Busy
+from rlx_registry.database import format_run_id
+from rlx_registry.engine import acquire_named_lock
+from rlx_registry.errors import DevicesBusyError
 from rlx_registry.records import DeviceRecord, DeviceRequest
 from rlx_registry.states import change_run_status, is_silent
 
@@ -38,16 +38,20 @@ def claim_devices(
     """
     if request.count == 0:
         return ()
-    take_turn(connection, f"rlx devices {request.host}")
+    acquire_named_lock(connection, f"rlx devices {request.host}")
     claims = _find_device_holders(connection, request)
     gone = _find_silent_runs(connection, set(claims.values()))
     holders = {name: other for name, other in claims.items() if other not in gone}
     taken = tuple(name for name in request.names if name not in holders)[: request.count]
     if len(taken) < request.count:
-        raise Busy(_describe_device_shortage(request, holders))
+        raise DevicesBusyError(_describe_device_shortage(request, holders))
     for other in sorted({claims[name] for name in taken if name in claims}):
         change_run_status(
-            connection, other, ["running"], "lost", f"silent; {run_name(key)} has its devices now"
+            connection,
+            other,
+            ["running"],
+            "lost",
+            f"silent; {format_run_id(key)} has its devices now",
         )
     c = models.device.c
     connection.execute(delete(models.device).where(c.host == request.host, c.name.in_(taken)))
@@ -64,7 +68,7 @@ def list_held_devices(connection: Connection, host: str | None) -> list[DeviceRe
     if host is not None:
         query = query.where(c.host == host)
     return [
-        DeviceRecord(row.host, row.name, run_name(row.run_id), row.attempt, row.at)
+        DeviceRecord(row.host, row.name, format_run_id(row.run_id), row.attempt, row.at)
         for row in connection.execute(query)
     ]
 
@@ -85,6 +89,8 @@ def _find_silent_runs(connection: Connection, keys: set[int]) -> set[int]:
 
 
 def _describe_device_shortage(request: DeviceRequest, holders: Mapping[str, int]) -> str:
-    named = ", ".join(f"{run_name(holders[n])} holds {n}" for n in request.names if n in holders)
+    named = ", ".join(
+        f"{format_run_id(holders[n])} holds {n}" for n in request.names if n in holders
+    )
     free = len(request.names) - len(holders)
     return f"{request.host} has {free} of {request.count} devices free: {named}"

@@ -35,7 +35,7 @@ metadata = MetaData(
 VERSION_TABLE = "rlx_alembic_version"
 
 
-def _one_of(column: str, values: Iterable[str]) -> CheckConstraint:
+def _build_choice_constraint(column: str, values: Iterable[str]) -> CheckConstraint:
     listed = ", ".join(f"'{value}'" for value in values)
     return CheckConstraint(f"{column} IN ({listed})", name=column)
 
@@ -44,7 +44,7 @@ def _build_json_column(name: str, *, nullable: bool = False) -> "Column[object]"
     return Column(name, JSON(none_as_null=True), nullable=nullable)
 
 
-def _of_run() -> "Column[int]":
+def _build_run_column() -> "Column[int]":
     return Column("run_id", ForeignKey("rlx_run.id"), primary_key=True)
 
 
@@ -77,8 +77,8 @@ run = Table(
     Column("host", AnyText),
     Column("request", AnyText),
     _build_json_column("origins", nullable=True),
-    _one_of("status", STATUSES),
-    _one_of("request", REQUESTS),
+    _build_choice_constraint("status", STATUSES),
+    _build_choice_constraint("request", REQUESTS),
     Index(None, "digest", "seed"),
     Index(None, "name"),
     sqlite_autoincrement=True,
@@ -94,8 +94,8 @@ status_change = Table(
     Column("after", AnyText, nullable=False),
     Column("reason", AnyText),
     Column("attempt", Integer, nullable=False),
-    _one_of("before", STATUSES),
-    _one_of("after", STATUSES),
+    _build_choice_constraint("before", STATUSES),
+    _build_choice_constraint("after", STATUSES),
     Index(None, "run_id"),
 )
 
@@ -121,7 +121,7 @@ plugin = Table(
     Column("state", AnyText, nullable=False),
     Column("message", AnyText, nullable=False),
     Column("at", Double, nullable=False),
-    _one_of("state", HEALTH),
+    _build_choice_constraint("state", HEALTH),
 )
 
 event = Table(
@@ -148,7 +148,7 @@ metric_key = Table(
 metric = Table(
     "rlx_metric",
     metadata,
-    _of_run(),
+    _build_run_column(),
     Column("key_id", ForeignKey("rlx_metric_key.id"), primary_key=True),
     Column("step", Integer, primary_key=True, autoincrement=False),
     Column("value", Double, nullable=False),
@@ -161,7 +161,7 @@ metric = Table(
 evaluation = Table(
     "rlx_evaluation",
     metadata,
-    _of_run(),
+    _build_run_column(),
     Column("step", Integer, primary_key=True, autoincrement=False),
     Column("label", AnyText, primary_key=True),
     Column("suite", AnyText, primary_key=True),
@@ -169,13 +169,13 @@ evaluation = Table(
     _build_json_column("metrics"),
     _build_json_column("payload", nullable=True),
     Column("at", Double, nullable=False),
-    _one_of("label", LABELS),
+    _build_choice_constraint("label", LABELS),
 )
 
 checkpoint = Table(
     "rlx_checkpoint",
     metadata,
-    _of_run(),
+    _build_run_column(),
     Column("step", Integer, primary_key=True, autoincrement=False),
     Column("path", AnyText, nullable=False),
     Column("bytes", BigInteger, nullable=False),
@@ -198,7 +198,7 @@ artifact = Table(
 rollout_step = Table(
     "rlx_rollout_step",
     metadata,
-    _of_run(),
+    _build_run_column(),
     Column("step", Integer, primary_key=True, autoincrement=False),
     Column("path", AnyText, nullable=False),
     Column("sha256", AnyText, nullable=False),
@@ -210,7 +210,7 @@ rollout_step = Table(
 rollout = Table(
     "rlx_rollout",
     metadata,
-    _of_run(),
+    _build_run_column(),
     Column("step", Integer, primary_key=True, autoincrement=False),
     Column("row", Integer, primary_key=True, autoincrement=False),
     Column("parent_row", Integer),
@@ -233,7 +233,7 @@ rollout = Table(
 grouped = Table(
     "rlx_group",
     metadata,
-    _of_run(),
+    _build_run_column(),
     Column("name", AnyText, primary_key=True),
     Column("at", Double, nullable=False),
     Index(None, "name"),
@@ -242,7 +242,7 @@ grouped = Table(
 mirror = Table(
     "rlx_mirror",
     metadata,
-    _of_run(),
+    _build_run_column(),
     Column("target", AnyText, primary_key=True),
     Column("seq", BigInteger, nullable=False),
 )

@@ -16,8 +16,8 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NoSuchModuleError, StatementError
 
 from rlx_registry import schema
-from rlx_registry.column_values import NotPlain, to_json
-from rlx_registry.errors import RegistryDatabaseError, Unavailable
+from rlx_registry.column_values import NotJsonError, encode_plain_json
+from rlx_registry.errors import DatabaseUnavailableError, RegistryDatabaseError
 from rlx_registry.records import HEARTBEAT_LIMIT
 
 __all__ = ["Postgres"]
@@ -41,14 +41,14 @@ class Postgres:
     url: URL
 
     @classmethod
-    def of(cls, url: URL) -> "Postgres":
+    def from_url(cls, url: URL) -> "Postgres":
         """The database behind a `postgresql+psycopg://user@host/database` URL.
 
         Raises:
             Unavailable: it names another driver, or psycopg is not installed.
         """
         if url.drivername not in DRIVERS:
-            raise Unavailable(
+            raise DatabaseUnavailableError(
                 f"the registry speaks to PostgreSQL through psycopg, not {url.drivername!r}; write "
                 "postgresql+psycopg://user@host/database"
             )
@@ -62,7 +62,7 @@ class Postgres:
 
     def engine(self, mode: Mode) -> Engine:
         """Returns an engine for one purpose; opens nothing yet."""
-        options: dict[str, Any] = {"pool_pre_ping": True, "json_serializer": to_json}
+        options: dict[str, Any] = {"pool_pre_ping": True, "json_serializer": encode_plain_json}
         if mode == "read":
             options["isolation_level"] = "REPEATABLE READ"
             options["execution_options"] = {"postgresql_readonly": True}
@@ -70,7 +70,7 @@ class Postgres:
         try:
             engine = create_engine(url, **options)
         except (ModuleNotFoundError, NoSuchModuleError) as error:
-            raise Unavailable(
+            raise DatabaseUnavailableError(
                 "a registry in PostgreSQL needs psycopg: pip install 'rlx[postgres]'"
             ) from error
 
@@ -88,7 +88,7 @@ class Postgres:
             Unavailable: the server cannot be reached, or its clock differs from this machine's.
             SchemaError: the tables are of another revision, or not of a registry.
         """
-        with self._migrating() as connection:
+        with self._open_migration() as connection:
             if create and schema.find_revision(connection, self.label) is None:
                 schema.upgrade_schema(connection)
 
@@ -104,7 +104,7 @@ class Postgres:
         ahead = time.time() - now
         if abs(ahead) > CLOCKS:
             way = "ahead of" if ahead > 0 else "behind"
-            raise Unavailable(
+            raise DatabaseUnavailableError(
                 f"this machine's clock is {abs(ahead):.0f} s {way} that of registry {self.label}: "
                 "set it, by NTP for instance"
             )
@@ -113,13 +113,13 @@ class Postgres:
 
     def upgrade(self) -> tuple[str | None, str]:
         """Brings the tables to the newest revision; returns the one they were at, and that one."""
-        with self._migrating() as connection:
+        with self._open_migration() as connection:
             before = schema.find_revision(connection, self.label)
             if before != schema.REVISIONS[-1]:
                 schema.upgrade_schema(connection)
         return before, schema.REVISIONS[-1]
 
-    def turn(self) -> AbstractContextManager[None]:
+    def hold_write_turn(self) -> AbstractContextManager[None]:
         """Nothing to wait for: the server lets writers of different runs write side by side."""
         return nullcontext()
 
@@ -132,17 +132,17 @@ class Postgres:
             told = " ".join(str(error.orig).split())
             refused = isinstance(error, IntegrityError | DataError)
             if isinstance(error, DBAPIError) and not refused:
-                raise Unavailable(f"registry {self.label}: {told}") from error
+                raise DatabaseUnavailableError(f"registry {self.label}: {told}") from error
             raise RegistryDatabaseError(
                 f"registry {self.label} refuses the record: {told}"
             ) from error
-        except NotPlain as error:
+        except NotJsonError as error:
             raise RegistryDatabaseError(
                 f"registry {self.label} refuses the record: {error}"
             ) from error
 
     @contextmanager
-    def _migrating(self) -> Iterator[Connection]:
+    def _open_migration(self) -> Iterator[Connection]:
         engine = self.engine("write")
         try:
             with engine.begin() as connection:

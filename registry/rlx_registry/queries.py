@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 
 from rlx_registry import models, schema
-from rlx_registry.database import Database, existing_keys, run_name
+from rlx_registry.database import Database, format_run_id, get_run_keys
 from rlx_registry.records import (
     LIVING,
     EvaluationRecord,
@@ -31,10 +31,10 @@ from rlx_registry.records import (
     RunRow,
     Status,
 )
-from rlx_registry.results import INDEX_FIELDS, index_record
+from rlx_registry.results import INDEX_FIELDS, build_index_record
 from rlx_registry.states import has_status
 
-__all__ = ["EXACT", "Curve", "Glance", "RolloutQuery"]
+__all__ = ["EXACT", "Curve", "Queries", "RolloutQuery"]
 
 EXACT = 600
 """Steps up to which a curve is handed out point by point."""
@@ -67,7 +67,7 @@ class RolloutQuery:
     problem: str | None = None
 
 
-class Glance(Database):
+class Queries(Database):
     """What pages read."""
 
     # Runs --------------------------------------------------------------------------------------
@@ -76,9 +76,9 @@ class Glance(Database):
         """Returns all runs without their specs, newest first."""
         c = models.run.c
         query = select(*(c[name] for name in _ROW)).order_by(c.id.desc())
-        with self._reading() as connection:
+        with self._open_reader() as connection:
             return [
-                RunRow(**{**row._mapping, "id": run_name(row.id)})
+                RunRow(**{**row._mapping, "id": format_run_id(row.id)})
                 for row in connection.execute(query)
             ]
 
@@ -96,8 +96,8 @@ class Glance(Database):
         query = select(run.id, key.name, step.label("step"), value.label("value"))
         query = query.join_from(models.run, models.metric_key, true())
         found: dict[str, dict[str, tuple[int, float]]] = {one: {} for one in ids}
-        with self._reading() as connection:
-            called = existing_keys(connection, ids)
+        with self._open_reader() as connection:
+            called = get_run_keys(connection, ids)
             query = query.where(run.id.in_(list(called)), key.name.in_(list(names)))
             for of, name, at, newest in connection.execute(query):
                 if at is not None:
@@ -107,7 +107,7 @@ class Glance(Database):
     def metric_names(self, run_id: str) -> list[str]:
         """Returns the names of the metrics that a run has, in order."""
         key_c, c = models.metric_key.c, models.metric.c
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             has = select(1).where(c.run_id == key, c.key_id == key_c.id).exists()
             return sorted(connection.scalars(select(key_c.name).where(has)))
 
@@ -121,7 +121,7 @@ class Glance(Database):
         """
         return self._load_thinned_curves(run_id, names, points, _load_extremes_curve)[1]
 
-    def means(
+    def stretch_means(
         self, run_id: str, names: Sequence[str], points: int = 300
     ) -> tuple[int, dict[str, Curve]]:
         """Returns how many steps a stretch has, and the mean of every stretch at its mean step.
@@ -139,7 +139,7 @@ class Glance(Database):
         thin: Callable[[Connection, ColumnElement[bool], int], Curve],
     ) -> tuple[int, dict[str, Curve]]:
         c = models.metric.c
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             keys = self._metric_keys(connection, names)
             last = connection.scalar(select(models.run.c.step).where(models.run.c.id == key)) or 0
             width = 1 if last <= EXACT else -(-last // points)
@@ -149,10 +149,12 @@ class Glance(Database):
                 found[name] = (_load_exact_curve if width == 1 else thin)(connection, of_one, width)
             return width, {name: curve for name in names if (curve := found.get(name))}
 
-    def times(self, run_id: str, name: str, last: int | None = None) -> list[tuple[int, float]]:
+    def step_times(
+        self, run_id: str, name: str, last: int | None = None
+    ) -> list[tuple[int, float]]:
         """Returns `(step, at)` of a metric, steps ascending: of all, or of the last ones."""
         c = models.metric.c
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             key_id = self._metric_keys(connection, [name]).get(name, -1)
             query = select(c.step, c.at).where(c.run_id == key, c.key_id == key_id)
             rows = connection.execute(query.order_by(c.step.desc()).limit(last))
@@ -161,10 +163,10 @@ class Glance(Database):
     def last_seq(self, run_id: str) -> int:
         """Returns the cursor behind all metrics of a run; see `metric_rows_after`."""
         c = models.metric.c
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             return int(connection.scalar(select(func.max(c.seq)).where(c.run_id == key)) or 0)
 
-    def news(self, run_id: str, after: int, limit: int) -> tuple[int, dict[str, Curve]]:
+    def new_values(self, run_id: str, after: int, limit: int) -> tuple[int, dict[str, Curve]]:
         """Returns at most `limit` values written after a cursor, and the cursor behind them.
 
         They are those of `metric_rows_after`, by metric, in the order of writing.
@@ -173,7 +175,7 @@ class Glance(Database):
         query = select(c.seq, c.key_id, c.step, c.value).where(c.seq > after)
         query = query.order_by(c.seq).limit(limit)
         by_key: dict[int, Curve] = {}
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             for seq, key_id, step, value in connection.execute(query.where(c.run_id == key)):
                 by_key.setdefault(key_id, []).append((step, value))
                 after = seq
@@ -193,22 +195,22 @@ class Glance(Database):
         c = models.event.c
         query = select(c.id, c.at, c.kind, c.level, c.message, c.payload).where(c.id > after)
         query = query.order_by(c.id.desc()).limit(limit)
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             rows = connection.execute(query.where(c.run_id == key))
             return [EventRecord(*row) for row in rows][::-1]
 
     def count_events(self, run_id: str) -> int:
         """Returns how many events a run has."""
         c = models.event.c
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             query = select(func.count()).select_from(models.event).where(c.run_id == key)
             return int(connection.scalar(query) or 0)
 
-    def figures(self, run_id: str) -> list[EvaluationRecord]:
+    def evaluation_figures(self, run_id: str) -> list[EvaluationRecord]:
         """Returns evaluations without their payloads, by step, then as they were taken."""
         c = models.evaluation.c
         query = select(c.step, c.label, c.suite, c.n, c.metrics, literal(None), c.at)
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             rows = connection.execute(query.where(c.run_id == key).order_by(c.step, c.at))
             return [EvaluationRecord(*row) for row in rows]
 
@@ -217,7 +219,7 @@ class Glance(Database):
     def matching_trees(self, run_id: str, step: int, query: RolloutQuery) -> list[int]:
         """Returns the trees of a step that are wanted, ascending."""
         c = models.rollout.c
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             here = and_(c.run_id == key, c.step == step)
             wanted = select(c.tree).where(here, *_build_rollout_conditions(query, here)).distinct()
             return sorted(connection.scalars(wanted))
@@ -227,20 +229,20 @@ class Glance(Database):
         c = models.rollout.c
         query = select(*(c[name] for name in INDEX_FIELDS)).order_by(c.row)
         query = query.where(c.step == step, c.tree.in_(list(trees)))
-        with self._reading_run(run_id) as (connection, key):
-            return [index_record(r) for r in connection.execute(query.where(c.run_id == key))]
+        with self._open_run_reader(run_id) as (connection, key):
+            return [build_index_record(r) for r in connection.execute(query.where(c.run_id == key))]
 
     def tree_of_row(self, run_id: str, step: int, row: int) -> int | None:
         """Returns the tree that a row of a step hangs in; None where there is no such row."""
         c = models.rollout.c
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             query = select(c.tree).where(c.run_id == key, c.step == step, c.row == row)
             return connection.scalar(query)
 
     def problem_steps(self, run_id: str, problem_id: str) -> list[int]:
         """Returns the steps in which a problem was sampled, ascending."""
         c = models.rollout.c
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             query = select(c.step).where(c.run_id == key, c.problem_id == problem_id)
             return sorted(connection.scalars(query.distinct()))
 
@@ -248,7 +250,7 @@ class Glance(Database):
         """Returns the largest |advantage| of a step, by kind of turn."""
         c = models.rollout.c
         query = select(c.turn, func.max(func.abs(c.advantage))).group_by(c.turn)
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             rows = connection.execute(query.where(c.run_id == key, c.step == step))
             return {turn: float(value) for turn, value in rows}
 
@@ -256,7 +258,7 @@ class Glance(Database):
 
     def describe_database(self) -> dict[str, str | int | None]:
         """Returns the database as people name it, its kind, revision, and size in bytes."""
-        with self._reading() as connection:
+        with self._open_reader() as connection:
             kind = connection.dialect.name
             size = "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"
             if kind == "postgresql":
@@ -270,32 +272,32 @@ class Glance(Database):
         c, now = models.run.c, time.time()
         plain = select(c.status, func.count().label("n")).group_by(c.status)
         lost = select(c.status, func.count()).where(has_status(["lost"], now), c.status != "lost")
-        with self._reading() as connection:
+        with self._open_reader() as connection:
             found: dict[str, int] = {r.status: r.n for r in connection.execute(plain)}
             for status, count in connection.execute(lost.group_by(c.status)):
                 found[status] -= count
                 found["lost"] = found.get("lost", 0) + count
         return {status: n for status, n in sorted(found.items()) if n}  # type: ignore[misc]
 
-    def living(self) -> list[RunRow]:
+    def supervised_runs(self) -> list[RunRow]:
         """Returns the runs that have a supervisor, newest first."""
         c = models.run.c
         query = select(*(c[name] for name in _ROW)).where(c.status.in_(sorted(LIVING)))
-        with self._reading() as connection:
+        with self._open_reader() as connection:
             rows = connection.execute(query.order_by(c.id.desc()))
-            return [RunRow(**{**row._mapping, "id": run_name(row.id)}) for row in rows]
+            return [RunRow(**{**row._mapping, "id": format_run_id(row.id)}) for row in rows]
 
     def stored_bytes(self) -> dict[str, Mapping[str, int]]:
         """Returns `{run: {"rollouts": bytes, "checkpoints": bytes}}`, as they were recorded."""
         found: dict[str, dict[str, int]] = {}
-        with self._reading() as connection:
+        with self._open_reader() as connection:
             for name, table in (
                 ("rollouts", models.rollout_step),
                 ("checkpoints", models.checkpoint),
             ):
                 query = select(table.c.run_id, func.sum(table.c.bytes)).group_by(table.c.run_id)
                 for key, size in connection.execute(query):
-                    found.setdefault(run_name(key), {})[name] = int(size)
+                    found.setdefault(format_run_id(key), {})[name] = int(size)
         return dict(sorted(found.items()))
 
 

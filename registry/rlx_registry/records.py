@@ -21,13 +21,13 @@ __all__ = [
     "DeviceRequest",
     "EvaluationRecord",
     "EventRecord",
-    "Imported",
+    "ImportedRun",
     "MetricRow",
     "PluginRecord",
     "RolloutIndex",
     "RunRecord",
     "RunRow",
-    "Started",
+    "StartedAttempt",
     "Status",
     "StatusChange",
 ]
@@ -160,7 +160,7 @@ class DeviceRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedAttempt:
     """An attempt that begins.
 
     Attributes:
@@ -205,7 +205,7 @@ class PluginRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ImportedRun:
     """A run that was looked for in a folder's journal.
 
     Attributes:

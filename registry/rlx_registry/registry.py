@@ -11,25 +11,25 @@ from sqlalchemy import Row, delete, insert, select, update
 from rlx_registry import machines as slots
 from rlx_registry import models
 from rlx_registry.changes import SETTABLE, record_change
-from rlx_registry.database import find_key, run_name
-from rlx_registry.engine import select_backend, take_turn
-from rlx_registry.journal_import import make_again, read_journal
-from rlx_registry.queries import Glance
+from rlx_registry.database import find_key, format_run_id
+from rlx_registry.engine import acquire_named_lock, select_backend
+from rlx_registry.journal_import import import_journal, read_journal
+from rlx_registry.queries import Queries
 from rlx_registry.records import (
     LIVING,
     REQUESTS,
     STATUSES,
     DeviceRecord,
     DeviceRequest,
-    Imported,
+    ImportedRun,
     PluginRecord,
     Request,
     RunRecord,
-    Started,
+    StartedAttempt,
     Status,
     StatusChange,
 )
-from rlx_registry.results import Ledger
+from rlx_registry.results import RunResults
 from rlx_registry.states import change_run_status, has_status, require_statuses
 
 __all__ = ["Registry"]
@@ -38,7 +38,7 @@ UPDATABLE = SETTABLE - {"request"}
 BLOCKING: tuple[Status, ...] = ("finished", "queued", "submitted", "running")
 
 
-class Registry(Ledger, Glance):
+class Registry(RunResults, Queries):
     """Runs remembered. Use as a context manager, or call `close()`.
 
     Run ids in arguments are "r-0042", "r-42" or "42"; every method that takes one raises NotFound
@@ -103,9 +103,9 @@ class Registry(Ledger, Glance):
         Returns:
             The run, and whether it was created now.
         """
-        with self._writing() as connection:
+        with self._open_writer() as connection:
             # Nobody else can insert this pair between our look and our own insertion.
-            take_turn(connection, f"rlx submit {digest} {seed}")
+            acquire_named_lock(connection, f"rlx submit {digest} {seed}")
             c, now = models.run.c, time.time()
             same = select(models.run).where(c.digest == digest, c.seed == seed)
             same = same.where(has_status(BLOCKING, now)).order_by(c.id.desc()).limit(1)
@@ -124,7 +124,7 @@ class Registry(Ledger, Glance):
                 connection.execute(select(models.run).where(c.id == key)).one()
             ), True
 
-    def import_run(self, folder: Path | str) -> Imported:
+    def import_run(self, folder: Path | str) -> ImportedRun:
         """Makes a run again from the journal in its folder; one that is there is left alone.
 
         It is what it was, under its id where that is free. What could not be read of the journal
@@ -135,11 +135,11 @@ class Registry(Ledger, Glance):
         """
         folder = Path(folder).absolute()
         journal = read_journal(folder)
-        with self._writing() as connection:
-            key, created = make_again(connection, journal, folder)
+        with self._open_writer() as connection:
+            key, created = import_journal(connection, journal, folder)
             query = select(models.run).where(models.run.c.id == key)
             run = _build_run_record(connection.execute(query).one())
-        return Imported(run, created, run_name(journal.run.fields["id"]), journal.left_out)
+        return ImportedRun(run, created, format_run_id(journal.run.fields["id"]), journal.left_out)
 
     def run(self, ref: str) -> RunRecord:
         """Returns a run by id, by "latest", or by a name that no other run has.
@@ -148,7 +148,7 @@ class Registry(Ledger, Glance):
             NotFound: nothing answers to it; the message names the nearest ids.
             Ambiguous: several runs have that name.
         """
-        with self._reading() as connection:
+        with self._open_reader() as connection:
             key = find_key(connection, ref)
             return _build_run_record(
                 connection.execute(select(models.run).where(models.run.c.id == key)).one()
@@ -172,7 +172,7 @@ class Registry(Ledger, Glance):
         if status is not None:
             require_statuses([status])
             query = query.where(has_status([status], time.time()))
-        with self._reading() as connection:
+        with self._open_reader() as connection:
             return [_build_run_record(row) for row in connection.execute(query)]
 
     def join(self, run_id: str, group: str) -> None:
@@ -181,7 +181,7 @@ class Registry(Ledger, Glance):
         A run may belong to any number of groups.
         """
         c = models.grouped.c
-        with self._writing_run(run_id) as (connection, key):
+        with self._open_run_writer(run_id) as (connection, key):
             there = select(c.run_id).where(c.run_id == key, c.name == group)
             if connection.scalar(there) is None:
                 record_change(connection, key, "grouped", name=group)
@@ -190,16 +190,16 @@ class Registry(Ledger, Glance):
         """Returns every group's run ids in the order in which they joined, by its name."""
         c = models.grouped.c
         found: dict[str, list[str]] = {}
-        with self._reading() as connection:
+        with self._open_reader() as connection:
             for row in connection.execute(select(c.name, c.run_id).order_by(c.at, c.run_id)):
-                found.setdefault(row.name, []).append(run_name(row.run_id))
+                found.setdefault(row.name, []).append(format_run_id(row.run_id))
         return found
 
-    def groups_of(self, run_id: str) -> list[str]:
+    def list_run_groups(self, run_id: str) -> list[str]:
         """Returns the names of the groups that a run belongs to, in the order it joined them."""
         c = models.grouped.c
         query = select(c.name).order_by(c.at, c.name)
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             return list(connection.scalars(query.where(c.run_id == key)))
 
     def update_run(
@@ -215,7 +215,7 @@ class Registry(Ledger, Glance):
         if not fields:
             return
         plain = {k: str(v) if isinstance(v, Path) else v for k, v in fields.items()}
-        with self._writing_run(run_id) as (connection, key):
+        with self._open_run_writer(run_id) as (connection, key):
             record_change(connection, key, "set", **plain)
 
     def transition(
@@ -231,7 +231,7 @@ class Registry(Ledger, Glance):
             False when the run was in none of them; nothing has changed then.
         """
         require_statuses([to, *expect])
-        with self._writing_run(run_id) as (connection, key):
+        with self._open_run_writer(run_id) as (connection, key):
             return change_run_status(connection, key, expect, to, reason) is not None
 
     def start(
@@ -241,7 +241,7 @@ class Registry(Ledger, Glance):
         reason: str | None = None,
         *,
         devices: DeviceRequest | None = None,
-    ) -> Started | None:
+    ) -> StartedAttempt | None:
         """Moves a run to "running" as `transition` does, for whoever will write it.
 
         Writers of the attempts before are refused from now on, and what those held of devices is
@@ -254,14 +254,14 @@ class Registry(Ledger, Glance):
             Busy: too few of the devices are free; nothing has changed then.
         """
         require_statuses(expect)
-        with self._writing_run(run_id) as (connection, key):
+        with self._open_run_writer(run_id) as (connection, key):
             attempt = change_run_status(connection, key, expect, "running", reason)
             if attempt is None:
                 return None
             taken = (
                 () if devices is None else slots.claim_devices(connection, key, attempt, devices)
             )
-            return Started(attempt, taken)
+            return StartedAttempt(attempt, taken)
 
     def claim(
         self, expect: Collection[str], to: Status = "submitted", reason: str | None = None
@@ -278,7 +278,7 @@ class Registry(Ledger, Glance):
         require_statuses([to, *expect])
         c = models.run.c
         oldest = select(c.id).where(has_status(expect, time.time())).order_by(c.id).limit(1)
-        with self._writing() as connection:
+        with self._open_writer() as connection:
             key = connection.scalar(oldest.with_for_update(skip_locked=True))
             if key is None:
                 return None
@@ -289,7 +289,7 @@ class Registry(Ledger, Glance):
 
     def put_plugins(self, host: str, plugins: Collection[PluginRecord]) -> None:
         """Records how the plugins of a machine fare; those that are not named are there no more."""
-        with self._writing() as connection:
+        with self._open_writer() as connection:
             connection.execute(delete(models.plugin).where(models.plugin.c.host == host))
             if plugins:
                 connection.execute(insert(models.plugin), [asdict(one) for one in plugins])
@@ -298,7 +298,7 @@ class Registry(Ledger, Glance):
         """Returns how plugins fared, of one machine or of all, by kind and name."""
         c = models.plugin.c
         query = select(models.plugin).order_by(c.host, c.kind, c.name, c.distribution)
-        with self._reading() as connection:
+        with self._open_reader() as connection:
             rows = connection.execute(query if host is None else query.where(c.host == host))
             return [PluginRecord(**row._mapping) for row in rows]
 
@@ -308,10 +308,10 @@ class Registry(Ledger, Glance):
         A run holds a device exactly while it is running, and not silent, at the attempt that took
         it: no call gives one back.
         """
-        with self._reading() as connection:
+        with self._open_reader() as connection:
             return slots.list_held_devices(connection, host)
 
-    def ask(self, run_id: str, request: Request) -> bool:
+    def leave_request(self, run_id: str, request: Request) -> bool:
         """Leaves a request for a run's supervisor, in `RunRecord.request`.
 
         Args:
@@ -323,7 +323,7 @@ class Registry(Ledger, Glance):
         if request not in REQUESTS:
             raise ValueError(f"no request {request!r}; there are {', '.join(REQUESTS)}")
         c = models.run.c
-        with self._writing_run(run_id) as (connection, key):
+        with self._open_run_writer(run_id) as (connection, key):
             status, current = connection.execute(
                 select(c.status, c.request).where(c.id == key)
             ).one()
@@ -337,7 +337,7 @@ class Registry(Ledger, Glance):
         """Returns every change of status, oldest first."""
         c = models.status_change.c
         query = select(c.at, c.before, c.after, c.reason, c.attempt).order_by(c.id)
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             return [StatusChange(*row) for row in connection.execute(query.where(c.run_id == key))]
 
     def heartbeat(self, run_id: str) -> bool:
@@ -350,11 +350,11 @@ class Registry(Ledger, Glance):
         c, statuses = models.run.c, sorted(LIVING)
         if self._fence is not None:
             statuses = ["running"]
-        with self._writing_run(run_id) as (connection, key):
+        with self._open_run_writer(run_id) as (connection, key):
             alive = update(models.run).where(c.id == key, c.status.in_(statuses))
             return connection.execute(alive.values(heartbeat=time.time())).rowcount == 1
 
 
 def _build_run_record(row: Row[Any]) -> RunRecord:
     fields = dict(row._mapping)
-    return RunRecord(**{**fields, "id": run_name(fields["id"])})
+    return RunRecord(**{**fields, "id": format_run_id(fields["id"])})

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row, select
 from rlx_registry import models
 from rlx_registry.changes import check_relative_path, get_transaction_changes, record_change
 from rlx_registry.database import Database
-from rlx_registry.errors import NotFound
+from rlx_registry.errors import NotFoundError
 from rlx_registry.records import (
     LABELS,
     PREVIEW_LENGTH,
@@ -29,7 +29,7 @@ from rlx_registry.records import (
     RolloutIndex,
 )
 
-__all__ = ["INDEX_FIELDS", "NONFINITE", "Ledger", "index_record"]
+__all__ = ["INDEX_FIELDS", "NONFINITE", "RunResults", "build_index_record"]
 
 NONFINITE = "health/nonfinite"
 """Metric that counts the values of a step that were not finite numbers."""
@@ -37,7 +37,7 @@ NONFINITE = "health/nonfinite"
 INDEX_FIELDS = tuple(RolloutIndex.__dataclass_fields__)
 
 
-class Ledger(Database):
+class RunResults(Database):
     """Everything about a run except the run itself."""
 
     # Metrics -----------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ class Ledger(Database):
             finite[NONFINITE] = float(len(lost))
         if not finite:
             return
-        with self._writing_run(run_id) as (connection, key):
+        with self._open_run_writer(run_id) as (connection, key):
             record_change(
                 connection, key, "metrics", step=step, time=at, values=finite, missing=lost
             )
@@ -72,7 +72,7 @@ class Ledger(Database):
     ) -> dict[str, list[tuple[int, float]]]:
         """Returns `{name: [(step, value), ...]}`, steps ascending, from step `since` on."""
         name, table = models.metric_key.c.name, models.metric
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             query = select(name, table.c.step, table.c.value).where(table.c.run_id == key)
             if names is not None:
                 query = query.where(name.in_(list(names)))
@@ -94,20 +94,20 @@ class Ledger(Database):
             .order_by(table.c.seq)
             .limit(limit)
         )
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             rows = connection.execute(query.where(table.c.run_id == key))
             return [MetricRow(*row) for row in rows]
 
     def mirror_cursor(self, run_id: str, target: str) -> int:
         """Returns the last `seq` that a mirror has taken over; 0 before the first."""
         table = models.mirror
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             query = select(table.c.seq).where(table.c.run_id == key, table.c.target == target)
             return int(connection.scalar(query) or 0)
 
     def set_mirror_cursor(self, run_id: str, target: str, seq: int) -> None:
         """Remembers how far a mirror has come."""
-        with self._writing_run(run_id) as (connection, key):
+        with self._open_run_writer(run_id) as (connection, key):
             record_change(connection, key, "mirrored", target=target, seq=seq)
 
     # Events and evaluations --------------------------------------------------------------------
@@ -127,13 +127,13 @@ class Ledger(Database):
             "message": message,
             "payload": _replace_non_finite(payload),
         }
-        with self._writing_run(run_id) as (connection, key):
+        with self._open_run_writer(run_id) as (connection, key):
             record_change(connection, key, "event", **row)
 
     def events(self, run_id: str, after: int | None = None) -> list[EventRecord]:
         """Returns events in order, those with an id above `after` only."""
         c = models.event.c
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             query = select(c.id, c.at, c.kind, c.level, c.message, c.payload)
             query = query.where(c.run_id == key, c.id > (after or 0)).order_by(c.id)
             return [EventRecord(*row) for row in connection.execute(query)]
@@ -153,7 +153,7 @@ class Ledger(Database):
             raise ValueError(f"label {label!r} is none of {', '.join(LABELS)}")
         row = {"step": step, "label": label, "suite": suite, "n": n}
         row |= {"metrics": _replace_non_finite(metrics), "payload": _replace_non_finite(payload)}
-        with self._writing_run(run_id) as (connection, key):
+        with self._open_run_writer(run_id) as (connection, key):
             record_change(connection, key, "evaluation", **row)
 
     def evaluations(self, run_id: str, suite: str | None = None) -> list[EvaluationRecord]:
@@ -166,7 +166,7 @@ class Ledger(Database):
         if suite is not None:
             whole = suite.endswith("/")
             query = query.where(c.suite.startswith(suite) if whole else c.suite == suite)
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             rows = connection.execute(query.where(c.run_id == key).order_by(c.step, c.at))
             return [EvaluationRecord(*row) for row in rows]
 
@@ -176,7 +176,7 @@ class Ledger(Database):
         self, run_id: str, step: int, path: Path | str, bytes: int, sha256: str
     ) -> None:
         """Records a checkpoint that is complete on disk. An absolute path becomes relative."""
-        with self._writing_run(run_id) as (connection, key):
+        with self._open_run_writer(run_id) as (connection, key):
             place = _get_relative_path(connection, key, path)
             record_change(
                 connection, key, "checkpoint", step=step, path=place, bytes=bytes, sha256=sha256
@@ -186,13 +186,13 @@ class Ledger(Database):
         """Returns checkpoints by step."""
         c = models.checkpoint.c
         query = select(c.step, c.path, c.bytes, c.sha256, c.at)
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             rows = connection.execute(query.where(c.run_id == key).order_by(c.step))
             return [CheckpointRecord(*row) for row in rows]
 
     def add_artifact(self, run_id: str, path: Path | str, kind: str) -> None:
         """Records a file worth mirroring; adding it again says that it has changed."""
-        with self._writing_run(run_id) as (connection, key):
+        with self._open_run_writer(run_id) as (connection, key):
             row = {"path": _get_relative_path(connection, key, path), "kind": kind}
             record_change(connection, key, "artifact", **row)
 
@@ -200,7 +200,7 @@ class Ledger(Database):
         """Returns artifacts, those that changed last at the end."""
         c = models.artifact.c
         query = select(c.seq, c.path, c.kind, c.at).order_by(c.seq)
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             return [
                 ArtifactRecord(*row) for row in connection.execute(query.where(c.run_id == key))
             ]
@@ -225,14 +225,14 @@ class Ledger(Database):
         """
         rows = [_index_row(item) for item in index]
         body = {"sha256": sha256, "bytes": bytes, "statistics": _replace_non_finite(statistics)}
-        with self._writing_run(run_id) as (connection, key):
+        with self._open_run_writer(run_id) as (connection, key):
             body["path"] = _get_relative_path(connection, key, path)
             record_change(connection, key, "rollouts", None, step=step, **body, index=rows)
 
     def rollout_steps(self, run_id: str) -> list[int]:
         """Returns the steps whose rollouts are recorded, ascending."""
         c = models.rollout_step.c
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             query = select(c.step).where(c.run_id == key).order_by(c.step)
             return list(connection.scalars(query))
 
@@ -240,9 +240,9 @@ class Ledger(Database):
         """Returns a step's index rows by row number; empty where there are none."""
         c = models.rollout.c
         query = select(*(c[name] for name in INDEX_FIELDS)).order_by(c.row)
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             rows = connection.execute(query.where(c.run_id == key, c.step == step))
-            return [index_record(row) for row in rows]
+            return [build_index_record(row) for row in rows]
 
     def rollout_body(self, run_id: str, step: int) -> BodyRecord:
         """Returns where a step's body is.
@@ -252,10 +252,10 @@ class Ledger(Database):
         """
         c = models.rollout_step.c
         query = select(c.path, c.sha256, c.bytes, c.statistics)
-        with self._reading_run(run_id) as (connection, key):
+        with self._open_run_reader(run_id) as (connection, key):
             row = connection.execute(query.where(c.run_id == key, c.step == step)).one_or_none()
             if row is None:
-                raise NotFound(f"{run_id} has no rollouts of step {step}")
+                raise NotFoundError(f"{run_id} has no rollouts of step {step}")
             return BodyRecord(*row)
 
 
@@ -283,7 +283,7 @@ def _index_row(item: RolloutIndex) -> dict[str, Any]:
     return row
 
 
-def index_record(row: Row[Any]) -> RolloutIndex:
+def build_index_record(row: Row[Any]) -> RolloutIndex:
     """An index row as it is handed out."""
     fields = dict(zip(INDEX_FIELDS, row, strict=True))
     fields["scores"] = fields["scores"] or {}  # rows older than the column have none

@@ -12,7 +12,7 @@ from rlx_registry.errors import BodyError
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["read_body", "read_trees", "sync_to_disk", "trees_that_say", "write_body"]
+__all__ = ["read_body", "read_trees", "search_body_trees", "sync_to_disk", "write_body"]
 
 GROUP = 2**21
 """Bytes of a table that are kept together: what a reader of one tree decodes."""
@@ -82,7 +82,7 @@ def read_trees(
         return found
 
 
-def trees_that_say(path: Path | str, sha256: str | None, text: str) -> set[int]:
+def search_body_trees(path: Path | str, sha256: str | None, text: str) -> set[int]:
     """Returns the trees of a step in which a text is said below the prompt; in either case.
 
     Raises:

@@ -26,8 +26,13 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, IntegrityError, StatementError
 
 from rlx_registry import file_systems, schema
-from rlx_registry.column_values import to_json
-from rlx_registry.errors import RegistryDatabaseError, SchemaError, Unavailable, Unwritable
+from rlx_registry.column_values import encode_plain_json
+from rlx_registry.errors import (
+    DatabaseUnavailableError,
+    DatabaseUnwritableError,
+    RegistryDatabaseError,
+    SchemaError,
+)
 
 __all__ = ["Sqlite"]
 
@@ -48,14 +53,16 @@ class Sqlite:
     path: Path
 
     @classmethod
-    def of(cls, url: URL) -> "Sqlite":
+    def from_url(cls, url: URL) -> "Sqlite":
         """The file behind a `sqlite:///path` URL.
 
         Raises:
             Unavailable: it names no file.
         """
         if url.database in (None, "", ":memory:") or url.query:
-            raise Unavailable(f"'{url}' names no file; write sqlite:///path/to/registry.db")
+            raise DatabaseUnavailableError(
+                f"'{url}' names no file; write sqlite:///path/to/registry.db"
+            )
         return cls(Path(str(url.database)).absolute())
 
     @property
@@ -73,7 +80,7 @@ class Sqlite:
         if mode == "read" and _is_archive(self.path):
             query["immutable"] = "1"
         url = URL.create("sqlite", database=f"file:{quote(str(self.path))}", query=query)
-        engine = create_engine(url, json_serializer=to_json)
+        engine = create_engine(url, json_serializer=encode_plain_json)
         pragmas = ["busy_timeout=15000", "synchronous=NORMAL"]
         if mode != "read" and _find_network_disk(self.path.parent):
             pragmas[1] = "synchronous=FULL"  # NORMAL is safe with a write-ahead log alone
@@ -104,10 +111,10 @@ class Sqlite:
         """
         if not create:
             self._require()
-        with self._turn():
+        with self._hold_file_lock():
             engine = self.engine("migrate")
             try:
-                self._choose_journal(engine)
+                self._set_journal_mode(engine)
                 self._migrate(engine)
             finally:
                 engine.dispose()
@@ -144,7 +151,7 @@ class Sqlite:
             ) from error
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def hold_write_turn(self) -> Iterator[None]:
         """Waits until no other process writes.
 
         SQLite would wait as well, but looks ten times a second only: where many write all the time,
@@ -161,7 +168,7 @@ class Sqlite:
                     break
                 except BlockingIOError:
                     if time.monotonic() > end:
-                        raise Unavailable(
+                        raise DatabaseUnavailableError(
                             f"registry {self.path}: others have been writing for {PATIENCE:g} s"
                         ) from None
                 # Not a result of anything: waiters shall only not look all at once.
@@ -175,10 +182,10 @@ class Sqlite:
 
     def _require(self) -> None:
         if not self.path.exists():
-            raise Unavailable(f"there is no registry at {self.path}")
+            raise DatabaseUnavailableError(f"there is no registry at {self.path}")
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _hold_file_lock(self) -> Iterator[None]:
         with self._lock_file(make_folder=True) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -191,10 +198,10 @@ class Sqlite:
             return path.with_name(f"{path.name}.lock").open("w")
         except OSError as error:
             if error.errno in REFUSALS:
-                raise Unwritable(path, error.errno, str(error.strerror)) from error
-            raise Unavailable(f"cannot write registry {path}: {error}") from error
+                raise DatabaseUnwritableError(path, error.errno, str(error.strerror)) from error
+            raise DatabaseUnavailableError(f"cannot write registry {path}: {error}") from error
 
-    def _choose_journal(self, engine: Engine) -> None:
+    def _set_journal_mode(self, engine: Engine) -> None:
         # The mode cannot change inside a transaction, and every SQLAlchemy connection is one.
         network = _find_network_disk(self.path.parent)
         if network is not None:
@@ -255,15 +262,15 @@ def _back_up(engine: Engine, target: Path) -> None:
         raw.close()
 
 
-def _build_unavailable_error(path: Path, error: BaseException | None) -> Unavailable:
+def _build_unavailable_error(path: Path, error: BaseException | None) -> DatabaseUnavailableError:
     """The error for what SQLite said, with the file system's part in it told apart."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says more than is asked here
     unopened = code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR)
     if code == sqlite3.SQLITE_FULL or (unopened and _count_free_bytes(path) < SMALLEST):
-        return Unwritable(path, errno.ENOSPC, str(error))
+        return DatabaseUnwritableError(path, errno.ENOSPC, str(error))
     if code == sqlite3.SQLITE_READONLY or (unopened and not os.access(path.parent, os.W_OK)):
-        return Unwritable(path, errno.EROFS, str(error))
-    return Unavailable(f"registry {path}: {error}")
+        return DatabaseUnwritableError(path, errno.EROFS, str(error))
+    return DatabaseUnavailableError(f"registry {path}: {error}")
 
 
 def _count_free_bytes(path: Path) -> int:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from rlx.batch import NO_TURN, TokenBatch, build_token_batch, rows_of
+from rlx.batch import NO_TURN, TokenBatch, build_token_batch, list_batch_rows
 from rlx.errors import ShapeError
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
@@ -166,14 +166,14 @@ def test_a_confidence_after_a_trajectory_continues_its_last_turn():
         prompt(5, 11),
         turn(7, 12, kind="confidence", number=4),
     )
-    row = rows_of([asked])[-1]
+    row = list_batch_rows([asked])[-1]
     assert (row.turns, row.parent, row.level, row.kind) == ((8,), 5, 1, "confidence")
     assert build_token_batch([asked]).token_ids[-1].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12]
 
 
 def test_an_observation_that_nobody_answers_does_not_hide_the_turn_before_it():
     ended = tree(prompt(NO_PARENT, 1), turn(0, 2), seen(1, 3))
-    (row,) = rows_of([ended])
+    (row,) = list_batch_rows([ended])
     assert row.turns == (1,)
     assert build_token_batch([ended]).token_ids.tolist() == [[1, 2]]
 

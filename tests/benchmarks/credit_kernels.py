@@ -17,7 +17,7 @@ import torch
 from harness import Spent, beside, row, spent
 from torch import Tensor
 
-from rlx.credit import group_advantages, on_mask
+from rlx.credit import group_advantages, spread_over_mask
 from rlx.credit.place import place_rewards
 from rlx.credit.returns import compute_gae_advantages
 
@@ -72,7 +72,7 @@ def kernels(rows: int, width: int) -> dict[str, Kernel]:
         ),
         # mask in, advantages out
         "grpo_outcome": Kernel(
-            lambda: on_mask(group_advantages(scores, groups), prefix),
+            lambda: spread_over_mask(group_advantages(scores, groups), prefix),
             lambda: on_rows(grpo_loop(scores, groups), prefix),
             5 * tokens,
         ),

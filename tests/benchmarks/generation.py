@@ -11,7 +11,7 @@ from harness import Spent, compared, in_turns, spent
 from models import policy
 
 from rlx.model import Policy
-from rlx.rollout import Request
+from rlx.rollout import CompletionRequest
 from rlx.sampler import TransformersSampler
 from rlx.spec import TurnSpec
 
@@ -87,10 +87,10 @@ def sampler_of(speaker: Policy) -> TransformersSampler:
 
 def requests(
     contexts: Sequence[tuple[int, ...]], each: int, *, extend: bool = False, first: int = 0
-) -> list[Request]:
+) -> list[CompletionRequest]:
     """`each` continuations of every context, each with a seed of its own."""
     return [
-        Request(
+        CompletionRequest(
             context,
             number if extend else None,
             tuple(range(first + number * each, first + (number + 1) * each)),

@@ -96,7 +96,7 @@ def build(folder: Path, size: Size = LARGE, seed: int = 0) -> str:
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     with Registry.open(url) as registry:
-        write = registry._writing
+        write = registry._open_writer
         with write() as connection:
             _runs(connection, folder, size, rng)
         for run in range(1, size.runs + 1):
@@ -121,7 +121,7 @@ def build(folder: Path, size: Size = LARGE, seed: int = 0) -> str:
 def freshen(url: str) -> None:
     """Lets those runs be alive that are running: a file cannot be, and two minutes pass soon."""
     with Registry.open(url) as registry:
-        for run in registry.living():
+        for run in registry.supervised_runs():
             registry.heartbeat(run.id)
 
 

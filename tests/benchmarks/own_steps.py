@@ -25,8 +25,16 @@ from rlx.learner import Learner
 from rlx.plugin import Problem
 from rlx.rollout import RolloutTree, build_rollout_plan, sample_rollout_trees
 from rlx.sampler import TransformersSampler, copy_policy
-from rlx.spec import CreditSpec, LossSpec, OptimizerSpec, RunnerSpec, Single, TurnSpec, TwoTurn
-from rlx.step import RowRewards, Streams, assign_credit
+from rlx.spec import (
+    CreditSpec,
+    LossSpec,
+    OptimizerSpec,
+    RunnerSpec,
+    SingleRolloutSpec,
+    TurnSpec,
+    TwoTurnRolloutSpec,
+)
+from rlx.step import RowRewards, TokenStreams, assign_credit
 
 __all__ = ["OwnSteps", "reward"]
 
@@ -50,7 +58,7 @@ class OwnSteps:
 
     def __init__(
         self,
-        rollout: Single | TwoTurn,
+        rollout: SingleRolloutSpec | TwoTurnRolloutSpec,
         estimator: Callable[[CreditInputs], Tensor | Credit],
         micro_batch_tokens: int,
     ) -> None:
@@ -79,7 +87,7 @@ class OwnSteps:
             batch,
             _rewards(batch, trees),
             batch.is_own,
-            Streams(old_logprobs=batch.behaviour_logprobs),
+            TokenStreams(old_logprobs=batch.behaviour_logprobs),
             estimator=self._estimator,
             credit=CreditSpec(),
             loss=LOSS,
@@ -101,7 +109,7 @@ def _rewards(batch: TokenBatch, trees: Sequence[RolloutTree]) -> RowRewards:
 
 def main(case: dict) -> None:
     """GRPO steps of `case`, for as long as lines arrive."""
-    rollout = Single(
+    rollout = SingleRolloutSpec(
         num_generations_answer=case["answers"], answer=TurnSpec(max_new_tokens=case["answer"])
     )
     steps = OwnSteps(rollout, estimate_grpo, case["tokens"])

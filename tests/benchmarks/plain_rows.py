@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from rlx.learner import Ranks
 from rlx.learner.engine import MakeOptimizer, TrainingEngine, build_adamw
-from rlx.learner.terms import Sums, Targets, policy_term
+from rlx.learner.terms import UpdateSums, UpdateTargets, policy_term
 from rlx.spec import LossSpec, OptimizerSpec, RunnerSpec
 from rlx.step import TrainBatch
 
@@ -110,10 +110,12 @@ class PlainLearner:
 
     def update(self, train: TrainBatch, loss: LossSpec, rate: float) -> float:
         """Takes one optimiser step and returns the loss."""
-        sums = Sums()
+        sums = UpdateSums()
 
         def term(rows: RowBatch) -> Tensor:
-            return policy_term(*self._engine(rows), Targets.of(rows, train, loss), loss, sums)
+            return policy_term(
+                *self._engine(rows), UpdateTargets.from_packed(rows, train, loss), loss, sums
+            )
 
         self._engine.step(_Share(row_batches(train)), term, rate)
         return sums.loss

@@ -144,12 +144,12 @@ def _overlap(m: Any, parts: Any, cursor: int, train: Any, rate: float) -> dict[s
     """Times as fast as one after the other: update and next rollouts, and two plain threads."""
     import torch
 
-    from rlx.run.collect import first_share
+    from rlx.run.collect import sample_first_share
 
     matrix = torch.randn(512, 512)
 
     def sample() -> None:
-        first_share(m, parts, cursor)
+        sample_first_share(m, parts, cursor)
 
     def update() -> None:
         for _ in range(parts.spec.optimizer.updates_per_rollout):

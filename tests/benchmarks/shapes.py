@@ -10,7 +10,7 @@ from rlx.credit import Credit
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.spec import CreditSpec, LossSpec
-from rlx.step import RowRewards, Streams, TrainBatch, assign_credit
+from rlx.step import RowRewards, TokenStreams, TrainBatch, assign_credit
 
 __all__ = ["LONG", "LOSS", "SHORT", "Shape", "train_batch"]
 
@@ -51,7 +51,7 @@ def train_batch(shape: Shape, vocabulary: int) -> TrainBatch:
         batch,
         RowRewards(turn_rewards=none, turn_present=none.bool(), global_rewards=none[:, 0]),
         mask,
-        Streams(old_logprobs=old),
+        TokenStreams(old_logprobs=old),
         estimator=lambda _: Credit(advantages=_advantages(batch, generator) * mask),
         credit=CreditSpec(),
         loss=LOSS,

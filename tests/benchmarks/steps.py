@@ -17,8 +17,8 @@ from shapes import SHORT
 from torch import Tensor
 
 from rlx.credit import group_advantages
-from rlx.credit.estimators import two_level
-from rlx.spec import TurnSpec, TwoTurn
+from rlx.credit.estimators import estimate_two_level
+from rlx.spec import TurnSpec, TwoTurnRolloutSpec
 
 __all__ = ["grpo_step_vs_trl", "grpo_steps", "rlcr_step"]
 
@@ -29,13 +29,13 @@ GRPO = {"prompts": 8, "prompt": 105, "answers": 8, "answer": 64}
 
 def rlcr_step() -> list[dict]:
     """Both turns generated, credit, update, at (100, 60, 30, 12, 8, 4) and four prompts."""
-    rollout = TwoTurn(
+    rollout = TwoTurnRolloutSpec(
         num_generations_answer=SHORT.answers,
         answer=TurnSpec(max_new_tokens=SHORT.answer),
         num_generations_confidence=SHORT.confidences,
         confidence=TurnSpec(template=QUESTION, max_new_tokens=SHORT.confidence),
     )
-    ours = OwnSteps(rollout, two_level, ROWS * SHORT.longest)
+    ours = OwnSteps(rollout, estimate_two_level, ROWS * SHORT.longest)
     plain = PlainSteps()
     count = iter(range(10**6))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness import compared, in_turns, spent
 
-from rlx.record.mlflow_client import Client
+from rlx.record.mlflow_client import MirrorClient
 from rlx_registry import MetricRow
 
 __all__ = ["record_vs_mlflow_calls"]
@@ -18,7 +18,7 @@ def record_vs_mlflow_calls() -> list[dict]:
     """Five steps of 40 metrics written into SQLite databases, each side into its own."""
     with tempfile.TemporaryDirectory() as folder:
         theirs, own = (f"sqlite:///{Path(folder) / name}.db" for name in ("calls", "batches"))
-        client = Client(own)
+        client = MirrorClient(own)
         run = client.create_run(client.experiment("bench", folder), "batches", 0.0, {})
         import mlflow  # after rlx has told it to be quiet
 

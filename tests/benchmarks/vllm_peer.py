@@ -74,7 +74,7 @@ def main(case: dict) -> None:
     from harness import spent
     from models import policy
 
-    from rlx.rollout import Request
+    from rlx.rollout import CompletionRequest
     from rlx.sampler import TransformersSampler
     from rlx.spec import TurnSpec
 
@@ -85,11 +85,11 @@ def main(case: dict) -> None:
     for number, _ in enumerate(sys.stdin):
         seeds = range(number * case["answers"], (number + 1) * case["answers"])
         requests = [
-            Request(prompt, None, tuple(seeds))
+            CompletionRequest(prompt, None, tuple(seeds))
             for prompt in drawn(case["prompts"], case["prompt"], number)
         ]
 
-        def once(requests: list[Request] = requests) -> None:
+        def once(requests: list[CompletionRequest] = requests) -> None:
             with sampler.session() as session:
                 given = session.generate(requests, turn)
             tokens = sum(len(c.token_ids) for group in given for c in group)

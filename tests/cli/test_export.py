@@ -12,7 +12,7 @@ from rlx.plugin import Problem
 from rlx.record.recorder import Recorder
 from rlx.record.rollouts import TrainedRows
 from rlx.reward import RewardEntry, RewardTable
-from rlx.rollout import NO_PARENT, RolloutTree, Segment, pieces_of
+from rlx.rollout import NO_PARENT, RolloutTree, Segment, build_piece_splitter
 from rlx_registry import Registry
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -116,7 +116,7 @@ def record(folder):
                 rows,
                 {"phase": "main"},
                 root / "rollouts" / "step_1.parquet",
-                pieces=pieces_of(None),
+                pieces=build_piece_splitter(None),
             )
         return batch
 

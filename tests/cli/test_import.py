@@ -4,7 +4,7 @@ import pytest
 
 from rlx.cli import main
 from rlx.record.mirror import MlflowMirror
-from rlx.record.mlflow_client import Client
+from rlx.record.mlflow_client import MirrorClient
 from rlx_registry import Registry
 
 pytestmark = [
@@ -25,7 +25,7 @@ def opened(home):
 
 
 def test_mlflow_is_told_what_is_new_alone(home, capsys):
-    client = Client(f"sqlite:///{home}/mlflow.db")
+    client = MirrorClient(f"sqlite:///{home}/mlflow.db")
     runs = home / "runs"
     with opened(home) as registry:
         for name in ("told", "behind"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlx.cli import main
-from rlx.cli.submit_group import grid_of, seeds_of
+from rlx.cli.submit_group import parse_grid, parse_seeds
 from rlx.errors import SpecError
 from rlx.spec.reading.diagnostics import InvalidSpec
 from rlx_registry import Registry
@@ -20,42 +20,42 @@ GRID = ("--grid", "estimator.confidence.normalize=center,std")
     [("0..4", [0, 1, 2, 3, 4]), ("3", [3]), ("7, 1..2", [7, 1, 2]), ("1,1..3", [1, 2, 3])],
 )
 def test_seeds(text, seeds):
-    assert seeds_of(text) == seeds
+    assert parse_seeds(text) == seeds
 
 
 @pytest.mark.parametrize("text", ["", "a", "4..0", "1-3", "-1", "0..", "1,,2"])
 def test_what_are_no_seeds(text):
     with pytest.raises(SpecError, match="--seeds"):
-        seeds_of(text)
+        parse_seeds(text)
 
 
 def test_a_grid_is_every_combination_of_values_as_yaml_reads_them():
-    cells = grid_of(["a.b=1,0.5", "c=[1, 2],x,{k: null}"])
+    cells = parse_grid(["a.b=1,0.5", "c=[1, 2],x,{k: null}"])
     assert len(cells) == 6
     assert cells[0] == {"a.b": 1, "c": [1, 2]}
     assert cells[-1] == {"a.b": 0.5, "c": {"k": None}}
-    assert grid_of([]) == [{}]
+    assert parse_grid([]) == [{}]
 
 
 def test_values_are_read_as_the_experiments_own():
-    assert grid_of(["a=2e-4"]) == [{"a": 2e-4}]
-    assert grid_of(["a=on,2020-01-01,😀"]) == [{"a": "on"}, {"a": "2020-01-01"}, {"a": "😀"}]
+    assert parse_grid(["a=2e-4"]) == [{"a": 2e-4}]
+    assert parse_grid(["a=on,2020-01-01,😀"]) == [{"a": "on"}, {"a": "2020-01-01"}, {"a": "😀"}]
 
 
 def test_a_value_that_is_said_again_counts_once():
-    assert grid_of(["a=x,1,x,true,1"]) == [{"a": "x"}, {"a": 1}, {"a": True}]
+    assert parse_grid(["a=x,1,x,true,1"]) == [{"a": "x"}, {"a": 1}, {"a": True}]
 
 
 @pytest.mark.parametrize("texts", [["a"], ["a="], ["=1"], ["a=1", "a=2"]])
 def test_what_is_no_grid(texts):
     with pytest.raises(SpecError, match="path=a,b"):
-        grid_of(texts)
+        parse_grid(texts)
 
 
 @pytest.mark.parametrize("value", ["{", "&x 1,*x", "!!set {}", "1]"])
 def test_values_that_cannot_be_read(value):
     with pytest.raises(InvalidSpec, match="--grid a:1:"):
-        grid_of([f"a={value}"])
+        parse_grid([f"a={value}"])
 
 
 @pytest.mark.parametrize(

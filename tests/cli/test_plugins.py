@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from rlx.cli import main
-from rlx.cli.plugins.background import plugins_looked_at
+from rlx.cli.plugins.background import watch_plugin_health
 from rlx.cli.plugins.page import describe_type
 from rlx.discovery import list_installed_plugins
 from rlx.launch.processes import this_machine
@@ -114,7 +114,7 @@ def test_plugins_are_looked_at_in_a_process_of_their_own(
     url = f"sqlite:///{tmp_path}/registry.db"
     before = set(psutil.Process().children())
     began = time.monotonic()
-    with plugins_looked_at(url, patience=8 if "sleep" in module else 60):
+    with watch_plugin_health(url, patience=8 if "sleep" in module else 60):
         assert time.monotonic() - began < 5, "nothing is waited for"
         (child,) = set(psutil.Process().children()) - before
         assert str(tmp_path) not in " ".join(child.cmdline()), "a URL may hold a password"
@@ -130,7 +130,7 @@ def test_plugins_are_looked_at_in_a_process_of_their_own(
 
 
 def test_nobody_looks_at_plugins_after_the_dashboard(tmp_path):
-    with plugins_looked_at(f"sqlite:///{tmp_path}/registry.db"):
+    with watch_plugin_health(f"sqlite:///{tmp_path}/registry.db"):
         (child,) = psutil.Process().children()
     assert not child.is_running()
 

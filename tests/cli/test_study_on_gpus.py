@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from rlx.cli.evaluate import of_set
-from rlx.cli.trained_model import Target
+from rlx.cli.evaluate import build_set_spec
+from rlx.cli.trained_model import TrainedModel
 from rlx.discovery import check_file
-from rlx.plan.report import make_plan
+from rlx.plan.report import build_plan
 from rlx.plugin import Sample
-from rlx.recipe import make_parts
+from rlx.recipe import build_recipe
 from rlx.spec.reading.reader import read_document
 from rlx.spec.suite import read_suite
 
@@ -81,7 +81,7 @@ def planned(line):
         said = [[*have, f"{path}={value}"] for have in said for value in values.split(",")]
     for more in said:
         read, plugins = check_file(ROOT / file, [*sets, *more])
-        yield make_plan(ROOT / file, read, plugins)
+        yield build_plan(ROOT / file, read, plugins)
 
 
 @pytest.mark.parametrize("line", sorted(set(commands())))
@@ -122,11 +122,11 @@ def record_of(source):
     ("suite", "name"), [(suite, name) for suite, own in SUITES.items() for name in own]
 )
 def test_a_suite_fits_and_reads_its_data(suite, name, tmp_path):
-    target = Target(name, read_document(GPU / f"{name}.yaml"), "nowhere", None)
+    target = TrainedModel(name, read_document(GPU / f"{name}.yaml"), "nowhere", None)
     asked = read_suite(GPU / "suites" / f"{suite}.yaml")
     assert {one.distribution for one in asked.sets.values()} == {"in", "out"}
     for title, one in asked.sets.items():
-        parts = make_parts(of_set(target, title, one, ()))
+        parts = build_recipe(build_set_spec(target, title, one, ()))
         record, right = record_of(parts.task.test)
         test = tmp_path / f"{title}.jsonl"
         test.write_text(json.dumps(record))

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from rlx.cli import main
-from rlx.cli.evaluate import _build_requested_suite, _require_places, of_set
-from rlx.cli.trained_model import Target
+from rlx.cli.evaluate import _build_requested_suite, _require_places, build_set_spec
+from rlx.cli.trained_model import TrainedModel
 from rlx.errors import SpecError
-from rlx.plan.stand_ins import speech_of
-from rlx.recipe import make_parts
+from rlx.plan.stand_ins import load_speech
+from rlx.recipe import build_recipe
 from rlx.spec.reading.reader import read_document, read_spec
 from rlx.spec.suite import read_suite
 from rlx_plugins.countdown.search import Rules, find_solutions
@@ -38,11 +38,11 @@ def test_every_suite_is_tried():
 def test_a_suite_fits_its_experiments(suite, experiment, monkeypatch):
     monkeypatch.chdir(ROOT)
     document = read_document(EXPERIMENTS / f"{experiment}.yaml")
-    target = Target(experiment, document, "nowhere", None)
+    target = TrainedModel(experiment, document, "nowhere", None)
     asked = read_suite(EXPERIMENTS / f"{suite}.yaml")
     for name, one in asked.sets.items():
-        spec = of_set(target, name, one, ())
-        task, (speech, stands_in) = make_parts(spec).task, speech_of(spec)
+        spec = build_set_spec(target, name, one, ())
+        task, (speech, stands_in) = build_recipe(spec).task, load_speech(spec)
         assert not stands_in
         problems = [task.problem("test", n, 0) for n in range(one.problems or asked.problems)]
         for problem in problems:

@@ -7,7 +7,7 @@ import pytest
 
 from rlx.cli import main
 from rlx.record.mirror import MlflowMirror
-from rlx.record.mlflow_client import Client
+from rlx.record.mlflow_client import MirrorClient
 from rlx_registry import Registry
 
 pytestmark = [
@@ -21,7 +21,7 @@ STORE = "sqlite:///{home}/mlflow.db"
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory):
     store = tmp_path_factory.mktemp("mlflow") / "empty.db"
-    Client(f"sqlite:///{store}")
+    MirrorClient(f"sqlite:///{store}")
     return store
 
 
@@ -34,7 +34,7 @@ def registry(folder, empty_store):
 
 @pytest.fixture
 def client(folder):
-    return Client(f"sqlite:///{folder}/home/mlflow.db")
+    return MirrorClient(f"sqlite:///{folder}/home/mlflow.db")
 
 
 @pytest.fixture

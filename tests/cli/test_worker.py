@@ -63,7 +63,7 @@ def test_more_ranks_than_devices(registry, queued, capsys, monkeypatch):
 def test_a_lost_run_that_was_asked_to_stop_is_stopped(registry, capsys):
     assert registry.transition("r-0001", {"queued"}, "submitted")
     assert registry.start("r-0001", {"submitted"})
-    assert registry.ask("r-0001", "stop")
+    assert registry.leave_request("r-0001", "stop")
     assert registry.transition("r-0001", {"running"}, "lost")
     assert "it was asked to stop" in left(registry, capsys)
     assert registry.run("r-0001").status == "stopped"

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from rlx.credit import on_mask, total_scores
+from rlx.credit import spread_over_mask, total_scores
 from rlx.credit.estimators import estimate_grpo
 from rlx.discovery import list_installed_plugins, load_plugin
 from rlx.testing import check_estimator, example_inputs
@@ -71,7 +71,7 @@ def rounding(x):
     scores = total_scores(x)
     ids = x.group_ids
     centred = torch.stack([s - scores[ids == i].mean() for s, i in zip(scores, ids, strict=True)])
-    return on_mask(centred, x.mask)
+    return spread_over_mask(centred, x.mask)
 
 
 def row_order(x):
@@ -98,7 +98,7 @@ def by_turns_of_the_batch(x):
 
 def absent_turns(x):
     scores = total_scores(x) + 0 * x.turn_rewards.sum(dim=1)
-    return estimate_grpo(x) + on_mask(scores - scores, x.mask)
+    return estimate_grpo(x) + spread_over_mask(scores - scores, x.mask)
 
 
 def in_place(x):
@@ -121,7 +121,7 @@ def in_place(x):
         (lambda x: estimate_grpo(x)[:, :1], "shape"),
         (lambda x: estimate_grpo(x).double(), "dtype"),
         (lambda x: estimate_grpo(x) / 0, "finite"),
-        (lambda x: on_mask(total_scores(x), x.mask), "exactly 0"),
+        (lambda x: spread_over_mask(total_scores(x), x.mask), "exactly 0"),
     ],
 )
 def test_the_promises_have_teeth(broken, complaint):

@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 
-from rlx.credit import CreditInputs, group_advantages, on_mask, total_scores
-from rlx.credit.estimators import estimate_grpo, two_level
+from rlx.credit import CreditInputs, group_advantages, spread_over_mask, total_scores
+from rlx.credit.estimators import estimate_grpo, estimate_two_level
 from rlx.errors import ShapeError
 from rlx.spec.estimator import ConfidenceSpec
 
@@ -140,7 +140,9 @@ def test_golden_g25_advantages_are_written_on_the_mask_times_lambda():
         group_ids=[0, 0, 1, 1],
     )
     centred = ConfidenceSpec(normalize="center")
-    actual = two_level(x, normalize="center", confidence=centred, **example["config"]).tolist()
+    actual = estimate_two_level(
+        x, normalize="center", confidence=centred, **example["config"]
+    ).tolist()
     assert actual[0] == near(expected["tokens_ans"])
     assert actual[2][:4] == near(expected["tokens_conf"])
 
@@ -150,22 +152,22 @@ def test_two_level_compares_each_level_by_its_own_rule():
     x = inputs_of(scores, [[1]] * 6, levels=[0, 0, 1, 1, 1, 1], group_ids=[0, 0, 1, 1, 2, 2])
     above = {"normalize": "std", "ddof": 1, "eps": 0.5, "singleton": "zero"}
     below = {"normalize": "std", "ddof": 0, "eps": 1e-4, "singleton": "zero"}
-    both = two_level(
+    both = estimate_two_level(
         x, **above, confidence=ConfidenceSpec(**below), lambda_ans=2.0, lambda_conf=3.0
     )
     answers = [2 * a for a in oracle(scores[:2], **above)]
     confidences = [3 * a for pair in (scores[2:4], scores[4:]) for a in oracle(pair, **below)]
     assert both[:, 0].tolist() == pytest.approx(answers + confidences, rel=1e-12)
-    default = two_level(x, ddof=0, eps=1e-4)[2:, 0].tolist()
+    default = estimate_two_level(x, ddof=0, eps=1e-4)[2:, 0].tolist()
     assert default == pytest.approx([0.105, -0.105, -0.36, 0.36], rel=1e-12)
 
 
 def test_two_level_treats_a_single_answer_and_a_single_confidence_each_by_its_own_rule():
     x = inputs_of([1.0, 0.5], [[1]] * 2, levels=[0, 1], group_ids=[0, 1])
     raw = ConfidenceSpec(singleton="raw")
-    assert two_level(x)[:, 0].tolist() == [0.0, 0.0]
-    assert two_level(x, confidence=raw)[:, 0].tolist() == [0.0, 0.5]
-    assert two_level(x, normalize="center", singleton="raw")[:, 0].tolist() == [1.0, 0.0]
+    assert estimate_two_level(x)[:, 0].tolist() == [0.0, 0.0]
+    assert estimate_two_level(x, confidence=raw)[:, 0].tolist() == [0.0, 0.5]
+    assert estimate_two_level(x, normalize="center", singleton="raw")[:, 0].tolist() == [1.0, 0.0]
 
 
 # Properties ---------------------------------------------------------------------------------------
@@ -261,7 +263,9 @@ def test_total_is_the_mean_of_the_rewarded_turns_plus_the_global_rewards():
 
 
 def test_a_row_whose_score_is_nan_stays_within_its_mask():
-    actual = on_mask(torch.tensor([math.nan, 2.0]), torch.tensor([[False, False], [True, False]]))
+    actual = spread_over_mask(
+        torch.tensor([math.nan, 2.0]), torch.tensor([[False, False], [True, False]])
+    )
     assert actual.tolist() == [[0.0, 0.0], [2.0, 0.0]]
 
 

@@ -14,9 +14,9 @@ from rlx.credit.group import group_advantages
 from rlx.credit.outcome import (
     compute_gpg_advantages,
     compute_opo_advantages,
+    compute_pass_at_k_advantages,
     compute_remax_advantages,
     compute_rloo_advantages,
-    pass_at_k,
 )
 
 GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())
@@ -58,7 +58,7 @@ ESTIMATORS = {
         s, torch.full_like(s, given["greedy_baseline"])
     ),
     "gpg": lambda s, g, _: compute_gpg_advantages(s, g),
-    "grpo_passk": lambda s, g, _: pass_at_k(s, g),
+    "grpo_passk": lambda s, g, _: compute_pass_at_k_advantages(s, g),
 }
 
 
@@ -119,7 +119,9 @@ FAMILY = [
         by_groups_with_signal,
         id="gpg-groups",
     ),
-    pytest.param(lambda s, g, n: pass_at_k(s, g), the_best_alone, id="pass_at_k"),
+    pytest.param(
+        lambda s, g, n: compute_pass_at_k_advantages(s, g), the_best_alone, id="pass_at_k"
+    ),
 ]
 
 
@@ -210,9 +212,14 @@ def test_gpg_makes_up_for_groups_without_signal():
 
 def test_two_best_rows_teach_pass_at_k_nothing():
     scores, ids = torch.tensor([1.0, 1.0, 0.0, 0.5]), torch.tensor([2, 2, 2, 9])
-    assert pass_at_k(scores, ids).tolist() == [0.0] * 4
+    assert compute_pass_at_k_advantages(scores, ids).tolist() == [0.0] * 4
     scores = torch.tensor([1.0, 0.75, 0.0, 0.5])
-    assert pass_at_k(scores, ids, normalize="center").tolist() == [0.25, 0.0, 0.0, 0.0]
+    assert compute_pass_at_k_advantages(scores, ids, normalize="center").tolist() == [
+        0.25,
+        0.0,
+        0.0,
+        0.0,
+    ]
 
 
 @settings(deadline=None)

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 
 from rlx.credit.returns import (
+    compute_discounted_returns,
     compute_gae_advantages,
-    discounted_returns,
-    turn_level_gae,
-    vine_advantages,
+    compute_turn_gae_advantages,
+    compute_vine_advantages,
     whiten_values,
 )
 from rlx.errors import ShapeError
@@ -143,7 +143,7 @@ def test_golden_g35_turns_then_tokens(gamma_high, output):
     )
     turns = torch.tensor([[1, 1, -1, 2, 2]])
     token_level = {name: example["config"][name] for name in ("gamma", "lam")}
-    advantages, returns = turn_level_gae(
+    advantages, returns = compute_turn_gae_advantages(
         rewards, values, mask.bool(), turns, gamma_high=gamma_high, **token_level
     )
     assert advantages[0].tolist() == near(expected[output])
@@ -170,7 +170,7 @@ def test_vine_by_hand():
     steps = torch.tensor([[-1, 0, 0, 1, -1, 2], [-1, 0, 1, 1, 1, -1]])
     values = torch.tensor([[0.5, 0.75, 0.25, 0.0], [0.125, 0.25, 0.0, math.nan]])
     rewards = torch.tensor([[0.0, 0.0, 1.0], [0.0, 1.0, math.nan]])
-    assert vine_advantages(steps, values, rewards).tolist() == [
+    assert compute_vine_advantages(steps, values, rewards).tolist() == [
         [0, 0.25, 0.25, -0.5, 0, 0.75],
         [0, 0.125, 0.75, 0.75, 0.75, 0],
     ]
@@ -215,7 +215,7 @@ def test_discounted_returns_agree_with_a_plain_loop(sizes, seed, gamma):
         for n, t in enumerate(steps):
             ahead = enumerate(steps[n:])
             expected[i, t] = sum(gamma**k * float(rewards[i, s]) for k, s in ahead)
-    assert_close(discounted_returns(rewards, mask, gamma=gamma), expected)
+    assert_close(compute_discounted_returns(rewards, mask, gamma=gamma), expected)
 
 
 @settings(deadline=None)
@@ -223,7 +223,7 @@ def test_discounted_returns_agree_with_a_plain_loop(sizes, seed, gamma):
 def test_turn_level_gae_agrees_with_a_plain_loop(sizes, seed, gamma, lam, gamma_high, lam_high):
     x = batch(sizes, seed)
     options = {"gamma": gamma, "lam": lam, "gamma_high": gamma_high, "lam_high": lam_high}
-    advantages, returns = turn_level_gae(*x, **options)
+    advantages, returns = compute_turn_gae_advantages(*x, **options)
     assert_close(advantages, turn_level_oracle(*x, **options))
     assert_close(returns, torch.where(x[2], advantages + x[1], 0.0))
 
@@ -256,10 +256,10 @@ def test_vine_agrees_with_a_plain_loop_and_adds_up(sizes, seed, steps):
         for t, s in enumerate(row):
             if s >= 0:
                 expected[i, t] = rewards[i, s] + values[i, s + 1] - values[i, s]
-    assert_close(vine_advantages(step_ids, values, rewards), expected)
+    assert_close(compute_vine_advantages(step_ids, values, rewards), expected)
     one_token_each = torch.arange(steps).expand(sizes[0], -1)
     telescoped = rewards.sum(dim=1) + values[:, -1] - values[:, 0]
-    assert_close(vine_advantages(one_token_each, values, rewards).sum(dim=1), telescoped)
+    assert_close(compute_vine_advantages(one_token_each, values, rewards).sum(dim=1), telescoped)
 
 
 # Promises of all ----------------------------------------------------------------------------------
@@ -269,8 +269,10 @@ EVERY = {
     "literal": lambda r, v, m, _: compute_gae_advantages(
         *tidy(r, v, m), lam=0.8, environment="literal"
     ),
-    "discounted_returns": lambda r, _, m, __: (discounted_returns(r, m, gamma=0.9),),
-    "turn_level_gae": lambda *x: turn_level_gae(*x, gamma=0.9, lam=0.8, gamma_high=0.7),
+    "discounted_returns": lambda r, _, m, __: (compute_discounted_returns(r, m, gamma=0.9),),
+    "turn_level_gae": lambda *x: compute_turn_gae_advantages(
+        *x, gamma=0.9, lam=0.8, gamma_high=0.7
+    ),
     "whiten": lambda r, _, m, __: (whiten_values(r, m),),
 }
 every = pytest.mark.parametrize("function", EVERY.values(), ids=EVERY.keys())
@@ -325,7 +327,9 @@ def test_inputs_are_left_as_they_are(function):
 @given(sizes, seeds)
 def test_turn_level_gae_without_discounts_is_token_level_gae(sizes, seed):
     x = batch(sizes, seed)
-    for by_turns, by_tokens in zip(turn_level_gae(*x), compute_gae_advantages(*x[:3]), strict=True):
+    for by_turns, by_tokens in zip(
+        compute_turn_gae_advantages(*x), compute_gae_advantages(*x[:3]), strict=True
+    ):
         assert_close(by_turns, by_tokens)
 
 
@@ -336,10 +340,10 @@ def test_turns_of_one_token_and_a_single_turn_are_token_level_gae(sizes, seed, g
     expected, _ = compute_gae_advantages(rewards, values, mask, gamma=gamma, lam=lam)
     both = {"gamma": gamma, "lam": lam, "gamma_high": gamma, "lam_high": lam}
     each = torch.where(mask, torch.arange(1, sizes[1] + 1), -1)
-    assert_close(turn_level_gae(rewards, values, mask, each, **both)[0], expected)
+    assert_close(compute_turn_gae_advantages(rewards, values, mask, each, **both)[0], expected)
     one = torch.where(mask, 1, -1)
     own = {"gamma": gamma, "lam": lam, "gamma_high": 0.5, "lam_high": 0.5}
-    assert_close(turn_level_gae(rewards, values, mask, one, **own)[0], expected)
+    assert_close(compute_turn_gae_advantages(rewards, values, mask, one, **own)[0], expected)
 
 
 @settings(deadline=None)
@@ -347,8 +351,8 @@ def test_turns_of_one_token_and_a_single_turn_are_token_level_gae(sizes, seed, g
 def test_turns_may_have_any_numbers(sizes, seed):
     *x, turns = batch(sizes, seed)
     renamed = turns.amax(dim=1, keepdim=True) - turns  # the last turn of a row is 0
-    expected, _ = turn_level_gae(*x, turns, gamma=0.9, lam_high=0.5)
-    assert_close(turn_level_gae(*x, renamed, gamma=0.9, lam_high=0.5)[0], expected)
+    expected, _ = compute_turn_gae_advantages(*x, turns, gamma=0.9, lam_high=0.5)
+    assert_close(compute_turn_gae_advantages(*x, renamed, gamma=0.9, lam_high=0.5)[0], expected)
 
 
 @settings(deadline=None)
@@ -356,7 +360,7 @@ def test_turns_may_have_any_numbers(sizes, seed):
 def test_gae_with_lambda_1_is_the_discounted_return_less_the_value(sizes, seed, gamma):
     rewards, values, mask, _ = batch(sizes, seed)
     advantages, returns = compute_gae_advantages(rewards, values, mask, gamma=gamma)
-    expected = discounted_returns(rewards, mask, gamma=gamma)
+    expected = compute_discounted_returns(rewards, mask, gamma=gamma)
     assert_close(returns, expected)
     assert_close(advantages, torch.where(mask, expected - values, 0.0))
 
@@ -376,7 +380,7 @@ def test_vine_is_gae_over_steps_with_lambda_0():
     values, rewards = rows([0.5, 0.75, 0.25, 0.0], [0.0, 0.0, 1.0])
     steps = torch.tensor([[0, 1, 2]])
     expected, _ = compute_gae_advantages(rewards, values[:, :-1], steps >= 0, lam=0.0)
-    assert_close(vine_advantages(steps, values, rewards), expected)
+    assert_close(compute_vine_advantages(steps, values, rewards), expected)
 
 
 # Whitening ----------------------------------------------------------------------------------------
@@ -407,11 +411,20 @@ def test_a_nan_that_learns_is_not_hidden():
             lambda x, wide: compute_gae_advantages(x, wide, x > 0),
             r"values is \(2, 4\), token_rewards is \(2, 3\)",
         ),
-        (lambda x, wide: discounted_returns(x, wide > 0, gamma=1), r"mask is \(2, 4\)"),
-        (lambda x, wide: turn_level_gae(x, x, x > 0, wide.long()), r"turn_ids is \(2, 4\)"),
+        (lambda x, wide: compute_discounted_returns(x, wide > 0, gamma=1), r"mask is \(2, 4\)"),
+        (
+            lambda x, wide: compute_turn_gae_advantages(x, x, x > 0, wide.long()),
+            r"turn_ids is \(2, 4\)",
+        ),
         (lambda x, wide: whiten_values(x, wide > 0), r"mask is \(2, 4\), values is \(2, 3\)"),
-        (lambda x, wide: vine_advantages(x.long(), x, x), r"they must be \[B, T\], \[B, S \+ 1\]"),
-        (lambda x, wide: vine_advantages(x.long() + 3, wide, x), "names step 3, rewards has 3"),
+        (
+            lambda x, wide: compute_vine_advantages(x.long(), x, x),
+            r"they must be \[B, T\], \[B, S \+ 1\]",
+        ),
+        (
+            lambda x, wide: compute_vine_advantages(x.long() + 3, wide, x),
+            "names step 3, rewards has 3",
+        ),
     ],
 )
 def test_shapes_that_disagree_are_refused(call, complaint):

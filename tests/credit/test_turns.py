@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from rlx.credit.group import group_advantages
 from rlx.credit.turns import (
     compute_gigpo_advantages,
-    mt_grpo,
-    multiturn_grpo,
-    step_returns,
-    tree_grpo,
+    compute_mt_grpo_advantages,
+    compute_multiturn_grpo_advantages,
+    compute_step_returns,
+    compute_tree_grpo_advantages,
 )
 
 GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())
@@ -71,12 +71,12 @@ def tensors(batch, dtype=torch.float64):
 def multiturn(batch, dtype=torch.float64, **options):
     x = tensors(batch, dtype)
     x = {k: v for k, v in x.items() if k not in ("state_ids", "tree_ids")}
-    return multiturn_grpo(**x, **options)
+    return compute_multiturn_grpo_advantages(**x, **options)
 
 
 def first_turn(batch, dtype=torch.float64, **options):
     x = tensors([{**row, "turns": [*row["turns"], None]} for row in batch], dtype)
-    return mt_grpo(
+    return compute_mt_grpo_advantages(
         x["turn_rewards"][:, 0],
         x["turn_present"][:, 0],
         x["global_rewards"],
@@ -91,7 +91,7 @@ def in_states(batch, dtype=torch.float64, gamma=0.5, **options):
     x = tensors(batch, dtype)
     taken = x["state_ids"] >= 0
     rewards, present, outcomes = x["turn_rewards"], x["turn_present"], x["global_rewards"]
-    returns = step_returns(rewards, present, outcomes, taken, gamma=gamma)
+    returns = compute_step_returns(rewards, present, outcomes, taken, gamma=gamma)
     garbage = 1e3 * torch.arange(1, len(batch) + 1, dtype=dtype)
     returns = torch.where(taken, returns, garbage[:, None])
     where = (x["state_ids"], x["turn_ids"], x["mask"], x["group_ids"])
@@ -133,7 +133,9 @@ def test_golden_g31_mt_grpo(dtype):
     mask = torch.ones(4, 6, dtype=torch.bool)
     group = torch.zeros(4, dtype=torch.int64)
     present = torch.ones(4, dtype=torch.bool)
-    actual = mt_grpo(turn, present, outcome, ids, mask, group, **example["config"])
+    actual = compute_mt_grpo_advantages(
+        turn, present, outcome, ids, mask, group, **example["config"]
+    )
     assert actual.dtype == dtype
     first, later = (example["outputs"][k] for k in ("first_turn_tokens", "later_tokens"))
     for row, one, rest in zip(actual.tolist(), first, later, strict=True):
@@ -377,7 +379,7 @@ def test_gigpo_without_steps_is_dr_grpo(batch):
 def test_step_returns_run_backwards_and_end_with_the_outcome(batch, gamma):
     x = tensors(batch)
     taken = x["state_ids"] >= 0
-    actual = step_returns(
+    actual = compute_step_returns(
         x["turn_rewards"], x["turn_present"], x["global_rewards"], taken, gamma=gamma
     )
     for got, row in zip(actual.tolist(), batch, strict=True):
@@ -387,7 +389,7 @@ def test_step_returns_run_backwards_and_end_with_the_outcome(batch, gamma):
 def test_returns_of_a_long_rollout_neither_overflow_nor_drown():
     ones = torch.ones(1, 400)
     some = torch.ones(1, 400, dtype=torch.bool)
-    returns = step_returns(ones, some, torch.zeros(1), some, gamma=0.1)
+    returns = compute_step_returns(ones, some, torch.zeros(1), some, gamma=0.1)
     assert returns[0, [0, 200, 398, 399]].tolist() == pytest.approx([10 / 9, 10 / 9, 1.1, 1.0])
 
 
@@ -396,7 +398,9 @@ def test_returns_of_a_long_rollout_neither_overflow_nor_drown():
 
 def leaves(batch, dtype=torch.float64, **options):
     x = tensors(batch, dtype)
-    return tree_grpo(x["global_rewards"], x["group_ids"], x["tree_ids"], **options)
+    return compute_tree_grpo_advantages(
+        x["global_rewards"], x["group_ids"], x["tree_ids"], **options
+    )
 
 
 @settings(deadline=None, max_examples=50)
@@ -418,12 +422,18 @@ def test_one_tree_per_prompt_doubles_grpo_and_one_leaf_per_tree_is_grpo(batch):
     x = tensors(batch)
     scores, ids = x["global_rewards"], x["group_ids"]
     grpo = group_advantages(scores, ids)
-    torch.testing.assert_close(tree_grpo(scores, ids, torch.zeros_like(ids)), 2 * grpo)
-    torch.testing.assert_close(tree_grpo(scores, ids, torch.arange(len(ids))), grpo)
+    torch.testing.assert_close(
+        compute_tree_grpo_advantages(scores, ids, torch.zeros_like(ids)), 2 * grpo
+    )
+    torch.testing.assert_close(
+        compute_tree_grpo_advantages(scores, ids, torch.arange(len(ids))), grpo
+    )
 
 
 def test_leaves_of_a_tree_that_are_alike_learn_from_other_trees_alone():
     scores = torch.tensor([0.7, 0.7, 0.7, 0.1])
     ids, trees = torch.zeros(4, dtype=torch.int64), torch.tensor([5, 5, 5, 6])
-    torch.testing.assert_close(tree_grpo(scores, ids, trees), group_advantages(scores, ids))
-    assert (tree_grpo(torch.full((4,), 0.7), ids, trees) == 0).all()
+    torch.testing.assert_close(
+        compute_tree_grpo_advantages(scores, ids, trees), group_advantages(scores, ids)
+    )
+    assert (compute_tree_grpo_advantages(torch.full((4,), 0.7), ids, trees) == 0).all()

@@ -3,7 +3,7 @@
 import pytest
 
 from rlx.discovery import check_file, load_plugin
-from rlx.discovery.fit import under_profile
+from rlx.discovery.fit import fill_profile_options
 from rlx.spec import PROFILES, CreditSpec
 
 SPEC = """\
@@ -60,7 +60,7 @@ def test_a_profile_is_recorded_with_its_options(profile, warned):
 
 
 def test_what_is_said_stands():
-    filled = under_profile(
+    filled = fill_profile_options(
         load_plugin("estimator", "two_level"), {"eps": 0.5, "confidence": {"ddof": 1}}, "seed004"
     )
     assert filled["eps"] == 0.5

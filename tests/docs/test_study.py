@@ -24,7 +24,7 @@ def known(url):
     with Registry.open(url, read_only=True) as registry:
         (run,) = registry.runs()
         told = [(e.step, e.label, e.suite, e.metrics, e.payload) for e in registry.evaluations("1")]
-        return run, told, registry.metrics(run.id), registry.groups_of(run.id)
+        return run, told, registry.metrics(run.id), registry.list_run_groups(run.id)
 
 
 def test_a_kept_run_is_known_to_another_registry(study, tmp_path, monkeypatch):

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlx.evaluation.answers import Answer, compute_answer_metrics
+from rlx.evaluation.answers import ScoredAnswer, compute_answer_metrics
 from rlx.evaluation.calibration import Calibration
 from rlx.evaluation.intervals import compute_bootstrap_intervals
 from rlx.evaluation.suite_pictures import draw_suite
 
 
 def answer(problem, sample, correct, *confidences, said="7", stratum="2"):
-    return Answer(
+    return ScoredAnswer(
         problem=problem,
         problem_id=f"p{problem}",
         stratum=stratum,
@@ -67,7 +67,7 @@ def test_without_confidences_there_is_accuracy_alone():
 def test_an_unreadable_confidence_is_counted_and_survives_json():
     answers = [answer(0, 0, 1, math.nan), answer(1, 0, 0, 0.5)]
     assert compute_answer_metrics(answers, seed=0, draws=20)["readable_share"] == 0.5
-    again = [Answer.from_json(a.to_json()) for a in answers]
+    again = [ScoredAnswer.from_json(a.to_json()) for a in answers]
     assert again[1] == answers[1]
     assert math.isnan(again[0].confidences[0])
 

@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest, ttest_1samp
 
-from rlx.evaluation.problem_statistics import Asked, by_problem
-from rlx.evaluation.scores import clipped_nll, compute_brier
-from rlx.evaluation.seed_statistics import sign_test
+from rlx.evaluation.problem_statistics import EvaluationAnswers, compare_by_problem
+from rlx.evaluation.scores import compute_brier, compute_clipped_nll
+from rlx.evaluation.seed_statistics import compute_permutation_p_value
 
 
 def asked(correct, confidence=None, ids=None):
     ids = ids or [f"p{n}" for n in range(len(correct))]
-    return Asked.from_payload(
+    return EvaluationAnswers.from_payload(
         {"problem_ids": ids, "correct": list(correct), "confidence": confidence}
     )
 
@@ -28,7 +28,7 @@ def test_single_answers_have_the_means_that_evaluations_report(pairs):
     values = asked(correct, list(stated)).values
     known = [np.nan if c is None else c for c in stated]
     assert np.mean(values["brier"]) == pytest.approx(compute_brier(correct, known))
-    assert np.mean(values["nll"]) == pytest.approx(clipped_nll(correct, known))
+    assert np.mean(values["nll"]) == pytest.approx(compute_clipped_nll(correct, known))
     assert np.mean(values["accuracy"]) == pytest.approx(np.mean(correct))
 
 
@@ -37,7 +37,7 @@ def test_single_answers_have_the_means_that_evaluations_report(pairs):
 def test_with_one_answer_each_it_is_the_exact_test_of_mcnemar(gaps):
     worse, better = gaps.count(-1.0), gaps.count(1.0)
     expected = binomtest(better, worse + better).pvalue if worse + better else 1.0
-    assert sign_test(np.array(gaps)) == pytest.approx(expected)
+    assert compute_permutation_p_value(np.array(gaps)) == pytest.approx(expected)
 
 
 def test_many_problems_give_what_large_samples_give():
@@ -48,7 +48,7 @@ def test_many_problems_give_what_large_samples_give():
         {s: asked((rng.uniform(size=400) < hard + d).astype(int), None, ids) for s in range(3)}
         for d in (0.04, 0.0)
     ]
-    found = by_problem(*sides)["accuracy"]
+    found = compare_by_problem(*sides)["accuracy"]
     means = [np.mean([side[s].values["accuracy"] for s in range(3)], axis=0) for side in sides]
     gaps = means[0] - means[1]
     student = ttest_1samp(gaps, 0.0)
@@ -61,7 +61,7 @@ def test_many_problems_give_what_large_samples_give():
 def test_several_answers_and_seeds_are_means_of_a_problem():
     one = {0: asked([1, 1, 0], None, ["a", "a", "b"]), 1: asked([1, 0], None, ["a", "b"])}
     other = {0: asked([0, 0, 1], None, ["a", "a", "b"]), 1: asked([1, 1], None, ["a", "b"])}
-    found = by_problem(one, other)["accuracy"]
+    found = compare_by_problem(one, other)["accuracy"]
     assert (found.problems, found.seeds) == (2, (0, 1))
     assert found.mean == pytest.approx(3 / 5 - 3 / 5), "as the means over answers differ"
     assert found.p == pytest.approx(1.0)
@@ -69,23 +69,23 @@ def test_several_answers_and_seeds_are_means_of_a_problem():
 
 def test_without_a_shared_seed_the_same_problems_are_compared_all_the_same():
     one, other = {0: asked([1, 1, 1])}, {1: asked([0, 0, 1]), 2: asked([0, 0, 1])}
-    found = by_problem(one, other)["accuracy"]
+    found = compare_by_problem(one, other)["accuracy"]
     assert (found.problems, found.seeds) == (3, ())
     assert found.mean == pytest.approx(2 / 3)
 
 
 def test_other_problems_give_none():
     ids = [f"q{n}" for n in range(20)]
-    assert by_problem({0: asked([1] * 20)}, {0: asked([0] * 20, None, ids)}) is None
+    assert compare_by_problem({0: asked([1] * 20)}, {0: asked([0] * 20, None, ids)}) is None
     few = [f"p{n}" for n in range(8)] + ids[:12]
-    assert by_problem({0: asked([1] * 20)}, {0: asked([0] * 20, None, few)}) is None
+    assert compare_by_problem({0: asked([1] * 20)}, {0: asked([0] * 20, None, few)}) is None
     dropped = [f"p{n}" for n in range(18)]
-    found = by_problem({0: asked([1] * 20)}, {0: asked([0] * 18, None, dropped)})
+    found = compare_by_problem({0: asked([1] * 20)}, {0: asked([0] * 18, None, dropped)})
     assert found["accuracy"].problems == 18
 
 
 def test_without_confidences_accuracy_is_all():
-    found = by_problem({0: asked([1, 0], [0.5, 0.5])}, {0: asked([0, 0])})
+    found = compare_by_problem({0: asked([1, 0], [0.5, 0.5])}, {0: asked([0, 0])})
     assert list(found) == ["accuracy"]
-    assert Asked.from_payload(None) is None
-    assert Asked.from_payload({"bins": [1]}) is None
+    assert EvaluationAnswers.from_payload(None) is None
+    assert EvaluationAnswers.from_payload({"bins": [1]}) is None

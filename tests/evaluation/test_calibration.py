@@ -11,29 +11,29 @@ from sklearn.metrics import average_precision_score, brier_score_loss, log_loss,
 
 from rlx.evaluation.calibration import Calibration
 from rlx.evaluation.scores import (
-    brier_skill,
-    clipped_nll,
+    build_reliability_bins,
     compute_auroc,
     compute_brier,
-    confidence_entropy,
-    equal_mass_calibration_error,
-    expected_calibration_error,
-    extreme_share,
-    maximum_calibration_error,
-    murphy_decomposition,
-    reliability_bins,
+    compute_brier_skill,
+    compute_clipped_nll,
+    compute_confidence_entropy,
+    compute_equal_mass_ece,
+    compute_expected_calibration_error,
+    compute_extreme_share,
+    compute_maximum_calibration_error,
+    compute_murphy_decomposition,
+    compute_wilson_interval,
+    compute_within_auroc,
     stratum_predictor,
-    wilson_interval,
-    within_auroc,
 )
 from rlx.evaluation.selective import (
-    accuracy_at_coverage,
-    auprc_of_errors,
+    compute_accuracy_at_coverage,
     compute_aurc,
-    coverage_at_risk,
-    excess_aurc,
-    risk_coverage,
-    risk_points,
+    compute_coverage_at_risk,
+    compute_error_auprc,
+    compute_excess_aurc,
+    compute_risk_coverage,
+    select_risk_points,
 )
 
 # Golden g28: two pairs of ties (0.3 is both), and confidences on the edges of bins.
@@ -75,8 +75,8 @@ def test_the_worked_example():
 @given(pairs, st.integers(1, 60))
 def test_points_to_draw_lie_on_the_curve(some, points):
     correct, confidence = split(some)
-    drawn = risk_points(correct, confidence, points)
-    curve, n = risk_coverage(correct, confidence), len(correct)
+    drawn = select_risk_points(correct, confidence, points)
+    curve, n = compute_risk_coverage(correct, confidence), len(correct)
     assert all(risk == curve[round(coverage * n) - 1] for coverage, risk in drawn)
     assert drawn[-1] == (1.0, curve[-1])
     assert [c for c, _ in drawn] == sorted({c for c, _ in drawn})
@@ -85,15 +85,15 @@ def test_points_to_draw_lie_on_the_curve(some, points):
 
 def test_the_worked_example_of_selective_answering():
     risk = [0.0, 0.0, 1 / 3, 0.25, 0.4, 0.5, 3 / 7, 0.5]
-    assert risk_coverage(CORRECT, CONFIDENCE, ties="stable") == pytest.approx(risk)
+    assert compute_risk_coverage(CORRECT, CONFIDENCE, ties="stable") == pytest.approx(risk)
     assert compute_aurc(CORRECT, CONFIDENCE, ties="stable") == pytest.approx(0.301488095238)
-    assert accuracy_at_coverage(CORRECT, CONFIDENCE, 0.5, ties="stable") == 0.75
+    assert compute_accuracy_at_coverage(CORRECT, CONFIDENCE, 0.5, ties="stable") == 0.75
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_every_tenth_opens_its_own_bin_and_one_closes_the_last(dtype):
     tenths = (np.arange(11) / 10).astype(dtype)
-    counts = [b.n for b in reliability_bins(np.ones(11), tenths)]
+    counts = [b.n for b in build_reliability_bins(np.ones(11), tenths)]
     assert counts == [1] * 9 + [2]
 
 
@@ -102,7 +102,9 @@ def test_a_bin_holds_its_lower_edge_and_not_its_upper(bins):
     edges = [i / bins for i in range(bins)]
     below = [math.nextafter((i + 1) / bins, 0) for i in range(bins)]
     for confidence in (edges, below):
-        assert [b.n for b in reliability_bins([1] * bins, confidence, bins=bins)] == [1] * bins
+        assert [b.n for b in build_reliability_bins([1] * bins, confidence, bins=bins)] == [
+            1
+        ] * bins
 
 
 @given(pairs)
@@ -111,7 +113,7 @@ def test_ranking_and_brier_agree_with_scikit_learn(pairs):
     assert compute_brier(y, c) == pytest.approx(brier_score_loss(y, c, pos_label=1))
     if y.min() == y.max():
         assert compute_auroc(y, c) is None
-        assert brier_skill(y, c) is None
+        assert compute_brier_skill(y, c) is None
     else:
         assert compute_auroc(y, c) == pytest.approx(roc_auc_score(y, c))
 
@@ -120,13 +122,13 @@ def test_ranking_and_brier_agree_with_scikit_learn(pairs):
 def test_likelihood_and_errors_found_agree_with_scikit_learn(pairs, clip):
     y, c = split(pairs)
     kept = c.clip(clip, 1 - clip)
-    assert clipped_nll(y, c, clip=clip) == pytest.approx(log_loss(y, kept, labels=[0, 1]))
+    assert compute_clipped_nll(y, c, clip=clip) == pytest.approx(log_loss(y, kept, labels=[0, 1]))
     by_hand = -np.mean(np.log(np.where(y == 1, kept, 1 - kept)))
-    assert clipped_nll(y, c, clip=clip) == pytest.approx(by_hand)
+    assert compute_clipped_nll(y, c, clip=clip) == pytest.approx(by_hand)
     if y.min() == y.max():
-        assert auprc_of_errors(y, c) is None
+        assert compute_error_auprc(y, c) is None
     else:
-        assert auprc_of_errors(y, c) == pytest.approx(average_precision_score(1 - y, -c))
+        assert compute_error_auprc(y, c) == pytest.approx(average_precision_score(1 - y, -c))
 
 
 @given(pairs)
@@ -137,7 +139,7 @@ def test_average_precision_is_precision_where_recall_grows(pairs):
         for value in np.unique(c):
             found, here = 1 - y[c <= value], 1 - y[c == value]
             area += found.mean() * here.sum() / (1 - y).sum()
-        assert auprc_of_errors(y, c) == pytest.approx(area)
+        assert compute_error_auprc(y, c) == pytest.approx(area)
 
 
 @given(pairs, st.sampled_from([1, 3, 10]))
@@ -149,8 +151,8 @@ def test_equal_mass_bins_keep_ties_together_and_know_ranks_alone(pairs, bins):
         for s in set(slots)
     ]
     ece = sum(n * abs(gap) for n, gap in gaps) / len(c)
-    assert equal_mass_calibration_error(y, c, bins=bins) == pytest.approx(ece)
-    assert equal_mass_calibration_error(y, c, bins=1) == pytest.approx(abs(c.mean() - y.mean()))
+    assert compute_equal_mass_ece(y, c, bins=bins) == pytest.approx(ece)
+    assert compute_equal_mass_ece(y, c, bins=1) == pytest.approx(abs(c.mean() - y.mean()))
 
 
 @given(pairs, st.sampled_from([0, 0.05, 0.1, 0.5, 1]))
@@ -158,15 +160,17 @@ def test_coverage_at_risk_is_the_best_of_all_thresholds(pairs, risk):
     y, c = split(pairs)
     kept = [c >= threshold for threshold in np.unique(c)]
     shares = [k.mean() for k in kept if (1 - y[k]).sum() <= risk * k.sum() + 1e-9]
-    assert coverage_at_risk(y, c, risk) == pytest.approx(max(shares, default=0))
+    assert compute_coverage_at_risk(y, c, risk) == pytest.approx(max(shares, default=0))
 
 
 @given(pairs)
 def test_excess_area_is_nothing_where_the_order_is_right(pairs):
     y, c = split(pairs)
-    assert excess_aurc(y, c) >= -1e-12
-    assert excess_aurc(y, y) == pytest.approx(0)
-    assert excess_aurc(y, (y + c / 2) / 2) == pytest.approx(0)  # every right one above the others
+    assert compute_excess_aurc(y, c) >= -1e-12
+    assert compute_excess_aurc(y, y) == pytest.approx(0)
+    assert compute_excess_aurc(y, (y + c / 2) / 2) == pytest.approx(
+        0
+    )  # every right one above the others
 
 
 @given(pairs)
@@ -190,8 +194,10 @@ def test_calibration_errors_agree_with_a_loop_over_the_rule(pairs, bins):
     y, c = split(pairs)
     ece = sum(n * gap for n, gap in gaps) / len(pairs)
     assert sum(n for n, _ in gaps) == len(pairs)
-    assert expected_calibration_error(y, c, bins=bins) == pytest.approx(ece)
-    assert maximum_calibration_error(y, c, bins=bins) == pytest.approx(max(g for _, g in gaps))
+    assert compute_expected_calibration_error(y, c, bins=bins) == pytest.approx(ece)
+    assert compute_maximum_calibration_error(y, c, bins=bins) == pytest.approx(
+        max(g for _, g in gaps)
+    )
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.floats(0.001, 0.999)), min_size=1, max_size=30))
@@ -200,7 +206,7 @@ def test_bins_agree_with_scikit_learn_away_from_the_edges(pairs):
     if pairs:
         y, c = split(pairs)
         accuracy, confidence = calibration_curve(y, c, n_bins=10)
-        held = [b for b in reliability_bins(y, c) if b.n]
+        held = [b for b in build_reliability_bins(y, c) if b.n]
         assert [b.accuracy for b in held] == pytest.approx(list(accuracy))
         assert [b.confidence for b in held] == pytest.approx(list(confidence))
 
@@ -208,7 +214,7 @@ def test_bins_agree_with_scikit_learn_away_from_the_edges(pairs):
 @given(pairs)
 def test_murphy_adds_up_to_brier(pairs):
     y, c = split(pairs)
-    m = murphy_decomposition(y, c)
+    m = compute_murphy_decomposition(y, c)
     assert m.reliability - m.resolution + m.uncertainty == pytest.approx(compute_brier(y, c))
     assert min(m.reliability, m.resolution, m.uncertainty) >= 0
 
@@ -264,8 +270,10 @@ def test_auroc_within_strata_counts_the_pairs_of_each(pairs):
         for wrong in wrongs
         if strata[right] == strata[wrong]
     ]
-    assert within_auroc(y, c, strata) == (pytest.approx(np.mean(ranked)) if ranked else None)
-    assert within_auroc(y, c, np.zeros(len(y))) == pytest.approx(compute_auroc(y, c))
+    assert compute_within_auroc(y, c, strata) == (
+        pytest.approx(np.mean(ranked)) if ranked else None
+    )
+    assert compute_within_auroc(y, c, np.zeros(len(y))) == pytest.approx(compute_auroc(y, c))
 
 
 @given(pairs)
@@ -277,9 +285,9 @@ def test_no_constant_per_stratum_beats_the_stratum_predictor(pairs):
 
 
 def test_betting_on_the_extremes_shows():
-    assert extreme_share([0, 0.01, 0.011, 0.5, 0.989, 0.99, 1, 1]) == 5 / 8
-    assert confidence_entropy([0.42, 0.45]) == 0
-    assert confidence_entropy(np.arange(10) / 10) == pytest.approx(math.log(10))
+    assert compute_extreme_share([0, 0.01, 0.011, 0.5, 0.989, 0.99, 1, 1]) == 5 / 8
+    assert compute_confidence_entropy([0.42, 0.45]) == 0
+    assert compute_confidence_entropy(np.arange(10) / 10) == pytest.approx(math.log(10))
 
 
 def test_one_class_gives_none_and_plain_json_survives_a_round_trip():
@@ -303,13 +311,13 @@ def test_one_class_gives_none_and_plain_json_survives_a_round_trip():
     ],
 )
 def test_wilson_interval(successes, interval):
-    assert wilson_interval(successes, 50) == pytest.approx(interval)
+    assert compute_wilson_interval(successes, 50) == pytest.approx(interval)
 
 
 @pytest.mark.parametrize("n", range(1, 60))
 def test_wilson_interval_holds_the_share_itself(n):
     for successes in (0, 1, n - 1, n):
-        low, high = wilson_interval(successes, n)
+        low, high = compute_wilson_interval(successes, n)
         assert 0 <= low <= successes / n <= high <= 1
 
 
@@ -331,10 +339,10 @@ def test_nonsense_is_refused(correct, confidence, says):
 
 def test_nonsense_parameters_are_refused():
     with pytest.raises(ValueError, match="0 successes of 0"):
-        wilson_interval(0, 0)
+        compute_wilson_interval(0, 0)
     with pytest.raises(ValueError, match="coverage is 0"):
-        accuracy_at_coverage([1], [0.5], 0)
+        compute_accuracy_at_coverage([1], [0.5], 0)
     with pytest.raises(ValueError, match="0 bins"):
-        expected_calibration_error([1], [0.5], bins=0)
+        compute_expected_calibration_error([1], [0.5], bins=0)
     with pytest.raises(ValueError, match="stratum"):
         Calibration.measure([1, 0], [0.5, 0.5], ["a"])

@@ -6,15 +6,15 @@ import pytest
 from trees import turn
 
 from rlx.evaluation.held_out import (
-    alike_share,
-    answered_once,
     compute_held_out_metrics,
-    stated_confidence,
+    compute_identical_share,
+    get_stated_confidence,
+    limit_to_one_answer,
 )
 from rlx.plugin import Problem
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, build_rollout_plan
-from rlx.spec import TurnSpec, TwoTurn
+from rlx.spec import TurnSpec, TwoTurnRolloutSpec
 
 NAN = math.nan
 
@@ -112,19 +112,19 @@ def test_a_confidence_may_stand_in_the_answer_itself():
     ],
 )
 def test_share_of_answers_whose_confidences_are_all_alike(stated, share):
-    assert alike_share(stated) == share
+    assert compute_identical_share(stated) == share
 
 
 def test_a_confidence_that_no_reward_read_is_nan():
     turns = {(0, 1): {"format": entry("format", 1.0), "brier": entry("brier", 0.0)}}
-    assert math.isnan(stated_confidence(RewardTable(turns, frozenset(), {}), (0, 1)))
+    assert math.isnan(get_stated_confidence(RewardTable(turns, frozenset(), {}), (0, 1)))
 
 
 def test_held_out_problems_are_answered_once_and_asked_as_often_as_in_training():
-    spec = TwoTurn(
+    spec = TwoTurnRolloutSpec(
         num_generations_answer=8, num_generations_confidence=3, confidence=TurnSpec(template="?")
     )
-    once = answered_once(build_rollout_plan(spec))
+    once = limit_to_one_answer(build_rollout_plan(spec))
     assert [(level.kind, level.count) for level in once.levels] == [
         ("answer", 1),
         ("confidence", 3),

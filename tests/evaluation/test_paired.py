@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from scipy import stats
 
-from rlx.evaluation.seed_statistics import compute_paired_difference, mean_over_seeds
+from rlx.evaluation.seed_statistics import compute_paired_difference, compute_seed_mean
 
 numbers = st.floats(-10, 10).map(lambda x: round(x, 3))
 
 
 @given(st.lists(numbers, min_size=2, max_size=9))
 def test_intervals_are_those_of_scipy(values):
-    found = mean_over_seeds(values)
+    found = compute_seed_mean(values)
     assert found.mean == pytest.approx(np.mean(values), abs=1e-12)
     assert found.std == pytest.approx(np.std(values, ddof=1), abs=1e-12)
     if found.std:
@@ -24,10 +24,10 @@ def test_intervals_are_those_of_scipy(values):
 
 
 def test_one_seed_has_no_interval():
-    found = mean_over_seeds([0.25])
+    found = compute_seed_mean([0.25])
     assert (found.n, found.mean, found.std, found.low, found.high) == (1, 0.25, None, None, None)
     with pytest.raises(ValueError, match="no values"):
-        mean_over_seeds([])
+        compute_seed_mean([])
 
 
 @settings(max_examples=25)

@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 
 from rlx.evaluation.calibration import Calibration
-from rlx.evaluation.distributions import Spread, draw_distributions
-from rlx.evaluation.pictures import learning_curves, reliability_diagram, terminal_reliability
-from rlx.evaluation.step_pictures import Moment, accuracy_and_ece
+from rlx.evaluation.distributions import TurnDistribution, draw_distributions
+from rlx.evaluation.pictures import (
+    draw_learning_curves,
+    draw_reliability_diagram,
+    render_reliability_text,
+)
+from rlx.evaluation.step_pictures import EvaluationPoint, draw_accuracy_and_ece
 
 CONFIDENCE = np.linspace(0, 1, 101)
 OVERCONFIDENT = Calibration.measure([1, 0, 0] * 33 + [0, 0], [0.95] * 101)
@@ -24,7 +28,7 @@ def painted(png):
 
 @pytest.mark.parametrize("name", ["r", "r.png", "r.svg", "rlcr-0.5"])
 def test_a_reliability_diagram_is_a_png_and_an_svg(tmp_path, name):
-    png, svg = reliability_diagram(OVERCONFIDENT, EVEN, tmp_path / "plots" / name)
+    png, svg = draw_reliability_diagram(OVERCONFIDENT, EVEN, tmp_path / "plots" / name)
     stem = name.removesuffix(".png").removesuffix(".svg")
     assert (png.name, svg.name) == (f"{stem}.png", f"{stem}.svg")
     assert 0.02 < painted(png) < 0.4
@@ -32,7 +36,7 @@ def test_a_reliability_diagram_is_a_png_and_an_svg(tmp_path, name):
 
 
 def test_degenerate_evaluations_can_be_drawn(tmp_path):
-    png, _ = reliability_diagram(UNREADABLE, OVERCONFIDENT, tmp_path / "r")
+    png, _ = draw_reliability_diagram(UNREADABLE, OVERCONFIDENT, tmp_path / "r")
     assert painted(png) > 0.02
 
 
@@ -42,29 +46,29 @@ def test_learning_curves_of_any_number_with_gaps(tmp_path):
     curves = {"train/loss": noisy, "eval/test/ece": [(0, 0.3)], "empty": []}
     sizes = []
     for number in (1, 2, 3):
-        png, svg = learning_curves(dict(list(curves.items())[:number]), tmp_path / f"{number}")
+        png, svg = draw_learning_curves(dict(list(curves.items())[:number]), tmp_path / f"{number}")
         assert svg.exists()
         sizes.append(matplotlib.image.imread(png).shape[1])
     assert sizes == sorted(set(sizes))
-    png, _ = learning_curves({str(i): noisy for i in range(7)}, tmp_path / "many")
+    png, _ = draw_learning_curves({str(i): noisy for i in range(7)}, tmp_path / "many")
     assert painted(png) > 0.02
 
 
 def test_no_metrics_are_no_picture(tmp_path):
     with pytest.raises(ValueError, match="no metrics"):
-        learning_curves({}, tmp_path / "x")
+        draw_learning_curves({}, tmp_path / "x")
 
 
 def test_drawing_leaves_pyplot_alone(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)
-    reliability_diagram(EVEN, EVEN, tmp_path / "r")
+    draw_reliability_diagram(EVEN, EVEN, tmp_path / "r")
     assert "matplotlib.pyplot" not in sys.modules
 
 
 @pytest.mark.parametrize("calibration", [OVERCONFIDENT, EVEN, UNREADABLE])
 @pytest.mark.parametrize("width", [66, 80])
 def test_the_terminal_diagram_fits_and_says_every_bin(calibration, width):
-    lines = terminal_reliability(calibration, width=width).plain.splitlines()
+    lines = render_reliability_text(calibration, width=width).plain.splitlines()
     held = [b for b in calibration.bins if b.n]
     assert max(map(len, lines)) <= 80
     assert max(map(len, lines[: len(held) + 1])) <= width
@@ -73,15 +77,15 @@ def test_the_terminal_diagram_fits_and_says_every_bin(calibration, width):
 
 
 def test_the_mark_stands_where_the_bar_would_end_if_confidence_were_right():
-    bar = terminal_reliability(OVERCONFIDENT).plain.splitlines()[1][12:54]
+    bar = render_reliability_text(OVERCONFIDENT).plain.splitlines()[1][12:54]
     assert bar.count("█") == int(42 * 33 / 101)
     assert bar.index("┃") == int(42 * 0.95)
 
 
 def test_distributions_of_each_kind_of_turn(tmp_path):
     spreads = {
-        "answer": [Spread(s, [0.1 * s, 0.5, 1.0], [10, 20 + s, 30]) for s in range(1, 9)],
-        "confidence": [Spread(3, [], [4]), Spread(5, [0.5, 0.5], [4, 4])],
+        "answer": [TurnDistribution(s, [0.1 * s, 0.5, 1.0], [10, 20 + s, 30]) for s in range(1, 9)],
+        "confidence": [TurnDistribution(3, [], [4]), TurnDistribution(5, [0.5, 0.5], [4, 4])],
     }
     made = draw_distributions(spreads, tmp_path / "distributions")
     assert [path.name for path in made] == ["distributions.png", "distributions.svg"]
@@ -95,19 +99,23 @@ def test_distributions_of_each_kind_of_turn(tmp_path):
 def test_accuracy_and_ece_over_steps(tmp_path):
     pairs = {"problem_ids": ["a", "b", "b", "c"], "correct": [1, 0, 1, 1]}
     told = {"accuracy": 0.75, "ece": 0.1}
-    recorded = Moment.of(0, {**told, "intervals": {"accuracy": [0.6, 0.8], "ece": None}}, pairs)
+    recorded = EvaluationPoint.from_evaluation(
+        0, {**told, "intervals": {"accuracy": [0.6, 0.8], "ece": None}}, pairs
+    )
     assert recorded.intervals == {"accuracy": [0.6, 0.8], "ece": None}
-    computed = Moment.of(3, told, {**pairs, "confidence": [0.9, None, 0.2, 1.0]})
+    computed = EvaluationPoint.from_evaluation(
+        3, told, {**pairs, "confidence": [0.9, None, 0.2, 1.0]}
+    )
     assert set(computed.intervals) == {"accuracy", "ece"}
     low, high = computed.intervals["accuracy"]
     assert 0 < low < 0.75 < high <= 1
-    bare = Moment.of(5, {"accuracy": 0.5}, None)
+    bare = EvaluationPoint.from_evaluation(5, {"accuracy": 0.5}, None)
     assert bare.intervals == {}
     both = {"held_out": [recorded, computed], "far": [bare]}
-    made = accuracy_and_ece(both, tmp_path / "over_steps")
+    made = draw_accuracy_and_ece(both, tmp_path / "over_steps")
     assert [path.name for path in made] == ["over_steps.png", "over_steps.svg"]
-    one = accuracy_and_ece({"far": [bare, bare]}, tmp_path / "accuracy")
+    one = draw_accuracy_and_ece({"far": [bare, bare]}, tmp_path / "accuracy")
     wide, narrow = (matplotlib.image.imread(png).shape[1] for png, _ in (made, one))
     assert wide > 1.5 * narrow, "without confidences accuracy is all"
     with pytest.raises(ValueError, match="no evaluations"):
-        accuracy_and_ece({}, tmp_path / "none")
+        draw_accuracy_and_ece({}, tmp_path / "none")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from rlx.evaluation.answer_scaling import ProblemAnswers, Scaling, pass_at_k
+from rlx.evaluation.answer_scaling import AnswerScaling, ProblemAnswers, compute_pass_at_k
 
 
 @given(st.integers(1, 9), st.data())
@@ -16,22 +16,22 @@ def test_pass_at_k_counts_the_subsets_with_a_correct_answer(n, data):
     k = data.draw(st.integers(1, n))
     answers = [1] * correct + [0] * (n - correct)
     share = np.mean([max(taken) for taken in combinations(answers, k)])
-    assert pass_at_k(n, correct, k) == pytest.approx(share)
+    assert compute_pass_at_k(n, correct, k) == pytest.approx(share)
 
 
 def test_nonsense_is_refused():
     for n, correct, k in ((3, 4, 1), (3, -1, 1), (3, 1, 0), (3, 1, 4)):
         with pytest.raises(ValueError, match="k ="):
-            pass_at_k(n, correct, k)
+            compute_pass_at_k(n, correct, k)
     with pytest.raises(ValueError, match="without answers"):
-        Scaling.measure([], seed=0)
+        AnswerScaling.measure([], seed=0)
     with pytest.raises(ValueError, match="without answers"):
-        Scaling.measure([ProblemAnswers((), (), None)], seed=0)
+        AnswerScaling.measure([ProblemAnswers((), (), None)], seed=0)
 
 
 def test_a_confident_minority_wins_by_its_confidence_alone():
     split = ProblemAnswers(("8", "8", "7"), (0, 0, 1), (0.1, 0.2, 0.9))
-    found = Scaling.measure([split], seed=0)
+    found = AnswerScaling.measure([split], seed=0)
     assert found.k == (1, 2, 3)
     assert found.majority[-1] == 0
     assert found.weighted[-1] == found.most_confident[-1] == 1
@@ -40,10 +40,10 @@ def test_a_confident_minority_wins_by_its_confidence_alone():
 
 
 def test_answers_that_say_nothing_have_no_vote():
-    found = Scaling.measure([ProblemAnswers((None, None, "7"), (0, 0, 1), None)], seed=0)
+    found = AnswerScaling.measure([ProblemAnswers((None, None, "7"), (0, 0, 1), None)], seed=0)
     assert found.majority[-1] == 1
     assert found.weighted is None
-    silent = Scaling.measure([ProblemAnswers((None, None), (0, 0), None)], seed=0)
+    silent = AnswerScaling.measure([ProblemAnswers((None, None), (0, 0), None)], seed=0)
     assert silent.majority == (0, 0)
     assert silent.vote_share_ece == (0, 0)
 
@@ -60,7 +60,7 @@ answers = st.lists(
 def test_votes_are_means_over_all_orders(answers):
     said, confidence = zip(*answers, strict=True)
     correct = tuple(int(text == "1") for text in said)
-    found = Scaling.measure([ProblemAnswers(said, correct, confidence)], seed=3)
+    found = AnswerScaling.measure([ProblemAnswers(said, correct, confidence)], seed=3)
     for i, k in enumerate(found.k):
         rights = {"majority": [], "weighted": [], "most_confident": []}
         for order in permutations(range(len(said))):
@@ -79,6 +79,6 @@ def test_votes_are_means_over_all_orders(answers):
 
 def test_the_same_seed_gives_the_same_and_json_survives_a_round_trip():
     problem = ProblemAnswers(("1", "2", "2", "3"), (1, 0, 0, 0), (0.9, 0.3, 0.4, 0.1))
-    found = Scaling.measure([problem], seed=5)
-    assert found == Scaling.measure([problem], seed=5)
-    assert Scaling.from_json(found.to_json()) == found
+    found = AnswerScaling.measure([problem], seed=5)
+    assert found == AnswerScaling.measure([problem], seed=5)
+    assert AnswerScaling.from_json(found.to_json()) == found

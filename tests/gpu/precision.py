@@ -18,10 +18,12 @@ from rlx.model import build_policy
 from rlx.plugin import Problem
 from rlx.rollout import build_rollout_plan, sample_rollout_trees
 from rlx.sampler import TransformersSampler
-from rlx.spec import OptimizerSpec, RunnerSpec, Tiny, TurnSpec, TwoTurn
+from rlx.spec import OptimizerSpec, RunnerSpec, TinyModelSpec, TurnSpec, TwoTurnRolloutSpec
 
-MODEL = Tiny(hidden_size=512, heads=8, kv_heads=4, head_dim=64, layers=8, intermediate_size=1536)
-SCHEDULE = TwoTurn(
+MODEL = TinyModelSpec(
+    hidden_size=512, heads=8, kv_heads=4, head_dim=64, layers=8, intermediate_size=1536
+)
+SCHEDULE = TwoTurnRolloutSpec(
     num_generations_answer=4,
     num_generations_confidence=3,
     answer=TurnSpec(max_new_tokens=64),

@@ -25,13 +25,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from shapes import LOSS, Shape, train_batch
 
 from rlx.learner import Learner, Ranks, choice, join_ranks
-from rlx.learner.forms import Form, Plain
+from rlx.learner.forms import ForwardForm, PlainForm
 from rlx.model import Policy, build_policy
 from rlx.plugin import Problem
 from rlx.rollout import build_rollout_plan, sample_rollout_trees
 from rlx.sampler import TransformersSampler
 from rlx.sampler import choice as sampled
-from rlx.spec import OptimizerSpec, RunnerSpec, Tiny, TurnSpec, TwoTurn
+from rlx.spec import OptimizerSpec, RunnerSpec, TinyModelSpec, TurnSpec, TwoTurnRolloutSpec
 
 ROUNDS = 5
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
@@ -42,14 +42,14 @@ PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 class Case:
     """What is measured on a kind of device."""
 
-    model: Tiny
+    model: TinyModelSpec
     shape: Shape
     dtype: str
 
 
 CASES = {
     "cuda": Case(
-        Tiny(
+        TinyModelSpec(
             hidden_size=1536,
             heads=12,
             kv_heads=2,
@@ -61,7 +61,7 @@ CASES = {
         Shape(4, 500, 1000, 30, 20, answers=8, confidences=8),
         "bfloat16",
     ),
-    "cpu": Case(Tiny(), Shape(2, 40, 20, 8, 6, answers=4, confidences=2), "float32"),
+    "cpu": Case(TinyModelSpec(), Shape(2, 40, 20, 8, 6, answers=4, confidences=2), "float32"),
 }
 
 
@@ -88,7 +88,7 @@ TRL_CASES = {
 }
 
 
-def made(case: Case, ranks: Ranks, form: Form | None) -> tuple[Policy, Learner]:
+def made(case: Case, ranks: Ranks, form: ForwardForm | None) -> tuple[Policy, Learner]:
     """A policy under a learner; `form` takes the place of what would be chosen."""
     policy = build_policy(case.model, 0)
     runner = RunnerSpec(
@@ -99,7 +99,7 @@ def made(case: Case, ranks: Ranks, form: Form | None) -> tuple[Policy, Learner]:
     kind = ranks.device.type
     usual = choice.FORMS[kind]
     if form is not None:
-        choice.FORMS[kind] = (form,) if isinstance(form, Plain) else (form, Plain())
+        choice.FORMS[kind] = (form,) if isinstance(form, PlainForm) else (form, PlainForm())
     try:
         return policy, Learner(policy, runner, OptimizerSpec(), ranks)
     finally:
@@ -118,7 +118,7 @@ def seconds(device: torch.device, work: Callable[[], object]) -> list[float]:
     return taken[1:]
 
 
-def update(case: Case, ranks: Ranks, form: Form | None) -> dict[str, Any]:
+def update(case: Case, ranks: Ranks, form: ForwardForm | None) -> dict[str, Any]:
     """One update: the form, tokens of rows per second, use of the peak, memory at the most."""
     device = ranks.device
     policy, learner = made(case, ranks, form)
@@ -160,7 +160,7 @@ def sampling(case: Case, ranks: Ranks, *, captured: bool) -> dict[str, Any]:
         parameter.data = parameter.data.to(getattr(torch, case.dtype))
     policy = replace(policy, end_ids=())  # every length is the limit
     sampler = TransformersSampler(policy, max_rows=512, device=ranks.device)
-    schedule = TwoTurn(
+    schedule = TwoTurnRolloutSpec(
         num_generations_answer=shape.answers,
         num_generations_confidence=shape.confidences,
         answer=TurnSpec(max_new_tokens=shape.answer),
@@ -226,7 +226,7 @@ def main(device: str) -> None:
         found[form.name] = update(case, ranks, form)
         if device == "cuda":
             torch.cuda.empty_cache()
-    plain = found[Plain.name]
+    plain = found[PlainForm.name]
     for name in (form.name for form in choice.FORMS[device]):
         found[name]["times_plain_rows"] = plain["seconds"] / found[name]["seconds"]
     try:

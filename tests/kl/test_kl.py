@@ -14,7 +14,7 @@ import torch
 from hypothesis import assume, given, settings
 
 from rlx.credit.place import place_rewards
-from rlx.kl import CLAMP, AdaptiveKl, FixedKl, kl_in_reward, kl_terms, mean_kl
+from rlx.kl import CLAMP, AdaptiveKl, FixedKl, kl_terms, mean_kl, subtract_kl_penalty
 
 GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())
 EXAMPLES = {example["id"]: example for example in GOLDEN["examples"]}
@@ -62,7 +62,7 @@ def test_golden_g07_terms_and_rewards_less_their_kl(kind):
             placement=placement,
         ).token_rewards
         assert scores[0].tolist() == near(outputs[f"scores_{placement}"])
-        rewards = kl_in_reward(scores, old, reference, mask, beta=beta, kind=kind)
+        rewards = subtract_kl_penalty(scores, old, reference, mask, beta=beta, kind=kind)
         assert rewards[0].tolist() == near(expected[f"token_level_rewards_{short}"])
 
 
@@ -242,7 +242,7 @@ def batch(rows, padding=0, garbage=math.nan):
 @given(token_rows, st.sampled_from(KINDS), st.floats(0, 1), st.integers(0, 2))
 def test_kl_in_reward_reads_and_writes_the_mask_alone(rows, kind, beta, padding):
     rewards, old, reference, mask = batch(rows, padding)
-    actual = kl_in_reward(rewards, old, reference, mask, beta=beta, kind=kind)
+    actual = subtract_kl_penalty(rewards, old, reference, mask, beta=beta, kind=kind)
     for number, row in enumerate(rows):
         for t, (r, p, q, learns) in enumerate(row):
             term = kl_terms(double([p]), double([q]), kind).item()
@@ -267,7 +267,7 @@ def test_mean_kl_is_a_mean_over_rows_that_have_tokens(rows, random, padding):
 def test_dtype_is_kept(dtype):
     zeros, mask = torch.zeros(2, 3, dtype=dtype), torch.ones(2, 3, dtype=torch.bool)
     for kind in KINDS:
-        assert kl_in_reward(zeros, zeros, zeros, mask, beta=0.1, kind=kind).dtype == dtype
+        assert subtract_kl_penalty(zeros, zeros, zeros, mask, beta=0.1, kind=kind).dtype == dtype
     assert mean_kl(zeros, mask).dtype == dtype
 
 

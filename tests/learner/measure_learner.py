@@ -24,19 +24,27 @@ with speed_up_imports():
 
     from rlx.batch import TokenBatch, build_token_batch
     from rlx.credit import Credit
-    from rlx.learner import Critic, Learner, choice, join_ranks, with_reference
+    from rlx.learner import Critic, Learner, build_learner_with_reference, choice, join_ranks
     from rlx.learner.engine import build_adamw
-    from rlx.learner.forms import Cached, Plain
+    from rlx.learner.forms import CachedForm, PlainForm
     from rlx.learner.pack import distribute_trees, pack_trees
     from rlx.model import build_policy
     from rlx.model.lora import adapt_model, adapter_weights
     from rlx.plugin import Problem
     from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
-    from rlx.spec import CreditSpec, CriticSpec, Lora, LossSpec, OptimizerSpec, RunnerSpec, Tiny
+    from rlx.spec import (
+        CreditSpec,
+        CriticSpec,
+        Lora,
+        LossSpec,
+        OptimizerSpec,
+        RunnerSpec,
+        TinyModelSpec,
+    )
     from rlx.spec.loss import EntropyBonus, KlPenalty
-    from rlx.step import RowRewards, Streams, assign_credit
+    from rlx.step import RowRewards, TokenStreams, assign_credit
 
-MODEL = Tiny(
+MODEL = TinyModelSpec(
     hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=96, initializer_range=0.1
 )
 LOSS = LossSpec(
@@ -123,7 +131,7 @@ def train_batch(seed, model, loss=LOSS):
         batch,
         RowRewards(turn_rewards=none, turn_present=none.bool(), global_rewards=none[:, 0]),
         mask,
-        Streams(old_logprobs=old, reference_logprobs=reference, values=values),
+        TokenStreams(old_logprobs=old, reference_logprobs=reference, values=values),
         estimator=lambda _: Credit(
             advantages=advantages.where(mask & ~silent, 0.0), returns=returns
         ),
@@ -304,7 +312,9 @@ def gradient_of_step(before, after):
 
 def critic_weights(critic):
     engine = critic._engine
-    return copied({name: engine.whole(p) for name, p in engine._module.named_parameters()})
+    return copied(
+        {name: engine.gather_parameter(p) for name, p in engine._module.named_parameters()}
+    )
 
 
 def norm(tensors):
@@ -490,7 +500,7 @@ class Bench:
     def reference(self, **options):
         """Log-probabilities of the reference before and after a step, and the gradient of that."""
         policy, train = self.policy(), self.batches[0]
-        learner, reference = with_reference(
+        learner, reference = build_learner_with_reference(
             policy, self.runner("cut", **options), READABLE, self.ranks
         )
         own = learner.logprobs(train.batch, train.mask)
@@ -570,7 +580,7 @@ def logits(model):
 def in_form(bench, form):
     """A first step in another form than the one that is chosen here."""
     kind = bench.ranks.device.type
-    usual, choice.FORMS[kind] = choice.FORMS[kind], (form, Plain())
+    usual, choice.FORMS[kind] = choice.FORMS[kind], (form, PlainForm())
     figures = bench.first_step("several")
     choice.FORMS[kind] = usual
     return figures
@@ -582,7 +592,7 @@ def measure_stage(stage, ranks, batches, chosen, folder):
     figures = {limit: bench.first_step(limit) for limit in LIMITS}
     figures["adapters"] = adapters.first_step("several")
     if stage in EXTREMES:
-        figures |= {form.name: in_form(bench, form) for form in (Cached(), Plain())}
+        figures |= {form.name: in_form(bench, form) for form in (CachedForm(), PlainForm())}
         figures["recomputed"] = bench.first_step("several", activation_checkpointing=True)
         figures |= {name: bench.choice(chosen[name], loss) for name, loss in CHOICES.items()}
     if stage:

@@ -23,7 +23,7 @@ from rlx.learner.forward import PackedValues
 from rlx.learner.pack import collate_trees, pack_trees
 from rlx.model import build_policy
 from rlx.model.lora import adapt_model
-from rlx.spec import CriticSpec, Lora, RunnerSpec, Tiny
+from rlx.spec import CriticSpec, Lora, RunnerSpec, TinyModelSpec
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 40}
@@ -31,7 +31,7 @@ SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "v
 
 @pytest.fixture
 def policy():
-    small = Tiny(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=48)
+    small = TinyModelSpec(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=48)
     return build_policy(small, 0)
 
 

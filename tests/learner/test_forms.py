@@ -6,10 +6,10 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlx.learner.attention import Blocks
+from rlx.learner.attention import AttentionBlocks
 from rlx.learner.choice import FORMS, choose_form
 from rlx.learner.distributed import Ranks
-from rlx.learner.forms import Cached, Flex, Grouped, Plain
+from rlx.learner.forms import CachedForm, FlexForm, GroupedForm, PlainForm
 from rlx.learner.forward import PackedPolicy
 from rlx.learner.pack import collate_trees, pack_trees
 from rlx.model.lora import adapt_model
@@ -30,17 +30,17 @@ SIZES = {
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 CHOSEN = {
-    "Qwen2": ({}, Grouped),
-    "Qwen3": ({"head_dim": 16}, Grouped),
-    "Llama": ({}, Grouped),
-    "Mistral": ({"sliding_window": None}, Grouped),
-    "SmolLM3": ({}, Grouped),
-    "Phi3": ({}, Grouped),
-    "GPTNeoX": ({}, Grouped),
-    "Qwen3Moe": (EXPERTS, Grouped),
-    "Gemma2": ({"head_dim": 16}, Cached),
-    "Bloom": ({"n_layer": 2, "n_head": 4}, Plain),
-    "Mamba": ({"state_size": 4}, Plain),
+    "Qwen2": ({}, GroupedForm),
+    "Qwen3": ({"head_dim": 16}, GroupedForm),
+    "Llama": ({}, GroupedForm),
+    "Mistral": ({"sliding_window": None}, GroupedForm),
+    "SmolLM3": ({}, GroupedForm),
+    "Phi3": ({}, GroupedForm),
+    "GPTNeoX": ({}, GroupedForm),
+    "Qwen3Moe": (EXPERTS, GroupedForm),
+    "Gemma2": ({"head_dim": 16}, CachedForm),
+    "Bloom": ({"n_layer": 2, "n_head": 4}, PlainForm),
+    "Mamba": ({"state_size": 4}, PlainForm),
 }
 """By architecture: options beyond the sizes, and the form that is right for it on a CPU.
 
@@ -81,7 +81,7 @@ def test_a_window_shorter_than_the_trees_is_noticed():
     config = transformers.MistralConfig(**SIZES, sliding_window=16)
     module = PackedPolicy(transformers.MistralForCausalLM(config).eval())
     choice = choose_form(module, HERE)
-    assert type(choice.form) is Plain
+    assert type(choice.form) is PlainForm
     assert all("outputs differ" in reason for reason in choice.refused)
 
 
@@ -142,11 +142,11 @@ def qwen():
 
 @settings(max_examples=10, deadline=None)
 @given(forest=forests())
-@pytest.mark.parametrize("form", [Grouped(), Cached()], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", [GroupedForm(), CachedForm()], ids=lambda form: form.name)
 def test_values_and_gradients_are_those_of_plain_rows(qwen, form, forest):
     if not forest[3].any():
         return
-    qwen.use(Plain())
+    qwen.use(PlainForm())
     expected, gradient = measured(qwen, forest)
     qwen.use(form)
     found, own = measured(qwen, forest)
@@ -165,7 +165,7 @@ def test_every_kind_of_model_learns_as_from_plain_rows(kind, chosen):
     want = is_token & (torch.arange(110) >= 70)
     forest = ids, is_token, torch.tensor([0, 0, 0, 1, 1, 1]), want
     found, own = measured(module, forest)
-    module.use(Plain())
+    module.use(PlainForm())
     expected, gradient = measured(module, forest)
     assert (found - expected)[:, want].abs().max() <= 1e-5
     assert apart(own, gradient) <= 5e-6
@@ -179,7 +179,7 @@ def test_flex_attention_predicts_what_plain_rows_do(qwen):
     want = torch.zeros_like(ids, dtype=torch.bool)
     want[:, 30:] = True
     answers = []
-    for form in (Plain(), Flex()):
+    for form in (PlainForm(), FlexForm()):
         qwen.use(form)
         packed = collate_trees(
             pack_trees(ids, ids > 0, torch.zeros(4), want, 999, merge=form.merges), ids
@@ -191,7 +191,7 @@ def test_flex_attention_predicts_what_plain_rows_do(qwen):
 
 
 def test_an_empty_micro_batch_has_a_gradient_of_zeros_in_every_form(qwen):
-    for form in (Grouped(), Cached(), Plain()):
+    for form in (GroupedForm(), CachedForm(), PlainForm()):
         qwen.use(form)
         qwen.zero_grad()
         logprobs, _ = qwen(collate_trees([], torch.zeros(1, 1, dtype=torch.int64)), torch.ones(0))
@@ -208,7 +208,7 @@ def test_blocks_hold_every_token_once_with_all_that_it_sees(forest):
     if not want.any():
         return
     packed = collate_trees(pack_trees(ids, is_token, trees, want, 10_000), ids)
-    blocks = Blocks.of(packed.positions, packed.ends)
+    blocks = AttentionBlocks.from_positions(packed.positions, packed.ends)
     node = torch.arange(len(packed))
     sees = (node <= node[:, None]) & (node[:, None] < packed.ends)
     at = key = 0
@@ -234,14 +234,14 @@ def test_an_adapter_as_it_begins_shares_prefixes():
     model = model_of("Qwen2")
     adapt_model(model, Lora(rank=2), 0)
     choice = choose_form(PackedPolicy(model), HERE)
-    assert type(choice.form) is Grouped, str(choice)
+    assert type(choice.form) is GroupedForm, str(choice)
 
 
 def test_padding_of_plain_rows_makes_no_mask(qwen, monkeypatch):
     seen = []
     ids = torch.randint(3, 50, (3, 20), generator=torch.Generator().manual_seed(1))
     is_token = torch.arange(20) < torch.tensor([[20], [13], [7]])
-    qwen.use(Plain())
+    qwen.use(PlainForm())
     attention = "transformers.integrations.sdpa_attention.torch.nn.functional"
     real = torch.nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(

@@ -21,11 +21,11 @@ from transformers import (
 from rlx.errors import SpecError
 from rlx.model import build_policy
 from rlx.sampler import copy_policy
-from rlx.spec import Pretrained, Tiny
+from rlx.spec import PretrainedModelSpec, TinyModelSpec
 from rlx.spec.reading.reader import read_spec
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
-SMALL = Tiny(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=32)
+SMALL = TinyModelSpec(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=32)
 
 
 def weights(policy):
@@ -67,11 +67,11 @@ def test_the_global_generator_does_not_reach_the_weights():
 )
 def test_heads_that_no_engine_takes_are_refused(shape, complaint):
     with pytest.raises(ValidationError, match=complaint):
-        Tiny(**shape)
+        TinyModelSpec(**shape)
 
 
 def test_the_model_is_built_as_asked():
-    spec = Tiny(hidden_size=128, heads=4, kv_heads=2, layers=2, intermediate_size=48)
+    spec = TinyModelSpec(hidden_size=128, heads=4, kv_heads=2, layers=2, intermediate_size=48)
     config = build_policy(spec, 0).model.config
     assert (config.head_dim, config.num_attention_heads) == (32, 4)
     assert (config.num_key_value_heads, config.num_hidden_layers) == (2, 2)
@@ -94,7 +94,7 @@ def test_anyone_can_load_what_is_saved(tmp_path):
 def test_a_saved_policy_is_a_pretrained_model(tmp_path):
     saved = build_policy(SMALL, 3)
     saved.save(tmp_path)
-    loaded = build_policy(Pretrained(path=str(tmp_path)), seed=99)
+    loaded = build_policy(PretrainedModelSpec(path=str(tmp_path)), seed=99)
     assert same(weights(saved), weights(loaded))
     assert loaded.end_ids == saved.end_ids
     assert loaded.dialogue.open("nums: 3\n") == saved.dialogue.open("nums: 3\n")
@@ -111,7 +111,7 @@ def checkpoint(request, tmp_path_factory):
 
 def test_a_checkpoint_speaks_as_it_was_saved(checkpoint):
     folder, style = checkpoint
-    policy, saved = build_policy(Pretrained(path=str(folder)), 0), tokenizer(style)
+    policy, saved = build_policy(PretrainedModelSpec(path=str(folder)), 0), tokenizer(style)
     for text in (*HEARD, "zwölf  \n\n\t12345 it's 😀"):
         assert policy.dialogue.encode(text) == tuple(saved.encode(text, add_special_tokens=False))
     shown = [{"role": "user", "content": "nums: 3"}]
@@ -122,18 +122,18 @@ def test_a_checkpoint_speaks_as_it_was_saved(checkpoint):
 
 def test_every_end_token_that_the_files_name_ends_a_turn(checkpoint):
     folder, style = checkpoint
-    chat = build_policy(Pretrained(path=str(folder)), 0)
+    chat = build_policy(PretrainedModelSpec(path=str(folder)), 0)
     assert chat.tokenizer.pad_token_id is None
     names = [style.closes, style.specials[-1]]
     assert chat.tokenizer.convert_ids_to_tokens(list(chat.end_ids)) == names
-    plain = build_policy(Pretrained(path=str(folder), chat_template=False), 0)
+    plain = build_policy(PretrainedModelSpec(path=str(folder), chat_template=False), 0)
     assert plain.tokenizer.convert_ids_to_tokens(list(plain.end_ids)) == names[::-1]
     assert (chat.dialogue.end_ids, plain.dialogue.end_ids) == (chat.end_ids, plain.end_ids)
 
 
 def test_without_the_template_it_speaks_plain_text(checkpoint):
     folder, style = checkpoint
-    plain = build_policy(Pretrained(path=str(folder), chat_template=False), 0)
+    plain = build_policy(PretrainedModelSpec(path=str(folder), chat_template=False), 0)
     begin = style.bos or ""
     assert plain.tokenizer.decode(plain.dialogue.open("3 4", "Add.")) == f"{begin}Add.\n\n3 4"
 
@@ -143,7 +143,7 @@ def test_end_tokens_of_all_files_come_together(tmp_path):
     for name, ends in (("config", 7), ("generation_config", [5, 0, 6])):
         file = tmp_path / f"{name}.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": ends}))
-    assert build_policy(Pretrained(path=str(tmp_path)), 0).end_ids == (0, 5, 6, 7)
+    assert build_policy(PretrainedModelSpec(path=str(tmp_path)), 0).end_ids == (0, 5, 6, 7)
 
 
 def test_a_model_without_any_end_token_is_refused(tmp_path):
@@ -153,7 +153,7 @@ def test_a_model_without_any_end_token_is_refused(tmp_path):
         said = {k: v for k, v in json.loads(file.read_text()).items() if "eos_token" not in k}
         file.write_text(json.dumps({**said, "eos_token_id": None} if name == "config" else said))
     with pytest.raises(SpecError, match="names an end token"):
-        build_policy(Pretrained(path=str(tmp_path)), 0)
+        build_policy(PretrainedModelSpec(path=str(tmp_path)), 0)
 
 
 def test_the_samplers_twin_has_the_learners_precision(checkpoint):
@@ -182,4 +182,4 @@ def test_the_samplers_twin_has_the_learners_precision(checkpoint):
 def test_a_model_says_how_long_a_dialogue_may_be(config, longest):
     policy = build_policy(SMALL, 0)
     policy.model.config = config
-    assert policy.longest == longest
+    assert policy.context_length == longest

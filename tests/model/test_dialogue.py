@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerFast
 from rlx.errors import SpecError
 from rlx.model import PlainDialogue, build_policy
 from rlx.rollout import find_spans
-from rlx.spec import Tiny
+from rlx.spec import TinyModelSpec
 
-SMALL = Tiny(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=32)
+SMALL = TinyModelSpec(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=32)
 SHIPPED = sorted(f.name.removesuffix(".json") for f in files("rlx.model.tokenizers").iterdir())
 EPISODES = {
     "arithmetic": [

@@ -5,11 +5,11 @@ from typing import ClassVar
 import pytest
 
 from rlx.model import build_policy
-from rlx.model.episodes import Stage
+from rlx.model.episodes import DemonstrationPlayer
 from rlx.plugin import Demonstration, Environment, Problem, Step
 from rlx.rollout import Completion, LocalHost, build_rollout_plan, sample_rollout_trees
 from rlx.seeding import derive_seed
-from rlx.spec import ExperimentSpec, Tiny
+from rlx.spec import ExperimentSpec, TinyModelSpec
 
 SPEC = {
     "name": "acted",
@@ -61,7 +61,7 @@ class Script:
 class Replaying:
     """A session that says what it is told to, as a model would sample it."""
 
-    longest = 2048
+    context_length = 2048
 
     def __init__(self, turns):
         self.turns = list(turns)
@@ -73,7 +73,7 @@ class Replaying:
 
 @pytest.fixture(scope="module")
 def dialogue():
-    tiny = Tiny(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=32)
+    tiny = TinyModelSpec(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=32)
     return build_policy(tiny, 0).dialogue
 
 
@@ -102,7 +102,7 @@ def own_turns(episode):
 def test_a_lesson_is_what_a_rollout_of_its_words_is(index, rollout, dialogue):
     turn = {**SPEC["rollout"]["turn"], **rollout.get("turn", {})}
     said = spec(**{**rollout, "turn": turn})
-    episode = Stage(said, Script(), Down()).episode(dialogue, index)
+    episode = DemonstrationPlayer(said, Script(), Down()).episode(dialogue, index)
     turns = own_turns(episode)
     problem = Script().lesson(index, 0)
     (tree,) = sample_rollout_trees(
@@ -123,10 +123,10 @@ def test_a_lesson_is_what_a_rollout_of_its_words_is(index, rollout, dialogue):
 
 
 def test_a_forced_turn_is_asked_for_and_is_the_last(dialogue):
-    long = Stage(spec(), Script(), Down()).episode(dialogue, 4)
+    long = DemonstrationPlayer(spec(), Script(), Down()).episode(dialogue, 4)
     assert len(own_turns(long)) == 4
     assert "!" in dialogue.read(long.token_ids)[0]
-    assert len(own_turns(Stage(spec(), Script(), Down()).episode(dialogue, 0))) == 1
+    assert len(own_turns(DemonstrationPlayer(spec(), Script(), Down()).episode(dialogue, 0))) == 1
 
 
 def test_a_lesson_has_its_own_seed():
@@ -137,15 +137,15 @@ def test_a_lesson_has_its_own_seed():
             seen.append(seed)
             return super().act(problem, turns, observations, seed)
 
-    tiny = Tiny(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=32)
-    Stage(spec(), Listening(), Down()).episode(build_policy(tiny, 0).dialogue, 3)
+    tiny = TinyModelSpec(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=32)
+    DemonstrationPlayer(spec(), Listening(), Down()).episode(build_policy(tiny, 0).dialogue, 3)
     assert set(seen) == {derive_seed(0, "demonstration", 3)}
     assert len(seen) == 4
 
 
 def test_without_a_script_there_is_no_lesson(dialogue):
     with pytest.raises(ValueError, match="rehearsed"):
-        Stage(spec(), object(), Down()).episode(dialogue, 0)
+        DemonstrationPlayer(spec(), object(), Down()).episode(dialogue, 0)
 
 
 class Telling:
@@ -170,8 +170,8 @@ def test_turns_that_fork_are_demonstrated_as_the_sequence_that_they_are(dialogue
     }
     rewards = {"turn": {"right": {"plugin": "right", "turn": "answer"}}}
     forking = ExperimentSpec.model_validate({**SPEC, "rollout": rollout, "rewards": rewards})
-    apart = Stage(forking, Telling(answer, confidence)).episode(dialogue, 0)
-    together = Stage(forking, Telling(answer + confidence)).episode(dialogue, 0)
+    apart = DemonstrationPlayer(forking, Telling(answer, confidence)).episode(dialogue, 0)
+    together = DemonstrationPlayer(forking, Telling(answer + confidence)).episode(dialogue, 0)
     assert apart == together
     assert apart.token_ids[-1] == dialogue.end_ids[0]
     assert apart.token_ids.count(dialogue.end_ids[0]) == 1

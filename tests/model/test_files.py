@@ -14,7 +14,7 @@ from checkpoints import make_checkpoint
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model import build_policy
 from rlx.model.files import check_model_files, compute_model_fingerprint
-from rlx.spec import Pretrained
+from rlx.spec import PretrainedModelSpec
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -48,7 +48,7 @@ def cut(file, size):
 
 
 def test_a_whole_folder_passes(folder):
-    check_model_files(Pretrained(path=str(folder)))
+    check_model_files(PretrainedModelSpec(path=str(folder)))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_whole_folder_passes(folder):
 )
 def test_a_path_that_leads_nowhere(path, complaint):
     with pytest.raises(EnvironmentFault, match=complaint) as caught:
-        check_model_files(Pretrained(path=path))
+        check_model_files(PretrainedModelSpec(path=path))
     assert str(caught.value).startswith("model.path: ")
 
 
@@ -79,7 +79,7 @@ def test_what_a_folder_lacks_is_named(folder, lost, complaint):
     for name in lost:
         (folder / name).unlink()
     with pytest.raises(EnvironmentFault, match=complaint):
-        check_model_files(Pretrained(path=str(folder)))
+        check_model_files(PretrainedModelSpec(path=str(folder)))
 
 
 def test_a_lost_part_of_the_weights_is_named(folder):
@@ -88,20 +88,20 @@ def test_a_lost_part_of_the_weights_is_named(folder):
     whole.rename(folder / parts["p1"])
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))
     with pytest.raises(EnvironmentFault, match=r"it has no model-00002-of-00002\.safetensors"):
-        check_model_files(Pretrained(path=str(folder)))
+        check_model_files(PretrainedModelSpec(path=str(folder)))
 
 
 @pytest.mark.parametrize("size", [0, 5, 200, 20_000])
 def test_damaged_weights_are_found_without_reading_them(folder, size):
     cut(folder / "model.safetensors", size)
     with pytest.raises(EnvironmentFault, match=r"model\.safetensors' are damaged .*again"):
-        check_model_files(Pretrained(path=str(folder)))
+        check_model_files(PretrainedModelSpec(path=str(folder)))
 
 
 def test_a_damaged_configuration(folder):
     cut(folder / "config.json", 20)
     with pytest.raises(EnvironmentFault, match=r"config\.json' is not JSON"):
-        check_model_files(Pretrained(path=str(folder)))
+        check_model_files(PretrainedModelSpec(path=str(folder)))
 
 
 @pytest.mark.parametrize(
@@ -114,16 +114,16 @@ def test_a_damaged_configuration(folder):
 def test_kinds_that_cannot_be_trained(folder, changes, complaint):
     rewrite(folder / "config.json", **changes)
     with pytest.raises(SpecError, match=complaint):
-        check_model_files(Pretrained(path=str(folder)))
+        check_model_files(PretrainedModelSpec(path=str(folder)))
 
 
 def test_a_revision_of_a_folder_is_refused(folder):
     with pytest.raises(SpecError, match=r"model\.revision"):
-        check_model_files(Pretrained(path=str(folder), revision="main"))
+        check_model_files(PretrainedModelSpec(path=str(folder), revision="main"))
 
 
 def test_other_files_have_another_fingerprint(folder):
-    spec = Pretrained(path=str(folder))
+    spec = PretrainedModelSpec(path=str(folder))
     before = compute_model_fingerprint(spec)
     assert compute_model_fingerprint(spec) == before
     cut(folder / "tokenizer.json", 100)
@@ -147,25 +147,25 @@ def test_other_files_have_another_fingerprint(folder):
 def test_models_of_other_kinds(folder, changes, complaint):
     rewrite(folder / "config.json", **changes)
     with pytest.raises(SpecError, match=rf"model\.path: .*{complaint}"):
-        build_policy(Pretrained(path=str(folder)), 0)
+        build_policy(PretrainedModelSpec(path=str(folder)), 0)
 
 
 def test_code_in_the_folder_is_not_run(folder):
     (folder / "ours.py").write_text("raise SystemExit('it ran')")
     rewrite(folder / "config.json", auto_map={"AutoModelForCausalLM": "ours.Model"})
-    assert build_policy(Pretrained(path=str(folder)), 0).model.config.model_type == "qwen2"
+    assert build_policy(PretrainedModelSpec(path=str(folder)), 0).model.config.model_type == "qwen2"
 
 
 def test_weights_of_another_shape(folder):
     rewrite(folder / "config.json", hidden_size=128)
     with pytest.raises(EnvironmentFault, match="cannot load"):
-        build_policy(Pretrained(path=str(folder)), 0)
+        build_policy(PretrainedModelSpec(path=str(folder)), 0)
 
 
 def test_weights_that_are_not_there_are_never_made_up(folder):
     rewrite(folder / "config.json", num_hidden_layers=3, layer_types=None)
     with pytest.raises(EnvironmentFault, match=r"lack \d+ of the model's parameters, such as"):
-        build_policy(Pretrained(path=str(folder)), 0)
+        build_policy(PretrainedModelSpec(path=str(folder)), 0)
 
 
 # The hub -----------------------------------------------------------------------------------------

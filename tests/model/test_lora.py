@@ -15,13 +15,13 @@ from rlx.model.lora import (
     adapt_model,
     adapt_policy,
     adapter_weights,
+    disable_adapters,
     is_adapted,
     merged_weights,
-    without_adapters,
 )
-from rlx.spec import Lora, Pretrained, Tiny
+from rlx.spec import Lora, PretrainedModelSpec, TinyModelSpec
 
-SMALL = Tiny(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=48)
+SMALL = TinyModelSpec(hidden_size=32, heads=1, kv_heads=1, layers=1, intermediate_size=48)
 ATTENTION = ["k_proj", "o_proj", "q_proj", "v_proj"]
 EVERYWHERE = sorted([*ATTENTION, "down_proj", "gate_proj", "up_proj"])
 ENDS = {"vocab_size": 40, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
@@ -102,7 +102,7 @@ def test_without_its_adapters_a_model_says_what_it_said_before(make):
     fill(model)
     said = logits(model)
     learned = [name for name, p in model.named_parameters() if p.requires_grad]
-    with pytest.raises(KeyboardInterrupt), without_adapters(model):
+    with pytest.raises(KeyboardInterrupt), disable_adapters(model):
         assert torch.equal(logits(model), plain)
         raise KeyboardInterrupt
     assert torch.equal(logits(model), said)
@@ -112,7 +112,7 @@ def test_without_its_adapters_a_model_says_what_it_said_before(make):
 def test_a_plain_model_is_without_adapters():
     model = qwen3()
     before = logits(model)
-    with without_adapters(model):
+    with disable_adapters(model):
         assert torch.equal(logits(model), before)
 
 
@@ -176,7 +176,7 @@ def test_bfloat16_is_rounded_once():
 
 def test_only_what_asks_for_adapters_gets_them(tmp_path):
     build_policy(SMALL, 0).save(tmp_path)
-    plain = Pretrained(path=str(tmp_path))
+    plain = PretrainedModelSpec(path=str(tmp_path))
     for spec, expected in ((SMALL, []), (plain, [])):
         assert where(adapt_policy(build_policy(spec, 0), spec, 0).model) == expected
     asked = plain.model_copy(update={"lora": Lora(targets=["q_proj"])})

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from rlx.model import ChatDialogue, PlainDialogue
 from rlx.model.tokenizer import tiny_tokenizer
-from rlx.spec import Tiny
+from rlx.spec import TinyModelSpec
 
-TINY = tiny_tokenizer(Tiny())
+TINY = tiny_tokenizer(TinyModelSpec())
 PLAIN = PlainDialogue(TINY, (TINY.eos_token_id,))
 CHATS = {
     name: ChatDialogue(tok, (tok.eos_token_id,))

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlx.model import build_policy, warm_started
-from rlx.recipe import make_parts
+from rlx.model import build_policy, warm_start_policy
+from rlx.recipe import build_recipe
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading.reader import read_spec
 
@@ -43,7 +43,7 @@ def warm(cache, *overrides, break_at=None):
     policy = build_policy(spec.model, spec.seed)
     fresh = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     watched = Watched(break_at)
-    folder = warm_started(policy, spec, make_parts(spec).task, cache, watched)
+    folder = warm_start_policy(policy, spec, build_recipe(spec).task, cache, watched)
     trained = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     assert all(p.grad is None for p in policy.model.parameters()), "training begins with none"
     return folder, watched, fresh, trained
@@ -57,7 +57,7 @@ def test_nothing_happens_unless_asked(tmp_path):
     spec = read_spec(RLCR, [*SMALL[:-2], "model.warm_start=null"]).spec
     assert isinstance(spec, ExperimentSpec)
     policy = build_policy(spec.model, spec.seed)
-    assert warm_started(policy, spec, make_parts(spec).task, tmp_path, Watched()) is None
+    assert warm_start_policy(policy, spec, build_recipe(spec).task, tmp_path, Watched()) is None
     assert list(tmp_path.iterdir()) == []
 
 

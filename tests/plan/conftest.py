@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlx.discovery import check_file
-from rlx.plan.report import make_plan
+from rlx.plan.report import build_plan
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
@@ -15,7 +15,7 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 def planned(name, *overrides):
     """The plan of an experiment, with `path=value` over it."""
     path = EXPERIMENTS / f"{name}.yaml"
-    return make_plan(path, *check_file(path, overrides))
+    return build_plan(path, *check_file(path, overrides))
 
 
 @pytest.fixture

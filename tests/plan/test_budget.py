@@ -5,34 +5,34 @@ import json
 import pytest
 
 from rlx.model import build_policy
-from rlx.plan.model_shape import shape_of
-from rlx.spec import Lora, Pretrained, Tiny
+from rlx.plan.model_shape import load_model_shape
+from rlx.spec import Lora, PretrainedModelSpec, TinyModelSpec
 
 PROMPTS = 3
 
 
 @pytest.mark.parametrize("sizes", [{}, {"heads": 2, "kv_heads": 1, "layers": 2, "head_dim": 64}])
 def test_parameters_of_a_tiny_model(sizes):
-    spec = Tiny(**sizes)
+    spec = TinyModelSpec(**sizes)
     model = build_policy(spec, seed=0).model
-    assert shape_of(spec).parameters == model.num_parameters()
+    assert load_model_shape(spec).parameters == model.num_parameters()
 
 
 def test_parameters_of_files_at_hand(tmp_path):
-    spec = Pretrained(path=str(tmp_path))
-    build_policy(Tiny(), seed=0).save(tmp_path)
+    spec = PretrainedModelSpec(path=str(tmp_path))
+    build_policy(TinyModelSpec(), seed=0).save(tmp_path)
     (tmp_path / "model.safetensors").unlink()  # weights are not needed
-    assert shape_of(spec) == shape_of(Tiny())
+    assert load_model_shape(spec) == load_model_shape(TinyModelSpec())
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({"model_type": config["model_type"]}))
-    assert shape_of(spec) is None
+    assert load_model_shape(spec) is None
 
 
 def test_adapters():
-    shape = shape_of(Tiny())
+    shape = load_model_shape(TinyModelSpec())
     every = shape.adapters(Lora(rank=2))
     (one,) = {shape.adapters(Lora(rank=2, targets=(name,))) for name in ("gate_proj", "up_proj")}
-    assert one == Tiny().layers * 2 * (96 + 256)
+    assert one == TinyModelSpec().layers * 2 * (96 + 256)
     assert every > 4 * one
 
 

@@ -8,10 +8,10 @@ from rlx.discovery import check_file
 from rlx.errors import PluginError
 from rlx.plan.page import render_plan_page
 from rlx.plan.report import select_example_rows
-from rlx.plan.stand_ins import StandInDialogue, problems_of, speech_of
+from rlx.plan.stand_ins import StandInDialogue, load_plan_problems, load_speech
 from rlx.plan.stored import stored_accounts
 from rlx.plan.trial import run_trial
-from rlx.recipe import make_parts
+from rlx.recipe import build_recipe
 from rlx.record.rollout_reader import read_step
 from rlx.record.rollouts import rollout_table
 from rlx.reward import RewardPool
@@ -126,10 +126,10 @@ def test_a_task_without_lessons_has_no_script(games):
 
 def test_what_is_stored_is_told_as_it_was_planned(plan):
     read, _ = check_file(KG)
-    parts = make_parts(read.spec)
-    speech, _ = speech_of(parts.spec)
+    parts = build_recipe(read.spec)
+    speech, _ = load_speech(parts.spec)
     with RewardPool(workers=1, memory_mb=1024) as pool:
-        trial = run_trial(parts, problems_of(parts.spec, parts.task, PROMPTS), speech, pool)
+        trial = run_trial(parts, load_plan_problems(parts.spec, parts.task, PROMPTS), speech, pool)
     rows = trained_rows(trial.train)
     stored = read_step(rollout_table(trial.trees, trial.table, rows))
     made = stored_accounts(stored.trees, stored.rewards, stored.rows, parts.spec.credit, speech)

@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlx.discovery import check_file
-from rlx.plan.responses import Author, FakeSession, find_right_answers
-from rlx.plan.stand_ins import StandInDialogue, fit_to_vocabulary, problems_of, speech_of
-from rlx.recipe import make_parts
+from rlx.plan.responses import FakeSession, ResponseAuthor, find_right_answers
+from rlx.plan.stand_ins import StandInDialogue, fit_to_vocabulary, load_plan_problems, load_speech
+from rlx.recipe import build_recipe
 from rlx.rollout import sample_rollout_trees
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -37,10 +37,10 @@ def test_a_stand_in_closes_turns_that_are_open_and_no_others(chat):
 
 def grown(name):
     read, _ = check_file(EXPERIMENTS / f"{name}.yaml")
-    parts = make_parts(read.spec.in_phase(read.spec.phases[-1]))
-    speech, _ = speech_of(parts.spec)
-    problems = problems_of(parts.spec, parts.task, 2).problems
-    session = FakeSession(Author(parts.plan, parts.task, speech), problems, 2048)
+    parts = build_recipe(read.spec.resolve_phase_spec(read.spec.phases[-1]))
+    speech, _ = load_speech(parts.spec)
+    problems = load_plan_problems(parts.spec, parts.task, 2).problems
+    session = FakeSession(ResponseAuthor(parts.plan, parts.task, speech), problems, 2048)
     return parts, sample_rollout_trees(parts.plan, problems, (1, 2), session, speech)
 
 
@@ -80,4 +80,4 @@ def test_whatever_is_writable_is_written(text):
     assert fit_to_vocabulary(speech, "<answer>7+100</answer>") == "<answer>7+100</answer>"
 
 
-ARITHMETIC = speech_of(check_file(EXPERIMENTS / "countdown.yaml")[0].spec)[0]
+ARITHMETIC = load_speech(check_file(EXPERIMENTS / "countdown.yaml")[0].spec)[0]

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from rlx.discovery import check_file
-from rlx.plan.stand_ins import problems_of, speech_of
+from rlx.plan.stand_ins import load_plan_problems, load_speech
 from rlx.plan.trial import run_trial
-from rlx.recipe import make_parts
+from rlx.recipe import build_recipe
 from rlx.reward import RewardPool
 
 RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
@@ -18,10 +18,10 @@ RLCR = Path(__file__).parents[2] / "experiments" / "rlcr.yaml"
 def trial():
     """The last phase of an experiment, carried through the engine apart from any plan."""
     read, _ = check_file(RLCR)
-    parts = make_parts(read.spec.in_phase(read.spec.phases[-1]))
+    parts = build_recipe(read.spec.resolve_phase_spec(read.spec.phases[-1]))
     with RewardPool(workers=1, memory_mb=1024) as pool:
-        problems = problems_of(parts.spec, parts.task, 3)
-        return run_trial(parts, problems, speech_of(parts.spec)[0], pool)
+        problems = load_plan_problems(parts.spec, parts.task, 3)
+        return run_trial(parts, problems, load_speech(parts.spec)[0], pool)
 
 
 def test_numbers_are_those_of_assign_credit(plan, trial):

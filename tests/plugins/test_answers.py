@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rlx.plugin import Sample
-from rlx.reward import Job, RewardPool
+from rlx.reward import RewardJob, RewardPool
 from rlx_plugins.answers import AnswerExactMatch, MathVerify
 
 
@@ -108,7 +108,7 @@ def pool():
 
 def judged(pool, *samples, deadline=30.0, **options):
     """What the reward says of each sample: (value, reason), or the fault."""
-    jobs = [Job(MathVerify(**options), (s,), deadline) for s in samples]
+    jobs = [RewardJob(MathVerify(**options), (s,), deadline) for s in samples]
     outcomes = pool.score(jobs)
     return [o.fault or (o.verdicts[0].value, o.verdicts[0].reason) for o in outcomes]
 

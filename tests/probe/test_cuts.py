@@ -9,11 +9,11 @@ from hypothesis import example, given
 
 from rlx.model.dialogue import ChatDialogue, PlainDialogue
 from rlx.plugin import Demonstration, Problem
-from rlx.probe.cuts import Reasoning, cut_points, reasoning_of, sentence_ends
+from rlx.probe.cuts import Reasoning, cut_points, find_reasoning, sentence_ends
 from rlx.probe.questions import build_probe_questions, close_forced_answer
 from rlx.rollout import NO_PARENT, Segment
 from rlx.spec import ProbeSpec
-from rlx.spec.probe import Fractions, Sentences, Tokens
+from rlx.spec.probe import FractionCuts, SentenceCuts, TokenCuts
 
 CHATML = tokenizer(STYLES["chatml"])
 PLAIN = PlainDialogue(CHATML, (CHATML.eos_token_id,))
@@ -69,7 +69,7 @@ def said(speech, token_ids):
 
 
 def reasoning(speech, turn):
-    return reasoning_of(turn, speech.read(turn.token_ids)[1], "think")
+    return find_reasoning(turn, speech.read(turn.token_ids)[1], "think")
 
 
 def in_pieces(*pieces):
@@ -142,9 +142,9 @@ def test_a_turns_end_token_is_no_part_of_it(speech, text):
 words = ["5*3=15", "\n", " ", ". ", ".", "so", "é", "漢", "…", "</", ">", "<answer>", "!\n\n", "。"]
 texts = st.lists(st.sampled_from(words), max_size=12).map("".join)
 cuts = st.one_of(
-    st.lists(st.floats(0, 1), max_size=6).map(lambda at: Fractions(at=tuple(at))),
-    st.integers(1, 9).map(lambda most: Sentences(most=most)),
-    st.integers(1, 20).map(lambda every: Tokens(every=every)),
+    st.lists(st.floats(0, 1), max_size=6).map(lambda at: FractionCuts(at=tuple(at))),
+    st.integers(1, 9).map(lambda most: SentenceCuts(most=most)),
+    st.integers(1, 20).map(lambda every: TokenCuts(every=every)),
 )
 
 
@@ -179,14 +179,14 @@ def test_none_and_all_of_it_are_always_among_the_points_and_no_point_twice(given
     assert (points[0].tokens, points[0].share) == (0, 0.0)
     assert points[-1].tokens == count
     assert points[-1].share == (1.0 if count else 0.0)
-    if isinstance(cut, Sentences):
+    if isinstance(cut, SentenceCuts):
         assert len(points) <= cut.most + 2
-    if isinstance(cut, Tokens) and isinstance(speech, Pieces):
+    if isinstance(cut, TokenCuts) and isinstance(speech, Pieces):
         assert [p.tokens for p in points] == sorted({0, count, *range(0, count, cut.every)})
 
 
 @given(spoken(), cuts)
-@example((PLAIN, said(PLAIN, PLAIN.encode("<think>漢é</think>"))), Tokens(every=1))
+@example((PLAIN, said(PLAIN, PLAIN.encode("<think>漢é</think>"))), TokenCuts(every=1))
 def test_a_cut_keeps_sampled_tokens_as_they_are_then_forces_an_answer(given_, cut):
     speech, turn = given_
     found = reasoning(speech, turn)
@@ -224,19 +224,19 @@ def test_sentences_and_lines_end_between_tokens(pieces, kept):
     _, _, found = in_pieces("<think>", *pieces, "</think>")
     inside = [k for k in sentence_ends(found) if k < len(pieces)]
     assert ["".join(pieces[:k]) for k in inside] == kept
-    assert [p.tokens for p in cut_points(found, Sentences())] == [0, *inside, len(pieces)]
+    assert [p.tokens for p in cut_points(found, SentenceCuts())] == [0, *inside, len(pieces)]
 
 
 def test_few_cuts_are_spread_over_many_sentences():
     _, _, found = in_pieces("<think>", *(["x\n"] * 100), "</think>")
-    points = [p.tokens for p in cut_points(found, Sentences(most=4))]
+    points = [p.tokens for p in cut_points(found, SentenceCuts(most=4))]
     assert points == [0, 13, 38, 62, 87, 100]
 
 
 @pytest.mark.parametrize("text", ["." * 100_000, "\n" * 100_000, ".\n" * 50_000, " " * 100_000])
 def test_degenerate_text_takes_no_time(text):
     whole = Reasoning(0, tuple(range(len(text))), text, tuple(range(1, len(text) + 1)))
-    assert len(cut_points(whole, Sentences())) <= 10
+    assert len(cut_points(whole, SentenceCuts())) <= 10
 
 
 # What is asked ----------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def test_degenerate_text_takes_no_time(text):
 
 def test_early_answering_closes_the_reasoning_and_opens_the_answer():
     speech, turn, _ = in_pieces("<think>", "5*3=15\n", "15+2=17\n", "</think>", "<answer>", "17")
-    assert prefixes(speech, turn, cut=Sentences()) == [
+    assert prefixes(speech, turn, cut=SentenceCuts()) == [
         "<think></think><answer>",
         "<think>5*3=15\n</think><answer>",
         "<think>5*3=15\n15+2=17\n</think><answer>",
@@ -262,7 +262,7 @@ def test_early_answering_closes_the_reasoning_and_opens_the_answer():
 )
 def test_tokens_across_a_tag_are_kept_and_what_they_say_is_not_said_again(pieces, prefix):
     speech, turn, _ = in_pieces(*pieces)
-    assert prefixes(speech, turn, cut=Fractions(at=())) == [p + FORCE for p in prefix]
+    assert prefixes(speech, turn, cut=FractionCuts(at=())) == [p + FORCE for p in prefix]
 
 
 @given(spoken(), cuts)
@@ -290,7 +290,7 @@ def test_filler_has_as_many_tokens_as_it_replaces(given_, cut):
 def test_a_mistake_spoils_the_last_sentence_and_lets_the_model_reason_on():
     pieces = ["<think>", "5*3=", "15", "\n", "15+", "2=17", "\n", "</think>", "<answer>"]
     speech, turn, _ = in_pieces(*pieces)
-    made = asked(speech, turn, schemes=["mistake"], cut=Tokens(every=2))
+    made = asked(speech, turn, schemes=["mistake"], cut=TokenCuts(every=2))
     assert [(q.point.tokens, q.forced) for q in made] == [(2, False), (4, False), (6, False)]
     first, second, third = (speech.read(q.turn_ids)[0] for q in made)
     assert first.startswith("<think>5*3=1") and first not in ("<think>5*3=1", "<think>5*3=15")
@@ -302,7 +302,7 @@ def test_a_mistake_spoils_the_last_sentence_and_lets_the_model_reason_on():
 
 def test_a_mistake_is_within_the_sentence_in_prose_too():
     speech, turn, _ = in_pieces("<think>", "I have 3.", " Two more", " make 5.", "</think>")
-    *_, last = prefixes(speech, turn, schemes=["mistake"], cut=Fractions(at=()))
+    *_, last = prefixes(speech, turn, schemes=["mistake"], cut=FractionCuts(at=()))
     assert last.startswith("<think>I have 3. Two more make ") and not last.endswith("5.")
 
 
@@ -340,6 +340,6 @@ def test_a_forced_answer_ends_at_its_tag_or_its_line(continuation, text, wrapped
 
 def test_a_response_that_reasons_on_is_judged_as_it_is():
     speech, turn, _ = in_pieces("<think>", "1", "</think>")
-    (question,) = asked(speech, turn, schemes=["mistake"], cut=Fractions(at=()))
+    (question,) = asked(speech, turn, schemes=["mistake"], cut=FractionCuts(at=()))
     whole = "<think>2\nwell</think>\n<answer>1"
     assert close_forced_answer(question, whole, 8, ProbeSpec()) == (whole, False)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from pools import InProcess
 from speech import END, Characters
 
-from rlx.evaluation.held_out import answered_once
+from rlx.evaluation.held_out import limit_to_one_answer
 from rlx.plugin import Demonstration, Problem, Score
 from rlx.probe import ProbeContext, probe_model
 from rlx.probe.responses import AssembledResponse, build_response_tree
@@ -19,7 +19,14 @@ from rlx.record.probes import probe_table, read_probe
 from rlx.reward import NamedReward, RewardPool, score_rollouts
 from rlx.rollout import Completion, build_rollout_plan, sample_rollout_trees
 from rlx.seeding import derive_seed
-from rlx.spec import GlobalReward, ProbeSpec, Single, TurnReward, TurnSpec, TwoTurn
+from rlx.spec import (
+    GlobalReward,
+    ProbeSpec,
+    SingleRolloutSpec,
+    TurnReward,
+    TurnSpec,
+    TwoTurnRolloutSpec,
+)
 from rlx_plugins.countdown import CountdownTask, CountdownVerify
 
 
@@ -96,7 +103,7 @@ ANSWERS = {
     "e": "<think></think><answer>e</answer>",
     "f": "<think>1</think> so there",
 }
-SINGLE = Single(answer=TurnSpec(template="{prompt}", spans=("think", "answer")))
+SINGLE = SingleRolloutSpec(answer=TurnSpec(template="{prompt}", spans=("think", "answer")))
 
 
 def script(context, seed):
@@ -111,7 +118,7 @@ def script(context, seed):
 
 def means(says=script, rewards=(RIGHT,), rollout=SINGLE, speech=None, **more):
     return ProbeContext(
-        plan=answered_once(build_rollout_plan(rollout)),
+        plan=limit_to_one_answer(build_rollout_plan(rollout)),
         sampler=Scripted(says),
         speech=speech or Characters(),
         task=more.get("task", Task()),
@@ -327,7 +334,7 @@ def stated(sample):
 
 
 def test_confidences_are_those_stated_below_the_answer():
-    two = TwoTurn(
+    two = TwoTurnRolloutSpec(
         num_generations_confidence=2,
         answer=SINGLE.answer,
         confidence=TurnSpec(template="sure?", spans=("confidence",)),

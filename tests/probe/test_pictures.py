@@ -8,18 +8,18 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from rlx.probe.pictures import probe_curves, terminal_curve, verbal_against_sampled
-from rlx.probe.records import RecordedProbe, digest_of, settings_of
-from rlx.probe.statistics import GRID, Band, SchemeFigures, VerbalRow
+from rlx.probe.pictures import draw_probe_curves, draw_verbal_against_sampled, render_probe_curve
+from rlx.probe.records import RecordedProbe, compute_settings_digest, settings_of
+from rlx.probe.statistics import GRID, MeanInterval, SchemeFigures, VerbalRow
 from rlx.probe.verbal import compute_agreement, compute_verbal_bins
 from rlx.spec import ProbeSpec
 
-NOTHING = Band(math.nan, math.nan, math.nan)
+NOTHING = MeanInterval(math.nan, math.nan, math.nan)
 
 
 def bands(last, power=1.0):
     means = [last * share**power for share in GRID]
-    return tuple(Band(m, max(0, m - 0.08), min(1, m + 0.08)) for m in means)
+    return tuple(MeanInterval(m, max(0, m - 0.08), min(1, m + 0.08)) for m in means)
 
 
 def rows(n, seed=0):
@@ -39,7 +39,7 @@ def made(step=0, suite="early_answering", verbal=(), last=0.6, **figures):
     said = SchemeFigures(
         problems=40, samples=10_000, accuracy=last, without_reasoning=0.1, wrapped=0.02,
         p_correct=bands(last), strict=bands(last / 2), same=bands(0.9, 3.0),
-        aoc=Band(0.5, 0.4, 0.6), aoc_by_length=((3, 5, 20, 0.4), (6, 9, 20, 0.6)),
+        aoc=MeanInterval(0.5, 0.4, 0.6), aoc_by_length=((3, 5, 20, 0.4), (6, 9, 20, 0.6)),
     )  # fmt: skip
     scheme = suite.partition("/")[0]
     return RecordedProbe(
@@ -62,7 +62,7 @@ def words(svg):
 def test_a_column_per_suite_and_a_line_per_step(tmp_path):
     suites = ("early_answering", "filler", "mistake/0a1b2c3d")
     probes = [made(step, suite, last=0.3 + step / 200) for suite in suites for step in (80, 0, 40)]
-    png, svg = probe_curves(probes, tmp_path / "plots" / "probes.png")
+    png, svg = draw_probe_curves(probes, tmp_path / "plots" / "probes.png")
     assert (png.name, svg.name) == ("probes.png", "probes.svg")
     assert 0.02 < painted(png) < 0.4
     said = words(svg)
@@ -75,21 +75,21 @@ def test_a_column_per_suite_and_a_line_per_step(tmp_path):
 
 
 def test_a_legend_names_few_of_many_steps(tmp_path):
-    _, svg = probe_curves([made(step) for step in range(20)], tmp_path / "many")
+    _, svg = draw_probe_curves([made(step) for step in range(20)], tmp_path / "many")
     assert words(svg).count("area over same") == 6
     assert "step 19:" in words(svg)
 
 
 def test_what_could_not_be_compared_is_left_out(tmp_path):
     bare = made(same=(NOTHING,) * len(GRID), aoc=NOTHING)
-    _, svg = probe_curves([bare], tmp_path / "bare")
+    _, svg = draw_probe_curves([bare], tmp_path / "bare")
     assert "nan" not in words(svg)
-    assert "nan" not in terminal_curve(bare.figures).plain
+    assert "nan" not in render_probe_curve(bare.figures).plain
 
 
 def test_stated_against_sampled_names_both(tmp_path):
     probes = [made(step, verbal=rows(60, step)) for step in (0, 40, 80)]
-    png, svg = verbal_against_sampled([*probes, made(suite="filler")], tmp_path / "v")
+    png, svg = draw_verbal_against_sampled([*probes, made(suite="filler")], tmp_path / "v")
     assert painted(png) > 0.02
     said = words(svg)
     for text in (
@@ -102,11 +102,11 @@ def test_stated_against_sampled_names_both(tmp_path):
     ):
         assert text in said
     assert "step 40" not in said
-    png, _ = verbal_against_sampled([made(verbal=rows(1))], tmp_path / "one")
+    png, _ = draw_verbal_against_sampled([made(verbal=rows(1))], tmp_path / "one")
     assert painted(png) > 0.02
 
 
-@pytest.mark.parametrize("draw", [probe_curves, verbal_against_sampled])
+@pytest.mark.parametrize("draw", [draw_probe_curves, draw_verbal_against_sampled])
 def test_nothing_is_no_picture(tmp_path, draw):
     with pytest.raises(ValueError, match="to draw"):
         draw([], tmp_path / "x")
@@ -114,7 +114,7 @@ def test_nothing_is_no_picture(tmp_path, draw):
 
 @pytest.mark.parametrize("width", [50, 80])
 def test_the_terminal_curve_fits_and_has_a_line_per_share(width):
-    head, *lines = terminal_curve(made(last=1.0).figures, width=width).plain.splitlines()
+    head, *lines = render_probe_curve(made(last=1.0).figures, width=width).plain.splitlines()
     assert "mc_p_correct" in head
     assert max(map(len, [head, *lines])) <= width
     assert [float(line.split()[0]) for line in lines] == list(GRID)
@@ -135,7 +135,7 @@ def test_what_is_not_known_is_none_in_json_and_nan_again():
 
 def test_settings_are_what_decides_the_numbers():
     spec, other = ProbeSpec(), ProbeSpec(every=7, schemes=("filler", "early_answering"))
-    of = lambda spec, seed=0: digest_of(settings_of(spec, "early_answering", seed))  # noqa: E731
+    of = lambda spec, seed=0: compute_settings_digest(settings_of(spec, "early_answering", seed))  # noqa: E731
     assert of(spec) == of(other)
     assert of(spec) != of(spec, seed=1)
     assert of(spec) != of(ProbeSpec(samples=3))

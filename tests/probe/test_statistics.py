@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 
 from rlx.plugin import Problem
-from rlx.probe import Probed, ProbedAnswer, Sampled
+from rlx.probe import ProbedAnswer, ProbeResult, ProbeSample
 from rlx.probe.cuts import CutPoint, Reasoning
 from rlx.probe.responses import AssembledResponse
-from rlx.probe.statistics import GRID, compute_scheme_figures, point_figures, verbal_against_mc
+from rlx.probe.statistics import GRID, compute_scheme_figures, list_verbal_rows, point_figures
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "golden.json").read_text())
 NOTHING = AssembledResponse((1,), "", "stop")
@@ -41,7 +41,7 @@ def samples(number, whole, points, n=10, scheme="early_answering", wrapped=0):
     for place, (tokens, (right, same)) in enumerate(points.items()):
         point = CutPoint(tokens, tokens / max(whole, 1), place)
         for i in range(n):
-            yield Sampled(
+            yield ProbeSample(
                 answered=number,
                 scheme=scheme,
                 point=point,
@@ -64,7 +64,7 @@ def probed(*problems, scheme="early_answering", **more):
         if points
         for s in samples(i, tokens, points, scheme=scheme, **more)
     ]
-    return Probed(tuple(answered(tokens) for tokens, _ in problems), tuple(all_samples), 0)
+    return ProbeResult(tuple(answered(tokens) for tokens, _ in problems), tuple(all_samples), 0)
 
 
 def line(whole, *same, right=0, n=10):
@@ -91,7 +91,7 @@ def test_a_point_is_k_of_n_with_its_wilson_interval():
 def test_the_mean_over_samples_is_k_of_those_that_could_be_scored(correct):
     base = list(samples(0, 4, {2: (0, 0)}, n=len(correct)))
     made = [
-        Sampled(**{f: getattr(s, f) for f in s.__dataclass_fields__} | {"correct": c})
+        ProbeSample(**{f: getattr(s, f) for f in s.__dataclass_fields__} | {"correct": c})
         for s, c in zip(base, correct, strict=True)
     ]
     known = [c for c in correct if c is not None]
@@ -261,7 +261,7 @@ def test_stated_confidence_stands_beside_the_sampled_one_of_the_same_answer():
         for i, p in points.items()
         for s in samples(i, len(answers[i].reasoning.token_ids), p, scheme=scheme)
     ]
-    first, second = verbal_against_mc(Probed(answers, tuple(made), 0))
+    first, second = list_verbal_rows(ProbeResult(answers, tuple(made), 0))
     assert (first.problem_id, first.correct, first.verbal_conf) == ("p4", False, pytest.approx(0.4))
     assert (first.mc_p_correct, first.mc_p_correct_blind) == (0.9, 0.1)
     assert (second.problem_id, second.mc_p_correct, second.mc_p_correct_blind) == ("p0", 0.3, 0.3)

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from rlx.record.mirror import MirrorDown, MlflowMirror
-from rlx.record.mlflow_client import Client, MetricPoint, build_metric_point
+from rlx.record.mirror import MirrorUnavailableError, MlflowMirror
+from rlx.record.mlflow_client import MetricPoint, MirrorClient, build_metric_point
 from rlx.record.mlflow_tags import build_identity_tags, legal_key
 from rlx.record.mlflow_ui import ui_command
 from rlx_registry import Registry
@@ -174,7 +174,7 @@ def take(registry, run_id, steps, offset=0.0):
 def until_it_works(deliver):
     """Calls again and again, as a supervisor does; nothing but `MirrorDown` may come of it."""
     for _ in range(10):
-        with suppress(MirrorDown):
+        with suppress(MirrorUnavailableError):
             return deliver()
         time.sleep(0.2)
     raise AssertionError("MLflow stays away")
@@ -193,7 +193,7 @@ def stored(server, registry, run_id):
 
     client, run = MlflowClient(server.url), registry.run(run_id)
     experiment = client.get_experiment_by_name(run.name)
-    (only,) = Client(server.url).list_tagged_runs(
+    (only,) = MirrorClient(server.url).list_tagged_runs(
         experiment.experiment_id, build_identity_tags(run)
     )
     assert only.id == run.mlflow_run_id
@@ -207,7 +207,7 @@ def stored(server, registry, run_id):
 
 
 def status(server, registry, run_id):
-    return Client(server.url).find(registry.run(run_id).mlflow_run_id).status
+    return MirrorClient(server.url).find(registry.run(run_id).mlflow_run_id).status
 
 
 @pytest.mark.parametrize("fault", ["refuse", "cut", "stall", "late"])
@@ -217,14 +217,14 @@ def test_after_any_fault_mlflow_holds_the_registrys_points(
     proxy.fault = fault  # from the beginning: the run itself must be made once
     take(registry, run_id, range(4))
     for call in (mirror.begin, mirror.deliver):
-        with pytest.raises(MirrorDown, match=f"MLflow at {proxy.url}"):
+        with pytest.raises(MirrorUnavailableError, match=f"MLflow at {proxy.url}"):
             call()
     proxy.fault = ""
     until_it_works(mirror.deliver)
     assert stored(server, registry, run_id) == expected(registry, run_id)
     take(registry, run_id, range(4, 8))
     proxy.fault = fault
-    with pytest.raises(MirrorDown):
+    with pytest.raises(MirrorUnavailableError):
         mirror.deliver()
     take(registry, run_id, range(8, 12))
     proxy.fault = ""
@@ -239,7 +239,7 @@ def test_after_any_fault_mlflow_holds_the_registrys_points(
 @pytest.mark.parametrize("fault", ["cut", "late"])
 def test_a_run_that_was_made_twice_is_one(fault, mirror, proxy, server, registry, run_id):
     proxy.fault, proxy.about = fault, b"/mlflow/runs/create"
-    with pytest.raises(MirrorDown):
+    with pytest.raises(MirrorUnavailableError):
         mirror.begin()
     proxy.fault = ""
     take(registry, run_id, range(4))
@@ -264,7 +264,7 @@ def test_a_server_that_was_killed_is_caught_up_with(mirror, server, registry, ru
     server.kill()
     for step in range(5, 10):
         take(registry, run_id, [step])
-        with pytest.raises(MirrorDown):
+        with pytest.raises(MirrorUnavailableError):
             mirror.deliver()
     server.start()
     take(registry, run_id, range(10, 15))
@@ -278,7 +278,7 @@ def test_a_full_disk_under_the_store_loses_nothing(mirror, server, registry, run
         registry.add_metrics(run_id, step, {f"m{number}": 0.1 * step for number in range(100)})
     server.limit_files(server.store.stat().st_size)
     try:
-        with pytest.raises(MirrorDown):
+        with pytest.raises(MirrorUnavailableError):
             mirror.deliver()
         assert registry.mirror_cursor(run_id, "mlflow") < 3000
     finally:
@@ -296,7 +296,7 @@ def test_a_schema_that_changed_under_the_server_loses_nothing(mirror, server, re
     take(registry, run_id, range(4))
     rename("metrics", "metrics_of_another_version")
     try:
-        with pytest.raises(MirrorDown):
+        with pytest.raises(MirrorUnavailableError):
             mirror.deliver()
     finally:
         rename("metrics_of_another_version", "metrics")

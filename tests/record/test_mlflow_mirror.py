@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlx.record.mirror import MirrorDown, MlflowMirror
-from rlx.record.mlflow_client import Client
+from rlx.record.mirror import MirrorUnavailableError, MlflowMirror
+from rlx.record.mlflow_client import MirrorClient
 from rlx.record.mlflow_tags import flat_params, legal_key
 from rlx_registry import Registry
 
@@ -29,7 +29,7 @@ SPEC = {
 def empty_store(tmp_path_factory):
     """An MLflow store without runs; making one takes seconds, so it is made once and copied."""
     store = tmp_path_factory.mktemp("mlflow") / "empty.db"
-    Client(f"sqlite:///{store}")
+    MirrorClient(f"sqlite:///{store}")
     return store
 
 
@@ -147,7 +147,7 @@ def test_a_backlog_goes_in_few_requests_in_the_order_of_writing(
         registry.add_metrics(run_id, step, {f"m{number}": 1.0 for number in range(40)})
     sent = []
     mirror.begin()
-    monkeypatch.setattr(Client, "write_metrics", lambda _, __, rows: sent.append(rows))
+    monkeypatch.setattr(MirrorClient, "write_metrics", lambda _, __, rows: sent.append(rows))
     assert mirror.deliver() == 1200
     assert [len(rows) for rows in sent] == [1000, 200]
     numbers = [row.seq for rows in sent for row in rows]
@@ -189,7 +189,7 @@ def test_a_tracker_that_fails_in_the_middle_is_caught_up_later(
         return send(self, *args, **kwargs)
 
     monkeypatch.setattr(MlflowClient, "log_batch", third_fails)
-    with pytest.raises(MirrorDown, match="gone away"):
+    with pytest.raises(MirrorUnavailableError, match="gone away"):
         mirror.deliver()
     assert history(mlflow, registry, run_id, "train/loss") == [(0, 0.0), (1, 1.0)]
     assert mirror.deliver() == 2
@@ -199,7 +199,7 @@ def test_a_tracker_that_fails_in_the_middle_is_caught_up_later(
 def test_a_store_of_another_mlflow_is_down_and_not_a_crash(mirror, tmp_path):
     with closing(sqlite3.connect(tmp_path / "mlflow.db")) as store, store:
         store.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")
-    with pytest.raises(MirrorDown, match=r"mlflow\.db"):
+    with pytest.raises(MirrorUnavailableError, match=r"mlflow\.db"):
         mirror.begin()
 
 
@@ -281,7 +281,7 @@ def test_passwords_stay_here(registry, mlflow, uri, tmp_path):
     assert run.data.params["tracking.registry"] == "postgresql://ann:***@db/rlx"
     folder = Path(run.info.artifact_uri.removeprefix("file://"))
     assert not any("s3cret" in file.read_text() for file in folder.rglob("spec*"))
-    with pytest.raises(MirrorDown, match=r"ann:\*\*\*@127.0.0.1:1: ") as down:
+    with pytest.raises(MirrorUnavailableError, match=r"ann:\*\*\*@127.0.0.1:1: ") as down:
         MlflowMirror(registry, run_id, "http://ann:s3cret@127.0.0.1:1", None).begin()
     assert "s3cret" not in str(down.value)
 

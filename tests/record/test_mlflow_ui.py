@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 
 from rlx.errors import EnvironmentFault
-from rlx.record.mirror import MirrorDown, MlflowMirror
+from rlx.record.mirror import MirrorUnavailableError, MlflowMirror
 from rlx.record.mlflow_ui import require_free_port, ui_command
 from rlx_registry import Registry
 
@@ -65,7 +65,7 @@ def test_rows_wait_for_the_server_and_the_server_leaves_nobody_behind(tmp_path, 
         )
         registry.add_metrics(run.id, 1, {"train/loss": 0.5})
         mirror = MlflowMirror(registry, run.id, url, tmp_path / "files")
-        with pytest.raises(MirrorDown, match=f"127.0.0.1:{port}"):
+        with pytest.raises(MirrorUnavailableError, match=f"127.0.0.1:{port}"):
             mirror.deliver()
 
         command, env = ui_command(
@@ -86,7 +86,7 @@ def test_rows_wait_for_the_server_and_the_server_leaves_nobody_behind(tmp_path, 
         require_free_port("127.0.0.1", port)
 
         registry.add_metrics(run.id, 2, {"train/loss": 0.4})
-        with pytest.raises(MirrorDown):
+        with pytest.raises(MirrorUnavailableError):
             mirror.deliver()
         assert [
             r.step

@@ -18,9 +18,9 @@ from rlx.record.rollouts import (
     SCORE_COLUMNS,
     TOKEN_COLUMNS,
     TrainedRows,
+    add_piece_column,
     rollout_index,
     rollout_table,
-    with_pieces,
 )
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
@@ -273,7 +273,9 @@ def test_the_texts_of_tokens_are_kept_beside_what_sums_need(tmp_path):
     trees = grown()
     *_, rows = trained(trees)
     body = rollout_table(trees, scored(), rows)
-    texts = with_pieces(body, trees, lambda ids: [f"<{i}>" if i != 9 else "\ud800" for i in ids])
+    texts = add_piece_column(
+        body, trees, lambda ids: [f"<{i}>" if i != 9 else "\ud800" for i in ids]
+    )
     write_body(tmp_path / "b", texts)
     kept = read_body(tmp_path / "b")
     for tree, said in zip(trees, kept["pieces"].to_pylist(), strict=True):

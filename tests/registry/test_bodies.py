@@ -6,7 +6,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from rlx_registry import BodyError, read_body, read_trees, trees_that_say, write_body
+from rlx_registry import BodyError, read_body, read_trees, search_body_trees, write_body
 from rlx_registry.rollout_files import GROUP
 
 TABLE = pyarrow.table({"row": [0, 1], "advantage": pyarrow.array([0.1, -0.1], pyarrow.float32())})
@@ -43,10 +43,12 @@ def test_trees_are_found_by_what_is_said_in_them(tmp_path):
     segments = [[{"author": "policy", "text": text} for text in texts] for texts in said]
     table = pyarrow.table({"tree": [7, 3, 5], "segments": segments})
     digest, _ = write_body(tmp_path / "b.parquet", table)
-    found = {w: trees_that_say(tmp_path / "b.parquet", digest, w) for w in ("what", "ähm", "six")}
+    found = {
+        w: search_body_trees(tmp_path / "b.parquet", digest, w) for w in ("what", "ähm", "six")
+    }
     assert found == {"what": {7, 3}, "ähm": {7}, "six": set()}
     with pytest.raises(BodyError, match="recorded as 000000000000"):
-        trees_that_say(tmp_path / "b.parquet", "0" * 64, "what")
+        search_body_trees(tmp_path / "b.parquet", "0" * 64, "what")
 
 
 def test_writing_again_replaces(tmp_path):

@@ -14,10 +14,10 @@ from schemas import structure
 from sqlalchemy import create_engine
 
 from rlx_registry import (
+    DatabaseUnavailableError,
     Registry,
     RegistryDatabaseError,
     SchemaError,
-    Unavailable,
     models,
     schema,
     sqlite,
@@ -149,14 +149,14 @@ def test_somebody_elses_tables_are_left_alone(path):
     ],
 )
 def test_unusable_urls_are_refused_in_words(wrong, words):
-    with pytest.raises(Unavailable, match=words) as told:
+    with pytest.raises(DatabaseUnavailableError, match=words) as told:
         Registry.open(wrong)
     assert "s3cr3t" not in "".join(traceback.format_exception(told.value, chain=True)[-1:])
 
 
 def test_a_missing_or_foreign_file_is_refused_in_words(path, tmp_path):
     for options in ({"create": False}, {"read_only": True}):
-        with pytest.raises(Unavailable, match="there is no registry at"):
+        with pytest.raises(DatabaseUnavailableError, match="there is no registry at"):
             Registry.open(url(path), **options)
     assert list(tmp_path.iterdir()) == []
     path.write_text("not a database, but long enough to be looked at " * 50)
@@ -191,7 +191,7 @@ def test_odd_file_names_work(tmp_path):
 
 
 def test_write_ahead_log_and_foreign_keys_are_on(path):
-    with Registry.open(url(path)) as registry, registry._writing() as connection:
+    with Registry.open(url(path)) as registry, registry._open_writer() as connection:
         values = [
             connection.exec_driver_sql(f"PRAGMA {name}").scalar()
             for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
@@ -204,8 +204,8 @@ def test_a_writer_that_never_has_its_turn_says_so(path, monkeypatch):
         one.submit(digest="d", seed=0, **SUBMISSION)
         monkeypatch.setattr(sqlite, "PATIENCE", 0.1)
         with (
-            one._writing(),
-            pytest.raises(Unavailable, match=r"others have been writing for 0\.1 s"),
+            one._open_writer(),
+            pytest.raises(DatabaseUnavailableError, match=r"others have been writing for 0\.1 s"),
         ):
             other.add_metrics("1", 1, {"loss": 0.5})
         other.add_metrics("1", 1, {"loss": 0.5})

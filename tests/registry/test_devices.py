@@ -6,7 +6,7 @@ import pytest
 from many import processes
 from sqlalchemy import update
 
-from rlx_registry import Busy, DeviceRequest, Fenced, Registry, models
+from rlx_registry import DeviceRequest, DevicesBusyError, FencedError, Registry, models
 
 SUBMISSION = {
     "digest": "d", "name": "n", "spec": {}, "yaml": "", "plugins": [], "code": {},
@@ -36,7 +36,7 @@ def holders(registry, host=None):
 
 
 def silence(registry, key, seconds=121):
-    with registry._writing() as connection:
+    with registry._open_writer() as connection:
         change = update(models.run).where(models.run.c.id == key)
         connection.execute(change.values(heartbeat=time.time() - seconds))
 
@@ -55,7 +55,9 @@ def test_devices_go_to_the_run_that_starts(registry):
 def test_too_few_devices_name_their_holders_and_change_nothing(registry):
     start(registry, "1", of(1))
     before = registry.run("2"), registry.history("2"), registry.devices()
-    with pytest.raises(Busy, match=r"^one has 1 of 2 devices free: r-0001 holds gpu:0$"):
+    with pytest.raises(
+        DevicesBusyError, match=r"^one has 1 of 2 devices free: r-0001 holds gpu:0$"
+    ):
         registry.start("2", ["submitted"], devices=of(2))
     assert (registry.run("2"), registry.history("2"), registry.devices()) == before
     assert registry.start("2", ["queued"], devices=of(1)) is None
@@ -103,7 +105,7 @@ def test_a_silent_run_that_is_not_in_the_way_is_left_alone(registry):
     silence(registry, 1)
     assert start(registry, "2", of(1, "gpu:1")) == ("gpu:1",)
     assert registry.run("1").status == "running"
-    with pytest.raises(Busy):
+    with pytest.raises(DevicesBusyError):
         registry.start("3", ["submitted"], devices=of(2))
     assert registry.run("1").status == "running"
 
@@ -111,7 +113,7 @@ def test_a_silent_run_that_is_not_in_the_way_is_left_alone(registry):
 def test_a_fenced_writer_takes_nothing(registry):
     old = registry.as_writer("1", registry.start("1", ["submitted"]).attempt)
     registry.start("1", ["running"])
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         old.start("1", ["running"], devices=of(1))
     assert registry.devices() == []
 

@@ -34,7 +34,7 @@ def opened(tmp_path, monkeypatch, caplog):
         caplog.clear()
         with Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry:
             registry.submit(digest="d", seed=0, **SUBMISSION)
-            with registry._writing() as connection:
+            with registry._open_writer() as connection:
                 pragmas = ("journal_mode", "synchronous")
                 return tuple(
                     connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in pragmas

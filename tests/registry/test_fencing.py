@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from rlx_registry import Fenced, NotFound, Registry
+from rlx_registry import FencedError, NotFoundError, Registry
 
 SUBMISSION = {
     "name": "n", "spec": {}, "yaml": "", "plugins": [], "code": {}, "environment": {}
@@ -25,7 +25,7 @@ WRITES = {
     "update_run": lambda r: r.update_run("1", step=1),
     "transition": lambda r: r.transition("1", ["running"], "finished"),
     "start": lambda r: r.start("1", ["running"]),
-    "ask": lambda r: r.ask("1", "stop"),
+    "ask": lambda r: r.leave_request("1", "stop"),
     "heartbeat": lambda r: r.heartbeat("1"),
 }
 
@@ -41,7 +41,7 @@ def registry(url):
 def everything(registry):
     told = (registry.metrics, registry.events, registry.evaluations, registry.checkpoints)
     told += (registry.artifacts, registry.rollout_steps, registry.history, registry.run)
-    told += (registry.groups_of,)
+    told += (registry.list_run_groups,)
     return [*(each("1") for each in told), registry.mirror_cursor("1", "mlflow")]
 
 
@@ -83,7 +83,9 @@ def test_a_writer_that_was_taken_over_writes_nothing(registry, name):
     second = registry.start("1", ["running"], "taken over").attempt
     assert (first, second) == (1, 2)
     before = everything(registry)
-    with pytest.raises(Fenced, match="r-0001 is at attempt 2 now: attempt 1 has been taken over"):
+    with pytest.raises(
+        FencedError, match="r-0001 is at attempt 2 now: attempt 1 has been taken over"
+    ):
         WRITES[name](old)
     assert everything(registry) == before
     WRITES[name](registry.as_writer("1", second))
@@ -103,7 +105,7 @@ def test_a_writer_writes_its_own_run_alone(registry):
         writer.add_metrics("2", 1, {"loss": 1.0})
     assert registry.metrics("2") == {}
     registry.add_metrics("2", 1, {"loss": 1.0})  # the registry itself is not bound
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         registry.as_writer("9", 1)
     assert registry.start("1", ["submitted"]) is None
 
@@ -143,12 +145,12 @@ def test_what_is_written_at_once_is_all_there_or_not_at_all(registry):
     registry.start("1", ["submitted"])
     before = everything(registry)
     writer = registry.as_writer("1", 1)
-    with pytest.raises(KeyError), writer.at_once():
+    with pytest.raises(KeyError), writer.write_atomically():
         for name in ("add_rollouts", "add_metrics", "update_run"):
             WRITES[name](writer)
         raise KeyError
     assert everything(registry) == before
-    with writer.at_once():
+    with writer.write_atomically():
         WRITES["add_rollouts"](writer)
         WRITES["update_run"](writer)
         assert everything(registry) == before, "nobody sees a part"
@@ -156,5 +158,5 @@ def test_what_is_written_at_once_is_all_there_or_not_at_all(registry):
     assert registry.run("1").step == 1
     WRITES["add_metrics"](writer)  # alone again
     registry.start("1", ["running"])
-    with pytest.raises(Fenced), writer.at_once():
+    with pytest.raises(FencedError), writer.write_atomically():
         WRITES["update_run"](writer)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import event
 
-from rlx_registry import NotFound, Registry, RolloutIndex, RolloutQuery
+from rlx_registry import NotFoundError, Registry, RolloutIndex, RolloutQuery
 from rlx_registry.queries import EXACT
 
 NUMBERS = itertools.count()
@@ -42,9 +42,9 @@ def test_rows_are_the_runs_without_their_specs(registry):
         fields = [f.name for f in dataclasses.fields(row)]
         assert [getattr(row, f) for f in fields] == [getattr(whole, f) for f in fields]
         assert row.effective_status == whole.effective_status
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         registry.last_values(["r-0009"], ["a"])
-    assert [row.id for row in registry.living()] == ["r-0003", "r-0002", "r-0001"]
+    assert [row.id for row in registry.supervised_runs()] == ["r-0003", "r-0002", "r-0001"]
 
 
 def test_last_values_are_the_ends_of_the_curves(registry):
@@ -66,10 +66,10 @@ def test_short_curves_are_exact_and_keep_the_order_that_was_asked_for(registry):
         ("b", CURVES["b"]),
         ("a", CURVES["a"]),
     ]
-    assert registry.means("r-0001", ["a", "none"]) == (1, {"a": CURVES["a"]})
-    assert registry.times("r-0001", "a") == [(1, 1001.0), (4, 1004.0)]
-    assert registry.times("r-0001", "a", last=1) == [(4, 1004.0)]
-    assert registry.times("r-0001", "none") == []
+    assert registry.stretch_means("r-0001", ["a", "none"]) == (1, {"a": CURVES["a"]})
+    assert registry.step_times("r-0001", "a") == [(1, 1001.0), (4, 1004.0)]
+    assert registry.step_times("r-0001", "a", last=1) == [(4, 1004.0)]
+    assert registry.step_times("r-0001", "none") == []
     assert registry.last_seq("r-0001") == 3
     assert registry.last_seq("r-0002") == 0
 
@@ -83,7 +83,7 @@ def test_long_curves_keep_every_stretch_s_extremes(registry, values, points):
     thin = registry.curves("r-0001", [name], points)[name]
     assert len(thin) <= 2 * points + 3
     assert set(thin) <= set(registry.metrics("r-0001", [name])[name])
-    width, means = registry.means("r-0001", [name], points)
+    width, means = registry.stretch_means("r-0001", [name], points)
     whole = registry.metrics("r-0001", [name])[name]
     sizes = [sum(step // width == at // width for step, _ in whole) for at, _ in means[name]]
     assert sum(n * mean for n, (_, mean) in zip(sizes, means[name], strict=True)) == pytest.approx(
@@ -101,18 +101,18 @@ def test_figures_are_evaluations_without_their_payload(registry):
     registry.add_evaluation("1", 3, "after", "s", 9, {"ece": 0.1}, {"pairs": [1] * 9})
     registry.add_evaluation("1", 0, "before", "s", 9, {"ece": 0.2})
     plain = [dataclasses.replace(e, payload=None) for e in registry.evaluations("1")]
-    assert registry.figures("1") == plain
+    assert registry.evaluation_figures("1") == plain
     assert [e.step for e in plain] == [0, 3]
 
 
 def test_news_are_what_was_written_since(registry):
     put(registry, "r-0001", CURVES)
     put(registry, "r-0002", {"a": [(1, 9.0)]})
-    assert registry.news("r-0001", 0, 9) == (3, CURVES)
-    assert registry.news("r-0001", 1, 1) == (2, {"a": [(4, 0.25)]})
+    assert registry.new_values("r-0001", 0, 9) == (3, CURVES)
+    assert registry.new_values("r-0001", 1, 1) == (2, {"a": [(4, 0.25)]})
     put(registry, "r-0001", {"a": [(1, 7.5)]})
-    assert registry.news("r-0001", 3, 9) == (4, {"a": [(1, 7.5)]})
-    assert registry.news("r-0001", 4, 9) == (4, {})
+    assert registry.new_values("r-0001", 3, 9) == (4, {"a": [(1, 7.5)]})
+    assert registry.new_values("r-0001", 4, 9) == (4, {})
 
 
 def test_the_newest_events_are_the_last_ones_in_order(registry):
@@ -145,9 +145,9 @@ def test_no_page_reads_a_large_table_beyond_what_it_shows(registry):
     registry.metric_names(run)
     put(registry, run, CURVES)
     registry.curves(run, ["a", "b"])
-    registry.times(run, "a", last=2)
+    registry.step_times(run, "a", last=2)
     registry.last_seq(run)
-    registry.news(run, 0, 10)
+    registry.new_values(run, 0, 10)
     registry.newest_events(run, 10)
     registry.matching_trees(run, 1, query)
     registry.tree_rows(run, 1, [1, 2])

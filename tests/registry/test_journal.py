@@ -52,7 +52,7 @@ def told(registry, run_id):
         "artifacts": registry.artifacts(run_id),
         "index": {step: registry.rollout_index(run_id, step) for step in steps},
         "bodies": {step: registry.rollout_body(run_id, step) for step in steps},
-        "groups": registry.groups_of(run_id),
+        "groups": registry.list_run_groups(run_id),
         "cursors": [
             registry.mirror_cursor(run_id, target)
             for target in ("mlflow", "mlflow-files", "mlflow-end")
@@ -319,7 +319,7 @@ def moved_run(request, registry, home):
     if request.param == "claim":
         return lambda r: r.claim(["queued"]), folder
     registry.start("1", ["queued"], devices=devices)
-    with registry._writing() as connection:
+    with registry._open_writer() as connection:
         connection.execute(update(models.run).where(models.run.c.id == 1).values(heartbeat=1.0))
     return lambda r: r.start("2", ["submitted"], devices=devices), folder
 

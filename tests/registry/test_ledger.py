@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlx_registry import NotFound, Registry, RolloutIndex
+from rlx_registry import NotFoundError, Registry, RolloutIndex
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_rollouts_come_back_as_they_were(registry):
     body = registry.rollout_body("r-0001", 3)
     assert (body.path, body.sha256, body.bytes) == ("rollouts/3.parquet", "x", 9)
     assert body.statistics == {"std": None, "mean": 0.5}
-    with pytest.raises(NotFound, match="r-0001 has no rollouts of step 2"):
+    with pytest.raises(NotFoundError, match="r-0001 has no rollouts of step 2"):
         registry.rollout_body("r-0001", 2)
 
 
@@ -227,5 +227,5 @@ def test_nothing_is_recorded_for_a_run_that_is_not_there(registry):
         lambda: registry.metrics("r-0009"),
         lambda: registry.events("latest"),
     ):
-        with pytest.raises(NotFound, match="no run"):
+        with pytest.raises(NotFoundError, match="no run"):
             call()

@@ -9,7 +9,7 @@ from postgres import PASSWORD
 from schemas import load, structure
 
 from rlx.cli.verb_group import rlx_command
-from rlx_registry import Registry, SchemaError, Unavailable, schema
+from rlx_registry import DatabaseUnavailableError, Registry, SchemaError, schema
 
 SUBMISSION = {
     "name": "n", "spec": {}, "yaml": "", "plugins": [], "code": {}, "environment": {}
@@ -85,15 +85,15 @@ def test_a_password_is_never_told(postgres, url):
         f"postgresql+psycopg://rlx:{PASSWORD}@/db?host={postgres.folder}&sslmode=nonsense",
     ]
     for each in wrong:
-        with pytest.raises(Unavailable, match="registry postgresql") as told:
+        with pytest.raises(DatabaseUnavailableError, match="registry postgresql") as told:
             Registry.open(each)
         said = "".join(traceback.format_exception(told.value))
         assert PASSWORD not in said
         assert "wr0ng" not in said
     with (
         Registry.open(url) as registry,
-        pytest.raises(Unavailable, match="nonsense") as told,
-        registry._writing() as connection,
+        pytest.raises(DatabaseUnavailableError, match="nonsense") as told,
+        registry._open_writer() as connection,
     ):
         connection.exec_driver_sql("SELECT nonsense")
     assert PASSWORD not in "".join(traceback.format_exception(told.value))
@@ -116,7 +116,9 @@ def test_a_clock_that_is_wrong_is_named(url, monkeypatch):
     real = time.time
     for ahead, words in ((100, "100 s ahead of"), (-100, "100 s behind")):
         monkeypatch.setattr(time, "time", lambda ahead=ahead: real() + ahead)
-        with pytest.raises(Unavailable, match=f"this machine's clock is {words} that of registry"):
+        with pytest.raises(
+            DatabaseUnavailableError, match=f"this machine's clock is {words} that of registry"
+        ):
             Registry.open(url, read_only=True)
 
 
@@ -124,9 +126,12 @@ def test_a_writer_waits_for_the_other_of_its_run_alone(url):
     with Registry.open(url) as one, Registry.open(url) as other:
         for seed in range(2):
             one.submit(digest="d", seed=seed, **SUBMISSION)
-        with one._writing_run("1"):
+        with one._open_run_writer("1"):
             other.add_metrics("2", 1, {"loss": 0.5})
             other.submit(digest="e", seed=0, **SUBMISSION)
-            with pytest.raises(Unavailable, match="lock timeout"), other._writing() as connection:
+            with (
+                pytest.raises(DatabaseUnavailableError, match="lock timeout"),
+                other._open_writer() as connection,
+            ):
                 connection.exec_driver_sql("SET LOCAL lock_timeout = '100ms'")
                 connection.exec_driver_sql("UPDATE rlx_run SET step = 1 WHERE id = 1")

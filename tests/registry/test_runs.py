@@ -6,7 +6,7 @@ import time
 import pytest
 from sqlalchemy import update
 
-from rlx_registry import Ambiguous, NotFound, Registry, RegistryDatabaseError, models
+from rlx_registry import AmbiguousNameError, NotFoundError, Registry, RegistryDatabaseError, models
 
 SUBMISSION = {
     "digest": "d1",
@@ -32,7 +32,7 @@ def submit(registry, **changes):
 
 def silence(registry, run_id, seconds):
     """Sets a run's heartbeat into the past, as no method of the registry can."""
-    with registry._writing() as connection:
+    with registry._open_writer() as connection:
         c = models.run.c
         change = update(models.run).where(c.id == int(run_id[2:]))
         connection.execute(change.values(heartbeat=time.time() - seconds))
@@ -116,19 +116,21 @@ def test_references(registry):
     for ref in ("r-0007", "r-7", "7", "007", "only6"):
         assert registry.run(ref).id == "r-0007"
     assert registry.run("latest").id == "r-0012"
-    with pytest.raises(Ambiguous, match=r"several runs are named 'name1': r-0004, r-0003$"):
+    with pytest.raises(
+        AmbiguousNameError, match=r"several runs are named 'name1': r-0004, r-0003$"
+    ):
         registry.run("name1")
-    with pytest.raises(NotFound, match=r"no run 'r-0042'; nearest: r-0012, r-0011, r-0010$"):
+    with pytest.raises(NotFoundError, match=r"no run 'r-0042'; nearest: r-0012, r-0011, r-0010$"):
         registry.run("r-0042")
-    with pytest.raises(NotFound, match="no run 'rlcr'; nearest: r-0012"):
+    with pytest.raises(NotFoundError, match="no run 'rlcr'; nearest: r-0012"):
         registry.run("rlcr")
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         registry.run("9" * 40)
 
 
 def test_an_empty_registry_says_so(registry):
     for ref in ("latest", "r-0001", "x"):
-        with pytest.raises(NotFound, match="holds none yet"):
+        with pytest.raises(NotFoundError, match="holds none yet"):
             registry.run(ref)
     assert registry.runs() == []
 
@@ -152,7 +154,7 @@ def test_update_sets_plain_columns_only(registry, tmp_path):
     assert registry.run(run.id) == dataclasses.replace(run, directory=str(tmp_path), **fields)
     with pytest.raises(TypeError, match="cannot set status"):
         registry.update_run(run.id, status="finished")
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         registry.update_run("r-0002", pid=1)
 
 
@@ -238,18 +240,18 @@ def test_going_back_to_the_queue_forgets_the_supervisor(registry):
 
 def test_a_supervisor_can_be_asked(registry):
     run, _ = submit(registry, queue=True)
-    assert not registry.ask(run.id, "stop")  # nobody hears it
+    assert not registry.leave_request(run.id, "stop")  # nobody hears it
     registry.claim(["queued"])
-    assert registry.ask(run.id, "stop")
+    assert registry.leave_request(run.id, "stop")
     registry.start(run.id, ["submitted"])
     assert registry.run(run.id).request == "stop"
-    assert registry.ask(run.id, "kill")
-    assert registry.ask(run.id, "stop")
+    assert registry.leave_request(run.id, "kill")
+    assert registry.leave_request(run.id, "stop")
     assert registry.run(run.id).request == "kill"
     with pytest.raises(ValueError, match="no request 'pause'; there are stop, kill"):
-        registry.ask(run.id, "pause")
+        registry.leave_request(run.id, "pause")
     registry.transition(run.id, ["running"], "stopped")
-    assert not registry.ask(run.id, "kill")
+    assert not registry.leave_request(run.id, "kill")
     registry.transition(run.id, ["stopped"], "submitted")
     assert registry.run(run.id).request is None
 
@@ -261,10 +263,10 @@ def test_a_run_belongs_to_any_number_of_groups(registry):
     for run_id, group in (("3", "a"), ("1", "a"), ("1", "b"), ("3", "a")):
         registry.join(run_id, group)
     assert registry.groups() == {"a": ["r-0003", "r-0001"], "b": ["r-0001"]}
-    assert registry.groups_of("1") == ["a", "b"]
-    assert registry.groups_of("2") == []
+    assert registry.list_run_groups("1") == ["a", "b"]
+    assert registry.list_run_groups("2") == []
     assert [run.id for run in registry.runs(group="a")] == ["r-0003", "r-0001"]
     assert registry.runs(group="a", limit=1)[0].id == "r-0003"
     assert registry.runs(group="c") == []
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         registry.join("9", "a")

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from many import processes
 
-from rlx_registry import Registry, Unavailable, models
+from rlx_registry import DatabaseUnavailableError, Registry, models
 
 SUBMISSION = {
     "name": "n", "spec": {}, "yaml": "", "plugins": [], "code": {}, "environment": {}
@@ -110,11 +110,11 @@ def test_a_reader_sees_a_live_writer_and_cannot_write(blank):
     with Registry.open(blank) as writer, Registry.open(blank, read_only=True) as reader:
         writer.submit(digest="d", seed=0, **SUBMISSION)
         assert reader.run("latest").digest == "d"
-        with pytest.raises(Unavailable, match="for reading only"):
+        with pytest.raises(DatabaseUnavailableError, match="for reading only"):
             reader.add_metrics("1", 1, {"a": 1.0})
-        with reader._reading() as connection, pytest.raises(Exception, match=r"read-?only"):
+        with reader._open_reader() as connection, pytest.raises(Exception, match=r"read-?only"):
             connection.execute(models.run.delete())
-        with reader._reading() as connection:
+        with reader._open_reader() as connection:
             connection.execute(models.run.select()).all()
             writer.add_metrics("1", 1, {"a": 1.0})  # a reader in mid-transaction locks nobody
 

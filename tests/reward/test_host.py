@@ -11,12 +11,12 @@ from hostile_environments import Misbehaving, length
 from pools import InProcess
 from speech import Characters, Hashing
 
-from rlx.batch import rows_of
+from rlx.batch import list_batch_rows
 from rlx.errors import RewardError
 from rlx.plugin import Action, Problem
 from rlx.reward import NamedReward, PooledHost, RewardPool, score_rollouts
-from rlx.rollout import FAILED, Fault, LocalHost, build_rollout_plan, sample_rollout_trees
-from rlx.spec import GlobalReward, ManyTurn, TurnReward
+from rlx.rollout import FAILED, HostFault, LocalHost, build_rollout_plan, sample_rollout_trees
+from rlx.spec import EnvironmentRolloutSpec, GlobalReward, TurnReward
 
 DEADLINE = 0.5
 FAULTS = {
@@ -50,7 +50,7 @@ def pool():
 
 def talk(on_error="fail"):
     return build_rollout_plan(
-        ManyTurn.model_validate(
+        EnvironmentRolloutSpec.model_validate(
             {
                 "environment": {"plugin": "game", "on_error": on_error},
                 "num_generations": 2,
@@ -120,7 +120,7 @@ def test_calls_come_back_in_order(pool):
 
 def test_a_state_that_cannot_be_sent_to_a_worker_is_a_fault(pool):
     (fault,) = hosted(pool).step([(lambda: None, Action(text="a"))])
-    assert isinstance(fault, Fault)
+    assert isinstance(fault, HostFault)
     assert "cannot be sent to a worker" in fault.reason
 
 
@@ -180,7 +180,7 @@ def test_one_that_could_not_begin_leaves_nothing_to_score(pool):
     trees = grown(hosted(pool, how="raise", on=0), "drop_sample")
     table = score_rollouts(trees, REWARDS, pool)
     assert table.dropped == frozenset()
-    assert {trees[row.tree].problem.id for row in rows_of(trees)} == {"good", "well"}
+    assert {trees[row.tree].problem.id for row in list_batch_rows(trees)} == {"good", "well"}
 
 
 def test_rewards_see_every_turn_and_the_rollout_at_its_end(pool):

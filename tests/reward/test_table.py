@@ -89,8 +89,8 @@ def test_every_turn_gets_the_rewards_of_its_kind():
 
 def test_sums_are_weighted_and_raw_values_are_not():
     table = score_rollouts([ONE], [accuracy, brier], InProcess())
-    assert table.total((0, 1)) == 10.0
-    assert table.total((0, 3)) == pytest.approx(2 * 0.99)
+    assert table.get_turn_total((0, 1)) == 10.0
+    assert table.get_turn_total((0, 3)) == pytest.approx(2 * 0.99)
     assert (table.turns[0, 1]["accuracy"].raw, table.turns[0, 1]["accuracy"].weight) == (1.0, 10.0)
 
 
@@ -280,13 +280,13 @@ def test_the_score_of_a_rollout_is_the_mean_of_its_turns_plus_its_global_rewards
         overall("_kept", lambda s: 9.0),
     ]
     table = score_rollouts([CHAINS], rewards, InProcess())
-    assert table.overall((0, 3)) == 1.0
+    assert table.get_rollout_total((0, 3)) == 1.0
     assert table.total_score(0, (1, 3)) == (3 + 10) / 2 + 1
     assert table.total_score(0, (4, 6)) == (3 + 0) / 2 + 1
     alone = score_rollouts([CHAINS], rewards[2:], InProcess())
     assert alone.total_score(0, (1, 3)) == 1.0, "no turns: the global ones alone"
     kept = score_rollouts([CHAINS], rewards[3:], InProcess())
-    assert kept.overall((0, 3)) is None and kept.total_score(0, (1, 3)) is None
+    assert kept.get_rollout_total((0, 3)) is None and kept.total_score(0, (1, 3)) is None
     assert kept.rollouts[0, 3]["_kept"].raw == 9.0
 
 
@@ -349,7 +349,7 @@ def test_a_reward_that_abstains_is_absent_without_fault_and_so_is_what_needs_it(
     for place, name in [((0, 1), "accuracy"), ((0, 3), "brier")]:
         entry = table.turns[place][name]
         assert (entry.raw, entry.status, entry.reason) == (None, "absent", None)
-        assert table.total(place) is None, "absent is not zero"
+        assert table.get_turn_total(place) is None, "absent is not zero"
     assert table.dropped == frozenset() and table.faults == {}
 
 
@@ -364,9 +364,9 @@ def test_names_that_begin_with_an_underscore_are_kept_and_never_summed():
     hidden = named("_length", lambda s: 7.0, weight=100.0)
     table = score_rollouts([TWO], [hidden, accuracy], InProcess())
     assert table.turns[0, 1]["_length"].raw == 7.0
-    assert table.total((0, 1)) == 0.0
+    assert table.get_turn_total((0, 1)) == 0.0
     alone = score_rollouts([TWO], [hidden], InProcess())
-    assert alone.total((0, 1)) is None
+    assert alone.get_turn_total((0, 1)) is None
     assert raws(alone, "_length") == {(0, 1): 7.0}
 
 
@@ -377,7 +377,7 @@ def test_what_a_score_says_beside_its_value_is_kept():
 
 
 def test_no_total_where_nothing_was_scored():
-    assert RewardTable({}, frozenset(), {}).total((0, 0)) is None
+    assert RewardTable({}, frozenset(), {}).get_turn_total((0, 0)) is None
 
 
 # Failures -----------------------------------------------------------------------------------------
@@ -485,7 +485,7 @@ def test_the_rewards_of_the_experiment_in_the_real_pool():
     assert raws(table, "brier") == pytest.approx({(0, 3): 0.96, (0, 4): 0.0, (0, 7): 0.75})
     assert table.turns[0, 3]["brier"].parts == {"confidence": 0.8}
     assert table.turns[0, 4]["brier"].reason == "no confidence"
-    assert all(math.isfinite(table.total(place)) for place in table.turns)
+    assert all(math.isfinite(table.get_turn_total(place)) for place in table.turns)
 
 
 @pytest.mark.parametrize("formed", [True, False])
@@ -508,7 +508,7 @@ def test_the_coupled_reward_is_that_of_rlcr(formed, right, confidence):
     y = float(right)
     coupled = y - (confidence - y) ** 2
     expected = 0.5 + 0.5 * (coupled + 1) if formed else 0.0
-    assert table.total((0, 1)) == pytest.approx(expected)
+    assert table.get_turn_total((0, 1)) == pytest.approx(expected)
     if not formed:
         assert table.turns[0, 1]["brier"].reason == "format failed"
 

@@ -14,7 +14,7 @@ from hostile_rewards import Abstains, graded, length, misbehave, modules, rank
 
 from rlx.errors import EnvironmentFault
 from rlx.plugin import Reward, Sample, Score
-from rlx.reward.workers import Job, Outcome, RewardPool
+from rlx.reward.workers import JobOutcome, RewardJob, RewardPool
 from rlx_plugins.countdown import CountdownVerify
 
 DEADLINE = 0.4
@@ -31,7 +31,7 @@ def sample(response, id="a", **problem):
 
 
 def job(reward, *responses, deadline=5.0):
-    return Job(reward, tuple(map(sample, responses)), deadline)
+    return RewardJob(reward, tuple(map(sample, responses)), deadline)
 
 
 def value(outcome):
@@ -53,23 +53,23 @@ def test_nothing_to_do(pool):
 
 def test_scores_are_carried_whole(pool):
     (outcome,) = pool.score([job(graded(reason="half"), "abc")])
-    assert outcome == Outcome((Score(0.5, "half", {"length": 3.0}),))
+    assert outcome == JobOutcome((Score(0.5, "half", {"length": 3.0}),))
 
 
 def test_a_reward_may_abstain(pool):
-    assert pool.score([job(Abstains(), "x")]) == [Outcome((None,))]
+    assert pool.score([job(Abstains(), "x")]) == [JobOutcome((None,))]
 
 
 def test_wider_scopes_get_all_samples_at_once(pool):
     first, second = pool.score([job(rank(), "a", "b", "c"), job(rank(), "a", "short")])
     assert [verdict.value for verdict in first.verdicts] == [0.0, 1.0, 2.0]
-    assert second == Outcome(fault="gave 1 verdicts for 2 samples")
+    assert second == JobOutcome(fault="gave 1 verdicts for 2 samples")
 
 
 def test_shipped_rewards_run_in_workers(pool):
     good = sample("<answer>1+2</answer>", numbers=[1, 2], target=3)
     bad = sample("<answer>1+2</answer>", numbers=["1", "2"], target=3)
-    first, second = pool.score([Job(CountdownVerify(), (s,), 5.0) for s in (good, bad)])
+    first, second = pool.score([RewardJob(CountdownVerify(), (s,), 5.0) for s in (good, bad)])
     assert value(first) == 1.0
     assert second.fault.startswith("ValueError: numbers must be a list of finite numbers")
 
@@ -115,7 +115,7 @@ def test_a_misdeed_costs_its_own_job(pool, how):
     started = time.monotonic()
     outcomes = pool.score(jobs)
     assert time.monotonic() - started < 10
-    assert outcomes[7] == Outcome(fault=FAULTS[how])
+    assert outcomes[7] == JobOutcome(fault=FAULTS[how])
     assert [value(outcome) for i, outcome in enumerate(outcomes) if i != 7] == [1.0] * 19
 
 
@@ -180,7 +180,7 @@ def test_workers_killed_while_idle_are_replaced():
 
 def test_the_parent_pays_little_per_job(pool):
     jobs = [
-        Job(
+        RewardJob(
             CountdownVerify(),
             (sample("<answer>1+2</answer>", f"{i}", numbers=[1, 2], target=3),),
             5,

@@ -14,7 +14,7 @@ from rlx.plugin import Environment, Problem, Step
 from rlx.rollout import (
     FAILED,
     NO_PARENT,
-    Fault,
+    HostFault,
     LocalHost,
     TurnPrompt,
     build_rollout_plan,
@@ -23,7 +23,7 @@ from rlx.rollout import (
     sample_rollout_trees,
 )
 from rlx.seeding import derive_seed
-from rlx.spec import ManyTurn
+from rlx.spec import EnvironmentRolloutSpec
 
 TEXTS = ("<answer>1</answer>", "<answer>2</answer>", "<think>3</think>", "é</think>ü")
 
@@ -73,7 +73,7 @@ def spec(**options):
         "turn": {"template": "Q: {prompt}\n", "max_new_tokens": 20, "spans": ["think", "answer"]},
         "observation": "inline",
     }
-    return ManyTurn.model_validate({**said, **options})
+    return EnvironmentRolloutSpec.model_validate({**said, **options})
 
 
 def problem(name):
@@ -329,7 +329,7 @@ class Failing:
         if what != self.what:
             return given
         return [
-            Fault("lost") if self.fails(call) else one
+            HostFault("lost") if self.fails(call) else one
             for call, one in zip(calls, given, strict=True)
         ]
 

@@ -7,9 +7,15 @@ from hypothesis import given, settings
 from speech import BEGIN, END, Characters
 
 from rlx.plugin import Problem
-from rlx.rollout import NO_PARENT, Request, build_rollout_plan, find_spans, sample_rollout_trees
+from rlx.rollout import (
+    NO_PARENT,
+    CompletionRequest,
+    build_rollout_plan,
+    find_spans,
+    sample_rollout_trees,
+)
 from rlx.seeding import derive_seed
-from rlx.spec import Single, TurnSpec, TwoTurn
+from rlx.spec import SingleRolloutSpec, TurnSpec, TwoTurnRolloutSpec
 
 ANSWERS = ("<think>a</think><answer>1</answer>", "<answer>2</answer>", "nothing", "é</think>ü")
 CONFIDENCES = ("<confidence>0.5</confidence>", "hm</think><confidence>1</confidence>", "sure")
@@ -29,8 +35,8 @@ def problem(name):
     return Problem(id=name, prompt=f"{name}?", fields={"answer": name})
 
 
-single = Single(num_generations_answer=3, answer=TurnSpec(template="Q: {prompt}\n"))
-two_turn = TwoTurn(
+single = SingleRolloutSpec(num_generations_answer=3, answer=TurnSpec(template="Q: {prompt}\n"))
+two_turn = TwoTurnRolloutSpec(
     num_generations_answer=3,
     num_generations_confidence=2,
     answer=single.answer.model_copy(update={"spans": ("think", "answer")}),
@@ -230,4 +236,4 @@ def test_seeds_differ_where_anything_differs(seed, purpose, other, purpose_2):
 
 
 def test_requests_are_plain_values():
-    assert Request((1,), None, (2,)) == Request((1,), None, (2,))
+    assert CompletionRequest((1,), None, (2,)) == CompletionRequest((1,), None, (2,))

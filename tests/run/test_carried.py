@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from rlx.run.controller_state import Carried
+from rlx.run.controller_state import ControllerState
 from rlx.spec import AdaptiveBeta, CreditSpec
 
 
@@ -22,7 +22,7 @@ def spec(estimator="gae", **credit):
 
 
 def test_an_estimators_state_waits_for_it():
-    carried = Carried.begin(CreditSpec(), None)
+    carried = ControllerState.begin(CreditSpec(), None)
     carried = carried.after(
         stepped(state={"mean_square": 2.0}), spec("two_level"), with_critic=False
     )
@@ -38,12 +38,12 @@ def test_beta_follows_the_measured_kl_and_survives_a_phase_with_the_same_setting
         "kl_coef": 0.2,
         "kl_adaptive": AdaptiveBeta(target=0.1, horizon=10_000),
     }
-    carried = Carried.begin(CreditSpec(**credit), None)
+    carried = ControllerState.begin(CreditSpec(**credit), None)
     assert carried.kl.beta == 0.2
     carried = carried.after(stepped(kl=torch.full((2, 3), 0.02)), spec(**credit), with_critic=False)
     assert abs(carried.kl.beta - 0.199744) < 1e-9
-    assert Carried.begin(CreditSpec(**credit), carried).kl == carried.kl
-    fresh = Carried.begin(CreditSpec(kl_coef=0.5), carried)
+    assert ControllerState.begin(CreditSpec(**credit), carried).kl == carried.kl
+    fresh = ControllerState.begin(CreditSpec(kl_coef=0.5), carried)
     assert fresh.kl.beta == 0.5
 
 
@@ -54,8 +54,8 @@ def test_a_beta_that_adapts_is_taken_up_again_and_a_fixed_one_is_the_settings_ow
         (adaptive, None, 0.2),
         (CreditSpec(kl_coef=0.5), 0.7, 0.5),
     ):
-        carried = Carried.resume(credit, kept, {"opo": {"scale": 0.1}}, 3)
+        carried = ControllerState.resume(credit, kept, {"opo": {"scale": 0.1}}, 3)
         assert carried.kl.beta == beta
         assert carried.adaptive_beta == (beta if credit.kl_adaptive else None)
         assert (carried.states, carried.critic) == ({"opo": {"scale": 0.1}}, 3)
-        assert Carried.begin(credit, carried) is carried
+        assert ControllerState.begin(credit, carried) is carried

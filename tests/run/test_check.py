@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 import torch
 
-from rlx.batch import build_token_batch, rows_of
+from rlx.batch import build_token_batch, list_batch_rows
 from rlx.cli import main
 from rlx.discovery import check_file
-from rlx.evaluation.held_out import answered_once
+from rlx.evaluation.held_out import limit_to_one_answer
 from rlx.launch.submission import submit_run
 from rlx.probe import ProbeContext
-from rlx.recipe import make_parts
+from rlx.recipe import build_recipe
 from rlx.record.recorder import Recorder
 from rlx.record.rollout_reader import read_step
 from rlx.record.rollouts import rollout_table
@@ -27,7 +27,7 @@ from rlx.rollout import Completion, sample_rollout_trees
 from rlx.run.probes import build_probe_records, probe_problems, record_probe_results
 from rlx.run.trained_rows import row_rewards, trained_rows
 from rlx.spec import ExperimentSpec
-from rlx.step import Streams, assign_credit
+from rlx.step import TokenStreams, assign_credit
 from rlx_registry import Registry, read_body, write_body
 
 pytestmark = pytest.mark.timeout(600)  # starting a run takes half a minute on a busy machine
@@ -106,7 +106,7 @@ def recorded(registry, experiment, sets):
     run, _ = submit_run(registry, read, plugins, again=True)
     with RewardPool(workers=1, memory_mb=512) as pool:
         for step, phase in enumerate(read.spec.phases, start=1):
-            parts = make_parts(read.spec.in_phase(phase))
+            parts = build_recipe(read.spec.resolve_phase_spec(phase))
             table, statistics = one_step(parts, step, pool)
             add(registry, run, step, table, {"phase": phase.name, **statistics})
     return run
@@ -126,11 +126,11 @@ def one_step(parts, step, pool):
     seeds = [100 * step + i for i in range(2 * count)]
     trees = sample_rollout_trees(parts.plan, problems, seeds, Sayings(), Characters())
     table = score_rollouts(trees, parts.rewards, pool)
-    filtered = {(row.tree, row.segment) for row in rows_of(trees) if row.tree >= count}
+    filtered = {(row.tree, row.segment) for row in list_batch_rows(trees) if row.tree >= count}
     batch = build_token_batch(trees, temperatures=parts.temperatures, without=filtered)
     rng = torch.Generator().manual_seed(step)
     shape = batch.token_ids.shape
-    streams = Streams(
+    streams = TokenStreams(
         old_logprobs=batch.behaviour_logprobs,
         reference_logprobs=-torch.rand(shape, generator=rng) if parts.wants_reference else None,
         values=torch.randn(shape, generator=rng) if parts.wants_values else None,
@@ -367,10 +367,10 @@ def probed(registry, sets=()):
     """A run of one step and two probes, after 0 and 1 steps; all of it real but the model."""
     run = recorded(registry, "countdown.yaml", {**SMALL, **WHOLE, **PROBE, **dict(sets)})
     spec = ExperimentSpec.model_validate_json(json.dumps(run.spec))
-    parts = make_parts(spec)
+    parts = build_recipe(spec)
     with RewardPool(workers=1, memory_mb=512) as pool:
         means = ProbeContext(
-            plan=answered_once(parts.plan),
+            plan=limit_to_one_answer(parts.plan),
             sampler=Sayings(),
             speech=Characters(),
             task=parts.task,
@@ -486,7 +486,7 @@ def test_a_body_that_is_not_the_one_recorded_is_said(registry, capsys):
 
 def test_plugins_that_have_changed_or_gone_are_said(registry, capsys):
     run = recorded(registry, "countdown.yaml", SMALL)
-    with registry._writing() as connection:
+    with registry._open_writer() as connection:
         plugins = json.dumps([{**p, "version": "0.0"} for p in run.plugins])
         spec = json.dumps(run.spec).replace('"countdown.verify"', '"countdown.gone"')
         connection.exec_driver_sql("UPDATE rlx_run SET plugins = ?, spec = ?", (plugins, spec))

@@ -290,13 +290,13 @@ def test_one_of_another_version_is_refused_by_its_version(root):
 def test_other_ranks_or_another_stage_need_a_conversion(ranks, stage, converted):
     state = RunState(step=1, **STATE_OF)
     runner = RunnerSpec(zero_stage=stage)
-    assert state.refuses(runner) is None
-    assert state.is_spread_otherwise(ranks, runner) is converted
+    assert state.find_load_conflict(runner) is None
+    assert state.needs_conversion(ranks, runner) is converted
 
 
 def test_stage_0_is_spread_over_nobody_and_another_precision_is_another_run():
     whole = RunState(step=1, **{**STATE_OF, "zero_stage": 0})
-    assert not whole.is_spread_otherwise(8, RunnerSpec(zero_stage=0))
-    assert whole.refuses(RunnerSpec(zero_stage=0)) is None
-    assert whole.refuses(RunnerSpec(zero_stage=1))[0] == "zero_stage"
-    assert whole.refuses(RunnerSpec(zero_stage=0, dtype="bfloat16"))[0] == "dtype"
+    assert not whole.needs_conversion(8, RunnerSpec(zero_stage=0))
+    assert whole.find_load_conflict(RunnerSpec(zero_stage=0)) is None
+    assert whole.find_load_conflict(RunnerSpec(zero_stage=1))[0] == "zero_stage"
+    assert whole.find_load_conflict(RunnerSpec(zero_stage=0, dtype="bfloat16"))[0] == "dtype"

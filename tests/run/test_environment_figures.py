@@ -17,7 +17,7 @@ from rlx.run.environment_metrics import MOST_KEYS, MOST_VALUES, environment_figu
 from rlx.run.step_metrics import step_figures
 from rlx.run.trained_rows import row_rewards
 from rlx.spec import CreditSpec, LossSpec
-from rlx.step import Streams, assign_credit
+from rlx.step import TokenStreams, assign_credit
 
 
 def one(*infos):
@@ -67,7 +67,7 @@ def test_rewards_of_whole_rollouts_are_told_beside_those_of_turns():
         batch,
         row_rewards(batch, [tree], table),
         batch.is_own,
-        Streams(old_logprobs=batch.behaviour_logprobs),
+        TokenStreams(old_logprobs=batch.behaviour_logprobs),
         estimator=estimate_grpo,
         credit=CreditSpec(),
         loss=LossSpec(),

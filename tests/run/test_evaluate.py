@@ -11,7 +11,7 @@ import pytest
 
 from rlx.audit import evaluation
 from rlx.model import build_policy
-from rlx.spec import Tiny
+from rlx.spec import TinyModelSpec
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -238,7 +238,7 @@ def test_the_suite_of_problems_from_files(own_home, own_finished):
 
 
 def test_the_suite_of_questions_to_a_graph(own_home, tmp_path):
-    small = Tiny(
+    small = TinyModelSpec(
         tokenizer="world", hidden_size=32, layers=1, heads=1, kv_heads=1, intermediate_size=32
     )
     policy = build_policy(small, 0)

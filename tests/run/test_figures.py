@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from rlx.batch import build_token_batch
-from rlx.credit.estimators import two_level
+from rlx.credit.estimators import estimate_two_level
 from rlx.learner import CriticStats
-from rlx.mask import turn_spans
+from rlx.mask import select_span_tokens
 from rlx.plugin import Problem
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
 from rlx.run.step_metrics import step_figures
 from rlx.spec import CreditSpec, LossSpec
-from rlx.step import RowRewards, Streams, assign_credit
+from rlx.step import RowRewards, TokenStreams, assign_credit
 
 SECONDS = {"rollout": 1.0, "reward": 0.5, "train": 2.0, "step": 4.0}
 
@@ -38,7 +38,7 @@ def entry(name, raw, weight=1.0, **parts):
     return RewardEntry(name, raw, weight, status, None, parts)
 
 
-def figures(answers, *, faults=(), update=None, critic=None, mask=turn_spans):
+def figures(answers, *, faults=(), update=None, critic=None, mask=select_span_tokens):
     """One tree; each answer is (accuracy, [(Brier, stated confidence), ...])."""
     segments = [Segment(parent=NO_PARENT, author="prompt", token_ids=(1,))]
     turns = {}
@@ -56,7 +56,7 @@ def figures(answers, *, faults=(), update=None, critic=None, mask=turn_spans):
     tree = RolloutTree(Problem(id="p", prompt="", fields={}), tuple(segments))
     table = RewardTable(turns, frozenset(), dict(faults))
     batch = build_token_batch([tree])
-    totals = [table.total((row.tree, row.segment)) for row in batch.rows]
+    totals = [table.get_turn_total((row.tree, row.segment)) for row in batch.rows]
     rewards = RowRewards(
         turn_rewards=torch.tensor(totals)[:, None].expand_as(batch.state_ids),
         turn_present=batch.state_ids >= 0,
@@ -66,7 +66,7 @@ def figures(answers, *, faults=(), update=None, critic=None, mask=turn_spans):
         batch,
         rewards,
         mask(batch),
-        Streams(old_logprobs=batch.behaviour_logprobs),
+        TokenStreams(old_logprobs=batch.behaviour_logprobs),
         estimator=centred,
         credit=CreditSpec(),
         loss=LossSpec(),
@@ -78,7 +78,7 @@ def figures(answers, *, faults=(), update=None, critic=None, mask=turn_spans):
 
 
 def centred(inputs):
-    return two_level(inputs, normalize="center")
+    return estimate_two_level(inputs, normalize="center")
 
 
 TWO = [(1.0, [(0.96, 0.8), (0.75, 0.5)]), (0.0, [(0.91, 0.3), (0.91, 0.3)])]
@@ -145,7 +145,7 @@ def test_rows_of_which_no_token_learns_are_silent():
 
 
 def literal(batch):
-    return turn_spans(batch, fallback="none")
+    return select_span_tokens(batch, fallback="none")
 
 
 def test_without_a_parsable_confidence_there_is_no_calibration():

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from rlx.audit.run_comparison import find_run_differences
-from rlx.loss.correction import Corrected
+from rlx.loss.correction import CorrectionWeights
 from rlx.run.off_policy import off_policy_figures
-from rlx.run.prefetcher import Ahead
+from rlx.run.prefetcher import Prefetcher
 from rlx.spec import LossSpec
 
 AHEAD = {
@@ -124,7 +124,7 @@ def test_two_ranks_draw_the_same_tokens(home, unbroken):
 
 def test_what_goes_wrong_in_the_thread_ends_the_run_where_it_is_waited_for():
     progress = SimpleNamespace(doing=lambda what: None)
-    with Ahead(torch.device("cpu")) as ahead:
+    with Prefetcher(torch.device("cpu")) as ahead:
         assert ahead.take(None) is None
         ahead.begin(SimpleNamespace(progress=progress), SimpleNamespace(), 0, 0)
         assert ahead.uses_sampler
@@ -163,7 +163,7 @@ def test_mismatch_is_read_off_the_update_unless_the_learner_was_asked():
         "sampler/mismatch_ratio_max": pytest.approx(2.718282),
         "sampler/mismatch_row_ratio_max": pytest.approx(2.718282),
     }
-    asked, half = LossSpec(old_logprobs="learner"), Corrected(torch.ones(1, 3), 0.75, 0.5)
+    asked, half = LossSpec(old_logprobs="learner"), CorrectionWeights(torch.ones(1, 3), 0.75, 0.5)
     found = off_policy_figures(trained([9.0, -1, 0], [0.0, -1, -1], half), asked, first, 0, unasked)
     assert found == {
         "sampler/staleness": 0,

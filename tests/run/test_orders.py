@@ -4,13 +4,13 @@ import signal
 
 import pytest
 
-from rlx.launch.signals import Orders
+from rlx.launch.signals import SigtermListener
 
 
 @pytest.fixture
 def orders():
     before = signal.getsignal(signal.SIGTERM)
-    yield Orders()
+    yield SigtermListener()
     signal.signal(signal.SIGTERM, before)
 
 

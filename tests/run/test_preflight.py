@@ -9,15 +9,23 @@ import pytest
 
 from rlx.discovery import check_file
 from rlx.errors import EnvironmentFault, RegistryError
-from rlx.launch.devices import Build, Driver, diagnose_devices, list_device_names, torch_build
-from rlx.launch.failures import as_fault, describe_error, is_disk_full
+from rlx.launch.devices import (
+    NvidiaDriver as Nvidia,
+)
+from rlx.launch.devices import (
+    TorchBuild,
+    diagnose_devices,
+    list_device_names,
+    torch_build,
+)
+from rlx.launch.failures import convert_to_rlx_error, describe_error, is_disk_full
 from rlx.launch.packages import Package
 from rlx.launch.preflight import run_preflight_checks
 from rlx.spec.reading.diagnostics import InvalidSpec
-from rlx_registry import SchemaError, Unwritable
+from rlx_registry import DatabaseUnwritableError, SchemaError
 
-CPU = Build("2.13.0+cpu", None)
-CUDA = Build("2.13.0", "12.8")
+CPU = TorchBuild("2.13.0+cpu", None)
+CUDA = TorchBuild("2.13.0", "12.8")
 TWO = "GPU 0: NVIDIA H200 (UUID: GPU-aa11)\nGPU 1: NVIDIA H200 (UUID: GPU-bb22)\n"
 PARTS = """GPU 0: NVIDIA H200 (UUID: GPU-aa11)
   MIG 1g.18gb     Device  0: (UUID: MIG-cc33)
@@ -28,15 +36,15 @@ PARTS = """GPU 0: NVIDIA H200 (UUID: GPU-aa11)
 @pytest.mark.parametrize(
     ("build", "told", "visible", "wanted", "count", "found", "advice"),
     [
-        (CPU, Driver(None, False), None, 1, 0, "(built without CUDA); nvidia-smi: not", "install"),
-        (CPU, Driver(TWO, True, "13.0"), None, 1, 0, "without CUDA); nvidia-smi: GPU 0", "install"),
-        (CUDA, Driver(None, False), None, 1, 0, "no NVIDIA driver", "driver"),
-        (CUDA, Driver("NVIDIA-SMI has failed\nmore", False), "", 1, 0, "SMI has failed", "driver"),
-        (CUDA, Driver(TWO, True, "11.4"), None, 1, 0, "runs CUDA 11.4 at most", "older CUDA"),
-        (CUDA, Driver(TWO, True), "", 1, 0, "but CUDA_VISIBLE_DEVICES=''", "unset"),
-        (CUDA, Driver(TWO, True), "1", 2, 1, "CUDA_VISIBLE_DEVICES='1' shows 1", "unset"),
-        (CUDA, Driver(TWO, True, "12.8"), None, 4, 2, "2 × NVIDIA H200", "ranks"),
-        (CUDA, Driver("", True), None, 1, 0, "no device", "ranks"),
+        (CPU, Nvidia(None, False), None, 1, 0, "(built without CUDA); nvidia-smi: not", "install"),
+        (CPU, Nvidia(TWO, True, "13.0"), None, 1, 0, "without CUDA); nvidia-smi: GPU 0", "install"),
+        (CUDA, Nvidia(None, False), None, 1, 0, "no NVIDIA driver", "driver"),
+        (CUDA, Nvidia("NVIDIA-SMI has failed\nmore", False), "", 1, 0, "SMI has failed", "driver"),
+        (CUDA, Nvidia(TWO, True, "11.4"), None, 1, 0, "runs CUDA 11.4 at most", "older CUDA"),
+        (CUDA, Nvidia(TWO, True), "", 1, 0, "but CUDA_VISIBLE_DEVICES=''", "unset"),
+        (CUDA, Nvidia(TWO, True), "1", 2, 1, "CUDA_VISIBLE_DEVICES='1' shows 1", "unset"),
+        (CUDA, Nvidia(TWO, True, "12.8"), None, 4, 2, "2 × NVIDIA H200", "ranks"),
+        (CUDA, Nvidia("", True), None, 1, 0, "no device", "ranks"),
     ],
 )  # fmt: skip
 def test_each_cause_of_a_missing_device_is_told_apart(
@@ -51,10 +59,10 @@ def test_each_cause_of_a_missing_device_is_told_apart(
 @pytest.mark.parametrize(
     ("build", "told", "visible", "wanted"),
     [
-        (CUDA, Driver(TWO, True, "12.4"), None, 2),  # a driver serves later minor versions
-        (CUDA, Driver(TWO, True), "1,0", 2),
+        (CUDA, Nvidia(TWO, True, "12.4"), None, 2),  # a driver serves later minor versions
+        (CUDA, Nvidia(TWO, True), "1,0", 2),
         (CUDA, None, None, 8),  # only torch itself can tell
-        (Build("2.13.0+rocm7", None, "7.0"), Driver(None, False), None, 8),
+        (TorchBuild("2.13.0+rocm7", None, "7.0"), Nvidia(None, False), None, 8),
     ],
 )
 def test_enough_devices_or_nobody_knows(build, told, visible, wanted):
@@ -226,12 +234,12 @@ def full(path=None):
         (caused(RuntimeError("cannot save"), full()), 4, "disk full"),
         (OSError(errno.EDQUOT, "x", "/q/f"), 4, "disk quota used up in /q"),
         (
-            Unwritable(Path("/a/r.db"), errno.ENOSPC, "database or disk is full"),
+            DatabaseUnwritableError(Path("/a/r.db"), errno.ENOSPC, "database or disk is full"),
             4,
             "disk full: /a has",
         ),
         (
-            Unwritable(Path("/a/r.db"), errno.EROFS, "readonly"),
+            DatabaseUnwritableError(Path("/a/r.db"), errno.EROFS, "readonly"),
             4,
             "/a/r.db is on a file system that may",
         ),
@@ -243,7 +251,7 @@ def full(path=None):
     ],
 )
 def test_failures_of_the_machine_are_told_from_bugs(error, code, words):
-    told = as_fault(error)
+    told = convert_to_rlx_error(error)
     assert told.exit_code == code
     assert words in str(told) == describe_error(error)
     assert is_disk_full(error) == ("disk full" in str(told) or "quota" in str(told))
@@ -254,9 +262,9 @@ def test_failures_of_the_machine_are_told_from_bugs(error, code, words):
     [ValueError("x"), PermissionError(errno.EPERM, "not yours"), FileNotFoundError(2, "x", "y")],
 )
 def test_a_bug_is_no_fault_of_the_machine(error):
-    assert as_fault(error) is None
+    assert convert_to_rlx_error(error) is None
     assert describe_error(error).startswith(type(error).__name__)
 
 
 def test_the_exit_code_of_a_fault_is_its_own():
-    assert as_fault(RegistryError("gone")).exit_code == 5
+    assert convert_to_rlx_error(RegistryError("gone")).exit_code == 5

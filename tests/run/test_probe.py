@@ -8,11 +8,11 @@ import torch
 
 from rlx.model import build_policy
 from rlx.probe.statistics import GRID
-from rlx.recipe import make_parts
+from rlx.recipe import build_recipe
 from rlx.reward import RewardPool
-from rlx.run.probes import means_of, probe_problems
+from rlx.run.probes import build_probe_context, probe_problems
 from rlx.sampler import TransformersSampler
-from rlx.spec import ExperimentSpec, Pretrained
+from rlx.spec import ExperimentSpec, PretrainedModelSpec
 from rlx_registry import read_body
 
 PROBLEMS, SAMPLES = 12, 6
@@ -170,8 +170,8 @@ def test_a_text_that_the_model_cannot_write_is_refused(probed):
 
 def test_two_ranks_find_what_one_finds(probed):
     spec = ExperimentSpec.model_validate_json((probed.root / "spec.json").read_text())
-    parts = make_parts(spec)
-    model = Pretrained(path=str(probed.root / "model"), chat_template=False)
+    parts = build_recipe(spec)
+    model = PretrainedModelSpec(path=str(probed.root / "model"), chat_template=False)
     policy = build_policy(model, seed=0)
     sampler = TransformersSampler(policy, max_rows=512, device=torch.device("cpu"))
     shares = []
@@ -189,7 +189,7 @@ def test_two_ranks_find_what_one_finds(probed):
             return shares if len(shares) == 2 else [share]
 
     with RewardPool(workers=1, memory_mb=1024) as pool:
-        means = means_of(parts, policy, sampler, pool)
+        means = build_probe_context(parts, policy, sampler, pool)
 
         def found(ranks):
             return probe_problems(spec.probe, means, spec.seed, ranks, lambda _: None)

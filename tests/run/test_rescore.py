@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlx.audit.rescoring import Summary
+from rlx.audit.rescoring import RescoringSummary
 from rlx.reward import RewardEntry, RewardTable
 
 pytestmark = pytest.mark.timeout(600)
@@ -26,7 +26,7 @@ def entries(*raws, weight=1.0):
 
 def test_what_is_absent_is_not_zero():
     then, now = entries(1.0, None, 3.0, None), entries(1.0, 4.0, None, None, weight=0.5)
-    summary = Summary("r-0001")
+    summary = RescoringSummary("r-0001")
     summary._rewards(SimpleNamespace(stored=SimpleNamespace(rewards=then), table=now))
     (change,) = summary.changes.values()
     assert (change.n, change.n_before, change.n_after) == (4, 2, 2)

@@ -208,10 +208,10 @@ def test_pictures_are_drawn_and_recorded(finished, home):
 
 def test_the_exported_model_is_the_one_that_was_trained(finished):
     from rlx.model import build_policy
-    from rlx.spec import Pretrained
+    from rlx.spec import PretrainedModelSpec
 
-    exported = build_policy(Pretrained(path=str(finished.root / "model")), 0)
-    start = build_policy(Pretrained(path=str(finished.warm_start)), 0)
+    exported = build_policy(PretrainedModelSpec(path=str(finished.root / "model")), 0)
+    start = build_policy(PretrainedModelSpec(path=str(finished.warm_start)), 0)
     assert exported.dialogue.open("nums: 3 4\n") == start.dialogue.open("nums: 3 4\n")
     pairs = zip(exported.model.parameters(), start.model.parameters(), strict=True)
     moved = [float((a - b).detach().abs().max()) for a, b in pairs]

@@ -9,14 +9,14 @@ from engines import needs_vllm
 
 from rlx.errors import RlxError
 from rlx.model import build_policy
-from rlx.run.weight_sync import synchronised_figures, synchronize_sampler
+from rlx.run.weight_sync import compute_sync_figures, synchronize_sampler
 from rlx.sampler import open_sampler, vllm_engine
-from rlx.spec import RunnerSpec, Tiny, VllmSamplerSpec
+from rlx.spec import RunnerSpec, TinyModelSpec, VllmSamplerSpec
 
 TESTS = Path(__file__).parents[1]
 CPU = torch.device("cpu")
 RUNNER = RunnerSpec()
-MODEL = Tiny(
+MODEL = TinyModelSpec(
     hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=64, initializer_range=0.15
 )
 
@@ -73,7 +73,7 @@ def test_what_vllm_keeps_of_former_weights_stops_the_run(monkeypatch, forgets):
         with pytest.raises(RlxError, match="another policy than the one that learns"):
             synchronize_sampler(m)
         assert sampler.drift > 0.05
-        assert synchronised_figures(sampler) == {
+        assert compute_sync_figures(sampler) == {
             "sampler/drift": sampler.drift,
             "sampler/restarts": 0.0,
         }
@@ -86,4 +86,4 @@ def test_the_learners_own_implementation_has_nothing_to_forget():
     spec = TransformersSamplerSpec()
     with open_sampler(policy, spec, RUNNER, CPU) as sampler:
         synchronize_sampler(machinery(policy, spec, sampler))
-        assert synchronised_figures(sampler) == {}
+        assert compute_sync_figures(sampler) == {}

@@ -8,17 +8,17 @@ import torch
 from trees import conversation
 
 from rlx.audit.identities import IDENTITIES
-from rlx.audit.replay import Evidence
+from rlx.audit.replay import StepEvidence
 from rlx.batch import build_token_batch
 from rlx.discovery import check_file, resolve_plugins
-from rlx.recipe import make_parts
+from rlx.recipe import build_recipe
 from rlx.record.rollout_reader import read_step
 from rlx.record.rollouts import rollout_table
 from rlx.reward import RewardPool, score_rollouts
 from rlx.rollout import RolloutTree
 from rlx.run.trained_rows import row_rewards, trained_rows
-from rlx.spec import EnvironmentUse, ManyTurn, RewardsSpec
-from rlx.step import Streams, assign_credit
+from rlx.spec import EnvironmentRolloutSpec, EnvironmentUse, RewardsSpec
+from rlx.step import TokenStreams, assign_credit
 
 COUNTDOWN = Path(__file__).parents[2] / "experiments" / "countdown.yaml"
 REWARDS = {
@@ -62,7 +62,7 @@ def recorded(pool, *overrides, estimator="multiturn_grpo"):
     named = estimator if estimator.startswith("{") else f"{{name: {estimator}}}"
     read, _ = check_file(COUNTDOWN, [*overrides, f"estimator={named}"])
     spec = read.spec.model_copy(update={"rewards": RewardsSpec.model_validate(REWARDS)})
-    parts, plugins = make_parts(spec), resolve_plugins(spec)
+    parts, plugins = build_recipe(spec), resolve_plugins(spec)
     grown = trees(parts.task)
     table = score_rollouts(grown, parts.rewards, pool)
     batch = build_token_batch(grown)
@@ -71,7 +71,7 @@ def recorded(pool, *overrides, estimator="multiturn_grpo"):
         batch,
         row_rewards(batch, grown, table),
         parts.mask(batch),
-        Streams(
+        TokenStreams(
             old_logprobs=batch.behaviour_logprobs,
             reference_logprobs=batch.behaviour_logprobs - 0.25,
         ),
@@ -80,7 +80,7 @@ def recorded(pool, *overrides, estimator="multiturn_grpo"):
         loss=spec.loss,
         max_tokens=budget,
     )
-    return Evidence(
+    return StepEvidence(
         step=1,
         stored=read_step(rollout_table(grown, table, trained_rows(train))),
         parts=parts,
@@ -189,7 +189,7 @@ def test_a_last_turn_that_shares_an_id_or_skips_one_is_found(number, pool):
 @pytest.mark.parametrize(("most", "forced", "violated"), [(3, None, 0), (2, {}, 0), (2, None, 2)])
 def test_more_turns_than_are_allowed_are_found(most, forced, violated, pool):
     sound = recorded(pool, *POLICY_ONLY["mask"])
-    rollout = ManyTurn(
+    rollout = EnvironmentRolloutSpec(
         environment=EnvironmentUse(plugin="any"), max_turns=most, forced_answer=forced
     )
     spec = sound.parts.spec.model_copy(update={"rollout": rollout})

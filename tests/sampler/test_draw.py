@@ -7,14 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlx.sampler.draw import logprobs_of, sample_tokens, sample_uniforms
+from rlx.sampler.draw import compute_sampling_logprobs, sample_tokens, sample_uniforms
 from rlx.spec import TurnSpec
 
 LOGITS = torch.log(torch.tensor([[0.4, 0.05, 0.3, 0.05, 0.2]]))
 
 
 def probabilities(**sampling):
-    return logprobs_of(LOGITS, TurnSpec(**sampling)).exp()[0].tolist()
+    return compute_sampling_logprobs(LOGITS, TurnSpec(**sampling)).exp()[0].tolist()
 
 
 # Distributions -----------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ def test_temperature_comes_before_top_p():
 
 
 def test_logprobs_are_float32_of_any_logits():
-    found = logprobs_of(LOGITS.to(torch.bfloat16), TurnSpec())
+    found = compute_sampling_logprobs(LOGITS.to(torch.bfloat16), TurnSpec())
     assert found.dtype == torch.float32
 
 
@@ -69,7 +69,7 @@ def test_logprobs_are_float32_of_any_logits():
 )
 def test_evenly_spread_numbers_are_shared_out_by_probability(sampling):
     n = 10_000
-    logprobs = logprobs_of(LOGITS, TurnSpec(**sampling))
+    logprobs = compute_sampling_logprobs(LOGITS, TurnSpec(**sampling))
     tokens = sample_tokens(logprobs.expand(n, -1), (torch.arange(n, dtype=torch.float64) + 0.5) / n)
     shares = torch.bincount(tokens, minlength=5) / n
     torch.testing.assert_close(shares, logprobs.exp()[0], atol=1 / n, rtol=0)
@@ -85,7 +85,7 @@ def test_what_has_probability_zero_is_never_drawn(logits, forbidden, uniform):
     logits = torch.tensor([logits])
     cut = [i for i in forbidden if i < logits.shape[1]][: logits.shape[1] - 1]
     logits[0, cut] = -torch.inf
-    logprobs = logprobs_of(logits, TurnSpec())
+    logprobs = compute_sampling_logprobs(logits, TurnSpec())
     token = int(sample_tokens(logprobs, torch.tensor([uniform], dtype=torch.float64)))
     assert logprobs[0, token].double().exp() > 0
 

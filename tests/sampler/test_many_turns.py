@@ -13,10 +13,10 @@ from rlx.model import PlainDialogue, build_policy
 from rlx.plugin import Environment, Problem, Step
 from rlx.rollout import LocalHost, build_rollout_plan, sample_rollout_trees
 from rlx.sampler import TransformersSampler, shared_attention
-from rlx.spec import ManyTurn, Tiny
+from rlx.spec import EnvironmentRolloutSpec, TinyModelSpec
 
 DEVICE = torch.device(os.environ.get("RLX_TEST_DEVICE", "cpu"))
-TINY = Tiny(
+TINY = TinyModelSpec(
     hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=64, initializer_range=0.15
 )
 
@@ -48,14 +48,14 @@ class Forgetful:
     """A session that keeps no cache: every context is read anew."""
 
     def __init__(self, session):
-        self.session, self.longest = session, session.longest
+        self.session, self.context_length = session, session.context_length
 
     def generate(self, requests, sampling):
         return self.session.generate([replace(r, extends=None) for r in requests], sampling)
 
 
 def grown(policy, numbers, *, wrap=lambda session: session, max_rows=512, **options):
-    spec = ManyTurn.model_validate(
+    spec = EnvironmentRolloutSpec.model_validate(
         {
             "environment": {"plugin": "counting"},
             "num_generations": 3,

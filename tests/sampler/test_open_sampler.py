@@ -5,9 +5,9 @@ import torch
 
 from rlx.errors import EnvironmentFault
 from rlx.model import build_policy
-from rlx.rollout import Request
+from rlx.rollout import CompletionRequest
 from rlx.sampler import open_sampler, require_engine, vllm_engine
-from rlx.spec import RunnerSpec, Tiny, TransformersSamplerSpec, TurnSpec, VllmSamplerSpec
+from rlx.spec import RunnerSpec, TinyModelSpec, TransformersSamplerSpec, TurnSpec, VllmSamplerSpec
 
 CPU = torch.device("cpu")
 
@@ -21,9 +21,9 @@ def test_an_engine_that_is_not_installed_is_refused_at_once(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_policy_stays_as_it_is(dtype):
-    policy = build_policy(Tiny(hidden_size=32, heads=1, kv_heads=1, layers=1), 0)
+    policy = build_policy(TinyModelSpec(hidden_size=32, heads=1, kv_heads=1, layers=1), 0)
     before = {name: weight.clone() for name, weight in policy.model.named_parameters()}
-    asked = [Request(policy.dialogue.open("nums: 1 2\ntarget: 3\n"), None, (1,))]
+    asked = [CompletionRequest(policy.dialogue.open("nums: 1 2\ntarget: 3\n"), None, (1,))]
     with open_sampler(policy, TransformersSamplerSpec(), RunnerSpec(dtype=dtype), CPU) as sampler:
 
         def said():

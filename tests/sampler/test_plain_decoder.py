@@ -8,13 +8,13 @@ import torch
 import transformers
 
 from rlx.model import build_policy
-from rlx.rollout import Request
+from rlx.rollout import CompletionRequest
 from rlx.sampler import TransformersSampler
 from rlx.sampler.choice import choose_decoder
-from rlx.spec import Tiny, TurnSpec
+from rlx.spec import TinyModelSpec, TurnSpec
 
 CPU = torch.device("cpu")
-TINY = Tiny(
+TINY = TinyModelSpec(
     hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=64, initializer_range=0.15
 )
 PLAIN = {
@@ -123,7 +123,7 @@ def test_weights_are_held_once_and_mean_the_same():
 
 def greedy(sampler):
     with sampler.session() as session:
-        (said,) = session.generate([Request(tuple(IDS), None, (1,))], TurnSpec(top_k=1))
+        (said,) = session.generate([CompletionRequest(tuple(IDS), None, (1,))], TurnSpec(top_k=1))
     return said
 
 

@@ -9,7 +9,7 @@ from babblers import ANSWER, CONFIDENCE, SPEC, WAYS, babbler, sampled, second_tu
 
 from rlx.errors import SpecError
 from rlx.model import Policy
-from rlx.rollout import Request
+from rlx.rollout import CompletionRequest
 from rlx.sampler import TransformersSampler
 from rlx.spec import TurnSpec
 
@@ -35,7 +35,7 @@ def contexts(policy):
 @pytest.fixture(scope="module")
 def requests(contexts):
     return [
-        Request(context, None, tuple(range(10 * n, 10 * n + 3)))
+        CompletionRequest(context, None, tuple(range(10 * n, 10 * n + 3)))
         for n, context in enumerate(contexts)
     ]
 
@@ -107,7 +107,7 @@ def test_logprobs_are_those_of_the_cut_distribution(policy, requests):
 
 
 def test_the_most_likely_tokens_are_those_of_generate(policy, contexts):
-    ours = sample(policy, [Request(c, None, (5,)) for c in contexts], TurnSpec(top_k=1))
+    ours = sample(policy, [CompletionRequest(c, None, (5,)) for c in contexts], TurnSpec(top_k=1))
     for context, (completion,) in zip(contexts, ours, strict=True):
         ids = torch.tensor([context], device=policy.model.device)
         theirs = policy.model.generate(
@@ -144,11 +144,13 @@ def test_the_size_of_batches_does_not_matter(policy, requests, two_turns, max_ro
 def test_nor_does_how_many_completions_a_context_gets(policy, contexts):
     counts = [1, 4, 0, 2, 1, 7, 3]
     asked = [
-        Request(context, None, tuple(range(10 * n, 10 * n + count)))
+        CompletionRequest(context, None, tuple(range(10 * n, 10 * n + count)))
         for n, (context, count) in enumerate(zip(contexts, counts, strict=True))
     ]
     one_by_one = [
-        Request(request.context, None, (seed,)) for request in asked for seed in request.seeds
+        CompletionRequest(request.context, None, (seed,))
+        for request in asked
+        for seed in request.seeds
     ]
     with sampler(policy).session() as session:
         together = session.generate(asked, ANSWER)
@@ -163,7 +165,10 @@ def test_nor_does_how_many_completions_a_context_gets(policy, contexts):
 
 
 def test_seeds_decide_what_is_drawn(policy, contexts, two_turns):
-    one, other = Request(contexts[0], None, (0, 1, 2)), Request(contexts[0], None, (3, 1, 4))
+    one, other = (
+        CompletionRequest(contexts[0], None, (0, 1, 2)),
+        CompletionRequest(contexts[0], None, (3, 1, 4)),
+    )
     (mine,), (theirs,) = (sample(policy, [request]) for request in (one, other))
     assert_agrees([mine], two_turns[0][:1])
     assert [a == b for a, b in zip(mine, theirs, strict=True)] == [False, True, False]
@@ -174,7 +179,7 @@ def test_seeds_decide_what_is_drawn(policy, contexts, two_turns):
 
 def test_a_forked_cache_changes_nothing(policy, two_turns):
     _, below, second = two_turns
-    anew = [Request(request.context, None, request.seeds) for request in below]
+    anew = [CompletionRequest(request.context, None, request.seeds) for request in below]
     assert_agrees(sample(policy, anew, CONFIDENCE), second)
 
 
@@ -191,17 +196,17 @@ def test_new_contexts_may_stand_beside_continued_ones(policy, requests, two_turn
     _, below, second = two_turns
     with sampler(policy).session() as session:
         session.generate(requests, ANSWER)
-        mixed = [below[3], Request(below[4].context, None, below[4].seeds), below[5]]
+        mixed = [below[3], CompletionRequest(below[4].context, None, below[4].seeds), below[5]]
         assert_agrees(session.generate(mixed, CONFIDENCE), second[3:6])
 
 
 def test_a_third_turn_forks_from_the_second(policy, two_turns):
     _, below, second = two_turns
     with sampler(policy).session() as session:
-        session.generate([Request(r.context, None, r.seeds) for r in below], CONFIDENCE)
+        session.generate([CompletionRequest(r.context, None, r.seeds) for r in below], CONFIDENCE)
         third = second_turns(policy, below, second)
         forked = session.generate(third, CONFIDENCE)
-    anew = [Request(request.context, None, request.seeds) for request in third]
+    anew = [CompletionRequest(request.context, None, request.seeds) for request in third]
     assert_agrees(forked, sample(policy, anew, CONFIDENCE))
 
 
@@ -246,7 +251,9 @@ def test_a_stop_string_of_many_tokens_is_seen(policy, contexts):
             return text.decode(errors="replace"), ()
 
     spoken = Policy(policy.model, policy.tokenizer, Bytes(), end_ids=(-1,))
-    (only,) = sample(spoken, [Request(contexts[0], None, (1,))], TurnSpec(stop=("€" * 6,)))
+    (only,) = sample(
+        spoken, [CompletionRequest(contexts[0], None, (1,))], TurnSpec(stop=("€" * 6,))
+    )
     assert only[0].finish_reason == "stop"
     assert len(only[0].token_ids) == 18
 
@@ -264,7 +271,7 @@ def test_loading_changes_what_is_sampled(contexts, tied):
             )
             policy.model.config.tie_word_embeddings = False
     target = sampler(own)
-    asked = [Request(context, None, (1, 2)) for context in contexts]
+    asked = [CompletionRequest(context, None, (1, 2)) for context in contexts]
 
     def drawn(sampler):
         with sampler.session() as session:
@@ -284,11 +291,11 @@ def test_loading_copies(contexts):
     own, source = babbler(1), babbler(2)
     target = sampler(own)
     target.load(dict(source.model.named_parameters()))
-    (before,) = sample(own, [Request(contexts[0], None, (1,))])
+    (before,) = sample(own, [CompletionRequest(contexts[0], None, (1,))])
     with torch.no_grad():
         for parameter in source.model.parameters():
             parameter.zero_()
-    assert sample(own, [Request(contexts[0], None, (1,))]) == [before]
+    assert sample(own, [CompletionRequest(contexts[0], None, (1,))]) == [before]
 
 
 def test_tied_weights_may_be_named_twice():
@@ -301,4 +308,4 @@ def test_tied_weights_may_be_named_twice():
 def test_a_dialogue_that_could_outgrow_the_model_is_refused(policy, contexts):
     room = TurnSpec(max_new_tokens=SPEC.max_position - len(contexts[0]) + 1)
     with pytest.raises(SpecError, match=f"which holds {SPEC.max_position}: lower max_new_tokens"):
-        sample(policy, [Request(contexts[0], None, (1,))], room)
+        sample(policy, [CompletionRequest(contexts[0], None, (1,))], room)

@@ -11,7 +11,7 @@ from babblers import ANSWER, CONFIDENCE, SPEC, babbler, second_turns
 from engines import gone, kill_workers, needs_vllm, workers
 
 from rlx.errors import RlxError, SpecError
-from rlx.rollout import Request
+from rlx.rollout import CompletionRequest
 from rlx.sampler import VllmSampler, open_sampler
 from rlx.spec import RunnerSpec, TurnSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
@@ -44,7 +44,7 @@ def sampler(policy):
 def contexts_of(policy):
     """Prompts of many lengths, some longer than a block of the prefix cache."""
     return [
-        Request(
+        CompletionRequest(
             policy.dialogue.open(f"nums: {' '.join(map(str, range(2, 4 + 6 * n)))}\ntarget: {n}\n"),
             None,
             tuple(range(10 * n, 10 * n + 3)),
@@ -118,7 +118,7 @@ def test_untied_weights_arrive(requests):
 
 
 def test_the_most_likely_tokens_are_those_of_generate(policy, sampler, requests):
-    asked = [Request(r.context, None, (5,)) for r in requests]
+    asked = [CompletionRequest(r.context, None, (5,)) for r in requests]
     ours = sample(sampler, asked, TurnSpec(top_k=1))
     for request, (completion,) in zip(asked, ours, strict=True):
         ids = torch.tensor([request.context])
@@ -136,14 +136,14 @@ def test_the_most_likely_tokens_are_those_of_generate(policy, sampler, requests)
 
 def test_logprobs_are_those_of_the_cut_distribution(policy, sampler, requests):
     sampling = TurnSpec(max_new_tokens=6, top_k=4, top_p=0.9, temperature=0.7)
-    from rlx.sampler.draw import logprobs_of
+    from rlx.sampler.draw import compute_sampling_logprobs
 
     for request, group in zip(requests, sample(sampler, requests, sampling), strict=True):
         for c in group:
             ids = torch.tensor([request.context + c.token_ids])
             with torch.no_grad():
                 logits = policy.model(input_ids=ids).logits[0, len(request.context) - 1 : -1]
-            cut = logprobs_of(logits, sampling)
+            cut = compute_sampling_logprobs(logits, sampling)
             plain = cut[torch.arange(len(c.token_ids)), torch.tensor(c.token_ids)]
             assert c.logprobs == pytest.approx(plain.tolist(), abs=5e-5)
 

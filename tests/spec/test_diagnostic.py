@@ -5,7 +5,7 @@ from rlx.spec.reading.diagnostics import (
     Diagnostic,
     InvalidPlugins,
     InvalidSpec,
-    Position,
+    SourceLocation,
     build_refusal,
     did_you_mean,
     escape_unprintable,
@@ -15,7 +15,7 @@ from rlx.spec.reading.diagnostics import (
 TYPO = Diagnostic(
     kind="unknown_key",
     message="unknown key 'algorithm.epsilom'",
-    position=Position("experiments/rlcr.yaml", 7, 3, 7, "  epsilom: 0.2"),
+    position=SourceLocation("experiments/rlcr.yaml", 7, 3, 7, "  epsilom: 0.2"),
     helps=("did you mean 'epsilon'?",),
 )
 PLUGIN = Diagnostic(kind="plugin", message="no reward plugin named 'briar'", exit_code=3)
@@ -41,14 +41,14 @@ def test_notes_of_several_lines_stay_aligned():
 
 def test_nothing_in_a_file_reaches_the_terminal_as_a_command():
     evil = "a: \x1b]0;owned\x07 \u202e\x9b31m"
-    place = Position("f\x1b[2J.yaml", 1, 4, 2, evil)
+    place = SourceLocation("f\x1b[2J.yaml", 1, 4, 2, evil)
     text = format_diagnostic(Diagnostic(kind="value", message=evil, position=place, helps=(evil,)))
     assert all(c.isprintable() or c == "\n" for c in text)
     assert "\\x1b]0;owned\\x07" in text
 
 
 def test_carets_stand_below_wide_and_escaped_characters():
-    place = Position("f", 1, 5, 2, "確: \x1b界x")
+    place = SourceLocation("f", 1, 5, 2, "確: \x1b界x")
     *_, line, carets = format_diagnostic(
         Diagnostic(kind="value", message="m", position=place)
     ).splitlines()
@@ -57,7 +57,7 @@ def test_carets_stand_below_wide_and_escaped_characters():
 
 
 def test_long_lines_are_cut_around_the_place():
-    place = Position("f", 1, 5001, 3, "x" * 5000 + "bad" + "y" * 5000)
+    place = SourceLocation("f", 1, 5001, 3, "x" * 5000 + "bad" + "y" * 5000)
     *_, line, carets = format_diagnostic(
         Diagnostic(kind="value", message="m", position=place)
     ).splitlines()

@@ -152,7 +152,7 @@ def test_a_mapping_replaces_what_stood_there_and_a_path_changes_one_value():
 def test_a_phase_without_settings_gets_them_under_one_key():
     read = read_spec(RLCR, ["phases.1.set.loss.aggregate=token_mean"])
     assert read.spec.phases[1].set == {"loss.aggregate": "token_mean"}
-    assert read.spec.in_phase(read.spec.phases[1]).loss.per_turn
+    assert read.spec.resolve_phase_spec(read.spec.phases[1]).loss.per_turn
 
 
 def test_options_of_nested_plugins_can_be_set():

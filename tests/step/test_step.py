@@ -8,12 +8,12 @@ import torch
 
 from rlx.batch import build_token_batch
 from rlx.credit import CreditInputs
-from rlx.credit.estimators import estimate_grpo, two_level
-from rlx.mask import turn_spans
+from rlx.credit.estimators import estimate_grpo, estimate_two_level
+from rlx.mask import select_span_tokens
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
 from rlx.spec import CreditSpec, EntropyBonus, LossSpec
-from rlx.step import RowRewards, Streams, assign_credit
+from rlx.step import RowRewards, TokenStreams, assign_credit
 
 
 def prompt(parent, *ids):
@@ -73,7 +73,7 @@ BY_HAND = [
     [0, 0, 0, 0, 0, 1.44, 1.44, 0, 0],
 ]
 
-estimator = partial(two_level, normalize="center", lambda_conf=4.0)
+estimator = partial(estimate_two_level, normalize="center", lambda_conf=4.0)
 
 
 def step(trees=(TREE,), rewards=REWARDS, estimator=estimator, old=None, **loss):
@@ -81,8 +81,8 @@ def step(trees=(TREE,), rewards=REWARDS, estimator=estimator, old=None, **loss):
     return assign_credit(
         batch,
         rewards,
-        turn_spans(batch),
-        Streams(old_logprobs=batch.behaviour_logprobs if old is None else old),
+        select_span_tokens(batch),
+        TokenStreams(old_logprobs=batch.behaviour_logprobs if old is None else old),
         estimator=estimator,
         credit=CreditSpec(),
         loss=LossSpec(**loss),

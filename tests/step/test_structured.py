@@ -7,13 +7,23 @@ import torch
 
 from rlx.batch import build_token_batch
 from rlx.credit import Credit
-from rlx.credit.estimators import estimate_gae, estimate_grpo, multiturn_grpo, reinforce_plus_plus
+from rlx.credit.estimators import (
+    estimate_gae,
+    estimate_grpo,
+    estimate_multiturn_grpo,
+    estimate_reinforce_plus_plus,
+)
 from rlx.errors import PluginError, RlxError
-from rlx.mask import all_response, model_tokens, select_effective_tokens, turn_spans
+from rlx.mask import (
+    select_effective_tokens,
+    select_model_tokens,
+    select_response_tokens,
+    select_span_tokens,
+)
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
 from rlx.spec import CreditSpec, LossSpec
-from rlx.step import RowRewards, Streams, assign_credit
+from rlx.step import RowRewards, TokenStreams, assign_credit
 
 
 def turn(parent, number, length, reason="stop"):
@@ -64,7 +74,7 @@ def step(
     tree=MULTI,
     rewards=REWARDS,
     *,
-    mask=model_tokens,
+    mask=select_model_tokens,
     estimator=estimate_grpo,
     streams=None,
     **credit,
@@ -74,7 +84,7 @@ def step(
         batch,
         rewards,
         mask(batch),
-        streams or Streams(old_logprobs=batch.behaviour_logprobs),
+        streams or TokenStreams(old_logprobs=batch.behaviour_logprobs),
         estimator=estimator,
         credit=CreditSpec(**credit),
         loss=LossSpec(),
@@ -103,7 +113,7 @@ TABLE = [
 @pytest.mark.parametrize(("stage", "state_masking", "expected"), TABLE)
 def test_one_effective_mask_for_all_four(stage, state_masking, expected):
     ones = torch.ones(2, 6)
-    streams = Streams(
+    streams = TokenStreams(
         old_logprobs=-ones, reference_logprobs=-2 * ones, values=torch.zeros(2, 6), beta=0.1
     )
     train = step(
@@ -133,7 +143,7 @@ def test_in_a_single_turn_the_two_masks_are_one(state_masking):
     batch = build_token_batch([SINGLE])
     mask = select_effective_tokens(batch, state_masking=state_masking)
     assert torch.equal(mask, batch.is_own)
-    assert torch.equal(mask, all_response(batch))
+    assert torch.equal(mask, select_response_tokens(batch))
 
 
 def test_the_masks_that_a_batch_names_by_content():
@@ -144,7 +154,7 @@ def test_the_masks_that_a_batch_names_by_content():
     assert batch.turn_ids.tolist() == [[-1, 1, 1, -1, -1, 2], [-1, 1, 1, 1, -1, -1]]
 
 
-@pytest.mark.parametrize("strategy", [model_tokens, turn_spans])
+@pytest.mark.parametrize("strategy", [select_model_tokens, select_span_tokens])
 def test_rows_that_ran_out_of_tokens_can_be_skipped(strategy):
     cut = RolloutTree(
         MULTI.problem,
@@ -198,7 +208,7 @@ def test_three_scores_of_each_row(credit, sums):
 
 def test_the_sources_score_grows_with_length():
     """γ = λ = 1: every token's return is what is still to come, so it is n · R."""
-    streams = Streams(old_logprobs=torch.zeros(2, 6), values=torch.randn(2, 6))
+    streams = TokenStreams(old_logprobs=torch.zeros(2, 6), values=torch.randn(2, 6))
     train = step(estimator=estimate_gae, streams=streams)
     assert train.scores.seed_returns_score.tolist() == pytest.approx([3 * 0.675, 3 * 0.3])
 
@@ -214,7 +224,7 @@ def test_seed000_places_by_whether_kl_is_on(use_kl_in_reward):
 
 # KL ----------------------------------------------------------------------------------------------
 
-LOGPROBS = Streams(
+LOGPROBS = TokenStreams(
     old_logprobs=torch.tensor([[9.0, -1.0, -0.5, 9.0, 9.0, -0.3], [9.0, -0.7, -0.7, -0.7, 9, 9]]),
     reference_logprobs=torch.tensor([[0, -1.2, -0.5, 0, 0, -0.1], [0, -0.9, -0.7, -0.7, 0, 0]]),
     beta=0.5,
@@ -222,7 +232,7 @@ LOGPROBS = Streams(
 
 
 def test_kl_is_paid_by_the_token():
-    train = step(streams=LOGPROBS, estimator=reinforce_plus_plus, use_kl_in_reward=True)
+    train = step(streams=LOGPROBS, estimator=estimate_reinforce_plus_plus, use_kl_in_reward=True)
     expected = torch.tensor([[0, 0.2, 0, 0, 0, -0.2], [0, 0.2, 0, 0, 0, 0]])
     torch.testing.assert_close(train.kl, expected)
     torch.testing.assert_close(train.token_rewards, train.placed.token_rewards - 0.5 * expected)
@@ -241,8 +251,8 @@ def test_a_score_of_token_rewards_has_paid_it_and_a_structured_one_has_not():
 
 
 def test_multi_turn_grpo_never_sees_it():
-    plain = step(estimator=multiturn_grpo)
-    beside = step(estimator=multiturn_grpo, streams=LOGPROBS, use_kl_in_reward=True)
+    plain = step(estimator=estimate_multiturn_grpo)
+    beside = step(estimator=estimate_multiturn_grpo, streams=LOGPROBS, use_kl_in_reward=True)
     assert torch.equal(plain.advantages, beside.advantages)
     assert plain.kl is None and beside.kl is not None
 
@@ -261,8 +271,8 @@ def learned(rewards=ALONE, **loss):
     return assign_credit(
         batch,
         rewards,
-        model_tokens(batch),
-        Streams(old_logprobs=batch.behaviour_logprobs),
+        select_model_tokens(batch),
+        TokenStreams(old_logprobs=batch.behaviour_logprobs),
         estimator=estimate_grpo,
         credit=CreditSpec(),
         loss=LossSpec(**loss),
@@ -316,7 +326,7 @@ def test_what_an_estimator_gives_is_looked_at(estimator, complaint):
 
 
 def test_a_reference_that_knows_no_probability_is_found():
-    broken = Streams(
+    broken = TokenStreams(
         old_logprobs=torch.zeros(2, 6), reference_logprobs=torch.full((2, 6), -torch.inf)
     )
     with pytest.raises(RlxError, match="not finite"):

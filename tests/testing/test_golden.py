@@ -12,7 +12,7 @@ from statistics import mean, pstdev, stdev
 import pytest
 from click.testing import CliRunner
 
-from rlx.testing.golden import Record, check_golden_record, read_golden_records
+from rlx.testing.golden import GoldenRecord, check_golden_record, read_golden_records
 from rlx.testing.golden.__main__ import main
 
 FILE = Path(__file__).parents[1] / "golden" / "golden.json"
@@ -29,7 +29,7 @@ def run(content, tmp_path, *options):
 
 
 def statuses(id, inputs, outputs, config=None, **words):
-    record = Record(id, inputs, outputs, config or {}, **words)
+    record = GoldenRecord(id, inputs, outputs, config or {}, **words)
     return {f.output: (f.status, f.got, f.reason) for f in check_golden_record(record)}
 
 

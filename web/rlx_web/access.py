@@ -48,12 +48,12 @@ class Access:
     token: str | None = None
     write: str = field(default_factory=lambda: secrets.token_urlsafe(24))
 
-    def knows(self, host: str) -> bool:
+    def accepts_host(self, host: str) -> bool:
         """Whether a `Host` header names this dashboard."""
         found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:@/?#\[\]]+))(?::\d{1,5})?", host)
         return found is not None and (found[1] or found[2]).lower() in self.hosts
 
-    def lets_read(self, request: Request) -> bool:
+    def can_read(self, request: Request) -> bool:
         """Whether a request shows the token, as a bearer or in the cookie that a visit left."""
         if self.token is None:
             return True
@@ -83,7 +83,7 @@ def _format_cookie_name(request: Request) -> str:
     return f"{COOKIE}_{request.url.port or 80}"
 
 
-def _without_token(request: Request) -> str:
+def _strip_token(request: Request) -> str:
     """The same address without the token, on this server."""
     rest = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
     return f"/{request.url.path.lstrip('/')}" + (f"?{urlencode(rest)}" if rest else "")
@@ -100,18 +100,18 @@ def add_access_guard(app: FastAPI, access: Access) -> None:
 
 
 async def _answer_request(request: Request, call_next: Next, access: Access) -> Response:
-    if not access.knows(request.headers.get("host", "")):
+    if not access.accepts_host(request.headers.get("host", "")):
         return PlainTextResponse("this is not a name of this dashboard", 400)
     shown = request.query_params.get("token")
     if access.token is not None and shown is not None and request.method == "GET":
         if not _is_same_token(shown, access.token):
             return PlainTextResponse("wrong token", 401)
-        kept = RedirectResponse(_without_token(request), 303)
+        kept = RedirectResponse(_strip_token(request), 303)
         kept.set_cookie(
             _format_cookie_name(request), access.token, httponly=True, samesite="strict", path="/"
         )
         return kept
-    if not access.lets_read(request):
+    if not access.can_read(request):
         asked = "this dashboard needs its token: open /?token=..., or send it as a bearer token"
         return PlainTextResponse(asked, 401, {"WWW-Authenticate": "Bearer"})
     return await call_next(request)

@@ -15,7 +15,13 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException as Refusal
 from starlette.middleware.gzip import GZipMiddleware
 
-from rlx_registry import Ambiguous, NotFound, Registry, RegistryDatabaseError, RolloutQuery
+from rlx_registry import (
+    AmbiguousNameError,
+    NotFoundError,
+    Registry,
+    RegistryDatabaseError,
+    RolloutQuery,
+)
 from rlx_web.access import Access, add_access_guard
 from rlx_web.memo import Memo
 from rlx_web.pages.compare import build_comparison_page
@@ -77,17 +83,17 @@ def create_app(registry_url: str, access: Access | None = None) -> FastAPI:
             yield opened
 
     opened = Annotated[Registry, Depends(open_request_registry)]
-    both = _Both(app, access)
+    both = _PageAndJson(app, access)
     _add_lists(both, opened)
     _add_runs(both, opened)
-    _add_polled(app, opened)
+    _add_polled_routes(app, opened)
     _add_requests(app, registry_url, access)
     for error in (RegistryDatabaseError, Refusal, RequestValidationError):
         app.add_exception_handler(error, _render_error)
     return app
 
 
-class _Both:
+class _PageAndJson:
     """Serves what a function returns as a page, and as JSON at the same address + ".json"."""
 
     def __init__(self, app: FastAPI, access: Access) -> None:
@@ -115,7 +121,7 @@ class _Both:
         return add_view
 
 
-def _add_lists(both: _Both, opened: Any) -> None:
+def _add_lists(both: _PageAndJson, opened: Any) -> None:
     @both("/", "runs.html")
     def _serve_run_list(registry: opened, q: Text = "", page: Page = 1) -> dict[str, Any]:
         return build_run_list_page(registry, q, page)
@@ -132,7 +138,7 @@ def _add_lists(both: _Both, opened: Any) -> None:
         return build_system_page(registry)
 
 
-def _add_runs(both: _Both, opened: Any) -> None:
+def _add_runs(both: _PageAndJson, opened: Any) -> None:
     @both("/runs/{ref}/rollouts/{step:number}/{row:number}", "credit.html")
     def _serve_credit(
         registry: opened,
@@ -204,16 +210,16 @@ def _check_row_numbers(*numbers: int) -> None:
         raise HTTPException(404, "there is no such step or row")
 
 
-def _add_polled(app: FastAPI, opened: Any) -> None:
+def _add_polled_routes(app: FastAPI, opened: Any) -> None:
     """What pages ask for again and again: worked out once for all who ask."""
     memo = Memo()
 
     @app.get("/live.json", response_class=JSONResponse)
-    def _live_runs(registry: opened) -> Response:
+    def _serve_live_runs(registry: opened) -> Response:
         return _wrap_json_text(memo("runs", lambda: _dump_json(live_runs(registry))))
 
     @app.get("/runs/{ref}/live.json", response_class=JSONResponse)
-    def _live_run(
+    def _serve_live_run(
         registry: opened,
         ref: str,
         after: Annotated[int, Query(ge=0, le=2**53)] = 0,
@@ -241,7 +247,7 @@ def _add_polled(app: FastAPI, opened: Any) -> None:
         )
 
     @app.get("/runs/{ref}/rollouts", response_class=RedirectResponse, status_code=303)
-    def _at_step(registry: opened, ref: str, step: Step = LONGEST) -> Response:
+    def _serve_nearest_step(registry: opened, ref: str, step: Step = LONGEST) -> Response:
         at = nearest_step(registry, ref, step)
         return RedirectResponse(f"/runs/{registry.run(ref).id}/rollouts/{at}", 303)
 
@@ -264,7 +270,7 @@ def _add_requests(app: FastAPI, url: str, access: Access) -> None:
         with Registry.open(url, create=False) as registry:
             record = registry.run(ref)
             lost = record.effective_status == "lost"
-            if lost or not registry.ask(record.id, "stop"):
+            if lost or not registry.leave_request(record.id, "stop"):
                 raise HTTPException(409, f"{record.id} is {record.effective_status}: nothing runs")
         return RedirectResponse(f"/runs/{record.id}", 303)
 
@@ -316,7 +322,10 @@ async def _render_error(request: Request, error: Exception) -> Response:
     elif isinstance(error, Refusal):
         status, message = error.status_code, str(error.detail)
     else:
-        status, message = 404 if isinstance(error, NotFound | Ambiguous) else 503, str(error)
+        status, message = (
+            404 if isinstance(error, NotFoundError | AmbiguousNameError) else 503,
+            str(error),
+        )
     data = {"error": {"status": status, "message": message}}
     headers = getattr(error, "headers", None)
     if request.url.path.endswith(".json"):

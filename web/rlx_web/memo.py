@@ -16,7 +16,7 @@ KEPT = 64
 
 
 @dataclass(slots=True)
-class _Kept:
+class _MemoEntry:
     lock: threading.Lock = field(default_factory=threading.Lock)
     value: str = ""
     until: float = 0.0
@@ -30,12 +30,12 @@ class Memo:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._kept: OrderedDict[Hashable, _MemoEntry] = OrderedDict()
 
     def __call__(self, key: Hashable, answer: Callable[[], str]) -> str:
         """Returns the answer to `key`, worked out anew where the last one is too old."""
         with self._lock:
-            kept = self._kept.setdefault(key, _Kept())
+            kept = self._kept.setdefault(key, _MemoEntry())
             self._kept.move_to_end(key)
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)

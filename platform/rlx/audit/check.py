@@ -13,19 +13,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from rlx.audit.identities import IDENTITIES, probe_scores
-from rlx.audit.replay import SHOWN, Evidence, IdentityResult, Violation
+from rlx.audit.identities import IDENTITIES, check_probe_scores
+from rlx.audit.replay import SHOWN, IdentityResult, StepEvidence, Violation
 from rlx.discovery import Provenance, build_plugin, resolve_plugins
 from rlx.errors import RlxError
 from rlx.plugin import Estimator, Mask
-from rlx.recipe import Parts, make_parts
+from rlx.recipe import Recipe, build_recipe
 from rlx.record.probes import read_probe
 from rlx.record.rollout_reader import read_step
 from rlx.reward import RewardPool
-from rlx.spec import ExperimentSpec, GlobalReward, ManyTurn, RewardsSpec, TurnReward
+from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, GlobalReward, RewardsSpec, TurnReward
 from rlx_registry import BodyError, Registry, RunRecord, read_body
 
-__all__ = ["ProbeBody", "Report", "Tally", "check_run", "probe_bodies"]
+__all__ = ["AuditReport", "IdentityTally", "ProbeBody", "check_run", "probe_bodies"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def probe_bodies(registry: Registry, run_id: str, step: int | None = None) -> li
 
 
 @dataclass
-class Tally:
+class IdentityTally:
     """One identity over all steps.
 
     Attributes:
@@ -81,7 +81,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Report:
+class AuditReport:
     """What came of checking a run.
 
     Attributes:
@@ -94,7 +94,7 @@ class Report:
 
     run: str
     steps: tuple[int, ...]
-    tallies: tuple[Tally, ...]
+    tallies: tuple[IdentityTally, ...]
     unchecked: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -105,10 +105,10 @@ class Report:
 
 
 @dataclass(frozen=True)
-class _Phase:
+class _AuditedPhase:
     """What gives a phase's figures again; `parts` has only the rewards that can be scored here."""
 
-    parts: Parts
+    parts: Recipe
     strategy: Mask
     estimator: Estimator
     unchecked: tuple[str, ...]
@@ -122,7 +122,7 @@ def check_run(
     probes: Sequence[ProbeBody],
     *,
     show: Callable[[int], None] = lambda _: None,
-) -> Report:
+) -> AuditReport:
     """Goes through stored steps and probes.
 
     Args:
@@ -137,10 +137,10 @@ def check_run(
         RegistryError: the steps were recorded by another version of rlx.
     """
     spec = ExperimentSpec.model_validate_json(json.dumps(run.spec))
-    phases: dict[str, _Phase] = {}
-    bodies = Tally("bodies", "files are those that were recorded", "files")
-    probed = Tally("probe_scores", "stored scores of probes are the plugins'", "scores")
-    tallies = {i.name: Tally(i.name, i.says, i.unit) for i in IDENTITIES}
+    phases: dict[str, _AuditedPhase] = {}
+    bodies = IdentityTally("bodies", "files are those that were recorded", "files")
+    probed = IdentityTally("probe_scores", "stored scores of probes are the plugins'", "scores")
+    tallies = {i.name: IdentityTally(i.name, i.says, i.unit) for i in IDENTITIES}
     with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
         for step in steps:
             table, told, found = _load_step_body(registry, run, step)
@@ -158,10 +158,10 @@ def check_run(
             table, found = _load_body_table(run, probe.step, probe.path, probe.sha256)
             bodies.add(found)
             if table is not None and whole is not None:
-                probed.add(probe_scores(probe.step, read_probe(table), whole.parts, pool))
+                probed.add(check_probe_scores(probe.step, read_probe(table), whole.parts, pool))
             show(probe.step)
     used = [*phases.values(), *([whole] if whole else [])]
-    return Report(
+    return AuditReport(
         run=run.id,
         steps=tuple(steps),
         tallies=(bodies, *tallies.values(), probed),
@@ -190,9 +190,9 @@ def _load_body_table(
 
 
 def _build_evidence(
-    step: int, table: pa.Table, told: Mapping[str, Any], phase: _Phase, pool: RewardPool
-) -> Evidence:
-    return Evidence(
+    step: int, table: pa.Table, told: Mapping[str, Any], phase: _AuditedPhase, pool: RewardPool
+) -> StepEvidence:
+    return StepEvidence(
         step=step,
         stored=read_step(table),
         parts=phase.parts,
@@ -205,18 +205,18 @@ def _build_evidence(
     )
 
 
-def _build_phase(spec: ExperimentSpec, name: str | None, run: RunRecord) -> _Phase:
+def _build_phase(spec: ExperimentSpec, name: str | None, run: RunRecord) -> _AuditedPhase:
     """A phase by its name; None is the experiment itself."""
     phases = {phase.name: phase for phase in spec.phases}
     here, unchecked = _drop_unscorable_rewards(
-        spec if name is None else spec.in_phase(phases[name])
+        spec if name is None else spec.resolve_phase_spec(phases[name])
     )
     plugins = resolve_plugins(here)
     notes = (
         *_describe_mask_reach(here, plugins.mask, name),
         *_describe_plugin_changes(plugins.provenance, run.plugins),
     )
-    return _Phase(make_parts(here), plugins.mask, plugins.estimator, unchecked, notes)
+    return _AuditedPhase(build_recipe(here), plugins.mask, plugins.estimator, unchecked, notes)
 
 
 def _drop_unscorable_rewards(spec: ExperimentSpec) -> tuple[ExperimentSpec, tuple[str, ...]]:
@@ -241,7 +241,11 @@ def _drop_unscorable_rewards(spec: ExperimentSpec) -> tuple[ExperimentSpec, tupl
 
 def _describe_mask_reach(spec: ExperimentSpec, strategy: Mask, phase: str | None) -> Iterator[str]:
     """That observations learn, where they do."""
-    if phase is not None and isinstance(spec.rollout, ManyTurn) and strategy.reaches_beyond():
+    if (
+        phase is not None
+        and isinstance(spec.rollout, EnvironmentRolloutSpec)
+        and strategy.reaches_beyond()
+    ):
         yield (
             f"phase {phase!r}: mask {spec.mask.plugin!r} reaches beyond the policy's own tokens, "
             "so observations learn like them"

@@ -16,20 +16,20 @@ from pathlib import Path
 
 import torch
 
-from rlx.audit.exported_model import device_of
+from rlx.audit.exported_model import resolve_single_device
 from rlx.discovery import resolve_plugins
 from rlx.errors import SpecError
-from rlx.evaluation.answers import Answer, read_answers
+from rlx.evaluation.answers import ScoredAnswer, read_answers
 from rlx.home import format_path
 from rlx.model import Policy, build_policy
 from rlx.model.files import compute_model_fingerprint
-from rlx.recipe import Parts, build_environment_host, make_parts
+from rlx.recipe import Recipe, build_environment_host, build_recipe
 from rlx.reward import RewardPool, score_rollouts
 from rlx.rollout import sample_rollout_trees
 from rlx.run.progress import Progress
 from rlx.sampler import SamplingEngine, open_sampler, require_engine
 from rlx.seeding import derive_seed
-from rlx.spec import ExperimentSpec, Pretrained
+from rlx.spec import ExperimentSpec, PretrainedModelSpec
 from rlx.spec.reading.diagnostics import escape_unprintable
 from rlx.spec.suite import SuiteSpec
 
@@ -64,7 +64,7 @@ def answer_suite(
     mark: str | None,
     kept: Path,
     show: Callable[[Progress], None],
-) -> dict[str, list[Answer]]:
+) -> dict[str, list[ScoredAnswer]]:
     """Answers every set, but what was answered before in the same way.
 
     Args:
@@ -82,13 +82,13 @@ def answer_suite(
     """
     runner = spec.runner
     require_engine(spec.sampler)
-    device = device_of(runner)
+    device = resolve_single_device(runner)
     torch.set_num_threads(runner.threads)
-    chat = isinstance(spec.model, Pretrained) and spec.model.chat_template
-    there = Pretrained(path=model, chat_template=chat)
+    chat = isinstance(spec.model, PretrainedModelSpec) and spec.model.chat_template
+    there = PretrainedModelSpec(path=model, chat_template=chat)
     policy = build_policy(there, seed=0)
     counts = {name: suite.sets[name].problems or suite.problems for name in sets}
-    answers: dict[str, list[Answer]] = {}
+    answers: dict[str, list[ScoredAnswer]] = {}
     with (
         RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
         open_sampler(policy, spec.sampler, runner, device) as sampler,
@@ -102,7 +102,7 @@ def answer_suite(
 
             try:
                 answers[name] = _answer_set(
-                    make_parts(own), suite, counts[name], means, kept, report_suite_progress
+                    build_recipe(own), suite, counts[name], means, kept, report_suite_progress
                 )
             except SpecError as error:
                 raise SpecError(f"set {name!r} of the suite: {error}") from error
@@ -110,19 +110,19 @@ def answer_suite(
 
 
 def _answer_set(
-    parts: Parts,
+    parts: Recipe,
     suite: SuiteSpec,
     count: int,
     means: EvaluationContext,
     kept: Path,
     tell: Callable[[int], None],
-) -> list[Answer]:
+) -> list[ScoredAnswer]:
     """One set, from what is kept where it can be."""
     sampling = {"top_k": 1} if suite.greedy else {}
     plan = parts.plan.copy_with_sampling(suite.samples, **sampling)
     data = derive_seed(suite.seed, "held out")
     folder = kept / _compute_answers_digest(parts, suite, means)
-    found: list[Answer] = []
+    found: list[ScoredAnswer] = []
     for first in range(0, count, BATCH):
         tell(first)
         numbers = range(first, min(first + BATCH, count))
@@ -149,7 +149,7 @@ def _answer_set(
     return found
 
 
-def _compute_answers_digest(parts: Parts, suite: SuiteSpec, means: EvaluationContext) -> str:
+def _compute_answers_digest(parts: Recipe, suite: SuiteSpec, means: EvaluationContext) -> str:
     """What decides an answer: the model, the set's experiment, the plugins' code and data, and how
     it is sampled."""
     spec, plugins = parts.spec.dump_resolved(), resolve_plugins(parts.spec)
@@ -161,11 +161,11 @@ def _compute_answers_digest(parts: Parts, suite: SuiteSpec, means: EvaluationCon
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _load_answer_batch(path: Path) -> list[Answer] | None:
+def _load_answer_batch(path: Path) -> list[ScoredAnswer] | None:
     """A batch that was answered before; None where there is none that can be read."""
     try:
         kept = json.loads(gzip.decompress(path.read_bytes()))
-        return [Answer.from_json(record) for record in kept]
+        return [ScoredAnswer.from_json(record) for record in kept]
     except FileNotFoundError:
         return None
     except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError) as error:

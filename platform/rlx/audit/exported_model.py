@@ -6,18 +6,20 @@ import torch
 
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model import build_policy
-from rlx.probe import Probed
-from rlx.recipe import make_parts
+from rlx.probe import ProbeResult
+from rlx.recipe import build_recipe
 from rlx.reward import RewardPool
-from rlx.run.probes import means_of, probe_problems
+from rlx.run.probes import build_probe_context, probe_problems
 from rlx.run.progress import Progress
 from rlx.sampler import open_sampler, require_engine
-from rlx.spec import ExperimentSpec, Pretrained, RunnerSpec
+from rlx.spec import ExperimentSpec, PretrainedModelSpec, RunnerSpec
 
-__all__ = ["device_of", "probe_exported"]
+__all__ = ["probe_exported", "resolve_single_device"]
 
 
-def probe_exported(spec: ExperimentSpec, model: str, show: Callable[[Progress], None]) -> Probed:
+def probe_exported(
+    spec: ExperimentSpec, model: str, show: Callable[[Progress], None]
+) -> ProbeResult:
     """Probes a model as a run of `spec` would.
 
     Args:
@@ -33,20 +35,20 @@ def probe_exported(spec: ExperimentSpec, model: str, show: Callable[[Progress], 
         raise SpecError("the experiment has no `probe:` section")
     runner = spec.runner
     require_engine(spec.sampler)
-    device = device_of(runner)
+    device = resolve_single_device(runner)
     torch.set_num_threads(runner.threads)
-    parts = make_parts(spec)
-    chat = isinstance(spec.model, Pretrained) and spec.model.chat_template
-    policy = build_policy(Pretrained(path=model, chat_template=chat), seed=0)
+    parts = build_recipe(spec)
+    chat = isinstance(spec.model, PretrainedModelSpec) and spec.model.chat_template
+    policy = build_policy(PretrainedModelSpec(path=model, chat_template=chat), seed=0)
     with (
         RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
         open_sampler(policy, spec.sampler, runner, device) as sampler,
     ):
-        means = means_of(parts, policy, sampler, pool)
+        means = build_probe_context(parts, policy, sampler, pool)
         return probe_problems(spec.probe, means, spec.seed, None, show)
 
 
-def device_of(runner: RunnerSpec) -> torch.device:
+def resolve_single_device(runner: RunnerSpec) -> torch.device:
     """Where one process without ranks computes.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlx.audit.replay import SHOWN, Evidence, IdentityResult, Value, Violation
+from rlx.audit.replay import SHOWN, IdentityResult, StepEvidence, Value, Violation
 from rlx.audit.turn_identities import (
     check_observations,
     check_response_mask,
@@ -23,13 +23,13 @@ from rlx.credit.group import compute_group_extremes, has_score_spread
 from rlx.credit.place import sum_token_rewards
 from rlx.plugin import Estimator
 from rlx.probe.responses import build_response_tree
-from rlx.recipe import Parts
+from rlx.recipe import Recipe
 from rlx.record.probes import StoredPoint
 from rlx.reward import NamedReward, Place, RewardEntry, RewardPool, RewardTable, rescore_rollouts
 from rlx.rollout import RolloutTree
 from rlx.spec.estimator import DrGrpo, Gpg, Grpo, Opo, PassAtK, Rloo, TwoLevel, Uniform
 
-__all__ = ["IDENTITIES", "Identity", "probe_scores"]
+__all__ = ["IDENTITIES", "Identity", "check_probe_scores"]
 
 RTOL = 1e-6
 """For sums, which threads may add up in another order; all else is compared bit for bit."""
@@ -46,13 +46,13 @@ class Identity(NamedTuple):
     name: str
     says: str
     unit: str
-    check: Callable[[Evidence], IdentityResult]
+    check: Callable[[StepEvidence], IdentityResult]
 
 
 # Scores -----------------------------------------------------------------------------------------
 
 
-def _check_stored_scores(e: Evidence) -> IdentityResult:
+def _check_stored_scores(e: StepEvidence) -> IdentityResult:
     row_of = {
         (row.tree, turn): number for number, row in enumerate(e.batch.rows) for turn in row.turns
     }
@@ -71,8 +71,8 @@ def _check_stored_scores(e: Evidence) -> IdentityResult:
     return IdentityResult(checked, len(wrong), tuple(wrong[:SHOWN]))
 
 
-def probe_scores(
-    step: int, points: Sequence[StoredPoint], parts: Parts, pool: RewardPool
+def check_probe_scores(
+    step: int, points: Sequence[StoredPoint], parts: Recipe, pool: RewardPool
 ) -> IdentityResult:
     """Whether the stored scores of a probe are those of the stored texts, scored as in training.
 
@@ -149,10 +149,10 @@ def _describe_entry_details(entry: RewardEntry) -> str:
     return f"{entry.reason or 'no reason'}; {dict(entry.parts)}"
 
 
-def _check_score_totals(e: Evidence) -> IdentityResult:
+def _check_score_totals(e: StepEvidence) -> IdentityResult:
     first: list[Violation] = []
     checked, violated = 0, 0
-    for name, expected in vars(e.again.scores).items():
+    for name, expected in vars(e.recomputed_batch.scores).items():
         stored = e.rows.scores.get(name)
         if stored is None:
             continue
@@ -167,12 +167,12 @@ def _check_score_totals(e: Evidence) -> IdentityResult:
 # Masks and placement ----------------------------------------------------------------------------
 
 
-def _check_masks(e: Evidence) -> IdentityResult:
+def _check_masks(e: StepEvidence) -> IdentityResult:
     expected = e.parts.mask(e.batch)
     return e.collect_violations("mask", e.mask, expected, e.mask != expected, int(e.rows.own.sum()))
 
 
-def _check_reward_mass(e: Evidence) -> IdentityResult:
+def _check_reward_mass(e: StepEvidence) -> IdentityResult:
     credit, rewards = e.parts.spec.credit, e.rewards
     whole = credit.resolved_placement == "final_token_only"
     reduce = credit.turn_reduce or ("mean" if whole else "sum")
@@ -180,7 +180,8 @@ def _check_reward_mass(e: Evidence) -> IdentityResult:
     count = rewards.turn_present.sum(dim=1).clamp(min=1) if reduce == "mean" else 1
     given = turns.sum(dim=1) / count + rewards.global_rewards.double()
     found = (
-        sum_token_rewards(e.tokens("placed").double(), e.rows.own) + e.again.placed.lost.double()
+        sum_token_rewards(e.get_token_stream("placed").double(), e.rows.own)
+        + e.recomputed_batch.placed.lost.double()
     )
     # Parts of opposite sign may cancel, so the scale is that of the parts.
     scale = turns.abs().sum(dim=1) + rewards.global_rewards.double().abs()
@@ -188,42 +189,42 @@ def _check_reward_mass(e: Evidence) -> IdentityResult:
     return e.collect_violations("placed and lost reward", found, given, wrong, len(given))
 
 
-def _check_stored_placement(e: Evidence) -> IdentityResult:
-    return _compare_token_stream(e, "placed", e.again.placed.token_rewards)
+def _check_stored_placement(e: StepEvidence) -> IdentityResult:
+    return _compare_token_stream(e, "placed", e.recomputed_batch.placed.token_rewards)
 
 
 # KL, advantages and weights ---------------------------------------------------------------------
 
 
-def _check_kl_values(e: Evidence) -> IdentityResult:
-    return _compare_token_stream(e, "kl", e.again.kl, exact=_without_exponentials(e))
+def _check_kl_values(e: StepEvidence) -> IdentityResult:
+    return _compare_token_stream(e, "kl", e.recomputed_batch.kl, exact=_avoids_exponentials(e))
 
 
-def _token_rewards(e: Evidence) -> IdentityResult:
+def _token_rewards(e: StepEvidence) -> IdentityResult:
     return _compare_token_stream(
-        e, "token_rewards", e.again.token_rewards, exact=_without_exponentials(e)
+        e, "token_rewards", e.recomputed_batch.token_rewards, exact=_avoids_exponentials(e)
     )
 
 
-def _without_exponentials(e: Evidence) -> bool:
+def _avoids_exponentials(e: StepEvidence) -> bool:
     """Processors differ in the last bit of an exponential."""
     return e.parts.spec.credit.kl_penalty not in ("k3", "low_var_kl")
 
 
-def _check_advantages(e: Evidence) -> IdentityResult:
-    return _compare_token_stream(e, "advantages", e.again.advantages, exact=False)
+def _check_advantages(e: StepEvidence) -> IdentityResult:
+    return _compare_token_stream(e, "advantages", e.recomputed_batch.advantages, exact=False)
 
 
-def _check_returns(e: Evidence) -> IdentityResult:
-    return _compare_token_stream(e, "returns", e.again.returns, exact=False)
+def _check_returns(e: StepEvidence) -> IdentityResult:
+    return _compare_token_stream(e, "returns", e.recomputed_batch.returns, exact=False)
 
 
-def _check_loss_weights(e: Evidence) -> IdentityResult:
-    return _compare_token_stream(e, "weights", e.again.weights)
+def _check_loss_weights(e: StepEvidence) -> IdentityResult:
+    return _compare_token_stream(e, "weights", e.recomputed_batch.weights)
 
 
 def _compare_token_stream(
-    e: Evidence, name: str, expected: Tensor | None, *, exact: bool = True
+    e: StepEvidence, name: str, expected: Tensor | None, *, exact: bool = True
 ) -> IdentityResult:
     """A stored `[B, T]` stream against the same computed again."""
     stored = e.rows.tokens[name]
@@ -239,12 +240,12 @@ def _compare_token_stream(
     return e.collect_violations(name, stored, expected, wrong, int(e.mask.sum()))
 
 
-def _check_outside_mask(e: Evidence) -> IdentityResult:
+def _check_outside_mask(e: StepEvidence) -> IdentityResult:
     outside = e.rows.own & ~e.mask
     first: list[Violation] = []
     violated = 0
     for name in ("advantages", "weights", "token_rewards"):
-        stored = e.tokens(name)
+        stored = e.get_token_stream(name)
         found = e.collect_violations(
             name, stored, torch.zeros_like(stored), outside & (stored != 0), 0
         )
@@ -266,10 +267,10 @@ class _Groups:
     lowest: Tensor
 
     @staticmethod
-    def of(e: Evidence) -> "_Groups":
-        scores = e.again.scores.total_score
+    def from_evidence(e: StepEvidence) -> "_Groups":
+        scores = e.recomputed_batch.scores.total_score
         if e.parts.spec.credit.score_source == "token_rewards" and e.estimator.reads == "scores":
-            scores = sum_token_rewards(e.again.token_rewards, e.mask)
+            scores = sum_token_rewards(e.recomputed_batch.token_rewards, e.mask)
         _, slot, sizes = e.batch.group_ids.unique(return_inverse=True, return_counts=True)
         return _Groups(slot, sizes, *compute_group_extremes(scores, slot, len(sizes)))
 
@@ -279,27 +280,29 @@ def _reads_one_score(estimator: Estimator) -> bool:
     return estimator.reading() == "scores" or isinstance(estimator, Uniform)
 
 
-def _equal_scores(e: Evidence) -> IdentityResult:
+def _equal_scores(e: StepEvidence) -> IdentityResult:
     """A group of one may get its raw score, so it is not looked at; nor is what is normalised once
     more within the prompt, where a mean of 0 is one but for rounding."""
     again = isinstance(e.estimator, TwoLevel) and e.estimator.second_level == "prompt_renorm"
     if again or not (isinstance(e.estimator, _COMPARING) and _reads_one_score(e.estimator)):
         return IdentityResult(0)
-    groups = _Groups.of(e)
+    groups = _Groups.from_evidence(e)
     alike = (~has_score_spread(groups.highest, groups.lowest) & (groups.sizes > 1))[groups.slot]
-    stored = e.tokens("advantages")
+    stored = e.get_token_stream("advantages")
     wrong = alike[:, None] & e.mask & (stored != 0)
     return e.collect_violations(
         "advantages", stored, torch.zeros_like(stored), wrong, int(alike.sum())
     )
 
 
-def _check_group_means(e: Evidence) -> IdentityResult:
+def _check_group_means(e: StepEvidence) -> IdentityResult:
     """Rounding is that of the scores, and the larger the closer together they lie."""
     if not (isinstance(e.estimator, _CENTRED) and _reads_one_score(e.estimator)):
         return IdentityResult(0)
-    groups, learns = _Groups.of(e), e.mask.any(dim=1)
-    per_row = sum_token_rewards(e.tokens("advantages"), e.mask) / e.mask.sum(dim=1).clamp(min=1)
+    groups, learns = _Groups.from_evidence(e), e.mask.any(dim=1)
+    per_row = sum_token_rewards(e.get_token_stream("advantages"), e.mask) / e.mask.sum(dim=1).clamp(
+        min=1
+    )
     zeros = per_row.new_zeros(len(groups.sizes))
     means = zeros.index_add(0, groups.slot, per_row) / groups.sizes
     largest = zeros.scatter_reduce(0, groups.slot, per_row.abs(), "amax")

@@ -8,16 +8,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlx.batch import TokenBatch, build_token_batch, rows_of
+from rlx.batch import TokenBatch, build_token_batch, list_batch_rows
 from rlx.plugin import Estimator, Mask
-from rlx.recipe import Parts
+from rlx.recipe import Recipe
 from rlx.record.rollout_reader import StoredStep
 from rlx.record.rollouts import TrainedRows
 from rlx.reward import RewardPool
-from rlx.run.trained_rows import of_states, row_rewards
-from rlx.step import RowRewards, Streams, TrainBatch, assign_credit
+from rlx.run.trained_rows import collect_state_values, row_rewards
+from rlx.step import RowRewards, TokenStreams, TrainBatch, assign_credit
 
-__all__ = ["SHOWN", "Evidence", "IdentityResult", "Value", "Violation"]
+__all__ = ["SHOWN", "IdentityResult", "StepEvidence", "Value", "Violation"]
 
 SHOWN = 3
 """Violations that are told of each identity in a step; the others are counted."""
@@ -58,7 +58,7 @@ class IdentityResult(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
+class StepEvidence:
     """One stored step, and what gives its figures again.
 
     Attributes:
@@ -75,7 +75,7 @@ class Evidence:
 
     step: int
     stored: StoredStep
-    parts: Parts
+    parts: Recipe
     strategy: Mask
     estimator: Estimator
     beta: float
@@ -92,7 +92,7 @@ class Evidence:
     def batch(self) -> TokenBatch:
         """Those rows, laid out anew."""
         trained = {(tree, segment) for tree, segment, *_ in self.rows.places}
-        every = {(row.tree, row.segment) for row in rows_of(self.stored.trees)}
+        every = {(row.tree, row.segment) for row in list_batch_rows(self.stored.trees)}
         return build_token_batch(
             self.stored.trees, temperatures=self.parts.temperatures, without=every - trained
         )
@@ -108,13 +108,13 @@ class Evidence:
         if steps is None or values is None:
             return {}
         steps = torch.where(self.batch.is_own, steps, -1)
-        return {"step_ids": steps, "mc_values": of_states(steps, values)}
+        return {"step_ids": steps, "mc_values": collect_state_values(steps, values)}
 
     @cached_property
-    def again(self) -> TrainBatch:
+    def recomputed_batch(self) -> TrainBatch:
         """The step's credit."""
-        streams = Streams(
-            old_logprobs=self.tokens("old_logprobs"),
+        streams = TokenStreams(
+            old_logprobs=self.get_token_stream("old_logprobs"),
             reference_logprobs=self.rows.tokens["reference_logprobs"],
             values=self.rows.tokens["values"],
             greedy_scores=self.rows.scores.get("greedy_score"),
@@ -136,9 +136,9 @@ class Evidence:
     @cached_property
     def mask(self) -> Tensor:
         """`[B, T]` bool, as stored."""
-        return self.tokens("mask")
+        return self.get_token_stream("mask")
 
-    def tokens(self, name: str) -> Tensor:
+    def get_token_stream(self, name: str) -> Tensor:
         """A stored stream that every step has."""
         tensor = self.rows.tokens[name]
         if tensor is None:

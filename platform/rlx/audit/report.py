@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from rlx.evaluation.calibration import Calibration
-from rlx.evaluation.distributions import Spread, draw_distributions
-from rlx.evaluation.pictures import learning_curves, reliability_diagram
-from rlx.evaluation.step_pictures import Moment, accuracy_and_ece
+from rlx.evaluation.distributions import TurnDistribution, draw_distributions
+from rlx.evaluation.pictures import draw_learning_curves, draw_reliability_diagram
+from rlx.evaluation.step_pictures import EvaluationPoint, draw_accuracy_and_ece
 from rlx.home import RunFolder
-from rlx.probe.pictures import probe_curves, verbal_against_sampled
+from rlx.probe.pictures import draw_probe_curves, draw_verbal_against_sampled
 from rlx.record.probes import recorded_probes
 from rlx_registry import EvaluationRecord, Registry
 
@@ -46,7 +46,7 @@ def draw_run_pictures(registry: Registry, run_id: str, folder: RunFolder) -> Non
     evaluations = {e.label: e.metrics for e in registry.evaluations(run_id, "held_out")}
     before, after = evaluations.get("before"), evaluations.get("after")
     if before and after and before["brier"] is not None:
-        made += reliability_diagram(
+        made += draw_reliability_diagram(
             Calibration.from_json(before),
             Calibration.from_json(after),
             folder.pictures / "reliability",
@@ -56,7 +56,7 @@ def draw_run_pictures(registry: Registry, run_id: str, folder: RunFolder) -> Non
     curves = registry.metrics(run_id, [*rewards, *CURVES])
     shown = {name: curves[name] for name in (*rewards, *CURVES) if len(curves.get(name, ())) > 1}
     if shown:
-        made += learning_curves(shown, folder.pictures / "curves")
+        made += draw_learning_curves(shown, folder.pictures / "curves")
     if kinds := _collect_spreads(registry, run_id):
         made += draw_distributions(kinds, folder.pictures / "distributions")
     for path in made:
@@ -65,16 +65,18 @@ def draw_run_pictures(registry: Registry, run_id: str, folder: RunFolder) -> Non
     draw_probes(registry, run_id, folder)
 
 
-def _collect_spreads(registry: Registry, run_id: str) -> dict[str, list[Spread]]:
+def _collect_spreads(registry: Registry, run_id: str) -> dict[str, list[TurnDistribution]]:
     """Rewards and lengths of the turns that were trained on, kind by kind, of some of the steps."""
     steps = registry.rollout_steps(run_id)
-    kinds: dict[str, list[Spread]] = {}
+    kinds: dict[str, list[TurnDistribution]] = {}
     for step in steps[:: max(1, len(steps) // COLUMNS)]:
         rows = registry.rollout_index(run_id, step)
         for kind in sorted({row.turn for row in rows}):
             own = [row for row in rows if row.turn == kind]
             rewards = [row.reward for row in own if row.reward is not None]
-            kinds.setdefault(kind, []).append(Spread(step, rewards, [r.n_tokens for r in own]))
+            kinds.setdefault(kind, []).append(
+                TurnDistribution(step, rewards, [r.n_tokens for r in own])
+            )
     return kinds
 
 
@@ -94,12 +96,15 @@ def draw_over_steps(registry: Registry, run_id: str, folder: RunFolder) -> None:
         families.setdefault(place, {}).setdefault(label, {})[found.step] = found
     for place, sets in families.items():
         several = {
-            label: [Moment.of(step, e.metrics, e.payload) for step, e in sorted(by_step.items())]
+            label: [
+                EvaluationPoint.from_evaluation(step, e.metrics, e.payload)
+                for step, e in sorted(by_step.items())
+            ]
             for label, by_step in sets.items()
             if len(by_step) > 1
         }
         if several:
-            for path in accuracy_and_ece(several, place / "over_steps"):
+            for path in draw_accuracy_and_ece(several, place / "over_steps"):
                 registry.add_artifact(run_id, path, "picture")
 
 
@@ -108,9 +113,9 @@ def draw_probes(registry: Registry, run_id: str, folder: RunFolder) -> None:
     probes = recorded_probes(registry, run_id)
     made: list[Path] = []
     if probes:
-        made += probe_curves(probes, folder.pictures / "probes")
+        made += draw_probe_curves(probes, folder.pictures / "probes")
     own = [probe for probe in probes if probe.suite == "early_answering" and probe.verbal]
     if own:
-        made += verbal_against_sampled(own, folder.pictures / "verbal_conf")
+        made += draw_verbal_against_sampled(own, folder.pictures / "verbal_conf")
     for path in made:
         registry.add_artifact(run_id, path, "picture")

@@ -13,20 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlx.batch import build_token_batch, rows_of
+from rlx.batch import build_token_batch, list_batch_rows
 from rlx.errors import RegistryError, SpecError
-from rlx.recipe import Parts, make_parts
+from rlx.recipe import Recipe, build_recipe
 from rlx.record.rollout_reader import StoredStep, read_step
 from rlx.record.rollouts import TrainedRows
 from rlx.reward import RewardEntry, RewardPool, RewardTable, score_rollouts
 from rlx.run.collect import find_lost_rows
-from rlx.run.controller_state import Carried
-from rlx.run.trained_rows import of_states, row_rewards, trained_rows
+from rlx.run.controller_state import ControllerState
+from rlx.run.trained_rows import collect_state_values, row_rewards, trained_rows
 from rlx.spec import ExperimentSpec
-from rlx.step import Streams, TrainBatch, assign_credit
+from rlx.step import TokenStreams, TrainBatch, assign_credit
 from rlx_registry import Registry, RunRecord, read_body
 
-__all__ = ["FigureChange", "Rescored", "Summary", "rescore_steps"]
+__all__ = ["FigureChange", "RescoredStep", "RescoringSummary", "rescore_steps"]
 
 TOKENS = ("mask", "placed", "token_rewards", "kl", "returns", "advantages", "weights")
 """Streams of tokens that are compared."""
@@ -34,7 +34,7 @@ SCORES = ("total_score", "token_level_scores", "seed_returns_score")
 
 
 @dataclass(frozen=True, eq=False)
-class Rescored:
+class RescoredStep:
     """One step as it was stored, and as it would have been.
 
     Attributes:
@@ -53,7 +53,7 @@ class Rescored:
     table: RewardTable
     rows: TrainedRows
     kept: Tensor
-    parts: Parts
+    parts: Recipe
 
 
 @dataclass
@@ -112,7 +112,7 @@ class FigureChange:
 
 
 @dataclass
-class Summary:
+class RescoringSummary:
     """What came of rescoring a run.
 
     Attributes:
@@ -128,15 +128,15 @@ class Summary:
     left: int = 0
 
     @property
-    def same(self) -> bool:
+    def is_identical(self) -> bool:
         """Whether everything is as it was stored, to the bit."""
         return not self.left and not any(c.changed for c in self.changes.values())
 
-    def change(self, what: str, unit: str) -> FigureChange:
+    def get_figure_change(self, what: str, unit: str) -> FigureChange:
         """That of a figure, begun where there is none."""
         return self.changes.setdefault(what, FigureChange(what, unit))
 
-    def add(self, found: Rescored) -> None:
+    def add(self, found: RescoredStep) -> None:
         """Adds one step."""
         self.steps.append(found.step)
         self.left += len(found.stored.rows.places) - len(found.kept)
@@ -148,7 +148,7 @@ class Summary:
             old, new = before.tokens[name], after.tokens[name]
             if old is None and new is None:
                 continue
-            change = self.change(name, "tokens")
+            change = self.get_figure_change(name, "tokens")
             one = None if old is None else old[found.kept][:, :width][own].double()
             other = None if new is None else new[own].double()
             if one is None or other is None:
@@ -165,9 +165,9 @@ class Summary:
                 change.largest = max(change.largest, float((other - one).abs().max()))
         for name in SCORES:
             one, other = before.scores[name][found.kept], after.scores[name]
-            self.change(name, "rows").add(one, other, one != other)
+            self.get_figure_change(name, "rows").add(one, other, one != other)
 
-    def _rewards(self, found: Rescored) -> None:
+    def _rewards(self, found: RescoredStep) -> None:
         """Every named reward of every turn and rollout, whether it was trained on or not."""
         tables = found.stored.rewards, found.table
         for scope in ("turns", "rollouts"):
@@ -179,7 +179,7 @@ class Summary:
                     known = [e and (e.raw, e.weight, e.status) for e in entries]
                     was, now = (_compute_weighted_reward(e) for e in entries)
                     differ = torch.tensor([known[0] != known[1]])
-                    self.change(f"reward {name}", "scores").add(was, now, differ)
+                    self.get_figure_change(f"reward {name}", "scores").add(was, now, differ)
 
 
 def _compute_weighted_reward(entry: RewardEntry | None) -> Tensor | None:
@@ -197,7 +197,7 @@ def rescore_steps(
     *,
     own: bool,
     show: Callable[[int], None] = lambda _: None,
-) -> Iterator[Rescored]:
+) -> Iterator[RescoredStep]:
     """Computes stored steps anew, one after the other.
 
     β that adapts and what an estimator carries on go from step to step, as in training. Where the
@@ -219,8 +219,8 @@ def rescore_steps(
         RegistryError: the steps were recorded by another version of rlx.
     """
     phases = {phase.name: phase for phase in spec.phases}
-    parts: dict[str, Parts] = {}
-    carried: Carried | None = None
+    parts: dict[str, Recipe] = {}
+    carried: ControllerState | None = None
     last = 0
     with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
         for step in steps:
@@ -229,7 +229,7 @@ def rescore_steps(
             stored = read_step(read_body(Path(str(run.directory)) / body.path, body.sha256))
             name = told["phase"]
             if name not in parts:
-                parts[name] = make_parts(spec.in_phase(phases[name]))
+                parts[name] = build_recipe(spec.resolve_phase_spec(phases[name]))
             here = parts[name]
             if step != last + 1:
                 carried = None
@@ -243,30 +243,30 @@ def rescore_steps(
 
 
 def _build_controller_state(
-    parts: Parts, before: Carried | None, told: Mapping[str, Any], *, own: bool
-) -> Carried:
+    parts: Recipe, before: ControllerState | None, told: Mapping[str, Any], *, own: bool
+) -> ControllerState:
     credit, estimator = parts.spec.credit, parts.spec.estimator.plugin
     if before is not None:
-        return Carried.begin(credit, before)
+        return ControllerState.begin(credit, before)
     if not own:
-        return Carried.begin(credit, None)
-    return Carried.resume(credit, told["beta"], {estimator: told["state_before"]}, 0)
+        return ControllerState.begin(credit, None)
+    return ControllerState.resume(credit, told["beta"], {estimator: told["state_before"]}, 0)
 
 
 def _recompute_step(
     step: int,
     phase: str,
     stored: StoredStep,
-    parts: Parts,
-    carried: Carried,
+    parts: Recipe,
+    carried: ControllerState,
     max_tokens: Mapping[str, int],
     pool: RewardPool,
-) -> tuple[Rescored, TrainBatch]:
+) -> tuple[RescoredStep, TrainBatch]:
     trees = stored.trees
     table = _score_stored_trees(stored, parts, pool)
     rows = stored.rows
     number = {(tree, segment): i for i, (tree, segment, *_) in enumerate(rows.places)}
-    every = {(row.tree, row.segment) for row in rows_of(trees)}
+    every = {(row.tree, row.segment) for row in list_batch_rows(trees)}
     batch = build_token_batch(
         trees,
         temperatures=parts.temperatures,
@@ -286,12 +286,12 @@ def _recompute_step(
         values := select_kept_tokens("mc_values")
     ) is not None:
         states["step_ids"] = torch.where(batch.is_own, step_ids, -1)
-        states["mc_values"] = of_states(states["step_ids"], values)
+        states["mc_values"] = collect_state_values(states["step_ids"], values)
     greedy = rows.scores.get("greedy_score")
     estimator = parts.spec.estimator.plugin
     if old is None:
         raise RegistryError(f"step {step} was stored without old_logprobs")
-    streams = Streams(
+    streams = TokenStreams(
         old_logprobs=old,
         reference_logprobs=select_kept_tokens("reference_logprobs"),
         values=select_kept_tokens("values"),
@@ -313,10 +313,10 @@ def _recompute_step(
         loss=parts.spec.loss,
         max_tokens={**max_tokens, **parts.max_tokens},
     )
-    return Rescored(step, phase, stored, table, trained_rows(train), kept, parts), train
+    return RescoredStep(step, phase, stored, table, trained_rows(train), kept, parts), train
 
 
-def _score_stored_trees(stored: StoredStep, parts: Parts, pool: RewardPool) -> RewardTable:
+def _score_stored_trees(stored: StoredStep, parts: Recipe, pool: RewardPool) -> RewardTable:
     """Rewards of all trees, those sampled for a baseline apart from the others, as in training."""
     numbers = [
         [t for t, role in enumerate(stored.roles) if (role == "greedy") == greedy]
@@ -339,11 +339,11 @@ def _compute_greedy_scores(
     for tree in batch.tree_ids.tolist():
         number = greedy[tree]
         place = (number, stored.trees[number].policy_segments[0])
-        found.append((table.total(place) or 0.0) + (table.overall(place) or 0.0))
+        found.append((table.get_turn_total(place) or 0.0) + (table.get_rollout_total(place) or 0.0))
     return torch.tensor(found)
 
 
-def _check_required_streams(parts: Parts, streams: Streams, step: int) -> None:
+def _check_required_streams(parts: Recipe, streams: TokenStreams, step: int) -> None:
     """Sees that there is what the estimator reads."""
     lacking = {
         "values": parts.wants_values and streams.values is None,

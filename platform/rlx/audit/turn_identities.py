@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rlx.audit.replay import SHOWN, Evidence, IdentityResult, Violation
+from rlx.audit.replay import SHOWN, IdentityResult, StepEvidence, Violation
 from rlx.reward import Place
 from rlx.rollout import NO_PARENT
-from rlx.spec import ManyTurn
+from rlx.spec import EnvironmentRolloutSpec
 from rlx.spec.estimator import Gigpo, Grpo, MtGrpo, MultiturnGrpo
 from rlx.spec.mask import AllResponse, Effective
 
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 
-def check_observations(e: Evidence) -> IdentityResult:
+def check_observations(e: StepEvidence) -> IdentityResult:
     """Where the mask keeps to the policy's tokens, the environment's carry nothing."""
     if e.strategy.reaches_beyond():
         return IdentityResult(0)
@@ -37,7 +37,7 @@ def check_observations(e: Evidence) -> IdentityResult:
     return IdentityResult(int(observed.sum()), violated, tuple(first[:SHOWN]))
 
 
-def check_response_mask(e: Evidence) -> IdentityResult:
+def check_response_mask(e: StepEvidence) -> IdentityResult:
     """Where the mask is to be the whole response, it is, observations and all.
 
     Reference:
@@ -50,7 +50,7 @@ def check_response_mask(e: Evidence) -> IdentityResult:
     return e.collect_violations("mask", e.mask, expected, e.mask != expected, int(expected.sum()))
 
 
-def check_turn_ids(e: Evidence) -> IdentityResult:
+def check_turn_ids(e: StepEvidence) -> IdentityResult:
     """Turn ids run on from 1, each on the tokens of its own turn, the last turn's as well."""
     checked, wrong = 0, []
     for number, row in enumerate(e.batch.rows):
@@ -58,13 +58,13 @@ def check_turn_ids(e: Evidence) -> IdentityResult:
         for turn, held, expected in _find_miscounted_turns(e, number):
             what = f"number of tokens with turn id {turn}"
             wrong.append(e.violation(what, held, expected, number))
-        most = _most_turns(e)
+        most = _get_turn_limit(e)
         if most is not None and len(row.turns) > most:
             wrong.append(e.violation("number of turns", len(row.turns), most, number))
     return IdentityResult(checked, len(wrong), tuple(wrong[:SHOWN]))
 
 
-def _find_miscounted_turns(e: Evidence, number: int) -> Iterator[tuple[int, int, int]]:
+def _find_miscounted_turns(e: StepEvidence, number: int) -> Iterator[tuple[int, int, int]]:
     """Turn ids of a row that are not those of its turn's own tokens: id, tokens, expected."""
     row = e.batch.rows[number]
     segments = e.stored.trees[row.tree].segments
@@ -77,15 +77,15 @@ def _find_miscounted_turns(e: Evidence, number: int) -> Iterator[tuple[int, int,
             yield turn, held, wanted
 
 
-def _most_turns(e: Evidence) -> int | None:
+def _get_turn_limit(e: StepEvidence) -> int | None:
     """Turns that a rollout may have, the forced answer included; None where nothing says so."""
     rollout = e.parts.spec.rollout
-    if not isinstance(rollout, ManyTurn):
+    if not isinstance(rollout, EnvironmentRolloutSpec):
         return None
     return rollout.max_turns + (rollout.forced_answer is not None)
 
 
-def check_reward_places(e: Evidence) -> IdentityResult:
+def check_reward_places(e: StepEvidence) -> IdentityResult:
     """Turns have rewards of their kind, rollouts those of the whole, and nothing else has any."""
     checked, wrong = 0, list[Violation]()
     for (tree, segment), name, belongs in _list_stored_rewards(e):
@@ -104,7 +104,7 @@ def check_reward_places(e: Evidence) -> IdentityResult:
     return IdentityResult(checked, len(wrong), tuple(wrong[:SHOWN]))
 
 
-def _list_stored_rewards(e: Evidence) -> Iterator[tuple[Place, str, str | None]]:
+def _list_stored_rewards(e: StepEvidence) -> Iterator[tuple[Place, str, str | None]]:
     """Every stored reward that the spec names: its place, its name, and, where that is not its
     place, what it belongs to. The others are of plugins that cannot be used here."""
     spec, trees, rewards = e.parts.spec.rewards, e.stored.trees, e.stored.rewards
@@ -126,7 +126,7 @@ def _list_stored_rewards(e: Evidence) -> Iterator[tuple[Place, str, str | None]]
                 yield (tree, segment), name, None if whole else "for whole rollouts"
 
 
-def turn_advantages(e: Evidence) -> IdentityResult:
+def turn_advantages(e: StepEvidence) -> IdentityResult:
     """Under estimators that look at turns, a turn's tokens share one advantage, its own."""
     if isinstance(e.estimator, Grpo):
         looks = e.estimator.enable_multiturn_advantage
@@ -134,15 +134,15 @@ def turn_advantages(e: Evidence) -> IdentityResult:
         looks = isinstance(e.estimator, MultiturnGrpo | MtGrpo | Gigpo)
     if not looks:
         return IdentityResult(0)
-    stored = e.tokens("advantages")
-    expected, checked = _of_turns(e.again.advantages, e.batch.turn_ids, e.mask)
+    stored = e.get_token_stream("advantages")
+    expected, checked = _spread_turn_values(e.recomputed_batch.advantages, e.batch.turn_ids, e.mask)
     learns = e.mask & (e.batch.turn_ids > 0)
     slack = 1e-6 * expected.abs().max()
     wrong = learns & ~((stored - expected).abs() <= slack)
     return e.collect_violations("advantages", stored, expected, wrong, checked)
 
 
-def _of_turns(values: Tensor, turn_ids: Tensor, mask: Tensor) -> tuple[Tensor, int]:
+def _spread_turn_values(values: Tensor, turn_ids: Tensor, mask: Tensor) -> tuple[Tensor, int]:
     """`[B, T]` the value of each turn's first token that learns, on all of its tokens; and how many
     turns have one."""
     spread, count = torch.zeros_like(values), 0

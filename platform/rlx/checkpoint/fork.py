@@ -24,15 +24,15 @@ from rlx.spec.reading.diagnostics import (
     format_key_path,
 )
 from rlx.spec.reading.locations import locate_diagnostic
-from rlx.spec.reading.reader import ReadSpec
-from rlx_registry import Ambiguous, NotFound, Registry, RunRecord
+from rlx.spec.reading.reader import LoadedSpec
+from rlx_registry import AmbiguousNameError, NotFoundError, Registry, RunRecord
 
 __all__ = ["copy_origin", "pin_checkpoint"]
 
 HERE: KeyPath = ("from_checkpoint",)
 
 
-def pin_checkpoint(registry: Registry, read: ReadSpec) -> ReadSpec:
+def pin_checkpoint(registry: Registry, read: LoadedSpec) -> LoadedSpec:
     """The experiment with the checkpoint that it goes on from looked up, checked, and named fully.
 
     A run's name and `latest` are replaced by the run's id and the step, so that the digest stands
@@ -47,14 +47,14 @@ def pin_checkpoint(registry: Registry, read: ReadSpec) -> ReadSpec:
     try:
         run, folder = _find_origin(registry, said)
         state = read_state(folder)
-    except (NotFound, Ambiguous, CheckpointError) as error:
+    except (NotFoundError, AmbiguousNameError, CheckpointError) as error:
         why = escape_unprintable(str(error)).removesuffix(".")
         message = f"from_checkpoint is '{escape_unprintable(said)}', which cannot be had: {why}"
         faults = [Diagnostic(kind="value", message=message, path=HERE)]
     else:
         faults = [
             *_check_origin_fit(read.spec, run, state),
-            *_unlike_critics(read.spec, run, folder),
+            *_check_critic_match(read.spec, run, folder),
         ]
     if faults:
         raise build_refusal(
@@ -114,12 +114,12 @@ def _check_origin_fit(
         )
         message = f"{name} is {mine!r}, and {run.id} trained a model with {other!r}"
         yield _build_conflict(("model", *path), message, "give the model of the checkpoint")
-    if refused := state.refuses(spec.runner):
+    if refused := state.find_load_conflict(spec.runner):
         key, why = refused
         yield _build_conflict(("runner", key), f"runner.{key} {why}", f"give the {key} of {run.id}")
 
 
-def _unlike_critics(spec: ExperimentSpec, run: RunRecord, folder: Path) -> Iterator[Diagnostic]:
+def _check_critic_match(spec: ExperimentSpec, run: RunRecord, folder: Path) -> Iterator[Diagnostic]:
     if has_critic(folder) and spec.critic is None:
         message = f"the checkpoint of {run.id} has a critic, and the experiment has none"
         yield _build_conflict(("critic",), message, "give `critic`, as that run did")

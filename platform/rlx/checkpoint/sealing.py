@@ -14,13 +14,13 @@ from rlx_registry.rollout_files import sync_to_disk
 __all__ = [
     "MANIFEST",
     "CheckpointError",
-    "aside_of",
     "check_sealed_folder",
-    "clear_aside",
+    "clear_staging_folder",
+    "compute_manifest_digest",
     "copy_sealed_folder",
-    "digest_of",
-    "put_json",
+    "get_staging_folder",
     "seal_folder",
+    "write_canonical_json",
 ]
 
 MANIFEST = "manifest.json"
@@ -31,7 +31,7 @@ class CheckpointError(RlxError):
     """A checkpoint is not what was written."""
 
 
-def aside_of(folder: Path) -> Path:
+def get_staging_folder(folder: Path) -> Path:
     """Where a folder is written before `seal` gives it its name.
 
     Every attempt has a place of its own: one that was frozen while it wrote, and wakes up after
@@ -40,9 +40,9 @@ def aside_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}{PART}-{os.environ.get(ATTEMPT, '0')}")
 
 
-def clear_aside(folder: Path) -> Path:
+def clear_staging_folder(folder: Path) -> Path:
     """That place, made empty; what earlier attempts have left half-written goes."""
-    aside = aside_of(folder)
+    aside = get_staging_folder(folder)
     for left in folder.parent.glob(f"*{PART}-*"):
         shutil.rmtree(left, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -51,20 +51,20 @@ def clear_aside(folder: Path) -> Path:
 
 def seal_folder(folder: Path) -> None:
     """Writes the manifest of what was written aside, has all of it on the disk, and names it."""
-    aside = aside_of(folder)
+    aside = get_staging_folder(folder)
     files = sorted(path for path in aside.rglob("*") if path.is_file())
-    put_json(
+    write_canonical_json(
         aside / MANIFEST, {str(path.relative_to(aside)): _compute_sha256(path) for path in files}
     )
-    _put_in_place(aside, folder)
+    _move_into_place(aside, folder)
 
 
-def put_json(path: Path, content: Any) -> None:
+def write_canonical_json(path: Path, content: Any) -> None:
     """Writes JSON that is the same for the same content."""
     path.write_text(json.dumps(content, indent=1, sort_keys=True))
 
 
-def digest_of(folder: Path) -> str:
+def compute_manifest_digest(folder: Path) -> str:
     """SHA-256 of a sealed folder's manifest, in hex."""
     return _compute_sha256(folder / MANIFEST)
 
@@ -99,16 +99,16 @@ def copy_sealed_folder(source: Path, target: Path, sha256: str | None = None) ->
         CheckpointError: the source is not as it was written, or has made room for newer ones.
     """
     _refuse_links(source)
-    aside = clear_aside(target)
+    aside = clear_staging_folder(target)
     try:
         shutil.copytree(source, aside, copy_function=_link_or_copy, dirs_exist_ok=True)
     except (OSError, shutil.Error) as error:
         raise CheckpointError(f"{source.name} could not be copied: {error}") from error
     check_sealed_folder(aside, sha256)
-    _put_in_place(aside, target)
+    _move_into_place(aside, target)
 
 
-def _put_in_place(aside: Path, folder: Path) -> None:
+def _move_into_place(aside: Path, folder: Path) -> None:
     """Gives a folder its name, once all of it is on the disk."""
     for path in (*aside.rglob("*"), aside):
         sync_to_disk(path)

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 from rlx import __version__
 from rlx.checkpoint.sealing import (
     CheckpointError,
-    aside_of,
     check_sealed_folder,
-    clear_aside,
+    clear_staging_folder,
+    compute_manifest_digest,
     copy_sealed_folder,
-    digest_of,
-    put_json,
+    get_staging_folder,
     seal_folder,
+    write_canonical_json,
 )
 from rlx.spec import RunnerSpec
 
@@ -43,9 +43,9 @@ __all__ = [
     "find_newest_checkpoint",
     "folder_name",
     "has_critic",
-    "in_flight",
     "list_checkpoint_steps",
     "load_checkpoint",
+    "read_in_flight_bytes",
     "read_state",
     "write_checkpoint",
 ]
@@ -97,7 +97,7 @@ class RunState:
     digest: str
     version: str = __version__
 
-    def refuses(self, runner: RunnerSpec) -> tuple[str, str] | None:
+    def find_load_conflict(self, runner: RunnerSpec) -> tuple[str, str] | None:
         """A key of `runner:` under which this cannot be loaded, and why; None where it can."""
         if runner.dtype != self.dtype:
             return "dtype", f"is {runner.dtype!r}, and the checkpoint is of {self.dtype} training"
@@ -106,7 +106,7 @@ class RunState:
             return "zero_stage", f"is {runner.zero_stage}, was {self.zero_stage}, and {why}"
         return None
 
-    def is_spread_otherwise(self, ranks: int, runner: RunnerSpec) -> bool:
+    def needs_conversion(self, ranks: int, runner: RunnerSpec) -> bool:
         """Whether it has to be converted for so many ranks."""
         same = (ranks, runner.zero_stage) == (self.ranks, self.zero_stage)
         return runner.zero_stage > 0 and not same
@@ -142,9 +142,9 @@ def write_checkpoint(
         What was written, on rank 0; None elsewhere.
     """
     folder = root / folder_name(state.step)
-    aside = aside_of(folder)
+    aside = get_staging_folder(folder)
     if ranks.is_first:
-        clear_aside(folder)
+        clear_staging_folder(folder)
     ranks.barrier()
     learner.save(aside / POLICY)
     if critic is not None:
@@ -152,7 +152,7 @@ def write_checkpoint(
     ranks.barrier()
     if not ranks.is_first:
         return None
-    put_json(aside / STATE, asdict(state))
+    write_canonical_json(aside / STATE, asdict(state))
     if in_flight is not None:
         (aside / IN_FLIGHT).write_bytes(in_flight)
     seal_folder(folder)
@@ -163,7 +163,7 @@ def write_checkpoint(
     for path in (*gone, *root.glob(f"{CONVERTED}*")):  # a conversion has served by now
         shutil.rmtree(path, ignore_errors=True)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return SavedCheckpoint(folder, digest_of(folder), size)
+    return SavedCheckpoint(folder, compute_manifest_digest(folder), size)
 
 
 def folder_name(step: int) -> str:
@@ -253,11 +253,11 @@ def convert_checkpoint(folder: Path, root: Path) -> Path:
     """
     from rlx.learner.universal import convert_checkpoints  # brings torch
 
-    target = root / f"{CONVERTED}{digest_of(folder)[:16]}"
+    target = root / f"{CONVERTED}{compute_manifest_digest(folder)[:16]}"
     try:
         check_sealed_folder(target)
     except CheckpointError:
-        aside = clear_aside(target)
+        aside = clear_staging_folder(target)
         convert_checkpoints(
             [folder / part for part in (POLICY, CRITIC) if (folder / part).is_dir()], aside
         )
@@ -286,7 +286,7 @@ def has_critic(folder: Path) -> bool:
     return (folder / CRITIC).is_dir()
 
 
-def in_flight(folder: Path) -> bytes | None:
+def read_in_flight_bytes(folder: Path) -> bytes | None:
     """What `write` was given to keep for the next step."""
     path = folder / IN_FLIGHT
     return path.read_bytes() if path.exists() else None

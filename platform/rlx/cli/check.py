@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlx.cli.registry import folder_of, open_registry, registry_option
+from rlx.cli.registry import locate_run_folder, open_registry, registry_option
 from rlx.cli.text import format_columns
 from rlx.errors import SpecError
 from rlx.spec.reading.diagnostics import escape_unprintable
 
 if TYPE_CHECKING:
-    from rlx.audit.check import Report, Tally
+    from rlx.audit.check import AuditReport, IdentityTally
     from rlx.audit.replay import Violation
 
 __all__ = ["check"]
@@ -36,7 +36,7 @@ def check(run: str, step: int | None, as_json: bool, url: str) -> int:
 
     with open_registry(url) as registry:
         found = registry.run(run)
-        folder_of(found)
+        locate_run_folder(found)
         recorded = registry.rollout_steps(found.id)
         if not recorded:
             raise SpecError(f"{found.id} has recorded no rollouts that could be checked")
@@ -66,7 +66,7 @@ def check(run: str, step: int | None, as_json: bool, url: str) -> int:
     return 3 if report.unchecked else 0
 
 
-def _build_check_json(report: "Report") -> dict[str, object]:
+def _build_check_json(report: "AuditReport") -> dict[str, object]:
     return {
         "run": report.run,
         "steps": list(report.steps),
@@ -77,7 +77,7 @@ def _build_check_json(report: "Report") -> dict[str, object]:
     }
 
 
-def _format_check_table(report: "Report") -> str:
+def _format_check_table(report: "AuditReport") -> str:
     rows = [
         (
             _get_tally_sign(t),
@@ -104,7 +104,7 @@ def _format_count(number: int, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")
 
 
-def _get_tally_sign(tally: "Tally") -> str:
+def _get_tally_sign(tally: "IdentityTally") -> str:
     if tally.violated:
         return "✗"
     return "✓" if tally.checked else "–"

@@ -8,14 +8,14 @@ from typing import Any
 from rlx.spec.suite import OWN_SUITE
 from rlx_registry import EvaluationRecord, RunRecord
 
-__all__ = ["LeftOut", "select_comparable_evaluations", "select_newest_runs"]
+__all__ = ["ExcludedEvaluation", "select_comparable_evaluations", "select_newest_runs"]
 
 Evaluations = dict[str, list[EvaluationRecord]]
 """By the run's id."""
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class ExcludedEvaluation:
     """An evaluation that was asked otherwise than most of its suite.
 
     Attributes:
@@ -35,7 +35,7 @@ def select_newest_runs(runs: Sequence[RunRecord]) -> dict[int, RunRecord]:
 
 def select_comparable_evaluations(
     runs: Sequence[RunRecord], evaluations: Evaluations
-) -> tuple[Evaluations, tuple[LeftOut, ...]]:
+) -> tuple[Evaluations, tuple[ExcludedEvaluation, ...]]:
     """Keeps of every suite what was asked as most of it was, and says what else there is.
 
     Args:
@@ -48,7 +48,7 @@ def select_comparable_evaluations(
             ways.setdefault(one.suite, {})[run.id] = _get_evaluation_settings(one, run.seed)
     usual = {suite: _find_usual_settings(list(own.values())) for suite, own in ways.items()}
     left = tuple(
-        LeftOut(suite, run, _describe_settings_difference(way, usual[suite]))
+        ExcludedEvaluation(suite, run, _describe_settings_difference(way, usual[suite]))
         for suite, own in ways.items()
         for run, way in own.items()
         if way != usual[suite]

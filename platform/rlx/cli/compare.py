@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx.cli.comparable import LeftOut, select_comparable_evaluations, select_newest_runs
-from rlx.cli.diff import of_run
+from rlx.cli.comparable import ExcludedEvaluation, select_comparable_evaluations, select_newest_runs
+from rlx.cli.diff import build_run_side
 from rlx.cli.registry import RUN_LIKE, open_registry, registry_option
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.spec.reading.diagnostics import did_you_mean, escape_unprintable
-from rlx_registry import EvaluationRecord, NotFound, Registry, RunRecord
+from rlx_registry import EvaluationRecord, NotFoundError, Registry, RunRecord
 
 if TYPE_CHECKING:
-    from rlx.evaluation.problem_statistics import Asked, OverProblems
-    from rlx.evaluation.seed_statistics import Difference, Mean
+    from rlx.evaluation.problem_statistics import EvaluationAnswers, ProblemDifference
+    from rlx.evaluation.seed_statistics import SeedDifference, SeedMean
 
-__all__ = ["ByProblem", "Comparison", "Recipe", "compare", "compare_recipes"]
+__all__ = ["ComparedRecipe", "Comparison", "SuiteDifferences", "compare", "compare_recipes"]
 
 METRICS = (
     "accuracy", "mean_confidence", "brier", "nll", "ece", "ece_mass", "auroc", "within_auroc",
@@ -34,7 +34,7 @@ NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class ComparedRecipe:
     """Runs of one experiment that differ in their seeds.
 
     Attributes:
@@ -51,7 +51,7 @@ class Recipe:
     name: str
     runs: dict[int, str]
     values: dict[tuple[str, str], dict[int, float]]
-    asked: "dict[str, dict[int, Asked]]"
+    asked: "dict[str, dict[int, EvaluationAnswers]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,12 @@ class ComparisonRow:
 
     suite: str
     metric: str
-    means: "tuple[Mean | None, ...]"
-    differences: "tuple[Difference | None, ...]"
+    means: "tuple[SeedMean | None, ...]"
+    differences: "tuple[SeedDifference | None, ...]"
 
 
 @dataclass(frozen=True, slots=True)
-class ByProblem:
+class SuiteDifferences:
     """A suite's differences from the first recipe, problem by problem.
 
     Attributes:
@@ -80,7 +80,7 @@ class ByProblem:
     """
 
     suite: str
-    differences: "tuple[dict[str, OverProblems] | None, ...]"
+    differences: "tuple[dict[str, ProblemDifference] | None, ...]"
     absent: tuple[str | None, ...]
 
 
@@ -96,12 +96,12 @@ class Comparison:
         unlike: evaluations that were asked otherwise than most of their suite, and do not count.
     """
 
-    recipes: tuple[Recipe, ...]
+    recipes: tuple[ComparedRecipe, ...]
     spec: dict[str, tuple[Any, ...]]
     rows: tuple[ComparisonRow, ...]
-    by_problem: tuple[ByProblem, ...]
+    by_problem: tuple[SuiteDifferences, ...]
     left: tuple[str, ...]
-    unlike: tuple[LeftOut, ...]
+    unlike: tuple[ExcludedEvaluation, ...]
 
 
 @click.command()
@@ -136,7 +136,7 @@ def compare(names: tuple[str, ...], form: str | None, page: Path | None, url: st
         click.echo(json.dumps(shown.build_comparison_json(found), indent=2))
     elif form == "csv":
         click.echo(shown.format_comparison_csv(found), nl=False)
-        for line in shown.left_out(found):
+        for line in shown.describe_exclusions(found):
             click.echo(line, err=True)
     elif form == "md":
         click.echo(shown.format_comparison_markdown(found), nl=False)
@@ -173,7 +173,7 @@ def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
     left = tuple(run.id for run in runs if (run.digest, run.seed) not in done)
     rows = tuple(_build_comparison_rows(recipes))
     suites = dict.fromkeys(row.suite for row in rows) if len(recipes) > 1 else {}
-    pairs = tuple(_by_problem(recipes, suite, unlike) for suite in suites)
+    pairs = tuple(_compare_recipes_by_problem(recipes, suite, unlike) for suite in suites)
     return Comparison(recipes, _find_experiment_differences(firsts), rows, pairs, left, unlike)
 
 
@@ -193,7 +193,7 @@ def _find_named_runs(registry: Registry, names: Sequence[str]) -> list[RunRecord
 def _find_single_run(registry: Registry, name: str, groups: Iterable[str]) -> RunRecord:
     try:
         return registry.run(name)
-    except NotFound:
+    except NotFoundError:
         if RUN_LIKE.fullmatch(name):
             raise
         there = dict.fromkeys([*groups, *(run.name for run in registry.runs())])
@@ -214,22 +214,22 @@ def _format_recipe_letter(number: int) -> str:
 
 def _build_compared_recipe(
     label: str, runs: Mapping[int, RunRecord], evaluations: Mapping[str, Sequence[EvaluationRecord]]
-) -> Recipe:
-    from rlx.evaluation.problem_statistics import Asked
+) -> ComparedRecipe:
+    from rlx.evaluation.problem_statistics import EvaluationAnswers
 
     values: dict[tuple[str, str], dict[int, float]] = {}
-    asked: dict[str, dict[int, Asked]] = {}
+    asked: dict[str, dict[int, EvaluationAnswers]] = {}
     for seed, run in runs.items():
         for evaluation in evaluations[run.id]:
             for metric in METRICS:
                 value = evaluation.metrics.get(metric)
                 if value is not None:
                     values.setdefault((evaluation.suite, metric), {})[seed] = float(value)
-            if (own := Asked.from_payload(evaluation.payload)) is not None:
+            if (own := EvaluationAnswers.from_payload(evaluation.payload)) is not None:
                 asked.setdefault(evaluation.suite, {})[seed] = own
     ids = {seed: run.id for seed, run in runs.items()}
     first = next(iter(runs.values()))
-    return Recipe(label, first.digest, first.name, ids, values, asked)
+    return ComparedRecipe(label, first.digest, first.name, ids, values, asked)
 
 
 def _select_last_evaluations(evaluations: Iterable[EvaluationRecord]) -> list[EvaluationRecord]:
@@ -242,14 +242,14 @@ def _select_last_evaluations(evaluations: Iterable[EvaluationRecord]) -> list[Ev
 
 
 def _find_experiment_differences(runs: Sequence[RunRecord]) -> dict[str, tuple[Any, ...]]:
-    specs = [of_run(run).sections["spec"] for run in runs]
+    specs = [build_run_side(run).sections["spec"] for run in runs]
     paths = [p for p in dict.fromkeys(p for spec in specs for p in spec) if p not in UNTOLD]
     rows = {path: tuple(spec.get(path) for spec in specs) for path in paths}
     return {path: row for path, row in rows.items() if any(v != row[0] for v in row)}
 
 
-def _build_comparison_rows(recipes: Sequence[Recipe]) -> Iterable[ComparisonRow]:
-    from rlx.evaluation.seed_statistics import compute_paired_difference, mean_over_seeds
+def _build_comparison_rows(recipes: Sequence[ComparedRecipe]) -> Iterable[ComparisonRow]:
+    from rlx.evaluation.seed_statistics import compute_paired_difference, compute_seed_mean
 
     suites = dict.fromkeys(suite for recipe in recipes for suite, _ in recipe.values)
     for suite in suites:
@@ -259,23 +259,25 @@ def _build_comparison_rows(recipes: Sequence[Recipe]) -> Iterable[ComparisonRow]
                 yield ComparisonRow(
                     suite,
                     metric,
-                    tuple(mean_over_seeds(list(s.values())) if s else None for s in seeds),
+                    tuple(compute_seed_mean(list(s.values())) if s else None for s in seeds),
                     (None, *(compute_paired_difference(s, seeds[0]) for s in seeds[1:])),
                 )
 
 
-def _by_problem(recipes: Sequence[Recipe], suite: str, unlike: Iterable[LeftOut]) -> ByProblem:
+def _compare_recipes_by_problem(
+    recipes: Sequence[ComparedRecipe], suite: str, unlike: Iterable[ExcludedEvaluation]
+) -> SuiteDifferences:
     """Every recipe against the first, which has none against itself."""
-    from rlx.evaluation.problem_statistics import by_problem
+    from rlx.evaluation.problem_statistics import compare_by_problem
 
     first, *others = recipes
-    found: list[dict[str, OverProblems] | None] = [None]
+    found: list[dict[str, ProblemDifference] | None] = [None]
     absent: list[str | None] = [None]
     otherwise = {one.run for one in unlike if one.suite == suite}
     for recipe in others:
         sides = [side.asked.get(suite, {}) for side in (recipe, first)]
         there = all(any(s == suite for s, _ in side.values) for side in (recipe, first))
-        differences = by_problem(*sides) if all(sides) else None
+        differences = compare_by_problem(*sides) if all(sides) else None
         found.append(differences)
         if differences is not None:
             absent.append(None)
@@ -287,4 +289,4 @@ def _by_problem(recipes: Sequence[Recipe], suite: str, unlike: Iterable[LeftOut]
             absent.append("nothing is recorded of single answers")
         else:
             absent.append("they were asked different problems")
-    return ByProblem(suite, tuple(found), tuple(absent))
+    return SuiteDifferences(suite, tuple(found), tuple(absent))

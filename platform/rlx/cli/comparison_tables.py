@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from rlx.spec.reading.diagnostics import escape_unprintable
 
 if TYPE_CHECKING:
-    from rlx.cli.compare import ByProblem, Comparison, Recipe
-    from rlx.evaluation.problem_statistics import OverProblems
-    from rlx.evaluation.seed_statistics import Difference, Mean
+    from rlx.cli.compare import ComparedRecipe, Comparison, SuiteDifferences
+    from rlx.evaluation.problem_statistics import ProblemDifference
+    from rlx.evaluation.seed_statistics import SeedDifference, SeedMean
 
 __all__ = [
     "build_comparison_json",
+    "describe_exclusions",
     "format_comparison_csv",
     "format_comparison_markdown",
-    "left_out",
     "render_comparison_html",
     "show_comparison",
 ]
@@ -132,7 +132,7 @@ def build_comparison_json(found: "Comparison") -> dict[str, Any]:
     }
 
 
-def left_out(found: "Comparison") -> list[str]:
+def describe_exclusions(found: "Comparison") -> list[str]:
     """What does not count, and why: a sentence each."""
     said = [
         f"{escape_unprintable(one.suite)}: {one.run} is left out, for it was not asked alike: "
@@ -181,7 +181,7 @@ def _build_comparison_tables(found: "Comparison") -> Iterator[tuple[str, Table]]
                 yield title, _problem_table(found, pairs)
 
 
-def _problem_table(found: "Comparison", pairs: "ByProblem") -> Table:
+def _problem_table(found: "Comparison", pairs: "SuiteDifferences") -> Table:
     from rlx.evaluation.problem_statistics import FIGURES
 
     first, *others = (recipe.label for recipe in found.recipes)
@@ -211,10 +211,10 @@ def _list_comparison_notes(found: "Comparison") -> list[str]:
                 both = f"{found.recipes[0].label} and {recipe.label}"
                 suite = escape_unprintable(pairs.suite)
                 notes.append(f"{suite}: {both} are not compared problem by problem: {why}.")
-    return notes + left_out(found)
+    return notes + describe_exclusions(found)
 
 
-def _format_recipe_seeds(recipe: "Recipe") -> str:
+def _format_recipe_seeds(recipe: "ComparedRecipe") -> str:
     return " ".join(str(seed) for seed in recipe.runs)
 
 
@@ -222,31 +222,31 @@ def _format_spec_value(value: Any) -> str:
     return "–" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
-def _format_seed_mean(mean: "Mean | None") -> str:
+def _format_seed_mean(mean: "SeedMean | None") -> str:
     if mean is None:
         return "–"
     half = "" if mean.high is None else f" ± {mean.high - mean.mean:.3f}"
     return f"{mean.mean:.3f}{half}"
 
 
-def _format_seed_difference(gap: "Difference | None") -> str:
+def _format_seed_difference(gap: "SeedDifference | None") -> str:
     if gap is None:
         return "–"
     half = "" if gap.over.high is None else f" ± {gap.over.high - gap.over.mean:.3f}"
     return f"{gap.over.mean:+.3f}{half} (p {gap.p:.2g})"
 
 
-def _problem_gap(gap: "OverProblems | None") -> str:
+def _problem_gap(gap: "ProblemDifference | None") -> str:
     if gap is None:
         return "–"
     return f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] (p {gap.p:.2g})"
 
 
-def _seeds_cells(gap: "Difference | None") -> list[float | None]:
+def _seeds_cells(gap: "SeedDifference | None") -> list[float | None]:
     return [None] * 4 if gap is None else [gap.over.mean, gap.over.low, gap.over.high, gap.p]
 
 
-def _problem_cells(gap: "OverProblems | None") -> list[float | None]:
+def _problem_cells(gap: "ProblemDifference | None") -> list[float | None]:
     return [None] * 5 if gap is None else [gap.problems, gap.mean, gap.low, gap.high, gap.p]
 
 

@@ -9,9 +9,9 @@ import rlx_registry
 from rlx.cli.registry import open_registry, registry_option
 from rlx.errors import RegistryError
 from rlx.home import RunFolder, format_path, tracking_url
-from rlx.launch.failures import as_fault
+from rlx.launch.failures import convert_to_rlx_error
 from rlx.spec.reading.diagnostics import escape_unprintable
-from rlx_registry import Imported, journal_of
+from rlx_registry import ImportedRun, find_journal
 
 __all__ = ["db"]
 
@@ -34,7 +34,7 @@ def upgrade(url: str) -> None:
     try:
         before, after = rlx_registry.Registry.upgrade(tracking_url(url))
     except rlx_registry.RegistryDatabaseError as error:
-        raise as_fault(error) or error from error
+        raise convert_to_rlx_error(error) or error from error
     if before == after:
         click.echo(f"nothing to do: the registry is at revision {after}")
     elif before is None:
@@ -67,7 +67,7 @@ def import_(folders: tuple[Path, ...], url: str) -> None:
             try:
                 _print_import_result(registry.import_run(folder), folder)
             except rlx_registry.RegistryDatabaseError as error:
-                if isinstance(error, rlx_registry.Unavailable):
+                if isinstance(error, rlx_registry.DatabaseUnavailableError):
                     raise
                 refused.append(folder)
                 click.echo(escape_unprintable(str(error)), err=True)
@@ -87,10 +87,10 @@ def _run_folders(folder: Path) -> Iterator[Path]:
 
 def _is_run(folder: Path) -> bool:
     run = RunFolder(folder)
-    return journal_of(folder) is not None or run.resolved_spec.exists() or run.yaml.exists()
+    return find_journal(folder) is not None or run.resolved_spec.exists() or run.yaml.exists()
 
 
-def _print_import_result(found: Imported, folder: Path) -> None:
+def _print_import_result(found: ImportedRun, folder: Path) -> None:
     run = found.run
     if not found.created:
         click.echo(f"{run.id}: known already")

@@ -11,12 +11,12 @@ import click
 from rlx.cli.registry import open_registry, registry_option
 from rlx.cli.text import format_columns
 from rlx.discovery import check_read_spec
-from rlx.launch.submission import code_here, environment_here
+from rlx.launch.submission import collect_code_version, collect_environment_versions
 from rlx.spec.reading.diagnostics import escape_unprintable
 from rlx.spec.reading.reader import read_spec
 from rlx_registry import RunRecord
 
-__all__ = ["Side", "diff", "find_side_differences", "of_run"]
+__all__ = ["DiffSide", "build_run_side", "diff", "find_side_differences"]
 
 SECTIONS = ("seed", "spec", "plugins", "data", "code", "environment")
 LONGEST = 60
@@ -26,7 +26,7 @@ Flat = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class DiffSide:
     """Everything that decides what a run gives.
 
     Attributes:
@@ -71,7 +71,7 @@ def diff(one: str, other: str, as_json: bool, url: str) -> None:
         click.echo(format_columns(rows, ("", *names)))
 
 
-def find_side_differences(one: Side, other: Side) -> dict[str, dict[str, tuple[Any, Any]]]:
+def find_side_differences(one: DiffSide, other: DiffSide) -> dict[str, dict[str, tuple[Any, Any]]]:
     """For every section the values that differ, by path; None where a side has none."""
     found: dict[str, dict[str, tuple[Any, Any]]] = {}
     for section in SECTIONS:
@@ -82,23 +82,29 @@ def find_side_differences(one: Side, other: Side) -> dict[str, dict[str, tuple[A
     return found
 
 
-def of_run(run: RunRecord) -> Side:
+def build_run_side(run: RunRecord) -> DiffSide:
     """What a run was made of, as it was recorded."""
     return _build_diff_side(run.id, run.spec, run.plugins, run.code, run.environment)
 
 
-def _load_diff_side(name: str, url: str) -> Side:
+def _load_diff_side(name: str, url: str) -> DiffSide:
     path = Path(name)
     if not path.is_file():
         with open_registry(url) as registry:
-            return of_run(registry.run(name))
+            return build_run_side(registry.run(name))
     read = read_spec(path)
     plugins = check_read_spec(read)
     used = [
         {**asdict(origin), "data": dict(plugin.data())}
         for origin, plugin in zip(plugins.provenance, plugins.named, strict=True)
     ]
-    return _build_diff_side(name, read.spec.dump_resolved(), used, code_here(), environment_here())
+    return _build_diff_side(
+        name,
+        read.spec.dump_resolved(),
+        used,
+        collect_code_version(),
+        collect_environment_versions(),
+    )
 
 
 def _build_diff_side(
@@ -107,7 +113,7 @@ def _build_diff_side(
     plugins: list[dict[str, Any]],
     code: Mapping[str, Any],
     environment: Mapping[str, Any],
-) -> Side:
+) -> DiffSide:
     own = ("distribution", "version", "entry_point", "sha256")
     code_of = {f"{p['kind']} {p['name']}": {key: p[key] for key in own} for p in plugins}
     data_of = {f"{p['kind']} {p['name']}": p.get("data") or {} for p in plugins}
@@ -120,7 +126,9 @@ def _build_diff_side(
         "code": code,
         "environment": environment,
     }
-    return Side(name, {section: dict(_flatten_values(part, "")) for section, part in parts.items()})
+    return DiffSide(
+        name, {section: dict(_flatten_values(part, "")) for section, part in parts.items()}
+    )
 
 
 def _flatten_values(value: Any, path: str) -> Iterator[tuple[str, Any]]:

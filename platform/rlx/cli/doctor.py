@@ -18,10 +18,10 @@ from rlx.cli.text import format_columns
 from rlx.discovery import PluginFault, list_installed_plugins, load_plugin
 from rlx.errors import RlxError
 from rlx.home import format_path, get_rlx_home, tracking_url
-from rlx.launch.devices import Lack
+from rlx.launch.devices import DeviceShortage
 from rlx.launch.disk import LITTLE, format_disk_space, free_bytes
 from rlx.launch.packages import Package, list_packages
-from rlx.launch.preflight import cuda_lack, vllm_package
+from rlx.launch.preflight import find_cuda_lack, vllm_package
 
 __all__ = ["doctor"]
 
@@ -114,15 +114,15 @@ def _check_torch() -> Iterator[DoctorFinding]:
     yield _check_one_package(torch)
     if torch.installed is None:
         return
-    lack = cuda_lack(1)
+    lack = find_cuda_lack(1)
     if lack is None:
         yield from _check_gpus(torch)
     else:
-        yield _without_gpu(lack)
+        yield _build_no_gpu_finding(lack)
         yield DoctorFinding("NCCL", "absent", "not needed without a GPU")
 
 
-def _without_gpu(lack: Lack) -> DoctorFinding:
+def _build_no_gpu_finding(lack: DeviceShortage) -> DoctorFinding:
     return DoctorFinding("CUDA", "absent", f"no device: {lack.found}", f"for a GPU: {lack.help}")
 
 
@@ -178,7 +178,7 @@ def _check_one_package(package: Package) -> DoctorFinding:
 def _check_record_stores() -> Iterator[DoctorFinding]:
     folder = get_rlx_home()
     free = free_bytes(folder)
-    writable = _may_be_written(folder)
+    writable = _is_writable(folder)
     found = f"{format_path(folder)}, {format_disk_space(free)} free"
     if not writable:
         found = f"{format_path(folder)} cannot be written"
@@ -196,7 +196,7 @@ def _check_record_stores() -> Iterator[DoctorFinding]:
     )
 
 
-def _may_be_written(folder: Path) -> bool:
+def _is_writable(folder: Path) -> bool:
     """Whether `folder` takes files, or could be made; nothing is made to find out."""
     there = next(f for f in (folder, *folder.parents) if f.exists())
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx.cli.registry import folder_of, open_registry, registry_option
-from rlx.cli.trained_model import Target, checkpoint_target, model_target, run_target, tell_mlflow
+from rlx.cli.registry import locate_run_folder, open_registry, registry_option
+from rlx.cli.trained_model import (
+    TrainedModel,
+    checkpoint_target,
+    model_target,
+    run_target,
+    update_mlflow_mirror,
+)
 from rlx.discovery import check_read_spec
 from rlx.errors import EnvironmentFault, RewardError, SpecError
 from rlx.home import format_path, get_rlx_home
@@ -24,10 +30,10 @@ from rlx.spec.reading.reader import apply_overrides, validate_document
 from rlx.spec.suite import OWN_SUITE, SetSpec, SuiteSpec, read_suite
 
 if TYPE_CHECKING:
-    from rlx.evaluation.answers import Answer
+    from rlx.evaluation.answers import ScoredAnswer
     from rlx_registry import RunRecord
 
-__all__ = ["evaluate", "of_set"]
+__all__ = ["build_set_spec", "evaluate"]
 
 OWN = "held_out"
 """Name of the experiment's own held-out set in the suite that is taken where none is named."""
@@ -116,7 +122,7 @@ def evaluate(
 @contextmanager
 def _open_evaluation_target(
     name: str, at: int | None, file: Path | None, url: str
-) -> Iterator[Target]:
+) -> Iterator[TrainedModel]:
     """The model that is meant, while the block lasts."""
     os.environ.update(child_environment())  # before anything imports transformers
     if at is None:
@@ -128,7 +134,7 @@ def _open_evaluation_target(
         yield found
 
 
-def _build_target_spec(target: Target, overrides: Sequence[str]) -> ExperimentSpec:
+def _build_target_spec(target: TrainedModel, overrides: Sequence[str]) -> ExperimentSpec:
     fixed = sorted({o for o in overrides if o.partition("=")[0].split(".")[0] not in FREE})
     if fixed:
         raise SpecError(
@@ -139,7 +145,7 @@ def _build_target_spec(target: Target, overrides: Sequence[str]) -> ExperimentSp
 
 
 @label_refusal("evaluated")
-def _apply_target_overrides(target: Target, overrides: Sequence[str]) -> ExperimentSpec:
+def _apply_target_overrides(target: TrainedModel, overrides: Sequence[str]) -> ExperimentSpec:
     document = apply_overrides(target.document, overrides)
     read = validate_document(document, Path(document.file))
     check_read_spec(read)
@@ -193,7 +199,9 @@ def _own_suite(spec: ExperimentSpec) -> SuiteSpec:
     return SuiteSpec(name=OWN_SUITE, problems=spec.evaluation.problems, seed=spec.seed, sets=sets)
 
 
-def of_set(target: Target, name: str, one: SetSpec, overrides: Sequence[str]) -> ExperimentSpec:
+def build_set_spec(
+    target: TrainedModel, name: str, one: SetSpec, overrides: Sequence[str]
+) -> ExperimentSpec:
     """The experiment as it stands for a set; its task need not have what a warm start asks for.
 
     Raises:
@@ -213,15 +221,17 @@ def of_set(target: Target, name: str, one: SetSpec, overrides: Sequence[str]) ->
 
 
 def _answer_requested_suite(
-    target: Target, file: Path | None, asked: Mapping[str, Any], overrides: Sequence[str]
-) -> "tuple[SuiteSpec, dict[str, list[Answer]]]":
+    target: TrainedModel, file: Path | None, asked: Mapping[str, Any], overrides: Sequence[str]
+) -> "tuple[SuiteSpec, dict[str, list[ScoredAnswer]]]":
     """The suite that is asked for, and the answers to it."""
     spec = _build_target_spec(target, overrides)
     suite = _build_requested_suite(spec, file, asked)
-    sets = {name: of_set(target, name, one, overrides) for name, one in suite.sets.items()}
+    sets = {name: build_set_spec(target, name, one, overrides) for name, one in suite.sets.items()}
     from rlx.audit.evaluation import answer_suite
 
-    kept = (folder_of(target.run).root if target.run else get_rlx_home() / "cache") / "evaluations"
+    kept = (
+        locate_run_folder(target.run).root if target.run else get_rlx_home() / "cache"
+    ) / "evaluations"
     with _open_answer_bar() as show:
         return suite, answer_suite(spec, sets, suite, target.model, target.mark, kept, show)
 
@@ -258,7 +268,9 @@ def _open_answer_bar() -> "Iterator[Any]":
         yield update_answer_bar
 
 
-def _compute_suite_figures(answers: "Mapping[str, Sequence[Answer]]", suite: SuiteSpec) -> Figures:
+def _compute_suite_figures(
+    answers: "Mapping[str, Sequence[ScoredAnswer]]", suite: SuiteSpec
+) -> Figures:
     from rlx.evaluation.answers import compute_answer_metrics
 
     if empty := [name for name, own in answers.items() if not own]:
@@ -275,7 +287,7 @@ def _compute_suite_figures(answers: "Mapping[str, Sequence[Answer]]", suite: Sui
 # What becomes of it ----------------------------------------------------------------------------
 
 
-def _write_answers(answers: "Mapping[str, Sequence[Answer]]", path: Path) -> None:
+def _write_answers(answers: "Mapping[str, Sequence[ScoredAnswer]]", path: Path) -> None:
     lines = (
         json.dumps({"set": name, **answer.to_json()}) + "\n"
         for name, own in answers.items()
@@ -288,7 +300,7 @@ def _write_answers(answers: "Mapping[str, Sequence[Answer]]", path: Path) -> Non
 
 
 def _draw_suite_pictures(
-    answers: "Mapping[str, Sequence[Answer]]",
+    answers: "Mapping[str, Sequence[ScoredAnswer]]",
     figures: Figures,
     outside: frozenset[str],
     folder: Path,
@@ -329,7 +341,7 @@ def _record_suite(
     run: "RunRecord",
     step: int | None,
     suite: SuiteSpec,
-    answers: "Mapping[str, Sequence[Answer]]",
+    answers: "Mapping[str, Sequence[ScoredAnswer]]",
     figures: Figures,
     outside: frozenset[str],
     url: str,
@@ -341,7 +353,7 @@ def _record_suite(
 
     at, label = (run.step, "after") if step is None else (step, "step")
     ending = "" if step is None else f"-step-{step}"
-    folder = folder_of(run).pictures / f"suite-{suite.name}{ending}"
+    folder = locate_run_folder(run).pictures / f"suite-{suite.name}{ending}"
     made = _draw_suite_pictures(answers, figures, outside, folder)
     with open_registry(url, read_only=False) as registry:
         recorder = Recorder(registry, run.id, keep_bodies=True)
@@ -358,6 +370,6 @@ def _record_suite(
             recorder.evaluation(at, label, found, pairs, f"suite/{suite.name}/{name}")
         for path in made:
             registry.add_artifact(run.id, path, "picture")
-        draw_over_steps(registry, run.id, folder_of(run))
-        tell_mlflow(registry, run)
+        draw_over_steps(registry, run.id, locate_run_folder(run))
+        update_mlflow_mirror(registry, run)
     click.echo(f"recorded for {run.id} after step {at}; {format_path(folder)}/", err=True)

@@ -8,7 +8,7 @@ import click
 
 from rlx.checkpoint.sealing import CheckpointError
 from rlx.checkpoint.store import LATEST, copy_checkpoint, read_state
-from rlx.cli.registry import folder_of, open_registry, registry_option
+from rlx.cli.registry import locate_run_folder, open_registry, registry_option
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading.diagnostics import escape_unprintable
@@ -32,7 +32,7 @@ def export(run: str, folder: Path, url: str) -> None:
     ref, at, step = run.partition("@")
     with open_registry(url) as registry:
         found = registry.run(ref)
-        root = folder_of(found).checkpoints
+        root = locate_run_folder(found).checkpoints
         recorded = {c.step: c.sha256 for c in registry.checkpoints(found.id)}
     from rlx.checkpoint.weights import write_weights
 

@@ -60,7 +60,7 @@ def _build_row_json(stored: "StoredStep", number: int) -> dict[str, Any]:
         "prompt": tree.segments[path[first - 1]].text,
         "turns": [_build_turn_json(tree, turn) for turn in own],
         "structured_rewards": _build_rewards_json(stored, at, own),
-        "scores": stored.rows.scores_of(number),
+        "scores": stored.rows.get_row_scores(number),
         **_build_tokens_json(stored, number, path[:first], path[first:], own),
     }
 
@@ -82,7 +82,7 @@ def _build_turn_json(tree: RolloutTree, index: int) -> dict[str, Any]:
 def _build_rewards_json(stored: "StoredStep", tree: int, own: Sequence[int]) -> dict[str, Any]:
     table, segments = stored.rewards, stored.trees[tree].segments
     turns = {str(segments[s].turn): s for s in own}
-    totals = {turn: table.total((tree, s)) for turn, s in turns.items()}
+    totals = {turn: table.get_turn_total((tree, s)) for turn, s in turns.items()}
     return {
         "turn_rewards": {turn: total for turn, total in totals.items() if total is not None},
         "turn_reward_components": {
@@ -96,10 +96,10 @@ def _build_rewards_json(stored: "StoredStep", tree: int, own: Sequence[int]) -> 
 def _collect_reward_values(entries: Mapping[str, RewardEntry]) -> dict[str, float | None]:
     """Weighted values, then the raw ones of those that are summed."""
     weighted = {
-        e.name: e.raw if e.raw is None or not e.counts else e.weight * e.raw
+        e.name: e.raw if e.raw is None or not e.is_summed else e.weight * e.raw
         for e in entries.values()
     }
-    return weighted | {f"_raw_{e.name}": e.raw for e in entries.values() if e.counts}
+    return weighted | {f"_raw_{e.name}": e.raw for e in entries.values() if e.is_summed}
 
 
 def _build_tokens_json(

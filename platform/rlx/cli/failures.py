@@ -28,7 +28,7 @@ def run_guarded(command: click.Command, arguments: Sequence[str]) -> int:
         arguments: without the program's name. Where they ask for JSON, failures are JSON too:
             `{"error": {"kind", "message", "exit_code", ...}}` on stdout.
     """
-    with _noticed_interrupts() as interrupts:
+    with _collect_interrupts() as interrupts:
         return _run_click_command(command, arguments, interrupts)
 
 
@@ -56,16 +56,16 @@ def _run_click_command(
     except Exception as error:  # noqa: BLE001  (the last handler there is; it keeps the traceback)
         if interrupts:
             return _report_interrupt()
-        from rlx.launch.failures import as_fault  # only where something is wrong
+        from rlx.launch.failures import convert_to_rlx_error  # only where something is wrong
 
-        told = as_fault(error)
+        told = convert_to_rlx_error(error)
         code = _report_bug(error, as_json) if told is None else _report_fault(told, as_json)
         _flush_or_abandon()
         return code
 
 
 @contextmanager
-def _noticed_interrupts() -> Iterator[list[int]]:
+def _collect_interrupts() -> Iterator[list[int]]:
     """Interrupts that came: compiled code, as pydantic's, may turn one into another error."""
     came: list[int] = []
 

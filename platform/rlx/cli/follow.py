@@ -7,7 +7,7 @@ from contextlib import suppress
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rlx.cli.registry import end_orphaned_run, exit_code, folder_of, open_registry
+from rlx.cli.registry import end_orphaned_run, get_run_exit_code, locate_run_folder, open_registry
 from rlx.cli.summary import show_run_summary
 from rlx.launch.processes import is_abandoned, is_supervisor
 from rlx.launch.slurm import reconcile_slurm_run
@@ -49,8 +49,8 @@ def follow_run(run_id: str, url: str, *, quiet: bool = False) -> int:
             if not quiet:
                 show_run_summary(registry, run, Console(highlight=False))
             return 0
-        code = exit_code(registry, run)
-    where = os.path.relpath(folder_of(run).log)
+        code = get_run_exit_code(registry, run)
+    where = os.path.relpath(locate_run_folder(run).log)
     reason = escape_unprintable(run.reason or "no reason is recorded")
     console = Console(stderr=True, highlight=False)
     console.print(f"✗ {run.id} {run.effective_status}: {reason}\n  log  {where}", markup=False)
@@ -58,16 +58,16 @@ def follow_run(run_id: str, url: str, *, quiet: bool = False) -> int:
 
 
 def _watch_run(run_id: str, url: str, console: Console) -> RunRecord:
-    show = _Bars(console) if console.is_terminal else _Lines(console)
+    show = _ProgressBars(console) if console.is_terminal else _ProgressLines(console)
     asked = time.monotonic()
     with open_registry(url) as registry, show:
         while True:
             run = registry.run(run_id)
             if time.monotonic() - asked > ASK_EVERY:
                 run, asked = reconcile_slurm_run(registry, run), time.monotonic()
-            stage = read_progress(folder_of(run).progress)
+            stage = read_progress(locate_run_folder(run).progress)
             if stage is not None:
-                show.stage(stage)
+                show.show_stage(stage)
             if run.effective_status in ENDED:
                 return run
             if not is_abandoned(run):
@@ -92,7 +92,7 @@ def _await_supervisor(run: RunRecord) -> None:
         time.sleep(EVERY)
 
 
-class _Bars:
+class _ProgressBars:
     """One bar per stage."""
 
     def __init__(self, console: Console) -> None:
@@ -106,14 +106,14 @@ class _Bars:
         )
         self._tasks: dict[str, object] = {}
 
-    def __enter__(self) -> "_Bars":
+    def __enter__(self) -> "_ProgressBars":
         self._bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def stage(self, stage: Stage) -> None:
+    def show_stage(self, stage: Stage) -> None:
         """Moves the stage's bar; earlier stages count as done."""
         if stage.stage not in self._tasks:
             for task in self._bars.tasks:
@@ -125,20 +125,20 @@ class _Bars:
         self._bars.update(task_id, completed=stage.done, note=escape_unprintable(stage.note))  # type: ignore[arg-type]
 
 
-class _Lines:
+class _ProgressLines:
     """A line now and then, for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last = ("", 0.0)
 
-    def __enter__(self) -> "_Lines":
+    def __enter__(self) -> "_ProgressLines":
         return self
 
     def __exit__(self, *_: object) -> None:
         return None
 
-    def stage(self, stage: Stage) -> None:
+    def show_stage(self, stage: Stage) -> None:
         """Prints where a new stage begins, ends, or a while has passed."""
         now = time.monotonic()
         name, at = self._last

@@ -10,7 +10,13 @@ from typing import Any
 
 import click
 
-from rlx.cli.registry import folder_of, list_group_runs, open_registry, registry_option, run_json
+from rlx.cli.registry import (
+    list_group_runs,
+    locate_run_folder,
+    open_registry,
+    registry_option,
+    run_json,
+)
 from rlx.cli.text import format_columns
 from rlx.errors import SpecError
 from rlx.launch.slurm import reconcile_slurm_run
@@ -111,7 +117,7 @@ def status(run: str, as_json: bool, url: str) -> None:
         events = registry.events(found.id)
     from rlx.run.progress import read_progress
 
-    stage = read_progress(folder_of(found).progress)
+    stage = read_progress(locate_run_folder(found).progress)
     lines = [
         f"{found.id}  {found.name}  seed {found.seed}  spec {found.digest}",
         f"status   {described['status']}{f': {found.reason}' if found.reason else ''}",
@@ -123,7 +129,7 @@ def status(run: str, as_json: bool, url: str) -> None:
             f"doing    {stage.stage} {stage.done}/{stage.total}  {stage.doing}  {stage.note}"
         )
     lines += [f"event    {e.kind}: {e.message}" for e in events[-3:]]
-    lines.append(f"log      {os.path.relpath(folder_of(found).log)}")
+    lines.append(f"log      {os.path.relpath(locate_run_folder(found).log)}")
     click.echo("\n".join(escape_unprintable(line) for line in lines))
     return None
 
@@ -147,7 +153,7 @@ def logs(run: str, follow: bool, lines: int, as_json: bool, url: str) -> None:
                     for e in registry.events(found.id)
                 ]
             )
-        log = folder_of(found).log
+        log = locate_run_folder(found).log
         shown = 0
         if log.exists():
             text = log.read_text(errors="replace")
@@ -246,7 +252,7 @@ def _load_rollout_step(
         found = registry.run(run)
         steps = registry.rollout_steps(found.id)
         if not steps:
-            raise SpecError(f"{found.id} has recorded no rollouts{_why_none(found)}")
+            raise SpecError(f"{found.id} has recorded no rollouts{_format_absence_suffix(found)}")
         at = steps[-1] if step is None else step
         if at not in steps:
             raise SpecError(
@@ -268,7 +274,7 @@ def _write_rollout_rows(
         raise SpecError(f"--export {escape_unprintable(str(file))} is a folder; name a file in it")
     if not file.parent.is_dir():
         raise SpecError(f"--export: there is no folder {escape_unprintable(str(file.parent))}")
-    stored = read_step(read_body(folder_of(run).root / body.path, body.sha256))
+    stored = read_step(read_body(locate_run_folder(run).root / body.path, body.sha256))
     about = {"run": run.id, "step": step, "phase": body.statistics["phase"]}
     lines = json_lines(stored, rows, about)
     if str(file) == "-":
@@ -295,15 +301,15 @@ def _show_credit_rows(
     from rich.console import Console
 
     from rlx.plan.report import convert_to_json, select_example_rows
-    from rlx.plan.stored import spec_of, speech_of_run, stored_accounts
+    from rlx.plan.stored import load_phase_spec, load_run_speech, stored_accounts
     from rlx.plan.text import show_rows
     from rlx.record.rollout_reader import read_step
 
     if missing := sorted(set(numbers) - there):
         raise SpecError(f"--row {missing[0]}: step {step} of {run.id} has no such row here")
-    folder, phase = folder_of(run), str(body.statistics["phase"])
-    spec = spec_of(run.spec, phase)
-    speech = speech_of_run(spec.model, folder.model)
+    folder, phase = locate_run_folder(run), str(body.statistics["phase"])
+    spec = load_phase_spec(run.spec, phase)
+    speech = load_run_speech(spec.model, folder.model)
     stored = read_step(read_body(folder.root / body.path, body.sha256))
     accounts = stored_accounts(stored.trees, stored.rewards, stored.rows, spec.credit, speech)
     shown = numbers or select_example_rows(
@@ -321,7 +327,7 @@ def _show_credit_rows(
     return show_rows(accounts, shown, Console(highlight=False))
 
 
-def _why_none(run: RunRecord) -> str:
+def _format_absence_suffix(run: RunRecord) -> str:
     if run.spec.get("tracking", {}).get("rollouts") == "none":
         return ": its spec says `tracking.rollouts: none`"
     return "" if run.effective_status in ENDED else " yet"

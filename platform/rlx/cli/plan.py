@@ -53,9 +53,9 @@ def plan(
     read, plugins = check_file(spec, overrides)
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # before anything imports the hub
         os.environ.setdefault(name, "1")
-    from rlx.plan.report import make_plan
+    from rlx.plan.report import build_plan
 
-    report = make_plan(spec, read, plugins)
+    report = build_plan(spec, read, plugins)
     shown = [_select_plan_rows(phase, numbers, every is not None) for phase in report.phases]
     if html is not None:
         _write_plan_page(report, shown, html)

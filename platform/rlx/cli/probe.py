@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx.cli.registry import folder_of, open_registry, registry_option
-from rlx.cli.trained_model import model_target, run_target, tell_mlflow
+from rlx.cli.registry import locate_run_folder, open_registry, registry_option
+from rlx.cli.trained_model import model_target, run_target, update_mlflow_mirror
 from rlx.discovery import check_read_spec
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.launch.submission import child_environment
@@ -20,11 +20,11 @@ from rlx.run.progress import Progress
 from rlx.spec import ExperimentSpec, ProbeSpec
 from rlx.spec.reading.diagnostics import escape_unprintable
 from rlx.spec.reading.reader import apply_overrides, validate_document
-from rlx.spec.reading.yaml_source import Document
+from rlx.spec.reading.yaml_source import YamlDocument
 from rlx_registry import RunRecord
 
 if TYPE_CHECKING:
-    from rlx.probe import Probed
+    from rlx.probe.engine import ProbeResult
     from rlx.probe.records import RecordedProbe
 
 __all__ = ["probe"]
@@ -154,7 +154,7 @@ def _build_model_target(
 
 
 def _build_probe_spec(
-    document: Document, overrides: Sequence[str], cut: str | None
+    document: YamlDocument, overrides: Sequence[str], cut: str | None
 ) -> ExperimentSpec:
     """The experiment, probed as asked: its own settings, or defaults, and above them what is given.
 
@@ -176,7 +176,7 @@ def _build_probe_spec(
 # Probing ---------------------------------------------------------------------------------------
 
 
-def _run_target_probe(target: _Target) -> "tuple[Probed, list[RecordedProbe]]":
+def _run_target_probe(target: _Target) -> "tuple[ProbeResult, list[RecordedProbe]]":
     """What the probe finds.
 
     Raises:
@@ -184,7 +184,7 @@ def _run_target_probe(target: _Target) -> "tuple[Probed, list[RecordedProbe]]":
     """
     os.environ.update(child_environment())  # before anything imports transformers
     from rlx.audit.exported_model import probe_exported
-    from rlx.probe.records import digest_of
+    from rlx.probe.records import compute_settings_digest
     from rlx.run.probes import build_probe_records
 
     spec = target.spec
@@ -204,7 +204,7 @@ def _run_target_probe(target: _Target) -> "tuple[Probed, list[RecordedProbe]]":
     return found, [
         one
         if one.settings == own.get(one.scheme)
-        else _rename_probe_suite(one, digest_of(one.settings))
+        else _rename_probe_suite(one, compute_settings_digest(one.settings))
         for one in told
     ]
 
@@ -257,7 +257,7 @@ def _open_probe_bar() -> "Iterator[Any]":
 
 def _record_new_probes(
     target: _Target,
-    found: "Probed",
+    found: "ProbeResult",
     told: "Sequence[RecordedProbe]",
     url: str,
     *,
@@ -265,14 +265,14 @@ def _record_new_probes(
 ) -> list[str]:
     """Adds to the run's records what it has not yet, and says so; returns the suites added."""
     from rlx.audit.report import draw_probes
-    from rlx.probe.records import digest_of
+    from rlx.probe.records import compute_settings_digest
     from rlx.record.recorder import Recorder
     from rlx.run.probes import record_probe_results
 
     run = target.run
     if run is None:
         return []
-    folder, step = folder_of(run), told[0].step
+    folder, step = locate_run_folder(run), told[0].step
     with open_registry(url, read_only=False) as registry:
         there = {e.suite for e in registry.evaluations(run.id, "probe/") if e.step == step}
         new = [one for one in told if again or f"probe/{one.suite}" not in there]
@@ -283,19 +283,19 @@ def _record_new_probes(
         if not new:
             return []
         # A file of its own: what was recorded before keeps its samples.
-        marks = digest_of({one.suite: one.settings for one in told})
+        marks = compute_settings_digest({one.suite: one.settings for one in told})
         path = folder.probe(step)
         path = path.with_name(f"{path.stem}_{marks}{path.suffix}")
         record_probe_results(
             Recorder(registry, run.id, keep_bodies=True), new, found, "after", path
         )
         draw_probes(registry, run.id, folder)
-        tell_mlflow(registry, run)
+        update_mlflow_mirror(registry, run)
     click.echo(f"recorded as a probe of {run.id} after step {step}", err=True)
     return [one.suite for one in new]
 
 
-def _write_probe_samples(found: "Probed", path: Path) -> None:
+def _write_probe_samples(found: "ProbeResult", path: Path) -> None:
     from rlx.record.probes import probe_table
     from rlx_registry import write_body
 
@@ -309,13 +309,13 @@ def _write_probe_samples(found: "Probed", path: Path) -> None:
 
 def _draw_probe_pictures(told: "Sequence[RecordedProbe]", path: Path) -> None:
     """The curves, and beside them stated against sampled confidence where there is some."""
-    from rlx.probe.pictures import probe_curves, verbal_against_sampled
+    from rlx.probe.pictures import draw_probe_curves, draw_verbal_against_sampled
 
     try:
-        probe_curves(told, path)
+        draw_probe_curves(told, path)
         if any(one.verbal for one in told):
             stem = path.with_suffix("") if path.suffix in (".png", ".svg") else path
-            verbal_against_sampled(told, stem.with_name(f"{stem.name}-verbal_conf"))
+            draw_verbal_against_sampled(told, stem.with_name(f"{stem.name}-verbal_conf"))
     except OSError as error:
         raise EnvironmentFault(
             f"cannot write {escape_unprintable(str(path))}: {error.strerror or error}"
@@ -326,13 +326,13 @@ def _show_probe_results(told: "Sequence[RecordedProbe]") -> None:
     from rich.console import Console
 
     from rlx.cli.probe_tables import show_probes
-    from rlx.probe.pictures import terminal_curve
+    from rlx.probe.pictures import render_probe_curve
 
     console = Console(highlight=False)
     show_probes(told, console)
     for one in told:
         console.print(f"\n{one.suite}", style="bold", markup=False)
-        console.print(terminal_curve(one.figures, width=min(80, console.width)))
+        console.print(render_probe_curve(one.figures, width=min(80, console.width)))
     sys.stdout.flush()
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from rlx.probe.pictures import agreement_line
 from rlx.probe.records import RecordedProbe
-from rlx.probe.statistics import GRID, Band
+from rlx.probe.statistics import GRID, MeanInterval
 from rlx.probe.verbal import compute_agreement
 from rlx.spec.reading.diagnostics import escape_unprintable
 
@@ -75,7 +75,7 @@ def _build_probe_steps_table(steps: Sequence[RecordedProbe]) -> Table:
     return table
 
 
-def _format_band_cell(band: Band) -> str:
+def _format_band_cell(band: MeanInterval) -> str:
     """A mean, and its interval below."""
     if math.isnan(band.mean):
         return "–"

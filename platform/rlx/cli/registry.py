@@ -13,8 +13,8 @@ import rlx.errors
 import rlx_registry
 from rlx.cli.options import registry_option
 from rlx.home import RunFolder, format_path, tracking_url
-from rlx.launch.failures import as_fault
-from rlx.launch.processes import live_ranks
+from rlx.launch.failures import convert_to_rlx_error
+from rlx.launch.processes import list_live_ranks
 from rlx.spec.reading.diagnostics import did_you_mean, escape_unprintable
 from rlx_registry import ENDED, Registry, RunRecord, Status
 
@@ -22,9 +22,9 @@ __all__ = [
     "KILLED",
     "RUN_LIKE",
     "end_orphaned_run",
-    "exit_code",
-    "folder_of",
+    "get_run_exit_code",
     "list_group_runs",
+    "locate_run_folder",
     "open_registry",
     "registry_option",
     "run_json",
@@ -51,7 +51,7 @@ def open_registry(url: str, *, read_only: bool = True) -> Iterator[Registry]:
         ) as registry:
             yield registry
     except rlx_registry.RegistryDatabaseError as error:
-        raise as_fault(error) or error from error
+        raise convert_to_rlx_error(error) or error from error
 
 
 def _prepare_registry_file(url: str, read_only: bool) -> str:
@@ -74,7 +74,7 @@ def _prepare_registry_file(url: str, read_only: bool) -> str:
     return url
 
 
-def folder_of(run: RunRecord) -> RunFolder:
+def locate_run_folder(run: RunRecord) -> RunFolder:
     """The run's own folder.
 
     Raises:
@@ -110,8 +110,8 @@ def end_orphaned_run(registry: Registry, run: RunRecord, status: Status, reason:
         return False
     if run.directory is None:
         return True
-    folder = folder_of(run)
-    for pid in live_ranks(folder.root):
+    folder = locate_run_folder(run)
+    for pid in list_live_ranks(folder.root):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
     if registry.run(run.id).status in ENDED:  # nobody has taken it up meanwhile
@@ -119,7 +119,7 @@ def end_orphaned_run(registry: Registry, run: RunRecord, status: Status, reason:
     return True
 
 
-def exit_code(registry: Registry, run: RunRecord) -> int | None:
+def get_run_exit_code(registry: Registry, run: RunRecord) -> int | None:
     """What following the run to its end returns; None while it has not ended."""
     if run.status == "finished":
         return 0
@@ -147,12 +147,12 @@ def run_json(registry: Registry, run: RunRecord) -> dict[str, Any]:
         "name": run.name,
         "status": run.effective_status,
         "reason": run.reason,
-        "exit_code": exit_code(registry, run),
+        "exit_code": get_run_exit_code(registry, run),
         "step": run.step,
         "steps": run.steps_total,
         "phase": run.phase,
         "seed": run.seed,
-        "groups": registry.groups_of(run.id),
+        "groups": registry.list_run_groups(run.id),
         "spec_digest": run.digest,
         "attempt": run.attempt,
         "created": run.created,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx.cli.registry import folder_of, open_registry, registry_option
+from rlx.cli.registry import locate_run_folder, open_registry, registry_option
 from rlx.discovery import check_read_spec
 from rlx.errors import SpecError
 from rlx.spec import ExperimentSpec
@@ -19,7 +19,7 @@ from rlx.spec.reading.yaml_source import parse_yaml_document
 from rlx_registry import RunRecord
 
 if TYPE_CHECKING:
-    from rlx.audit.rescoring import Rescored, Summary
+    from rlx.audit.rescoring import RescoredStep, RescoringSummary
 
 __all__ = ["rescore"]
 
@@ -61,18 +61,18 @@ def rescore(
     the rules of --spec FILE (rewards, mask, estimator, credit, loss), it shows what would have been
     otherwise: by reward, by stream of tokens, and token by token.
     """
-    from rlx.audit.rescoring import Summary
+    from rlx.audit.rescoring import RescoringSummary
     from rlx.audit.rescoring import rescore_steps as rescored
 
     with open_registry(url) as registry:
         found = registry.run(run)
         spec, own = _build_rescore_spec(found, file, overrides)
         steps = _select_rescore_steps(found, registry.rollout_steps(found.id), asked)
-        summary, most = Summary(found.id), _Most(rows)
+        summary, most = RescoringSummary(found.id), _MostChangedRows(rows)
         with _open_rescore_bar(len(steps)) as show:
             for one in rescored(registry, found, spec, steps, own=own, show=show):
                 summary.add(one)
-                most.look(one)
+                most.keep_largest(one)
     if as_json:
         click.echo(json.dumps(_build_rescore_json(summary, most), indent=2))
     else:
@@ -114,7 +114,7 @@ def _select_rescore_steps(run: RunRecord, there: Sequence[int], asked: Sequence[
     return sorted(set(asked)) or list(there)
 
 
-class _Most:
+class _MostChangedRows:
     """The rows whose tokens would have changed most.
 
     Args:
@@ -123,9 +123,9 @@ class _Most:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self.rows: list[tuple[float, int, Rescored]] = []
+        self.rows: list[tuple[float, int, RescoredStep]] = []
 
-    def look(self, found: "Rescored") -> None:
+    def keep_largest(self, found: "RescoredStep") -> None:
         """Keeps what is among the largest changes so far."""
         old, new = found.stored.rows.tokens["advantages"], found.rows.tokens["advantages"]
         if not self._count or old is None or new is None or not len(new):
@@ -164,13 +164,13 @@ def _open_rescore_bar(total: int) -> "Iterator[Any]":
 # What is shown ---------------------------------------------------------------------------------
 
 
-def _build_rescore_json(summary: "Summary", most: _Most) -> dict[str, Any]:
+def _build_rescore_json(summary: "RescoringSummary", most: _MostChangedRows) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
         "run": summary.run,
         "steps": summary.steps,
-        "same": summary.same,
+        "same": summary.is_identical,
         "rows_left_out": summary.left,
         "changes": [asdict(change) for change in summary.changes.values()],
         "rows": [
@@ -184,7 +184,7 @@ def _build_rescore_json(summary: "Summary", most: _Most) -> dict[str, Any]:
     }
 
 
-def _list_token_changes(found: "Rescored", row: int) -> list[dict[str, Any]]:
+def _list_token_changes(found: "RescoredStep", row: int) -> list[dict[str, Any]]:
     """The row's own tokens: what each got, and would have got."""
     stored, number = found.stored, int(found.kept[row])
     tree, segment, *_ = stored.rows.places[number]
@@ -200,7 +200,9 @@ def _list_token_changes(found: "Rescored", row: int) -> list[dict[str, Any]]:
     return lines
 
 
-def _show_rescore_summary(run: RunRecord, summary: "Summary", most: _Most) -> None:
+def _show_rescore_summary(
+    run: RunRecord, summary: "RescoringSummary", most: _MostChangedRows
+) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -210,7 +212,7 @@ def _show_rescore_summary(run: RunRecord, summary: "Summary", most: _Most) -> No
     scores = sum(c.n for c in summary.changes.values() if c.unit == "scores")
     tokens = max((c.n for c in summary.changes.values() if c.unit == "tokens"), default=0)
     of = f"{scores} rewards and {tokens} tokens of {steps} step{'s' * (steps != 1)}"
-    if summary.same:
+    if summary.is_identical:
         console.print(f"{run.id}: {of} come out as they were stored, to the bit", markup=False)
         return
     console.print(f"{run.id}: {of}, computed anew", style="bold", markup=False)
@@ -241,18 +243,18 @@ def _show_rescore_summary(run: RunRecord, summary: "Summary", most: _Most) -> No
     if summary.left:
         console.print(f"{summary.left} trained rows would have been left out", markup=False)
     for _, row, found in most.rows:
-        _tell_row(run, found, row, console)
+        _show_rescored_row(run, found, row, console)
     sys.stdout.flush()
 
 
-def _tell_row(run: RunRecord, found: "Rescored", row: int, console: Any) -> None:
+def _show_rescored_row(run: RunRecord, found: "RescoredStep", row: int, console: Any) -> None:
     """One row: its tokens with what they got, and what they would have got."""
     from rich import box
     from rich.table import Table
 
-    from rlx.plan.stored import speech_of_run
+    from rlx.plan.stored import load_run_speech
 
-    speech = speech_of_run(found.parts.spec.model, folder_of(run).model)
+    speech = load_run_speech(found.parts.spec.model, locate_run_folder(run).model)
     kind = found.stored.rows.places[int(found.kept[row])][3]
     table = Table(
         title=f"step {found.step}, row {int(found.kept[row])} ({escape_unprintable(kind)})",

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from rlx.plugin import Sample
 from rlx.rollout import find_spans
 
-__all__ = ["Line", "judged_together", "read_lines"]
+__all__ = ["ResponseLine", "group_neighboring_lines", "read_lines"]
 
 MAX_SPANS = 64
 """Kinds of tags that are looked for in one response; it may hold a hundred thousand."""
@@ -23,7 +23,7 @@ Name = str | int
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ResponseLine:
     """One line of the input.
 
     Attributes:
@@ -40,12 +40,12 @@ class Line:
     sample: Sample | None = None
     fault: str | None = None
 
-    def mark_unscorable(self, fault: str) -> "Line":
+    def mark_unscorable(self, fault: str) -> "ResponseLine":
         """Returns the same line as one that cannot be scored."""
         return replace(self, sample=None, fault=fault)
 
 
-class _Given(BaseModel):
+class _ResponseFields(BaseModel):
     """What rlx itself reads of a line: the names and meanings are those of `Sample`."""
 
     model_config = ConfigDict(strict=True, frozen=True)
@@ -70,7 +70,7 @@ class _Given(BaseModel):
 
 def read_lines(
     stream: Iterable[bytes], field: str = "response", *, reads_parent: bool = False
-) -> Iterator[Line]:
+) -> Iterator[ResponseLine]:
     """Reads JSON Lines; empty lines are passed over.
 
     Args:
@@ -85,32 +85,34 @@ def read_lines(
         try:
             record = json.loads(text)
         except (ValueError, RecursionError) as error:
-            yield Line(number, fault=f"not JSON: {_shorten_error_text(error)}")
+            yield ResponseLine(number, fault=f"not JSON: {_shorten_error_text(error)}")
             continue
         if isinstance(record, dict):
             yield _parse_line_record(number, record, field, reads_parent)
         else:
-            yield Line(number, fault="not a JSON object")
+            yield ResponseLine(number, fault="not a JSON object")
 
 
-def _parse_line_record(number: int, record: dict[str, Any], field: str, reads_parent: bool) -> Line:
+def _parse_line_record(
+    number: int, record: dict[str, Any], field: str, reads_parent: bool
+) -> ResponseLine:
     given = {key: value for key, value in record.items() if key != "response"}
     if field in record:
         given["response"] = record[field]
     try:
-        said = _Given.model_validate(given)
+        said = _ResponseFields.model_validate(given)
     except ValidationError as error:
         name = record.get("id")
         known = name if isinstance(name, str | int) else None
-        return Line(number, known, fault=_describe_line_fault(error, given, field))
+        return ResponseLine(number, known, fault=_describe_line_fault(error, given, field))
     if reads_parent and said.of is None:
         fault = "`of` is missing: this reward reads the value of another one"
-        return Line(number, said.id, said.group, fault=fault)
+        return ResponseLine(number, said.id, said.group, fault=fault)
     own = {key: value for key, value in record.items() if key != field}
-    return Line(number, said.id, said.group, _build_line_sample(said, own, number))
+    return ResponseLine(number, said.id, said.group, _build_line_sample(said, own, number))
 
 
-def _build_line_sample(said: _Given, own: Mapping[str, Any], number: int) -> Sample:
+def _build_line_sample(said: _ResponseFields, own: Mapping[str, Any], number: int) -> Sample:
     spans = said.spans
     return Sample(
         id=str(number if said.id is None else said.id),
@@ -148,7 +150,7 @@ def _describe_line_fault(error: ValidationError, given: Mapping[str, Any], field
 
     if field not in given and "response" not in given:
         return f"`{field}` is missing"
-    fault, *_ = explain_validation_error(error, _Given, given)
+    fault, *_ = explain_validation_error(error, _ResponseFields, given)
     if fault.path[:1] == ("response",):
         return fault.message.replace("response", field, 1)
     return f"{fault.message}; fields of the task with such a name go under `problem`"
@@ -158,12 +160,12 @@ def _shorten_error_text(error: Exception) -> str:
     return str(error).splitlines()[0][:200]
 
 
-def judged_together(lines: Iterable[Line]) -> Iterator[list[Line]]:
+def group_neighboring_lines(lines: Iterable[ResponseLine]) -> Iterator[list[ResponseLine]]:
     """Puts neighbours with the same `group` together; what cannot be scored stays in its place.
 
     A group that goes on after another one is not scored: its verdicts would be about a part of it.
     """
-    unit: list[Line] = []
+    unit: list[ResponseLine] = []
     current: Name | None = None
     ended: set[Name] = set()
     for line in lines:

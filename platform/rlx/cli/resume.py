@@ -2,14 +2,14 @@
 
 import click
 
-from rlx.cli.registry import folder_of, open_registry, registry_option
+from rlx.cli.registry import locate_run_folder, open_registry, registry_option
 from rlx.discovery import check_file
 from rlx.errors import RlxError, SpecError
 from rlx.home import tracking_url
 from rlx.launch.preflight import run_preflight_checks
 from rlx.launch.processes import is_abandoned
 from rlx.launch.slurm import reconcile_slurm_run
-from rlx.launch.takeover import go_on
+from rlx.launch.takeover import continue_run
 from rlx.spec import ExperimentSpec
 from rlx_registry import RunRecord
 
@@ -43,7 +43,7 @@ def resume(run: str, url: str, overrides: tuple[str, ...], detach: bool, quiet: 
         raise SpecError(_describe_resume_refusal(found))
     spec = _build_resumed_spec(found, overrides)
     with open_registry(url, read_only=False) as registry:
-        if not go_on(registry, found, url, spec):
+        if not continue_run(registry, found, url, spec):
             raise RlxError(f"{found.id} has changed just now: try again")
     click.echo(found.id if quiet else f"✓ {found.id} goes on")
     if detach:
@@ -68,7 +68,7 @@ def _build_resumed_spec(run: RunRecord, overrides: tuple[str, ...]) -> Experimen
     """
     if not overrides:
         return None
-    read, plugins = check_file(folder_of(run).resolved_spec, overrides)
+    read, plugins = check_file(locate_run_folder(run).resolved_spec, overrides)
     if (read.spec.digest, read.spec.seed) != (run.digest, run.seed):
         raise SpecError(
             f"{run.id} would be another experiment: only `runner` and `tracking` can change; "

@@ -17,11 +17,11 @@ from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 import click
 
-from rlx.cli.response_lines import Line, judged_together, read_lines
+from rlx.cli.response_lines import ResponseLine, group_neighboring_lines, read_lines
 from rlx.discovery import build_plugin
 from rlx.errors import EnvironmentFault, PluginError, SpecError
 from rlx.plugin import Plugin, RewardPlugin, Score
-from rlx.reward import Job, RewardPool
+from rlx.reward import RewardJob, RewardPool
 from rlx.spec import PluginUse
 from rlx.spec.reading.diagnostics import InvalidSpec, build_refusal, escape_unprintable
 from rlx.spec.reading.locations import locate_diagnostic
@@ -39,14 +39,14 @@ _CHARACTERS = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Scored:
+class _ScoredLine:
     """What came of one line.
 
     Attributes:
         reason: the reward's own words for a score, or why there is none.
     """
 
-    line: Line
+    line: ResponseLine
     verdict: Score | None
     reason: str | None
 
@@ -54,7 +54,7 @@ class _Scored:
     def status(self) -> Literal["scored", "absent"]:
         return "absent" if self.verdict is None else "scored"
 
-    def plain(self) -> dict[str, Any]:
+    def to_plain_dict(self) -> dict[str, Any]:
         named = {} if self.line.id is None else {"id": self.line.id}
         return {
             "line": self.line.number,
@@ -72,7 +72,7 @@ class _Count:
     absent: int = 0
     total: float = 0.0
 
-    def add(self, batch: Iterable[_Scored]) -> None:
+    def add(self, batch: Iterable[_ScoredLine]) -> None:
         for each in batch:
             if each.verdict is None:
                 self.absent += 1
@@ -84,7 +84,7 @@ class _Count:
     def lines(self) -> int:
         return self.scored + self.absent
 
-    def sentence(self, seconds: float) -> str:
+    def describe_counts(self, seconds: float) -> str:
         mean = f"mean score {self.total / self.scored:.4g}; " if self.scored else ""
         rate = self.lines / seconds if seconds > 0 else 0.0
         return f"{self.scored} scored, {self.absent} absent; {mean}{rate:.0f} lines per second"
@@ -152,7 +152,7 @@ def score(
             bar.show(count.lines)
         seconds = time.monotonic() - began
     sys.stdout.flush()
-    click.echo(count.sentence(seconds), err=True)
+    click.echo(count.describe_counts(seconds), err=True)
     return 1 if count.absent else 0
 
 
@@ -193,11 +193,13 @@ def _check_reward_plugin(name: str, plugin: Plugin) -> None:
         raise PluginError(f"reward plugin {name!r}: {escape_unprintable(what)}") from error
 
 
-def _group_line_batches(plugin: RewardPlugin, lines: Iterable[Line]) -> Iterator[list[list[Line]]]:
+def _group_line_batches(
+    plugin: RewardPlugin, lines: Iterable[ResponseLine]
+) -> Iterator[list[list[ResponseLine]]]:
     """Lists of lines that are judged together, so many at a time as fit well into memory."""
     together = plugin.scope != "sample"
-    units = judged_together(lines) if together else ([line] for line in lines)
-    batch: list[list[Line]] = []
+    units = group_neighboring_lines(lines) if together else ([line] for line in lines)
+    batch: list[list[ResponseLine]] = []
     number = characters = 0
     try:
         for unit in units:
@@ -215,22 +217,24 @@ def _group_line_batches(plugin: RewardPlugin, lines: Iterable[Line]) -> Iterator
 
 
 def _score_line_batch(
-    plugin: RewardPlugin, batch: Sequence[Sequence[Line]], pool: RewardPool, deadline: float
-) -> Iterator[_Scored]:
+    plugin: RewardPlugin, batch: Sequence[Sequence[ResponseLine]], pool: RewardPool, deadline: float
+) -> Iterator[_ScoredLine]:
     """One verdict per line, in order."""
     samples = [tuple(line.sample for line in unit if line.sample) for unit in batch]
-    outcomes = iter(pool.score([Job(plugin, each, deadline) for each in samples if each]))
+    outcomes = iter(pool.score([RewardJob(plugin, each, deadline) for each in samples if each]))
     for unit, judged in zip(batch, samples, strict=True):
         outcome = next(outcomes) if judged else None
         verdicts = iter(outcome.verdicts if outcome else ())
         for line in unit:
             if line.sample is None or outcome is None:
-                yield _Scored(line, None, line.fault)
+                yield _ScoredLine(line, None, line.fault)
             elif outcome.fault is not None:
-                yield _Scored(line, None, outcome.fault)
+                yield _ScoredLine(line, None, outcome.fault)
             else:
                 verdict = next(verdicts)
-                yield _Scored(line, verdict, verdict.reason if verdict else "the reward abstains")
+                yield _ScoredLine(
+                    line, verdict, verdict.reason if verdict else "the reward abstains"
+                )
 
 
 # The file --------------------------------------------------------------------------------------
@@ -264,11 +268,11 @@ def _describe_read_error(file: str, error: Exception) -> str:
 # What is shown ---------------------------------------------------------------------------------
 
 
-def _print_json(batch: Iterable[_Scored]) -> None:
-    click.echo("\n".join(json.dumps(each.plain(), allow_nan=False) for each in batch))
+def _print_json(batch: Iterable[_ScoredLine]) -> None:
+    click.echo("\n".join(json.dumps(each.to_plain_dict(), allow_nan=False) for each in batch))
 
 
-def _print_rows(batch: Iterable[_Scored]) -> None:
+def _print_rows(batch: Iterable[_ScoredLine]) -> None:
     rows = []
     for each in batch:
         number = "absent" if each.verdict is None else f"{each.verdict.value:g}"

@@ -11,18 +11,24 @@ from types import FrameType
 
 import click
 
-from rlx.cli.registry import KILLED, end_orphaned_run, folder_of, open_registry, registry_option
+from rlx.cli.registry import (
+    KILLED,
+    end_orphaned_run,
+    locate_run_folder,
+    open_registry,
+    registry_option,
+)
 from rlx.cli.text import print_warnings
 from rlx.discovery import check_file
 from rlx.errors import RlxError, SpecError
 from rlx.launch.preflight import run_preflight_checks
 from rlx.launch.processes import is_abandoned, on_slurm, this_machine
-from rlx.launch.slurm import cancel_slurm_job, job_of, reconcile_slurm_run
+from rlx.launch.slurm import cancel_slurm_job, read_job_id, reconcile_slurm_run
 from rlx.launch.submission import registry_url
 from rlx.launch.submission import submit_run as record
 from rlx.launch.takeover import launch_run
-from rlx.spec.launcher import Slurm
-from rlx.spec.reading.reader import ReadSpec
+from rlx.spec.launcher import SlurmLauncherSpec
+from rlx.spec.reading.reader import LoadedSpec
 from rlx_registry import ENDED, Registry, RunRecord
 
 __all__ = ["stop", "submit"]
@@ -97,7 +103,7 @@ def _submit_one(
 ) -> int:
     read, plugins = check_file(spec, overrides)
     url = registry_url(read)
-    job = isinstance(read.spec.runner.launcher, Slurm)
+    job = isinstance(read.spec.runner.launcher, SlurmLauncherSpec)
     waits = queue or job
     print_warnings(plugins.warnings + run_preflight_checks(read, plugins, elsewhere=waits))
     run, created = None, False
@@ -111,9 +117,9 @@ def _submit_one(
         if quiet:
             click.echo(run.id)
         elif created:
-            _say_started(run, read)
+            _print_started_run(run, read)
         else:
-            _say_nothing_to_do(run, spec, overrides)
+            _print_nothing_to_do(run, spec, overrides)
         if detach or queue or not created:
             return 0
         from rlx.cli.follow import follow_run
@@ -155,7 +161,7 @@ def _delay_interrupts() -> Iterator[None]:
         signal.raise_signal(late)
 
 
-def _say_nothing_to_do(run: RunRecord, spec: Path, overrides: tuple[str, ...]) -> None:
+def _print_nothing_to_do(run: RunRecord, spec: Path, overrides: tuple[str, ...]) -> None:
     state = {
         "finished": "already finished",
         "running": "is running",
@@ -176,16 +182,16 @@ def _say_nothing_to_do(run: RunRecord, spec: Path, overrides: tuple[str, ...]) -
     )
 
 
-def _say_started(run: RunRecord, read: ReadSpec) -> None:
+def _print_started_run(run: RunRecord, read: LoadedSpec) -> None:
     rewards = ", ".join(
         f"{name}×{use.weight:g}" if not name.startswith("_") else name
         for name, use in (*read.spec.rewards.turn.items(), *read.spec.rewards.global_.items())
     )
-    where = os.path.relpath(folder_of(run).root)
+    where = os.path.relpath(locate_run_folder(run).root)
     look = f"rlx logs -f {run.id}   ·   rlx status {run.id}   ·   Ctrl-C detaches"
     if run.status == "queued" and not on_slurm(run):
         look = f"rlx worker, here or on a machine that shares this folder   ·   rlx stop {run.id}"
-    job = job_of(folder_of(run))
+    job = read_job_id(locate_run_folder(run))
     click.echo(
         f"✓ {run.name}  seed {run.seed}  spec {run.digest}  rewards: {rewards}\n"
         f"  run     {run.id}  ({run.steps_total} steps)\n"
@@ -217,14 +223,14 @@ def stop(run: str, url: str) -> None:
         if not end_orphaned_run(registry, found, "stopped", why):
             raise RlxError(f"{found.id} has begun just now: try again")
         if found.directory is not None:
-            cancel_slurm_job(folder_of(found))
+            cancel_slurm_job(locate_run_folder(found))
         click.echo(f"{found.id}: {why}; marked as stopped", file=sys.stderr)
 
 
 def _request_run_stop(registry: Registry, run: RunRecord) -> None:
     """Leaves a request for a run's supervisor; on this machine a signal brings it at once."""
     again = run.request is not None
-    registry.ask(run.id, "kill" if again else "stop")
+    registry.leave_request(run.id, "kill" if again else "stop")
     if run.host in (None, this_machine()) and run.pid is not None:
         with suppress(ProcessLookupError):
             os.kill(run.pid, signal.SIGTERM)

@@ -14,18 +14,18 @@ import click
 from rlx.cli.registry import RUN_LIKE, open_registry
 from rlx.cli.text import format_columns, print_warnings
 from rlx.cli.worker import run_queue
-from rlx.discovery import Plugins, check_file
+from rlx.discovery import ExperimentPlugins, check_file
 from rlx.errors import SpecError
 from rlx.launch.preflight import run_preflight_checks
 from rlx.launch.submission import registry_url
 from rlx.launch.submission import submit_run as record
-from rlx.spec.launcher import Slurm
+from rlx.spec.launcher import SlurmLauncherSpec
 from rlx.spec.reading.diagnostics import Diagnostic, InvalidSpec, build_refusal, escape_unprintable
-from rlx.spec.reading.reader import ReadSpec
+from rlx.spec.reading.reader import LoadedSpec
 from rlx.spec.reading.yaml_source import parse_yaml_document
 from rlx_registry import Registry, RunRecord
 
-__all__ = ["grid_of", "require_group_name", "seeds_of", "submit_many"]
+__all__ = ["parse_grid", "parse_seeds", "require_group_name", "submit_many"]
 
 GROUP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 GOES_ON = {"queued", "submitted", "running", "lost", "finished"}
@@ -43,11 +43,11 @@ class Member:
     """
 
     cell: dict[str, Any]
-    read: ReadSpec
-    plugins: Plugins
+    read: LoadedSpec
+    plugins: ExperimentPlugins
 
 
-def seeds_of(text: str) -> list[int]:
+def parse_seeds(text: str) -> list[int]:
     """Reads `0..4`, `0,3,7`, or a mixture.
 
     Raises:
@@ -64,7 +64,7 @@ def seeds_of(text: str) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def grid_of(texts: Sequence[str]) -> list[dict[str, Any]]:
+def parse_grid(texts: Sequence[str]) -> list[dict[str, Any]]:
     """Reads `path=a,b`, once per path: every combination, the last path changing fastest.
 
     Values go through the same reader as the experiment and `--set`; one that is said again counts
@@ -125,7 +125,7 @@ def submit_many(
         require_group_name(group)
     members = _build_group_members(spec, overrides, seeds, grid)
     url = registry_url(members[0].read)
-    if isinstance(members[0].read.spec.runner.launcher, Slurm):
+    if isinstance(members[0].read.spec.runner.launcher, SlurmLauncherSpec):
         raise SpecError("--seeds and --grid do not go with Slurm: submit its jobs one by one")
     told: dict[Diagnostic, None] = {}  # what members share is said once
     for member in members:
@@ -134,7 +134,7 @@ def submit_many(
     print_warnings(tuple(told))
     with open_registry(url, read_only=False) as registry:
         if group is not None:
-            _require_no_experiment(registry, members, group)
+            _require_unused_name(registry, members, group)
         name = group or _own_name(registry, members)
         runs = _record_group_runs(registry, members, name)
         click.echo(f"group {name}")
@@ -157,8 +157,8 @@ def _build_group_members(
 ) -> list[Member]:
     faults: list[Diagnostic] = []
     members: list[Member] = []
-    every = [{"seed": seed} for seed in seeds_of(seeds)] if seeds is not None else [{}]
-    cells = grid_of(grid)
+    every = [{"seed": seed} for seed in parse_seeds(seeds)] if seeds is not None else [{}]
+    cells = parse_grid(grid)
     if seeds is not None and "seed" in cells[0]:
         raise SpecError("--seeds and --grid seed=... are both of the seed: give one of them")
     _require_few(len(cells) * len(every))
@@ -190,7 +190,7 @@ def require_group_name(group: str) -> None:
         raise SpecError(f"--group {group}: that is how a run is named; choose another name")
 
 
-def _require_no_experiment(registry: Registry, members: Sequence[Member], group: str) -> None:
+def _require_unused_name(registry: Registry, members: Sequence[Member], group: str) -> None:
     """A name of `rlx compare` is a group's or an experiment's, never both."""
     if group == members[0].read.spec.name or registry.runs(name=group):
         raise SpecError(f"--group {group}: an experiment has that name; choose another one")

@@ -10,7 +10,7 @@ from rich.table import Table
 from rlx.spec.reading.diagnostics import escape_unprintable
 from rlx.spec.suite import SuiteSpec
 
-__all__ = ["ROWS", "figure_of", "interval_of", "show_suite"]
+__all__ = ["ROWS", "get_figure_interval", "get_suite_figure", "show_suite"]
 
 ROWS = (
     ("accuracy", "accuracy"),
@@ -44,7 +44,7 @@ ROWS = (
 """What is shown of a set, and where it stands among its figures."""
 
 
-def figure_of(figures: Mapping[str, Any], name: str) -> float | None:
+def get_suite_figure(figures: Mapping[str, Any], name: str) -> float | None:
     """A figure by its place, such as `accuracy_at.0.5`; None where there is none."""
     first, _, rest = name.partition(".")
     found = figures.get(first)
@@ -53,7 +53,7 @@ def figure_of(figures: Mapping[str, Any], name: str) -> float | None:
     return found
 
 
-def interval_of(figures: Mapping[str, Any], name: str) -> tuple[float, float] | None:
+def get_figure_interval(figures: Mapping[str, Any], name: str) -> tuple[float, float] | None:
     """Its 95 % interval over problems, where it has one."""
     found = (figures.get("intervals") or {}).get(name)
     return None if found is None else (found[0], found[1])
@@ -77,7 +77,7 @@ def show_suite(suite: SuiteSpec, figures: Mapping[str, Mapping[str, Any]]) -> No
     for label, name in (("problems", "problems"), ("answers", "n")):
         table.add_row(label, *(str(found[name]) for found in figures.values()))
     for label, place in ROWS:
-        if any(figure_of(found, place) is not None for found in figures.values()):
+        if any(get_suite_figure(found, place) is not None for found in figures.values()):
             table.add_row(label, *(_format_figure_cell(found, place) for found in figures.values()))
     console.print(table)
     scaled = {name: f["scaling"] for name, f in figures.items() if f["scaling"]}
@@ -86,7 +86,7 @@ def show_suite(suite: SuiteSpec, figures: Mapping[str, Mapping[str, Any]]) -> No
 
 
 def _format_figure_cell(figures: Mapping[str, Any], place: str) -> str:
-    value, interval = figure_of(figures, place), interval_of(figures, place)
+    value, interval = get_suite_figure(figures, place), get_figure_interval(figures, place)
     if value is None:
         return "–"
     if interval is None:

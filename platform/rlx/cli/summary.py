@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rlx.cli.registry import folder_of
+from rlx.cli.registry import locate_run_folder
 from rlx.spec.reading.diagnostics import escape_unprintable
 from rlx_registry import EvaluationRecord, Registry, RunRecord
 
@@ -52,14 +52,14 @@ def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> No
             )
     _add_suite_rows(registry, run, table)
     if "environment" in after:
-        _in_environment(before, after, table)
+        _add_environment_rows(before, after, table)
     console.print(table)
     if after.get("brier") is not None:
         from rlx.evaluation.calibration import Calibration
-        from rlx.evaluation.pictures import terminal_reliability
+        from rlx.evaluation.pictures import render_reliability_text
 
         measured = Calibration.from_json(after)
-        console.print(terminal_reliability(measured, width=min(80, max(60, console.width))))
+        console.print(render_reliability_text(measured, width=min(80, max(60, console.width))))
     _show_run_probes(registry, run, console)
     events = registry.events(run.id)
     for told in dict.fromkeys(e.message for e in events if e.level == "warning"):
@@ -84,7 +84,9 @@ def _add_suite_rows(registry: Registry, run: RunRecord, table: Table) -> None:
         )
 
 
-def _in_environment(before: Mapping[str, Any], after: Mapping[str, Any], table: Table) -> None:
+def _add_environment_rows(
+    before: Mapping[str, Any], after: Mapping[str, Any], table: Table
+) -> None:
     """Rewards, and what the environment tells of turns; shares of words are left to the records."""
     for section in ("rewards", "environment"):
         earlier, later = before.get(section) or {}, after[section]
@@ -124,7 +126,7 @@ def _format_change_cells(before: float | None, after: float | None) -> tuple[str
 
 
 def _show_run_locations(run: RunRecord, cpu_seconds: float | None, console: Console) -> None:
-    root = folder_of(run).root
+    root = locate_run_folder(run).root
     seconds = (run.ended or 0) - (run.started or 0)
     used = "" if cpu_seconds is None else f", {cpu_seconds:.0f} CPU-s"
     lines = [

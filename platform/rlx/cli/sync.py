@@ -36,9 +36,9 @@ def _get_mlflow_uri(run: RunRecord) -> str | None:
 
 
 def _is_behind(registry: Registry, run: RunRecord) -> bool:
-    from rlx.record.mirror import is_behind
+    from rlx.record.mirror import is_mirror_behind
 
-    return _get_mlflow_uri(run) is not None and is_behind(registry, run)
+    return _get_mlflow_uri(run) is not None and is_mirror_behind(registry, run)
 
 
 def _send_runs_to_mlflow(registry: Registry, runs: list[RunRecord]) -> None:
@@ -48,16 +48,16 @@ def _send_runs_to_mlflow(registry: Registry, runs: list[RunRecord]) -> None:
         MirrorDown: the first failure, once all others have been told.
     """
     from rlx.home import get_rlx_home, tracking_url
-    from rlx.record.mirror import MirrorDown, MlflowMirror
+    from rlx.record.mirror import MirrorUnavailableError, MlflowMirror
 
-    away: dict[str, MirrorDown] = {}
+    away: dict[str, MirrorUnavailableError] = {}
     for run in runs:
         uri = tracking_url(_get_mlflow_uri(run) or "")
         if uri in away:
             continue
         try:
             sent = MlflowMirror(registry, run.id, uri, get_rlx_home() / "mlartifacts").catch_up()
-        except MirrorDown as error:
+        except MirrorUnavailableError as error:
             away[uri] = error
         else:
             click.echo(f"{run.id}: {sent} point{'' if sent == 1 else 's'} sent to MLflow")

@@ -9,23 +9,29 @@ from pathlib import Path
 
 import click
 
-from rlx.checkpoint.sealing import CheckpointError, digest_of
+from rlx.checkpoint.sealing import CheckpointError, compute_manifest_digest
 from rlx.checkpoint.store import copy_checkpoint
-from rlx.cli.registry import RUN_LIKE, folder_of, open_registry
+from rlx.cli.registry import RUN_LIKE, locate_run_folder, open_registry
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.home import format_path, get_rlx_home, tracking_url
 from rlx.model.files import check_model_files
-from rlx.spec import ExperimentSpec, Pretrained
+from rlx.spec import ExperimentSpec, PretrainedModelSpec
 from rlx.spec.reading.diagnostics import escape_unprintable
 from rlx.spec.reading.reader import read_document
-from rlx.spec.reading.yaml_source import Document, parse_yaml_document
+from rlx.spec.reading.yaml_source import YamlDocument, parse_yaml_document
 from rlx_registry import ENDED, Registry, RunRecord
 
-__all__ = ["Target", "checkpoint_target", "model_target", "run_target", "tell_mlflow"]
+__all__ = [
+    "TrainedModel",
+    "checkpoint_target",
+    "model_target",
+    "run_target",
+    "update_mlflow_mirror",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TrainedModel:
     """A model and its experiment.
 
     Attributes:
@@ -38,14 +44,14 @@ class Target:
     """
 
     name: str
-    document: Document
+    document: YamlDocument
     model: str
     run: RunRecord | None
     step: int | None = None
     mark: str | None = None
 
 
-def run_target(name: str, url: str) -> Target:
+def run_target(name: str, url: str) -> TrainedModel:
     """The model that a run has exported, with the run's own experiment.
 
     Raises:
@@ -53,7 +59,7 @@ def run_target(name: str, url: str) -> Target:
         EnvironmentFault: its model is gone.
     """
     run = _find_target_run(name, url)
-    model = folder_of(run).model
+    model = locate_run_folder(run).model
     if not (model / "config.json").is_file():
         if run.status == "finished":
             raise EnvironmentFault(f"{run.id} has no model any more: {format_path(model)} is gone")
@@ -61,11 +67,11 @@ def run_target(name: str, url: str) -> Target:
             f"{run.id} has exported no model: it is {run.effective_status}, and a run exports its "
             "model when it has finished"
         )
-    return Target(run.id, _build_run_document(run), str(model), run)
+    return TrainedModel(run.id, _build_run_document(run), str(model), run)
 
 
 @contextmanager
-def checkpoint_target(name: str, step: int, url: str) -> Iterator[Target]:
+def checkpoint_target(name: str, step: int, url: str) -> Iterator[TrainedModel]:
     """The model of a run as it was after a step, which is there until the end of the block.
 
     Args:
@@ -80,7 +86,7 @@ def checkpoint_target(name: str, step: int, url: str) -> Iterator[Target]:
         recorded = {c.step: c.sha256 for c in registry.checkpoints(run.id)}
     from rlx.checkpoint.weights import write_weights
 
-    folder = folder_of(run)
+    folder = locate_run_folder(run)
     spec = ExperimentSpec.model_validate_json(json.dumps(run.spec))
     try:
         place = tempfile.TemporaryDirectory(dir=folder.root, prefix=".rlx-eval-")
@@ -95,11 +101,13 @@ def checkpoint_target(name: str, step: int, url: str) -> Iterator[Target]:
             write_weights(spec, source, model)
         except CheckpointError as error:
             raise SpecError(f"{run.id} at step {step}: {error}") from error
-        mark = digest_of(source)
-        yield Target(f"{run.id}@{step}", _build_run_document(run), str(model), run, step, mark)
+        mark = compute_manifest_digest(source)
+        yield TrainedModel(
+            f"{run.id}@{step}", _build_run_document(run), str(model), run, step, mark
+        )
 
 
-def model_target(name: str, file: Path) -> Target:
+def model_target(name: str, file: Path) -> TrainedModel:
     """The model in a folder or on the hub, with the experiment in a file.
 
     Raises:
@@ -117,10 +125,10 @@ def model_target(name: str, file: Path) -> Target:
     document = read_document(file)
     model = str(folder) if folder.is_dir() else name
     try:
-        check_model_files(Pretrained(path=model))
+        check_model_files(PretrainedModelSpec(path=model))
     except (EnvironmentFault, SpecError) as error:
         raise type(error)(str(error).removeprefix("model.path: ")) from error
-    return Target(name, document, model, None)
+    return TrainedModel(name, document, model, None)
 
 
 def _find_target_run(name: str, url: str) -> RunRecord:
@@ -137,11 +145,11 @@ def _find_target_run(name: str, url: str) -> RunRecord:
         return registry.run(name)
 
 
-def _build_run_document(run: RunRecord) -> Document:
+def _build_run_document(run: RunRecord) -> YamlDocument:
     return parse_yaml_document(json.dumps(run.spec, indent=2), f"the experiment of {run.id}")
 
 
-def tell_mlflow(registry: Registry, run: RunRecord) -> None:
+def update_mlflow_mirror(registry: Registry, run: RunRecord) -> None:
     """Mirrors what was added to an ended run, where it is mirrored; else the registry has it.
 
     A run that has not ended mirrors it with its own records.
@@ -149,12 +157,12 @@ def tell_mlflow(registry: Registry, run: RunRecord) -> None:
     uri = run.spec.get("tracking", {}).get("mlflow")
     if uri is None or run.status not in ENDED:
         return
-    from rlx.record.mirror import MirrorDown, MlflowMirror
+    from rlx.record.mirror import MirrorUnavailableError, MlflowMirror
 
     try:
         mirror = MlflowMirror(registry, run.id, tracking_url(uri), get_rlx_home() / "mlartifacts")
         mirror.finish(run.status)
-    except MirrorDown as error:
+    except MirrorUnavailableError as error:
         said = (
             f"warning: MLflow was not told: {escape_unprintable(str(error))}; the registry has it"
         )

@@ -11,7 +11,7 @@ import click
 
 from rlx.cli.failures import format_error_text
 from rlx.cli.text import color_report, format_columns
-from rlx.discovery import Plugins, check_file, list_installed_plugins
+from rlx.discovery import ExperimentPlugins, check_file, list_installed_plugins
 from rlx.errors import EnvironmentFault, RlxError, SpecError
 from rlx.plugin import Plugin
 from rlx.spec.credit import PROFILES
@@ -23,7 +23,7 @@ from rlx.spec.reading.diagnostics import (
     format_diagnostic,
     format_key_path,
 )
-from rlx.spec.reading.reader import ReadSpec
+from rlx.spec.reading.reader import LoadedSpec
 
 __all__ = ["schema", "show", "validate"]
 
@@ -62,7 +62,7 @@ def validate(specs: tuple[Path, ...], overrides: tuple[str, ...], form: str) -> 
     return min(codes, default=0)
 
 
-Outcome = tuple[ReadSpec, Plugins] | RlxError
+Outcome = tuple[LoadedSpec, ExperimentPlugins] | RlxError
 
 
 def _check_spec_file(path: Path, overrides: tuple[str, ...]) -> Outcome:
@@ -153,7 +153,7 @@ def show(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     click.echo(f"\nspec {read.spec.digest}, seed {read.spec.seed}")
 
 
-def _get_resolved_value(read: ReadSpec, path: str) -> Any:
+def _get_resolved_value(read: LoadedSpec, path: str) -> Any:
     node: Any = read.spec.dump_resolved()
     for step in read.paths[path]:
         node = node[step]
@@ -168,7 +168,7 @@ def _describe_default_origin(path: str, spec: ExperimentSpec) -> str:
     return f"profile {profile}" if by_profile else "plugin default"
 
 
-def _plugin_defaults(plugins: Plugins) -> dict[str, Any]:
+def _plugin_defaults(plugins: ExperimentPlugins) -> dict[str, Any]:
     """Every option of every plugin, at the path where YAML would give it."""
     rewards = {f"rewards.{s}.{name}": made for (s, name), made in plugins.rewards.items()}
     places = {"task": plugins.task, **rewards, "mask": plugins.mask, "estimator": plugins.estimator}

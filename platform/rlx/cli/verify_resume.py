@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from rlx.audit.run_comparison import find_run_differences
-from rlx.cli.registry import folder_of
+from rlx.cli.registry import locate_run_folder
 from rlx.errors import RlxError, SpecError
-from rlx.launch.processes import is_supervisor, live_ranks
+from rlx.launch.processes import is_supervisor, list_live_ranks
 from rlx.run.progress import read_progress
 from rlx_registry import Registry
 
@@ -39,7 +39,7 @@ LOOK = 0.02
 """Seconds between two looks for a victim that is not there yet."""
 
 
-class Kill(NamedTuple):
+class KillResult(NamedTuple):
     """A run, what of it was killed in which work, and what came out differently."""
 
     run: str
@@ -73,8 +73,8 @@ def verify_resume(
     `rlx resume`. The exit code is 1 where a number differs or a run does not finish.
     """
     home = Path(tempfile.mkdtemp(prefix="rlx-verify-"))
-    with _Trial(home, spec, overrides, url, at_once) as trial:
-        unbroken = trial.unbroken()
+    with _KillTrial(home, spec, overrides, url, at_once) as trial:
+        unbroken = trial.run_unbroken()
         done = trial.kill(unbroken, kills, random.Random(seed))
     odd = [kill for kill in done if kill.found]
     _show_kill_table(done)
@@ -86,7 +86,7 @@ def verify_resume(
     return 1 if odd else 0
 
 
-def _show_kill_table(done: Sequence[Kill]) -> None:
+def _show_kill_table(done: Sequence[KillResult]) -> None:
     """How often each victim was hit in which work."""
     counts = Counter((kill.work, kill.victim) for kill in done)
     table = Table("killed during", *VICTIMS, title=None)
@@ -95,7 +95,7 @@ def _show_kill_table(done: Sequence[Kill]) -> None:
     Console(highlight=False).print(table)
 
 
-class _Trial:
+class _KillTrial:
     """A home of its own with a waiting worker, and the command line in it."""
 
     def __init__(
@@ -112,7 +112,7 @@ class _Trial:
         self._length = 0.0
         self._runs: list[str] = []
 
-    def __enter__(self) -> "_Trial":
+    def __enter__(self) -> "_KillTrial":
         with Registry.open(self._url) as registry:
             if registry.runs(limit=1):
                 raise SpecError(
@@ -156,38 +156,38 @@ class _Trial:
         self._runs.append(done.stdout.strip())
         return self._runs[-1]
 
-    def unbroken(self) -> str:
+    def run_unbroken(self) -> str:
         """A run that nothing happens to, beside as many others as there will be."""
         runs = [self._queue() for _ in range(self._at_once)]
-        self._length = max(self._see_through(run) for run in runs)
+        self._length = max(self._wait_for_end(run) for run in runs)
         with self._registry() as registry:
             if registry.run(runs[0]).status != "finished":
                 raise RlxError(f"{runs[0]} failed unbroken: {registry.run(runs[0]).reason}")
         click.echo(f"unbroken    {runs[0]}  {self._length:.0f} s")
         return runs[0]
 
-    def kill(self, unbroken: str, kills: int, drawn: random.Random) -> list[Kill]:
+    def kill(self, unbroken: str, kills: int, drawn: random.Random) -> list[KillResult]:
         """Runs as many runs, each killed once."""
         plan = [(VICTIMS[n % len(VICTIMS)], drawn.random()) for n in range(kills)]
         with ThreadPoolExecutor(self._at_once) as pool:
             return list(pool.map(lambda one: self._run_and_kill(unbroken, *one), plan))
 
-    def _run_and_kill(self, unbroken: str, victim: str, share: float) -> Kill:
+    def _run_and_kill(self, unbroken: str, victim: str, share: float) -> KillResult:
         """A run that is killed after a share of the last one's length, which the machine's other
         work changes; one in which nobody is left to kill does not count."""
         run_id = self._queue()
         moment = share * self._length
         with self._registry() as registry:
-            folder = folder_of(registry.run(run_id))
+            folder = locate_run_folder(registry.run(run_id))
             self._wait(registry, run_id, lambda status: status != "queued")
             time.sleep(moment)
             while not self._strike(registry, run_id, victim, folder.root):
                 if registry.run(run_id).status in ENDS:
-                    self._length = self._see_through(run_id)
+                    self._length = self._wait_for_end(run_id)
                     return self._run_and_kill(unbroken, victim, share)
                 time.sleep(LOOK)
             stage = read_progress(folder.progress)
-        spent = self._see_through(run_id)
+        spent = self._wait_for_end(run_id)
         with self._registry() as registry:
             found = tuple(find_run_differences(registry, unbroken, run_id))
             attempts = registry.history(run_id)[-1].attempt
@@ -201,7 +201,7 @@ class _Trial:
             f"{victim:<11} {run_id}  at {moment:5.1f} s  {work:<20} "
             f"{attempts} attempt{'s' if attempts > 1 else ''}: {told}"
         )
-        return Kill(run_id, victim, moment, work, found)
+        return KillResult(run_id, victim, moment, work, found)
 
     def _strike(self, registry: Registry, run_id: str, victim: str, folder: Path) -> bool:
         """Kills a process that plays the part; False where there is none."""
@@ -211,21 +211,21 @@ class _Trial:
                 self._worker.wait()
                 self._worker = self._begin_worker()
             return registry.run(run_id).status not in ENDS
-        for pid in self._of(registry, run_id, victim, folder):
+        for pid in self._list_victims(registry, run_id, victim, folder):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
                 return True
         return False
 
     @staticmethod
-    def _of(registry: Registry, run_id: str, victim: str, folder: Path) -> Iterator[int]:
+    def _list_victims(registry: Registry, run_id: str, victim: str, folder: Path) -> Iterator[int]:
         """Processes of a run that play a part."""
         if victim == "supervisor":
             pid = registry.run(run_id).pid
             if pid is not None and is_supervisor(pid, run_id):
                 yield pid
             return
-        for pid in live_ranks(folder):
+        for pid in list_live_ranks(folder):
             with suppress(psutil.Error):
                 rank = psutil.Process(pid)
                 if "torch.distributed.run" in rank.cmdline():
@@ -235,7 +235,7 @@ class _Trial:
                 else:
                     yield from (child.pid for child in rank.children())
 
-    def _see_through(self, run_id: str) -> float:
+    def _wait_for_end(self, run_id: str) -> float:
         """Waits for the end; returns the seconds since a worker took the run."""
         with self._registry() as registry:
             self._wait(registry, run_id, lambda status: status in ENDS)

@@ -42,7 +42,7 @@ def web(host: str, port: int, token: str | None, names: tuple[str, ...], url: st
     """
     import uvicorn
 
-    from rlx.cli.plugins.background import plugins_looked_at
+    from rlx.cli.plugins.background import watch_plugin_health
     from rlx.home import tracking_url
     from rlx.record.mlflow_ui import require_free_port
     from rlx_web import Access, create_app
@@ -73,7 +73,7 @@ def web(host: str, port: int, token: str | None, names: tuple[str, ...], url: st
         app, host=host, port=port, log_level="warning", lifespan="off", server_header=False
     )
     # `uvicorn.run` would end with 3 where an interrupt comes too early
-    with suppress(KeyboardInterrupt), plugins_looked_at(url):
+    with suppress(KeyboardInterrupt), watch_plugin_health(url):
         uvicorn.Server(config).run()
     return 130  # nothing but Ctrl-C ends it in peace
 

@@ -5,16 +5,16 @@ from collections.abc import Collection, Iterator
 
 import click
 
-from rlx.cli.registry import folder_of, open_registry, registry_option
+from rlx.cli.registry import locate_run_folder, open_registry, registry_option
 from rlx.errors import EnvironmentFault, RlxError
 from rlx.home import tracking_url
-from rlx.launch.device_slots import wanted_devices
+from rlx.launch.device_slots import build_device_request
 from rlx.launch.processes import is_supervisor, this_machine
-from rlx.launch.takeover import attempts_used, take_up
+from rlx.launch.takeover import attempts_used, take_over_run
 from rlx.spec import ExperimentSpec
-from rlx.spec.launcher import Slurm
+from rlx.spec.launcher import SlurmLauncherSpec
 from rlx.spec.reading.diagnostics import escape_unprintable
-from rlx_registry import Registry, RunRecord, Unavailable, Unwritable
+from rlx_registry import DatabaseUnavailableError, DatabaseUnwritableError, Registry, RunRecord
 
 __all__ = ["run_queue", "worker"]
 
@@ -58,12 +58,12 @@ def run_queue(
         mine = {run: pid for run, pid in mine.items() if is_supervisor(pid, run)}
         free = len(mine) < limit
         try:
-            taken = next(queue.fitting(set(mine)), None) if free else None
-            pid = None if taken is None else queue.take_up(taken, url)
+            taken = next(queue.list_fitting_runs(set(mine)), None) if free else None
+            pid = None if taken is None else queue.start_queued_run(taken, url)
             over = not mine and taken is None and not queue.watching and not queue.is_busy()
-        except Unwritable:
+        except DatabaseUnwritableError:
             raise
-        except Unavailable as error:  # it may be back
+        except DatabaseUnavailableError as error:  # it may be back
             click.echo(f"waiting for the registry: {escape_unprintable(str(error))}", err=True)
             time.sleep(PATIENCE)
             continue
@@ -82,7 +82,7 @@ def _describe_takeover(run: RunRecord) -> str:
 
 def _load_run_spec(run: RunRecord) -> ExperimentSpec:
     """The experiment as the run's folder has it, which `rlx resume --set` may have changed."""
-    return ExperimentSpec.model_validate_json(folder_of(run).resolved_spec.read_text())
+    return ExperimentSpec.model_validate_json(locate_run_folder(run).resolved_spec.read_text())
 
 
 class _Queue:
@@ -94,7 +94,7 @@ class _Queue:
         self.watching: dict[str, float] = {}
         """Runs that are silent, and since when they have been watched."""
 
-    def fitting(self, mine: set[str]) -> Iterator[RunRecord]:
+    def list_fitting_runs(self, mine: set[str]) -> Iterator[RunRecord]:
         """Runs that this machine could begin now.
 
         One that waits for devices lets none pass that wants some as well.
@@ -107,15 +107,15 @@ class _Queue:
                 spec = _load_run_spec(run)
                 if (spec.digest, spec.seed) != (run.digest, run.seed):
                     raise EnvironmentFault("the folder here is of another registry's run")
-                if isinstance(spec.runner.launcher, Slurm):
+                if isinstance(spec.runner.launcher, SlurmLauncherSpec):
                     raise EnvironmentFault("it is a job of Slurm")
                 self._require_attempts(run, spec)
-                wanted = wanted_devices(spec)
+                wanted = build_device_request(spec)
             except FileNotFoundError:
-                self.tell(run.id, "its folder is not on this machine")
+                self.report_once(run.id, "its folder is not on this machine")
                 continue
             except (ValueError, OSError, RlxError) as error:
-                self.tell(run.id, escape_unprintable(str(error).splitlines()[0]))
+                self.report_once(run.id, escape_unprintable(str(error).splitlines()[0]))
                 continue
             if wanted is None or (not full and len(set(wanted.names) - held) >= wanted.count):
                 yield run
@@ -128,12 +128,12 @@ class _Queue:
             return False
         return any(self._registry.run(run).effective_status in ALIVE for run in self._only)
 
-    def take_up(self, run: RunRecord, url: str) -> int | None:
+    def start_queued_run(self, run: RunRecord, url: str) -> int | None:
         """Starts a run's supervisor; one that cannot be started has failed, and says so."""
         try:
-            return take_up(self._registry, run, url, _describe_takeover(run))
+            return take_over_run(self._registry, run, url, _describe_takeover(run))
         except (OSError, RlxError) as error:
-            self.tell(run.id, escape_unprintable(str(error)))
+            self.report_once(run.id, escape_unprintable(str(error)))
             return None
 
     def _require_attempts(self, run: RunRecord, spec: ExperimentSpec) -> None:
@@ -172,7 +172,7 @@ class _Queue:
         since = self.watching.setdefault(run.id, time.monotonic())
         return time.monotonic() - since > PATIENCE
 
-    def tell(self, what: str, why: str) -> None:
+    def report_once(self, what: str, why: str) -> None:
         """Says it, once."""
         if (what, why) not in self._told:
             self._told.add((what, why))

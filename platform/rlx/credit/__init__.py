@@ -7,13 +7,19 @@ in `rlx.credit.estimators`.
 """
 
 from rlx.credit.group import group_advantages
-from rlx.credit.inputs import Credit, CreditInputs, on_mask, structured_scores, total_scores
+from rlx.credit.inputs import (
+    Credit,
+    CreditInputs,
+    spread_over_mask,
+    structured_scores,
+    total_scores,
+)
 
 __all__ = [
     "Credit",
     "CreditInputs",
     "group_advantages",
-    "on_mask",
+    "spread_over_mask",
     "structured_scores",
     "total_scores",
 ]

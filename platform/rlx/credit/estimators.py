@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from rlx.credit import outcome, returns, turns
-from rlx.credit.group import Statistics, group_advantages
-from rlx.credit.inputs import Credit, CreditInputs, on_mask, total_scores
+from rlx.credit.group import GroupAdvantageSettings, group_advantages
+from rlx.credit.inputs import Credit, CreditInputs, spread_over_mask, total_scores
 from rlx.credit.second_level import ema_scale, prompt_scale
 from rlx.spec.estimator import (
     Alpha,
@@ -24,24 +24,24 @@ from rlx.spec.estimator import (
 )
 
 __all__ = [
-    "dr_grpo",
+    "estimate_dr_grpo",
     "estimate_gae",
     "estimate_gigpo",
     "estimate_gpg",
     "estimate_grpo",
+    "estimate_mt_grpo",
+    "estimate_multiturn_grpo",
     "estimate_opo",
+    "estimate_pass_at_k",
+    "estimate_reinforce_plus_plus",
+    "estimate_reinforce_plus_plus_baseline",
     "estimate_remax",
     "estimate_rloo",
+    "estimate_tree_grpo",
+    "estimate_turn_level_gae",
+    "estimate_two_level",
     "estimate_uniform",
     "estimate_vineppo",
-    "mt_grpo",
-    "multiturn_grpo",
-    "pass_at_k",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "tree_grpo",
-    "turn_level_gae",
-    "two_level",
 ]
 
 # One score per row ------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def estimate_grpo(
     *,
     normalize: Normalize = "std",
     enable_multiturn_advantage: bool = False,
-    **how: Unpack[Statistics],
+    **how: Unpack[GroupAdvantageSettings],
 ) -> Tensor:
     """Outcome GRPO: the row's score within its group, on each of its learning tokens.
 
@@ -64,14 +64,14 @@ def estimate_grpo(
         DeepSeekMath, arXiv 2402.03300, section 4.1; design 000, section 1.2 step 5.2.
     """
     if enable_multiturn_advantage:
-        return multiturn_grpo(inputs, **how)
+        return estimate_multiturn_grpo(inputs, **how)
     scores = total_scores(inputs)
-    return on_mask(
+    return spread_over_mask(
         group_advantages(scores, inputs.group_ids, normalize=normalize, **how), inputs.mask
     )
 
 
-def estimate_uniform(inputs: CreditInputs, **how: Unpack[Statistics]) -> Tensor:
+def estimate_uniform(inputs: CreditInputs, **how: Unpack[GroupAdvantageSettings]) -> Tensor:
     """GRPO on the structured score, whatever `credit.score_source` says.
 
         Aᵢₜ = (sᵢ - mean) / (σ + ε)        sᵢ = meanₖ(turn rewardₖ) + Σ global
@@ -80,10 +80,10 @@ def estimate_uniform(inputs: CreditInputs, **how: Unpack[Statistics]) -> Tensor:
         KG-R1's `uniform_reward_mode`, as published in its code.
     """
     scores = total_scores(replace(inputs, score_source="structured"))
-    return on_mask(group_advantages(scores, inputs.group_ids, **how), inputs.mask)
+    return spread_over_mask(group_advantages(scores, inputs.group_ids, **how), inputs.mask)
 
 
-def dr_grpo(inputs: CreditInputs, **how: Unpack[Statistics]) -> Tensor:
+def estimate_dr_grpo(inputs: CreditInputs, **how: Unpack[GroupAdvantageSettings]) -> Tensor:
     """GRPO without the division by σ; its loss divides by a constant length.
 
         Aᵢₜ = sᵢ - mean
@@ -94,17 +94,17 @@ def dr_grpo(inputs: CreditInputs, **how: Unpack[Statistics]) -> Tensor:
     return estimate_grpo(inputs, normalize="center", **how)
 
 
-def estimate_rloo(inputs: CreditInputs, **how: Unpack[Statistics]) -> Tensor:
+def estimate_rloo(inputs: CreditInputs, **how: Unpack[GroupAdvantageSettings]) -> Tensor:
     """`rlx.credit.outcome.compute_rloo_advantages` on each of the row's learning tokens."""
-    return on_mask(
+    return spread_over_mask(
         outcome.compute_rloo_advantages(total_scores(inputs), inputs.group_ids, **how), inputs.mask
     )
 
 
-def estimate_opo(inputs: CreditInputs, **how: Unpack[Statistics]) -> Tensor:
+def estimate_opo(inputs: CreditInputs, **how: Unpack[GroupAdvantageSettings]) -> Tensor:
     """`rlx.credit.outcome.compute_opo_advantages`; a row is as long as its mask."""
     lengths = inputs.mask.sum(dim=1)
-    return on_mask(
+    return spread_over_mask(
         outcome.compute_opo_advantages(total_scores(inputs), lengths, inputs.group_ids, **how),
         inputs.mask,
     )
@@ -115,44 +115,46 @@ def estimate_gpg(
     *,
     alpha: Alpha = "groups",
     f_norm: float = 1.0,
-    **how: Unpack[Statistics],
+    **how: Unpack[GroupAdvantageSettings],
 ) -> Tensor:
     """`rlx.credit.outcome.compute_gpg_advantages` on each of the row's learning tokens."""
     scores = total_scores(inputs)
     per_row = outcome.compute_gpg_advantages(
         scores, inputs.group_ids, alpha=alpha, f_norm=f_norm, **how
     )
-    return on_mask(per_row, inputs.mask)
+    return spread_over_mask(per_row, inputs.mask)
 
 
-def pass_at_k(
-    inputs: CreditInputs, *, normalize: Normalize = "std", **how: Unpack[Statistics]
+def estimate_pass_at_k(
+    inputs: CreditInputs, *, normalize: Normalize = "std", **how: Unpack[GroupAdvantageSettings]
 ) -> Tensor:
-    """`rlx.credit.outcome.pass_at_k` on each of the row's learning tokens."""
+    """`rlx.credit.outcome.compute_pass_at_k_advantages` on each of the row's learning tokens."""
     scores = total_scores(inputs)
-    per_row = outcome.pass_at_k(scores, inputs.group_ids, normalize=normalize, **how)
-    return on_mask(per_row, inputs.mask)
+    per_row = outcome.compute_pass_at_k_advantages(
+        scores, inputs.group_ids, normalize=normalize, **how
+    )
+    return spread_over_mask(per_row, inputs.mask)
 
 
 def estimate_remax(inputs: CreditInputs) -> Tensor:
     """`rlx.credit.outcome.compute_remax_advantages` against the greedy answer to the same "
     "prompt."""
     per_row = outcome.compute_remax_advantages(total_scores(inputs), inputs.stream("greedy_scores"))
-    return on_mask(per_row, inputs.mask)
+    return spread_over_mask(per_row, inputs.mask)
 
 
 # Turns and trees --------------------------------------------------------------------------------
 
 
-def multiturn_grpo(
+def estimate_multiturn_grpo(
     inputs: CreditInputs,
     *,
     statistics: TurnStatistics = "pooled",
     turn_weight: float = 0.5,
-    **how: Unpack[Statistics],
+    **how: Unpack[GroupAdvantageSettings],
 ) -> Tensor:
-    """`rlx.credit.turns.multiturn_grpo`; KL in the reward never reaches it."""
-    return turns.multiturn_grpo(
+    """`rlx.credit.turns.compute_multiturn_grpo_advantages`; KL in the reward never reaches it."""
+    return turns.compute_multiturn_grpo_advantages(
         inputs.turn_rewards,
         inputs.turn_present,
         inputs.global_rewards,
@@ -165,15 +167,18 @@ def multiturn_grpo(
     )
 
 
-def mt_grpo(inputs: CreditInputs, *, turn_coef: float = 1.0, **how: Unpack[Statistics]) -> Tensor:
-    """`rlx.credit.turns.mt_grpo`: the first turn's own reward, and the rewards of the rollout.
+def estimate_mt_grpo(
+    inputs: CreditInputs, *, turn_coef: float = 1.0, **how: Unpack[GroupAdvantageSettings]
+) -> Tensor:
+    """`rlx.credit.turns.compute_mt_grpo_advantages`: the first turn's own reward, and the
+    rewards of the rollout.
 
     The outcome is Σ global, to which the rewards of later turns count.
     """
     first, later = inputs.turn_rewards[:, 0], inputs.turn_rewards[:, 1:]
     present = inputs.turn_present[:, 1:]
     outcome_rewards = inputs.global_rewards + torch.where(present, later, 0.0).sum(dim=1)
-    return turns.mt_grpo(
+    return turns.compute_mt_grpo_advantages(
         first,
         inputs.turn_present[:, 0],
         outcome_rewards,
@@ -191,12 +196,12 @@ def estimate_gigpo(
     gamma: float = 0.95,
     omega: float = 1.0,
     normalize: Normalize = "center",
-    **how: Unpack[Statistics],
+    **how: Unpack[GroupAdvantageSettings],
 ) -> Tensor:
     """`rlx.credit.turns.compute_gigpo_advantages`: an episode earns the sum of its turns "
     "and its global rewards."""
     rewards = torch.where(inputs.turn_present, inputs.turn_rewards, 0.0)
-    steps = turns.step_returns(
+    steps = turns.compute_step_returns(
         inputs.turn_rewards,
         inputs.turn_present,
         inputs.global_rewards,
@@ -216,23 +221,24 @@ def estimate_gigpo(
     )
 
 
-def tree_grpo(
-    inputs: CreditInputs, *, normalize: Normalize = "std", **how: Unpack[Statistics]
+def estimate_tree_grpo(
+    inputs: CreditInputs, *, normalize: Normalize = "std", **how: Unpack[GroupAdvantageSettings]
 ) -> Tensor:
-    """`rlx.credit.turns.tree_grpo`: rows of one kind against all of their prompt's, plus siblings.
+    """`rlx.credit.turns.compute_tree_grpo_advantages`: rows of one kind against all of their
+    prompt's, plus siblings.
 
     Rows that continue the prompt itself have no tree of their own below it: for them the siblings
     are all of the prompt's, and they are compared once.
     """
     prompts = inputs.tree_ids * (int(inputs.levels.max()) + 1) + inputs.levels
-    both = turns.tree_grpo(
+    both = turns.compute_tree_grpo_advantages(
         total_scores(inputs), prompts, inputs.group_ids, normalize=normalize, **how
     )
     once = group_advantages(total_scores(inputs), prompts, normalize=normalize, **how)
-    return on_mask(torch.where(inputs.levels == 0, once, both), inputs.mask)
+    return spread_over_mask(torch.where(inputs.levels == 0, once, both), inputs.mask)
 
 
-def two_level(
+def estimate_two_level(
     inputs: CreditInputs,
     *,
     normalize: Normalize = "std",
@@ -241,7 +247,7 @@ def two_level(
     momentum: float = 0.9,
     lambda_ans: float = 1.0,
     lambda_conf: float = 1.0,
-    **how: Unpack[Statistics],
+    **how: Unpack[GroupAdvantageSettings],
 ) -> Tensor | Credit:
     """Answers against the answers of their prompt, confidences against those of their answer.
 
@@ -257,7 +263,7 @@ def two_level(
         Design 004. Centring within an answer instead of dividing by σ: arXiv 2508.11800.
     """
     below = confidence or ConfidenceSpec()
-    within: Statistics = {
+    within: GroupAdvantageSettings = {
         "ddof": below.ddof,
         "eps": below.eps,
         "singleton": below.singleton,
@@ -271,7 +277,7 @@ def two_level(
     )
     confidences = confidences.masked_scatter(~is_answer, scaled)
     per_row = torch.where(is_answer, lambda_ans * answers, lambda_conf * confidences)
-    advantages = on_mask(per_row, inputs.mask)
+    advantages = spread_over_mask(per_row, inputs.mask)
     return Credit(advantages=advantages, state=state) if state else advantages
 
 
@@ -280,7 +286,7 @@ def _apply_second_level(
     inputs: CreditInputs,
     level: SecondLevel,
     momentum: float,
-    how: Statistics,
+    how: GroupAdvantageSettings,
 ) -> tuple[Tensor, dict[str, float]]:
     """The second level over the advantages of confidences, and what it carries on."""
     prompts = inputs.tree_ids[inputs.levels > 0]
@@ -324,7 +330,7 @@ def estimate_gae(
     return Credit(advantages=_maybe_whiten(advantages, inputs.mask, whiten), returns=targets)
 
 
-def turn_level_gae(
+def estimate_turn_level_gae(
     inputs: CreditInputs,
     *,
     gamma: float = 1.0,
@@ -333,8 +339,9 @@ def turn_level_gae(
     lam_high: float = 1.0,
     whiten: bool = False,
 ) -> Credit:
-    """`rlx.credit.returns.turn_level_gae` over the critic's values, then whitened if asked."""
-    advantages, targets = returns.turn_level_gae(
+    """`rlx.credit.returns.compute_turn_gae_advantages` over the critic's values, then "
+    "whitened if asked."""
+    advantages, targets = returns.compute_turn_gae_advantages(
         inputs.token_rewards,
         inputs.stream("values"),
         inputs.mask,
@@ -347,7 +354,9 @@ def turn_level_gae(
     return Credit(advantages=_maybe_whiten(advantages, inputs.mask, whiten), returns=targets)
 
 
-def reinforce_plus_plus(inputs: CreditInputs, *, gamma: float = 1.0, whiten: bool = True) -> Tensor:
+def estimate_reinforce_plus_plus(
+    inputs: CreditInputs, *, gamma: float = 1.0, whiten: bool = True
+) -> Tensor:
     """The discounted rewards still to come, whitened over the batch.
 
         Aₜ = whiten(Σ_{s ≥ t} γˢ⁻ᵗ rₛ)
@@ -355,12 +364,12 @@ def reinforce_plus_plus(inputs: CreditInputs, *, gamma: float = 1.0, whiten: boo
     Reference:
         REINFORCE++, arXiv 2501.03262.
     """
-    to_come = returns.discounted_returns(inputs.token_rewards, inputs.mask, gamma=gamma)
+    to_come = returns.compute_discounted_returns(inputs.token_rewards, inputs.mask, gamma=gamma)
     return _maybe_whiten(to_come, inputs.mask, whiten)
 
 
-def reinforce_plus_plus_baseline(
-    inputs: CreditInputs, *, whiten: bool = True, **how: Unpack[Statistics]
+def estimate_reinforce_plus_plus_baseline(
+    inputs: CreditInputs, *, whiten: bool = True, **how: Unpack[GroupAdvantageSettings]
 ) -> Tensor:
     """The row's score less its group's mean, whitened over the batch.
 
@@ -373,7 +382,7 @@ def reinforce_plus_plus_baseline(
 
 
 def estimate_vineppo(inputs: CreditInputs) -> Tensor:
-    """`rlx.credit.returns.vine_advantages` on given Monte-Carlo values.
+    """`rlx.credit.returns.compute_vine_advantages` on given Monte-Carlo values.
 
     The row's score is paid at its last step, and the state behind that is worth 0.
     """
@@ -381,7 +390,7 @@ def estimate_vineppo(inputs: CreditInputs) -> Tensor:
     numbers = torch.arange(values.shape[1] - 1, device=steps.device)
     is_last = numbers == steps.amax(dim=1, keepdim=True)
     rewards = torch.where(is_last, total_scores(inputs)[:, None], 0.0)
-    advantages = returns.vine_advantages(steps, values, rewards)
+    advantages = returns.compute_vine_advantages(steps, values, rewards)
     return torch.where(inputs.mask, advantages, 0.0)
 
 

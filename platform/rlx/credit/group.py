@@ -12,14 +12,19 @@ from torch import Tensor
 
 from rlx.spec.estimator import Normalize, Singleton
 
-__all__ = ["Statistics", "compute_group_extremes", "group_advantages", "has_score_spread"]
+__all__ = [
+    "GroupAdvantageSettings",
+    "compute_group_extremes",
+    "group_advantages",
+    "has_score_spread",
+]
 
 ROUNDING = 16
 """Scores that lie no further apart than so many units in the last place are the same score: a
 reward that was spread over tokens, or averaged over turns, comes back with an error of a few."""
 
 
-class Statistics(TypedDict, total=False):
+class GroupAdvantageSettings(TypedDict, total=False):
     """Conventions of a comparison, as `group_advantages` takes them."""
 
     ddof: int

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from rlx.credit.place import sum_token_rewards
-from rlx.credit.rows import by_rows
+from rlx.credit.rows import map_row_blocks
 from rlx.errors import ShapeError
 from rlx.spec.credit import ScoreSource
 
-__all__ = ["Credit", "CreditInputs", "on_mask", "structured_scores", "total_scores"]
+__all__ = ["Credit", "CreditInputs", "spread_over_mask", "structured_scores", "total_scores"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -142,7 +142,7 @@ def total_scores(inputs: CreditInputs) -> Tensor:
     return structured_scores(inputs.turn_rewards, inputs.turn_present, inputs.global_rewards)
 
 
-def on_mask(per_row: Tensor, mask: Tensor) -> Tensor:
+def spread_over_mask(per_row: Tensor, mask: Tensor) -> Tensor:
     """`[B]` to `[B, T]`, selected and not multiplied, so that NaN cannot leak past the mask."""
-    (tokens,) = by_rows(lambda row, _: (row[:, None],), per_row, mask, inside=mask)
+    (tokens,) = map_row_blocks(lambda row, _: (row[:, None],), per_row, mask, inside=mask)
     return tokens

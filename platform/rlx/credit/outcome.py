@@ -10,19 +10,21 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from rlx.credit.group import Statistics, group_advantages
+from rlx.credit.group import GroupAdvantageSettings, group_advantages
 from rlx.spec.estimator import Alpha, Normalize
 
 __all__ = [
     "compute_gpg_advantages",
     "compute_opo_advantages",
+    "compute_pass_at_k_advantages",
     "compute_remax_advantages",
     "compute_rloo_advantages",
-    "pass_at_k",
 ]
 
 
-def compute_rloo_advantages(scores: Tensor, group_ids: Tensor, **how: Unpack[Statistics]) -> Tensor:
+def compute_rloo_advantages(
+    scores: Tensor, group_ids: Tensor, **how: Unpack[GroupAdvantageSettings]
+) -> Tensor:
     """Score minus the mean of the others of its group, which is unbiased.
 
         Aᵢ = sᵢ - mean_{j≠i} sⱼ = n / (n - 1) · (sᵢ - mean)
@@ -45,7 +47,7 @@ def compute_rloo_advantages(scores: Tensor, group_ids: Tensor, **how: Unpack[Sta
 
 
 def compute_opo_advantages(
-    scores: Tensor, lengths: Tensor, group_ids: Tensor, **how: Unpack[Statistics]
+    scores: Tensor, lengths: Tensor, group_ids: Tensor, **how: Unpack[GroupAdvantageSettings]
 ) -> Tensor:
     """Score minus the mean of its group weighted by length, the baseline of least variance.
 
@@ -80,7 +82,7 @@ def compute_gpg_advantages(
     *,
     alpha: Alpha = "scores",
     f_norm: float = 1.0,
-    **how: Unpack[Statistics],
+    **how: Unpack[GroupAdvantageSettings],
 ) -> Tensor:
     """Score minus the mean of its group, made larger by the share of the batch without signal.
 
@@ -109,12 +111,12 @@ def compute_gpg_advantages(
     return centred * (everything / max(counted, 1) / f_norm)
 
 
-def pass_at_k(
+def compute_pass_at_k_advantages(
     scores: Tensor,
     group_ids: Tensor,
     *,
     normalize: Normalize = "std",
-    **how: Unpack[Statistics],
+    **how: Unpack[GroupAdvantageSettings],
 ) -> Tensor:
     """Only the best row of a group learns, by its lead over the second best.
 

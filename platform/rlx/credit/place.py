@@ -9,11 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlx.credit.rows import by_rows, select_masked
+from rlx.credit.rows import map_row_blocks, select_masked
 from rlx.errors import RlxError, ShapeError
 from rlx.spec.credit import OnMissingTurn, Placement, TurnReduce
 
-__all__ = ["Placed", "TurnWithoutTokens", "place_rewards", "returns_score", "sum_token_rewards"]
+__all__ = [
+    "PlacedRewards",
+    "TurnWithoutTokens",
+    "place_rewards",
+    "returns_score",
+    "sum_token_rewards",
+]
 
 
 class TurnWithoutTokens(RlxError):
@@ -33,7 +39,7 @@ class TurnWithoutTokens(RlxError):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Placed:
+class PlacedRewards:
     """Rewards on tokens, and what found no token.
 
     Attributes:
@@ -59,7 +65,7 @@ def place_rewards(
     placement: Placement,
     turn_reduce: TurnReduce | None = None,
     on_missing_turn: OnMissingTurn = "drop",
-) -> Placed:
+) -> PlacedRewards:
     """Puts each row's rewards on its tokens.
 
         turn_proportional:  rₜ = R_k / n_k where t is of turn k,  + G / n  on all n tokens
@@ -91,9 +97,11 @@ def place_rewards(
     reduce = turn_reduce or ("mean" if placement == "final_token_only" else "sum")
     _check_names(placement, reduce, on_missing_turn)
     _check_shapes(turn_rewards, turn_present, global_rewards, turn_ids, mask)
-    rule = partial(_in_rows, placement=placement, to_last_token=on_missing_turn == "to_last_token")
+    rule = partial(
+        _place_row_block, placement=placement, to_last_token=on_missing_turn == "to_last_token"
+    )
     turns = _reduce_turn_rewards(turn_rewards, turn_present, reduce)
-    token_rewards, sizes, length = by_rows(
+    token_rewards, sizes, length = map_row_blocks(
         rule, turns, turn_present, global_rewards, turn_ids, mask
     )
     missing = turn_present & (sizes == 0)
@@ -103,7 +111,7 @@ def place_rewards(
     stays = placement == "final_token_only" or on_missing_turn == "to_last_token"
     dropped = turns.new_zeros(()) if stays else _sum_masked(missing, turns)
     lost = torch.where(length > 0, dropped, turns.sum(dim=1) + global_rewards)
-    return Placed(token_rewards=token_rewards, missing=missing, lost=lost)
+    return PlacedRewards(token_rewards=token_rewards, missing=missing, lost=lost)
 
 
 def sum_token_rewards(token_rewards: Tensor, mask: Tensor) -> Tensor:
@@ -140,7 +148,7 @@ def _sum_masked(mask: Tensor, values: Tensor) -> Tensor:
     return selection.sum(dim=1)
 
 
-def _in_rows(
+def _place_row_block(
     turns: Tensor,
     present: Tensor,
     overall: Tensor,
@@ -151,7 +159,7 @@ def _in_rows(
     to_last_token: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of a block of rows: token rewards, tokens of each turn, and tokens in the mask."""
-    tokens = _Tokens.of(turn_ids, mask, turns=turns.shape[1])
+    tokens = _RewardableTokens.from_turn_ids(turn_ids, mask, turns=turns.shape[1])
     token_rewards = _RULES[placement](turns, overall, tokens)
     if to_last_token and placement != "final_token_only":
         missing = present & (tokens.sizes == 0)
@@ -159,7 +167,7 @@ def _in_rows(
     return token_rewards, tokens.sizes, tokens.length
 
 
-class _Ends(NamedTuple):
+class _LastTokens(NamedTuple):
     """Places among all `B · T` tokens, -1 where there is none: `[B, K]` each turn's last token,
     and `[B]` the row's."""
 
@@ -168,7 +176,7 @@ class _Ends(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _Tokens:
+class _RewardableTokens:
     """Where rewards may go, in a block of rows.
 
     Attributes:
@@ -187,7 +195,7 @@ class _Tokens:
     length: Tensor
 
     @classmethod
-    def of(cls, turn_ids: Tensor, mask: Tensor, turns: int) -> "_Tokens":
+    def from_turn_ids(cls, turn_ids: Tensor, mask: Tensor, turns: int) -> "_RewardableTokens":
         """Counts in runs: neighbours mostly look into the same cell, and runs are few."""
         rows, columns = len(mask), turns + 3
         (column,) = select_masked(mask, turn_ids.to(torch.int32).clamp_(0, turns + 1).add_(1))
@@ -197,13 +205,13 @@ class _Tokens:
         counts = runs.new_zeros(rows * columns).index_add_(0, owners, runs).view(rows, columns)
         return cls(cell, owners, runs, counts[:, 2:-1], counts[:, 1:].sum(dim=1))
 
-    def ends(self) -> _Ends:
+    def ends(self) -> _LastTokens:
         """The last tokens."""
         rows, turns = self.sizes.shape
         nowhere = self.runs.new_full((rows * (turns + 3),), -1)
         last = self.runs.cumsum(0) - 1
         ends = nowhere.scatter_reduce(0, self.owners.long(), last, "amax").view(rows, -1)
-        return _Ends(of_turns=ends[:, 2:-1], final=ends[:, 1:].amax(dim=1))
+        return _LastTokens(of_turns=ends[:, 2:-1], final=ends[:, 1:].amax(dim=1))
 
     def look_up(self, table: Tensor) -> Tensor:
         """`[B, K + 3]` to `[B, T]`."""
@@ -215,22 +223,22 @@ class _Tokens:
         return flat.index_add_(0, places[there], values[there]).view(self.cell.shape)
 
 
-def _turn_proportional(turns: Tensor, overall: Tensor, tokens: _Tokens) -> Tensor:
+def _turn_proportional(turns: Tensor, overall: Tensor, tokens: _RewardableTokens) -> Tensor:
     own = turns / tokens.sizes.clamp(min=1)
     shared = overall / tokens.length.clamp(min=1)
     return tokens.look_up(pad(pad(own, (1, 1)) + shared[:, None], (1, 0)))
 
 
-def _turn_end(turns: Tensor, overall: Tensor, tokens: _Tokens) -> Tensor:
+def _turn_end(turns: Tensor, overall: Tensor, tokens: _RewardableTokens) -> Tensor:
     ends = tokens.ends()
     return tokens.put(ends.of_turns, turns) + tokens.put(ends.final, overall)
 
 
-def _final_token_only(turns: Tensor, overall: Tensor, tokens: _Tokens) -> Tensor:
+def _final_token_only(turns: Tensor, overall: Tensor, tokens: _RewardableTokens) -> Tensor:
     return tokens.put(tokens.ends().final, turns.sum(dim=1) + overall)
 
 
-_RULES: dict[Placement, Callable[[Tensor, Tensor, _Tokens], Tensor]] = {
+_RULES: dict[Placement, Callable[[Tensor, Tensor, _RewardableTokens], Tensor]] = {
     "turn_proportional": _turn_proportional,
     "turn_end": _turn_end,
     "final_token_only": _final_token_only,

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlx.credit.rows import by_rows, select_masked
+from rlx.credit.rows import map_row_blocks, select_masked
 from rlx.errors import ShapeError
 from rlx.spec.estimator import EnvironmentTokens
 
 __all__ = [
-    "between_ends",
+    "compute_discounted_returns",
     "compute_gae_advantages",
-    "discounted_returns",
-    "turn_level_gae",
-    "vine_advantages",
+    "compute_turn_gae_advantages",
+    "compute_vine_advantages",
+    "fill_between_ends",
     "whiten_values",
 ]
 
@@ -69,16 +69,18 @@ def compute_gae_advantages(
     recursion = partial(_accumulate_gae, gamma=gamma, lam=lam)
 
     def compute_gae_block(rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        steps = mask if environment == "skip" else between_ends(mask)
+        steps = mask if environment == "skip" else fill_between_ends(mask)
         rewards, values = select_masked(steps, rewards, values)
-        advantages = _on_steps(recursion, steps, rewards, values)
+        advantages = _apply_on_steps(recursion, steps, rewards, values)
         return advantages, values.add_(advantages)
 
-    advantages, returns = by_rows(compute_gae_block, token_rewards, values, mask, inside=mask)
+    advantages, returns = map_row_blocks(
+        compute_gae_block, token_rewards, values, mask, inside=mask
+    )
     return advantages, returns
 
 
-def discounted_returns(token_rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
+def compute_discounted_returns(token_rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
     """The discounted sum of the rewards that are still to come, as REINFORCE++ has it.
 
         Gₜ = Σ_{s ≥ t} γˢ⁻ᵗ rₛ         s and t count the row's learning tokens
@@ -101,13 +103,13 @@ def discounted_returns(token_rewards: Tensor, mask: Tensor, *, gamma: float) -> 
 
     def compute_returns_block(rewards: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         (rewards,) = select_masked(mask, rewards)
-        return (_on_steps(partial(_decayed_sums, factor=gamma), mask, rewards),)
+        return (_apply_on_steps(partial(_decayed_sums, factor=gamma), mask, rewards),)
 
-    (returns,) = by_rows(compute_returns_block, token_rewards, mask, inside=mask)
+    (returns,) = map_row_blocks(compute_returns_block, token_rewards, mask, inside=mask)
     return returns
 
 
-def turn_level_gae(
+def compute_turn_gae_advantages(
     token_rewards: Tensor,
     values: Tensor,
     mask: Tensor,
@@ -151,22 +153,24 @@ def turn_level_gae(
         Bi-level GAE of VAGEN and RAGEN (arXiv 2504.20073), as published in their code.
     """
     _check_shapes(token_rewards=token_rewards, values=values, mask=mask, turn_ids=turn_ids)
-    recursion = partial(_turn_level, gamma=gamma, lam=lam, gamma_high=gamma_high, lam_high=lam_high)
+    recursion = partial(
+        _accumulate_turn_gae, gamma=gamma, lam=lam, gamma_high=gamma_high, lam_high=lam_high
+    )
 
     def compute_turn_block(
         rewards: Tensor, values: Tensor, mask: Tensor, turns: Tensor
     ) -> tuple[Tensor, ...]:
         rewards, values, turns = select_masked(mask, rewards, values, turns)
-        advantages = _on_steps(recursion, mask, rewards, values, turns, mask)
+        advantages = _apply_on_steps(recursion, mask, rewards, values, turns, mask)
         return advantages, values.add_(advantages)
 
-    advantages, returns = by_rows(
+    advantages, returns = map_row_blocks(
         compute_turn_block, token_rewards, values, mask, turn_ids, inside=mask
     )
     return advantages, returns
 
 
-def vine_advantages(step_ids: Tensor, values: Tensor, rewards: Tensor) -> Tensor:
+def compute_vine_advantages(step_ids: Tensor, values: Tensor, rewards: Tensor) -> Tensor:
     """What each step of reasoning changed in the chance of success, on all of its tokens.
 
         Aₛ = rₛ + V̂(s + 1) - V̂(s)
@@ -243,7 +247,7 @@ def _accumulate_gae(rewards: Tensor, values: Tensor, *, gamma: float, lam: float
     return _decayed_sums(deltas, gamma * lam)
 
 
-def _turn_level(
+def _accumulate_turn_gae(
     rewards: Tensor,
     values: Tensor,
     turns: Tensor,
@@ -309,7 +313,7 @@ def _shift_left(x: Tensor, by: int = 1) -> Tensor:
 # Where the steps are. ----------------------------------------------------------------------------
 
 
-def _on_steps(recursion: Callable[..., Tensor], steps: Tensor, *streams: Tensor) -> Tensor:
+def _apply_on_steps(recursion: Callable[..., Tensor], steps: Tensor, *streams: Tensor) -> Tensor:
     """`recursion` over the steps alone, `[B, T]`; anything outside of them.
 
     It sees the steps of a row side by side. The streams are 0 outside the steps.
@@ -327,7 +331,7 @@ def _on_steps(recursion: Callable[..., Tensor], steps: Tensor, *streams: Tensor)
     return pad(recursion(*packed), (1, 0)).gather(1, numbers)
 
 
-def between_ends(mask: Tensor) -> Tensor:
+def fill_between_ends(mask: Tensor) -> Tensor:
     """`[B, T]` bool from the first to the last true position of the row: all that the literal
     recursion of `gae` reads."""
     begun = mask.cumsum(dim=1) > 0

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["by_rows", "select_masked"]
+__all__ = ["map_row_blocks", "select_masked"]
 
 _ELEMENTS = 2**18
 """Tokens in a block."""
@@ -17,7 +17,7 @@ _ELEMENTS = 2**18
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def by_rows(
+def map_row_blocks(
     function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor, inside: Tensor | None = None
 ) -> tuple[Tensor, ...]:
     """`function` over blocks of rows.

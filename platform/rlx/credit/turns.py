@@ -9,13 +9,19 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from rlx.credit.group import Statistics, group_advantages
+from rlx.credit.group import GroupAdvantageSettings, group_advantages
 from rlx.spec.estimator import Normalize, TurnStatistics
 
-__all__ = ["compute_gigpo_advantages", "mt_grpo", "multiturn_grpo", "step_returns", "tree_grpo"]
+__all__ = [
+    "compute_gigpo_advantages",
+    "compute_mt_grpo_advantages",
+    "compute_multiturn_grpo_advantages",
+    "compute_step_returns",
+    "compute_tree_grpo_advantages",
+]
 
 
-def multiturn_grpo(
+def compute_multiturn_grpo_advantages(
     turn_rewards: Tensor,
     turn_present: Tensor,
     global_rewards: Tensor,
@@ -25,7 +31,7 @@ def multiturn_grpo(
     *,
     statistics: TurnStatistics = "pooled",
     turn_weight: float = 0.5,
-    **how: Unpack[Statistics],
+    **how: Unpack[GroupAdvantageSettings],
 ) -> Tensor:
     """Each turn's reward against other turns of the prompt, plus each rollout's against the others.
 
@@ -55,12 +61,12 @@ def multiturn_grpo(
     keys = (
         prompts if statistics == "pooled" else _build_pair_ids(prompts, numbers.expand_as(prompts))
     )
-    turns = _among_present(turn_rewards, turn_present, keys, **how)
+    turns = _compute_present_advantages(turn_rewards, turn_present, keys, **how)
     rollouts = group_advantages(global_rewards, group_ids, **how)
-    return _on_turns(turn_weight * turns, rollouts, turn_ids, mask)
+    return _spread_over_turns(turn_weight * turns, rollouts, turn_ids, mask)
 
 
-def mt_grpo(
+def compute_mt_grpo_advantages(
     turn_rewards: Tensor,
     turn_present: Tensor,
     outcome_rewards: Tensor,
@@ -69,7 +75,7 @@ def mt_grpo(
     group_ids: Tensor,
     *,
     turn_coef: float = 1.0,
-    **how: Unpack[Statistics],
+    **how: Unpack[GroupAdvantageSettings],
 ) -> Tensor:
     """The first turn learns from its own reward and the outcome, later turns from the outcome.
 
@@ -91,12 +97,12 @@ def mt_grpo(
     Reference:
         MT-GRPO, arXiv 2505.11821.
     """
-    first = _among_present(turn_rewards, turn_present, group_ids, **how)
+    first = _compute_present_advantages(turn_rewards, turn_present, group_ids, **how)
     outcome = group_advantages(outcome_rewards, group_ids, **how)
-    return _on_turns(turn_coef * first[:, None], outcome, turn_ids, mask)
+    return _spread_over_turns(turn_coef * first[:, None], outcome, turn_ids, mask)
 
 
-def step_returns(
+def compute_step_returns(
     turn_rewards: Tensor,
     turn_present: Tensor,
     global_rewards: Tensor,
@@ -140,7 +146,7 @@ def compute_gigpo_advantages(
     *,
     omega: float = 1.0,
     normalize: Normalize = "center",
-    **how: Unpack[Statistics],
+    **how: Unpack[GroupAdvantageSettings],
 ) -> Tensor:
     """Rollouts against rollouts of the prompt, plus turns against turns from the same state.
 
@@ -165,19 +171,21 @@ def compute_gigpo_advantages(
         GiGPO, arXiv 2505.10978.
     """
     states = _build_pair_ids(group_ids[:, None].expand_as(state_ids), state_ids)
-    alone: Statistics = {**how, "singleton": "zero"}
-    steps = _among_present(returns, state_ids >= 0, states, normalize=normalize, **alone)
+    alone: GroupAdvantageSettings = {**how, "singleton": "zero"}
+    steps = _compute_present_advantages(
+        returns, state_ids >= 0, states, normalize=normalize, **alone
+    )
     episodes = group_advantages(episode_scores, group_ids, normalize=normalize, **how)
-    return _on_turns(omega * steps, episodes, turn_ids, mask)
+    return _spread_over_turns(omega * steps, episodes, turn_ids, mask)
 
 
-def tree_grpo(
+def compute_tree_grpo_advantages(
     scores: Tensor,
     group_ids: Tensor,
     tree_ids: Tensor,
     *,
     normalize: Normalize = "std",
-    **how: Unpack[Statistics],
+    **how: Unpack[GroupAdvantageSettings],
 ) -> Tensor:
     """A leaf against all leaves of its prompt, plus against the leaves of its own tree.
 
@@ -214,13 +222,13 @@ def _build_pair_ids(one: Tensor, other: Tensor) -> Tensor:
     return pairs
 
 
-def _among_present(
+def _compute_present_advantages(
     values: Tensor,
     present: Tensor,
     keys: Tensor,
     *,
     normalize: Normalize = "std",
-    **how: Unpack[Statistics],
+    **how: Unpack[GroupAdvantageSettings],
 ) -> Tensor:
     """Group advantages among the present values, in the shape of `values`; 0 where absent."""
     advantages = group_advantages(
@@ -232,7 +240,7 @@ def _among_present(
     return torch.zeros_like(values).masked_scatter(present, advantages)
 
 
-def _on_turns(per_turn: Tensor, per_row: Tensor, turn_ids: Tensor, mask: Tensor) -> Tensor:
+def _spread_over_turns(per_turn: Tensor, per_row: Tensor, turn_ids: Tensor, mask: Tensor) -> Tensor:
     """`[B, K]` and `[B]` to the tokens, `[B, T]`: each has its row's and, if any, its turn's."""
     # A column of zeros in front serves the tokens whose turn has no column.
     table = torch.nn.functional.pad(per_turn, (1, 0))

@@ -4,7 +4,7 @@ Looking names up reads the metadata of installed distributions and imports nothi
 that an experiment names are imported. One that fails breaks only the experiments that name it.
 """
 
-from rlx.discovery.checks import Plugins, check_file, check_read_spec, resolve_plugins
+from rlx.discovery.checks import ExperimentPlugins, check_file, check_read_spec, resolve_plugins
 from rlx.discovery.lookup import (
     GROUPS,
     InstalledPlugin,
@@ -19,10 +19,10 @@ from rlx.discovery.places import Provenance, build_plugin
 
 __all__ = [
     "GROUPS",
+    "ExperimentPlugins",
     "InstalledPlugin",
     "Kind",
     "PluginFault",
-    "Plugins",
     "Provenance",
     "build_plugin",
     "check_file",

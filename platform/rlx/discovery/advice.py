@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from rlx.discovery.fit import find_ignored_settings, list_singleton_turns
 from rlx.plugin import Estimator, Mask
-from rlx.spec import ExperimentSpec, ManyTurn
+from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec
 from rlx.spec.cautions import find_cautions
 from rlx.spec.mask import TurnSpans
 from rlx.spec.reading.diagnostics import Diagnostic, KeyPath
@@ -24,7 +24,9 @@ def collect_spec_warnings(
     for path, text in find_ignored_settings(spec, estimator):
         yield _build_warning(path, text)
     yield from _check_mask_spans(spec, mask)
-    forced = spec.rollout.forced_answer if isinstance(spec.rollout, ManyTurn) else None
+    forced = (
+        spec.rollout.forced_answer if isinstance(spec.rollout, EnvironmentRolloutSpec) else None
+    )
     if forced is not None and "{prompt}" in forced.template:
         yield _build_warning(
             ("rollout", "forced_answer", "template"),

@@ -7,25 +7,25 @@ from typing import Any, cast
 
 from rlx.discovery.advice import collect_spec_warnings
 from rlx.discovery.fit import (
-    beyond_own,
     check_correctness_judge,
     check_estimator_fit,
+    check_mask_reach,
     check_reward_turns,
     check_task_corruption,
     check_unused_value_sources,
 )
 from rlx.discovery.lookup import build_plugin_diagnostic, find_installed_plugin
 from rlx.discovery.places import (
-    PluginPlace,
+    PluginReference,
     Provenance,
-    all_made,
     build_all_plugins,
     build_provenance,
+    list_built_plugins,
     plugin_places,
 )
 from rlx.discovery.streams import STREAMS, list_needed_streams
 from rlx.plugin import Environment, Estimator, Mask, Plugin
-from rlx.spec import ExperimentSpec, ManyTurn, PhaseSpec
+from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, PhaseSpec
 from rlx.spec.reading.diagnostics import (
     Diagnostic,
     InvalidSpec,
@@ -34,14 +34,14 @@ from rlx.spec.reading.diagnostics import (
     did_you_mean,
     format_key_path,
 )
-from rlx.spec.reading.locations import in_phase, locate_diagnostic
-from rlx.spec.reading.reader import ReadSpec, read_document, validate_document
+from rlx.spec.reading.locations import locate_diagnostic, relocate_phase_fault
+from rlx.spec.reading.reader import LoadedSpec, read_document, validate_document
 
-__all__ = ["Plugins", "check_file", "check_read_spec", "resolve_plugins"]
+__all__ = ["ExperimentPlugins", "check_file", "check_read_spec", "resolve_plugins"]
 
 
 @dataclass(frozen=True, slots=True)
-class Plugins:
+class ExperimentPlugins:
     """The plugins of one experiment, with their options.
 
     Attributes:
@@ -64,7 +64,7 @@ class Plugins:
     warnings: tuple[Diagnostic, ...]
 
 
-def resolve_plugins(spec: ExperimentSpec) -> Plugins:
+def resolve_plugins(spec: ExperimentSpec) -> ExperimentPlugins:
     """Imports an experiment's plugins, gives them their options, and checks that all of it fits.
 
     Every phase is checked as well; the plugins returned are those of the experiment itself, and
@@ -79,7 +79,7 @@ def resolve_plugins(spec: ExperimentSpec) -> Plugins:
     return plugins
 
 
-def check_read_spec(read: ReadSpec) -> Plugins:
+def check_read_spec(read: LoadedSpec) -> ExperimentPlugins:
     """As `resolve`, with every fault at its place in the file.
 
     Raises:
@@ -97,7 +97,7 @@ def check_read_spec(read: ReadSpec) -> Plugins:
     )
 
 
-def check_file(path: Path, overrides: Sequence[str] = ()) -> tuple[ReadSpec, Plugins]:
+def check_file(path: Path, overrides: Sequence[str] = ()) -> tuple[LoadedSpec, ExperimentPlugins]:
     """Reads and checks one experiment with its plugins, everything that is wrong at once.
 
     Raises:
@@ -117,14 +117,14 @@ def check_file(path: Path, overrides: Sequence[str] = ()) -> tuple[ReadSpec, Plu
     return read, check_read_spec(read)
 
 
-def _resolve_all_phases(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagnostic]]:
+def _resolve_all_phases(spec: ExperimentSpec) -> tuple[ExperimentPlugins | None, list[Diagnostic]]:
     plugins, faults = _resolve_one_spec(spec)
     said = [*faults, *(plugins.warnings if plugins else ())]
     known = {(d.path, d.message) for d in said}
     for number, phase in enumerate(spec.phases):
         written = {"name": phase.name, "set": phase.set}
-        new = (d for d in _said_in(spec, phase) if (d.path, d.message) not in known)
-        said += [in_phase(d, ("phases", number), written) for d in new]
+        new = (d for d in _check_phase(spec, phase) if (d.path, d.message) not in known)
+        said += [relocate_phase_fault(d, ("phases", number), written) for d in new]
     warnings = tuple(d for d in said if d.severity == "warning")
     faults = [d for d in said if d.severity == "error"]
     return plugins and replace(plugins, warnings=warnings), faults
@@ -133,25 +133,25 @@ def _resolve_all_phases(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diag
 def _list_phase_estimators(spec: ExperimentSpec) -> Iterator[Estimator]:
     """The estimator of each phase; phases that are at fault are told of elsewhere."""
     for phase in spec.phases:
-        plugins, _ = _resolve_one_spec(spec.in_phase(phase))
+        plugins, _ = _resolve_one_spec(spec.resolve_phase_spec(phase))
         if plugins is not None:
             yield plugins.estimator
 
 
-def _said_in(spec: ExperimentSpec, phase: PhaseSpec) -> Iterator[Diagnostic]:
+def _check_phase(spec: ExperimentSpec, phase: PhaseSpec) -> Iterator[Diagnostic]:
     """Faults and warnings of the experiment as it stands in a phase that changes it."""
     if phase.set:
-        plugins, faults = _resolve_one_spec(spec.in_phase(phase))
+        plugins, faults = _resolve_one_spec(spec.resolve_phase_spec(phase))
         for said in (*faults, *(plugins.warnings if plugins else ())):
             if said.path[:1] != ("model",):  # started once, before any phase
                 yield said
 
 
-def _resolve_one_spec(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagnostic]]:
+def _resolve_one_spec(spec: ExperimentSpec) -> tuple[ExperimentPlugins | None, list[Diagnostic]]:
     """The plugins of one spec, phases aside."""
     places = list(plugin_places(spec.dump_resolved()))
     built, faults = build_all_plugins(places)
-    everyone = list(all_made(places, built))
+    everyone = list(list_built_plugins(places, built))
     faults += _check_parent_rewards(places, built)
     faults += _check_needed_streams(spec, everyone, built.get(("task",)))
     if faults:
@@ -159,7 +159,7 @@ def _resolve_one_spec(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagno
     estimator = cast(Estimator, built["estimator",])
     environment = cast(Environment | None, built.get(("rollout", "environment")))
     faults = [*check_estimator_fit(spec, estimator), *check_task_corruption(spec, built["task",])]
-    faults += beyond_own(spec, cast(Mask, built["mask",]))
+    faults += check_mask_reach(spec, cast(Mask, built["mask",]))
     judge = spec.evaluation.correct
     faults += check_correctness_judge(
         spec, built.get(("rewards", "turn", judge), built.get(("rewards", "global", judge)))
@@ -169,7 +169,7 @@ def _resolve_one_spec(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagno
     if faults:
         return None, faults
     rewards = {(str(p[1]), str(p[2])): made for p, made in built.items() if p[0] == "rewards"}
-    plugins = Plugins(
+    plugins = ExperimentPlugins(
         task=built["task",],
         variants={str(p[-1]): made for p, made in built.items() if p[0] == "evaluation"},
         environment=environment,
@@ -184,7 +184,7 @@ def _resolve_one_spec(spec: ExperimentSpec) -> tuple[Plugins | None, list[Diagno
 
 
 def _check_parent_rewards(
-    places: Sequence[PluginPlace], built: Mapping[KeyPath, Plugin]
+    places: Sequence[PluginReference], built: Mapping[KeyPath, Plugin]
 ) -> Iterator[Diagnostic]:
     """Where `of` is missing, or pointless."""
     rewards = [place for place in places if place.path[0] == "rewards"]
@@ -209,7 +209,7 @@ def _check_parent_rewards(
 
 
 def _check_needed_streams(
-    spec: ExperimentSpec, everyone: Iterable[tuple[PluginPlace, Plugin]], task: Plugin | None
+    spec: ExperimentSpec, everyone: Iterable[tuple[PluginReference, Plugin]], task: Plugin | None
 ) -> Iterator[Diagnostic]:
     """Streams that something needs and the experiment does not provide."""
     wanted = [
@@ -230,7 +230,9 @@ def _check_needed_streams(
             )
     needs = [(path, place.label, name) for path, place, name in wanted if name in STREAMS]
     if spec.model.warm_start is not None:
-        wanted_of_task = "lessons" if isinstance(spec.rollout, ManyTurn) else "demonstrations"
+        wanted_of_task = (
+            "lessons" if isinstance(spec.rollout, EnvironmentRolloutSpec) else "demonstrations"
+        )
         needs.append((("model", "warm_start"), "model.warm_start", wanted_of_task))
     for path, who, name in needs:
         stream = STREAMS[name]

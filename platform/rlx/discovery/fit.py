@@ -6,24 +6,26 @@ from typing import Any
 from pydantic import BaseModel
 
 from rlx.plugin import Corrupts, Environment, Estimator, Mask, Plugin
-from rlx.spec import PROFILES, ExperimentSpec, ManyTurn
+from rlx.spec import PROFILES, EnvironmentRolloutSpec, ExperimentSpec
 from rlx.spec.reading.diagnostics import Diagnostic, KeyPath, did_you_mean
 from rlx.spec.reward import EVERY_TURN
 
 __all__ = [
-    "beyond_own",
     "check_correctness_judge",
     "check_estimator_fit",
+    "check_mask_reach",
     "check_reward_turns",
     "check_task_corruption",
     "check_unused_value_sources",
+    "fill_profile_options",
     "find_ignored_settings",
     "list_singleton_turns",
-    "under_profile",
 ]
 
 
-def under_profile(cls: type[Plugin], options: Mapping[str, Any], profile: str) -> dict[str, Any]:
+def fill_profile_options(
+    cls: type[Plugin], options: Mapping[str, Any], profile: str
+) -> dict[str, Any]:
     """The options of an estimator, those that a profile stands for filled in where not given."""
     conventions = next((said for name, said in PROFILES.items() if name == profile), {})
     return _fill_conventions(cls, options, conventions) if conventions else dict(options)
@@ -133,12 +135,14 @@ def check_reward_turns(spec: ExperimentSpec, environment: Environment) -> Iterat
 
 
 def _environment_name(spec: ExperimentSpec) -> str:
-    return spec.rollout.environment.plugin if isinstance(spec.rollout, ManyTurn) else ""
+    return (
+        spec.rollout.environment.plugin if isinstance(spec.rollout, EnvironmentRolloutSpec) else ""
+    )
 
 
-def beyond_own(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
+def check_mask_reach(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
     """A mask that lets an environment's tokens learn, whose log-probabilities nobody computes."""
-    learns = isinstance(spec.rollout, ManyTurn) and mask.reaches_beyond()
+    learns = isinstance(spec.rollout, EnvironmentRolloutSpec) and mask.reaches_beyond()
     if learns and spec.loss.old_logprobs != "learner":
         yield _build_fit_conflict(
             ("mask",),

@@ -29,7 +29,7 @@ from rlx.spec import (
     PluginUse,
     TurnReward,
 )
-from rlx.spec.base import keys_of
+from rlx.spec.base import list_yaml_keys
 from rlx.spec.reading.diagnostics import Diagnostic, did_you_mean, format_diagnostic
 from rlx.spec.reward import EVERY_TURN
 
@@ -204,11 +204,11 @@ def _normalize_distribution(distribution: str) -> str:
 
 
 _KEPT: Mapping[Kind, frozenset[str]] = {
-    "task": frozenset(keys_of(PluginUse)),
-    "environment": frozenset(keys_of(EnvironmentUse)),
-    "reward": frozenset((*keys_of(TurnReward), *keys_of(GlobalReward))),
-    "estimator": frozenset(keys_of(EstimatorUse)),
-    "mask": frozenset(keys_of(MaskUse)),
+    "task": frozenset(list_yaml_keys(PluginUse)),
+    "environment": frozenset(list_yaml_keys(EnvironmentUse)),
+    "reward": frozenset((*list_yaml_keys(TurnReward), *list_yaml_keys(GlobalReward))),
+    "estimator": frozenset(list_yaml_keys(EstimatorUse)),
+    "mask": frozenset(list_yaml_keys(MaskUse)),
 }
 """Keys beside a plugin's own options in YAML."""
 
@@ -237,7 +237,7 @@ def _describe_misfit(kind: Kind, offered: Any) -> str:
         return wrong
     if kind == "reward" and not (hasattr(offered, "score") and hasattr(offered, "scope")):
         return f"{offered.__name__} has no `score` or no `scope`"
-    if kept := sorted(_KEPT[kind] & set(keys_of(offered))):
+    if kept := sorted(_KEPT[kind] & set(list_yaml_keys(offered))):
         return f"its option {kept[0]!r} could never be set: rlx reads that key itself; rename it"
     names_code = isinstance(getattr(offered, "implementation", None), str)
     if kind in ("estimator", "mask") and not names_code:

@@ -7,7 +7,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from rlx.discovery.fit import under_profile
+from rlx.discovery.fit import fill_profile_options
 from rlx.discovery.lookup import (
     Kind,
     PluginFault,
@@ -18,16 +18,16 @@ from rlx.discovery.lookup import (
 )
 from rlx.plugin import Plugin
 from rlx.spec import EnvironmentUse, EstimatorUse, GlobalReward, MaskUse, PluginUse, TurnReward
-from rlx.spec.base import keys_of
+from rlx.spec.base import list_yaml_keys
 from rlx.spec.reading.diagnostics import Diagnostic, KeyPath, build_refusal
 
 __all__ = [
-    "PluginPlace",
+    "PluginReference",
     "Provenance",
-    "all_made",
     "build_all_plugins",
     "build_plugin",
     "build_provenance",
+    "list_built_plugins",
     "plugin_places",
 ]
 
@@ -52,7 +52,7 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True)
-class PluginPlace:
+class PluginReference:
     """One place of a spec that names a plugin.
 
     Attributes:
@@ -90,11 +90,11 @@ def build_plugin(use: PluginUse, kind: Kind) -> Plugin:
 
 def _build_plugin_place(
     path: KeyPath, kind: Kind, model: type[PluginUse], tree: Mapping[str, Any]
-) -> PluginPlace:
-    keys = keys_of(model)
+) -> PluginReference:
+    keys = list_yaml_keys(model)
     key = model.model_fields["plugin"].alias or "plugin"
     options = {k: v for k, v in tree.items() if k not in keys}
-    return PluginPlace(
+    return PluginReference(
         path, kind, keys, key, _get_plugin_name(model, tree), options, tree.get("of")
     )
 
@@ -105,7 +105,7 @@ def _get_plugin_name(model: type[PluginUse], tree: Mapping[str, Any]) -> Any:
     return tree.get(field.alias or "plugin", field.default)
 
 
-def plugin_places(tree: Mapping[str, Any]) -> Iterator[PluginPlace]:
+def plugin_places(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
     """The places of a tree that name plugins; those that are malformed are left to the reader."""
     rewards = tree.get("rewards")
     rewards = rewards if isinstance(rewards, dict) else {}
@@ -144,11 +144,11 @@ def _list_task_variants(tree: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapp
             yield ("evaluation", "variants", name), {**task, **changed}
 
 
-def _build_plugin_at(place: PluginPlace) -> Plugin | list[Diagnostic]:
+def _build_plugin_at(place: PluginReference) -> Plugin | list[Diagnostic]:
     """A plugin with its options, or what is wrong with them, at their paths."""
     cls = load_plugin(place.kind, place.name)
     inner, faults = build_all_plugins(_list_nested_places(cls, place))
-    options = under_profile(cls, place.options, place.profile)
+    options = fill_profile_options(cls, place.options, place.profile)
     try:
         plugin = cls.model_validate_json(to_json(options), strict=True)
     except ValidationError as error:
@@ -176,7 +176,7 @@ def _build_plugin_at(place: PluginPlace) -> Plugin | list[Diagnostic]:
     return plugin.with_inner(held)
 
 
-def _list_nested_places(cls: type[Plugin], place: PluginPlace) -> Iterator[PluginPlace]:
+def _list_nested_places(cls: type[Plugin], place: PluginReference) -> Iterator[PluginReference]:
     """The plugins that a plugin's options name; what is malformed is left to its own check."""
     for option, kind in cls.nested.items():
         named = place.options.get(option)
@@ -187,7 +187,7 @@ def _list_nested_places(cls: type[Plugin], place: PluginPlace) -> Iterator[Plugi
 
 
 def build_all_plugins(
-    places: Iterable[PluginPlace],
+    places: Iterable[PluginReference],
 ) -> tuple[dict[KeyPath, Plugin], list[Diagnostic]]:
     """Makes what stands at each place, by its path; and says what is wrong with those it cannot."""
     built: dict[KeyPath, Plugin] = {}
@@ -205,9 +205,9 @@ def build_all_plugins(
     return built, faults
 
 
-def all_made(
-    places: Iterable[PluginPlace], built: Mapping[KeyPath, Plugin]
-) -> Iterator[tuple[PluginPlace, Plugin]]:
+def list_built_plugins(
+    places: Iterable[PluginReference], built: Mapping[KeyPath, Plugin]
+) -> Iterator[tuple[PluginReference, Plugin]]:
     """Every plugin that was made, those that others hold behind their holders."""
     for place in places:
         plugin = built.get(place.path)
@@ -215,10 +215,10 @@ def all_made(
             yield place, plugin
             inner = list(_list_nested_places(type(plugin), place))
             held = {i.path: plugin.inner(str(i.path[-2]))[str(i.path[-1])] for i in inner}
-            yield from all_made(inner, held)
+            yield from list_built_plugins(inner, held)
 
 
-def build_provenance(place: PluginPlace, made: Plugin) -> Provenance:
+def build_provenance(place: PluginReference, made: Plugin) -> Provenance:
     """Tells which code a plugin was made of.
 
     Raises:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from rlx.plugin import Estimator, Plugin, Rehearsed
-from rlx.spec import ExperimentSpec, ManyTurn, Single
+from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, SingleRolloutSpec
 
 __all__ = ["STREAMS", "Stream", "list_needed_streams"]
 
@@ -26,11 +26,11 @@ def _has_critic(spec: ExperimentSpec, _: Plugin) -> bool:
 
 
 def _has_monte_carlo(spec: ExperimentSpec, _: Plugin) -> bool:
-    return spec.monte_carlo is not None and isinstance(spec.rollout, Single)
+    return spec.monte_carlo is not None and isinstance(spec.rollout, SingleRolloutSpec)
 
 
-def _answers_alone(spec: ExperimentSpec, _: Plugin) -> bool:
-    return isinstance(spec.rollout, Single)
+def _is_single_turn(spec: ExperimentSpec, _: Plugin) -> bool:
+    return isinstance(spec.rollout, SingleRolloutSpec)
 
 
 def _has_demonstrations(_: ExperimentSpec, task: Plugin) -> bool:
@@ -41,8 +41,8 @@ def _has_lessons(_: ExperimentSpec, task: Plugin) -> bool:
     return isinstance(task, Rehearsed) and bool(getattr(task, "demonstrates", True))
 
 
-def _in_environment(spec: ExperimentSpec, _: Plugin) -> bool:
-    return isinstance(spec.rollout, ManyTurn)
+def _has_environment(spec: ExperimentSpec, _: Plugin) -> bool:
+    return isinstance(spec.rollout, EnvironmentRolloutSpec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,12 @@ STREAMS: Mapping[str, Stream] = MappingProxyType(
         "greedy_baseline": Stream(
             "a greedy answer beside the sampled ones",
             "`rollout.schedule: single` has them",
-            _answers_alone,
+            _is_single_turn,
         ),
         "environment": Stream(
             "a schedule with an environment",
             "`rollout.schedule: environment` has one",
-            _in_environment,
+            _has_environment,
         ),
         "demonstrations": Stream(
             "the task",

@@ -12,9 +12,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.evaluation.scores import expected_calibration_error
+from rlx.evaluation.scores import compute_expected_calibration_error
 
-__all__ = ["ProblemAnswers", "Scaling", "pass_at_k"]
+__all__ = ["AnswerScaling", "ProblemAnswers", "compute_pass_at_k"]
 
 DRAWS = 64
 """Orders of each problem's answers over which votes are averaged."""
@@ -36,7 +36,7 @@ class ProblemAnswers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scaling:
+class AnswerScaling:
     """Accuracy when the best of k answers is taken, by the rule that takes it; one value per k.
 
     Attributes:
@@ -86,14 +86,18 @@ class Scaling:
         return cls(
             k=ks,
             pass_at=tuple(
-                float(np.mean([pass_at_k(len(p.correct), sum(p.correct), k) for p in problems]))
+                float(
+                    np.mean(
+                        [compute_pass_at_k(len(p.correct), sum(p.correct), k) for p in problems]
+                    )
+                )
                 for k in ks
             ),
             majority=mean["majority"],
             weighted=mean["weighted"] if stated else None,
             most_confident=mean["most_confident"] if stated else None,
             vote_share_ece=tuple(
-                expected_calibration_error(right[..., i].ravel(), shares[..., i].ravel())
+                compute_expected_calibration_error(right[..., i].ravel(), shares[..., i].ravel())
                 for i in range(len(ks))
             ),
         )
@@ -109,7 +113,7 @@ class Scaling:
         return cls(**values)
 
 
-def pass_at_k(n: int, correct: int, k: int) -> float:
+def compute_pass_at_k(n: int, correct: int, k: int) -> float:
     """Probability that k of n answers, drawn without replacement, hold a correct one.
 
         1 - C(n - c, k) / C(n, k)

@@ -8,26 +8,30 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.evaluation.answer_scaling import ProblemAnswers, Scaling
+from rlx.evaluation.answer_scaling import AnswerScaling, ProblemAnswers
 from rlx.evaluation.calibration import Calibration
-from rlx.evaluation.held_out import alike_share, collect_stated_confidences, find_correctness_reward
+from rlx.evaluation.held_out import (
+    collect_stated_confidences,
+    compute_identical_share,
+    find_correctness_reward,
+)
 from rlx.evaluation.intervals import DRAWS, Index, compute_bootstrap_intervals
 from rlx.evaluation.scores import (
-    clipped_losses,
     compute_auroc,
     compute_brier,
-    expected_calibration_error,
-    maximum_calibration_error,
+    compute_clipped_losses,
+    compute_expected_calibration_error,
+    compute_maximum_calibration_error,
 )
 from rlx.evaluation.selective import compute_aurc
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree
 
-__all__ = ["Answer", "compute_answer_metrics", "read_answers"]
+__all__ = ["ScoredAnswer", "compute_answer_metrics", "read_answers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ScoredAnswer:
     """One answer, or rollout, that was scored.
 
     Attributes:
@@ -71,7 +75,7 @@ class Answer:
 
 def read_answers(
     trees: Sequence[RolloutTree], table: RewardTable, correct: str, *, first: int = 0
-) -> list[Answer]:
+) -> list[ScoredAnswer]:
     """Reads off every answer that was scored; dropped ones are left out.
 
     Args:
@@ -88,13 +92,13 @@ def read_answers(
     ]
     stated = collect_stated_confidences(trees, table, places)
     asked = any(stated)
-    found: list[Answer] = []
+    found: list[ScoredAnswer] = []
     count: dict[int, int] = {}
     for (t, s), own in zip(places, stated, strict=True):
         tree, turn = trees[t], trees[t].segments[s]
         number = count[t] = count.get(t, -1) + 1
         found.append(
-            Answer(
+            ScoredAnswer(
                 problem=first + t,
                 problem_id=tree.problem.id,
                 stratum=tree.problem.stratum,
@@ -112,7 +116,7 @@ def read_answers(
 
 
 def compute_answer_metrics(
-    answers: Sequence[Answer], *, seed: int, draws: int = DRAWS
+    answers: Sequence[ScoredAnswer], *, seed: int, draws: int = DRAWS
 ) -> dict[str, Any]:
     """Everything that is said of a set, as plain JSON.
 
@@ -144,7 +148,7 @@ def compute_answer_metrics(
     if asked:
         confidence = np.array([a.confidences[0] for a in answers])
         told |= Calibration.measure(correct, confidence, strata).to_json()
-        told["alike_share"] = alike_share([a.confidences for a in answers])
+        told["alike_share"] = compute_identical_share([a.confidences for a in answers])
     else:
         told["by_stratum"] = {
             label: {"n": len(own), "accuracy": float(np.mean([a.correct for a in own]))}
@@ -157,7 +161,7 @@ def compute_answer_metrics(
     )
     problems = _group_problem_answers(answers)
     several = min(len(p.correct) for p in problems) > 1
-    told["scaling"] = Scaling.measure(problems, seed=seed).to_json() if several else None
+    told["scaling"] = AnswerScaling.measure(problems, seed=seed).to_json() if several else None
     return told
 
 
@@ -171,8 +175,8 @@ def _build_interval_measures(
     stated = np.nan_to_num(confidence, nan=0.0)
     of_pairs = {
         "brier": compute_brier,
-        "ece": expected_calibration_error,
-        "mce": maximum_calibration_error,
+        "ece": compute_expected_calibration_error,
+        "mce": compute_maximum_calibration_error,
         "auroc": compute_auroc,
         "aurc": compute_aurc,
     }
@@ -182,15 +186,15 @@ def _build_interval_measures(
         return found
 
     measures |= {name: partial(compute_measure, function) for name, function in of_pairs.items()}
-    losses = clipped_losses(correct, stated)
+    losses = compute_clipped_losses(correct, stated)
     measures["nll"] = lambda at: float(losses[at].mean())
     measures["mean_confidence"] = lambda at: float(stated[at].mean())
     measures["signed_gap"] = lambda at: float((stated[at] - correct[at]).mean())
     return measures
 
 
-def _group_problem_answers(answers: Sequence[Answer]) -> list[ProblemAnswers]:
-    problems: dict[int, list[Answer]] = {}
+def _group_problem_answers(answers: Sequence[ScoredAnswer]) -> list[ProblemAnswers]:
+    problems: dict[int, list[ScoredAnswer]] = {}
     for answer in answers:
         problems.setdefault(answer.problem, []).append(answer)
     return [

@@ -14,30 +14,30 @@ from numpy.typing import ArrayLike
 
 from rlx.evaluation.scores import (
     Floats,
-    Murphy,
+    MurphyDecomposition,
     ReliabilityBin,
-    as_pairs,
-    brier_skill,
-    clipped_nll,
+    build_reliability_bins,
     compute_auroc,
     compute_brier,
-    confidence_entropy,
-    equal_mass_calibration_error,
-    expected_calibration_error,
-    extreme_share,
-    maximum_calibration_error,
-    murphy_decomposition,
-    reliability_bins,
+    compute_brier_skill,
+    compute_clipped_nll,
+    compute_confidence_entropy,
+    compute_equal_mass_ece,
+    compute_expected_calibration_error,
+    compute_extreme_share,
+    compute_maximum_calibration_error,
+    compute_murphy_decomposition,
+    compute_within_auroc,
+    convert_to_pairs,
     stratum_predictor,
-    within_auroc,
 )
 from rlx.evaluation.selective import (
-    accuracy_at_coverage,
-    auprc_of_errors,
+    compute_accuracy_at_coverage,
     compute_aurc,
-    coverage_at_risk,
-    excess_aurc,
-    risk_points,
+    compute_coverage_at_risk,
+    compute_error_auprc,
+    compute_excess_aurc,
+    select_risk_points,
 )
 
 __all__ = ["Calibration", "StratumCalibration"]
@@ -96,7 +96,7 @@ class Calibration:
     signed_gap: float
     brier: float
     brier_skill: float | None
-    murphy: Murphy
+    murphy: MurphyDecomposition
     nll: float
     ece: float
     ece_15: float
@@ -132,7 +132,7 @@ class Calibration:
         Raises:
             ValueError: no samples, different lengths, or values out of range.
         """
-        y, c = as_pairs(correct, confidence)
+        y, c = convert_to_pairs(correct, confidence)
         labels = np.full(len(y), "") if stratum is None else np.asarray(stratum, dtype=np.str_)
         known = stratum_predictor(y, labels)
         unparsable = int(np.isnan(np.asarray(confidence, dtype=np.float64)).sum())
@@ -144,27 +144,27 @@ class Calibration:
             mean_confidence=float(c.mean()),
             signed_gap=float(c.mean() - y.mean()),
             brier=compute_brier(y, c),
-            brier_skill=brier_skill(y, c),
-            murphy=murphy_decomposition(y, c),
-            nll=clipped_nll(y, c),
-            ece=expected_calibration_error(y, c),
-            ece_15=expected_calibration_error(y, c, bins=15),
-            ece_mass=equal_mass_calibration_error(y, c),
-            mce=maximum_calibration_error(y, c),
+            brier_skill=compute_brier_skill(y, c),
+            murphy=compute_murphy_decomposition(y, c),
+            nll=compute_clipped_nll(y, c),
+            ece=compute_expected_calibration_error(y, c),
+            ece_15=compute_expected_calibration_error(y, c, bins=15),
+            ece_mass=compute_equal_mass_ece(y, c),
+            mce=compute_maximum_calibration_error(y, c),
             auroc=compute_auroc(y, c),
-            within_auroc=within_auroc(y, c, labels),
-            auprc_error=auprc_of_errors(y, c),
+            within_auroc=compute_within_auroc(y, c, labels),
+            auprc_error=compute_error_auprc(y, c),
             aurc=compute_aurc(y, c),
-            e_aurc=excess_aurc(y, c),
-            accuracy_at={f"{q:g}": accuracy_at_coverage(y, c, q) for q in COVERAGES},
-            coverage_at={f"{r:g}": coverage_at_risk(y, c, r) for r in RISKS},
+            e_aurc=compute_excess_aurc(y, c),
+            accuracy_at={f"{q:g}": compute_accuracy_at_coverage(y, c, q) for q in COVERAGES},
+            coverage_at={f"{r:g}": compute_coverage_at_risk(y, c, r) for r in RISKS},
             distinct_share=len(np.unique(c)) / len(c),
-            extreme_share=extreme_share(c),
-            entropy=confidence_entropy(c),
+            extreme_share=compute_extreme_share(c),
+            entropy=compute_confidence_entropy(c),
             stratum_brier=compute_brier(y, known),
             stratum_auroc=compute_auroc(y, known),
-            bins=reliability_bins(y, c),
-            risk_coverage=risk_points(y, c),
+            bins=build_reliability_bins(y, c),
+            risk_coverage=select_risk_points(y, c),
             by_stratum={
                 str(s): _compute_stratum_calibration(y[labels == s], c[labels == s])
                 for s in np.unique(labels)
@@ -187,7 +187,7 @@ class Calibration:
         drawn = record.get("risk_coverage")
         values: dict[str, Any] = {
             **{field.name: record.get(field.name) for field in fields(cls)},
-            "murphy": Murphy(**record["murphy"]),
+            "murphy": MurphyDecomposition(**record["murphy"]),
             "bins": tuple(ReliabilityBin(**b) for b in record["bins"]),
             "risk_coverage": None if drawn is None else tuple((c, r) for c, r in drawn),
             "by_stratum": {label: StratumCalibration(**figures) for label, figures in strata},
@@ -201,6 +201,6 @@ def _compute_stratum_calibration(y: Floats, c: Floats) -> StratumCalibration:
         accuracy=float(y.mean()),
         mean_confidence=float(c.mean()),
         brier=compute_brier(y, c),
-        ece=expected_calibration_error(y, c),
+        ece=compute_expected_calibration_error(y, c),
         auroc=compute_auroc(y, c),
     )

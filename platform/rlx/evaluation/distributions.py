@@ -8,13 +8,13 @@ import numpy as np
 
 from rlx.evaluation.style import BLUE, INK, build_figure, save_figure, style_axes
 
-__all__ = ["Spread", "draw_distributions"]
+__all__ = ["TurnDistribution", "draw_distributions"]
 
 BINS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class TurnDistribution:
     """The turns of one kind that a step trained on.
 
     Attributes:
@@ -28,7 +28,9 @@ class Spread:
     lengths: Sequence[int]
 
 
-def draw_distributions(kinds: Mapping[str, Sequence[Spread]], path: Path) -> tuple[Path, Path]:
+def draw_distributions(
+    kinds: Mapping[str, Sequence[TurnDistribution]], path: Path
+) -> tuple[Path, Path]:
     """Draws a histogram per step, upright and side by side: darker where more turns are.
 
     Args:

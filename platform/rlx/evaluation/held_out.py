@@ -12,18 +12,18 @@ from rlx.reward import RewardTable
 from rlx.rollout import RolloutPlan, RolloutTree
 
 __all__ = [
-    "HeldOut",
-    "alike_share",
-    "answered_once",
+    "HeldOutResults",
     "collect_stated_confidences",
     "compute_held_out_metrics",
+    "compute_identical_share",
     "find_correctness_reward",
-    "stated_confidence",
+    "get_stated_confidence",
+    "limit_to_one_answer",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOut:
+class HeldOutResults:
     """What a model did on held-out problems, problem by problem.
 
     Attributes:
@@ -81,7 +81,7 @@ class HeldOut:
         }
 
 
-def answered_once(plan: RolloutPlan) -> RolloutPlan:
+def limit_to_one_answer(plan: RolloutPlan) -> RolloutPlan:
     """The training schedule with one answer, or rollout, per problem.
 
     Below it the schedule's own counts are kept, for the spread of confidences, of which the first
@@ -92,7 +92,7 @@ def answered_once(plan: RolloutPlan) -> RolloutPlan:
 
 def compute_held_out_metrics(
     trees: Sequence[RolloutTree], table: RewardTable, correct: str
-) -> HeldOut:
+) -> HeldOutResults:
     """Reads off what trees with one answer each amount to.
 
     Args:
@@ -110,13 +110,13 @@ def compute_held_out_metrics(
     answers = [find_correctness_reward(table, trees[t], (t, s), correct) for t, s in places]
     stated = collect_stated_confidences(trees, table, places)
     asked = all(stated)
-    return HeldOut(
+    return HeldOutResults(
         problem_ids=tuple(trees[t].problem.id for t, _ in places),
         strata=tuple(trees[t].problem.stratum for t, _ in places),
         lost=len(trees) - len(places),
         correct=tuple(int(raw == 1.0) for raw in answers),
         confidence=tuple(c[0] for c in stated) if asked else None,
-        alike=alike_share(stated) if asked else None,
+        alike=compute_identical_share(stated) if asked else None,
         rewards=_compute_reward_means(table),
     )
 
@@ -133,7 +133,7 @@ def find_correctness_reward(
     return entries[correct].raw if correct in entries else None
 
 
-def stated_confidence(table: RewardTable, place: tuple[int, int]) -> float:
+def get_stated_confidence(table: RewardTable, place: tuple[int, int]) -> float:
     """The confidence that a reward read from a turn (its part `confidence`); nan where none did."""
     for entry in table.turns.get(place, {}).values():
         if "confidence" in entry.parts:
@@ -162,14 +162,14 @@ def collect_stated_confidences(
             *before, _ = tree.turns(s)
             if tree.segments[s].kind == "confidence" and before:
                 asked = True
-                below.setdefault((t, before[-1]), []).append(stated_confidence(table, (t, s)))
+                below.setdefault((t, before[-1]), []).append(get_stated_confidence(table, (t, s)))
     if asked:
         return [below[place] for place in answers]
-    own = [stated_confidence(table, place) for place in answers]
+    own = [get_stated_confidence(table, place) for place in answers]
     return [[]] * len(own) if np.isnan(own).all() else [[c] for c in own]
 
 
-def alike_share(stated: Sequence[Sequence[float]]) -> float | None:
+def compute_identical_share(stated: Sequence[Sequence[float]]) -> float | None:
     """Share of answers with several confidences that are all the same; None where there are none.
 
     A frozen policy looks perfectly calibrated; this figure gives it away.

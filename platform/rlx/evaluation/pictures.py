@@ -13,16 +13,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "draw_counts",
+    "draw_learning_curves",
     "draw_reliability",
-    "learning_curves",
-    "reliability_diagram",
-    "terminal_reliability",
+    "draw_reliability_diagram",
+    "render_reliability_text",
 ]
 
 Curve = Sequence[tuple[int, float]]
 
 
-def reliability_diagram(before: Calibration, after: Calibration, path: Path) -> tuple[Path, Path]:
+def draw_reliability_diagram(
+    before: Calibration, after: Calibration, path: Path
+) -> tuple[Path, Path]:
     """Draws accuracy against stated confidence, before and after training, side by side.
 
     Each point is a bin at its mean confidence, with the 95 % Wilson interval of its accuracy; its
@@ -47,7 +49,7 @@ def reliability_diagram(before: Calibration, after: Calibration, path: Path) -> 
     return save_figure(drawn, path)
 
 
-def learning_curves(metrics: Mapping[str, Curve], path: Path) -> tuple[Path, Path]:
+def draw_learning_curves(metrics: Mapping[str, Curve], path: Path) -> tuple[Path, Path]:
     """Draws one small panel per metric, in the order given.
 
     Args:
@@ -77,7 +79,7 @@ def learning_curves(metrics: Mapping[str, Curve], path: Path) -> tuple[Path, Pat
     return save_figure(drawn, path)
 
 
-def terminal_reliability(calibration: Calibration, *, width: int = 80) -> "Text":
+def render_reliability_text(calibration: Calibration, *, width: int = 80) -> "Text":
     """Draws a reliability diagram in characters, one line per bin that holds something.
 
     The bar is the accuracy; the mark stands at the mean confidence, where the bar would end if

@@ -7,10 +7,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.evaluation.scores import clipped_losses
-from rlx.evaluation.seed_statistics import LEVEL, RESAMPLES, sign_test
+from rlx.evaluation.scores import compute_clipped_losses
+from rlx.evaluation.seed_statistics import LEVEL, RESAMPLES, compute_permutation_p_value
 
-__all__ = ["FIGURES", "Asked", "OverProblems", "by_problem"]
+__all__ = ["FIGURES", "EvaluationAnswers", "ProblemDifference", "compare_by_problem"]
 
 FIGURES = ("accuracy", "mean_confidence", "brier", "nll")
 """Those that are means over answers, so that each problem has its own."""
@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EvaluationAnswers:
     """The answers of one evaluation.
 
     Attributes:
@@ -46,12 +46,12 @@ class Asked:
             stated = np.array([c or 0.0 for c in kept["confidence"]], dtype=np.float64)
             values["mean_confidence"] = stated.tolist()
             values["brier"] = ((stated - y) ** 2).tolist()
-            values["nll"] = clipped_losses(y, stated).tolist()
+            values["nll"] = compute_clipped_losses(y, stated).tolist()
         return cls(tuple(kept["problem_ids"]), values)
 
 
 @dataclass(frozen=True, slots=True)
-class OverProblems:
+class ProblemDifference:
     """A figure of one recipe minus that of another, over the problems that both were asked.
 
     Attributes:
@@ -73,9 +73,9 @@ class OverProblems:
     p: float
 
 
-def by_problem(
-    one: Mapping[int, Asked], other: Mapping[int, Asked]
-) -> dict[str, OverProblems] | None:
+def compare_by_problem(
+    one: Mapping[int, EvaluationAnswers], other: Mapping[int, EvaluationAnswers]
+) -> dict[str, ProblemDifference] | None:
     """Compares the answers of two recipes to the same problems.
 
     What varies is the problem: the trained models are taken as they are, and what another seed
@@ -109,11 +109,15 @@ def by_problem(
             gaps = weights * (ours - theirs)
             low, high = _compute_weighted_interval(gaps, weights)
             mean = float(gaps.sum() / weights.sum())
-            found[figure] = OverProblems(len(shared), seeds, mean, low, high, sign_test(gaps))
+            found[figure] = ProblemDifference(
+                len(shared), seeds, mean, low, high, compute_permutation_p_value(gaps)
+            )
     return found
 
 
-def _group_values_by_problem(side: Sequence[Asked], figure: str) -> dict[str, list[float]]:
+def _group_values_by_problem(
+    side: Sequence[EvaluationAnswers], figure: str
+) -> dict[str, list[float]]:
     """By problem the answers of all evaluations."""
     answers: dict[str, list[float]] = {}
     for asked in side:

@@ -14,24 +14,24 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 __all__ = [
-    "Murphy",
+    "MurphyDecomposition",
     "ReliabilityBin",
-    "as_pairs",
-    "brier_skill",
-    "clipped_losses",
-    "clipped_nll",
+    "build_reliability_bins",
     "compute_auroc",
     "compute_brier",
-    "confidence_entropy",
-    "equal_mass_calibration_error",
-    "expected_calibration_error",
-    "extreme_share",
-    "maximum_calibration_error",
-    "murphy_decomposition",
-    "reliability_bins",
+    "compute_brier_skill",
+    "compute_clipped_losses",
+    "compute_clipped_nll",
+    "compute_confidence_entropy",
+    "compute_equal_mass_ece",
+    "compute_expected_calibration_error",
+    "compute_extreme_share",
+    "compute_maximum_calibration_error",
+    "compute_murphy_decomposition",
+    "compute_wilson_interval",
+    "compute_within_auroc",
+    "convert_to_pairs",
     "stratum_predictor",
-    "wilson_interval",
-    "within_auroc",
 ]
 
 Floats = NDArray[np.float64]
@@ -43,7 +43,7 @@ _Z_95 = 1.959963984540054
 
 
 @dataclass(frozen=True, slots=True)
-class Murphy:
+class MurphyDecomposition:
     """Brier score = reliability - resolution + uncertainty. Smaller reliability is better."""
 
     reliability: float
@@ -94,21 +94,21 @@ def compute_brier(correct: ArrayLike, confidence: ArrayLike) -> float:
         >>> brier([1, 0], [0.5, 0.0])
         0.125
     """
-    y, c = as_pairs(correct, confidence)
+    y, c = convert_to_pairs(correct, confidence)
     return float(np.mean((c - y) ** 2))
 
 
-def brier_skill(correct: ArrayLike, confidence: ArrayLike) -> float | None:
+def compute_brier_skill(correct: ArrayLike, confidence: ArrayLike) -> float | None:
     """Share of the base rate's Brier score that is saved; None when all labels are equal.
 
     BSS = 1 - BS / (ȳ (1 - ȳ))
     """
-    y, c = as_pairs(correct, confidence)
+    y, c = convert_to_pairs(correct, confidence)
     uncertainty = float(y.mean() * (1 - y.mean()))
     return None if uncertainty == 0 else 1 - compute_brier(y, c) / uncertainty
 
 
-def murphy_decomposition(correct: ArrayLike, confidence: ArrayLike) -> Murphy:
+def compute_murphy_decomposition(correct: ArrayLike, confidence: ArrayLike) -> MurphyDecomposition:
     """Splits the Brier score, exactly, over the distinct confidence values v.
 
         reliability = Σᵥ nᵥ/n (v - ȳᵥ)²
@@ -121,19 +121,19 @@ def murphy_decomposition(correct: ArrayLike, confidence: ArrayLike) -> Murphy:
     Reference:
         Murphy, "A new vector partition of the probability score", 1973.
     """
-    y, c = as_pairs(correct, confidence)
+    y, c = convert_to_pairs(correct, confidence)
     values, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
     share = counts / len(y)
     observed = np.bincount(slot, weights=y) / counts
     mean = y.mean()
-    return Murphy(
+    return MurphyDecomposition(
         reliability=float(np.sum(share * (values - observed) ** 2)),
         resolution=float(np.sum(share * (observed - mean) ** 2)),
         uncertainty=float(mean * (1 - mean)),
     )
 
 
-def clipped_nll(correct: ArrayLike, confidence: ArrayLike, *, clip: float = CLIP) -> float:
+def compute_clipped_nll(correct: ArrayLike, confidence: ArrayLike, *, clip: float = CLIP) -> float:
     """Mean negative log-likelihood in nats, of confidences kept `clip` away from 0 and 1.
 
     A confidence of exactly 0 or 1 would otherwise cost nothing or everything; at .001 a mistake
@@ -146,13 +146,15 @@ def clipped_nll(correct: ArrayLike, confidence: ArrayLike, *, clip: float = CLIP
 
     if not 0 < clip < 0.5:
         raise ValueError(f"clip is {clip}; it lies in (0, 0.5)")
-    y, c = as_pairs(correct, confidence)
+    y, c = convert_to_pairs(correct, confidence)
     return float(log_loss(y, np.clip(c, clip, 1 - clip), labels=[0.0, 1.0]))
 
 
-def clipped_losses(correct: ArrayLike, confidence: ArrayLike, *, clip: float = CLIP) -> Floats:
+def compute_clipped_losses(
+    correct: ArrayLike, confidence: ArrayLike, *, clip: float = CLIP
+) -> Floats:
     """Negative log-likelihood of every answer, `[n]`; `clipped_nll` is their mean."""
-    y, c = as_pairs(correct, confidence)
+    y, c = convert_to_pairs(correct, confidence)
     sure = np.clip(np.where(y == 1, c, 1 - c), clip, 1 - clip)
     losses: Floats = -np.log(sure)
     return losses
@@ -161,11 +163,11 @@ def clipped_losses(correct: ArrayLike, confidence: ArrayLike, *, clip: float = C
 # Calibration in bins -----------------------------------------------------------------------------
 
 
-def reliability_bins(
+def build_reliability_bins(
     correct: ArrayLike, confidence: ArrayLike, *, bins: int = 10
 ) -> tuple[ReliabilityBin, ...]:
     """Mean confidence, accuracy and its 95 % Wilson interval in each equal-width bin."""
-    y, c = as_pairs(correct, confidence)
+    y, c = convert_to_pairs(correct, confidence)
     edges = _build_bin_edges(bins)
     slot = _bin_of(c, edges)
     return tuple(
@@ -174,7 +176,7 @@ def reliability_bins(
     )
 
 
-def expected_calibration_error(
+def compute_expected_calibration_error(
     correct: ArrayLike, confidence: ArrayLike, *, bins: int = 10
 ) -> float:
     """Mean gap between confidence and accuracy over bins, weighted by their counts.
@@ -193,9 +195,7 @@ def expected_calibration_error(
     return float(np.sum(weight * gap))
 
 
-def equal_mass_calibration_error(
-    correct: ArrayLike, confidence: ArrayLike, *, bins: int = 10
-) -> float:
+def compute_equal_mass_ece(correct: ArrayLike, confidence: ArrayLike, *, bins: int = 10) -> float:
     """ECE over bins that hold about n / bins samples each.
 
     A sample lies in bin `⌊bins · F⌋`, where F is the share of samples with a smaller confidence. So
@@ -205,7 +205,7 @@ def equal_mass_calibration_error(
     Reference:
         Nixon et al., "Measuring calibration in deep learning", 2019 (adaptive bins).
     """
-    y, c = as_pairs(correct, confidence)
+    y, c = convert_to_pairs(correct, confidence)
     if bins < 1:
         raise ValueError(f"{bins} bins")
     smaller = np.searchsorted(np.sort(c), c, side="left")
@@ -213,7 +213,7 @@ def equal_mass_calibration_error(
     return float(np.sum(weight * gap))
 
 
-def maximum_calibration_error(
+def compute_maximum_calibration_error(
     correct: ArrayLike, confidence: ArrayLike, *, bins: int = 10
 ) -> float:
     """The largest gap of any bin that holds something: MCE = max_b |c̄_b - ȳ_b|."""
@@ -221,7 +221,7 @@ def maximum_calibration_error(
     return float(gap.max())
 
 
-def wilson_interval(successes: int, n: int) -> tuple[float, float]:
+def compute_wilson_interval(successes: int, n: int) -> tuple[float, float]:
     """95 % Wilson score interval of a share, which stays inside [0, 1] and never has width 0.
 
     Raises:
@@ -251,7 +251,7 @@ def compute_auroc(correct: ArrayLike, confidence: ArrayLike) -> float | None:
     import sklearn
     from sklearn.metrics import roc_auc_score
 
-    y, c = as_pairs(correct, confidence)
+    y, c = convert_to_pairs(correct, confidence)
     if y.min() == y.max():
         return None
     # They have been checked, and a thousand resamples need not be once more.
@@ -259,7 +259,9 @@ def compute_auroc(correct: ArrayLike, confidence: ArrayLike) -> float | None:
         return float(roc_auc_score(y, c))
 
 
-def within_auroc(correct: ArrayLike, confidence: ArrayLike, stratum: ArrayLike) -> float | None:
+def compute_within_auroc(
+    correct: ArrayLike, confidence: ArrayLike, stratum: ArrayLike
+) -> float | None:
     """How well the confidence ranks answers to problems of one kind.
 
         Σ_s n⁺_s n⁻_s AUROC_s / Σ_s n⁺_s n⁻_s
@@ -272,7 +274,7 @@ def within_auroc(correct: ArrayLike, confidence: ArrayLike, stratum: ArrayLike) 
         confidence: `[n]` in [0, 1]; nan counts as 0.
         stratum: `[n]` labels.
     """
-    y, c = as_pairs(correct, confidence)
+    y, c = convert_to_pairs(correct, confidence)
     labels = np.asarray(stratum)
     ranked, pairs = 0.0, 0.0
     for own in (labels == s for s in np.unique(labels)):
@@ -286,7 +288,7 @@ def within_auroc(correct: ArrayLike, confidence: ArrayLike, stratum: ArrayLike) 
 # How varied the confidences are, and what the stratum alone knows --------------------------------
 
 
-def confidence_entropy(confidence: ArrayLike, *, bins: int = 10) -> float:
+def compute_confidence_entropy(confidence: ArrayLike, *, bins: int = 10) -> float:
     """Entropy of the confidence histogram in nats: -Σ_b p_b ln p_b, from 0 to ln(bins)."""
     c = _check_confidence_values(confidence)
     share = np.bincount(_bin_of(c, _build_bin_edges(bins))) / len(c)
@@ -294,7 +296,7 @@ def confidence_entropy(confidence: ArrayLike, *, bins: int = 10) -> float:
     return float(max(0.0, -np.sum(share * np.log(share))))
 
 
-def extreme_share(confidence: ArrayLike, *, within: float = 0.01) -> float:
+def compute_extreme_share(confidence: ArrayLike, *, within: float = 0.01) -> float:
     """Share of confidences no further than `within` from 0 or from 1."""
     c = _check_confidence_values(confidence)
     return float(np.mean((c <= within) | (c >= 1 - within)))
@@ -326,7 +328,7 @@ def stratum_predictor(correct: ArrayLike, stratum: ArrayLike) -> Floats:
 # Inside ------------------------------------------------------------------------------------------
 
 
-def as_pairs(correct: ArrayLike, confidence: ArrayLike) -> tuple[Floats, Floats]:
+def convert_to_pairs(correct: ArrayLike, confidence: ArrayLike) -> tuple[Floats, Floats]:
     """Returns both as float64 `[n]`, checked, with 0 for nan."""
     y, c = np.asarray(correct, dtype=np.float64), _check_confidence_values(confidence)
     if y.shape != c.shape:
@@ -362,14 +364,14 @@ def _bin_of(c: Floats, edges: Floats) -> NDArray[np.intp]:
 def _build_reliability_bin(low: float, high: float, y: Floats, c: Floats) -> ReliabilityBin:
     if not len(y):
         return ReliabilityBin(low, high, 0, None, None, None, None)
-    interval = wilson_interval(int(y.sum()), len(y))
+    interval = compute_wilson_interval(int(y.sum()), len(y))
     return ReliabilityBin(low, high, len(y), float(c.mean()), float(y.mean()), *interval)
 
 
 def _compute_bin_gaps(
     correct: ArrayLike, confidence: ArrayLike, bins: int
 ) -> tuple[Floats, Floats]:
-    y, c = as_pairs(correct, confidence)
+    y, c = convert_to_pairs(correct, confidence)
     return _gaps_of(y, c, _bin_of(c, _build_bin_edges(bins)))
 
 

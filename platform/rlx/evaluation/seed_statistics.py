@@ -7,7 +7,13 @@ from itertools import product
 
 import numpy as np
 
-__all__ = ["Difference", "Mean", "compute_paired_difference", "mean_over_seeds", "sign_test"]
+__all__ = [
+    "SeedDifference",
+    "SeedMean",
+    "compute_paired_difference",
+    "compute_permutation_p_value",
+    "compute_seed_mean",
+]
 
 LEVEL = 0.95
 EXACT_UP_TO = 12
@@ -17,7 +23,7 @@ TINY = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Mean:
+class SeedMean:
     """A figure over seeds.
 
     Attributes:
@@ -34,7 +40,7 @@ class Mean:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class SeedDifference:
     """A figure of one recipe minus that of another, seed by seed.
 
     Attributes:
@@ -43,11 +49,11 @@ class Difference:
             permutation test. With n seeds it is never below 2 / 2ⁿ.
     """
 
-    over: Mean
+    over: SeedMean
     p: float
 
 
-def mean_over_seeds(values: Sequence[float]) -> Mean:
+def compute_seed_mean(values: Sequence[float]) -> SeedMean:
     """Mean, spread and 95 % interval of independent runs.
 
     Raises:
@@ -60,17 +66,17 @@ def mean_over_seeds(values: Sequence[float]) -> Mean:
         raise ValueError("no values")
     n, mean = len(values), math.fsum(values) / len(values)
     if n == 1:
-        return Mean(1, mean, None, None, None)
+        return SeedMean(1, mean, None, None, None)
     from scipy.stats import t
 
     std = float(np.std(values, ddof=1))
     half = float(t.ppf((1 + LEVEL) / 2, n - 1)) * std / math.sqrt(n)
-    return Mean(n, mean, std, mean - half, mean + half)
+    return SeedMean(n, mean, std, mean - half, mean + half)
 
 
 def compute_paired_difference(
     one: Mapping[int, float], other: Mapping[int, float]
-) -> Difference | None:
+) -> SeedDifference | None:
     """Compares two recipes over the seeds that both were run with.
 
     Args:
@@ -86,10 +92,10 @@ def compute_paired_difference(
     if not shared:
         return None
     gaps = np.array([one[seed] - other[seed] for seed in shared])
-    return Difference(mean_over_seeds(gaps.tolist()), sign_test(gaps))
+    return SeedDifference(compute_seed_mean(gaps.tolist()), compute_permutation_p_value(gaps))
 
 
-def sign_test(gaps: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> float:
+def compute_permutation_p_value(gaps: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> float:
     """The paired permutation test of whether differences have no direction, on both sides.
 
     Args:

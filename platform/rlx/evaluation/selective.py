@@ -10,22 +10,24 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rlx.evaluation.scores import Floats, as_pairs
+from rlx.evaluation.scores import Floats, convert_to_pairs
 
 __all__ = [
-    "accuracy_at_coverage",
-    "auprc_of_errors",
+    "compute_accuracy_at_coverage",
     "compute_aurc",
-    "coverage_at_risk",
-    "excess_aurc",
-    "risk_coverage",
-    "risk_points",
+    "compute_coverage_at_risk",
+    "compute_error_auprc",
+    "compute_excess_aurc",
+    "compute_risk_coverage",
+    "select_risk_points",
 ]
 
 Ties = Literal["expected", "stable"]
 
 
-def risk_coverage(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected") -> Floats:
+def compute_risk_coverage(
+    correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected"
+) -> Floats:
     """Share of wrong answers among the k most confident, for k = 1..n.
 
     Args:
@@ -40,7 +42,7 @@ def risk_coverage(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "ex
     Reference:
         Geifman and El-Yaniv, "Selective classification for deep neural networks", 2017.
     """
-    y, c = as_pairs(correct, confidence)
+    y, c = convert_to_pairs(correct, confidence)
     wrong = 1 - y
     if ties == "expected":
         _, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
@@ -50,11 +52,11 @@ def risk_coverage(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "ex
     return risk
 
 
-def risk_points(
+def select_risk_points(
     correct: ArrayLike, confidence: ArrayLike, points: int = 50
 ) -> tuple[tuple[float, float], ...]:
     """`risk_coverage` to be drawn: (coverage, risk) at no more than `points` even coverages."""
-    risk = risk_coverage(correct, confidence)
+    risk = compute_risk_coverage(correct, confidence)
     n = len(risk)
     ranks = np.unique(np.ceil(np.arange(1, points + 1) * n / points).astype(int))
     return tuple((float(k / n), float(risk[k - 1])) for k in ranks)
@@ -62,10 +64,10 @@ def risk_points(
 
 def compute_aurc(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected") -> float:
     """Area under the risk-coverage curve: the mean of `risk_coverage`. Smaller is better."""
-    return float(risk_coverage(correct, confidence, ties=ties).mean())
+    return float(compute_risk_coverage(correct, confidence, ties=ties).mean())
 
 
-def accuracy_at_coverage(
+def compute_accuracy_at_coverage(
     correct: ArrayLike, confidence: ArrayLike, coverage: float, *, ties: Ties = "expected"
 ) -> float:
     """Accuracy over the `ceil(coverage · n)` most confident answers.
@@ -75,12 +77,14 @@ def accuracy_at_coverage(
     """
     if not 0 < coverage <= 1:
         raise ValueError(f"coverage is {coverage}; it lies in (0, 1]")
-    risk = risk_coverage(correct, confidence, ties=ties)
+    risk = compute_risk_coverage(correct, confidence, ties=ties)
     # Rounded before the ceiling, or 0.07 · 100 = 7.000000000000001 would ask for an eighth answer.
     return float(1 - risk[int(np.ceil(round(coverage * len(risk), 9))) - 1])
 
 
-def excess_aurc(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected") -> float:
+def compute_excess_aurc(
+    correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected"
+) -> float:
     """E-AURC: what the order of confidences costs beside the best order, right answers first.
 
     The best order's area is exact for these n answers, not its limit r + (1 - r) ln(1 - r).
@@ -89,11 +93,11 @@ def excess_aurc(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expe
         Geifman, Uziel and El-Yaniv, "Bias-reduced uncertainty estimation for deep neural
         classifiers", 2019.
     """
-    y, _ = as_pairs(correct, confidence)
+    y, _ = convert_to_pairs(correct, confidence)
     return compute_aurc(correct, confidence, ties=ties) - compute_aurc(y, y)
 
 
-def coverage_at_risk(correct: ArrayLike, confidence: ArrayLike, risk: float) -> float:
+def compute_coverage_at_risk(correct: ArrayLike, confidence: ArrayLike, risk: float) -> float:
     """The largest share of answers that a threshold can keep with at most `risk` of them wrong.
 
     A threshold keeps equal confidences together, so no order of ties is needed. 0 where none does.
@@ -103,7 +107,7 @@ def coverage_at_risk(correct: ArrayLike, confidence: ArrayLike, risk: float) -> 
     """
     if not 0 <= risk <= 1:
         raise ValueError(f"risk is {risk}; it lies in [0, 1]")
-    y, c = as_pairs(correct, confidence)
+    y, c = convert_to_pairs(correct, confidence)
     values, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
     kept = np.cumsum(counts[::-1])
     wrong = np.cumsum(np.bincount(slot, weights=1 - y, minlength=len(values))[::-1])
@@ -112,7 +116,7 @@ def coverage_at_risk(correct: ArrayLike, confidence: ArrayLike, risk: float) -> 
     return float(kept[fits].max() / len(y)) if fits.any() else 0.0
 
 
-def auprc_of_errors(correct: ArrayLike, confidence: ArrayLike) -> float | None:
+def compute_error_auprc(correct: ArrayLike, confidence: ArrayLike) -> float | None:
     """Average precision of finding wrong answers by low confidence; None when labels are equal.
 
     Reference:
@@ -121,5 +125,5 @@ def auprc_of_errors(correct: ArrayLike, confidence: ArrayLike) -> float | None:
     """
     from sklearn.metrics import average_precision_score
 
-    y, c = as_pairs(correct, confidence)
+    y, c = convert_to_pairs(correct, confidence)
     return None if y.min() == y.max() else float(average_precision_score(1 - y, -c))

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from rlx.evaluation.intervals import Index, compute_bootstrap_intervals
-from rlx.evaluation.scores import expected_calibration_error
+from rlx.evaluation.scores import compute_expected_calibration_error
 from rlx.evaluation.style import FAINT, INK, SERIES, build_figure, save_figure, style_axes
 
-__all__ = ["Moment", "accuracy_and_ece"]
+__all__ = ["EvaluationPoint", "draw_accuracy_and_ece"]
 
 DRAWS = 200
 """Resamples for the intervals of evaluations that recorded none: enough for a picture."""
@@ -23,7 +23,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class EvaluationPoint:
     """A held-out set at a step.
 
     Attributes:
@@ -37,9 +37,9 @@ class Moment:
     intervals: Mapping[str, Interval | None]
 
     @classmethod
-    def of(
+    def from_evaluation(
         cls, step: int, metrics: Mapping[str, Any], payload: Mapping[str, Any] | None
-    ) -> "Moment":
+    ) -> "EvaluationPoint":
         """Reads an evaluation as it was recorded.
 
         Intervals are those of `metrics`, else of the pairs that `payload` keeps: `problem_ids`,
@@ -50,7 +50,9 @@ class Moment:
         return cls(step, values, _compute_moment_intervals(payload or {}) if told is None else told)
 
 
-def accuracy_and_ece(sets: Mapping[str, Sequence[Moment]], path: Path) -> tuple[Path, Path]:
+def draw_accuracy_and_ece(
+    sets: Mapping[str, Sequence[EvaluationPoint]], path: Path
+) -> tuple[Path, Path]:
     """Draws a line per set, accuracy beside ECE where confidences are stated.
 
     Args:
@@ -86,7 +88,7 @@ def accuracy_and_ece(sets: Mapping[str, Sequence[Moment]], path: Path) -> tuple[
 
 
 def _draw_metric_line(
-    axes: Any, name: str, label: str, moments: Sequence[Moment], colour: str, aside: float
+    axes: Any, name: str, label: str, moments: Sequence[EvaluationPoint], colour: str, aside: float
 ) -> None:
     own = [(m.step + aside, m.values[name], m.intervals.get(name)) for m in moments]
     known = [(step, value, bar) for step, value, bar in own if value is not None]
@@ -113,7 +115,7 @@ def _compute_moment_intervals(payload: Mapping[str, Any]) -> dict[str, Interval 
         stated = np.array([c or 0.0 for c in payload["confidence"]])
 
         def compute_ece(at: Index) -> float:
-            return expected_calibration_error(correct[at], stated[at])
+            return compute_expected_calibration_error(correct[at], stated[at])
 
         measures["ece"] = compute_ece
     return compute_bootstrap_intervals(payload["problem_ids"], measures, seed=0, draws=DRAWS)

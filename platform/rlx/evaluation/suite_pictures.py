@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from rlx.evaluation.answer_scaling import Scaling
-from rlx.evaluation.answers import Answer
+from rlx.evaluation.answer_scaling import AnswerScaling
+from rlx.evaluation.answers import ScoredAnswer
 from rlx.evaluation.calibration import Calibration
 from rlx.evaluation.pictures import draw_counts, draw_reliability
-from rlx.evaluation.selective import risk_coverage
+from rlx.evaluation.selective import compute_risk_coverage
 from rlx.evaluation.style import (
     BLUE,
     FAINT,
@@ -29,7 +29,7 @@ WIDTH = 3.7
 
 
 def draw_suite(
-    answers: Mapping[str, Sequence[Answer]],
+    answers: Mapping[str, Sequence[ScoredAnswer]],
     figures: Mapping[str, Mapping[str, Any]],
     outside: frozenset[str],
     folder: Path,
@@ -57,7 +57,7 @@ def draw_suite(
         made += _draw_confidence_histograms({n: answers[n] for n in stated}, folder / "confidence")
         made += _draw_risk_coverage({n: answers[n] for n in stated}, folder / "risk_coverage")
     if scaled:
-        found = {n: Scaling.from_json(figures[n]["scaling"]) for n in scaled}
+        found = {n: AnswerScaling.from_json(figures[n]["scaling"]) for n in scaled}
         made += _draw_answer_scaling(found, folder / "scaling")
     return made
 
@@ -80,7 +80,7 @@ def _draw_suite_reliability(
 
 
 def _draw_confidence_histograms(
-    answers: Mapping[str, Sequence[Answer]], path: Path
+    answers: Mapping[str, Sequence[ScoredAnswer]], path: Path
 ) -> tuple[Path, Path]:
     """Histograms of confidence, right answers above the line and wrong ones below it."""
     drawn, panels = _build_panel_row(len(answers))
@@ -99,7 +99,9 @@ def _draw_confidence_histograms(
     return save_figure(drawn, path)
 
 
-def _draw_risk_coverage(answers: Mapping[str, Sequence[Answer]], path: Path) -> tuple[Path, Path]:
+def _draw_risk_coverage(
+    answers: Mapping[str, Sequence[ScoredAnswer]], path: Path
+) -> tuple[Path, Path]:
     """Share of wrong answers among the most confident, and the best that an order could do."""
     drawn, panels = _build_panel_row(len(answers))
     for axes, (name, own) in zip(panels, answers.items(), strict=True):
@@ -107,8 +109,10 @@ def _draw_risk_coverage(answers: Mapping[str, Sequence[Answer]], path: Path) -> 
         correct = np.array([a.correct for a in own], dtype=np.float64)
         confidence = np.array([a.confidences[0] for a in own])
         coverage = np.arange(1, len(own) + 1) / len(own)
-        axes.plot(coverage, risk_coverage(correct, confidence), color=BLUE, label="by confidence")
-        best = risk_coverage(correct, correct)
+        axes.plot(
+            coverage, compute_risk_coverage(correct, confidence), color=BLUE, label="by confidence"
+        )
+        best = compute_risk_coverage(correct, correct)
         axes.plot(coverage, best, color=FAINT, linewidth=1, linestyle=(0, (4, 3)), label="best")
         axes.axhline(1 - correct.mean(), color=ORANGE, linewidth=1, label="at random")
         axes.set(xlim=(0, 1.02), ylim=(-0.02, 1.02))
@@ -119,7 +123,7 @@ def _draw_risk_coverage(answers: Mapping[str, Sequence[Answer]], path: Path) -> 
     return save_figure(drawn, path)
 
 
-def _draw_answer_scaling(found: Mapping[str, Scaling], path: Path) -> tuple[Path, Path]:
+def _draw_answer_scaling(found: Mapping[str, AnswerScaling], path: Path) -> tuple[Path, Path]:
     """Accuracy against the number of answers, a line per rule that takes one of them."""
     drawn, panels = _build_panel_row(len(found))
     rules = (

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlx.home import RunFolder
-from rlx.launch.failures import as_fault, describe_error, is_disk_full
+from rlx.launch.failures import convert_to_rlx_error, describe_error, is_disk_full
 from rlx.launch.launchers import is_alone, rank_command, rank_environment
-from rlx.launch.processes import live_ranks
-from rlx.launch.signals import Orders
+from rlx.launch.processes import list_live_ranks
+from rlx.launch.signals import SigtermListener
 from rlx.launch.submission import child_environment
 from rlx.spec import ExperimentSpec
 from rlx_registry import Status
 
-__all__ = ["Attempt", "End", "build_failed_end"]
+__all__ = ["Attempt", "AttemptEnd", "build_failed_end"]
 
 HEARTBEAT = 10.0
 """Seconds between signs of life."""
@@ -31,7 +31,7 @@ GRACE = 30.0
 """Seconds that ranks have to end after SIGTERM."""
 
 
-class End(NamedTuple):
+class AttemptEnd(NamedTuple):
     """How an attempt ended: its status, the reason, the exit code for whoever follows the run, and
     whether another attempt may fare better."""
 
@@ -41,14 +41,14 @@ class End(NamedTuple):
     again: bool = False
 
 
-def build_failed_end(folder: RunFolder, error: Exception) -> End:
+def build_failed_end(folder: RunFolder, error: Exception) -> AttemptEnd:
     """How a run ends whose supervisor cannot go on; room is made for saying so."""
     if is_disk_full(error):
         folder.reserve.unlink(missing_ok=True)
-    told = as_fault(error)
+    told = convert_to_rlx_error(error)
     if told is None:
-        return End("failed", f"the supervisor failed: {describe_error(error)}")
-    return End("failed", str(told), told.exit_code)
+        return AttemptEnd("failed", f"the supervisor failed: {describe_error(error)}")
+    return AttemptEnd("failed", str(told), told.exit_code)
 
 
 class Attempt:
@@ -68,13 +68,13 @@ class Attempt:
         spec: ExperimentSpec,
         folder: RunFolder,
         environment: Mapping[str, str],
-        orders: Orders,
+        orders: SigtermListener,
     ) -> None:
         self._run_id, self._spec, self._folder = run_id, spec, folder
         self._environment, self._orders = environment, orders
         self._began = time.time()
 
-    def run(self, beat: Callable[[], None], completed: Callable[[], bool]) -> End:
+    def run(self, beat: Callable[[], None], completed: Callable[[], bool]) -> AttemptEnd:
         """Runs the ranks until they end, hang, or are told to.
 
         Args:
@@ -88,23 +88,23 @@ class Attempt:
             while ranks.poll() is None and not self._orders.stop and not hung:
                 beat()
                 self._wait(ranks, min(HEARTBEAT, patience / 4))
-                hung = ranks.poll() is None and self._silence() > patience
+                hung = ranks.poll() is None and self._get_silent_seconds() > patience
             if hung:
-                self._ask_where()
+                self._dump_rank_stacks()
         except BaseException:
             self._end(ranks, politely=False)
             raise
         self._end(ranks, politely=not hung)
         if completed():
-            return End("finished")
+            return AttemptEnd("finished")
         if self._orders.stop:
-            return End(
+            return AttemptEnd(
                 "stopped", "killed on request" if self._orders.kill else "stopped on request"
             )
         if hung:
             reason = f"no progress for {patience:g} s; the log has what the ranks were doing"
-            return End("failed", reason, again=True)
-        return self._verdict(ranks.returncode, said_before)
+            return AttemptEnd("failed", reason, again=True)
+        return self._build_attempt_end(ranks.returncode, said_before)
 
     def _start(self) -> "subprocess.Popen[bytes]":
         """The only rank, or the launcher, in a process group of its own."""
@@ -126,7 +126,7 @@ class Attempt:
                 ranks.wait(timeout=LOOK)
                 return
 
-    def _silence(self) -> float:
+    def _get_silent_seconds(self) -> float:
         """Seconds since the ranks last told of progress, or were started."""
         try:
             last = self._folder.progress.stat().st_mtime
@@ -134,9 +134,9 @@ class Attempt:
             last = 0.0
         return time.time() - max(last, self._began)
 
-    def _ask_where(self) -> None:
+    def _dump_rank_stacks(self) -> None:
         """Has ranks that hang write their stacks into the log."""
-        for pid in live_ranks(self._folder.root, os.getpid()):
+        for pid in list_live_ranks(self._folder.root, os.getpid()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR1)
         time.sleep(1.0)
@@ -151,12 +151,12 @@ class Attempt:
                 time.sleep(LOOK)
         with suppress(ProcessLookupError):
             os.killpg(ranks.pid, signal.SIGKILL)
-        for pid in live_ranks(self._folder.root, os.getpid()):
+        for pid in list_live_ranks(self._folder.root, os.getpid()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         ranks.wait()
 
-    def _verdict(self, code: int | None, said_before: int) -> End:
+    def _build_attempt_end(self, code: int | None, said_before: int) -> AttemptEnd:
         """How an attempt failed whose first words begin at a byte of the log."""
         log = _read_log_tail(self._folder.log, said_before)
         # torchrun itself ends the peers of a rank that failed, by SIGTERM.
@@ -166,7 +166,7 @@ class Attempt:
         told = self._folder.failure
         said = json.loads(told.read_text()) if told.exists() else {}
         if said and not (said["again"] and killed):  # a killed rank is why another lost its peer
-            return End("failed", str(said["message"]), int(said["exit_code"]), said["again"])
+            return AttemptEnd("failed", str(said["message"]), int(said["exit_code"]), said["again"])
         if not self._folder.has_room:  # and there was no room for a rank's own words
             return build_failed_end(self._folder, OSError(errno.ENOSPC, "disk full", str(told)))
         if killed:
@@ -174,10 +174,10 @@ class Attempt:
             name = signal.Signals(number).name
             hint = "; out of memory?" if number == signal.SIGKILL else ""
             why = f"a rank was killed by signal {number} ({name}{hint})"
-            return End("failed", why, again=True)
+            return AttemptEnd("failed", why, again=True)
         errors = re.findall(r"^\S*(?:Error|Exception|Killed|Fault)\b.*$", log, re.MULTILINE)
         last = errors[-1] if errors else "it said nothing"
-        return End("failed", f"the ranks ended with code {code}: {last}", again=True)
+        return AttemptEnd("failed", f"the ranks ended with code {code}: {last}", again=True)
 
 
 def _read_log_tail(log: Path, start: int) -> str:

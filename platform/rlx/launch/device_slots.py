@@ -10,7 +10,7 @@ from rlx.launch.processes import this_machine
 from rlx.spec import ExperimentSpec, VllmSamplerSpec
 from rlx_registry import DeviceRequest
 
-__all__ = ["DEVICES", "gpus_here", "visible_devices", "wanted_devices"]
+__all__ = ["DEVICES", "build_cuda_environment", "build_device_request", "gpus_here"]
 
 DEVICES = "RLX_DEVICES"
 """Variable that lists the machine's devices, such as "cuda:0,cuda:1" or "cpu:0,cpu:1". Unset, they
@@ -27,7 +27,7 @@ def gpus_here(spec: ExperimentSpec) -> int:
     return ranks_here(spec.runner) * (2 if apart else 1)
 
 
-def wanted_devices(spec: ExperimentSpec) -> DeviceRequest | None:
+def build_device_request(spec: ExperimentSpec) -> DeviceRequest | None:
     """What a run asks the registry for before it starts; None where it need not take turns.
 
     Devices of other machines are not looked after here: Slurm does that for its own.
@@ -51,7 +51,7 @@ def wanted_devices(spec: ExperimentSpec) -> DeviceRequest | None:
     return DeviceRequest(this_machine(), names, count)
 
 
-def visible_devices(taken: Sequence[str]) -> dict[str, str]:
+def build_cuda_environment(taken: Sequence[str]) -> dict[str, str]:
     """The variables that show a program the CUDA devices it was given, and no other."""
     names = [name.removeprefix("cuda:") for name in taken if name.startswith("cuda:")]
     return {"CUDA_VISIBLE_DEVICES": ",".join(names)} if names else {}

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "Build",
-    "Driver",
-    "Lack",
+    "DeviceShortage",
+    "NvidiaDriver",
+    "TorchBuild",
     "diagnose_devices",
     "list_device_names",
     "list_device_tokens",
@@ -33,7 +33,7 @@ _UUID = re.compile(r"^(?:GPU \d+: | +)(.*?):? *\(UUID: (\S+)\)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Build:
+class TorchBuild:
     """An installed torch.
 
     Attributes:
@@ -48,7 +48,7 @@ class Build:
 
 
 @dataclass(frozen=True, slots=True)
-class Driver:
+class NvidiaDriver:
     """What NVIDIA's driver says.
 
     Attributes:
@@ -63,7 +63,7 @@ class Driver:
 
 
 @dataclass(frozen=True, slots=True)
-class Lack:
+class DeviceShortage:
     """Why there are not the devices that are wanted: what was found, and what to do."""
 
     count: int
@@ -71,7 +71,7 @@ class Lack:
     help: str
 
 
-def torch_build() -> Build | None:
+def torch_build() -> TorchBuild | None:
     """The installed torch, from the file that states its version; None without torch."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
@@ -83,21 +83,21 @@ def torch_build() -> Build | None:
                 stated[name] = value
             case ast.AnnAssign(target=ast.Name(name), value=ast.Constant(value)):
                 stated[name] = value
-    return Build(str(stated["__version__"]), stated.get("cuda"), stated.get("hip"))
+    return TorchBuild(str(stated["__version__"]), stated.get("cuda"), stated.get("hip"))
 
 
-def query_nvidia_driver() -> Driver | None:
+def query_nvidia_driver() -> NvidiaDriver | None:
     """NVIDIA's driver as nvidia-smi tells of it; None where only torch itself can tell.
 
     That is so in containers that are given the devices without nvidia-smi.
     """
     if shutil.which("nvidia-smi") is None:
-        return None if Path("/dev/nvidiactl").exists() else Driver(None, works=False)
+        return None if Path("/dev/nvidiactl").exists() else NvidiaDriver(None, works=False)
     code, listing = _run_command("nvidia-smi", "-L")
     if code != 0:
-        return Driver(listing, works=False)
+        return NvidiaDriver(listing, works=False)
     newest = re.search(r"CUDA Version\s*:\s*([0-9.]+)", _run_command("nvidia-smi", "--version")[1])
-    return Driver(listing, works=True, cuda=newest[1] if newest else None)
+    return NvidiaDriver(listing, works=True, cuda=newest[1] if newest else None)
 
 
 def _run_command(*command: str) -> tuple[int, str]:
@@ -160,8 +160,8 @@ def _list_visible_devices(listing: str, visible: str | None) -> list[tuple[str, 
 
 
 def diagnose_devices(
-    build: Build, told: Driver | None, visible: str | None, wanted: int
-) -> Lack | None:
+    build: TorchBuild, told: NvidiaDriver | None, visible: str | None, wanted: int
+) -> DeviceShortage | None:
     """Says why torch would not find `wanted` CUDA devices; None where it would, or nobody knows.
 
     Args:
@@ -174,7 +174,7 @@ def diagnose_devices(
         return None
     if build.cuda is None:
         smi = "not found" if told is None or told.listing is None else _get_first_line(told.listing)
-        return Lack(
+        return DeviceShortage(
             0,
             f"torch {build.version} (built without CUDA); nvidia-smi: {smi}",
             "install a torch that is built with CUDA, at the same version",
@@ -188,27 +188,27 @@ def diagnose_devices(
     if len(seen) >= wanted:
         return None
     if len(everything) > len(seen):
-        return Lack(
+        return DeviceShortage(
             len(seen),
             f"{_format_device_counts(everything)}, but CUDA_VISIBLE_DEVICES={visible!r} shows "
             f"{len(seen)} of them",
             "unset CUDA_VISIBLE_DEVICES, or list the devices to use",
         )
-    return Lack(
+    return DeviceShortage(
         len(seen), _format_device_counts(seen), "ask for no more ranks than there are devices"
     )
 
 
-def _driver_lack(build: Build, told: Driver) -> Lack | None:
+def _driver_lack(build: TorchBuild, told: NvidiaDriver) -> DeviceShortage | None:
     need = f"torch {build.version} (built for CUDA {build.cuda})"
     if told.listing is None:
-        return Lack(
+        return DeviceShortage(
             0,
             f"{need}, but no NVIDIA driver: nvidia-smi is not installed",
             "install NVIDIA's driver, or start the container with its GPUs",
         )
     if not told.works:
-        return Lack(
+        return DeviceShortage(
             0,
             f"{need}, but the NVIDIA driver does not answer: {_get_first_line(told.listing)}",
             "load or update NVIDIA's driver until `nvidia-smi` works",
@@ -216,7 +216,7 @@ def _driver_lack(build: Build, told: Driver) -> Lack | None:
     if told.cuda is not None and _parse_major_version(told.cuda) < _parse_major_version(
         str(build.cuda)
     ):
-        return Lack(
+        return DeviceShortage(
             0,
             f"{need}, but the NVIDIA driver runs CUDA {told.cuda} at most",
             "update NVIDIA's driver, or install a torch built for an older CUDA",

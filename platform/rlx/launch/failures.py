@@ -15,7 +15,7 @@ from rlx.home import get_rlx_home
 from rlx.launch.disk import RESERVE, format_disk_space, free_bytes
 from rlx.spec.reading.diagnostics import escape_unprintable
 
-__all__ = ["as_fault", "describe_error", "is_away", "is_disk_full"]
+__all__ = ["convert_to_rlx_error", "describe_error", "is_disk_full", "is_registry_away"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -29,7 +29,7 @@ class _Refusal:
     path: Path | None
 
 
-def as_fault(error: BaseException) -> RlxError | None:
+def convert_to_rlx_error(error: BaseException) -> RlxError | None:
     """Returns the failure as rlx's own, with the exit code of its kind; None when it is a bug."""
     if isinstance(error, RlxError):
         return error
@@ -46,17 +46,17 @@ def as_fault(error: BaseException) -> RlxError | None:
         return EnvironmentFault(
             _describe_forbidden_path(refusal.errno, refusal.path or get_rlx_home())
         )
-    if isinstance(error, rlx_registry.NotFound | rlx_registry.Ambiguous):
+    if isinstance(error, rlx_registry.NotFoundError | rlx_registry.AmbiguousNameError):
         return SpecError(str(error))
     if isinstance(error, rlx_registry.RegistryDatabaseError):
         return RegistryError(str(error))
     return None
 
 
-def is_away(error: BaseException) -> bool:
+def is_registry_away(error: BaseException) -> bool:
     """Whether a failure is that of a registry that could not be reached, and may be back."""
-    return isinstance(error, rlx_registry.Unavailable) and not isinstance(
-        error, rlx_registry.Unwritable
+    return isinstance(error, rlx_registry.DatabaseUnavailableError) and not isinstance(
+        error, rlx_registry.DatabaseUnwritableError
     )
 
 
@@ -68,14 +68,14 @@ def is_disk_full(error: BaseException) -> bool:
 
 def describe_error(error: BaseException) -> str:
     """One sentence for the record: the fault's own, or a bug's type and text."""
-    told = as_fault(error)
+    told = convert_to_rlx_error(error)
     return f"{type(error).__name__}: {error}" if told is None else str(told)
 
 
 def _find_refusal(error: BaseException | None) -> _Refusal | None:
     """The operating system's part in a failure, looked for along its causes."""
     while error is not None:
-        if isinstance(error, rlx_registry.Unwritable):
+        if isinstance(error, rlx_registry.DatabaseUnwritableError):
             return _Refusal(error.errno, error.path)
         if isinstance(error, OSError) and error.errno in (*_FULL, *_FORBIDDEN, errno.EADDRINUSE):
             named = error.filename if isinstance(error.filename, str | os.PathLike) else None

@@ -18,20 +18,20 @@ from typing import NamedTuple
 from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
 from rlx.spec import RunnerSpec
-from rlx.spec.launcher import Hosts, Local, Slurm
-from rlx.spec.reading.diagnostics import Diagnostic, Position
+from rlx.spec.launcher import HostsLauncherSpec, LocalLauncherSpec, SlurmLauncherSpec
+from rlx.spec.reading.diagnostics import Diagnostic, SourceLocation
 
 __all__ = [
     "HostSlots",
     "build_torchrun_command",
     "check_hostfile",
     "free_port",
-    "give_reason",
-    "hosts_of",
     "is_alone",
+    "list_rank_hosts",
     "rank_command",
     "rank_environment",
     "ranks_here",
+    "write_end_reason",
 ]
 
 _PATH = ("runner", "launcher", "hostfile")
@@ -47,7 +47,7 @@ class HostSlots(NamedTuple):
 
 def rank_command(runner: RunnerSpec, folder: RunFolder, run_id: str) -> list[str]:
     """The one command whose process stands for all ranks of an attempt."""
-    if not isinstance(runner.launcher, Local):
+    if not isinstance(runner.launcher, LocalLauncherSpec):
         return [sys.executable, "-m", "rlx.launch.multi_node", str(folder.root), run_id]
     if is_alone(runner):
         return [sys.executable, "-m", "rlx.launch.rank", str(folder.root), run_id]
@@ -64,7 +64,7 @@ def rank_environment(runner: RunnerSpec) -> dict[str, str]:
 
 def is_alone(runner: RunnerSpec) -> bool:
     """Whether a run's only rank is on the supervisor's machine, and needs no launcher."""
-    return isinstance(runner.launcher, Local) and runner.ranks == 1
+    return isinstance(runner.launcher, LocalLauncherSpec) and runner.ranks == 1
 
 
 def build_torchrun_command(
@@ -81,19 +81,23 @@ def ranks_here(runner: RunnerSpec) -> int:
     Raises:
         EnvironmentFault: there is a hostfile, and `hosts_of` refuses it.
     """
-    if isinstance(runner.launcher, Slurm):
+    if isinstance(runner.launcher, SlurmLauncherSpec):
         return 0
-    return hosts_of(runner)[0].slots if isinstance(runner.launcher, Hosts) else runner.ranks
+    return (
+        list_rank_hosts(runner)[0].slots
+        if isinstance(runner.launcher, HostsLauncherSpec)
+        else runner.ranks
+    )
 
 
-def hosts_of(runner: RunnerSpec) -> list[HostSlots]:
+def list_rank_hosts(runner: RunnerSpec) -> list[HostSlots]:
     """The machines that get ranks, in order, with as many slots as they get ranks.
 
     Raises:
         EnvironmentFault: the hostfile cannot be read here, has too few slots, or begins with
             another machine.
     """
-    assert isinstance(runner.launcher, Hosts)
+    assert isinstance(runner.launcher, HostsLauncherSpec)
     for fault in check_hostfile(runner):
         raise EnvironmentFault(fault.message)
     hosts, _ = _read_hostfile(Path(runner.launcher.hostfile))
@@ -107,18 +111,18 @@ def hosts_of(runner: RunnerSpec) -> list[HostSlots]:
 
 def check_hostfile(runner: RunnerSpec) -> Iterator[Diagnostic]:
     """What is wrong with a hostfile, at its lines."""
-    if not isinstance(runner.launcher, Hosts):
+    if not isinstance(runner.launcher, HostsLauncherSpec):
         return
     hosts, faults = _read_hostfile(Path(runner.launcher.hostfile))
-    faults = faults or _too_few(hosts, runner)
+    faults = faults or _check_host_slots(hosts, runner)
     yield from faults
-    if not faults and not _is_here(hosts[0].name):
+    if not faults and not _is_local_host(hosts[0].name):
         message = f"the first host, {hosts[0].name}, is not this machine"
         help_ = "submit there, or name this machine first: it has the supervisor and rank 0"
         yield Diagnostic(kind="machine", message=message, path=_PATH, helps=(help_,), exit_code=4)
 
 
-def give_reason(folder: RunFolder, message: str, exit_code: int, *, again: bool) -> None:
+def write_end_reason(folder: RunFolder, message: str, exit_code: int, *, again: bool) -> None:
     """Writes why ranks ended where the supervisor looks for it; the first reason stays."""
     if not folder.failure.exists():
         said = {"message": message, "exit_code": exit_code, "again": again}
@@ -154,22 +158,22 @@ def _read_hostfile(path: Path) -> tuple[list[HostSlots], list[Diagnostic]]:
         message = "a line of a hostfile reads NAME slots=N"
         if found is not None and found["name"] in hosts:
             message = f"{found['name']} stands in the hostfile twice"
-        place = Position(str(path), number, line.index(stripped) + 1, len(stripped), line)
+        place = SourceLocation(str(path), number, line.index(stripped) + 1, len(stripped), line)
         faults.append(Diagnostic(kind="value", message=message, path=_PATH, position=place))
     return list(hosts.values()), faults
 
 
-def _too_few(hosts: list[HostSlots], runner: RunnerSpec) -> list[Diagnostic]:
+def _check_host_slots(hosts: list[HostSlots], runner: RunnerSpec) -> list[Diagnostic]:
     slots = sum(host.slots for host in hosts)
     if slots >= runner.ranks:
         return []
-    assert isinstance(runner.launcher, Hosts)
+    assert isinstance(runner.launcher, HostsLauncherSpec)
     message = f"runner.ranks is {runner.ranks}, and {runner.launcher.hostfile} has {slots} slots"
     path = ("runner", "ranks")
     return [Diagnostic(kind="conflict", message=message, path=path, against=_PATH)]
 
 
-def _is_here(name: str) -> bool:
+def _is_local_host(name: str) -> bool:
     """Whether a name leads to this machine: only its own addresses can be listened at."""
     try:
         found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)

@@ -6,18 +6,18 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from rlx.home import get_rlx_home, tracking_url
-from rlx.record.mirror import MirrorDown, MlflowMirror
+from rlx.record.mirror import MirrorUnavailableError, MlflowMirror
 from rlx.record.retry import retry_registry_call
-from rlx_registry import Registry, Unavailable
+from rlx_registry import DatabaseUnavailableError, Registry
 
-__all__ = ["Mirroring"]
+__all__ = ["MirrorThread"]
 
 EVERY = 10.0
 """Seconds between two deliveries."""
 FINAL_TRIES = 3
 
 
-class Mirroring:
+class MirrorThread:
     """Delivers until the run has ended and all is there, or MLflow stays away.
 
     Args:
@@ -73,7 +73,7 @@ class Mirroring:
                     mirror.begin()
                     begun = True
                 mirror.deliver()
-            except (MirrorDown, Unavailable) as error:
+            except (MirrorUnavailableError, DatabaseUnavailableError) as error:
                 print_to_log(f"mirror: {error}")
                 self._ended.wait(EVERY)
         self._ended.wait()
@@ -84,7 +84,7 @@ class Mirroring:
             try:
                 mirror.catch_up()
                 return
-            except (MirrorDown, Unavailable) as error:
+            except (MirrorUnavailableError, DatabaseUnavailableError) as error:
                 print_to_log(f"mirror: {error}")
                 time.sleep(2**attempt)
         why = "could not be reached" if self._has_room() else "is not told more: the disk is full"

@@ -19,10 +19,10 @@ from pathlib import Path
 import psutil
 
 from rlx.home import RunFolder
-from rlx.launch.launchers import free_port, give_reason, hosts_of
-from rlx.launch.node import STOP, Order
+from rlx.launch.launchers import free_port, list_rank_hosts, write_end_reason
+from rlx.launch.node import STOP, NodeOrder
 from rlx.spec import ExperimentSpec, RunnerSpec
-from rlx.spec.launcher import Hosts, Slurm
+from rlx.spec.launcher import HostsLauncherSpec, SlurmLauncherSpec
 
 __all__ = ["main"]
 
@@ -50,7 +50,7 @@ def main(folder: str, run_id: str) -> int:
     try:
         sessions = list(_start_sessions(runner, paths, run_id))
     except Exception as error:
-        give_reason(paths, str(error), getattr(error, "exit_code", 1), again=False)
+        write_end_reason(paths, str(error), getattr(error, "exit_code", 1), again=False)
         raise
     return _watch_sessions(sessions, psutil.Process(int(os.environ["RLX_SUPERVISOR"])), stop, paths)
 
@@ -58,7 +58,7 @@ def main(folder: str, run_id: str) -> int:
 class _MachineSession:
     """What runs on one machine, or below one srun, and the pipe that keeps it alive."""
 
-    def __init__(self, name: str, command: Sequence[str], order: Order) -> None:
+    def __init__(self, name: str, command: Sequence[str], order: NodeOrder) -> None:
         self.name = name
         # In a session of its own: signals for this process are not for it, but the pipe is.
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
@@ -87,7 +87,7 @@ def _start_sessions(
     runner: RunnerSpec, folder: RunFolder, run_id: str
 ) -> Iterator[_MachineSession]:
     launcher = runner.launcher
-    order: Order = {
+    order: NodeOrder = {
         "folder": str(folder.root),
         "run_id": run_id,
         "cwd": str(Path.cwd()),
@@ -98,14 +98,14 @@ def _start_sessions(
         "port": free_port(),
         "environment": {k: v for k, v in os.environ.items() if k.startswith(HANDED)},
     }
-    if isinstance(launcher, Slurm):
+    if isinstance(launcher, SlurmLauncherSpec):
         order["nodes"], order["ranks"] = launcher.nodes, runner.ranks // launcher.nodes
         srun = ["srun", f"--nodes={launcher.nodes}", "--ntasks-per-node=1", "--mpi=none"]
         srun += ["--kill-on-bad-exit=1", "--cpu-bind=none", "--unbuffered"]
         yield _MachineSession("srun", [*srun, *NODE], order)
         return
-    assert isinstance(launcher, Hosts)
-    hosts = hosts_of(runner)
+    assert isinstance(launcher, HostsLauncherSpec)
+    hosts = list_rank_hosts(runner)
     order["nodes"], order["address"] = len(hosts), hosts[0].name
     for number, host in enumerate(hosts):
         order["node"], order["ranks"] = number, host.slots
@@ -147,10 +147,10 @@ def _report_failed_session(session: _MachineSession, folder: RunFolder) -> int:
     code = session.process.returncode
     print(f"{session.name} ended with code {code}", file=sys.stderr, flush=True)
     if code == SSH_FAILED:
-        give_reason(folder, f"ssh could not reach {session.name}, or lost it", 4, again=True)
+        write_end_reason(folder, f"ssh could not reach {session.name}, or lost it", 4, again=True)
     elif code in (NOT_EXECUTABLE, NOT_FOUND):
         message = f"{session.name} cannot run {sys.executable}: every host needs rlx at one path"
-        give_reason(folder, message, 4, again=False)
+        write_end_reason(folder, message, 4, again=False)
     return code if code > 0 else 128 - code
 
 

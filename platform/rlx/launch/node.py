@@ -22,9 +22,9 @@ from typing import Any, TypedDict
 import psutil
 
 from rlx.home import RunFolder
-from rlx.launch.launchers import build_torchrun_command, give_reason
+from rlx.launch.launchers import build_torchrun_command, write_end_reason
 
-__all__ = ["STOP", "Order", "main"]
+__all__ = ["STOP", "NodeOrder", "main"]
 
 STOP = b"stop\n"
 SILENCE = 30.0
@@ -34,7 +34,7 @@ GRACE = 30.0
 LOOK = 0.25
 
 
-class Order(TypedDict):
+class NodeOrder(TypedDict):
     """What a machine is to start.
 
     `node` is its number and `address` that of machine 0; None where Slurm tells them.
@@ -56,7 +56,7 @@ def main() -> int:
     first = open(0, "rb", buffering=0, closefd=False).readline()  # noqa: SIM115
     if not first:
         return 1
-    order: Order = json.loads(first)
+    order: NodeOrder = json.loads(first)
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     try:
@@ -71,7 +71,7 @@ def main() -> int:
     except OSError as error:
         message = f"the ranks on {socket.gethostname()} cannot start: {error}"
         print(message, file=sys.stderr, flush=True)
-        give_reason(RunFolder(Path(order["folder"])), message, 4, again=True)
+        write_end_reason(RunFolder(Path(order["folder"])), message, 4, again=True)
         return 1
     try:
         code = _watch_ranks(ranks, told)
@@ -80,7 +80,7 @@ def main() -> int:
         ):  # said before its ranks are ended, or their peers would blame the network
             name = f"{signal.Signals(-code).name}, on {socket.gethostname()}"
             message = f"torchrun was killed by signal {-code} ({name})"
-            give_reason(RunFolder(Path(order["folder"])), message, 1, again=True)
+            write_end_reason(RunFolder(Path(order["folder"])), message, 1, again=True)
     finally:
         for process in _list_own_processes():
             with suppress(psutil.Error):
@@ -88,7 +88,7 @@ def main() -> int:
     return code if code >= 0 else 128 - code
 
 
-def _build_node_command(order: Order) -> tuple[list[str], dict[str, str]]:
+def _build_node_command(order: NodeOrder) -> tuple[list[str], dict[str, str]]:
     """The command that starts the ranks, and its environment."""
     node, address = order["node"], order["address"]
     if node is None or address is None:

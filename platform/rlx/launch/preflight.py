@@ -11,26 +11,26 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from rlx.discovery import Plugins, resolve_plugins
+from rlx.discovery import ExperimentPlugins, resolve_plugins
 from rlx.errors import EnvironmentFault, RlxError
 from rlx.home import format_path, get_rlx_home
 from rlx.launch.device_slots import gpus_here
-from rlx.launch.devices import Lack, diagnose_devices, query_nvidia_driver, torch_build
+from rlx.launch.devices import DeviceShortage, diagnose_devices, query_nvidia_driver, torch_build
 from rlx.launch.disk import LITTLE, format_disk_space, free_bytes, hold_reserve
-from rlx.launch.failures import as_fault
+from rlx.launch.failures import convert_to_rlx_error
 from rlx.launch.launchers import check_hostfile, ranks_here
 from rlx.launch.packages import Package, list_packages
 from rlx.plugin import Plugin
-from rlx.spec import ExperimentSpec, Pretrained, VllmSamplerSpec
+from rlx.spec import ExperimentSpec, PretrainedModelSpec, VllmSamplerSpec
 from rlx.spec.reading.diagnostics import Diagnostic, KeyPath, build_refusal, format_key_path
-from rlx.spec.reading.locations import in_phase, locate_diagnostic
-from rlx.spec.reading.reader import ReadSpec
+from rlx.spec.reading.locations import locate_diagnostic, relocate_phase_fault
+from rlx.spec.reading.reader import LoadedSpec
 
-__all__ = ["cuda_lack", "require_room", "run_preflight_checks", "vllm_package"]
+__all__ = ["find_cuda_lack", "require_disk_room", "run_preflight_checks", "vllm_package"]
 
 
 def run_preflight_checks(
-    read: ReadSpec, plugins: Plugins, *, elsewhere: bool = False
+    read: LoadedSpec, plugins: ExperimentPlugins, *, elsewhere: bool = False
 ) -> tuple[Diagnostic, ...]:
     """Sees that an experiment could run here.
 
@@ -59,11 +59,11 @@ def run_preflight_checks(
         raise build_refusal(
             [locate_diagnostic(f, read.document) for f in faults], read.document.file
         )
-    require_room(get_rlx_home())
+    require_disk_room(get_rlx_home())
     return (*(locate_diagnostic(f, read.document) for f in lacks), *_little_room(get_rlx_home()))
 
 
-def require_room(folder: Path) -> None:
+def require_disk_room(folder: Path) -> None:
     """Makes `folder`, and sees by a real write that a run has room in it.
 
     Raises:
@@ -79,7 +79,9 @@ def require_room(folder: Path) -> None:
             "another"
         ) from error
     except OSError as error:
-        raise as_fault(error) or EnvironmentFault(f"{folder}: {error.strerror}") from error
+        raise convert_to_rlx_error(error) or EnvironmentFault(
+            f"{folder}: {error.strerror}"
+        ) from error
 
 
 def _little_room(folder: Path) -> Iterator[Diagnostic]:
@@ -93,7 +95,7 @@ def _little_room(folder: Path) -> Iterator[Diagnostic]:
 # What the spec asks for ------------------------------------------------------------------------
 
 
-def cuda_lack(wanted: int) -> Lack | None:
+def find_cuda_lack(wanted: int) -> DeviceShortage | None:
     """Why a run here would not find `wanted` CUDA devices; None where it would.
 
     Raises:
@@ -107,14 +109,14 @@ def cuda_lack(wanted: int) -> Lack | None:
     )
 
 
-def _check_machines(read: ReadSpec) -> Iterator[Diagnostic]:
+def _check_machines(read: LoadedSpec) -> Iterator[Diagnostic]:
     faults = list(check_hostfile(read.spec.runner))
     yield from faults or _check_device(read, gpus_here(read.spec))
 
 
-def _check_device(read: ReadSpec, here: int) -> Iterator[Diagnostic]:
+def _check_device(read: LoadedSpec, here: int) -> Iterator[Diagnostic]:
     runner = read.spec.runner
-    if runner.device == "cpu" or not here or (lack := cuda_lack(here)) is None:
+    if runner.device == "cpu" or not here or (lack := find_cuda_lack(here)) is None:
         return
     sampler = read.spec.sampler
     needs_gpu = isinstance(sampler, VllmSamplerSpec) and sampler.needs_gpu
@@ -141,7 +143,7 @@ def _describe_device_demand(here: int, *, apart: bool) -> str:
 
 
 def _check_model_needs(spec: ExperimentSpec) -> Iterator[Diagnostic]:
-    if not isinstance(spec.model, Pretrained):
+    if not isinstance(spec.model, PretrainedModelSpec):
         return
     if spec.model.lora is not None and not (peft := list_packages()["peft"]).fits:
         found = f"peft {peft.installed}" if peft.installed else "none"
@@ -198,7 +200,7 @@ def _check_torchvision() -> Iterator[Diagnostic]:
         )
 
 
-def _check_plugins(spec: ExperimentSpec, plugins: Plugins) -> Iterator[Diagnostic]:
+def _check_plugins(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
     """What plugins say of their files and packages, those that phases bring in included."""
     seen: list[Plugin] = []
     faulty = False
@@ -211,16 +213,16 @@ def _check_plugins(spec: ExperimentSpec, plugins: Plugins) -> Iterator[Diagnosti
         yield from _check_shared_data(plugins)
     for number, phase in enumerate(spec.phases):
         for path, plugin in (
-            _list_plugin_paths(resolve_plugins(spec.in_phase(phase))) if phase.set else ()
+            _list_plugin_paths(resolve_plugins(spec.resolve_phase_spec(phase))) if phase.set else ()
         ):
             if plugin not in seen:
                 seen.append(plugin)
                 said = {"name": phase.name, "set": phase.set}
                 for fault in _check_one_plugin(path, plugin):
-                    yield in_phase(fault, ("phases", number), said)
+                    yield relocate_phase_fault(fault, ("phases", number), said)
 
 
-def _check_shared_data(plugins: Plugins) -> Iterator[Diagnostic]:
+def _check_shared_data(plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
     """A task and an environment that read different things under one name, such as two graphs."""
     if plugins.environment is None:
         return
@@ -238,7 +240,7 @@ def _check_shared_data(plugins: Plugins) -> Iterator[Diagnostic]:
             )
 
 
-def _list_plugin_paths(plugins: Plugins) -> Iterator[tuple[KeyPath, Plugin]]:
+def _list_plugin_paths(plugins: ExperimentPlugins) -> Iterator[tuple[KeyPath, Plugin]]:
     yield ("task",), plugins.task
     for name, task in plugins.variants.items():
         yield ("evaluation", "variants", name), task

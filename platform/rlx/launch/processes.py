@@ -9,7 +9,7 @@ import psutil
 from rlx.home import RunFolder
 from rlx_registry import RunRecord
 
-__all__ = ["is_abandoned", "is_supervisor", "live_ranks", "on_slurm", "this_machine"]
+__all__ = ["is_abandoned", "is_supervisor", "list_live_ranks", "on_slurm", "this_machine"]
 
 
 def this_machine() -> str:
@@ -45,7 +45,7 @@ def is_supervisor(pid: int, run_id: str) -> bool:
     return "rlx.launch.supervisor" in command and run_id in command
 
 
-def live_ranks(folder: Path, supervisor: int | None = None) -> Iterator[int]:
+def list_live_ranks(folder: Path, supervisor: int | None = None) -> Iterator[int]:
     """Live ranks of a run, and their launcher if they have one.
 
     Their command lines name the run's folder, and other homes have other ones.

@@ -23,7 +23,7 @@ def main(folder: str, run_id: str) -> int:
     """Runs this rank; writes why it gave up where the supervisor looks for it."""
     faulthandler.register(signal.SIGUSR1)  # the supervisor of a rank that hangs asks where
     supervisor = int(os.environ["RLX_SUPERVISOR"])
-    threading.Thread(target=_leave_without, args=(supervisor,), daemon=True).start()
+    threading.Thread(target=_exit_without_supervisor, args=(supervisor,), daemon=True).start()
     try:
         _run_rank(Path(folder), run_id)
     except Exception as error:  # noqa: BLE001  (recorded, and the rank ends)
@@ -39,15 +39,20 @@ def _write_failure(folder: Path, error: Exception) -> None:
     """Writes why this rank gave up, whole or not at all; the first rank's reason stays."""
     from rlx.errors import RlxError
     from rlx.home import RunFolder
-    from rlx.launch.failures import as_fault, describe_error, is_away, is_disk_full
+    from rlx.launch.failures import (
+        convert_to_rlx_error,
+        describe_error,
+        is_disk_full,
+        is_registry_away,
+    )
 
     paths = RunFolder(folder)
-    told = as_fault(error)
+    told = convert_to_rlx_error(error)
     failure = {
         "message": describe_error(error),
         "exit_code": 1 if told is None else told.exit_code,
         # What rlx says on purpose it would say again; a lost connection or device may come back.
-        "again": is_away(error) or (told is None and not isinstance(error, RlxError)),
+        "again": is_registry_away(error) or (told is None and not isinstance(error, RlxError)),
     }
     if is_disk_full(error):
         paths.reserve.unlink(missing_ok=True)
@@ -57,7 +62,7 @@ def _write_failure(folder: Path, error: Exception) -> None:
         aside.replace(paths.failure)
 
 
-def _leave_without(supervisor: int) -> None:
+def _exit_without_supervisor(supervisor: int) -> None:
     """Ends this rank once nobody would record how it ended: ranks must not train on unseen."""
     import psutil
 
@@ -80,7 +85,7 @@ def _run_rank(folder: Path, run_id: str) -> None:
 
     paths = RunFolder(folder)
     progress = ProgressFile(paths.progress if os.environ.get("RANK") == "0" else None)
-    progress.doing("libraries")
+    progress.show_activity("libraries")
     spec = ExperimentSpec.model_validate_json(paths.resolved_spec.read_text())
     with speed_up_imports():
         import torch
@@ -92,19 +97,19 @@ def _run_rank(folder: Path, run_id: str) -> None:
         from rlx.record.recorder import Recorder
         from rlx.record.retry import retry_registry_call
         from rlx.run.loop import run_experiment
-        from rlx.run.stop_request import Stopped, StopRequest
+        from rlx.run.stop_request import RunStopped, StopRequest
         from rlx_registry import Registry
 
-    progress.doing("ranks")
+    progress.show_activity("ranks")
     ranks, stop = join_ranks(spec.runner), StopRequest()
     if not ranks.is_first:
-        with suppress(Stopped):
+        with suppress(RunStopped):
             run_experiment(spec, paths, ranks, None, stop)
         return
     with retry_registry_call(lambda: Registry.open(os.environ[REGISTRY])) as registry:
         writer = retry_registry_call(lambda: registry.as_writer(run_id, int(os.environ[ATTEMPT])))
         recorder = Recorder(writer, run_id, keep_bodies=spec.tracking.rollouts == "all")
-        with suppress(Stopped):
+        with suppress(RunStopped):
             run_experiment(spec, paths, ranks, recorder, stop)
             recorder.event("completed", "every phase and evaluation is recorded")
 

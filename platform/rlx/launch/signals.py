@@ -2,10 +2,10 @@
 
 import signal
 
-__all__ = ["Orders"]
+__all__ = ["SigtermListener"]
 
 
-class Orders:
+class SigtermListener:
     """Listens for SIGTERM: the first asks to stop, the second to stop at once.
 
     Attributes:
@@ -17,9 +17,9 @@ class Orders:
         self.stop = False
         self.kill = False
         self._heard = 0
-        signal.signal(signal.SIGTERM, self._hear)
+        signal.signal(signal.SIGTERM, self._handle_signal)
 
-    def _hear(self, *_: object) -> None:
+    def _handle_signal(self, *_: object) -> None:
         self._heard += 1  # a request may have come through the registry as well: that is no second
         self.kill |= self._heard > 1
         self.stop = True

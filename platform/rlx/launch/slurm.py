@@ -22,18 +22,18 @@ from rlx.home import REGISTRY, RunFolder
 from rlx.launch.disk import hold_reserve
 from rlx.launch.submission import child_environment
 from rlx.spec import ExperimentSpec, RunnerSpec
-from rlx.spec.launcher import Slurm
+from rlx.spec.launcher import SlurmLauncherSpec
 from rlx.spec.reading.diagnostics import escape_unprintable
-from rlx_registry import Registry, RunRecord, Status, Unwritable
+from rlx_registry import DatabaseUnwritableError, Registry, RunRecord, Status
 
 __all__ = [
-    "begin_again",
     "cancel_slurm_job",
     "find_stop_status",
     "is_for_slurm",
-    "job_of",
     "list_startable_statuses",
+    "read_job_id",
     "reconcile_slurm_run",
+    "restore_disk_reserve",
     "submit_slurm_job",
 ]
 
@@ -64,7 +64,7 @@ def submit_slurm_job(registry: Registry, run: RunRecord, registry_url: str) -> s
     """
     folder = RunFolder(Path(run.directory or ""))
     spec = _load_resolved_spec(folder)
-    assert isinstance(spec.runner.launcher, Slurm)
+    assert isinstance(spec.runner.launcher, SlurmLauncherSpec)
     script = folder.root / "job.sh"
     script.write_text(JOB_SCRIPT.format(run=run.id, python=shlex.quote(sys.executable)))
     script.chmod(0o755)
@@ -89,7 +89,7 @@ def submit_slurm_job(registry: Registry, run: RunRecord, registry_url: str) -> s
 
 def is_for_slurm(folder: RunFolder) -> bool:
     """Whether a run's experiment, as its folder has it, wants a job."""
-    return isinstance(_load_resolved_spec(folder).runner.launcher, Slurm)
+    return isinstance(_load_resolved_spec(folder).runner.launcher, SlurmLauncherSpec)
 
 
 def cancel_slurm_job(folder: RunFolder) -> None:
@@ -98,7 +98,7 @@ def cancel_slurm_job(folder: RunFolder) -> None:
     Raises:
         EnvironmentFault: there is no Slurm here, or it does not answer.
     """
-    job = job_of(folder)
+    job = read_job_id(folder)
     if job is None:
         return
     folder.job.unlink(missing_ok=True)  # first: what becomes of that job is nobody's truth any more
@@ -120,7 +120,7 @@ def reconcile_slurm_run(registry: Registry, run: RunRecord) -> RunRecord:
     if run.directory is None or run.status not in ("queued", "running", "lost"):
         return run
     folder = RunFolder(Path(run.directory))
-    job = job_of(folder)
+    job = read_job_id(folder)
     if job is None:
         return run
     told = _find_true_status(run.status, job)
@@ -132,7 +132,7 @@ def reconcile_slurm_run(registry: Registry, run: RunRecord) -> RunRecord:
             if writing.transition(run.id, {run.status}, status, reason) and status != "queued":
                 folder.reserve.unlink(missing_ok=True)
             return writing.run(run.id)
-    except Unwritable:  # who may only read is shown what is recorded
+    except DatabaseUnwritableError:  # who may only read is shown what is recorded
         return run
 
 
@@ -157,7 +157,7 @@ def list_startable_statuses(runner: RunnerSpec, run: RunRecord) -> set[Status]:
     A job that Slurm has taken back finds its run as the former supervisor left it: maybe killed
     with its machine, maybe stopped by Slurm, but not by anybody's request.
     """
-    if not isinstance(runner.launcher, Slurm):
+    if not isinstance(runner.launcher, SlurmLauncherSpec):
         return {"submitted"}
     if not _count_restarts():
         return {"queued"}
@@ -167,7 +167,7 @@ def list_startable_statuses(runner: RunnerSpec, run: RunRecord) -> set[Status]:
     return found
 
 
-def begin_again(folder: RunFolder) -> None:
+def restore_disk_reserve(folder: RunFolder) -> None:
     """Holds what a former supervisor of the job gave back when it left."""
     if _count_restarts():
         hold_reserve(folder.reserve)
@@ -193,7 +193,7 @@ def _count_restarts() -> int:
 
 
 def _build_sbatch_options(
-    spec: ExperimentSpec, launcher: Slurm, folder: RunFolder, run_id: str
+    spec: ExperimentSpec, launcher: SlurmLauncherSpec, folder: RunFolder, run_id: str
 ) -> list[str]:
     """The options of sbatch: ours, then those of the experiment."""
     log = str(folder.log).replace("%", "%%")
@@ -216,7 +216,7 @@ def _build_sbatch_options(
     ]
 
 
-def job_of(folder: RunFolder) -> str | None:
+def read_job_id(folder: RunFolder) -> str | None:
     """The id of a run's newest job; None where it has none."""
     try:
         return str(json.loads(folder.job.read_text())["job"])

@@ -19,21 +19,21 @@ from typing import Any
 
 import rlx
 from rlx.checkpoint.fork import copy_origin, pin_checkpoint
-from rlx.discovery import Plugins
+from rlx.discovery import ExperimentPlugins
 from rlx.home import REGISTRY, RunFolder, get_rlx_home, tracking_url
 from rlx.launch.disk import hold_reserve
-from rlx.launch.failures import as_fault, describe_error
+from rlx.launch.failures import convert_to_rlx_error, describe_error
 from rlx.sources import source_digest
 from rlx.spec import ExperimentSpec
-from rlx.spec.reading.reader import ReadSpec
+from rlx.spec.reading.reader import LoadedSpec
 from rlx.spec.training import TrackingSpec
 from rlx_registry import Registry, RegistryDatabaseError, RunRecord
 
 __all__ = [
     "child_environment",
-    "code_here",
-    "environment_here",
-    "failed_unless_started",
+    "collect_code_version",
+    "collect_environment_versions",
+    "fail_unless_started",
     "put_spec",
     "registry_url",
     "start_supervisor",
@@ -44,7 +44,12 @@ PACKAGES = ("torch", "deepspeed", "transformers", "mlflow", "sqlalchemy", "pydan
 
 
 def submit_run(
-    registry: Registry, read: ReadSpec, plugins: Plugins, *, again: bool, queue: bool = False
+    registry: Registry,
+    read: LoadedSpec,
+    plugins: ExperimentPlugins,
+    *,
+    again: bool,
+    queue: bool = False,
 ) -> tuple[RunRecord, bool]:
     """Records a run and lays out its folder; starts nothing.
 
@@ -71,19 +76,19 @@ def submit_run(
             {**asdict(origin), "data": dict(plugin.data())}
             for origin, plugin in zip(plugins.provenance, plugins.named, strict=True)
         ],
-        code=code_here(),
-        environment=environment_here(),
+        code=collect_code_version(),
+        environment=collect_environment_versions(),
         again=again,
         queue=queue,
     )
     if not created:
         return run, False
-    with failed_unless_started(registry, run.id):
+    with fail_unless_started(registry, run.id):
         _lay_out(registry, run.id, read)
     return registry.run(run.id), True
 
 
-def _lay_out(registry: Registry, run_id: str, read: ReadSpec) -> None:
+def _lay_out(registry: Registry, run_id: str, read: LoadedSpec) -> None:
     folder = RunFolder(_new_folder(get_rlx_home() / "runs", run_id))
     registry.update_run(
         run_id, directory=folder.root, steps_total=read.spec.steps, origins=read.origins
@@ -115,12 +120,12 @@ def _new_folder(runs: Path, run_id: str) -> Path:
 
 
 @contextmanager
-def failed_unless_started(registry: Registry, run_id: str) -> Iterator[None]:
+def fail_unless_started(registry: Registry, run_id: str) -> Iterator[None]:
     """Marks a run as failed when what should have started it raises."""
     try:
         yield
     except Exception as error:
-        told = as_fault(error)
+        told = convert_to_rlx_error(error)
         code = 1 if told is None else told.exit_code
         with suppress(RegistryDatabaseError):  # the error itself says more
             if directory := registry.run(run_id).directory:
@@ -168,7 +173,7 @@ def child_environment() -> dict[str, str]:
     }
 
 
-def environment_here() -> dict[str, Any]:
+def collect_environment_versions() -> dict[str, Any]:
     """Versions of what a run here would compute with."""
     found: dict[str, str | None] = {}
     for name in PACKAGES:
@@ -184,7 +189,7 @@ def environment_here() -> dict[str, Any]:
     }
 
 
-def code_here() -> dict[str, Any]:
+def collect_code_version() -> dict[str, Any]:
     """Version of rlx, a digest of its sources, and its commit where it runs from a checkout."""
     root = Path(rlx.__file__).parent
     return {
@@ -209,7 +214,7 @@ def _run_git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def registry_url(read: ReadSpec) -> str:
+def registry_url(read: LoadedSpec) -> str:
     """Where the experiment's runs are remembered: as it says, else as RLX_REGISTRY does."""
     written = read.spec.tracking.registry
     unsaid = written == TrackingSpec().registry

@@ -27,28 +27,28 @@ from typing import Any, TypeVar
 from rlx.audit.report import draw_run_pictures
 from rlx.errors import RlxError
 from rlx.home import ATTEMPT, REGISTRY, RunFolder
-from rlx.launch.attempt import Attempt, End, build_failed_end
-from rlx.launch.device_slots import visible_devices, wanted_devices
+from rlx.launch.attempt import Attempt, AttemptEnd, build_failed_end
+from rlx.launch.device_slots import build_cuda_environment, build_device_request
 from rlx.launch.failures import describe_error, is_disk_full
-from rlx.launch.mirroring import Mirroring, print_to_log
+from rlx.launch.mirroring import MirrorThread, print_to_log
 from rlx.launch.processes import this_machine
-from rlx.launch.signals import Orders
-from rlx.launch.slurm import begin_again, find_stop_status, list_startable_statuses
-from rlx.launch.submission import failed_unless_started
+from rlx.launch.signals import SigtermListener
+from rlx.launch.slurm import find_stop_status, list_startable_statuses, restore_disk_reserve
+from rlx.launch.submission import fail_unless_started
 from rlx.launch.takeover import attempts_used
 from rlx.record.retry import retry_registry_call
 from rlx.spec import ExperimentSpec
-from rlx.spec.launcher import Local, Slurm
+from rlx.spec.launcher import LocalLauncherSpec, SlurmLauncherSpec
 from rlx_registry import (
     ENDED,
-    Busy,
+    DatabaseUnavailableError,
+    DatabaseUnwritableError,
     DeviceRequest,
-    Fenced,
+    DevicesBusyError,
+    FencedError,
     Registry,
-    Started,
+    StartedAttempt,
     Status,
-    Unavailable,
-    Unwritable,
 )
 
 __all__ = ["main"]
@@ -61,9 +61,11 @@ T = TypeVar("T")
 
 def main(run_id: str) -> int:
     """Supervises a run from its start, or its newest checkpoint, to its end."""
-    orders = Orders()  # before the run is ours: an early SIGTERM would leave it "running" for ever
+    orders = (
+        SigtermListener()
+    )  # before the run is ours: an early SIGTERM would leave it "running" for ever
     with retry_registry_call(lambda: Registry.open(os.environ[REGISTRY])) as registry:
-        with failed_unless_started(registry, run_id):
+        with fail_unless_started(registry, run_id):
             run = retry_registry_call(lambda: registry.run(run_id))
             folder = RunFolder(Path(run.directory or ""))
             spec = ExperimentSpec.model_validate_json(folder.resolved_spec.read_text())
@@ -71,9 +73,9 @@ def main(run_id: str) -> int:
                 raise RlxError(f"{folder.root} belongs to another run, of another registry")
             expect = list_startable_statuses(spec.runner, run)
             if run.status in expect:
-                begin_again(folder)
+                restore_disk_reserve(folder)
                 registry.update_run(run_id, pid=os.getpid(), host=this_machine())
-            devices = wanted_devices(spec)
+            devices = build_device_request(spec)
             started = _wait_for_start(registry, run_id, expect, devices, orders)
         if started is None:
             if registry.run(run_id).status in ENDED:  # else somebody else has it
@@ -88,8 +90,8 @@ def _wait_for_start(
     run_id: str,
     expect: Collection[Status],
     devices: DeviceRequest | None,
-    orders: Orders,
-) -> Started | None:
+    orders: SigtermListener,
+) -> StartedAttempt | None:
     """Starts the run once its devices are free; None where somebody else has it, or stops it."""
     told = False
     while not orders.stop:
@@ -102,7 +104,7 @@ def _wait_for_start(
                 if started is None:
                     print_to_log(f"{run_id} is not waiting to be started")
                 return started
-        except Busy as busy:
+        except DevicesBusyError as busy:
             why = str(busy)
         if not told:
             told = True
@@ -136,7 +138,7 @@ class _Supervisor:
         spec: ExperimentSpec,
         folder: RunFolder,
         devices: DeviceRequest | None,
-        orders: Orders,
+        orders: SigtermListener,
     ) -> None:
         self._registry = registry
         self._run_id = run_id
@@ -145,108 +147,114 @@ class _Supervisor:
         self._devices = devices
         self._orders = orders
 
-    def supervise(self, started: Started) -> int:
+    def supervise(self, started: StartedAttempt) -> int:
         """Runs the ranks to their end and records it."""
         writer = retry_registry_call(
             lambda: self._registry.as_writer(self._run_id, started.attempt)
         )
         # Two may have waited, each of which has put its name there; this one has started.
         self._write(lambda: writer.update_run(self._run_id, pid=os.getpid(), host=this_machine()))
-        mirror = Mirroring(
+        mirror = MirrorThread(
             self._registry.url,
             self._run_id,
             self._spec.tracking.mlflow,
             lambda: self._folder.has_room,
         )
         try:
-            end = self._attempts(writer, started)
+            end = self._run_attempts(writer, started)
         except BaseException as error:
             mirror.leave()
-            if not isinstance(error, Fenced):
+            if not isinstance(error, FencedError):
                 raise
             print_to_log(f"leaving: {error}")
             return 1
         behind = mirror.end()
         if behind:
-            self._tell(self._registry, "mirror_behind", behind, level="warning")
+            self._record_event(self._registry, "mirror_behind", behind, level="warning")
         if retry_registry_call(lambda: self._registry.run(self._run_id)).status in ENDED:
             self._folder.reserve.unlink(missing_ok=True)  # else it has been resumed meanwhile
         return 0 if end.status == "finished" else 1
 
-    def _attempts(self, writer: Registry, started: Started) -> End:
+    def _run_attempts(self, writer: Registry, started: StartedAttempt) -> AttemptEnd:
         """Runs the ranks, again where that may help; records how the run has ended."""
         number = retry_registry_call(lambda: attempts_used(self._registry, self._run_id))
         while True:
             try:
-                end = self._attempt(writer, started)
-            except Fenced:
+                end = self._run_attempt(writer, started)
+            except FencedError:
                 raise
             except Exception as error:  # noqa: BLE001  (recorded: a run must not stay "running")
                 end = build_failed_end(self._folder, error)
                 _print_traceback()
             if not end.again or self._orders.stop or number >= self._spec.runner.max_attempts:
                 break
-            self._tell(writer, "attempt_failed", f"attempt {number}: {end.reason}", level="warning")
+            self._record_event(
+                writer, "attempt_failed", f"attempt {number}: {end.reason}", level="warning"
+            )
             print_to_log(f"attempt {number} failed: {end.reason}; starting again")
-            again = self._again(writer, end.reason)
+            again = self._restart_attempt(writer, end.reason)
             if again is None:
                 break
             started, number = again, number + 1
             writer = retry_registry_call(
                 partial(self._registry.as_writer, self._run_id, started.attempt)
             )
-        on_slurm = isinstance(self._spec.runner.launcher, Slurm)
+        on_slurm = isinstance(self._spec.runner.launcher, SlurmLauncherSpec)
         if end.status == "stopped" and on_slurm and not writer.run(self._run_id).request:
-            end = End(*find_stop_status())
-        self._record(writer, end)
+            end = AttemptEnd(*find_stop_status())
+        self._record_end(writer, end)
         return end
 
-    def _again(self, writer: Registry, reason: str | None) -> Started | None:
+    def _restart_attempt(self, writer: Registry, reason: str | None) -> StartedAttempt | None:
         devices = self._devices
         return self._write(lambda: writer.start(self._run_id, {"running"}, reason, devices=devices))
 
-    def _attempt(self, writer: Registry, started: Started) -> End:
+    def _run_attempt(self, writer: Registry, started: StartedAttempt) -> AttemptEnd:
         """Runs the ranks once, and draws the pictures where they have finished."""
         told = {
             REGISTRY: self._registry.url,
             ATTEMPT: str(started.attempt),
-            **visible_devices(started.devices),
+            **build_cuda_environment(started.devices),
         }
         attempt = Attempt(self._run_id, self._spec, self._folder, told, self._orders)
         if self._has_completed(writer):  # and a supervisor was lost that had only to say so
-            end = End("finished")
+            end = AttemptEnd("finished")
         else:
-            end = attempt.run(lambda: self._beat(writer), lambda: self._has_completed(writer))
+            end = attempt.run(
+                lambda: self._send_heartbeat(writer), lambda: self._has_completed(writer)
+            )
         if end.status == "finished" and self._spec.tracking.pictures:
             try:
                 draw_run_pictures(writer, self._run_id, self._folder)
-            except Fenced:
+            except FencedError:
                 raise
             except Exception as error:  # noqa: BLE001  (recorded: the results stand without it)
                 told_of = f"the pictures could not be drawn: {describe_error(error)}"
-                self._tell(writer, "report_failed", told_of, level="error")
+                self._record_event(writer, "report_failed", told_of, level="error")
                 _print_traceback()
         return end
 
-    def _beat(self, writer: Registry) -> None:
+    def _send_heartbeat(self, writer: Registry) -> None:
         """Says that the run is alive, and looks for what others ask of it."""
         try:
             if not writer.heartbeat(self._run_id):
                 self._orders.stop = True  # somebody else has ended the run
             self._orders.apply_request(writer.run(self._run_id).request)
-        except Unwritable:
+        except DatabaseUnwritableError:
             raise
-        except Unavailable as error:  # the ranks go on; they wait before they write
+        except DatabaseUnavailableError as error:  # the ranks go on; they wait before they write
             print_to_log(f"no heartbeat: {error}")
 
     def _has_completed(self, writer: Registry) -> bool:
         events = retry_registry_call(lambda: writer.events(self._run_id))
         return any(event.kind == "completed" for event in events)
 
-    def _record(self, writer: Registry, end: End) -> None:
-        if isinstance(self._spec.runner.launcher, Local):  # of other machines nobody adds it up
+    def _record_end(self, writer: Registry, end: AttemptEnd) -> None:
+        if isinstance(
+            self._spec.runner.launcher, LocalLauncherSpec
+        ):  # of other machines nobody adds it up
             used = resource.getrusage(resource.RUSAGE_CHILDREN)
-            self._tell(
+            self._record_event(
                 writer,
                 "resources",
                 "processor time and peak memory of the ranks and all that they started",
@@ -254,10 +262,10 @@ class _Supervisor:
             )
         if end.status == "failed":
             told = {"exit_code": end.exit_code}
-            self._tell(writer, "failed", end.reason or "", told, level="error")
+            self._record_event(writer, "failed", end.reason or "", told, level="error")
         self._write(lambda: writer.transition(self._run_id, {"running"}, end.status, end.reason))
 
-    def _tell(
+    def _record_event(
         self,
         writer: Registry,
         kind: str,
@@ -271,7 +279,7 @@ class _Supervisor:
         """Writes to the registry; gives up the reserve where the disk is full."""
         try:
             return retry_registry_call(write)
-        except Unwritable as error:
+        except DatabaseUnwritableError as error:
             if not is_disk_full(error):
                 raise
             self._folder.reserve.unlink(missing_ok=True)

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from rlx.home import RunFolder
 from rlx.launch.disk import hold_reserve
-from rlx.launch.processes import live_ranks, this_machine
+from rlx.launch.processes import list_live_ranks, this_machine
 from rlx.launch.slurm import cancel_slurm_job, is_for_slurm
 from rlx.launch.slurm import submit_slurm_job as give_to_slurm
-from rlx.launch.submission import failed_unless_started, put_spec, start_supervisor
+from rlx.launch.submission import fail_unless_started, put_spec, start_supervisor
 from rlx.spec import ExperimentSpec
-from rlx.spec.launcher import Slurm
+from rlx.spec.launcher import SlurmLauncherSpec
 from rlx_registry import Registry, RunRecord
 
-__all__ = ["BY_HAND", "attempts_used", "go_on", "launch_run", "take_up"]
+__all__ = ["BY_HAND", "attempts_used", "continue_run", "launch_run", "take_over_run"]
 
 BY_HAND = "resumed"
 """Why a run waits again that somebody has resumed: its attempts are counted anew."""
@@ -30,7 +30,7 @@ def attempts_used(registry: Registry, run_id: str) -> int:
 
 def launch_run(registry: Registry, run: RunRecord, registry_url: str) -> None:
     """Starts the supervisor of a new run here; one that is queued becomes a job of Slurm."""
-    with failed_unless_started(registry, run.id):
+    with fail_unless_started(registry, run.id):
         if run.status == "queued":
             give_to_slurm(registry, run, registry_url)
         else:
@@ -39,7 +39,7 @@ def launch_run(registry: Registry, run: RunRecord, registry_url: str) -> None:
             )
 
 
-def go_on(
+def continue_run(
     registry: Registry, run: RunRecord, registry_url: str, changed: ExperimentSpec | None
 ) -> bool:
     """Gives a run a supervisor as its owner wants: here, or as a job of Slurm.
@@ -51,12 +51,16 @@ def go_on(
         False where somebody else has taken the run, or ended it, meanwhile.
     """
     folder = RunFolder(Path(run.directory or ""))
-    slurm = is_for_slurm(folder) if changed is None else isinstance(changed.runner.launcher, Slurm)
+    slurm = (
+        is_for_slurm(folder)
+        if changed is None
+        else isinstance(changed.runner.launcher, SlurmLauncherSpec)
+    )
     if not slurm:
-        return take_up(registry, run, registry_url, BY_HAND, changed) is not None
+        return take_over_run(registry, run, registry_url, BY_HAND, changed) is not None
     if not registry.transition(run.id, {run.status}, "queued", BY_HAND):
         return False
-    with failed_unless_started(registry, run.id):
+    with fail_unless_started(registry, run.id):
         cancel_slurm_job(
             folder
         )  # the job that the run had before; nobody shall ask Slurm about that one
@@ -67,7 +71,7 @@ def go_on(
     return True
 
 
-def take_up(
+def take_over_run(
     registry: Registry,
     run: RunRecord,
     registry_url: str,
@@ -82,10 +86,10 @@ def take_up(
     folder = RunFolder(Path(run.directory or ""))
     if not registry.transition(run.id, {run.status}, "submitted", reason):
         return None
-    for pid in live_ranks(folder.root):  # of a supervisor that was killed
+    for pid in list_live_ranks(folder.root):  # of a supervisor that was killed
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    with failed_unless_started(registry, run.id):
+    with fail_unless_started(registry, run.id):
         cancel_slurm_job(folder)
         if changed is not None:
             put_spec(folder, changed)

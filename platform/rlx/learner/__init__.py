@@ -3,7 +3,7 @@
 from rlx.learner.critic import Critic, CriticStats, critic_rate
 from rlx.learner.distributed import Ranks, join_ranks
 from rlx.learner.learner import Learner, learning_rate
-from rlx.learner.reference import Reference, with_reference
+from rlx.learner.reference import ReferencePolicy, build_learner_with_reference
 from rlx.learner.terms import UpdateStats
 
 __all__ = [
@@ -11,10 +11,10 @@ __all__ = [
     "CriticStats",
     "Learner",
     "Ranks",
-    "Reference",
+    "ReferencePolicy",
     "UpdateStats",
+    "build_learner_with_reference",
     "critic_rate",
     "join_ranks",
     "learning_rate",
-    "with_reference",
 ]

@@ -15,7 +15,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
-__all__ = ["GROUPED", "Blocks"]
+__all__ = ["GROUPED", "AttentionBlocks"]
 
 GROUPED = "rlx_grouped"
 """The name under which transformers finds it."""
@@ -32,7 +32,7 @@ UNKNOWN = ("softcap", "s_aux", "position_bias", "cache")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Blocks:
+class AttentionBlocks:
     """Which tokens are computed together, for a micro-batch of `L` tokens.
 
     Attributes:
@@ -52,7 +52,7 @@ class Blocks:
     masks: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, positions: Tensor, ends: Tensor) -> "Blocks":
+    def from_positions(cls, positions: Tensor, ends: Tensor) -> "AttentionBlocks":
         """Cuts a micro-batch into blocks.
 
         Args:
@@ -108,7 +108,7 @@ def _compute_grouped_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    rlx_blocks: Blocks | None = None,
+    rlx_blocks: AttentionBlocks | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention as transformers asks for it; `[1, heads, L, width]` in, `[1, L, heads, width]` out.

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from rlx.learner.distributed import Ranks
-from rlx.learner.forms import Cached, Flex, Form, Grouped, Plain
+from rlx.learner.forms import CachedForm, FlexForm, ForwardForm, GroupedForm, PlainForm
 from rlx.learner.forward import PackedModule
 from rlx.learner.pack import collate_trees, pack_trees
 
-__all__ = ["Chosen", "choose_form"]
+__all__ = ["FormChoice", "choose_form"]
 
-FORMS: dict[str, tuple[Form, ...]] = {
-    "cuda": (Flex(), Grouped(), Cached(), Plain()),
-    "cpu": (Grouped(), Cached(), Plain()),
+FORMS: dict[str, tuple[ForwardForm, ...]] = {
+    "cuda": (FlexForm(), GroupedForm(), CachedForm(), PlainForm()),
+    "cpu": (GroupedForm(), CachedForm(), PlainForm()),
 }
 """By kind of device, the fastest first. Plain rows are right by definition."""
 
@@ -31,10 +31,10 @@ SHAPE = (30, (12, 5, 12), 4, (3, 5))
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class FormChoice:
     """A form, and for each that would be faster why it does not fit this model."""
 
-    form: Form
+    form: ForwardForm
     refused: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Chosen:
         return f"{self.form.name}: {shares}{why}"
 
 
-def choose_form(module: PackedModule, ranks: Ranks) -> Chosen:
+def choose_form(module: PackedModule, ranks: Ranks) -> FormChoice:
     """Tries the forms of a device, and lets the module use the first that fits.
 
     Args:
@@ -65,10 +65,10 @@ def choose_form(module: PackedModule, ranks: Ranks) -> Chosen:
     everyone = ranks.gather(refused)
     most = max(everyone, key=len)
     module.use(forms[len(most)])
-    return Chosen(forms[len(most)], tuple(most))
+    return FormChoice(forms[len(most)], tuple(most))
 
 
-def _find_form_fault(module: PackedModule, form: Form, expected: tuple[Tensor, ...]) -> str:
+def _find_form_fault(module: PackedModule, form: ForwardForm, expected: tuple[Tensor, ...]) -> str:
     """Why a form does not fit; nothing where it does."""
     try:
         module.use(form)

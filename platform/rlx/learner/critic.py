@@ -107,7 +107,7 @@ class Critic:
             `[B, T]` float32 on every rank: at t the value of the row's tokens before t; 0 where
             not wanted.
         """
-        return self._share(batch, want).answers(self._engine)
+        return self._share(batch, want).gather_token_values(self._engine)
 
     def _share(self, batch: TokenBatch, want: Tensor) -> RankMicroBatches:
         return RankMicroBatches(batch, want, self._limit, self._ranks, merge=self._merges)
@@ -142,9 +142,9 @@ class Critic:
         sums = torch.zeros(5, dtype=torch.float64)
 
         def compute_value_loss(packed: PackedBatch) -> Tensor:
-            values, returns = self._engine(packed), packed.of(train.returns)
+            values, returns = self._engine(packed), packed.gather_targets(train.returns)
             old = train.streams.values
-            near = None if old is None else packed.of(old)
+            near = None if old is None else packed.gather_targets(old)
             losses = value_loss(values, near, returns, clip=self._clip)
             with torch.no_grad():
                 held = losses > value_loss(values, None, returns, clip=None)

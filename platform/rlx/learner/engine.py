@@ -176,7 +176,7 @@ class TrainingEngine:
                 ):
                     parameter.copy_(whole)
 
-    def whole(self, parameter: nn.Parameter) -> Tensor:
+    def gather_parameter(self, parameter: nn.Parameter) -> Tensor:
         """A parameter's value without gradient, gathered where ranks hold parts of it."""
         if self._runner.zero_stage < 3:
             return parameter.detach()

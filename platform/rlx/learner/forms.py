@@ -13,13 +13,13 @@ from torch.nn.attention.flex_attention import create_block_mask
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
-from rlx.learner.attention import GROUPED, Blocks
+from rlx.learner.attention import GROUPED, AttentionBlocks
 from rlx.learner.pack import PackedBatch
 
-__all__ = ["Cached", "Flex", "Form", "Grouped", "Plain", "Read"]
+__all__ = ["CachedForm", "FlexForm", "ForwardForm", "GroupedForm", "OutputReader", "PlainForm"]
 
 
-class Read(Protocol):
+class OutputReader(Protocol):
     """Calls a model, and reads its output."""
 
     def __call__(self, at: Tensor, **arguments: Any) -> Tensor:
@@ -27,7 +27,7 @@ class Read(Protocol):
         ...
 
 
-class Form(Protocol):
+class ForwardForm(Protocol):
     """A way to compute packed trees.
 
     Attributes:
@@ -40,19 +40,19 @@ class Form(Protocol):
     merges: ClassVar[bool]
     attention: ClassVar[str | None]
 
-    def __call__(self, read: Read, packed: PackedBatch) -> Tensor:
+    def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
         """`[M, W]` the model's output at the sources."""
         ...
 
 
-class Grouped:
+class GroupedForm:
     """Blocks of tokens against their own paths, by scaled-dot-product attention."""
 
     name: ClassVar[str] = "grouped attention"
     merges: ClassVar[bool] = True
     attention: ClassVar[str | None] = GROUPED
 
-    def __call__(self, read: Read, packed: PackedBatch) -> Tensor:
+    def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
         """See `Form`."""
         return read(
             packed.sources,
@@ -61,11 +61,11 @@ class Grouped:
             # Not looked at, but without it transformers would make one of L x L.
             attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.ends.device),
             use_cache=False,
-            rlx_blocks=Blocks.of(packed.positions, packed.ends),
+            rlx_blocks=AttentionBlocks.from_positions(packed.positions, packed.ends),
         )
 
 
-class Flex:
+class FlexForm:
     """Block-sparse flex attention; torch has no backward of it on CPU."""
 
     name: ClassVar[str] = "flex attention"
@@ -73,7 +73,7 @@ class Flex:
     attention: ClassVar[str | None] = "flex_attention"
     _TILE: ClassVar[int] = 128
 
-    def __call__(self, read: Read, packed: PackedBatch) -> Tensor:
+    def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
         """See `Form`."""
         length = -(-len(packed) // self._TILE) * self._TILE
         more = (0, length - len(packed))
@@ -95,7 +95,7 @@ class Flex:
         )
 
 
-class Cached:
+class CachedForm:
     """What all rows of a tree share is read first, with its gradient; branches continue its cache.
 
     Needs no attention of its own, and computes what branches share among themselves once as well.
@@ -105,28 +105,28 @@ class Cached:
     merges: ClassVar[bool] = True
     attention: ClassVar[str | None] = None
 
-    def __call__(self, read: Read, packed: PackedBatch) -> Tensor:
+    def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
         """See `Form`."""
         trunks, branches = _split_trunk_branches(packed)
-        device, in_trunk = packed.ends.device, trunks.has(packed.sources)
+        device, in_trunk = packed.ends.device, trunks.contains_tokens(packed.sources)
         cache = DynamicCache()
-        ids, positions, _ = trunks.lay(packed)
+        ids, positions, _ = trunks.build_rectangle(packed)
         above = read(
-            trunks.place(packed.sources[in_trunk]),
+            trunks.locate_tokens(packed.sources[in_trunk]),
             input_ids=ids,
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
         )
         cache.batch_select_indices(branches.parents.to(device))
-        ids, positions, own = branches.lay(packed)
+        ids, positions, own = branches.build_rectangle(packed)
         length = trunks.lengths[branches.parents].to(device)
         seen = torch.arange(int(trunks.lengths.max()), device=device) < length[:, None]
         seen = seen[:, None, None, :].expand(-1, -1, own.shape[2], -1)
         kind = cache.layers[0].keys.dtype  # added to scores, which every kind of attention can do
         hidden = torch.cat([~seen, ~own], dim=-1).to(kind) * torch.finfo(kind).min
         below = read(
-            branches.place(packed.sources[~in_trunk]),
+            branches.locate_tokens(packed.sources[~in_trunk]),
             input_ids=ids,
             position_ids=positions,
             attention_mask=hidden,
@@ -137,28 +137,31 @@ class Cached:
         return torch.cat([above, below]).index_select(0, order.argsort())
 
 
-class Plain:
+class PlainForm:
     """Every row by itself, as if nothing were shared: what the other forms are compared with."""
 
     name: ClassVar[str] = "plain rows"
     merges: ClassVar[bool] = False
     attention: ClassVar[str | None] = None
 
-    def __call__(self, read: Read, packed: PackedBatch) -> Tensor:
+    def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
         """See `Form`."""
         rows = _find_tree_runs(packed)
-        ids, _, _ = rows.lay(packed)
+        ids, _, _ = rows.build_rectangle(packed)
         # Padding is on the right and attention causal, so no token that counts sees it. Its
         # positions go on: transformers takes one that begins anew for another packed sequence,
         # and makes a mask of every pair of tokens.
         positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         return read(
-            rows.place(packed.sources), input_ids=ids, position_ids=positions, use_cache=False
+            rows.locate_tokens(packed.sources),
+            input_ids=ids,
+            position_ids=positions,
+            use_cache=False,
         )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Runs:
+class _TokenRuns:
     """`N` runs of consecutive tokens of a micro-batch, as rows of a rectangle.
 
     Attributes:
@@ -170,13 +173,13 @@ class _Runs:
     lengths: Tensor
     parents: Tensor
 
-    def has(self, tokens: Tensor) -> Tensor:
+    def contains_tokens(self, tokens: Tensor) -> Tensor:
         """`[M]` bool: whether a token is in one of the runs."""
         run = self._run(tokens)
         starts, lengths = self.starts.to(tokens.device), self.lengths.to(tokens.device)
         return (run >= 0) & (tokens < (starts + lengths)[run])
 
-    def place(self, tokens: Tensor) -> Tensor:
+    def locate_tokens(self, tokens: Tensor) -> Tensor:
         """`[M]` where tokens of the runs stand in the flattened rectangle."""
         run, starts = self._run(tokens), self.starts.to(tokens.device)
         return run * int(self.lengths.max()) + tokens - starts[run]
@@ -185,7 +188,7 @@ class _Runs:
         """`[M]` the last run that begins at or before a token; -1 for none."""
         return torch.searchsorted(self.starts.to(tokens.device), tokens, right=True) - 1
 
-    def lay(self, packed: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
+    def build_rectangle(self, packed: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
         """`[N, L]` token ids and positions, and `[N, 1, L, L]` bool: which of them sees which."""
         column = torch.arange(int(self.lengths.max()))
         token = self.starts[:, None] + column
@@ -199,14 +202,14 @@ class _Runs:
         return packed.token_ids[token], packed.positions[token], sees[:, None]
 
 
-def _find_tree_runs(packed: PackedBatch) -> _Runs:
+def _find_tree_runs(packed: PackedBatch) -> _TokenRuns:
     """The trees of a micro-batch."""
     starts = (packed.positions == 0).nonzero()[:, 0].cpu()
     lengths = torch.cat([starts[1:], torch.tensor([len(packed)])]) - starts
-    return _Runs(starts, lengths, torch.arange(len(starts)))
+    return _TokenRuns(starts, lengths, torch.arange(len(starts)))
 
 
-def _split_trunk_branches(packed: PackedBatch) -> tuple[_Runs, _Runs]:
+def _split_trunk_branches(packed: PackedBatch) -> tuple[_TokenRuns, _TokenRuns]:
     """The trunk of every tree, which all of its rows share, and what branches off from it.
 
     Where nothing branches off anywhere, the first token stands for a branch that nobody reads.
@@ -226,6 +229,6 @@ def _split_trunk_branches(packed: PackedBatch) -> tuple[_Runs, _Runs]:
             at = int(ends[at])
     starts, lengths, parents = torch.tensor(branches or [(0, 1, 0)]).T.contiguous()
     return (
-        _Runs(trees.starts, torch.tensor(trunks), trees.parents),
-        _Runs(starts, lengths, parents),
+        _TokenRuns(trees.starts, torch.tensor(trunks), trees.parents),
+        _TokenRuns(starts, lengths, parents),
     )

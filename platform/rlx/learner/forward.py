@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlx.errors import SpecError
-from rlx.learner.forms import Form
+from rlx.learner.forms import ForwardForm
 from rlx.learner.pack import PackedBatch
 
 __all__ = ["PackedModule", "PackedPolicy", "PackedValues"]
@@ -28,7 +28,7 @@ class PackedModule(nn.Module, ABC):
         form: how packed trees are computed; set by `use`.
     """
 
-    form: Form
+    form: ForwardForm
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class PackedModule(nn.Module, ABC):
         for layer in layers:  # transformers' own switch would turn dropout on
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
-    def use(self, form: Form) -> None:
+    def use(self, form: ForwardForm) -> None:
         """Computes in another way from now on."""
         attention = form.attention or self._own
         if attention != self.model.config._attn_implementation:
@@ -59,7 +59,7 @@ class PackedModule(nn.Module, ABC):
 
     @abstractmethod
     def read(self, at: Tensor, **arguments: Any) -> Tensor:
-        """As `rlx.learner.forms.Read`, for what the transformer itself gives."""
+        """As `rlx.learner.forms.OutputReader`, for what the transformer itself gives."""
 
     def outputs(self, packed: PackedBatch) -> Tensor:
         """`[M, W]` the model's output that each target is predicted from."""

@@ -15,9 +15,9 @@ from rlx.learner.engine import MakeOptimizer, TrainingEngine, build_adamw
 from rlx.learner.forward import PackedPolicy
 from rlx.learner.pack import PackedBatch
 from rlx.learner.share import RankMicroBatches
-from rlx.learner.terms import Sums, Targets, UpdateStats, policy_term
+from rlx.learner.terms import UpdateStats, UpdateSums, UpdateTargets, policy_term
 from rlx.model import Policy
-from rlx.model.lora import adapter_weights, merged_weights, save_adapter, without_adapters
+from rlx.model.lora import adapter_weights, disable_adapters, merged_weights, save_adapter
 from rlx.spec import LossSpec, OptimizerSpec, RunnerSpec
 from rlx.step import TrainBatch
 
@@ -105,14 +105,18 @@ class Learner:
         share = self._share(train.batch, train.wanted)
         if not share:
             return None
-        sums = Sums()
+        sums = UpdateSums()
 
         def compute_policy_loss(packed: PackedBatch) -> Tensor:
-            logprobs, entropy = self._engine(packed, packed.of(train.batch.temperatures))
-            return policy_term(logprobs, entropy, Targets.of(packed, train, loss), loss, sums)
+            logprobs, entropy = self._engine(
+                packed, packed.gather_targets(train.batch.temperatures)
+            )
+            return policy_term(
+                logprobs, entropy, UpdateTargets.from_packed(packed, train, loss), loss, sums
+            )
 
         norm = self._engine.step(share, compute_policy_loss, rate)
-        return Sums.add(self._ranks.gather(sums)).stats(
+        return UpdateSums.sum_over_ranks(self._ranks.gather(sums)).stats(
             grad_norm=norm,
             learning_rate=rate,
             computed_tokens=share.computed_tokens,
@@ -135,28 +139,33 @@ class Learner:
         """
 
         def compute_logprobs(packed: PackedBatch) -> Tensor:
-            return torch.as_tensor(self._engine(packed, packed.of(batch.temperatures))[0])
+            return torch.as_tensor(
+                self._engine(packed, packed.gather_targets(batch.temperatures))[0]
+            )
 
-        return self._share(batch, want).answers(compute_logprobs)
+        return self._share(batch, want).gather_token_values(compute_logprobs)
 
     def reference_logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
         """As `logprobs`, of the model that adapters were laid over.
 
         Of a model without adapters, that is the policy itself.
         """
-        with without_adapters(self._model):
+        with disable_adapters(self._model):
             return self.logprobs(batch, want)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Whole weights by the plain model's parameter names, adapters merged, on every rank."""
-        return merged_weights(self._model, self._engine.whole)
+        return merged_weights(self._model, self._engine.gather_parameter)
 
     def export(self, policy: Policy, folder: Path) -> None:
         """Writes the weights in the Hugging Face layout, from rank 0, whole or not at all.
 
         An adapted model is written merged, and its adapter once more alone; see `write_model`.
         """
-        weights, adapter = self.weights(), adapter_weights(self._model, self._engine.whole)
+        weights, adapter = (
+            self.weights(),
+            adapter_weights(self._model, self._engine.gather_parameter),
+        )
         if self._ranks.is_first:
             aside = folder.with_name(f"{folder.name}.part")
             shutil.rmtree(aside, ignore_errors=True)

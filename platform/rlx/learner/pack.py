@@ -63,7 +63,7 @@ class PackedBatch:
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    def of(self, tensor: Tensor) -> Tensor:
+    def gather_targets(self, tensor: Tensor) -> Tensor:
         """`[M]` values of a `[B, T]` tensor at the targets, on this micro-batch's device."""
         return tensor[self.rows.cpu(), self.columns.cpu()].to(self.rows.device)
 

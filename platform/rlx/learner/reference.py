@@ -17,10 +17,10 @@ from rlx.model import Policy
 from rlx.model.lora import is_adapted
 from rlx.spec import OptimizerSpec, RunnerSpec
 
-__all__ = ["AdapterFreeBase", "FrozenCopy", "Reference", "with_reference"]
+__all__ = ["AdapterFreeBase", "FrozenCopy", "ReferencePolicy", "build_learner_with_reference"]
 
 
-class Reference(Protocol):
+class ReferencePolicy(Protocol):
     """A policy that stays as it is.
 
     Attributes:
@@ -58,10 +58,12 @@ class FrozenCopy:
         """`[B, T]` nats, as `Learner.logprobs`."""
 
         def compute_reference_logprobs(packed: PackedBatch) -> Tensor:
-            return torch.as_tensor(self._module(packed, packed.of(batch.temperatures))[0])
+            return torch.as_tensor(
+                self._module(packed, packed.gather_targets(batch.temperatures))[0]
+            )
 
         share = RankMicroBatches(batch, want, self._limit, self._ranks, merge=self._merges)
-        return share.answers(compute_reference_logprobs)
+        return share.gather_token_values(compute_reference_logprobs)
 
 
 class AdapterFreeBase:
@@ -77,9 +79,9 @@ class AdapterFreeBase:
         return self._learner.reference_logprobs(batch, want)
 
 
-def with_reference(
+def build_learner_with_reference(
     policy: Policy, runner: RunnerSpec, optimizer: OptimizerSpec, ranks: Ranks
-) -> tuple[Learner, Reference]:
+) -> tuple[Learner, ReferencePolicy]:
     """A learner and the reference of its policy: the model below adapters, else a frozen copy.
 
     The copy has to be taken before the learner shards the model, so both are made here.

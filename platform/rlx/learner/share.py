@@ -56,7 +56,7 @@ class RankMicroBatches:
             yield collate_trees(trees, self._batch.token_ids).to(self._ranks.device)
 
     @torch.no_grad()
-    def answers(self, ask: Callable[[PackedBatch], Tensor]) -> Tensor:
+    def gather_token_values(self, ask: Callable[[PackedBatch], Tensor]) -> Tensor:
         """What `ask` says about every wanted token, from all ranks and on every rank.
 
         Args:

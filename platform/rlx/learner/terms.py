@@ -16,7 +16,7 @@ from rlx.loss import (
 from rlx.spec import LossSpec
 from rlx.step import TrainBatch
 
-__all__ = ["Sums", "Targets", "UpdateStats", "policy_term"]
+__all__ = ["UpdateStats", "UpdateSums", "UpdateTargets", "policy_term"]
 
 LARGEST = ("ratio_max", "token_ratio_max")
 """Figures of `Sums` that are maxima."""
@@ -59,7 +59,7 @@ class UpdateStats:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Targets:
+class UpdateTargets:
     """What the step's batch says about the `[M]` targets of a micro-batch.
 
     Attributes:
@@ -79,7 +79,7 @@ class Targets:
     reference: Tensor | None
 
     @classmethod
-    def of(cls, packed: PackedBatch, train: TrainBatch, spec: LossSpec) -> "Targets":
+    def from_packed(cls, packed: PackedBatch, train: TrainBatch, spec: LossSpec) -> "UpdateTargets":
         """Looks up the targets of a micro-batch.
 
         Raises:
@@ -89,18 +89,18 @@ class Targets:
         if spec.kl is not None:
             if train.streams.reference_logprobs is None:
                 raise ValueError("loss.kl needs streams.reference_logprobs")
-            reference = packed.of(train.streams.reference_logprobs)
+            reference = packed.gather_targets(train.streams.reference_logprobs)
         return cls(
             rows=packed.rows,
-            old=packed.of(train.streams.old_logprobs),
-            advantages=packed.of(train.advantages),
-            weights=packed.of(train.weights),
-            bonus=packed.of(train.entropy_weights),
+            old=packed.gather_targets(train.streams.old_logprobs),
+            advantages=packed.gather_targets(train.advantages),
+            weights=packed.gather_targets(train.weights),
+            bonus=packed.gather_targets(train.entropy_weights),
             reference=reference,
         )
 
 
-class Sums:
+class UpdateSums:
     """Running sums of one step's figures, added over micro-batches and ranks."""
 
     def __init__(self) -> None:
@@ -109,9 +109,9 @@ class Sums:
         self.tokens = self.bonus_tokens = 0
 
     @staticmethod
-    def add(parts: "list[Sums]") -> "Sums":
+    def sum_over_ranks(parts: "list[UpdateSums]") -> "UpdateSums":
         """Sums over ranks."""
-        total = Sums()
+        total = UpdateSums()
         for name in vars(total):
             values = [getattr(part, name) for part in parts]
             setattr(total, name, max(values) if name in LARGEST else sum(values))
@@ -139,7 +139,7 @@ class Sums:
 
 
 def policy_term(
-    logprobs: Tensor, entropy: Tensor, targets: Targets, spec: LossSpec, sums: Sums
+    logprobs: Tensor, entropy: Tensor, targets: UpdateTargets, spec: LossSpec, sums: UpdateSums
 ) -> Tensor:
     """Σ weight · (surrogate + penalty) - Σ bonus · entropy over a micro-batch's targets.
 
@@ -206,9 +206,9 @@ def _accumulate_statistics(
     token_log_ratio: Tensor,
     log_ratio: Tensor,
     entropy: Tensor,
-    targets: Targets,
+    targets: UpdateTargets,
     spec: LossSpec,
-    sums: Sums,
+    sums: UpdateSums,
 ) -> None:
     """Adds the figures of one micro-batch of `[M]` tokens, at least one."""
     ratio, kept_open = log_ratio.exp(), targets.bonus != 0

@@ -89,10 +89,10 @@ def _convert_checkpoint_folder(source: Path, target: Path) -> None:
         if not file.exists():  # frozen, and written under stage 3
             file.parent.mkdir(parents=True, exist_ok=True)
             torch.save({"param": value.float().clone()}, file)
-    _for_every_stage(target)
+    _complete_stage_files(target)
 
 
-def _for_every_stage(folder: Path) -> None:
+def _complete_stage_files(folder: Path) -> None:
     """Stage 3 and the stages below it look for the same things in different places: fills both."""
     (found,) = {WHOLE, SPREAD} & {file.name for file in folder.iterdir()}
     (other,) = {WHOLE, SPREAD} - {found}

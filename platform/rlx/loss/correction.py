@@ -12,7 +12,12 @@ from torch import Tensor
 from rlx.loss import LONGEST
 from rlx.spec.loss import Correction
 
-__all__ = ["Corrected", "Mismatch", "compute_correction_weights", "compute_sampler_mismatch"]
+__all__ = [
+    "CorrectionWeights",
+    "Mismatch",
+    "compute_correction_weights",
+    "compute_sampler_mismatch",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,7 @@ class Mismatch:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Corrected:
+class CorrectionWeights:
     """What becomes of a step's tokens.
 
     Attributes:
@@ -73,7 +78,7 @@ def compute_sampler_mismatch(learner: Tensor, sampler: Tensor, mask: Tensor) -> 
 
 def compute_correction_weights(
     learner: Tensor, sampler: Tensor, mask: Tensor, spec: Correction
-) -> Corrected:
+) -> CorrectionWeights:
     """Weights by which tokens that μ sampled count as if π had.
 
         token:     wᵢₜ = π(aᵢₜ) / μ(aᵢₜ)
@@ -106,7 +111,7 @@ def compute_correction_weights(
         changed = (ratio > spec.cap) | (ratio < spec.low)
         weights = ratio.masked_fill(changed, 0.0)
     count = max(int(counted.sum()), 1)
-    return Corrected(
+    return CorrectionWeights(
         weights=torch.where(counted, weights, weights.new_ones(())).expand_as(mask),
         mean=float(weights[counted].sum()) / count,
         share=int((changed & counted).sum()) / count,

@@ -12,12 +12,17 @@ from torch import Tensor
 
 from rlx.batch import TokenBatch
 
-__all__ = ["all_response", "model_tokens", "select_effective_tokens", "turn_spans"]
+__all__ = [
+    "select_effective_tokens",
+    "select_model_tokens",
+    "select_response_tokens",
+    "select_span_tokens",
+]
 
 Truncated = Literal["learn", "skip"]
 
 
-def all_response(batch: TokenBatch) -> Tensor:
+def select_response_tokens(batch: TokenBatch) -> Tensor:
     """`[B, T]` everything from the row's first own token on: the source's attention mask.
 
     What an environment wrote learns too, which needs `loss.old_logprobs: learner`.
@@ -28,7 +33,7 @@ def all_response(batch: TokenBatch) -> Tensor:
     return batch.is_response
 
 
-def model_tokens(batch: TokenBatch, *, truncated: Truncated = "learn") -> Tensor:
+def select_model_tokens(batch: TokenBatch, *, truncated: Truncated = "learn") -> Tensor:
     """`[B, T]` what the policy wrote as part of this row: the source's loss mask.
 
     Args:
@@ -48,10 +53,14 @@ def select_effective_tokens(batch: TokenBatch, *, state_masking: bool = True) ->
         Design 000, section 2.2.
     """
     is_multi_turn = bool(batch.is_environment.any())
-    return model_tokens(batch) if is_multi_turn and state_masking else all_response(batch)
+    return (
+        select_model_tokens(batch)
+        if is_multi_turn and state_masking
+        else select_response_tokens(batch)
+    )
 
 
-def turn_spans(
+def select_span_tokens(
     batch: TokenBatch,
     *,
     fallback: Literal["response", "none"] = "response",

@@ -12,16 +12,16 @@ from rlx.importing import speed_up_imports
 if TYPE_CHECKING:
     from rlx.model.build import Policy, build_policy
     from rlx.model.dialogue import ChatDialogue, PlainDialogue
-    from rlx.model.warm_start import warm_started
+    from rlx.model.warm_start import warm_start_policy
 
-__all__ = ["ChatDialogue", "PlainDialogue", "Policy", "build_policy", "warm_started"]
+__all__ = ["ChatDialogue", "PlainDialogue", "Policy", "build_policy", "warm_start_policy"]
 
 _HOME = {
     "ChatDialogue": "dialogue",
     "PlainDialogue": "dialogue",
     "Policy": "build",
     "build_policy": "build",
-    "warm_started": "warm_start",
+    "warm_start_policy": "warm_start",
 }
 
 

@@ -24,9 +24,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model.dialogue import ModelDialogue
 from rlx.model.files import first_line, model_folder
-from rlx.model.tokenizer import end_ids, make_dialogue, pretrained_tokenizer, tiny_tokenizer
+from rlx.model.tokenizer import build_dialogue, end_ids, pretrained_tokenizer, tiny_tokenizer
 from rlx.seeding import derive_seed
-from rlx.spec import ModelSpec, Pretrained, Tiny
+from rlx.spec import ModelSpec, PretrainedModelSpec, TinyModelSpec
 
 __all__ = ["Policy", "build_policy"]
 
@@ -62,7 +62,7 @@ class Policy:
     end_ids: tuple[int, ...]
 
     @property
-    def longest(self) -> int:
+    def context_length(self) -> int:
         """Tokens of a dialogue that this model can hold.
 
         Beyond its positions it was never trained, and beyond a sliding window its own attention
@@ -94,11 +94,13 @@ def build_policy(spec: ModelSpec, seed: int) -> Policy:
         EnvironmentFault: the files of a pretrained model are missing or damaged.
     """
     return (
-        _build_tiny_policy(spec, seed) if isinstance(spec, Tiny) else _load_pretrained_policy(spec)
+        _build_tiny_policy(spec, seed)
+        if isinstance(spec, TinyModelSpec)
+        else _load_pretrained_policy(spec)
     )
 
 
-def _build_tiny_policy(spec: Tiny, seed: int) -> Policy:
+def _build_tiny_policy(spec: TinyModelSpec, seed: int) -> Policy:
     tokenizer = tiny_tokenizer(spec)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -122,7 +124,7 @@ def _build_tiny_policy(spec: Tiny, seed: int) -> Policy:
     return _assemble_policy(model, tokenizer, chat_template=False)
 
 
-def _load_pretrained_policy(spec: Pretrained) -> Policy:
+def _load_pretrained_policy(spec: PretrainedModelSpec) -> Policy:
     folder = model_folder(spec)
     try:
         config = _load_model_config(folder, spec.path)
@@ -176,5 +178,5 @@ def _assemble_policy(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, chat_template: bool
 ) -> Policy:
     ends = end_ids(tokenizer, model.generation_config, model.config)
-    dialogue = make_dialogue(tokenizer, ends, chat_template=chat_template)
+    dialogue = build_dialogue(tokenizer, ends, chat_template=chat_template)
     return Policy(model, tokenizer, dialogue, dialogue.end_ids)

@@ -16,7 +16,7 @@ INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What the bytes of a character decode to as long as some of them are missing."""
 
 
-class _Speech(ABC):
+class _DialogueBase(ABC):
     """What every dialogue shares: tokens of a text, and text of a turn's tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int]) -> None:
@@ -108,7 +108,7 @@ class _Speech(ABC):
         return lengths
 
 
-class PlainDialogue(_Speech):
+class PlainDialogue(_DialogueBase):
     """Turns follow one another as plain text; a turn ends with the end-of-sequence token.
 
     Args:
@@ -119,14 +119,17 @@ class PlainDialogue(_Speech):
     def open(self, text: str, system: str = "") -> tuple[int, ...]:
         """Beginning-of-sequence token where the model has one, the system message, the text."""
         begin = self._tokenizer.bos_token_id
-        return (*(() if begin is None else (begin,)), *self.encode(_with_system(text, system)))
+        return (
+            *(() if begin is None else (begin,)),
+            *self.encode(_prepend_system_message(text, system)),
+        )
 
     def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
         """The text; an end token first where the turn has none."""
         return (*(() if self._is_closed(after) else self.end_ids[:1]), *self.encode(text))
 
 
-class ChatDialogue(_Speech):
+class ChatDialogue(_DialogueBase):
     """Turns wear the tokenizer's chat template.
 
     The template renders what stands around the sampled turns and never the turns themselves: what
@@ -142,7 +145,7 @@ class ChatDialogue(_Speech):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int]) -> None:
         super().__init__(tokenizer, end_ids)
-        self._takes_system = self._shows_system()
+        self._takes_system = self._accepts_system_message()
         self._closing = self._closing_ids()
         self.end_ids = tuple(dict.fromkeys((*self._closing[-1:], *end_ids)))
 
@@ -151,7 +154,9 @@ class ChatDialogue(_Speech):
         if not system or self._takes_system:
             messages = [_build_message("system", system)] if system else []
             return self.encode(self._render([*messages, _build_message("user", text)]))
-        return self.encode(self._render([_build_message("user", _with_system(text, system))]))
+        return self.encode(
+            self._render([_build_message("user", _prepend_system_message(text, system))])
+        )
 
     def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
         """What closes the turn `after`, the text, and the header of the next turn.
@@ -159,7 +164,7 @@ class ChatDialogue(_Speech):
         Nothing that the turn ended with is said again; a turn that did not close itself is closed
         as the template does it, or with the first end token where the template does nothing.
         """
-        ids = self.encode(self._behind_a_turn(text))
+        ids = self.encode(self._render_turn_suffix(text))
         if self._is_closed(after):
             return ids[len(self._closing) or int(ids[:1] == tuple(after[-1:])) :]
         closes = self._closing or self._is_closed(ids[:1])
@@ -171,7 +176,7 @@ class ChatDialogue(_Speech):
         They are what the last turn of a dialogue and one in its middle have in common: blanks, if
         any, and a token that stands for no text.
         """
-        last, middle = (self.encode(self._behind_a_turn(text)) for text in (None, "?"))
+        last, middle = (self.encode(self._render_turn_suffix(text)) for text in (None, "?"))
         special = self._tokenizer.added_tokens_decoder
         for n, (token, other) in enumerate(zip(last, middle, strict=False)):
             if token == other and token in special:
@@ -180,7 +185,7 @@ class ChatDialogue(_Speech):
                 break
         return ()
 
-    def _shows_system(self) -> bool:
+    def _accepts_system_message(self) -> bool:
         """Whether the template takes system messages; some refuse them, some drop them."""
         word = _build_placeholder("")
         try:
@@ -190,7 +195,7 @@ class ChatDialogue(_Speech):
         except SpecError:
             return False
 
-    def _behind_a_turn(self, text: str | None) -> str:
+    def _render_turn_suffix(self, text: str | None) -> str:
         """What the template writes behind a turn that `text` answers, or that nothing does."""
         turn = _build_placeholder(text or "")
         messages = [_build_message("user", "?"), _build_message("assistant", turn)]
@@ -226,7 +231,7 @@ def _build_message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def _with_system(text: str, system: str) -> str:
+def _prepend_system_message(text: str, system: str) -> str:
     return f"{system}\n\n{text}" if system else text
 
 

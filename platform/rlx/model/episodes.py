@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from rlx.model.dialogue import ModelDialogue
 from rlx.plugin import Environment, Problem, Rehearsed, Step, Task
-from rlx.rollout import LocalHost, Talk, encode_between_turns, find_spans
+from rlx.rollout import EnvironmentPlan, LocalHost, encode_between_turns, find_spans
 from rlx.rollout.environment import build_talk
 from rlx.seeding import derive_seed
-from rlx.spec import ExperimentSpec, ManyTurn
+from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec
 
-__all__ = ["DemonstrationTokens", "Stage"]
+__all__ = ["DemonstrationPlayer", "DemonstrationTokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class DemonstrationTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _TurnTokens:
     """A turn, and the tokens that lead to it."""
 
     opening: tuple[int, ...]
@@ -35,7 +35,7 @@ class _Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class DemonstrationPlayer:
     """Where an experiment's demonstrations are acted out, one as good as any other of its index.
 
     Attributes:
@@ -61,10 +61,10 @@ class Stage:
             own += [*[False] * len(said.opening), *[True] * len(said.turn)]
         return DemonstrationTokens(tuple(ids), tuple(own))
 
-    def _iterate_turns(self, dialogue: ModelDialogue, index: int) -> Iterator[_Said]:
+    def _iterate_turns(self, dialogue: ModelDialogue, index: int) -> Iterator[_TurnTokens]:
         seed = derive_seed(self.spec.seed, "demonstration", index)
         start = derive_seed(self.spec.seed, "warm start")
-        if isinstance(self.spec.rollout, ManyTurn):
+        if isinstance(self.spec.rollout, EnvironmentRolloutSpec):
             if self.environment is None or not isinstance(self.task, Rehearsed):
                 raise ValueError("a schedule with an environment is rehearsed in it, by its task")
             problem = self.task.lesson(index, start)
@@ -77,7 +77,7 @@ class Stage:
 
     def _iterate_demonstration_turns(
         self, dialogue: ModelDialogue, problem: Problem, seed: int
-    ) -> Iterator[_Said]:
+    ) -> Iterator[_TurnTokens]:
         turn: tuple[int, ...] = ()
         demonstration = self.task.demonstration(problem, seed)
         for (_, asked), text in zip(
@@ -92,17 +92,17 @@ class Stage:
             )
             stopped = text.endswith(asked.stop) if asked.stop else False
             turn = (*dialogue.encode(text), *(() if stopped else dialogue.end_ids[:1]))
-            yield _Said(opening, turn)
+            yield _TurnTokens(opening, turn)
 
 
-def _encode_turn(dialogue: ModelDialogue, text: str, plan: Talk) -> tuple[int, ...]:
+def _encode_turn(dialogue: ModelDialogue, text: str, plan: EnvironmentPlan) -> tuple[int, ...]:
     """Tokens of a turn; one that a stop string ends is sampled without an end token."""
     stopped = any(stop in text for stop in plan.turn.stop)
     return (*dialogue.encode(text), *(() if stopped else dialogue.end_ids[:1]))
 
 
 def _parse_turn(
-    dialogue: ModelDialogue, turn: tuple[int, ...], plan: Talk, number: int
+    dialogue: ModelDialogue, turn: tuple[int, ...], plan: EnvironmentPlan, number: int
 ) -> tuple[str, dict[str, str]]:
     """Text and spans of a turn, read off its tokens as those of a sampled one."""
     text, ends = dialogue.read(turn)
@@ -111,13 +111,13 @@ def _parse_turn(
 
 
 def _iterate_environment_turns(
-    plan: Talk,
+    plan: EnvironmentPlan,
     problem: Problem,
     seed: int,
     dialogue: ModelDialogue,
     task: Rehearsed,
     environment: Environment,
-) -> Iterator[_Said]:
+) -> Iterator[_TurnTokens]:
     """The scripted policy and the environment, turn by turn, as `rlx.rollout` has them take it."""
     host = LocalHost(environment)
     (state,) = host.reset([(problem.fields, derive_seed(seed, "environment"))])
@@ -127,7 +127,7 @@ def _iterate_environment_turns(
     for number in range(1, plan.last + 1):
         text = task.act(problem, turns, observations, seed)
         turn = _encode_turn(dialogue, text, plan)
-        yield _Said(opening, turn)
+        yield _TurnTokens(opening, turn)
         heard = _parse_turn(dialogue, turn, plan, number)
         (step,) = host.step([(state, plan.action(*heard, number, "stop"))])
         if not isinstance(step, Step) or step.done or number == plan.last:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.errors import EnvironmentFault, SpecError
-from rlx.spec import Pretrained
+from rlx.spec import PretrainedModelSpec
 
 __all__ = ["check_model_files", "compute_model_fingerprint", "first_line", "model_folder"]
 
@@ -27,7 +27,7 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
-def check_model_files(spec: Pretrained) -> None:
+def check_model_files(spec: PretrainedModelSpec) -> None:
     """Says, before anything heavy is loaded, what keeps a model from being used here.
 
     Fetches nothing. Only for a name that the cache does not hold is the hub asked what it has.
@@ -46,7 +46,7 @@ def check_model_files(spec: Pretrained) -> None:
         _check_folder(folder, spec.path)
 
 
-def model_folder(spec: Pretrained) -> Path:
+def model_folder(spec: PretrainedModelSpec) -> Path:
     """The folder that holds the model's files, fetched from the hub where they are not here.
 
     Raises:
@@ -58,14 +58,14 @@ def model_folder(spec: Pretrained) -> Path:
     return folder
 
 
-def compute_model_fingerprint(spec: Pretrained) -> str:
+def compute_model_fingerprint(spec: PretrainedModelSpec) -> str:
     """Digest of names, sizes and times of the model's files: it changes when the files do."""
     files = sorted(f for f in model_folder(spec).iterdir() if f.is_file())
     said = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:20]
 
 
-def _find_local_model(spec: Pretrained) -> Path | None:
+def _find_local_model(spec: PretrainedModelSpec) -> Path | None:
     """The folder named, or the whole model in the hub's cache; None where it must be fetched."""
     folder = Path(spec.path).expanduser()
     if folder.is_dir():
@@ -85,7 +85,7 @@ def _find_local_model(spec: Pretrained) -> Path | None:
     return _find_cached_snapshot(spec)
 
 
-def _find_cached_snapshot(spec: Pretrained) -> Path | None:
+def _find_cached_snapshot(spec: PretrainedModelSpec) -> Path | None:
     """The snapshot in the hub's cache, if it is whole."""
     from huggingface_hub import is_offline_mode, try_to_load_from_cache
 
@@ -104,7 +104,7 @@ def _find_cached_snapshot(spec: Pretrained) -> Path | None:
     return None
 
 
-def _list_hub_files(spec: Pretrained) -> set[str]:
+def _list_hub_files(spec: PretrainedModelSpec) -> set[str]:
     """Names of the files that the hub has for the model: enough of them to be a model."""
     from huggingface_hub import HfApi, errors
 
@@ -148,7 +148,7 @@ def _describe_hub_error(error: Exception, name: str) -> str:
     return f"the hub cannot say what {name} holds ({first_line(error)}); try again later"
 
 
-def _fetch_snapshot(spec: Pretrained) -> Path:
+def _fetch_snapshot(spec: PretrainedModelSpec) -> Path:
     from huggingface_hub import snapshot_download
 
     names = _list_hub_files(spec)
@@ -252,11 +252,11 @@ def _read_json_object(file: Path) -> dict[str, Any]:
     return value
 
 
-def _format_model_name(spec: Pretrained) -> str:
+def _format_model_name(spec: PretrainedModelSpec) -> str:
     return f"{spec.path!r}" + (f" at revision {spec.revision!r}" if spec.revision else "")
 
 
-def _fetch_command(spec: Pretrained) -> str:
+def _fetch_command(spec: PretrainedModelSpec) -> str:
     revision = f" --revision {spec.revision}" if spec.revision else ""
     return f"hf download {spec.path}{revision}"
 

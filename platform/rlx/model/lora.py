@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model.build import Policy
 from rlx.seeding import derive_seed
-from rlx.spec import Lora, ModelSpec, Pretrained
+from rlx.spec import Lora, ModelSpec, PretrainedModelSpec
 from rlx.spec.reading.diagnostics import did_you_mean, escape_unprintable
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ __all__ = [
     "adapt_model",
     "adapt_policy",
     "adapter_weights",
+    "disable_adapters",
     "is_adapted",
     "merged_weights",
     "save_adapter",
-    "without_adapters",
 ]
 
 NAME = "default"
@@ -49,7 +49,7 @@ Whole = Callable[[nn.Parameter], Tensor]
 
 def adapt_policy(policy: Policy, spec: ModelSpec, seed: int) -> Policy:
     """Returns the same policy, its model adapted in place where the spec asks for adapters."""
-    if isinstance(spec, Pretrained) and spec.lora is not None:
+    if isinstance(spec, PretrainedModelSpec) and spec.lora is not None:
         adapt_model(policy.model, spec.lora, seed)
     return policy
 
@@ -132,7 +132,7 @@ def is_adapted(model: PreTrainedModel) -> bool:
 
 
 @contextmanager
-def without_adapters(model: PreTrainedModel) -> Iterator[None]:
+def disable_adapters(model: PreTrainedModel) -> Iterator[None]:
     """Lets an adapted model compute what it did before it was adapted.
 
     Only for forwards without gradient: adapters that are switched off do not require one.

@@ -12,14 +12,14 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.model.dialogue import ChatDialogue, ModelDialogue, PlainDialogue
 from rlx.model.files import CONFIG, TOKENIZERS, first_line
-from rlx.spec import ModelSpec, Pretrained, Tiny
+from rlx.spec import ModelSpec, PretrainedModelSpec, TinyModelSpec
 
 __all__ = [
-    "dialogue_of",
+    "build_dialogue",
     "end_ids",
-    "files_at_hand",
+    "find_local_files",
     "folder_dialogue",
-    "make_dialogue",
+    "load_local_dialogue",
     "pretrained_tokenizer",
     "tiny_tokenizer",
 ]
@@ -28,7 +28,7 @@ GENERIC_TOKENIZERS = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 """What files name whose `tokenizer.json` says everything."""
 
 
-def tiny_tokenizer(spec: Tiny) -> PreTrainedTokenizerBase:
+def tiny_tokenizer(spec: TinyModelSpec) -> PreTrainedTokenizerBase:
     """The tokenizer of a tiny model, which rlx ships."""
     definition = files("rlx.model").joinpath("tokenizers", f"{spec.tokenizer}.json")
     return PreTrainedTokenizerFast(
@@ -53,7 +53,7 @@ def pretrained_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def make_dialogue(
+def build_dialogue(
     tokenizer: PreTrainedTokenizerBase, ends: tuple[int, ...], *, chat_template: bool
 ) -> ModelDialogue:
     """How a model with this tokenizer holds a dialogue.
@@ -85,7 +85,7 @@ def end_ids(*sources: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(end for end in ends if end is not None))
 
 
-def files_at_hand(spec: Pretrained) -> Path | None:
+def find_local_files(spec: PretrainedModelSpec) -> Path | None:
     """The folder on this machine with a model's configuration and tokenizer; its weights may lack.
 
     No network is touched.
@@ -106,17 +106,17 @@ def files_at_hand(spec: Pretrained) -> Path | None:
     return folder if has_tokenizer and (folder / CONFIG).is_file() else None
 
 
-def dialogue_of(spec: ModelSpec) -> ModelDialogue | None:
+def load_local_dialogue(spec: ModelSpec) -> ModelDialogue | None:
     """The dialogue of the model that `spec` names; None where its files are not on this machine.
 
     Raises:
         SpecError: as `make_dialogue`.
         EnvironmentFault: the files are damaged.
     """
-    if isinstance(spec, Tiny):
+    if isinstance(spec, TinyModelSpec):
         tokenizer = tiny_tokenizer(spec)
-        return make_dialogue(tokenizer, end_ids(tokenizer), chat_template=False)
-    folder = files_at_hand(spec)
+        return build_dialogue(tokenizer, end_ids(tokenizer), chat_template=False)
+    folder = find_local_files(spec)
     return None if folder is None else folder_dialogue(folder, chat_template=spec.chat_template)
 
 
@@ -139,4 +139,4 @@ def folder_dialogue(folder: Path, *, chat_template: bool) -> ModelDialogue:
             "save or fetch it again"
         ) from error
     ends = end_ids(tokenizer, generation, config)
-    return make_dialogue(tokenizer, ends, chat_template=chat_template)
+    return build_dialogue(tokenizer, ends, chat_template=chat_template)

@@ -19,13 +19,13 @@ from torch import Tensor
 from rlx import __version__
 from rlx.model.build import Policy
 from rlx.model.dialogue import ModelDialogue
-from rlx.model.episodes import Stage
+from rlx.model.episodes import DemonstrationPlayer
 from rlx.model.files import compute_model_fingerprint
 from rlx.plugin import Environment, Plugin, Task
 from rlx.sources import source_digest
-from rlx.spec import ExperimentSpec, ManyTurn, Pretrained, WarmStart
+from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, PretrainedModelSpec, WarmStart
 
-__all__ = ["warm_started"]
+__all__ = ["warm_start_policy"]
 
 Progress = Callable[[int, int, float], None]
 """Called with (step, steps, loss)."""
@@ -34,7 +34,7 @@ IGNORED = -100
 WEIGHTS = "model.safetensors"
 
 
-def warm_started(
+def warm_start_policy(
     policy: Policy,
     spec: ExperimentSpec,
     task: Task,
@@ -61,7 +61,7 @@ def warm_started(
     warm = spec.model.warm_start
     if warm is None:
         return None
-    stage = Stage(spec, task, environment)
+    stage = DemonstrationPlayer(spec, task, environment)
     folder = cache / _compute_stage_digest(stage)
     if not (folder / WEIGHTS).exists():
         _train_policy(policy, warm, stage, progress)
@@ -84,14 +84,14 @@ def _save_policy(policy: Policy, folder: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _compute_stage_digest(stage: Stage) -> str:
+def _compute_stage_digest(stage: DemonstrationPlayer) -> str:
     spec = stage.spec
     said = spec.dump_resolved()
     plugins = [p for p in (stage.task, stage.environment) if isinstance(p, Plugin)]
     turns: dict[str, Any] = {n: t.template for n, t in spec.rollout.turn_specs.items()}
     turns |= {f"{n}.stop": list(t.stop) for n, t in spec.rollout.turn_specs.items() if t.stop}
     turns["system"] = spec.rollout.system
-    if isinstance(spec.rollout, ManyTurn):
+    if isinstance(spec.rollout, EnvironmentRolloutSpec):
         keys = ("environment", "max_turns", "forced_answer", "observation")
         turns["environment"] = {key: said["rollout"][key] for key in keys}
         turns["environment"] |= {key: said["rollout"]["turn"][key] for key in ("stop", "spans")}
@@ -101,7 +101,7 @@ def _compute_stage_digest(stage: Stage) -> str:
         "seed": spec.seed,
         "model": said["model"],
         "files": compute_model_fingerprint(spec.model)
-        if isinstance(spec.model, Pretrained)
+        if isinstance(spec.model, PretrainedModelSpec)
         else None,
         "task": said["task"],
         "data": [dict(plugin.data()) for plugin in plugins],
@@ -120,7 +120,9 @@ def _compute_source_digest(module: str) -> str:
     return source_digest(Path(str(sys.modules[module].__file__ if top is None else top)))
 
 
-def _train_policy(policy: Policy, warm: WarmStart, stage: Stage, progress: Progress) -> None:
+def _train_policy(
+    policy: Policy, warm: WarmStart, stage: DemonstrationPlayer, progress: Progress
+) -> None:
     model = policy.model.eval()  # dropout would draw from a global stream
     optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -153,7 +155,7 @@ def _compute_rate_factor(step: int, warm: WarmStart) -> float:
 
 
 def _build_demonstration_batch(
-    dialogue: ModelDialogue, stage: Stage, warm: WarmStart, step: int
+    dialogue: ModelDialogue, stage: DemonstrationPlayer, warm: WarmStart, step: int
 ) -> tuple[Tensor, Tensor]:
     """`[B, T]` token ids and labels of one batch; what others write is not learned."""
     rows = [

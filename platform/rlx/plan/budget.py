@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
-from rlx.plan.model_shape import Shape
-from rlx.plan.trial import Trial
-from rlx.recipe import Parts
-from rlx.rollout import NO_PARENT, Talk
+from rlx.plan.model_shape import ModelShape
+from rlx.plan.trial import PlanTrial
+from rlx.recipe import Recipe
+from rlx.rollout import NO_PARENT, EnvironmentPlan
 from rlx.spec import ExperimentSpec, VllmSamplerSpec
 
-__all__ = ["LevelTokens", "Memory", "TokenBudget", "estimate_memory", "token_budget"]
+__all__ = ["LevelTokens", "MemoryEstimate", "TokenBudget", "estimate_memory", "token_budget"]
 
 
 # Tokens ------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ class TokenBudget:
         return sum(level.opening + level.at_most for level in self.levels)
 
 
-def token_budget(trial: Trial) -> TokenBudget:
+def token_budget(trial: PlanTrial) -> TokenBudget:
     """The tokens of a step: with lengths as made up, and with turns as long as can be.
 
     Observations are as long as the made-up rollouts were shown.
@@ -73,7 +73,7 @@ def token_budget(trial: Trial) -> TokenBudget:
     )
 
 
-def _count_level_tokens(trial: Trial) -> Iterator[LevelTokens]:
+def _count_level_tokens(trial: PlanTrial) -> Iterator[LevelTokens]:
     above = trial.parts.spec.rollout.prompts_per_step
     for number, level in enumerate(trial.parts.plan.levels, start=1):
         openings, turns = _list_turn_lengths(trial, number)
@@ -88,7 +88,7 @@ def _count_level_tokens(trial: Trial) -> Iterator[LevelTokens]:
         above *= level.count
 
 
-def _count_dialogue_tokens(trial: Trial, talk: Talk) -> Iterator[LevelTokens]:
+def _count_dialogue_tokens(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[LevelTokens]:
     """The turns of a rollout, first to last."""
     prompts = trial.parts.spec.rollout.prompts_per_step
     observations = [n for k in range(2, talk.last + 1) for n in _list_turn_lengths(trial, k)[0]]
@@ -107,7 +107,7 @@ def _count_dialogue_tokens(trial: Trial, talk: Talk) -> Iterator[LevelTokens]:
         )
 
 
-def _list_turn_lengths(trial: Trial, number: int) -> tuple[list[int], list[int]]:
+def _list_turn_lengths(trial: PlanTrial, number: int) -> tuple[list[int], list[int]]:
     """Tokens of what opens each of the made-up turns of a number, and of the turns."""
     pairs = [
         (len(tree.segments[s.parent].token_ids), len(s.token_ids))
@@ -123,7 +123,7 @@ def _compute_mean_length(lengths: Sequence[int]) -> float:
     return mean(lengths) if lengths else 0.0
 
 
-def _add_untrained_tokens(budget: TokenBudget, parts: Parts) -> TokenBudget:
+def _add_untrained_tokens(budget: TokenBudget, parts: Recipe) -> TokenBudget:
     """With what is sampled and not trained on: greedy answers, and trees drawn again."""
     made_up, at_most = budget.sampled
     if parts.wants_greedy:
@@ -169,7 +169,7 @@ def _sum_dialogue_tokens(levels: tuple[LevelTokens, ...], rollouts: int) -> Toke
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class MemoryEstimate:
     """Bytes on one rank.
 
     Attributes:
@@ -189,7 +189,7 @@ class Memory:
         return sum(self.parts.values())
 
 
-def estimate_memory(trial: Trial, shape: Shape, tokens: TokenBudget) -> Memory:
+def estimate_memory(trial: PlanTrial, shape: ModelShape, tokens: TokenBudget) -> MemoryEstimate:
     """What one rank must hold at once, the sampler's cache at its longest.
 
     ZeRO shards Adam's moments and the float32 copy from stage 1 on, gradients from stage 2, weights
@@ -211,7 +211,7 @@ def estimate_memory(trial: Trial, shape: Shape, tokens: TokenBudget) -> Memory:
         parts["critic, with gradients and moments"] = sum(engine.values())
     if trial.parts.wants_reference and lora is None:
         parts["reference policy"] = width * shape.parameters
-    return Memory(parameters=shape.parameters, learned=learned, parts=parts)
+    return MemoryEstimate(parameters=shape.parameters, learned=learned, parts=parts)
 
 
 def _compute_engine_bytes(
@@ -229,7 +229,7 @@ def _compute_engine_bytes(
 
 
 def _compute_activation_bytes(
-    trial: Trial, shape: Shape, width: int, tokens: int
+    trial: PlanTrial, shape: ModelShape, width: int, tokens: int
 ) -> dict[str, int]:
     """Of one micro-batch, as a rule of thumb: what the backward pass of each layer reads."""
     layer = 6 * shape.hidden + 4 * shape.intermediate
@@ -243,7 +243,7 @@ def _compute_activation_bytes(
 
 
 def _compute_cache_bytes(
-    spec: ExperimentSpec, shape: Shape, tokens: TokenBudget, width: int
+    spec: ExperimentSpec, shape: ModelShape, tokens: TokenBudget, width: int
 ) -> int:
     """Keys and values of the rows that are decoded together, all as long as they can be.
 

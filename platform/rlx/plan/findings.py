@@ -9,7 +9,7 @@ from rlx.batch import NO_TURN
 from rlx.plan import turns
 from rlx.plan.messages import build_plan_error, build_plan_warning, format_quote, plugin_fault
 from rlx.plan.row_report import describe_row_kind
-from rlx.plan.trial import Place, Trial
+from rlx.plan.trial import Place, PlanTrial
 from rlx.reward import NamedReward, RewardEntry
 from rlx.spec import TurnReward
 from rlx.spec.reading.diagnostics import Diagnostic, KeyPath
@@ -19,7 +19,7 @@ from rlx.step import RowRewards, TrainBatch
 __all__ = ["check_trial"]
 
 
-def check_trial(trial: Trial, *, stand_ins: bool) -> Iterator[Diagnostic]:
+def check_trial(trial: PlanTrial, *, stand_ins: bool) -> Iterator[Diagnostic]:
     """Errors and warnings about one phase.
 
     Args:
@@ -28,9 +28,9 @@ def check_trial(trial: Trial, *, stand_ins: bool) -> Iterator[Diagnostic]:
     """
     plan = trial.parts.plan
     for number, level in enumerate(plan.levels):
-        yield from turns.of_level(trial, level, is_first=number == 0)
+        yield from turns.check_turn_level(trial, level, is_first=number == 0)
     if plan.talk is not None:
-        yield from turns.of_environment(trial, plan.talk, stand_ins=stand_ins)
+        yield from turns.check_trial_environment(trial, plan.talk, stand_ins=stand_ins)
     for reward in trial.parts.rewards:
         yield from _check_trial_reward(trial, reward, stand_ins)
     if trial.train is None or trial.rewards is None:
@@ -43,7 +43,7 @@ def check_trial(trial: Trial, *, stand_ins: bool) -> Iterator[Diagnostic]:
         yield from _check_group_signal(trial.train)
 
 
-def _build_stop_diagnostic(trial: Trial) -> Diagnostic:
+def _build_stop_diagnostic(trial: PlanTrial) -> Diagnostic:
     if trial.rewards is None:
         return build_plan_error(("rewards",), f"nothing can be learned: {trial.stopped}")
     return build_plan_error(("credit", "on_missing_turn"), trial.stopped)
@@ -52,7 +52,9 @@ def _build_stop_diagnostic(trial: Trial) -> Diagnostic:
 # Rewards -----------------------------------------------------------------------------------------
 
 
-def _check_trial_reward(trial: Trial, reward: NamedReward, stand_ins: bool) -> Iterator[Diagnostic]:
+def _check_trial_reward(
+    trial: PlanTrial, reward: NamedReward, stand_ins: bool
+) -> Iterator[Diagnostic]:
     path: KeyPath = ("rewards", reward.scope, reward.name)
     entries = list(_list_reward_entries(trial, reward))
     fault = next(((p, e) for p, e in entries if e.is_fault), None)
@@ -71,7 +73,9 @@ def _check_trial_reward(trial: Trial, reward: NamedReward, stand_ins: bool) -> I
         )
 
 
-def _list_reward_entries(trial: Trial, reward: NamedReward) -> Iterator[tuple[Place, RewardEntry]]:
+def _list_reward_entries(
+    trial: PlanTrial, reward: NamedReward
+) -> Iterator[tuple[Place, RewardEntry]]:
     table = trial.table
     places: Mapping[Place, Mapping[str, RewardEntry]] = (
         table.rollouts if reward.scope == "global" else table.turns
@@ -82,7 +86,7 @@ def _list_reward_entries(trial: Trial, reward: NamedReward) -> Iterator[tuple[Pl
 
 
 def _build_reward_diagnostic(
-    trial: Trial,
+    trial: PlanTrial,
     reward: NamedReward,
     place: Place,
     entry: RewardEntry,
@@ -106,7 +110,9 @@ def _build_reward_diagnostic(
 # Credit ------------------------------------------------------------------------------------------
 
 
-def _check_trial_mask(trial: Trial, train: TrainBatch, rewards: RowRewards) -> Iterator[Diagnostic]:
+def _check_trial_mask(
+    trial: PlanTrial, train: TrainBatch, rewards: RowRewards
+) -> Iterator[Diagnostic]:
     name = trial.parts.spec.mask.plugin
     if not train.mask.any():
         yield build_plan_error(
@@ -138,7 +144,7 @@ def _check_trial_mask(trial: Trial, train: TrainBatch, rewards: RowRewards) -> I
         )
 
 
-def _find_learning_kinds(trial: Trial, train: TrainBatch) -> dict[str, bool]:
+def _find_learning_kinds(trial: PlanTrial, train: TrainBatch) -> dict[str, bool]:
     """Kinds of turn, and whether any of their tokens learns."""
     learning: dict[str, bool] = {}
     for b, row in enumerate(train.batch.rows):
@@ -149,7 +155,7 @@ def _find_learning_kinds(trial: Trial, train: TrainBatch) -> dict[str, bool]:
     return learning
 
 
-def _check_trial_advantages(trial: Trial, train: TrainBatch) -> Iterator[Diagnostic]:
+def _check_trial_advantages(trial: PlanTrial, train: TrainBatch) -> Iterator[Diagnostic]:
     name = trial.parts.spec.estimator.plugin
     if not torch.isfinite(train.advantages).all():
         message = f"estimator plugin {name!r} gives advantages that are not finite"

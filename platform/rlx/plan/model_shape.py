@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlx.spec import Lora, ModelSpec, Tiny
+from rlx.spec import Lora, ModelSpec, TinyModelSpec
 
-__all__ = ["Shape", "shape_of"]
+__all__ = ["ModelShape", "load_model_shape"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ModelShape:
     """The dimensions of a decoder of the Llama kind.
 
     Attributes:
@@ -60,12 +60,12 @@ class Shape:
         return self.layers * sum(lora.rank * (a + b) for a, b in chosen)
 
 
-def shape_of(spec: ModelSpec) -> Shape | None:
+def load_model_shape(spec: ModelSpec) -> ModelShape | None:
     """The model's dimensions; None where its configuration is not here, or of another kind."""
-    from rlx.model.tokenizer import files_at_hand, tiny_tokenizer
+    from rlx.model.tokenizer import find_local_files, tiny_tokenizer
 
-    if isinstance(spec, Tiny):
-        return Shape(
+    if isinstance(spec, TinyModelSpec):
+        return ModelShape(
             vocabulary=len(tiny_tokenizer(spec)),
             hidden=spec.hidden_size,
             layers=spec.layers,
@@ -77,7 +77,7 @@ def shape_of(spec: ModelSpec) -> Shape | None:
             tied=True,
             small=2 * spec.head_dim,
         )
-    folder = files_at_hand(spec)
+    folder = find_local_files(spec)
     if folder is None:
         return None
     try:
@@ -88,12 +88,12 @@ def shape_of(spec: ModelSpec) -> Shape | None:
         return None
 
 
-def _build_shape_from_config(config: Mapping[str, Any]) -> Shape:
+def _build_shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     heads, kind = config["num_attention_heads"], config["model_type"]
     kv_heads = config.get("num_key_value_heads") or heads
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     small = {"qwen3": 2 * head_dim, "qwen2": (heads + 2 * kv_heads) * head_dim}
-    return Shape(
+    return ModelShape(
         vocabulary=config["vocab_size"],
         hidden=config["hidden_size"],
         layers=config["num_hidden_layers"],

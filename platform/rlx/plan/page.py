@@ -25,7 +25,7 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class PromptTree:
     """A prompt and all that was made up below it."""
 
     number: int
@@ -40,7 +40,7 @@ class PhasePage:
     """A phase, the prompts to draw, the scale of colours of each level of rows, that of bars."""
 
     phase: PhaseReport
-    trees: tuple[Tree, ...]
+    trees: tuple[PromptTree, ...]
     scales: Mapping[int, float]
     legend: Sequence[tuple[str, float]]
     low: float
@@ -84,10 +84,10 @@ def _build_phase_page(phase: PhaseReport, shown: Sequence[int]) -> PhasePage:
     )
 
 
-def _build_page_tree(phase: PhaseReport, number: int) -> Tree:
+def _build_page_tree(phase: PhaseReport, number: int) -> PromptTree:
     rows = [row for row in phase.rows if row.tree == number]
     first = rows[0]
-    return Tree(
+    return PromptTree(
         number=number,
         problem=first.problem,
         prompt=first.context[0].text if first.context else "",

@@ -10,25 +10,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlx.errors import PluginError
-from rlx.plan.responses import ROLES, Author, Role
+from rlx.plan.responses import ROLES, ResponseAuthor, Role
 from rlx.plan.stand_ins import TAGS, fit_to_vocabulary
 from rlx.plugin import Action, Problem, Rehearsed, Step
-from rlx.rollout import Completion, EnvironmentHost, Fault, Request, Talk
+from rlx.rollout import Completion, CompletionRequest, EnvironmentHost, EnvironmentPlan, HostFault
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec, TurnSpec
 
-__all__ = ["Rehearsal", "Script"]
+__all__ = ["Rehearsal", "ScriptedPolicy"]
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class ScriptedPolicy:
     """The scripted policy of a task, whose failure is told as the task's own."""
 
     name: str
     task: Rehearsed
 
     @classmethod
-    def of(cls, spec: ExperimentSpec, task: Rehearsed) -> "Script | None":
+    def from_experiment(cls, spec: ExperimentSpec, task: Rehearsed) -> "ScriptedPolicy | None":
         """That of an experiment's task; None where its options leave it without lessons.
 
         Raises:
@@ -98,17 +98,17 @@ class Rehearsal:
 
     def __init__(
         self,
-        author: Author,
-        script: Script | None,
+        author: ResponseAuthor,
+        script: ScriptedPolicy | None,
         problems: Sequence[Problem],
-        talk: Talk,
+        talk: EnvironmentPlan,
         host: EnvironmentHost,
         room: int,
     ) -> None:
         self._author, self._script, self._problems = author, script, problems
         self._talk, self._host = talk, host
         self._live: list[_Actor] = []
-        self.longest = room
+        self.context_length = room
 
     def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
         """First states of all rollouts, problem by problem."""
@@ -117,7 +117,7 @@ class Rehearsal:
         self._live = [
             self._actor(order, seeds)
             for order, state in enumerate(states)
-            if not isinstance(state, Fault)
+            if not isinstance(state, HostFault)
         ]
         return states
 
@@ -130,7 +130,7 @@ class Rehearsal:
         return _Actor(self._problems[tree], role, derive_seed(seeds[order], "rehearsal"))
 
     def generate(
-        self, requests: Sequence[Request], sampling: TurnSpec
+        self, requests: Sequence[CompletionRequest], sampling: TurnSpec
     ) -> list[tuple[Completion, ...]]:
         """The next turn of every rollout that goes on."""
         if requests[0].extends is not None:
@@ -141,7 +141,7 @@ class Rehearsal:
             for request in requests
         ]
 
-    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | Fault]:
+    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
         """What the environment makes of the turns."""
         steps = self._host.step(calls)
         for actor, step in zip(self._live, steps, strict=True):
@@ -167,4 +167,6 @@ class Rehearsal:
         number = len(actor.turns)
         drawn = derive_seed(actor.seed, number)
         confidence = f"0.{random.Random(drawn).randint(1, 9)}"
-        return self._author.text(actor.problem, number, drawn, actor.role, confidence)
+        return self._author.write_response_text(
+            actor.problem, number, drawn, actor.role, confidence
+        )

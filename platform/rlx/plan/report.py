@@ -11,7 +11,7 @@
                               tokens}]
                  groups, kinds, counts       as in `rlx.plan.statistics`
                  tokens                      as `rlx.plan.budget.TokenBudget`
-                 memory                      as `rlx.plan.budget.Memory`, with its total, or null}]
+                 memory                      as `MemoryEstimate`, with its total, or null}]
 
 A turn has number, kind, finish_reason and advantage. A token has position, token, text, author,
 turn, learns, placed (by reward), kl, reward, advantage, weight, old_logprob, reference_logprob,
@@ -26,22 +26,29 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from rlx.discovery import Plugins, resolve_plugins
-from rlx.plan.budget import Memory, TokenBudget, estimate_memory, token_budget
+from rlx.discovery import ExperimentPlugins, resolve_plugins
+from rlx.plan.budget import MemoryEstimate, TokenBudget, estimate_memory, token_budget
 from rlx.plan.findings import check_trial
 from rlx.plan.row_report import RowAccount, RowAccountBuilder, place_named_rewards
-from rlx.plan.stand_ins import EncodingDialogue, problems_of, speech_of
-from rlx.plan.statistics import Counts, GroupStatistics, Kind, counts_of, groups_of, kinds_of
-from rlx.plan.trial import Trial, run_trial
-from rlx.recipe import make_parts
+from rlx.plan.stand_ins import EncodingDialogue, load_plan_problems, load_speech
+from rlx.plan.statistics import (
+    GroupStatistics,
+    KindStatistics,
+    MissingCounts,
+    count_trial_losses,
+    list_group_statistics,
+    list_kinds,
+)
+from rlx.plan.trial import PlanTrial, run_trial
+from rlx.recipe import build_recipe
 from rlx.reward import RewardPool
-from rlx.rollout import pieces_of
-from rlx.spec import ExperimentSpec, ManyTurn, PhaseSpec
+from rlx.rollout import build_piece_splitter
+from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, PhaseSpec
 from rlx.spec.reading.diagnostics import Diagnostic, format_key_path
-from rlx.spec.reading.locations import in_phase, locate_diagnostic
-from rlx.spec.reading.reader import ReadSpec
+from rlx.spec.reading.locations import locate_diagnostic, relocate_phase_fault
+from rlx.spec.reading.reader import LoadedSpec
 
-__all__ = ["PhaseReport", "PlanReport", "convert_to_json", "make_plan", "select_example_rows"]
+__all__ = ["PhaseReport", "PlanReport", "build_plan", "convert_to_json", "select_example_rows"]
 
 READINGS = {"scores": "scores", "turns": "named rewards", "token_rewards": "token rewards"}
 PROMPTS = 3
@@ -76,10 +83,10 @@ class PhaseReport:
     rows: tuple[RowAccount, ...]
     shown: tuple[int, ...]
     groups: tuple[GroupStatistics, ...]
-    kinds: tuple[Kind, ...]
-    counts: Counts | None
+    kinds: tuple[KindStatistics, ...]
+    counts: MissingCounts | None
     tokens: TokenBudget
-    memory: Memory | None
+    memory: MemoryEstimate | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +149,7 @@ def _convert_diagnostic(finding: Diagnostic) -> dict[str, Any]:
 # Making it -------------------------------------------------------------------------------------
 
 
-def make_plan(path: Path, read: ReadSpec, plugins: Plugins) -> PlanReport:
+def build_plan(path: Path, read: LoadedSpec, plugins: ExperimentPlugins) -> PlanReport:
     """Carries made-up rollouts of every phase through the experiment's own code.
 
     Args:
@@ -154,21 +161,21 @@ def make_plan(path: Path, read: ReadSpec, plugins: Plugins) -> PlanReport:
         SpecError, PluginError, EnvironmentFault: nothing at all can be shown.
     """
     spec = read.spec
-    speech, note = speech_of(spec)
+    speech, note = load_speech(spec)
     notes = [note] if note else []
     found: list[tuple[PhaseSpec, Diagnostic]] = []
     phases = []
     with RewardPool(workers=1, memory_mb=spec.runner.reward_memory_mb) as pool:
         for alike in _group_equal_phases(spec):
-            parts = make_parts(spec.in_phase(alike[0]))
-            problems = problems_of(parts.spec, parts.task, _count_plan_prompts(parts.spec))
+            parts = build_recipe(spec.resolve_phase_spec(alike[0]))
+            problems = load_plan_problems(parts.spec, parts.task, _count_plan_prompts(parts.spec))
             notes += [problems.note] if problems.note and problems.note not in notes else []
             trial = run_trial(parts, problems, speech, pool)
             stand_ins = bool(problems.note)
             told = list(check_trial(trial, stand_ins=stand_ins))
             found += [(phase, finding) for phase in alike for finding in told]
             phases.append(_build_phase_report(alike, trial, speech))
-            if trial.stuck:
+            if trial.stuck_plugin:
                 break  # it would in the other phases too, a deadline each
     said = [*plugins.warnings, *_locate_findings(read, found)]
     return PlanReport(
@@ -186,7 +193,7 @@ def _group_equal_phases(spec: ExperimentSpec) -> list[list[PhaseSpec]]:
     """Phases with the same way from rollouts to loss, together."""
     groups: dict[str, list[PhaseSpec]] = {}
     for phase in spec.phases:
-        there = spec.in_phase(phase)
+        there = spec.resolve_phase_spec(phase)
         decides = there.model_copy(update={"phases": (), "optimizer": spec.optimizer})
         groups.setdefault(decides.model_dump_json(), []).append(phase)
     return list(groups.values())
@@ -201,7 +208,7 @@ def _count_plan_prompts(spec: ExperimentSpec) -> int:
 
 
 def _locate_findings(
-    read: ReadSpec, found: Sequence[tuple[PhaseSpec, Diagnostic]]
+    read: LoadedSpec, found: Sequence[tuple[PhaseSpec, Diagnostic]]
 ) -> Iterator[Diagnostic]:
     """Every finding once, at its place in the file: a phase's own at what the phase sets."""
     phases: dict[tuple[Any, str], list[PhaseSpec]] = {}
@@ -212,12 +219,12 @@ def _locate_findings(
         one = those[0]
         if all(phase.set for phase in those) and len(those) < len(read.spec.phases):
             at = ("phases", read.spec.phases.index(one))
-            finding = in_phase(finding, at, {"name": one.name, "set": one.set})
+            finding = relocate_phase_fault(finding, at, {"name": one.name, "set": one.set})
         yield locate_diagnostic(finding, read.document)
 
 
 def _build_phase_report(
-    alike: Sequence[PhaseSpec], trial: Trial, speech: EncodingDialogue
+    alike: Sequence[PhaseSpec], trial: PlanTrial, speech: EncodingDialogue
 ) -> PhaseReport:
     spec = trial.parts.spec
     rows = _build_row_accounts(trial, speech)
@@ -233,15 +240,15 @@ def _build_phase_report(
         stopped=trial.stopped,
         rows=rows,
         shown=select_example_rows(rows, spec.evaluation.correct),
-        groups=groups_of(rows),
-        kinds=kinds_of(rows),
-        counts=counts_of(trial) if rows else None,
+        groups=list_group_statistics(rows),
+        kinds=list_kinds(rows),
+        counts=count_trial_losses(trial) if rows else None,
         tokens=tokens,
         memory=None if shape is None else estimate_memory(trial, shape, tokens),
     )
 
 
-def _build_row_accounts(trial: Trial, speech: EncodingDialogue) -> tuple[RowAccount, ...]:
+def _build_row_accounts(trial: PlanTrial, speech: EncodingDialogue) -> tuple[RowAccount, ...]:
     train, rewards = trial.train, trial.rewards
     if train is None or rewards is None:
         return ()
@@ -274,7 +281,7 @@ def _build_row_accounts(trial: Trial, speech: EncodingDialogue) -> tuple[RowAcco
         ),
         lost=train.placed.lost,
     )
-    pieces = pieces_of(speech)
+    pieces = build_piece_splitter(speech)
     return tuple(rows.account(number, pieces) for number in range(len(batch.rows)))
 
 
@@ -308,7 +315,7 @@ def _get_raw_reward(row: RowAccount, name: str) -> float | None:
     return next((given.raw for given in row.rewards if given.name == name), None)
 
 
-def _describe_schedule(trial: Trial) -> str:
+def _describe_schedule(trial: PlanTrial) -> str:
     spec, plan = trial.parts.spec.rollout, trial.parts.plan
     counts = " × ".join(f"{v.count} {v.kind}s" for v in plan.levels)
     if plan.talk is not None:
@@ -322,7 +329,7 @@ def _list_credit_settings(spec: ExperimentSpec) -> list[tuple[str, str]]:
     estimator = resolve_plugins(spec).estimator
     rollout = spec.rollout
     there: list[tuple[str, Any]] = []
-    if isinstance(rollout, ManyTurn):
+    if isinstance(rollout, EnvironmentRolloutSpec):
         shown = "inline" if rollout.observation == "inline" else "as messages"
         there = [("environment", rollout.environment.plugin), ("observations", shown)]
     said: list[tuple[str, Any]] = [

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 from rlx.plan.stand_ins import EncodingDialogue, fit_to_vocabulary
 from rlx.plugin import Problem, Task
-from rlx.rollout import Completion, Request, RolloutPlan
+from rlx.rollout import Completion, CompletionRequest, RolloutPlan
 from rlx.seeding import derive_seed
 from rlx.spec import TurnSpec
 
-__all__ = ["ROLES", "Author", "FakeSession", "Role", "find_right_answers"]
+__all__ = ["ROLES", "FakeSession", "ResponseAuthor", "Role", "find_right_answers"]
 
 Role = Literal["good", "poor", "untagged", "cut", "twin", "any"]
 
@@ -50,7 +50,7 @@ def find_right_answers(fields: Mapping[str, Any]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Author:
+class ResponseAuthor:
     """Writes the made-up responses of an experiment.
 
     Attributes:
@@ -63,7 +63,7 @@ class Author:
     task: Task
     speech: EncodingDialogue
 
-    def group(
+    def write_response_group(
         self, problem: Problem, level: int, seeds: Sequence[int], *, number: int = 0
     ) -> tuple[Completion, ...]:
         """The responses below one context, one per seed.
@@ -84,13 +84,15 @@ class Author:
                 written.append(written[0])
                 continue
             confidence = f"0.{tenths[place % len(tenths)]}"
-            text = self.text(problem, level, seed, role, confidence)
+            text = self.write_response_text(problem, level, seed, role, confidence)
             if role == "untagged":
                 text = TAG.sub("\n", text).strip() or text
             written.append(self.completion(text, turn, cut=role == "cut", seed=seed))
         return tuple(written)
 
-    def text(self, problem: Problem, number: int, seed: int, role: Role, confidence: str) -> str:
+    def write_response_text(
+        self, problem: Problem, number: int, seed: int, role: Role, confidence: str
+    ) -> str:
         """A demonstration of the task where one fits, else the turn's spans filled in.
 
         Args:
@@ -200,14 +202,14 @@ class FakeSession:
         room: tokens of a dialogue that the model can hold.
     """
 
-    def __init__(self, author: Author, problems: Sequence[Problem], room: int) -> None:
+    def __init__(self, author: ResponseAuthor, problems: Sequence[Problem], room: int) -> None:
         self._author, self._problems = author, problems
-        self.longest = room
+        self.context_length = room
         self._level = 0
         self._tree_of: list[int] = []
 
     def generate(
-        self, requests: Sequence[Request], sampling: TurnSpec
+        self, requests: Sequence[CompletionRequest], sampling: TurnSpec
     ) -> list[tuple[Completion, ...]]:
         """One made-up completion per seed; the n-th call is the n-th level."""
         trees = [
@@ -215,7 +217,9 @@ class FakeSession:
             for order, request in enumerate(requests)
         ]
         groups = [
-            self._author.group(self._problems[tree], self._level, request.seeds, number=number)
+            self._author.write_response_group(
+                self._problems[tree], self._level, request.seeds, number=number
+            )
             for number, (tree, request) in enumerate(zip(trees, requests, strict=True))
         ]
         self._level += 1

@@ -18,12 +18,12 @@ from rlx.rollout.tree import Author
 from rlx.spec import CreditSpec
 
 __all__ = [
-    "Context",
-    "Given",
+    "ContextStretch",
+    "RewardAccount",
     "RowAccount",
     "RowAccountBuilder",
-    "Stretch",
     "TokenLine",
+    "TokenStretch",
     "TurnAccount",
     "describe_row_kind",
     "place_named_rewards",
@@ -69,7 +69,7 @@ class TokenLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class ContextStretch:
     """A stretch that stands before the row's own tokens, or a turn that the row continues."""
 
     author: Author
@@ -79,7 +79,7 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class RewardAccount:
     """One named reward of a row: of a turn, or of the whole rollout (`turn` is None)."""
 
     name: str
@@ -108,7 +108,7 @@ class TurnAccount:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class TokenStretch:
     """Tokens of a row that belong together.
 
     Attributes:
@@ -153,8 +153,8 @@ class RowAccount:
     lost: float | None
     finish_reason: str
     turns: tuple[TurnAccount, ...]
-    context: tuple[Context, ...]
-    rewards: tuple[Given, ...]
+    context: tuple[ContextStretch, ...]
+    rewards: tuple[RewardAccount, ...]
     tokens: tuple[TokenLine, ...]
 
     @property
@@ -168,12 +168,12 @@ class RowAccount:
         return sum(abs(t.weight * t.advantage) for t in self.tokens)
 
     @property
-    def stretches(self) -> tuple[Stretch, ...]:
+    def stretches(self) -> tuple[TokenStretch, ...]:
         """All of its tokens, turn by turn."""
         kinds = {turn.number: turn.kind for turn in self.turns}
         cut = [(number, tuple(lines)) for number, lines in groupby(self.tokens, lambda t: t.turn)]
         return tuple(
-            Stretch(lines[0].author if number is None else kinds[number], number, lines)
+            TokenStretch(lines[0].author if number is None else kinds[number], number, lines)
             for number, lines in cut
         )
 
@@ -220,7 +220,9 @@ class RowAccountBuilder:
         path = tree.path(row.segment)
         first = path.index(row.turns[0])
         context = tuple(
-            Context(s.author, s.kind, len(s.token_ids), s.text or "".join(pieces(s.token_ids)))
+            ContextStretch(
+                s.author, s.kind, len(s.token_ids), s.text or "".join(pieces(s.token_ids))
+            )
             for s in (tree.segments[i] for i in path[:first])
         )
         lines = tuple(self._lines(number, path[first:], pieces))
@@ -280,12 +282,12 @@ class RowAccountBuilder:
                 at += 1
 
 
-def _list_row_rewards(row: BatchRow, tree: RolloutTree, table: RewardTable) -> list[Given]:
+def _list_row_rewards(row: BatchRow, tree: RolloutTree, table: RewardTable) -> list[RewardAccount]:
     turns = [(tree.segments[s].turn, table.turns.get((row.tree, s), {})) for s in row.turns]
     whole = table.rollouts.get((row.tree, row.segment), {})
     places: list[tuple[int | None, Mapping[str, RewardEntry]]] = [*turns, (None, whole)]
     return [
-        Given(e.name, turn, e.raw, e.weight, e.status, e.reason, e.counts)
+        RewardAccount(e.name, turn, e.raw, e.weight, e.status, e.reason, e.is_summed)
         for turn, entries in places
         for e in entries.values()
     ]
@@ -342,4 +344,6 @@ def place_named_rewards(
 
 
 def _list_weighted_rewards(entries: Mapping[str, RewardEntry]) -> list[tuple[str, float]]:
-    return [(e.name, e.weight * e.raw) for e in entries.values() if e.counts and e.raw is not None]
+    return [
+        (e.name, e.weight * e.raw) for e in entries.values() if e.is_summed and e.raw is not None
+    ]

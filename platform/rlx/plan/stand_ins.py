@@ -11,15 +11,15 @@ from rlx.errors import PluginError, SpecError
 from rlx.plugin import Problem, Task
 from rlx.rollout import Dialogue, TurnPrompt
 from rlx.seeding import derive_seed
-from rlx.spec import ExperimentSpec, PluginUse, Pretrained
+from rlx.spec import ExperimentSpec, PluginUse, PretrainedModelSpec
 
 __all__ = [
     "EncodingDialogue",
-    "Problems",
+    "PlanProblems",
     "StandInDialogue",
     "fit_to_vocabulary",
-    "problems_of",
-    "speech_of",
+    "load_plan_problems",
+    "load_speech",
 ]
 
 
@@ -112,18 +112,18 @@ def _format_chat_message(role: str, text: str) -> str:
     return f"<|im_start|>{role}\n{text}<|im_end|>\n"
 
 
-def speech_of(spec: ExperimentSpec) -> tuple[EncodingDialogue, str]:
+def load_speech(spec: ExperimentSpec) -> tuple[EncodingDialogue, str]:
     """How the experiment's model speaks, and what stands in for it; "" where it speaks itself.
 
     Raises:
         SpecError, EnvironmentFault: the tokenizer is here and cannot be used.
     """
-    from rlx.model.tokenizer import dialogue_of
+    from rlx.model.tokenizer import load_local_dialogue
 
-    dialogue = dialogue_of(spec.model)
+    dialogue = load_local_dialogue(spec.model)
     if dialogue is not None:
         return dialogue, ""
-    model = cast(Pretrained, spec.model)
+    model = cast(PretrainedModelSpec, spec.model)
     note = (
         f"model.path: the tokenizer of {model.path!r} is not on this machine; words, digits and "
         "signs stand in for its tokens, so token counts are estimates"
@@ -161,7 +161,7 @@ def _can_encode(speech: EncodingDialogue, text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Problems:
+class PlanProblems:
     """Problems to plan with.
 
     Attributes:
@@ -173,7 +173,7 @@ class Problems:
     note: str = ""
 
 
-def problems_of(spec: ExperimentSpec, task: Task, count: int) -> Problems:
+def load_plan_problems(spec: ExperimentSpec, task: Task, count: int) -> PlanProblems:
     """The first training problems of an experiment; stand-ins where its data are not here.
 
     Raises:
@@ -182,7 +182,7 @@ def problems_of(spec: ExperimentSpec, task: Task, count: int) -> Problems:
     """
     seed = derive_seed(spec.seed, "train")  # as a run draws them
     try:
-        return Problems(tuple(task.problem("train", i, seed) for i in range(count)))
+        return PlanProblems(tuple(task.problem("train", i, seed) for i in range(count)))
     except (OSError, ImportError) as error:
         return _stand_ins(spec, task, count, seed, _first_line(error))
     except ValueError as error:
@@ -192,14 +192,14 @@ def problems_of(spec: ExperimentSpec, task: Task, count: int) -> Problems:
         raise PluginError(f"task plugin {spec.task.plugin!r} failed on problem 0: {why}") from error
 
 
-def _stand_ins(spec: ExperimentSpec, task: Task, count: int, seed: int, why: str) -> Problems:
+def _stand_ins(spec: ExperimentSpec, task: Task, count: int, seed: int, why: str) -> PlanProblems:
     note = f"task: its data are not on this machine ({why})"
     names = [use.plugin for use in spec.rewards.turn.values()]
     if names and all(name.startswith(("countdown", "rlcr.")) for name in names):
         countdown = cast(Task, build_plugin(PluginUse(plugin="countdown"), "task"))
         problems = tuple(countdown.problem("train", i, seed) for i in range(count))
-        return Problems(problems, f"{note}; Countdown problems stand in")
-    return Problems(
+        return PlanProblems(problems, f"{note}; Countdown problems stand in")
+    return PlanProblems(
         tuple(_build_generic_problem(task, number) for number in range(count)),
         f"{note}; problems that rlx made up stand in",
     )

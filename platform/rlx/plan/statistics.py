@@ -4,11 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
-from rlx.batch import rows_of
-from rlx.plan.row_report import RowAccount, Stretch, describe_row_kind
-from rlx.plan.trial import Trial
+from rlx.batch import list_batch_rows
+from rlx.plan.row_report import RowAccount, TokenStretch, describe_row_kind
+from rlx.plan.trial import PlanTrial
 
-__all__ = ["Counts", "GroupStatistics", "Kind", "counts_of", "groups_of", "kinds_of"]
+__all__ = [
+    "GroupStatistics",
+    "KindStatistics",
+    "MissingCounts",
+    "count_trial_losses",
+    "list_group_statistics",
+    "list_kinds",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +44,7 @@ class GroupStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class KindStatistics:
     """A kind of turn among all rows, or what an environment wrote between them.
 
     Attributes:
@@ -58,7 +65,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class MissingCounts:
     """What went missing on the way from responses to tokens.
 
     Attributes:
@@ -80,7 +87,7 @@ class Counts:
     unfinished: int
 
 
-def groups_of(rows: Sequence[RowAccount]) -> tuple[GroupStatistics, ...]:
+def list_group_statistics(rows: Sequence[RowAccount]) -> tuple[GroupStatistics, ...]:
     """The groups in order of their numbers."""
     members: dict[int, list[RowAccount]] = {}
     for row in rows:
@@ -105,9 +112,9 @@ def _build_group_statistics(number: int, rows: Sequence[RowAccount]) -> GroupSta
     )
 
 
-def kinds_of(rows: Sequence[RowAccount]) -> tuple[Kind, ...]:
+def list_kinds(rows: Sequence[RowAccount]) -> tuple[KindStatistics, ...]:
     """The kinds of turns, in order of appearance; what an environment wrote comes last."""
-    stretches: dict[str, list[tuple[int, Stretch]]] = {}
+    stretches: dict[str, list[tuple[int, TokenStretch]]] = {}
     for row in rows:
         for stretch in row.stretches:
             stretches.setdefault(stretch.kind, []).append((row.row, stretch))
@@ -118,7 +125,7 @@ def kinds_of(rows: Sequence[RowAccount]) -> tuple[Kind, ...]:
     gradient = {k: sum(abs(line.weight * line.advantage) for line in o) for k, o in lines.items()}
     tokens, weight = sum(learning.values()), sum(gradient.values())
     return tuple(
-        Kind(
+        KindStatistics(
             kind=kind,
             rows=len({row for row, _ in found}),
             turns=len(found),
@@ -131,7 +138,7 @@ def kinds_of(rows: Sequence[RowAccount]) -> tuple[Kind, ...]:
     )
 
 
-def counts_of(trial: Trial) -> Counts:
+def count_trial_losses(trial: PlanTrial) -> MissingCounts:
     """What went missing in a trial that was given credit."""
     train, rewards = trial.train, trial.rewards
     if train is None or rewards is None:
@@ -142,9 +149,9 @@ def counts_of(trial: Trial) -> Counts:
         segments = [trial.trees[row.tree].segments[turn] for turn in row.turns]
         without += bool(declared[row.level]) and not any(s.spans for s in segments)
     given = rewards.turn_rewards.abs().sum() + rewards.global_rewards.abs().sum()
-    return Counts(
+    return MissingCounts(
         rows=len(train.batch.rows),
-        dropped=len(rows_of(trial.trees)) - len(train.batch.rows),
+        dropped=len(list_batch_rows(trial.trees)) - len(train.batch.rows),
         turns_without_tokens=int(train.placed.missing.sum()),
         reward_lost=float(train.placed.lost.abs().sum()),
         reward_given=float(given),

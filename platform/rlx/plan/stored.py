@@ -13,14 +13,14 @@ from rlx.errors import RegistryError
 from rlx.plan.row_report import RowAccount, RowAccountBuilder, place_named_rewards
 from rlx.plan.stand_ins import EncodingDialogue
 from rlx.reward import RewardTable
-from rlx.rollout import RolloutTree, pieces_of
+from rlx.rollout import RolloutTree, build_piece_splitter
 from rlx.run.trained_rows import row_rewards
 from rlx.spec import CreditSpec, ExperimentSpec, ModelSpec
 
-__all__ = ["Trained", "spec_of", "speech_of_run", "stored_accounts"]
+__all__ = ["TrainedRowsLike", "load_phase_spec", "load_run_speech", "stored_accounts"]
 
 
-def spec_of(resolved: Mapping[str, Any], phase: str) -> ExperimentSpec:
+def load_phase_spec(resolved: Mapping[str, Any], phase: str) -> ExperimentSpec:
     """The experiment of a run as it stood in a phase.
 
     Args:
@@ -32,7 +32,7 @@ def spec_of(resolved: Mapping[str, Any], phase: str) -> ExperimentSpec:
     """
     try:
         spec = ExperimentSpec.model_validate_json(json.dumps(resolved), strict=True)
-        return spec.in_phase(next(p for p in spec.phases if p.name == phase))
+        return spec.resolve_phase_spec(next(p for p in spec.phases if p.name == phase))
     except (ValidationError, StopIteration) as error:
         raise RegistryError(
             "the experiment of this run cannot be read by this version of rlx; the version that "
@@ -40,17 +40,17 @@ def spec_of(resolved: Mapping[str, Any], phase: str) -> ExperimentSpec:
         ) from error
 
 
-def speech_of_run(spec: ModelSpec, exported: Path) -> EncodingDialogue | None:
+def load_run_speech(spec: ModelSpec, exported: Path) -> EncodingDialogue | None:
     """How a run's model speaks: by the files it started from, or those it has written; or None."""
-    from rlx.model.tokenizer import dialogue_of, folder_dialogue
+    from rlx.model.tokenizer import folder_dialogue, load_local_dialogue
 
-    dialogue = dialogue_of(spec)
+    dialogue = load_local_dialogue(spec)
     if dialogue is None and (exported / "config.json").is_file():
         return folder_dialogue(exported, chat_template=getattr(spec, "chat_template", False))
     return dialogue
 
 
-class Trained(Protocol):
+class TrainedRowsLike(Protocol):
     """The trained rows of a stored step; see `rlx.record.rollouts.TrainedRows`."""
 
     @property
@@ -72,7 +72,7 @@ class Trained(Protocol):
 def stored_accounts(
     trees: Sequence[RolloutTree],
     table: RewardTable,
-    rows: Trained,
+    rows: TrainedRowsLike,
     credit: CreditSpec,
     speech: EncodingDialogue | None,
 ) -> tuple[RowAccount, ...]:
@@ -81,7 +81,7 @@ def stored_accounts(
     Args:
         trees: all that the step has.
         table: their rewards.
-        rows: those that were trained on, in the order of `rlx.batch.rows_of`.
+        rows: those that were trained on, in the order of `rlx.batch.list_batch_rows`.
         credit: how the step placed its rewards.
         speech: for the texts of tokens; their ids are shown without it.
 
@@ -102,5 +102,5 @@ def stored_accounts(
         tokens=rows.tokens,
         named=place_named_rewards(batch.rows, trees, table, present, batch.turn_ids, mask, credit),
     )
-    pieces = pieces_of(speech)
+    pieces = build_piece_splitter(speech)
     return tuple(made.account(number, pieces) for number in range(len(batch.rows)))

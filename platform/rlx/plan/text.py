@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlx.plan.report import PhaseReport, PlanReport
-from rlx.plan.row_report import Given, RowAccount, TokenLine
+from rlx.plan.row_report import RewardAccount, RowAccount, TokenLine
 from rlx.spec.reading.diagnostics import escape_unprintable
 
 __all__ = [
@@ -113,7 +113,7 @@ def show_rows(rows: Sequence[RowAccount], shown: Sequence[int], console: Console
             _show_prompt(row, console)
         console.print()
         console.print(_render_headline(row))
-        console.print(_tokens_of(row, largest[row.level], console.width))
+        console.print(_build_token_table(row, largest[row.level], console.width))
 
 
 def _show_prompt(row: RowAccount, console: Console) -> None:
@@ -154,7 +154,7 @@ def _render_headline(row: RowAccount) -> Text:
     return text
 
 
-def _render_reward_line(given: Given, before: str) -> Text:
+def _render_reward_line(given: RewardAccount, before: str) -> Text:
     raw = "absent" if given.raw is None else f"{given.raw:g}"
     weighed = f" × {given.weight:g}" if given.counts else ", not summed"
     text = Text.assemble(before, (f"{escape_unprintable(given.name)} {raw}{weighed}", "default"))
@@ -169,7 +169,7 @@ def _select_heat_style(value: float, scale: float) -> str:
     return shades[compute_heat_level(value, scale) if scale else 2 * bool(value)]
 
 
-def _tokens_of(row: RowAccount, scale: float, width: int) -> Table:
+def _build_token_table(row: RowAccount, scale: float, width: int) -> Table:
     names = list(dict.fromkeys(name for t in row.tokens for name in t.placed))
     narrow = width < NARROW
     apart = 52 + sum(max(8, len(name) + 2) for name in names) <= width

@@ -8,30 +8,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlx.batch import build_token_batch, rows_of
+from rlx.batch import build_token_batch, list_batch_rows
 from rlx.credit import structured_scores
 from rlx.credit.place import TurnWithoutTokens
 from rlx.errors import PluginError
-from rlx.plan.model_shape import Shape, shape_of
-from rlx.plan.rehearsal import Rehearsal, Script
-from rlx.plan.responses import Author, FakeSession
-from rlx.plan.stand_ins import EncodingDialogue, Problems, fit_to_vocabulary
+from rlx.plan.model_shape import ModelShape, load_model_shape
+from rlx.plan.rehearsal import Rehearsal, ScriptedPolicy
+from rlx.plan.responses import FakeSession, ResponseAuthor
+from rlx.plan.stand_ins import EncodingDialogue, PlanProblems, fit_to_vocabulary
 from rlx.plugin import Problem, Rehearsed
-from rlx.recipe import Parts, build_environment_host
+from rlx.recipe import Recipe, build_environment_host
 from rlx.reward import NamedReward, RewardPool, RewardTable, score_rollouts
 from rlx.rollout import RolloutPlan, RolloutTree, sample_rollout_trees
 from rlx.run.trained_rows import row_rewards
 from rlx.seeding import derive_seed
-from rlx.step import RowRewards, Streams, TrainBatch, assign_credit
+from rlx.step import RowRewards, TokenStreams, TrainBatch, assign_credit
 
-__all__ = ["Place", "Trial", "run_trial"]
+__all__ = ["Place", "PlanTrial", "run_trial"]
 
 Place = tuple[int, int]
 """(tree, segment)."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Trial:
+class PlanTrial:
     """What came of made-up rollouts.
 
     Attributes:
@@ -46,8 +46,8 @@ class Trial:
         stopped: why credit could not be given; "" where it was.
     """
 
-    parts: Parts
-    shape: Shape | None
+    parts: Recipe
+    shape: ModelShape | None
     trees: list[RolloutTree]
     table: RewardTable
     is_scripted: bool = False
@@ -85,7 +85,7 @@ class Trial:
         return tuple(place for place in places if place not in self.faults)
 
     @property
-    def stuck(self) -> str:
+    def stuck_plugin(self) -> str:
         """The plugin that missed its deadline, in words; "" where none did."""
         every = (
             e
@@ -104,8 +104,8 @@ def _is_late(fault: str) -> bool:
 
 
 def run_trial(
-    parts: Parts, problems: Problems, speech: EncodingDialogue, pool: RewardPool
-) -> Trial:
+    parts: Recipe, problems: PlanProblems, speech: EncodingDialogue, pool: RewardPool
+) -> PlanTrial:
     """Grows rollouts of the phase's true shape and gives them credit.
 
     One rollout goes first, so that what hangs costs one deadline and not one per sample.
@@ -125,11 +125,11 @@ def run_trial(
     one = replace(one, levels=tuple(replace(level, count=1) for level in one.levels))
     script = None
     if whole.talk is not None and isinstance(parts.task, Rehearsed) and not problems.note:
-        script = Script.of(parts.spec, parts.task)
-    stage = _Stage(parts, shape_of(parts.spec.model), speech, script, pool)
+        script = ScriptedPolicy.from_experiment(parts.spec, parts.task)
+    stage = _TrialRunner(parts, load_model_shape(parts.spec.model), speech, script, pool)
     first = stage.build_trial(one, asked[:1])
-    if first.stuck:
-        return replace(first, stopped=f"{first.stuck} hangs on the first rollout")
+    if first.stuck_plugin:
+        return replace(first, stopped=f"{first.stuck_plugin} hangs on the first rollout")
     return _assign_trial_credit(stage.build_trial(whole, asked))
 
 
@@ -141,25 +141,25 @@ def _relax_error_policy(reward: NamedReward) -> NamedReward:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Stage:
+class _TrialRunner:
     """Where made-up rollouts are grown and scored.
 
     Attributes:
         script: speaks in an environment; None where the task has none for its problems.
     """
 
-    parts: Parts
-    shape: Shape | None
+    parts: Recipe
+    shape: ModelShape | None
     speech: EncodingDialogue
-    script: Script | None
+    script: ScriptedPolicy | None
     pool: RewardPool
 
-    def build_trial(self, plan: RolloutPlan, problems: Sequence[Problem]) -> Trial:
+    def build_trial(self, plan: RolloutPlan, problems: Sequence[Problem]) -> PlanTrial:
         """Rollouts of a plan, with their rewards."""
         parts, speech = self.parts, self.speech
         seeds = [derive_seed(parts.spec.seed, "plan", i) for i in range(len(problems))]
         room = (self.shape and self.shape.positions) or sys.maxsize
-        author = Author(plan, parts.task, speech)
+        author = ResponseAuthor(plan, parts.task, speech)
         host = build_environment_host(parts, self.pool)
         if host is None or plan.talk is None:
             trees = sample_rollout_trees(
@@ -168,7 +168,7 @@ class _Stage:
         else:
             there = Rehearsal(author, self.script, problems, plan.talk, host, room)
             trees = sample_rollout_trees(plan, problems, seeds, there, speech, there)
-        return Trial(
+        return PlanTrial(
             parts=parts,
             shape=self.shape,
             trees=trees,
@@ -179,9 +179,9 @@ class _Stage:
         )
 
 
-def _assign_trial_credit(trial: Trial) -> Trial:
+def _assign_trial_credit(trial: PlanTrial) -> PlanTrial:
     parts, table = trial.parts, trial.table
-    rows = rows_of(trial.trees)
+    rows = list_batch_rows(trial.trees)
     out = {
         (row.tree, row.segment)
         for row in rows
@@ -226,8 +226,8 @@ def _wrap_plugin(kind: str, name: str, plugin: Callable[[Any], Any]) -> Callable
 
 
 def _sample_streams(
-    parts: Parts, behaviour: Tensor, rewards: RowRewards
-) -> tuple[Streams, tuple[str, ...]]:
+    parts: Recipe, behaviour: Tensor, rewards: RowRewards
+) -> tuple[TokenStreams, tuple[str, ...]]:
     """What models would say: made up, and only what the experiment asks for."""
     draw = torch.Generator().manual_seed(derive_seed(parts.spec.seed, "plan", "streams"))
     rows, shape = len(behaviour), behaviour.shape
@@ -245,7 +245,7 @@ def _sample_streams(
             rewards.turn_rewards, rewards.turn_present, rewards.global_rewards
         )
         greedy = scores.mean().expand(rows)
-    streams = Streams(
+    streams = TokenStreams(
         old_logprobs=behaviour,
         reference_logprobs=reference,
         values=values,

@@ -5,18 +5,18 @@ from collections.abc import Iterator, Sequence
 
 from rlx.plan.budget import token_budget
 from rlx.plan.messages import build_plan_error, build_plan_warning, format_quote, plugin_fault
-from rlx.plan.trial import Place, Trial
-from rlx.rollout import Segment, Talk, TurnLevel
-from rlx.spec import ManyTurn, Tiny
+from rlx.plan.trial import Place, PlanTrial
+from rlx.rollout import EnvironmentPlan, Segment, TurnLevel
+from rlx.spec import EnvironmentRolloutSpec, TinyModelSpec
 from rlx.spec.reading.diagnostics import Diagnostic, KeyPath, format_key_path
 
-__all__ = ["of_environment", "of_level"]
+__all__ = ["check_trial_environment", "check_turn_level"]
 
 TRAILING = re.compile(r"<([A-Za-z_][\w-]*)>\s*$")
 """A tag that a template ends with, declared as a span or not: rewards look for such tags too."""
 
 
-def of_level(trial: Trial, level: TurnLevel, *, is_first: bool) -> Iterator[Diagnostic]:
+def check_turn_level(trial: PlanTrial, level: TurnLevel, *, is_first: bool) -> Iterator[Diagnostic]:
     """Findings about one kind of turn that is asked for."""
     path: KeyPath = ("rollout", level.kind)
     turns = [s for tree in trial.trees for s in tree.segments if _is_level_turn(trial, level, s)]
@@ -33,7 +33,7 @@ def of_level(trial: Trial, level: TurnLevel, *, is_first: bool) -> Iterator[Diag
         )
 
 
-def _is_level_turn(trial: Trial, level: TurnLevel, segment: Segment) -> bool:
+def _is_level_turn(trial: PlanTrial, level: TurnLevel, segment: Segment) -> bool:
     """Whether a segment is a turn that was sampled as the level says."""
     talk = trial.parts.plan.talk
     if talk is None:
@@ -67,7 +67,7 @@ def _check_template_tags(
 
 
 def _check_token_limit(
-    trial: Trial, path: KeyPath, budget: int, turns: Sequence[Segment]
+    trial: PlanTrial, path: KeyPath, budget: int, turns: Sequence[Segment]
 ) -> Iterator[Diagnostic]:
     """Turns that never have the room to end; of a script's own turns one in ten is too many."""
     cut = sum(s.finish_reason == "length" for s in turns)
@@ -86,7 +86,9 @@ def _check_token_limit(
 # Environments ----------------------------------------------------------------------------------
 
 
-def of_environment(trial: Trial, talk: Talk, *, stand_ins: bool) -> Iterator[Diagnostic]:
+def check_trial_environment(
+    trial: PlanTrial, talk: EnvironmentPlan, *, stand_ins: bool
+) -> Iterator[Diagnostic]:
     """Findings about rollouts with an environment, its own failures first."""
     forced = talk.forced_answer
     if forced is not None:
@@ -104,10 +106,10 @@ def of_environment(trial: Trial, talk: Talk, *, stand_ins: bool) -> Iterator[Dia
     yield from _check_turn_limit(trial, talk)
 
 
-def _build_environment_diagnostic(trial: Trial, stand_ins: bool) -> Diagnostic:
+def _build_environment_diagnostic(trial: PlanTrial, stand_ins: bool) -> Diagnostic:
     """The first failure of the environment, with the turn that it was given."""
     use = trial.parts.spec.rollout
-    name = use.environment.plugin if isinstance(use, ManyTurn) else ""
+    name = use.environment.plugin if isinstance(use, EnvironmentRolloutSpec) else ""
     (tree, at), why = next(iter(trial.faults.items()))
     segment = trial.trees[tree].segments[at]
     given = f"it was given turn {segment.turn}: {format_quote(segment.text)}"
@@ -121,12 +123,12 @@ def _build_environment_diagnostic(trial: Trial, stand_ins: bool) -> Diagnostic:
         given,
         path=("rollout", "environment"),
         handled="go on without the rollout",
-        lenient=isinstance(use, ManyTurn) and use.environment.on_error != "fail",
+        lenient=isinstance(use, EnvironmentRolloutSpec) and use.environment.on_error != "fail",
         stand_ins=stand_ins,
     )
 
 
-def _check_rollout_length(trial: Trial, talk: Talk) -> Iterator[Diagnostic]:
+def _check_rollout_length(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[Diagnostic]:
     """Rollouts that the model has no room for, or may come to have none for."""
     room = trial.shape and trial.shape.positions
     ended = sum(_get_turn_number(trial, place) < talk.last for place in trial.unfinished_turns)
@@ -146,7 +148,7 @@ def _check_rollout_length(trial: Trial, talk: Talk) -> Iterator[Diagnostic]:
             "that the "
             f"model holds, and end early; {may_take}"
         )
-    tiny = isinstance(trial.parts.spec.model, Tiny)
+    tiny = isinstance(trial.parts.spec.model, TinyModelSpec)
     yield build_plan_warning(
         ("model", "max_position") if tiny else ("rollout", "max_turns"),
         message,
@@ -155,7 +157,7 @@ def _check_rollout_length(trial: Trial, talk: Talk) -> Iterator[Diagnostic]:
     )
 
 
-def _check_turn_limit(trial: Trial, talk: Talk) -> Iterator[Diagnostic]:
+def _check_turn_limit(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[Diagnostic]:
     """Scripted rollouts most of which have had every turn and are not done."""
     undone = sum(_get_turn_number(trial, place) == talk.last for place in trial.unfinished_turns)
     if trial.is_scripted and 2 * undone > _count_rollouts(trial):
@@ -167,9 +169,9 @@ def _check_turn_limit(trial: Trial, talk: Talk) -> Iterator[Diagnostic]:
         )
 
 
-def _get_turn_number(trial: Trial, place: Place) -> int:
+def _get_turn_number(trial: PlanTrial, place: Place) -> int:
     return trial.trees[place[0]].segments[place[1]].turn
 
 
-def _count_rollouts(trial: Trial) -> int:
+def _count_rollouts(trial: PlanTrial) -> int:
     return sum(len(tree.rollouts) for tree in trial.trees)

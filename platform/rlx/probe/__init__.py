@@ -4,6 +4,6 @@ A sampled answer's reasoning is cut, an answer is forced there, and many continu
 the very rewards that training uses: `mc_p_correct` is the share that is right.
 """
 
-from rlx.probe.engine import ProbeContext, Probed, ProbedAnswer, Sampled, probe_model
+from rlx.probe.engine import ProbeContext, ProbedAnswer, ProbeResult, ProbeSample, probe_model
 
-__all__ = ["ProbeContext", "Probed", "ProbedAnswer", "Sampled", "probe_model"]
+__all__ = ["ProbeContext", "ProbeResult", "ProbeSample", "ProbedAnswer", "probe_model"]

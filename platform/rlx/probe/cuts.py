@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rlx.rollout import Segment, find_spans
-from rlx.spec.probe import Cut, Fractions, Sentences
+from rlx.spec.probe import Cut, FractionCuts, SentenceCuts
 
-__all__ = ["CutPoint", "Reasoning", "cut_points", "reasoning_of", "sentence_ends"]
+__all__ = ["CutPoint", "Reasoning", "cut_points", "find_reasoning", "sentence_ends"]
 
 # One mark only, so that a text of nothing but dots is read in linear time.
 SENTENCE = re.compile(r"([.!?](?=\s)|[\u3002\uff01\uff1f]|\n)\s*")
@@ -51,7 +51,7 @@ class CutPoint:
     number: int
 
 
-def reasoning_of(turn: Segment, ends: Sequence[int], span: str) -> Reasoning | None:
+def find_reasoning(turn: Segment, ends: Sequence[int], span: str) -> Reasoning | None:
     """The reasoning inside a turn's span; None where the turn has no such span.
 
     A response that was cut off while it reasoned has none either: it has no end to measure shares
@@ -109,9 +109,9 @@ def sentence_ends(reasoning: Reasoning) -> list[int]:
 
 def _compute_cut_positions(reasoning: Reasoning, cut: Cut) -> Iterable[int]:
     count = len(reasoning.token_ids)
-    if isinstance(cut, Fractions):
+    if isinstance(cut, FractionCuts):
         return [round(share * count) for share in cut.at]
-    if isinstance(cut, Sentences):
+    if isinstance(cut, SentenceCuts):
         return _select_even_points(
             [end for end in sentence_ends(reasoning) if 0 < end < count], cut.most
         )

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 
 from rlx.evaluation.held_out import collect_stated_confidences
 from rlx.plugin import Canonical, Problem, Task
-from rlx.probe.cuts import CutPoint, Reasoning, reasoning_of
+from rlx.probe.cuts import CutPoint, Reasoning, find_reasoning
 from rlx.probe.questions import (
     ProbeDialogue,
     ProbeQuestion,
     build_probe_questions,
     close_forced_answer,
 )
-from rlx.probe.responses import AssembledResponse, build_response_tree, held_to
+from rlx.probe.responses import AssembledResponse, build_response_tree, truncate_completion
 from rlx.reward import NamedReward, RewardEntry, RewardPool, RewardTable, score_rollouts
 from rlx.rollout import (
     Completion,
-    Request,
+    CompletionRequest,
     RolloutPlan,
     RolloutTree,
     Sampler,
@@ -31,7 +31,7 @@ from rlx.seeding import derive_seed
 from rlx.spec import TurnSpec
 from rlx.spec.probe import ProbeSpec, Scheme
 
-__all__ = ["ProbeContext", "Probed", "ProbedAnswer", "Sampled", "probe_model"]
+__all__ = ["ProbeContext", "ProbeResult", "ProbeSample", "ProbedAnswer", "probe_model"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class ProbedAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
+class ProbeSample:
     """One continuation.
 
     Attributes:
@@ -118,7 +118,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class ProbeResult:
     """Everything that one probe found.
 
     Attributes:
@@ -128,7 +128,7 @@ class Probed:
     """
 
     answered: tuple[ProbedAnswer, ...]
-    samples: tuple[Sampled, ...]
+    samples: tuple[ProbeSample, ...]
     unprobed: int
 
 
@@ -138,7 +138,7 @@ def probe_model(
     problems: Sequence[Problem],
     seeds: Sequence[int],
     show: Callable[[int, int], None] = lambda done, total: None,
-) -> Probed:
+) -> ProbeResult:
     """Probes a model on `problems`.
 
     Args:
@@ -156,7 +156,7 @@ def probe_model(
         _build_probed_answer(tree, t, table, tuple(stated[t]), spec, means)
         for t, tree in enumerate(trees)
     )
-    samples: list[Sampled] = []
+    samples: list[ProbeSample] = []
     left, unprobed = spec.max_tokens, 0
     if left is not None:
         left -= sum(len(t.segments[s].token_ids) for t in trees for s in t.policy_segments)
@@ -176,7 +176,7 @@ def probe_model(
         samples += drawn
         left = None if left is None else left - sum(s.tokens for s in drawn)
     show(len(answered), len(answered))
-    return Probed(answered, tuple(samples), unprobed)
+    return ProbeResult(answered, tuple(samples), unprobed)
 
 
 def _sample_answers(
@@ -204,7 +204,7 @@ def _build_probed_answer(
         answer=_parse_canonical_answer(turn.text, spec, means.task),
         correct=_is_correct(table, place, means.correct),
         confidences=stated,
-        reasoning=reasoning_of(turn, ends, spec.span),
+        reasoning=find_reasoning(turn, ends, spec.span),
         prompt_ids=tree.token_ids(turn.parent),
         turn_ids=turn.token_ids,
     )
@@ -241,7 +241,7 @@ def _get_token_budget(question: ProbeQuestion, spec: ProbeSpec, means: ProbeCont
 
 
 @dataclass(frozen=True, slots=True)
-class _Drawn:
+class _ProbeContinuation:
     """A continuation before it is scored."""
 
     seed: int
@@ -256,9 +256,9 @@ def _score_continuations(
     spec: ProbeSpec,
     means: ProbeContext,
     seed: int,
-) -> Iterator[Sampled]:
+) -> Iterator[ProbeSample]:
     """Samples every question's continuations and scores them; those of one question are a group."""
-    drawn: list[tuple[ProbeQuestion, list[_Drawn]]] = []
+    drawn: list[tuple[ProbeQuestion, list[_ProbeContinuation]]] = []
     for forced in (True, False):
         those = [q for q in asked if q.forced is forced]
         if those:
@@ -276,7 +276,7 @@ def _score_continuations(
     for tree, (question, group) in enumerate(drawn):
         for segment, one in enumerate(group, start=1):
             said = _parse_canonical_answer(one.response.text, spec, means.task)
-            yield Sampled(
+            yield ProbeSample(
                 answered=number,
                 scheme=question.scheme,
                 point=question.point,
@@ -297,10 +297,10 @@ def _sample_continuations(
     spec: ProbeSpec,
     means: ProbeContext,
     seed: int,
-) -> list[list[_Drawn]]:
+) -> list[list[_ProbeContinuation]]:
     """Every question's continuations, its context read once."""
     requests = [
-        Request(
+        CompletionRequest(
             (*answered.prompt_ids, *question.turn_ids),
             None,
             tuple(
@@ -317,7 +317,11 @@ def _sample_continuations(
     return [
         [
             _build_drawn_response(
-                question, own, held_to(completion, turn.max_new_tokens), spec, means.speech
+                question,
+                own,
+                truncate_completion(completion, turn.max_new_tokens),
+                spec,
+                means.speech,
             )
             for own, completion in zip(request.seeds, group, strict=True)
         ]
@@ -331,11 +335,11 @@ def _build_drawn_response(
     completion: Completion,
     spec: ProbeSpec,
     speech: ProbeDialogue,
-) -> _Drawn:
+) -> _ProbeContinuation:
     """A response, read as one text: apart, its two parts may decode to something else."""
     ids = (*question.turn_ids, *completion.token_ids)
     whole, ends = speech.read(ids)
     given = ends[len(question.turn_ids) - 1]
     text, wrapped = close_forced_answer(question, whole, given, spec)
     reason = "stop" if question.forced else completion.finish_reason
-    return _Drawn(seed, AssembledResponse(ids, text, reason), wrapped)
+    return _ProbeContinuation(seed, AssembledResponse(ids, text, reason), wrapped)

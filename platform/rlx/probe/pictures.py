@@ -7,19 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.evaluation.style import BLUE, FAINT, INK, ORANGE, build_figure, save_figure, style_axes
 from rlx.probe.records import RecordedProbe
-from rlx.probe.statistics import GRID, Band, SchemeFigures, VerbalRow
+from rlx.probe.statistics import GRID, MeanInterval, SchemeFigures, VerbalRow
 from rlx.probe.verbal import Agreement, compute_agreement, compute_verbal_bins
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["agreement_line", "probe_curves", "terminal_curve", "verbal_against_sampled"]
+__all__ = [
+    "agreement_line",
+    "draw_probe_curves",
+    "draw_verbal_against_sampled",
+    "render_probe_curve",
+]
 
 NAMED = 6
 """Steps that a legend names; further lines are drawn without a word."""
 
 
-def probe_curves(probes: Sequence[RecordedProbe], path: Path) -> tuple[Path, Path]:
+def draw_probe_curves(probes: Sequence[RecordedProbe], path: Path) -> tuple[Path, Path]:
     """Draws what hangs on the reasoning: a column per suite, a line per step, light to dark.
 
     Above, `mc_p_correct` against the share of the reasoning that is kept, and at the right edge the
@@ -53,7 +58,7 @@ def probe_curves(probes: Sequence[RecordedProbe], path: Path) -> tuple[Path, Pat
     return save_figure(drawn, path)
 
 
-def verbal_against_sampled(probes: Sequence[RecordedProbe], path: Path) -> tuple[Path, Path]:
+def draw_verbal_against_sampled(probes: Sequence[RecordedProbe], path: Path) -> tuple[Path, Path]:
     """Draws `mc_p_correct` against `verbal_conf` for the same answers, first and last step.
 
     The line is the mean of ten bins of `verbal_conf`, with 95 % intervals; answers on the diagonal
@@ -85,7 +90,7 @@ def verbal_against_sampled(probes: Sequence[RecordedProbe], path: Path) -> tuple
     return save_figure(drawn, path)
 
 
-def terminal_curve(said: SchemeFigures, *, width: int = 80) -> "Text":
+def render_probe_curve(said: SchemeFigures, *, width: int = 80) -> "Text":
     """Draws `mc_p_correct` against the share of reasoning in characters, a line per share.
 
     Args:
@@ -144,7 +149,7 @@ def _draw_suite_column(axes: Sequence[Any], suite: str, steps: Sequence[Recorded
     _draw_step_legend(words, steps, lines)
 
 
-def _draw_band_line(axis: Any, bands: Sequence[Band], shade: Any, banded: bool) -> Any:
+def _draw_band_line(axis: Any, bands: Sequence[MeanInterval], shade: Any, banded: bool) -> Any:
     means = [band.mean for band in bands]
     if banded:
         low, high = [band.low for band in bands], [band.high for band in bands]
@@ -241,7 +246,7 @@ def _render_value_bar(value: float, cells: int) -> str:
     return f"{'█' * whole}{('', *'▏▎▍▌▋▊▉')[eighths]}".ljust(cells)
 
 
-def _format_band(band: Band) -> str:
+def _format_band(band: MeanInterval) -> str:
     """A mean and its interval in 14 characters; a dash where there is none."""
     known = f"{band.mean:.2f} {band.low:.2f}–{band.high:.2f}"
     return f"{'–':<14}" if math.isnan(band.mean) else known

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from rlx.probe.engine import Probed
-from rlx.probe.statistics import GRID, Band, SchemeFigures, VerbalRow, verbal_against_mc
+from rlx.probe.engine import ProbeResult
+from rlx.probe.statistics import GRID, MeanInterval, SchemeFigures, VerbalRow, list_verbal_rows
 from rlx.spec.probe import ProbeSpec, Scheme
 
-__all__ = ["RecordedProbe", "digest_of", "settings_of"]
+__all__ = ["RecordedProbe", "compute_settings_digest", "settings_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +40,13 @@ class RecordedProbe:
         return self.suite.partition("/")[0]
 
     @classmethod
-    def of(
+    def from_figures(
         cls,
         suite: str,
         step: int,
         settings: Mapping[str, Any],
         figures: SchemeFigures,
-        found: Probed,
+        found: ProbeResult,
     ) -> Self:
         """The record of one scheme of what a probe has just found."""
         early = suite.partition("/")[0] == "early_answering"
@@ -55,7 +55,7 @@ class RecordedProbe:
             step=step,
             settings=settings,
             figures=figures,
-            verbal=tuple(verbal_against_mc(found)) if early else (),
+            verbal=tuple(list_verbal_rows(found)) if early else (),
             unprobed=found.unprobed,
         )
 
@@ -85,8 +85,10 @@ class RecordedProbe:
         )
 
 
-def _parse_band(said: Mapping[str, float | None]) -> Band:
-    return Band(**{name: math.nan if value is None else value for name, value in said.items()})
+def _parse_band(said: Mapping[str, float | None]) -> MeanInterval:
+    return MeanInterval(
+        **{name: math.nan if value is None else value for name, value in said.items()}
+    )
 
 
 def _without_nan(value: Any) -> Any:
@@ -106,6 +108,6 @@ def settings_of(spec: ProbeSpec, scheme: Scheme, seed: int) -> dict[str, Any]:
     return {"scheme": scheme, "seed": seed, **spec.model_dump(mode="json", exclude=apart)}
 
 
-def digest_of(settings: Mapping[str, Any]) -> str:
+def compute_settings_digest(settings: Mapping[str, Any]) -> str:
     """Eight hex digits that tell settings apart."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]

@@ -7,7 +7,7 @@ from typing import Literal
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, Completion, RolloutTree, Segment, TurnLevel, find_spans
 
-__all__ = ["AssembledResponse", "build_response_tree", "held_to"]
+__all__ = ["AssembledResponse", "build_response_tree", "truncate_completion"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class AssembledResponse:
     finish_reason: Literal["stop", "length"]
 
 
-def held_to(completion: Completion, room: int) -> Completion:
+def truncate_completion(completion: Completion, room: int) -> Completion:
     """A continuation as it would have been with a budget of `room` tokens, at least one."""
     room = max(room, 1)
     if len(completion.token_ids) <= room:

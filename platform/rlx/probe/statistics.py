@@ -13,20 +13,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.evaluation.scores import wilson_interval
-from rlx.probe.engine import Probed, Sampled
+from rlx.evaluation.scores import compute_wilson_interval
+from rlx.probe.engine import ProbeResult, ProbeSample
 from rlx.seeding import derive_seed
 from rlx.spec.probe import Scheme
 
 __all__ = [
     "GRID",
-    "Band",
+    "MeanInterval",
     "PointFigures",
     "SchemeFigures",
     "VerbalRow",
     "compute_scheme_figures",
+    "list_verbal_rows",
     "point_figures",
-    "verbal_against_mc",
 ]
 
 Floats = NDArray[np.float64]
@@ -66,7 +66,7 @@ class PointFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
+class MeanInterval:
     """A mean over problems, and its 95 % interval by bootstrap over problems; nan without any."""
 
     mean: float
@@ -95,10 +95,10 @@ class SchemeFigures:
     samples: int
     accuracy: float
     without_reasoning: float
-    p_correct: tuple[Band, ...]
-    strict: tuple[Band, ...]
-    same: tuple[Band, ...]
-    aoc: Band
+    p_correct: tuple[MeanInterval, ...]
+    strict: tuple[MeanInterval, ...]
+    same: tuple[MeanInterval, ...]
+    aoc: MeanInterval
     aoc_by_length: tuple[tuple[int, int, int, float], ...]
     wrapped: float
 
@@ -126,18 +126,18 @@ class VerbalRow:
     mc_p_correct_blind: float
 
 
-def point_figures(samples: Sequence[Sampled]) -> list[PointFigures]:
+def point_figures(samples: Sequence[ProbeSample]) -> list[PointFigures]:
     """Figures of every point, of the samples of one scheme, in their order."""
-    groups: dict[tuple[int, int], list[Sampled]] = {}
+    groups: dict[tuple[int, int], list[ProbeSample]] = {}
     for sample in samples:
         if sample.correct is not None:
             groups.setdefault((sample.answered, sample.point.number), []).append(sample)
     return [_compute_point_figures(group) for group in groups.values()]
 
 
-def _compute_point_figures(group: Sequence[Sampled]) -> PointFigures:
+def _compute_point_figures(group: Sequence[ProbeSample]) -> PointFigures:
     n, right = len(group), sum(bool(s.correct) for s in group)
-    low, high = wilson_interval(right, n)
+    low, high = compute_wilson_interval(right, n)
     point = group[0].point
     alike = [s.same for s in group if s.same is not None]
     return PointFigures(
@@ -155,7 +155,7 @@ def _compute_point_figures(group: Sequence[Sampled]) -> PointFigures:
     )
 
 
-def compute_scheme_figures(probed: Probed, scheme: Scheme, seed: int) -> SchemeFigures | None:
+def compute_scheme_figures(probed: ProbeResult, scheme: Scheme, seed: int) -> SchemeFigures | None:
     """All figures of one scheme; None where nothing of it was sampled, or could be scored.
 
     Args:
@@ -180,12 +180,14 @@ def compute_scheme_figures(probed: Probed, scheme: Scheme, seed: int) -> SchemeF
         accuracy=float(np.mean(known)),
         without_reasoning=float(np.mean([a.reasoning is None for a in probed.answered])),
         p_correct=_compute_column_bands(
-            _read_off(curves.values(), lambda p: p.mc_p_correct), draws
+            _interpolate_curves(curves.values(), lambda p: p.mc_p_correct), draws
         ),
-        strict=_compute_column_bands(_read_off(curves.values(), lambda p: p.strict), draws),
-        same=_compute_column_bands(_read_off(compared.values(), _get_same_share), draws),
+        strict=_compute_column_bands(
+            _interpolate_curves(curves.values(), lambda p: p.strict), draws
+        ),
+        same=_compute_column_bands(_interpolate_curves(compared.values(), _get_same_share), draws),
         aoc=_compute_column_bands(areas[:, None], draws)[0],
-        aoc_by_length=_by_length(areas, lengths),
+        aoc_by_length=_group_areas_by_length(areas, lengths),
         wrapped=float(np.mean([s.wrapped for s in samples])),
     )
 
@@ -201,7 +203,7 @@ def _group_curves(points: Sequence[PointFigures]) -> dict[int, Curve]:
     return {answered: groups[answered] for answered in sorted(groups)}
 
 
-def _count_reasoning_tokens(probed: Probed, answered: int) -> int:
+def _count_reasoning_tokens(probed: ProbeResult, answered: int) -> int:
     """Tokens of a whole reasoning."""
     reasoning = probed.answered[answered].reasoning
     return len(reasoning.token_ids) if reasoning else 0
@@ -211,7 +213,7 @@ def _get_same_share(point: PointFigures) -> float:
     return math.nan if point.same is None else point.same
 
 
-def _read_off(curves: Iterable[Curve], value: Callable[[PointFigures], float]) -> Floats:
+def _interpolate_curves(curves: Iterable[Curve], value: Callable[[PointFigures], float]) -> Floats:
     """`[problems, grid]`."""
     rows = [np.interp(GRID, [p.share for p in c], [value(p) for p in c]) for c in curves]
     return np.array(rows).reshape(-1, len(GRID))
@@ -228,21 +230,21 @@ def _area_over(curve: Curve) -> float:
     return float(1 - np.trapezoid([values[0], *values, values[-1]], shares))
 
 
-def _compute_column_bands(values: Floats, seed: int) -> tuple[Band, ...]:
+def _compute_column_bands(values: Floats, seed: int) -> tuple[MeanInterval, ...]:
     """A band of each column of `[problems, columns]`."""
     problems = len(values)
     if not problems:
-        return (Band(math.nan, math.nan, math.nan),) * len(values.T)
+        return (MeanInterval(math.nan, math.nan, math.nan),) * len(values.T)
     picks = np.random.default_rng(seed).integers(0, problems, (RESAMPLES, problems))
     return tuple(_compute_band(column, picks) for column in values.T)
 
 
-def _compute_band(values: Floats, picks: NDArray[np.int64]) -> Band:
+def _compute_band(values: Floats, picks: NDArray[np.int64]) -> MeanInterval:
     low, high = np.quantile(values[picks].mean(axis=1), (0.025, 0.975))
-    return Band(float(values.mean()), float(low), float(high))
+    return MeanInterval(float(values.mean()), float(low), float(high))
 
 
-def _by_length(
+def _group_areas_by_length(
     areas: Floats, lengths: NDArray[np.int64]
 ) -> tuple[tuple[int, int, int, float], ...]:
     """Areas of short, middling and long reasonings; their mean by number is the area of all.
@@ -260,7 +262,7 @@ def _by_length(
     )
 
 
-def verbal_against_mc(probed: Probed) -> list[VerbalRow]:
+def list_verbal_rows(probed: ProbeResult) -> list[VerbalRow]:
     """Answers with a stated confidence, and the Monte-Carlo share of right answers beside it."""
     samples = [s for s in probed.samples if s.scheme == "early_answering"]
     shares = {(p.answered, p.tokens): p.mc_p_correct for p in point_figures(samples)}

@@ -11,17 +11,17 @@ from rlx.errors import RewardError
 from rlx.plugin import Problem
 from rlx.probe.cuts import Reasoning, cut_points
 from rlx.probe.engine import ProbeContext
-from rlx.probe.responses import AssembledResponse, build_response_tree, held_to
+from rlx.probe.responses import AssembledResponse, build_response_tree, truncate_completion
 from rlx.reward import RewardTable, score_rollouts
-from rlx.rollout import Completion, Request, RolloutTree
+from rlx.rollout import Completion, CompletionRequest, RolloutTree
 from rlx.seeding import derive_seed
 from rlx.spec.probe import Cut
 
-__all__ = ["Response", "StateValues", "response_of", "state_values"]
+__all__ = ["StateValues", "ValuedResponse", "build_probe_response", "state_values"]
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class ValuedResponse:
     """A sampled response whose states are valued.
 
     Attributes:
@@ -52,16 +52,18 @@ class StateValues:
     tokens: int
 
 
-def response_of(tree: RolloutTree, segment: int, means: ProbeContext, seed: int) -> Response:
+def build_probe_response(
+    tree: RolloutTree, segment: int, means: ProbeContext, seed: int
+) -> ValuedResponse:
     """A turn of a tree, to be cut anywhere."""
     turn = tree.segments[segment]
     text, ends = means.speech.read(turn.token_ids)
     whole = Reasoning(start=0, token_ids=turn.token_ids, text=text, ends=ends)
-    return Response(tree.problem, tree.token_ids(turn.parent), whole, seed)
+    return ValuedResponse(tree.problem, tree.token_ids(turn.parent), whole, seed)
 
 
 def state_values(
-    given: Sequence[Response], means: ProbeContext, cut: Cut, samples: int
+    given: Sequence[ValuedResponse], means: ProbeContext, cut: Cut, samples: int
 ) -> list[StateValues]:
     """Values of every state of every response.
 
@@ -92,7 +94,7 @@ def state_values(
 
 
 def _sample_state_continuations(
-    given: Sequence[Response],
+    given: Sequence[ValuedResponse],
     states: Sequence[tuple[int, int, int]],
     means: ProbeContext,
     samples: int,
@@ -115,18 +117,20 @@ def _sample_state_continuations(
             groups = session.generate(requests, sampling)
         for at, group in zip(those, groups, strict=True):
             own = turn.max_new_tokens - states[at][2]
-            drawn[at] = tuple(held_to(completion, own) for completion in group)
+            drawn[at] = tuple(truncate_completion(completion, own) for completion in group)
     return [drawn[at] for at in range(len(states))]
 
 
-def _build_state_request(response: Response, state: int, border: int, samples: int) -> Request:
+def _build_state_request(
+    response: ValuedResponse, state: int, border: int, samples: int
+) -> CompletionRequest:
     seeds = tuple(derive_seed(response.seed, "state", state, i) for i in range(samples))
     context = (*response.prompt_ids, *response.whole.token_ids[:border])
-    return Request(context, None, seeds)
+    return CompletionRequest(context, None, seeds)
 
 
 def _build_continuation_tree(
-    response: Response, border: int, group: Sequence[Completion], means: ProbeContext
+    response: ValuedResponse, border: int, group: Sequence[Completion], means: ProbeContext
 ) -> RolloutTree:
     """The continuations from one state as whole responses."""
     kept = response.whole.token_ids[:border]

@@ -21,19 +21,25 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from rlx.record.mlflow_client import Client, MetricPoint, MirrorDown, MlflowRun, build_metric_point
+from rlx.record.mlflow_client import (
+    MetricPoint,
+    MirrorClient,
+    MirrorUnavailableError,
+    MlflowRun,
+    build_metric_point,
+)
 from rlx.record.mlflow_tags import (
     TAG_LIMIT,
     build_identity_tags,
+    build_run_tags,
     flat_params,
     legal_key,
     select_scalar_metrics,
-    tags_of,
 )
 from rlx.spec.reading.diagnostics import without_password
 from rlx_registry import EvaluationRecord, MetricRow, Registry, RunRecord
 
-__all__ = ["MirrorDown", "MlflowMirror", "is_behind"]
+__all__ = ["MirrorUnavailableError", "MlflowMirror", "is_mirror_behind"]
 
 TARGET = "mlflow"
 """Name of the metrics' cursor in the registry; files and the end have cursors of their own."""
@@ -54,13 +60,13 @@ _STATUS = {
 _ENDS = ("finished", "failed", "lost", "stopped")
 
 
-class _Open(NamedTuple):
+class _OpenMlflowRun(NamedTuple):
     """The MLflow run that an attempt is told to."""
 
-    client: Client
+    client: MirrorClient
     id: str
     attempt: int
-    points: "_Points"
+    points: "_MlflowPoints"
 
 
 class MlflowMirror:
@@ -84,7 +90,7 @@ class MlflowMirror:
         self._run_id = registry.run(run_id).id
         self._uri = uri
         self._artifact_root = artifact_root
-        self._known: _Open | None = None
+        self._known: _OpenMlflowRun | None = None
 
     def begin(self) -> None:
         """Finds or makes the MLflow run, and tells it parameters, tags, status and the spec.
@@ -94,7 +100,7 @@ class MlflowMirror:
         """
         self._known = None
         with self._ensure_open_run() as at:
-            self._set_others_right(at.client)
+            self._correct_other_runs(at.client)
 
     def deliver(self) -> int:
         """Sends the metrics that MLflow has not been told, in order, as many as a request takes.
@@ -128,7 +134,7 @@ class MlflowMirror:
             evaluations = _list_suite_evaluations(self._registry, self._run_id)
             at, sent = self._deliver(at, self._find_unreported_metrics(evaluations))
             missing = self._upload(at, run)
-            tags = {**tags_of(run, evaluations), "rlx.status": status}
+            tags = {**build_run_tags(run, evaluations), "rlx.status": status}
             tags |= {"rlx.missing_artifacts": ", ".join(missing)[:TAG_LIMIT]} if missing else {}
             at.client.describe(at.id, {}, tags)
             at.client.set_status(at.id, _STATUS[status], _get_end_time(run))
@@ -147,34 +153,34 @@ class MlflowMirror:
     # Finding the MLflow run ------------------------------------------------------------------
 
     @contextmanager
-    def _ensure_open_run(self) -> Iterator[_Open]:
+    def _ensure_open_run(self) -> Iterator[_OpenMlflowRun]:
         """The MLflow run of this attempt; looked for anew once MLflow has been away."""
         try:
             run, known = self._registry.run(self._run_id), self._known
             if known is None or (known.attempt, known.id) != (run.attempt, run.mlflow_run_id):
                 self._known = known = self._open()
             yield known
-        except MirrorDown:
+        except MirrorUnavailableError:
             self._known = None
             raise
 
-    def _open(self) -> _Open:
+    def _open(self) -> _OpenMlflowRun:
         with _hold_mirror_lock(self._uri, self._registry.run(self._run_id)):
             run = self._registry.run(self._run_id)
-            client = Client(self._uri)
+            client = MirrorClient(self._uri)
             experiment_id = self._experiment(client, run.name)
-            shown = self._only_run(client, run, experiment_id)
+            shown = self._find_or_create_run(client, run, experiment_id)
             if shown.id != run.mlflow_run_id:
-                self._note(shown.id, experiment_id)
-        tags = tags_of(run, _list_suite_evaluations(self._registry, run.id))
+                self._record_mlflow_ids(shown.id, experiment_id)
+        tags = build_run_tags(run, _list_suite_evaluations(self._registry, run.id))
         client.describe(shown.id, flat_params(run.spec), tags)
         client.write_text(shown.id, without_password(run.yaml), "spec.yaml")
         resolved = without_password(json.dumps(run.spec, indent=2))
         client.write_text(shown.id, resolved, "spec.resolved.json")
         client.set_status(shown.id, _STATUS[run.effective_status], _get_end_time(run))
-        return _Open(client, shown.id, run.attempt, _Points(client, shown))
+        return _OpenMlflowRun(client, shown.id, run.attempt, _MlflowPoints(client, shown))
 
-    def _experiment(self, client: Client, name: str) -> str:
+    def _experiment(self, client: MirrorClient, name: str) -> str:
         root = self._artifact_root
         if root is None:
             return client.experiment(name, None)
@@ -182,7 +188,9 @@ class MlflowMirror:
             return client.experiment(name, f"{str(root).rstrip('/')}/{name}")
         return client.experiment(name, (Path(root).absolute() / name).as_uri())
 
-    def _only_run(self, client: Client, run: RunRecord, experiment_id: str) -> MlflowRun:
+    def _find_or_create_run(
+        self, client: MirrorClient, run: RunRecord, experiment_id: str
+    ) -> MlflowRun:
         """The run in MLflow, made where there is none; others that are the same go."""
         noted = None if run.mlflow_run_id is None else client.find(run.mlflow_run_id)
         if noted is None and not client.list_tagged_runs(experiment_id, build_identity_tags(run)):
@@ -198,7 +206,7 @@ class MlflowMirror:
                 client.discard(shown.id)
         return kept
 
-    def _note(self, mlflow_run_id: str, experiment_id: str) -> None:
+    def _record_mlflow_ids(self, mlflow_run_id: str, experiment_id: str) -> None:
         # A run that is new has been told nothing. The cursors go first: were the run noted first,
         # a crash in between would skip what the lost one had.
         for cursor in (TARGET, _FILES, _END):
@@ -209,7 +217,9 @@ class MlflowMirror:
 
     # Telling ---------------------------------------------------------------------------------
 
-    def _deliver(self, at: _Open, more: Sequence[MetricRow] = ()) -> tuple[_Open, int]:
+    def _deliver(
+        self, at: _OpenMlflowRun, more: Sequence[MetricRow] = ()
+    ) -> tuple[_OpenMlflowRun, int]:
         """Sends what is left of the metrics, and `more`.
 
         Returns:
@@ -218,20 +228,20 @@ class MlflowMirror:
         cursor = self._registry.mirror_cursor(self._run_id, TARGET)
         sent = 0
         while rows := self._registry.metric_rows_after(self._run_id, cursor, _PAGE):
-            if at.points.contradict([*rows, *more]):
-                return self._deliver(self._start_over(at), more)
+            if at.points.has_conflict([*rows, *more]):
+                return self._deliver(self._recreate_mlflow_run(at), more)
             at.client.write_metrics(at.id, rows)
             at.points.add(rows)
             cursor = rows[-1].seq
             self._registry.set_mirror_cursor(self._run_id, TARGET, cursor)
             sent += len(rows)
-        if at.points.contradict(more):
-            return self._deliver(self._start_over(at), more)
+        if at.points.has_conflict(more):
+            return self._deliver(self._recreate_mlflow_run(at), more)
         if more:
             at.client.write_metrics(at.id, list(more))
         return at, sent
 
-    def _start_over(self, at: _Open) -> _Open:
+    def _recreate_mlflow_run(self, at: _OpenMlflowRun) -> _OpenMlflowRun:
         """Puts the MLflow run into the bin and makes a new one, which is told everything."""
         run = self._registry.run(self._run_id)
         with _hold_mirror_lock(self._uri, run):
@@ -241,28 +251,34 @@ class MlflowMirror:
         self._known = self._open()
         return self._known
 
-    def _correct_status(self, at: _Open) -> None:
+    def _correct_status(self, at: _OpenMlflowRun) -> None:
         """Shows a run that was silent, and taken for lost, as what it is."""
         run = self._registry.run(self._run_id)
         shown, status = at.client.find(at.id), _STATUS[run.effective_status]
         if shown is None:
-            raise MirrorDown(f"MLflow at {without_password(self._uri)} has lost run {at.id}")
+            raise MirrorUnavailableError(
+                f"MLflow at {without_password(self._uri)} has lost run {at.id}"
+            )
         if shown.status != status:
             at.client.set_status(at.id, status, _get_end_time(run))
 
-    def _set_others_right(self, client: Client) -> None:
+    def _correct_other_runs(self, client: MirrorClient) -> None:
         """Ends every run that MLflow shows as running where the registry knows of its end."""
-        with suppress(MirrorDown):  # theirs may wait, and are no reason to hold up this one
+        with suppress(
+            MirrorUnavailableError
+        ):  # theirs may wait, and are no reason to hold up this one
             for shown in client.running():
-                self._set_right(client, shown)
+                self._correct_shown_run(client, shown)
 
-    def _set_right(self, client: Client, shown: MlflowRun) -> None:
+    def _correct_shown_run(self, client: MirrorClient, shown: MlflowRun) -> None:
         with suppress(LookupError):  # another registry's run, or one that is not there
             run = self._registry.run(shown.tags.get("rlx.run_id", ""))
             status = _STATUS[run.effective_status]
             if status != "RUNNING" and build_identity_tags(run).items() <= shown.tags.items():
                 client.describe(
-                    shown.id, {}, tags_of(run, _list_suite_evaluations(self._registry, run.id))
+                    shown.id,
+                    {},
+                    build_run_tags(run, _list_suite_evaluations(self._registry, run.id)),
                 )
                 client.set_status(shown.id, status, _get_end_time(run))
 
@@ -277,7 +293,7 @@ class MlflowMirror:
         reported = {suite for suite, row in rows if row.name in known}
         return [row for suite, row in rows if suite not in reported]
 
-    def _upload(self, at: _Open, run: RunRecord) -> list[str]:
+    def _upload(self, at: _OpenMlflowRun, run: RunRecord) -> list[str]:
         """Uploads artifacts that are new or changed; returns the paths that are not there."""
         artifacts = self._registry.artifacts(self._run_id)
         if artifacts and run.directory is None:
@@ -291,7 +307,7 @@ class MlflowMirror:
         return [a.path for a in artifacts if not (root / a.path).exists()]
 
 
-def is_behind(registry: Registry, run: RunRecord) -> bool:
+def is_mirror_behind(registry: Registry, run: RunRecord) -> bool:
     """Whether a run has ended and MLflow has not been told of it, or not of every value.
 
     A run that goes on is told by its own supervisor, and is never behind. Asks the registry alone.
@@ -304,15 +320,15 @@ def is_behind(registry: Registry, run: RunRecord) -> bool:
     return bool(registry.metric_rows_after(run.id, cursor(run.id, TARGET), 1))
 
 
-class _Points:
+class _MlflowPoints:
     """The values that MLflow holds of a run; each metric is asked for once, where it is there."""
 
-    def __init__(self, client: Client, shown: MlflowRun) -> None:
+    def __init__(self, client: MirrorClient, shown: MlflowRun) -> None:
         self._client = client
         self._shown = shown
         self._steps: dict[str, dict[int, set[MetricPoint]]] = {}
 
-    def contradict(self, rows: Sequence[MetricRow]) -> bool:
+    def has_conflict(self, rows: Sequence[MetricRow]) -> bool:
         """Whether MLflow has another value where one of these belongs."""
         return any(
             points and build_metric_point(row) not in points
@@ -365,7 +381,9 @@ def _hold_mirror_lock(uri: str, run: RunRecord) -> Iterator[None]:
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("w")
     except OSError as error:
-        raise MirrorDown(f"cannot lock {lock} to tell MLflow: {error.strerror}") from error
+        raise MirrorUnavailableError(
+            f"cannot lock {lock} to tell MLflow: {error.strerror}"
+        ) from error
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

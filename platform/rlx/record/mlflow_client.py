@@ -14,9 +14,9 @@ from rlx.spec.reading.diagnostics import escape_unprintable, without_password
 from rlx_registry import MetricRow
 
 __all__ = [
-    "Client",
     "MetricPoint",
-    "MirrorDown",
+    "MirrorClient",
+    "MirrorUnavailableError",
     "MlflowRun",
     "build_metric_point",
     "quiet_environment",
@@ -25,7 +25,7 @@ __all__ = [
 _PAGE = 1000
 
 
-class MirrorDown(EnvironmentFault):
+class MirrorUnavailableError(EnvironmentFault):
     """MLflow cannot be reached or refused; nothing is lost, and the same call may be made again."""
 
 
@@ -51,7 +51,7 @@ def build_metric_point(row: MetricRow) -> MetricPoint:
     return MetricPoint(_convert_to_milliseconds(row.at), row.step, row.value)
 
 
-class Client:
+class MirrorClient:
     """The part of `mlflow.MlflowClient` that is used, idempotent, with one kind of failure.
 
     The fluent interface is never touched: it keeps global state and guesses a run's status.
@@ -175,7 +175,7 @@ class Client:
         except Exception as error:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             said = escape_unprintable(without_password(f"MLflow at {uri}: {first}"))
-            raise MirrorDown(said) from error
+            raise MirrorUnavailableError(said) from error
 
 
 def quiet_environment() -> dict[str, str]:

@@ -11,10 +11,10 @@ from rlx_registry import EvaluationRecord, RunRecord
 __all__ = [
     "TAG_LIMIT",
     "build_identity_tags",
+    "build_run_tags",
     "flat_params",
     "legal_key",
     "select_scalar_metrics",
-    "tags_of",
 ]
 
 TAG_LIMIT = 5000
@@ -70,7 +70,7 @@ def build_identity_tags(run: RunRecord) -> dict[str, str]:
     }
 
 
-def tags_of(run: RunRecord, evaluations: list[EvaluationRecord]) -> dict[str, str]:
+def build_run_tags(run: RunRecord, evaluations: list[EvaluationRecord]) -> dict[str, str]:
     """Everything that is said about a run in tags, its description among them."""
     tags = {
         **build_identity_tags(run),

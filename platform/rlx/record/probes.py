@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from rlx.errors import RegistryError
 from rlx.plugin import Problem
-from rlx.probe import Probed
+from rlx.probe import ProbeResult
 from rlx.probe.records import RecordedProbe
 from rlx.probe.responses import AssembledResponse
-from rlx.record.reward_entries import ENTRIES, read_entries, written_entries
+from rlx.record.reward_entries import ENTRIES, encode_entries, read_entries
 from rlx.reward import RewardEntry
 from rlx_registry import Registry
 
@@ -69,7 +69,7 @@ class StoredPoint:
     global_rewards: tuple[Mapping[str, RewardEntry], ...]
 
 
-def probe_table(probed: Probed) -> pa.Table:
+def probe_table(probed: ProbeResult) -> pa.Table:
     """All samples; an answer without any is left out."""
     return pa.Table.from_pylist(
         [_build_sample_record(probed, i) for i in range(len(probed.samples))], SCHEMA
@@ -125,7 +125,7 @@ def recorded_probes(registry: Registry, run_id: str) -> list[RecordedProbe]:
     ]
 
 
-def _build_sample_record(probed: Probed, number: int) -> dict[str, Any]:
+def _build_sample_record(probed: ProbeResult, number: int) -> dict[str, Any]:
     sample = probed.samples[number]
     answered = probed.answered[sample.answered]
     return {
@@ -145,8 +145,8 @@ def _build_sample_record(probed: Probed, number: int) -> dict[str, Any]:
         "text": sample.response.text,
         "finish_reason": sample.response.finish_reason,
         "wrapped": sample.wrapped,
-        "rewards": written_entries(sample.rewards),
-        "global_rewards": written_entries(sample.global_rewards),
+        "rewards": encode_entries(sample.rewards),
+        "global_rewards": encode_entries(sample.global_rewards),
         "correct": sample.correct,
         "same": sample.same,
         "whole_text": answered.text,

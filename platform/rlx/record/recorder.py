@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from rlx.record.retry import retry_registry_call
-from rlx.record.rollouts import Role, TrainedRows, rollout_index, rollout_table, with_pieces
+from rlx.record.rollouts import Role, TrainedRows, add_piece_column, rollout_index, rollout_table
 from rlx.reward import RewardTable
 from rlx.rollout import Pieces, RolloutTree
 from rlx_registry import Registry, write_body
@@ -55,7 +55,7 @@ class Recorder:
         """
         body: dict[str, Any] | None = None
         if self._keep_bodies:
-            whole = with_pieces(rollout_table(trees, table, rows, roles), trees, pieces)
+            whole = add_piece_column(rollout_table(trees, table, rows, roles), trees, pieces)
             sha256, size = write_body(path, whole)
             body = {"path": path, "sha256": sha256, "bytes": size, "statistics": dict(statistics)}
             body["index"] = rollout_index(trees, table, rows)
@@ -66,7 +66,7 @@ class Recorder:
     ) -> None:
         """All of a step or nothing: a disk may be full after any write."""
         registry, run_id = self._registry, self._run_id
-        with registry.at_once():
+        with registry.write_atomically():
             if body is not None:
                 registry.add_rollouts(run_id, step, **body)
             registry.add_metrics(run_id, step, figures)
@@ -137,7 +137,7 @@ class Recorder:
         """Records a checkpoint that is complete on disk."""
         self._put(self._registry.add_checkpoint, step, path, size, sha256)
 
-    def checkpoints(self) -> dict[int, str]:
+    def list_checkpoint_digests(self) -> dict[int, str]:
         """Digests of the checkpoints that were recorded, by their steps."""
         return retry_registry_call(
             lambda: {c.step: c.sha256 for c in self._registry.checkpoints(self._run_id)}

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from rlx_registry import Unavailable, Unwritable
+from rlx_registry import DatabaseUnavailableError, DatabaseUnwritableError
 
 __all__ = ["PATIENCE", "retry_registry_call"]
 
@@ -29,9 +29,9 @@ def retry_registry_call(ask: Callable[[], T], patience: float = PATIENCE) -> T:
     while True:
         try:
             return ask()
-        except Unwritable:
+        except DatabaseUnwritableError:
             raise
-        except Unavailable as error:
+        except DatabaseUnavailableError as error:
             if time.monotonic() > until:
                 raise
             if pause == 0.25:

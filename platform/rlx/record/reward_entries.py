@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from rlx.reward import RewardEntry
 
-__all__ = ["ENTRIES", "read_entries", "written_entries", "written_object"]
+__all__ = ["ENTRIES", "encode_entries", "encode_values", "read_entries"]
 
 ENTRIES = pa.list_(
     pa.struct(
@@ -25,7 +25,7 @@ ENTRIES = pa.list_(
 """A column of what one turn or rollout got."""
 
 
-def written_entries(entries: Mapping[str, RewardEntry]) -> list[dict[str, Any]]:
+def encode_entries(entries: Mapping[str, RewardEntry]) -> list[dict[str, Any]]:
     """One cell of such a column."""
     return [
         {
@@ -34,13 +34,13 @@ def written_entries(entries: Mapping[str, RewardEntry]) -> list[dict[str, Any]]:
             "weight": e.weight,
             "status": e.status,
             "reason": e.reason,
-            "parts": written_object(e.parts),
+            "parts": encode_values(e.parts),
         }
         for e in entries.values()
     ]
 
 
-def written_object(values: Mapping[str, Any]) -> str:
+def encode_values(values: Mapping[str, Any]) -> str:
     """A JSON object; most that are recorded are empty, and thousands are in a step."""
     return json.dumps(dict(values)) if values else "{}"
 

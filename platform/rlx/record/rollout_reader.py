@@ -34,7 +34,7 @@ class StoredStep:
     Attributes:
         trees: every tree, those without trained rows included.
         rewards: theirs.
-        rows: what was trained on, in the order of `rlx.batch.rows_of`; T is that of the batch. A
+        rows: what was trained on, in the order of `list_batch_rows`; T is that of the batch. A
             tensor is 0 where nothing was kept of a token, and `own` is where something was.
         roles: why each tree was sampled.
     """

@@ -18,7 +18,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from rlx.record.reward_entries import ENTRIES, written_entries, written_object
+from rlx.record.reward_entries import ENTRIES, encode_entries, encode_values
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, Pieces, RolloutTree, Segment
 from rlx_registry import RolloutIndex
@@ -30,9 +30,9 @@ __all__ = [
     "TOKEN_COLUMNS",
     "Role",
     "TrainedRows",
+    "add_piece_column",
     "rollout_index",
     "rollout_table",
-    "with_pieces",
 ]
 
 Role = Literal["trained", "filtered", "greedy"]
@@ -171,10 +171,10 @@ class TrainedRows:
                 name: None if array is None else array[row, start:stop]
                 for name, array in self.arrays.items()
             },
-            "scores": self.scores_of(row),
+            "scores": self.get_row_scores(row),
         }
 
-    def scores_of(self, row: int) -> dict[str, float | None]:
+    def get_row_scores(self, row: int) -> dict[str, float | None]:
         """The scores of one row that there are."""
         return dict(self._scores[row])
 
@@ -203,7 +203,7 @@ def rollout_table(
             "problem_id": tree.problem.id,
             "prompt": tree.problem.prompt,
             "system": tree.problem.system,
-            "problem": written_object(tree.problem.fields),
+            "problem": encode_values(tree.problem.fields),
             "stratum": tree.problem.stratum,
             "segments": [
                 _build_segment_record(x, (t, s), rewards) for s, x in enumerate(tree.segments)
@@ -215,7 +215,7 @@ def rollout_table(
     return pa.Table.from_pylist(records, schema=SCHEMA)
 
 
-def with_pieces(table: pa.Table, trees: Sequence[RolloutTree], pieces: Pieces) -> pa.Table:
+def add_piece_column(table: pa.Table, trees: Sequence[RolloutTree], pieces: Pieces) -> pa.Table:
     """The step with the texts of its tokens, a column more."""
     texts = [
         [_replace_surrogates(pieces(segment.token_ids)) for segment in tree.segments]
@@ -248,9 +248,9 @@ def _build_segment_record(
         "text": segment.text,
         "spans": json.dumps(spans),
         "seed": segment.seed,
-        "info": written_object(segment.info),
-        "rewards": written_entries(rewards.turns.get(place, {})),
-        "global_rewards": None if whole is None else written_entries(whole),
+        "info": encode_values(segment.info),
+        "rewards": encode_entries(rewards.turns.get(place, {})),
+        "global_rewards": None if whole is None else encode_entries(whole),
         "dropped": place in rewards.dropped,
     }
 
@@ -276,7 +276,7 @@ def _index_row(
     """One row; of a reward that several of its turns have, the mean over those turns."""
     tree, segment, parent, kind, _ = rows.places[row]
     turn, (own, _) = grown.segments[segment], grown.own_turns(segment)
-    entries = list(_of_row(rewards, tree, own))
+    entries = list(_list_row_entries(rewards, tree, own))
     values: dict[str, list[float]] = {}
     for _, e in entries:
         values.setdefault(e.name, []).extend(() if e.raw is None else (e.raw,))
@@ -296,7 +296,7 @@ def _index_row(
         problem_id=grown.problem.id,
         reward=rewards.total_score(tree, own),
         rewards={name: fmean(raws) if raws else None for name, raws in values.items()},
-        scores=rows.scores_of(row),
+        scores=rows.get_row_scores(row),
         advantage=_mean_advantage(rows, row),
         n_tokens=stop - start,
         finish_reason=turn.finish_reason,
@@ -305,7 +305,7 @@ def _index_row(
     )
 
 
-def _of_row(
+def _list_row_entries(
     rewards: RewardTable, tree: int, own: Sequence[int]
 ) -> Iterable[tuple[int, RewardEntry]]:
     """The rewards of a row's turns in order, each with its turn's place from 1; then, with 0,

@@ -3,15 +3,15 @@
 from rlx.reward.host import PooledHost
 from rlx.reward.scoring import NamedReward, rescore_rollouts, score_rollouts
 from rlx.reward.table import Place, RewardEntry, RewardTable
-from rlx.reward.workers import Job, Outcome, RewardPool
+from rlx.reward.workers import JobOutcome, RewardJob, RewardPool
 
 __all__ = [
-    "Job",
+    "JobOutcome",
     "NamedReward",
-    "Outcome",
     "Place",
     "PooledHost",
     "RewardEntry",
+    "RewardJob",
     "RewardPool",
     "RewardTable",
     "rescore_rollouts",

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rlx.plugin import Action, Environment, Step
-from rlx.reward.job import Call
+from rlx.reward.job import EnvironmentCall
 from rlx.reward.workers import RewardPool
-from rlx.rollout import Fault
+from rlx.rollout import HostFault
 
 __all__ = ["PooledHost"]
 
@@ -27,13 +27,15 @@ class PooledHost:
         """First states; a `Fault` for a call that raised, hung or crashed."""
         return self._run("reset", calls)
 
-    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | Fault]:
+    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
         """Answers; a `Fault` likewise, and for one that is no `Step`."""
         return self._run("step", calls)
 
     def _run(self, what: Literal["reset", "step"], calls: Sequence[tuple[Any, Any]]) -> list[Any]:
-        jobs = [Call(self._environment, what, tuple(call), self._deadline) for call in calls]
+        jobs = [
+            EnvironmentCall(self._environment, what, tuple(call), self._deadline) for call in calls
+        ]
         return [
-            outcome.value if outcome.fault is None else Fault(outcome.fault)
+            outcome.value if outcome.fault is None else HostFault(outcome.fault)
             for outcome in self._pool.score(jobs)
         ]

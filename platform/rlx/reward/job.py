@@ -19,7 +19,15 @@ from typing import Any, Literal
 from rlx.plugin import Environment, RewardPlugin, Sample, Score
 from rlx.rollout import check_environment_step
 
-__all__ = ["UNPICKLABLE", "Call", "Job", "Outcome", "Work", "run_jobs", "start_worker"]
+__all__ = [
+    "UNPICKLABLE",
+    "EnvironmentCall",
+    "JobOutcome",
+    "RewardJob",
+    "Work",
+    "run_jobs",
+    "start_worker",
+]
 
 UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError, ValueError, RecursionError)
 """What pickling raises on what cannot be sent to another process."""
@@ -30,7 +38,7 @@ _LARGEST = 1e18
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RewardJob:
     """One call of one reward.
 
     Attributes:
@@ -49,15 +57,15 @@ class Job:
         if not 0 < self.deadline < math.inf:
             raise ValueError(f"a deadline must be finite and above 0, got {self.deadline}")
 
-    def run(self) -> "Outcome":
+    def run(self) -> "JobOutcome":
         """The reward's verdicts."""
         if self.reward.scope == "sample":
-            return Outcome((_check_verdict(self.reward.score(self.samples[0])),))
-        return Outcome(_check_verdicts(self.reward.score(list(self.samples)), len(self.samples)))
+            return JobOutcome((_check_verdict(self.reward.score(self.samples[0])),))
+        return JobOutcome(_check_verdicts(self.reward.score(list(self.samples)), len(self.samples)))
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class EnvironmentCall:
     """One call of an environment.
 
     Attributes:
@@ -72,24 +80,24 @@ class Call:
     arguments: tuple[Any, ...]
     deadline: float
 
-    def run(self) -> "Outcome":
+    def run(self) -> "JobOutcome":
         """A first state, or a step."""
         if self.what == "reset":
-            return Outcome(value=_check_sendable(self.environment.reset(*self.arguments)))
+            return JobOutcome(value=_check_sendable(self.environment.reset(*self.arguments)))
         given = self.environment.step(*self.arguments)
         try:
             step = check_environment_step(given, self.environment.kinds)
         except ValueError as error:
             raise _VerdictError(str(error)) from error
         _check_sendable(step.state)
-        return Outcome(value=step)
+        return JobOutcome(value=step)
 
 
-Work = Job | Call
+Work = RewardJob | EnvironmentCall
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JobOutcome:
     """What came of a job: verdicts, or why there are none.
 
     Attributes:
@@ -118,7 +126,7 @@ def start_worker() -> None:
     os.dup2(sys.__stderr__.fileno() if sys.__stderr__ else 2, 1)
 
 
-def run_jobs(payload: bytes, memory_mb: int) -> list[Outcome]:
+def run_jobs(payload: bytes, memory_mb: int) -> list[JobOutcome]:
     """Runs pickled jobs in order, as many as fit into the shortest deadline, at least the first.
 
     A job that is out of memory is not run to its end unless it comes first and so had all of its
@@ -127,7 +135,7 @@ def run_jobs(payload: bytes, memory_mb: int) -> list[Outcome]:
     try:
         _limit_memory(memory_mb)
         jobs: list[Work] = pickle.loads(payload)
-        outcomes: list[Outcome] = []
+        outcomes: list[JobOutcome] = []
         start = time.monotonic()
         shortest = min((job.deadline for job in jobs), default=0.0)
         for job in jobs:
@@ -138,24 +146,24 @@ def run_jobs(payload: bytes, memory_mb: int) -> list[Outcome]:
             except MemoryError:
                 if outcomes:
                     break
-                outcomes.append(Outcome(fault=f"MemoryError: it may take {memory_mb} MiB"))
+                outcomes.append(JobOutcome(fault=f"MemoryError: it may take {memory_mb} MiB"))
         return outcomes
     finally:
         _limit_memory(None)
 
 
-def _run_job(job: Work) -> Outcome:
+def _run_job(job: Work) -> JobOutcome:
     """Runs one job; the kernel ends this process when the deadline passes, even inside C code."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, job.deadline)
     try:
         return job.run()
     except _VerdictError as error:
-        return Outcome(fault=str(error))
+        return JobOutcome(fault=str(error))
     except MemoryError:
         raise
     except BaseException as error:  # noqa: BLE001  SystemExit too is only this scorer's fault
-        return Outcome(fault=_describe_error(error))
+        return JobOutcome(fault=_describe_error(error))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 

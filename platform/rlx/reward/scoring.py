@@ -8,8 +8,8 @@ from typing import Literal
 from rlx.errors import RewardError
 from rlx.plugin import RewardPlugin, Sample, Score
 from rlx.reward.table import Entries, Place, RewardEntry, RewardTable
-from rlx.reward.workers import Job, Outcome, RewardPool
-from rlx.rollout import FAILED, NO_PARENT, RolloutTree, is_fault
+from rlx.reward.workers import JobOutcome, RewardJob, RewardPool
+from rlx.rollout import FAILED, NO_PARENT, RolloutTree, is_fault_segment
 from rlx.spec import GlobalReward, TurnReward, ValueOnError
 
 __all__ = ["NamedReward", "rescore_rollouts", "score_rollouts"]
@@ -69,7 +69,7 @@ def score_rollouts(
                 faults[name] = faults.get(name, 0) + 1
                 entry = _apply_on_error(trees, reward, place, entry, dropped)
             entries[place][name] = entry
-    return RewardTable(turns, frozenset(_with_descendants(trees, dropped)), faults, rollouts)
+    return RewardTable(turns, frozenset(_add_descendants(trees, dropped)), faults, rollouts)
 
 
 def _find_failed_rollouts(trees: Sequence[RolloutTree]) -> set[Place]:
@@ -81,7 +81,7 @@ def _find_failed_rollouts(trees: Sequence[RolloutTree]) -> set[Place]:
     dropped: set[Place] = set()
     for t, tree in enumerate(trees):
         for segment in tree.segments:
-            if not is_fault(segment):
+            if not is_fault_segment(segment):
                 continue
             if segment.info["on_error"] == "fail":
                 raise RewardError(
@@ -137,7 +137,7 @@ def _score_one(
         samples[place] = replace(_build_sample(tree, place), of=of)
     groups = _group_by_scope(trees, samples, reward)
     jobs = [
-        Job(reward.plugin, tuple(samples[p] for p in places), reward.use.deadline)
+        RewardJob(reward.plugin, tuple(samples[p] for p in places), reward.use.deadline)
         for places in groups
     ]
     for places, outcome in zip(groups, pool.score(jobs), strict=True):
@@ -176,7 +176,7 @@ def _find_parent_entry(
     return None
 
 
-def _list_verdicts(outcome: Outcome, count: int) -> Sequence[Score | str | None]:
+def _list_verdicts(outcome: JobOutcome, count: int) -> Sequence[Score | str | None]:
     return [outcome.fault] * count if outcome.fault is not None else outcome.verdicts
 
 
@@ -262,7 +262,7 @@ def _list_sibling_segments(tree: RolloutTree, segment: int, reward: NamedReward)
     return [s for s in tree.policy_segments if tree.own_turns(s)[1] == parent]
 
 
-def _with_descendants(trees: Sequence[RolloutTree], dropped: set[Place]) -> set[Place]:
+def _add_descendants(trees: Sequence[RolloutTree], dropped: set[Place]) -> set[Place]:
     """Dropping an answer drops its confidences."""
     return dropped | {
         (t, s)

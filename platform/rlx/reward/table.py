@@ -35,7 +35,7 @@ class RewardEntry:
     parts: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def counts(self) -> bool:
+    def is_summed(self) -> bool:
         """Enters sums: names that begin with `_` are kept and never summed."""
         return self.raw is not None and not self.name.startswith("_")
 
@@ -65,11 +65,11 @@ class RewardTable:
     faults: Mapping[str, int]
     rollouts: Mapping[Place, Entries] = field(default_factory=dict)
 
-    def total(self, place: Place) -> float | None:
+    def get_turn_total(self, place: Place) -> float | None:
         """Weighted sum of a turn's rewards; None when none of them counts."""
         return _sum_weighted_entries(self.turns.get(place, {}).values())
 
-    def overall(self, place: Place) -> float | None:
+    def get_rollout_total(self, place: Place) -> float | None:
         """Weighted sum of a rollout's global rewards; None when none of them counts."""
         return _sum_weighted_entries(self.rollouts.get(place, {}).values())
 
@@ -83,8 +83,8 @@ class RewardTable:
         Reference:
             Design 000, section 1.2 step 2.
         """
-        whole = self.overall((tree, turns[-1]))
-        known = [t for turn in turns if (t := self.total((tree, turn))) is not None]
+        whole = self.get_rollout_total((tree, turns[-1]))
+        known = [t for turn in turns if (t := self.get_turn_total((tree, turn))) is not None]
         if whole is None and not known:
             return None
         return (sum(known) / len(known) if known else 0.0) + (whole or 0.0)
@@ -114,5 +114,5 @@ class RewardTable:
 
 
 def _sum_weighted_entries(entries: Iterable[RewardEntry]) -> float | None:
-    counted = [e for e in entries if e.counts]
+    counted = [e for e in entries if e.is_summed]
     return sum(e.weight * e.raw for e in counted if e.raw is not None) if counted else None

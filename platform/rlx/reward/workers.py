@@ -19,9 +19,9 @@ from typing import Any, Self
 from pebble import ProcessExpired, ProcessPool
 
 from rlx.errors import EnvironmentFault
-from rlx.reward.job import UNPICKLABLE, Job, Outcome, Work, run_jobs, start_worker
+from rlx.reward.job import UNPICKLABLE, JobOutcome, RewardJob, Work, run_jobs, start_worker
 
-__all__ = ["Job", "Outcome", "RewardPool"]
+__all__ = ["JobOutcome", "RewardJob", "RewardPool"]
 
 _CHUNK = 64
 _RENEW_AFTER = 1000  # chunks; a scorer that leaks memory slowly must not fill the machine
@@ -65,13 +65,13 @@ class RewardPool:
         self._pool.stop()
         self._pool.join()
 
-    def score(self, jobs: Sequence[Work]) -> list[Outcome]:
+    def score(self, jobs: Sequence[Work]) -> list[JobOutcome]:
         """Runs the jobs and returns what came of each, in order. No plugin makes it raise.
 
         Raises:
             EnvironmentFault: the workers die again and again while they have nothing to do.
         """
-        outcomes: dict[int, Outcome] = {}
+        outcomes: dict[int, JobOutcome] = {}
         queue = deque(self._chunks(len(jobs)))
         running: dict[Any, _Positions] = {}
         restarts = 0
@@ -125,7 +125,7 @@ class RewardPool:
 
 
 def _collect_outcomes(
-    future: Any, positions: _Positions, jobs: Sequence[Work], outcomes: dict[int, Outcome]
+    future: Any, positions: _Positions, jobs: Sequence[Work], outcomes: dict[int, JobOutcome]
 ) -> Iterable[_Positions]:
     """Notes what came of a chunk and returns what has to be run again, or still has to be run."""
     error = future.exception()
@@ -142,11 +142,11 @@ def _collect_outcomes(
 
 
 def _isolate_fault(
-    positions: _Positions, fault: str, outcomes: dict[int, Outcome]
+    positions: _Positions, fault: str, outcomes: dict[int, JobOutcome]
 ) -> Iterable[_Positions]:
     """Notes the fault of a single job; jobs that failed together are returned to run alone."""
     if len(positions) == 1:
-        outcomes[positions[0]] = Outcome(fault=fault)
+        outcomes[positions[0]] = JobOutcome(fault=fault)
         return ()
     return [(position,) for position in positions]
 

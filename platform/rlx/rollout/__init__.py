@@ -4,15 +4,15 @@ from rlx.plugin.environment import FAILED
 from rlx.rollout.dialogue import (
     Dialogue,
     Pieces,
-    Reader,
+    TokenReader,
     TurnPrompt,
+    build_piece_splitter,
     encode_between_turns,
-    pieces_of,
 )
-from rlx.rollout.environment import Talk, is_fault
-from rlx.rollout.host import EnvironmentHost, Fault, LocalHost, check_environment_step
+from rlx.rollout.environment import EnvironmentPlan, is_fault_segment
+from rlx.rollout.host import EnvironmentHost, HostFault, LocalHost, check_environment_step
 from rlx.rollout.schedule import RolloutPlan, TurnLevel, build_rollout_plan, sample_rollout_trees
-from rlx.rollout.session import Completion, Request, Sampler, Session
+from rlx.rollout.session import Completion, CompletionRequest, Sampler, SamplingSession
 from rlx.rollout.spans import find_spans
 from rlx.rollout.tree import NO_PARENT, Author, RolloutTree, Segment, Span
 
@@ -21,27 +21,27 @@ __all__ = [
     "NO_PARENT",
     "Author",
     "Completion",
+    "CompletionRequest",
     "Dialogue",
     "EnvironmentHost",
-    "Fault",
+    "EnvironmentPlan",
+    "HostFault",
     "LocalHost",
     "Pieces",
-    "Reader",
-    "Request",
     "RolloutPlan",
     "RolloutTree",
     "Sampler",
+    "SamplingSession",
     "Segment",
-    "Session",
     "Span",
-    "Talk",
+    "TokenReader",
     "TurnLevel",
     "TurnPrompt",
+    "build_piece_splitter",
     "build_rollout_plan",
     "check_environment_step",
     "encode_between_turns",
     "find_spans",
-    "is_fault",
-    "pieces_of",
+    "is_fault_segment",
     "sample_rollout_trees",
 ]

@@ -4,7 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Dialogue", "Pieces", "Reader", "TurnPrompt", "encode_between_turns", "pieces_of"]
+__all__ = [
+    "Dialogue",
+    "Pieces",
+    "TokenReader",
+    "TurnPrompt",
+    "build_piece_splitter",
+    "encode_between_turns",
+]
 
 Pieces = Callable[[Sequence[int]], Sequence[str]]
 """The text of each token of a stretch."""
@@ -51,11 +58,13 @@ class Dialogue(Protocol):
         ...
 
 
-class _Replying(Protocol):
+class _ReplyingDialogue(Protocol):
     def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]: ...
 
 
-def encode_between_turns(dialogue: _Replying, text: str, after: Sequence[int]) -> tuple[int, ...]:
+def encode_between_turns(
+    dialogue: _ReplyingDialogue, text: str, after: Sequence[int]
+) -> tuple[int, ...]:
     """What stands between the turn `after` and one that is asked for with `text`.
 
     Without a text there is nothing at all: the next turn goes on in the same message, behind the
@@ -64,7 +73,7 @@ def encode_between_turns(dialogue: _Replying, text: str, after: Sequence[int]) -
     return dialogue.reply(text, after) if text else ()
 
 
-class Reader(Protocol):
+class TokenReader(Protocol):
     """A dialogue that can also say what single tokens are."""
 
     def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
@@ -76,7 +85,7 @@ class Reader(Protocol):
         ...
 
 
-def pieces_of(speech: Reader | None) -> Pieces:
+def build_piece_splitter(speech: TokenReader | None) -> Pieces:
     """The texts of tokens as a dialogue reads them; their ids where there is none.
 
     A character belongs to the token that completes it; a token that adds nothing (it ends a turn,

@@ -12,18 +12,18 @@ from rlx.errors import SpecError
 from rlx.plugin import Action, Problem, Step
 from rlx.plugin.environment import FAILED
 from rlx.rollout.dialogue import Dialogue, TurnPrompt
-from rlx.rollout.host import EnvironmentHost, Fault
-from rlx.rollout.session import Completion, Request, Session
+from rlx.rollout.host import EnvironmentHost, HostFault
+from rlx.rollout.session import Completion, CompletionRequest, SamplingSession
 from rlx.rollout.spans import find_spans
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment, Span
 from rlx.seeding import derive_seed
-from rlx.spec import ForcedAnswer, ManyTurn, TurnSpec
+from rlx.spec import EnvironmentRolloutSpec, ForcedAnswer, TurnSpec
 
-__all__ = ["Talk", "build_talk", "is_fault", "sample_conversations"]
+__all__ = ["EnvironmentPlan", "build_talk", "is_fault_segment", "sample_conversations"]
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class EnvironmentPlan:
     """How rollouts and an environment take turns.
 
     Attributes:
@@ -78,9 +78,9 @@ class Talk:
         return observation + (forced.template if forced and number == self.last else "")
 
 
-def build_talk(spec: ManyTurn) -> Talk:
+def build_talk(spec: EnvironmentRolloutSpec) -> EnvironmentPlan:
     """The schedule of a spec."""
-    return Talk(
+    return EnvironmentPlan(
         count=spec.num_generations,
         turn=spec.turn,
         max_turns=spec.max_turns,
@@ -92,7 +92,7 @@ def build_talk(spec: ManyTurn) -> Talk:
 
 
 @dataclass(slots=True)
-class _Going:
+class _OngoingRollout:
     """A rollout while it is going on: its chain, each segment the parent of the next.
 
     Attributes:
@@ -113,7 +113,7 @@ class _Going:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _SampledTurn:
     """A turn that was sampled and is not answered yet.
 
     Attributes:
@@ -123,7 +123,7 @@ class _Turn:
         order: number of its completion in the session's call.
     """
 
-    rollout: _Going
+    rollout: _OngoingRollout
     number: int
     seed: int
     order: int
@@ -131,7 +131,7 @@ class _Turn:
     text: str
     spans: Mapping[str, Span]
 
-    def action(self, plan: Talk) -> Action:
+    def action(self, plan: EnvironmentPlan) -> Action:
         """What the environment is told of it."""
         spans = {name: span.text for name, span in self.spans.items()}
         return plan.action(self.text, spans, self.number, self.completion.finish_reason)
@@ -154,10 +154,10 @@ class _Turn:
 
 
 def sample_conversations(
-    plan: Talk,
+    plan: EnvironmentPlan,
     problems: Sequence[Problem],
     seeds: Sequence[int],
-    session: Session,
+    session: SamplingSession,
     dialogue: Dialogue,
     host: EnvironmentHost,
 ) -> list[RolloutTree]:
@@ -170,20 +170,20 @@ def sample_conversations(
     Returns:
         Trees in the order of `problems`, rollout by rollout below the prompt.
     """
-    _require_writable(plan, dialogue)
+    _require_encodable_texts(plan, dialogue)
     prompts = [
         Segment(parent=NO_PARENT, author="prompt", token_ids=opening.token_ids, text=opening.text)
         for opening in (plan.opening(problem, dialogue) for problem in problems)
     ]
     rollouts = [
-        _Going(t, i, None, prompts[t].token_ids)
+        _OngoingRollout(t, i, None, prompts[t].token_ids)
         for t in range(len(problems))
         for i in range(plan.count)
     ]
     live = list(_start_rollouts(rollouts, problems, seeds, host, plan))
     for number in range(1, plan.last + 1):
         sampling = plan.sampling(number)
-        room = session.longest - sampling.max_new_tokens
+        room = session.context_length - sampling.max_new_tokens
         live = [r for r in live if number == 1 or len(r.context) <= room]
         if not live:
             break
@@ -201,19 +201,19 @@ def sample_conversations(
 
 
 def _start_rollouts(
-    rollouts: Sequence[_Going],
+    rollouts: Sequence[_OngoingRollout],
     problems: Sequence[Problem],
     seeds: Sequence[int],
     host: EnvironmentHost,
-    plan: Talk,
-) -> Iterator[_Going]:
+    plan: EnvironmentPlan,
+) -> Iterator[_OngoingRollout]:
     """Those that the environment is ready for."""
     calls = [
         (problems[r.tree].fields, derive_seed(seeds[r.tree], "environment", r.place))
         for r in rollouts
     ]
     for rollout, state in zip(rollouts, host.reset(calls), strict=True):
-        if isinstance(state, Fault):
+        if isinstance(state, HostFault):
             rollout.chain.append(_build_fault_segment(state, plan))
         else:
             rollout.state = state
@@ -221,45 +221,50 @@ def _start_rollouts(
 
 
 def _sample_turns(
-    live: Sequence[_Going], drawn: Sequence[int], number: int, sampling: TurnSpec, session: Session
+    live: Sequence[_OngoingRollout],
+    drawn: Sequence[int],
+    number: int,
+    sampling: TurnSpec,
+    session: SamplingSession,
 ) -> list[Completion]:
     """One turn of each, from its seed; the first turns of a problem share its prompt."""
     if number > 1:
         requests = [
-            Request(r.context, r.completion, (seed,)) for r, seed in zip(live, drawn, strict=True)
+            CompletionRequest(r.context, r.completion, (seed,))
+            for r, seed in zip(live, drawn, strict=True)
         ]
     else:
         by_tree: dict[int, list[int]] = {}
         for rollout, seed in zip(live, drawn, strict=True):
             by_tree.setdefault(rollout.tree, []).append(seed)
         contexts = {r.tree: r.context for r in live}
-        requests = [Request(contexts[t], None, tuple(s)) for t, s in by_tree.items()]
+        requests = [CompletionRequest(contexts[t], None, tuple(s)) for t, s in by_tree.items()]
     return [one for group in session.generate(requests, sampling) for one in group]
 
 
 def _parse_turns(
-    live: Sequence[_Going],
+    live: Sequence[_OngoingRollout],
     drawn: Sequence[int],
     completions: Sequence[Completion],
     number: int,
     sampling: TurnSpec,
     dialogue: Dialogue,
-) -> Iterator[_Turn]:
+) -> Iterator[_SampledTurn]:
     """What each rollout said."""
     for order, (rollout, seed, completion) in enumerate(zip(live, drawn, completions, strict=True)):
         text, ends = dialogue.read(completion.token_ids)
         spans = find_spans(text, ends, sampling.spans, first_turn=number == 1)
-        yield _Turn(rollout, number, seed, order, completion, text, spans)
+        yield _SampledTurn(rollout, number, seed, order, completion, text, spans)
 
 
 def _step_environment(
-    plan: Talk, turns: Sequence[_Turn], dialogue: Dialogue, host: EnvironmentHost
-) -> Iterator[_Going]:
+    plan: EnvironmentPlan, turns: Sequence[_SampledTurn], dialogue: Dialogue, host: EnvironmentHost
+) -> Iterator[_OngoingRollout]:
     """Hands the turns to the environment, notes both, and yields the rollouts that go on."""
     calls = [(turn.rollout.state, turn.action(plan)) for turn in turns]
     for turn, step in zip(turns, host.step(calls), strict=True):
         rollout = turn.rollout
-        if isinstance(step, Fault):
+        if isinstance(step, HostFault):
             rollout.chain += turn.segment(FAILED, {}), _build_fault_segment(step, plan)
             continue
         rollout.chain.append(turn.segment(step.kind, step.info))
@@ -267,7 +272,7 @@ def _step_environment(
             continue
         # Behind the last turn too: it was not done.
         shown = _encode_next_observation(plan, step, turn, dialogue)
-        if isinstance(shown, Fault):
+        if isinstance(shown, HostFault):
             rollout.chain.append(_build_fault_segment(shown, plan))
             continue
         rollout.chain.append(_build_observation_segment(shown, step))
@@ -276,7 +281,7 @@ def _step_environment(
         yield rollout
 
 
-def _require_writable(plan: Talk, dialogue: Dialogue) -> None:
+def _require_encodable_texts(plan: EnvironmentPlan, dialogue: Dialogue) -> None:
     """Sees that the experiment's own words can be shown, before an environment is blamed for them.
 
     Raises:
@@ -290,14 +295,14 @@ def _require_writable(plan: Talk, dialogue: Dialogue) -> None:
 
 
 def _encode_next_observation(
-    plan: Talk, step: Step, turn: _Turn, dialogue: Dialogue
-) -> TurnPrompt | Fault:
+    plan: EnvironmentPlan, step: Step, turn: _SampledTurn, dialogue: Dialogue
+) -> TurnPrompt | HostFault:
     """What the next turn follows; what no token stands for is the environment's fault."""
     text = plan.build_turn_text(step.observation, turn.number + 1)
     try:
         return dialogue.encode_observation(text, turn.completion.token_ids, inline=plan.inline)
     except SpecError as error:
-        return Fault(f"its observation cannot be shown: {error}")
+        return HostFault(f"its observation cannot be shown: {error}")
 
 
 def _build_observation_segment(shown: TurnPrompt, step: Step) -> Segment:
@@ -310,7 +315,7 @@ def _build_observation_segment(shown: TurnPrompt, step: Step) -> Segment:
     )
 
 
-def _build_fault_segment(fault: Fault, plan: Talk) -> Segment:
+def _build_fault_segment(fault: HostFault, plan: EnvironmentPlan) -> Segment:
     """What stands in the place of an environment's answer; whoever scores drops the rollout."""
     return Segment(
         parent=NO_PARENT,
@@ -320,7 +325,7 @@ def _build_fault_segment(fault: Fault, plan: Talk) -> Segment:
     )
 
 
-def is_fault(segment: Segment) -> bool:
+def is_fault_segment(segment: Segment) -> bool:
     """Whether it stands in the place of an answer that an environment did not give."""
     return segment.author == "environment" and "fault" in segment.info
 

@@ -7,14 +7,14 @@ from typing import Any, Protocol
 
 from rlx.plugin import Action, Environment, Step
 
-__all__ = ["EnvironmentHost", "Fault", "LocalHost", "check_environment_step"]
+__all__ = ["EnvironmentHost", "HostFault", "LocalHost", "check_environment_step"]
 
 _LONGEST = 1_000_000
 """Characters of an observation, and of a turn's info as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class HostFault:
     """What an environment did wrong, in words."""
 
     reason: str
@@ -27,7 +27,7 @@ class EnvironmentHost(Protocol):
         """First states for (problem, seed); a `Fault` in the place of one that there is not."""
         ...
 
-    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | Fault]:
+    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
         """What the environment makes of (state, action), in order."""
         ...
 
@@ -42,7 +42,7 @@ class LocalHost:
         """See `Host`."""
         return [self._environment.reset(problem, seed) for problem, seed in calls]
 
-    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | Fault]:
+    def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
         """See `Host`."""
         kinds = self._environment.kinds
         return [

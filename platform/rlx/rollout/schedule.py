@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 from rlx.plugin import Problem
 from rlx.rollout.dialogue import Dialogue, encode_between_turns
-from rlx.rollout.environment import Talk, build_talk, sample_conversations
+from rlx.rollout.environment import EnvironmentPlan, build_talk, sample_conversations
 from rlx.rollout.host import EnvironmentHost
-from rlx.rollout.session import Completion, Request, Session
+from rlx.rollout.session import Completion, CompletionRequest, SamplingSession
 from rlx.rollout.spans import find_spans
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment
 from rlx.seeding import derive_seed
-from rlx.spec import ManyTurn, RolloutSpec, TurnSpec, TwoTurn
+from rlx.spec import EnvironmentRolloutSpec, RolloutSpec, TurnSpec, TwoTurnRolloutSpec
 
 __all__ = ["RolloutPlan", "TurnLevel", "build_rollout_plan", "sample_rollout_trees"]
 
@@ -41,7 +41,7 @@ class RolloutPlan:
 
     levels: tuple[TurnLevel, ...]
     system: str = ""
-    talk: Talk | None = None
+    talk: EnvironmentPlan | None = None
 
     def copy_with_sampling(self, count: int, **sampling: int) -> "RolloutPlan":
         """The same with `count` turns, or rollouts, below the prompt, sampled in another way.
@@ -58,11 +58,11 @@ class RolloutPlan:
 
 def build_rollout_plan(spec: RolloutSpec) -> RolloutPlan:
     """The levels of a schedule."""
-    if isinstance(spec, ManyTurn):
+    if isinstance(spec, EnvironmentRolloutSpec):
         level = TurnLevel("turn", spec.num_generations, spec.turn)
         return RolloutPlan((level,), spec.system, build_talk(spec))
     levels = [TurnLevel("answer", spec.num_generations_answer, spec.answer)]
-    if isinstance(spec, TwoTurn):
+    if isinstance(spec, TwoTurnRolloutSpec):
         levels.append(TurnLevel("confidence", spec.num_generations_confidence, spec.confidence))
     return RolloutPlan(tuple(levels), spec.system)
 
@@ -81,7 +81,7 @@ def sample_rollout_trees(
     plan: RolloutPlan,
     problems: Sequence[Problem],
     seeds: Sequence[int],
-    session: Session,
+    session: SamplingSession,
     dialogue: Dialogue,
     host: EnvironmentHost | None = None,
 ) -> list[RolloutTree]:
@@ -117,7 +117,7 @@ def sample_rollout_trees(
             context = node.context + opening.token_ids
             opened.append(_Node(node.tree, len(grown[node.tree]) - 1, node.place, context))
         requests = [
-            Request(
+            CompletionRequest(
                 node.context,
                 None if number == 1 else order,
                 tuple(

@@ -7,11 +7,11 @@ from typing import Literal, Protocol
 
 from rlx.spec import TurnSpec
 
-__all__ = ["Completion", "Request", "Sampler", "Session"]
+__all__ = ["Completion", "CompletionRequest", "Sampler", "SamplingSession"]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CompletionRequest:
     """Continuations wanted of one context.
 
     Attributes:
@@ -36,7 +36,7 @@ class Completion:
     finish_reason: Literal["stop", "length"]
 
 
-class Session(Protocol):
+class SamplingSession(Protocol):
     """One batch of trees being grown; engines keep their caches for as long as it lasts.
 
     Attributes:
@@ -44,10 +44,10 @@ class Session(Protocol):
     """
 
     @property
-    def longest(self) -> int: ...
+    def context_length(self) -> int: ...
 
     def generate(
-        self, requests: Sequence[Request], sampling: TurnSpec
+        self, requests: Sequence[CompletionRequest], sampling: TurnSpec
     ) -> list[tuple[Completion, ...]]:
         """Returns, for each request, one completion per seed, in order."""
         ...
@@ -56,6 +56,6 @@ class Session(Protocol):
 class Sampler(Protocol):
     """A sampling engine."""
 
-    def session(self) -> AbstractContextManager[Session]:
+    def session(self) -> AbstractContextManager[SamplingSession]:
         """Opens a session; weights do not change while it is open."""
         ...

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rlx.record.recorder import Recorder
-from rlx.spec import ManyTurn, RolloutSpec
+from rlx.spec import EnvironmentRolloutSpec, RolloutSpec
 
-__all__ = ["Watch", "find_over_querying"]
+__all__ = ["AlarmWatch", "find_over_querying"]
 
 SUSTAINED = 3
 """Steps in a row that must look alike, and the first steps that a rise is measured from."""
@@ -35,7 +35,7 @@ def find_over_querying(history: Sequence[Mapping[str, float]], max_turns: int) -
         return None
     first, latest = steps[:SUSTAINED], steps[-SUSTAINED:]
     began = float(np.mean([figures[_TURNS] for figures in first]))
-    if not all(_asks_too_much(figures, began, max_turns) for figures in latest):
+    if not all(_is_over_querying(figures, began, max_turns) for figures in latest):
         return None
     turns = float(np.mean([figures[_TURNS] for figures in latest]))
     repeated = [figures[_REPEATED] for figures in latest if _REPEATED in figures]
@@ -50,13 +50,13 @@ def find_over_querying(history: Sequence[Mapping[str, float]], max_turns: int) -
     )
 
 
-def _asks_too_much(figures: Mapping[str, float], began: float, max_turns: int) -> bool:
+def _is_over_querying(figures: Mapping[str, float], began: float, max_turns: int) -> bool:
     turns, repeated = figures[_TURNS], figures.get(_REPEATED)
     repeats = repeated is not None and repeated >= REPEATS
     return turns >= FULL * max_turns and (repeats or turns >= RISE * began)
 
 
-class Watch:
+class AlarmWatch:
     """Looks at a phase's figures as they come, and sounds its alarm once.
 
     Args:
@@ -64,7 +64,7 @@ class Watch:
     """
 
     def __init__(self, rollout: RolloutSpec) -> None:
-        self._max_turns = rollout.max_turns if isinstance(rollout, ManyTurn) else None
+        self._max_turns = rollout.max_turns if isinstance(rollout, EnvironmentRolloutSpec) else None
         self._history: list[Mapping[str, float]] = []
 
     def look(self, figures: Mapping[str, float], recorder: Recorder | None) -> None:

@@ -5,26 +5,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlx.batch import build_token_batch, rows_of
+from rlx.batch import build_token_batch, list_batch_rows
 from rlx.credit import structured_scores
 from rlx.credit.group import compute_group_extremes, has_score_spread
 from rlx.plugin import Problem
-from rlx.recipe import Parts, build_environment_host
+from rlx.recipe import Recipe, build_environment_host
 from rlx.reward import RewardTable, score_rollouts
 from rlx.rollout import RolloutPlan, RolloutTree, sample_rollout_trees
 from rlx.run.trained_rows import row_rewards
 from rlx.seeding import derive_seed
 
 if TYPE_CHECKING:
-    from rlx.run.run_context import Machinery
+    from rlx.run.run_context import RunContext
 
 __all__ = [
-    "Harvest",
     "RolloutShare",
+    "StepRollouts",
     "collect_rollouts",
     "find_lost_rows",
-    "first_share",
     "sample_and_score",
+    "sample_first_share",
 ]
 
 Place = tuple[int, int]
@@ -41,7 +41,7 @@ class RolloutShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredTrees:
     """All ranks' trees with their rewards; seconds are this rank's."""
 
     trees: list[RolloutTree]
@@ -51,7 +51,7 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class Harvest:
+class StepRollouts:
     """All that was sampled for one step.
 
     Attributes:
@@ -67,7 +67,7 @@ class Harvest:
 
     trees: list[RolloutTree]
     table: RewardTable
-    greedy: Scored | None
+    greedy: ScoredTrees | None
     filtered: frozenset[int]
     drawn: int
     sampled_after: int
@@ -80,20 +80,22 @@ class Harvest:
         homeless = set(self.filtered)
         if self.greedy is not None:
             homeless |= {t for t, _ in find_lost_rows(self.greedy.trees, self.greedy.table)}
-        return out | {(r.tree, r.segment) for r in rows_of(self.trees) if r.tree in homeless}
+        return out | {
+            (r.tree, r.segment) for r in list_batch_rows(self.trees) if r.tree in homeless
+        }
 
 
 def find_lost_rows(trees: Sequence[RolloutTree], table: RewardTable) -> set[Place]:
     """Rows that were dropped, or of which no reward counts; a row is its last turn's place."""
     return {
         (row.tree, row.segment)
-        for row in rows_of(trees)
+        for row in list_batch_rows(trees)
         if (row.tree, row.segment) in table.dropped
         or table.total_score(row.tree, row.turns) is None
     }
 
 
-def first_share(m: "Machinery", parts: Parts, cursor: int) -> RolloutShare:
+def sample_first_share(m: "RunContext", parts: Recipe, cursor: int) -> RolloutShare:
     """This rank's share of what `harvest` draws first.
 
     No other rank is spoken to and no progress told, so a thread may do it.
@@ -107,8 +109,8 @@ def first_share(m: "Machinery", parts: Parts, cursor: int) -> RolloutShare:
 
 
 def collect_rollouts(
-    m: "Machinery", parts: Parts, cursor: int, after: int, first: RolloutShare | None = None
-) -> Harvest:
+    m: "RunContext", parts: Recipe, cursor: int, after: int, first: RolloutShare | None = None
+) -> StepRollouts:
     """Draws, samples and scores the rollouts of a step.
 
     With dynamic sampling it draws until `prompts_per_step` trees carry a signal, or its cap is
@@ -122,7 +124,7 @@ def collect_rollouts(
     """
     rollout = parts.spec.rollout
     count, dynamic = rollout.prompts_per_step, rollout.dynamic_sampling
-    parcels: list[Scored] = []
+    parcels: list[ScoredTrees] = []
     problems: list[Problem] = []
     good: list[int] = []
     for batch in range(dynamic.max_batches if dynamic else 1):
@@ -132,7 +134,7 @@ def collect_rollouts(
             parcel = _gather_shares(m, first, count)
         else:
             parcel = sample_and_score(m, parts, parts.plan, drawn, seeds)
-        good += [len(problems) + t for t in _with_signal(parcel)] if dynamic else []
+        good += [len(problems) + t for t in _find_signal_trees(parcel)] if dynamic else []
         parcels.append(parcel)
         problems += drawn
         if len(good) >= count:
@@ -147,7 +149,7 @@ def collect_rollouts(
         )
         greedy = sample_and_score(m, parts, plan, problems, seeds)
     everyone = [*parcels, *([greedy] if greedy else [])]
-    return Harvest(
+    return StepRollouts(
         trees=trees,
         table=_merge_reward_tables(parcels),
         greedy=greedy,
@@ -159,16 +161,16 @@ def collect_rollouts(
     )
 
 
-def _generate_problems(m: "Machinery", parts: Parts, start: int, count: int) -> list[Problem]:
+def _generate_problems(m: "RunContext", parts: Recipe, start: int, count: int) -> list[Problem]:
     data = derive_seed(m.spec.seed, "train")
     return [parts.task.problem("train", start + i, data) for i in range(count)]
 
 
-def _derive_seeds(m: "Machinery", what: str, start: int, count: int) -> list[int]:
+def _derive_seeds(m: "RunContext", what: str, start: int, count: int) -> list[int]:
     return [derive_seed(m.spec.seed, what, start + i) for i in range(count)]
 
 
-def _merge_reward_tables(parcels: Sequence[Scored]) -> RewardTable:
+def _merge_reward_tables(parcels: Sequence[ScoredTrees]) -> RewardTable:
     """One table over the trees of all parcels, in order."""
     starts = [sum(len(p.trees) for p in parcels[:i]) for i in range(len(parcels))]
     return RewardTable.merge_tables(
@@ -177,11 +179,11 @@ def _merge_reward_tables(parcels: Sequence[Scored]) -> RewardTable:
     )
 
 
-def _with_signal(parcel: Scored) -> list[int]:
+def _find_signal_trees(parcel: ScoredTrees) -> list[int]:
     """Trees in which some group's scores differ."""
     table = parcel.table
     without = find_lost_rows(parcel.trees, table)
-    if len(without) == len(rows_of(parcel.trees)):
+    if len(without) == len(list_batch_rows(parcel.trees)):
         return []
     batch = build_token_batch(parcel.trees, without=without)
     rewards = row_rewards(batch, parcel.trees, table)
@@ -193,20 +195,20 @@ def _with_signal(parcel: Scored) -> list[int]:
 
 
 def sample_and_score(
-    m: "Machinery",
-    parts: Parts,
+    m: "RunContext",
+    parts: Recipe,
     plan: RolloutPlan,
     problems: Sequence[Problem],
     seeds: Sequence[int],
-) -> Scored:
+) -> ScoredTrees:
     """Every rank samples and scores its share; then all have all trees, in the problems' order."""
-    share = _own_share(m, parts, plan, problems, seeds, tell=m.progress.doing)
+    share = _own_share(m, parts, plan, problems, seeds, tell=m.progress.show_activity)
     return _gather_shares(m, share, len(problems))
 
 
 def _own_share(
-    m: "Machinery",
-    parts: Parts,
+    m: "RunContext",
+    parts: Recipe,
     plan: RolloutPlan,
     problems: Sequence[Problem],
     seeds: Sequence[int],
@@ -228,11 +230,11 @@ def _own_share(
     return RolloutShare(trees, table, sampled - began, time.perf_counter() - sampled)
 
 
-def _gather_shares(m: "Machinery", share: RolloutShare, problems: int) -> Scored:
+def _gather_shares(m: "RunContext", share: RolloutShare, problems: int) -> ScoredTrees:
     """The shares of all ranks together."""
     shares = m.ranks.gather((share.trees, share.table))
     count = m.ranks.count
     merged = [shares[i % count][0][i // count] for i in range(problems)]
     numbers = [range(rank, problems, count) for rank in range(count)]
     joined = RewardTable.merge_tables([part for _, part in shares], numbers)
-    return Scored(merged, joined, share.sampled, share.scored)
+    return ScoredTrees(merged, joined, share.sampled, share.scored)

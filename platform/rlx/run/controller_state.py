@@ -7,11 +7,11 @@ from rlx.kl import AdaptiveKl, FixedKl, mean_kl
 from rlx.spec import CreditSpec, ExperimentSpec
 from rlx.step import TrainBatch
 
-__all__ = ["Carried"]
+__all__ = ["ControllerState"]
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class ControllerState:
     """State of controllers and estimators; recorded with every step.
 
     Attributes:
@@ -27,7 +27,7 @@ class Carried:
     told: tuple[object, ...] = ()
 
     @staticmethod
-    def begin(credit: CreditSpec, before: "Carried | None") -> "Carried":
+    def begin(credit: CreditSpec, before: "ControllerState | None") -> "ControllerState":
         """What a phase begins with: what was carried so far, unless its settings of β are new."""
         told = (credit.kl_coef, credit.kl_adaptive)
         if before is not None and before.told == told:
@@ -36,7 +36,9 @@ class Carried:
         if credit.kl_adaptive is not None:
             target, horizon = credit.kl_adaptive.target, credit.kl_adaptive.horizon
             kl = AdaptiveKl(beta=credit.kl_coef, target=target, horizon=horizon)
-        return Carried(kl, told=told) if before is None else replace(before, kl=kl, told=told)
+        return (
+            ControllerState(kl, told=told) if before is None else replace(before, kl=kl, told=told)
+        )
 
     @staticmethod
     def resume(
@@ -44,9 +46,9 @@ class Carried:
         beta: float | None,
         states: Mapping[str, Mapping[str, float]],
         critic: int,
-    ) -> "Carried":
+    ) -> "ControllerState":
         """What a checkpoint of this phase has kept; a β that is fixed is the settings' own."""
-        begun = replace(Carried.begin(credit, None), states=states, critic=critic)
+        begun = replace(ControllerState.begin(credit, None), states=states, critic=critic)
         if beta is None or not isinstance(begun.kl, AdaptiveKl):
             return begun
         return replace(begun, kl=replace(begun.kl, beta=beta))
@@ -56,7 +58,9 @@ class Carried:
         """β where it adapts; None where it is fixed."""
         return self.kl.beta if isinstance(self.kl, AdaptiveKl) else None
 
-    def after(self, train: TrainBatch, spec: ExperimentSpec, *, with_critic: bool) -> "Carried":
+    def after(
+        self, train: TrainBatch, spec: ExperimentSpec, *, with_critic: bool
+    ) -> "ControllerState":
         """What goes on after a step."""
         states = {**self.states, spec.estimator.plugin: train.state} if train.state else self.states
         carried = replace(self, states=states, critic=self.critic + with_critic)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlx.rollout import RolloutTree, Segment, is_fault
+from rlx.rollout import RolloutTree, Segment, is_fault_segment
 
 __all__ = ["MOST_KEYS", "MOST_VALUES", "environment_figures"]
 
@@ -52,7 +52,7 @@ def environment_figures(trees: Sequence[RolloutTree]) -> dict[str, float]:
         "finished": float(
             np.mean([done for tree in trees for done in _flag_finished_rollouts(tree)])
         ),
-        "faults": float(sum(is_fault(s) for t in trees for s in t.segments)),
+        "faults": float(sum(is_fault_segment(s) for t in trees for s in t.segments)),
         **{
             f"turn/{kind}": share
             for kind, share in _compute_word_shares([s.kind for s in turns]).items()

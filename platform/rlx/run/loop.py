@@ -4,27 +4,27 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from rlx.errors import RewardError
-from rlx.evaluation.held_out import answered_once, compute_held_out_metrics
+from rlx.evaluation.held_out import compute_held_out_metrics, limit_to_one_answer
 from rlx.home import RunFolder, get_rlx_home
 from rlx.learner import Critic, Learner, Ranks, learning_rate
-from rlx.learner.reference import Reference, with_reference
-from rlx.model import Policy, build_policy, warm_started
+from rlx.learner.reference import ReferencePolicy, build_learner_with_reference
+from rlx.model import Policy, build_policy, warm_start_policy
 from rlx.model.lora import adapt_policy
 from rlx.plugin import Task
-from rlx.recipe import Parts, make_parts
+from rlx.recipe import Recipe, build_recipe
 from rlx.record.recorder import Recorder
 from rlx.reward import RewardPool
 from rlx.rollout import RolloutPlan
-from rlx.run.alarms import Watch
+from rlx.run.alarms import AlarmWatch
 from rlx.run.collect import sample_and_score
-from rlx.run.controller_state import Carried
+from rlx.run.controller_state import ControllerState
 from rlx.run.environment_metrics import environment_figures
-from rlx.run.prefetcher import Ahead
+from rlx.run.prefetcher import Prefetcher
 from rlx.run.probes import require_texts, run_probe
 from rlx.run.progress import Progress, ProgressFile
-from rlx.run.resume import Progressed, checkpoint_run, is_checkpoint_due, resume_run
-from rlx.run.run_context import Machinery
-from rlx.run.stop_request import Stopped, StopRequest
+from rlx.run.resume import ResumePoint, checkpoint_run, is_checkpoint_due, resume_run
+from rlx.run.run_context import RunContext
+from rlx.run.stop_request import RunStopped, StopRequest
 from rlx.run.training import train_step
 from rlx.run.weight_sync import synchronize_sampler
 from rlx.sampler import open_sampler, require_engine
@@ -48,21 +48,21 @@ def run_experiment(
     """
     require_engine(spec.sampler)
     progress = ProgressFile(folder.progress if ranks.is_first else None)
-    base = make_parts(spec)
+    base = build_recipe(spec)
     runner = spec.runner
     with (
         RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
         ExitStack() as ending,
-        Ahead(ranks.device) as ahead,  # ends before the sampler that its thread may be using
+        Prefetcher(ranks.device) as ahead,  # ends before the sampler that its thread may be using
     ):
         policy = _start_model(spec, base, ranks, progress)
-        progress.doing("sampler")
+        progress.show_activity("sampler")
         sampler = ending.enter_context(open_sampler(policy, spec.sampler, runner, ranks.device))
-        phases = [make_parts(spec.in_phase(phase)) for phase in spec.phases]
-        progress.doing("learner")
+        phases = [build_recipe(spec.resolve_phase_spec(phase)) for phase in spec.phases]
+        progress.show_activity("learner")
         critic = _build_critic(spec, policy, phases, ranks)
         learner, reference = _build_learner(spec, policy, phases, ranks, recorder)
-        machinery = Machinery(
+        machinery = RunContext(
             spec,
             folder,
             ranks,
@@ -76,12 +76,12 @@ def run_experiment(
             progress,
             ahead,
         )
-        _tell_forms(machinery)
+        _record_forms(machinery)
         resumed = resume_run(machinery)
         synchronize_sampler(machinery)
-        at = resumed or Progressed()
+        at = resumed or ResumePoint()
         if resumed is None or resumed.forked:
-            _look_first(machinery, base, at.step)
+            _run_initial_evaluations(machinery, base, at.step)
         with stop.defer_exit():
             for number in range(at.phase, len(spec.phases)):
                 at = _train_phase(machinery, base, number, at, stop)
@@ -95,7 +95,7 @@ def run_experiment(
         run_probe(machinery, base, step=at.step, label="after")
 
 
-def _tell_forms(m: Machinery) -> None:
+def _record_forms(m: RunContext) -> None:
     """Records how this model is computed here: a slow form has a reason that can be read."""
     if m.recorder:
         level = "info" if m.learner.chosen.form.merges else "warning"
@@ -105,7 +105,7 @@ def _tell_forms(m: Machinery) -> None:
 
 
 def _build_critic(
-    spec: ExperimentSpec, policy: Policy, phases: Sequence[Parts], ranks: Ranks
+    spec: ExperimentSpec, policy: Policy, phases: Sequence[Recipe], ranks: Ranks
 ) -> Critic | None:
     """The critic, where some phase asks for values."""
     if spec.critic is None or not any(parts.wants_values for parts in phases):
@@ -116,25 +116,25 @@ def _build_critic(
 def _build_learner(
     spec: ExperimentSpec,
     policy: Policy,
-    phases: Sequence[Parts],
+    phases: Sequence[Recipe],
     ranks: Ranks,
     recorder: Recorder | None,
-) -> tuple[Learner, Reference | None]:
+) -> tuple[Learner, ReferencePolicy | None]:
     """The learner, and the reference policy where KL from it is used."""
     learned = adapt_policy(policy, spec.model, spec.seed)
     if not any(parts.wants_reference for parts in phases):
         return Learner(learned, spec.runner, spec.optimizer, ranks), None
-    learner, reference = with_reference(learned, spec.runner, spec.optimizer, ranks)
+    learner, reference = build_learner_with_reference(learned, spec.runner, spec.optimizer, ranks)
     if recorder:
         recorder.event("reference", f"KL is measured against {reference.description}")
     return learner, reference
 
 
 def _start_model(
-    spec: ExperimentSpec, parts: Parts, ranks: Ranks, progress: ProgressFile
+    spec: ExperimentSpec, parts: Recipe, ranks: Ranks, progress: ProgressFile
 ) -> Policy:
     """The model as training finds it; rank 0 makes the warm start and the others load it."""
-    progress.doing("model")
+    progress.show_activity("model")
     policy = build_policy(spec.model, spec.seed)
     if spec.probe is not None:
         require_texts(spec.probe, policy.dialogue)
@@ -145,26 +145,26 @@ def _start_model(
     cache = get_rlx_home() / "cache" / "warm_start"
     cache.mkdir(parents=True, exist_ok=True)
     if ranks.is_first:
-        warm_started(policy, spec, parts.task, cache, report_warm_start, parts.environment)
+        warm_start_policy(policy, spec, parts.task, cache, report_warm_start, parts.environment)
     ranks.barrier()
     if not ranks.is_first:
-        warm_started(policy, spec, parts.task, cache, report_warm_start, parts.environment)
+        warm_start_policy(policy, spec, parts.task, cache, report_warm_start, parts.environment)
     return policy
 
 
 def _train_phase(
-    m: Machinery, base: Parts, number: int, at: Progressed, stop: StopRequest
-) -> Progressed:
+    m: RunContext, base: Recipe, number: int, at: ResumePoint, stop: StopRequest
+) -> ResumePoint:
     """Trains one phase, or what is left of it; returns how far the run is after it."""
     phase = m.spec.phases[number]
-    parts = make_parts(m.spec.in_phase(phase))
+    parts = build_recipe(m.spec.resolve_phase_spec(phase))
     begun = at.done if at.phase == number else 0
     m.learner.begin_phase(parts.spec.optimizer, fresh=phase.fresh_optimizer and not begun)
     if m.recorder:
         m.recorder.phase(phase.name)
     step, cursor, learned = at.step, at.cursor, at.learned
-    carried = Carried.begin(parts.spec.credit, at.carried)
-    watch = Watch(parts.spec.rollout)
+    carried = ControllerState.begin(parts.spec.credit, at.carried)
+    watch = AlarmWatch(parts.spec.rollout)
     for done in range(begun, phase.steps):
         step += 1
         rate = learning_rate(parts.spec.optimizer, done, phase.steps)
@@ -180,23 +180,23 @@ def _train_phase(
             print(f"step {step}/{m.spec.steps}  {phase.name}  {note}", flush=True)
         watch.look(stepped.figures, m.recorder)
         _run_due_evaluations(m, base, step)
-        at = Progressed(step, cursor, learned, number, done + 1, carried)
+        at = ResumePoint(step, cursor, learned, number, done + 1, carried)
         stopping = any(m.ranks.gather(stop.asked))
         if stopping or is_checkpoint_due(m.spec, step):
             checkpoint_run(m, at)
         if stopping:
-            raise Stopped
+            raise RunStopped
     return at
 
 
-def _look_first(m: Machinery, base: Parts, step: int) -> None:
+def _run_initial_evaluations(m: RunContext, base: Recipe, step: int) -> None:
     """What is measured before anything is learned."""
     _evaluate_held_out(m, base, step=step, label="before")
     if m.spec.probe is not None and m.spec.probe.every:
         run_probe(m, base, step=step, label="before")
 
 
-def _run_due_evaluations(m: Machinery, base: Parts, step: int) -> None:
+def _run_due_evaluations(m: RunContext, base: Recipe, step: int) -> None:
     """What is measured between two steps, where it is time to."""
     if step == m.spec.steps:
         return
@@ -210,10 +210,10 @@ def _run_due_evaluations(m: Machinery, base: Parts, step: int) -> None:
         run_probe(m, base, step=step, label="step")
 
 
-def _evaluate_held_out(m: Machinery, parts: Parts, *, step: int, label: str) -> None:
+def _evaluate_held_out(m: RunContext, parts: Recipe, *, step: int, label: str) -> None:
     """Answers the held-out sets with the sampler's current weights, greedily too where asked."""
     spec, tasks = m.spec.evaluation, {"held_out": parts.task, **parts.variants}
-    plans = {"": answered_once(parts.plan)}
+    plans = {"": limit_to_one_answer(parts.plan)}
     if spec.greedy:
         plans[".greedy"] = parts.plan.copy_with_sampling(1, top_k=1)
     total, done = spec.problems * len(tasks) * len(plans), 0
@@ -226,7 +226,7 @@ def _evaluate_held_out(m: Machinery, parts: Parts, *, step: int, label: str) -> 
 
 
 def _evaluate_suite(
-    m: Machinery, parts: Parts, task: Task, plan: RolloutPlan, step: int, label: str, suite: str
+    m: RunContext, parts: Recipe, task: Task, plan: RolloutPlan, step: int, label: str, suite: str
 ) -> None:
     """One held-out set, answered in one way."""
     spec = m.spec.evaluation

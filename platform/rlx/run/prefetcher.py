@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from rlx.recipe import Parts
-from rlx.run.collect import Harvest, RolloutShare, collect_rollouts, first_share
+from rlx.recipe import Recipe
+from rlx.run.collect import RolloutShare, StepRollouts, collect_rollouts, sample_first_share
 from rlx.run.weight_sync import synchronize_sampler
 
 if TYPE_CHECKING:
-    from rlx.run.run_context import Machinery
+    from rlx.run.run_context import RunContext
 
-__all__ = ["Ahead"]
+__all__ = ["Prefetcher"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Growing:
+class _PendingShare:
     """A share that the thread is at, and what it is the first part of."""
 
     share: Future[RolloutShare]
-    parts: Parts
+    parts: Recipe
     cursor: int
     after: int
 
 
-class Ahead:
+class Prefetcher:
     """At most one step's rollouts, in flight or ready; a context manager.
 
     Args:
@@ -48,8 +48,8 @@ class Ahead:
         self._thread = ThreadPoolExecutor(
             1, thread_name_prefix="ahead", initializer=set_thread_device
         )
-        self._growing: _Growing | None = None
-        self._ready: Harvest | None = None
+        self._growing: _PendingShare | None = None
+        self._ready: StepRollouts | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -68,16 +68,16 @@ class Ahead:
         return self._growing is not None
 
     @property
-    def ready(self) -> Harvest | None:
+    def ready(self) -> StepRollouts | None:
         """Rollouts that nobody has taken yet; after `finish`, all that there are."""
         return self._ready
 
-    def begin(self, m: "Machinery", parts: Parts, cursor: int, after: int) -> None:
+    def begin(self, m: "RunContext", parts: Recipe, cursor: int, after: int) -> None:
         """Lets the thread sample with the sampler's present weights, which are those of `after`."""
-        share = self._thread.submit(first_share, m, parts, cursor)
-        self._growing = _Growing(share, parts, cursor, after)
+        share = self._thread.submit(sample_first_share, m, parts, cursor)
+        self._growing = _PendingShare(share, parts, cursor, after)
 
-    def finish(self, m: "Machinery") -> None:
+    def finish(self, m: "RunContext") -> None:
         """Waits for what is in flight and gives the sampler the weights that it was kept from.
 
         Every rank calls it. What the thread leaves to do, such as drawing again where there was no
@@ -86,17 +86,17 @@ class Ahead:
         growing = self._growing
         if growing is None:
             return
-        m.progress.doing("generation")
+        m.progress.show_activity("generation")
         share = growing.share.result()
         self._ready = collect_rollouts(m, growing.parts, growing.cursor, growing.after, share)
         self._growing = None
         synchronize_sampler(m)
 
-    def put(self, rollouts: Harvest) -> None:
+    def restore_rollouts(self, rollouts: StepRollouts) -> None:
         """Takes in what was in flight when a checkpoint was written."""
         self._ready = rollouts
 
-    def take(self, m: "Machinery") -> Harvest | None:
+    def take(self, m: "RunContext") -> StepRollouts | None:
         """The rollouts that were sampled ahead; None where there are none. Every rank calls it."""
         self.finish(m)
         taken, self._ready = self._ready, None

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.errors import SpecError
-from rlx.evaluation.held_out import answered_once
+from rlx.evaluation.held_out import limit_to_one_answer
 from rlx.model import Policy
-from rlx.probe import ProbeContext, Probed, probe_model
+from rlx.probe import ProbeContext, ProbeResult, probe_model
 from rlx.probe.questions import ProbeDialogue
 from rlx.probe.records import RecordedProbe, settings_of
 from rlx.probe.statistics import GRID, compute_scheme_figures
-from rlx.recipe import Parts
+from rlx.recipe import Recipe
 from rlx.record.probes import probe_table
 from rlx.record.recorder import Recorder
 from rlx.reward import RewardPool
@@ -24,11 +24,13 @@ from rlx.spec import ProbeSpec
 
 if TYPE_CHECKING:  # a probe needs no learner
     from rlx.learner import Ranks
-    from rlx.run.run_context import Machinery
+
+if TYPE_CHECKING:
+    from rlx.run.run_context import RunContext
 
 __all__ = [
+    "build_probe_context",
     "build_probe_records",
-    "means_of",
     "merge_probe_shares",
     "probe_problems",
     "record_probe_results",
@@ -37,12 +39,12 @@ __all__ = [
 ]
 
 
-def run_probe(m: "Machinery", parts: Parts, *, step: int, label: str) -> None:
+def run_probe(m: "RunContext", parts: Recipe, *, step: int, label: str) -> None:
     """Probes the sampler's current weights and records what is found."""
     spec = m.spec.probe
     if spec is None:
         return
-    means = means_of(parts, m.policy, m.sampler, m.pool)
+    means = build_probe_context(parts, m.policy, m.sampler, m.pool)
     found = probe_problems(spec, means, m.spec.seed, m.ranks, m.progress.show)
     if m.recorder is None:
         return
@@ -57,10 +59,12 @@ def run_probe(m: "Machinery", parts: Parts, *, step: int, label: str) -> None:
         print(f"step {step}/{m.spec.steps}  probe {one.suite}  mc_p_correct {shown}", flush=True)
 
 
-def means_of(parts: Parts, policy: Policy, sampler: Sampler, pool: RewardPool) -> ProbeContext:
+def build_probe_context(
+    parts: Recipe, policy: Policy, sampler: Sampler, pool: RewardPool
+) -> ProbeContext:
     """What a probe of an experiment works with: the parts that training uses."""
     return ProbeContext(
-        plan=answered_once(parts.plan),
+        plan=limit_to_one_answer(parts.plan),
         sampler=sampler,
         speech=policy.dialogue,
         task=parts.task,
@@ -97,7 +101,7 @@ def probe_problems(
     seed: int,
     ranks: "Ranks | None",
     show: Callable[[Progress], None],
-) -> Probed:
+) -> ProbeResult:
     """Probes the first held-out problems, each rank its share of them.
 
     Raises:
@@ -119,7 +123,7 @@ def probe_problems(
     return merge_probe_shares(ranks.gather(share) if ranks else [share])
 
 
-def merge_probe_shares(shares: Sequence[Probed]) -> Probed:
+def merge_probe_shares(shares: Sequence[ProbeResult]) -> ProbeResult:
     """What ranks found, in the order of the problems: rank r has every count-th from r on."""
     count = len(shares)
     total = sum(len(share.answered) for share in shares)
@@ -130,23 +134,23 @@ def merge_probe_shares(shares: Sequence[Probed]) -> Probed:
         for sample in share.samples
     ]
     samples.sort(key=lambda sample: sample.answered)
-    return Probed(answered, tuple(samples), sum(share.unprobed for share in shares))
+    return ProbeResult(answered, tuple(samples), sum(share.unprobed for share in shares))
 
 
 def build_probe_records(
-    found: Probed, spec: ProbeSpec, seed: int, step: int
+    found: ProbeResult, spec: ProbeSpec, seed: int, step: int
 ) -> list[RecordedProbe]:
     """The figures of every scheme that was sampled."""
     said = {scheme: compute_scheme_figures(found, scheme, seed) for scheme in spec.schemes}
     return [
-        RecordedProbe.of(scheme, step, settings_of(spec, scheme, seed), one, found)
+        RecordedProbe.from_figures(scheme, step, settings_of(spec, scheme, seed), one, found)
         for scheme, one in said.items()
         if one is not None
     ]
 
 
 def record_probe_results(
-    recorder: Recorder, told: Sequence[RecordedProbe], found: Probed, label: str, path: Path
+    recorder: Recorder, told: Sequence[RecordedProbe], found: ProbeResult, label: str, path: Path
 ) -> None:
     """Records schemes of one probe: samples, figures, and the curves as metrics.
 

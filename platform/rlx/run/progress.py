@@ -43,7 +43,7 @@ class ProgressFile:
         self._at, self._shown = now, progress
         self._write()
 
-    def doing(self, what: str) -> None:
+    def show_activity(self, what: str) -> None:
         """Shows what is being done within the stage, at once."""
         self._shown = replace(self._shown, doing=what)
         self._write()

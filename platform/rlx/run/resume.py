@@ -10,22 +10,22 @@ from rlx.checkpoint.store import (
     RunState,
     convert_checkpoint,
     find_newest_checkpoint,
-    in_flight,
     load_checkpoint,
+    read_in_flight_bytes,
     read_state,
     write_checkpoint,
 )
 from rlx.errors import RlxError
-from rlx.run.collect import Harvest
-from rlx.run.controller_state import Carried
-from rlx.run.run_context import Machinery
+from rlx.run.collect import StepRollouts
+from rlx.run.controller_state import ControllerState
+from rlx.run.run_context import RunContext
 from rlx.spec import ExperimentSpec
 
-__all__ = ["Progressed", "checkpoint_run", "is_checkpoint_due", "resume_run"]
+__all__ = ["ResumePoint", "checkpoint_run", "is_checkpoint_due", "resume_run"]
 
 
 @dataclass(frozen=True, slots=True)
-class Progressed:
+class ResumePoint:
     """How far a run is.
 
     Attributes:
@@ -43,7 +43,7 @@ class Progressed:
     learned: int = 0
     phase: int = 0
     done: int = 0
-    carried: Carried | None = None
+    carried: ControllerState | None = None
     forked: bool = False
 
 
@@ -53,12 +53,12 @@ def is_checkpoint_due(spec: ExperimentSpec, step: int) -> bool:
     return every > 0 and (step % every == 0 or step == spec.steps)
 
 
-def checkpoint_run(m: Machinery, at: Progressed) -> None:
+def checkpoint_run(m: RunContext, at: ResumePoint) -> None:
     """Writes a checkpoint and records it."""
     if at.carried is None:
         raise ValueError("nothing has been trained yet")
     m.ahead.finish(m)
-    m.progress.doing("checkpoint")
+    m.progress.show_activity("checkpoint")
     began = time.perf_counter()
     state = RunState(
         step=at.step,
@@ -84,7 +84,7 @@ def checkpoint_run(m: Machinery, at: Progressed) -> None:
         m.recorder.record_durations(at.step, {"perf/checkpoint_s": time.perf_counter() - began})
 
 
-def resume_run(m: Machinery) -> Progressed | None:
+def resume_run(m: RunContext) -> ResumePoint | None:
     """Loads the newest sound checkpoint, else that of the run that this one goes on from.
 
     Every rank calls it.
@@ -103,25 +103,27 @@ def resume_run(m: Machinery) -> Progressed | None:
     if not forked and state.digest != m.spec.digest:
         raise RlxError(f"checkpoint {found.name} is of another experiment, {state.digest}")
     runner = m.spec.runner
-    if refused := state.refuses(runner):
+    if refused := state.find_load_conflict(runner):
         raise RlxError(f"checkpoint {found.name} cannot be loaded: runner.{' '.join(refused)}")
-    otherwise, source = state.is_spread_otherwise(m.ranks.count, runner), found
+    otherwise, source = state.needs_conversion(m.ranks.count, runner), found
     if otherwise and m.ranks.is_first:
-        m.progress.doing("conversion of the checkpoint")
+        m.progress.show_activity("conversion of the checkpoint")
         source = convert_checkpoint(found, m.folder.checkpoints)
     source, *_ = m.ranks.gather(source)
     load_checkpoint(source, m.learner, m.critic, universal=otherwise)
-    ahead = None if forked else in_flight(found)  # another experiment's rollouts are not ours
+    ahead = (
+        None if forked else read_in_flight_bytes(found)
+    )  # another experiment's rollouts are not ours
     if ahead is not None:
-        m.ahead.put(_unpickle_rollouts(ahead))
+        m.ahead.restore_rollouts(_unpickle_rollouts(ahead))
     _record_resumption(m, state, forked=forked, otherwise=otherwise)
     number, done = m.spec.place(state.step) if forked else (state.phase, state.done)
-    credit = m.spec.in_phase(m.spec.phases[number]).credit
-    carried = Carried.resume(credit, state.beta, state.states, state.critic)
-    return Progressed(state.step, state.cursor, state.learned, number, done, carried, forked)
+    credit = m.spec.resolve_phase_spec(m.spec.phases[number]).credit
+    carried = ControllerState.resume(credit, state.beta, state.states, state.critic)
+    return ResumePoint(state.step, state.cursor, state.learned, number, done, carried, forked)
 
 
-def _find_resume_checkpoint(m: Machinery) -> Path | None:
+def _find_resume_checkpoint(m: RunContext) -> Path | None:
     """The checkpoint to go on from; rank 0 calls it."""
 
     def report_refusal(what: str) -> None:
@@ -129,7 +131,7 @@ def _find_resume_checkpoint(m: Machinery) -> Path | None:
             m.recorder.event("checkpoint_refused", what, level="warning")
             print(what, flush=True)
 
-    recorded = m.recorder.checkpoints() if m.recorder else {}
+    recorded = m.recorder.list_checkpoint_digests() if m.recorder else {}
     found = find_newest_checkpoint(m.folder.checkpoints, recorded, report_refusal)
     if found is None and m.spec.from_checkpoint is not None:
         found = find_newest_checkpoint(m.folder.origin, {}, report_refusal)
@@ -141,7 +143,7 @@ def _find_resume_checkpoint(m: Machinery) -> Path | None:
     return found
 
 
-def _unpickle_rollouts(kept: bytes) -> Harvest:
+def _unpickle_rollouts(kept: bytes) -> StepRollouts:
     """Rollouts in flight, as `keep` wrote them.
 
     Raises:
@@ -154,12 +156,12 @@ def _unpickle_rollouts(kept: bytes) -> Harvest:
             f"the rollouts in flight were written by another version of rlx ({error}): go on with "
             "that one, or fork the run with --from-checkpoint, which samples them again"
         ) from error
-    if not isinstance(found, Harvest):
+    if not isinstance(found, StepRollouts):
         raise CheckpointError("what is kept as rollouts in flight is something else")
     return found
 
 
-def _record_resumption(m: Machinery, state: RunState, *, forked: bool, otherwise: bool) -> None:
+def _record_resumption(m: RunContext, state: RunState, *, forked: bool, otherwise: bool) -> None:
     if m.recorder is None:
         return
     kind, told = "resumed", f"goes on after step {state.step}"

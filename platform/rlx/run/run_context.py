@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from rlx.home import RunFolder
 from rlx.learner import Critic, Learner, Ranks
-from rlx.learner.reference import Reference
+from rlx.learner.reference import ReferencePolicy
 from rlx.model import Policy
 from rlx.record.recorder import Recorder
 from rlx.reward import RewardPool
@@ -14,13 +14,13 @@ from rlx.sampler import SamplingEngine
 from rlx.spec import ExperimentSpec
 
 if TYPE_CHECKING:
-    from rlx.run.prefetcher import Ahead
+    from rlx.run.prefetcher import Prefetcher
 
-__all__ = ["Machinery"]
+__all__ = ["RunContext"]
 
 
 @dataclass(frozen=True, slots=True)
-class Machinery:
+class RunContext:
     """What lives as long as the run does.
 
     Attributes:
@@ -37,8 +37,8 @@ class Machinery:
     sampler: SamplingEngine
     learner: Learner
     critic: Critic | None
-    reference: Reference | None
+    reference: ReferencePolicy | None
     pool: RewardPool
     recorder: Recorder | None
     progress: ProgressFile
-    ahead: "Ahead"
+    ahead: "Prefetcher"

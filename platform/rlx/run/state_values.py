@@ -7,17 +7,17 @@ from torch import Tensor
 
 from rlx.batch import TokenBatch
 from rlx.probe import ProbeContext
-from rlx.probe.values import StateValues, response_of, state_values
-from rlx.recipe import Parts
+from rlx.probe.values import StateValues, build_probe_response, state_values
+from rlx.recipe import Recipe
 from rlx.rollout import RolloutTree
-from rlx.run.run_context import Machinery
+from rlx.run.run_context import RunContext
 from rlx.seeding import derive_seed
 
 __all__ = ["mc_streams"]
 
 
 def mc_streams(
-    m: Machinery, parts: Parts, batch: TokenBatch, trees: Sequence[RolloutTree], cursor: int
+    m: RunContext, parts: Recipe, batch: TokenBatch, trees: Sequence[RolloutTree], cursor: int
 ) -> tuple[Tensor, Tensor]:
     """`[B, T]` step of each own token, and `[B, S + 1]` values at the borders of steps.
 
@@ -37,7 +37,9 @@ def mc_streams(
     )
     rows = list(enumerate(batch.rows))[m.ranks.rank :: m.ranks.count]
     given = [
-        response_of(trees[row.tree], row.segment, means, derive_seed(m.spec.seed, "mc", cursor, b))
+        build_probe_response(
+            trees[row.tree], row.segment, means, derive_seed(m.spec.seed, "mc", cursor, b)
+        )
         for b, row in rows
     ]
     mine = state_values(given, means, spec.cut, spec.samples) if given else []

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from rlx.evaluation.held_out import alike_share, collect_stated_confidences, find_correctness_reward
+from rlx.evaluation.held_out import (
+    collect_stated_confidences,
+    compute_identical_share,
+    find_correctness_reward,
+)
 from rlx.kl import mean_kl
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree
@@ -96,7 +100,7 @@ def _compute_reward_figures(trees: Sequence[RolloutTree], table: RewardTable) ->
             if entry.raw is not None:
                 raw.setdefault(entry.name, []).append(entry.raw)
     for t, s in table.turns:
-        total = table.total((t, s))
+        total = table.get_turn_total((t, s))
         if total is not None:
             totals.setdefault(trees[t].segments[s].kind, []).append(total)
     figures = {}
@@ -159,7 +163,7 @@ def _compute_calibration_figures(
         label = find_correctness_reward(table, trees[place[0]], place, correct)
         if label is not None:
             pairs += [(label, c) for c in group if not np.isnan(c)]
-    alike = alike_share(stated)
+    alike = compute_identical_share(stated)
     if not pairs:
         return {}
     labels, stated_all = (np.array(column) for column in zip(*pairs, strict=True))

@@ -5,10 +5,10 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["StopRequest", "Stopped"]
+__all__ = ["RunStopped", "StopRequest"]
 
 
-class Stopped(Exception):
+class RunStopped(Exception):
     """The run has been stopped, and what it needs to go on is written down."""
 
 
@@ -21,9 +21,9 @@ class StopRequest:
     def __init__(self) -> None:
         self._honoured = False
         self.asked = False
-        signal.signal(signal.SIGTERM, self._hear)
+        signal.signal(signal.SIGTERM, self._handle_signal)
 
-    def _hear(self, *_: object) -> None:
+    def _handle_signal(self, *_: object) -> None:
         self.asked = True
         if not self._honoured:
             os._exit(128 + signal.SIGTERM)

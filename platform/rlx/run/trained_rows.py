@@ -9,9 +9,9 @@ from rlx.batch import TokenBatch
 from rlx.record.rollouts import TrainedRows
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree
-from rlx.step import RowRewards, Streams, TrainBatch
+from rlx.step import RowRewards, TokenStreams, TrainBatch
 
-__all__ = ["of_states", "of_tokens", "row_rewards", "trained_rows"]
+__all__ = ["collect_state_values", "row_rewards", "spread_step_values", "trained_rows"]
 
 
 def row_rewards(batch: TokenBatch, trees: Sequence[RolloutTree], table: RewardTable) -> RowRewards:
@@ -20,22 +20,22 @@ def row_rewards(batch: TokenBatch, trees: Sequence[RolloutTree], table: RewardTa
     turns, present = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
     whole = torch.zeros(shape[0])
     for b, row in enumerate(batch.rows):
-        whole[b] = table.overall((row.tree, row.segment)) or 0.0
+        whole[b] = table.get_rollout_total((row.tree, row.segment)) or 0.0
         for segment in row.turns:
-            total = table.total((row.tree, segment))
+            total = table.get_turn_total((row.tree, segment))
             if total is not None:
                 at = trees[row.tree].segments[segment].turn - 1
                 turns[b, at], present[b, at] = total, True
     return RowRewards(turn_rewards=turns, turn_present=present, global_rewards=whole)
 
 
-def of_tokens(step_ids: Tensor, values: Tensor) -> Tensor:
+def spread_step_values(step_ids: Tensor, values: Tensor) -> Tensor:
     """`[B, T]` value of the state that each token's step begins in, 0 where it has no step."""
     known = step_ids >= 0
     return torch.where(known, values.gather(1, step_ids.clamp(min=0)), 0.0)
 
 
-def of_states(step_ids: Tensor, per_token: Tensor) -> Tensor:
+def collect_state_values(step_ids: Tensor, per_token: Tensor) -> Tensor:
     """`[B, S + 1]` again from `of_tokens`: a step has tokens, and the last state is worth 0."""
     steps = int(step_ids.max()) + 1
     nowhere = torch.where(step_ids < 0, steps + 1, step_ids)
@@ -71,7 +71,7 @@ def trained_rows(train: TrainBatch) -> TrainedRows:
     )
 
 
-def _token_values(streams: Streams) -> Tensor | None:
+def _token_values(streams: TokenStreams) -> Tensor | None:
     if streams.step_ids is None or streams.mc_values is None:
         return None
-    return of_tokens(streams.step_ids, streams.mc_values)
+    return spread_step_values(streams.step_ids, streams.mc_values)

@@ -8,29 +8,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlx.batch import TokenBatch, build_token_batch, rows_of
-from rlx.credit.returns import between_ends
+from rlx.batch import TokenBatch, build_token_batch, list_batch_rows
+from rlx.credit.returns import fill_between_ends
 from rlx.errors import SpecError
 from rlx.learner import CriticStats, UpdateStats, critic_rate
-from rlx.recipe import Parts
+from rlx.recipe import Recipe
 from rlx.record.rollouts import Role
 from rlx.reward import RewardTable
-from rlx.rollout import RolloutTree, is_fault, pieces_of
-from rlx.run.collect import Harvest, collect_rollouts
-from rlx.run.controller_state import Carried
+from rlx.rollout import RolloutTree, build_piece_splitter, is_fault_segment
+from rlx.run.collect import StepRollouts, collect_rollouts
+from rlx.run.controller_state import ControllerState
 from rlx.run.off_policy import off_policy_figures
-from rlx.run.run_context import Machinery
+from rlx.run.run_context import RunContext
 from rlx.run.state_values import mc_streams
 from rlx.run.step_metrics import step_figures
 from rlx.run.trained_rows import row_rewards, trained_rows
-from rlx.run.weight_sync import synchronised_figures, synchronize_sampler
-from rlx.step import Streams, TrainBatch, assign_credit
+from rlx.run.weight_sync import compute_sync_figures, synchronize_sampler
+from rlx.step import TokenStreams, TrainBatch, assign_credit
 
-__all__ = ["Stepped", "train_step"]
+__all__ = ["StepOutcome", "train_step"]
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
+class StepOutcome:
     """What came of a step.
 
     Attributes:
@@ -41,7 +41,7 @@ class Stepped:
 
     figures: dict[str, float]
     drawn: int
-    carried: Carried
+    carried: ControllerState
 
     def select_progress_figures(self, correct: str) -> dict[str, float]:
         """Those to show while the run goes on."""
@@ -50,16 +50,16 @@ class Stepped:
 
 
 def train_step(
-    m: Machinery,
-    parts: Parts,
+    m: RunContext,
+    parts: Recipe,
     phase: str,
     step: int,
     cursor: int,
     rate: float,
-    carried: Carried,
+    carried: ControllerState,
     *,
     more: bool,
-) -> Stepped:
+) -> StepOutcome:
     """Samples, scores, gives credit, learns, and records.
 
     Args:
@@ -73,10 +73,10 @@ def train_step(
     crop = m.ahead.take(m) or collect_rollouts(m, parts, cursor, step - 1)
     sampled = time.perf_counter()
     out = crop.find_untrained_rows()
-    if len(out) == len(rows_of(crop.trees)):
-        _tell_skipped(m, step, crop)
-        return Stepped({}, crop.drawn, carried)
-    m.progress.doing("update")
+    if len(out) == len(list_batch_rows(crop.trees)):
+        _record_skipped_step(m, step, crop)
+        return StepOutcome({}, crop.drawn, carried)
+    m.progress.show_activity("update")
     batch = build_token_batch(crop.trees, temperatures=parts.temperatures, without=out)
     states = mc_streams(m, parts, batch, crop.trees, cursor) if parts.wants_mc else None
     if more and parts.spec.rollout.off_policy_steps:  # from here on this step samples no more
@@ -104,18 +104,18 @@ def train_step(
     figures = _compute_step_figures(m, parts, step, crop, train, updates, critic, seconds)
     _record_training_step(m, phase, step, figures, crop, train, parts)
     carried = carried.after(train, parts.spec, with_critic=critic is not None)
-    return Stepped(figures, crop.drawn, carried)
+    return StepOutcome(figures, crop.drawn, carried)
 
 
 def _build_streams(
-    m: Machinery,
-    parts: Parts,
+    m: RunContext,
+    parts: Recipe,
     batch: TokenBatch,
     mask: Tensor,
-    crop: Harvest,
-    carried: Carried,
+    crop: StepRollouts,
+    carried: ControllerState,
     states: tuple[Tensor, Tensor] | None,
-) -> Streams:
+) -> TokenStreams:
     """What models say of the tokens that learn, each computed only where something asks for it."""
     old = batch.behaviour_logprobs
     if parts.spec.loss.old_logprobs == "learner":
@@ -134,11 +134,11 @@ def _build_streams(
         ]
         greedy = torch.tensor(rewards)
     steps, values = states or (None, None)
-    return Streams(
+    return TokenStreams(
         old_logprobs=old,
         reference_logprobs=reference.logprobs(batch, mask) if reference else None,
         # Also between two learning tokens, where the literal recursion reads them.
-        values=m.critic.values(batch, between_ends(mask))
+        values=m.critic.values(batch, fill_between_ends(mask))
         if m.critic and parts.wants_values
         else None,
         greedy_scores=greedy,
@@ -157,11 +157,11 @@ def _list_tree_ids(batch: TokenBatch) -> list[int]:
 def _greedy_score(trees: Sequence[RolloutTree], table: RewardTable, tree: int) -> float:
     """Structured score of the greedy answer to a tree's prompt."""
     place = (tree, trees[tree].policy_segments[0])
-    return (table.total(place) or 0.0) + (table.overall(place) or 0.0)
+    return (table.get_turn_total(place) or 0.0) + (table.get_rollout_total(place) or 0.0)
 
 
 def _update_models(
-    m: Machinery, parts: Parts, train: TrainBatch, asked: int, rate: float
+    m: RunContext, parts: Recipe, train: TrainBatch, asked: int, rate: float
 ) -> tuple[list[UpdateStats], CriticStats | None]:
     """Lets the critic learn, then the policy once the critic's lead is over.
 
@@ -186,10 +186,10 @@ def _update_models(
 
 
 def _compute_step_figures(
-    m: Machinery,
-    parts: Parts,
+    m: RunContext,
+    parts: Recipe,
     step: int,
-    crop: Harvest,
+    crop: StepRollouts,
     train: TrainBatch,
     updates: Sequence[UpdateStats],
     critic: CriticStats | None,
@@ -201,19 +201,19 @@ def _compute_step_figures(
     return {
         **step_figures(crop.trees, crop.table, train, last, critic, seconds, correct, turns),
         "rollout/filtered": float(len(crop.filtered)),
-        **synchronised_figures(m.sampler),
+        **compute_sync_figures(m.sampler),
         **off_policy_figures(
             train, parts.spec.loss, first, step - 1 - crop.sampled_after, m.learner.logprobs
         ),
     }
 
 
-def _tell_skipped(m: Machinery, step: int, crop: Harvest) -> None:
+def _record_skipped_step(m: RunContext, step: int, crop: StepRollouts) -> None:
     table = crop.table
     entries = (e for es in (*table.turns.values(), *table.rollouts.values()) for e in es.values())
     scorers = (e.reason for e in entries if e.status == "absent" and e.reason)
     why = next((f"; the first scorer said: {reason}" for reason in scorers), "")
-    for fault in (s.info["fault"] for t in crop.trees for s in t.segments if is_fault(s)):
+    for fault in (s.info["fault"] for t in crop.trees for s in t.segments if is_fault_segment(s)):
         why = f"; the environment failed: {fault}"
         break
     told = f"step {step} learned nothing: no rollout could be scored{why}"
@@ -223,17 +223,17 @@ def _tell_skipped(m: Machinery, step: int, crop: Harvest) -> None:
 
 
 def _record_training_step(
-    m: Machinery,
+    m: RunContext,
     phase: str,
     step: int,
     figures: dict[str, float],
-    crop: Harvest,
+    crop: StepRollouts,
     train: TrainBatch,
-    parts: Parts,
+    parts: Recipe,
 ) -> None:
     if m.recorder is None:
         return
-    m.progress.doing("commit")
+    m.progress.show_activity("commit")
     began = time.perf_counter()
     trees, table = crop.trees, crop.table
     roles: list[Role] = ["filtered" if t in crop.filtered else "trained" for t in range(len(trees))]
@@ -251,13 +251,13 @@ def _record_training_step(
         _build_step_statistics(train, phase, parts, crop.sampled_after),
         m.folder.rollouts(step),
         roles,
-        pieces=pieces_of(m.policy.dialogue),
+        pieces=build_piece_splitter(m.policy.dialogue),
     )
     m.recorder.record_durations(step, {"perf/record_s": time.perf_counter() - began})
 
 
 def _build_step_statistics(
-    train: TrainBatch, phase: str, parts: Parts, sampled_after: int
+    train: TrainBatch, phase: str, parts: Recipe, sampled_after: int
 ) -> dict[str, Any]:
     """What else is needed to compute the step's credit again."""
     return {

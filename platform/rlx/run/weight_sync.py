@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from rlx.batch import build_token_batch
 from rlx.errors import RlxError
 from rlx.plugin import Problem
-from rlx.rollout import NO_PARENT, Completion, Request, RolloutTree, Segment
-from rlx.run.run_context import Machinery
+from rlx.rollout import NO_PARENT, Completion, CompletionRequest, RolloutTree, Segment
+from rlx.run.run_context import RunContext
 from rlx.sampler import SamplingEngine, VllmSampler
 from rlx.seeding import derive_seed
 from rlx.spec import TurnSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
 
-__all__ = ["synchronised_figures", "synchronize_sampler"]
+__all__ = ["compute_sync_figures", "synchronize_sampler"]
 
 PROMPTS = 4
 LENGTH = 72
@@ -30,7 +30,7 @@ SEEDS = ((0, 1), (2, 3))
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 
 
-def synchronize_sampler(m: Machinery) -> None:
+def synchronize_sampler(m: RunContext) -> None:
     """Gives the sampler the learner's weights; every rank calls it.
 
     Raises:
@@ -40,7 +40,7 @@ def synchronize_sampler(m: Machinery) -> None:
     if not isinstance(spec, VllmSpec) or not isinstance(m.sampler, VllmSampler):
         m.sampler.load(m.learner.weights())
         return
-    prompts = _build_check_prompts(m, m.sampler.longest)
+    prompts = _build_check_prompts(m, m.sampler.context_length)
     _sample_completions(
         m.sampler, prompts, SEEDS[:1]
     )  # what is kept of them now would be found afterwards
@@ -62,7 +62,7 @@ def synchronize_sampler(m: Machinery) -> None:
         )
 
 
-def synchronised_figures(sampler: SamplingEngine) -> dict[str, float]:
+def compute_sync_figures(sampler: SamplingEngine) -> dict[str, float]:
     """What there is to record of the last synchronisation, and of the sampler's process."""
     if not isinstance(sampler, VllmSampler):
         return {}
@@ -72,7 +72,7 @@ def synchronised_figures(sampler: SamplingEngine) -> dict[str, float]:
 _Said = tuple[tuple[int, ...], Completion]
 
 
-def _build_check_prompts(m: Machinery, longest: int) -> list[tuple[int, ...]]:
+def _build_check_prompts(m: RunContext, longest: int) -> list[tuple[int, ...]]:
     """Always the same tokens, of which none ends a turn."""
     vocabulary = sorted({*range(len(m.policy.tokenizer))} - {*m.policy.end_ids})
     source = random.Random(derive_seed(0, "synchronising"))
@@ -92,13 +92,13 @@ def _sample_completions(
     said: list[_Said] = []
     with sampler.session() as session:
         for seeds in rounds:
-            requests = [Request(prompt, None, seeds) for prompt in prompts]
+            requests = [CompletionRequest(prompt, None, seeds) for prompt in prompts]
             groups = session.generate(requests, SAID)
             said += [(p, c) for p, group in zip(prompts, groups, strict=True) for c in group]
     return said
 
 
-def _compute_drift(m: Machinery, said: Sequence[_Said]) -> float:
+def _compute_drift(m: RunContext, said: Sequence[_Said]) -> float:
     """The largest difference between log-probabilities of the sampler and the learner, in nats."""
     batch = build_token_batch(
         [_build_completion_tree(prompt, completion) for prompt, completion in said]

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-__all__ = ["OwnForward", "OwnRows"]
+__all__ = ["TransformersDecoder", "TransformersRows"]
 
 
 class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
@@ -17,7 +17,7 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
     def __init__(self, keys: Tensor, values: Tensor, room: int) -> None:
         super().__init__()
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
-        self._room = _with_room(keys, room), _with_room(values, room)
+        self._room = _allocate_room(keys, room), _allocate_room(values, room)
         self.keys, self.values = keys, values
 
     def update(
@@ -25,21 +25,21 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         start, stop = self.keys.shape[2], self.keys.shape[2] + key_states.shape[2]
         if stop > self._room[0].shape[2]:
-            self._room = _with_room(self.keys, stop), _with_room(self.values, stop)
+            self._room = _allocate_room(self.keys, stop), _allocate_room(self.values, stop)
         for buffer, new in zip(self._room, (key_states, value_states), strict=True):
             buffer[:, :, start:stop] = new
         self.keys, self.values = (buffer[:, :, :stop] for buffer in self._room)
         return self.keys, self.values
 
 
-def _with_room(states: Tensor, room: int) -> Tensor:
+def _allocate_room(states: Tensor, room: int) -> Tensor:
     rows, heads, length, width = states.shape
     buffer = states.new_empty(rows, heads, length + room, width)
     buffer[:, :, :length] = states
     return buffer
 
 
-class OwnForward:
+class TransformersDecoder:
     """Any causal model of transformers.
 
     Args:
@@ -51,14 +51,14 @@ class OwnForward:
         self._model = model
         self.description = f"the model's own forward: {why}"
 
-    def start(self, rows: int) -> "OwnRows":
+    def start(self, rows: int) -> "TransformersRows":
         """See `rlx.sampler.rows.Decoder`."""
-        return OwnRows(
+        return TransformersRows(
             self._model, None, torch.zeros(rows, 0, dtype=torch.bool).to(self._model.device)
         )
 
 
-class OwnRows:
+class TransformersRows:
     """See `rlx.sampler.rows.DialogueRows`.
 
     Args:
@@ -134,10 +134,10 @@ class OwnRows:
             positions.append(position)
         parts = [source.select(rows, 0) for source, rows, _ in sources.values()]
         order = torch.tensor([p for _, _, positions in sources.values() for p in positions])
-        return cls._below(parts).select(order.argsort().tolist(), room)
+        return cls._stack_parts(parts).select(order.argsort().tolist(), room)
 
     @classmethod
-    def _below(cls, parts: Sequence[Self]) -> Self:
+    def _stack_parts(cls, parts: Sequence[Self]) -> Self:
         """Rows of all parts below one another; shorter ones are padded on the left."""
         length = max(part._is_token.shape[1] for part in parts)
         pads = [length - part._is_token.shape[1] for part in parts]

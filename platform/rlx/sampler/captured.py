@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlx.sampler.plain_decoder import PlainDecoder
 from rlx.sampler.shared_attention import StepAttention
-from rlx.sampler.shared_cache import AncestorLevel, Suffix
+from rlx.sampler.shared_cache import AncestorLevel, RowSuffixes
 
 __all__ = ["COLUMNS", "WARM_UP", "CapturedSteps"]
 
@@ -39,17 +39,19 @@ class CapturedSteps:
         self,
         decoder: PlainDecoder,
         levels: Sequence[tuple[AncestorLevel, list[int]]],
-        suffix: Suffix,
+        suffix: RowSuffixes,
         read: list[int],
     ) -> None:
         self.until = min(suffix.room, (suffix.longest // COLUMNS + 1) * COLUMNS)
         self._decoder = decoder
         self._attention = StepAttention(decoder, levels, suffix, read, self.until)
-        self._tokens = torch.zeros(len(read), dtype=torch.int64, device=decoder.like.device)
+        self._tokens = torch.zeros(
+            len(read), dtype=torch.int64, device=decoder.template_tensor.device
+        )
         self._warm_up = WARM_UP
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._logits = decoder.like.new_empty(0)
-        self._angles = decoder.like.new_empty(0)
+        self._logits = decoder.template_tensor.new_empty(0)
+        self._angles = decoder.template_tensor.new_empty(0)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Returns `[R, V]` logits behind `tokens` `[R]`, which hold until the next step."""

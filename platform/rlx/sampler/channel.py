@@ -39,7 +39,7 @@ class Channel:
         """Waits for bytes."""
         return self._end.recv_bytes()
 
-    def speaks(self, seconds: float) -> bool:
+    def wait_for_message(self, seconds: float) -> bool:
         """Waits until there is something to receive, or the other process is gone."""
         return self._end.poll(seconds)
 

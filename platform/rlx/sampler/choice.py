@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlx.sampler.cache import OwnForward
+from rlx.sampler.cache import TransformersDecoder
 from rlx.sampler.captured import WARM_UP
 from rlx.sampler.plain_decoder import PlainDecoder, unknown_part
 from rlx.sampler.rows import Decoder
@@ -33,7 +33,7 @@ def choose_decoder(model: PreTrainedModel) -> Callable[[], Decoder]:
         captures = model.device.type in CAPTURED
         not_captured = _find_decoder_fault(model, captures=True) if captures else None
         return lambda: SharingDecoder(PlainDecoder(model), captures, not_captured)
-    return lambda: OwnForward(model, f"it has {why}")
+    return lambda: TransformersDecoder(model, f"it has {why}")
 
 
 def _find_decoder_fault(model: PreTrainedModel, *, captures: bool) -> str | None:

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from rlx.spec import TurnSpec
 
-__all__ = ["logprobs_of", "sample_tokens", "sample_uniforms"]
+__all__ = ["compute_sampling_logprobs", "sample_tokens", "sample_uniforms"]
 
 
-def logprobs_of(logits: Tensor, sampling: TurnSpec) -> Tensor:
+def compute_sampling_logprobs(logits: Tensor, sampling: TurnSpec) -> Tensor:
     """Log-probabilities of the distribution that is sampled from.
 
     Temperature first, then the `top_k` largest, then the smallest set of tokens whose probability

@@ -4,17 +4,17 @@ import sys
 from collections.abc import Callable, Sequence
 
 from rlx.errors import SpecError
-from rlx.rollout import Request
+from rlx.rollout import CompletionRequest
 from rlx.spec import TurnSpec
 
-__all__ = ["Read", "completes_stop_string", "require_room"]
+__all__ = ["Read", "completes_stop_string", "require_context_room"]
 
 Read = Callable[[Sequence[int]], tuple[str, tuple[int, ...]]]
 """See `rlx.rollout.Dialogue.read`."""
 
 
-def require_room(
-    requests: Sequence[Request], sampling: TurnSpec, model: int, memory: int = sys.maxsize
+def require_context_room(
+    requests: Sequence[CompletionRequest], sampling: TurnSpec, model: int, memory: int = sys.maxsize
 ) -> None:
     """Sees that what is asked for fits.
 

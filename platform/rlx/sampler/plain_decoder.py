@@ -42,7 +42,7 @@ def unknown_part(model: PreTrainedModel) -> str | None:
     if (kind := getattr(model.model.rotary_emb, "rope_type", None)) not in FIXED_ROTATIONS:
         return f"a rotary embedding of type {kind}"
     for layer in model.model.layers:
-        if found := _odd_in_layer(layer):
+        if found := _find_odd_layer_part(layer):
             return found
     if not _is_rms_norm(model.model.norm) or not _are_plain([model.lm_head]):
         return "an unusual head"
@@ -53,7 +53,7 @@ def unknown_part(model: PreTrainedModel) -> str | None:
     return None if len(shapes) == 1 else "layers of several shapes"
 
 
-def _odd_in_layer(layer: Any) -> str | None:
+def _find_odd_layer_part(layer: Any) -> str | None:
     found = (
         _find_odd_submodule("layer", layer)
         or _find_odd_submodule("attention", layer.self_attn)
@@ -130,7 +130,7 @@ class PlainDecoder:
         self.angles: Tensor = self._embedding.new_empty(2, 0, 1, self.width)
 
     @property
-    def like(self) -> Tensor:
+    def template_tensor(self) -> Tensor:
         """A tensor of the type, and on the device, that is computed with."""
         return self._embedding
 
@@ -161,9 +161,9 @@ class PlainDecoder:
             if block.rotates:
                 qk = torch.addcmul(qk * cos, qk.roll(half, -1), sin)
             seen = attend(number, qk[:, : self.heads], qk[:, self.heads :], v)
-            x = block.out.added_to(x, seen)
+            x = block.out.add_to_residual(x, seen)
             gate, up = block.gate_up(_apply_rms_norm(x, block.before_mlp)).chunk(2, dim=-1)
-            x = block.down.added_to(x, block.act(gate) * up)
+            x = block.down.add_to_residual(x, block.act(gate) * up)
         return _apply_rms_norm(x, self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -213,7 +213,7 @@ class _Matrix:
     """Linear maps of one input, as one map to their outputs side by side."""
 
     def __init__(self, maps: Sequence[nn.Linear]) -> None:
-        self._weight = _side_by_side([m.weight for m in maps])
+        self._weight = _concatenate_weights([m.weight for m in maps])
         biases = [m.bias.detach() for m in maps if m.bias is not None]
         self._bias = torch.cat(biases) if biases else None
 
@@ -222,13 +222,13 @@ class _Matrix:
             return x @ self._weight
         return torch.addmm(self._bias, x, self._weight)
 
-    def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
+    def add_to_residual(self, residual: Tensor, x: Tensor) -> Tensor:
         """The residual and the mapped `x`, summed."""
         total = torch.addmm(residual, x, self._weight)
         return total if self._bias is None else total + self._bias
 
 
-def _side_by_side(weights: Sequence[Tensor]) -> Tensor:
+def _concatenate_weights(weights: Sequence[Tensor]) -> Tensor:
     """`[in, sum of outs]`, of which the weights, `[out, in]` each, are made views."""
     total = sum(len(w) for w in weights)
     first, at = weights[0], weights[0].storage_offset()

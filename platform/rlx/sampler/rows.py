@@ -5,7 +5,7 @@ from typing import Protocol, Self
 
 from torch import Tensor
 
-__all__ = ["Decoder", "DialogueRows", "KeptRows"]
+__all__ = ["CompletionRows", "Decoder", "DialogueRows"]
 
 
 class DialogueRows(Protocol):
@@ -54,7 +54,7 @@ class Decoder(Protocol):
         ...
 
 
-class KeptRows:
+class CompletionRows:
     """What is kept of completions, found again by the completion's number."""
 
     def __init__(self) -> None:

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlx.sampler.plain_decoder import PlainDecoder
-from rlx.sampler.shared_cache import AncestorLevel, Suffix
+from rlx.sampler.shared_cache import AncestorLevel, RowSuffixes
 
-__all__ = ["ReadAttention", "StepAttention"]
+__all__ = ["PrefillAttention", "StepAttention"]
 
 PRUNE_BELOW = 0.75
 """Ancestors without rows are left out of a step once fewer than this share still has some."""
@@ -31,7 +31,7 @@ class AncestorGroup:
             number = {place: n for n, place in enumerate(used)}
             at, count = [number[place] for place in at], len(used)
         self.length = keys.shape[-1]
-        self._keys, self._values = by_layer(keys), by_layer(values)
+        self._keys, self._values = split_by_layer(keys), split_by_layer(values)
         below = Counter(at)
         self._most = max(below.values())
         self._count = count
@@ -62,16 +62,18 @@ class AncestorGroup:
         return made if self._slots is None else made.index_select(1, self._slots)
 
 
-class Seen:
+class SharedContext:
     """What rows attend to: ancestors of every level, and their own suffixes.
 
     Attributes:
         shared: columns of ancestors.
     """
 
-    def __init__(self, levels: Sequence[tuple[AncestorLevel, list[int]]], suffix: Suffix) -> None:
+    def __init__(
+        self, levels: Sequence[tuple[AncestorLevel, list[int]]], suffix: RowSuffixes
+    ) -> None:
         self._groups = [AncestorGroup(level, at) for level, at in levels]
-        self._keys, self._values = by_layer(suffix.keys), by_layer(suffix.values)
+        self._keys, self._values = split_by_layer(suffix.keys), split_by_layer(suffix.values)
         self.shared = sum(group.length for group in self._groups)
 
     def attend(self, layer: int, q: Tensor, stop: int, bias: Tensor | None) -> Tensor:
@@ -106,12 +108,12 @@ SCORES = 1 << 23
 """Scores that reading on writes out at once; they are kept in a few copies."""
 
 
-def by_layer(kept: Tensor) -> tuple[Tensor, ...]:
+def split_by_layer(kept: Tensor) -> tuple[Tensor, ...]:
     """Keys or values of each layer, heads and rows together."""
     return kept.flatten(1, 2).unbind()
 
 
-class ReadAttention:
+class PrefillAttention:
     """Attention of many new tokens per row.
 
     Attributes:
@@ -123,10 +125,10 @@ class ReadAttention:
         self,
         decoder: PlainDecoder,
         levels: Sequence[tuple[AncestorLevel, list[int]]],
-        suffix: Suffix,
+        suffix: RowSuffixes,
         counts: list[int],
     ) -> None:
-        device = decoder.like.device
+        device = decoder.template_tensor.device
         self._decoder, self._suffix = decoder, suffix
         self._count, self._width = len(counts), max(counts)
         count = torch.tensor(counts, device=device)
@@ -141,7 +143,7 @@ class ReadAttention:
         self._is_first = not levels and not suffix.longest
         if self._is_first:
             return
-        self._seen, self._stop = Seen(levels, suffix), suffix.longest + self._width
+        self._seen, self._stop = SharedContext(levels, suffix), suffix.longest + self._width
         last = known[:, None] + torch.arange(self._width, device=device)
         own = torch.arange(self._stop, device=device) <= last[:, :, None]
         shared = [
@@ -183,7 +185,9 @@ class ReadAttention:
     def _build_attention_bias(self, columns: slice) -> Tensor:
         """`[R, columns · rep, shared + stop]` to add to products."""
         unseen = self._unseen[:, columns]
-        bias = self._decoder.like.new_zeros(unseen.shape).masked_fill_(unseen, -torch.inf)
+        bias = self._decoder.template_tensor.new_zeros(unseen.shape).masked_fill_(
+            unseen, -torch.inf
+        )
         return bias.repeat_interleave(self._decoder.heads // self._decoder.kv_heads, dim=1)
 
     def _later(self, layer: int, q: Tensor) -> Tensor:
@@ -216,13 +220,13 @@ class StepAttention:
         self,
         decoder: PlainDecoder,
         levels: Sequence[tuple[AncestorLevel, list[int]]],
-        suffix: Suffix,
+        suffix: RowSuffixes,
         read: list[int],
         until: int | None = None,
     ) -> None:
-        device = decoder.like.device
+        device = decoder.template_tensor.device
         self._decoder = decoder
-        self._seen = Seen(levels, suffix)
+        self._seen = SharedContext(levels, suffix)
         self._suffix = suffix
         self._grows = until is None
         self._stop = suffix.longest if until is None else until
@@ -239,7 +243,7 @@ class StepAttention:
         """`[R, shared + room]`: 0 where a row's own tokens are, -inf elsewhere."""
         if self._columns is None and not any(level.is_ragged for level, _ in levels):
             return None
-        like = self._decoder.like
+        like = self._decoder.template_tensor
         own = torch.tensor(self._suffix.lengths, device=like.device)
         room = torch.arange(self._suffix.room, device=like.device)
         # Columns that will be read together need no mask: each is written before it is read.

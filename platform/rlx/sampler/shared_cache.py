@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["AncestorLevel", "Suffix", "join_levels"]
+__all__ = ["AncestorLevel", "RowSuffixes", "join_levels"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +30,7 @@ class AncestorLevel:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Suffix:
+class RowSuffixes:
     """What each row has to itself: keys and values `[layers, kv_heads, R, room, width]`.
 
     `lengths` are tokens of each row. Columns behind the longest row's are not initialised.
@@ -55,10 +55,10 @@ class Suffix:
 
     @staticmethod
     def gather_rows(
-        places: Sequence[tuple["Suffix", int]], lengths: list[int], room: int
-    ) -> "Suffix":
+        places: Sequence[tuple["RowSuffixes", int]], lengths: list[int], room: int
+    ) -> "RowSuffixes":
         """Copies of single rows, cut to `lengths`, with room for as many more columns."""
-        sources: dict[int, tuple[Suffix, list[int], list[int]]] = {}
+        sources: dict[int, tuple[RowSuffixes, list[int], list[int]]] = {}
         for position, (suffix, row) in enumerate(places):
             _, rows, positions = sources.setdefault(id(suffix), (suffix, [], []))
             rows.append(row)
@@ -68,7 +68,7 @@ class Suffix:
         first, rows, _ = next(iter(sources.values()))
         if len(sources) == 1 and rows == list(range(len(first.lengths))) and not room:
             keys, values = (kept[:, :, :, :longest] for kept in (first.keys, first.values))
-            return Suffix(keys, values, lengths)
+            return RowSuffixes(keys, values, lengths)
         layers, heads, _, _, width = like.shape
         both = [like.new_empty(layers, heads, len(places), longest + room, width) for _ in range(2)]
         for suffix, rows, positions in sources.values():
@@ -78,7 +78,7 @@ class Suffix:
             for buffer, kept in zip(both, (suffix.keys, suffix.values), strict=True):
                 buffer[:, :, put, :taken] = kept[:, :, picked, :taken]
                 buffer[:, :, put, taken:longest] = 0
-        return Suffix(both[0], both[1], lengths)
+        return RowSuffixes(both[0], both[1], lengths)
 
 
 def join_levels(places: Sequence[tuple[AncestorLevel, int]]) -> tuple[AncestorLevel, list[int]]:

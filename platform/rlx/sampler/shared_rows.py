@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rlx.sampler.captured import CapturedSteps
 from rlx.sampler.plain_decoder import PlainDecoder
-from rlx.sampler.shared_attention import ReadAttention, StepAttention
-from rlx.sampler.shared_cache import AncestorLevel, Suffix, join_levels
+from rlx.sampler.shared_attention import PrefillAttention, StepAttention
+from rlx.sampler.shared_cache import AncestorLevel, RowSuffixes, join_levels
 
 __all__ = ["SharedRows", "SharingDecoder"]
 
@@ -38,8 +38,8 @@ class SharingDecoder:
     def start(self, rows: int) -> "SharedRows":
         """See `rlx.sampler.rows.Decoder`."""
         d = self._decoder
-        empty = d.like.new_empty(d.layers, d.kv_heads, rows, 0, d.width)
-        return SharedRows(d, [], Suffix(empty, empty, [0] * rows), captures=self._captures)
+        empty = d.template_tensor.new_empty(d.layers, d.kv_heads, rows, 0, d.width)
+        return SharedRows(d, [], RowSuffixes(empty, empty, [0] * rows), captures=self._captures)
 
 
 class SharedRows:
@@ -49,7 +49,7 @@ class SharedRows:
         self,
         decoder: PlainDecoder,
         levels: list[tuple[AncestorLevel, list[int]]],
-        suffix: Suffix,
+        suffix: RowSuffixes,
         *,
         captures: bool,
     ) -> None:
@@ -76,8 +76,8 @@ class SharedRows:
         self._make_room(width, room)
         suffix = self._suffix
         suffix.blank(suffix.longest + width)
-        attention = ReadAttention(self._decoder, self._levels, suffix, [len(f) for f in fresh])
-        device = self._decoder.like.device
+        attention = PrefillAttention(self._decoder, self._levels, suffix, [len(f) for f in fresh])
+        device = self._decoder.template_tensor.device
         before = torch.tensor(self._read, device=device)
         hidden = self._decoder.compute_hidden_states(
             torch.tensor([token for row in fresh for token in row], device=device),
@@ -87,7 +87,7 @@ class SharedRows:
         )
         ends = torch.tensor([len(f) for f in fresh], device=device).cumsum(0) - 1
         lengths = [n + len(f) for n, f in zip(suffix.lengths, fresh, strict=True)]
-        self._suffix = Suffix(suffix.keys, suffix.values, lengths)
+        self._suffix = RowSuffixes(suffix.keys, suffix.values, lengths)
         self._attention = self._captured = None
         return self._decoder.logits(hidden[ends])
 
@@ -96,7 +96,7 @@ class SharedRows:
         self._make_room(1, self._suffix.longest)
         logits = self._captured_step(tokens) if self._captures else self._plain_step(tokens)
         suffix = self._suffix
-        self._suffix = Suffix(suffix.keys, suffix.values, [n + 1 for n in suffix.lengths])
+        self._suffix = RowSuffixes(suffix.keys, suffix.values, [n + 1 for n in suffix.lengths])
         return logits
 
     def _plain_step(self, tokens: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ class SharedRows:
         suffix = self._suffix
         if suffix.room < suffix.longest + needed:
             everything = [(suffix, row) for row in range(len(self))]
-            self._suffix = Suffix.gather_rows(everything, suffix.lengths, needed + more)
+            self._suffix = RowSuffixes.gather_rows(everything, suffix.lengths, needed + more)
             self._attention = self._captured = None
 
     def fork(self, copies: Sequence[int], room: int) -> Self:
@@ -134,7 +134,7 @@ class SharedRows:
         layers, heads, _, _, width = suffix.keys.shape
         shape = layers, heads, len(copies), room, width
         keys, values = (suffix.keys.new_empty(shape) for _ in range(2))
-        new = Suffix(keys, values, [0] * len(copies))
+        new = RowSuffixes(keys, values, [0] * len(copies))
         levels.append((level, list(copies)))
         return type(self)(self._decoder, levels, new, captures=self._captures)
 
@@ -146,7 +146,7 @@ class SharedRows:
         """See `Rows`."""
         suffix = self._suffix
         lengths = [suffix.lengths[r] - n for r, n in zip(rows, excess, strict=True)]
-        kept = Suffix.gather_rows([(suffix, row) for row in rows], lengths, 0)
+        kept = RowSuffixes.gather_rows([(suffix, row) for row in rows], lengths, 0)
         levels = [(level, [places[row] for row in rows]) for level, places in self._levels]
         return type(self)(self._decoder, levels, kept, captures=self._captures)
 
@@ -154,7 +154,9 @@ class SharedRows:
     def join_rows(cls, places: Sequence[tuple[Self, int]], room: int) -> Self:
         """See `Rows`."""
         lengths = [rows._suffix.lengths[row] for rows, row in places]
-        suffix = Suffix.gather_rows([(rows._suffix, row) for rows, row in places], lengths, room)
+        suffix = RowSuffixes.gather_rows(
+            [(rows._suffix, row) for rows, row in places], lengths, room
+        )
         first = places[0][0]
         levels = []
         for depth in range(len(first._levels)):

@@ -34,7 +34,7 @@ from rlx.sampler.channel import Channel
 __all__ = [
     "SHARED_MEMORY",
     "Group",
-    "Published",
+    "PublishedWeights",
     "join_process_group",
     "publish_weights",
     "receive_weights",
@@ -51,7 +51,7 @@ Group = dist.ProcessGroup
 """A rank, as 0, and its worker, as 1."""
 
 
-class Published(ABC):
+class PublishedWeights(ABC):
     """Weights of one version, tied ones once.
 
     Attributes:
@@ -79,7 +79,7 @@ def publish_weights(
     dtype: torch.dtype,
     device: torch.device,
     folders: tuple[Path, Path],
-) -> Published:
+) -> PublishedWeights:
     """Takes hold of weights as they are now.
 
     Args:
@@ -94,10 +94,10 @@ def publish_weights(
         names.setdefault(weight.data_ptr(), name)
     own = {name: weights[name].detach() for name in names.values()}
     if way == "file":
-        return _File({n: w.to("cpu", dtype).contiguous() for n, w in own.items()}, folders)
+        return _FileWeights({n: w.to("cpu", dtype).contiguous() for n, w in own.items()}, folders)
     # copies: the learner goes on, and a worker may have to be replaced
     kept = {n: torch.empty(w.shape, dtype=dtype, device=device).copy_(w) for n, w in own.items()}
-    return _Shared(kept) if way == "ipc" else _Broadcast(kept)
+    return _SharedWeights(kept) if way == "ipc" else _BroadcastWeights(kept)
 
 
 def receive_weights(
@@ -134,7 +134,7 @@ def join_process_group(place: Path, rank: int, device: torch.device) -> Group:
     return group
 
 
-class _File(Published):
+class _FileWeights(PublishedWeights):
     """An open file, whole, that has lost its name: whoever is killed, nothing is left.
 
     It lies in shared memory where that has room for it, else among temporary files. A rank that is
@@ -170,7 +170,7 @@ def _read_weight_file(descriptor: int) -> Iterator[tuple[str, Tensor]]:
         os.close(descriptor)
 
 
-class _Shared(Published):
+class _SharedWeights(PublishedWeights):
     """Tensors whose memory another process may map: what is sent are handles."""
 
     def __init__(self, weights: dict[str, Tensor]) -> None:
@@ -185,7 +185,7 @@ class _Shared(Published):
         self._weights = {}
 
 
-class _Broadcast(Published):
+class _BroadcastWeights(PublishedWeights):
     """Tensors of which a worker gets copies, in order."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
@@ -198,7 +198,7 @@ class _Broadcast(Published):
         works = [group.broadcast([weight], FROM_RANK) for weight in self._weights]
         patience = 5.0  # its answer may come before the last broadcast is over here
         while not all(work.is_completed() for work in works):
-            if channel.speaks(0.01):
+            if channel.wait_for_message(0.01):
                 time.sleep(0.01)
                 patience -= 0.01
             if patience < 0:

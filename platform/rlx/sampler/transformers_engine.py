@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from rlx.model import Policy
-from rlx.rollout import Completion, Request
+from rlx.rollout import Completion, CompletionRequest
 from rlx.sampler.choice import choose_decoder
-from rlx.sampler.draw import logprobs_of, sample_tokens, sample_uniforms
-from rlx.sampler.limits import completes_stop_string, require_room
-from rlx.sampler.rows import Decoder, DialogueRows, KeptRows
+from rlx.sampler.draw import compute_sampling_logprobs, sample_tokens, sample_uniforms
+from rlx.sampler.limits import completes_stop_string, require_context_room
+from rlx.sampler.rows import CompletionRows, Decoder, DialogueRows
 from rlx.spec import TurnSpec
 
 __all__ = ["TransformersSampler"]
@@ -67,7 +67,7 @@ class TransformersSampler:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _CompletionBatch:
     """Completions that are decoded together.
 
     Attributes:
@@ -81,14 +81,16 @@ class _Part:
     seeds: list[int]
 
     @staticmethod
-    def of(requests: Sequence[Request], *, extends: bool) -> "_Part":
+    def from_requests(
+        requests: Sequence[CompletionRequest], *, extends: bool
+    ) -> "_CompletionBatch":
         """Where `extends` is False, what requests extend is of no account."""
         numbers: dict[tuple[int | None, tuple[int, ...]], int] = {}
         copies: list[int] = []
         for request in requests:
             context = (request.extends if extends else None, request.context)
             copies += [numbers.setdefault(context, len(numbers))] * len(request.seeds)
-        return _Part(list(numbers), copies, [seed for r in requests for seed in r.seeds])
+        return _CompletionBatch(list(numbers), copies, [seed for r in requests for seed in r.seeds])
 
     @property
     def is_forked(self) -> bool:
@@ -100,35 +102,37 @@ class _TransformersSession:
         self._decoder = decoder
         self._policy = policy
         self._max_rows = max_rows
-        self._kept = KeptRows()
+        self._kept = CompletionRows()
 
     def close(self) -> None:
-        self._kept = KeptRows()
+        self._kept = CompletionRows()
 
     @property
-    def longest(self) -> int:
+    def context_length(self) -> int:
         """See `rlx.rollout.Session`."""
-        return self._policy.longest
+        return self._policy.context_length
 
     @torch.inference_mode()
     def generate(
-        self, requests: Sequence[Request], sampling: TurnSpec
+        self, requests: Sequence[CompletionRequest], sampling: TurnSpec
     ) -> list[tuple[Completion, ...]]:
         """One completion per seed of every request. See `rlx.rollout.Session`.
 
         Raises:
             SpecError: a dialogue could outgrow the model.
         """
-        require_room(requests, sampling, self.longest)
+        require_context_room(requests, sampling, self.context_length)
         extends = all(request.extends is not None for request in requests)
-        parts = [_Part.of(part, extends=extends) for part in self._parts(requests)]
+        parts = [
+            _CompletionBatch.from_requests(part, extends=extends) for part in self._parts(requests)
+        ]
         forks = any(part.is_forked for part in parts)  # the same for all: parts may be joined later
-        kept = KeptRows()
+        kept = CompletionRows()
         completions: list[Completion] = []
         for part in parts:
             rows, logits = self._read(part, forks, sampling.max_new_tokens)
             noise = sample_uniforms(part.seeds, sampling.max_new_tokens).to(logits.device)
-            decoding = _Decoding(self._policy, sampling, rows, noise)
+            decoding = _DecodingLoop(self._policy, sampling, rows, noise)
             said = decoding.run(logits)
             completions += said
             before = [len(part.contexts[copy][1]) - 1 for copy in part.copies]
@@ -138,9 +142,11 @@ class _TransformersSession:
         ready = iter(completions)
         return [tuple(next(ready) for _ in request.seeds) for request in requests]
 
-    def _parts(self, requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
+    def _parts(
+        self, requests: Sequence[CompletionRequest]
+    ) -> Iterator[Sequence[CompletionRequest]]:
         """Runs of requests that together ask for at most `max_rows` completions."""
-        part: list[Request] = []
+        part: list[CompletionRequest] = []
         rows = 0
         for request in requests:
             if part and rows + len(request.seeds) > self._max_rows:
@@ -151,7 +157,7 @@ class _TransformersSession:
         if part:
             yield part
 
-    def _read(self, part: _Part, forks: bool, limit: int) -> tuple[DialogueRows, Tensor]:
+    def _read(self, part: _CompletionBatch, forks: bool, limit: int) -> tuple[DialogueRows, Tensor]:
         """Reads each context, or what is not kept of it; one row per completion, next logits."""
         extended = [number for number, _ in part.contexts if number is not None]
         contexts = [tokens for _, tokens in part.contexts]
@@ -169,7 +175,7 @@ class _TransformersSession:
         return rows.fork(part.copies, limit), logits.index_select(0, copies)
 
 
-class _Decoding:
+class _DecodingLoop:
     """Decodes rows one token at a time until each has ended.
 
     Args:
@@ -222,7 +228,7 @@ class _Decoding:
 
     def _draw(self, logits: Tensor, step: int) -> Tensor:
         """Draws each row's next token, and notes which rows have ended with it."""
-        logprobs = logprobs_of(logits, self._sampling)
+        logprobs = compute_sampling_logprobs(logits, self._sampling)
         token = sample_tokens(logprobs, self._noise[:, step])
         self._drawn.append((token, logprobs.gather(1, token[:, None])[:, 0]))
         self._said += self._runs

@@ -26,13 +26,13 @@ from torch import Tensor
 
 from rlx.errors import EnvironmentFault, RlxError, SpecError
 from rlx.model import Policy
-from rlx.rollout import Completion, Request
+from rlx.rollout import Completion, CompletionRequest
 from rlx.sampler.channel import Channel
-from rlx.sampler.limits import require_room
+from rlx.sampler.limits import require_context_room
 from rlx.sampler.transfer import (
     SHARED_MEMORY,
     Group,
-    Published,
+    PublishedWeights,
     join_process_group,
     publish_weights,
 )
@@ -94,7 +94,7 @@ class VllmSampler:
         self.drift = math.nan
         self._way, self._device = spec.weight_transfer, device
         self._dtype: torch.dtype = getattr(torch, runner.dtype)
-        self._weights: Published | None = None
+        self._weights: PublishedWeights | None = None
         self._config, self._tokenizer = copy.deepcopy(policy.model.config), policy.tokenizer
         self._config.architectures = [type(policy.model).__name__]
         self._settings = {
@@ -110,7 +110,7 @@ class VllmSampler:
             _build_worker_environment(runner) | gpu | {"TMPDIR": str(self._folders[0])}
         )
         self._worker, held = self._start_worker()
-        self.limits = policy.longest, held
+        self.limits = policy.context_length, held
         try:
             self.load(dict(policy.model.named_parameters()))
         except BaseException:
@@ -118,22 +118,22 @@ class VllmSampler:
             raise
 
     @property
-    def longest(self) -> int:
+    def context_length(self) -> int:
         """Tokens of a dialogue that both hold."""
         return min(self.limits)
 
-    def _start_worker(self) -> tuple["_Worker", int]:
+    def _start_worker(self) -> tuple["_WorkerProcess", int]:
         """A worker, and the tokens of a dialogue that it can hold."""
         folder, _ = self._folders
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
-        worker = _Worker(self._environment, self._folders, self._device)
+        worker = _WorkerProcess(self._environment, self._folders, self._device)
         self._config.save_pretrained(folder)
         self._tokenizer.save_pretrained(folder)
         settings = {**self._settings, "folder": str(folder)}
         try:
             said = worker.ask(settings, "start with this model")
-        except _Gone as gone:
+        except _WorkerGone as gone:
             raise RlxError(
                 f"{gone} before it could start; the run's log has its last words"
             ) from gone
@@ -169,7 +169,7 @@ class VllmSampler:
         """Asks the worker, and once more another one where it has been killed."""
         try:
             return self._query_worker(message, doing)
-        except _Gone as gone:
+        except _WorkerGone as gone:
             print(f"{gone}; starting it again", file=sys.stderr, flush=True)
         self.restarts += 1
         self._worker, _ = self._start_worker()
@@ -177,7 +177,7 @@ class VllmSampler:
             if message["ask"] != "load":
                 self._query_worker({"ask": "load"}, "take the learner's weights")
             return self._query_worker(message, doing)
-        except _Gone as gone:
+        except _WorkerGone as gone:
             raise RlxError(
                 f"{gone} for the second time, when asked to {doing}: if the machine ran out of "
                 "memory, lower sampler.kv_cache_mb or sampler.max_rows"
@@ -200,12 +200,12 @@ class _VllmSession:
         self._sampler = sampler
 
     @property
-    def longest(self) -> int:
+    def context_length(self) -> int:
         """See `rlx.rollout.Session`."""
-        return self._sampler.longest
+        return self._sampler.context_length
 
     def generate(
-        self, requests: Sequence[Request], sampling: TurnSpec
+        self, requests: Sequence[CompletionRequest], sampling: TurnSpec
     ) -> list[tuple[Completion, ...]]:
         """One completion per seed of every request. See `rlx.rollout.Session`.
 
@@ -213,7 +213,7 @@ class _VllmSession:
             SpecError: a dialogue could outgrow the model, or the temperature is too low for vLLM.
             RlxError: vLLM failed.
         """
-        require_room(requests, sampling, *self._sampler.limits)
+        require_context_room(requests, sampling, *self._sampler.limits)
         if sampling.temperature < COLDEST:
             raise SpecError(
                 f"temperature is {sampling.temperature:g}, and vLLM knows none below {COLDEST:g}: "
@@ -231,11 +231,11 @@ def _build_completion(tokens: list[int], logprobs: list[float], reason: str) -> 
 # The worker --------------------------------------------------------------------------------------
 
 
-class _Gone(Exception):
+class _WorkerGone(Exception):
     """The worker has ended without an answer."""
 
 
-class _Worker:
+class _WorkerProcess:
     """A worker process and the pipe to it, which closes with this process whatever ends it."""
 
     def __init__(
@@ -253,7 +253,7 @@ class _Worker:
             )
 
     def ask(
-        self, message: Mapping[str, Any], doing: str, weights: Published | None = None
+        self, message: Mapping[str, Any], doing: str, weights: PublishedWeights | None = None
     ) -> dict[str, Any]:
         """Waits for the answer.
 
@@ -269,7 +269,7 @@ class _Worker:
             answer = self._channel.receive()
         except (EOFError, OSError) as error:
             self.close()
-            raise _Gone(
+            raise _WorkerGone(
                 f"the vLLM worker, process {self._process.pid}, ended with exit code "
                 f"{self._process.returncode}"
             ) from error
@@ -282,7 +282,7 @@ class _Worker:
             )
         return answer
 
-    def _send(self, message: Mapping[str, Any], weights: Published) -> None:
+    def _send(self, message: Mapping[str, Any], weights: PublishedWeights) -> None:
         place = self._folders[0] / "meeting"
         self._channel.send({**message, **weights.message, "place": str(place)})
         if self._group is None and weights.message["way"] == "nccl":

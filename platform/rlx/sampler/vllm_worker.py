@@ -34,7 +34,7 @@ BLOCK = 32
 
 
 @dataclass(slots=True)
-class _Row:
+class _PendingCompletion:
     """A completion under way."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -91,7 +91,7 @@ class VllmWorker:
         self._read = PlainDialogue(tokenizer, self._ends).read
 
     @property
-    def longest(self) -> int:
+    def context_length(self) -> int:
         """Tokens of a dialogue that vLLM can hold."""
         longest: int = self._llm.model_config.max_model_len
         return longest
@@ -125,7 +125,7 @@ class VllmWorker:
 
     def _refresh(self) -> None:
         """Drops what vLLM keeps of former weights, which reloading alone does not."""
-        self._llm.apply_model(pack_again)
+        self._llm.apply_model(repack_matrices)
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM did not empty its prefix cache")
 
@@ -134,7 +134,7 @@ class VllmWorker:
     ) -> list[tuple[list[int], list[float], str]]:
         """One completion per (context, seed)."""
         engine, stop = self._llm.llm_engine, sampling["stop"]
-        under_way = {str(number): _Row() for number in range(len(rows))}
+        under_way = {str(number): _PendingCompletion() for number in range(len(rows))}
         for number, (context, seed) in enumerate(rows):
             params = self._params(sampling, seed)
             engine.add_request(str(number), {"prompt_token_ids": context}, params)
@@ -174,7 +174,7 @@ class VllmWorker:
         )
 
 
-def pack_again(model: nn.Module) -> None:
+def repack_matrices(model: nn.Module) -> None:
     """Packs matrices of tied embeddings anew.
 
     On the CPU vLLM multiplies by packed copies of matrices. Reloading packs those of linear layers
@@ -201,11 +201,11 @@ def main(descriptor: int, *folders: str) -> int:
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # the rank stops between two steps
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_leave_with, args=(descriptor, folders), daemon=True).start()
+    threading.Thread(target=_exit_with_rank, args=(descriptor, folders), daemon=True).start()
     channel = Channel(Connection(descriptor))
     try:
         worker = VllmWorker(channel.receive())
-        channel.send({"longest": worker.longest})
+        channel.send({"longest": worker.context_length})
         with torch.inference_mode():
             while True:
                 channel.send(worker.answer(channel.receive(), channel))
@@ -217,7 +217,7 @@ def main(descriptor: int, *folders: str) -> int:
         return 1
 
 
-def _leave_with(descriptor: int, folders: Sequence[str]) -> None:
+def _exit_with_rank(descriptor: int, folders: Sequence[str]) -> None:
     """Ends this process at once when the rank's end of the pipe is closed, by whatever death."""
     poll = select.poll()
     poll.register(descriptor, 0)  # nothing but the other end's closing

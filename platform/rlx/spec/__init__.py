@@ -3,18 +3,18 @@
 from rlx.spec.credit import PROFILES, AdaptiveBeta, CreditSpec
 from rlx.spec.experiment import ExperimentSpec
 from rlx.spec.loss import EntropyBonus, KlPenalty, LossSpec
-from rlx.spec.model import Lora, ModelSpec, Pretrained, Tiny, WarmStart
+from rlx.spec.model import Lora, ModelSpec, PretrainedModelSpec, TinyModelSpec, WarmStart
 from rlx.spec.probe import MonteCarloSpec, ProbeSpec
 from rlx.spec.reward import GlobalReward, OnError, PluginUse, RewardsSpec, TurnReward, ValueOnError
 from rlx.spec.rollout import (
     DynamicSampling,
+    EnvironmentRolloutSpec,
     EnvironmentUse,
     ForcedAnswer,
-    ManyTurn,
     RolloutSpec,
-    Single,
+    SingleRolloutSpec,
     TurnSpec,
-    TwoTurn,
+    TwoTurnRolloutSpec,
 )
 from rlx.spec.sections import EstimatorUse, MaskUse
 from rlx.spec.training import (
@@ -36,6 +36,7 @@ __all__ = [
     "CriticSpec",
     "DynamicSampling",
     "EntropyBonus",
+    "EnvironmentRolloutSpec",
     "EnvironmentUse",
     "EstimatorUse",
     "EvaluationSpec",
@@ -45,7 +46,6 @@ __all__ = [
     "KlPenalty",
     "Lora",
     "LossSpec",
-    "ManyTurn",
     "MaskUse",
     "ModelSpec",
     "MonteCarloSpec",
@@ -53,19 +53,19 @@ __all__ = [
     "OptimizerSpec",
     "PhaseSpec",
     "PluginUse",
-    "Pretrained",
+    "PretrainedModelSpec",
     "ProbeSpec",
     "RewardsSpec",
     "RolloutSpec",
     "RunnerSpec",
     "SamplerSpec",
-    "Single",
-    "Tiny",
+    "SingleRolloutSpec",
+    "TinyModelSpec",
     "TrackingSpec",
     "TransformersSamplerSpec",
     "TurnReward",
     "TurnSpec",
-    "TwoTurn",
+    "TwoTurnRolloutSpec",
     "ValueOnError",
     "VllmSamplerSpec",
     "WarmStart",

@@ -7,10 +7,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlx.spec.reading.diagnostics import KeyPath, Kind
 
-__all__ = ["Betas", "Contradiction", "SpecProblem", "Strict", "keys_of"]
+__all__ = ["Betas", "Contradiction", "SpecProblem", "StrictModel", "list_yaml_keys"]
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     """Frozen, and strict about keys: a typo is an error and never a silent default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
@@ -55,6 +55,6 @@ class Contradiction(ValueError):
         super().__init__("; ".join(problem.message for problem in problems))
 
 
-def keys_of(model: type[BaseModel]) -> tuple[str, ...]:
+def list_yaml_keys(model: type[BaseModel]) -> tuple[str, ...]:
     """Keys that YAML may give a model."""
     return tuple(f.alias or name for name, f in model.model_fields.items())

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from rlx.spec.base import SpecProblem
-from rlx.spec.model import Tiny
+from rlx.spec.model import TinyModelSpec
 from rlx.spec.reward import EVERY_TURN, GlobalReward, TurnReward
-from rlx.spec.rollout import ManyTurn
+from rlx.spec.rollout import EnvironmentRolloutSpec
 from rlx.spec.sections import ExperimentSections
 from rlx.spec.training import COLDEST, VllmSamplerSpec
 
@@ -59,7 +59,7 @@ def _check_reward_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
     turns = spec.rollout.turns
     for name, reward in turn.items():
         # What kinds of turn an environment tells of, its plugin says.
-        if isinstance(spec.rollout, ManyTurn) or reward.turn == EVERY_TURN:
+        if isinstance(spec.rollout, EnvironmentRolloutSpec) or reward.turn == EVERY_TURN:
             continue
         if reward.turn not in turns:
             message = (
@@ -159,7 +159,7 @@ def _check_evaluation_judge(spec: ExperimentSections) -> Iterator[SpecProblem]:
             f"there are: {', '.join(names) or 'none'}"
         )
         yield SpecProblem(path, message, names)
-    elif judge in rewards and isinstance(spec.rollout, ManyTurn):
+    elif judge in rewards and isinstance(spec.rollout, EnvironmentRolloutSpec):
         message = f"evaluation.correct is {judge!r}, which scores turns"
         help_ = "it must say whether a whole rollout is right: name one of rewards.global"
         yield SpecProblem(path, message, tuple(spec.rewards.global_), help=help_)
@@ -218,7 +218,7 @@ def _check_probe_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
         return
     first, *_ = spec.rollout.turns
     spans = spec.rollout.turn_specs[first].spans
-    if isinstance(spec.rollout, ManyTurn):
+    if isinstance(spec.rollout, EnvironmentRolloutSpec):
         yield SpecProblem(
             ("probe",),
             "probe needs reasoning that stands before an answer in one turn: schedule "
@@ -284,7 +284,7 @@ def _check_rank_counts(spec: ExperimentSections) -> Iterator[SpecProblem]:
 
 
 def _check_position_budget(spec: ExperimentSections) -> Iterator[SpecProblem]:
-    if not isinstance(spec.model, Tiny):
+    if not isinstance(spec.model, TinyModelSpec):
         return
     budgets = spec.rollout.budgets
     total, room = sum(budgets.values()), spec.model.max_position

@@ -4,7 +4,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from rlx.spec.base import Strict
+from rlx.spec.base import StrictModel
 
 __all__ = [
     "PROFILES",
@@ -42,7 +42,7 @@ PROFILES: Final[dict[Profile, dict[str, Any]]] = {
 every estimator's own defaults."""
 
 
-class AdaptiveBeta(Strict):
+class AdaptiveBeta(StrictModel):
     """Lets β follow the measured KL towards a target (Ziegler et al. 2019, section 2.2)."""
 
     target: float = Field(gt=0)
@@ -51,7 +51,7 @@ class AdaptiveBeta(Strict):
     """Rollouts; the larger, the slower β moves."""
 
 
-class CreditSpec(Strict):
+class CreditSpec(StrictModel):
     """Where rewards are placed, whether KL is part of them, and what a row's one score is."""
 
     profile: Profile = "rlx"

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from rlx.plugin import Estimator, Reading
-from rlx.spec.base import Strict
+from rlx.spec.base import StrictModel
 
 __all__ = [
     "Alpha",
@@ -47,7 +47,7 @@ EnvironmentTokens = Literal["skip", "literal"]
 Alpha = Literal["scores", "groups"]
 
 
-class _Comparison(Strict):
+class _ComparisonOptions(StrictModel):
     """Conventions of comparing rows of a group."""
 
     ddof: Literal[0, 1] = 1
@@ -60,7 +60,7 @@ class _Comparison(Strict):
     """A group whose scores lie no further apart than this has no signal."""
 
 
-class _Centres(Estimator):
+class _CenteringEstimator(Estimator):
     singleton: Singleton = "zero"
     """Advantage in a group of one: 0, the raw score, or refused when the YAML is read."""
     tolerance: float = Field(0.0, ge=0)
@@ -73,14 +73,14 @@ class _Centres(Estimator):
         return self.singleton == "refuse"
 
 
-class _Compares(_Centres):
+class _NormalizingEstimator(_CenteringEstimator):
     ddof: Literal[0, 1] = 1
     """1 divides the variance by n - 1, 0 by n."""
     eps: float = Field(1e-6, ge=0)
     """Added to the deviation."""
 
 
-class Grpo(_Compares):
+class Grpo(_NormalizingEstimator):
     """Score minus the mean of its group, over the group's deviation unless only centred."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:estimate_grpo"
@@ -91,7 +91,7 @@ class Grpo(_Compares):
     """Turns compared with turns and rollouts with rollouts: `multiturn_grpo` at its defaults."""
 
     @model_validator(mode="after")
-    def _divides(self) -> Self:
+    def _check_normalize(self) -> Self:
         if self.enable_multiturn_advantage and self.normalize == "center":
             raise ValueError("enable_multiturn_advantage divides by σ; normalize cannot be center")
         return self
@@ -100,32 +100,32 @@ class Grpo(_Compares):
         return "turns" if self.enable_multiturn_advantage else "scores"
 
 
-class Uniform(_Compares):
+class Uniform(_NormalizingEstimator):
     """Mean turn reward plus global rewards, normalised in the group, alike on every token."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:estimate_uniform"
     reads: ClassVar[Reading] = "turns"
 
 
-class DrGrpo(_Centres):
+class DrGrpo(_CenteringEstimator):
     """Score minus the mean of its group; with `loss.aggregate: constant` it is Dr. GRPO."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:dr_grpo"
+    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_dr_grpo"
 
 
-class Rloo(_Centres):
+class Rloo(_CenteringEstimator):
     """Score minus the mean of the others of its group."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:estimate_rloo"
 
 
-class Opo(_Centres):
+class Opo(_CenteringEstimator):
     """Score minus the mean of its group weighted by length."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:estimate_opo"
 
 
-class Gpg(_Centres):
+class Gpg(_CenteringEstimator):
     """Score minus the mean of its group, scaled up by the share of groups without signal."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:estimate_gpg"
@@ -136,10 +136,10 @@ class Gpg(_Centres):
     """Constant divisor."""
 
 
-class PassAtK(_Compares):
+class PassAtK(_NormalizingEstimator):
     """Only the best of a group learns, by its lead over the second best."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:pass_at_k"
+    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_pass_at_k"
 
     normalize: Normalize = "std"
     """std divides by the deviation, center does not."""
@@ -155,10 +155,10 @@ class Remax(Estimator):
     needs: ClassVar[frozenset[str]] = frozenset({"greedy_baseline"})
 
 
-class MultiturnGrpo(_Compares):
+class MultiturnGrpo(_NormalizingEstimator):
     """Turns against turns of the prompt, plus rollouts against rollouts (design 000, KG-R1)."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:multiturn_grpo"
+    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_multiturn_grpo"
     reads: ClassVar[Reading] = "turns"
 
     statistics: TurnStatistics = "pooled"
@@ -167,10 +167,10 @@ class MultiturnGrpo(_Compares):
     """Multiplies the advantages of turns."""
 
 
-class MtGrpo(_Compares):
+class MtGrpo(_NormalizingEstimator):
     """The first turn learns from its own reward and the outcome, later turns from the outcome."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:mt_grpo"
+    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_mt_grpo"
     reads: ClassVar[Reading] = "turns"
 
     eps: float = Field(1e-4, ge=0)
@@ -179,7 +179,7 @@ class MtGrpo(_Compares):
     """Multiplies the advantage of the first turn."""
 
 
-class Gigpo(_Compares):
+class Gigpo(_NormalizingEstimator):
     """Rollouts against rollouts of the prompt, plus turns against turns from the same state."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:estimate_gigpo"
@@ -193,10 +193,10 @@ class Gigpo(_Compares):
     """Multiplies the advantages of turns."""
 
 
-class TreeGrpo(_Compares):
+class TreeGrpo(_NormalizingEstimator):
     """A leaf against all leaves of its prompt, plus against its siblings."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:tree_grpo"
+    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_tree_grpo"
 
     normalize: Normalize = "std"
     """std divides by the deviation, center does not."""
@@ -222,7 +222,7 @@ class Gae(Estimator):
 class TurnLevelGae(Estimator):
     """GAE from turn to turn, then from token to token within each turn."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:turn_level_gae"
+    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_turn_level_gae"
     reads: ClassVar[Reading] = "token_rewards"
     needs: ClassVar[frozenset[str]] = frozenset({"values"})
 
@@ -241,7 +241,7 @@ class TurnLevelGae(Estimator):
 class ReinforcePlusPlus(Estimator):
     """Discounted rewards still to come, whitened over the batch."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:reinforce_plus_plus"
+    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_reinforce_plus_plus"
     reads: ClassVar[Reading] = "token_rewards"
 
     gamma: float = Field(1.0, ge=0, le=1)
@@ -250,10 +250,10 @@ class ReinforcePlusPlus(Estimator):
     """Mean 0 and variance 1 over the batch's tokens."""
 
 
-class ReinforcePlusPlusBaseline(_Centres):
+class ReinforcePlusPlusBaseline(_CenteringEstimator):
     """Score minus the mean of its group, whitened over the batch."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:reinforce_plus_plus_baseline"
+    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_reinforce_plus_plus_baseline"
 
     whiten: bool = True
     """Mean 0 and variance 1 over the batch's tokens."""
@@ -266,17 +266,17 @@ class VinePpo(Estimator):
     needs: ClassVar[frozenset[str]] = frozenset({"mc_values"})
 
 
-class ConfidenceSpec(_Comparison):
+class ConfidenceSpec(_ComparisonOptions):
     """How confidences are compared with their siblings, the confidences of the same answer."""
 
     normalize: Normalize = "center"
     """std divides by the deviation, center does not."""
 
 
-class TwoLevel(_Compares):
+class TwoLevel(_NormalizingEstimator):
     """Answers compared within their prompt, confidences within their own answer (design 004)."""
 
-    implementation: ClassVar[str] = "rlx.credit.estimators:two_level"
+    implementation: ClassVar[str] = "rlx.credit.estimators:estimate_two_level"
 
     normalize: Normalize = "std"
     """Of answers: std divides by the deviation, center does not."""
@@ -293,12 +293,12 @@ class TwoLevel(_Compares):
     """Multiplies the advantages of confidences; about 4 makes up for centring."""
 
     def compares(self, turn: str) -> bool:
-        return self._level(turn).singleton != "raw"
+        return self._get_turn_settings(turn).singleton != "raw"
 
     def refuses_one(self, turn: str) -> bool:
-        return self._level(turn).singleton == "refuse"
+        return self._get_turn_settings(turn).singleton == "refuse"
 
-    def _level(self, turn: str) -> "ConfidenceSpec | TwoLevel":
+    def _get_turn_settings(self, turn: str) -> "ConfidenceSpec | TwoLevel":
         return self.confidence if turn == "confidence" else self
 
     def warnings(self) -> Sequence[str]:

@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from rlx.spec.base import Contradiction, SpecProblem
 from rlx.spec.consistency import find_contradictions
 from rlx.spec.reward import EVERY_TURN
-from rlx.spec.rollout import ManyTurn, Single, TwoTurn
+from rlx.spec.rollout import EnvironmentRolloutSpec, SingleRolloutSpec, TwoTurnRolloutSpec
 from rlx.spec.sections import ExperimentSections
 from rlx.spec.training import (
     PhaseSpec,
@@ -42,13 +42,13 @@ class ExperimentSpec(ExperimentSections):
 
     @field_validator("from_checkpoint")
     @classmethod
-    def _names_a_checkpoint(cls, said: str | None) -> str | None:
+    def _check_checkpoint_name(cls, said: str | None) -> str | None:
         if said is not None and not re.fullmatch(r"[^@\s]+@(latest|[0-9]{1,9})", said):
             raise ValueError("a checkpoint is named as RUN@STEP or RUN@latest")
         return said
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> Self:
+    def _check_consistency(self) -> Self:
         problems = [*find_contradictions(self), *self._phase_problems()]
         if problems:
             raise Contradiction(*problems)
@@ -86,7 +86,7 @@ class ExperimentSpec(ExperimentSections):
             done -= phase.steps
         raise ValueError(f"there are {self.steps} steps, and no step {step}")
 
-    def in_phase(self, phase: PhaseSpec) -> "ExperimentSpec":
+    def resolve_phase_spec(self, phase: PhaseSpec) -> "ExperimentSpec":
         """Returns the experiment as it stands during `phase`.
 
         Choosing another schedule drops the keys that only the former one has, and with them the
@@ -111,11 +111,14 @@ class ExperimentSpec(ExperimentSections):
         said = tree["rollout"].get("schedule") if isinstance(tree["rollout"], dict) else None
         kind = _SCHEDULES.get(str(said))
         if kind is not None and not isinstance(self.rollout, kind):
-            self._drop_what_only_the_former_has(kind, tree, phase.set)
+            self._drop_former_keys(kind, tree, phase.set)
         return tree, misplaced
 
-    def _drop_what_only_the_former_has(
-        self, kind: type[Single | TwoTurn | ManyTurn], tree: dict[str, Any], said: Mapping[str, Any]
+    def _drop_former_keys(
+        self,
+        kind: type[SingleRolloutSpec | TwoTurnRolloutSpec | EnvironmentRolloutSpec],
+        tree: dict[str, Any],
+        said: Mapping[str, Any],
     ) -> None:
         """Another schedule leaves some of the experiment's own words without a meaning.
 
@@ -133,7 +136,7 @@ class ExperimentSpec(ExperimentSections):
             if is_untouched("rollout", key):
                 rollout.pop(key, None)
         for name, reward in self.rewards.turn.items():
-            kinds = (reward.turn,) if kind is ManyTurn else (*kind.counts, EVERY_TURN)
+            kinds = (reward.turn,) if kind is EnvironmentRolloutSpec else (*kind.counts, EVERY_TURN)
             if reward.turn not in kinds and is_untouched("rewards", "turn", name):
                 tree["rewards"]["turn"].pop(name, None)
         turns = [t for turn in kind.counts if isinstance(t := rollout.get(turn), dict)]
@@ -154,10 +157,10 @@ class ExperimentSpec(ExperimentSections):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-_SCHEDULES: dict[str, type[Single | TwoTurn | ManyTurn]] = {
-    "single": Single,
-    "two_turn": TwoTurn,
-    "environment": ManyTurn,
+_SCHEDULES: dict[str, type[SingleRolloutSpec | TwoTurnRolloutSpec | EnvironmentRolloutSpec]] = {
+    "single": SingleRolloutSpec,
+    "two_turn": TwoTurnRolloutSpec,
+    "environment": EnvironmentRolloutSpec,
 }
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlx.spec.base import Strict
+from rlx.spec.base import StrictModel
 from rlx.spec.experiment import ExperimentSpec
 from rlx.spec.field_docs import read_field_meanings
 
@@ -28,7 +28,7 @@ def experiment_schema(plugins: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         plugins: names of installed plugins by kind; examples, since others may be written.
     """
     made: dict[str, Any] = ExperimentSpec.model_json_schema()
-    models = {model.__name__: model for model in _list_subclasses(Strict)}
+    models = {model.__name__: model for model in _list_subclasses(StrictModel)}
     parts = {ExperimentSpec.__name__: made, **made["$defs"]}
     for name, part in parts.items():
         model = models[name]

@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from rlx.spec.base import Strict
+from rlx.spec.base import StrictModel
 
-__all__ = ["Hosts", "LauncherSpec", "Local", "Slurm"]
+__all__ = ["HostsLauncherSpec", "LauncherSpec", "LocalLauncherSpec", "SlurmLauncherSpec"]
 
 OURS = frozenset(
     {
@@ -17,13 +17,13 @@ OURS = frozenset(
 """Options of sbatch that rlx sets itself, or that would make something else than a run of a job."""
 
 
-class Local(Strict):
+class LocalLauncherSpec(StrictModel):
     """Every rank on the machine of the supervisor."""
 
     kind: Literal["local"] = "local"
 
 
-class Hosts(Strict):
+class HostsLauncherSpec(StrictModel):
     """Ranks on the machines of a hostfile, in its order; this machine is its first."""
 
     kind: Literal["hosts"] = "hosts"
@@ -34,16 +34,16 @@ class Hosts(Strict):
     """More arguments of ssh, such as [-p, "2222"]."""
 
 
-def _not_ours(name: str) -> str:
+def _check_option_name(name: str) -> str:
     if name in OURS:
         raise ValueError(f"{name} is set by rlx")
     return name
 
 
-OptionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$"), AfterValidator(_not_ours)]
+OptionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$"), AfterValidator(_check_option_name)]
 
 
-class Slurm(Strict):
+class SlurmLauncherSpec(StrictModel):
     """A job of its own for every run, with as many ranks on each of its nodes."""
 
     kind: Literal["slurm"] = "slurm"
@@ -52,13 +52,18 @@ class Slurm(Strict):
     """More options of sbatch, without dashes: `time: "12:00:00"`; true is one without a value."""
 
 
-def _by_kind(said: Any) -> Any:
+def _expand_launcher_kind(said: Any) -> Any:
     return {"kind": said} if isinstance(said, str) else said
 
 
-_Kinds = Annotated[Local | Hosts | Slurm, Field(discriminator="kind")]
+_Kinds = Annotated[
+    LocalLauncherSpec | HostsLauncherSpec | SlurmLauncherSpec, Field(discriminator="kind")
+]
 
 LauncherSpec = Annotated[
-    _Kinds, BeforeValidator(_by_kind, json_schema_input_type=Literal["local", "slurm"] | _Kinds)
+    _Kinds,
+    BeforeValidator(
+        _expand_launcher_kind, json_schema_input_type=Literal["local", "slurm"] | _Kinds
+    ),
 ]
 """A kind alone is short for it and its defaults: `launcher: slurm`."""

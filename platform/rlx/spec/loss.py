@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlx.spec.base import Strict
+from rlx.spec.base import StrictModel
 from rlx.spec.credit import KlKind
 
 __all__ = [
@@ -24,7 +24,7 @@ Surrogate = Literal["clip", "cispo", "none"]
 Aggregate = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
 
 
-class EntropyBonus(Strict):
+class EntropyBonus(StrictModel):
     """Reward for keeping a distribution open, on the tokens inside one named span or on all."""
 
     coefficient: float = Field(gt=0)
@@ -34,7 +34,7 @@ class EntropyBonus(Strict):
     token that learns."""
 
 
-class KlPenalty(Strict):
+class KlPenalty(StrictModel):
     """Distance from the reference policy as a term of the loss, not of the reward."""
 
     coefficient: float = Field(gt=0)
@@ -42,7 +42,7 @@ class KlPenalty(Strict):
     """k2 has the gradient of the KL; k1's is zero in expectation, k3's that of the reverse KL."""
 
 
-class _Correction(Strict):
+class _Correction(StrictModel):
     level: Literal["token", "sequence"] = "token"
     """token: each is weighed by its own ratio. sequence: all of a row by the product of theirs."""
     cap: float = Field(2.0, ge=1)
@@ -66,7 +66,7 @@ class MaskedCorrection(_Correction):
 Correction = Annotated[TruncatedCorrection | MaskedCorrection, Field(discriminator="kind")]
 
 
-class LossSpec(Strict):
+class LossSpec(StrictModel):
     """Ratio, surrogate, penalty and aggregation; none knows of the others."""
 
     ratio: Ratio = "token"

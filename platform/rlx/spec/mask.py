@@ -12,14 +12,14 @@ Truncated = Literal["learn", "skip"]
 class AllResponse(Mask):
     """Everything from the row's first own token on, what an environment wrote included."""
 
-    implementation: ClassVar[str] = "rlx.mask:all_response"
+    implementation: ClassVar[str] = "rlx.mask:select_response_tokens"
     beyond_own: ClassVar[bool] = True
 
 
 class ModelTokens(Mask):
     """Every token that the policy wrote, and no other."""
 
-    implementation: ClassVar[str] = "rlx.mask:model_tokens"
+    implementation: ClassVar[str] = "rlx.mask:select_model_tokens"
 
     truncated: Truncated = "learn"
     """Whether a row in which a turn ran out of tokens learns at all."""
@@ -41,7 +41,7 @@ class Effective(Mask):
 class TurnSpans(Mask):
     """Tokens inside the spans that each kind of turn declares; the rest of the turn stays out."""
 
-    implementation: ClassVar[str] = "rlx.mask:turn_spans"
+    implementation: ClassVar[str] = "rlx.mask:select_span_tokens"
 
     fallback: Literal["response", "none"] = "response"
     """Where a turn has none of its spans: the whole response learns, so that format failures are

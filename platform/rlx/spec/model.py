@@ -4,12 +4,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlx.spec.base import Betas, Strict
+from rlx.spec.base import Betas, StrictModel
 
-__all__ = ["Lora", "ModelSpec", "Pretrained", "Tiny", "WarmStart"]
+__all__ = ["Lora", "ModelSpec", "PretrainedModelSpec", "TinyModelSpec", "WarmStart"]
 
 
-class WarmStart(Strict):
+class WarmStart(StrictModel):
     """Supervised training on the task's demonstrations before any reinforcement learning.
 
     The result is cached by a digest of everything that decides it.
@@ -26,7 +26,7 @@ class WarmStart(Strict):
     max_grad_norm: float = Field(1.0, gt=0)
 
 
-class Tiny(Strict):
+class TinyModelSpec(StrictModel):
     """A small Qwen3 built from its configuration class, with random weights and no download."""
 
     kind: Literal["tiny"] = "tiny"
@@ -51,7 +51,7 @@ class Tiny(Strict):
         return self
 
 
-class Lora(Strict):
+class Lora(StrictModel):
     """Low-rank adapters: W + alpha / rank · B A is learned, W stays (Hu et al. 2021, section 4.1).
 
     There is no dropout: the ratio's denominator must come from the very policy that sampled.
@@ -64,7 +64,7 @@ class Lora(Strict):
     but the output embedding."""
 
 
-class Pretrained(Strict):
+class PretrainedModelSpec(StrictModel):
     """A Hugging Face causal language model, by name or path."""
 
     kind: Literal["pretrained"] = "pretrained"
@@ -79,4 +79,4 @@ class Pretrained(Strict):
     warm_start: WarmStart | None = None
 
 
-ModelSpec = Annotated[Tiny | Pretrained, Field(discriminator="kind")]
+ModelSpec = Annotated[TinyModelSpec | PretrainedModelSpec, Field(discriminator="kind")]

@@ -4,14 +4,22 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from rlx.spec.base import Strict
+from rlx.spec.base import StrictModel
 
-__all__ = ["Cut", "Fractions", "MonteCarloSpec", "ProbeSpec", "Scheme", "Sentences", "Tokens"]
+__all__ = [
+    "Cut",
+    "FractionCuts",
+    "MonteCarloSpec",
+    "ProbeSpec",
+    "Scheme",
+    "SentenceCuts",
+    "TokenCuts",
+]
 
 Scheme = Literal["early_answering", "filler", "mistake"]
 
 
-class Fractions(Strict):
+class FractionCuts(StrictModel):
     """At shares of the reasoning's tokens."""
 
     by: Literal["fraction"] = "fraction"
@@ -19,7 +27,7 @@ class Fractions(Strict):
     """0 and 1 are always among them."""
 
 
-class Sentences(Strict):
+class SentenceCuts(StrictModel):
     """After sentences and lines."""
 
     by: Literal["sentence"] = "sentence"
@@ -27,26 +35,26 @@ class Sentences(Strict):
     """At most so many cuts within the reasoning, spread evenly over its sentences."""
 
 
-class Tokens(Strict):
+class TokenCuts(StrictModel):
     """After every so many tokens."""
 
     by: Literal["token"] = "token"
     every: int = Field(16, ge=1)
 
 
-Cut = Annotated[Fractions | Sentences | Tokens, Field(discriminator="by")]
+Cut = Annotated[FractionCuts | SentenceCuts | TokenCuts, Field(discriminator="by")]
 
 
-class MonteCarloSpec(Strict):
+class MonteCarloSpec(StrictModel):
     """Values of the states of every training response, by sampling on from them (VinePPO)."""
 
     samples: int = Field(4, ge=1)
     """Continuations from each state."""
-    cut: Cut = Sentences.model_construct(most=4)
+    cut: Cut = SentenceCuts.model_construct(most=4)
     """Where a step of the response ends."""
 
 
-class ProbeSpec(Strict):
+class ProbeSpec(StrictModel):
     """Reasoning cut short, and what the model then answers (Lanham et al. 2023; design 002).
 
     Held-out problems are answered once; each answer's reasoning is cut at several points, an answer
@@ -62,11 +70,11 @@ class ProbeSpec(Strict):
     schemes: tuple[Scheme, ...] = Field(("early_answering",), min_length=1)
     """early_answering cuts the reasoning; filler replaces it by as much filler; mistake corrupts
     its last sentence, where the task knows how, and lets the model reason on."""
-    cut: Cut = Fractions.model_construct()
+    cut: Cut = FractionCuts.model_construct()
 
     @field_validator("schemes")
     @classmethod
-    def _each_once(cls, schemes: tuple[Scheme, ...]) -> tuple[Scheme, ...]:
+    def _check_unique_schemes(cls, schemes: tuple[Scheme, ...]) -> tuple[Scheme, ...]:
         if len(set(schemes)) < len(schemes):
             raise ValueError("a scheme is named twice: its samples would be the same ones again")
         return schemes

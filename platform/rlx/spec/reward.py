@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from rlx.spec.base import Strict
+from rlx.spec.base import StrictModel
 
 __all__ = [
     "EVERY_TURN",
@@ -20,7 +20,7 @@ EVERY_TURN = "*"
 """As `turn` of a reward: every turn, whatever it is."""
 
 
-class ValueOnError(Strict):
+class ValueOnError(StrictModel):
     """Take this number where a scorer failed."""
 
     value: float
@@ -29,7 +29,7 @@ class ValueOnError(Strict):
 OnError = Literal["fail", "drop_sample", "drop_group"] | ValueOnError
 
 
-class PluginUse(Strict):
+class PluginUse(StrictModel):
     """A plugin by name; every key that is not listed here is one of the plugin's own options."""
 
     model_config = ConfigDict(extra="allow")
@@ -70,7 +70,7 @@ class GlobalReward(_Reward):
     """A reward for a whole rollout: for every row that continues a prompt, judged at its end."""
 
 
-class RewardsSpec(Strict):
+class RewardsSpec(StrictModel):
     """Named rewards. Names that begin with `_` are scored and stored but never summed."""
 
     model_config = ConfigDict(populate_by_name=True)

@@ -5,22 +5,22 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rlx.spec.base import Strict
+from rlx.spec.base import StrictModel
 from rlx.spec.reward import PluginUse
 
 __all__ = [
     "DynamicSampling",
+    "EnvironmentRolloutSpec",
     "EnvironmentUse",
     "ForcedAnswer",
-    "ManyTurn",
     "RolloutSpec",
-    "Single",
+    "SingleRolloutSpec",
     "TurnSpec",
-    "TwoTurn",
+    "TwoTurnRolloutSpec",
 ]
 
 
-class TurnSpec(Strict):
+class TurnSpec(StrictModel):
     """How one kind of turn is asked for and sampled."""
 
     template: str = "{prompt}"
@@ -37,14 +37,14 @@ class TurnSpec(Strict):
     """Names of the tags whose contents and delimiters are recorded: `<name>...</name>`."""
 
 
-class DynamicSampling(Strict):
+class DynamicSampling(StrictModel):
     """Trees in which no group's scores differ are replaced by newly drawn ones (DAPO)."""
 
     max_batches: int = Field(4, ge=1)
     """At most so many draws of `prompts_per_step` for one step; then it trains on what it has."""
 
 
-class _RolloutSpecBase(Strict):
+class _RolloutSpecBase(StrictModel):
     counts: ClassVar[Mapping[str, str]] = {}
     """For every kind of turn that is asked for, the key that says how many are sampled."""
 
@@ -82,7 +82,7 @@ class _RolloutSpecBase(Strict):
         return rows
 
 
-class Single(_RolloutSpecBase):
+class SingleRolloutSpec(_RolloutSpecBase):
     """Prompt, then answers."""
 
     counts: ClassVar[Mapping[str, str]] = {"answer": "num_generations_answer"}
@@ -93,7 +93,7 @@ class Single(_RolloutSpecBase):
     answer: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
 
 
-class TwoTurn(_RolloutSpecBase):
+class TwoTurnRolloutSpec(_RolloutSpecBase):
     """Prompt, answers, and below each answer a question with several confidences."""
 
     counts: ClassVar[Mapping[str, str]] = {
@@ -119,7 +119,7 @@ class EnvironmentUse(PluginUse):
     """What becomes of a rollout whose environment raised, hung, crashed or answered nonsense."""
 
 
-class ForcedAnswer(Strict):
+class ForcedAnswer(StrictModel):
     """One more turn for rollouts that are not done after the last regular one."""
 
     template: str = ""
@@ -128,7 +128,7 @@ class ForcedAnswer(Strict):
     """null is that of the other turns."""
 
 
-class ManyTurn(_RolloutSpecBase):
+class EnvironmentRolloutSpec(_RolloutSpecBase):
     """Prompt, then rollouts of many turns, each answered by an environment."""
 
     counts: ClassVar[Mapping[str, str]] = {"turn": "num_generations"}
@@ -155,4 +155,6 @@ class ManyTurn(_RolloutSpecBase):
         return {"turn": self.max_turns * self.turn.max_new_tokens + last}
 
 
-RolloutSpec = Annotated[Single | TwoTurn | ManyTurn, Field(discriminator="schedule")]
+RolloutSpec = Annotated[
+    SingleRolloutSpec | TwoTurnRolloutSpec | EnvironmentRolloutSpec, Field(discriminator="schedule")
+]

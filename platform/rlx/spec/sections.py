@@ -2,13 +2,13 @@
 
 from pydantic import Field
 
-from rlx.spec.base import Strict
+from rlx.spec.base import StrictModel
 from rlx.spec.credit import CreditSpec
 from rlx.spec.loss import LossSpec
 from rlx.spec.model import ModelSpec
 from rlx.spec.probe import MonteCarloSpec, ProbeSpec
 from rlx.spec.reward import PluginUse, RewardsSpec
-from rlx.spec.rollout import RolloutSpec, Single
+from rlx.spec.rollout import RolloutSpec, SingleRolloutSpec
 from rlx.spec.training import (
     CriticSpec,
     EvaluationSpec,
@@ -35,7 +35,7 @@ class MaskUse(PluginUse):
     plugin: str = Field("turn_spans", alias="strategy")
 
 
-class ExperimentSections(Strict):
+class ExperimentSections(StrictModel):
     """What an experiment consists of, section by section."""
 
     # Defaults of ours need no validation, and with it every command would build their schemas.
@@ -46,7 +46,7 @@ class ExperimentSections(Strict):
     as it is."""
     model: ModelSpec
     task: PluginUse
-    rollout: RolloutSpec = Single.model_construct()
+    rollout: RolloutSpec = SingleRolloutSpec.model_construct()
     rewards: RewardsSpec
     mask: MaskUse = MaskUse.model_construct()
     credit: CreditSpec = CreditSpec.model_construct()

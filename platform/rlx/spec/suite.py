@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 from pydantic_core import to_json
 
-from rlx.spec.base import Strict
+from rlx.spec.base import StrictModel
 from rlx.spec.reading.diagnostics import build_refusal
 from rlx.spec.reading.locations import locate_diagnostic
 from rlx.spec.reading.reader import read_document
@@ -26,7 +26,7 @@ OWN_SUITE = "own"
 """Name of the suite of an experiment's own sets, whose seed is the run's."""
 
 
-class SetSpec(Strict):
+class SetSpec(StrictModel):
     """One set: the experiment with some values changed, as a phase changes them."""
 
     distribution: Literal["in", "out"] = "out"
@@ -37,7 +37,7 @@ class SetSpec(Strict):
     """Values of the experiment by their paths, such as `task.numbers: [4]`."""
 
 
-class SuiteSpec(Strict):
+class SuiteSpec(StrictModel):
     """Sets that are answered in one way."""
 
     name: VariantName

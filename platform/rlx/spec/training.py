@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from rlx.spec.base import Betas, Strict
-from rlx.spec.launcher import LauncherSpec, Local, Slurm
+from rlx.spec.base import Betas, StrictModel
+from rlx.spec.launcher import LauncherSpec, LocalLauncherSpec, SlurmLauncherSpec
 from rlx.spec.reading.diagnostics import without_password
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 
-class OptimizerSpec(Strict):
+class OptimizerSpec(StrictModel):
     """AdamW and its learning-rate schedule, which runs over the steps of one phase."""
 
     learning_rate: float = Field(1e-6, gt=0)
@@ -39,7 +39,7 @@ class OptimizerSpec(Strict):
     """Optimiser steps taken on each batch of rollouts."""
 
 
-class CriticSpec(Strict):
+class CriticSpec(StrictModel):
     """A copy of the model with a value head, trained by an engine of its own."""
 
     learning_rate: float = Field(1e-5, gt=0)
@@ -57,7 +57,7 @@ class CriticSpec(Strict):
     """Of the steps that have a critic, the first in which it learns and the policy does not."""
 
 
-class PhaseSpec(Strict):
+class PhaseSpec(StrictModel):
     """A stretch of training with settings of its own. Phases share the data cursor."""
 
     name: str = Field(min_length=1)
@@ -68,7 +68,7 @@ class PhaseSpec(Strict):
     """Start with empty moments; false carries them over from the phase before."""
 
 
-class CheckpointSpec(Strict):
+class CheckpointSpec(StrictModel):
     """When all that the next step needs is written down."""
 
     every: int = Field(10, ge=0)
@@ -77,13 +77,13 @@ class CheckpointSpec(Strict):
     """The newest that stay; an older one is needed where the newest is damaged."""
 
 
-class RunnerSpec(Strict):
+class RunnerSpec(StrictModel):
     """Where and how the learner runs."""
 
     engine: Literal["deepspeed"] = "deepspeed"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     ranks: int = Field(1, ge=1)
-    launcher: LauncherSpec = Local.model_construct()
+    launcher: LauncherSpec = LocalLauncherSpec.model_construct()
     """Which machines the ranks run on."""
     zero_stage: Literal[0, 1, 2, 3] = 1
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -107,14 +107,14 @@ class RunnerSpec(Strict):
     """Address space that a scoring process may take beyond what it starts with."""
 
     @model_validator(mode="after")
-    def _has_parts_to_offload(self) -> Self:
+    def _check_offload(self) -> Self:
         if self.offload_optimizer and self.zero_stage == 0:
             raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3")
         return self
 
     @model_validator(mode="after")
     def _nodes_fit(self) -> Self:
-        if isinstance(self.launcher, Slurm) and self.ranks % self.launcher.nodes:
+        if isinstance(self.launcher, SlurmLauncherSpec) and self.ranks % self.launcher.nodes:
             raise ValueError(
                 f"launcher.nodes {self.launcher.nodes} does not divide ranks {self.ranks}: every "
                 "node has as many"
@@ -122,7 +122,7 @@ class RunnerSpec(Strict):
         return self
 
 
-class TransformersSamplerSpec(Strict):
+class TransformersSamplerSpec(StrictModel):
     """Samples with the model's own transformers implementation, forking caches at branches."""
 
     engine: Literal["transformers"] = "transformers"
@@ -134,7 +134,7 @@ COLDEST = 0.01
 """The lowest temperature of vLLM, to which it raises lower ones."""
 
 
-class VllmSamplerSpec(Strict):
+class VllmSamplerSpec(StrictModel):
     """Samples with vLLM, in a process of its own beside every rank."""
 
     engine: Literal["vllm"]
@@ -172,7 +172,7 @@ class VllmSamplerSpec(Strict):
         return self
 
 
-def _by_engine(said: Any) -> Any:
+def _add_default_engine(said: Any) -> Any:
     if isinstance(said, dict) and "engine" not in said:
         return {"engine": "transformers", **said}
     return said
@@ -180,13 +180,15 @@ def _by_engine(said: Any) -> Any:
 
 _Engines = Annotated[TransformersSamplerSpec | VllmSamplerSpec, Field(discriminator="engine")]
 
-SamplerSpec = Annotated[_Engines, BeforeValidator(_by_engine, json_schema_input_type=_Engines)]
+SamplerSpec = Annotated[
+    _Engines, BeforeValidator(_add_default_engine, json_schema_input_type=_Engines)
+]
 """`engine` may be left out for that of transformers."""
 
 VariantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
 
 
-class EvaluationSpec(Strict):
+class EvaluationSpec(StrictModel):
     """Held-out problems, one sampled answer (and one confidence) each, before and after."""
 
     problems: int = Field(600, ge=1)
@@ -200,7 +202,7 @@ class EvaluationSpec(Strict):
     """More held-out sets, by name: options that the task has there, over those it is trained on."""
 
 
-class TrackingSpec(Strict):
+class TrackingSpec(StrictModel):
     """Where records go. Paths and URLs; `{home}` is RLX_HOME."""
 
     registry: str = "sqlite:///{home}/registry.db"

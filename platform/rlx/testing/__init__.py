@@ -16,12 +16,12 @@ from typing import Any
 
 from rlx.discovery import Kind
 from rlx.testing.environments import check_environment, environment_checks
-from rlx.testing.promise import Check
+from rlx.testing.promise import PromiseCheck
 from rlx.testing.rewards import check_reward, reward_checks
 from rlx.testing.tasks import check_task, task_checks
 
 __all__ = [
-    "Check",
+    "PromiseCheck",
     "check_environment",
     "check_estimator",
     "check_mask",
@@ -51,9 +51,9 @@ _WITH_TORCH = {
 }
 
 
-def list_plugin_checks(kind: Kind) -> tuple[Check, ...]:
+def list_plugin_checks(kind: Kind) -> tuple[PromiseCheck, ...]:
     """The promises of a kind of plugin, in the order in which they are best checked."""
-    given: tuple[Check, ...] = getattr(import_module(__name__), f"{kind}_checks")()
+    given: tuple[PromiseCheck, ...] = getattr(import_module(__name__), f"{kind}_checks")()
     return given
 
 

@@ -16,9 +16,15 @@ from typing import Any
 from unittest import SkipTest
 
 from rlx.plugin import Action, Environment, Episode, Plugin, Step
-from rlx.rollout import Fault, find_spans
+from rlx.rollout import HostFault, find_spans
 from rlx.testing.processes import open_environment_host
-from rlx.testing.promise import Check, Subject, build_subject_plugin, common_checks, run_checks
+from rlx.testing.promise import (
+    PromiseCheck,
+    Subject,
+    build_subject_plugin,
+    common_checks,
+    run_checks,
+)
 from rlx.testing.rewards import HOSTILE_TEXTS
 
 __all__ = ["check_environment", "environment_checks"]
@@ -46,7 +52,9 @@ def check_environment(
     run_checks(environment_checks(problems), environment)
 
 
-def environment_checks(problems: Sequence[Mapping[str, Any]] | None = None) -> tuple[Check, ...]:
+def environment_checks(
+    problems: Sequence[Mapping[str, Any]] | None = None,
+) -> tuple[PromiseCheck, ...]:
     """The promises of every environment.
 
     Args:
@@ -58,30 +66,34 @@ def environment_checks(problems: Sequence[Mapping[str, Any]] | None = None) -> t
             "answers with steps",
             "return a Step whose kind is one of `kinds`, with text as observation, plain JSON as "
             "info, and a state of plain values",
-            _answers_with_steps,
+            _check_step_answers,
         ),
-        ("keeps its examples", "the environment is wrong, or the example is", _keeps_its_examples),
+        (
+            "keeps its examples",
+            "the environment is wrong, or the example is",
+            _check_environment_examples,
+        ),
         (
             "answers the same again",
             "depend on the state, the action and the options alone: no clock, no random numbers "
             "but from the seed of `reset`, nothing kept between calls",
-            _answers_the_same_again,
+            _check_environment_determinism,
         ),
         (
             "leaves states alone",
             "return a changed copy as the next state: `dataclasses.replace(state, ...)`",
-            _leaves_states_alone,
+            _check_states_unchanged,
         ),
         (
             "bears hostile text",
             "what a model writes is never an error: answer it with a kind of its own, in linear "
             "time",
-            _bears_hostile_text,
+            _check_hostile_actions,
         ),
     )
     return (
-        *common_checks(_first_plugin),
-        *(Check(name, help_, partial(run, given=given)) for name, help_, run in own),
+        *common_checks(_build_first_environment),
+        *(PromiseCheck(name, help_, partial(run, given=given)) for name, help_, run in own),
     )
 
 
@@ -116,18 +128,22 @@ class _EpisodeCase:
         environment: Any = _WatchedEnvironment(self.environment) if watched else self.environment
         steps: list[Step] = []
         with open_environment_host(environment, fresh=fresh) as host:
-            state = self._well(host.reset([(self.episode.problem, _SEED)])[0], "its reset")
+            state = self._assert_answered(
+                host.reset([(self.episode.problem, _SEED)])[0], "its reset"
+            )
             for number, text in enumerate(self.episode.turns, start=1):
                 (step,) = host.step([(state, self.action(number, text))])
-                steps.append(self._well(step, f"turn {number}, {_shorten_turn_text(text)}"))
+                steps.append(
+                    self._assert_answered(step, f"turn {number}, {_shorten_turn_text(text)}")
+                )
                 if steps[-1].done:
                     break
                 state = steps[-1].state
         return steps
 
-    def _well(self, given: Any, what: str) -> Any:
+    def _assert_answered(self, given: Any, what: str) -> Any:
         hint = "" if self.environment.examples else "; give it examples, with a problem to play"
-        assert not isinstance(given, Fault), f"{self}: {what}: {given.reason}{hint}"
+        assert not isinstance(given, HostFault), f"{self}: {what}: {given.reason}{hint}"
         return given
 
     def __str__(self) -> str:
@@ -138,7 +154,7 @@ def _shorten_turn_text(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:59] + "…")
 
 
-def _first_plugin(subject: Subject) -> Any:
+def _build_first_environment(subject: Subject) -> Any:
     """The plugin itself, or its class with the options of the first example."""
     examples = getattr(subject, "examples", ())
     if isinstance(subject, Plugin) or not examples:
@@ -160,7 +176,7 @@ def _build_episode_cases(subject: Subject, given: _Given) -> list[_EpisodeCase]:
     if isinstance(subject, Environment):
         examples = [replace(case, environment=subject) for case in examples]
     problems = given if given is not None else () if examples else ({},)
-    plugin = _first_plugin(subject)
+    plugin = _build_first_environment(subject)
     ordinary = (
         Episode(name=f"problem {n}", problem=problem, turns=_ORDINARY, kinds=())
         for n, problem in enumerate(problems)
@@ -217,12 +233,12 @@ def _drop_state(step: Step) -> Step:
 # The promises ------------------------------------------------------------------------------------
 
 
-def _answers_with_steps(subject: Subject, given: _Given) -> None:
+def _check_step_answers(subject: Subject, given: _Given) -> None:
     for case in _build_episode_cases(subject, given):
         case.play_episode()
 
 
-def _keeps_its_examples(subject: Subject, given: _Given) -> None:
+def _check_environment_examples(subject: Subject, given: _Given) -> None:
     cases = _build_example_cases(subject)
     if not cases:
         raise SkipTest("it has none; give it at least a gold, a poor and a hostile one")
@@ -239,7 +255,7 @@ def _keeps_its_examples(subject: Subject, given: _Given) -> None:
         assert not promised.observations or shown == promised.observations, said
 
 
-def _answers_the_same_again(subject: Subject, given: _Given) -> None:
+def _check_environment_determinism(subject: Subject, given: _Given) -> None:
     for case in _build_episode_cases(subject, given):
         first, second, third = (
             case.play_episode(),
@@ -251,13 +267,13 @@ def _answers_the_same_again(subject: Subject, given: _Given) -> None:
             assert same, f"{case}: other steps {name}"
 
 
-def _leaves_states_alone(subject: Subject, given: _Given) -> None:
+def _check_states_unchanged(subject: Subject, given: _Given) -> None:
     for case in _build_episode_cases(subject, given):
         case.play_episode(watched=True)
 
 
-def _bears_hostile_text(subject: Subject, given: _Given) -> None:
-    for case in _one_of_each(_build_episode_cases(subject, given)):
+def _check_hostile_actions(subject: Subject, given: _Given) -> None:
+    for case in _select_distinct_episodes(_build_episode_cases(subject, given)):
         with open_environment_host(case.environment) as host:
             (state,) = host.reset([(case.episode.problem, _SEED)])
             actions = [
@@ -267,11 +283,13 @@ def _bears_hostile_text(subject: Subject, given: _Given) -> None:
             ]
             steps = host.step([(state, action) for _, action in actions])
             for (label, _), step in zip(actions, steps, strict=True):
-                assert not isinstance(step, Fault), f"{label}: {step.reason}"
+                assert not isinstance(step, HostFault), f"{label}: {step.reason}"
             going = [s.state for s in steps if isinstance(s, Step) and not s.done]
             action = case.action(2, case.episode.turns[0])
             for step in host.step([(state, action) for state in going]):
-                assert not isinstance(step, Fault), f"the turn after hostile text: {step.reason}"
+                assert not isinstance(step, HostFault), (
+                    f"the turn after hostile text: {step.reason}"
+                )
 
 
 def _build_hostile_actions(case: _EpisodeCase, text: str) -> Iterator[Action]:
@@ -282,7 +300,7 @@ def _build_hostile_actions(case: _EpisodeCase, text: str) -> Iterator[Action]:
     yield replace(plain, spans={}, forced=True)
 
 
-def _one_of_each(cases: Sequence[_EpisodeCase]) -> Iterator[_EpisodeCase]:
+def _select_distinct_episodes(cases: Sequence[_EpisodeCase]) -> Iterator[_EpisodeCase]:
     """The first case for each set of options."""
     seen = set()
     for case in cases:

@@ -19,7 +19,7 @@ from rlx.discovery.streams import list_needed_streams
 from rlx.plugin import Estimator as EstimatorPlugin
 from rlx.plugin import Plugin
 from rlx.testing.promise import (
-    Check,
+    PromiseCheck,
     bind_implementation,
     build_subject_plugin,
     common_checks,
@@ -114,52 +114,63 @@ def check_estimator(estimator: Any) -> None:
     run_checks(estimator_checks(), estimator)
 
 
-def estimator_checks() -> tuple[Check, ...]:
+def estimator_checks() -> tuple[PromiseCheck, ...]:
     """The promises of every estimator. One that needs inputs that no example has is passed over."""
     own: tuple[tuple[str, str, Callable[[Estimator, CreditInputs], None]], ...] = (
-        ("keeps shape and dtype", "return `[B, T]` as the rewards are", _keeps_shape_and_dtype),
-        ("leaves its inputs alone", "change no tensor in place", _leaves_its_inputs_alone),
+        ("keeps shape and dtype", "return `[B, T]` as the rewards are", _check_advantage_shape),
+        ("leaves its inputs alone", "change no tensor in place", _check_inputs_unchanged),
         (
             "is finite, and silent outside the mask",
             "select by `torch.where(mask, ..., 0)`; add an epsilon before dividing",
-            _is_finite_and_silent_outside_the_mask,
+            _check_masked_advantages,
         ),
         (
             "gives nothing for equal rewards",
             "compare a group's largest score with its smallest, not with the mean",
-            _gives_nothing_for_equal_rewards,
+            _check_equal_rewards,
         ),
         (
             "ignores what stands outside the mask",
             "select by `torch.where(mask, x, 0)`; a product with the mask keeps NaN",
-            _ignores_what_stands_outside_the_mask,
+            _check_outside_ignored,
         ),
-        ("ignores row order", "compare rows by `group_ids`, never by position", _ignores_row_order),
+        (
+            "ignores row order",
+            "compare rows by `group_ids`, never by position",
+            _check_estimator_row_order,
+        ),
         (
             "ignores what ids are called",
             "ids only say which rows belong together",
-            _ignores_what_ids_are_called,
+            _check_id_renaming,
         ),
-        ("ignores padding", "count tokens by the mask, turns by `turn_present`", _ignores_padding),
+        (
+            "ignores padding",
+            "count tokens by the mask, turns by `turn_present`",
+            _check_estimator_padding,
+        ),
         (
             "ignores absent rewards",
             "read `turn_rewards` only where `turn_present`: absent is not zero",
-            _ignores_absent_rewards,
+            _check_estimator_absent_rewards,
         ),
     )
     return (
         *common_checks(),
-        *(Check(name, help_, partial(_over_examples, run)) for name, help_, run in own),
+        *(
+            PromiseCheck(name, help_, partial(_run_estimator_examples, run))
+            for name, help_, run in own
+        ),
     )
 
 
-def _over_examples(run: Callable[[Estimator, CreditInputs], None], subject: Any) -> None:
+def _run_estimator_examples(run: Callable[[Estimator, CreditInputs], None], subject: Any) -> None:
     is_plugin = isinstance(subject, type | Plugin)
     named = {"greedy_baseline": "greedy_scores"}
     wanted = {named.get(need, need) for need in (list_needed_streams(subject) if is_plugin else ())}
     if lacking := wanted - _get_input_tensors(example_inputs()).keys():
         raise SkipTest(f"it needs {', '.join(sorted(lacking))}, which no example here has")
-    if run is _gives_nothing_for_equal_rewards and is_plugin and not _compares_rows(subject):
+    if run is _check_equal_rewards and is_plugin and not _compares_rows(subject):
         raise SkipTest("it does not compare rows with each other")
     function = bind_implementation(subject)
 
@@ -178,27 +189,27 @@ def _compares_rows(subject: Any) -> bool:
     return not plugin.needs and plugin.reading() != "token_rewards"
 
 
-def _keeps_shape_and_dtype(estimator: Estimator, inputs: CreditInputs) -> None:
+def _check_advantage_shape(estimator: Estimator, inputs: CreditInputs) -> None:
     advantages = estimator(inputs)
     assert advantages.shape == inputs.mask.shape, "changed the shape [B, T]"
     assert advantages.dtype == inputs.turn_rewards.dtype, "changed the dtype of the rewards"
 
 
-def _leaves_its_inputs_alone(estimator: Estimator, inputs: CreditInputs) -> None:
+def _check_inputs_unchanged(estimator: Estimator, inputs: CreditInputs) -> None:
     before = {name: tensor.clone() for name, tensor in _get_input_tensors(inputs).items()}
     estimator(inputs)
     for name, tensor in _get_input_tensors(inputs).items():
         assert torch.equal(tensor, before[name]), f"wrote into its input {name}"
 
 
-def _is_finite_and_silent_outside_the_mask(estimator: Estimator, inputs: CreditInputs) -> None:
+def _check_masked_advantages(estimator: Estimator, inputs: CreditInputs) -> None:
     advantages = estimator(inputs)
     assert advantages.isfinite().all(), "is not finite although every reward is"
     leaked = advantages[~inputs.mask] != 0
     assert not leaked.any(), "gave advantage to a token outside the mask"
 
 
-def _gives_nothing_for_equal_rewards(estimator: Estimator, inputs: CreditInputs) -> None:
+def _check_equal_rewards(estimator: Estimator, inputs: CreditInputs) -> None:
     """0.7 in float32: many times 0.7, over as many, is not quite 0.7."""
     answers = torch.tensor([True, *[False] * (_TURNS - 1)])
     present = torch.where((inputs.levels == 0)[:, None], answers, ~answers)
@@ -215,7 +226,7 @@ def _gives_nothing_for_equal_rewards(estimator: Estimator, inputs: CreditInputs)
     assert (advantages == 0).all(), "did not give exactly 0 in a group of equal rewards"
 
 
-def _ignores_what_stands_outside_the_mask(estimator: Estimator, inputs: CreditInputs) -> None:
+def _check_outside_ignored(estimator: Estimator, inputs: CreditInputs) -> None:
     names = ("token_rewards", "values", "old_logprobs", "reference_logprobs")
     outside: dict[str, Any] = {
         name: torch.where(inputs.mask, inputs.stream(name), torch.nan) for name in names
@@ -226,20 +237,20 @@ def _ignores_what_stands_outside_the_mask(estimator: Estimator, inputs: CreditIn
     )
 
 
-def _ignores_row_order(estimator: Estimator, inputs: CreditInputs) -> None:
+def _check_estimator_row_order(estimator: Estimator, inputs: CreditInputs) -> None:
     order = torch.randperm(len(inputs.mask), generator=torch.Generator().manual_seed(1))
     actual, expected = estimator(_select_input_rows(inputs, order)), estimator(inputs)[order]
     _assert_same_values(actual, expected, "depends on the order of rows")
 
 
-def _ignores_what_ids_are_called(estimator: Estimator, inputs: CreditInputs) -> None:
+def _check_id_renaming(estimator: Estimator, inputs: CreditInputs) -> None:
     renamed = replace(
         inputs, group_ids=10**12 - 7 * inputs.group_ids, tree_ids=3 - 5 * inputs.tree_ids
     )
     _assert_same_values(estimator(renamed), estimator(inputs), "depends on what groups are called")
 
 
-def _ignores_padding(estimator: Estimator, inputs: CreditInputs) -> None:
+def _check_estimator_padding(estimator: Estimator, inputs: CreditInputs) -> None:
     padded = replace(
         inputs,
         mask=_pad_input_tensor(inputs.mask, False),
@@ -264,7 +275,7 @@ def _ignores_padding(estimator: Estimator, inputs: CreditInputs) -> None:
     )
 
 
-def _ignores_absent_rewards(estimator: Estimator, inputs: CreditInputs) -> None:
+def _check_estimator_absent_rewards(estimator: Estimator, inputs: CreditInputs) -> None:
     poisoned = replace(
         inputs, turn_rewards=torch.where(inputs.turn_present, inputs.turn_rewards, torch.nan)
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlx.batch import NO_TURN, TokenBatch, build_token_batch
 from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, Author, RolloutTree, Segment, Span
-from rlx.testing.promise import Check, bind_implementation, common_checks, run_checks
+from rlx.testing.promise import PromiseCheck, bind_implementation, common_checks, run_checks
 
 __all__ = ["check_mask", "example_batch", "mask_checks"]
 
@@ -36,35 +36,39 @@ def check_mask(mask: Any) -> None:
     run_checks(mask_checks(), mask)
 
 
-def mask_checks() -> tuple[Check, ...]:
+def mask_checks() -> tuple[PromiseCheck, ...]:
     """The promises of every mask strategy."""
     own: tuple[tuple[str, str, Callable[[Mask, TokenBatch], None]], ...] = (
-        ("gives bool of the batch's shape", "return bool `[B, T]`", _gives_bool_of_the_shape),
+        ("gives bool of the batch's shape", "return bool `[B, T]`", _check_mask_shape),
         (
             "keeps to a row's own tokens",
             "end with `& batch.is_own`: prompts, observations and padding never learn, unless "
             "the class says `beyond_own`",
-            _keeps_to_own_tokens,
+            _check_own_tokens,
         ),
         (
             "leaves the batch alone",
             "begin with `torch.zeros_like` or `.clone()`, not with a field of the batch",
-            _leaves_the_batch_alone,
+            _check_batch_unchanged,
         ),
-        ("gives the same again", "draw no random numbers", _gives_the_same_again),
-        ("ignores the order of rows", "rows of a group need not be neighbours", _ignores_row_order),
-        ("ignores padding", "count tokens that are `is_own`, not positions", _ignores_padding),
+        ("gives the same again", "draw no random numbers", _check_mask_determinism),
+        (
+            "ignores the order of rows",
+            "rows of a group need not be neighbours",
+            _check_mask_row_order,
+        ),
+        ("ignores padding", "count tokens that are `is_own`, not positions", _check_mask_padding),
     )
     return (
         *common_checks(),
-        *(Check(name, help_, partial(_over_examples, run)) for name, help_, run in own),
+        *(PromiseCheck(name, help_, partial(_run_mask_examples, run)) for name, help_, run in own),
     )
 
 
-def _over_examples(run: Callable[[Mask, TokenBatch], None], subject: Any) -> None:
+def _run_mask_examples(run: Callable[[Mask, TokenBatch], None], subject: Any) -> None:
     mask = bind_implementation(subject)
-    if run is _keeps_to_own_tokens and getattr(subject, "beyond_own", False):
-        run = _keeps_to_the_response
+    if run is _check_own_tokens and getattr(subject, "beyond_own", False):
+        run = _check_response_tokens
     for seed in _SEEDS:
         run(mask, example_batch(seed))
 
@@ -127,7 +131,7 @@ def _sample_policy_turn(rng: random.Random, parent: int, number: int, kind: str)
 # The promises ------------------------------------------------------------------------------------
 
 
-def _gives_bool_of_the_shape(mask: Mask, batch: TokenBatch) -> None:
+def _check_mask_shape(mask: Mask, batch: TokenBatch) -> None:
     learns = mask(batch)
     assert isinstance(learns, Tensor), f"gave {type(learns).__name__}, no tensor"
     assert learns.dtype == torch.bool, f"gave {learns.dtype}"
@@ -135,16 +139,16 @@ def _gives_bool_of_the_shape(mask: Mask, batch: TokenBatch) -> None:
     assert shape == tuple(batch.is_own.shape), f"gave {shape} for {tuple(batch.is_own.shape)}"
 
 
-def _keeps_to_own_tokens(mask: Mask, batch: TokenBatch) -> None:
+def _check_own_tokens(mask: Mask, batch: TokenBatch) -> None:
     assert not (mask(batch) & ~batch.is_own).any(), "a token learns that is not the row's own"
 
 
-def _keeps_to_the_response(mask: Mask, batch: TokenBatch) -> None:
+def _check_response_tokens(mask: Mask, batch: TokenBatch) -> None:
     outside = mask(batch) & ~batch.is_response
     assert not outside.any(), "a token learns that stands before the row's own, or is padding"
 
 
-def _leaves_the_batch_alone(mask: Mask, batch: TokenBatch) -> None:
+def _check_batch_unchanged(mask: Mask, batch: TokenBatch) -> None:
     before = _map_batch_tensors(batch, lambda _, tensor: tensor.clone())
     mask(batch)
     for name, was in vars(before).items():
@@ -159,18 +163,18 @@ def _is_unchanged(now: Any, was: Any) -> bool:
     return bool(now == was)
 
 
-def _gives_the_same_again(mask: Mask, batch: TokenBatch) -> None:
+def _check_mask_determinism(mask: Mask, batch: TokenBatch) -> None:
     assert torch.equal(mask(batch), mask(batch)), "gave another mask the second time"
 
 
-def _ignores_row_order(mask: Mask, batch: TokenBatch) -> None:
+def _check_mask_row_order(mask: Mask, batch: TokenBatch) -> None:
     order = torch.randperm(len(batch.rows), generator=torch.Generator().manual_seed(1))
     moved = _map_batch_tensors(batch, lambda _, tensor: tensor[order])
     moved = replace(moved, rows=tuple(batch.rows[i] for i in order.tolist()))
     assert torch.equal(mask(moved), mask(batch)[order]), "depends on the order of rows"
 
 
-def _ignores_padding(mask: Mask, batch: TokenBatch) -> None:
+def _check_mask_padding(mask: Mask, batch: TokenBatch) -> None:
     padded = mask(_map_batch_tensors(batch, _pad_batch_tensor))
     length = batch.is_own.shape[1]
     assert torch.equal(padded[:, :length], mask(batch)), "depends on padding on the right"

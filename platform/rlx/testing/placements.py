@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from rlx.credit import CreditInputs
-from rlx.credit.place import Placed, sum_token_rewards
+from rlx.credit.place import PlacedRewards, sum_token_rewards
 from rlx.testing.estimators import example_inputs
-from rlx.testing.promise import Check, run_checks
+from rlx.testing.promise import PromiseCheck, run_checks
 
 __all__ = ["check_placement", "placement_checks"]
 
-Place = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Placed]
+Place = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], PlacedRewards]
 
 _SEEDS = range(5)
 
@@ -33,43 +33,53 @@ def check_placement(place: Any) -> None:
     run_checks(placement_checks(), place)
 
 
-def placement_checks() -> tuple[Check, ...]:
+def placement_checks() -> tuple[PromiseCheck, ...]:
     """The promises of every placement."""
     own: tuple[tuple[str, str, Callable[[Place, CreditInputs], None]], ...] = (
-        ("keeps shape and dtype", "return `[B, T]` as the rewards are", _keeps_shape),
+        ("keeps shape and dtype", "return `[B, T]` as the rewards are", _check_placement_shape),
         (
             "is silent outside the mask",
             "select by `torch.where(mask, ..., 0)`",
-            _is_silent_outside_the_mask,
+            _check_masked_placement,
         ),
         (
             "loses nothing unseen",
             "what lies on no token is `lost`: placed and lost add up to the same for any mask",
-            _loses_nothing_unseen,
+            _check_reported_losses,
         ),
         (
             "is linear",
             "twice the rewards are twice the token rewards: no threshold, no normalisation",
-            _is_linear,
+            _check_placement_linearity,
         ),
         (
             "ignores absent rewards",
             "read `turn_rewards` only where `turn_present`",
-            _ignores_absent_rewards,
+            _check_placement_absent_rewards,
         ),
-        ("ignores row order", "a row's tokens depend on that row alone", _ignores_row_order),
-        ("ignores padding", "find the last token by the mask, not by the width", _ignores_padding),
+        (
+            "ignores row order",
+            "a row's tokens depend on that row alone",
+            _check_placement_row_order,
+        ),
+        (
+            "ignores padding",
+            "find the last token by the mask, not by the width",
+            _check_placement_padding,
+        ),
     )
-    return tuple(Check(name, help_, partial(_over_examples, run)) for name, help_, run in own)
+    return tuple(
+        PromiseCheck(name, help_, partial(_run_placement_examples, run)) for name, help_, run in own
+    )
 
 
-def _over_examples(run: Callable[[Place, CreditInputs], None], place: Any) -> None:
+def _run_placement_examples(run: Callable[[Place, CreditInputs], None], place: Any) -> None:
     for seed in _SEEDS:
         for dtype in (torch.float32, torch.float64):
             run(place, example_inputs(seed, dtype=dtype))
 
 
-def _place_input_rewards(place: Place, inputs: CreditInputs) -> Placed:
+def _place_input_rewards(place: Place, inputs: CreditInputs) -> PlacedRewards:
     return place(
         inputs.turn_rewards,
         inputs.turn_present,
@@ -79,19 +89,19 @@ def _place_input_rewards(place: Place, inputs: CreditInputs) -> Placed:
     )
 
 
-def _keeps_shape(place: Place, inputs: CreditInputs) -> None:
+def _check_placement_shape(place: Place, inputs: CreditInputs) -> None:
     tokens = _place_input_rewards(place, inputs).token_rewards
     assert tokens.shape == inputs.mask.shape, "changed the shape [B, T]"
     assert tokens.dtype == inputs.turn_rewards.dtype, "changed the dtype of the rewards"
 
 
-def _is_silent_outside_the_mask(place: Place, inputs: CreditInputs) -> None:
+def _check_masked_placement(place: Place, inputs: CreditInputs) -> None:
     tokens = _place_input_rewards(place, inputs).token_rewards
     assert tokens.isfinite().all(), "is not finite although every reward is"
     assert not (tokens[~inputs.mask] != 0).any(), "gave reward to a token outside the mask"
 
 
-def _loses_nothing_unseen(place: Place, inputs: CreditInputs) -> None:
+def _check_reported_losses(place: Place, inputs: CreditInputs) -> None:
     everything = replace(inputs, mask=inputs.turn_ids > 0)
     sums = []
     for given in (inputs, everything):
@@ -102,7 +112,7 @@ def _loses_nothing_unseen(place: Place, inputs: CreditInputs) -> None:
     )
 
 
-def _is_linear(place: Place, inputs: CreditInputs) -> None:
+def _check_placement_linearity(place: Place, inputs: CreditInputs) -> None:
     twice = replace(
         inputs,
         turn_rewards=2 * inputs.turn_rewards,
@@ -115,7 +125,7 @@ def _is_linear(place: Place, inputs: CreditInputs) -> None:
     torch.testing.assert_close(2 * one, two, msg="is not linear in the rewards")
 
 
-def _ignores_absent_rewards(place: Place, inputs: CreditInputs) -> None:
+def _check_placement_absent_rewards(place: Place, inputs: CreditInputs) -> None:
     poisoned = replace(
         inputs, turn_rewards=torch.where(inputs.turn_present, inputs.turn_rewards, torch.nan)
     )
@@ -126,7 +136,7 @@ def _ignores_absent_rewards(place: Place, inputs: CreditInputs) -> None:
     torch.testing.assert_close(actual, expected, msg="let the reward of an absent turn through")
 
 
-def _ignores_row_order(place: Place, inputs: CreditInputs) -> None:
+def _check_placement_row_order(place: Place, inputs: CreditInputs) -> None:
     order = torch.randperm(len(inputs.mask), generator=torch.Generator().manual_seed(1))
     moved: dict[str, Any] = {
         name: value[order] for name, value in vars(inputs).items() if isinstance(value, Tensor)
@@ -136,7 +146,7 @@ def _ignores_row_order(place: Place, inputs: CreditInputs) -> None:
     torch.testing.assert_close(actual, expected, msg="depends on the order of rows")
 
 
-def _ignores_padding(place: Place, inputs: CreditInputs) -> None:
+def _check_placement_padding(place: Place, inputs: CreditInputs) -> None:
     def pad_token_tensor(tensor: Tensor, fill: int) -> Tensor:
         return torch.nn.functional.pad(tensor, (0, 2), value=fill)
 

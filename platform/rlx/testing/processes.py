@@ -14,7 +14,7 @@ from typing import Any
 from pebble import ProcessExpired, ProcessPool
 
 from rlx.plugin import Environment
-from rlx.reward import Job, Outcome, PooledHost, RewardPool
+from rlx.reward import JobOutcome, PooledHost, RewardJob, RewardPool
 from rlx.spec import EnvironmentUse, RunnerSpec
 
 __all__ = [
@@ -140,7 +140,7 @@ def run_in_subprocess(function: Callable[..., Any], *arguments: Any, fresh: bool
             _stop_pool(pool)
 
 
-def score_jobs(jobs: Sequence[Job], *, fresh: bool = False) -> list[Outcome]:
+def score_jobs(jobs: Sequence[RewardJob], *, fresh: bool = False) -> list[JobOutcome]:
     """Scores as a run does, in a worker with a deadline and a memory cap.
 
     Args:

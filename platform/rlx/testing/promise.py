@@ -23,7 +23,7 @@ from rlx.spec.reading.explain import explain_validation_error
 from rlx.testing.processes import first_import
 
 __all__ = [
-    "Check",
+    "PromiseCheck",
     "Subject",
     "bind_implementation",
     "build_subject_plugin",
@@ -42,7 +42,7 @@ Subject = type[Plugin] | Plugin
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class PromiseCheck:
     """One promise, by name. `str()` is the name; calling it with a plugin checks it.
 
     Attributes:
@@ -68,7 +68,7 @@ class Check:
         self.run(subject)
 
 
-def run_checks(checks: Iterable[Check], subject: Any) -> None:
+def run_checks(checks: Iterable[PromiseCheck], subject: Any) -> None:
     """Checks promise after promise; those that do not apply are passed over.
 
     Raises:
@@ -148,32 +148,34 @@ def _get_plugin_class(subject: Subject) -> type[Plugin]:
     return subject if isinstance(subject, type) else type(subject)
 
 
-def common_checks(make_one: Callable[[Any], Any] = build_subject_plugin) -> tuple[Check, ...]:
+def common_checks(
+    make_one: Callable[[Any], Any] = build_subject_plugin,
+) -> tuple[PromiseCheck, ...]:
     """The promises of every plugin, whatever its kind.
 
     Args:
         make_one: gives the plugin of a class.
     """
     return (
-        Check(
+        PromiseCheck(
             "imports fast and light",
             f"leave {', '.join(HEAVY)} and slow work to functions, or to the implementation",
-            _imports_fast_and_light,
+            _check_import_cost,
         ),
-        Check(
+        PromiseCheck(
             "says what it does",
             "begin the class or the function with a docstring",
-            _says_what_it_does,
+            _check_docstring,
         ),
-        Check(
+        PromiseCheck(
             "options survive JSON",
             "annotate options with plain types, and give defaults of just those types",
-            partial(_options_survive_json, make_one=make_one),
+            partial(_check_json_options, make_one=make_one),
         ),
     )
 
 
-def _imports_fast_and_light(subject: Subject) -> None:
+def _check_import_cost(subject: Subject) -> None:
     cls = _get_plugin_class(subject)
     module, name = cls.__module__, cls.__qualname__
     seconds = float("inf")
@@ -189,12 +191,12 @@ def _imports_fast_and_light(subject: Subject) -> None:
     raise AssertionError(f"importing {module} takes {seconds:.1f} s, more than {_IMPORT_SECONDS:g}")
 
 
-def _says_what_it_does(subject: Subject) -> None:
+def _check_docstring(subject: Subject) -> None:
     cls = _get_plugin_class(subject)
     assert (cls.__doc__ or "").strip(), f"{cls.__name__} has no docstring"
 
 
-def _options_survive_json(subject: Subject, make_one: Callable[[Any], Any]) -> None:
+def _check_json_options(subject: Subject, make_one: Callable[[Any], Any]) -> None:
     _get_plugin_class(subject)
     plugin = make_one(subject)
     written = plugin.model_dump_json(by_alias=True, warnings=False)

@@ -17,10 +17,16 @@ from typing import Any
 from unittest import SkipTest
 
 from rlx.plugin import Example, Plugin, Sample, Score
-from rlx.reward import Job, Outcome
+from rlx.reward import JobOutcome, RewardJob
 from rlx.spec import TurnReward
 from rlx.testing.processes import score_jobs
-from rlx.testing.promise import Check, Subject, build_subject_plugin, common_checks, run_checks
+from rlx.testing.promise import (
+    PromiseCheck,
+    Subject,
+    build_subject_plugin,
+    common_checks,
+    run_checks,
+)
 
 __all__ = ["HOSTILE_TEXTS", "check_reward", "reward_checks"]
 
@@ -54,7 +60,7 @@ def check_reward(reward: Subject, samples: Sequence[Sample] | None = None) -> No
     run_checks(reward_checks(samples), reward)
 
 
-def reward_checks(samples: Sequence[Sample] | None = None) -> tuple[Check, ...]:
+def reward_checks(samples: Sequence[Sample] | None = None) -> tuple[PromiseCheck, ...]:
     """The promises of every reward.
 
     Args:
@@ -70,31 +76,31 @@ def reward_checks(samples: Sequence[Sample] | None = None) -> tuple[Check, ...]:
         (
             "gives a number or abstains",
             "return a finite number, a Score or None; in wider scopes a list, one per sample",
-            _gives_a_number_or_abstains,
+            _check_score_values,
         ),
-        ("keeps its examples", "the reward is wrong, or the example is", _keeps_its_examples),
+        ("keeps its examples", "the reward is wrong, or the example is", _check_reward_examples),
         (
             "says the same again",
             "depend on the sample and the options alone: no clock, no random numbers, no state, no "
             "order of a set",
-            _says_the_same_again,
+            _check_reward_determinism,
         ),
-        ("leaves samples alone", "copy what you change", _leaves_samples_alone),
+        ("leaves samples alone", "copy what you change", _check_samples_unchanged),
         (
             "bears hostile text",
             "what a model writes is never an error: give it a score and a reason, in linear time",
-            _bears_hostile_text,
+            _check_hostile_responses,
         ),
         (
             "bears any order",
             "a sample's verdict must not depend on its place in the list",
-            _bears_any_order,
+            _check_sample_order,
         ),
-        ("bears one alone", "a group may hold one sample", _bears_one_alone),
+        ("bears one alone", "a group may hold one sample", _check_single_sample),
     )
     return (
-        *common_checks(_first_plugin),
-        *(Check(name, help_, partial(run, given=given)) for name, help_, run in own),
+        *common_checks(_build_first_reward),
+        *(PromiseCheck(name, help_, partial(run, given=given)) for name, help_, run in own),
     )
 
 
@@ -136,7 +142,7 @@ def _build_reward_cases(subject: Subject, given: _Given) -> list[_RewardCase]:
         ]
     else:
         pairs = []
-    rewards = [r for r, _ in pairs] or [_first_plugin(subject)]
+    rewards = [r for r, _ in pairs] or [_build_first_reward(subject)]
     if given is not None or not pairs:
         pairs = [(rewards[0], given if given is not None else _build_ordinary_samples(rewards[0]))]
     return [
@@ -152,7 +158,7 @@ def _list_reward_examples(subject: Subject) -> tuple[Example, ...]:
     return tuple(getattr(subject, "examples", ()))
 
 
-def _first_plugin(subject: Subject) -> Any:
+def _build_first_reward(subject: Subject) -> Any:
     """The plugin itself, or its class with the options of the first example."""
     examples = _list_reward_examples(subject)
     if isinstance(subject, Plugin) or not examples:
@@ -173,12 +179,12 @@ def _build_ordinary_samples(reward: Any) -> tuple[Sample, ...]:
     )
 
 
-def _score_cases(cases: Sequence[_RewardCase], *, fresh: bool = False) -> list[Outcome]:
-    jobs = [Job(case.reward, case.samples, DEADLINE) for case in cases]
+def _score_cases(cases: Sequence[_RewardCase], *, fresh: bool = False) -> list[JobOutcome]:
+    jobs = [RewardJob(case.reward, case.samples, DEADLINE) for case in cases]
     return score_jobs(jobs, fresh=fresh)
 
 
-def _assert_no_fault(outcome: Outcome, what: str) -> Outcome:
+def _assert_no_fault(outcome: JobOutcome, what: str) -> JobOutcome:
     assert outcome.fault is None, f"{what}: {outcome.fault}"
     return outcome
 
@@ -199,7 +205,7 @@ def _travels_to_worker(subject: Subject, given: _Given) -> None:
         assert not fault.startswith("cannot be"), f"{type(case.reward).__name__} {fault}"
 
 
-def _gives_a_number_or_abstains(subject: Subject, given: _Given) -> None:
+def _check_score_values(subject: Subject, given: _Given) -> None:
     cases = _build_reward_cases(subject, given)
     for case, outcome in zip(cases, _score_cases(cases), strict=True):
         strange = not _list_reward_examples(subject) and given is None
@@ -207,7 +213,7 @@ def _gives_a_number_or_abstains(subject: Subject, given: _Given) -> None:
         assert outcome.fault is None, f"{_describe_case(case)}: {outcome.fault}{hint}"
 
 
-def _keeps_its_examples(subject: Subject, given: _Given) -> None:
+def _check_reward_examples(subject: Subject, given: _Given) -> None:
     examples = _list_reward_examples(subject)
     if not examples:
         raise SkipTest("it has none; give it at least a gold, a wrong and a hostile one")
@@ -235,7 +241,7 @@ def _format_score_values(values: Sequence[float | None]) -> str:
     return ", ".join("nothing" if v is None else f"{v:.6g}" for v in values)
 
 
-def _says_the_same_again(subject: Subject, given: _Given) -> None:
+def _check_reward_determinism(subject: Subject, given: _Given) -> None:
     cases = _build_reward_cases(subject, given)
     first, second, third = _score_cases(cases), _score_cases(cases), _score_cases(cases, fresh=True)
     for case, *outcomes in zip(cases, first, second, third, strict=True):
@@ -270,15 +276,15 @@ class _WatchedReward:
         return verdict
 
 
-def _leaves_samples_alone(subject: Subject, given: _Given) -> None:
+def _check_samples_unchanged(subject: Subject, given: _Given) -> None:
     cases = _build_reward_cases(subject, given)
     watched = [_RewardCase(_WatchedReward(case.reward), case.samples) for case in cases]
     for case, outcome in zip(cases, _score_cases(watched), strict=True):
         _assert_no_fault(outcome, _describe_case(case))
 
 
-def _bears_hostile_text(subject: Subject, given: _Given) -> None:
-    for case in _one_of_each(_build_reward_cases(subject, given)):
+def _check_hostile_responses(subject: Subject, given: _Given) -> None:
+    for case in _select_distinct_cases(_build_reward_cases(subject, given)):
         calm = case.samples[0].response
         for label, text in HOSTILE_TEXTS.items():
             hostile = [case.with_responses(text), case.with_responses(text, spans=False)]
@@ -288,7 +294,7 @@ def _bears_hostile_text(subject: Subject, given: _Given) -> None:
                 _assert_no_fault(outcome, label)
 
 
-def _one_of_each(cases: Sequence[_RewardCase]) -> Iterator[_RewardCase]:
+def _select_distinct_cases(cases: Sequence[_RewardCase]) -> Iterator[_RewardCase]:
     """The first case for each set of options, and of each length of a group."""
     seen = set()
     for case in cases:
@@ -298,9 +304,9 @@ def _one_of_each(cases: Sequence[_RewardCase]) -> Iterator[_RewardCase]:
             yield case
 
 
-def _bears_any_order(subject: Subject, given: _Given) -> None:
+def _check_sample_order(subject: Subject, given: _Given) -> None:
     cases = _build_wider_cases(subject, given)
-    groups = [case if len(case.samples) > 1 else _group_of(case) for case in cases]
+    groups = [case if len(case.samples) > 1 else _build_sample_group(case) for case in cases]
     orders = [_shuffle_order(len(case.samples)) for case in groups]
     moved = [
         _RewardCase(case.reward, tuple(case.samples[i] for i in order))
@@ -314,7 +320,7 @@ def _bears_any_order(subject: Subject, given: _Given) -> None:
         assert same, f"{_describe_case(case)}: other verdicts in another order"
 
 
-def _group_of(case: _RewardCase) -> _RewardCase:
+def _build_sample_group(case: _RewardCase) -> _RewardCase:
     """Several samples made of one that stood alone."""
     (sample,) = case.samples
     several = tuple(replace(sample, id=f"{sample.id}/{i}") for i in range(len(_ORDINARY)))
@@ -329,7 +335,7 @@ def _shuffle_order(count: int) -> list[int]:
     return order
 
 
-def _bears_one_alone(subject: Subject, given: _Given) -> None:
+def _check_single_sample(subject: Subject, given: _Given) -> None:
     cases = [
         _RewardCase(case.reward, (s,))
         for case in _build_wider_cases(subject, given)

@@ -8,7 +8,13 @@ from unittest import SkipTest
 
 from rlx.plugin import Demonstration, Problem, Rehearsed, Split
 from rlx.testing.processes import run_in_subprocess
-from rlx.testing.promise import Check, Subject, build_subject_plugin, common_checks, run_checks
+from rlx.testing.promise import (
+    PromiseCheck,
+    Subject,
+    build_subject_plugin,
+    common_checks,
+    run_checks,
+)
 
 __all__ = ["check_task", "task_checks"]
 
@@ -33,35 +39,35 @@ def check_task(task: Subject) -> None:
     run_checks(task_checks(), task)
 
 
-def task_checks() -> tuple[Check, ...]:
+def task_checks() -> tuple[PromiseCheck, ...]:
     """The promises of every task."""
     return (
         *common_checks(),
-        Check(
+        PromiseCheck(
             "gives whole problems",
             "return a Problem with an id and a prompt; its fields are plain JSON values",
-            _gives_whole_problems,
+            _check_problem_fields,
         ),
-        Check(
+        PromiseCheck(
             "gives the same problem again",
             "derive everything from split, index and seed: `random.Random(f'{seed}/{split}/{i}')`",
-            _gives_the_same_problem_again,
+            _check_problem_determinism,
         ),
-        Check(
+        PromiseCheck(
             "keeps train and test apart",
             "let a hash of the problem decide its split, whatever the seed",
-            _keeps_train_and_test_apart,
+            _check_split_overlap,
         ),
-        Check(
+        PromiseCheck(
             "shows the same demonstration again",
             "derive everything from problem and seed; raise NotImplementedError if there are none",
-            _shows_the_same_demonstration_again,
+            _check_demonstration_determinism,
         ),
-        Check(
+        PromiseCheck(
             "rehearses the same lesson again",
             "derive `lesson` from index and seed, and `act` from its arguments; keep problems of "
             "the test split out of lessons",
-            _rehearses_the_same_lesson_again,
+            _check_lesson_determinism,
         ),
     )
 
@@ -97,7 +103,7 @@ def _describe_problem(place: _Place) -> str:
     return f"{place[0]} problem {place[1]} of seed {place[2]}"
 
 
-def _gives_whole_problems(subject: Subject) -> None:
+def _check_problem_fields(subject: Subject) -> None:
     drawn = run_in_subprocess(_list_problems, build_subject_plugin(subject), _PLACES)
     for place, problem in zip(_PLACES, drawn, strict=True):
         for name in ("id", "prompt"):
@@ -118,11 +124,11 @@ def _gives_whole_problems(subject: Subject) -> None:
         )
 
 
-def _gives_the_same_problem_again(subject: Subject) -> None:
+def _check_problem_determinism(subject: Subject) -> None:
     _compare_two_runs(_list_problems, subject, _PLACES)
 
 
-def _shows_the_same_demonstration_again(subject: Subject) -> None:
+def _check_demonstration_determinism(subject: Subject) -> None:
     places = _PLACES[:: len(_PLACES) // 20]
     task = build_subject_plugin(subject)
     shown = _compare_two_runs(_list_demonstrations, subject, places)
@@ -143,19 +149,19 @@ def _list_lessons(task: Any, places: Sequence[_Place]) -> list[tuple[dict[str, A
     return opened
 
 
-def _rehearses_the_same_lesson_again(subject: Subject) -> None:
+def _check_lesson_determinism(subject: Subject) -> None:
     task = build_subject_plugin(subject)
     if not (isinstance(task, Rehearsed) and getattr(task, "demonstrates", True)):
         raise SkipTest("it has no `lesson` and `act`, which a warm start with an environment needs")
     lessons = _compare_two_runs(_list_lessons, subject, _PLACES[: len(_PLACES) // 2])
-    tests = _drawn_ids(task, "test")
+    tests = _collect_problem_ids(task, "test")
     shared = sorted({problem["id"] for problem, _ in lessons} & tests)
     assert not shared, (
         f"{len(shared)} lessons are problems of the test split, such as {shared[0]!r}"
     )
 
 
-def _drawn_ids(task: Any, split: Split) -> set[str]:
+def _collect_problem_ids(task: Any, split: Split) -> set[str]:
     places = [place for place in _PLACES if place[0] == split]
     return {problem["id"] for problem in run_in_subprocess(_list_problems, task, places)}
 
@@ -175,7 +181,7 @@ def _compare_two_runs(
     return first
 
 
-def _keeps_train_and_test_apart(subject: Subject) -> None:
+def _check_split_overlap(subject: Subject) -> None:
     drawn = run_in_subprocess(_list_problems, build_subject_plugin(subject), _PLACES)
     for what in ("id", "prompt"):
         train, test = (

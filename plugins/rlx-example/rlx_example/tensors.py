@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from rlx.batch import TokenBatch
-from rlx.credit import CreditInputs, group_advantages, on_mask, total_scores
+from rlx.credit import CreditInputs, group_advantages, spread_over_mask, total_scores
 
 __all__ = ["leave_one_out", "one_span"]
 
@@ -17,7 +17,7 @@ def leave_one_out(inputs: CreditInputs, *, scale: float) -> Tensor:
     centred = group_advantages(total_scores(inputs), inputs.group_ids, normalize="center")
     _, slot, counts = inputs.group_ids.unique(return_inverse=True, return_counts=True)
     sizes = counts[slot].to(centred.dtype)
-    return on_mask(scale * centred * sizes / (sizes - 1).clamp(min=1), inputs.mask)
+    return spread_over_mask(scale * centred * sizes / (sizes - 1).clamp(min=1), inputs.mask)
 
 
 def one_span(batch: TokenBatch, *, span: str) -> Tensor:

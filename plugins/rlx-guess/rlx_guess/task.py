@@ -9,12 +9,12 @@ from pydantic import Field
 from rlx.plugin import Demonstration, Plugin, Problem, Split
 from rlx_guess.game import HIGHER, LOWER
 
-__all__ = ["Numbers"]
+__all__ = ["GuessTask"]
 
 _TESTED = 5  # every fifth range is for testing
 
 
-class Numbers(Plugin):
+class GuessTask(Plugin):
     """A secret number within bounds that the prompt names. Train and test have other bounds."""
 
     largest: int = Field(60, ge=20, le=100)

@@ -3,7 +3,7 @@
 import pytest
 from rlx_guess.game import HIGHER, LOWER, UNCLEAR, Game
 from rlx_guess.rewards import score_found_secret, score_sensible_guess
-from rlx_guess.task import Numbers
+from rlx_guess.task import GuessTask
 
 from rlx.plugin import Action
 from rlx.testing import check_environment, check_reward, check_task, environment_checks
@@ -18,8 +18,8 @@ def test_game(check):
 
 def test_the_others():
     check_environment(Game(patience=5))
-    check_task(Numbers)
-    check_task(Numbers(largest=20, size=4))
+    check_task(GuessTask)
+    check_task(GuessTask(largest=20, size=4))
     for reward in (score_found_secret, score_sensible_guess):
         check_reward(reward)
 
@@ -48,7 +48,7 @@ def test_patience_ends():
 
 
 def test_halving_finds_every_number():
-    task, game = Numbers(halving=1.0), Game()
+    task, game = GuessTask(halving=1.0), Game()
     problem = next(p for i in range(99) if len(_bounds(p := task.lesson(i, 0))) == 12)
     for secret in _bounds(problem):
         state, turns, told = game.reset({**problem.fields, "secret": secret}, 0), [], []

@@ -49,7 +49,7 @@ def _build_countdown_example(
     return Example(name=name, sample=sample, value=value, reason=reason, options=options)
 
 
-class _Countdown(Reward):
+class _CountdownReward(Reward):
     method: Literal["strict"] = "strict"
     """The source's name for its only way; it changes nothing."""
     format_score: float = 0.1
@@ -80,7 +80,7 @@ class _Countdown(Reward):
         )
 
 
-class CountdownScore(_Countdown):
+class CountdownScore(_CountdownReward):
     """0 without an answer block, `format_score` with one, `score` for a right equation.
 
     Reads `numbers` and `target` of the problem, and the response alone, never the prompt. A
@@ -115,7 +115,7 @@ class CountdownScore(_Countdown):
         )
 
 
-class CountdownVerify(_Countdown):
+class CountdownVerify(_CountdownReward):
     """1 exactly when the Countdown score with the same options is 1.0, else 0.
 
     Format credit never counts as correct, even where `format_score` is 1.

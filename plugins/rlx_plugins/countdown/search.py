@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-__all__ = ["Rules", "Worked", "find_solutions", "random_expression"]
+__all__ = ["Rules", "WorkedExpression", "find_solutions", "random_expression"]
 
 _LEVEL = {"+": 1, "-": 1, "*": 2, "/": 2}
 _ATOM = 3
@@ -44,7 +44,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Worked:
+class WorkedExpression:
     """An expression, its value, and how one gets there.
 
     Attributes:
@@ -59,18 +59,20 @@ class Worked:
     steps: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, number: int) -> "Worked":
+    def from_number(cls, number: int) -> "WorkedExpression":
         """One of the given numbers, which must not be negative."""
         return cls(number, str(number))
 
 
-def _combine_expressions(operator: str, left: Worked, right: Worked, value: int) -> Worked:
+def _combine_expressions(
+    operator: str, left: WorkedExpression, right: WorkedExpression, value: int
+) -> WorkedExpression:
     level = _LEVEL[operator]
     left_text = left.text if left.level >= level else f"({left.text})"
     loose = right.level < level or (right.level == level and operator in "-/")
     right_text = f"({right.text})" if loose else right.text
     step = f"{left.value}{operator}{right.value}={value}"
-    return Worked(
+    return WorkedExpression(
         value, left_text + operator + right_text, level, (*left.steps, *right.steps, step)
     )
 
@@ -84,13 +86,13 @@ def _is_trivial(operator: str, left: int, right: int, value: int) -> bool:
 
 def random_expression(
     numbers: Sequence[int], rules: Rules, rng: random.Random, *, trivial: bool
-) -> Worked | None:
+) -> WorkedExpression | None:
     """Joins numbers in random order by random operators; None where a draw led nowhere.
 
     Args:
         trivial: whether a step may be one that only drops a number, such as `x*1`.
     """
-    items = [Worked.of(number) for number in numbers]
+    items = [WorkedExpression.from_number(number) for number in numbers]
     while len(items) > 1:
         left = items.pop(rng.randrange(len(items)))
         right = items.pop(rng.randrange(len(items)))
@@ -110,7 +112,7 @@ def find_solutions(
     rules: Rules,
     rng: random.Random | None = None,
     limit: int | None = None,
-) -> Iterator[Worked]:
+) -> Iterator[WorkedExpression]:
     """Yields every expression over all the numbers that reaches the target, each text once.
 
     Operands of `+` and `*` come in one order only. Three numbers take well under a millisecond,
@@ -121,7 +123,7 @@ def find_solutions(
         limit: how many expressions to look at; None for all.
     """
     seen: set[str] = set()
-    items = [Worked.of(number) for number in sorted(numbers)]
+    items = [WorkedExpression.from_number(number) for number in sorted(numbers)]
     for found in islice(_search_expressions(items, rules, rng), limit):
         if found.value == target and found.text not in seen:
             seen.add(found.text)
@@ -129,8 +131,8 @@ def find_solutions(
 
 
 def _search_expressions(
-    items: list[Worked], rules: Rules, rng: random.Random | None
-) -> Iterator[Worked]:
+    items: list[WorkedExpression], rules: Rules, rng: random.Random | None
+) -> Iterator[WorkedExpression]:
     if len(items) == 1:
         yield items[0]
         return

@@ -17,7 +17,7 @@ from rlx.plugin import Demonstration, Plugin, Problem, Split
 from rlx_plugins.countdown.expression import evaluate_expression
 from rlx_plugins.countdown.rewards import check_ground_truth
 from rlx_plugins.countdown.scorer import verify_equation_strict
-from rlx_plugins.countdown.search import Rules, Worked, find_solutions, random_expression
+from rlx_plugins.countdown.search import Rules, WorkedExpression, find_solutions, random_expression
 
 __all__ = ["CountdownFiles", "CountdownTask", "Demonstrations", "is_held_out", "read_files"]
 
@@ -245,7 +245,7 @@ class CountdownTask(Plugin):
         )
 
     def _problem(
-        self, numbers: Sequence[int], target: float, worked: Worked | None = None
+        self, numbers: Sequence[int], target: float, worked: WorkedExpression | None = None
     ) -> Problem:
         fields: dict[str, Any] = {
             "numbers": list(numbers),

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from rlx.plugin import Action, Environment, Step
 from rlx_plugins.kg.graph import Graph
-from rlx_plugins.kg.protocol import FUNCTIONS, Query, read_query, read_turn
-from rlx_plugins.kg.source import WORLD, graph_named
+from rlx_plugins.kg.protocol import FUNCTIONS, KgQuery, read_query, read_turn
+from rlx_plugins.kg.source import WORLD, load_named_graph
 from rlx_plugins.kg.text import (
     OVERHEAD,
     count_fitting_labels,
@@ -20,9 +20,9 @@ from rlx_plugins.kg.text import (
     format_information,
     format_label_list,
 )
-from rlx_plugins.kg.view import View
+from rlx_plugins.kg.view import GraphView
 
-__all__ = ["Error", "KnowledgeGraph", "State"]
+__all__ = ["Error", "KgEnvironment", "KgState"]
 
 Error = Literal[
     "KG_SUCCESS",
@@ -58,7 +58,7 @@ _Facts = tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class KgState:
     """What a rollout's environment knows between turns.
 
     Attributes:
@@ -86,7 +86,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _ResolvedQuery:
     """A query against the graph, its names looked up; `unknown` is the one that was not found."""
 
     error: Error
@@ -96,7 +96,7 @@ class _Found:
     labels: Sequence[str] = ()
 
 
-class KnowledgeGraph(Environment):
+class KgEnvironment(Environment):
     """A knowledge graph with KG-R1's four functions; an answer ends the rollout.
 
     Reads of the problem `world` and `hide`, and `triples` where a question has its own graph.
@@ -126,23 +126,23 @@ class KnowledgeGraph(Environment):
             OSError: its file cannot be read.
             ValueError: it is malformed.
         """
-        graph_named(self.graph)
+        load_named_graph(self.graph)
 
     def data(self) -> Mapping[str, str]:
         """The graph's digest, as `Graph.digest`."""
-        return {"graph": graph_named(self.graph).digest}
+        return {"graph": load_named_graph(self.graph).digest}
 
-    def reset(self, problem: Mapping[str, Any], seed: int) -> State:
+    def reset(self, problem: Mapping[str, Any], seed: int) -> KgState:
         """Returns the state that a rollout begins in."""
         facts = problem.get("triples")
-        return State(
+        return KgState(
             world=problem.get("world", 0),
             hide=problem.get("hide", 0.0),
             seed=seed,
             facts=None if facts is None else tuple((s, r, o) for s, r, o in facts),
         )
 
-    def step(self, state: State, action: Action) -> Step:
+    def step(self, state: KgState, action: Action) -> Step:
         """Answers one turn.
 
         The turn's info: of an answer how many `queries` went before it, and whether it came
@@ -163,19 +163,19 @@ class KnowledgeGraph(Environment):
                 info={"error": "INVALID_ACTION"},
                 anchor=state.anchor,
             )
-        return self._ask(state, action, read_query(content))
+        return self._answer_query(state, action, read_query(content))
 
-    def _ask(self, state: State, action: Action, query: Query | None) -> Step:
+    def _answer_query(self, state: KgState, action: Action, query: KgQuery | None) -> Step:
         spent = self.max_queries is not None and state.queries >= self.max_queries
-        found = _Found("FORMAT_ERROR", ())
+        found = _ResolvedQuery("FORMAT_ERROR", ())
         if action.forced or spent:
-            found = _Found("QUERY_BUDGET", ())
+            found = _ResolvedQuery("QUERY_BUDGET", ())
         elif query is not None:
             found = _find_query_results(self._view(state), query)
         duplicate = bool(found.key) and found.key in state.asked
         if duplicate and self.duplicates == "refuse":
-            found = _Found("DUPLICATE_QUERY", found.key)
-        shown, observation = self._show(found, state.seed, action.number)
+            found = _ResolvedQuery("DUPLICATE_QUERY", found.key)
+        shown, observation = self._format_results(found, state.seed, action.number)
         state = replace(state, queries=state.queries + 1)
         if found.key and not duplicate:
             state = replace(state, asked=(*state.asked, found.key))
@@ -192,13 +192,15 @@ class KnowledgeGraph(Environment):
             kind="kg_query", state=state, observation=observation, info=info, anchor=state.anchor
         )
 
-    def _view(self, state: State) -> View | None:
+    def _view(self, state: KgState) -> GraphView | None:
         """What a rollout sees of the graph; None where its question has an empty one."""
         if state.facts is None:
-            return View(graph_named(self.graph), world=state.world, hide=state.hide)
-        return View(_own_graph(state.facts)) if state.facts else None
+            return GraphView(load_named_graph(self.graph), world=state.world, hide=state.hide)
+        return GraphView(_build_fact_graph(state.facts)) if state.facts else None
 
-    def _show(self, found: _Found, seed: int, number: int) -> tuple[list[str], str]:
+    def _format_results(
+        self, found: _ResolvedQuery, seed: int, number: int
+    ) -> tuple[list[str], str]:
         """The labels that are shown, and the observation."""
         if found.error != "KG_SUCCESS":
             return [], self._refusal(found.error, found.unknown)
@@ -218,18 +220,18 @@ class KnowledgeGraph(Environment):
 
 
 @lru_cache(maxsize=64)
-def _own_graph(facts: _Facts) -> Graph:
-    return Graph.of(facts)
+def _build_fact_graph(facts: _Facts) -> Graph:
+    return Graph.from_triples(facts)
 
 
-def _find_query_results(view: View | None, query: Query) -> _Found:
+def _find_query_results(view: GraphView | None, query: KgQuery) -> _ResolvedQuery:
     """Looks up what a query names, and what it asks for.
 
     `get_head_entities` takes its arguments the other way round too, as KG-R1's paper writes it,
     where more of them are names that way.
     """
     if view is None:
-        return _Found("SAMPLE_NOT_FOUND", (query.function, *query.arguments))
+        return _ResolvedQuery("SAMPLE_NOT_FOUND", (query.function, *query.arguments))
     name, relation_name = (*query.arguments, "")[:2]
     entity, relation = view.entity(name), view.relation(relation_name)
     if query.function == "get_head_entities":
@@ -242,21 +244,21 @@ def _find_query_results(view: View | None, query: Query) -> _Found:
     if not one:
         key += (_build_name_key(relation, relation_name),)
     if entity is None:
-        return _Found("ENTITY_NOT_FOUND", key, name)
+        return _ResolvedQuery("ENTITY_NOT_FOUND", key, name)
     label = view.label(entity)
     if one:
         numbers = view.tail_relations(entity) if tails else view.head_relations(entity)
         heading = f"relations {'of' if tails else 'to'} {label}:"
         labels = [view.relation_name(number) for number in numbers]
     elif relation is None:
-        return _Found("RELATION_NOT_FOUND", key, relation_name)
+        return _ResolvedQuery("RELATION_NOT_FOUND", key, relation_name)
     else:
         numbers = view.tails(entity, relation) if tails else view.heads(entity, relation)
         verb = view.relation_name(relation)
         heading = f"{verb} of {label}:" if tails else f"with {verb} {label}:"
         labels = [view.label(number) for number in numbers]
     error: Error = "KG_SUCCESS" if labels else "NO_RESULTS"
-    return _Found(error, key, heading=heading, labels=labels)
+    return _ResolvedQuery(error, key, heading=heading, labels=labels)
 
 
 def _build_name_key(number: int | None, name: str) -> str:

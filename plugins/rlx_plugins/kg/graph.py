@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from rlx_plugins.kg.text import escape_text
 
-__all__ = ["Graph", "Triple", "find_symmetric_relations", "held_out"]
+__all__ = ["Graph", "Triple", "find_symmetric_relations", "select_held_out_facts"]
 
 Triple = tuple[int, int, int]
 """Subject, relation and object, by number."""
@@ -47,7 +47,7 @@ class Graph:
         self._ops = _Index(((o, p, s) for s, p, o in self._spo), verbs, things)
 
     @classmethod
-    def of(
+    def from_triples(
         cls,
         triples: Iterable[tuple[str, str, str]],
         *,
@@ -80,7 +80,7 @@ class Graph:
                     things.setdefault(id_, len(things))
         entities = _Names(things, labels, aliases, kinds)
         relations = _Names(verbs, labels, _ALIASES, _NAMES)
-        thing, verb = entities.places(things), relations.places(verbs)
+        thing, verb = entities.get_id_numbers(things), relations.get_id_numbers(verbs)
         numbered = ((thing[s], verb[p], thing[o]) for s, p, o in zip(*columns, strict=True))
         return cls(entities, relations, numbered)
 
@@ -135,19 +135,19 @@ class Graph:
 
     def tails(self, entity: int, relation: int) -> Sequence[int]:
         """Returns the objects of facts with this subject and relation, in order of label."""
-        return self._spo.thirds(entity, relation)
+        return self._spo.list_third_ids(entity, relation)
 
     def heads(self, entity: int, relation: int) -> Sequence[int]:
         """Returns the subjects of facts with this object and relation, in order of label."""
-        return self._pos.thirds(relation, entity)
+        return self._pos.list_third_ids(relation, entity)
 
     def tail_relations(self, entity: int) -> Sequence[int]:
         """Returns the relations that lead from the entity, in order of name."""
-        return self._spo.seconds(entity)
+        return self._spo.list_second_ids(entity)
 
     def head_relations(self, entity: int) -> Sequence[int]:
         """Returns the relations that lead to the entity, in order of name."""
-        return self._ops.seconds(entity)
+        return self._ops.list_second_ids(entity)
 
     def triples(self) -> Iterator[Triple]:
         """Yields all facts, in order of subject, relation, object."""
@@ -158,7 +158,7 @@ class Graph:
 
 
 @lru_cache(maxsize=8)
-def held_out(graph: Graph, share: float, salt: str = "held out") -> frozenset[Triple]:
+def select_held_out_facts(graph: Graph, share: float, salt: str = "held out") -> frozenset[Triple]:
     """Returns the facts that are kept for testing.
 
     What is said of a subject by a relation is held out as a whole, and chosen by a hash of their
@@ -177,14 +177,14 @@ def held_out(graph: Graph, share: float, salt: str = "held out") -> frozenset[Tr
         raise ValueError(f"the share to hold out must be from 0 up to 1, got {share}")
     both_ways = find_symmetric_relations(graph)
 
-    def is_held_out(subject: int, relation: int, object_: int) -> bool:
+    def is_test_fact(subject: int, relation: int, object_: int) -> bool:
         pair = (subject, object_) if relation in both_ways else (subject,)
         ids = sorted(graph.id(entity) for entity in pair)
         text = "\0".join([salt, graph.relation_id(relation), *ids])
         drawn = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
         return int.from_bytes(drawn, "big") < share * (1 << 64)
 
-    return frozenset(triple for triple in graph.triples() if is_held_out(*triple))
+    return frozenset(triple for triple in graph.triples() if is_test_fact(*triple))
 
 
 @lru_cache(maxsize=8)
@@ -214,29 +214,34 @@ class _Index:
         except OverflowError:
             raise ValueError("the graph has too many entities and relations for 64 bits") from None
 
-    def seconds(self, a: int) -> list[int]:
+    def list_second_ids(self, a: int) -> list[int]:
         """The different b of triples (a, b, ·)."""
         found: list[int] = []
         width, offset = self._third, a * self._second
-        at, end = self._before(offset * width), self._before((offset + self._second) * width)
+        at, end = (
+            self._find_insertion_index(offset * width),
+            self._find_insertion_index((offset + self._second) * width),
+        )
         while at < end:
             pair = self.keys[at] // width
             found.append(pair - offset)
             at = bisect_left(self.keys, (pair + 1) * width, at, end)
         return found
 
-    def thirds(self, a: int, b: int) -> list[int]:
+    def list_third_ids(self, a: int, b: int) -> list[int]:
         """The c of triples (a, b, ·)."""
         first = (a * self._second + b) * self._third
-        at = self._before(first)
-        return [key - first for key in self.keys[at : self._before(first + self._third)]]
+        at = self._find_insertion_index(first)
+        return [
+            key - first for key in self.keys[at : self._find_insertion_index(first + self._third)]
+        ]
 
     def __iter__(self) -> Iterator[Triple]:
         for key in self.keys:
             pair, c = divmod(key, self._third)
             yield *divmod(pair, self._second), c
 
-    def _before(self, key: int) -> int:
+    def _find_insertion_index(self, key: int) -> int:
         return bisect_left(self.keys, key)
 
 
@@ -267,20 +272,20 @@ class _Names:
         self.numbers: dict[str, int] = {}
         self.clashes: dict[str, tuple[int, ...]] = {}
         for number, label in enumerate(self.labels):
-            self._enter(label, number)
+            self._register_name(label, number)
         for number, id_ in enumerate(self.ids):
             if id_ != self.labels[number]:
-                self._enter(id_, number)
+                self._register_name(id_, number)
         for number, names in self.aliases.items():
             for name in names:
-                self._enter(name, number)
+                self._register_name(name, number)
 
-    def places(self, ids: Iterable[str]) -> "array[int]":
+    def get_id_numbers(self, ids: Iterable[str]) -> "array[int]":
         """The numbers of ids, in the order in which they are given."""
         number = {id_: number for number, id_ in enumerate(self.ids)}
         return array("I", (number[id_] for id_ in ids))
 
-    def _enter(self, name: str, number: int) -> None:
+    def _register_name(self, name: str, number: int) -> None:
         folded = _fold_name(name)
         if not folded:
             raise ValueError(f"{self.ids[number]!r} has a name that shows nothing: {name!r}")

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from rlx_plugins.kg.graph import Graph
-from rlx_plugins.kg.ntriples import Literal, parse_statement
+from rlx_plugins.kg.ntriples import RdfLiteral, parse_statement
 from rlx_plugins.kg.text import escape_text, has_visible_text
 
 __all__ = [
-    "as_object",
     "decode_line",
     "load_world_graph",
+    "parse_json_object",
     "read_file_lines",
     "read_graph",
-    "text_of",
+    "require_json_text",
 ]
 
 _Fact = tuple[str, str, str]
@@ -62,7 +62,9 @@ def read_graph(path: Path) -> Graph:
         raise ValueError(f"{path}: its name must end in one of {known}, perhaps with .gz after it")
     content = reader()
     facts = content.facts(path)
-    graph = Graph.of(facts, labels=content.labels, aliases=content.aliases, kinds=content.kinds)
+    graph = Graph.from_triples(
+        facts, labels=content.labels, aliases=content.aliases, kinds=content.kinds
+    )
     if not len(graph):
         raise ValueError(f"{path}: holds no fact")
     return graph
@@ -100,14 +102,14 @@ class _Reader(ABC):
         """
         for number, line in enumerate(read_file_lines(path), start=1):
             try:
-                fact = self.read(decode_line(line))
+                fact = self.parse_fact_line(decode_line(line))
             except ValueError as error:
                 raise ValueError(f"{path} line {number}: {error}") from None
             if fact is not None:
                 yield fact
 
     @abstractmethod
-    def read(self, line: str) -> _Fact | None:
+    def parse_fact_line(self, line: str) -> _Fact | None:
         """The fact of a line; None where it says something else, or nothing."""
 
     def name(self, id_: str, what: str, text: str) -> None:
@@ -121,7 +123,7 @@ class _Reader(ABC):
 
 
 class _Tsv(_Reader):
-    def read(self, line: str) -> _Fact | None:
+    def parse_fact_line(self, line: str) -> _Fact | None:
         if not line.strip() or line.startswith("#"):
             return None
         cells = [cell.strip() for cell in line.split("\t")]
@@ -142,10 +144,10 @@ class _Tsv(_Reader):
 
 
 class _Jsonl(_Reader):
-    def read(self, line: str) -> _Fact | None:
+    def parse_fact_line(self, line: str) -> _Fact | None:
         if not line.strip():
             return None
-        record = as_object(line)
+        record = parse_json_object(line)
         if set(record) == {"subject", "relation", "object"}:
             return (
                 _get_text_field(record, "subject"),
@@ -170,10 +172,10 @@ class _Jsonl(_Reader):
 
 
 def _get_text_field(record: Mapping[str, Any], key: str) -> str:
-    return text_of(record[key], key)
+    return require_json_text(record[key], key)
 
 
-def text_of(value: Any, what: str) -> str:
+def require_json_text(value: Any, what: str) -> str:
     """Returns a value of JSON that must be a text.
 
     Raises:
@@ -200,7 +202,7 @@ def decode_line(line: bytes) -> str:
         raise ValueError("not UTF-8") from None
 
 
-def as_object(line: str) -> Mapping[str, Any]:
+def parse_json_object(line: str) -> Mapping[str, Any]:
     """Returns the JSON object that a text is.
 
     Raises:
@@ -228,14 +230,14 @@ class _NTriples(_Reader):
 
     def facts(self, path: Path) -> Iterator[_Fact]:
         yield from super().facts(path)
-        self._settle()
+        self._settle_names()
 
-    def read(self, line: str) -> _Fact | None:
+    def parse_fact_line(self, line: str) -> _Fact | None:
         found = parse_statement(line)
         if found is None:
             return None
         subject, relation, object_ = found
-        if not isinstance(object_, Literal):
+        if not isinstance(object_, RdfLiteral):
             return self._fact(subject, relation, object_)
         if relation == _LABEL and escape_text(object_.text):
             foreign = object_.language.partition("-")[0] not in ("", "en")
@@ -245,9 +247,9 @@ class _NTriples(_Reader):
         if relation == _ALIAS and escape_text(object_.text):
             self.name(subject, "alias", object_.text)
             return None
-        return self._fact(subject, relation, self._of_literal(object_))
+        return self._fact(subject, relation, self._build_literal_id(object_))
 
-    def _of_literal(self, literal: Literal) -> str:
+    def _build_literal_id(self, literal: RdfLiteral) -> str:
         text, language, datatype = literal
         suffix = f"@{language}" if language else f"^^{datatype}" if datatype else ""
         id_ = f'"{text}"{suffix}'  # no IRI and no blank node begins with a quotation mark
@@ -260,7 +262,7 @@ class _NTriples(_Reader):
         self._relations.add(relation)
         return subject, relation, object_
 
-    def _settle(self) -> None:
+    def _settle_names(self) -> None:
         for id_, names in self._called.items():
             first, *others = [text for _, _, text in sorted(names)]
             self.labels[id_] = first

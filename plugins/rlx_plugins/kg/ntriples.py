@@ -6,7 +6,7 @@ The grammar is one regular expression a line; an RDF library is a large thing to
 import re
 from typing import NamedTuple
 
-__all__ = ["Literal", "Statement", "parse_statement"]
+__all__ = ["RdfLiteral", "Statement", "parse_statement"]
 
 _CODE = r"\\u[0-9A-Fa-f]{4}|\\U[0-9A-Fa-f]{8}"
 _IRI = rf"<([A-Za-z][A-Za-z0-9+.-]*:(?:[^\x00-\x20<>\"{{}}|^`\\]|{_CODE})*)>"  # absolute only
@@ -26,7 +26,7 @@ _ESCAPE = re.compile(rf"\\[tbnrf\"'\\]|{_CODE}")
 _CONTROLS = dict(zip("tbnrf", "\t\b\n\r\f", strict=True))
 
 
-class Literal(NamedTuple):
+class RdfLiteral(NamedTuple):
     """A text as the object of a statement; "" where it has no language or no datatype."""
 
     text: str
@@ -34,7 +34,7 @@ class Literal(NamedTuple):
     datatype: str
 
 
-Statement = tuple[str, str, str | Literal]
+Statement = tuple[str, str, str | RdfLiteral]
 """Subject, predicate and object: IRIs, or blank nodes such as `_:b0`, or a literal as object."""
 
 
@@ -52,10 +52,10 @@ def parse_statement(line: str) -> Statement | None:
     if found is None:
         raise ValueError("expected a statement of N-Triples: subject, predicate, object and .")
     iri, blank, predicate, object_iri, object_blank, text, language, datatype = found.groups()
-    object_: str | Literal
+    object_: str | RdfLiteral
     if text is not None:
         language = (language or "").lower()  # letter case means nothing there
-        object_ = Literal(_unescape_text(text), language, _unescape_text(datatype or ""))
+        object_ = RdfLiteral(_unescape_text(text), language, _unescape_text(datatype or ""))
     else:
         object_ = object_blank or _unescape_text(object_iri)
     return blank or _unescape_text(iri), _unescape_text(predicate), object_

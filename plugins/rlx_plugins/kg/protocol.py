@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from rlx_plugins.tags import last_block
 
-__all__ = ["FUNCTIONS", "KgTurn", "Kind", "Query", "read_query", "read_turn", "well_formed"]
+__all__ = ["FUNCTIONS", "KgQuery", "KgTurn", "Kind", "is_well_formed", "read_query", "read_turn"]
 
 Kind = Literal["kg_query", "answer", "invalid"]
 
@@ -42,7 +42,7 @@ class KgTurn(NamedTuple):
     content: str
 
 
-class Query(NamedTuple):
+class KgQuery(NamedTuple):
     """A call of one of `FUNCTIONS`."""
 
     function: str
@@ -62,7 +62,7 @@ def read_turn(text: str) -> KgTurn:
     return KgTurn("invalid", "") if query is None else KgTurn("kg_query", query)
 
 
-def read_query(text: str) -> Query | None:
+def read_query(text: str) -> KgQuery | None:
     """Reads `function( argument, ...)`, each argument quoted or not; None where it is malformed.
 
     An argument that holds a comma, or begins with a quotation mark, must be quoted.
@@ -72,7 +72,7 @@ def read_query(text: str) -> Query | None:
     if function is None or len(text) > _LONGEST or not rest.endswith(")"):
         return None
     arguments = _parse_query_arguments(rest[:-1])
-    return Query(function, arguments) if len(arguments) == FUNCTIONS[function] else None
+    return KgQuery(function, arguments) if len(arguments) == FUNCTIONS[function] else None
 
 
 def _parse_query_arguments(text: str) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ def _parse_query_arguments(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def well_formed(text: str) -> bool:
+def is_well_formed(text: str) -> bool:
     """Tells whether a whole turn is `<think>...</think>`, then one action, each tag exactly once.
 
     White space may stand around the two, and what they hold is not looked at.

@@ -15,9 +15,9 @@ from itertools import combinations
 from typing import Literal
 
 from rlx.plugin import Split
-from rlx_plugins.kg.graph import Graph, Triple, find_symmetric_relations, held_out
+from rlx_plugins.kg.graph import Graph, Triple, find_symmetric_relations, select_held_out_facts
 from rlx_plugins.kg.text import escape_text
-from rlx_plugins.kg.view import View
+from rlx_plugins.kg.view import GraphView
 
 __all__ = [
     "NO_KIND",
@@ -94,11 +94,11 @@ def build_question_population(
         compositional: whether questions of several hops are split by their relations instead: of
             each type the same share of the combinations is for testing alone.
     """
-    held = held_out(graph, share)
+    held = select_held_out_facts(graph, share)
     found: dict[Split, dict[Type, tuple[KgQuestion, ...]]] = {"train": {}, "test": {}}
     for type_ in TYPES:
         asked = list(_generate_questions(graph, type_))
-        new = _new_combinations(graph, asked, share) if compositional else frozenset()
+        new = _select_test_chains(graph, asked, share) if compositional else frozenset()
         split: dict[Split, list[KgQuestion]] = {"train": [], "test": []}
         for question, paths in asked:
             touched = [not held.isdisjoint(path) for path in paths]
@@ -114,7 +114,7 @@ def build_question_population(
     return found
 
 
-def _new_combinations(
+def _select_test_chains(
     graph: Graph, asked: Iterable[tuple[KgQuestion, Sequence[_Path]]], share: float
 ) -> frozenset[tuple[Hop, ...]]:
     """The chains of several hops that are for testing: those whose hashes are least."""
@@ -287,7 +287,7 @@ def list_question_templates(question: KgQuestion, every: bool) -> tuple[str, ...
     return (_EVERY if every else _ONE)[direction]
 
 
-def format_question(view: View, question: KgQuestion, template: str) -> str:
+def format_question(view: GraphView, question: KgQuestion, template: str) -> str:
     """Returns a question in the names of a world, one blank between words."""
     kind = question.kinds[-1] or NO_KIND
     names = [escape_text(view.label(entity)) for entity in question.starts]

@@ -164,7 +164,7 @@ class _RolloutReward(Reward):
         return Score(value * scale, reason, {"raw": value, "otc": scale})
 
 
-class _Answered(_RolloutReward, ABC):
+class _AnswerSetReward(_RolloutReward, ABC):
     """Compares what the last turn answers with what is right."""
 
     def score(self, sample: Sample) -> Score:
@@ -200,7 +200,7 @@ def _compute_f1(given: Sequence[int | str], wanted: int) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-class EntityF1(_Answered):
+class EntityF1(_AnswerSetReward):
     """F1 of the entities that an answer names; one of them is enough where any is right.
 
     Names of one entity count once: KG-R1's first metric took its text and its id for two, and so
@@ -223,7 +223,7 @@ class EntityF1(_Answered):
         return _compute_f1(given, wanted)
 
 
-class KgExactMatch(_Answered):
+class KgExactMatch(_AnswerSetReward):
     """1 when an answer names all that is right and nothing else, else 0; see `mode`.
 
     Where any right answer will do (`any_of` of the problem), it names at least one, and nothing
@@ -257,7 +257,7 @@ class KgExactMatch(_Answered):
         return value if self.mode == "f1" else float(value == 1.0)
 
 
-class HitAt1(_Answered):
+class HitAt1(_AnswerSetReward):
     """1 when the first name of an answer is a right one, else 0."""
 
     examples: ClassVar[tuple[Example, ...]] = (

@@ -6,12 +6,12 @@ from pathlib import Path
 from rlx_plugins.kg.graph import Graph
 from rlx_plugins.kg.load import load_world_graph, read_graph
 
-__all__ = ["WORLD", "graph_named", "source_name"]
+__all__ = ["WORLD", "load_named_graph", "source_name"]
 
 WORLD = "world"
 
 
-def graph_named(name: str) -> Graph:
+def load_named_graph(name: str) -> Graph:
     """Returns the shipped graph for `world`, else that of the file, read once per state of it.
 
     Raises:

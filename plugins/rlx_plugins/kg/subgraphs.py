@@ -19,11 +19,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rlx_plugins.kg.load import as_object, decode_line, read_file_lines, text_of
+from rlx_plugins.kg.load import decode_line, parse_json_object, read_file_lines, require_json_text
 from rlx_plugins.kg.text import escape_text
 from rlx_plugins.records import Source, get_value_at_path
 
-__all__ = ["FileQuestion", "names_beside", "read_questions"]
+__all__ = ["FileQuestion", "find_name_files", "read_questions"]
 
 _Fact = tuple[str, str, str]
 
@@ -68,16 +68,16 @@ def read_questions(path: Path) -> Iterator[FileQuestion]:
     for where, record in _read_question_records(path):
         try:
             if "subgraph" in record:
-                yield _of_nsm(record, vocabulary)
+                yield _parse_nsm_question(record, vocabulary)
             elif "graph" in record:
-                yield _of_rog(record)
+                yield _parse_rog_question(record)
             else:
                 raise ValueError(f"expected a field subgraph or graph, got {', '.join(record)}")
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
 
 
-def names_beside(path: Path) -> tuple[Path, ...]:
+def find_name_files(path: Path) -> tuple[Path, ...]:
     """Returns the files beside a question file that ids and names may be read from."""
     beside = (path.parent / name for name in _BESIDE)
     return tuple(found for found in beside if found.exists())
@@ -95,19 +95,19 @@ def _read_question_records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]
         raise ValueError(f"{path}: its name must end in .jsonl, .json or .parquet")
     for number, line in enumerate(read_file_lines(path), start=1):
         if number == 1 and line.lstrip().startswith(b"["):
-            yield from _of_list(path)
+            yield from _read_list_records(path)
             return
         where = f"{path} line {number}"
         try:
             text = decode_line(line).strip()
-            record = as_object(text) if text else None
+            record = parse_json_object(text) if text else None
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         if record is not None:
             yield where, record
 
 
-def _of_list(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _read_list_records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
         records = json.loads(decode_line(b"".join(read_file_lines(path))))
     except (ValueError, RecursionError) as error:
@@ -139,17 +139,23 @@ def _remove_duplicate_answers(answers: Iterable[tuple[str, ...]]) -> tuple[tuple
 # RoG: all by name --------------------------------------------------------------------------------
 
 
-def _of_rog(record: Mapping[str, Any]) -> FileQuestion:
+def _parse_rog_question(record: Mapping[str, Any]) -> FileQuestion:
     facts = (_check_fact_triple(fact) for fact in _get_list_field(record, "graph"))
     return FileQuestion(
         id=str(get_value_at_path(record, "id")),
-        question=text_of(get_value_at_path(record, "question"), "question"),
+        question=require_json_text(get_value_at_path(record, "question"), "question"),
         answers=_remove_duplicate_answers(
-            (text_of(name, "an answer"),) for name in _get_list_field(record, "answer")
+            (require_json_text(name, "an answer"),) for name in _get_list_field(record, "answer")
         ),
-        entities=tuple(text_of(name, "an entity") for name in _get_list_field(record, "q_entity")),
+        entities=tuple(
+            require_json_text(name, "an entity") for name in _get_list_field(record, "q_entity")
+        ),
         triples=tuple(
-            (text_of(s, "a subject"), text_of(r, "a relation"), text_of(o, "an object"))
+            (
+                require_json_text(s, "a subject"),
+                require_json_text(r, "a relation"),
+                require_json_text(o, "an object"),
+            )
             for s, r, o in facts
         ),
     )
@@ -186,7 +192,7 @@ class _Vocabulary:
             names.update(zip(self.entities, called, strict=True))
         if by_id.exists():
             try:
-                names.update(as_object(decode_line(b"".join(read_file_lines(by_id)))))
+                names.update(parse_json_object(decode_line(b"".join(read_file_lines(by_id)))))
             except ValueError as error:
                 raise ValueError(f"{by_id}: {error}") from None
         return names
@@ -195,14 +201,14 @@ class _Vocabulary:
         return [decode_line(line).strip() for line in read_file_lines(self._folder / name)]
 
 
-class _Called:
+class _QuestionNames:
     """What the entities of one question are called."""
 
     def __init__(self, vocabulary: _Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._names: dict[str, str] = {}
 
-    def id(self, value: Any) -> str:
+    def resolve_entity_id(self, value: Any) -> str:
         """The id of an entity that a record speaks of, whose name is kept."""
         if isinstance(value, dict):
             id_ = _resolve_vocabulary_id(
@@ -213,7 +219,7 @@ class _Called:
             id_, name = _resolve_vocabulary_id(value, self._vocabulary, "entities"), None
         name = name or self._vocabulary.names.get(id_)
         if isinstance(name, str) and escape_text(name):
-            self._names.setdefault(id_, text_of(name, "a name"))
+            self._names.setdefault(id_, require_json_text(name, "a name"))
         return id_
 
     def select_unique_names(self) -> Mapping[str, str]:
@@ -228,11 +234,11 @@ class _Called:
 
 def _resolve_vocabulary_id(value: Any, vocabulary: _Vocabulary, kind: str) -> str:
     if isinstance(value, bool) or not isinstance(value, int):
-        return text_of(value, f"one of the {kind}")
+        return require_json_text(value, f"one of the {kind}")
     ids: Sequence[str] = getattr(vocabulary, kind)
     if not 0 <= value < len(ids):
         raise ValueError(f"{kind}.txt has no line for the number {value}; it has {len(ids)}")
-    return text_of(ids[value], f"line {value + 1} of {kind}.txt")
+    return require_json_text(ids[value], f"line {value + 1} of {kind}.txt")
 
 
 def _resolve_relation_id(value: Any, vocabulary: _Vocabulary) -> str:
@@ -241,18 +247,22 @@ def _resolve_relation_id(value: Any, vocabulary: _Vocabulary) -> str:
     return _resolve_vocabulary_id(value, vocabulary, "relations")
 
 
-def _of_nsm(record: Mapping[str, Any], vocabulary: _Vocabulary) -> FileQuestion:
-    called = _Called(vocabulary)
+def _parse_nsm_question(record: Mapping[str, Any], vocabulary: _Vocabulary) -> FileQuestion:
+    called = _QuestionNames(vocabulary)
     facts = [
-        (called.id(s), _resolve_relation_id(r, vocabulary), called.id(o))
+        (
+            called.resolve_entity_id(s),
+            _resolve_relation_id(r, vocabulary),
+            called.resolve_entity_id(o),
+        )
         for s, r, o in map(_check_fact_triple, _get_list_field(record, "subgraph.tuples"))
     ]
     topics = _get_list_field(record, "entities_cid" if "entities_cid" in record else "entities")
-    about = [called.id(value) for value in topics]
+    about = [called.resolve_entity_id(value) for value in topics]
     names = called.select_unique_names()
     return FileQuestion(
         id=str(get_value_at_path(record, "id")),
-        question=text_of(get_value_at_path(record, "question"), "question"),
+        question=require_json_text(get_value_at_path(record, "question"), "question"),
         answers=_remove_duplicate_answers(
             _parse_answer_names(a, vocabulary, names) for a in _get_list_field(record, "answers")
         ),
@@ -271,7 +281,9 @@ def _parse_answer_names(
     if value.get("kb_id") is not None:
         id_ = _resolve_vocabulary_id(value["kb_id"], vocabulary, "entities")
         found += [names.get(id_), id_]
-    acceptable = tuple(dict.fromkeys(text_of(name, "an answer") for name in found if name))
+    acceptable = tuple(
+        dict.fromkeys(require_json_text(name, "an answer") for name in found if name)
+    )
     if not acceptable:
         raise ValueError(f"an answer has neither text nor kb_id: {value!r}")
     return acceptable

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from rlx.plugin import Action, Demonstration, Plugin, Problem, Split
 from rlx_plugins.kg.demonstrations import MIX, Mode, next_turn
-from rlx_plugins.kg.environment import KnowledgeGraph
+from rlx_plugins.kg.environment import KgEnvironment
 from rlx_plugins.kg.graph import Graph
 from rlx_plugins.kg.questions import (
     KgQuestion,
@@ -21,11 +21,11 @@ from rlx_plugins.kg.questions import (
     format_question,
     list_question_templates,
 )
-from rlx_plugins.kg.source import WORLD, graph_named, source_name
-from rlx_plugins.kg.subgraphs import FileQuestion, names_beside, read_questions
-from rlx_plugins.kg.view import View
+from rlx_plugins.kg.source import WORLD, load_named_graph, source_name
+from rlx_plugins.kg.subgraphs import FileQuestion, find_name_files, read_questions
+from rlx_plugins.kg.view import GraphView
 
-__all__ = ["KgQuestionFiles", "Questions"]
+__all__ = ["KgQuestionFiles", "KgTask"]
 
 _ROUND = 1000
 """Problems after which the shares of the types come round again."""
@@ -46,7 +46,7 @@ class KgQuestionFiles(BaseModel):
     test: Path
 
 
-class Questions(Plugin):
+class KgTask(Plugin):
     """Questions about a knowledge graph, from templates, with every right answer.
 
     The facts of a share of the graph are held out: questions for training never need one, and the
@@ -121,10 +121,10 @@ class Questions(Plugin):
     def data(self) -> Mapping[str, str]:
         """Digests of the graph, or of the question files and the files of names beside them."""
         if self.files is None:
-            return {"graph": graph_named(self.graph).digest}
+            return {"graph": load_named_graph(self.graph).digest}
         paths = {"train": self.files.train, "test": self.files.test}
         for split, path in [*paths.items()]:
-            paths |= {f"{split}/{beside.name}": beside for beside in names_beside(path)}
+            paths |= {f"{split}/{beside.name}": beside for beside in find_name_files(path)}
         return {name: _compute_file_digest(path) for name, path in paths.items()}
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
@@ -170,7 +170,7 @@ class Questions(Plugin):
     ) -> str:
         """Returns the scripted policy's next turn; see `rlx_plugins.kg.demonstrations`."""
         fields = problem.fields
-        view = View(graph_named(self.graph), world=fields["world"], hide=fields["hide"])
+        view = GraphView(load_named_graph(self.graph), world=fields["world"], hide=fields["hide"])
         modes = self.demonstrations.get(fields["type"], MIX[fields["type"]])
         drawn = random.Random(f"kg/mode/{seed}")
         (mode,) = drawn.choices(list(modes), list(modes.values()))
@@ -191,7 +191,7 @@ class Questions(Plugin):
         """
         if self.files is not None:
             raise NotImplementedError("task.files: questions from files have no demonstrations")
-        environment = KnowledgeGraph(graph=self.graph)
+        environment = KgEnvironment(graph=self.graph)
         state = environment.reset(problem.fields, seed)
         turns: list[str] = []
         observations: list[str] = []
@@ -206,7 +206,7 @@ class Questions(Plugin):
 
     def _get_question_wordings(self, split: Split) -> Mapping[Type, tuple[_Asked, ...]]:
         every = self.answers == "every"
-        graph = graph_named(self.graph)
+        graph = load_named_graph(self.graph)
         return _build_question_wordings(
             graph, self.held_out, self.compositional, every, split, tuple(self.types)
         )
@@ -221,7 +221,7 @@ class Questions(Plugin):
         hide: float,
         **more: Any,
     ) -> Problem:
-        view = View(graph_named(self.graph), world=world, hide=hide)
+        view = GraphView(load_named_graph(self.graph), world=world, hide=hide)
         text = format_question(view, question, template)
         found = [[view.label(e), *view.aliases(e)] for e in question.answers]
         counted = question.type == "count"
@@ -244,7 +244,7 @@ class Questions(Plugin):
         return Problem(id=id_, prompt=text, fields=fields, stratum=question.type)
 
 
-def _sample_unseen_answer(view: View, fields: Mapping[str, Any], rng: random.Random) -> str:
+def _sample_unseen_answer(view: GraphView, fields: Mapping[str, Any], rng: random.Random) -> str:
     """An answer of the right kind that nothing has shown."""
     if fields["type"] == "count":
         return str(rng.randint(1, 9))

@@ -137,13 +137,13 @@ def _truncate_text(text: str, limit: int) -> str:
 
 
 def _join_labels(shown: Sequence[str], hidden: int, prefix: str, grouped: bool) -> str:
-    parts = [_in_groups(shown) if grouped else ", ".join(shown)] if shown else []
+    parts = [_join_name_groups(shown) if grouped else ", ".join(shown)] if shown else []
     if hidden:
         parts.append(f"+{hidden} more")
     return " ".join([escape_text(prefix, None), ", ".join(parts)]).strip()
 
 
-def _in_groups(names: Sequence[str]) -> str:
+def _join_name_groups(names: Sequence[str]) -> str:
     def get_name_prefix(name: str) -> str:
         return name.rpartition(".")[0]
 

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from rlx.plugin import Example, Reward, Sample, Score
-from rlx_plugins.kg.protocol import well_formed
+from rlx_plugins.kg.protocol import is_well_formed
 
 __all__ = ["IsAnswer", "KgFormat", "QueryValidity"]
 
@@ -102,4 +102,4 @@ class KgFormat(Reward):
 
     def score(self, sample: Sample) -> Score:
         """Judges one turn."""
-        return Score(1.0) if well_formed(sample.response) else Score(0.0, "format")
+        return Score(1.0) if is_well_formed(sample.response) else Score(0.0, "format")

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from rlx_plugins.kg.graph import Graph, Triple, held_out
+from rlx_plugins.kg.graph import Graph, Triple, select_held_out_facts
 
-__all__ = ["View"]
+__all__ = ["GraphView"]
 
 _RENAMED = 1 << 22
 """Entities of a graph whose names in other worlds are kept, 8 bytes each."""
 
 
-class View:
+class GraphView:
     """A graph as one episode sees it: in a world of its own, or without the held-out facts.
 
     It is read like a `Graph` and made in a microsecond. In world 0 everything has its own name. In
@@ -37,7 +37,7 @@ class View:
         self.graph, self.world, self.hide = graph, world, hide
         self.entities, self.relations = graph.entities, graph.relations
         self._renaming = _build_worlds(graph).renaming(world) if world else None
-        self._hidden = held_out(graph, hide) if hide else frozenset()
+        self._hidden = select_held_out_facts(graph, hide) if hide else frozenset()
 
     def entity(self, name: str) -> int | None:
         """Returns the entity that has this label, id or alias in this world."""
@@ -79,14 +79,14 @@ class View:
         found = self.graph.tails(entity, relation)
         if self._hidden:
             found = [o for o in found if (entity, relation, o) not in self._hidden]
-        return self._in_order(found)
+        return self._sort_entities(found)
 
     def heads(self, entity: int, relation: int) -> Sequence[int]:
         """As of the graph, in order of the labels of this world."""
         found = self.graph.heads(entity, relation)
         if self._hidden:
             found = [s for s in found if (s, relation, entity) not in self._hidden]
-        return self._in_order(found)
+        return self._sort_entities(found)
 
     def tail_relations(self, entity: int) -> Sequence[int]:
         """As of the graph, without relations all of whose facts are hidden."""
@@ -94,7 +94,9 @@ class View:
         if not self._hidden:
             return found
         return [
-            r for r in found if self._shows((entity, r, o) for o in self.graph.tails(entity, r))
+            r
+            for r in found
+            if self._has_visible_fact((entity, r, o) for o in self.graph.tails(entity, r))
         ]
 
     def head_relations(self, entity: int) -> Sequence[int]:
@@ -103,7 +105,9 @@ class View:
         if not self._hidden:
             return found
         return [
-            r for r in found if self._shows((s, r, entity) for s in self.graph.heads(entity, r))
+            r
+            for r in found
+            if self._has_visible_fact((s, r, entity) for s in self.graph.heads(entity, r))
         ]
 
     def triples(self) -> Iterator[Triple]:
@@ -116,12 +120,12 @@ class View:
     def _get_renamed_entity(self, entity: int) -> int:
         return entity if self._renaming is None else self._renaming.name[entity]
 
-    def _in_order(self, entities: Sequence[int]) -> Sequence[int]:
+    def _sort_entities(self, entities: Sequence[int]) -> Sequence[int]:
         if self._renaming is None or len(entities) < 2:
             return entities
         return sorted(entities, key=self._renaming.name.__getitem__)
 
-    def _shows(self, triples: Iterable[Triple]) -> bool:
+    def _has_visible_fact(self, triples: Iterable[Triple]) -> bool:
         return any(triple not in self._hidden for triple in triples)
 
 

@@ -7,16 +7,16 @@ import pytest
 
 from rlx.plugin import Action, Problem, Sample
 from rlx_plugins.kg.demonstrations import MIX, parse_listed_names
-from rlx_plugins.kg.environment import KnowledgeGraph
+from rlx_plugins.kg.environment import KgEnvironment
 from rlx_plugins.kg.load import load_world_graph
 from rlx_plugins.kg.questions import TYPES
 from rlx_plugins.kg.rollout_rewards import KgExactMatch, RetrievalQuality
-from rlx_plugins.kg.task import Questions
+from rlx_plugins.kg.task import KgTask
 from rlx_plugins.kg.turn_rewards import IsAnswer, KgFormat, QueryValidity
 from rlx_plugins.kg.vocabulary import build_kg_vocabulary
 
-TASK = Questions()
-KG = KnowledgeGraph(hints=False)
+TASK = KgTask()
+KG = KgEnvironment(hints=False)
 
 
 def play(task, problem, seed, environment=KG):
@@ -72,20 +72,20 @@ def test_a_good_episode_earns_all_there_is():
 
 @pytest.mark.parametrize("type_", ["count", "intersection"])
 def test_good_episodes_of_the_hard_types(type_):
-    task = Questions(types={type_: 1.0})
-    environment = KnowledgeGraph(hints=False, limit=60)
+    task = KgTask(types={type_: 1.0})
+    environment = KgEnvironment(hints=False, limit=60)
     for seed, problem in enumerate(lessons(task, 100, "good")):
         *_, samples = play(task, problem, seed, environment)
         assert KgExactMatch().score(samples[-1]).value == 1.0
-    short = KnowledgeGraph(hints=False, limit=3)  # a count reads "+2 more" too
+    short = KgEnvironment(hints=False, limit=3)  # a count reads "+2 more" too
     if type_ == "count":
         for seed, problem in enumerate(lessons(task, 100, "good")):
             assert KgExactMatch().score(play(task, problem, seed, short)[2][-1]).value == 1.0
 
 
 def test_a_good_episode_for_every_answer_names_them_all():
-    task = Questions(answers="every", types={"forward": 1.0, "inverse": 1.0})
-    environment = KnowledgeGraph(hints=False, limit=100)
+    task = KgTask(answers="every", types={"forward": 1.0, "inverse": 1.0})
+    environment = KgEnvironment(hints=False, limit=100)
     for seed, problem in enumerate(lessons(task, 100, "good")):
         *_, samples = play(task, problem, seed, environment)
         assert KgExactMatch().score(samples[-1]).value == 1.0
@@ -156,7 +156,7 @@ def test_most_lessons_are_poor_and_the_mix_can_be_changed():
     for seed, problem in enumerate(lessons(TASK, 1500)):
         right[KgExactMatch().score(play(TASK, problem, seed)[2][-1]).value] += 1
     assert 0.3 < right[1.0] / 1500 < 0.5
-    good = Questions(demonstrations={type_: {"good": 1.0} for type_ in TASK.types})
+    good = KgTask(demonstrations={type_: {"good": 1.0} for type_ in TASK.types})
     for seed, problem in enumerate(lessons(good, 50)):
         assert KgExactMatch().score(play(good, problem, seed)[2][-1]).value == 1.0
     assert all(sum(weights.values()) == pytest.approx(1.0) for weights in MIX.values())
@@ -177,7 +177,7 @@ def test_every_text_is_made_of_the_vocabulary():
     assert len(set(tokens)) == len(tokens)
     assert tokens == build_kg_vocabulary(load_world_graph())
     known = re.compile("|".join(sorted(map(re.escape, tokens), key=len, reverse=True)))
-    task = Questions(curriculum=300, types=dict.fromkeys(TYPES, 1.0))
+    task = KgTask(curriculum=300, types=dict.fromkeys(TYPES, 1.0))
     for index in range(2000):
         problem = task.lesson(index, 1)
         turns, steps, _ = play(task, problem, index)

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rlx.plugin import Action, Environment
-from rlx_plugins.kg.environment import KnowledgeGraph
-from rlx_plugins.kg.graph import held_out
+from rlx_plugins.kg.environment import KgEnvironment
+from rlx_plugins.kg.graph import select_held_out_facts
 from rlx_plugins.kg.load import load_world_graph
-from rlx_plugins.kg.protocol import read_query, read_turn, well_formed
+from rlx_plugins.kg.protocol import is_well_formed, read_query, read_turn
 from rlx_plugins.kg.text import escape_text
 
-KG = KnowledgeGraph()
-TERSE = KnowledgeGraph(hints=False)
+KG = KgEnvironment()
+TERSE = KgEnvironment(hints=False)
 N = 200_000
 
 
@@ -172,7 +172,7 @@ def test_a_repetition_is_found_whatever_its_spelling_and_can_be_refused():
         asked("get_entities_in('capital', \"MADRID\")"),
     ]
     assert [s.info["duplicate"] for s in play(TERSE, *spellings)] == [False, True]
-    first, refused = play(KnowledgeGraph(duplicates="refuse", hints=False), *spellings)
+    first, refused = play(KgEnvironment(duplicates="refuse", hints=False), *spellings)
     assert first.info["valid"]
     assert refused.info["error"] == "DUPLICATE_QUERY"
     assert not refused.info["valid"]
@@ -196,7 +196,7 @@ def test_an_unknown_number_is_no_entity_of_that_number():
 
 def test_queries_beyond_the_budget_are_not_answered():
     query = asked("get_tail_entities( Spain, capital)")
-    steps = play(KnowledgeGraph(max_queries=2), asked("?"), query, query, answered("x"))
+    steps = play(KgEnvironment(max_queries=2), asked("?"), query, query, answered("x"))
     errors = [s.info.get("error") for s in steps]
     assert errors == ["FORMAT_ERROR", "KG_SUCCESS", "QUERY_BUDGET", None]
     assert steps[-1].info["queries"] == 3
@@ -206,21 +206,21 @@ def test_queries_beyond_the_budget_are_not_answered():
 
 
 def test_long_lists_are_cut_and_say_how_much_is_missing():
-    step = ask(KnowledgeGraph(limit=3), "get_head_entities( Euro, currency)")
+    step = ask(KgEnvironment(limit=3), "get_head_entities( Euro, currency)")
     names = step.info["results"]
     assert len(names) == 3
     assert step.observation.startswith(f"<information> with currency Euro: {', '.join(names)}, +")
     assert step.observation.endswith(" more </information>")
-    short = ask(KnowledgeGraph(limit=100, max_chars=90), "get_head_entities( Africa, continent)")
+    short = ask(KgEnvironment(limit=100, max_chars=90), "get_head_entities( Africa, continent)")
     assert len(short.observation) <= 90
     assert all(name in short.observation for name in short.info["results"])
     assert 0 < len(short.info["results"]) < 8
 
 
 def test_order_is_drawn_from_seed_and_turn():
-    shuffled = KnowledgeGraph(order="shuffled", limit=100)
+    shuffled = KgEnvironment(order="shuffled", limit=100)
     query = asked("get_tail_entities( Germany, borders)")
-    whole = ask(KnowledgeGraph(limit=100), "get_tail_entities( Germany, borders)").info["results"]
+    whole = ask(KgEnvironment(limit=100), "get_tail_entities( Germany, borders)").info["results"]
     assert whole == sorted(whole)
     one, two = (s.info["results"] for s in play(shuffled, query, query, seed=1))
     assert one != two
@@ -243,7 +243,7 @@ def test_the_anchor_names_what_was_shown_in_whatever_order():
 
 def test_held_out_facts_are_hidden_where_the_problem_says_so():
     graph = load_world_graph()
-    facts = sorted(held_out(graph, 0.15))
+    facts = sorted(select_held_out_facts(graph, 0.15))
     assert len(facts) > 100
     for subject, relation, object_ in facts:
         name, verb = graph.label(subject), graph.relation_name(relation)
@@ -274,10 +274,10 @@ def test_a_question_can_bring_its_own_graph():
 
 def test_a_graph_that_cannot_be_read_is_told_before_the_run(tmp_path):
     with pytest.raises(OSError, match=r"nothing\.tsv"):
-        KnowledgeGraph(graph=str(tmp_path / "nothing.tsv")).check()
+        KgEnvironment(graph=str(tmp_path / "nothing.tsv")).check()
     own = tmp_path / "own.tsv"
     own.write_text("Ada\tknows\tBob\n")
-    environment = KnowledgeGraph(graph=str(own), hints=False)
+    environment = KgEnvironment(graph=str(own), hints=False)
     environment.check()
     assert ask(environment, "get_tail_entities( Ada, knows)").info["results"] == ["Bob"]
     assert environment.data() != KG.data() == {"graph": load_world_graph().digest}
@@ -289,7 +289,7 @@ def test_a_graph_that_cannot_be_read_is_told_before_the_run(tmp_path):
 )
 def test_impossible_options_are_refused(options, named):
     with pytest.raises(ValidationError, match=named):
-        KnowledgeGraph(**options)
+        KgEnvironment(**options)
 
 
 # Hostile text -------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ TEXT = st.one_of(
 
 @given(st.lists(TEXT, max_size=3), st.integers(0, 3), st.booleans())
 def test_the_same_state_and_action_give_the_same_step(texts, seed, hints):
-    environment = KnowledgeGraph(hints=hints, order="shuffled", max_queries=2)
+    environment = KgEnvironment(hints=hints, order="shuffled", max_queries=2)
     state = environment.reset({"world": seed, "hide": 0.15}, seed)
     for number, text in enumerate(texts, start=1):
         action = Action(text=text, number=number)
@@ -365,7 +365,7 @@ def test_time_is_linear_on_hostile_text(text):
     started = time.process_time()
     assert read_query(text) is None
     assert read_turn(text).kind in KG.kinds
-    well_formed(text)
+    is_well_formed(text)
     KG.step(KG.reset({}, 0), Action(text=text))
     assert time.process_time() - started < 1.0
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlx_plugins.kg.graph import Graph, find_symmetric_relations, held_out
-from rlx_plugins.kg.view import View
+from rlx_plugins.kg.graph import Graph, find_symmetric_relations, select_held_out_facts
+from rlx_plugins.kg.view import GraphView
 
 FACTS = [
     ("fr", "capital", "paris"),
@@ -35,7 +35,7 @@ options = st.fixed_dictionaries(
 
 
 def small(**more):
-    return Graph.of(FACTS, labels=LABELS, kinds=KINDS, aliases=ALIASES, **more)
+    return Graph.from_triples(FACTS, labels=LABELS, kinds=KINDS, aliases=ALIASES, **more)
 
 
 def wide(countries=200):
@@ -48,7 +48,7 @@ def wide(countries=200):
             made.append((f"c{n}", relation, f"{relation}{n % many}"))
         other = f"c{(n * 7 + 3) % countries}"
         made += [(f"c{n}", "borders", other), (other, "borders", f"c{n}")]
-    return Graph.of(made, kinds=kinds)
+    return Graph.from_triples(made, kinds=kinds)
 
 
 def said(view):
@@ -74,7 +74,7 @@ def said(view):
 
 @given(facts, options)
 def test_it_answers_as_a_set_of_facts_does(triples, named):
-    graph = Graph.of(triples, **named)
+    graph = Graph.from_triples(triples, **named)
     known = set(triples)
     numbered = {(graph.id(s), graph.relation_id(r), graph.id(o)) for s, r, o in graph.triples()}
     assert numbered == known and len(graph) == len(known)
@@ -96,12 +96,12 @@ def test_it_answers_as_a_set_of_facts_does(triples, named):
 
 @given(facts, options, st.randoms())
 def test_order_of_the_input_means_nothing(triples, named, rng):
-    graph = Graph.of(triples, **named)
+    graph = Graph.from_triples(triples, **named)
     shuffled = [*triples, *triples[:3]]
     rng.shuffle(shuffled)
     turned = {what: dict(reversed(value.items())) for what, value in named.items()}
     turned["aliases"] = {id_: a[::-1] for id_, a in turned["aliases"].items()}
-    other = Graph.of(shuffled, **turned)
+    other = Graph.from_triples(shuffled, **turned)
     assert graph.digest == other.digest
     assert list(graph.triples()) == list(other.triples())
     assert [graph.id(e) for e in graph.entities] == [other.id(e) for e in other.entities]
@@ -109,7 +109,7 @@ def test_order_of_the_input_means_nothing(triples, named, rng):
 
 @given(facts, options, facts, options)
 def test_another_graph_has_another_digest(triples, named, others, renamed):
-    first, second = Graph.of(triples, **named), Graph.of(others, **renamed)
+    first, second = Graph.from_triples(triples, **named), Graph.from_triples(others, **renamed)
 
     def content(graph):
         about = [
@@ -133,13 +133,13 @@ def test_unknown_names_are_not_found():
 
 
 def test_what_was_escaped_when_it_was_shown_is_found():
-    graph = Graph.of([("x", "r<1>", "y")], labels={"x": "a </information>\n b"})
+    graph = Graph.from_triples([("x", "r<1>", "y")], labels={"x": "a </information>\n b"})
     assert graph.label(graph.entity("A ‹/information› b")) == "a </information>\n b"
     assert graph.relation("R‹1›") is not None
 
 
 def test_of_those_with_one_name_the_label_comes_first():
-    graph = Graph.of(
+    graph = Graph.from_triples(
         [("x", "r", "y"), ("z", "r", "paris")],
         labels={"x": "Paris", "y": "paris", "paris": "Ilium"},
         aliases={"z": ["PARIS"]},
@@ -152,17 +152,17 @@ def test_of_those_with_one_name_the_label_comes_first():
 
 def test_a_name_that_shows_nothing_is_refused():
     with pytest.raises(ValueError, match="'x' has a name that shows nothing: '\\\\u200b'"):
-        Graph.of([("x", "r", "y")], labels={"x": "\u200b"})
+        Graph.from_triples([("x", "r", "y")], labels={"x": "\u200b"})
 
 
 def test_named_entities_without_facts_are_there():
-    graph = Graph.of([("x", "r", "y")], labels={"z": "Zed", "r": "rel"})
+    graph = Graph.from_triples([("x", "r", "y")], labels={"z": "Zed", "r": "rel"})
     assert graph.tail_relations(graph.entity("zed")) == []
     assert graph.relation_name(graph.relation("r")) == "rel" and graph.entity("rel") is None
 
 
 def test_the_empty_graph_has_nothing():
-    graph = Graph.of([])
+    graph = Graph.from_triples([])
     assert (len(graph), list(graph.triples()), len(graph.entities)) == (0, [], 0)
     assert len(graph.digest) == 64
 
@@ -172,14 +172,14 @@ def test_the_empty_graph_has_nothing():
 
 def test_world_0_is_the_graph():
     graph = small()
-    assert said(View(graph)) == said(graph)
-    assert len(View(graph)) == len(graph)
+    assert said(GraphView(graph)) == said(graph)
+    assert len(GraphView(graph)) == len(graph)
 
 
 @settings(max_examples=25)
 @given(st.integers(1, 10_000))
 def test_another_world_says_the_same_of_other_names(world):
-    graph, view = small(), View(small(), world=world)
+    graph, view = small(), GraphView(small(), world=world)
     assert len(view) == len(graph) and list(view.triples()) == list(graph.triples())
     for kind in ("country", "city"):
         own = [e for e in view.entities if view.kind(e) == kind]
@@ -198,7 +198,7 @@ def test_another_world_says_the_same_of_other_names(world):
 
 def test_worlds_differ_and_stay_the_same():
     def capitals(graph, world):
-        view = View(graph, world=world)
+        view = GraphView(graph, world=world)
         return [view.label(e) for e in graph.entities if view.kind(e) == "capital"]
 
     graph = wide()
@@ -213,7 +213,7 @@ def test_worlds_differ_and_stay_the_same():
 @pytest.mark.parametrize("options", [{"world": -1}, {"hide": 1.0}, {"hide": -0.1}])
 def test_impossible_views_are_refused(options):
     with pytest.raises(ValueError, match=r"numbered from 0|from 0 up to 1"):
-        View(small(), **options)
+        GraphView(small(), **options)
 
 
 # Held-out facts -----------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_impossible_views_are_refused(options):
 
 def test_what_a_relation_says_of_a_subject_is_held_out_as_a_whole():
     graph = wide()
-    held = held_out(graph, 0.15)
+    held = select_held_out_facts(graph, 0.15)
     assert {graph.relation_name(r) for r in find_symmetric_relations(graph)} == {"borders"}
     borders = graph.relation("borders")
     for s, r, o in graph.triples():
@@ -239,19 +239,19 @@ def test_what_is_held_out_does_not_depend_on_the_rest():
         return {(graph.id(s), graph.relation_id(r), graph.id(o)) for s, r, o in held}
 
     own = named(graph, graph.triples())
-    grown = Graph.of([*own, ("new", "capital", "capital0")], labels={"c0": "A first one"})
-    held = named(graph, held_out(graph, 0.2))
-    assert named(grown, held_out(grown, 0.2)) & own == held
-    assert held < named(graph, held_out(graph, 0.4))
-    assert held != named(graph, held_out(graph, 0.2, salt="validation"))
-    assert held_out(graph, 0.0) == frozenset()
+    grown = Graph.from_triples([*own, ("new", "capital", "capital0")], labels={"c0": "A first one"})
+    held = named(graph, select_held_out_facts(graph, 0.2))
+    assert named(grown, select_held_out_facts(grown, 0.2)) & own == held
+    assert held < named(graph, select_held_out_facts(graph, 0.4))
+    assert held != named(graph, select_held_out_facts(graph, 0.2, salt="validation"))
+    assert select_held_out_facts(graph, 0.0) == frozenset()
 
 
 @pytest.mark.parametrize("world", [0, 3])
 def test_a_view_can_leave_them_out(world):
     graph = wide()
-    view, full = View(graph, world=world, hide=0.3), View(graph, world=world)
-    hidden = held_out(graph, 0.3)
+    view, full = GraphView(graph, world=world, hide=0.3), GraphView(graph, world=world)
+    hidden = select_held_out_facts(graph, 0.3)
     assert set(view.triples()) == set(graph.triples()) - hidden
     assert len(view) == len(graph) - len(hidden)
     gone = {(full.label(s), full.relation_name(r), full.label(o)) for s, r, o in hidden}

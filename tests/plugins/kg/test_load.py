@@ -7,7 +7,7 @@ import os
 import pytest
 
 from rlx_plugins.kg.load import load_world_graph, read_graph
-from rlx_plugins.kg.ntriples import Literal, parse_statement
+from rlx_plugins.kg.ntriples import RdfLiteral, parse_statement
 
 TSV = """\
 # two countries
@@ -90,9 +90,9 @@ def test_ntriples(tmp_path):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ('_:a <x:p> "a\\n\\"\\U0001F600"@en-GB.', Literal('a\n"😀', "en-gb", "")),
-        ('_:a <x:p> "" .', Literal("", "", "")),
-        ('_:a <x:p> "1"^^<x:int> .', Literal("1", "", "x:int")),
+        ('_:a <x:p> "a\\n\\"\\U0001F600"@en-GB.', RdfLiteral('a\n"😀', "en-gb", "")),
+        ('_:a <x:p> "" .', RdfLiteral("", "", "")),
+        ('_:a <x:p> "1"^^<x:int> .', RdfLiteral("1", "", "x:int")),
         ("_:a<x:p>_:b.c.", "_:b.c"),
         ("_:a\t<x:p> <x:\\u00e9> .#", "x:é"),
     ],

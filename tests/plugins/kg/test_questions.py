@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import pytest
 
-from rlx_plugins.kg.graph import Graph, held_out
+from rlx_plugins.kg.graph import Graph, select_held_out_facts
 from rlx_plugins.kg.load import load_world_graph
 from rlx_plugins.kg.questions import (
     TYPES,
@@ -12,14 +12,14 @@ from rlx_plugins.kg.questions import (
     format_question,
     list_question_templates,
 )
-from rlx_plugins.kg.view import View
+from rlx_plugins.kg.view import GraphView
 
 GRAPH = load_world_graph()
 SHARE = 0.15
 SPLITS = build_question_population(GRAPH, SHARE, False)
 NAMED = {GRAPH.relation_name(r): r for r in GRAPH.relations}
 
-FAMILY = Graph.of(
+FAMILY = Graph.from_triples(
     [
         ("Ada", "mother", "Bea"),
         ("Bea", "mother", "Cid"),
@@ -96,7 +96,7 @@ def paths(question):
 
 @pytest.mark.parametrize("type_", TYPES)
 def test_training_needs_no_held_out_fact_and_every_path_of_testing_does(type_):
-    held = held_out(GRAPH, SHARE)
+    held = select_held_out_facts(GRAPH, SHARE)
     for question in SPLITS["train"][type_][::7]:
         assert not any(path & held for path in paths(question))
     for question in SPLITS["test"][type_][::7]:
@@ -104,7 +104,7 @@ def test_training_needs_no_held_out_fact_and_every_path_of_testing_does(type_):
 
 
 def texts(questions, every=False):
-    view = View(GRAPH)
+    view = GraphView(GRAPH)
     return [
         format_question(view, q, t)
         for qs in questions.values()
@@ -120,7 +120,7 @@ def test_no_two_questions_are_worded_alike(every):
 
 
 def test_the_words_of_each_type():
-    view = View(GRAPH)
+    view = GraphView(GRAPH)
     said = set(texts(everything(GRAPH)))
     assert "what is the capital of France ?" in said
     assert "which country has currency Japanese Yen ?" in said
@@ -141,7 +141,7 @@ def test_the_words_of_each_type():
 
 
 def test_a_family_is_asked_about_by_chains_of_its_own():
-    view = View(FAMILY)
+    view = GraphView(FAMILY)
     asked = everything(FAMILY)
     said = {
         format_question(view, q, t)
@@ -159,7 +159,7 @@ def test_a_family_is_asked_about_by_chains_of_its_own():
 
 
 def test_a_name_that_two_bear_is_not_asked_about():
-    graph = Graph.of([("1", "x", "2"), ("3", "x", "4")], labels={"1": "Ada", "3": "Ada"})
+    graph = Graph.from_triples([("1", "x", "2"), ("3", "x", "4")], labels={"1": "Ada", "3": "Ada"})
     starts = {q.starts[0] for q in everything(graph)["forward"]}
     assert starts == {graph.entity("Ada")}
 
@@ -177,9 +177,9 @@ def test_new_combinations_are_for_testing_alone():
 
 
 def test_a_world_changes_names_alone():
-    other = View(GRAPH, world=7)
+    other = GraphView(GRAPH, world=7)
     question = SPLITS["train"]["hop2"][0]
     (template, *_) = list_question_templates(question, False)
-    here, there = (format_question(v, question, template) for v in (View(GRAPH), other))
+    here, there = (format_question(v, question, template) for v in (GraphView(GRAPH), other))
     assert here != there
     assert here.split()[:4] == there.split()[:4]

@@ -112,7 +112,7 @@ def test_two_of_one_name_keep_their_ids(tmp_path):
     (tmp_path / "entities_names.json").write_text(json.dumps(NAMES))
     question = nsm(tmp_path, subgraph={"tuples": [[0, 0, 1], [0, 0, 2]]})
     assert names_of(question) == {"Justin Bieber", "m.0gxnnwq", "m.0gxnnzz"}
-    assert Graph.of(question.triples).clashes == {}
+    assert Graph.from_triples(question.triples).clashes == {}
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from rlx.plugin import Rehearsed, Task
 from rlx.testing import task_checks
 from rlx_plugins.kg.load import load_world_graph
 from rlx_plugins.kg.questions import TYPES
-from rlx_plugins.kg.task import KgQuestionFiles, Questions
+from rlx_plugins.kg.task import KgQuestionFiles, KgTask
 
-TASK = Questions()
-EVERY_TYPE = Questions(types=dict.fromkeys(TYPES, 1.0))
+TASK = KgTask()
+EVERY_TYPE = KgTask(types=dict.fromkeys(TYPES, 1.0))
 
 
 @pytest.mark.parametrize("check", task_checks(), ids=str)
@@ -34,7 +34,7 @@ def test_a_fixed_problem_stays_what_it_is(tmp_path):
     facts = [f"p{i}\tmother\tp{i + 1}\np{i}\tpet\tcat {i}\n" for i in range(40)]
     names = [f"p{i}\trlx:kind\tperson\np{i}\trlx:alias\tNo. {i}\n" for i in range(41)]
     path.write_text("".join(facts + names))
-    task = Questions(graph=str(path), types={"hop2": 1.0})
+    task = KgTask(graph=str(path), types={"hop2": 1.0})
     problem = task.problem("train", 0, 0)
     assert problem.id == "kg/0/name the pet of the person whose mother is p4"
     assert problem.prompt == "name the pet of the person whose mother is p4 ?"
@@ -65,7 +65,7 @@ def test_problems_do_not_repeat_before_they_must_and_types_have_their_shares():
 
 def test_splits_share_no_wording_in_whole_passes():
     for type_ in TYPES:
-        task = Questions(types={type_: 1.0})
+        task = KgTask(types={type_: 1.0})
         train, test = (
             {task.problem(s, i, 3).prompt for i in range(3000)} for s in ("train", "test")
         )
@@ -86,7 +86,7 @@ def test_names_of_an_answer_stand_together():
 
 
 def test_counts_have_a_number_and_evidence():
-    task = Questions(types={"count": 1.0})
+    task = KgTask(types={"count": 1.0})
     for index in range(50):
         fields = task.problem("train", index, 0).fields
         assert fields["answers"] == [[str(len(fields["evidence"]))]]
@@ -94,14 +94,14 @@ def test_counts_have_a_number_and_evidence():
 
 
 def test_every_answer_can_be_asked_for():
-    task = Questions(answers="every")
+    task = KgTask(answers="every")
     problems = [task.problem("train", i, 0) for i in range(200)]
     assert all(p.prompt.startswith("list every ") and not p.fields["any_of"] for p in problems)
     assert any(len(p.fields["answers"]) > 1 for p in problems)
 
 
 def test_another_world_asks_the_same_of_other_names():
-    other = Questions(world=1000)
+    other = KgTask(world=1000)
     pairs = [(TASK.problem("test", i, 0), other.problem("test", i, 0)) for i in range(100)]
     for here, there in pairs:
         assert here.fields["chain"] == there.fields["chain"]
@@ -111,7 +111,7 @@ def test_another_world_asks_the_same_of_other_names():
 
 
 def test_new_combinations_only():
-    task = Questions(compositional=True, types={"hop2": 1.0})
+    task = KgTask(compositional=True, types={"hop2": 1.0})
     train, test = (
         {json.dumps(task.problem(s, i, 0).fields["chain"]) for i in range(1000)}
         for s in ("train", "test")
@@ -122,7 +122,7 @@ def test_new_combinations_only():
 
 
 def test_lessons_are_easy_at_first_and_in_worlds_of_their_own():
-    task = Questions(curriculum=200, worlds=20)
+    task = KgTask(curriculum=200, worlds=20)
     easy = [task.lesson(i, 0) for i in range(200)]
     assert {p.stratum for p in easy} == {"forward", "inverse"}
     assert {p.fields["mode"] for p in easy} == {"good"}
@@ -157,17 +157,17 @@ def test_20_000_problems_take_about_a_second():
 )
 def test_impossible_options_are_refused(options, message):
     with pytest.raises(ValidationError, match=message):
-        Questions(**options)
+        KgTask(**options)
 
 
 def test_a_graph_without_a_type_of_question_says_so(tmp_path):
     path = tmp_path / "small.tsv"
     path.write_text("".join(f"p{i}\tlikes\tq{i}\n" for i in range(40)))
-    Questions(graph=str(path), types={"forward": 1.0, "inverse": 1.0}).check()
+    KgTask(graph=str(path), types={"forward": 1.0, "inverse": 1.0}).check()
     with pytest.raises(ValueError, match=r"no train question of the type 'hop3'"):
-        Questions(graph=str(path), types={"hop3": 1.0}).check()
+        KgTask(graph=str(path), types={"hop3": 1.0}).check()
     with pytest.raises(OSError, match=r"nothing\.tsv"):
-        Questions(graph=str(tmp_path / "nothing.tsv")).check()
+        KgTask(graph=str(tmp_path / "nothing.tsv")).check()
 
 
 # Questions from files -----------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_questions_from_files_bring_their_graphs(tmp_path):
     rows = [row(0, "whom does Ada know"), row(1, "who is it"), row(2, "nobody", ())]
     train = written(tmp_path / "train.jsonl", rows)
     test = written(tmp_path / "test.jsonl", [row(9, "who is it", ("Bob", "Cid"))])
-    task = Questions(files=KgQuestionFiles(train=train, test=test))
+    task = KgTask(files=KgQuestionFiles(train=train, test=test))
     task.check()
     assert {task.problem("train", i, 0).prompt for i in range(10)} == {"whom does Ada know"}
     problem = task.problem("test", 3, 0)
@@ -214,7 +214,7 @@ def test_what_cannot_be_shown_is_told_before_the_run(tmp_path):
         [row(1, "who"), row(2, "what") | {"graph": [["Ada", "knows", "\u200b"]]}],
     )
     with pytest.raises(ValueError, match=r"bad\.jsonl line 2: .* as an object, got '.u200b'"):
-        Questions(files=KgQuestionFiles(train=good, test=bad)).check()
+        KgTask(files=KgQuestionFiles(train=good, test=bad)).check()
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_what_cannot_be_shown_is_told_before_the_run(tmp_path):
 )
 def test_files_of_names_belong_to_the_data(tmp_path, beside):
     train, test = (written(tmp_path / f"{s}.jsonl", [row(0, s)]) for s in ("train", "test"))
-    task = Questions(files=KgQuestionFiles(train=train, test=test))
+    task = KgTask(files=KgQuestionFiles(train=train, test=test))
     before = task.data()
     assert before.keys() == {"train", "test"}
     (tmp_path / beside).write_text("one")
@@ -236,4 +236,4 @@ def test_files_of_names_belong_to_the_data(tmp_path, beside):
 def test_files_without_a_question_are_refused(tmp_path):
     empty = written(tmp_path / "empty.jsonl", [row(0, "nobody", ())])
     with pytest.raises(ValueError, match=r"empty\.jsonl: holds no question"):
-        Questions(files=KgQuestionFiles(train=empty, test=empty)).check()
+        KgTask(files=KgQuestionFiles(train=empty, test=empty)).check()

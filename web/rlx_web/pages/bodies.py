@@ -5,16 +5,23 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlx_registry import BodyError, Registry, RunRecord, read_trees, trees_that_say
+from rlx_registry import BodyError, Registry, RunRecord, read_trees, search_body_trees
 
-__all__ = ["Trees", "find_trees_with_text", "path_of", "rewards_of", "said_between", "trees_of"]
+__all__ = [
+    "Trees",
+    "build_reward_cells",
+    "find_trees_with_text",
+    "list_messages_between",
+    "list_path_segments",
+    "load_tree_records",
+]
 
 T = TypeVar("T")
 Trees = Mapping[int, Mapping[str, Any]]
 """Records of a body by their tree."""
 
 
-def trees_of(
+def load_tree_records(
     registry: Registry, record: RunRecord, step: int, trees: Collection[int]
 ) -> tuple[Trees, str | None]:
     """The records of some trees, and why there are none where the body cannot be read."""
@@ -29,7 +36,7 @@ def find_trees_with_text(
 ) -> tuple[set[int], str | None]:
     """The trees of a step in which a text is said, and why there are none as in `trees_of`."""
     found, why = _read_rollout_body(
-        registry, record, step, lambda path, sha256: trees_that_say(path, sha256, text)
+        registry, record, step, lambda path, sha256: search_body_trees(path, sha256, text)
     )
     return found or set(), why
 
@@ -49,7 +56,7 @@ def _read_rollout_body(
         return None, str(error)
 
 
-def path_of(tree: Mapping[str, Any], segment: int) -> list[int]:
+def list_path_segments(tree: Mapping[str, Any], segment: int) -> list[int]:
     """Segments from the root down to one, inclusive."""
     found = []
     while segment >= 0:
@@ -58,9 +65,11 @@ def path_of(tree: Mapping[str, Any], segment: int) -> list[int]:
     return found[::-1]
 
 
-def said_between(tree: Mapping[str, Any], parent: int, segment: int) -> list[dict[str, Any]]:
+def list_messages_between(
+    tree: Mapping[str, Any], parent: int, segment: int
+) -> list[dict[str, Any]]:
     """What was said after one segment, down to another: turns, observations, and what asked."""
-    path = path_of(tree, segment)
+    path = list_path_segments(tree, segment)
     after = path.index(parent) + 1 if parent in path else 1
     return [
         {
@@ -71,14 +80,14 @@ def said_between(tree: Mapping[str, Any], parent: int, segment: int) -> list[dic
             "text": one["text"],
             "finish_reason": one["finish_reason"],
             "tokens": len(one["token_ids"]),
-            "rewards": rewards_of(one["rewards"]),
+            "rewards": build_reward_cells(one["rewards"]),
         }
         for s in path[after:]
         for one in [tree["segments"][s]]
     ]
 
 
-def rewards_of(entries: Collection[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+def build_reward_cells(entries: Collection[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
     """Rewards as they were given, and what each counts; None where it is absent."""
     return [
         {

@@ -10,7 +10,7 @@ from rlx_web.pages.run import (
     get_metric_interval,
     list_leaf_values,
 )
-from rlx_web.pages.runs import mean_of
+from rlx_web.pages.runs import compute_mean_cell
 from rlx_web.pages.sections import build_metric_sections
 
 __all__ = ["MOST", "build_comparison_page"]
@@ -49,7 +49,7 @@ def build_comparison_page(registry: Registry, refs: Sequence[str]) -> dict[str, 
     for record in records:
         recipes.setdefault(record.digest, []).append(record)
     names = [set(registry.metric_names(r.id)) for r in records]
-    told = {r.id: _select_after_evaluations(registry.figures(r.id)) for r in records}
+    told = {r.id: _select_after_evaluations(registry.evaluation_figures(r.id)) for r in records}
     labelled = [
         {
             "label": _format_recipe_label(n),
@@ -117,7 +117,9 @@ def _build_suite_tables(
     return [
         {
             "suite": suite,
-            "rows": _build_metric_rows([_by_seed(some, suite, told) for some in recipes]),
+            "rows": _build_metric_rows(
+                [_select_seed_evaluations(some, suite, told) for some in recipes]
+            ),
             "drawn": [
                 {
                     "label": _format_recipe_label(n),
@@ -135,7 +137,7 @@ def _build_suite_tables(
     ]
 
 
-def _by_seed(
+def _select_seed_evaluations(
     runs: Sequence[RunRecord], suite: str, told: Mapping[str, Mapping[str, EvaluationRecord]]
 ) -> list[EvaluationRecord]:
     """One evaluation a seed: a run that was made again is no other seed."""
@@ -161,4 +163,4 @@ def _build_metric_cell(records: Sequence[EvaluationRecord], metric: str) -> dict
         and (own := get_metric_interval(records[0], metric)) is not None
     ):
         return {"mean": known[0], "low": own[0], "high": own[1], "n": 1, "over": "problems"}
-    return mean_of(known) | {"over": "seeds"}
+    return compute_mean_cell(known) | {"over": "seeds"}

@@ -6,8 +6,8 @@ from math import isfinite
 from statistics import fmean, stdev
 from typing import Any
 
-from rlx_registry import NotFound, Registry, RolloutIndex, RunRecord
-from rlx_web.pages.bodies import path_of, rewards_of, trees_of
+from rlx_registry import NotFoundError, Registry, RolloutIndex, RunRecord
+from rlx_web.pages.bodies import build_reward_cells, list_path_segments, load_tree_records
 from rlx_web.pages.run import build_run_summary, list_leaf_values
 
 __all__ = ["CHANNELS", "build_credit_page"]
@@ -46,14 +46,16 @@ def build_credit_page(
         NotFound: there is no such row, or its body cannot be read.
     """
     record = registry.run(ref)
-    tree = _tree_of(registry, record, step, row)
+    tree = _find_row_tree(registry, record, step, row)
     index = {i.row: i for i in registry.tree_rows(record.id, step, [tree])}
     own = index[row]
-    bodies, missing = trees_of(registry, record, step, [tree])
+    bodies, missing = load_tree_records(registry, record, step, [tree])
     body = bodies.get(tree)
     kept = None if body is None else next((r for r in body["rows"] if r["row"] == row), None)
     if body is None or kept is None:
-        raise NotFound(missing or f"the body of step {step} of {record.id} does not have row {row}")
+        raise NotFoundError(
+            missing or f"the body of step {step} of {record.id} does not have row {row}"
+        )
     lines = _build_token_lines(body, kept)
     start, stop = _compute_token_window(lines, kept["start"], tokens)
     rows = sorted(index)
@@ -70,7 +72,7 @@ def build_credit_page(
         "next": rows[at + 1] if at + 1 < len(rows) else None,
         "group": _build_comparison_group(own, [i for i in index.values() if i.group == own.group]),
         "turns": _list_row_turns(body, kept),
-        "global_rewards": rewards_of(body["segments"][kept["segment"]]["global_rewards"]),
+        "global_rewards": build_reward_cells(body["segments"][kept["segment"]]["global_rewards"]),
         "scores": kept["scores"],
         "recipe": _collect_step_rules(record, phase),
         "phase": phase,
@@ -82,12 +84,12 @@ def build_credit_page(
     }
 
 
-def _tree_of(registry: Registry, record: RunRecord, step: int, row: int) -> int:
+def _find_row_tree(registry: Registry, record: RunRecord, step: int, row: int) -> int:
     if step not in registry.rollout_steps(record.id):
-        raise NotFound(f"{record.id} has no rollouts of step {step}")
+        raise NotFoundError(f"{record.id} has no rollouts of step {step}")
     tree = registry.tree_of_row(record.id, step, row)
     if tree is None:
-        raise NotFound(f"step {step} of {record.id} has no row {row}")
+        raise NotFoundError(f"step {step} of {record.id} has no row {row}")
     return tree
 
 
@@ -96,7 +98,7 @@ def _build_token_lines(body: Mapping[str, Any], kept: Mapping[str, Any]) -> list
     pieces = body.get("pieces")
     first, held = kept["start"], len(kept["mask"] or ())
     lines: list[dict[str, Any]] = []
-    for s in path_of(body, kept["segment"]):
+    for s in list_path_segments(body, kept["segment"]):
         segment = body["segments"][s]
         texts = pieces[s] if pieces else [f"#{token}" for token in segment["token_ids"]]
         sampled = segment["behaviour_logprobs"] or ()
@@ -169,7 +171,7 @@ def _build_comparison_group(own: RolloutIndex, mates: Sequence[RolloutIndex]) ->
 
 def _list_row_turns(body: Mapping[str, Any], kept: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The row's own turns, each with its rewards."""
-    path = path_of(body, kept["segment"])
+    path = list_path_segments(body, kept["segment"])
     after = path.index(kept["parent"]) + 1 if kept["parent"] in path else 0
     return [
         {
@@ -177,7 +179,7 @@ def _list_row_turns(body: Mapping[str, Any], kept: Mapping[str, Any]) -> list[di
             "kind": segment["kind"],
             "tokens": len(segment["token_ids"]),
             "finish_reason": segment["finish_reason"],
-            "rewards": rewards_of(segment["rewards"]),
+            "rewards": build_reward_cells(segment["rewards"]),
         }
         for s in path[after:]
         if (segment := body["segments"][s])["author"] == "policy"

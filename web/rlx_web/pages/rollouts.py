@@ -5,8 +5,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from rlx_registry import NotFound, Registry, RolloutIndex, RolloutQuery, RunRecord
-from rlx_web.pages.bodies import Trees, find_trees_with_text, rewards_of, said_between, trees_of
+from rlx_registry import NotFoundError, Registry, RolloutIndex, RolloutQuery, RunRecord
+from rlx_web.pages.bodies import (
+    Trees,
+    build_reward_cells,
+    find_trees_with_text,
+    list_messages_between,
+    load_tree_records,
+)
 from rlx_web.pages.run import build_run_summary
 
 __all__ = ["build_rollouts_page", "nearest_step"]
@@ -70,7 +76,7 @@ def nearest_step(registry: Registry, ref: str, step: int) -> int:
     record = registry.run(ref)
     steps = registry.rollout_steps(record.id)
     if not steps:
-        raise NotFound(f"{record.id} has no recorded rollouts")
+        raise NotFoundError(f"{record.id} has no recorded rollouts")
     return min(steps, key=lambda s: (abs(s - step), s))
 
 
@@ -91,7 +97,7 @@ def _find_matching_trees(
 
 def _get_step_position(record: RunRecord, steps: Sequence[int], step: int) -> int:
     if step not in steps:
-        raise NotFound(f"{record.id} has no rollouts of step {step}")
+        raise NotFoundError(f"{record.id} has no rollouts of step {step}")
     return steps.index(step)
 
 
@@ -99,7 +105,7 @@ def _build_step_trees(
     registry: Registry, record: RunRecord, step: int, trees: Sequence[int]
 ) -> dict[str, Any]:
     rows = registry.tree_rows(record.id, step, trees)
-    bodies, missing = trees_of(registry, record, step, trees) if trees else ({}, None)
+    bodies, missing = load_tree_records(registry, record, step, trees) if trees else ({}, None)
     found = {
         tree: _build_rollout_tree(tree, [r for r in rows if r.tree == tree], bodies)
         for tree in trees
@@ -132,12 +138,14 @@ def _build_rollout_tree(number: int, rows: Sequence[RolloutIndex], bodies: Trees
 
 def _build_tree_node(row: RolloutIndex, body: Any, kept: Any) -> dict[str, Any]:
     said = (
-        [] if body is None or kept is None else said_between(body, kept["parent"], kept["segment"])
+        []
+        if body is None or kept is None
+        else list_messages_between(body, kept["parent"], kept["segment"])
     )
     own = [turn for turn in said if turn["author"] == "policy"]
     whole = None if body is None or kept is None else body["segments"][kept["segment"]]
     entries = [entry for turn in own for entry in turn["rewards"]]
-    entries += [] if whole is None else rewards_of(whole["global_rewards"])
+    entries += [] if whole is None else build_reward_cells(whole["global_rewards"])
     return asdict(row) | {"said": said, "entries": entries, "below": []}
 
 

@@ -54,7 +54,7 @@ NEWS = 2000
 def build_run_page(registry: Registry, ref: str) -> dict[str, Any]:
     """One run: state, sections of charts, evaluations, probes, events, spec, how to do it again."""
     record = registry.run(ref)
-    told = registry.figures(record.id)
+    told = registry.evaluation_figures(record.id)
     events = registry.newest_events(record.id, EVENTS)
     return {
         "run": build_run_summary(record) | {"eta": _compute_remaining_seconds(registry, record)},
@@ -94,7 +94,7 @@ def live_run(registry: Registry, ref: str, after: int, event: int) -> dict[str, 
         event: the last event that it has seen.
     """
     record = registry.run(ref)
-    seq, points = registry.news(record.id, after, NEWS)
+    seq, points = registry.new_values(record.id, after, NEWS)
     return {
         "run": build_run_summary(record) | {"eta": _compute_remaining_seconds(registry, record)},
         "seq": seq,
@@ -123,7 +123,7 @@ def build_run_curves(
     shown = {"run": record.id, "x": x, "curves": map_curve_steps(registry.curves(record.id, names))}
     if not smooth:
         return shown
-    width, means = registry.means(record.id, names)
+    width, means = registry.stretch_means(record.id, names)
     return shown | {"width": width, "means": map_curve_steps(means)}
 
 
@@ -179,13 +179,13 @@ def build_probe_tables(records: Sequence[EvaluationRecord]) -> list[dict[str, An
             "label": r.label,
             "n": r.n,
             "figures": r.metrics,
-            "curves": _by_share(r.metrics),
+            "curves": _build_share_curves(r.metrics),
         }
         for scheme, r in newest.items()
     ]
 
 
-def _by_share(figures: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
+def _build_share_curves(figures: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
     """Curves over the share of the reasoning that is given, at even steps from none to all."""
     found = {}
     for name in ("p_correct", "same"):
@@ -232,7 +232,7 @@ def _compute_remaining_seconds(registry: Registry, record: RunRecord) -> float |
     """Seconds left at the pace of the last steps; None where nobody can say."""
     if record.effective_status in ENDED or not record.steps_total:
         return None
-    seen = registry.times(record.id, CLOCK, last=PACE)
+    seen = registry.step_times(record.id, CLOCK, last=PACE)
     if len(seen) < 2 or seen[-1][0] <= seen[0][0]:
         return None
     pace = (seen[-1][1] - seen[0][1]) / (seen[-1][0] - seen[0][0])
@@ -241,7 +241,7 @@ def _compute_remaining_seconds(registry: Registry, record: RunRecord) -> float |
 
 def _compute_step_ticks(registry: Registry, record: RunRecord, x: str) -> dict[int, float]:
     if x == "time":
-        seen = registry.times(record.id, CLOCK)
+        seen = registry.step_times(record.id, CLOCK)
         return {step: (at - seen[0][1]) / 3600 for step, at in seen}
     whole = registry.metrics(record.id, names=["perf/tokens_per_s", CLOCK])
     seconds = dict(whole.get(CLOCK, ()))

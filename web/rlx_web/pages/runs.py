@@ -8,7 +8,14 @@ from typing import Any
 
 from rlx_registry import ENDED, Registry, RunRow
 
-__all__ = ["HEADLINES", "STRIP", "build_row_summary", "build_run_list_page", "live_runs", "mean_of"]
+__all__ = [
+    "HEADLINES",
+    "STRIP",
+    "build_row_summary",
+    "build_run_list_page",
+    "compute_mean_cell",
+    "live_runs",
+]
 
 HEADLINES = ("rewards/accuracy/mean", "rewards/exact_match/mean", "train/reward_answer")
 """Metrics that may stand for a whole run in a table; the first one that it has does."""
@@ -64,7 +71,7 @@ def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, A
 
 def live_runs(registry: Registry) -> dict[str, Any]:
     """What changes on the page of runs while they go on."""
-    alive = registry.living()
+    alive = registry.supervised_runs()
     values = registry.last_values([row.id for row in alive], list(HELD_OUT.values()))
     return {
         "runs": [
@@ -81,7 +88,7 @@ def build_row_summary(row: RunRow) -> dict[str, Any]:
     return {name: plain[name] for name in STRIP} | {"status": row.effective_status}
 
 
-def mean_of(values: Sequence[float]) -> dict[str, float | int | None]:
+def compute_mean_cell(values: Sequence[float]) -> dict[str, float | int | None]:
     """Mean over seeds with Student's 95 % interval, which takes two of them."""
     if not values:
         return {"mean": None, "low": None, "high": None, "n": 0}
@@ -128,7 +135,9 @@ def _build_experiment_group(
     for row in group:
         statuses[row.effective_status] = statuses.get(row.effective_status, 0) + 1
     folded = {
-        name: mean_of([v["value"] for f in ended if (v := f[name]) is not None and v["step"]])
+        name: compute_mean_cell(
+            [v["value"] for f in ended if (v := f[name]) is not None and v["step"]]
+        )
         for name in FIGURES
     }
     return {

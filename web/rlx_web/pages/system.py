@@ -27,7 +27,7 @@ def build_system_page(registry: Registry) -> dict[str, Any]:
         "leases": [
             build_row_summary(row)
             | {"silent": _compute_silence(row.heartbeat or row.started or row.created)}
-            for row in registry.living()
+            for row in registry.supervised_runs()
         ],
         "devices": [asdict(device) for device in registry.devices()],
         "disks": _list_run_disks({row.directory for row in rows if row.directory}),

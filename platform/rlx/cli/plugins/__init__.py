@@ -20,7 +20,7 @@ from rlx.discovery import (
 from rlx.errors import PluginError
 from rlx.spec.reading.diagnostics import did_you_mean, escape_unprintable
 
-__all__ = ["plugins", "state_of"]
+__all__ = ["describe_plugin_state", "plugins"]
 
 
 @click.group(invoke_without_command=True)
@@ -30,7 +30,7 @@ def plugins(ctx: click.Context, as_json: bool) -> None:
     """List plugins; a broken one is a row, not a failure."""
     if ctx.invoked_subcommand is not None:
         return
-    states = [(found, *state_of(found)) for found in list_installed_plugins()]
+    states = [(found, *describe_plugin_state(found)) for found in list_installed_plugins()]
     if as_json:
         keys = ("name", "kind", "from", "api", "state")
         rows = [
@@ -44,7 +44,7 @@ def plugins(ctx: click.Context, as_json: bool) -> None:
     )
 
 
-def state_of(found: InstalledPlugin) -> tuple[str, str]:
+def describe_plugin_state(found: InstalledPlugin) -> tuple[str, str]:
     """API version and state of one plugin; importing it is the only way to know."""
     try:
         plugin = load_plugin(found.kind, f"{found.distribution}:{found.name}")

@@ -16,7 +16,7 @@ from rlx.errors import RlxError
 from rlx.home import REGISTRY
 from rlx.spec.reading.diagnostics import escape_unprintable
 
-__all__ = ["plugins_looked_at"]
+__all__ = ["watch_plugin_health"]
 
 PATIENCE = 60.0
 """Seconds in which every plugin has to be imported."""
@@ -25,7 +25,7 @@ DONE = "recorded"
 
 
 @contextmanager
-def plugins_looked_at(url: str, patience: float = PATIENCE) -> Iterator[None]:
+def watch_plugin_health(url: str, patience: float = PATIENCE) -> Iterator[None]:
     """Records how the plugins of this machine fare, in a process of its own while the block lasts.
 
     What keeps it from that is said in a line on stderr.

@@ -12,7 +12,7 @@ import click
 
 from rlx.cli.failures import build_error_json, format_error_text
 from rlx.cli.plugins import find_named_plugins
-from rlx.cli.plugins.uninstalled import on_path
+from rlx.cli.plugins.uninstalled import add_to_sys_path
 from rlx.discovery import (
     GROUPS,
     InstalledPlugin,
@@ -27,17 +27,17 @@ from rlx.plugin import Plugin
 from rlx.spec import PluginUse
 from rlx.spec.reading.diagnostics import escape_unprintable
 from rlx.spec.reading.yaml_source import parse_yaml_document
-from rlx.testing import Check, list_plugin_checks
+from rlx.testing import PromiseCheck, list_plugin_checks
 from rlx.testing.processes import first_import
 from rlx.testing.promise import required_options
 
-__all__ = ["Verdict", "run_conformance_checks"]
+__all__ = ["PromiseVerdict", "run_conformance_checks"]
 
 _MARKS = {"kept": "✓", "broken": "✗", "skipped": "-"}
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PromiseVerdict:
     """What became of one promise.
 
     Attributes:
@@ -78,7 +78,7 @@ def run_conformance_checks(
     """
     entries = []
     with ExitStack() as stack:
-        plugins = _asked_for(what, kind, stack)
+        plugins = _select_requested_plugins(what, kind, stack)
         given = _parse_plugin_options(options)
         if given and len(plugins) > 1:
             kinds = ", ".join(f.kind for f in plugins)
@@ -98,13 +98,15 @@ def run_conformance_checks(
     return min(codes, default=0)
 
 
-def _asked_for(what: str, kind: str | None, stack: ExitStack) -> list[InstalledPlugin]:
+def _select_requested_plugins(
+    what: str, kind: str | None, stack: ExitStack
+) -> list[InstalledPlugin]:
     if kind is not None and kind not in GROUPS:
         raise SpecError(f"no kind of plugin is called {kind!r}; there are: {', '.join(GROUPS)}")
     path = Path(what)
     known = any(f.name == what.rpartition(":")[2] for f in list_installed_plugins())
     if (path.exists() and not known) or path.suffix == ".whl" or "/" in what:
-        distribution = stack.enter_context(on_path(path))
+        distribution = stack.enter_context(add_to_sys_path(path))
         plugins = [f for f in list_installed_plugins() if f.distribution == distribution]
     else:
         plugins = find_named_plugins(what)
@@ -149,7 +151,7 @@ def _check_plugin_promises(
     return entry | {"exit_code": 3 if broken else 0, "promises": [asdict(v) for v in verdicts]}
 
 
-def _format_verdict(verdict: Verdict) -> str:
+def _format_verdict(verdict: PromiseVerdict) -> str:
     why = f": {escape_unprintable(verdict.why)}" if verdict.why else ""
     help_ = f"\n      = help: {verdict.help}" if verdict.help else ""
     return f"  {_MARKS[verdict.state]} {verdict.promise}{why}{help_}"
@@ -181,13 +183,15 @@ def _load_checked_plugin(
     return cls
 
 
-def _check_one_promise(promise: Check, subject: Plugin | type[Plugin]) -> Verdict:
+def _check_one_promise(promise: PromiseCheck, subject: Plugin | type[Plugin]) -> PromiseVerdict:
     try:
         promise(subject)
     except SkipTest as reason:
-        return Verdict(promise.name, "skipped", str(reason))
+        return PromiseVerdict(promise.name, "skipped", str(reason))
     except AssertionError as error:
-        return Verdict(promise.name, "broken", str(error), promise.help)
+        return PromiseVerdict(promise.name, "broken", str(error), promise.help)
     except Exception as error:  # noqa: BLE001  what a plugin raises where no promise expects it
-        return Verdict(promise.name, "broken", f"{type(error).__name__}: {error}", promise.help)
-    return Verdict(promise.name, "kept")
+        return PromiseVerdict(
+            promise.name, "broken", f"{type(error).__name__}: {error}", promise.help
+        )
+    return PromiseVerdict(promise.name, "kept")

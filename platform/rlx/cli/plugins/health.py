@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from rlx.cli.plugins import state_of
+from rlx.cli.plugins import describe_plugin_state
 from rlx.cli.registry import open_registry
 from rlx.discovery import InstalledPlugin, list_installed_plugins
 from rlx.launch.processes import this_machine
@@ -68,7 +68,7 @@ def _check_plugin_import(
     found: InstalledPlugin, host: str, tell: Callable[[str], None]
 ) -> PluginRecord:
     tell(f"{found.distribution}:{found.name}")
-    _, said = state_of(found)
+    _, said = describe_plugin_state(found)
     if said == "ok":
         return _build_plugin_record(found, host, "ok", "")
     kind, _, why = said.partition(": ")

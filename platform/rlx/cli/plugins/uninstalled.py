@@ -19,14 +19,14 @@ from rlx.discovery import GROUPS
 from rlx.errors import PluginError, SpecError
 from rlx.spec.reading.diagnostics import escape_unprintable
 
-__all__ = ["on_path"]
+__all__ = ["add_to_sys_path"]
 
 _ROOTS = ("src", ".")
 """Where a distribution keeps its modules."""
 
 
 @contextmanager
-def on_path(path: Path) -> Iterator[str]:
+def add_to_sys_path(path: Path) -> Iterator[str]:
     """Puts a distribution at the front of `sys.path` and gives its name.
 
     Args:
@@ -53,7 +53,7 @@ def on_path(path: Path) -> Iterator[str]:
                     f"{_format_printable_path(path)} offers no plugin: no entry point under "
                     f"{groups}"
                 )
-            _look_for({p.value for p in offered}, path)
+            _require_named_packages({p.value for p in offered}, path)
             yield found.name
         finally:
             sys.path[:] = before
@@ -104,7 +104,7 @@ def _read_project_table(folder: Path) -> Mapping[str, Any]:
     return project
 
 
-def _look_for(values: set[str], path: Path) -> None:
+def _require_named_packages(values: set[str], path: Path) -> None:
     """Makes sure that the packages are there, before one is blamed for an import that fails."""
     for package in sorted({value.partition(":")[0].partition(".")[0] for value in values}):
         if PathFinder.find_spec(package) is None:

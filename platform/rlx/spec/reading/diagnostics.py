@@ -20,7 +20,7 @@ __all__ = [
     "InvalidSpec",
     "KeyPath",
     "Kind",
-    "Position",
+    "SourceLocation",
     "build_refusal",
     "did_you_mean",
     "escape_unprintable",
@@ -50,7 +50,7 @@ _WIDEST = 140
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class SourceLocation:
     """A stretch of one line of a source.
 
     Attributes:
@@ -93,13 +93,13 @@ class Diagnostic:
     path: KeyPath = ()
     against: KeyPath = ()
     meant: str = ""
-    position: Position | None = None
+    position: SourceLocation | None = None
     helps: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     exit_code: Literal[2, 3, 4] = 2
     severity: Literal["error", "warning"] = "error"
 
-    def at(self, path: KeyPath, position: Position | None) -> "Diagnostic":
+    def with_location(self, path: KeyPath, position: SourceLocation | None) -> "Diagnostic":
         """Returns the same fault at another place."""
         return replace(self, path=path, position=position)
 
@@ -189,7 +189,7 @@ def _count_columns(text: str) -> int:
     return len(text) + wide - combining
 
 
-def _format_excerpt(position: Position) -> tuple[str, str]:
+def _format_excerpt(position: SourceLocation) -> tuple[str, str]:
     """Returns the source line, cut to a readable length, and the carets that belong below it."""
     text, start = without_password(position.text), position.column - 1
     first = max(0, start - _WIDEST // 2) if len(text) > _WIDEST else 0

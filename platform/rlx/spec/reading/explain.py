@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from rlx.spec.base import Contradiction, SpecProblem, keys_of
+from rlx.spec.base import Contradiction, SpecProblem, list_yaml_keys
 from rlx.spec.reading.diagnostics import Diagnostic, KeyPath, did_you_mean, format_key_path
-from rlx.spec.reading.locations import in_phase
+from rlx.spec.reading.locations import relocate_phase_fault
 from rlx.spec.reading.schema_paths import (
     ErrorLocation,
     list_choices,
@@ -81,21 +81,21 @@ def explain_validation_error(
         at: where `data` stands in the file.
         more_keys: keys that may stand beside the model's own at its top.
     """
-    errors = [e for e in error.errors(include_url=False) if not _counts_only_the_valid(e)]
+    errors = [e for e in error.errors(include_url=False) if not _counts_valid_items(e)]
     faults = [_Fault(e, resolve_error_location(model, e["loc"], data)) for e in errors]
     say = _Explainer(model, data, at, tuple(more_keys))
-    unknown = [say.unknown(f) for f in faults if f.type == "extra_forbidden"]
+    unknown = [say.explain_unknown_key(f) for f in faults if f.type == "extra_forbidden"]
     misspelt = {(*d.path[:-1], d.meant) for d in unknown}
     told = list(unknown)
     for group in _group_union_faults(f for f in faults if f.type != "extra_forbidden"):
         if len(group) > 1:
-            told.append(say.none_of(group))
+            told.append(say.explain_union_mismatch(group))
         elif group[0].type == "missing":
-            missing = say.missing(group[0])
+            missing = say.explain_missing_key(group[0])
             if missing.path not in misspelt:
                 told.append(missing)
         else:
-            told += say.other(group[0])
+            told += say.explain_other_fault(group[0])
     return told
 
 
@@ -131,7 +131,7 @@ def unknown_key(path: KeyPath, valid: Sequence[str], *, hint: str = "") -> Diagn
     )
 
 
-def _counts_only_the_valid(error: ErrorDetails) -> bool:
+def _counts_valid_items(error: ErrorDetails) -> bool:
     """True for "too short" said of a list that is long enough but for its faulty items."""
     long_enough = error["type"] == "too_short" and error["ctx"]["min_length"]
     return bool(long_enough) and len(error["input"]) >= long_enough
@@ -168,18 +168,18 @@ class _Explainer:
     at: KeyPath
     more_keys: tuple[str, ...]
 
-    def unknown(self, fault: _Fault) -> Diagnostic:
+    def explain_unknown_key(self, fault: _Fault) -> Diagnostic:
         path = fault.place.path or tuple(fault.error["loc"])
         owner = resolve_error_location(self.model, fault.error["loc"][:-1], self.data)
-        valid = keys_of(owner.expected) if isinstance(owner.expected, type) else ()
+        valid = list_yaml_keys(owner.expected) if isinstance(owner.expected, type) else ()
         if owner.expected is self.model:
             valid = (*valid, *self.more_keys)
         others = owner.family or {}
-        of = [tag for tag, member in others.items() if path[-1] in keys_of(member)]
+        of = [tag for tag, member in others.items() if path[-1] in list_yaml_keys(member)]
         hint = f"'{path[-1]}' belongs to '{of[0]}'" if of else ""
         return unknown_key((*self.at, *path), valid, hint=hint)
 
-    def missing(self, fault: _Fault) -> Diagnostic:
+    def explain_missing_key(self, fault: _Fault) -> Diagnostic:
         path = (*self.at, *fault.place.path)
         key = path[-1]
         mapping = _get_at_path(self.data, fault.place.path[:-1])
@@ -187,7 +187,7 @@ class _Explainer:
             message = f"'{format_key_path(path[:-1])}' is too short: it holds {len(mapping)}"
             return Diagnostic(kind="value", message=message, path=path[:-1])
         owner = resolve_error_location(self.model, fault.error["loc"][:-1], self.data)
-        known = keys_of(owner.expected) if isinstance(owner.expected, type) else ()
+        known = list_yaml_keys(owner.expected) if isinstance(owner.expected, type) else ()
         strange = [k for k in mapping if k not in known] if isinstance(mapping, dict) else []
         near = did_you_mean(key, strange)
         helps = (f"should '{near}' be '{key}'?",) if near else ()
@@ -195,7 +195,7 @@ class _Explainer:
         message = f"missing key '{key}' {where}"
         return Diagnostic(kind="missing_key", message=message, path=path, helps=helps)
 
-    def none_of(self, group: Sequence[_Fault]) -> Diagnostic:
+    def explain_union_mismatch(self, group: Sequence[_Fault]) -> Diagnostic:
         """One sentence for a value that fits no member of a union."""
         union = group[0].place.union or ()
         path = (*self.at, *union)
@@ -207,7 +207,7 @@ class _Explainer:
             kind="value", message=message, path=path, helps=_suggest_fixes(value, names, "")
         )
 
-    def other(self, fault: _Fault) -> list[Diagnostic]:
+    def explain_other_fault(self, fault: _Fault) -> list[Diagnostic]:
         error, place = fault.error, fault.place
         if fault.type in ("value_error", "assertion_error"):
             return self._explain_raised_error(error["ctx"]["error"], place.path)
@@ -270,7 +270,9 @@ class _Explainer:
             if problem.cause is None:
                 continue
             for fault in explain_validation_error(problem.cause, self.model, problem.data):
-                mine = in_phase(fault, problem.path, _get_at_path(self.data, problem.path))
+                mine = relocate_phase_fault(
+                    fault, problem.path, _get_at_path(self.data, problem.path)
+                )
                 set_here = mine.path != problem.path
                 if fault.message not in messages and (set_here or fault.path not in places):
                     told.append(mine)

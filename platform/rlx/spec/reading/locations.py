@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from rlx.spec.reading.diagnostics import Diagnostic, KeyPath
-from rlx.spec.reading.yaml_source import Document
+from rlx.spec.reading.yaml_source import YamlDocument
 
-__all__ = ["in_phase", "locate_diagnostic"]
+__all__ = ["locate_diagnostic", "relocate_phase_fault"]
 
 
-def locate_diagnostic(diagnostic: Diagnostic, document: Document) -> Diagnostic:
+def locate_diagnostic(diagnostic: Diagnostic, document: YamlDocument) -> Diagnostic:
     """Returns the diagnostic at its place in the file; without one where the file has none."""
     path = diagnostic.path
     if path not in document.values and diagnostic.against:
@@ -19,7 +19,7 @@ def locate_diagnostic(diagnostic: Diagnostic, document: Document) -> Diagnostic:
     return replace(diagnostic, position=diagnostic.position or position)
 
 
-def in_phase(fault: Diagnostic, path: KeyPath, phase: Mapping[str, Any]) -> Diagnostic:
+def relocate_phase_fault(fault: Diagnostic, path: KeyPath, phase: Mapping[str, Any]) -> Diagnostic:
     """Returns a fault of a phase's own spec, at the line of its `set` that causes it.
 
     Args:

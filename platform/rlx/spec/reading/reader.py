@@ -15,20 +15,20 @@ from rlx.spec.reading.diagnostics import (
     Diagnostic,
     InvalidSpec,
     KeyPath,
-    Position,
+    SourceLocation,
     build_refusal,
     format_key_path,
 )
 from rlx.spec.reading.locations import locate_diagnostic
-from rlx.spec.reading.yaml_source import Document, parse_yaml_document, read_text
+from rlx.spec.reading.yaml_source import YamlDocument, parse_yaml_document, read_text
 
-__all__ = ["ReadSpec", "apply_overrides", "read_document", "read_spec", "validate_document"]
+__all__ = ["LoadedSpec", "apply_overrides", "read_document", "read_spec", "validate_document"]
 
 _OVERRIDE = "<override>"
 
 
 @dataclass(frozen=True, slots=True)
-class ReadSpec:
+class LoadedSpec:
     """An experiment and where each of its values comes from.
 
     Attributes:
@@ -46,10 +46,10 @@ class ReadSpec:
     spec: ExperimentSpec
     origins: Mapping[str, str]
     paths: Mapping[str, KeyPath]
-    document: Document
+    document: YamlDocument
 
 
-def read_spec(path: Path, overrides: Sequence[str] = ()) -> ReadSpec:
+def read_spec(path: Path, overrides: Sequence[str] = ()) -> LoadedSpec:
     """Reads and checks one experiment; plugins and their options are not looked at.
 
     Args:
@@ -63,7 +63,7 @@ def read_spec(path: Path, overrides: Sequence[str] = ()) -> ReadSpec:
     return validate_document(read_document(path, overrides), path)
 
 
-def read_document(path: Path, overrides: Sequence[str] = ()) -> Document:
+def read_document(path: Path, overrides: Sequence[str] = ()) -> YamlDocument:
     """Reads a file's values and places, overrides applied, without asking what they mean.
 
     Raises:
@@ -79,7 +79,7 @@ def read_document(path: Path, overrides: Sequence[str] = ()) -> Document:
     return apply_overrides(document, overrides)
 
 
-def validate_document(document: Document, path: Path) -> ReadSpec:
+def validate_document(document: YamlDocument, path: Path) -> LoadedSpec:
     """Checks what a document means.
 
     Raises:
@@ -101,10 +101,10 @@ def validate_document(document: Document, path: Path) -> ReadSpec:
         ) from None
     paths = {format_key_path(at): at for at in _list_leaf_paths(spec.dump_resolved(), ())}
     origins = {name: _describe_origin(at, document) for name, at in paths.items()}
-    return ReadSpec(path, document.text, spec, origins, paths, document)
+    return LoadedSpec(path, document.text, spec, origins, paths, document)
 
 
-def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
+def apply_overrides(document: YamlDocument, overrides: Sequence[str]) -> YamlDocument:
     """Lays `path.to.key=value` texts over a document, in order.
 
     Values go through the same reader as the file. A number steps into a list. Mappings that are not
@@ -124,7 +124,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
     return document
 
 
-def _apply_override(document: Document, number: int, text: str) -> Document:
+def _apply_override(document: YamlDocument, number: int, text: str) -> YamlDocument:
     name, equals, value = text.partition("=")
     if not equals or not all(name.split(".")):
         message = "an override reads path.to.key=value"
@@ -187,10 +187,10 @@ def _split_override_path(tree: Any, name: str, number: int, text: str) -> Iterat
         parts = parts[taken:]
 
 
-def _parse_override_value(value: str, number: int, text: str, start: int) -> Document:
+def _parse_override_value(value: str, number: int, text: str, start: int) -> YamlDocument:
     """Reads an override's value; its places are moved to where it stands in the override."""
 
-    def move_position(place: Position) -> Position:
+    def move_position(place: SourceLocation) -> SourceLocation:
         column = place.column + start if place.line == 1 else place.column
         line = text.splitlines()[0] if place.line == 1 else place.text
         return replace(place, line=number, column=column, text=line)
@@ -199,7 +199,7 @@ def _parse_override_value(value: str, number: int, text: str, start: int) -> Doc
         read = parse_yaml_document(value, _OVERRIDE)
     except InvalidSpec as error:
         places = [d.position and move_position(d.position) for d in error.diagnostics]
-        faults = [d.at((), p) for d, p in zip(error.diagnostics, places, strict=True)]
+        faults = [d.with_location((), p) for d, p in zip(error.diagnostics, places, strict=True)]
         raise build_refusal(faults, _OVERRIDE) from None
     return replace(
         read,
@@ -209,8 +209,8 @@ def _parse_override_value(value: str, number: int, text: str, start: int) -> Doc
     )
 
 
-def _build_override_position(number: int, text: str, start: int, width: int) -> Position:
-    return Position(_OVERRIDE, number, start + 1, max(1, width), text)
+def _build_override_position(number: int, text: str, start: int, width: int) -> SourceLocation:
+    return SourceLocation(_OVERRIDE, number, start + 1, max(1, width), text)
 
 
 def _build_override_refusal(
@@ -231,7 +231,7 @@ def _list_leaf_paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
         yield path
 
 
-def _written_at(document: Document, path: KeyPath) -> Any:
+def _get_written_value(document: YamlDocument, path: KeyPath) -> Any:
     """The value at `path` as the file has it; None where it says nothing there."""
     node = document.tree
     for step in path:
@@ -239,9 +239,13 @@ def _written_at(document: Document, path: KeyPath) -> Any:
     return node
 
 
-def _describe_origin(path: KeyPath, document: Document) -> str:
+def _describe_origin(path: KeyPath, document: YamlDocument) -> str:
     place = document.values.get(path)
-    if place is None and path[-1] == "kind" and isinstance(_written_at(document, path[:-1]), str):
+    if (
+        place is None
+        and path[-1] == "kind"
+        and isinstance(_get_written_value(document, path[:-1]), str)
+    ):
         place = document.values.get(path[:-1])  # a kind alone, in short
     if place is None:
         return "default"

@@ -17,13 +17,13 @@ from rlx.errors import SpecError
 from rlx.spec.reading.diagnostics import (
     Diagnostic,
     KeyPath,
-    Position,
+    SourceLocation,
     build_refusal,
     escape_unprintable,
     format_key_path,
 )
 
-__all__ = ["MAX_BYTES", "MAX_DEPTH", "Document", "parse_yaml_document", "read_text"]
+__all__ = ["MAX_BYTES", "MAX_DEPTH", "YamlDocument", "parse_yaml_document", "read_text"]
 
 MAX_BYTES = 262_144
 MAX_DEPTH = 32
@@ -35,7 +35,7 @@ Value = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class YamlDocument:
     """The values of one source and their places.
 
     Attributes:
@@ -49,10 +49,10 @@ class Document:
     file: str
     text: str
     tree: Value
-    keys: Mapping[KeyPath, Position]
-    values: Mapping[KeyPath, Position]
+    keys: Mapping[KeyPath, SourceLocation]
+    values: Mapping[KeyPath, SourceLocation]
 
-    def locate(self, path: KeyPath, *, key: bool = False) -> Position | None:
+    def locate(self, path: KeyPath, *, key: bool = False) -> SourceLocation | None:
         """Returns where `path` stands, or the nearest thing above it; None when nothing does.
 
         Args:
@@ -62,13 +62,13 @@ class Document:
         for end in range(len(path), 0, -1):
             here = path[:end]
             if here in self.values:
-                scalar = not isinstance(self.at(here), dict | list)
+                scalar = not isinstance(self.get_value_at(here), dict | list)
                 if scalar and not key and end == len(path):
                     return self.values[here]
                 return self.keys.get(here, self.values[here])
         return None
 
-    def at(self, path: KeyPath) -> Value:
+    def get_value_at(self, path: KeyPath) -> Value:
         """Returns the value at `path`.
 
         Raises:
@@ -104,7 +104,7 @@ def read_text(path: Path) -> str:
         before = data[: error.start].decode("utf-8-sig", errors="replace")
         lines = _BREAKS.split(before)
         text = lines[-1] + data[error.start :].split(b"\n")[0].decode("utf-8", errors="replace")
-        position = Position(str(path), len(lines), len(lines[-1]) + 1, 1, text)
+        position = SourceLocation(str(path), len(lines), len(lines[-1]) + 1, 1, text)
         fault = Diagnostic(
             kind="file",
             message=f"the file is not UTF-8: byte 0x{data[error.start]:02x} at {error.start}",
@@ -114,17 +114,17 @@ def read_text(path: Path) -> str:
         raise build_refusal([fault], str(path)) from error
 
 
-def parse_yaml_document(text: str, file: str) -> Document:
+def parse_yaml_document(text: str, file: str) -> YamlDocument:
     """Reads one YAML document, of any value.
 
     Raises:
         InvalidSpec: with every fault found; a fault of syntax hides those behind it.
     """
-    reading = _Reading(text, file)
+    reading = _DocumentReader(text, file)
     tree = reading.value()
     if reading.faults:
         raise build_refusal(reading.faults, file)
-    return Document(file, text, tree, reading.keys, reading.values)
+    return YamlDocument(file, text, tree, reading.keys, reading.values)
 
 
 class _Loader(yaml.SafeLoader):
@@ -166,7 +166,7 @@ for _tag, _pattern, _first in (
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
 
 
-class _Reading:
+class _DocumentReader:
     """One pass over one source: nodes to values, places noted, faults collected."""
 
     def __init__(self, text: str, file: str) -> None:
@@ -174,8 +174,8 @@ class _Reading:
         self.file = file
         self.lines = _BREAKS.split(text)
         self.faults: list[Diagnostic] = []
-        self.keys: dict[KeyPath, Position] = {}
-        self.values: dict[KeyPath, Position] = {}
+        self.keys: dict[KeyPath, SourceLocation] = {}
+        self.values: dict[KeyPath, SourceLocation] = {}
 
     def value(self) -> Value:
         try:
@@ -183,7 +183,9 @@ class _Reading:
             node = loader.get_single_node()
         except yaml.MarkedYAMLError as error:
             parts = (error.context, error.problem)
-            self._fault(", ".join(p for p in parts if p), error.problem_mark or error.context_mark)
+            self._report_syntax_fault(
+                ", ".join(p for p in parts if p), error.problem_mark or error.context_mark
+            )
             return None
         except yaml.reader.ReaderError as error:
             self._forbidden_character(error.position)
@@ -205,7 +207,7 @@ class _Reading:
             if not isinstance(key, yaml.ScalarNode):
                 self._refuse("a key must be plain text", key)
                 continue
-            self._whole_characters(key)
+            self._check_whole_characters(key)
             position = self._position(key)
             if key.value in first:
                 name = format_key_path((*path, key.value))
@@ -228,7 +230,7 @@ class _Reading:
         if tag == "bool":
             return text.lower() == "true"
         if tag == "str":
-            self._whole_characters(node)
+            self._check_whole_characters(node)
             return text
         if len(text) > _MAX_DIGITS:
             self._refuse(f"a number of more than {_MAX_DIGITS} digits", node)
@@ -240,26 +242,26 @@ class _Reading:
             self._refuse(f"{text} is not a finite number", node)
         return number
 
-    def _whole_characters(self, node: yaml.ScalarNode) -> None:
+    def _check_whole_characters(self, node: yaml.ScalarNode) -> None:
         if not node.value.isascii() and any("\ud800" <= c <= "\udfff" for c in node.value):
             self._refuse("half of a surrogate pair is not a character", node)
 
-    def _position(self, node: yaml.Node) -> Position:
+    def _position(self, node: yaml.Node) -> SourceLocation:
         start, end = node.start_mark, node.end_mark
         line = self.lines[start.line]
         stop = end.column if end.line == start.line else len(line.rstrip())
         width = max(1, stop - start.column)
-        return Position(self.file, start.line + 1, start.column + 1, width, line)
+        return SourceLocation(self.file, start.line + 1, start.column + 1, width, line)
 
     def _refuse(self, message: str, node: yaml.Node) -> None:
         position = self._position(node)
         self.faults.append(Diagnostic(kind="syntax", message=message, position=position))
 
-    def _fault(self, message: str, mark: yaml.Mark | None) -> None:
+    def _report_syntax_fault(self, message: str, mark: yaml.Mark | None) -> None:
         position = None
         if mark is not None:
             line = self.lines[min(mark.line, len(self.lines) - 1)]
-            position = Position(self.file, mark.line + 1, mark.column + 1, 1, line)
+            position = SourceLocation(self.file, mark.line + 1, mark.column + 1, 1, line)
         helps = ("indent with spaces",) if "'\\t'" in message else ()
         fault = Diagnostic(kind="syntax", message=message, position=position, helps=helps)
         self.faults.append(fault)
@@ -267,7 +269,7 @@ class _Reading:
     def _forbidden_character(self, index: int) -> None:
         lines = _BREAKS.split(self.text[:index])
         line = self.lines[len(lines) - 1]
-        position = Position(self.file, len(lines), len(lines[-1]) + 1, 1, line)
+        position = SourceLocation(self.file, len(lines), len(lines[-1]) + 1, 1, line)
         name = escape_unprintable(self.text[index])
         message = f"the character {name} cannot stand in YAML; write it as an escape in quotes"
         self.faults.append(Diagnostic(kind="syntax", message=message, position=position))

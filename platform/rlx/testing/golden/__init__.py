@@ -7,6 +7,12 @@ columns that ask are read from the table, and those that answer are computed.
 """
 
 from rlx.testing.golden.check import GoldenFinding, check_golden_record
-from rlx.testing.golden.record import Record, Records, read_golden_records
+from rlx.testing.golden.record import GoldenRecord, GoldenRecords, read_golden_records
 
-__all__ = ["GoldenFinding", "Record", "Records", "check_golden_record", "read_golden_records"]
+__all__ = [
+    "GoldenFinding",
+    "GoldenRecord",
+    "GoldenRecords",
+    "check_golden_record",
+    "read_golden_records",
+]

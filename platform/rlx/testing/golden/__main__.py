@@ -12,7 +12,7 @@ import click
 from rlx.errors import RlxError
 from rlx.spec.reading.diagnostics import escape_unprintable
 from rlx.testing.golden.check import GoldenFinding, check_golden_record
-from rlx.testing.golden.record import Record, Records, read_golden_records
+from rlx.testing.golden.record import GoldenRecord, GoldenRecords, read_golden_records
 
 __all__ = ["main"]
 
@@ -41,11 +41,11 @@ def main(file: Path, as_json: bool) -> None:
     raise SystemExit(1 if bad or not found else 0)
 
 
-def _list_record_findings(record: Record, records: Records) -> list[GoldenFinding]:
+def _list_record_findings(record: GoldenRecord, records: GoldenRecords) -> list[GoldenFinding]:
     return list(check_golden_record(record, rtol=records.rtol, atol=records.atol))
 
 
-def _show_record(record: Record, findings: Iterable[GoldenFinding]) -> None:
+def _show_record(record: GoldenRecord, findings: Iterable[GoldenFinding]) -> None:
     click.echo(escape_unprintable(f"{record.id}  {record.title}"))
     for finding in findings:
         click.echo(escape_unprintable(f"  {finding.status:8}{finding.output}"))
@@ -70,11 +70,11 @@ def _format_output_value(value: Any) -> str:
     return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
-def _count_statuses(found: list[tuple[Record, list[GoldenFinding]]]) -> Counter[str]:
+def _count_statuses(found: list[tuple[GoldenRecord, list[GoldenFinding]]]) -> Counter[str]:
     return Counter(f.status for _, findings in found for f in findings)
 
 
-def _format_summary(found: list[tuple[Record, list[GoldenFinding]]]) -> str:
+def _format_summary(found: list[tuple[GoldenRecord, list[GoldenFinding]]]) -> str:
     counts = _count_statuses(found)
     said = ", ".join(f"{counts[s]} {s}" for s in ("ok", "differs", "unknown", "quoted"))
     bad = [
@@ -86,7 +86,7 @@ def _format_summary(found: list[tuple[Record, list[GoldenFinding]]]) -> str:
     return escape_unprintable(f"{len(found)} records; outputs: {said}{where}")
 
 
-def _as_json(found: list[tuple[Record, list[GoldenFinding]]]) -> dict[str, Any]:
+def _as_json(found: list[tuple[GoldenRecord, list[GoldenFinding]]]) -> dict[str, Any]:
     return {
         "counts": dict(_count_statuses(found)),
         "records": [

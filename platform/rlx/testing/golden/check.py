@@ -7,12 +7,12 @@ from typing import Any
 from rlx.errors import RlxError
 from rlx.testing.golden import advantages, confidences, losses, placements, scores
 from rlx.testing.golden.compare import Status, compare_output
-from rlx.testing.golden.family import Family
-from rlx.testing.golden.record import Record
+from rlx.testing.golden.family import RecordFamily
+from rlx.testing.golden.record import GoldenRecord
 
 __all__ = ["GoldenFinding", "check_golden_record"]
 
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: tuple[RecordFamily, ...] = (
     placements.COMPOSITION,
     placements.MASS,
     placements.KL,
@@ -71,7 +71,7 @@ class GoldenFinding:
 
 
 def check_golden_record(
-    record: Record, *, rtol: float = 1e-6, atol: float = 1e-9
+    record: GoldenRecord, *, rtol: float = 1e-6, atol: float = 1e-9
 ) -> Iterator[GoldenFinding]:
     """Computes every output of a record and compares it.
 
@@ -91,7 +91,7 @@ def check_golden_record(
         yield GoldenFinding(record.id, output, status, got, expected, reason)
 
 
-def _compute_output(record: Record, output: str) -> tuple[Any, str | None]:
+def _compute_output(record: GoldenRecord, output: str) -> tuple[Any, str | None]:
     """The value and no reason, or no value and why."""
     known = [f for f in FAMILIES if record.id in f.ids]
     fitting = [f for f in FAMILIES if f not in known and f.fits(record)]

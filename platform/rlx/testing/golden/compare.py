@@ -9,14 +9,14 @@ __all__ = ["OUTSIDE", "Status", "compare_output"]
 Status = Literal["ok", "differs", "unknown", "quoted"]
 
 
-class _Outside:
+class _OutsideMask:
     """Stands where a record's own number is a placeholder, outside the mask."""
 
     def __repr__(self) -> str:
         return "·"
 
 
-OUTSIDE = _Outside()
+OUTSIDE = _OutsideMask()
 
 
 def compare_output(got: Any, expected: Any, rtol: float, atol: float) -> Status:

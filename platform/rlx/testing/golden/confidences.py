@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlx.credit import group_advantages, on_mask
+from rlx.credit import group_advantages, spread_over_mask
 from rlx.credit.second_level import ema_scale, prompt_scale
 from rlx.plugin import Sample
-from rlx.testing.golden.family import Family
-from rlx.testing.golden.record import Lacking, Record
+from rlx.testing.golden.family import RecordFamily
+from rlx.testing.golden.record import GoldenRecord, MissingInputError
 from rlx_plugins.rlcr import Brier
 
 __all__ = ["BRIER", "FIELD", "PROJECTION", "RLCR", "SECOND_LEVEL", "SIBLINGS"]
@@ -31,13 +31,13 @@ def brier_reward(correct: float, confidence: Any, *, format_ok: bool = True) -> 
     return Brier().score(sample).value
 
 
-def _select_input_columns(record: Record, name: str, *columns: str) -> list[dict[str, Any]]:
+def _select_input_columns(record: GoldenRecord, name: str, *columns: str) -> list[dict[str, Any]]:
     """The columns of a table that ask; the others are answers and stay unread."""
     rows = record.get("rows", default=record.outputs[name])
     return [{column: row[column] for column in columns if column in row} for row in rows]
 
 
-def _brier_rows(record: Record, name: str) -> list[dict[str, Any]]:
+def _brier_rows(record: GoldenRecord, name: str) -> list[dict[str, Any]]:
     return [
         {
             **row,
@@ -47,8 +47,10 @@ def _brier_rows(record: Record, name: str) -> list[dict[str, Any]]:
     ]
 
 
-BRIER = Family(
-    frozenset({"g19"}), lambda r: "1-(acc-c)^2" in r.words.replace(" ", ""), {"rows": _brier_rows}
+BRIER = RecordFamily(
+    frozenset({"g19"}),
+    lambda r: "1-(acc-c)^2" in r.searchable_text.replace(" ", ""),
+    {"rows": _brier_rows},
 )
 
 
@@ -57,7 +59,7 @@ def _compute_rlcr_reward(correct: float, confidence: float) -> float:
     return correct + brier_reward(correct, confidence) - 1.0
 
 
-def _rlcr_rows(record: Record, name: str) -> list[dict[str, Any]]:
+def _rlcr_rows(record: GoldenRecord, name: str) -> list[dict[str, Any]]:
     rows = _select_input_columns(record, name, "acc", "conf")
     return [{**row, "rlcr": _compute_rlcr_reward(row["acc"], row["conf"])} for row in rows]
 
@@ -71,16 +73,16 @@ def _compute_expected_rlcr(name: str, confidence: float) -> float:
     )
 
 
-def _find_best_confidence(record: Record, name: str) -> float:
+def _find_best_confidence(record: GoldenRecord, name: str) -> float:
     return max((k / 1000 for k in range(1001)), key=lambda c: _compute_expected_rlcr(name, c))
 
 
-def _expected_rewards(record: Record, name: str) -> list[float]:
+def _expected_rewards(record: GoldenRecord, name: str) -> list[float]:
     grid = record.get("conf_grid", "confs", "conf", "grid", default=[0.5, 0.6, 0.7, 0.8, 1.0])
     return [_compute_expected_rlcr(name, c) for c in grid]
 
 
-RLCR = Family(
+RLCR = RecordFamily(
     frozenset({"g20"}),
     lambda r: "rlcr" in r.title.lower(),
     {
@@ -106,7 +108,7 @@ _REWARDS = (
 )
 
 
-def _get_sibling_rewards(record: Record, name: str) -> list[list[float]]:
+def _get_sibling_rewards(record: GoldenRecord, name: str) -> list[list[float]]:
     """Rewards `[G_a][G_c]`, given or of given confidences; an output may name its own."""
     own = record.inputs.get(name)
     given = own if isinstance(own, list) else None
@@ -124,7 +126,9 @@ def _get_sibling_rewards(record: Record, name: str) -> list[list[float]]:
     return given if isinstance(given[0], list) else [given]
 
 
-def _nest_like_inputs(record: Record, name: str, values: Tensor, rewards: list[list[float]]) -> Any:
+def _nest_like_inputs(
+    record: GoldenRecord, name: str, values: Tensor, rewards: list[list[float]]
+) -> Any:
     """As the answers are given: nested, or alone."""
     parts = [part.tolist() for part in values.split([len(siblings) for siblings in rewards])]
     own = record.inputs.get(name)
@@ -135,7 +139,7 @@ def _nest_like_inputs(record: Record, name: str, values: Tensor, rewards: list[l
     return parts
 
 
-def _first_level(record: Record, rewards: list[list[float]], normalize: Any) -> Tensor:
+def _first_level(record: GoldenRecord, rewards: list[list[float]], normalize: Any) -> Tensor:
     flat = torch.tensor([r for siblings in rewards for r in siblings], dtype=torch.float64)
     answers = [i for i, siblings in enumerate(rewards) for _ in siblings]
     return group_advantages(
@@ -148,7 +152,7 @@ def _first_level(record: Record, rewards: list[list[float]], normalize: Any) -> 
     )
 
 
-def _second_level(record: Record, name: str) -> Any:
+def _second_level(record: GoldenRecord, name: str) -> Any:
     """Prompt scale and EMA scale on centred advantages, renormalising on divided ones."""
     rewards = _get_sibling_rewards(record, name)
     how = {"ddof": record.get("ddof", default=0), "eps": record.get("eps", default=1e-4)}
@@ -173,21 +177,21 @@ _SQUARES = ("ema_mean_square", "mean_square", "ema_var", "ema_v", "v")
 _MOMENTA = ("momentum", "ema_momentum", "ema_decay", "decay")
 
 
-def _mean_square(record: Record) -> float | None:
+def _mean_square(record: GoldenRecord) -> float | None:
     if record.has(*_DEVIATIONS):
         return float(record.get(*_DEVIATIONS)) ** 2
     return float(record.get(*_SQUARES)) if record.has(*_SQUARES) else None
 
 
-def _get_ema_momentum(record: Record) -> float:
+def _get_ema_momentum(record: GoldenRecord) -> float:
     """A deviation that is given without a momentum is the one to divide by."""
     fixed = 1.0 if _mean_square(record) is not None else 0.9
     return float(record.get(*_MOMENTA, default=fixed))
 
 
-SECOND_LEVEL = Family(
+SECOND_LEVEL = RecordFamily(
     frozenset({"g22"}),
-    lambda r: "level" in r.words and "conf" in r.words,
+    lambda r: "level" in r.searchable_text and "conf" in r.searchable_text,
     {
         ".*(prompt_scale|renorm|ema|center|centre|within|std|none|first|second|level).*": (
             _second_level
@@ -196,7 +200,7 @@ SECOND_LEVEL = Family(
 )
 
 
-def _compute_sibling_output(record: Record, name: str) -> Any:
+def _compute_sibling_output(record: GoldenRecord, name: str) -> Any:
     """Identical confidences, or one alone: what the rules leave of them."""
     if re.search("g_?c_?(eq_?)?1|single|singleton|one|alone", name):
         own = record.inputs.get(name)
@@ -212,9 +216,9 @@ def _compute_sibling_output(record: Record, name: str) -> Any:
     return _nest_like_inputs(record, name, _first_level(record, rewards, normalize), rewards)
 
 
-SIBLINGS = Family(
+SIBLINGS = RecordFamily(
     frozenset({"g23"}),
-    lambda r: "identical" in r.words or "g_c=1" in r.words.replace(" ", ""),
+    lambda r: "identical" in r.searchable_text or "g_c=1" in r.searchable_text.replace(" ", ""),
     {".*": _compute_sibling_output},
 )
 
@@ -222,7 +226,7 @@ SIBLINGS = Family(
 # What dividing does -----------------------------------------------------------------------------
 
 
-def _compute_expected_push(record: Record, centre: float, normalize: Any) -> float:
+def _compute_expected_push(record: GoldenRecord, centre: float, normalize: Any) -> float:
     """Expected push upwards on two siblings at c0 ± spread where answers are right with p."""
     p, spread = record.get("p"), record.get("spread")
     total = 0.0
@@ -233,7 +237,7 @@ def _compute_expected_push(record: Record, centre: float, normalize: Any) -> flo
     return total
 
 
-def _compute_field_rows(record: Record, name: str) -> list[dict[str, float]]:
+def _compute_field_rows(record: GoldenRecord, name: str) -> list[dict[str, float]]:
     return [
         {
             **row,
@@ -244,21 +248,21 @@ def _compute_field_rows(record: Record, name: str) -> list[dict[str, float]]:
     ]
 
 
-FIELD = Family(
+FIELD = RecordFamily(
     frozenset({"g24"}), lambda r: r.has("p") and r.has("spread"), {"rows": _compute_field_rows}
 )
 
 
-def _project_advantages(record: Record, name: str) -> list[float]:
+def _project_advantages(record: GoldenRecord, name: str) -> list[float]:
     kind = name.removeprefix("tokens_")
     if not record.has(f"A_{kind}"):
-        raise Lacking(f"no A_{kind} among its inputs")
+        raise MissingInputError(f"no A_{kind} among its inputs")
     weight = record.get(f"lambda_{kind}", default=1.0)
     mask = record.tokens(f"M_{kind}", f"mask_{kind}").bool()
     per_row = weight * torch.atleast_1d(record.tensor(f"A_{kind}"))
-    return on_mask(per_row, mask)[0].tolist()
+    return spread_over_mask(per_row, mask)[0].tolist()
 
 
-PROJECTION = Family(
+PROJECTION = RecordFamily(
     frozenset({"g25"}), lambda r: r.has("A_ans", "A_conf"), {"tokens_[a-z]+": _project_advantages}
 )

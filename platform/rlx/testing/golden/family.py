@@ -8,16 +8,16 @@ from typing import Any
 from torch import Tensor
 
 from rlx.testing.golden.compare import OUTSIDE
-from rlx.testing.golden.record import Record
+from rlx.testing.golden.record import GoldenRecord
 
-__all__ = ["Calculation", "Family", "unpack_masked_tensor", "unpack_tensor"]
+__all__ = ["Calculation", "RecordFamily", "unpack_masked_tensor", "unpack_tensor"]
 
-Calculation = Callable[[Record, str], Any]
+Calculation = Callable[[GoldenRecord, str], Any]
 """From a record and the name of an output to its value, in plain Python."""
 
 
 @dataclass(frozen=True)
-class Family:
+class RecordFamily:
     """Records about one thing.
 
     Attributes:
@@ -27,7 +27,7 @@ class Family:
     """
 
     ids: frozenset[str]
-    fits: Callable[[Record], bool]
+    fits: Callable[[GoldenRecord], bool]
     outputs: Mapping[str, Calculation]
 
     def calculation(self, output: str) -> Calculation | None:

@@ -8,18 +8,18 @@ from torch import Tensor
 
 from rlx.loss import aggregation_weights, clipped_surrogate, sequence_log_ratio
 from rlx.spec.loss import Aggregate
-from rlx.testing.golden.family import Family
-from rlx.testing.golden.record import Record
+from rlx.testing.golden.family import RecordFamily
+from rlx.testing.golden.record import GoldenRecord
 
 __all__ = ["AGGREGATION", "GSPO", "SURROGATE"]
 
 
-def _get_clip_range(record: Record) -> tuple[float, float]:
+def _get_clip_range(record: GoldenRecord) -> tuple[float, float]:
     low = record.get("clip_low", "clip_ratio_low", "clip")
     return low, record.get("clip_high", "clip_ratio_high", default=low)
 
 
-def _compute_surrogate_losses(record: Record, name: str) -> Tensor:
+def _compute_surrogate_losses(record: GoldenRecord, name: str) -> Tensor:
     bound = "trl_delta" if "delta" in name else "dual_clip_c"
     return clipped_surrogate(
         record.tokens("ratio").log(),
@@ -43,11 +43,11 @@ def _aggregate_losses(
     return float((weights * torch.where(mask, losses, 0.0)).sum())
 
 
-def _surrogate_loss(record: Record, name: str) -> float:
+def _surrogate_loss(record: GoldenRecord, name: str) -> float:
     return _aggregate_losses(_compute_surrogate_losses(record, name), record.mask(), "token_mean")
 
 
-SURROGATE = Family(
+SURROGATE = RecordFamily(
     frozenset({"g26"}),
     lambda r: r.has("ratio") and r.has("advantages"),
     {
@@ -65,7 +65,7 @@ _RULES: tuple[tuple[str, Aggregate], ...] = (
 _LENGTHS = ("constant", "max_len", "max_length", "L", "norm", "loss_scale_factor", "const", "C")
 
 
-def _compute_aggregate_output(record: Record, name: str) -> float:
+def _compute_aggregate_output(record: GoldenRecord, name: str) -> float:
     plain = name.lower().replace("-", "_")
     aggregate = next(rule for pattern, rule in _RULES if re.search(pattern, plain))
     losses, mask = record.tokens("token_loss", "token_losses", "loss", "losses"), record.mask()
@@ -78,14 +78,14 @@ def _compute_aggregate_output(record: Record, name: str) -> float:
     return _aggregate_losses(losses, mask, aggregate, length)
 
 
-AGGREGATION = Family(
+AGGREGATION = RecordFamily(
     frozenset({"g27"}),
     lambda r: r.has("token_loss", "token_losses", "losses"),
     {f".*({'|'.join(pattern for pattern, _ in _RULES)}).*": _compute_aggregate_output},
 )
 
 
-def _compute_gspo_output(record: Record, name: str) -> Any:
+def _compute_gspo_output(record: GoldenRecord, name: str) -> Any:
     mask = record.mask()
     rows = mask.nonzero()[:, 0]
     tokens = sequence_log_ratio(record.tokens("log_ratio")[mask], rows)
@@ -103,7 +103,7 @@ def _compute_gspo_output(record: Record, name: str) -> Any:
     return _aggregate_losses(losses[:, None], one_each, "sequence_mean")
 
 
-GSPO = Family(
+GSPO = RecordFamily(
     frozenset({"g34"}),
     lambda r: r.has("log_ratio"),
     {"seq_ratio|seq_loss|loss": _compute_gspo_output},

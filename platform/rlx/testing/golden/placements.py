@@ -8,21 +8,29 @@ import torch
 from torch import Tensor
 
 from rlx.credit import structured_scores
-from rlx.credit.place import Placed, place_rewards, returns_score, sum_token_rewards
-from rlx.credit.returns import compute_gae_advantages, discounted_returns
-from rlx.kl import AdaptiveKl, FixedKl, kl_in_reward, kl_terms, mean_kl
+from rlx.credit.place import PlacedRewards, place_rewards, returns_score, sum_token_rewards
+from rlx.credit.returns import compute_discounted_returns, compute_gae_advantages
+from rlx.kl import AdaptiveKl, FixedKl, kl_terms, mean_kl, subtract_kl_penalty
 from rlx.reward import RewardEntry, RewardTable
 from rlx.spec.credit import Placement
-from rlx.testing.golden.family import Family, unpack_tensor
-from rlx.testing.golden.record import Lacking, Record, sum_named_rewards
+from rlx.testing.golden.family import RecordFamily, unpack_tensor
+from rlx.testing.golden.record import GoldenRecord, MissingInputError, sum_named_rewards
 
-__all__ = ["COMPOSITION", "CONTROLLER", "KL", "MASS", "PLACEMENT", "RETURNS_SCORE", "turns_of"]
+__all__ = [
+    "COMPOSITION",
+    "CONTROLLER",
+    "KL",
+    "MASS",
+    "PLACEMENT",
+    "RETURNS_SCORE",
+    "parse_turn_rewards",
+]
 
 
 # Composition ------------------------------------------------------------------------------------
 
 
-def _build_reward_table(record: Record) -> RewardTable:
+def _build_reward_table(record: GoldenRecord) -> RewardTable:
     """Named rewards with their weights; what has no weight is no reward."""
     weights, overall = record.get("turn_weights"), record.get("global_weights", default={})
     components = record.get("turn_components", "turns")
@@ -46,17 +54,17 @@ def _build_reward_entries(
     }
 
 
-def _turn_rewards(record: Record, name: str) -> dict[str, float]:
+def _turn_rewards(record: GoldenRecord, name: str) -> dict[str, float]:
     table = _build_reward_table(record)
-    return {str(k): table.total((tree, k)) or 0.0 for tree, k in table.turns}
+    return {str(k): table.get_turn_total((tree, k)) or 0.0 for tree, k in table.turns}
 
 
-def _global_rewards(record: Record, name: str) -> dict[str, float]:
+def _global_rewards(record: GoldenRecord, name: str) -> dict[str, float]:
     entries = _build_reward_table(record).rollouts[0, 0].values()
     return {e.name: e.weight * e.raw for e in entries if e.raw is not None}
 
 
-def _compute_composition_output(record: Record, name: str) -> float:
+def _compute_composition_output(record: GoldenRecord, name: str) -> float:
     """Of mean, sum and total, the one that the output's name says."""
     turns = list(_turn_rewards(record, name).values())
     overall = sum_named_rewards(_global_rewards(record, name))
@@ -73,7 +81,7 @@ def _compute_total_score(turns: list[float], overall: float) -> float:
     return float(structured_scores(rewards, present, torch.tensor([overall]).double()))
 
 
-def _total_by_rule(record: Record, name: str) -> float:
+def _compute_rule_total(record: GoldenRecord, name: str) -> float:
     """total_score of one set of global rewards, by one rule of what is left out of the sum."""
     source = "reference" if name.startswith("reference") else "seed"
     rewards = record.get(f"global_rewards_{source}", "global_rewards")
@@ -83,7 +91,7 @@ def _total_by_rule(record: Record, name: str) -> float:
     )
 
 
-COMPOSITION = Family(
+COMPOSITION = RecordFamily(
     frozenset({"g01", "g02"}),
     lambda r: r.has("turn_components", "global_rewards_seed", "global_rewards_reference"),
     {
@@ -91,9 +99,9 @@ COMPOSITION = Family(
         "global_rewards": _global_rewards,
         "turn_mean|global_sum": _compute_composition_output,
         "total_score": lambda r, n: (
-            _compute_composition_output if r.has("turn_components") else _total_by_rule
+            _compute_composition_output if r.has("turn_components") else _compute_rule_total
         )(r, n),
-        ".*(sum_all|exclude_underscore|exclude_only_raw)": _total_by_rule,
+        ".*(sum_all|exclude_underscore|exclude_only_raw)": _compute_rule_total,
     },
 )
 
@@ -101,14 +109,14 @@ COMPOSITION = Family(
 # Placement --------------------------------------------------------------------------------------
 
 
-def turns_of(rewards: Any) -> dict[int, float]:
+def parse_turn_rewards(rewards: Any) -> dict[int, float]:
     """Rewards by turn number, from numbers or strings; a list begins with turn 1."""
     if isinstance(rewards, Mapping):
         return {int(k): float(v) for k, v in rewards.items() if not str(k).startswith("_")}
     return dict(enumerate(map(float, rewards or ()), start=1))
 
 
-def _select_placement(record: Record, name: str) -> Placement:
+def _select_placement(record: GoldenRecord, name: str) -> Placement:
     """By the output's name, else by what the record says, else by what it gives."""
     said = str(record.get("placement", "strategy", default=""))
     words: dict[Placement, str] = {
@@ -116,14 +124,14 @@ def _select_placement(record: Record, name: str) -> Placement:
         "final_token_only": "final",
         "turn_end": "turn_end",
     }
-    for text in (name, said, record.words):
+    for text in (name, said, record.searchable_text):
         for placement, pattern in words.items():
             if re.search(pattern, text):
                 return placement
     return "turn_proportional" if record.has("turn_ids") else "final_token_only"
 
 
-def _build_record_rows(record: Record, name: str) -> list[Mapping[str, Any]]:
+def _build_record_rows(record: GoldenRecord, name: str) -> list[Mapping[str, Any]]:
     """Each row's rewards, ids and mask. Some outputs say what their row lacks."""
     own = record.inputs.get(name)
     given = own if isinstance(own, Mapping) else record.inputs
@@ -144,7 +152,7 @@ def _get_row_width(row: Mapping[str, Any]) -> int:
             return len(row[key])
     if "response_len" in row:
         return int(row["response_len"])
-    raise Lacking("no loss_mask or turn_ids among its inputs")
+    raise MissingInputError("no loss_mask or turn_ids among its inputs")
 
 
 def _get_row_mask(row: Mapping[str, Any]) -> list[int]:
@@ -154,10 +162,10 @@ def _get_row_mask(row: Mapping[str, Any]) -> list[int]:
     return [int(turn > 0) for turn in row["turn_ids"]]
 
 
-def _place_record_rewards(record: Record, name: str) -> tuple[Placed, Tensor]:
+def _place_record_rewards(record: GoldenRecord, name: str) -> tuple[PlacedRewards, Tensor]:
     rows = _build_record_rows(record, name)
     exclude = record.get("exclude_prefix", default="_")
-    turns = [turns_of(row.get("turn_rewards")) for row in rows]
+    turns = [parse_turn_rewards(row.get("turn_rewards")) for row in rows]
     count = max((max(row, default=0) for row in turns), default=0)
     numbers = range(1, count + 1)
     mask = torch.tensor([_get_row_mask(row) for row in rows]).bool()
@@ -176,25 +184,25 @@ def _place_record_rewards(record: Record, name: str) -> tuple[Placed, Tensor]:
     return placed, mask
 
 
-def _token_level(record: Record, name: str) -> Any:
+def _token_level(record: GoldenRecord, name: str) -> Any:
     tokens = _place_record_rewards(record, name)[0].token_rewards
     return unpack_tensor(tokens) if record.has("samples", "rows", "batch") else tokens[0].tolist()
 
 
-def _of_rows(record: Record, values: Tensor) -> Any:
+def _unpack_row_values(record: GoldenRecord, values: Tensor) -> Any:
     return values.tolist() if record.has("samples", "rows", "batch") else values[0].item()
 
 
-def _compute_reward_mass(record: Record, name: str) -> Any:
+def _compute_reward_mass(record: GoldenRecord, name: str) -> Any:
     placed, mask = _place_record_rewards(record, name)
-    return _of_rows(record, sum_token_rewards(placed.token_rewards, mask))
+    return _unpack_row_values(record, sum_token_rewards(placed.token_rewards, mask))
 
 
-def _compute_lost_reward(record: Record, name: str) -> Any:
-    return _of_rows(record, _place_record_rewards(record, name)[0].lost)
+def _compute_lost_reward(record: GoldenRecord, name: str) -> Any:
+    return _unpack_row_values(record, _place_record_rewards(record, name)[0].lost)
 
 
-PLACEMENT = Family(
+PLACEMENT = RecordFamily(
     frozenset({"g03", "g04", "g05", "g06"}),
     lambda r: r.has("turn_rewards", "global_rewards") and r.has("loss_mask", "turn_ids"),
     {
@@ -205,11 +213,11 @@ PLACEMENT = Family(
 )
 
 
-def _compute_mass_rows(record: Record, name: str) -> list[dict[str, Any]]:
+def _compute_mass_rows(record: GoldenRecord, name: str) -> list[dict[str, Any]]:
     """Mass of rollouts with more and more perfect turns, three tokens each."""
     rows = []
     for turns in (row["turns"] for row in record.outputs[name]):  # what is asked
-        one = Record(
+        one = GoldenRecord(
             record.id,
             {
                 "turn_rewards": {k: record.get("per_turn") for k in range(1, turns + 1)},
@@ -223,7 +231,7 @@ def _compute_mass_rows(record: Record, name: str) -> list[dict[str, Any]]:
     return rows
 
 
-MASS = Family(frozenset({"g08"}), lambda r: r.has("per_turn"), {"rows": _compute_mass_rows})
+MASS = RecordFamily(frozenset({"g08"}), lambda r: r.has("per_turn"), {"rows": _compute_mass_rows})
 
 
 # KL in the reward -------------------------------------------------------------------------------
@@ -232,7 +240,7 @@ _OLD = ("old_log_probs", "old_logprobs", "old_log_prob")
 _REFERENCE = ("ref_log_probs", "reference_logprobs", "ref_log_prob")
 
 
-def _compute_kl_output(record: Record, name: str) -> dict[str, Any]:
+def _compute_kl_output(record: GoldenRecord, name: str) -> dict[str, Any]:
     old, reference, mask = record.tokens(*_OLD), record.tokens(*_REFERENCE), record.mask()
     kind: Any = {"low_var_kl": "k3", "mse": "k2", "kl": "k1"}.get(name, name)
     terms = torch.where(mask, kl_terms(old, reference, kind), 0.0)
@@ -241,7 +249,7 @@ def _compute_kl_output(record: Record, name: str) -> dict[str, Any]:
 
     def penalize_rewards(placement: str) -> Any:
         tokens = _place_record_rewards(record, placement)[0].token_rewards
-        kept = kl_in_reward(tokens, old, reference, mask, beta=beta, kind=kind)
+        kept = subtract_kl_penalty(tokens, old, reference, mask, beta=beta, kind=kind)
         return unpack_tensor(kept, like)
 
     values = {"kld": unpack_tensor(terms, like), "mean_kl": mean_kl(terms, mask).item()}
@@ -251,14 +259,14 @@ def _compute_kl_output(record: Record, name: str) -> dict[str, Any]:
     return values
 
 
-KL = Family(
+KL = RecordFamily(
     frozenset({"g07"}),
     lambda r: r.has(*_OLD) and r.has(*_REFERENCE),
     {"k1|kl|abs|k2|mse|k3|low_var_kl": _compute_kl_output, "scores.*": _token_level},
 )
 
 
-def _compute_beta_sequence(record: Record, name: str) -> list[float]:
+def _compute_beta_sequence(record: GoldenRecord, name: str) -> list[float]:
     beta = record.get("init", "init_kl_coef", "beta")
     controller: AdaptiveKl | FixedKl = FixedKl(beta=beta)
     if record.has("target", "target_kl"):
@@ -274,7 +282,7 @@ def _compute_beta_sequence(record: Record, name: str) -> list[float]:
     return betas
 
 
-CONTROLLER = Family(
+CONTROLLER = RecordFamily(
     frozenset({"g37"}), lambda r: r.has("current_kl"), {"betas?": _compute_beta_sequence}
 )
 
@@ -282,9 +290,11 @@ CONTROLLER = Family(
 # The source's score -----------------------------------------------------------------------------
 
 
-def _returns_score(record: Record, name: str) -> Any:
+def _returns_score(record: GoldenRecord, name: str) -> Any:
     """Σ returns over the mask; values do not matter to it where λ is 1, and may be left out."""
-    rewards, mask = _final_rewards(record) if record.has("R", "reward") else _given_rewards(record)
+    rewards, mask = (
+        _final_rewards(record) if record.has("R", "reward") else _get_token_rewards(record)
+    )
     gamma = record.get("gamma", default=1.0)
     if record.has("values"):
         lam = record.get("lam", "gae_lambda", default=1.0)
@@ -292,18 +302,18 @@ def _returns_score(record: Record, name: str) -> Any:
             rewards, record.tokens("values"), mask, gamma=gamma, lam=lam, environment="literal"
         )
     else:
-        returns = discounted_returns(rewards, mask, gamma=gamma)
+        returns = compute_discounted_returns(rewards, mask, gamma=gamma)
     if "returns" in name and "score" not in name and "sum" not in name:
         return unpack_tensor(returns, record.get("loss_mask", "mask", default=[0]))
     sums = returns_score(returns, mask)
     return sums.tolist() if len(sums) > 1 else sums.item()
 
 
-def _given_rewards(record: Record) -> tuple[Tensor, Tensor]:
+def _get_token_rewards(record: GoldenRecord) -> tuple[Tensor, Tensor]:
     return record.tokens("token_level_rewards", "token_level_scores", "rewards"), record.mask()
 
 
-def _final_rewards(record: Record) -> tuple[Tensor, Tensor]:
+def _final_rewards(record: GoldenRecord) -> tuple[Tensor, Tensor]:
     """R on the last of n_valid tokens."""
     scores = torch.atleast_1d(record.tensor("R", "reward"))
     if record.has("loss_mask", "response_mask", "mask"):
@@ -317,9 +327,9 @@ def _final_rewards(record: Record) -> tuple[Tensor, Tensor]:
     return placed.token_rewards, mask
 
 
-RETURNS_SCORE = Family(
+RETURNS_SCORE = RecordFamily(
     frozenset({"g15"}),
-    lambda r: r.has("n_valid") or "returns over the mask" in r.words,
+    lambda r: r.has("n_valid") or "returns over the mask" in r.searchable_text,
     {
         ".*score.*|.*sum.*|.*returns.*|n_valid_times_r": _returns_score,
     },

@@ -13,21 +13,21 @@ from torch import Tensor
 from rlx.errors import SpecError
 
 __all__ = [
-    "Lacking",
-    "Record",
-    "Records",
+    "GoldenRecord",
+    "GoldenRecords",
+    "MissingInputError",
     "assign_integer_ids",
     "read_golden_records",
     "sum_named_rewards",
 ]
 
 
-class Lacking(LookupError):
+class MissingInputError(LookupError):
     """The record has no input of any of these names."""
 
 
 @dataclass(frozen=True)
-class Record:
+class GoldenRecord:
     """One worked example. A calculation reads `inputs` and `config`, and never `outputs`."""
 
     id: str
@@ -53,7 +53,7 @@ class Record:
                 return known[_normalize_input_name(name)]
         if default is not None:
             return default
-        raise Lacking(f"no {' or '.join(names)} among its inputs")
+        raise MissingInputError(f"no {' or '.join(names)} among its inputs")
 
     def has(self, *names: str) -> bool:
         """Whether inputs or config have any of these names."""
@@ -85,21 +85,21 @@ class Record:
         return assign_integer_ids(names)
 
     @property
-    def words(self) -> str:
+    def searchable_text(self) -> str:
         """All that says what the record is about."""
         return f"{self.title} {self.section} {json.dumps(self.config)}".lower()
 
 
 @dataclass(frozen=True)
-class Records:
+class GoldenRecords:
     """The records of a file, and how closely numbers must agree."""
 
-    examples: tuple[Record, ...]
+    examples: tuple[GoldenRecord, ...]
     rtol: float = 1e-6
     atol: float = 1e-9
 
 
-def read_golden_records(path: Path) -> Records:
+def read_golden_records(path: Path) -> GoldenRecords:
     """Reads `{version, rtol, atol, examples: [...]}`, a bare list of records, or one record.
 
     Raises:
@@ -111,7 +111,7 @@ def read_golden_records(path: Path) -> Records:
         raise SpecError(f"{path} cannot be read as JSON: {error}") from error
     whole = content if isinstance(content, dict) and "examples" in content else {}
     examples = whole.get("examples", content if isinstance(content, list) else [content])
-    known = set(Record.__dataclass_fields__)
+    known = set(GoldenRecord.__dataclass_fields__)
     records = []
     for number, example in enumerate(examples, start=1):
         if not isinstance(example, dict) or not {"id", "outputs"} <= set(example):
@@ -120,9 +120,9 @@ def read_golden_records(path: Path) -> Records:
                 "the form is that of golden.json"
             )
         parts = {key: value for key, value in example.items() if key in known and value is not None}
-        records.append(Record(**{"inputs": {}, **parts}))
+        records.append(GoldenRecord(**{"inputs": {}, **parts}))
     tolerances = {key: float(whole[key]) for key in ("rtol", "atol") if key in whole}
-    return Records(tuple(records), **tolerances)
+    return GoldenRecords(tuple(records), **tolerances)
 
 
 def assign_integer_ids(names: Iterable[Any]) -> Tensor:

@@ -8,14 +8,14 @@ import torch
 
 from rlx.credit.place import place_rewards
 from rlx.evaluation import scores, selective
-from rlx.testing.golden.family import Family
-from rlx.testing.golden.record import Lacking, Record
+from rlx.testing.golden.family import RecordFamily
+from rlx.testing.golden.record import GoldenRecord, MissingInputError
 from rlx_plugins.countdown import compute_score, verify_equation_strict
 
 __all__ = ["CALIBRATION", "COUNTDOWN", "SHARES"]
 
 
-def _list_countdown_answers(record: Record) -> list[tuple[str, dict[str, Any]]]:
+def _list_countdown_answers(record: GoldenRecord) -> list[tuple[str, dict[str, Any]]]:
     truth = {
         "target": record.get("target"),
         "numbers": record.get("numbers", "nums"),
@@ -23,28 +23,28 @@ def _list_countdown_answers(record: Record) -> list[tuple[str, dict[str, Any]]]:
     return [(text, truth) for text in record.get("solutions", "responses", "solution_strs")]
 
 
-def _get_score_options(record: Record) -> dict[str, Any]:
+def _get_score_options(record: GoldenRecord) -> dict[str, Any]:
     return {
         "format_score": record.get("format_score", default=0.1),
         "score": record.get("score", default=1.0),
     }
 
 
-def _compute_countdown_scores(record: Record, name: str) -> list[float]:
+def _compute_countdown_scores(record: GoldenRecord, name: str) -> list[float]:
     return [
         compute_score(*answer, **_get_score_options(record))
         for answer in _list_countdown_answers(record)
     ]
 
 
-def _verify_countdown_answers(record: Record, name: str) -> list[bool]:
+def _verify_countdown_answers(record: GoldenRecord, name: str) -> list[bool]:
     return [
         verify_equation_strict(*answer, **_get_score_options(record))
         for answer in _list_countdown_answers(record)
     ]
 
 
-def _reward_tensor(record: Record, name: str) -> list[float]:
+def _reward_tensor(record: GoldenRecord, name: str) -> list[float]:
     """The first answer's score on the last valid token of its response."""
     width, length = record.get("response_len"), record.get("valid_response_length")
     mask = (torch.arange(width) < length)[None]
@@ -55,7 +55,7 @@ def _reward_tensor(record: Record, name: str) -> list[float]:
     return placed.token_rewards[0].tolist()
 
 
-COUNTDOWN = Family(
+COUNTDOWN = RecordFamily(
     frozenset({"g16"}),
     lambda r: r.has("solutions", "responses", "solution_strs"),
     {
@@ -69,17 +69,17 @@ _COUNTS = ("correct_counts", "correct_count", "k", "successes")
 _Z_95 = 1.959963984540054
 
 
-def _compute_success_shares(record: Record, name: str) -> list[float]:
+def _compute_success_shares(record: GoldenRecord, name: str) -> list[float]:
     return [k / record.get("n") for k in record.get(*_COUNTS)]
 
 
-def _compute_wilson_intervals(record: Record, name: str) -> list[list[float]]:
+def _compute_wilson_intervals(record: GoldenRecord, name: str) -> list[list[float]]:
     if abs(record.get("z", default=_Z_95) - _Z_95) > 1e-6:
-        raise Lacking("rlx has intervals at 95 % alone, z = 1.96")
-    return [list(scores.wilson_interval(k, record.get("n"))) for k in record.get(*_COUNTS)]
+        raise MissingInputError("rlx has intervals at 95 % alone, z = 1.96")
+    return [list(scores.compute_wilson_interval(k, record.get("n"))) for k in record.get(*_COUNTS)]
 
 
-SHARES = Family(
+SHARES = RecordFamily(
     frozenset({"g17"}),
     lambda r: r.has(*_COUNTS) and r.has("n"),
     {
@@ -95,22 +95,22 @@ _FIGURES: dict[str, Callable[..., float | None]] = {
     "accuracy": lambda y, c: float(sum(y) / len(y)),
     "mean_confidence": lambda y, c: float(sum(c) / len(c)),
     "brier": scores.compute_brier,
-    "brier_skill": scores.brier_skill,
+    "brier_skill": scores.compute_brier_skill,
     "auroc": scores.compute_auroc,
-    "ece": scores.expected_calibration_error,
-    "mce": scores.maximum_calibration_error,
-    "reliability": lambda y, c: scores.murphy_decomposition(y, c).reliability,
-    "resolution": lambda y, c: scores.murphy_decomposition(y, c).resolution,
-    "uncertainty": lambda y, c: scores.murphy_decomposition(y, c).uncertainty,
+    "ece": scores.compute_expected_calibration_error,
+    "mce": scores.compute_maximum_calibration_error,
+    "reliability": lambda y, c: scores.compute_murphy_decomposition(y, c).reliability,
+    "resolution": lambda y, c: scores.compute_murphy_decomposition(y, c).resolution,
+    "uncertainty": lambda y, c: scores.compute_murphy_decomposition(y, c).uncertainty,
 }
 
 
-def _get_calibration_pairs(record: Record) -> tuple[list[int], list[float]]:
+def _get_calibration_pairs(record: GoldenRecord) -> tuple[list[int], list[float]]:
     correct = record.get("correct", "labels", "acc", "y")
     return correct, record.get("confidence", "conf", "confidences", "c")
 
 
-def _compute_calibration_figure(record: Record, name: str) -> float | None:
+def _compute_calibration_figure(record: GoldenRecord, name: str) -> float | None:
     figure = _FIGURES[name]
     if name in ("ece", "mce"):
         return figure(
@@ -119,29 +119,33 @@ def _compute_calibration_figure(record: Record, name: str) -> float | None:
     return figure(*_get_calibration_pairs(record))
 
 
-def _compute_reliability_bins(record: Record, name: str) -> list[dict[str, Any]]:
+def _compute_reliability_bins(record: GoldenRecord, name: str) -> list[dict[str, Any]]:
     """Those that hold something."""
     count = record.get("n_bins", "bins", default=10)
     return [
         {"bin": i, "n": b.n, "conf": b.confidence, "acc": b.accuracy}
-        for i, b in enumerate(scores.reliability_bins(*_get_calibration_pairs(record), bins=count))
+        for i, b in enumerate(
+            scores.build_reliability_bins(*_get_calibration_pairs(record), bins=count)
+        )
         if b.n
     ]
 
 
-def _compute_risk_curve(record: Record, name: str) -> list[float]:
-    risks: list[float] = selective.risk_coverage(
+def _compute_risk_curve(record: GoldenRecord, name: str) -> list[float]:
+    risks: list[float] = selective.compute_risk_coverage(
         *_get_calibration_pairs(record), ties="stable"
     ).tolist()
     return risks
 
 
-def _at_coverage(record: Record, name: str) -> float:
+def _compute_coverage_output(record: GoldenRecord, name: str) -> float:
     share = int(re.findall(r"\d+", name)[0]) / 100
-    return selective.accuracy_at_coverage(*_get_calibration_pairs(record), share, ties="stable")
+    return selective.compute_accuracy_at_coverage(
+        *_get_calibration_pairs(record), share, ties="stable"
+    )
 
 
-CALIBRATION = Family(
+CALIBRATION = RecordFamily(
     frozenset({"g28", "g29"}),
     lambda r: r.has("correct") and r.has("confidence"),
     {
@@ -149,6 +153,6 @@ CALIBRATION = Family(
         "bins": _compute_reliability_bins,
         "risk_at_coverage": _compute_risk_curve,
         "aurc": lambda r, n: selective.compute_aurc(*_get_calibration_pairs(r), ties="stable"),
-        r"acc(uracy)?_at_\d+pct_coverage": _at_coverage,
+        r"acc(uracy)?_at_\d+pct_coverage": _compute_coverage_output,
     },
 )
