@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from rlx.cli.compare import Comparison, ComparisonRow, SuiteDifferences, compare_recipes
+from rlx.cli.comparison import Comparison, ComparisonRow, SuiteDifferences, compare_recipes
 from rlx.evaluation.scores import compute_expected_calibration_error
 from rlx.evaluation.seed_statistics import compute_seed_mean
 from rlx_registry import Registry

@@ -1,4 +1,4 @@
-"""The working parts of a run, made from its experiment."""
+"""The recipe of a run: plugins, plan and functions, built from its experiment."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -122,9 +122,9 @@ def build_recipe(spec: ExperimentSpec) -> Recipe:
     )
 
 
-def build_environment_host(parts: Recipe, pool: RewardPool) -> PooledHost | None:
+def build_environment_host(recipe: Recipe, pool: RewardPool) -> PooledHost | None:
     """Where the environment runs; None where there is none."""
-    rollout, environment = parts.spec.rollout, parts.environment
+    rollout, environment = recipe.spec.rollout, recipe.environment
     if environment is None or not isinstance(rollout, EnvironmentRolloutSpec):
         return None
     return PooledHost(environment, pool, rollout.environment.deadline)

@@ -42,7 +42,8 @@ with speed_up_imports():
         TinyModelSpec,
     )
     from rlx.spec.loss import EntropyBonus, KlPenalty
-    from rlx.step import RowRewards, TokenStreams, assign_credit
+    from rlx.step import RowRewards
+from rlx.step import TokenStreams, assign_credit
 
 MODEL = TinyModelSpec(
     hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=96, initializer_range=0.1

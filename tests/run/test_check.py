@@ -24,8 +24,9 @@ from rlx.record.rollout_reader import read_step
 from rlx.record.rollouts import rollout_table
 from rlx.reward import RewardPool, score_rollouts
 from rlx.rollout import Completion, sample_rollout_trees
+from rlx.row_rewards import build_row_rewards
 from rlx.run.probes import build_probe_records, probe_problems, record_probe_results
-from rlx.run.trained_rows import row_rewards, trained_rows
+from rlx.run.trained_rows import trained_rows
 from rlx.spec import ExperimentSpec
 from rlx.step import TokenStreams, assign_credit
 from rlx_registry import Registry, read_body, write_body
@@ -140,7 +141,7 @@ def one_step(parts, step, pool):
     )
     train = assign_credit(
         batch,
-        row_rewards(batch, trees, table),
+        build_row_rewards(batch, trees, table),
         parts.mask(batch),
         streams,
         estimator=parts.estimator,

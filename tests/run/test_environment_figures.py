@@ -13,9 +13,9 @@ from rlx.plugin import Problem
 from rlx.record.mlflow_tags import legal_key
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
+from rlx.row_rewards import build_row_rewards
 from rlx.run.environment_metrics import MOST_KEYS, MOST_VALUES, environment_figures
 from rlx.run.step_metrics import step_figures
-from rlx.run.trained_rows import row_rewards
 from rlx.spec import CreditSpec, LossSpec
 from rlx.step import TokenStreams, assign_credit
 
@@ -65,7 +65,7 @@ def test_rewards_of_whole_rollouts_are_told_beside_those_of_turns():
     batch = build_token_batch([tree])
     train = assign_credit(
         batch,
-        row_rewards(batch, [tree], table),
+        build_row_rewards(batch, [tree], table),
         batch.is_own,
         TokenStreams(old_logprobs=batch.behaviour_logprobs),
         estimator=estimate_grpo,

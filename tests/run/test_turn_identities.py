@@ -16,7 +16,8 @@ from rlx.record.rollout_reader import read_step
 from rlx.record.rollouts import rollout_table
 from rlx.reward import RewardPool, score_rollouts
 from rlx.rollout import RolloutTree
-from rlx.run.trained_rows import row_rewards, trained_rows
+from rlx.row_rewards import build_row_rewards
+from rlx.run.trained_rows import trained_rows
 from rlx.spec import EnvironmentRolloutSpec, EnvironmentUse, RewardsSpec
 from rlx.step import TokenStreams, assign_credit
 
@@ -69,7 +70,7 @@ def recorded(pool, *overrides, estimator="multiturn_grpo"):
     budget = {"answer": 8, "query": 8}
     train = assign_credit(
         batch,
-        row_rewards(batch, grown, table),
+        build_row_rewards(batch, grown, table),
         parts.mask(batch),
         TokenStreams(
             old_logprobs=batch.behaviour_logprobs,

@@ -106,9 +106,9 @@ class AuditReport:
 
 @dataclass(frozen=True)
 class _AuditedPhase:
-    """What gives a phase's figures again; `parts` has only the rewards that can be scored here."""
+    """What gives a phase's figures again; `recipe` has only the rewards that can be scored here."""
 
-    parts: Recipe
+    recipe: Recipe
     strategy: Mask
     estimator: Estimator
     unchecked: tuple[str, ...]
@@ -158,7 +158,7 @@ def check_run(
             table, found = _load_body_table(run, probe.step, probe.path, probe.sha256)
             bodies.add(found)
             if table is not None and whole is not None:
-                probed.add(check_probe_scores(probe.step, read_probe(table), whole.parts, pool))
+                probed.add(check_probe_scores(probe.step, read_probe(table), whole.recipe, pool))
             show(probe.step)
     used = [*phases.values(), *([whole] if whole else [])]
     return AuditReport(
@@ -195,7 +195,7 @@ def _build_evidence(
     return StepEvidence(
         step=step,
         stored=read_step(table),
-        parts=phase.parts,
+        recipe=phase.recipe,
         strategy=phase.strategy,
         estimator=phase.estimator,
         beta=told["beta"],

@@ -110,7 +110,7 @@ def answer_suite(
 
 
 def _answer_set(
-    parts: Recipe,
+    recipe: Recipe,
     suite: SuiteSpec,
     count: int,
     means: EvaluationContext,
@@ -119,9 +119,9 @@ def _answer_set(
 ) -> list[ScoredAnswer]:
     """One set, from what is kept where it can be."""
     sampling = {"top_k": 1} if suite.greedy else {}
-    plan = parts.plan.copy_with_sampling(suite.samples, **sampling)
+    plan = recipe.plan.copy_with_sampling(suite.samples, **sampling)
     data = derive_seed(suite.seed, "held out")
-    folder = kept / _compute_answers_digest(parts, suite, means)
+    folder = kept / _compute_answers_digest(recipe, suite, means)
     found: list[ScoredAnswer] = []
     for first in range(0, count, BATCH):
         tell(first)
@@ -132,27 +132,27 @@ def _answer_set(
             found += batch
             continue
         try:
-            problems = [parts.task.problem("test", n, data) for n in numbers]
+            problems = [recipe.task.problem("test", n, data) for n in numbers]
         except ValueError as error:  # no problem is like what the options ask for
             raise SpecError(str(error)) from error
         seeds = [derive_seed(suite.seed, "evaluation", n) for n in numbers]
-        host = build_environment_host(parts, means.pool)
+        host = build_environment_host(recipe, means.pool)
         with means.sampler.session() as session:
             trees = sample_rollout_trees(
                 plan, problems, seeds, session, means.policy.dialogue, host
             )
-        table = score_rollouts(trees, parts.rewards, means.pool)
-        batch = read_answers(trees, table, parts.spec.evaluation.correct, first=first)
+        table = score_rollouts(trees, recipe.rewards, means.pool)
+        batch = read_answers(trees, table, recipe.spec.evaluation.correct, first=first)
         _save_answer_batch(path, json.dumps([answer.to_json() for answer in batch]))
         found += batch
     tell(count)
     return found
 
 
-def _compute_answers_digest(parts: Recipe, suite: SuiteSpec, means: EvaluationContext) -> str:
+def _compute_answers_digest(recipe: Recipe, suite: SuiteSpec, means: EvaluationContext) -> str:
     """What decides an answer: the model, the set's experiment, the plugins' code and data, and how
     it is sampled."""
-    spec, plugins = parts.spec.dump_resolved(), resolve_plugins(parts.spec)
+    spec, plugins = recipe.spec.dump_resolved(), resolve_plugins(recipe.spec)
     said = {name: spec[name] for name in ("task", "rollout", "rewards", "sampler", "evaluation")}
     how = {"seed": suite.seed, "samples": suite.samples, "greedy": suite.greedy}
     made_of = [plugin.sha256 for plugin in plugins.provenance]

@@ -37,14 +37,14 @@ def probe_exported(
     require_engine(spec.sampler)
     device = resolve_single_device(runner)
     torch.set_num_threads(runner.threads)
-    parts = build_recipe(spec)
+    recipe = build_recipe(spec)
     chat = isinstance(spec.model, PretrainedModelSpec) and spec.model.chat_template
     policy = build_policy(PretrainedModelSpec(path=model, chat_template=chat), seed=0)
     with (
         RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
         open_sampler(policy, spec.sampler, runner, device) as sampler,
     ):
-        means = build_probe_context(parts, policy, sampler, pool)
+        means = build_probe_context(recipe, policy, sampler, pool)
         return probe_problems(spec.probe, means, spec.seed, None, show)
 
 

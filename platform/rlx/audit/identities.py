@@ -58,7 +58,7 @@ def _check_stored_scores(e: StepEvidence) -> IdentityResult:
     }
     checked, wrong = 0, []
     for place, differing in _rescore_stored_rewards(
-        e.stored.trees, e.stored.rewards, e.parts.rewards, e.pool
+        e.stored.trees, e.stored.rewards, e.recipe.rewards, e.pool
     ):
         checked += 1
         for what, before, after in differing:
@@ -72,17 +72,17 @@ def _check_stored_scores(e: StepEvidence) -> IdentityResult:
 
 
 def check_probe_scores(
-    step: int, points: Sequence[StoredPoint], parts: Recipe, pool: RewardPool
+    step: int, points: Sequence[StoredPoint], recipe: Recipe, pool: RewardPool
 ) -> IdentityResult:
     """Whether the stored scores of a probe are those of the stored texts, scored as in training.
 
     Args:
         step: of the run.
         points: of its table.
-        parts: of the experiment itself, which probes use in every phase.
+        recipe: of the experiment itself, which probes use in every phase.
         pool: where plugins score.
     """
-    level = parts.plan.levels[0]
+    level = recipe.plan.levels[0]
     trees = [build_response_tree(p.problem, (), level, p.responses) for p in points]
     places = [
         ((t, s), point, s - 1) for t, point in enumerate(points) for s in trees[t].policy_segments
@@ -94,7 +94,7 @@ def check_probe_scores(
         rollouts={place: point.global_rewards[i] for place, point, i in places},
     )
     checked, wrong = 0, []
-    for (t, s), differing in _rescore_stored_rewards(trees, stored, parts.rewards, pool):
+    for (t, s), differing in _rescore_stored_rewards(trees, stored, recipe.rewards, pool):
         checked += 1
         for what, before, after in differing:
             point = points[t]
@@ -168,12 +168,12 @@ def _check_score_totals(e: StepEvidence) -> IdentityResult:
 
 
 def _check_masks(e: StepEvidence) -> IdentityResult:
-    expected = e.parts.mask(e.batch)
+    expected = e.recipe.mask(e.batch)
     return e.collect_violations("mask", e.mask, expected, e.mask != expected, int(e.rows.own.sum()))
 
 
 def _check_reward_mass(e: StepEvidence) -> IdentityResult:
-    credit, rewards = e.parts.spec.credit, e.rewards
+    credit, rewards = e.recipe.spec.credit, e.rewards
     whole = credit.resolved_placement == "final_token_only"
     reduce = credit.turn_reduce or ("mean" if whole else "sum")
     turns = torch.where(rewards.turn_present, rewards.turn_rewards, 0.0).double()
@@ -183,7 +183,7 @@ def _check_reward_mass(e: StepEvidence) -> IdentityResult:
         sum_token_rewards(e.get_token_stream("placed").double(), e.rows.own)
         + e.recomputed_batch.placed.lost.double()
     )
-    # Parts of opposite sign may cancel, so the scale is that of the parts.
+    # Parts of opposite sign may cancel, so the scale is that of the recipe.
     scale = turns.abs().sum(dim=1) + rewards.global_rewards.double().abs()
     wrong = ~((found - given).abs() <= RTOL * scale)
     return e.collect_violations("placed and lost reward", found, given, wrong, len(given))
@@ -208,7 +208,7 @@ def _token_rewards(e: StepEvidence) -> IdentityResult:
 
 def _avoids_exponentials(e: StepEvidence) -> bool:
     """Processors differ in the last bit of an exponential."""
-    return e.parts.spec.credit.kl_penalty not in ("k3", "low_var_kl")
+    return e.recipe.spec.credit.kl_penalty not in ("k3", "low_var_kl")
 
 
 def _check_advantages(e: StepEvidence) -> IdentityResult:
@@ -269,7 +269,7 @@ class _Groups:
     @staticmethod
     def from_evidence(e: StepEvidence) -> "_Groups":
         scores = e.recomputed_batch.scores.total_score
-        if e.parts.spec.credit.score_source == "token_rewards" and e.estimator.reads == "scores":
+        if e.recipe.spec.credit.score_source == "token_rewards" and e.estimator.reads == "scores":
             scores = sum_token_rewards(e.recomputed_batch.token_rewards, e.mask)
         _, slot, sizes = e.batch.group_ids.unique(return_inverse=True, return_counts=True)
         return _Groups(slot, sizes, *compute_group_extremes(scores, slot, len(sizes)))

@@ -14,7 +14,8 @@ from rlx.recipe import Recipe
 from rlx.record.rollout_reader import StoredStep
 from rlx.record.rollouts import TrainedRows
 from rlx.reward import RewardPool
-from rlx.run.trained_rows import collect_state_values, row_rewards
+from rlx.row_rewards import build_row_rewards
+from rlx.run.trained_rows import collect_state_values
 from rlx.step import RowRewards, TokenStreams, TrainBatch, assign_credit
 
 __all__ = ["SHOWN", "IdentityResult", "StepEvidence", "Value", "Violation"]
@@ -64,9 +65,9 @@ class StepEvidence:
     Attributes:
         step: its number.
         stored: what was read; it has trained rows.
-        parts: of the phase, as the run's spec has it.
-        strategy: the options of `parts.mask`.
-        estimator: the options of `parts.estimator`.
+        recipe: of the phase, as the run's spec has it.
+        strategy: the options of `recipe.mask`.
+        estimator: the options of `recipe.estimator`.
         beta: β of KL in the reward.
         state: what the estimator carried on from the step before.
         max_tokens: budget of each kind of turn.
@@ -75,7 +76,7 @@ class StepEvidence:
 
     step: int
     stored: StoredStep
-    parts: Recipe
+    recipe: Recipe
     strategy: Mask
     estimator: Estimator
     beta: float
@@ -94,13 +95,13 @@ class StepEvidence:
         trained = {(tree, segment) for tree, segment, *_ in self.rows.places}
         every = {(row.tree, row.segment) for row in list_batch_rows(self.stored.trees)}
         return build_token_batch(
-            self.stored.trees, temperatures=self.parts.temperatures, without=every - trained
+            self.stored.trees, temperatures=self.recipe.temperatures, without=every - trained
         )
 
     @cached_property
     def rewards(self) -> RowRewards:
         """Sums of the stored scores."""
-        return row_rewards(self.batch, self.stored.trees, self.stored.rewards)
+        return build_row_rewards(self.batch, self.stored.trees, self.stored.rewards)
 
     def _states(self) -> dict[str, Tensor]:
         """Steps and Monte-Carlo values of their states, where the step has them."""
@@ -127,9 +128,9 @@ class StepEvidence:
             self.rewards,
             self.mask,
             streams,
-            estimator=self.parts.estimator,
-            credit=self.parts.spec.credit,
-            loss=self.parts.spec.loss,
+            estimator=self.recipe.estimator,
+            credit=self.recipe.spec.credit,
+            loss=self.recipe.spec.loss,
             max_tokens=self.max_tokens,
         )
 

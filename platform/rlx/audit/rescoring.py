@@ -19,9 +19,10 @@ from rlx.recipe import Recipe, build_recipe
 from rlx.record.rollout_reader import StoredStep, read_step
 from rlx.record.rollouts import TrainedRows
 from rlx.reward import RewardEntry, RewardPool, RewardTable, score_rollouts
+from rlx.row_rewards import build_row_rewards
 from rlx.run.collect import find_lost_rows
 from rlx.run.controller_state import ControllerState
-from rlx.run.trained_rows import collect_state_values, row_rewards, trained_rows
+from rlx.run.trained_rows import collect_state_values, trained_rows
 from rlx.spec import ExperimentSpec
 from rlx.step import TokenStreams, TrainBatch, assign_credit
 from rlx_registry import Registry, RunRecord, read_body
@@ -44,7 +45,7 @@ class RescoredStep:
         table: new rewards of all its trees.
         rows: rows that would have been trained on, of those that were.
         kept: `[B']` number of each of them among the stored rows.
-        parts: what computed them.
+        recipe: what computed them.
     """
 
     step: int
@@ -53,7 +54,7 @@ class RescoredStep:
     table: RewardTable
     rows: TrainedRows
     kept: Tensor
-    parts: Recipe
+    recipe: Recipe
 
 
 @dataclass
@@ -219,7 +220,7 @@ def rescore_steps(
         RegistryError: the steps were recorded by another version of rlx.
     """
     phases = {phase.name: phase for phase in spec.phases}
-    parts: dict[str, Recipe] = {}
+    recipe: dict[str, Recipe] = {}
     carried: ControllerState | None = None
     last = 0
     with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
@@ -228,9 +229,9 @@ def rescore_steps(
             told = body.statistics
             stored = read_step(read_body(Path(str(run.directory)) / body.path, body.sha256))
             name = told["phase"]
-            if name not in parts:
-                parts[name] = build_recipe(spec.resolve_phase_spec(phases[name]))
-            here = parts[name]
+            if name not in recipe:
+                recipe[name] = build_recipe(spec.resolve_phase_spec(phases[name]))
+            here = recipe[name]
             if step != last + 1:
                 carried = None
             carried = _build_controller_state(here, carried, told, own=own)
@@ -243,9 +244,9 @@ def rescore_steps(
 
 
 def _build_controller_state(
-    parts: Recipe, before: ControllerState | None, told: Mapping[str, Any], *, own: bool
+    recipe: Recipe, before: ControllerState | None, told: Mapping[str, Any], *, own: bool
 ) -> ControllerState:
-    credit, estimator = parts.spec.credit, parts.spec.estimator.plugin
+    credit, estimator = recipe.spec.credit, recipe.spec.estimator.plugin
     if before is not None:
         return ControllerState.begin(credit, before)
     if not own:
@@ -257,19 +258,19 @@ def _recompute_step(
     step: int,
     phase: str,
     stored: StoredStep,
-    parts: Recipe,
+    recipe: Recipe,
     carried: ControllerState,
     max_tokens: Mapping[str, int],
     pool: RewardPool,
 ) -> tuple[RescoredStep, TrainBatch]:
     trees = stored.trees
-    table = _score_stored_trees(stored, parts, pool)
+    table = _score_stored_trees(stored, recipe, pool)
     rows = stored.rows
     number = {(tree, segment): i for i, (tree, segment, *_) in enumerate(rows.places)}
     every = {(row.tree, row.segment) for row in list_batch_rows(trees)}
     batch = build_token_batch(
         trees,
-        temperatures=parts.temperatures,
+        temperatures=recipe.temperatures,
         without=(every - number.keys()) | find_lost_rows(trees, table),
     )
     kept = torch.tensor([number[row.tree, row.segment] for row in batch.rows], dtype=torch.int64)
@@ -279,7 +280,7 @@ def _recompute_step(
         found = rows.tokens[name]
         return None if found is None else found[kept][:, :width]
 
-    mask = parts.mask(batch)
+    mask = recipe.mask(batch)
     old = select_kept_tokens("old_logprobs")
     states: dict[str, Tensor] = {}
     if (step_ids := select_kept_tokens("step_ids")) is not None and (
@@ -288,7 +289,7 @@ def _recompute_step(
         states["step_ids"] = torch.where(batch.is_own, step_ids, -1)
         states["mc_values"] = collect_state_values(states["step_ids"], values)
     greedy = rows.scores.get("greedy_score")
-    estimator = parts.spec.estimator.plugin
+    estimator = recipe.spec.estimator.plugin
     if old is None:
         raise RegistryError(f"step {step} was stored without old_logprobs")
     streams = TokenStreams(
@@ -302,28 +303,28 @@ def _recompute_step(
         beta=carried.kl.beta,
         state=carried.states.get(estimator, {}),
     )
-    _check_required_streams(parts, streams, step)
+    _check_required_streams(recipe, streams, step)
     train = assign_credit(
         batch,
-        row_rewards(batch, trees, table),
+        build_row_rewards(batch, trees, table),
         mask,
         streams,
-        estimator=parts.estimator,
-        credit=parts.spec.credit,
-        loss=parts.spec.loss,
-        max_tokens={**max_tokens, **parts.max_tokens},
+        estimator=recipe.estimator,
+        credit=recipe.spec.credit,
+        loss=recipe.spec.loss,
+        max_tokens={**max_tokens, **recipe.max_tokens},
     )
-    return RescoredStep(step, phase, stored, table, trained_rows(train), kept, parts), train
+    return RescoredStep(step, phase, stored, table, trained_rows(train), kept, recipe), train
 
 
-def _score_stored_trees(stored: StoredStep, parts: Recipe, pool: RewardPool) -> RewardTable:
+def _score_stored_trees(stored: StoredStep, recipe: Recipe, pool: RewardPool) -> RewardTable:
     """Rewards of all trees, those sampled for a baseline apart from the others, as in training."""
     numbers = [
         [t for t, role in enumerate(stored.roles) if (role == "greedy") == greedy]
         for greedy in (False, True)
     ]
     tables = [
-        score_rollouts([stored.trees[t] for t in part], parts.rewards, pool) for part in numbers
+        score_rollouts([stored.trees[t] for t in part], recipe.rewards, pool) for part in numbers
     ]
     return RewardTable.merge_tables(tables, numbers)
 
@@ -343,17 +344,17 @@ def _compute_greedy_scores(
     return torch.tensor(found)
 
 
-def _check_required_streams(parts: Recipe, streams: TokenStreams, step: int) -> None:
+def _check_required_streams(recipe: Recipe, streams: TokenStreams, step: int) -> None:
     """Sees that there is what the estimator reads."""
     lacking = {
-        "values": parts.wants_values and streams.values is None,
-        "reference_logprobs": parts.wants_reference and streams.reference_logprobs is None,
-        "mc_values": parts.wants_mc and streams.mc_values is None,
-        "greedy_baseline": parts.wants_greedy and streams.greedy_scores is None,
+        "values": recipe.wants_values and streams.values is None,
+        "reference_logprobs": recipe.wants_reference and streams.reference_logprobs is None,
+        "mc_values": recipe.wants_mc and streams.mc_values is None,
+        "greedy_baseline": recipe.wants_greedy and streams.greedy_scores is None,
     }
     for name, lacks in lacking.items():
         if lacks:
             raise SpecError(
-                f"estimator {parts.spec.estimator.plugin!r} or KL reads {name}, which the run did "
+                f"estimator {recipe.spec.estimator.plugin!r} or KL reads {name}, which the run did "
                 f"not record in step {step}: what nobody computed cannot be rescored"
             )

@@ -79,7 +79,7 @@ def _find_miscounted_turns(e: StepEvidence, number: int) -> Iterator[tuple[int, 
 
 def _get_turn_limit(e: StepEvidence) -> int | None:
     """Turns that a rollout may have, the forced answer included; None where nothing says so."""
-    rollout = e.parts.spec.rollout
+    rollout = e.recipe.spec.rollout
     if not isinstance(rollout, EnvironmentRolloutSpec):
         return None
     return rollout.max_turns + (rollout.forced_answer is not None)
@@ -107,7 +107,7 @@ def check_reward_places(e: StepEvidence) -> IdentityResult:
 def _list_stored_rewards(e: StepEvidence) -> Iterator[tuple[Place, str, str | None]]:
     """Every stored reward that the spec names: its place, its name, and, where that is not its
     place, what it belongs to. The others are of plugins that cannot be used here."""
-    spec, trees, rewards = e.parts.spec.rewards, e.stored.trees, e.stored.rewards
+    spec, trees, rewards = e.recipe.spec.rewards, e.stored.trees, e.stored.rewards
     for (tree, segment), entries in rewards.turns.items():
         kind = trees[tree].segments[segment].kind
         for name in entries:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlx.spec.reading.diagnostics import escape_unprintable
 
 if TYPE_CHECKING:
-    from rlx.cli.compare import ComparedRecipe, Comparison, SuiteDifferences
+    from rlx.cli.comparison import ComparedRecipe, Comparison, SuiteDifferences
     from rlx.evaluation.problem_statistics import ProblemDifference
     from rlx.evaluation.seed_statistics import SeedDifference, SeedMean
 

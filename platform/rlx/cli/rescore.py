@@ -254,7 +254,7 @@ def _show_rescored_row(run: RunRecord, found: "RescoredStep", row: int, console:
 
     from rlx.plan.stored import load_run_speech
 
-    speech = load_run_speech(found.parts.spec.model, locate_run_folder(run).model)
+    speech = load_run_speech(found.recipe.spec.model, locate_run_folder(run).model)
     kind = found.stored.rows.places[int(found.kept[row])][3]
     table = Table(
         title=f"step {found.step}, row {int(found.kept[row])} ({escape_unprintable(kind)})",

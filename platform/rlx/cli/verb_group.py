@@ -34,7 +34,7 @@ VERBS = {
         "rlx.cli.evaluate:evaluate", "Evaluate a model: accuracy and calibration, with intervals."
     ),
     "schema": Verb("rlx.cli.validate:schema", "Write the JSON Schema of experiments, for editors."),
-    "plugins": Verb("rlx.cli.plugins:plugins", "List plugins; show, check or begin one."),
+    "plugins": Verb("rlx.cli.plugins.verbs:plugins", "List plugins; show, check or begin one."),
     "doctor": Verb("rlx.cli.doctor:doctor", "Show what this machine has and lacks."),
     "runs": Verb("rlx.cli.inspect_runs:runs", "List runs."),
     "status": Verb("rlx.cli.inspect_runs:status", "Show how one run stands."),

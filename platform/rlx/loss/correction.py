@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlx.loss import LONGEST
+from rlx.loss.objectives import LONGEST
 from rlx.spec.loss import Correction
 
 __all__ = [

@@ -5,12 +5,12 @@ is the response (`is_response`), the turn (`turn_ids`) and the named spans. A st
 them, once, for KL, advantages, loss and scores alike.
 """
 
-from typing import Literal
-
-import torch
-from torch import Tensor
-
-from rlx.batch import TokenBatch
+from rlx.mask.strategies import (
+    select_effective_tokens,
+    select_model_tokens,
+    select_response_tokens,
+    select_span_tokens,
+)
 
 __all__ = [
     "select_effective_tokens",
@@ -18,87 +18,3 @@ __all__ = [
     "select_response_tokens",
     "select_span_tokens",
 ]
-
-Truncated = Literal["learn", "skip"]
-
-
-def select_response_tokens(batch: TokenBatch) -> Tensor:
-    """`[B, T]` everything from the row's first own token on: the source's attention mask.
-
-    What an environment wrote learns too, which needs `loss.old_logprobs: learner`.
-
-    Reference:
-        Design 000, section 2.1: `response_mask`.
-    """
-    return batch.is_response
-
-
-def select_model_tokens(batch: TokenBatch, *, truncated: Truncated = "learn") -> Tensor:
-    """`[B, T]` what the policy wrote as part of this row: the source's loss mask.
-
-    Args:
-        batch: the rows.
-        truncated: "skip" leaves out rows in which a turn ran out of tokens (DAPO, section 3.4).
-    """
-    return _drop_truncated_rows(batch.is_own.clone(), batch, truncated)
-
-
-def select_effective_tokens(batch: TokenBatch, *, state_masking: bool = True) -> Tensor:
-    """`[B, T]` the source's rule, one mask for KL, GAE, GRPO and score.
-
-        multi-turn and state_masking:  model tokens
-        otherwise:                     the whole response
-
-    Reference:
-        Design 000, section 2.2.
-    """
-    is_multi_turn = bool(batch.is_environment.any())
-    return (
-        select_model_tokens(batch)
-        if is_multi_turn and state_masking
-        else select_response_tokens(batch)
-    )
-
-
-def select_span_tokens(
-    batch: TokenBatch,
-    *,
-    fallback: Literal["response", "none"] = "response",
-    include_eos: bool = True,
-    truncated: Truncated = "learn",
-) -> Tensor:
-    """A row's own tokens inside any of its spans, tags included.
-
-    Args:
-        batch: the rows; spans are those that each kind of turn declares in YAML.
-        fallback: for a row in which none of its spans was found. "response": all of its own
-            tokens learn, its end included, so that format failures are corrected. "none": none
-            does.
-        include_eos: the token that ends a turn learns as well.
-        truncated: "skip" leaves out rows in which a turn ran out of tokens.
-
-    Returns:
-        `[B, T]` bool.
-
-    Reference:
-        Design 004: M_ans is think + answer, M_conf is analysis + confidence. Read literally it is
-        `fallback="none", include_eos=False`.
-    """
-    mask = torch.zeros_like(batch.is_own)
-    for span in batch.spans.values():
-        mask |= span
-    found = mask.any(dim=1, keepdim=True)
-    if include_eos:
-        mask |= batch.is_end & found
-    if fallback == "response":
-        mask |= batch.is_own & ~found
-    return _drop_truncated_rows(mask & batch.is_own, batch, truncated)
-
-
-def _drop_truncated_rows(mask: Tensor, batch: TokenBatch, truncated: Truncated) -> Tensor:
-    """Without the rows in which some turn did not end by itself, if those are to be skipped."""
-    if truncated == "learn":
-        return mask
-    after = torch.nn.functional.pad(batch.turn_ids[:, 1:], (0, 1), value=0)
-    cut_off = batch.is_own & (after != batch.turn_ids) & ~batch.is_end
-    return mask & ~cut_off.any(dim=1, keepdim=True)

@@ -64,18 +64,18 @@ def token_budget(trial: PlanTrial) -> TokenBudget:
 
     Observations are as long as the made-up rollouts were shown.
     """
-    parts, talk = trial.parts, trial.parts.plan.talk
+    recipe, talk = trial.recipe, trial.recipe.plan.talk
     if talk is None:
-        return _add_untrained_tokens(_sum_level_tokens(tuple(_count_level_tokens(trial))), parts)
+        return _add_untrained_tokens(_sum_level_tokens(tuple(_count_level_tokens(trial))), recipe)
     levels = tuple(_count_dialogue_tokens(trial, talk))
     return _add_untrained_tokens(
-        _sum_dialogue_tokens(levels, levels[0].openings * talk.count), parts
+        _sum_dialogue_tokens(levels, levels[0].openings * talk.count), recipe
     )
 
 
 def _count_level_tokens(trial: PlanTrial) -> Iterator[LevelTokens]:
-    above = trial.parts.spec.rollout.prompts_per_step
-    for number, level in enumerate(trial.parts.plan.levels, start=1):
+    above = trial.recipe.spec.rollout.prompts_per_step
+    for number, level in enumerate(trial.recipe.plan.levels, start=1):
         openings, turns = _list_turn_lengths(trial, number)
         yield LevelTokens(
             kind=level.kind,
@@ -90,7 +90,7 @@ def _count_level_tokens(trial: PlanTrial) -> Iterator[LevelTokens]:
 
 def _count_dialogue_tokens(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[LevelTokens]:
     """The turns of a rollout, first to last."""
-    prompts = trial.parts.spec.rollout.prompts_per_step
+    prompts = trial.recipe.spec.rollout.prompts_per_step
     observations = [n for k in range(2, talk.last + 1) for n in _list_turn_lengths(trial, k)[0]]
     for number in range(1, talk.last + 1):
         openings, turns = _list_turn_lengths(trial, number)
@@ -123,14 +123,14 @@ def _compute_mean_length(lengths: Sequence[int]) -> float:
     return mean(lengths) if lengths else 0.0
 
 
-def _add_untrained_tokens(budget: TokenBudget, parts: Recipe) -> TokenBudget:
+def _add_untrained_tokens(budget: TokenBudget, recipe: Recipe) -> TokenBudget:
     """With what is sampled and not trained on: greedy answers, and trees drawn again."""
     made_up, at_most = budget.sampled
-    if parts.wants_greedy:
+    if recipe.wants_greedy:
         first = budget.levels[0]
         made_up += first.openings * first.made_up
         at_most += first.openings * first.at_most
-    again = parts.spec.rollout.dynamic_sampling
+    again = recipe.spec.rollout.dynamic_sampling
     return replace(budget, sampled=(made_up, at_most * (again.max_batches if again else 1)))
 
 
@@ -195,7 +195,7 @@ def estimate_memory(trial: PlanTrial, shape: ModelShape, tokens: TokenBudget) ->
     ZeRO shards Adam's moments and the float32 copy from stage 1 on, gradients from stage 2, weights
     from stage 3. Activations are those of one micro-batch without recomputation.
     """
-    spec = trial.parts.spec
+    spec = trial.recipe.spec
     runner, lora = spec.runner, getattr(spec.model, "lora", None)
     width = 2 if runner.dtype == "bfloat16" else 4
     learned = shape.parameters if lora is None else shape.adapters(lora)
@@ -206,10 +206,10 @@ def estimate_memory(trial: PlanTrial, shape: ModelShape, tokens: TokenBudget) ->
     if isinstance(spec.sampler, VllmSamplerSpec):
         parts["weights on their way to the sampler"] = width * shape.parameters
     parts["the sampler's cache"] = _compute_cache_bytes(spec, shape, tokens, width)
-    if trial.parts.wants_values:
+    if trial.recipe.wants_values:
         engine = _compute_engine_bytes(spec, shape.parameters, shape.parameters, width)
         parts["critic, with gradients and moments"] = sum(engine.values())
-    if trial.parts.wants_reference and lora is None:
+    if trial.recipe.wants_reference and lora is None:
         parts["reference policy"] = width * shape.parameters
     return MemoryEstimate(parameters=shape.parameters, learned=learned, parts=parts)
 

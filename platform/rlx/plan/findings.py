@@ -26,12 +26,12 @@ def check_trial(trial: PlanTrial, *, stand_ins: bool) -> Iterator[Diagnostic]:
         trial: of the phase.
         stand_ins: the problems are none of the task's, so a plugin's fault proves nothing.
     """
-    plan = trial.parts.plan
+    plan = trial.recipe.plan
     for number, level in enumerate(plan.levels):
         yield from turns.check_turn_level(trial, level, is_first=number == 0)
     if plan.talk is not None:
         yield from turns.check_trial_environment(trial, plan.talk, stand_ins=stand_ins)
-    for reward in trial.parts.rewards:
+    for reward in trial.recipe.rewards:
         yield from _check_trial_reward(trial, reward, stand_ins)
     if trial.train is None or trial.rewards is None:
         if not trial.is_faulty:
@@ -113,7 +113,7 @@ def _build_reward_diagnostic(
 def _check_trial_mask(
     trial: PlanTrial, train: TrainBatch, rewards: RowRewards
 ) -> Iterator[Diagnostic]:
-    name = trial.parts.spec.mask.plugin
+    name = trial.recipe.spec.mask.plugin
     if not train.mask.any():
         yield build_plan_error(
             ("mask",),
@@ -135,7 +135,7 @@ def _check_trial_mask(
             "`on_missing_turn: to_last_token` keeps it; or widen the mask",
         )
     foreign = train.mask & (train.batch.turn_ids == NO_TURN)
-    if foreign.any() and trial.parts.spec.loss.old_logprobs == "behaviour":
+    if foreign.any() and trial.recipe.spec.loss.old_logprobs == "behaviour":
         yield build_plan_error(
             ("mask",),
             f"mask strategy {name!r} lets tokens learn that the policy did not write, whose "
@@ -156,7 +156,7 @@ def _find_learning_kinds(trial: PlanTrial, train: TrainBatch) -> dict[str, bool]
 
 
 def _check_trial_advantages(trial: PlanTrial, train: TrainBatch) -> Iterator[Diagnostic]:
-    name = trial.parts.spec.estimator.plugin
+    name = trial.recipe.spec.estimator.plugin
     if not torch.isfinite(train.advantages).all():
         message = f"estimator plugin {name!r} gives advantages that are not finite"
         yield Diagnostic(kind="plugin", message=message, path=("estimator",), exit_code=3)

@@ -167,10 +167,12 @@ def build_plan(path: Path, read: LoadedSpec, plugins: ExperimentPlugins) -> Plan
     phases = []
     with RewardPool(workers=1, memory_mb=spec.runner.reward_memory_mb) as pool:
         for alike in _group_equal_phases(spec):
-            parts = build_recipe(spec.resolve_phase_spec(alike[0]))
-            problems = load_plan_problems(parts.spec, parts.task, _count_plan_prompts(parts.spec))
+            recipe = build_recipe(spec.resolve_phase_spec(alike[0]))
+            problems = load_plan_problems(
+                recipe.spec, recipe.task, _count_plan_prompts(recipe.spec)
+            )
             notes += [problems.note] if problems.note and problems.note not in notes else []
-            trial = run_trial(parts, problems, speech, pool)
+            trial = run_trial(recipe, problems, speech, pool)
             stand_ins = bool(problems.note)
             told = list(check_trial(trial, stand_ins=stand_ins))
             found += [(phase, finding) for phase in alike for finding in told]
@@ -226,7 +228,7 @@ def _locate_findings(
 def _build_phase_report(
     alike: Sequence[PhaseSpec], trial: PlanTrial, speech: EncodingDialogue
 ) -> PhaseReport:
-    spec = trial.parts.spec
+    spec = trial.recipe.spec
     rows = _build_row_accounts(trial, speech)
     tokens = token_budget(trial)
     shape = trial.shape
@@ -277,7 +279,7 @@ def _build_row_accounts(trial: PlanTrial, speech: EncodingDialogue) -> tuple[Row
             rewards.turn_present,
             batch.turn_ids,
             train.mask,
-            trial.parts.spec.credit,
+            trial.recipe.spec.credit,
         ),
         lost=train.placed.lost,
     )
@@ -316,7 +318,7 @@ def _get_raw_reward(row: RowAccount, name: str) -> float | None:
 
 
 def _describe_schedule(trial: PlanTrial) -> str:
-    spec, plan = trial.parts.spec.rollout, trial.parts.plan
+    spec, plan = trial.recipe.spec.rollout, trial.recipe.plan
     counts = " × ".join(f"{v.count} {v.kind}s" for v in plan.levels)
     if plan.talk is not None:
         counts = f"{plan.talk.count} rollouts of up to {plan.talk.max_turns} turns"

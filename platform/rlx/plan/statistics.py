@@ -143,7 +143,7 @@ def count_trial_losses(trial: PlanTrial) -> MissingCounts:
     train, rewards = trial.train, trial.rewards
     if train is None or rewards is None:
         raise ValueError("the trial was given no credit")
-    declared = [level.turn.spans for level in trial.parts.plan.levels]
+    declared = [level.turn.spans for level in trial.recipe.plan.levels]
     without = 0
     for row in train.batch.rows:
         segments = [trial.trees[row.tree].segments[turn] for turn in row.turns]

@@ -14,7 +14,7 @@ from rlx.plan.row_report import RowAccount, RowAccountBuilder, place_named_rewar
 from rlx.plan.stand_ins import EncodingDialogue
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree, build_piece_splitter
-from rlx.run.trained_rows import row_rewards
+from rlx.row_rewards import build_row_rewards
 from rlx.spec import CreditSpec, ExperimentSpec, ModelSpec
 
 __all__ = ["TrainedRowsLike", "load_phase_spec", "load_run_speech", "stored_accounts"]
@@ -93,7 +93,7 @@ def stored_accounts(
         raise RegistryError("these rollouts were stored without their mask")
     trained = {(tree, segment) for tree, segment, *_ in rows.places}
     batch = build_token_batch(trees, without=set(table.turns) - trained)
-    present = row_rewards(batch, trees, table).turn_present
+    present = build_row_rewards(batch, trees, table).turn_present
     made = RowAccountBuilder(
         rows=batch.rows,
         groups=rows.groups,

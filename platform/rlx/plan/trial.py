@@ -20,7 +20,7 @@ from rlx.plugin import Problem, Rehearsed
 from rlx.recipe import Recipe, build_environment_host
 from rlx.reward import NamedReward, RewardPool, RewardTable, score_rollouts
 from rlx.rollout import RolloutPlan, RolloutTree, sample_rollout_trees
-from rlx.run.trained_rows import row_rewards
+from rlx.row_rewards import build_row_rewards
 from rlx.seeding import derive_seed
 from rlx.step import RowRewards, TokenStreams, TrainBatch, assign_credit
 
@@ -35,7 +35,7 @@ class PlanTrial:
     """What came of made-up rollouts.
 
     Attributes:
-        parts: of the phase.
+        recipe: of the phase.
         shape: of the model; None where it is not known here.
         trees: as they were grown.
         table: their rewards.
@@ -46,7 +46,7 @@ class PlanTrial:
         stopped: why credit could not be given; "" where it was.
     """
 
-    parts: Recipe
+    recipe: Recipe
     shape: ModelShape | None
     trees: list[RolloutTree]
     table: RewardTable
@@ -104,7 +104,7 @@ def _is_late(fault: str) -> bool:
 
 
 def run_trial(
-    parts: Recipe, problems: PlanProblems, speech: EncodingDialogue, pool: RewardPool
+    recipe: Recipe, problems: PlanProblems, speech: EncodingDialogue, pool: RewardPool
 ) -> PlanTrial:
     """Grows rollouts of the phase's true shape and gives them credit.
 
@@ -118,15 +118,15 @@ def run_trial(
     asked = list(problems.problems)
     if problems.note:  # the task's own are either written as they are, or an error
         asked = [replace(p, prompt=fit_to_vocabulary(speech, p.prompt)) for p in asked]
-    whole = parts.plan
+    whole = recipe.plan
     if whole.talk is not None:  # its faults are found and end nothing
         whole = replace(whole, talk=replace(whole.talk, on_error="drop_sample"))
     one = whole.copy_with_sampling(1)
     one = replace(one, levels=tuple(replace(level, count=1) for level in one.levels))
     script = None
-    if whole.talk is not None and isinstance(parts.task, Rehearsed) and not problems.note:
-        script = ScriptedPolicy.from_experiment(parts.spec, parts.task)
-    stage = _TrialRunner(parts, load_model_shape(parts.spec.model), speech, script, pool)
+    if whole.talk is not None and isinstance(recipe.task, Rehearsed) and not problems.note:
+        script = ScriptedPolicy.from_experiment(recipe.spec, recipe.task)
+    stage = _TrialRunner(recipe, load_model_shape(recipe.spec.model), speech, script, pool)
     first = stage.build_trial(one, asked[:1])
     if first.stuck_plugin:
         return replace(first, stopped=f"{first.stuck_plugin} hangs on the first rollout")
@@ -148,7 +148,7 @@ class _TrialRunner:
         script: speaks in an environment; None where the task has none for its problems.
     """
 
-    parts: Recipe
+    recipe: Recipe
     shape: ModelShape | None
     speech: EncodingDialogue
     script: ScriptedPolicy | None
@@ -156,11 +156,11 @@ class _TrialRunner:
 
     def build_trial(self, plan: RolloutPlan, problems: Sequence[Problem]) -> PlanTrial:
         """Rollouts of a plan, with their rewards."""
-        parts, speech = self.parts, self.speech
-        seeds = [derive_seed(parts.spec.seed, "plan", i) for i in range(len(problems))]
+        recipe, speech = self.recipe, self.speech
+        seeds = [derive_seed(recipe.spec.seed, "plan", i) for i in range(len(problems))]
         room = (self.shape and self.shape.positions) or sys.maxsize
-        author = ResponseAuthor(plan, parts.task, speech)
-        host = build_environment_host(parts, self.pool)
+        author = ResponseAuthor(plan, recipe.task, speech)
+        host = build_environment_host(recipe, self.pool)
         if host is None or plan.talk is None:
             trees = sample_rollout_trees(
                 plan, problems, seeds, FakeSession(author, problems, room), speech
@@ -169,18 +169,18 @@ class _TrialRunner:
             there = Rehearsal(author, self.script, problems, plan.talk, host, room)
             trees = sample_rollout_trees(plan, problems, seeds, there, speech, there)
         return PlanTrial(
-            parts=parts,
+            recipe=recipe,
             shape=self.shape,
             trees=trees,
             table=score_rollouts(
-                trees, [_relax_error_policy(reward) for reward in parts.rewards], self.pool
+                trees, [_relax_error_policy(reward) for reward in recipe.rewards], self.pool
             ),
             is_scripted=plan.talk is not None and self.script is not None,
         )
 
 
 def _assign_trial_credit(trial: PlanTrial) -> PlanTrial:
-    parts, table = trial.parts, trial.table
+    recipe, table = trial.recipe, trial.table
     rows = list_batch_rows(trial.trees)
     out = {
         (row.tree, row.segment)
@@ -190,20 +190,20 @@ def _assign_trial_credit(trial: PlanTrial) -> PlanTrial:
     }
     if len(out) == len(rows):
         return replace(trial, stopped="no rollout could be scored")
-    batch = build_token_batch(trial.trees, temperatures=parts.temperatures, without=out)
-    rewards = row_rewards(batch, trial.trees, table)
-    mask = _wrap_plugin("mask", parts.spec.mask.plugin, parts.mask)(batch)
-    streams, made_up = _sample_streams(parts, batch.behaviour_logprobs, rewards)
+    batch = build_token_batch(trial.trees, temperatures=recipe.temperatures, without=out)
+    rewards = build_row_rewards(batch, trial.trees, table)
+    mask = _wrap_plugin("mask", recipe.spec.mask.plugin, recipe.mask)(batch)
+    streams, made_up = _sample_streams(recipe, batch.behaviour_logprobs, rewards)
     try:
         train = assign_credit(
             batch,
             rewards,
             mask,
             streams,
-            estimator=_wrap_plugin("estimator", parts.spec.estimator.plugin, parts.estimator),
-            credit=parts.spec.credit,
-            loss=parts.spec.loss,
-            max_tokens=parts.max_tokens,
+            estimator=_wrap_plugin("estimator", recipe.spec.estimator.plugin, recipe.estimator),
+            credit=recipe.spec.credit,
+            loss=recipe.spec.loss,
+            max_tokens=recipe.max_tokens,
         )
     except TurnWithoutTokens as error:
         return replace(trial, rewards=rewards, stopped=str(error))
@@ -226,20 +226,20 @@ def _wrap_plugin(kind: str, name: str, plugin: Callable[[Any], Any]) -> Callable
 
 
 def _sample_streams(
-    parts: Recipe, behaviour: Tensor, rewards: RowRewards
+    recipe: Recipe, behaviour: Tensor, rewards: RowRewards
 ) -> tuple[TokenStreams, tuple[str, ...]]:
     """What models would say: made up, and only what the experiment asks for."""
-    draw = torch.Generator().manual_seed(derive_seed(parts.spec.seed, "plan", "streams"))
+    draw = torch.Generator().manual_seed(derive_seed(recipe.spec.seed, "plan", "streams"))
     rows, shape = len(behaviour), behaviour.shape
     made_up = ["responses", "behaviour log-probabilities"]
     reference = values = greedy = None
-    if parts.wants_reference:
+    if recipe.wants_reference:
         made_up.append("reference log-probabilities")
         reference = behaviour + 0.1 * torch.randn(shape, generator=draw)
-    if parts.wants_values:
+    if recipe.wants_values:
         made_up.append("values of the critic")
         values = 0.5 + 0.1 * torch.randn(shape, generator=draw)
-    if parts.wants_greedy:
+    if recipe.wants_greedy:
         made_up.append("scores of greedy answers")
         scores = structured_scores(
             rewards.turn_rewards, rewards.turn_present, rewards.global_rewards
@@ -250,6 +250,6 @@ def _sample_streams(
         reference_logprobs=reference,
         values=values,
         greedy_scores=greedy,
-        beta=parts.spec.credit.kl_coef,
+        beta=recipe.spec.credit.kl_coef,
     )
     return streams, tuple(made_up)

@@ -35,7 +35,7 @@ def check_turn_level(trial: PlanTrial, level: TurnLevel, *, is_first: bool) -> I
 
 def _is_level_turn(trial: PlanTrial, level: TurnLevel, segment: Segment) -> bool:
     """Whether a segment is a turn that was sampled as the level says."""
-    talk = trial.parts.plan.talk
+    talk = trial.recipe.plan.talk
     if talk is None:
         return segment.kind == level.kind
     return segment.author == "policy" and talk.sampling(segment.turn) == level.turn
@@ -108,7 +108,7 @@ def check_trial_environment(
 
 def _build_environment_diagnostic(trial: PlanTrial, stand_ins: bool) -> Diagnostic:
     """The first failure of the environment, with the turn that it was given."""
-    use = trial.parts.spec.rollout
+    use = trial.recipe.spec.rollout
     name = use.environment.plugin if isinstance(use, EnvironmentRolloutSpec) else ""
     (tree, at), why = next(iter(trial.faults.items()))
     segment = trial.trees[tree].segments[at]
@@ -148,7 +148,7 @@ def _check_rollout_length(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[D
             "that the "
             f"model holds, and end early; {may_take}"
         )
-    tiny = isinstance(trial.parts.spec.model, TinyModelSpec)
+    tiny = isinstance(trial.recipe.spec.model, TinyModelSpec)
     yield build_plan_warning(
         ("model", "max_position") if tiny else ("rollout", "max_turns"),
         message,

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rlx.batch import build_token_batch, list_batch_rows
 from rlx.credit import structured_scores
@@ -12,11 +11,9 @@ from rlx.plugin import Problem
 from rlx.recipe import Recipe, build_environment_host
 from rlx.reward import RewardTable, score_rollouts
 from rlx.rollout import RolloutPlan, RolloutTree, sample_rollout_trees
-from rlx.run.trained_rows import row_rewards
+from rlx.row_rewards import build_row_rewards
+from rlx.run.run_context import RunContext
 from rlx.seeding import derive_seed
-
-if TYPE_CHECKING:
-    from rlx.run.run_context import RunContext
 
 __all__ = [
     "RolloutShare",
@@ -95,21 +92,21 @@ def find_lost_rows(trees: Sequence[RolloutTree], table: RewardTable) -> set[Plac
     }
 
 
-def sample_first_share(m: "RunContext", parts: Recipe, cursor: int) -> RolloutShare:
+def sample_first_share(context: RunContext, recipe: Recipe, cursor: int) -> RolloutShare:
     """This rank's share of what `harvest` draws first.
 
     No other rank is spoken to and no progress told, so a thread may do it.
     """
-    count = parts.spec.rollout.prompts_per_step
+    count = recipe.spec.rollout.prompts_per_step
     drawn, seeds = (
-        _generate_problems(m, parts, cursor, count),
-        _derive_seeds(m, "rollout", cursor, count),
+        _generate_problems(context, recipe, cursor, count),
+        _derive_seeds(context, "rollout", cursor, count),
     )
-    return _own_share(m, parts, parts.plan, drawn, seeds, tell=lambda _: None)
+    return _own_share(context, recipe, recipe.plan, drawn, seeds, tell=lambda _: None)
 
 
 def collect_rollouts(
-    m: "RunContext", parts: Recipe, cursor: int, after: int, first: RolloutShare | None = None
+    context: RunContext, recipe: Recipe, cursor: int, after: int, first: RolloutShare | None = None
 ) -> StepRollouts:
     """Draws, samples and scores the rollouts of a step.
 
@@ -122,18 +119,18 @@ def collect_rollouts(
         after: the step whose weights the sampler has.
         first: what `first_share` has made here already.
     """
-    rollout = parts.spec.rollout
+    rollout = recipe.spec.rollout
     count, dynamic = rollout.prompts_per_step, rollout.dynamic_sampling
     parcels: list[ScoredTrees] = []
     problems: list[Problem] = []
     good: list[int] = []
     for batch in range(dynamic.max_batches if dynamic else 1):
-        drawn = _generate_problems(m, parts, cursor + batch * count, count)
-        seeds = _derive_seeds(m, "rollout", cursor + batch * count, count)
+        drawn = _generate_problems(context, recipe, cursor + batch * count, count)
+        seeds = _derive_seeds(context, "rollout", cursor + batch * count, count)
         if batch == 0 and first is not None:
-            parcel = _gather_shares(m, first, count)
+            parcel = _gather_shares(context, first, count)
         else:
-            parcel = sample_and_score(m, parts, parts.plan, drawn, seeds)
+            parcel = sample_and_score(context, recipe, recipe.plan, drawn, seeds)
         good += [len(problems) + t for t in _find_signal_trees(parcel)] if dynamic else []
         parcels.append(parcel)
         problems += drawn
@@ -142,12 +139,12 @@ def collect_rollouts(
     kept = set(good[:count]) or set(range(count))
     trees = [tree for parcel in parcels for tree in parcel.trees]
     greedy = None
-    if parts.wants_greedy:
+    if recipe.wants_greedy:
         plan, seeds = (
-            parts.plan.copy_with_sampling(1, top_k=1),
-            _derive_seeds(m, "greedy", cursor, len(problems)),
+            recipe.plan.copy_with_sampling(1, top_k=1),
+            _derive_seeds(context, "greedy", cursor, len(problems)),
         )
-        greedy = sample_and_score(m, parts, plan, problems, seeds)
+        greedy = sample_and_score(context, recipe, plan, problems, seeds)
     everyone = [*parcels, *([greedy] if greedy else [])]
     return StepRollouts(
         trees=trees,
@@ -161,13 +158,15 @@ def collect_rollouts(
     )
 
 
-def _generate_problems(m: "RunContext", parts: Recipe, start: int, count: int) -> list[Problem]:
-    data = derive_seed(m.spec.seed, "train")
-    return [parts.task.problem("train", start + i, data) for i in range(count)]
+def _generate_problems(
+    context: RunContext, recipe: Recipe, start: int, count: int
+) -> list[Problem]:
+    data = derive_seed(context.spec.seed, "train")
+    return [recipe.task.problem("train", start + i, data) for i in range(count)]
 
 
-def _derive_seeds(m: "RunContext", what: str, start: int, count: int) -> list[int]:
-    return [derive_seed(m.spec.seed, what, start + i) for i in range(count)]
+def _derive_seeds(context: RunContext, what: str, start: int, count: int) -> list[int]:
+    return [derive_seed(context.spec.seed, what, start + i) for i in range(count)]
 
 
 def _merge_reward_tables(parcels: Sequence[ScoredTrees]) -> RewardTable:
@@ -186,7 +185,7 @@ def _find_signal_trees(parcel: ScoredTrees) -> list[int]:
     if len(without) == len(list_batch_rows(parcel.trees)):
         return []
     batch = build_token_batch(parcel.trees, without=without)
-    rewards = row_rewards(batch, parcel.trees, table)
+    rewards = build_row_rewards(batch, parcel.trees, table)
     scores = structured_scores(rewards.turn_rewards, rewards.turn_present, rewards.global_rewards)
     _, slot = batch.group_ids.unique(return_inverse=True)
     highest, lowest = compute_group_extremes(scores, slot, int(slot.max()) + 1)
@@ -195,20 +194,20 @@ def _find_signal_trees(parcel: ScoredTrees) -> list[int]:
 
 
 def sample_and_score(
-    m: "RunContext",
-    parts: Recipe,
+    context: RunContext,
+    recipe: Recipe,
     plan: RolloutPlan,
     problems: Sequence[Problem],
     seeds: Sequence[int],
 ) -> ScoredTrees:
     """Every rank samples and scores its share; then all have all trees, in the problems' order."""
-    share = _own_share(m, parts, plan, problems, seeds, tell=m.progress.show_activity)
-    return _gather_shares(m, share, len(problems))
+    share = _own_share(context, recipe, plan, problems, seeds, tell=context.progress.show_activity)
+    return _gather_shares(context, share, len(problems))
 
 
 def _own_share(
-    m: "RunContext",
-    parts: Recipe,
+    context: RunContext,
+    recipe: Recipe,
     plan: RolloutPlan,
     problems: Sequence[Problem],
     seeds: Sequence[int],
@@ -217,23 +216,23 @@ def _own_share(
 ) -> RolloutShare:
     """Every count-th problem from this rank's number on."""
     began = time.perf_counter()
-    mine = slice(m.ranks.rank, None, m.ranks.count)
-    host = build_environment_host(parts, m.pool)
+    mine = slice(context.ranks.rank, None, context.ranks.count)
+    host = build_environment_host(recipe, context.pool)
     tell("generation")
-    with m.sampler.session() as session:
+    with context.sampler.session() as session:
         trees = sample_rollout_trees(
-            plan, problems[mine], seeds[mine], session, m.policy.dialogue, host
+            plan, problems[mine], seeds[mine], session, context.policy.dialogue, host
         )
     sampled = time.perf_counter()
     tell("scoring")
-    table = score_rollouts(trees, parts.rewards, m.pool)
+    table = score_rollouts(trees, recipe.rewards, context.pool)
     return RolloutShare(trees, table, sampled - began, time.perf_counter() - sampled)
 
 
-def _gather_shares(m: "RunContext", share: RolloutShare, problems: int) -> ScoredTrees:
+def _gather_shares(context: RunContext, share: RolloutShare, problems: int) -> ScoredTrees:
     """The shares of all ranks together."""
-    shares = m.ranks.gather((share.trees, share.table))
-    count = m.ranks.count
+    shares = context.ranks.gather((share.trees, share.table))
+    count = context.ranks.count
     merged = [shares[i % count][0][i // count] for i in range(problems)]
     numbers = [range(rank, problems, count) for rank in range(count)]
     joined = RewardTable.merge_tables([part for _, part in shares], numbers)

@@ -23,9 +23,9 @@ from rlx.run.prefetcher import Prefetcher
 from rlx.run.probes import require_texts, run_probe
 from rlx.run.progress import Progress, ProgressFile
 from rlx.run.resume import ResumePoint, checkpoint_run, is_checkpoint_due, resume_run
-from rlx.run.run_context import RunContext
 from rlx.run.stop_request import RunStopped, StopRequest
 from rlx.run.training import train_step
+from rlx.run.training_context import TrainingContext
 from rlx.run.weight_sync import synchronize_sampler
 from rlx.sampler import open_sampler, require_engine
 from rlx.seeding import derive_seed
@@ -62,7 +62,7 @@ def run_experiment(
         progress.show_activity("learner")
         critic = _build_critic(spec, policy, phases, ranks)
         learner, reference = _build_learner(spec, policy, phases, ranks, recorder)
-        machinery = RunContext(
+        machinery = TrainingContext(
             spec,
             folder,
             ranks,
@@ -95,20 +95,24 @@ def run_experiment(
         run_probe(machinery, base, step=at.step, label="after")
 
 
-def _record_forms(m: RunContext) -> None:
+def _record_forms(context: TrainingContext) -> None:
     """Records how this model is computed here: a slow form has a reason that can be read."""
-    if m.recorder:
-        level = "info" if m.learner.chosen.form.merges else "warning"
-        m.recorder.event("forms", f"the learner computes by {m.learner.chosen}", level=level)
-        m.recorder.event("forms", f"the sampler computes by {m.sampler.description}")
-        print(f"learner: {m.learner.chosen}\nsampler: {m.sampler.description}", flush=True)
+    if context.recorder:
+        level = "info" if context.learner.chosen.form.merges else "warning"
+        context.recorder.event(
+            "forms", f"the learner computes by {context.learner.chosen}", level=level
+        )
+        context.recorder.event("forms", f"the sampler computes by {context.sampler.description}")
+        print(
+            f"learner: {context.learner.chosen}\nsampler: {context.sampler.description}", flush=True
+        )
 
 
 def _build_critic(
     spec: ExperimentSpec, policy: Policy, phases: Sequence[Recipe], ranks: Ranks
 ) -> Critic | None:
     """The critic, where some phase asks for values."""
-    if spec.critic is None or not any(parts.wants_values for parts in phases):
+    if spec.critic is None or not any(recipe.wants_values for recipe in phases):
         return None
     return Critic(policy, spec.runner, spec.critic, ranks, spec.seed)
 
@@ -122,7 +126,7 @@ def _build_learner(
 ) -> tuple[Learner, ReferencePolicy | None]:
     """The learner, and the reference policy where KL from it is used."""
     learned = adapt_policy(policy, spec.model, spec.seed)
-    if not any(parts.wants_reference for parts in phases):
+    if not any(recipe.wants_reference for recipe in phases):
         return Learner(learned, spec.runner, spec.optimizer, ranks), None
     learner, reference = build_learner_with_reference(learned, spec.runner, spec.optimizer, ranks)
     if recorder:
@@ -131,7 +135,7 @@ def _build_learner(
 
 
 def _start_model(
-    spec: ExperimentSpec, parts: Recipe, ranks: Ranks, progress: ProgressFile
+    spec: ExperimentSpec, recipe: Recipe, ranks: Ranks, progress: ProgressFile
 ) -> Policy:
     """The model as training finds it; rank 0 makes the warm start and the others load it."""
     progress.show_activity("model")
@@ -145,115 +149,121 @@ def _start_model(
     cache = get_rlx_home() / "cache" / "warm_start"
     cache.mkdir(parents=True, exist_ok=True)
     if ranks.is_first:
-        warm_start_policy(policy, spec, parts.task, cache, report_warm_start, parts.environment)
+        warm_start_policy(policy, spec, recipe.task, cache, report_warm_start, recipe.environment)
     ranks.barrier()
     if not ranks.is_first:
-        warm_start_policy(policy, spec, parts.task, cache, report_warm_start, parts.environment)
+        warm_start_policy(policy, spec, recipe.task, cache, report_warm_start, recipe.environment)
     return policy
 
 
 def _train_phase(
-    m: RunContext, base: Recipe, number: int, at: ResumePoint, stop: StopRequest
+    context: TrainingContext, base: Recipe, number: int, at: ResumePoint, stop: StopRequest
 ) -> ResumePoint:
     """Trains one phase, or what is left of it; returns how far the run is after it."""
-    phase = m.spec.phases[number]
-    parts = build_recipe(m.spec.resolve_phase_spec(phase))
+    phase = context.spec.phases[number]
+    recipe = build_recipe(context.spec.resolve_phase_spec(phase))
     begun = at.done if at.phase == number else 0
-    m.learner.begin_phase(parts.spec.optimizer, fresh=phase.fresh_optimizer and not begun)
-    if m.recorder:
-        m.recorder.phase(phase.name)
+    context.learner.begin_phase(recipe.spec.optimizer, fresh=phase.fresh_optimizer and not begun)
+    if context.recorder:
+        context.recorder.phase(phase.name)
     step, cursor, learned = at.step, at.cursor, at.learned
-    carried = ControllerState.begin(parts.spec.credit, at.carried)
-    watch = AlarmWatch(parts.spec.rollout)
+    carried = ControllerState.begin(recipe.spec.credit, at.carried)
+    watch = AlarmWatch(recipe.spec.rollout)
     for done in range(begun, phase.steps):
         step += 1
-        rate = learning_rate(parts.spec.optimizer, done, phase.steps)
+        rate = learning_rate(recipe.spec.optimizer, done, phase.steps)
         more = done + 1 < phase.steps
-        stepped = train_step(m, parts, phase.name, step, cursor, rate, carried, more=more)
+        stepped = train_step(context, recipe, phase.name, step, cursor, rate, carried, more=more)
         carried = stepped.carried
         learned += bool(stepped.figures)
         cursor += stepped.drawn
-        shown = stepped.select_progress_figures(m.spec.evaluation.correct)
+        shown = stepped.select_progress_figures(context.spec.evaluation.correct)
         note = "  ".join(f"{k.split('/')[-1]} {v:.3f}" for k, v in shown.items())
-        m.progress.show(Progress(f"training: {phase.name}", done + 1, phase.steps, note))
-        if m.recorder:
-            print(f"step {step}/{m.spec.steps}  {phase.name}  {note}", flush=True)
-        watch.look(stepped.figures, m.recorder)
-        _run_due_evaluations(m, base, step)
+        context.progress.show(Progress(f"training: {phase.name}", done + 1, phase.steps, note))
+        if context.recorder:
+            print(f"step {step}/{context.spec.steps}  {phase.name}  {note}", flush=True)
+        watch.look(stepped.figures, context.recorder)
+        _run_due_evaluations(context, base, step)
         at = ResumePoint(step, cursor, learned, number, done + 1, carried)
-        stopping = any(m.ranks.gather(stop.asked))
-        if stopping or is_checkpoint_due(m.spec, step):
-            checkpoint_run(m, at)
+        stopping = any(context.ranks.gather(stop.asked))
+        if stopping or is_checkpoint_due(context.spec, step):
+            checkpoint_run(context, at)
         if stopping:
             raise RunStopped
     return at
 
 
-def _run_initial_evaluations(m: RunContext, base: Recipe, step: int) -> None:
+def _run_initial_evaluations(context: TrainingContext, base: Recipe, step: int) -> None:
     """What is measured before anything is learned."""
-    _evaluate_held_out(m, base, step=step, label="before")
-    if m.spec.probe is not None and m.spec.probe.every:
-        run_probe(m, base, step=step, label="before")
+    _evaluate_held_out(context, base, step=step, label="before")
+    if context.spec.probe is not None and context.spec.probe.every:
+        run_probe(context, base, step=step, label="before")
 
 
-def _run_due_evaluations(m: RunContext, base: Recipe, step: int) -> None:
+def _run_due_evaluations(context: TrainingContext, base: Recipe, step: int) -> None:
     """What is measured between two steps, where it is time to."""
-    if step == m.spec.steps:
+    if step == context.spec.steps:
         return
-    every = m.spec.evaluation.every
+    every = context.spec.evaluation.every
     if every and step % every == 0:
-        m.ahead.finish(m)
-        _evaluate_held_out(m, base, step=step, label="step")
-    probes = m.spec.probe.every if m.spec.probe else 0
+        context.prefetcher.finish(context)
+        _evaluate_held_out(context, base, step=step, label="step")
+    probes = context.spec.probe.every if context.spec.probe else 0
     if probes and step % probes == 0:
-        m.ahead.finish(m)
-        run_probe(m, base, step=step, label="step")
+        context.prefetcher.finish(context)
+        run_probe(context, base, step=step, label="step")
 
 
-def _evaluate_held_out(m: RunContext, parts: Recipe, *, step: int, label: str) -> None:
+def _evaluate_held_out(context: TrainingContext, recipe: Recipe, *, step: int, label: str) -> None:
     """Answers the held-out sets with the sampler's current weights, greedily too where asked."""
-    spec, tasks = m.spec.evaluation, {"held_out": parts.task, **parts.variants}
-    plans = {"": limit_to_one_answer(parts.plan)}
+    spec, tasks = context.spec.evaluation, {"held_out": recipe.task, **recipe.variants}
+    plans = {"": limit_to_one_answer(recipe.plan)}
     if spec.greedy:
-        plans[".greedy"] = parts.plan.copy_with_sampling(1, top_k=1)
+        plans[".greedy"] = recipe.plan.copy_with_sampling(1, top_k=1)
     total, done = spec.problems * len(tasks) * len(plans), 0
     for name, task in tasks.items():
         for how, plan in plans.items():
-            m.progress.show(Progress(f"evaluation ({label})", done, total))
-            _evaluate_suite(m, parts, task, plan, step, label, name + how)
+            context.progress.show(Progress(f"evaluation ({label})", done, total))
+            _evaluate_suite(context, recipe, task, plan, step, label, name + how)
             done += spec.problems
-    m.progress.show(Progress(f"evaluation ({label})", total, total))
+    context.progress.show(Progress(f"evaluation ({label})", total, total))
 
 
 def _evaluate_suite(
-    m: RunContext, parts: Recipe, task: Task, plan: RolloutPlan, step: int, label: str, suite: str
+    context: TrainingContext,
+    recipe: Recipe,
+    task: Task,
+    plan: RolloutPlan,
+    step: int,
+    label: str,
+    suite: str,
 ) -> None:
     """One held-out set, answered in one way."""
-    spec = m.spec.evaluation
-    data = derive_seed(m.spec.seed, "held out")
+    spec = context.spec.evaluation
+    data = derive_seed(context.spec.seed, "held out")
     problems = [task.problem("test", i, data) for i in range(spec.problems)]
-    seeds = [derive_seed(m.spec.seed, "evaluation", i) for i in range(spec.problems)]
-    sample = sample_and_score(m, parts, plan, problems, seeds)
-    if m.recorder is None:
+    seeds = [derive_seed(context.spec.seed, "evaluation", i) for i in range(spec.problems)]
+    sample = sample_and_score(context, recipe, plan, problems, seeds)
+    if context.recorder is None:
         return
     try:
         result = compute_held_out_metrics(sample.trees, sample.table, spec.correct)
     except RewardError as error:  # training may fare better, and says so where it does not
-        m.recorder.event("held_out_lost", f"{suite} ({label}): {error}", level="warning")
+        context.recorder.event("held_out_lost", f"{suite} ({label}): {error}", level="warning")
         return
     metrics = result.metrics()
     if told := environment_figures(sample.trees):
         metrics["environment"] = {k.removeprefix("environment/"): v for k, v in told.items()}
-    m.recorder.evaluation(step, label, metrics, result.payload(), suite)
+    context.recorder.evaluation(step, label, metrics, result.payload(), suite)
     where = "" if suite == "held_out" else f"  {suite}"
     accuracy = metrics["accuracy"]
     if result.lost:
-        m.recorder.event(
+        context.recorder.event(
             "held_out_lost",
             f"{result.lost} of {spec.problems} rollouts of {suite} ({label}) could not be scored",
             level="warning",
         )
     print(
-        f"step {step}/{m.spec.steps}  evaluation {label}{where}  accuracy {accuracy:.3f}",
+        f"step {step}/{context.spec.steps}  evaluation {label}{where}  accuracy {accuracy:.3f}",
         flush=True,
     )

@@ -9,16 +9,14 @@ number of a step and never on time.
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 
 from rlx.recipe import Recipe
 from rlx.run.collect import RolloutShare, StepRollouts, collect_rollouts, sample_first_share
+from rlx.run.run_context import RunContext
 from rlx.run.weight_sync import synchronize_sampler
-
-if TYPE_CHECKING:
-    from rlx.run.run_context import RunContext
 
 __all__ = ["Prefetcher"]
 
@@ -28,7 +26,7 @@ class _PendingShare:
     """A share that the thread is at, and what it is the first part of."""
 
     share: Future[RolloutShare]
-    parts: Recipe
+    recipe: Recipe
     cursor: int
     after: int
 
@@ -72,12 +70,12 @@ class Prefetcher:
         """Rollouts that nobody has taken yet; after `finish`, all that there are."""
         return self._ready
 
-    def begin(self, m: "RunContext", parts: Recipe, cursor: int, after: int) -> None:
+    def begin(self, context: RunContext, recipe: Recipe, cursor: int, after: int) -> None:
         """Lets the thread sample with the sampler's present weights, which are those of `after`."""
-        share = self._thread.submit(sample_first_share, m, parts, cursor)
-        self._growing = _PendingShare(share, parts, cursor, after)
+        share = self._thread.submit(sample_first_share, context, recipe, cursor)
+        self._growing = _PendingShare(share, recipe, cursor, after)
 
-    def finish(self, m: "RunContext") -> None:
+    def finish(self, context: RunContext) -> None:
         """Waits for what is in flight and gives the sampler the weights that it was kept from.
 
         Every rank calls it. What the thread leaves to do, such as drawing again where there was no
@@ -86,18 +84,20 @@ class Prefetcher:
         growing = self._growing
         if growing is None:
             return
-        m.progress.show_activity("generation")
+        context.progress.show_activity("generation")
         share = growing.share.result()
-        self._ready = collect_rollouts(m, growing.parts, growing.cursor, growing.after, share)
+        self._ready = collect_rollouts(
+            context, growing.recipe, growing.cursor, growing.after, share
+        )
         self._growing = None
-        synchronize_sampler(m)
+        synchronize_sampler(context)
 
     def restore_rollouts(self, rollouts: StepRollouts) -> None:
         """Takes in what was in flight when a checkpoint was written."""
         self._ready = rollouts
 
-    def take(self, m: "RunContext") -> StepRollouts | None:
+    def take(self, context: RunContext) -> StepRollouts | None:
         """The rollouts that were sampled ahead; None where there are none. Every rank calls it."""
-        self.finish(m)
+        self.finish(context)
         taken, self._ready = self._ready, None
         return taken

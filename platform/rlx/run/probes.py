@@ -39,37 +39,39 @@ __all__ = [
 ]
 
 
-def run_probe(m: "RunContext", parts: Recipe, *, step: int, label: str) -> None:
+def run_probe(context: "RunContext", recipe: Recipe, *, step: int, label: str) -> None:
     """Probes the sampler's current weights and records what is found."""
-    spec = m.spec.probe
+    spec = context.spec.probe
     if spec is None:
         return
-    means = build_probe_context(parts, m.policy, m.sampler, m.pool)
-    found = probe_problems(spec, means, m.spec.seed, m.ranks, m.progress.show)
-    if m.recorder is None:
+    means = build_probe_context(recipe, context.policy, context.sampler, context.pool)
+    found = probe_problems(spec, means, context.spec.seed, context.ranks, context.progress.show)
+    if context.recorder is None:
         return
-    told = build_probe_records(found, spec, m.spec.seed, step)
+    told = build_probe_records(found, spec, context.spec.seed, step)
     if not told:
-        print(f"step {step}/{m.spec.steps}  probe: no answer could be probed", flush=True)
+        print(f"step {step}/{context.spec.steps}  probe: no answer could be probed", flush=True)
         return
-    record_probe_results(m.recorder, told, found, label, m.folder.probe(step))
+    record_probe_results(context.recorder, told, found, label, context.folder.probe(step))
     for one in told:
         curve = one.figures.p_correct
         shown = f"{curve[0].mean:.3f} → {curve[-1].mean:.3f}"
-        print(f"step {step}/{m.spec.steps}  probe {one.suite}  mc_p_correct {shown}", flush=True)
+        print(
+            f"step {step}/{context.spec.steps}  probe {one.suite}  mc_p_correct {shown}", flush=True
+        )
 
 
 def build_probe_context(
-    parts: Recipe, policy: Policy, sampler: Sampler, pool: RewardPool
+    recipe: Recipe, policy: Policy, sampler: Sampler, pool: RewardPool
 ) -> ProbeContext:
-    """What a probe of an experiment works with: the parts that training uses."""
+    """What a probe of an experiment works with: the recipe that training uses."""
     return ProbeContext(
-        plan=limit_to_one_answer(parts.plan),
+        plan=limit_to_one_answer(recipe.plan),
         sampler=sampler,
         speech=policy.dialogue,
-        task=parts.task,
-        rewards=parts.rewards,
-        correct=parts.spec.evaluation.correct,
+        task=recipe.task,
+        rewards=recipe.rewards,
+        correct=recipe.spec.evaluation.correct,
         pool=pool,
     )
 

@@ -18,7 +18,7 @@ from rlx.checkpoint.store import (
 from rlx.errors import RlxError
 from rlx.run.collect import StepRollouts
 from rlx.run.controller_state import ControllerState
-from rlx.run.run_context import RunContext
+from rlx.run.training_context import TrainingContext
 from rlx.spec import ExperimentSpec
 
 __all__ = ["ResumePoint", "checkpoint_run", "is_checkpoint_due", "resume_run"]
@@ -53,12 +53,12 @@ def is_checkpoint_due(spec: ExperimentSpec, step: int) -> bool:
     return every > 0 and (step % every == 0 or step == spec.steps)
 
 
-def checkpoint_run(m: RunContext, at: ResumePoint) -> None:
+def checkpoint_run(context: TrainingContext, at: ResumePoint) -> None:
     """Writes a checkpoint and records it."""
     if at.carried is None:
         raise ValueError("nothing has been trained yet")
-    m.ahead.finish(m)
-    m.progress.show_activity("checkpoint")
+    context.prefetcher.finish(context)
+    context.progress.show_activity("checkpoint")
     began = time.perf_counter()
     state = RunState(
         step=at.step,
@@ -69,22 +69,24 @@ def checkpoint_run(m: RunContext, at: ResumePoint) -> None:
         beta=at.carried.adaptive_beta,
         states=at.carried.states,
         critic=at.carried.critic,
-        ranks=m.ranks.count,
-        zero_stage=m.spec.runner.zero_stage,
-        dtype=m.spec.runner.dtype,
-        digest=m.spec.digest,
+        ranks=context.ranks.count,
+        zero_stage=context.spec.runner.zero_stage,
+        dtype=context.spec.runner.dtype,
+        digest=context.spec.digest,
     )
-    root, count = m.folder.checkpoints, m.spec.runner.checkpoint.keep
-    ahead = None if m.ahead.ready is None else pickle.dumps(m.ahead.ready)
+    root, count = context.folder.checkpoints, context.spec.runner.checkpoint.keep
+    ahead = None if context.prefetcher.ready is None else pickle.dumps(context.prefetcher.ready)
     written = write_checkpoint(
-        root, state, m.learner, m.critic, m.ranks, keep=count, in_flight=ahead
+        root, state, context.learner, context.critic, context.ranks, keep=count, in_flight=ahead
     )
-    if m.recorder and written:
-        m.recorder.checkpoint(at.step, written.path, written.sha256, written.bytes)
-        m.recorder.record_durations(at.step, {"perf/checkpoint_s": time.perf_counter() - began})
+    if context.recorder and written:
+        context.recorder.checkpoint(at.step, written.path, written.sha256, written.bytes)
+        context.recorder.record_durations(
+            at.step, {"perf/checkpoint_s": time.perf_counter() - began}
+        )
 
 
-def resume_run(m: RunContext) -> ResumePoint | None:
+def resume_run(context: TrainingContext) -> ResumePoint | None:
     """Loads the newest sound checkpoint, else that of the run that this one goes on from.
 
     Every rank calls it.
@@ -96,48 +98,51 @@ def resume_run(m: RunContext) -> ResumePoint | None:
         RlxError: what is there was written for another experiment or in another precision.
         CheckpointError: the other run's checkpoint is damaged.
     """
-    found, *_ = m.ranks.gather(_find_resume_checkpoint(m) if m.ranks.is_first else None)
+    found, *_ = context.ranks.gather(
+        _find_resume_checkpoint(context) if context.ranks.is_first else None
+    )
     if found is None:
         return None
-    state, forked = read_state(found), found.parent == m.folder.origin
-    if not forked and state.digest != m.spec.digest:
+    state, forked = read_state(found), found.parent == context.folder.origin
+    if not forked and state.digest != context.spec.digest:
         raise RlxError(f"checkpoint {found.name} is of another experiment, {state.digest}")
-    runner = m.spec.runner
+    runner = context.spec.runner
     if refused := state.find_load_conflict(runner):
         raise RlxError(f"checkpoint {found.name} cannot be loaded: runner.{' '.join(refused)}")
-    otherwise, source = state.needs_conversion(m.ranks.count, runner), found
-    if otherwise and m.ranks.is_first:
-        m.progress.show_activity("conversion of the checkpoint")
-        source = convert_checkpoint(found, m.folder.checkpoints)
-    source, *_ = m.ranks.gather(source)
-    load_checkpoint(source, m.learner, m.critic, universal=otherwise)
+    otherwise, source = state.needs_conversion(context.ranks.count, runner), found
+    if otherwise and context.ranks.is_first:
+        context.progress.show_activity("conversion of the checkpoint")
+        source = convert_checkpoint(found, context.folder.checkpoints)
+    source, *_ = context.ranks.gather(source)
+    load_checkpoint(source, context.learner, context.critic, universal=otherwise)
     ahead = (
         None if forked else read_in_flight_bytes(found)
     )  # another experiment's rollouts are not ours
     if ahead is not None:
-        m.ahead.restore_rollouts(_unpickle_rollouts(ahead))
-    _record_resumption(m, state, forked=forked, otherwise=otherwise)
-    number, done = m.spec.place(state.step) if forked else (state.phase, state.done)
-    credit = m.spec.resolve_phase_spec(m.spec.phases[number]).credit
+        context.prefetcher.restore_rollouts(_unpickle_rollouts(ahead))
+    _record_resumption(context, state, forked=forked, otherwise=otherwise)
+    number, done = context.spec.place(state.step) if forked else (state.phase, state.done)
+    credit = context.spec.resolve_phase_spec(context.spec.phases[number]).credit
     carried = ControllerState.resume(credit, state.beta, state.states, state.critic)
     return ResumePoint(state.step, state.cursor, state.learned, number, done, carried, forked)
 
 
-def _find_resume_checkpoint(m: RunContext) -> Path | None:
+def _find_resume_checkpoint(context: TrainingContext) -> Path | None:
     """The checkpoint to go on from; rank 0 calls it."""
 
     def report_refusal(what: str) -> None:
-        if m.recorder:
-            m.recorder.event("checkpoint_refused", what, level="warning")
+        if context.recorder:
+            context.recorder.event("checkpoint_refused", what, level="warning")
             print(what, flush=True)
 
-    recorded = m.recorder.list_checkpoint_digests() if m.recorder else {}
-    found = find_newest_checkpoint(m.folder.checkpoints, recorded, report_refusal)
-    if found is None and m.spec.from_checkpoint is not None:
-        found = find_newest_checkpoint(m.folder.origin, {}, report_refusal)
+    recorded = context.recorder.list_checkpoint_digests() if context.recorder else {}
+    found = find_newest_checkpoint(context.folder.checkpoints, recorded, report_refusal)
+    if found is None and context.spec.from_checkpoint is not None:
+        found = find_newest_checkpoint(context.folder.origin, {}, report_refusal)
         if found is None:
             raise CheckpointError(
-                f"the copy of {m.spec.from_checkpoint} in {m.folder.origin} is damaged, and there "
+                f"the copy of {context.spec.from_checkpoint} in {context.folder.origin} is "
+                "damaged, and there "
                 "is nothing else to go on from: submit the experiment again"
             )
     return found
@@ -161,14 +166,16 @@ def _unpickle_rollouts(kept: bytes) -> StepRollouts:
     return found
 
 
-def _record_resumption(m: RunContext, state: RunState, *, forked: bool, otherwise: bool) -> None:
-    if m.recorder is None:
+def _record_resumption(
+    context: TrainingContext, state: RunState, *, forked: bool, otherwise: bool
+) -> None:
+    if context.recorder is None:
         return
     kind, told = "resumed", f"goes on after step {state.step}"
     if forked:
-        kind, told = "forked", f"goes on from {m.spec.from_checkpoint}"
+        kind, told = "forked", f"goes on from {context.spec.from_checkpoint}"
     if otherwise:
         wrote = "one rank" if state.ranks == 1 else f"{state.ranks} ranks"
         told += f", which {wrote} wrote under ZeRO stage {state.zero_stage}"
-    m.recorder.event(kind, told, step=state.step)
+    context.recorder.event(kind, told, step=state.step)
     print(told, flush=True)

@@ -1,7 +1,6 @@
 """What lives as long as a run does."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rlx.home import RunFolder
 from rlx.learner import Critic, Learner, Ranks
@@ -12,9 +11,6 @@ from rlx.reward import RewardPool
 from rlx.run.progress import ProgressFile
 from rlx.sampler import SamplingEngine
 from rlx.spec import ExperimentSpec
-
-if TYPE_CHECKING:
-    from rlx.run.prefetcher import Prefetcher
 
 __all__ = ["RunContext"]
 
@@ -27,7 +23,6 @@ class RunContext:
         critic: None where no estimator of the run needs values.
         reference: None where KL from a reference policy is used nowhere.
         recorder: on rank 0; None elsewhere.
-        ahead: what samples the next step's rollouts, where the experiment wants that.
     """
 
     spec: ExperimentSpec
@@ -41,4 +36,3 @@ class RunContext:
     pool: RewardPool
     recorder: Recorder | None
     progress: ProgressFile
-    ahead: "Prefetcher"

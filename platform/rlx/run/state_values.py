@@ -17,34 +17,40 @@ __all__ = ["mc_streams"]
 
 
 def mc_streams(
-    m: RunContext, parts: Recipe, batch: TokenBatch, trees: Sequence[RolloutTree], cursor: int
+    context: RunContext,
+    recipe: Recipe,
+    batch: TokenBatch,
+    trees: Sequence[RolloutTree],
+    cursor: int,
 ) -> tuple[Tensor, Tensor]:
     """`[B, T]` step of each own token, and `[B, S + 1]` values at the borders of steps.
 
     Every rank values its share of the rows; then all have all.
     """
-    spec = m.spec.monte_carlo
+    spec = context.spec.monte_carlo
     if spec is None:
         raise ValueError("the experiment has no `monte_carlo` section")
     means = ProbeContext(
-        plan=parts.plan,
-        sampler=m.sampler,
-        speech=m.policy.dialogue,
-        task=parts.task,
-        rewards=parts.rewards,
-        correct=m.spec.evaluation.correct,
-        pool=m.pool,
+        plan=recipe.plan,
+        sampler=context.sampler,
+        speech=context.policy.dialogue,
+        task=recipe.task,
+        rewards=recipe.rewards,
+        correct=context.spec.evaluation.correct,
+        pool=context.pool,
     )
-    rows = list(enumerate(batch.rows))[m.ranks.rank :: m.ranks.count]
+    rows = list(enumerate(batch.rows))[context.ranks.rank :: context.ranks.count]
     given = [
         build_probe_response(
-            trees[row.tree], row.segment, means, derive_seed(m.spec.seed, "mc", cursor, b)
+            trees[row.tree], row.segment, means, derive_seed(context.spec.seed, "mc", cursor, b)
         )
         for b, row in rows
     ]
     mine = state_values(given, means, spec.cut, spec.samples) if given else []
-    shares = m.ranks.gather(mine)
-    found = [shares[b % m.ranks.count][b // m.ranks.count] for b in range(len(batch.rows))]
+    shares = context.ranks.gather(mine)
+    found = [
+        shares[b % context.ranks.count][b // context.ranks.count] for b in range(len(batch.rows))
+    ]
     return _build_state_tensors(batch, found)
 
 

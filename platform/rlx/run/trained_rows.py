@@ -1,32 +1,12 @@
 """A step's rows: their rewards and the values of their states as tensors, and their record."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from rlx.batch import TokenBatch
 from rlx.record.rollouts import TrainedRows
-from rlx.reward import RewardTable
-from rlx.rollout import RolloutTree
-from rlx.step import RowRewards, TokenStreams, TrainBatch
+from rlx.step import TokenStreams, TrainBatch
 
-__all__ = ["collect_state_values", "row_rewards", "spread_step_values", "trained_rows"]
-
-
-def row_rewards(batch: TokenBatch, trees: Sequence[RolloutTree], table: RewardTable) -> RowRewards:
-    """Weighted sums of the table's rewards, turn number k at column k - 1; absent is not zero."""
-    shape = tuple(batch.state_ids.shape)
-    turns, present = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
-    whole = torch.zeros(shape[0])
-    for b, row in enumerate(batch.rows):
-        whole[b] = table.get_rollout_total((row.tree, row.segment)) or 0.0
-        for segment in row.turns:
-            total = table.get_turn_total((row.tree, segment))
-            if total is not None:
-                at = trees[row.tree].segments[segment].turn - 1
-                turns[b, at], present[b, at] = total, True
-    return RowRewards(turn_rewards=turns, turn_present=present, global_rewards=whole)
+__all__ = ["collect_state_values", "spread_step_values", "trained_rows"]
 
 
 def spread_step_values(step_ids: Tensor, values: Tensor) -> Tensor:

@@ -16,13 +16,14 @@ from rlx.recipe import Recipe
 from rlx.record.rollouts import Role
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree, build_piece_splitter, is_fault_segment
+from rlx.row_rewards import build_row_rewards
 from rlx.run.collect import StepRollouts, collect_rollouts
 from rlx.run.controller_state import ControllerState
 from rlx.run.off_policy import off_policy_figures
-from rlx.run.run_context import RunContext
 from rlx.run.state_values import mc_streams
 from rlx.run.step_metrics import step_figures
-from rlx.run.trained_rows import row_rewards, trained_rows
+from rlx.run.trained_rows import trained_rows
+from rlx.run.training_context import TrainingContext
 from rlx.run.weight_sync import compute_sync_figures, synchronize_sampler
 from rlx.step import TokenStreams, TrainBatch, assign_credit
 
@@ -50,8 +51,8 @@ class StepOutcome:
 
 
 def train_step(
-    m: RunContext,
-    parts: Recipe,
+    context: TrainingContext,
+    recipe: Recipe,
     phase: str,
     step: int,
     cursor: int,
@@ -70,67 +71,72 @@ def train_step(
         more: the phase has another step, whose rollouts may be sampled meanwhile.
     """
     began = time.perf_counter()
-    crop = m.ahead.take(m) or collect_rollouts(m, parts, cursor, step - 1)
+    rollouts = context.prefetcher.take(context) or collect_rollouts(
+        context, recipe, cursor, step - 1
+    )
     sampled = time.perf_counter()
-    out = crop.find_untrained_rows()
-    if len(out) == len(list_batch_rows(crop.trees)):
-        _record_skipped_step(m, step, crop)
-        return StepOutcome({}, crop.drawn, carried)
-    m.progress.show_activity("update")
-    batch = build_token_batch(crop.trees, temperatures=parts.temperatures, without=out)
-    states = mc_streams(m, parts, batch, crop.trees, cursor) if parts.wants_mc else None
-    if more and parts.spec.rollout.off_policy_steps:  # from here on this step samples no more
-        m.ahead.begin(m, parts, cursor + crop.drawn, step - 1)
-    mask = parts.mask(batch)
+    out = rollouts.find_untrained_rows()
+    if len(out) == len(list_batch_rows(rollouts.trees)):
+        _record_skipped_step(context, step, rollouts)
+        return StepOutcome({}, rollouts.drawn, carried)
+    context.progress.show_activity("update")
+    batch = build_token_batch(rollouts.trees, temperatures=recipe.temperatures, without=out)
+    states = mc_streams(context, recipe, batch, rollouts.trees, cursor) if recipe.wants_mc else None
+    if more and recipe.spec.rollout.off_policy_steps:  # from here on this step samples no more
+        context.prefetcher.begin(context, recipe, cursor + rollouts.drawn, step - 1)
+    mask = recipe.mask(batch)
     train = assign_credit(
         batch,
-        row_rewards(batch, crop.trees, crop.table),
+        build_row_rewards(batch, rollouts.trees, rollouts.table),
         mask,
-        _build_streams(m, parts, batch, mask, crop, carried, states),
-        estimator=parts.estimator,
-        credit=parts.spec.credit,
-        loss=parts.spec.loss,
-        max_tokens=parts.max_tokens,
+        _build_streams(context, recipe, batch, mask, rollouts, carried, states),
+        estimator=recipe.estimator,
+        credit=recipe.spec.credit,
+        loss=recipe.spec.loss,
+        max_tokens=recipe.max_tokens,
     )
-    updates, critic = _update_models(m, parts, train, carried.critic, rate)
+    updates, critic = _update_models(context, recipe, train, carried.critic, rate)
     ended = time.perf_counter()
     seconds = {
-        "rollout": crop.sampled,
-        "reward": crop.scored,
+        "rollout": rollouts.sampled,
+        "reward": rollouts.scored,
         "wait": sampled - began,
         "train": ended - sampled,
         "step": ended - began,
     }
-    figures = _compute_step_figures(m, parts, step, crop, train, updates, critic, seconds)
-    _record_training_step(m, phase, step, figures, crop, train, parts)
-    carried = carried.after(train, parts.spec, with_critic=critic is not None)
-    return StepOutcome(figures, crop.drawn, carried)
+    figures = _compute_step_figures(
+        context, recipe, step, rollouts, train, updates, critic, seconds
+    )
+    _record_training_step(context, phase, step, figures, rollouts, train, recipe)
+    carried = carried.after(train, recipe.spec, with_critic=critic is not None)
+    return StepOutcome(figures, rollouts.drawn, carried)
 
 
 def _build_streams(
-    m: RunContext,
-    parts: Recipe,
+    context: TrainingContext,
+    recipe: Recipe,
     batch: TokenBatch,
     mask: Tensor,
-    crop: StepRollouts,
+    rollouts: StepRollouts,
     carried: ControllerState,
     states: tuple[Tensor, Tensor] | None,
 ) -> TokenStreams:
     """What models say of the tokens that learn, each computed only where something asks for it."""
     old = batch.behaviour_logprobs
-    if parts.spec.loss.old_logprobs == "learner":
-        old = m.learner.logprobs(batch, mask)
+    if recipe.spec.loss.old_logprobs == "learner":
+        old = context.learner.logprobs(batch, mask)
     elif (mask & ~batch.is_own).any():
         raise SpecError(
-            f"mask strategy {parts.spec.mask.plugin!r} lets tokens learn that the policy did not "
+            f"mask strategy {recipe.spec.mask.plugin!r} lets tokens learn that the policy did not "
             "write, whose behaviour log-probabilities nobody knows: set "
             "loss.old_logprobs: learner"
         )
-    reference = m.reference if parts.wants_reference else None
+    reference = context.reference if recipe.wants_reference else None
     greedy = None
-    if crop.greedy is not None:
+    if rollouts.greedy is not None:
         rewards = [
-            _greedy_score(crop.greedy.trees, crop.greedy.table, t) for t in _list_tree_ids(batch)
+            _greedy_score(rollouts.greedy.trees, rollouts.greedy.table, t)
+            for t in _list_tree_ids(batch)
         ]
         greedy = torch.tensor(rewards)
     steps, values = states or (None, None)
@@ -138,14 +144,14 @@ def _build_streams(
         old_logprobs=old,
         reference_logprobs=reference.logprobs(batch, mask) if reference else None,
         # Also between two learning tokens, where the literal recursion reads them.
-        values=m.critic.values(batch, fill_between_ends(mask))
-        if m.critic and parts.wants_values
+        values=context.critic.values(batch, fill_between_ends(mask))
+        if context.critic and recipe.wants_values
         else None,
         greedy_scores=greedy,
         step_ids=steps,
         mc_values=values,
         beta=carried.kl.beta,
-        state=carried.states.get(parts.spec.estimator.plugin, {}),
+        state=carried.states.get(recipe.spec.estimator.plugin, {}),
     )
 
 
@@ -161,7 +167,7 @@ def _greedy_score(trees: Sequence[RolloutTree], table: RewardTable, tree: int) -
 
 
 def _update_models(
-    m: RunContext, parts: Recipe, train: TrainBatch, asked: int, rate: float
+    context: TrainingContext, recipe: Recipe, train: TrainBatch, asked: int, rate: float
 ) -> tuple[list[UpdateStats], CriticStats | None]:
     """Lets the critic learn, then the policy once the critic's lead is over.
 
@@ -172,24 +178,24 @@ def _update_models(
         The figures of the policy's optimiser steps, none where no token carried a signal, and
         those of the critic's last.
     """
-    spec, told = m.spec.critic, None
-    if m.critic is not None and spec is not None and parts.wants_values:
+    spec, told = context.spec.critic, None
+    if context.critic is not None and spec is not None and recipe.wants_values:
         for _ in range(spec.updates_per_rollout):
-            told = m.critic.update(train, critic_rate(spec, asked))
+            told = context.critic.update(train, critic_rate(spec, asked))
         if asked < spec.lead_steps:
             return [], told
-    counts = range(parts.spec.optimizer.updates_per_rollout)
-    updates = [m.learner.update(train, parts.spec.loss, rate) for _ in counts]
-    if not m.ahead.uses_sampler:
-        synchronize_sampler(m)
+    counts = range(recipe.spec.optimizer.updates_per_rollout)
+    updates = [context.learner.update(train, recipe.spec.loss, rate) for _ in counts]
+    if not context.prefetcher.uses_sampler:
+        synchronize_sampler(context)
     return [update for update in updates if update is not None], told
 
 
 def _compute_step_figures(
-    m: RunContext,
-    parts: Recipe,
+    context: TrainingContext,
+    recipe: Recipe,
     step: int,
-    crop: StepRollouts,
+    rollouts: StepRollouts,
     train: TrainBatch,
     updates: Sequence[UpdateStats],
     critic: CriticStats | None,
@@ -197,67 +203,77 @@ def _compute_step_figures(
 ) -> dict[str, float]:
     """All that is measured of a step but what its records take."""
     first, last = (updates[0], updates[-1]) if updates else (None, None)
-    correct, turns = m.spec.evaluation.correct, parts.spec.rollout.turns
+    correct, turns = context.spec.evaluation.correct, recipe.spec.rollout.turns
     return {
-        **step_figures(crop.trees, crop.table, train, last, critic, seconds, correct, turns),
-        "rollout/filtered": float(len(crop.filtered)),
-        **compute_sync_figures(m.sampler),
+        **step_figures(
+            rollouts.trees, rollouts.table, train, last, critic, seconds, correct, turns
+        ),
+        "rollout/filtered": float(len(rollouts.filtered)),
+        **compute_sync_figures(context.sampler),
         **off_policy_figures(
-            train, parts.spec.loss, first, step - 1 - crop.sampled_after, m.learner.logprobs
+            train,
+            recipe.spec.loss,
+            first,
+            step - 1 - rollouts.sampled_after,
+            context.learner.logprobs,
         ),
     }
 
 
-def _record_skipped_step(m: RunContext, step: int, crop: StepRollouts) -> None:
-    table = crop.table
+def _record_skipped_step(context: TrainingContext, step: int, rollouts: StepRollouts) -> None:
+    table = rollouts.table
     entries = (e for es in (*table.turns.values(), *table.rollouts.values()) for e in es.values())
     scorers = (e.reason for e in entries if e.status == "absent" and e.reason)
     why = next((f"; the first scorer said: {reason}" for reason in scorers), "")
-    for fault in (s.info["fault"] for t in crop.trees for s in t.segments if is_fault_segment(s)):
+    for fault in (
+        s.info["fault"] for t in rollouts.trees for s in t.segments if is_fault_segment(s)
+    ):
         why = f"; the environment failed: {fault}"
         break
     told = f"step {step} learned nothing: no rollout could be scored{why}"
-    if m.recorder:
-        m.recorder.event("step_skipped", told, level="warning")
+    if context.recorder:
+        context.recorder.event("step_skipped", told, level="warning")
         print(told, flush=True)
 
 
 def _record_training_step(
-    m: RunContext,
+    context: TrainingContext,
     phase: str,
     step: int,
     figures: dict[str, float],
-    crop: StepRollouts,
+    rollouts: StepRollouts,
     train: TrainBatch,
-    parts: Recipe,
+    recipe: Recipe,
 ) -> None:
-    if m.recorder is None:
+    if context.recorder is None:
         return
-    m.progress.show_activity("commit")
+    context.progress.show_activity("commit")
     began = time.perf_counter()
-    trees, table = crop.trees, crop.table
-    roles: list[Role] = ["filtered" if t in crop.filtered else "trained" for t in range(len(trees))]
-    if crop.greedy is not None:
+    trees, table = rollouts.trees, rollouts.table
+    roles: list[Role] = [
+        "filtered" if t in rollouts.filtered else "trained" for t in range(len(trees))
+    ]
+    if rollouts.greedy is not None:
         numbers = [range(len(trees)), range(len(trees), 2 * len(trees))]
-        table = RewardTable.merge_tables([table, crop.greedy.table], numbers)
-        trees = [*trees, *crop.greedy.trees]
-        roles += ["greedy"] * len(crop.greedy.trees)
-    m.recorder.step(
+        table = RewardTable.merge_tables([table, rollouts.greedy.table], numbers)
+        trees = [*trees, *rollouts.greedy.trees]
+        roles += ["greedy"] * len(rollouts.greedy.trees)
+    context.recorder.step(
         step,
         figures,
         trees,
         table,
         trained_rows(train),
-        _build_step_statistics(train, phase, parts, crop.sampled_after),
-        m.folder.rollouts(step),
+        _build_step_statistics(train, phase, recipe, rollouts.sampled_after),
+        context.folder.rollouts(step),
         roles,
-        pieces=build_piece_splitter(m.policy.dialogue),
+        pieces=build_piece_splitter(context.policy.dialogue),
     )
-    m.recorder.record_durations(step, {"perf/record_s": time.perf_counter() - began})
+    context.recorder.record_durations(step, {"perf/record_s": time.perf_counter() - began})
 
 
 def _build_step_statistics(
-    train: TrainBatch, phase: str, parts: Recipe, sampled_after: int
+    train: TrainBatch, phase: str, recipe: Recipe, sampled_after: int
 ) -> dict[str, Any]:
     """What else is needed to compute the step's credit again."""
     return {
@@ -268,5 +284,5 @@ def _build_step_statistics(
         "beta": train.streams.beta,
         "state_before": dict(train.streams.state),
         "state": dict(train.state),
-        "max_tokens": dict(parts.max_tokens),
+        "max_tokens": dict(recipe.max_tokens),
     }

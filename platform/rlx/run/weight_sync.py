@@ -30,31 +30,32 @@ SEEDS = ((0, 1), (2, 3))
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 
 
-def synchronize_sampler(m: RunContext) -> None:
+def synchronize_sampler(context: RunContext) -> None:
     """Gives the sampler the learner's weights; every rank calls it.
 
     Raises:
         RlxError: the sampler does not take them, or its log-probabilities are not the learner's.
     """
-    spec = m.spec.sampler
-    if not isinstance(spec, VllmSpec) or not isinstance(m.sampler, VllmSampler):
-        m.sampler.load(m.learner.weights())
+    spec = context.spec.sampler
+    if not isinstance(spec, VllmSpec) or not isinstance(context.sampler, VllmSampler):
+        context.sampler.load(context.learner.weights())
         return
-    prompts = _build_check_prompts(m, m.sampler.context_length)
+    prompts = _build_check_prompts(context, context.sampler.context_length)
     _sample_completions(
-        m.sampler, prompts, SEEDS[:1]
+        context.sampler, prompts, SEEDS[:1]
     )  # what is kept of them now would be found afterwards
-    m.sampler.load(m.learner.weights())
+    context.sampler.load(context.learner.weights())
     said = [
         one
-        for share in m.ranks.gather(_sample_completions(m.sampler, prompts, SEEDS))
+        for share in context.ranks.gather(_sample_completions(context.sampler, prompts, SEEDS))
         for one in share
     ]
-    m.sampler.drift = _compute_drift(m, said)
-    tolerance = spec.tolerance or TOLERANCE[m.spec.runner.dtype]
-    if not m.sampler.drift <= tolerance:  # NaN is not
+    context.sampler.drift = _compute_drift(context, said)
+    tolerance = spec.tolerance or TOLERANCE[context.spec.runner.dtype]
+    if not context.sampler.drift <= tolerance:  # NaN is not
         raise RlxError(
-            f"vLLM's log-probabilities are up to {m.sampler.drift:.3g} nats off the learner's "
+            f"vLLM's log-probabilities are up to {context.sampler.drift:.3g} nats off the "
+            "learner's "
             f"after it took the learner's weights, and sampler.tolerance is {tolerance:g}: it "
             "samples from another policy than the one that learns. Something that it keeps of "
             "former weights was not renewed (tied embeddings, its prefix cache), or it computes "
@@ -72,9 +73,9 @@ def compute_sync_figures(sampler: SamplingEngine) -> dict[str, float]:
 _Said = tuple[tuple[int, ...], Completion]
 
 
-def _build_check_prompts(m: RunContext, longest: int) -> list[tuple[int, ...]]:
+def _build_check_prompts(context: RunContext, longest: int) -> list[tuple[int, ...]]:
     """Always the same tokens, of which none ends a turn."""
-    vocabulary = sorted({*range(len(m.policy.tokenizer))} - {*m.policy.end_ids})
+    vocabulary = sorted({*range(len(context.policy.tokenizer))} - {*context.policy.end_ids})
     source = random.Random(derive_seed(0, "synchronising"))
     length = min(LENGTH, longest - SAID.max_new_tokens)
     if length < 1:
@@ -98,12 +99,12 @@ def _sample_completions(
     return said
 
 
-def _compute_drift(m: RunContext, said: Sequence[_Said]) -> float:
+def _compute_drift(context: RunContext, said: Sequence[_Said]) -> float:
     """The largest difference between log-probabilities of the sampler and the learner, in nats."""
     batch = build_token_batch(
         [_build_completion_tree(prompt, completion) for prompt, completion in said]
     )
-    learned = m.learner.logprobs(batch, batch.is_own)
+    learned = context.learner.logprobs(batch, batch.is_own)
     return float((learned - batch.behaviour_logprobs).abs()[batch.is_own].max())
 
 

@@ -11,7 +11,7 @@ from unittest import SkipTest
 import click
 
 from rlx.cli.failures import build_error_json, format_error_text
-from rlx.cli.plugins import find_named_plugins
+from rlx.cli.plugins.lookup import find_named_plugins
 from rlx.cli.plugins.uninstalled import add_to_sys_path
 from rlx.discovery import (
     GROUPS,

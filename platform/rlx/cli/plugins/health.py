@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from rlx.cli.plugins import describe_plugin_state
+from rlx.cli.plugins.lookup import describe_plugin_state
 from rlx.cli.registry import open_registry
 from rlx.discovery import InstalledPlugin, list_installed_plugins
 from rlx.launch.processes import this_machine

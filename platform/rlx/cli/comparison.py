@@ -1,0 +1,248 @@
+"""Recipes side by side: what their experiments differ in, and what came of them over seeds."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlx.cli.comparable import ExcludedEvaluation, select_comparable_evaluations, select_newest_runs
+from rlx.cli.diff import build_run_side
+from rlx.cli.registry import RUN_LIKE
+from rlx.errors import SpecError
+from rlx.spec.reading.diagnostics import did_you_mean, escape_unprintable
+from rlx_registry import EvaluationRecord, NotFoundError, Registry, RunRecord
+
+if TYPE_CHECKING:
+    from rlx.evaluation.problem_statistics import EvaluationAnswers, ProblemDifference
+    from rlx.evaluation.seed_statistics import SeedDifference, SeedMean
+
+__all__ = ["ComparedRecipe", "Comparison", "SuiteDifferences", "compare_recipes"]
+
+METRICS = (
+    "accuracy", "mean_confidence", "brier", "nll", "ece", "ece_mass", "auroc", "within_auroc",
+    "aurc", "alike_share",
+)  # fmt: skip
+"""Of every evaluation after training, where it has them."""
+UNTOLD = ("name", "seed")
+"""Of a spec: what does not make another recipe."""
+
+NAMED = 5
+"""Names that are told where none is near."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRecipe:
+    """Runs of one experiment that differ in their seeds.
+
+    Attributes:
+        label: "A", "B", ... in the order in which they were named.
+        digest: of the experiment.
+        name: as the first of its runs has it.
+        runs: run ids by seed; the newest where a seed was run more than once.
+        values: for each suite and metric the figure of every seed.
+        asked: for each suite the answers of every seed, where they were kept.
+    """
+
+    label: str
+    digest: str
+    name: str
+    runs: dict[int, str]
+    values: dict[tuple[str, str], dict[int, float]]
+    asked: "dict[str, dict[int, EvaluationAnswers]]"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonRow:
+    """One figure of all recipes.
+
+    Attributes:
+        means: over seeds, by recipe; None where it has none.
+        differences: from the first recipe, over the seeds that both have.
+    """
+
+    suite: str
+    metric: str
+    means: "tuple[SeedMean | None, ...]"
+    differences: "tuple[SeedDifference | None, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteDifferences:
+    """A suite's differences from the first recipe, problem by problem.
+
+    Attributes:
+        differences: by recipe, then by figure; None where it was not asked the same problems, or
+            nobody knows.
+        absent: by recipe why there is none; None where there is one.
+    """
+
+    suite: str
+    differences: "tuple[dict[str, ProblemDifference] | None, ...]"
+    absent: tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Everything that is said of some recipes.
+
+    Attributes:
+        spec: for every path of the experiment in which they differ its value in each.
+        rows: by suite, then by metric.
+        by_problem: of every suite; none of a single recipe.
+        left: runs that were named and have not finished, nor were run anew.
+        unlike: evaluations that were asked otherwise than most of their suite, and do not count.
+    """
+
+    recipes: tuple[ComparedRecipe, ...]
+    spec: dict[str, tuple[Any, ...]]
+    rows: tuple[ComparisonRow, ...]
+    by_problem: tuple[SuiteDifferences, ...]
+    left: tuple[str, ...]
+    unlike: tuple[ExcludedEvaluation, ...]
+
+
+def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
+    """Compares the runs that are named.
+
+    Raises:
+        NotFound: a name is nobody's.
+        SpecError: none of the runs has finished.
+    """
+    runs = _find_named_runs(registry, names)
+    finished = [run for run in runs if run.status == "finished"]
+    if not finished:
+        states = ", ".join(f"{run.id} is {run.effective_status}" for run in runs)
+        raise SpecError(f"there is nothing to compare yet: {states}")
+    by_digest: dict[str, list[RunRecord]] = {}
+    for run in finished:
+        by_digest.setdefault(run.digest, []).append(run)
+    seeds = [select_newest_runs(own) for own in by_digest.values()]
+    taken = [run for own in seeds for run in own.values()]
+    evaluations, unlike = select_comparable_evaluations(
+        taken, {r.id: _select_last_evaluations(registry.evaluations(r.id)) for r in taken}
+    )
+    recipes = tuple(
+        _build_compared_recipe(_format_recipe_letter(n), own, evaluations)
+        for n, own in enumerate(seeds)
+    )
+    firsts = [own[0] for own in by_digest.values()]
+    done = {(run.digest, run.seed) for run in finished}
+    left = tuple(run.id for run in runs if (run.digest, run.seed) not in done)
+    rows = tuple(_build_comparison_rows(recipes))
+    suites = dict.fromkeys(row.suite for row in rows) if len(recipes) > 1 else {}
+    pairs = tuple(_compare_recipes_by_problem(recipes, suite, unlike) for suite in suites)
+    return Comparison(recipes, _find_experiment_differences(firsts), rows, pairs, left, unlike)
+
+
+def _find_named_runs(registry: Registry, names: Sequence[str]) -> list[RunRecord]:
+    """Runs in the order in which they were named, a group's as they joined it, an experiment's
+    oldest first, each once."""
+    groups, found = registry.groups(), dict[str, RunRecord]()
+    for name in names:
+        if name in groups:
+            several = [registry.run(run) for run in groups[name]]
+        else:
+            several = registry.runs(name=name)[::-1] or [_find_single_run(registry, name, groups)]
+        found |= {run.id: run for run in several if run.id not in found}
+    return list(found.values())
+
+
+def _find_single_run(registry: Registry, name: str, groups: Iterable[str]) -> RunRecord:
+    try:
+        return registry.run(name)
+    except NotFoundError:
+        if RUN_LIKE.fullmatch(name):
+            raise
+        there = dict.fromkeys([*groups, *(run.name for run in registry.runs())])
+        near = did_you_mean(name, there)
+        hint = f"; did you mean {escape_unprintable(near)!r}?" if near else ""
+        if there and not near:
+            hint = (
+                f"; there are: {', '.join(escape_unprintable(known) for known in [*there][:NAMED])}"
+            )
+        raise SpecError(
+            f"there is no run, group or experiment {escape_unprintable(name)!r}{hint}"
+        ) from None
+
+
+def _format_recipe_letter(number: int) -> str:
+    return chr(ord("A") + number) if number < 26 else f"R{number + 1}"
+
+
+def _build_compared_recipe(
+    label: str, runs: Mapping[int, RunRecord], evaluations: Mapping[str, Sequence[EvaluationRecord]]
+) -> ComparedRecipe:
+    from rlx.evaluation.problem_statistics import EvaluationAnswers
+
+    values: dict[tuple[str, str], dict[int, float]] = {}
+    asked: dict[str, dict[int, EvaluationAnswers]] = {}
+    for seed, run in runs.items():
+        for evaluation in evaluations[run.id]:
+            for metric in METRICS:
+                value = evaluation.metrics.get(metric)
+                if value is not None:
+                    values.setdefault((evaluation.suite, metric), {})[seed] = float(value)
+            if (own := EvaluationAnswers.from_payload(evaluation.payload)) is not None:
+                asked.setdefault(evaluation.suite, {})[seed] = own
+    ids = {seed: run.id for seed, run in runs.items()}
+    first = next(iter(runs.values()))
+    return ComparedRecipe(label, first.digest, first.name, ids, values, asked)
+
+
+def _select_last_evaluations(evaluations: Iterable[EvaluationRecord]) -> list[EvaluationRecord]:
+    """After training, the newest of each suite; probes have other figures."""
+    found: dict[str, EvaluationRecord] = {}
+    for evaluation in sorted(evaluations, key=lambda e: e.at):
+        if evaluation.label == "after" and not evaluation.suite.startswith("probe/"):
+            found[evaluation.suite] = evaluation
+    return list(found.values())
+
+
+def _find_experiment_differences(runs: Sequence[RunRecord]) -> dict[str, tuple[Any, ...]]:
+    specs = [build_run_side(run).sections["spec"] for run in runs]
+    paths = [p for p in dict.fromkeys(p for spec in specs for p in spec) if p not in UNTOLD]
+    rows = {path: tuple(spec.get(path) for spec in specs) for path in paths}
+    return {path: row for path, row in rows.items() if any(v != row[0] for v in row)}
+
+
+def _build_comparison_rows(recipes: Sequence[ComparedRecipe]) -> Iterable[ComparisonRow]:
+    from rlx.evaluation.seed_statistics import compute_paired_difference, compute_seed_mean
+
+    suites = dict.fromkeys(suite for recipe in recipes for suite, _ in recipe.values)
+    for suite in suites:
+        for metric in METRICS:
+            seeds = [recipe.values.get((suite, metric), {}) for recipe in recipes]
+            if any(seeds):
+                yield ComparisonRow(
+                    suite,
+                    metric,
+                    tuple(compute_seed_mean(list(s.values())) if s else None for s in seeds),
+                    (None, *(compute_paired_difference(s, seeds[0]) for s in seeds[1:])),
+                )
+
+
+def _compare_recipes_by_problem(
+    recipes: Sequence[ComparedRecipe], suite: str, unlike: Iterable[ExcludedEvaluation]
+) -> SuiteDifferences:
+    """Every recipe against the first, which has none against itself."""
+    from rlx.evaluation.problem_statistics import compare_by_problem
+
+    first, *others = recipes
+    found: list[dict[str, ProblemDifference] | None] = [None]
+    absent: list[str | None] = [None]
+    otherwise = {one.run for one in unlike if one.suite == suite}
+    for recipe in others:
+        sides = [side.asked.get(suite, {}) for side in (recipe, first)]
+        there = all(any(s == suite for s, _ in side.values) for side in (recipe, first))
+        differences = compare_by_problem(*sides) if all(sides) else None
+        found.append(differences)
+        if differences is not None:
+            absent.append(None)
+        elif not there and otherwise & {*first.runs.values(), *recipe.runs.values()}:
+            absent.append("they were not asked alike")
+        elif not there:
+            absent.append("only one of them was evaluated on it")
+        elif not all(sides):
+            absent.append("nothing is recorded of single answers")
+        else:
+            absent.append("they were asked different problems")
+    return SuiteDifferences(suite, tuple(found), tuple(absent))

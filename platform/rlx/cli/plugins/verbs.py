@@ -1,0 +1,122 @@
+"""`rlx plugins`: what is installed, what one does, whether it keeps its promises, a new one."""
+
+import json
+import traceback
+from pathlib import Path
+from typing import cast
+
+import click
+
+from rlx.cli.options import registry_option
+from rlx.cli.plugins.lookup import describe_plugin_state, find_named_plugins
+from rlx.cli.text import format_columns
+from rlx.discovery import (
+    Kind,
+    PluginFault,
+    list_installed_plugins,
+    load_plugin,
+)
+from rlx.spec.reading.diagnostics import escape_unprintable
+
+__all__ = ["plugins"]
+
+
+@click.group(invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="Rows as JSON.")
+@click.pass_context
+def plugins(ctx: click.Context, as_json: bool) -> None:
+    """List plugins; a broken one is a row, not a failure."""
+    if ctx.invoked_subcommand is not None:
+        return
+    states = [(found, *describe_plugin_state(found)) for found in list_installed_plugins()]
+    if as_json:
+        keys = ("name", "kind", "from", "api", "state")
+        rows = [
+            dict(zip(keys, (f.name, f.kind, f.source, *rest), strict=True)) for f, *rest in states
+        ]
+        click.echo(json.dumps(rows, indent=2))
+        return
+    heads = ("NAME", "KIND", "FROM", "API", "STATE")
+    click.echo(
+        format_columns([(f.name, f.kind, f.source, api, state) for f, api, state in states], heads)
+    )
+
+
+@plugins.command("show")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="The options' JSON Schema.")
+@click.option("--traceback", "full", is_flag=True, help="Why it fails to import, in full.")
+def show(name: str, as_json: bool, full: bool) -> None:
+    """Show what a plugin does and its options; NAME may be `distribution:name`."""
+    from rlx.cli.plugins.page import render_plugin_page
+
+    for number, found in enumerate(find_named_plugins(name)):
+        try:
+            plugin = load_plugin(found.kind, f"{found.distribution}:{found.name}")
+        except PluginFault as error:
+            if full and error.__cause__ is not None:
+                click.echo("".join(traceback.format_exception(error.__cause__)), err=True)
+            raise
+        if as_json:
+            click.echo(json.dumps(plugin.model_json_schema(), indent=2))
+            continue
+        click.echo(("\n" if number else "") + render_plugin_page(found, plugin))
+
+
+@plugins.command("check")
+@click.argument("what", metavar="NAME|PATH")
+@click.option("--kind", help="Only plugins of this kind, where several have the name.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="An option to check it with, its value as in YAML; may be repeated.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Every promise as JSON.")
+@click.option("--record", is_flag=True, help="Keep what comes of it in the registry.")
+@registry_option
+def check(
+    what: str, kind: str | None, options: tuple[str, ...], as_json: bool, record: bool, url: str
+) -> int:
+    """Check a plugin's promises, and the examples that it ships.
+
+    NAME is an installed plugin, also as `distribution:name`. PATH is a wheel, or the folder of a
+    distribution; it need not be installed.
+    """
+    from rlx.cli.plugins.conformance import run_conformance_checks
+
+    return run_conformance_checks(
+        what, kind, options, as_json=as_json, record=url if record else None
+    )
+
+
+@plugins.command("new")
+@click.argument("name")
+@click.option(
+    "--kind",
+    type=click.Choice(["reward", "task", "environment"]),
+    default="reward",
+    show_default=True,
+)
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    help="The folder to make it in; this one by default.",
+)
+def new(name: str, kind: str, into: Path) -> None:
+    """Write a distribution with one small plugin, its test and its README."""
+    from rlx.cli.plugins.scaffold import write_plugin_scaffold
+
+    folder = write_plugin_scaffold(name, cast(Kind, kind), into)
+    click.echo(f"wrote {escape_unprintable(str(folder))}", err=True)
+    click.echo(
+        f"pip install -e {escape_unprintable(_format_pip_path(folder))} && rlx plugins check {name}"
+    )
+
+
+def _format_pip_path(folder: Path) -> str:
+    """A folder as pip takes it for one, and not for a package's name."""
+    text = str(folder)
+    return text if folder.is_absolute() or text.startswith(".") else f"./{text}"
