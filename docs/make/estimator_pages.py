@@ -19,10 +19,9 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from rlx.credit import Credit, CreditInputs, total_scores
-from rlx.credit.place import place_rewards
+from rlx.credit import Credit, CreditInputs, place_rewards, total_scores
 from rlx.discovery import import_implementation, list_installed_plugins, load_plugin
-from rlx.spec.field_docs import read_field_meanings
+from rlx.spec import read_field_meanings
 
 FOLDER = Path(__file__).parents[2] / "docs" / "estimators"
 OURS = "rlx"

@@ -244,7 +244,7 @@ def evaluate(group: str) -> None:
 
 def is_evaluated(run: RunRecord, suite: Path) -> bool:
     """Whether a run has answered every set of a suite."""
-    from rlx.spec.suite import read_suite
+    from rlx.spec.reading import read_suite
 
     asked = read_suite(ROOT / suite)
     with registry() as open_registry:

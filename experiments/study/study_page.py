@@ -12,8 +12,7 @@ import jinja2
 import numpy as np
 
 from rlx.cli.comparison import Comparison, ComparisonRow, SuiteDifferences, compare_recipes
-from rlx.evaluation.scores import compute_expected_calibration_error
-from rlx.evaluation.seed_statistics import compute_seed_mean
+from rlx.evaluation import compute_expected_calibration_error, compute_seed_mean
 from rlx_registry import Registry
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.evaluation.style import FAINT, INK, SERIES, build_figure, save_figure, style_axes
+from rlx.evaluation import FAINT, INK, SERIES, build_figure, save_figure, style_axes
 
 if TYPE_CHECKING:
     from study_page import Group

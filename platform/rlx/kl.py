@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rlx.spec.credit import KlKind
+from rlx.spec import KlKind
 
 __all__ = ["CLAMP", "AdaptiveKl", "FixedKl", "kl_terms", "mean_kl", "subtract_kl_penalty"]
 

@@ -19,12 +19,23 @@ import torch
 from torch import Tensor
 
 from rlx.batch import TokenBatch
-from rlx.credit import Credit, CreditInputs, structured_scores
-from rlx.credit.place import PlacedRewards, place_rewards, returns_score, sum_token_rewards
+from rlx.credit import (
+    Credit,
+    CreditInputs,
+    PlacedRewards,
+    place_rewards,
+    returns_score,
+    structured_scores,
+    sum_token_rewards,
+)
 from rlx.errors import PluginError, RlxError
 from rlx.kl import kl_terms, subtract_kl_penalty
-from rlx.loss import aggregation_weights, entropy_weights
-from rlx.loss.correction import CorrectionWeights, compute_correction_weights
+from rlx.loss import (
+    CorrectionWeights,
+    aggregation_weights,
+    compute_correction_weights,
+    entropy_weights,
+)
 from rlx.spec import CreditSpec, LossSpec
 
 __all__ = ["Estimate", "RowRewards", "RowScores", "TokenStreams", "TrainBatch", "assign_credit"]

@@ -15,8 +15,8 @@ from rlx.discovery import check_file
 from rlx.plan.report import build_plan
 from rlx.plugin import Sample
 from rlx.recipe import build_recipe
+from rlx.spec.reading import read_suite
 from rlx.spec.reading.reader import read_document
-from rlx.spec.suite import read_suite
 
 ROOT = Path(__file__).parents[2]
 GPU = ROOT / "experiments" / "study" / "gpu"

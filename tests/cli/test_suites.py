@@ -11,8 +11,8 @@ from rlx.cli.trained_model import TrainedModel
 from rlx.errors import SpecError
 from rlx.plan.stand_ins import load_speech
 from rlx.recipe import build_recipe
+from rlx.spec.reading import read_suite
 from rlx.spec.reading.reader import read_document, read_spec
-from rlx.spec.suite import read_suite
 from rlx_plugins.countdown.search import Rules, find_solutions
 from rlx_plugins.countdown.task import is_held_out
 

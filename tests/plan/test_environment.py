@@ -15,7 +15,7 @@ from rlx.recipe import build_recipe
 from rlx.record.rollout_reader import read_step
 from rlx.record.rollouts import rollout_table
 from rlx.reward import RewardPool
-from rlx.run.trained_rows import trained_rows
+from rlx.run.trained_rows import build_trained_rows
 
 KG = Path(__file__).parents[2] / "experiments" / "kg.yaml"
 PROMPTS = 3
@@ -130,7 +130,7 @@ def test_what_is_stored_is_told_as_it_was_planned(plan):
     speech, _ = load_speech(parts.spec)
     with RewardPool(workers=1, memory_mb=1024) as pool:
         trial = run_trial(parts, load_plan_problems(parts.spec, parts.task, PROMPTS), speech, pool)
-    rows = trained_rows(trial.train)
+    rows = build_trained_rows(trial.train)
     stored = read_step(rollout_table(trial.trees, trial.table, rows))
     made = stored_accounts(stored.trees, stored.rewards, stored.rows, parts.spec.credit, speech)
     planned = plan("kg").phases[0].rows

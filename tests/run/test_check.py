@@ -26,7 +26,7 @@ from rlx.reward import RewardPool, score_rollouts
 from rlx.rollout import Completion, sample_rollout_trees
 from rlx.row_rewards import build_row_rewards
 from rlx.run.probes import build_probe_records, probe_problems, record_probe_results
-from rlx.run.trained_rows import trained_rows
+from rlx.run.trained_rows import build_trained_rows
 from rlx.spec import ExperimentSpec
 from rlx.step import TokenStreams, assign_credit
 from rlx_registry import Registry, read_body, write_body
@@ -151,7 +151,7 @@ def one_step(parts, step, pool):
     )
     statistics = {"beta": 0.05, "state_before": dict(streams.state), "max_tokens": parts.max_tokens}
     roles = ["trained"] * count + ["filtered"] * count
-    return rollout_table(trees, table, trained_rows(train), roles), statistics
+    return rollout_table(trees, table, build_trained_rows(train), roles), statistics
 
 
 KL = {"credit.use_kl_in_reward": True, "credit.kl_penalty": "low_var_kl"}

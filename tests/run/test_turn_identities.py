@@ -17,7 +17,7 @@ from rlx.record.rollouts import rollout_table
 from rlx.reward import RewardPool, score_rollouts
 from rlx.rollout import RolloutTree
 from rlx.row_rewards import build_row_rewards
-from rlx.run.trained_rows import trained_rows
+from rlx.run.trained_rows import build_trained_rows
 from rlx.spec import EnvironmentRolloutSpec, EnvironmentUse, RewardsSpec
 from rlx.step import TokenStreams, assign_credit
 
@@ -83,7 +83,7 @@ def recorded(pool, *overrides, estimator="multiturn_grpo"):
     )
     return StepEvidence(
         step=1,
-        stored=read_step(rollout_table(grown, table, trained_rows(train))),
+        stored=read_step(rollout_table(grown, table, build_trained_rows(train))),
         parts=parts,
         strategy=plugins.mask,
         estimator=plugins.estimator,

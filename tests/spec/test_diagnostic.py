@@ -8,9 +8,9 @@ from rlx.spec.reading.diagnostics import (
     SourceLocation,
     build_refusal,
     did_you_mean,
-    escape_unprintable,
     format_diagnostic,
 )
+from rlx.text import escape_unprintable
 
 TYPO = Diagnostic(
     kind="unknown_key",

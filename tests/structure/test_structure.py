@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 # room -> rooms it may import, besides the leaves. Anything not listed is an error, not a habit.
-LEAVES = {"errors", "importing", "seeding", "sources"}
+LEAVES = {"errors", "importing", "seeding", "sources", "text"}
 MAY_IMPORT = {
     "plugin": set(),
     "spec": {"plugin"},
@@ -26,21 +26,41 @@ MAY_IMPORT = {
     "kl": {"spec"},
     "loss": {"spec"},
     "step": {"batch", "mask", "credit", "kl", "loss", "spec"},
+    "row_rewards": {"batch", "reward", "rollout", "step"},
+    "recipe": {"spec", "plugin", "discovery", "rollout", "reward", "batch", "credit"},
+    "home": set(),
     "model": {"spec", "plugin", "rollout"},
     "sampler": {"spec", "rollout", "model"},
     "learner": {"spec", "batch", "kl", "loss", "model", "step"},
     "evaluation": {"spec", "plugin", "rollout", "reward", "sampler"},
     "probe": {"spec", "plugin", "rollout", "reward", "sampler", "evaluation"},
     "record": {"spec", "plugin", "rollout", "reward", "probe", "rlx_registry"},
+    "plan": {
+        *("spec", "plugin", "discovery", "rollout", "reward", "batch", "credit"),
+        *("step", "row_rewards", "recipe", "model"),
+    },
+    "checkpoint": {"spec", "home", "model", "learner", "rlx_registry"},
+    "run": {
+        *("spec", "plugin", "rollout", "reward", "batch", "credit", "kl", "loss", "step"),
+        *("row_rewards", "recipe", "home", "model", "sampler", "learner", "evaluation", "probe"),
+        *("record", "checkpoint"),
+    },
+    "audit": {
+        *("spec", "plugin", "discovery", "rollout", "reward", "batch", "credit", "step"),
+        *("row_rewards", "recipe", "home", "model", "sampler", "evaluation", "probe", "record"),
+        *("run", "rlx_registry"),
+    },
+    "launch": {
+        *("spec", "plugin", "discovery", "home", "model", "learner", "record", "checkpoint"),
+        *("run", "audit", "rlx_registry"),
+    },
     "testing": {
         *("plugin", "spec", "discovery", "rollout", "reward", "batch", "mask", "credit"),
         *("kl", "loss", "evaluation", "rlx_plugins"),  # the golden runner computes with all of them
     },
 }
-EVERYTHING = {*MAY_IMPORT, *LEAVES, "rlx_registry"}
-MAY_IMPORT["run"] = EVERYTHING - {"testing"}
-MAY_IMPORT["plan"] = EVERYTHING - {"learner", "sampler", "testing", "record"} | {"run"}
-MAY_IMPORT["cli"] = EVERYTHING | {"run", "plan", "rlx_web"}
+
+MAY_IMPORT["cli"] = {*MAY_IMPORT, "rlx_registry", "rlx_web"}
 
 OWN = {"rlx_registry", "rlx_web", "rlx_plugins"}
 TOP_LEVEL = {
@@ -159,8 +179,8 @@ def test_what_must_start_fast_imports_nothing_heavy(code):
 
 RANK = """
 import gc, sys
-from rlx.importing import BESIDE, libraries
-with libraries():
+from rlx.importing import BESIDE, speed_up_imports
+with speed_up_imports():
     import rlx.run.loop
 import rlx.learner.engine
 assert not {*BESIDE, "torch._inductor.compile_fx"} & sys.modules.keys(), sys.modules.keys()

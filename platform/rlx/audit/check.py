@@ -19,8 +19,7 @@ from rlx.discovery import Provenance, build_plugin, resolve_plugins
 from rlx.errors import RlxError
 from rlx.plugin import Estimator, Mask
 from rlx.recipe import Recipe, build_recipe
-from rlx.record.probes import read_probe
-from rlx.record.rollout_reader import read_step
+from rlx.record import read_probe, read_step
 from rlx.reward import RewardPool
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, GlobalReward, RewardsSpec, TurnReward
 from rlx_registry import BodyError, Registry, RunRecord, read_body

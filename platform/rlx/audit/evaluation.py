@@ -19,19 +19,17 @@ import torch
 from rlx.audit.exported_model import resolve_single_device
 from rlx.discovery import resolve_plugins
 from rlx.errors import SpecError
-from rlx.evaluation.answers import ScoredAnswer, read_answers
+from rlx.evaluation import ScoredAnswer, read_answers
 from rlx.home import format_path
-from rlx.model import Policy, build_policy
-from rlx.model.files import compute_model_fingerprint
+from rlx.model import Policy, build_policy, compute_model_fingerprint
 from rlx.recipe import Recipe, build_environment_host, build_recipe
 from rlx.reward import RewardPool, score_rollouts
 from rlx.rollout import sample_rollout_trees
-from rlx.run.progress import Progress
+from rlx.run import Progress
 from rlx.sampler import SamplingEngine, open_sampler, require_engine
 from rlx.seeding import derive_seed
-from rlx.spec import ExperimentSpec, PretrainedModelSpec
-from rlx.spec.reading.diagnostics import escape_unprintable
-from rlx.spec.suite import SuiteSpec
+from rlx.spec import ExperimentSpec, PretrainedModelSpec, SuiteSpec
+from rlx.text import escape_unprintable
 
 __all__ = ["EvaluationContext", "answer_suite"]
 

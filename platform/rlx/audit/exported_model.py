@@ -9,8 +9,7 @@ from rlx.model import build_policy
 from rlx.probe import ProbeResult
 from rlx.recipe import build_recipe
 from rlx.reward import RewardPool
-from rlx.run.probes import build_probe_context, probe_problems
-from rlx.run.progress import Progress
+from rlx.run import Progress, build_probe_context, probe_problems
 from rlx.sampler import open_sampler, require_engine
 from rlx.spec import ExperimentSpec, PretrainedModelSpec, RunnerSpec
 

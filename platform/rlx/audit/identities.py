@@ -19,15 +19,14 @@ from rlx.audit.turn_identities import (
     check_turn_ids,
     turn_advantages,
 )
-from rlx.credit.group import compute_group_extremes, has_score_spread
-from rlx.credit.place import sum_token_rewards
+from rlx.credit import compute_group_extremes, has_score_spread, sum_token_rewards
 from rlx.plugin import Estimator
-from rlx.probe.responses import build_response_tree
+from rlx.probe import build_response_tree
 from rlx.recipe import Recipe
-from rlx.record.probes import StoredPoint
+from rlx.record import StoredPoint
 from rlx.reward import NamedReward, Place, RewardEntry, RewardPool, RewardTable, rescore_rollouts
 from rlx.rollout import RolloutTree
-from rlx.spec.estimator import DrGrpo, Gpg, Grpo, Opo, PassAtK, Rloo, TwoLevel, Uniform
+from rlx.spec import DrGrpo, Gpg, Grpo, Opo, PassAtK, Rloo, TwoLevel, Uniform
 
 __all__ = ["IDENTITIES", "Identity", "check_probe_scores"]
 

@@ -11,11 +11,10 @@ from torch import Tensor
 from rlx.batch import TokenBatch, build_token_batch, list_batch_rows
 from rlx.plugin import Estimator, Mask
 from rlx.recipe import Recipe
-from rlx.record.rollout_reader import StoredStep
-from rlx.record.rollouts import TrainedRows
+from rlx.record import StoredStep, TrainedRows
 from rlx.reward import RewardPool
 from rlx.row_rewards import build_row_rewards
-from rlx.run.trained_rows import collect_state_values
+from rlx.run import collect_state_values
 from rlx.step import RowRewards, TokenStreams, TrainBatch, assign_credit
 
 __all__ = ["SHOWN", "IdentityResult", "StepEvidence", "Value", "Violation"]

@@ -2,13 +2,18 @@
 
 from pathlib import Path
 
-from rlx.evaluation.calibration import Calibration
-from rlx.evaluation.distributions import TurnDistribution, draw_distributions
-from rlx.evaluation.pictures import draw_learning_curves, draw_reliability_diagram
-from rlx.evaluation.step_pictures import EvaluationPoint, draw_accuracy_and_ece
+from rlx.evaluation import (
+    Calibration,
+    EvaluationPoint,
+    TurnDistribution,
+    draw_accuracy_and_ece,
+    draw_distributions,
+    draw_learning_curves,
+    draw_reliability_diagram,
+)
 from rlx.home import RunFolder
-from rlx.probe.pictures import draw_probe_curves, draw_verbal_against_sampled
-from rlx.record.probes import recorded_probes
+from rlx.probe import draw_probe_curves, draw_verbal_against_sampled
+from rlx.record import recorded_probes
 from rlx_registry import EvaluationRecord, Registry
 
 __all__ = ["CURVES", "draw_over_steps", "draw_probes", "draw_run_pictures"]

@@ -13,16 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlx.batch import build_token_batch, list_batch_rows
+from rlx.batch import TokenBatch, build_token_batch, list_batch_rows
 from rlx.errors import RegistryError, SpecError
 from rlx.recipe import Recipe, build_recipe
-from rlx.record.rollout_reader import StoredStep, read_step
-from rlx.record.rollouts import TrainedRows
+from rlx.record import StoredStep, TrainedRows, read_step
 from rlx.reward import RewardEntry, RewardPool, RewardTable, score_rollouts
 from rlx.row_rewards import build_row_rewards
-from rlx.run.collect import find_lost_rows
-from rlx.run.controller_state import ControllerState
-from rlx.run.trained_rows import collect_state_values, trained_rows
+from rlx.run import ControllerState, build_trained_rows, collect_state_values, find_lost_rows
 from rlx.spec import ExperimentSpec
 from rlx.step import TokenStreams, TrainBatch, assign_credit
 from rlx_registry import Registry, RunRecord, read_body
@@ -274,14 +271,40 @@ def _recompute_step(
         without=(every - number.keys()) | find_lost_rows(trees, table),
     )
     kept = torch.tensor([number[row.tree, row.segment] for row in batch.rows], dtype=torch.int64)
-    width = batch.is_own.shape[1]
+    streams = _build_stored_streams(step, stored, table, recipe, carried, batch, kept)
+    _check_required_streams(recipe, streams, step)
+    train = assign_credit(
+        batch,
+        build_row_rewards(batch, trees, table),
+        recipe.mask(batch),
+        streams,
+        estimator=recipe.estimator,
+        credit=recipe.spec.credit,
+        loss=recipe.spec.loss,
+        max_tokens={**max_tokens, **recipe.max_tokens},
+    )
+    return RescoredStep(step, phase, stored, table, build_trained_rows(train), kept, recipe), train
+
+
+def _build_stored_streams(
+    step: int,
+    stored: StoredStep,
+    table: RewardTable,
+    recipe: Recipe,
+    carried: ControllerState,
+    batch: TokenBatch,
+    kept: Tensor,
+) -> TokenStreams:
+    """What was stored of each token of `batch`; `kept` has the number of each row in the store."""
+    rows, width = stored.rows, batch.is_own.shape[1]
 
     def select_kept_tokens(name: str) -> Tensor | None:
         found = rows.tokens[name]
         return None if found is None else found[kept][:, :width]
 
-    mask = recipe.mask(batch)
     old = select_kept_tokens("old_logprobs")
+    if old is None:
+        raise RegistryError(f"step {step} was stored without old_logprobs")
     states: dict[str, Tensor] = {}
     if (step_ids := select_kept_tokens("step_ids")) is not None and (
         values := select_kept_tokens("mc_values")
@@ -289,10 +312,7 @@ def _recompute_step(
         states["step_ids"] = torch.where(batch.is_own, step_ids, -1)
         states["mc_values"] = collect_state_values(states["step_ids"], values)
     greedy = rows.scores.get("greedy_score")
-    estimator = recipe.spec.estimator.plugin
-    if old is None:
-        raise RegistryError(f"step {step} was stored without old_logprobs")
-    streams = TokenStreams(
+    return TokenStreams(
         old_logprobs=old,
         reference_logprobs=select_kept_tokens("reference_logprobs"),
         values=select_kept_tokens("values"),
@@ -301,20 +321,8 @@ def _recompute_step(
         else _compute_greedy_scores(stored, table, greedy[kept], batch),
         **states,
         beta=carried.kl.beta,
-        state=carried.states.get(estimator, {}),
+        state=carried.states.get(recipe.spec.estimator.plugin, {}),
     )
-    _check_required_streams(recipe, streams, step)
-    train = assign_credit(
-        batch,
-        build_row_rewards(batch, trees, table),
-        mask,
-        streams,
-        estimator=recipe.estimator,
-        credit=recipe.spec.credit,
-        loss=recipe.spec.loss,
-        max_tokens={**max_tokens, **recipe.max_tokens},
-    )
-    return RescoredStep(step, phase, stored, table, trained_rows(train), kept, recipe), train
 
 
 def _score_stored_trees(stored: StoredStep, recipe: Recipe, pool: RewardPool) -> RewardTable:

@@ -8,9 +8,15 @@ from torch import Tensor
 from rlx.audit.replay import SHOWN, IdentityResult, StepEvidence, Violation
 from rlx.reward import Place
 from rlx.rollout import NO_PARENT
-from rlx.spec import EnvironmentRolloutSpec
-from rlx.spec.estimator import Gigpo, Grpo, MtGrpo, MultiturnGrpo
-from rlx.spec.mask import AllResponse, Effective
+from rlx.spec import (
+    AllResponse,
+    Effective,
+    EnvironmentRolloutSpec,
+    Gigpo,
+    Grpo,
+    MtGrpo,
+    MultiturnGrpo,
+)
 
 __all__ = [
     "check_observations",

@@ -15,16 +15,15 @@ from rlx.checkpoint.store import (
     read_state,
 )
 from rlx.home import RunFolder
-from rlx.spec import ExperimentSpec
-from rlx.spec.reading.diagnostics import (
+from rlx.spec import ExperimentSpec, KeyPath
+from rlx.spec.reading import (
     Diagnostic,
-    KeyPath,
+    LoadedSpec,
     build_refusal,
-    escape_unprintable,
     format_key_path,
+    locate_diagnostic,
 )
-from rlx.spec.reading.locations import locate_diagnostic
-from rlx.spec.reading.reader import LoadedSpec
+from rlx.text import escape_unprintable
 from rlx_registry import AmbiguousNameError, NotFoundError, Registry, RunRecord
 
 __all__ = ["copy_origin", "pin_checkpoint"]

@@ -251,7 +251,7 @@ def convert_checkpoint(folder: Path, root: Path) -> Path:
     Raises:
         RlxError: DeepSpeed cannot convert it.
     """
-    from rlx.learner.universal import convert_checkpoints  # brings torch
+    from rlx.learner import convert_checkpoints  # brings torch
 
     target = root / f"{CONVERTED}{compute_manifest_digest(folder)[:16]}"
     try:

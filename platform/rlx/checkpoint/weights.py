@@ -27,11 +27,8 @@ def write_weights(spec: ExperimentSpec, checkpoint: Path, folder: Path) -> None:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed looks for devices, and says so
     from transformers.utils.logging import disable_progress_bar
 
-    from rlx.learner.forward import PackedPolicy
-    from rlx.learner.learner import write_model
-    from rlx.learner.universal import load_consolidated_weights
-    from rlx.model import build_policy
-    from rlx.model.lora import adapt_policy, adapter_weights, merged_weights
+    from rlx.learner import PackedPolicy, load_consolidated_weights, write_model
+    from rlx.model import adapt_policy, adapter_weights, build_policy, merged_weights
 
     disable_progress_bar()
     dtype = getattr(torch, read_state(checkpoint).dtype)

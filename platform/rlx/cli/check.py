@@ -9,11 +9,10 @@ import click
 from rlx.cli.registry import locate_run_folder, open_registry, registry_option
 from rlx.cli.text import format_columns
 from rlx.errors import SpecError
-from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.text import escape_unprintable
 
 if TYPE_CHECKING:
-    from rlx.audit.check import AuditReport, IdentityTally
-    from rlx.audit.replay import Violation
+    from rlx.audit import AuditReport, IdentityTally, Violation
 
 __all__ = ["check"]
 
@@ -32,7 +31,7 @@ def check(run: str, step: int | None, as_json: bool, url: str) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from rlx.audit.check import check_run, probe_bodies
+    from rlx.audit import check_run, probe_bodies
 
     with open_registry(url) as registry:
         found = registry.run(run)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlx.spec.suite import OWN_SUITE
+from rlx.spec import OWN_SUITE
 from rlx_registry import EvaluationRecord, RunRecord
 
 __all__ = ["ExcludedEvaluation", "select_comparable_evaluations", "select_newest_runs"]

@@ -8,7 +8,7 @@ import click
 from rlx.cli.comparison import compare_recipes
 from rlx.cli.registry import open_registry, registry_option
 from rlx.errors import EnvironmentFault
-from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.text import escape_unprintable
 
 __all__ = ["compare"]
 

@@ -8,12 +8,12 @@ from rlx.cli.comparable import ExcludedEvaluation, select_comparable_evaluations
 from rlx.cli.diff import build_run_side
 from rlx.cli.registry import RUN_LIKE
 from rlx.errors import SpecError
-from rlx.spec.reading.diagnostics import did_you_mean, escape_unprintable
+from rlx.spec.reading import did_you_mean
+from rlx.text import escape_unprintable
 from rlx_registry import EvaluationRecord, NotFoundError, Registry, RunRecord
 
 if TYPE_CHECKING:
-    from rlx.evaluation.problem_statistics import EvaluationAnswers, ProblemDifference
-    from rlx.evaluation.seed_statistics import SeedDifference, SeedMean
+    from rlx.evaluation import EvaluationAnswers, ProblemDifference, SeedDifference, SeedMean
 
 __all__ = ["ComparedRecipe", "Comparison", "SuiteDifferences", "compare_recipes"]
 
@@ -171,7 +171,7 @@ def _format_recipe_letter(number: int) -> str:
 def _build_compared_recipe(
     label: str, runs: Mapping[int, RunRecord], evaluations: Mapping[str, Sequence[EvaluationRecord]]
 ) -> ComparedRecipe:
-    from rlx.evaluation.problem_statistics import EvaluationAnswers
+    from rlx.evaluation import EvaluationAnswers
 
     values: dict[tuple[str, str], dict[int, float]] = {}
     asked: dict[str, dict[int, EvaluationAnswers]] = {}
@@ -205,7 +205,7 @@ def _find_experiment_differences(runs: Sequence[RunRecord]) -> dict[str, tuple[A
 
 
 def _build_comparison_rows(recipes: Sequence[ComparedRecipe]) -> Iterable[ComparisonRow]:
-    from rlx.evaluation.seed_statistics import compute_paired_difference, compute_seed_mean
+    from rlx.evaluation import compute_paired_difference, compute_seed_mean
 
     suites = dict.fromkeys(suite for recipe in recipes for suite, _ in recipe.values)
     for suite in suites:
@@ -224,7 +224,7 @@ def _compare_recipes_by_problem(
     recipes: Sequence[ComparedRecipe], suite: str, unlike: Iterable[ExcludedEvaluation]
 ) -> SuiteDifferences:
     """Every recipe against the first, which has none against itself."""
-    from rlx.evaluation.problem_statistics import compare_by_problem
+    from rlx.evaluation import compare_by_problem
 
     first, *others = recipes
     found: list[dict[str, ProblemDifference] | None] = [None]

@@ -8,12 +8,11 @@ from dataclasses import asdict
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.text import escape_unprintable
 
 if TYPE_CHECKING:
     from rlx.cli.comparison import ComparedRecipe, Comparison, SuiteDifferences
-    from rlx.evaluation.problem_statistics import ProblemDifference
-    from rlx.evaluation.seed_statistics import SeedDifference, SeedMean
+    from rlx.evaluation import ProblemDifference, SeedDifference, SeedMean
 
 __all__ = [
     "build_comparison_json",
@@ -182,7 +181,7 @@ def _build_comparison_tables(found: "Comparison") -> Iterator[tuple[str, Table]]
 
 
 def _problem_table(found: "Comparison", pairs: "SuiteDifferences") -> Table:
-    from rlx.evaluation.problem_statistics import FIGURES
+    from rlx.evaluation import FIGURES
 
     first, *others = (recipe.label for recipe in found.recipes)
     columns = [differences or {} for differences in pairs.differences[1:]]

@@ -9,8 +9,8 @@ import rlx_registry
 from rlx.cli.registry import open_registry, registry_option
 from rlx.errors import RegistryError
 from rlx.home import RunFolder, format_path, tracking_url
-from rlx.launch.failures import convert_to_rlx_error
-from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.launch import convert_to_rlx_error
+from rlx.text import escape_unprintable
 from rlx_registry import ImportedRun, find_journal
 
 __all__ = ["db"]

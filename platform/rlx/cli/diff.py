@@ -11,9 +11,9 @@ import click
 from rlx.cli.registry import open_registry, registry_option
 from rlx.cli.text import format_columns
 from rlx.discovery import check_read_spec
-from rlx.launch.submission import collect_code_version, collect_environment_versions
-from rlx.spec.reading.diagnostics import escape_unprintable
-from rlx.spec.reading.reader import read_spec
+from rlx.launch import collect_code_version, collect_environment_versions
+from rlx.spec.reading import read_spec
+from rlx.text import escape_unprintable
 from rlx_registry import RunRecord
 
 __all__ = ["DiffSide", "build_run_side", "diff", "find_side_differences"]

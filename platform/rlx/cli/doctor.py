@@ -18,10 +18,16 @@ from rlx.cli.text import format_columns
 from rlx.discovery import PluginFault, list_installed_plugins, load_plugin
 from rlx.errors import RlxError
 from rlx.home import format_path, get_rlx_home, tracking_url
-from rlx.launch.devices import DeviceShortage
-from rlx.launch.disk import LITTLE, format_disk_space, free_bytes
-from rlx.launch.packages import Package, list_packages
-from rlx.launch.preflight import find_cuda_lack, vllm_package
+from rlx.launch import (
+    LITTLE,
+    DeviceShortage,
+    Package,
+    find_cuda_lack,
+    format_disk_space,
+    free_bytes,
+    list_packages,
+    vllm_package,
+)
 
 __all__ = ["doctor"]
 

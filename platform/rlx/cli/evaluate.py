@@ -22,15 +22,20 @@ from rlx.cli.trained_model import (
 from rlx.discovery import check_read_spec
 from rlx.errors import EnvironmentFault, RewardError, SpecError
 from rlx.home import format_path, get_rlx_home
-from rlx.launch.submission import child_environment
-from rlx.run.progress import Progress
-from rlx.spec import ExperimentSpec
-from rlx.spec.reading.diagnostics import InvalidSpec, escape_unprintable, label_refusal
-from rlx.spec.reading.reader import apply_overrides, validate_document
-from rlx.spec.suite import OWN_SUITE, SetSpec, SuiteSpec, read_suite
+from rlx.launch import child_environment
+from rlx.run import Progress
+from rlx.spec import OWN_SUITE, ExperimentSpec, SetSpec, SuiteSpec
+from rlx.spec.reading import (
+    InvalidSpec,
+    apply_overrides,
+    label_refusal,
+    read_suite,
+    validate_document,
+)
+from rlx.text import escape_unprintable
 
 if TYPE_CHECKING:
-    from rlx.evaluation.answers import ScoredAnswer
+    from rlx.evaluation import ScoredAnswer
     from rlx_registry import RunRecord
 
 __all__ = ["build_set_spec", "evaluate"]
@@ -227,7 +232,7 @@ def _answer_requested_suite(
     spec = _build_target_spec(target, overrides)
     suite = _build_requested_suite(spec, file, asked)
     sets = {name: build_set_spec(target, name, one, overrides) for name, one in suite.sets.items()}
-    from rlx.audit.evaluation import answer_suite
+    from rlx.audit import answer_suite
 
     kept = (
         locate_run_folder(target.run).root if target.run else get_rlx_home() / "cache"
@@ -271,7 +276,7 @@ def _open_answer_bar() -> "Iterator[Any]":
 def _compute_suite_figures(
     answers: "Mapping[str, Sequence[ScoredAnswer]]", suite: SuiteSpec
 ) -> Figures:
-    from rlx.evaluation.answers import compute_answer_metrics
+    from rlx.evaluation import compute_answer_metrics
 
     if empty := [name for name, own in answers.items() if not own]:
         raise RewardError(f"no answer of set {empty[0]!r} could be scored: all were dropped")
@@ -305,7 +310,7 @@ def _draw_suite_pictures(
     outside: frozenset[str],
     folder: Path,
 ) -> list[Path]:
-    from rlx.evaluation.suite_pictures import draw_suite
+    from rlx.evaluation import draw_suite
 
     try:
         return draw_suite(answers, figures, outside, folder)
@@ -348,8 +353,8 @@ def _record_suite(
 ) -> None:
     """Adds the sets to the run's evaluations after a step, its last one unless another is named,
     and the pictures to its files."""
-    from rlx.audit.report import draw_over_steps
-    from rlx.record.recorder import Recorder
+    from rlx.audit import draw_over_steps
+    from rlx.record import Recorder
 
     at, label = (run.step, "after") if step is None else (step, "step")
     ending = "" if step is None else f"-step-{step}"

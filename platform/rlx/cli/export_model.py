@@ -6,12 +6,11 @@ from pathlib import Path
 
 import click
 
-from rlx.checkpoint.sealing import CheckpointError
-from rlx.checkpoint.store import LATEST, copy_checkpoint, read_state
+from rlx.checkpoint import LATEST, CheckpointError, copy_checkpoint, read_state
 from rlx.cli.registry import locate_run_folder, open_registry, registry_option
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.spec import ExperimentSpec
-from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.text import escape_unprintable
 
 __all__ = ["export"]
 
@@ -34,7 +33,7 @@ def export(run: str, folder: Path, url: str) -> None:
         found = registry.run(ref)
         root = locate_run_folder(found).checkpoints
         recorded = {c.step: c.sha256 for c in registry.checkpoints(found.id)}
-    from rlx.checkpoint.weights import write_weights
+    from rlx.checkpoint import write_weights
 
     spec = ExperimentSpec.model_validate_json(json.dumps(found.spec))
     folder = folder.absolute()

@@ -8,7 +8,7 @@ from rlx.reward import RewardEntry
 from rlx.rollout import RolloutTree
 
 if TYPE_CHECKING:
-    from rlx.record.rollout_reader import StoredStep  # brings torch
+    from rlx.record import StoredStep  # brings torch
 
 __all__ = ["json_lines"]
 

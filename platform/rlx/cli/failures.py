@@ -56,7 +56,7 @@ def _run_click_command(
     except Exception as error:  # noqa: BLE001  (the last handler there is; it keeps the traceback)
         if interrupts:
             return _report_interrupt()
-        from rlx.launch.failures import convert_to_rlx_error  # only where something is wrong
+        from rlx.launch import convert_to_rlx_error  # only where something is wrong
 
         told = convert_to_rlx_error(error)
         code = _report_bug(error, as_json) if told is None else _report_fault(told, as_json)
@@ -159,7 +159,7 @@ def _print_debug_traceback(error: Exception) -> None:
 def _report_bug(error: Exception, as_json: bool) -> int:
     """Reports what nobody raised on purpose: one line, and the traceback in a file."""
     from rlx.home import format_path, get_rlx_home
-    from rlx.spec.reading.diagnostics import escape_unprintable
+    from rlx.text import escape_unprintable
 
     line = escape_unprintable(f"{type(error).__name__}: {error}".splitlines()[0])
     kept = get_rlx_home() / "last-error.txt"

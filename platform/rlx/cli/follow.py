@@ -9,11 +9,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rlx.cli.registry import end_orphaned_run, get_run_exit_code, locate_run_folder, open_registry
 from rlx.cli.summary import show_run_summary
-from rlx.launch.processes import is_abandoned, is_supervisor
-from rlx.launch.slurm import reconcile_slurm_run
-from rlx.run.progress import Progress as Stage
-from rlx.run.progress import read_progress
-from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.launch import is_abandoned, is_supervisor, reconcile_slurm_run
+from rlx.run import Progress as Stage
+from rlx.run import read_progress
+from rlx.text import escape_unprintable
 from rlx_registry import ENDED, RunRecord
 
 __all__ = ["follow_run"]

@@ -19,8 +19,8 @@ from rlx.cli.registry import (
 )
 from rlx.cli.text import format_columns
 from rlx.errors import SpecError
-from rlx.launch.slurm import reconcile_slurm_run
-from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.launch import reconcile_slurm_run
+from rlx.text import escape_unprintable
 from rlx_registry import ENDED, STATUSES, BodyRecord, RolloutIndex, RunRecord, read_body
 
 __all__ = ["PORT", "logs", "mlflow", "runs", "samples", "status"]
@@ -115,7 +115,7 @@ def status(run: str, as_json: bool, url: str) -> None:
 
             return show_run_summary(registry, found, Console(highlight=False))
         events = registry.events(found.id)
-    from rlx.run.progress import read_progress
+    from rlx.run import read_progress
 
     stage = read_progress(locate_run_folder(found).progress)
     lines = [
@@ -268,7 +268,7 @@ def _write_rollout_rows(
     """Writes rows of a step, in order."""
     from rlx.cli.export_rollouts import json_lines
     from rlx.home import format_path
-    from rlx.record.rollout_reader import read_step
+    from rlx.record import read_step
 
     if file.is_dir():
         raise SpecError(f"--export {escape_unprintable(str(file))} is a folder; name a file in it")
@@ -300,10 +300,15 @@ def _show_credit_rows(
     """The account of a step's rows, as `rlx plan` gives it; `there` are those that may be shown."""
     from rich.console import Console
 
-    from rlx.plan.report import convert_to_json, select_example_rows
-    from rlx.plan.stored import load_phase_spec, load_run_speech, stored_accounts
-    from rlx.plan.text import show_rows
-    from rlx.record.rollout_reader import read_step
+    from rlx.plan import (
+        convert_to_json,
+        load_phase_spec,
+        load_run_speech,
+        select_example_rows,
+        show_rows,
+        stored_accounts,
+    )
+    from rlx.record import read_step
 
     if missing := sorted(set(numbers) - there):
         raise SpecError(f"--row {missing[0]}: step {step} of {run.id} has no such row here")
@@ -363,7 +368,7 @@ def _sample_row(row: RolloutIndex) -> tuple[str, ...]:
 def mlflow(host: str, port: int, uri: str) -> int:
     """Serve MLflow's own interface on the mirror of the runs."""
     from rlx.home import get_rlx_home, tracking_url
-    from rlx.record.mlflow_ui import require_free_port, ui_command
+    from rlx.record import require_free_port, ui_command
 
     store = tracking_url(uri)
     path = Path(store.removeprefix("sqlite:///"))

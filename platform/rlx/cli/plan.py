@@ -12,10 +12,11 @@ import click
 from rlx.cli.text import color_report
 from rlx.discovery import check_file
 from rlx.errors import EnvironmentFault, SpecError
-from rlx.spec.reading.diagnostics import escape_unprintable, format_diagnostic
+from rlx.spec.reading import format_diagnostic
+from rlx.text import escape_unprintable
 
 if TYPE_CHECKING:
-    from rlx.plan.report import PhaseReport, PlanReport
+    from rlx.plan import PhaseReport, PlanReport
 
 __all__ = ["plan"]
 
@@ -53,7 +54,7 @@ def plan(
     read, plugins = check_file(spec, overrides)
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # before anything imports the hub
         os.environ.setdefault(name, "1")
-    from rlx.plan.report import build_plan
+    from rlx.plan import build_plan
 
     report = build_plan(spec, read, plugins)
     shown = [_select_plan_rows(phase, numbers, every is not None) for phase in report.phases]
@@ -64,7 +65,7 @@ def plan(
         return report.exit_code
     from rich.console import Console
 
-    from rlx.plan.text import show_plan
+    from rlx.plan import show_plan
 
     show_plan(report, shown, Console(highlight=False, soft_wrap=False))
     sys.stdout.flush()
@@ -92,7 +93,7 @@ def _print_plan_findings(report: "PlanReport", spec: Path) -> None:
 
 
 def _write_plan_page(report: "PlanReport", shown: Sequence[Sequence[int]], file: Path) -> None:
-    from rlx.plan.page import render_plan_page
+    from rlx.plan import render_plan_page
 
     where = escape_unprintable(str(file))
     try:

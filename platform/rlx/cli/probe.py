@@ -15,17 +15,15 @@ from rlx.cli.registry import locate_run_folder, open_registry, registry_option
 from rlx.cli.trained_model import model_target, run_target, update_mlflow_mirror
 from rlx.discovery import check_read_spec
 from rlx.errors import EnvironmentFault, SpecError
-from rlx.launch.submission import child_environment
-from rlx.run.progress import Progress
+from rlx.launch import child_environment
+from rlx.run import Progress
 from rlx.spec import ExperimentSpec, ProbeSpec
-from rlx.spec.reading.diagnostics import escape_unprintable
-from rlx.spec.reading.reader import apply_overrides, validate_document
-from rlx.spec.reading.yaml_source import YamlDocument
+from rlx.spec.reading import YamlDocument, apply_overrides, validate_document
+from rlx.text import escape_unprintable
 from rlx_registry import RunRecord
 
 if TYPE_CHECKING:
-    from rlx.probe.engine import ProbeResult
-    from rlx.probe.records import RecordedProbe
+    from rlx.probe import ProbeResult, RecordedProbe
 
 __all__ = ["probe"]
 
@@ -183,9 +181,9 @@ def _run_target_probe(target: _Target) -> "tuple[ProbeResult, list[RecordedProbe
         SpecError: no answer could be probed.
     """
     os.environ.update(child_environment())  # before anything imports transformers
-    from rlx.audit.exported_model import probe_exported
-    from rlx.probe.records import compute_settings_digest
-    from rlx.run.probes import build_probe_records
+    from rlx.audit import probe_exported
+    from rlx.probe import compute_settings_digest
+    from rlx.run import build_probe_records
 
     spec = target.spec
     asked = spec.probe or ProbeSpec()
@@ -211,7 +209,7 @@ def _run_target_probe(target: _Target) -> "tuple[ProbeResult, list[RecordedProbe
 
 def _get_run_probe_settings(run: RunRecord) -> dict[str, dict[str, Any]]:
     """The settings of the run's own probe, scheme by scheme."""
-    from rlx.probe.records import settings_of
+    from rlx.probe import settings_of
 
     said = ExperimentSpec.model_validate_json(json.dumps(run.spec), strict=True)
     own = said.probe or ProbeSpec()
@@ -264,10 +262,10 @@ def _record_new_probes(
     again: bool,
 ) -> list[str]:
     """Adds to the run's records what it has not yet, and says so; returns the suites added."""
-    from rlx.audit.report import draw_probes
-    from rlx.probe.records import compute_settings_digest
-    from rlx.record.recorder import Recorder
-    from rlx.run.probes import record_probe_results
+    from rlx.audit import draw_probes
+    from rlx.probe import compute_settings_digest
+    from rlx.record import Recorder
+    from rlx.run import record_probe_results
 
     run = target.run
     if run is None:
@@ -296,7 +294,7 @@ def _record_new_probes(
 
 
 def _write_probe_samples(found: "ProbeResult", path: Path) -> None:
-    from rlx.record.probes import probe_table
+    from rlx.record import probe_table
     from rlx_registry import write_body
 
     try:
@@ -309,7 +307,7 @@ def _write_probe_samples(found: "ProbeResult", path: Path) -> None:
 
 def _draw_probe_pictures(told: "Sequence[RecordedProbe]", path: Path) -> None:
     """The curves, and beside them stated against sampled confidence where there is some."""
-    from rlx.probe.pictures import draw_probe_curves, draw_verbal_against_sampled
+    from rlx.probe import draw_probe_curves, draw_verbal_against_sampled
 
     try:
         draw_probe_curves(told, path)
@@ -326,7 +324,7 @@ def _show_probe_results(told: "Sequence[RecordedProbe]") -> None:
     from rich.console import Console
 
     from rlx.cli.probe_tables import show_probes
-    from rlx.probe.pictures import render_probe_curve
+    from rlx.probe import render_probe_curve
 
     console = Console(highlight=False)
     show_probes(told, console)
@@ -341,7 +339,7 @@ def _build_probe_json(
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from rlx.probe.verbal import compute_agreement
+    from rlx.probe import compute_agreement
 
     found = [compute_agreement(one.verbal) for one in told]
     stated = next((asdict(one) for one in found if one is not None), None)

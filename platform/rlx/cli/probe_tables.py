@@ -8,11 +8,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from rlx.probe.pictures import agreement_line
-from rlx.probe.records import RecordedProbe
-from rlx.probe.statistics import GRID, MeanInterval
-from rlx.probe.verbal import compute_agreement
-from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.probe import GRID, MeanInterval, RecordedProbe, agreement_line, compute_agreement
+from rlx.text import escape_unprintable
 
 __all__ = ["show_probes"]
 

@@ -13,9 +13,9 @@ import rlx.errors
 import rlx_registry
 from rlx.cli.options import registry_option
 from rlx.home import RunFolder, format_path, tracking_url
-from rlx.launch.failures import convert_to_rlx_error
-from rlx.launch.processes import list_live_ranks
-from rlx.spec.reading.diagnostics import did_you_mean, escape_unprintable
+from rlx.launch import convert_to_rlx_error, list_live_ranks
+from rlx.spec.reading import did_you_mean
+from rlx.text import escape_unprintable
 from rlx_registry import ENDED, Registry, RunRecord, Status
 
 __all__ = [

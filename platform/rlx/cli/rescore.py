@@ -13,13 +13,18 @@ from rlx.cli.registry import locate_run_folder, open_registry, registry_option
 from rlx.discovery import check_read_spec
 from rlx.errors import SpecError
 from rlx.spec import ExperimentSpec
-from rlx.spec.reading.diagnostics import escape_unprintable, label_refusal
-from rlx.spec.reading.reader import apply_overrides, read_spec, validate_document
-from rlx.spec.reading.yaml_source import parse_yaml_document
+from rlx.spec.reading import (
+    apply_overrides,
+    label_refusal,
+    parse_yaml_document,
+    read_spec,
+    validate_document,
+)
+from rlx.text import escape_unprintable
 from rlx_registry import RunRecord
 
 if TYPE_CHECKING:
-    from rlx.audit.rescoring import RescoredStep, RescoringSummary
+    from rlx.audit import RescoredStep, RescoringSummary
 
 __all__ = ["rescore"]
 
@@ -61,8 +66,8 @@ def rescore(
     the rules of --spec FILE (rewards, mask, estimator, credit, loss), it shows what would have been
     otherwise: by reward, by stream of tokens, and token by token.
     """
-    from rlx.audit.rescoring import RescoringSummary
-    from rlx.audit.rescoring import rescore_steps as rescored
+    from rlx.audit import RescoringSummary
+    from rlx.audit import rescore_steps as rescored
 
     with open_registry(url) as registry:
         found = registry.run(run)
@@ -252,7 +257,7 @@ def _show_rescored_row(run: RunRecord, found: "RescoredStep", row: int, console:
     from rich import box
     from rich.table import Table
 
-    from rlx.plan.stored import load_run_speech
+    from rlx.plan import load_run_speech
 
     speech = load_run_speech(found.recipe.spec.model, locate_run_folder(run).model)
     kind = found.stored.rows.places[int(found.kept[row])][3]

@@ -146,7 +146,7 @@ def _find_response_spans(response: str, number: int) -> dict[str, str]:
 
 def _describe_line_fault(error: ValidationError, given: Mapping[str, Any], field: str) -> str:
     """What is wrong with the first key of ours that is no good."""
-    from rlx.spec.reading.explain import explain_validation_error  # only where something is wrong
+    from rlx.spec.reading import explain_validation_error
 
     if field not in given and "response" not in given:
         return f"`{field}` is missing"

@@ -6,10 +6,7 @@ from rlx.cli.registry import locate_run_folder, open_registry, registry_option
 from rlx.discovery import check_file
 from rlx.errors import RlxError, SpecError
 from rlx.home import tracking_url
-from rlx.launch.preflight import run_preflight_checks
-from rlx.launch.processes import is_abandoned
-from rlx.launch.slurm import reconcile_slurm_run
-from rlx.launch.takeover import continue_run
+from rlx.launch import continue_run, is_abandoned, reconcile_slurm_run, run_preflight_checks
 from rlx.spec import ExperimentSpec
 from rlx_registry import RunRecord
 

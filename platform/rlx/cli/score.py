@@ -22,12 +22,15 @@ from rlx.discovery import build_plugin
 from rlx.errors import EnvironmentFault, PluginError, SpecError
 from rlx.plugin import Plugin, RewardPlugin, Score
 from rlx.reward import RewardJob, RewardPool
-from rlx.spec import PluginUse
-from rlx.spec.reading.diagnostics import InvalidSpec, build_refusal, escape_unprintable
-from rlx.spec.reading.locations import locate_diagnostic
-from rlx.spec.reading.reader import apply_overrides
-from rlx.spec.reading.yaml_source import parse_yaml_document
-from rlx.spec.training import RunnerSpec
+from rlx.spec import PluginUse, RunnerSpec
+from rlx.spec.reading import (
+    InvalidSpec,
+    apply_overrides,
+    build_refusal,
+    locate_diagnostic,
+    parse_yaml_document,
+)
+from rlx.text import escape_unprintable
 
 if TYPE_CHECKING:
     import rich.progress

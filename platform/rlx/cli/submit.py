@@ -21,14 +21,20 @@ from rlx.cli.registry import (
 from rlx.cli.text import print_warnings
 from rlx.discovery import check_file
 from rlx.errors import RlxError, SpecError
-from rlx.launch.preflight import run_preflight_checks
-from rlx.launch.processes import is_abandoned, on_slurm, this_machine
-from rlx.launch.slurm import cancel_slurm_job, read_job_id, reconcile_slurm_run
-from rlx.launch.submission import registry_url
-from rlx.launch.submission import submit_run as record
-from rlx.launch.takeover import launch_run
-from rlx.spec.launcher import SlurmLauncherSpec
-from rlx.spec.reading.reader import LoadedSpec
+from rlx.launch import (
+    cancel_slurm_job,
+    is_abandoned,
+    launch_run,
+    on_slurm,
+    read_job_id,
+    reconcile_slurm_run,
+    registry_url,
+    run_preflight_checks,
+    this_machine,
+)
+from rlx.launch import submit_run as record
+from rlx.spec import SlurmLauncherSpec
+from rlx.spec.reading import LoadedSpec
 from rlx_registry import ENDED, Registry, RunRecord
 
 __all__ = ["stop", "submit"]

@@ -16,13 +16,11 @@ from rlx.cli.text import format_columns, print_warnings
 from rlx.cli.worker import run_queue
 from rlx.discovery import ExperimentPlugins, check_file
 from rlx.errors import SpecError
-from rlx.launch.preflight import run_preflight_checks
-from rlx.launch.submission import registry_url
-from rlx.launch.submission import submit_run as record
-from rlx.spec.launcher import SlurmLauncherSpec
-from rlx.spec.reading.diagnostics import Diagnostic, InvalidSpec, build_refusal, escape_unprintable
-from rlx.spec.reading.reader import LoadedSpec
-from rlx.spec.reading.yaml_source import parse_yaml_document
+from rlx.launch import registry_url, run_preflight_checks
+from rlx.launch import submit_run as record
+from rlx.spec import SlurmLauncherSpec
+from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec, build_refusal, parse_yaml_document
+from rlx.text import escape_unprintable
 from rlx_registry import Registry, RunRecord
 
 __all__ = ["parse_grid", "parse_seeds", "require_group_name", "submit_many"]

@@ -7,8 +7,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from rlx.spec.reading.diagnostics import escape_unprintable
-from rlx.spec.suite import SuiteSpec
+from rlx.spec import SuiteSpec
+from rlx.text import escape_unprintable
 
 __all__ = ["ROWS", "get_figure_interval", "get_suite_figure", "show_suite"]
 

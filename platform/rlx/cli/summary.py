@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlx.cli.registry import locate_run_folder
-from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.text import escape_unprintable
 from rlx_registry import EvaluationRecord, Registry, RunRecord
 
 __all__ = ["show_run_summary"]
@@ -55,8 +55,7 @@ def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> No
         _add_environment_rows(before, after, table)
     console.print(table)
     if after.get("brier") is not None:
-        from rlx.evaluation.calibration import Calibration
-        from rlx.evaluation.pictures import render_reliability_text
+        from rlx.evaluation import Calibration, render_reliability_text
 
         measured = Calibration.from_json(after)
         console.print(render_reliability_text(measured, width=min(80, max(60, console.width))))
@@ -100,7 +99,7 @@ def _add_environment_rows(
 def _show_run_probes(registry: Registry, run: RunRecord, console: Console) -> None:
     if registry.evaluations(run.id, "probe/"):
         from rlx.cli.probe_tables import show_probes
-        from rlx.record.probes import recorded_probes
+        from rlx.record import recorded_probes
 
         show_probes(recorded_probes(registry, run.id), console)
 

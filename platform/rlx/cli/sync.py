@@ -36,7 +36,7 @@ def _get_mlflow_uri(run: RunRecord) -> str | None:
 
 
 def _is_behind(registry: Registry, run: RunRecord) -> bool:
-    from rlx.record.mirror import is_mirror_behind
+    from rlx.record import is_mirror_behind
 
     return _get_mlflow_uri(run) is not None and is_mirror_behind(registry, run)
 
@@ -48,7 +48,7 @@ def _send_runs_to_mlflow(registry: Registry, runs: list[RunRecord]) -> None:
         MirrorDown: the first failure, once all others have been told.
     """
     from rlx.home import get_rlx_home, tracking_url
-    from rlx.record.mirror import MirrorUnavailableError, MlflowMirror
+    from rlx.record import MirrorUnavailableError, MlflowMirror
 
     away: dict[str, MirrorUnavailableError] = {}
     for run in runs:

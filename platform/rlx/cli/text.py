@@ -8,7 +8,8 @@ from typing import TextIO
 
 import click
 
-from rlx.spec.reading.diagnostics import Diagnostic, escape_unprintable, format_diagnostic
+from rlx.spec.reading import Diagnostic, format_diagnostic
+from rlx.text import escape_unprintable
 
 __all__ = ["color_report", "format_columns", "print_warnings"]
 

@@ -9,16 +9,14 @@ from pathlib import Path
 
 import click
 
-from rlx.checkpoint.sealing import CheckpointError, compute_manifest_digest
-from rlx.checkpoint.store import copy_checkpoint
+from rlx.checkpoint import CheckpointError, compute_manifest_digest, copy_checkpoint
 from rlx.cli.registry import RUN_LIKE, locate_run_folder, open_registry
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.home import format_path, get_rlx_home, tracking_url
-from rlx.model.files import check_model_files
+from rlx.model import check_model_files
 from rlx.spec import ExperimentSpec, PretrainedModelSpec
-from rlx.spec.reading.diagnostics import escape_unprintable
-from rlx.spec.reading.reader import read_document
-from rlx.spec.reading.yaml_source import YamlDocument, parse_yaml_document
+from rlx.spec.reading import YamlDocument, parse_yaml_document, read_document
+from rlx.text import escape_unprintable
 from rlx_registry import ENDED, Registry, RunRecord
 
 __all__ = [
@@ -84,7 +82,7 @@ def checkpoint_target(name: str, step: int, url: str) -> Iterator[TrainedModel]:
     run = _find_target_run(name, url)
     with open_registry(url) as registry:
         recorded = {c.step: c.sha256 for c in registry.checkpoints(run.id)}
-    from rlx.checkpoint.weights import write_weights
+    from rlx.checkpoint import write_weights
 
     folder = locate_run_folder(run)
     spec = ExperimentSpec.model_validate_json(json.dumps(run.spec))
@@ -157,7 +155,7 @@ def update_mlflow_mirror(registry: Registry, run: RunRecord) -> None:
     uri = run.spec.get("tracking", {}).get("mlflow")
     if uri is None or run.status not in ENDED:
         return
-    from rlx.record.mirror import MirrorUnavailableError, MlflowMirror
+    from rlx.record import MirrorUnavailableError, MlflowMirror
 
     try:
         mirror = MlflowMirror(registry, run.id, tracking_url(uri), get_rlx_home() / "mlartifacts")

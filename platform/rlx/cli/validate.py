@@ -14,16 +14,9 @@ from rlx.cli.text import color_report, format_columns
 from rlx.discovery import ExperimentPlugins, check_file, list_installed_plugins
 from rlx.errors import EnvironmentFault, RlxError, SpecError
 from rlx.plugin import Plugin
-from rlx.spec.credit import PROFILES
-from rlx.spec.experiment import ExperimentSpec
-from rlx.spec.reading.diagnostics import (
-    Diagnostic,
-    InvalidSpec,
-    escape_unprintable,
-    format_diagnostic,
-    format_key_path,
-)
-from rlx.spec.reading.reader import LoadedSpec
+from rlx.spec import PROFILES, ExperimentSpec
+from rlx.spec.reading import Diagnostic, InvalidSpec, LoadedSpec, format_diagnostic, format_key_path
+from rlx.text import escape_unprintable
 
 __all__ = ["schema", "show", "validate"]
 
@@ -204,7 +197,7 @@ def schema(output: Path | None) -> None:
 
     In YAML: `# yaml-language-server: $schema=FILE` as the first line.
     """
-    from rlx.spec.json_schema import experiment_schema  # only here: it reads the models' source
+    from rlx.spec import experiment_schema  # only here: it reads the models' source
 
     names: dict[str, list[str]] = {}
     for found in list_installed_plugins():

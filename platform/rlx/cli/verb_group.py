@@ -82,7 +82,8 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            from rlx.spec.reading.diagnostics import did_you_mean, escape_unprintable
+            from rlx.spec.reading import did_you_mean
+            from rlx.text import escape_unprintable
 
             near = did_you_mean(args[0], VERBS)
             hint = f" Did you mean '{near}'?" if near else f" There are: {', '.join(VERBS)}."

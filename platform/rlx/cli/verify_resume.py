@@ -21,11 +21,11 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from rlx.audit.run_comparison import find_run_differences
+from rlx.audit import find_run_differences
 from rlx.cli.registry import locate_run_folder
 from rlx.errors import RlxError, SpecError
-from rlx.launch.processes import is_supervisor, list_live_ranks
-from rlx.run.progress import read_progress
+from rlx.launch import is_supervisor, list_live_ranks
+from rlx.run import read_progress
 from rlx_registry import Registry
 
 __all__ = ["verify_resume"]

@@ -10,7 +10,7 @@ import click
 from rlx.cli.inspect_runs import PORT
 from rlx.cli.registry import open_registry, registry_option
 from rlx.errors import SpecError
-from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.text import escape_unprintable
 
 __all__ = ["web"]
 
@@ -42,9 +42,9 @@ def web(host: str, port: int, token: str | None, names: tuple[str, ...], url: st
     """
     import uvicorn
 
-    from rlx.cli.plugins.background import watch_plugin_health
+    from rlx.cli.plugins import watch_plugin_health
     from rlx.home import tracking_url
-    from rlx.record.mlflow_ui import require_free_port
+    from rlx.record import require_free_port
     from rlx_web import Access, create_app
     from rlx_web.warm import warm_up_pages
 

@@ -8,12 +8,15 @@ import click
 from rlx.cli.registry import locate_run_folder, open_registry, registry_option
 from rlx.errors import EnvironmentFault, RlxError
 from rlx.home import tracking_url
-from rlx.launch.device_slots import build_device_request
-from rlx.launch.processes import is_supervisor, this_machine
-from rlx.launch.takeover import attempts_used, take_over_run
-from rlx.spec import ExperimentSpec
-from rlx.spec.launcher import SlurmLauncherSpec
-from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.launch import (
+    attempts_used,
+    build_device_request,
+    is_supervisor,
+    take_over_run,
+    this_machine,
+)
+from rlx.spec import ExperimentSpec, SlurmLauncherSpec
+from rlx.text import escape_unprintable
 from rlx_registry import DatabaseUnavailableError, DatabaseUnwritableError, Registry, RunRecord
 
 __all__ = ["run_queue", "worker"]

@@ -6,20 +6,6 @@ in YAML, found through the entry-point group `rlx.estimators`, and imported only
 in `rlx.credit.estimators`.
 """
 
-from rlx.credit.group import group_advantages
-from rlx.credit.inputs import (
-    Credit,
-    CreditInputs,
-    spread_over_mask,
-    structured_scores,
-    total_scores,
-)
+import lazy_loader
 
-__all__ = [
-    "Credit",
-    "CreditInputs",
-    "group_advantages",
-    "spread_over_mask",
-    "structured_scores",
-    "total_scores",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

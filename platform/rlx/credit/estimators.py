@@ -14,7 +14,7 @@ from rlx.credit import outcome, returns, turns
 from rlx.credit.group import GroupAdvantageSettings, group_advantages
 from rlx.credit.inputs import Credit, CreditInputs, spread_over_mask, total_scores
 from rlx.credit.second_level import ema_scale, prompt_scale
-from rlx.spec.estimator import (
+from rlx.spec import (
     Alpha,
     ConfidenceSpec,
     EnvironmentTokens,

@@ -10,7 +10,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from rlx.spec.estimator import Normalize, Singleton
+from rlx.spec import Normalize, Singleton
 
 __all__ = [
     "GroupAdvantageSettings",

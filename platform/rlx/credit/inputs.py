@@ -9,7 +9,7 @@ from torch import Tensor
 from rlx.credit.place import sum_token_rewards
 from rlx.credit.rows import map_row_blocks
 from rlx.errors import ShapeError
-from rlx.spec.credit import ScoreSource
+from rlx.spec import ScoreSource
 
 __all__ = ["Credit", "CreditInputs", "spread_over_mask", "structured_scores", "total_scores"]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlx.credit.group import GroupAdvantageSettings, group_advantages
-from rlx.spec.estimator import Alpha, Normalize
+from rlx.spec import Alpha, Normalize
 
 __all__ = [
     "compute_gpg_advantages",

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from rlx.credit.rows import map_row_blocks, select_masked
 from rlx.errors import RlxError, ShapeError
-from rlx.spec.credit import OnMissingTurn, Placement, TurnReduce
+from rlx.spec import OnMissingTurn, Placement, TurnReduce
 
 __all__ = [
     "PlacedRewards",

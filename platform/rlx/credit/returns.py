@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from rlx.credit.rows import map_row_blocks, select_masked
 from rlx.errors import ShapeError
-from rlx.spec.estimator import EnvironmentTokens
+from rlx.spec import EnvironmentTokens
 
 __all__ = [
     "compute_discounted_returns",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlx.credit.group import GroupAdvantageSettings, group_advantages
-from rlx.spec.estimator import Normalize, TurnStatistics
+from rlx.spec import Normalize, TurnStatistics
 
 __all__ = [
     "compute_gigpo_advantages",

@@ -10,12 +10,14 @@ from rlx.discovery.lookup import (
     InstalledPlugin,
     Kind,
     PluginFault,
+    build_plugin_diagnostic,
     find_installed_plugin,
     import_implementation,
     list_installed_plugins,
     load_plugin,
 )
 from rlx.discovery.places import Provenance, build_plugin
+from rlx.discovery.streams import list_needed_streams
 
 __all__ = [
     "GROUPS",
@@ -25,11 +27,13 @@ __all__ = [
     "PluginFault",
     "Provenance",
     "build_plugin",
+    "build_plugin_diagnostic",
     "check_file",
     "check_read_spec",
     "find_installed_plugin",
     "import_implementation",
     "list_installed_plugins",
+    "list_needed_streams",
     "load_plugin",
     "resolve_plugins",
 ]

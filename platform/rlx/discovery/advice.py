@@ -4,10 +4,8 @@ from collections.abc import Iterator
 
 from rlx.discovery.fit import find_ignored_settings, list_singleton_turns
 from rlx.plugin import Estimator, Mask
-from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec
-from rlx.spec.cautions import find_cautions
-from rlx.spec.mask import TurnSpans
-from rlx.spec.reading.diagnostics import Diagnostic, KeyPath
+from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, KeyPath, TurnSpans, find_cautions
+from rlx.spec.reading import Diagnostic
 
 __all__ = ["collect_spec_warnings"]
 

@@ -25,17 +25,19 @@ from rlx.discovery.places import (
 )
 from rlx.discovery.streams import STREAMS, list_needed_streams
 from rlx.plugin import Environment, Estimator, Mask, Plugin
-from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, PhaseSpec
-from rlx.spec.reading.diagnostics import (
+from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, KeyPath, PhaseSpec
+from rlx.spec.reading import (
     Diagnostic,
     InvalidSpec,
-    KeyPath,
+    LoadedSpec,
     build_refusal,
     did_you_mean,
     format_key_path,
+    locate_diagnostic,
+    read_document,
+    relocate_phase_fault,
+    validate_document,
 )
-from rlx.spec.reading.locations import locate_diagnostic, relocate_phase_fault
-from rlx.spec.reading.reader import LoadedSpec, read_document, validate_document
 
 __all__ = ["ExperimentPlugins", "check_file", "check_read_spec", "resolve_plugins"]
 

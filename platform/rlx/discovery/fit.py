@@ -6,9 +6,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from rlx.plugin import Corrupts, Environment, Estimator, Mask, Plugin
-from rlx.spec import PROFILES, EnvironmentRolloutSpec, ExperimentSpec
-from rlx.spec.reading.diagnostics import Diagnostic, KeyPath, did_you_mean
-from rlx.spec.reward import EVERY_TURN
+from rlx.spec import EVERY_TURN, PROFILES, EnvironmentRolloutSpec, ExperimentSpec, KeyPath
+from rlx.spec.reading import Diagnostic, did_you_mean
 
 __all__ = [
     "check_correctness_judge",

@@ -18,20 +18,19 @@ from typing import Any, Literal
 
 from rlx import __version__
 from rlx.errors import PluginError
-from rlx.plugin import API, Environment, Estimator, Mask, Plugin, Task
-from rlx.plugin.environment import FAILED
+from rlx.plugin import API, FAILED, Environment, Estimator, Mask, Plugin, Task
 from rlx.sources import source_digest
 from rlx.spec import (
+    EVERY_TURN,
     EnvironmentUse,
     EstimatorUse,
     GlobalReward,
     MaskUse,
     PluginUse,
     TurnReward,
+    list_yaml_keys,
 )
-from rlx.spec.base import list_yaml_keys
-from rlx.spec.reading.diagnostics import Diagnostic, did_you_mean, format_diagnostic
-from rlx.spec.reward import EVERY_TURN
+from rlx.spec.reading import Diagnostic, did_you_mean, format_diagnostic
 
 __all__ = [
     "GROUPS",

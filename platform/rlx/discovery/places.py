@@ -17,9 +17,17 @@ from rlx.discovery.lookup import (
     load_plugin,
 )
 from rlx.plugin import Plugin
-from rlx.spec import EnvironmentUse, EstimatorUse, GlobalReward, MaskUse, PluginUse, TurnReward
-from rlx.spec.base import list_yaml_keys
-from rlx.spec.reading.diagnostics import Diagnostic, KeyPath, build_refusal
+from rlx.spec import (
+    EnvironmentUse,
+    EstimatorUse,
+    GlobalReward,
+    KeyPath,
+    MaskUse,
+    PluginUse,
+    TurnReward,
+    list_yaml_keys,
+)
+from rlx.spec.reading import Diagnostic, build_refusal
 
 __all__ = [
     "PluginReference",
@@ -152,9 +160,7 @@ def _build_plugin_at(place: PluginReference) -> Plugin | list[Diagnostic]:
     try:
         plugin = cls.model_validate_json(to_json(options), strict=True)
     except ValidationError as error:
-        from rlx.spec.reading.explain import (
-            explain_validation_error,  # only where something is wrong
-        )
+        from rlx.spec.reading import explain_validation_error
 
         keys = tuple(k for k in place.keys if k != "plugin")
         return [

@@ -13,7 +13,7 @@ import rlx_registry
 from rlx.errors import EnvironmentFault, RegistryError, RlxError, SpecError
 from rlx.home import get_rlx_home
 from rlx.launch.disk import RESERVE, format_disk_space, free_bytes
-from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.text import escape_unprintable
 
 __all__ = ["convert_to_rlx_error", "describe_error", "is_disk_full", "is_registry_away"]
 

@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 from rlx.errors import EnvironmentFault
 from rlx.home import RunFolder
-from rlx.spec import RunnerSpec
-from rlx.spec.launcher import HostsLauncherSpec, LocalLauncherSpec, SlurmLauncherSpec
-from rlx.spec.reading.diagnostics import Diagnostic, SourceLocation
+from rlx.spec import HostsLauncherSpec, LocalLauncherSpec, RunnerSpec, SlurmLauncherSpec
+from rlx.spec.reading import Diagnostic, SourceLocation
 
 __all__ = [
     "HostSlots",

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from rlx.home import get_rlx_home, tracking_url
-from rlx.record.mirror import MirrorUnavailableError, MlflowMirror
-from rlx.record.retry import retry_registry_call
+from rlx.record import MirrorUnavailableError, MlflowMirror, retry_registry_call
 from rlx_registry import DatabaseUnavailableError, Registry
 
 __all__ = ["MirrorThread"]

@@ -21,8 +21,7 @@ import psutil
 from rlx.home import RunFolder
 from rlx.launch.launchers import free_port, list_rank_hosts, write_end_reason
 from rlx.launch.node import STOP, NodeOrder
-from rlx.spec import ExperimentSpec, RunnerSpec
-from rlx.spec.launcher import HostsLauncherSpec, SlurmLauncherSpec
+from rlx.spec import ExperimentSpec, HostsLauncherSpec, RunnerSpec, SlurmLauncherSpec
 
 __all__ = ["main"]
 

@@ -21,10 +21,15 @@ from rlx.launch.failures import convert_to_rlx_error
 from rlx.launch.launchers import check_hostfile, ranks_here
 from rlx.launch.packages import Package, list_packages
 from rlx.plugin import Plugin
-from rlx.spec import ExperimentSpec, PretrainedModelSpec, VllmSamplerSpec
-from rlx.spec.reading.diagnostics import Diagnostic, KeyPath, build_refusal, format_key_path
-from rlx.spec.reading.locations import locate_diagnostic, relocate_phase_fault
-from rlx.spec.reading.reader import LoadedSpec
+from rlx.spec import ExperimentSpec, KeyPath, PretrainedModelSpec, VllmSamplerSpec
+from rlx.spec.reading import (
+    Diagnostic,
+    LoadedSpec,
+    build_refusal,
+    format_key_path,
+    locate_diagnostic,
+    relocate_phase_fault,
+)
 
 __all__ = ["find_cuda_lack", "require_disk_room", "run_preflight_checks", "vllm_package"]
 
@@ -149,7 +154,7 @@ def _check_model_needs(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         found = f"peft {peft.installed}" if peft.installed else "none"
         message = f"model.lora needs the package peft{peft.range}, found {found}"
         yield _build_machine_diagnostic(("model", "lora"), message, peft.command)
-    from rlx.model.files import check_model_files  # only where there are some
+    from rlx.model import check_model_files  # only where there are some
 
     try:
         check_model_files(spec.model)

@@ -80,7 +80,7 @@ def _exit_without_supervisor(supervisor: int) -> None:
 def _run_rank(folder: Path, run_id: str) -> None:
     from rlx.home import ATTEMPT, REGISTRY, RunFolder
     from rlx.importing import speed_up_imports
-    from rlx.run.progress import ProgressFile
+    from rlx.run import ProgressFile
     from rlx.spec import ExperimentSpec
 
     paths = RunFolder(folder)
@@ -94,10 +94,8 @@ def _run_rank(folder: Path, run_id: str) -> None:
             os.environ["DS_ACCELERATOR"] = "cpu"
 
         from rlx.learner import join_ranks
-        from rlx.record.recorder import Recorder
-        from rlx.record.retry import retry_registry_call
-        from rlx.run.loop import run_experiment
-        from rlx.run.stop_request import RunStopped, StopRequest
+        from rlx.record import Recorder, retry_registry_call
+        from rlx.run import RunStopped, StopRequest, run_experiment
         from rlx_registry import Registry
 
     progress.show_activity("ranks")

@@ -21,9 +21,8 @@ from rlx.errors import EnvironmentFault
 from rlx.home import REGISTRY, RunFolder
 from rlx.launch.disk import hold_reserve
 from rlx.launch.submission import child_environment
-from rlx.spec import ExperimentSpec, RunnerSpec
-from rlx.spec.launcher import SlurmLauncherSpec
-from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.spec import ExperimentSpec, RunnerSpec, SlurmLauncherSpec
+from rlx.text import escape_unprintable
 from rlx_registry import DatabaseUnwritableError, Registry, RunRecord, Status
 
 __all__ = [

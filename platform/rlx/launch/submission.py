@@ -18,15 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import rlx
-from rlx.checkpoint.fork import copy_origin, pin_checkpoint
+from rlx.checkpoint import copy_origin, pin_checkpoint
 from rlx.discovery import ExperimentPlugins
 from rlx.home import REGISTRY, RunFolder, get_rlx_home, tracking_url
 from rlx.launch.disk import hold_reserve
 from rlx.launch.failures import convert_to_rlx_error, describe_error
 from rlx.sources import source_digest
-from rlx.spec import ExperimentSpec
-from rlx.spec.reading.reader import LoadedSpec
-from rlx.spec.training import TrackingSpec
+from rlx.spec import ExperimentSpec, TrackingSpec
+from rlx.spec.reading import LoadedSpec
 from rlx_registry import Registry, RegistryDatabaseError, RunRecord
 
 __all__ = [

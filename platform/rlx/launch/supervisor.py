@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlx.audit.report import draw_run_pictures
+from rlx.audit import draw_run_pictures
 from rlx.errors import RlxError
 from rlx.home import ATTEMPT, REGISTRY, RunFolder
 from rlx.launch.attempt import Attempt, AttemptEnd, build_failed_end
@@ -36,9 +36,8 @@ from rlx.launch.signals import SigtermListener
 from rlx.launch.slurm import find_stop_status, list_startable_statuses, restore_disk_reserve
 from rlx.launch.submission import fail_unless_started
 from rlx.launch.takeover import attempts_used
-from rlx.record.retry import retry_registry_call
-from rlx.spec import ExperimentSpec
-from rlx.spec.launcher import LocalLauncherSpec, SlurmLauncherSpec
+from rlx.record import retry_registry_call
+from rlx.spec import ExperimentSpec, LocalLauncherSpec, SlurmLauncherSpec
 from rlx_registry import (
     ENDED,
     DatabaseUnavailableError,

@@ -11,8 +11,7 @@ from rlx.launch.processes import list_live_ranks, this_machine
 from rlx.launch.slurm import cancel_slurm_job, is_for_slurm
 from rlx.launch.slurm import submit_slurm_job as give_to_slurm
 from rlx.launch.submission import fail_unless_started, put_spec, start_supervisor
-from rlx.spec import ExperimentSpec
-from rlx.spec.launcher import SlurmLauncherSpec
+from rlx.spec import ExperimentSpec, SlurmLauncherSpec
 from rlx_registry import Registry, RunRecord
 
 __all__ = ["BY_HAND", "attempts_used", "continue_run", "launch_run", "take_over_run"]

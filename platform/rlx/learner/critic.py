@@ -17,8 +17,7 @@ from rlx.learner.forward import PackedValues
 from rlx.learner.pack import PackedBatch
 from rlx.learner.share import RankMicroBatches
 from rlx.loss import value_loss
-from rlx.model import Policy
-from rlx.model.lora import is_adapted
+from rlx.model import Policy, is_adapted
 from rlx.seeding import derive_seed
 from rlx.spec import CriticSpec, RunnerSpec
 from rlx.step import TrainBatch

@@ -16,8 +16,7 @@ from rlx.learner.forward import PackedPolicy
 from rlx.learner.pack import PackedBatch
 from rlx.learner.share import RankMicroBatches
 from rlx.learner.terms import UpdateStats, UpdateSums, UpdateTargets, policy_term
-from rlx.model import Policy
-from rlx.model.lora import adapter_weights, disable_adapters, merged_weights, save_adapter
+from rlx.model import Policy, adapter_weights, disable_adapters, merged_weights, save_adapter
 from rlx.spec import LossSpec, OptimizerSpec, RunnerSpec
 from rlx.step import TrainBatch
 

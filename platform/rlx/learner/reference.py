@@ -13,8 +13,7 @@ from rlx.learner.forward import PackedPolicy
 from rlx.learner.learner import Learner
 from rlx.learner.pack import PackedBatch
 from rlx.learner.share import RankMicroBatches
-from rlx.model import Policy
-from rlx.model.lora import is_adapted
+from rlx.model import Policy, is_adapted
 from rlx.spec import OptimizerSpec, RunnerSpec
 
 __all__ = ["AdapterFreeBase", "FrozenCopy", "ReferencePolicy", "build_learner_with_reference"]

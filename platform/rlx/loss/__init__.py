@@ -8,24 +8,6 @@ Aggregation is a weight per token, computed once for the whole optimiser step: t
 batch is cut, and denominators are global by construction.
 """
 
-from rlx.loss.objectives import (
-    ETA,
-    aggregation_weights,
-    clipped_surrogate,
-    compute_cispo_loss,
-    compute_unclipped_loss,
-    entropy_weights,
-    sequence_log_ratio,
-    value_loss,
-)
+import lazy_loader
 
-__all__ = [
-    "ETA",
-    "aggregation_weights",
-    "clipped_surrogate",
-    "compute_cispo_loss",
-    "compute_unclipped_loss",
-    "entropy_weights",
-    "sequence_log_ratio",
-    "value_loss",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

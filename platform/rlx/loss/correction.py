@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlx.loss.objectives import LONGEST
-from rlx.spec.loss import Correction
+from rlx.spec import Correction
 
 __all__ = [
     "CorrectionWeights",

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rlx.spec.loss import Aggregate
+from rlx.spec import Aggregate
 
 __all__ = [
     "ETA",

@@ -5,16 +5,6 @@ is the response (`is_response`), the turn (`turn_ids`) and the named spans. A st
 them, once, for KL, advantages, loss and scores alike.
 """
 
-from rlx.mask.strategies import (
-    select_effective_tokens,
-    select_model_tokens,
-    select_response_tokens,
-    select_span_tokens,
-)
+import lazy_loader
 
-__all__ = [
-    "select_effective_tokens",
-    "select_model_tokens",
-    "select_response_tokens",
-    "select_span_tokens",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

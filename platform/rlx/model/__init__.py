@@ -12,15 +12,63 @@ from rlx.importing import speed_up_imports
 if TYPE_CHECKING:
     from rlx.model.build import Policy, build_policy
     from rlx.model.dialogue import ChatDialogue, PlainDialogue
+    from rlx.model.files import check_model_files, compute_model_fingerprint
+    from rlx.model.lora import (
+        adapt_policy,
+        adapter_weights,
+        disable_adapters,
+        is_adapted,
+        merged_weights,
+        save_adapter,
+    )
+    from rlx.model.tokenizer import (
+        find_local_files,
+        folder_dialogue,
+        load_local_dialogue,
+        pretrained_tokenizer,
+        tiny_tokenizer,
+    )
     from rlx.model.warm_start import warm_start_policy
 
-__all__ = ["ChatDialogue", "PlainDialogue", "Policy", "build_policy", "warm_start_policy"]
+__all__ = [
+    "ChatDialogue",
+    "PlainDialogue",
+    "Policy",
+    "adapt_policy",
+    "adapter_weights",
+    "build_policy",
+    "check_model_files",
+    "compute_model_fingerprint",
+    "disable_adapters",
+    "find_local_files",
+    "folder_dialogue",
+    "is_adapted",
+    "load_local_dialogue",
+    "merged_weights",
+    "pretrained_tokenizer",
+    "save_adapter",
+    "tiny_tokenizer",
+    "warm_start_policy",
+]
 
 _HOME = {
-    "ChatDialogue": "dialogue",
-    "PlainDialogue": "dialogue",
     "Policy": "build",
     "build_policy": "build",
+    "ChatDialogue": "dialogue",
+    "PlainDialogue": "dialogue",
+    "check_model_files": "files",
+    "compute_model_fingerprint": "files",
+    "adapt_policy": "lora",
+    "adapter_weights": "lora",
+    "disable_adapters": "lora",
+    "is_adapted": "lora",
+    "merged_weights": "lora",
+    "save_adapter": "lora",
+    "find_local_files": "tokenizer",
+    "folder_dialogue": "tokenizer",
+    "load_local_dialogue": "tokenizer",
+    "pretrained_tokenizer": "tokenizer",
+    "tiny_tokenizer": "tokenizer",
     "warm_start_policy": "warm_start",
 }
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from rlx.model.dialogue import ModelDialogue
 from rlx.plugin import Environment, Problem, Rehearsed, Step, Task
-from rlx.rollout import EnvironmentPlan, LocalHost, encode_between_turns, find_spans
-from rlx.rollout.environment import build_talk
+from rlx.rollout import EnvironmentPlan, LocalHost, build_talk, encode_between_turns, find_spans
 from rlx.seeding import derive_seed
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec
 

@@ -22,7 +22,8 @@ from rlx.errors import EnvironmentFault, SpecError
 from rlx.model.build import Policy
 from rlx.seeding import derive_seed
 from rlx.spec import Lora, ModelSpec, PretrainedModelSpec
-from rlx.spec.reading.diagnostics import did_you_mean, escape_unprintable
+from rlx.spec.reading import did_you_mean
+from rlx.text import escape_unprintable
 
 if TYPE_CHECKING:
     from peft.tuners.lora import Linear

@@ -11,9 +11,8 @@ from rlx.plan.messages import build_plan_error, build_plan_warning, format_quote
 from rlx.plan.row_report import describe_row_kind
 from rlx.plan.trial import Place, PlanTrial
 from rlx.reward import NamedReward, RewardEntry
-from rlx.spec import TurnReward
-from rlx.spec.reading.diagnostics import Diagnostic, KeyPath
-from rlx.spec.reward import EVERY_TURN
+from rlx.spec import EVERY_TURN, KeyPath, TurnReward
+from rlx.spec.reading import Diagnostic
 from rlx.step import RowRewards, TrainBatch
 
 __all__ = ["check_trial"]

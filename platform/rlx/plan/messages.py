@@ -1,6 +1,8 @@
 """Findings in the words that all of them share."""
 
-from rlx.spec.reading.diagnostics import Diagnostic, KeyPath, escape_unprintable
+from rlx.spec import KeyPath
+from rlx.spec.reading import Diagnostic
+from rlx.text import escape_unprintable
 
 __all__ = ["build_plan_error", "build_plan_warning", "format_quote", "plugin_fault"]
 

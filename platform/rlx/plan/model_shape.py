@@ -62,7 +62,7 @@ class ModelShape:
 
 def load_model_shape(spec: ModelSpec) -> ModelShape | None:
     """The model's dimensions; None where its configuration is not here, or of another kind."""
-    from rlx.model.tokenizer import find_local_files, tiny_tokenizer
+    from rlx.model import find_local_files, tiny_tokenizer
 
     if isinstance(spec, TinyModelSpec):
         return ModelShape(

@@ -10,7 +10,7 @@ from rlx.plan.report import PhaseReport, PlanReport
 from rlx.plan.row_report import RowAccount, TokenLine, describe_row_kind
 from rlx.plan.statistics import GroupStatistics
 from rlx.plan.text import compute_level_scales, format_memory_size
-from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.text import escape_unprintable
 
 __all__ = ["render_plan_page"]
 

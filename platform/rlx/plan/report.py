@@ -44,9 +44,13 @@ from rlx.recipe import build_recipe
 from rlx.reward import RewardPool
 from rlx.rollout import build_piece_splitter
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, PhaseSpec
-from rlx.spec.reading.diagnostics import Diagnostic, format_key_path
-from rlx.spec.reading.locations import locate_diagnostic, relocate_phase_fault
-from rlx.spec.reading.reader import LoadedSpec
+from rlx.spec.reading import (
+    Diagnostic,
+    LoadedSpec,
+    format_key_path,
+    locate_diagnostic,
+    relocate_phase_fault,
+)
 
 __all__ = ["PhaseReport", "PlanReport", "build_plan", "convert_to_json", "select_example_rows"]
 

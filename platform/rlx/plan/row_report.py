@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from rlx.batch import BatchRow
-from rlx.credit.place import place_rewards
+from rlx.credit import place_rewards
 from rlx.reward import RewardEntry, RewardTable
-from rlx.rollout import Pieces, RolloutTree
-from rlx.rollout.tree import Author
+from rlx.rollout import Author, Pieces, RolloutTree
 from rlx.spec import CreditSpec
 
 __all__ = [

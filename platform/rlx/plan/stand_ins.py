@@ -118,7 +118,7 @@ def load_speech(spec: ExperimentSpec) -> tuple[EncodingDialogue, str]:
     Raises:
         SpecError, EnvironmentFault: the tokenizer is here and cannot be used.
     """
-    from rlx.model.tokenizer import load_local_dialogue
+    from rlx.model import load_local_dialogue
 
     dialogue = load_local_dialogue(spec.model)
     if dialogue is not None:

@@ -42,7 +42,7 @@ def load_phase_spec(resolved: Mapping[str, Any], phase: str) -> ExperimentSpec:
 
 def load_run_speech(spec: ModelSpec, exported: Path) -> EncodingDialogue | None:
     """How a run's model speaks: by the files it started from, or those it has written; or None."""
-    from rlx.model.tokenizer import folder_dialogue, load_local_dialogue
+    from rlx.model import folder_dialogue, load_local_dialogue
 
     dialogue = load_local_dialogue(spec)
     if dialogue is None and (exported / "config.json").is_file():

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from rlx.plan.report import PhaseReport, PlanReport
 from rlx.plan.row_report import RewardAccount, RowAccount, TokenLine
-from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.text import escape_unprintable
 
 __all__ = [
     "compute_heat_level",

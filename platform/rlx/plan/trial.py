@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from rlx.batch import build_token_batch, list_batch_rows
-from rlx.credit import structured_scores
-from rlx.credit.place import TurnWithoutTokens
+from rlx.credit import TurnWithoutTokens, structured_scores
 from rlx.errors import PluginError
 from rlx.plan.model_shape import ModelShape, load_model_shape
 from rlx.plan.rehearsal import Rehearsal, ScriptedPolicy

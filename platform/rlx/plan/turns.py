@@ -7,8 +7,8 @@ from rlx.plan.budget import token_budget
 from rlx.plan.messages import build_plan_error, build_plan_warning, format_quote, plugin_fault
 from rlx.plan.trial import Place, PlanTrial
 from rlx.rollout import EnvironmentPlan, Segment, TurnLevel
-from rlx.spec import EnvironmentRolloutSpec, TinyModelSpec
-from rlx.spec.reading.diagnostics import Diagnostic, KeyPath, format_key_path
+from rlx.spec import EnvironmentRolloutSpec, KeyPath, TinyModelSpec
+from rlx.spec.reading import Diagnostic, format_key_path
 
 __all__ = ["check_trial_environment", "check_turn_level"]
 

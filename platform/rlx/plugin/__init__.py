@@ -14,20 +14,13 @@ The plugins that rlx ships enter the same way.
 
 from rlx.plugin.base import API, Plugin, Use
 from rlx.plugin.credit import Estimator, Mask, Reading
-from rlx.plugin.environment import Action, Environment, Episode, Step
+from rlx.plugin.environment import FAILED, Action, Environment, Episode, Step
 from rlx.plugin.reward import Example, Reward, RewardPlugin, Sample, Scope, Score, reward
-from rlx.plugin.task import (
-    Canonical,
-    Corrupts,
-    Demonstration,
-    Problem,
-    Rehearsed,
-    Split,
-    Task,
-)
+from rlx.plugin.task import Canonical, Corrupts, Demonstration, Problem, Rehearsed, Split, Task
 
 __all__ = [
     "API",
+    "FAILED",
     "Action",
     "Canonical",
     "Corrupts",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rlx.rollout import Segment, find_spans
-from rlx.spec.probe import Cut, FractionCuts, SentenceCuts
+from rlx.spec import Cut, FractionCuts, SentenceCuts
 
 __all__ = ["CutPoint", "Reasoning", "cut_points", "find_reasoning", "sentence_ends"]
 

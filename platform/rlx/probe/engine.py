@@ -7,7 +7,7 @@ uses.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlx.evaluation.held_out import collect_stated_confidences
+from rlx.evaluation import collect_stated_confidences
 from rlx.plugin import Canonical, Problem, Task
 from rlx.probe.cuts import CutPoint, Reasoning, find_reasoning
 from rlx.probe.questions import (
@@ -28,8 +28,7 @@ from rlx.rollout import (
     sample_rollout_trees,
 )
 from rlx.seeding import derive_seed
-from rlx.spec import TurnSpec
-from rlx.spec.probe import ProbeSpec, Scheme
+from rlx.spec import ProbeSpec, Scheme, TurnSpec
 
 __all__ = ["ProbeContext", "ProbeResult", "ProbeSample", "ProbedAnswer", "probe_model"]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlx.evaluation.style import BLUE, FAINT, INK, ORANGE, build_figure, save_figure, style_axes
+from rlx.evaluation import BLUE, FAINT, INK, ORANGE, build_figure, save_figure, style_axes
 from rlx.probe.records import RecordedProbe
 from rlx.probe.statistics import GRID, MeanInterval, SchemeFigures, VerbalRow
 from rlx.probe.verbal import Agreement, compute_agreement, compute_verbal_bins

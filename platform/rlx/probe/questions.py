@@ -10,7 +10,7 @@ from rlx.plugin import Corrupts, Task
 from rlx.probe.cuts import CutPoint, Reasoning, cut_points, sentence_ends
 from rlx.rollout import Dialogue, Segment
 from rlx.seeding import derive_seed
-from rlx.spec.probe import ProbeSpec, Scheme
+from rlx.spec import ProbeSpec, Scheme
 
 __all__ = ["ProbeDialogue", "ProbeQuestion", "build_probe_questions", "close_forced_answer"]
 

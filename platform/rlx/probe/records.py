@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from rlx.probe.engine import ProbeResult
 from rlx.probe.statistics import GRID, MeanInterval, SchemeFigures, VerbalRow, list_verbal_rows
-from rlx.spec.probe import ProbeSpec, Scheme
+from rlx.spec import ProbeSpec, Scheme
 
 __all__ = ["RecordedProbe", "compute_settings_digest", "settings_of"]
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.evaluation.scores import compute_wilson_interval
+from rlx.evaluation import compute_wilson_interval
 from rlx.probe.engine import ProbeResult, ProbeSample
 from rlx.seeding import derive_seed
-from rlx.spec.probe import Scheme
+from rlx.spec import Scheme
 
 __all__ = [
     "GRID",

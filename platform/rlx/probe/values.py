@@ -15,7 +15,7 @@ from rlx.probe.responses import AssembledResponse, build_response_tree, truncate
 from rlx.reward import RewardTable, score_rollouts
 from rlx.rollout import Completion, CompletionRequest, RolloutTree
 from rlx.seeding import derive_seed
-from rlx.spec.probe import Cut
+from rlx.spec import Cut
 
 __all__ = ["StateValues", "ValuedResponse", "build_probe_response", "state_values"]
 

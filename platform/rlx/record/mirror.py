@@ -36,7 +36,7 @@ from rlx.record.mlflow_tags import (
     legal_key,
     select_scalar_metrics,
 )
-from rlx.spec.reading.diagnostics import without_password
+from rlx.text import redact_passwords
 from rlx_registry import EvaluationRecord, MetricRow, Registry, RunRecord
 
 __all__ = ["MirrorUnavailableError", "MlflowMirror", "is_mirror_behind"]
@@ -174,8 +174,8 @@ class MlflowMirror:
                 self._record_mlflow_ids(shown.id, experiment_id)
         tags = build_run_tags(run, _list_suite_evaluations(self._registry, run.id))
         client.describe(shown.id, flat_params(run.spec), tags)
-        client.write_text(shown.id, without_password(run.yaml), "spec.yaml")
-        resolved = without_password(json.dumps(run.spec, indent=2))
+        client.write_text(shown.id, redact_passwords(run.yaml), "spec.yaml")
+        resolved = redact_passwords(json.dumps(run.spec, indent=2))
         client.write_text(shown.id, resolved, "spec.resolved.json")
         client.set_status(shown.id, _STATUS[run.effective_status], _get_end_time(run))
         return _OpenMlflowRun(client, shown.id, run.attempt, _MlflowPoints(client, shown))
@@ -257,7 +257,7 @@ class MlflowMirror:
         shown, status = at.client.find(at.id), _STATUS[run.effective_status]
         if shown is None:
             raise MirrorUnavailableError(
-                f"MLflow at {without_password(self._uri)} has lost run {at.id}"
+                f"MLflow at {redact_passwords(self._uri)} has lost run {at.id}"
             )
         if shown.status != status:
             at.client.set_status(at.id, status, _get_end_time(run))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rlx.errors import EnvironmentFault
 from rlx.record.mlflow_tags import legal_key
-from rlx.spec.reading.diagnostics import escape_unprintable, without_password
+from rlx.text import escape_unprintable, redact_passwords
 from rlx_registry import MetricRow
 
 __all__ = [
@@ -174,7 +174,7 @@ class MirrorClient:
         # MLflow lets through whatever its server, its database and their libraries come up with.
         except Exception as error:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            said = escape_unprintable(without_password(f"MLflow at {uri}: {first}"))
+            said = escape_unprintable(redact_passwords(f"MLflow at {uri}: {first}"))
             raise MirrorUnavailableError(said) from error
 
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlx.spec.reading.diagnostics import without_password
+from rlx.text import redact_passwords
 from rlx_registry import EvaluationRecord, RunRecord
 
 __all__ = [
@@ -34,7 +34,7 @@ def flat_params(spec: Mapping[str, Any]) -> dict[str, str]:
         {'a.b.0': '1', 'a.b.1': 'null', 'a.c': '[]', 'd': 'x'}
     """
     return {
-        legal_key(key): without_password(value)[:_PARAM_LIMIT]
+        legal_key(key): redact_passwords(value)[:_PARAM_LIMIT]
         for key, value in _iterate_leaves("", spec)
     }
 

@@ -9,9 +9,7 @@ import pyarrow as pa
 
 from rlx.errors import RegistryError
 from rlx.plugin import Problem
-from rlx.probe import ProbeResult
-from rlx.probe.records import RecordedProbe
-from rlx.probe.responses import AssembledResponse
+from rlx.probe import AssembledResponse, ProbeResult, RecordedProbe
 from rlx.record.reward_entries import ENTRIES, encode_entries, read_entries
 from rlx.reward import RewardEntry
 from rlx_registry import Registry

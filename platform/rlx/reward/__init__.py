@@ -1,9 +1,10 @@
 """Scoring: named rewards of a step, computed by plugins in processes that can be killed."""
 
 from rlx.reward.host import PooledHost
+from rlx.reward.job import JobOutcome, RewardJob
 from rlx.reward.scoring import NamedReward, rescore_rollouts, score_rollouts
 from rlx.reward.table import Place, RewardEntry, RewardTable
-from rlx.reward.workers import JobOutcome, RewardJob, RewardPool
+from rlx.reward.workers import RewardPool
 
 __all__ = [
     "JobOutcome",

@@ -1,6 +1,6 @@
 """Schedules and rollout trees: what will be sampled, and what was."""
 
-from rlx.plugin.environment import FAILED
+from rlx.plugin import FAILED
 from rlx.rollout.dialogue import (
     Dialogue,
     Pieces,
@@ -9,7 +9,7 @@ from rlx.rollout.dialogue import (
     build_piece_splitter,
     encode_between_turns,
 )
-from rlx.rollout.environment import EnvironmentPlan, is_fault_segment
+from rlx.rollout.environment import EnvironmentPlan, build_talk, is_fault_segment
 from rlx.rollout.host import EnvironmentHost, HostFault, LocalHost, check_environment_step
 from rlx.rollout.schedule import RolloutPlan, TurnLevel, build_rollout_plan, sample_rollout_trees
 from rlx.rollout.session import Completion, CompletionRequest, Sampler, SamplingSession
@@ -39,6 +39,7 @@ __all__ = [
     "TurnPrompt",
     "build_piece_splitter",
     "build_rollout_plan",
+    "build_talk",
     "check_environment_step",
     "encode_between_turns",
     "find_spans",

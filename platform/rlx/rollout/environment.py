@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rlx.errors import SpecError
-from rlx.plugin import Action, Problem, Step
-from rlx.plugin.environment import FAILED
+from rlx.plugin import FAILED, Action, Problem, Step
 from rlx.rollout.dialogue import Dialogue, TurnPrompt
 from rlx.rollout.host import EnvironmentHost, HostFault
 from rlx.rollout.session import Completion, CompletionRequest, SamplingSession

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlx.record.recorder import Recorder
+from rlx.record import Recorder
 from rlx.spec import EnvironmentRolloutSpec, RolloutSpec
 
 __all__ = ["AlarmWatch", "find_over_querying"]

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlx.batch import build_token_batch, list_batch_rows
-from rlx.credit import structured_scores
-from rlx.credit.group import compute_group_extremes, has_score_spread
+from rlx.credit import compute_group_extremes, has_score_spread, structured_scores
 from rlx.plugin import Problem
 from rlx.recipe import Recipe, build_environment_host
 from rlx.reward import RewardTable, score_rollouts

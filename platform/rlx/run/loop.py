@@ -4,15 +4,20 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from rlx.errors import RewardError
-from rlx.evaluation.held_out import compute_held_out_metrics, limit_to_one_answer
+from rlx.evaluation import compute_held_out_metrics, limit_to_one_answer
 from rlx.home import RunFolder, get_rlx_home
-from rlx.learner import Critic, Learner, Ranks, learning_rate
-from rlx.learner.reference import ReferencePolicy, build_learner_with_reference
-from rlx.model import Policy, build_policy, warm_start_policy
-from rlx.model.lora import adapt_policy
+from rlx.learner import (
+    Critic,
+    Learner,
+    Ranks,
+    ReferencePolicy,
+    build_learner_with_reference,
+    learning_rate,
+)
+from rlx.model import Policy, adapt_policy, build_policy, warm_start_policy
 from rlx.plugin import Task
 from rlx.recipe import Recipe, build_recipe
-from rlx.record.recorder import Recorder
+from rlx.record import Recorder
 from rlx.reward import RewardPool
 from rlx.rollout import RolloutPlan
 from rlx.run.alarms import AlarmWatch

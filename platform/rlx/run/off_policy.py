@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from rlx.batch import TokenBatch
-from rlx.loss.correction import compute_sampler_mismatch
+from rlx.loss import compute_sampler_mismatch
 from rlx.spec import LossSpec
 from rlx.step import TrainBatch
 

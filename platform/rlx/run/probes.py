@@ -7,15 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.errors import SpecError
-from rlx.evaluation.held_out import limit_to_one_answer
+from rlx.evaluation import limit_to_one_answer
 from rlx.model import Policy
-from rlx.probe import ProbeContext, ProbeResult, probe_model
-from rlx.probe.questions import ProbeDialogue
-from rlx.probe.records import RecordedProbe, settings_of
-from rlx.probe.statistics import GRID, compute_scheme_figures
+from rlx.probe import (
+    GRID,
+    ProbeContext,
+    ProbeDialogue,
+    ProbeResult,
+    RecordedProbe,
+    compute_scheme_figures,
+    probe_model,
+    settings_of,
+)
 from rlx.recipe import Recipe
-from rlx.record.probes import probe_table
-from rlx.record.recorder import Recorder
+from rlx.record import Recorder, probe_table
 from rlx.reward import RewardPool
 from rlx.rollout import Sampler
 from rlx.run.progress import Progress

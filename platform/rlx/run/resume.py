@@ -5,8 +5,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlx.checkpoint.sealing import CheckpointError
-from rlx.checkpoint.store import (
+from rlx.checkpoint import (
+    CheckpointError,
     RunState,
     convert_checkpoint,
     find_newest_checkpoint,

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 
 from rlx.home import RunFolder
-from rlx.learner import Critic, Learner, Ranks
-from rlx.learner.reference import ReferencePolicy
+from rlx.learner import Critic, Learner, Ranks, ReferencePolicy
 from rlx.model import Policy
-from rlx.record.recorder import Recorder
+from rlx.record import Recorder
 from rlx.reward import RewardPool
 from rlx.run.progress import ProgressFile
 from rlx.sampler import SamplingEngine

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from rlx.batch import TokenBatch
-from rlx.probe import ProbeContext
-from rlx.probe.values import StateValues, build_probe_response, state_values
+from rlx.probe import ProbeContext, StateValues, build_probe_response, state_values
 from rlx.recipe import Recipe
 from rlx.rollout import RolloutTree
 from rlx.run.run_context import RunContext

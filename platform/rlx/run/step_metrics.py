@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from rlx.evaluation.held_out import (
+from rlx.evaluation import (
     collect_stated_confidences,
     compute_identical_share,
     find_correctness_reward,

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from rlx.record.rollouts import TrainedRows
+from rlx.record import TrainedRows
 from rlx.step import TokenStreams, TrainBatch
 
-__all__ = ["collect_state_values", "spread_step_values", "trained_rows"]
+__all__ = ["build_trained_rows", "collect_state_values", "spread_step_values"]
 
 
 def spread_step_values(step_ids: Tensor, values: Tensor) -> Tensor:
@@ -23,7 +23,7 @@ def collect_state_values(step_ids: Tensor, per_token: Tensor) -> Tensor:
     return values.scatter(1, nowhere, per_token)[:, : steps + 1]
 
 
-def trained_rows(train: TrainBatch) -> TrainedRows:
+def build_trained_rows(train: TrainBatch) -> TrainedRows:
     """All that is recorded of a step's rows."""
     batch, streams, scores = train.batch, train.streams, train.scores
     told = {**vars(scores)}

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from rlx.batch import TokenBatch, build_token_batch, list_batch_rows
-from rlx.credit.returns import fill_between_ends
+from rlx.credit import fill_between_ends
 from rlx.errors import SpecError
 from rlx.learner import CriticStats, UpdateStats, critic_rate
 from rlx.recipe import Recipe
-from rlx.record.rollouts import Role
+from rlx.record import Role
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree, build_piece_splitter, is_fault_segment
 from rlx.row_rewards import build_row_rewards
@@ -22,7 +22,7 @@ from rlx.run.controller_state import ControllerState
 from rlx.run.off_policy import off_policy_figures
 from rlx.run.state_values import mc_streams
 from rlx.run.step_metrics import step_figures
-from rlx.run.trained_rows import trained_rows
+from rlx.run.trained_rows import build_trained_rows
 from rlx.run.training_context import TrainingContext
 from rlx.run.weight_sync import compute_sync_figures, synchronize_sampler
 from rlx.step import TokenStreams, TrainBatch, assign_credit
@@ -263,7 +263,7 @@ def _record_training_step(
         figures,
         trees,
         table,
-        trained_rows(train),
+        build_trained_rows(train),
         _build_step_statistics(train, phase, recipe, rollouts.sampled_after),
         context.folder.rollouts(step),
         roles,

@@ -1,19 +1,5 @@
 """Sampling engines. Each owns whole weights of its own and never calls a sharded module."""
 
-from rlx.sampler.engines import (
-    SamplingEngine,
-    TransformersSampler,
-    VllmSampler,
-    copy_policy,
-    open_sampler,
-    require_engine,
-)
+import lazy_loader
 
-__all__ = [
-    "SamplingEngine",
-    "TransformersSampler",
-    "VllmSampler",
-    "copy_policy",
-    "open_sampler",
-    "require_engine",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

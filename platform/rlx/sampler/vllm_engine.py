@@ -36,10 +36,9 @@ from rlx.sampler.transfer import (
     join_process_group,
     publish_weights,
 )
-from rlx.spec import RunnerSpec, TurnSpec
+from rlx.spec import COLDEST, RunnerSpec, TurnSpec
 from rlx.spec import VllmSamplerSpec as VllmSpec
-from rlx.spec.reading.diagnostics import escape_unprintable
-from rlx.spec.training import COLDEST
+from rlx.text import escape_unprintable
 
 __all__ = ["VllmSampler", "require_vllm"]
 

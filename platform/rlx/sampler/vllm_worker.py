@@ -21,8 +21,7 @@ import torch
 from torch import nn
 
 from rlx.importing import speed_up_imports
-from rlx.model import PlainDialogue
-from rlx.model.tokenizer import pretrained_tokenizer
+from rlx.model import PlainDialogue, pretrained_tokenizer
 from rlx.sampler.channel import Channel
 from rlx.sampler.limits import completes_stop_string
 from rlx.sampler.transfer import Group, join_process_group, receive_weights

@@ -1,11 +1,54 @@
 """What an experiment may say. Pydantic only: reading a spec never imports torch."""
 
-from rlx.spec.credit import PROFILES, AdaptiveBeta, CreditSpec
+from rlx.spec.base import KeyPath, list_yaml_keys
+from rlx.spec.cautions import find_cautions
+from rlx.spec.credit import (
+    PROFILES,
+    AdaptiveBeta,
+    CreditSpec,
+    KlKind,
+    OnMissingTurn,
+    Placement,
+    ScoreSource,
+    TurnReduce,
+)
+from rlx.spec.estimator import (
+    Alpha,
+    ConfidenceSpec,
+    DrGrpo,
+    EnvironmentTokens,
+    Gigpo,
+    Gpg,
+    Grpo,
+    MtGrpo,
+    MultiturnGrpo,
+    Normalize,
+    Opo,
+    PassAtK,
+    Rloo,
+    SecondLevel,
+    Singleton,
+    TurnStatistics,
+    TwoLevel,
+    Uniform,
+)
 from rlx.spec.experiment import ExperimentSpec
-from rlx.spec.loss import EntropyBonus, KlPenalty, LossSpec
+from rlx.spec.field_docs import read_field_meanings
+from rlx.spec.json_schema import experiment_schema
+from rlx.spec.launcher import HostsLauncherSpec, LocalLauncherSpec, SlurmLauncherSpec
+from rlx.spec.loss import Aggregate, Correction, EntropyBonus, KlPenalty, LossSpec
+from rlx.spec.mask import AllResponse, Effective, TurnSpans
 from rlx.spec.model import Lora, ModelSpec, PretrainedModelSpec, TinyModelSpec, WarmStart
-from rlx.spec.probe import MonteCarloSpec, ProbeSpec
-from rlx.spec.reward import GlobalReward, OnError, PluginUse, RewardsSpec, TurnReward, ValueOnError
+from rlx.spec.probe import Cut, FractionCuts, MonteCarloSpec, ProbeSpec, Scheme, SentenceCuts
+from rlx.spec.reward import (
+    EVERY_TURN,
+    GlobalReward,
+    OnError,
+    PluginUse,
+    RewardsSpec,
+    TurnReward,
+    ValueOnError,
+)
 from rlx.spec.rollout import (
     DynamicSampling,
     EnvironmentRolloutSpec,
@@ -17,7 +60,9 @@ from rlx.spec.rollout import (
     TwoTurnRolloutSpec,
 )
 from rlx.spec.sections import EstimatorUse, MaskUse
+from rlx.spec.suite import OWN_SUITE, SetSpec, SuiteSpec
 from rlx.spec.training import (
+    COLDEST,
     CriticSpec,
     EvaluationSpec,
     OptimizerSpec,
@@ -30,43 +75,88 @@ from rlx.spec.training import (
 )
 
 __all__ = [
+    "COLDEST",
+    "EVERY_TURN",
+    "OWN_SUITE",
     "PROFILES",
     "AdaptiveBeta",
+    "Aggregate",
+    "AllResponse",
+    "Alpha",
+    "ConfidenceSpec",
+    "Correction",
     "CreditSpec",
     "CriticSpec",
+    "Cut",
+    "DrGrpo",
     "DynamicSampling",
+    "Effective",
     "EntropyBonus",
     "EnvironmentRolloutSpec",
+    "EnvironmentTokens",
     "EnvironmentUse",
     "EstimatorUse",
     "EvaluationSpec",
     "ExperimentSpec",
     "ForcedAnswer",
+    "FractionCuts",
+    "Gigpo",
     "GlobalReward",
+    "Gpg",
+    "Grpo",
+    "HostsLauncherSpec",
+    "KeyPath",
+    "KlKind",
     "KlPenalty",
+    "LocalLauncherSpec",
     "Lora",
     "LossSpec",
     "MaskUse",
     "ModelSpec",
     "MonteCarloSpec",
+    "MtGrpo",
+    "MultiturnGrpo",
+    "Normalize",
     "OnError",
+    "OnMissingTurn",
+    "Opo",
     "OptimizerSpec",
+    "PassAtK",
     "PhaseSpec",
+    "Placement",
     "PluginUse",
     "PretrainedModelSpec",
     "ProbeSpec",
     "RewardsSpec",
+    "Rloo",
     "RolloutSpec",
     "RunnerSpec",
     "SamplerSpec",
+    "Scheme",
+    "ScoreSource",
+    "SecondLevel",
+    "SentenceCuts",
+    "SetSpec",
     "SingleRolloutSpec",
+    "Singleton",
+    "SlurmLauncherSpec",
+    "SuiteSpec",
     "TinyModelSpec",
     "TrackingSpec",
     "TransformersSamplerSpec",
+    "TurnReduce",
     "TurnReward",
+    "TurnSpans",
     "TurnSpec",
+    "TurnStatistics",
+    "TwoLevel",
     "TwoTurnRolloutSpec",
+    "Uniform",
     "ValueOnError",
     "VllmSamplerSpec",
     "WarmStart",
+    "experiment_schema",
+    "find_cautions",
+    "list_yaml_keys",
+    "read_field_meanings",
 ]

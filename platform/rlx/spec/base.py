@@ -1,13 +1,27 @@
 """What every piece of the spec has in common."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rlx.spec.reading.diagnostics import KeyPath, Kind
+__all__ = [
+    "Betas",
+    "Contradiction",
+    "FaultKind",
+    "KeyPath",
+    "SpecProblem",
+    "StrictModel",
+    "list_yaml_keys",
+]
 
-__all__ = ["Betas", "Contradiction", "SpecProblem", "StrictModel", "list_yaml_keys"]
+
+KeyPath = tuple[str | int, ...]
+"""Keys and list indices from the top of the file: `("phases", 0, "steps")`."""
+
+FaultKind = Literal[
+    "file", "syntax", "unknown_key", "missing_key", "value", "conflict", "plugin", "machine"
+]
 
 
 class StrictModel(BaseModel):
@@ -42,7 +56,7 @@ class SpecProblem:
     choices: tuple[str, ...] = ()
     help: str = ""
     against: KeyPath = ()
-    kind: Kind = "conflict"
+    kind: FaultKind = "conflict"
     cause: ValidationError | None = None
     data: Any = None
 

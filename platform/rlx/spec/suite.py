@@ -8,19 +8,14 @@ sets:
   four: {distribution: out, set: {task.numbers: [4]}}
 """
 
-from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
-from pydantic_core import to_json
+from pydantic import Field
 
 from rlx.spec.base import StrictModel
-from rlx.spec.reading.diagnostics import build_refusal
-from rlx.spec.reading.locations import locate_diagnostic
-from rlx.spec.reading.reader import read_document
 from rlx.spec.training import VariantName
 
-__all__ = ["OWN_SUITE", "SetSpec", "SuiteSpec", "read_suite"]
+__all__ = ["OWN_SUITE", "SetSpec", "SuiteSpec"]
 
 OWN_SUITE = "own"
 """Name of the suite of an experiment's own sets, whose seed is the run's."""
@@ -50,24 +45,3 @@ class SuiteSpec(StrictModel):
     greedy: bool = False
     """Each token the most likely."""
     sets: dict[VariantName, SetSpec] = Field(min_length=1)
-
-
-def read_suite(path: Path) -> SuiteSpec:
-    """Reads and checks one suite; what its sets change is not looked at.
-
-    Raises:
-        InvalidSpec: everything that is wrong with the file.
-        SpecError: the file cannot be opened.
-    """
-    document = read_document(path)
-    try:
-        return SuiteSpec.model_validate_json(to_json(document.tree), strict=True)
-    except ValidationError as error:
-        from rlx.spec.reading.explain import (
-            explain_validation_error,  # only where something is wrong
-        )
-
-        faults = explain_validation_error(error, SuiteSpec, document.tree)
-        raise build_refusal(
-            [locate_diagnostic(f, document) for f in faults], document.file
-        ) from None

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from rlx.spec.base import Betas, StrictModel
 from rlx.spec.launcher import LauncherSpec, LocalLauncherSpec, SlurmLauncherSpec
-from rlx.spec.reading.diagnostics import without_password
+from rlx.text import redact_passwords
 
 __all__ = [
     "CheckpointSpec",
@@ -216,7 +216,7 @@ class TrackingSpec(StrictModel):
     @field_validator("registry", "mlflow")
     @classmethod
     def _no_secret(cls, url: str | None) -> str | None:
-        if url is not None and without_password(url) != url:
+        if url is not None and redact_passwords(url) != url:
             raise ValueError(
                 "a password does not belong into an experiment, of which copies are kept: put it "
                 "into ~/.pgpass or PGPASSWORD, or for MLflow into MLFLOW_TRACKING_PASSWORD; "

@@ -16,7 +16,8 @@ from typing import Any
 
 from rlx.discovery import Kind
 from rlx.testing.environments import check_environment, environment_checks
-from rlx.testing.promise import PromiseCheck
+from rlx.testing.processes import first_import
+from rlx.testing.promise import PromiseCheck, required_options
 from rlx.testing.rewards import check_reward, reward_checks
 from rlx.testing.tasks import check_task, task_checks
 
@@ -32,9 +33,11 @@ __all__ = [
     "estimator_checks",
     "example_batch",
     "example_inputs",
+    "first_import",
     "list_plugin_checks",
     "mask_checks",
     "placement_checks",
+    "required_options",
     "reward_checks",
     "task_checks",
 ]

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from rlx.batch import NO_TURN
-from rlx.credit import Credit, CreditInputs
-from rlx.credit.place import place_rewards
-from rlx.discovery.streams import list_needed_streams
+from rlx.credit import Credit, CreditInputs, place_rewards
+from rlx.discovery import list_needed_streams
 from rlx.plugin import Estimator as EstimatorPlugin
 from rlx.plugin import Plugin
 from rlx.testing.promise import (

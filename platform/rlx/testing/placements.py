@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlx.credit import CreditInputs
-from rlx.credit.place import PlacedRewards, sum_token_rewards
+from rlx.credit import CreditInputs, PlacedRewards, sum_token_rewards
 from rlx.testing.estimators import example_inputs
 from rlx.testing.promise import PromiseCheck, run_checks
 

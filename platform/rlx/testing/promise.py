@@ -19,7 +19,7 @@ from rlx.discovery import build_plugin, import_implementation
 from rlx.errors import RlxError
 from rlx.plugin import Plugin
 from rlx.spec import PluginUse
-from rlx.spec.reading.explain import explain_validation_error
+from rlx.spec.reading import explain_validation_error
 from rlx.testing.processes import first_import
 
 __all__ = [

@@ -14,7 +14,7 @@ import click
 
 from rlx.errors import RlxError
 from rlx.home import REGISTRY
-from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.text import escape_unprintable
 
 __all__ = ["watch_plugin_health"]
 

@@ -18,18 +18,16 @@ from rlx.discovery import (
     InstalledPlugin,
     PluginFault,
     build_plugin,
+    build_plugin_diagnostic,
     list_installed_plugins,
     load_plugin,
 )
-from rlx.discovery.lookup import build_plugin_diagnostic
 from rlx.errors import PluginError, RlxError, SpecError
 from rlx.plugin import Plugin
 from rlx.spec import PluginUse
-from rlx.spec.reading.diagnostics import escape_unprintable
-from rlx.spec.reading.yaml_source import parse_yaml_document
-from rlx.testing import PromiseCheck, list_plugin_checks
-from rlx.testing.processes import first_import
-from rlx.testing.promise import required_options
+from rlx.spec.reading import parse_yaml_document
+from rlx.testing import PromiseCheck, first_import, list_plugin_checks, required_options
+from rlx.text import escape_unprintable
 
 __all__ = ["PromiseVerdict", "run_conformance_checks"]
 

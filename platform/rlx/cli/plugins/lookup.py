@@ -8,7 +8,8 @@ from rlx.discovery import (
     load_plugin,
 )
 from rlx.errors import PluginError
-from rlx.spec.reading.diagnostics import did_you_mean, escape_unprintable
+from rlx.spec.reading import did_you_mean
+from rlx.text import escape_unprintable
 
 __all__ = ["describe_plugin_state", "find_named_plugins"]
 

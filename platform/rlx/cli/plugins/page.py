@@ -17,8 +17,8 @@ from typing_extensions import TypeAliasType
 
 from rlx.discovery import InstalledPlugin
 from rlx.plugin import Plugin
-from rlx.spec.field_docs import read_field_meanings
-from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.spec import read_field_meanings
+from rlx.text import escape_unprintable
 
 __all__ = ["describe_type", "render_plugin_page"]
 

@@ -11,7 +11,7 @@ from string import Template
 from rlx import __version__
 from rlx.discovery import Kind, list_installed_plugins
 from rlx.errors import SpecError
-from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.text import escape_unprintable
 
 __all__ = ["write_plugin_scaffold"]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from rlx.discovery import GROUPS
 from rlx.errors import PluginError, SpecError
-from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.text import escape_unprintable
 
 __all__ = ["add_to_sys_path"]
 

@@ -16,7 +16,7 @@ from rlx.discovery import (
     list_installed_plugins,
     load_plugin,
 )
-from rlx.spec.reading.diagnostics import escape_unprintable
+from rlx.text import escape_unprintable
 
 __all__ = ["plugins"]
 

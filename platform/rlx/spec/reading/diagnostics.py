@@ -4,7 +4,6 @@ The text follows compilers: message, place, the source line, carets, then help. 
 is the command line's business. Whatever a file contains, no control character reaches the text.
 """
 
-import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,39 +11,24 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from rlx.errors import EnvironmentFault, PluginError, SpecError
+from rlx.spec.base import FaultKind, KeyPath
+from rlx.text import escape_unprintable, redact_passwords
 
 __all__ = [
     "Diagnostic",
     "InvalidMachine",
     "InvalidPlugins",
     "InvalidSpec",
-    "KeyPath",
-    "Kind",
     "SourceLocation",
     "build_refusal",
     "did_you_mean",
-    "escape_unprintable",
     "format_diagnostic",
     "format_diagnostic_report",
     "format_key_path",
     "label_refusal",
-    "without_password",
 ]
 
-KeyPath = tuple[str | int, ...]
-"""Keys and list indices from the top of the file: `("phases", 0, "steps")`."""
-
-Kind = Literal[
-    "file", "syntax", "unknown_key", "missing_key", "value", "conflict", "plugin", "machine"
-]
-
-_ORDER: tuple[Kind, ...] = get_args(Kind)
-_HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-_BLANK = re.compile(
-    r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
-    r"\U000e0100-\U000e01ef]"
-)
-"""Of the other categories, what is drawn as nothing: fillers, selectors, braille without dots."""
+_ORDER: tuple[FaultKind, ...] = get_args(FaultKind)
 _WIDEST = 140
 """Characters of a source line that are shown; longer lines are cut around the place."""
 
@@ -88,7 +72,7 @@ class Diagnostic:
         severity: a warning stops nothing.
     """
 
-    kind: Kind
+    kind: FaultKind
     message: str
     path: KeyPath = ()
     against: KeyPath = ()
@@ -165,21 +149,6 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
     return folded[near[0]] if near else None
 
 
-def escape_unprintable(text: str) -> str:
-    """Returns `text` with controls, direction marks and what nobody sees shown as escapes."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_escape_character(c) for c in text)
-
-
-def _escape_character(character: str) -> str:
-    if character == "\t":
-        return " "
-    if unicodedata.category(character) in _HIDDEN or _BLANK.match(character):
-        return character.encode("unicode_escape").decode("ascii")
-    return character
-
-
 def _count_columns(text: str) -> int:
     """Terminal cells that printable `text` takes."""
     if text.isascii():
@@ -191,7 +160,7 @@ def _count_columns(text: str) -> int:
 
 def _format_excerpt(position: SourceLocation) -> tuple[str, str]:
     """Returns the source line, cut to a readable length, and the carets that belong below it."""
-    text, start = without_password(position.text), position.column - 1
+    text, start = redact_passwords(position.text), position.column - 1
     first = max(0, start - _WIDEST // 2) if len(text) > _WIDEST else 0
     last = first + _WIDEST
     before = ("…" if first else "") + escape_unprintable(text[first:start])
@@ -207,16 +176,6 @@ def _indent_text(label: str, text: str, margin: str) -> str:
     first, *rest = [escape_unprintable(line) for line in text.splitlines()] or [""]
     head = f"{margin} = {label}: "
     return "\n".join([head + first, *(" " * len(head) + line for line in rest)])
-
-
-def without_password(text: str) -> str:
-    """Hides the passwords of URLs.
-
-    Example:
-        >>> without_password("postgresql://ann:s3cret@db/rlx")
-        'postgresql://ann:***@db/rlx'
-    """
-    return re.sub(r"(://[^/\s:@]*):[^/\s@]+@", r"\1:***@", text)
 
 
 def format_diagnostic(diagnostic: Diagnostic, file: str | None = None) -> str:

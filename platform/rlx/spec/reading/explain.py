@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from rlx.spec.base import Contradiction, SpecProblem, list_yaml_keys
-from rlx.spec.reading.diagnostics import Diagnostic, KeyPath, did_you_mean, format_key_path
+from rlx.spec.base import Contradiction, KeyPath, SpecProblem, list_yaml_keys
+from rlx.spec.reading.diagnostics import Diagnostic, did_you_mean, format_key_path
 from rlx.spec.reading.locations import relocate_phase_fault
 from rlx.spec.reading.schema_paths import (
     ErrorLocation,

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rlx.spec.reading.diagnostics import Diagnostic, KeyPath
+from rlx.spec.base import KeyPath
+from rlx.spec.reading.diagnostics import Diagnostic
 from rlx.spec.reading.yaml_source import YamlDocument
 
 __all__ = ["locate_diagnostic", "relocate_phase_fault"]

@@ -10,11 +10,11 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import to_json
 
+from rlx.spec.base import KeyPath
 from rlx.spec.experiment import ExperimentSpec
 from rlx.spec.reading.diagnostics import (
     Diagnostic,
     InvalidSpec,
-    KeyPath,
     SourceLocation,
     build_refusal,
     format_key_path,

@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from rlx.spec.base import Contradiction
+from rlx.spec.base import Contradiction, KeyPath
 from rlx.spec.experiment import ExperimentSpec
-from rlx.spec.reading.diagnostics import Diagnostic, KeyPath
+from rlx.spec.reading.diagnostics import Diagnostic
 from rlx.spec.reading.explain import explain_validation_error
 
 __all__ = ["find_hidden_contradictions"]

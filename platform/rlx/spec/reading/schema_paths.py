@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typing_extensions import TypeAliasType
 
-from rlx.spec.reading.diagnostics import KeyPath
+from rlx.spec.base import KeyPath
 
 __all__ = ["ErrorLocation", "list_choices", "map_union_tags", "resolve_error_location"]
 

@@ -14,14 +14,9 @@ from typing import Any
 import yaml
 
 from rlx.errors import SpecError
-from rlx.spec.reading.diagnostics import (
-    Diagnostic,
-    KeyPath,
-    SourceLocation,
-    build_refusal,
-    escape_unprintable,
-    format_key_path,
-)
+from rlx.spec.base import KeyPath
+from rlx.spec.reading.diagnostics import Diagnostic, SourceLocation, build_refusal, format_key_path
+from rlx.text import escape_unprintable
 
 __all__ = ["MAX_BYTES", "MAX_DEPTH", "YamlDocument", "parse_yaml_document", "read_text"]
 

@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from rlx.errors import RlxError
-from rlx.spec.reading.diagnostics import escape_unprintable
 from rlx.testing.golden.check import GoldenFinding, check_golden_record
 from rlx.testing.golden.record import GoldenRecord, GoldenRecords, read_golden_records
+from rlx.text import escape_unprintable
 
 __all__ = ["main"]
 

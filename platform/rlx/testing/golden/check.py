@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlx.errors import RlxError
-from rlx.testing.golden import advantages, confidences, losses, placements, scores
+from rlx.testing.golden import (
+    advantages,
+    confidences,
+    losses,
+    placements,
+    scores,
+    turn_advantages,
+)
 from rlx.testing.golden.compare import Status, compare_output
 from rlx.testing.golden.family import RecordFamily
 from rlx.testing.golden.record import GoldenRecord
@@ -21,11 +28,11 @@ FAMILIES: tuple[RecordFamily, ...] = (
     advantages.BI_LEVEL,
     advantages.REINFORCE,
     advantages.GAE,
-    advantages.UNIFORM,
-    advantages.MULTITURN,
-    advantages.MT_GRPO,
-    advantages.GIGPO,
-    advantages.TREE,
+    turn_advantages.UNIFORM,
+    turn_advantages.MULTITURN,
+    turn_advantages.MT_GRPO,
+    turn_advantages.GIGPO,
+    turn_advantages.TREE,
     advantages.OUTCOME,
     confidences.FIELD,
     confidences.PROJECTION,

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlx.credit import group_advantages, spread_over_mask
-from rlx.credit.second_level import ema_scale, prompt_scale
+from rlx.credit import ema_scale, group_advantages, prompt_scale, spread_over_mask
 from rlx.plugin import Sample
 from rlx.testing.golden.family import RecordFamily
 from rlx.testing.golden.record import GoldenRecord, MissingInputError

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlx.loss import aggregation_weights, clipped_surrogate, sequence_log_ratio
-from rlx.spec.loss import Aggregate
+from rlx.spec import Aggregate
 from rlx.testing.golden.family import RecordFamily
 from rlx.testing.golden.record import GoldenRecord
 

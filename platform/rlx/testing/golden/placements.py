@@ -7,12 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlx.credit import structured_scores
-from rlx.credit.place import PlacedRewards, place_rewards, returns_score, sum_token_rewards
-from rlx.credit.returns import compute_discounted_returns, compute_gae_advantages
+from rlx.credit import (
+    PlacedRewards,
+    compute_discounted_returns,
+    compute_gae_advantages,
+    place_rewards,
+    returns_score,
+    structured_scores,
+    sum_token_rewards,
+)
 from rlx.kl import AdaptiveKl, FixedKl, kl_terms, mean_kl, subtract_kl_penalty
 from rlx.reward import RewardEntry, RewardTable
-from rlx.spec.credit import Placement
+from rlx.spec import Placement
 from rlx.testing.golden.family import RecordFamily, unpack_tensor
 from rlx.testing.golden.record import GoldenRecord, MissingInputError, sum_named_rewards
 

@@ -6,8 +6,20 @@ from typing import Any
 
 import torch
 
-from rlx.credit.place import place_rewards
-from rlx.evaluation import scores, selective
+from rlx.credit import place_rewards
+from rlx.evaluation import (
+    build_reliability_bins,
+    compute_accuracy_at_coverage,
+    compute_aurc,
+    compute_auroc,
+    compute_brier,
+    compute_brier_skill,
+    compute_expected_calibration_error,
+    compute_maximum_calibration_error,
+    compute_murphy_decomposition,
+    compute_risk_coverage,
+    compute_wilson_interval,
+)
 from rlx.testing.golden.family import RecordFamily
 from rlx.testing.golden.record import GoldenRecord, MissingInputError
 from rlx_plugins.countdown import compute_score, verify_equation_strict
@@ -76,7 +88,7 @@ def _compute_success_shares(record: GoldenRecord, name: str) -> list[float]:
 def _compute_wilson_intervals(record: GoldenRecord, name: str) -> list[list[float]]:
     if abs(record.get("z", default=_Z_95) - _Z_95) > 1e-6:
         raise MissingInputError("rlx has intervals at 95 % alone, z = 1.96")
-    return [list(scores.compute_wilson_interval(k, record.get("n"))) for k in record.get(*_COUNTS)]
+    return [list(compute_wilson_interval(k, record.get("n"))) for k in record.get(*_COUNTS)]
 
 
 SHARES = RecordFamily(
@@ -94,14 +106,14 @@ SHARES = RecordFamily(
 _FIGURES: dict[str, Callable[..., float | None]] = {
     "accuracy": lambda y, c: float(sum(y) / len(y)),
     "mean_confidence": lambda y, c: float(sum(c) / len(c)),
-    "brier": scores.compute_brier,
-    "brier_skill": scores.compute_brier_skill,
-    "auroc": scores.compute_auroc,
-    "ece": scores.compute_expected_calibration_error,
-    "mce": scores.compute_maximum_calibration_error,
-    "reliability": lambda y, c: scores.compute_murphy_decomposition(y, c).reliability,
-    "resolution": lambda y, c: scores.compute_murphy_decomposition(y, c).resolution,
-    "uncertainty": lambda y, c: scores.compute_murphy_decomposition(y, c).uncertainty,
+    "brier": compute_brier,
+    "brier_skill": compute_brier_skill,
+    "auroc": compute_auroc,
+    "ece": compute_expected_calibration_error,
+    "mce": compute_maximum_calibration_error,
+    "reliability": lambda y, c: compute_murphy_decomposition(y, c).reliability,
+    "resolution": lambda y, c: compute_murphy_decomposition(y, c).resolution,
+    "uncertainty": lambda y, c: compute_murphy_decomposition(y, c).uncertainty,
 }
 
 
@@ -124,15 +136,13 @@ def _compute_reliability_bins(record: GoldenRecord, name: str) -> list[dict[str,
     count = record.get("n_bins", "bins", default=10)
     return [
         {"bin": i, "n": b.n, "conf": b.confidence, "acc": b.accuracy}
-        for i, b in enumerate(
-            scores.build_reliability_bins(*_get_calibration_pairs(record), bins=count)
-        )
+        for i, b in enumerate(build_reliability_bins(*_get_calibration_pairs(record), bins=count))
         if b.n
     ]
 
 
 def _compute_risk_curve(record: GoldenRecord, name: str) -> list[float]:
-    risks: list[float] = selective.compute_risk_coverage(
+    risks: list[float] = compute_risk_coverage(
         *_get_calibration_pairs(record), ties="stable"
     ).tolist()
     return risks
@@ -140,9 +150,7 @@ def _compute_risk_curve(record: GoldenRecord, name: str) -> list[float]:
 
 def _compute_coverage_output(record: GoldenRecord, name: str) -> float:
     share = int(re.findall(r"\d+", name)[0]) / 100
-    return selective.compute_accuracy_at_coverage(
-        *_get_calibration_pairs(record), share, ties="stable"
-    )
+    return compute_accuracy_at_coverage(*_get_calibration_pairs(record), share, ties="stable")
 
 
 CALIBRATION = RecordFamily(
@@ -152,7 +160,7 @@ CALIBRATION = RecordFamily(
         "|".join(_FIGURES): _compute_calibration_figure,
         "bins": _compute_reliability_bins,
         "risk_at_coverage": _compute_risk_curve,
-        "aurc": lambda r, n: selective.compute_aurc(*_get_calibration_pairs(r), ties="stable"),
+        "aurc": lambda r, n: compute_aurc(*_get_calibration_pairs(r), ties="stable"),
         r"acc(uracy)?_at_\d+pct_coverage": _compute_coverage_output,
     },
 )

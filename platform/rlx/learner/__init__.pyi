@@ -1,0 +1,24 @@
+from .critic import Critic, CriticStats, critic_rate
+from .distributed import Ranks, join_ranks
+from .forward import PackedPolicy
+from .learner import Learner, learning_rate, write_model
+from .reference import ReferencePolicy, build_learner_with_reference
+from .terms import UpdateStats
+from .universal import convert_checkpoints, load_consolidated_weights
+
+__all__ = [
+    "Critic",
+    "CriticStats",
+    "Learner",
+    "PackedPolicy",
+    "Ranks",
+    "ReferencePolicy",
+    "UpdateStats",
+    "build_learner_with_reference",
+    "convert_checkpoints",
+    "critic_rate",
+    "join_ranks",
+    "learning_rate",
+    "load_consolidated_weights",
+    "write_model",
+]

@@ -1,0 +1,25 @@
+from .correction import CorrectionWeights, compute_correction_weights, compute_sampler_mismatch
+from .objectives import (
+    ETA,
+    aggregation_weights,
+    clipped_surrogate,
+    compute_cispo_loss,
+    compute_unclipped_loss,
+    entropy_weights,
+    sequence_log_ratio,
+    value_loss,
+)
+
+__all__ = [
+    "ETA",
+    "CorrectionWeights",
+    "aggregation_weights",
+    "clipped_surrogate",
+    "compute_cispo_loss",
+    "compute_correction_weights",
+    "compute_sampler_mismatch",
+    "compute_unclipped_loss",
+    "entropy_weights",
+    "sequence_log_ratio",
+    "value_loss",
+]

@@ -1,0 +1,38 @@
+from .engine import ProbeContext, ProbedAnswer, ProbeResult, ProbeSample, probe_model
+from .pictures import (
+    agreement_line,
+    draw_probe_curves,
+    draw_verbal_against_sampled,
+    render_probe_curve,
+)
+from .questions import ProbeDialogue
+from .records import RecordedProbe, compute_settings_digest, settings_of
+from .responses import AssembledResponse, build_response_tree
+from .statistics import GRID, MeanInterval, compute_scheme_figures
+from .values import StateValues, build_probe_response, state_values
+from .verbal import compute_agreement
+
+__all__ = [
+    "GRID",
+    "AssembledResponse",
+    "MeanInterval",
+    "ProbeContext",
+    "ProbeDialogue",
+    "ProbeResult",
+    "ProbeSample",
+    "ProbedAnswer",
+    "RecordedProbe",
+    "StateValues",
+    "agreement_line",
+    "build_probe_response",
+    "build_response_tree",
+    "compute_agreement",
+    "compute_scheme_figures",
+    "compute_settings_digest",
+    "draw_probe_curves",
+    "draw_verbal_against_sampled",
+    "probe_model",
+    "render_probe_curve",
+    "settings_of",
+    "state_values",
+]

@@ -1,0 +1,26 @@
+from .mirror import MlflowMirror, is_mirror_behind
+from .mlflow_client import MirrorUnavailableError
+from .mlflow_ui import require_free_port, ui_command
+from .probes import StoredPoint, probe_table, read_probe, recorded_probes
+from .recorder import Recorder
+from .retry import retry_registry_call
+from .rollout_reader import StoredStep, read_step
+from .rollouts import Role, TrainedRows
+
+__all__ = [
+    "MirrorUnavailableError",
+    "MlflowMirror",
+    "Recorder",
+    "Role",
+    "StoredPoint",
+    "StoredStep",
+    "TrainedRows",
+    "is_mirror_behind",
+    "probe_table",
+    "read_probe",
+    "read_step",
+    "recorded_probes",
+    "require_free_port",
+    "retry_registry_call",
+    "ui_command",
+]

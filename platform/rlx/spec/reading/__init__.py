@@ -1,0 +1,49 @@
+"""YAML to a checked `ExperimentSpec`, and every fault at its line.
+
+Knows YAML, the place of each key, overrides, and how to put a Pydantic error into the words of
+someone who wrote YAML. In: files and `key=value` overrides. Out: a spec or a list of diagnostics.
+"""
+
+from rlx.spec.reading.diagnostics import (
+    Diagnostic,
+    InvalidSpec,
+    SourceLocation,
+    build_refusal,
+    did_you_mean,
+    format_diagnostic,
+    format_key_path,
+    label_refusal,
+)
+from rlx.spec.reading.explain import explain_validation_error
+from rlx.spec.reading.locations import locate_diagnostic, relocate_phase_fault
+from rlx.spec.reading.reader import (
+    LoadedSpec,
+    apply_overrides,
+    read_document,
+    read_spec,
+    validate_document,
+)
+from rlx.spec.reading.suite_reader import read_suite
+from rlx.spec.reading.yaml_source import YamlDocument, parse_yaml_document
+
+__all__ = [
+    "Diagnostic",
+    "InvalidSpec",
+    "LoadedSpec",
+    "SourceLocation",
+    "YamlDocument",
+    "apply_overrides",
+    "build_refusal",
+    "did_you_mean",
+    "explain_validation_error",
+    "format_diagnostic",
+    "format_key_path",
+    "label_refusal",
+    "locate_diagnostic",
+    "parse_yaml_document",
+    "read_document",
+    "read_spec",
+    "read_suite",
+    "relocate_phase_fault",
+    "validate_document",
+]

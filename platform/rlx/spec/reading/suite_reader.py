@@ -1,0 +1,31 @@
+"""One YAML file to a `SuiteSpec`."""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+from pydantic_core import to_json
+
+from rlx.spec.reading.diagnostics import build_refusal
+from rlx.spec.reading.explain import explain_validation_error
+from rlx.spec.reading.locations import locate_diagnostic
+from rlx.spec.reading.reader import read_document
+from rlx.spec.suite import SuiteSpec
+
+__all__ = ["read_suite"]
+
+
+def read_suite(path: Path) -> SuiteSpec:
+    """Reads and checks one suite; what its sets change is not looked at.
+
+    Raises:
+        InvalidSpec: everything that is wrong with the file.
+        SpecError: the file cannot be opened.
+    """
+    document = read_document(path)
+    try:
+        return SuiteSpec.model_validate_json(to_json(document.tree), strict=True)
+    except ValidationError as error:
+        faults = explain_validation_error(error, SuiteSpec, document.tree)
+        raise build_refusal(
+            [locate_diagnostic(f, document) for f in faults], document.file
+        ) from None
