@@ -23,7 +23,7 @@ class Characters:
         text = "".join(map(chr, token_ids)).removesuffix(chr(END))
         return text, tuple(min(n, len(text)) for n in range(1, len(token_ids) + 1))
 
-    def observed(self, text, after, *, inline):
+    def encode_observation(self, text, after, *, inline):
         return TurnPrompt(text, self.encode(text) if inline else self.reply(text, after))
 
 

@@ -37,13 +37,13 @@ EXPERIMENTS = {
     "kg": ("kg.yaml", "phases=[{name: grpo, steps: 5}]"),
 }
 STAGES = {
-    "generation": ["rlx.run.collect:grow"],
-    "scoring": ["rlx.run.collect:score"],
-    "credit": ["rlx.run.training:flatten", "rlx.run.training:assign_credit"],
+    "generation": ["rlx.run.collect:sample_rollout_trees"],
+    "scoring": ["rlx.run.collect:score_rollouts"],
+    "credit": ["rlx.run.training:build_token_batch", "rlx.run.training:assign_credit"],
     "forward": ["rlx.learner.engine:TrainingEngine.__call__"],
     "backward": ["deepspeed.runtime.engine:DeepSpeedEngine.backward"],
     "optimiser": ["deepspeed.runtime.engine:DeepSpeedEngine.step"],
-    "weights to the sampler": ["rlx.run.training:synchronise"],
+    "weights to the sampler": ["rlx.run.training:synchronize_sampler"],
     "recording": ["rlx.run.training:_record_training_step"],
 }
 """What each stage calls; no stage calls another's."""

@@ -362,7 +362,7 @@ def test_a_turn_without_an_answer_is_the_last_of_its_rollout():
 
 def test_what_no_token_stands_for_is_the_environment_s_fault():
     class Limited(Characters):
-        def observed(self, text, after, *, inline):
+        def encode_observation(self, text, after, *, inline):
             if "2" in text:
                 raise SpecError("no token for '2'")
             return TurnPrompt(text, tuple(map(ord, text)))
