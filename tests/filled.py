@@ -36,7 +36,7 @@ def fill(registry: Registry, home: Path) -> None:
     plugin = PluginRecord(
         "one", "reward", "guest", "odd", "0.1", "guest:odd", "broken", ODD, 1_700_000_000.0
     )
-    registry.put_plugins("one", [plugin])
+    registry.machines.put_plugins("one", [plugin])
     registry.update_run("1", origins={"model.kind": "rlcr.yaml:3", "said": "default"})
     registry.update_run("1", steps_total=2, pid=7, phase="main", mlflow_run_id="m1")
     registry.transition("1", ["submitted"], "running")
@@ -44,13 +44,15 @@ def fill(registry: Registry, home: Path) -> None:
     registry.transition("1", ["running"], "failed", "killed by signal 9")
     registry.transition("1", ["failed"], "running", "resumed")
     _write_steps(registry, "1", 2, 3)
-    registry.add_evaluation("1", 2, "after", "test", 600, {"accuracy": 0.6}, {"bins": [1, 2]})
+    registry.results.add_evaluation(
+        "1", 2, "after", "test", 600, {"accuracy": 0.6}, {"bins": [1, 2]}
+    )
     for target, seq in (("mlflow", 4), ("mlflow-files", 2), ("mlflow-end", 5)):
-        registry.set_mirror_cursor("1", target, seq)
+        registry.results.set_mirror_cursor("1", target, seq)
     registry.update_run("1", step=2, mlflow_experiment_id="1", phase=None)
     registry.transition("1", ["running"], "finished")
     registry.transition("2", ["submitted"], "running")
-    registry.add_metrics("2", 1, {"train/loss": 3.25, "train/kl": float("nan")})
+    registry.results.add_metrics("2", 1, {"train/loss": 3.25, "train/kl": float("nan")})
     registry.transition("2", ["running"], "stopped", "asked to")
     registry.update_run("4", host="one", pid=8)
     registry.start("4", ["submitted"], devices=DeviceRequest("one", ("gpu:0", "gpu:1"), 1))
@@ -61,13 +63,17 @@ def _write_steps(registry: Registry, run_id: str, first: int, end: int) -> None:
     for step in range(first, end):
         place = {"path": f"rollouts/step_{step:06d}.parquet", "sha256": f"{step:064d}", "bytes": 10}
         statistics = {"rows": 2, "std": None}
-        registry.add_rollouts(
+        registry.results.add_rollouts(
             run_id, step, **place, statistics=statistics, index=[ANSWER, CONFIDENCE]
         )
-        registry.add_metrics(run_id, step, {"train/loss": 0.5 / step, "reward/mean": 0.1 + step})
-        registry.add_checkpoint(run_id, step, f"checkpoints/{step}", 2**40, f"{step:064x}")
-        registry.add_artifact(run_id, "spec.yaml", "spec")
-        registry.add_artifact(run_id, f"calibration_{step}.png", "picture")
-        registry.add_event(run_id, "note", ODD, {"step": step, "figures": [1.5, None]})
-        registry.add_evaluation(run_id, step, "step", "test", 60, {"accuracy": 0.5, "auroc": None})
+        registry.results.add_metrics(
+            run_id, step, {"train/loss": 0.5 / step, "reward/mean": 0.1 + step}
+        )
+        registry.results.add_checkpoint(run_id, step, f"checkpoints/{step}", 2**40, f"{step:064x}")
+        registry.results.add_artifact(run_id, "spec.yaml", "spec")
+        registry.results.add_artifact(run_id, f"calibration_{step}.png", "picture")
+        registry.results.add_event(run_id, "note", ODD, {"step": step, "figures": [1.5, None]})
+        registry.results.add_evaluation(
+            run_id, step, "step", "test", 60, {"accuracy": 0.5, "auroc": None}
+        )
         registry.heartbeat(run_id)

@@ -181,11 +181,11 @@ def _evaluated(registry: Registry, run_id: str, text: str) -> None:
             "risk_coverage": [[0.5, 0.25], [1.0, 1 - right]],
             "intervals": {"accuracy": [right - 0.1, right + 0.1]},
         }
-        registry.add_evaluation(run_id, step, label, text, 600, metrics)
-        registry.add_metrics(run_id, step, {"eval/held_out/accuracy": right})
+        registry.results.add_evaluation(run_id, step, label, text, 600, metrics)
+        registry.results.add_metrics(run_id, step, {"eval/held_out/accuracy": right})
     bands = [{"mean": m, "low": m - 0.1, "high": m + 0.1} for m in (0.1, 0.4, 0.9)]
     probed = {"p_correct": bands, "same": bands, "said": text}
-    registry.add_evaluation(run_id, 3, "after", f"probe/{text}", 6, probed)
+    registry.results.add_evaluation(run_id, 3, "after", f"probe/{text}", 6, probed)
 
 
 def shown(registry: Registry, folder: Path, text: str = "plain") -> None:
@@ -207,12 +207,12 @@ def shown(registry: Registry, folder: Path, text: str = "plain") -> None:
         steps(registry, run.id, directory, text)
         _evaluated(registry, run.id, text)
         registry.update_run(run.id, phase=text)
-        registry.add_event(run.id, text, text, {"payload": text}, level="warning")
-        registry.add_checkpoint(run.id, 3, "checkpoints/3", 4096, "c" * 64)
-        registry.add_artifact(run.id, "spec.json", text)
+        registry.results.add_event(run.id, text, text, {"payload": text}, level="warning")
+        registry.results.add_checkpoint(run.id, 3, "checkpoints/3", 4096, "c" * 64)
+        registry.results.add_artifact(run.id, "spec.json", text)
     registry.transition("1", ["running"], "finished", text)
     _lives_on(registry, "r-0002")
-    registry.put_plugins(
+    registry.machines.put_plugins(
         text,
         [
             PluginRecord(text, "reward", text, f"{n} {text}", text, "a:b", state, text, 1.7e9)
@@ -237,7 +237,7 @@ def submit(
     if status not in ("submitted", "queued"):
         registry.transition(run.id, ["submitted"], "running")
     for figure, value in held_out.items():
-        registry.add_metrics(run.id, 5, {f"eval/held_out/{figure}": value})
+        registry.results.add_metrics(run.id, 5, {f"eval/held_out/{figure}": value})
     if status not in ("submitted", "queued", "running"):
         registry.transition(run.id, ["running"], status, "because")
     return run.id
@@ -246,7 +246,7 @@ def submit(
 def _lives_on(registry: Registry, run_id: str) -> None:
     """Lets a run be alive as long as the tests go on; in truth its supervisor would say so."""
     run, tomorrow = models.run, time.time() + 86400
-    with registry._open_writer() as connection:
+    with registry.database.open_writer() as connection:
         connection.execute(
             update(run).where(run.c.id == int(run_id[2:])).values(heartbeat=tomorrow)
         )
@@ -256,5 +256,5 @@ def silence(registry: Registry, run_id: str, seconds: float = 1000) -> None:
     """Lets a run have shown no sign of life for so long."""
     then, run = time.time() - seconds, models.run
     values = {"heartbeat": then, "started": then, "created": then}
-    with registry._open_writer() as connection:
+    with registry.database.open_writer() as connection:
         connection.execute(update(run).where(run.c.id == int(run_id[2:])).values(**values))

@@ -55,19 +55,21 @@ def chosen(url: str) -> tuple[list[str], str, str]:
     from rlx_registry import Registry
 
     with Registry.open(url, read_only=True) as registry:
-        rows = [row for row in registry.run_rows() if registry.rollout_steps(row.id)]
+        rows = [
+            row for row in registry.queries.run_rows() if registry.results.rollout_steps(row.id)
+        ]
         if not rows:
             sys.exit(f"no run of {url} has recorded rollouts")
         named = [row for row in rows if row.name == "rlcr"] or rows
         first = named[-1].id
         talked = next((row.id for row in rows if row.name == "kg"), first)
-        steps = registry.rollout_steps(talked)
+        steps = registry.results.rollout_steps(talked)
         step = steps[len(steps) // 8]
-        index = registry.rollout_index(talked, step)
+        index = registry.results.rollout_index(talked, step)
         much = max(abs(row.advantage) for row in index) / 2
         shown = max(index, key=lambda row: (abs(row.advantage) >= much, row.n_tokens))
         beside = named if len(named) > 1 else rows
-        newest = f"/runs/{first}/rollouts/{registry.rollout_steps(first)[-1]}"
+        newest = f"/runs/{first}/rollouts/{registry.results.rollout_steps(first)[-1]}"
         credit = f"/runs/{talked}/rollouts/{step}/{shown.row}"
         return [row.id for row in reversed(beside)], newest, credit
 

@@ -248,7 +248,7 @@ def is_evaluated(run: RunRecord, suite: Path) -> bool:
 
     asked = read_suite(ROOT / suite)
     with registry() as open_registry:
-        known = {e.suite for e in open_registry.evaluations(run.id)}
+        known = {e.suite for e in open_registry.results.evaluations(run.id)}
     return {f"suite/{asked.name}/{name}" for name in asked.sets} <= known
 
 

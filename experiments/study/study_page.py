@@ -141,7 +141,7 @@ class Group:
     def curve(self, label: str, metric: str) -> tuple[list[int], np.ndarray]:
         """Steps, and the metric of every seed: `[seeds, steps]`."""
         own = [
-            dict(self.registry.metrics(run, [metric]).get(metric, []))
+            dict(self.registry.results.metrics(run, [metric]).get(metric, []))
             for run in self.runs[self.place(label)].values()
         ]
         steps = sorted(set.intersection(*map(set, own))) if own else []
@@ -172,7 +172,7 @@ class Group:
         """Every seed's answers to a set."""
         found = []
         for run in self.runs[self.place(label)].values():
-            asked = self.registry.evaluations(run, of_suite(suite))
+            asked = self.registry.results.evaluations(run, of_suite(suite))
             found += [dict(e.payload) for e in asked if e.label == "after" and e.payload]
         return found
 
@@ -180,7 +180,7 @@ class Group:
         """Every seed's figures of a set."""
         found = []
         for run in self.runs[self.place(label)].values():
-            asked = self.registry.evaluations(run, of_suite(suite))
+            asked = self.registry.results.evaluations(run, of_suite(suite))
             found += [dict(e.metrics) for e in asked if e.label == "after"]
         return found
 

@@ -43,7 +43,7 @@ class Database:
     def __init__(self, url: str, *, create: bool, read_only: bool) -> None:
         self.url = url
         self._backend = select_backend(url)
-        self._fence: tuple[int, int] | None = None
+        self.fence: tuple[int, int] | None = None
         self._journals = JournalWriter()
         self._joint = threading.local()
         with self._backend.translate_errors():
@@ -83,8 +83,8 @@ class Database:
         """
         writer = copy.copy(self)
         writer._joint = threading.local()
-        with self._open_run_reader(run_id) as (_, key):
-            writer._fence = (key, attempt)
+        with self.open_run_reader(run_id) as (_, key):
+            writer.fence = (key, attempt)
         return writer
 
     def __enter__(self) -> Self:
@@ -99,7 +99,7 @@ class Database:
         self.close()
 
     @contextmanager
-    def _open_reader(self) -> Iterator[Connection]:
+    def open_reader(self) -> Iterator[Connection]:
         with self._backend.translate_errors(), self._reader.begin() as connection:
             yield connection
 
@@ -110,7 +110,7 @@ class Database:
         Raises:
             Unavailable: nothing has been written.
         """
-        with self._open_writer() as connection:
+        with self.open_writer() as connection:
             self._joint.connection = connection
             try:
                 yield
@@ -118,7 +118,7 @@ class Database:
                 self._joint.connection = None
 
     @contextmanager
-    def _open_writer(self) -> Iterator[Connection]:
+    def open_writer(self) -> Iterator[Connection]:
         if (joint := getattr(self._joint, "connection", None)) is not None:
             yield joint
             return
@@ -141,20 +141,20 @@ class Database:
                 self._journals.add(Path(directory), changes, partial(self._snapshot, key))
 
     def _snapshot(self, key: int) -> Iterator[RunChange]:
-        with self._open_reader() as connection:
+        with self.open_reader() as connection:
             yield from snapshot_run(connection, key)
 
     @contextmanager
-    def _open_run_reader(self, run_id: str) -> Iterator[tuple[Connection, int]]:
-        with self._open_reader() as connection:
+    def open_run_reader(self, run_id: str) -> Iterator[tuple[Connection, int]]:
+        with self.open_reader() as connection:
             yield connection, get_run_key(connection, run_id)
 
     @contextmanager
-    def _open_run_writer(self, run_id: str) -> Iterator[tuple[Connection, int]]:
-        with self._open_writer() as connection:
+    def open_run_writer(self, run_id: str) -> Iterator[tuple[Connection, int]]:
+        with self.open_writer() as connection:
             key = get_run_key(connection, run_id, lock=True)
-            if self._fence is not None:
-                _require_current_attempt(connection, key, *self._fence)
+            if self.fence is not None:
+                _require_current_attempt(connection, key, *self.fence)
             yield connection, key
 
 

@@ -5,24 +5,56 @@ none is ever given back: the row of a run that has ended stays, and means nothin
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
 
 from sqlalchemy import Connection, and_, delete, insert, not_, select
 
 from rlx_registry import models
-from rlx_registry.database import format_run_id
+from rlx_registry.database import Database, format_run_id
 from rlx_registry.engine import acquire_named_lock
 from rlx_registry.errors import DevicesBusyError
-from rlx_registry.records import DeviceRecord, DeviceRequest
+from rlx_registry.records import DeviceRecord, DeviceRequest, PluginRecord
 from rlx_registry.states import change_run_status, is_silent
 
-__all__ = ["claim_devices", "list_held_devices"]
+__all__ = ["Machines", "claim_devices"]
 
 HOLDER = and_(
     models.run.c.id == models.device.c.run_id,
     models.run.c.attempt == models.device.c.attempt,
     models.run.c.status == "running",
 )
+
+
+class Machines:
+    """What machines have: plugins as they were last imported, and devices that runs hold."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def put_plugins(self, host: str, plugins: Collection[PluginRecord]) -> None:
+        """Records how the plugins of a machine fare; those that are not named are there no more."""
+        with self._database.open_writer() as connection:
+            connection.execute(delete(models.plugin).where(models.plugin.c.host == host))
+            if plugins:
+                connection.execute(insert(models.plugin), [asdict(one) for one in plugins])
+
+    def plugins(self, host: str | None = None) -> list[PluginRecord]:
+        """Returns how plugins fared, of one machine or of all, by kind and name."""
+        c = models.plugin.c
+        query = select(models.plugin).order_by(c.host, c.kind, c.name, c.distribution)
+        with self._database.open_reader() as connection:
+            rows = connection.execute(query if host is None else query.where(c.host == host))
+            return [PluginRecord(**row._mapping) for row in rows]
+
+    def devices(self, host: str | None = None) -> list[DeviceRecord]:
+        """Returns the devices that runs hold now, of one machine or of all, by name.
+
+        A run holds a device exactly while it is running, and not silent, at the attempt that took
+        it: no call gives one back.
+        """
+        with self._database.open_reader() as connection:
+            return list_held_devices(connection, host)
 
 
 def claim_devices(

@@ -67,8 +67,11 @@ class RolloutQuery:
     problem: str | None = None
 
 
-class Queries(Database):
+class Queries:
     """What pages read."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     # Runs --------------------------------------------------------------------------------------
 
@@ -76,7 +79,7 @@ class Queries(Database):
         """Returns all runs without their specs, newest first."""
         c = models.run.c
         query = select(*(c[name] for name in _ROW)).order_by(c.id.desc())
-        with self._open_reader() as connection:
+        with self._database.open_reader() as connection:
             return [
                 RunRow(**{**row._mapping, "id": format_run_id(row.id)})
                 for row in connection.execute(query)
@@ -96,7 +99,7 @@ class Queries(Database):
         query = select(run.id, key.name, step.label("step"), value.label("value"))
         query = query.join_from(models.run, models.metric_key, true())
         found: dict[str, dict[str, tuple[int, float]]] = {one: {} for one in ids}
-        with self._open_reader() as connection:
+        with self._database.open_reader() as connection:
             called = get_run_keys(connection, ids)
             query = query.where(run.id.in_(list(called)), key.name.in_(list(names)))
             for of, name, at, newest in connection.execute(query):
@@ -107,7 +110,7 @@ class Queries(Database):
     def metric_names(self, run_id: str) -> list[str]:
         """Returns the names of the metrics that a run has, in order."""
         key_c, c = models.metric_key.c, models.metric.c
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             has = select(1).where(c.run_id == key, c.key_id == key_c.id).exists()
             return sorted(connection.scalars(select(key_c.name).where(has)))
 
@@ -139,7 +142,7 @@ class Queries(Database):
         thin: Callable[[Connection, ColumnElement[bool], int], Curve],
     ) -> tuple[int, dict[str, Curve]]:
         c = models.metric.c
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             keys = self._metric_keys(connection, names)
             last = connection.scalar(select(models.run.c.step).where(models.run.c.id == key)) or 0
             width = 1 if last <= EXACT else -(-last // points)
@@ -154,7 +157,7 @@ class Queries(Database):
     ) -> list[tuple[int, float]]:
         """Returns `(step, at)` of a metric, steps ascending: of all, or of the last ones."""
         c = models.metric.c
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             key_id = self._metric_keys(connection, [name]).get(name, -1)
             query = select(c.step, c.at).where(c.run_id == key, c.key_id == key_id)
             rows = connection.execute(query.order_by(c.step.desc()).limit(last))
@@ -163,7 +166,7 @@ class Queries(Database):
     def last_seq(self, run_id: str) -> int:
         """Returns the cursor behind all metrics of a run; see `metric_rows_after`."""
         c = models.metric.c
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             return int(connection.scalar(select(func.max(c.seq)).where(c.run_id == key)) or 0)
 
     def new_values(self, run_id: str, after: int, limit: int) -> tuple[int, dict[str, Curve]]:
@@ -175,7 +178,7 @@ class Queries(Database):
         query = select(c.seq, c.key_id, c.step, c.value).where(c.seq > after)
         query = query.order_by(c.seq).limit(limit)
         by_key: dict[int, Curve] = {}
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             for seq, key_id, step, value in connection.execute(query.where(c.run_id == key)):
                 by_key.setdefault(key_id, []).append((step, value))
                 after = seq
@@ -195,14 +198,14 @@ class Queries(Database):
         c = models.event.c
         query = select(c.id, c.at, c.kind, c.level, c.message, c.payload).where(c.id > after)
         query = query.order_by(c.id.desc()).limit(limit)
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             rows = connection.execute(query.where(c.run_id == key))
             return [EventRecord(*row) for row in rows][::-1]
 
     def count_events(self, run_id: str) -> int:
         """Returns how many events a run has."""
         c = models.event.c
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             query = select(func.count()).select_from(models.event).where(c.run_id == key)
             return int(connection.scalar(query) or 0)
 
@@ -210,7 +213,7 @@ class Queries(Database):
         """Returns evaluations without their payloads, by step, then as they were taken."""
         c = models.evaluation.c
         query = select(c.step, c.label, c.suite, c.n, c.metrics, literal(None), c.at)
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             rows = connection.execute(query.where(c.run_id == key).order_by(c.step, c.at))
             return [EvaluationRecord(*row) for row in rows]
 
@@ -219,7 +222,7 @@ class Queries(Database):
     def matching_trees(self, run_id: str, step: int, query: RolloutQuery) -> list[int]:
         """Returns the trees of a step that are wanted, ascending."""
         c = models.rollout.c
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             here = and_(c.run_id == key, c.step == step)
             wanted = select(c.tree).where(here, *_build_rollout_conditions(query, here)).distinct()
             return sorted(connection.scalars(wanted))
@@ -229,20 +232,20 @@ class Queries(Database):
         c = models.rollout.c
         query = select(*(c[name] for name in INDEX_FIELDS)).order_by(c.row)
         query = query.where(c.step == step, c.tree.in_(list(trees)))
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             return [build_index_record(r) for r in connection.execute(query.where(c.run_id == key))]
 
     def tree_of_row(self, run_id: str, step: int, row: int) -> int | None:
         """Returns the tree that a row of a step hangs in; None where there is no such row."""
         c = models.rollout.c
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             query = select(c.tree).where(c.run_id == key, c.step == step, c.row == row)
             return connection.scalar(query)
 
     def problem_steps(self, run_id: str, problem_id: str) -> list[int]:
         """Returns the steps in which a problem was sampled, ascending."""
         c = models.rollout.c
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             query = select(c.step).where(c.run_id == key, c.problem_id == problem_id)
             return sorted(connection.scalars(query.distinct()))
 
@@ -250,7 +253,7 @@ class Queries(Database):
         """Returns the largest |advantage| of a step, by kind of turn."""
         c = models.rollout.c
         query = select(c.turn, func.max(func.abs(c.advantage))).group_by(c.turn)
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             rows = connection.execute(query.where(c.run_id == key, c.step == step))
             return {turn: float(value) for turn, value in rows}
 
@@ -258,21 +261,26 @@ class Queries(Database):
 
     def describe_database(self) -> dict[str, str | int | None]:
         """Returns the database as people name it, its kind, revision, and size in bytes."""
-        with self._open_reader() as connection:
+        with self._database.open_reader() as connection:
             kind = connection.dialect.name
             size = "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"
             if kind == "postgresql":
                 size = "SELECT pg_database_size(current_database())"
             found = connection.scalar(text(size))
-            at = schema.find_revision(connection, self.label)
-        return {"label": self.label, "kind": kind, "revision": at, "bytes": int(found or 0)}
+            at = schema.find_revision(connection, self._database.label)
+        return {
+            "label": self._database.label,
+            "kind": kind,
+            "revision": at,
+            "bytes": int(found or 0),
+        }
 
     def statuses(self) -> dict[Status, int]:
         """Returns how many runs are in each effective status that some are in."""
         c, now = models.run.c, time.time()
         plain = select(c.status, func.count().label("n")).group_by(c.status)
         lost = select(c.status, func.count()).where(has_status(["lost"], now), c.status != "lost")
-        with self._open_reader() as connection:
+        with self._database.open_reader() as connection:
             found: dict[str, int] = {r.status: r.n for r in connection.execute(plain)}
             for status, count in connection.execute(lost.group_by(c.status)):
                 found[status] -= count
@@ -283,14 +291,14 @@ class Queries(Database):
         """Returns the runs that have a supervisor, newest first."""
         c = models.run.c
         query = select(*(c[name] for name in _ROW)).where(c.status.in_(sorted(LIVING)))
-        with self._open_reader() as connection:
+        with self._database.open_reader() as connection:
             rows = connection.execute(query.order_by(c.id.desc()))
             return [RunRow(**{**row._mapping, "id": format_run_id(row.id)}) for row in rows]
 
     def stored_bytes(self) -> dict[str, Mapping[str, int]]:
         """Returns `{run: {"rollouts": bytes, "checkpoints": bytes}}`, as they were recorded."""
         found: dict[str, dict[str, int]] = {}
-        with self._open_reader() as connection:
+        with self._database.open_reader() as connection:
             for name, table in (
                 ("rollouts", models.rollout_step),
                 ("checkpoints", models.checkpoint),

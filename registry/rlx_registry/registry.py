@@ -2,27 +2,26 @@
 
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import Row, delete, insert, select, update
+from sqlalchemy import Row, insert, select, update
 
-from rlx_registry import machines as slots
 from rlx_registry import models
 from rlx_registry.changes import SETTABLE, record_change
-from rlx_registry.database import find_key, format_run_id
+from rlx_registry.database import Database, find_key, format_run_id
 from rlx_registry.engine import acquire_named_lock, select_backend
 from rlx_registry.journal_import import import_journal, read_journal
+from rlx_registry.machines import Machines, claim_devices
 from rlx_registry.queries import Queries
 from rlx_registry.records import (
     LIVING,
     REQUESTS,
     STATUSES,
-    DeviceRecord,
     DeviceRequest,
     ImportedRun,
-    PluginRecord,
     Request,
     RunRecord,
     StartedAttempt,
@@ -38,12 +37,18 @@ UPDATABLE = SETTABLE - {"request"}
 BLOCKING: tuple[Status, ...] = ("finished", "queued", "submitted", "running")
 
 
-class Registry(RunResults, Queries):
+class Registry:
     """Runs remembered. Use as a context manager, or call `close()`.
 
     Run ids in arguments are "r-0042", "r-42" or "42"; every method that takes one raises NotFound
     when there is no such run. Methods may be called from any thread.
     """
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.results = RunResults(database)
+        self.queries = Queries(database)
+        self.machines = Machines(database)
 
     @classmethod
     def open(cls, url: str, *, create: bool = True, read_only: bool = False) -> Self:
@@ -60,7 +65,50 @@ class Registry(RunResults, Queries):
             SchemaError: it was written by a newer version, is not a registry, or is an older one
                 that must not be upgraded here.
         """
-        return cls(url, create=create, read_only=read_only)
+        return cls(Database(url, create=create, read_only=read_only))
+
+    def as_writer(self, run_id: str, attempt: int) -> Self:
+        """Returns this registry for one attempt of one run: what it writes is fenced.
+
+        See `Database.as_writer`. The connections are shared: close the registry, not its writers.
+
+        Raises:
+            NotFoundError: there is no such run.
+        """
+        return type(self)(self.database.as_writer(run_id, attempt))
+
+    @property
+    def url(self) -> str:
+        """Where the registry is."""
+        return self.database.url
+
+    @property
+    def label(self) -> str:
+        """The database as messages name it: the file, or the URL without its password."""
+        return self.database.label
+
+    def write_atomically(self) -> AbstractContextManager[None]:
+        """All that this thread writes in the block is written together, or not at all.
+
+        Raises:
+            DatabaseUnavailableError: nothing has been written.
+        """
+        return self.database.write_atomically()
+
+    def close(self) -> None:
+        """Closes every connection."""
+        self.database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
     @staticmethod
     def upgrade(url: str) -> tuple[str | None, str]:
@@ -103,7 +151,7 @@ class Registry(RunResults, Queries):
         Returns:
             The run, and whether it was created now.
         """
-        with self._open_writer() as connection:
+        with self.database.open_writer() as connection:
             # Nobody else can insert this pair between our look and our own insertion.
             acquire_named_lock(connection, f"rlx submit {digest} {seed}")
             c, now = models.run.c, time.time()
@@ -135,7 +183,7 @@ class Registry(RunResults, Queries):
         """
         folder = Path(folder).absolute()
         journal = read_journal(folder)
-        with self._open_writer() as connection:
+        with self.database.open_writer() as connection:
             key, created = import_journal(connection, journal, folder)
             query = select(models.run).where(models.run.c.id == key)
             run = _build_run_record(connection.execute(query).one())
@@ -148,7 +196,7 @@ class Registry(RunResults, Queries):
             NotFound: nothing answers to it; the message names the nearest ids.
             Ambiguous: several runs have that name.
         """
-        with self._open_reader() as connection:
+        with self.database.open_reader() as connection:
             key = find_key(connection, ref)
             return _build_run_record(
                 connection.execute(select(models.run).where(models.run.c.id == key)).one()
@@ -172,7 +220,7 @@ class Registry(RunResults, Queries):
         if status is not None:
             require_statuses([status])
             query = query.where(has_status([status], time.time()))
-        with self._open_reader() as connection:
+        with self.database.open_reader() as connection:
             return [_build_run_record(row) for row in connection.execute(query)]
 
     def join(self, run_id: str, group: str) -> None:
@@ -181,7 +229,7 @@ class Registry(RunResults, Queries):
         A run may belong to any number of groups.
         """
         c = models.grouped.c
-        with self._open_run_writer(run_id) as (connection, key):
+        with self.database.open_run_writer(run_id) as (connection, key):
             there = select(c.run_id).where(c.run_id == key, c.name == group)
             if connection.scalar(there) is None:
                 record_change(connection, key, "grouped", name=group)
@@ -190,7 +238,7 @@ class Registry(RunResults, Queries):
         """Returns every group's run ids in the order in which they joined, by its name."""
         c = models.grouped.c
         found: dict[str, list[str]] = {}
-        with self._open_reader() as connection:
+        with self.database.open_reader() as connection:
             for row in connection.execute(select(c.name, c.run_id).order_by(c.at, c.run_id)):
                 found.setdefault(row.name, []).append(format_run_id(row.run_id))
         return found
@@ -199,7 +247,7 @@ class Registry(RunResults, Queries):
         """Returns the names of the groups that a run belongs to, in the order it joined them."""
         c = models.grouped.c
         query = select(c.name).order_by(c.at, c.name)
-        with self._open_run_reader(run_id) as (connection, key):
+        with self.database.open_run_reader(run_id) as (connection, key):
             return list(connection.scalars(query.where(c.run_id == key)))
 
     def update_run(
@@ -215,7 +263,7 @@ class Registry(RunResults, Queries):
         if not fields:
             return
         plain = {k: str(v) if isinstance(v, Path) else v for k, v in fields.items()}
-        with self._open_run_writer(run_id) as (connection, key):
+        with self.database.open_run_writer(run_id) as (connection, key):
             record_change(connection, key, "set", **plain)
 
     def transition(
@@ -231,7 +279,7 @@ class Registry(RunResults, Queries):
             False when the run was in none of them; nothing has changed then.
         """
         require_statuses([to, *expect])
-        with self._open_run_writer(run_id) as (connection, key):
+        with self.database.open_run_writer(run_id) as (connection, key):
             return change_run_status(connection, key, expect, to, reason) is not None
 
     def start(
@@ -254,13 +302,11 @@ class Registry(RunResults, Queries):
             Busy: too few of the devices are free; nothing has changed then.
         """
         require_statuses(expect)
-        with self._open_run_writer(run_id) as (connection, key):
+        with self.database.open_run_writer(run_id) as (connection, key):
             attempt = change_run_status(connection, key, expect, "running", reason)
             if attempt is None:
                 return None
-            taken = (
-                () if devices is None else slots.claim_devices(connection, key, attempt, devices)
-            )
+            taken = () if devices is None else claim_devices(connection, key, attempt, devices)
             return StartedAttempt(attempt, taken)
 
     def claim(
@@ -278,7 +324,7 @@ class Registry(RunResults, Queries):
         require_statuses([to, *expect])
         c = models.run.c
         oldest = select(c.id).where(has_status(expect, time.time())).order_by(c.id).limit(1)
-        with self._open_writer() as connection:
+        with self.database.open_writer() as connection:
             key = connection.scalar(oldest.with_for_update(skip_locked=True))
             if key is None:
                 return None
@@ -286,30 +332,6 @@ class Registry(RunResults, Queries):
             return _build_run_record(
                 connection.execute(select(models.run).where(c.id == key)).one()
             )
-
-    def put_plugins(self, host: str, plugins: Collection[PluginRecord]) -> None:
-        """Records how the plugins of a machine fare; those that are not named are there no more."""
-        with self._open_writer() as connection:
-            connection.execute(delete(models.plugin).where(models.plugin.c.host == host))
-            if plugins:
-                connection.execute(insert(models.plugin), [asdict(one) for one in plugins])
-
-    def plugins(self, host: str | None = None) -> list[PluginRecord]:
-        """Returns how plugins fared, of one machine or of all, by kind and name."""
-        c = models.plugin.c
-        query = select(models.plugin).order_by(c.host, c.kind, c.name, c.distribution)
-        with self._open_reader() as connection:
-            rows = connection.execute(query if host is None else query.where(c.host == host))
-            return [PluginRecord(**row._mapping) for row in rows]
-
-    def devices(self, host: str | None = None) -> list[DeviceRecord]:
-        """Returns the devices that runs hold now, of one machine or of all, by name.
-
-        A run holds a device exactly while it is running, and not silent, at the attempt that took
-        it: no call gives one back.
-        """
-        with self._open_reader() as connection:
-            return slots.list_held_devices(connection, host)
 
     def leave_request(self, run_id: str, request: Request) -> bool:
         """Leaves a request for a run's supervisor, in `RunRecord.request`.
@@ -323,7 +345,7 @@ class Registry(RunResults, Queries):
         if request not in REQUESTS:
             raise ValueError(f"no request {request!r}; there are {', '.join(REQUESTS)}")
         c = models.run.c
-        with self._open_run_writer(run_id) as (connection, key):
+        with self.database.open_run_writer(run_id) as (connection, key):
             status, current = connection.execute(
                 select(c.status, c.request).where(c.id == key)
             ).one()
@@ -337,7 +359,7 @@ class Registry(RunResults, Queries):
         """Returns every change of status, oldest first."""
         c = models.status_change.c
         query = select(c.at, c.before, c.after, c.reason, c.attempt).order_by(c.id)
-        with self._open_run_reader(run_id) as (connection, key):
+        with self.database.open_run_reader(run_id) as (connection, key):
             return [StatusChange(*row) for row in connection.execute(query.where(c.run_id == key))]
 
     def heartbeat(self, run_id: str) -> bool:
@@ -348,9 +370,9 @@ class Registry(RunResults, Queries):
             writer's attempt is over as well once its run waits for the next one.
         """
         c, statuses = models.run.c, sorted(LIVING)
-        if self._fence is not None:
+        if self.database.fence is not None:
             statuses = ["running"]
-        with self._open_run_writer(run_id) as (connection, key):
+        with self.database.open_run_writer(run_id) as (connection, key):
             alive = update(models.run).where(c.id == key, c.status.in_(statuses))
             return connection.execute(alive.values(heartbeat=time.time())).rowcount == 1
 

@@ -37,8 +37,11 @@ NONFINITE = "health/nonfinite"
 INDEX_FIELDS = tuple(RolloutIndex.__dataclass_fields__)
 
 
-class RunResults(Database):
+class RunResults:
     """Everything about a run except the run itself."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     # Metrics -----------------------------------------------------------------------------------
 
@@ -58,7 +61,7 @@ class RunResults(Database):
             finite[NONFINITE] = float(len(lost))
         if not finite:
             return
-        with self._open_run_writer(run_id) as (connection, key):
+        with self._database.open_run_writer(run_id) as (connection, key):
             record_change(
                 connection, key, "metrics", step=step, time=at, values=finite, missing=lost
             )
@@ -72,7 +75,7 @@ class RunResults(Database):
     ) -> dict[str, list[tuple[int, float]]]:
         """Returns `{name: [(step, value), ...]}`, steps ascending, from step `since` on."""
         name, table = models.metric_key.c.name, models.metric
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             query = select(name, table.c.step, table.c.value).where(table.c.run_id == key)
             if names is not None:
                 query = query.where(name.in_(list(names)))
@@ -94,20 +97,20 @@ class RunResults(Database):
             .order_by(table.c.seq)
             .limit(limit)
         )
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             rows = connection.execute(query.where(table.c.run_id == key))
             return [MetricRow(*row) for row in rows]
 
     def mirror_cursor(self, run_id: str, target: str) -> int:
         """Returns the last `seq` that a mirror has taken over; 0 before the first."""
         table = models.mirror
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             query = select(table.c.seq).where(table.c.run_id == key, table.c.target == target)
             return int(connection.scalar(query) or 0)
 
     def set_mirror_cursor(self, run_id: str, target: str, seq: int) -> None:
         """Remembers how far a mirror has come."""
-        with self._open_run_writer(run_id) as (connection, key):
+        with self._database.open_run_writer(run_id) as (connection, key):
             record_change(connection, key, "mirrored", target=target, seq=seq)
 
     # Events and evaluations --------------------------------------------------------------------
@@ -127,13 +130,13 @@ class RunResults(Database):
             "message": message,
             "payload": _replace_non_finite(payload),
         }
-        with self._open_run_writer(run_id) as (connection, key):
+        with self._database.open_run_writer(run_id) as (connection, key):
             record_change(connection, key, "event", **row)
 
     def events(self, run_id: str, after: int | None = None) -> list[EventRecord]:
         """Returns events in order, those with an id above `after` only."""
         c = models.event.c
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             query = select(c.id, c.at, c.kind, c.level, c.message, c.payload)
             query = query.where(c.run_id == key, c.id > (after or 0)).order_by(c.id)
             return [EventRecord(*row) for row in connection.execute(query)]
@@ -153,7 +156,7 @@ class RunResults(Database):
             raise ValueError(f"label {label!r} is none of {', '.join(LABELS)}")
         row = {"step": step, "label": label, "suite": suite, "n": n}
         row |= {"metrics": _replace_non_finite(metrics), "payload": _replace_non_finite(payload)}
-        with self._open_run_writer(run_id) as (connection, key):
+        with self._database.open_run_writer(run_id) as (connection, key):
             record_change(connection, key, "evaluation", **row)
 
     def evaluations(self, run_id: str, suite: str | None = None) -> list[EvaluationRecord]:
@@ -166,7 +169,7 @@ class RunResults(Database):
         if suite is not None:
             whole = suite.endswith("/")
             query = query.where(c.suite.startswith(suite) if whole else c.suite == suite)
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             rows = connection.execute(query.where(c.run_id == key).order_by(c.step, c.at))
             return [EvaluationRecord(*row) for row in rows]
 
@@ -176,7 +179,7 @@ class RunResults(Database):
         self, run_id: str, step: int, path: Path | str, bytes: int, sha256: str
     ) -> None:
         """Records a checkpoint that is complete on disk. An absolute path becomes relative."""
-        with self._open_run_writer(run_id) as (connection, key):
+        with self._database.open_run_writer(run_id) as (connection, key):
             place = _get_relative_path(connection, key, path)
             record_change(
                 connection, key, "checkpoint", step=step, path=place, bytes=bytes, sha256=sha256
@@ -186,13 +189,13 @@ class RunResults(Database):
         """Returns checkpoints by step."""
         c = models.checkpoint.c
         query = select(c.step, c.path, c.bytes, c.sha256, c.at)
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             rows = connection.execute(query.where(c.run_id == key).order_by(c.step))
             return [CheckpointRecord(*row) for row in rows]
 
     def add_artifact(self, run_id: str, path: Path | str, kind: str) -> None:
         """Records a file worth mirroring; adding it again says that it has changed."""
-        with self._open_run_writer(run_id) as (connection, key):
+        with self._database.open_run_writer(run_id) as (connection, key):
             row = {"path": _get_relative_path(connection, key, path), "kind": kind}
             record_change(connection, key, "artifact", **row)
 
@@ -200,7 +203,7 @@ class RunResults(Database):
         """Returns artifacts, those that changed last at the end."""
         c = models.artifact.c
         query = select(c.seq, c.path, c.kind, c.at).order_by(c.seq)
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             return [
                 ArtifactRecord(*row) for row in connection.execute(query.where(c.run_id == key))
             ]
@@ -225,14 +228,14 @@ class RunResults(Database):
         """
         rows = [_index_row(item) for item in index]
         body = {"sha256": sha256, "bytes": bytes, "statistics": _replace_non_finite(statistics)}
-        with self._open_run_writer(run_id) as (connection, key):
+        with self._database.open_run_writer(run_id) as (connection, key):
             body["path"] = _get_relative_path(connection, key, path)
             record_change(connection, key, "rollouts", None, step=step, **body, index=rows)
 
     def rollout_steps(self, run_id: str) -> list[int]:
         """Returns the steps whose rollouts are recorded, ascending."""
         c = models.rollout_step.c
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             query = select(c.step).where(c.run_id == key).order_by(c.step)
             return list(connection.scalars(query))
 
@@ -240,7 +243,7 @@ class RunResults(Database):
         """Returns a step's index rows by row number; empty where there are none."""
         c = models.rollout.c
         query = select(*(c[name] for name in INDEX_FIELDS)).order_by(c.row)
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             rows = connection.execute(query.where(c.run_id == key, c.step == step))
             return [build_index_record(row) for row in rows]
 
@@ -252,7 +255,7 @@ class RunResults(Database):
         """
         c = models.rollout_step.c
         query = select(c.path, c.sha256, c.bytes, c.statistics)
-        with self._open_run_reader(run_id) as (connection, key):
+        with self._database.open_run_reader(run_id) as (connection, key):
             row = connection.execute(query.where(c.run_id == key, c.step == step)).one_or_none()
             if row is None:
                 raise NotFoundError(f"{run_id} has no rollouts of step {step}")

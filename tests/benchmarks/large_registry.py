@@ -96,7 +96,7 @@ def build(folder: Path, size: Size = LARGE, seed: int = 0) -> str:
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     with Registry.open(url) as registry:
-        write = registry._open_writer
+        write = registry.database.open_writer
         with write() as connection:
             _runs(connection, folder, size, rng)
         for run in range(1, size.runs + 1):
@@ -121,7 +121,7 @@ def build(folder: Path, size: Size = LARGE, seed: int = 0) -> str:
 def freshen(url: str) -> None:
     """Lets those runs be alive that are running: a file cannot be, and two minutes pass soon."""
     with Registry.open(url) as registry:
-        for run in registry.supervised_runs():
+        for run in registry.queries.supervised_runs():
             registry.heartbeat(run.id)
 
 
@@ -329,7 +329,7 @@ def _big_step(registry: Registry, folder: Path, size: Size, rng: np.random.Gener
     digest, length = write_body(path, table)
     statistics = {"phase": "joint", "rows": size.big_rows, "beta": 0.001}
     place = {"path": path, "sha256": digest, "bytes": length, "statistics": statistics}
-    registry.add_rollouts(str(ORDINARY), BIG_STEP, **place, index=index)
+    registry.results.add_rollouts(str(ORDINARY), BIG_STEP, **place, index=index)
 
 
 if __name__ == "__main__":

@@ -99,11 +99,11 @@ def own_run(registry: Registry, folder: Path, run_id: str, timed: Timer) -> None
     writer = registry.as_writer(run_id, started.attempt)
     for step in range(STEPS):
         with timed("write"):
-            writer.add_metrics(run_id, step, {f"m{i}": float(i) for i in range(METRICS)})
+            writer.results.add_metrics(run_id, step, {f"m{i}": float(i) for i in range(METRICS)})
         with timed("heartbeat"):
             writer.heartbeat(run_id)
         with timed("read"):
-            registry.metrics(run_id)
+            registry.results.metrics(run_id)
     with timed("list"):
         registry.runs(limit=20)
     with timed("end"):
@@ -145,7 +145,7 @@ def check(url: str, claimed: list[str]) -> int:
         for run in claimed:
             after = [change.after for change in registry.history(run)]
             assert after == ["queued", "submitted", "running", "finished"], (run, after)
-            series = registry.metrics(run)
+            series = registry.results.metrics(run)
             assert {len(points) for points in series.values()} == {STEPS}, run
             assert len(series) == METRICS, run
     return len(runs)

@@ -44,8 +44,10 @@ def finished(registry, seed, brier, *overrides, status="finished", name="rlcr", 
     registry.start(run.id, ["submitted"])
     for label, value in (("before", 0.35), ("after", brier)):
         metrics = {"accuracy": 0.6, "brier": value, "ece": None}
-        registry.add_evaluation(run.id, 9, label, "held_out", 600, metrics, told)
-    registry.add_evaluation(run.id, 9, "after", "probe/early_answering", 3, {"accuracy": 0.1})
+        registry.results.add_evaluation(run.id, 9, label, "held_out", 600, metrics, told)
+    registry.results.add_evaluation(
+        run.id, 9, "after", "probe/early_answering", 3, {"accuracy": 0.1}
+    )
     registry.transition(run.id, ["running"], status)
     return run.id
 
@@ -208,7 +210,9 @@ def test_one_run_alone(runs, capsys):
 def suite_record(registry, run, brier, name="shifted", **asked):
     said = {"name": name, "seed": 0, "problems": 300, "samples": 1, "greedy": False} | asked
     told = {"suite": {**said, "sets": {"near": {"problems": None, "set": {}}}}}
-    registry.add_evaluation(run, 9, "after", f"suite/{name}/near", 9, {"brier": brier}, told)
+    registry.results.add_evaluation(
+        run, 9, "after", f"suite/{name}/near", 9, {"brier": brier}, told
+    )
 
 
 def test_only_what_was_asked_alike_is_put_together(runs, capsys):

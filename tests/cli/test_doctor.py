@@ -109,7 +109,8 @@ def test_a_package_out_of_range_or_missing_is_a_fault(tmp_path):
         (info / "METADATA").write_text("\n".join(lines + [f"Requires-Dist: {n}" for n in needs]))
     probe = (
         "from rlx.launch.packages import list_packages;"
-        "print(*((p.name, p.installed, p.fits, p.command) for p in list_packages().values()), sep='\\n')"
+        "print(*((p.name, p.installed, p.fits, p.command) for p in "
+        "list_packages().values()), sep='\\n')"
     )
     done = subprocess.run(
         [sys.executable, "-c", probe],

@@ -54,7 +54,7 @@ def recorded(folder, **payload):
         )
         registry.update_run(run.id, directory=folder / "home" / "runs" / run.id)
         if payload:
-            registry.add_event(run.id, "failed", "why", payload)
+            registry.results.add_event(run.id, "failed", "why", payload)
         registry.transition(run.id, {"submitted"}, "failed", "why")
 
 

@@ -36,12 +36,12 @@ def test_mlflow_is_told_what_is_new_alone(home, capsys):
             (runs / run.id).mkdir(parents=True)
             registry.update_run(run.id, directory=runs / run.id)
             registry.transition(run.id, ["submitted"], "running")
-            registry.add_metrics(run.id, 1, {"train/loss": 0.5, "train/kl": 0.1})
+            registry.results.add_metrics(run.id, 1, {"train/loss": 0.5, "train/kl": 0.1})
             uri = f"sqlite:///{home}/mlflow.db"
             mirror = MlflowMirror(registry, run.id, uri, home / "mlartifacts")
             mirror.begin()
             assert mirror.deliver() == 2
-            registry.add_metrics(run.id, 2, {"train/loss": 0.25})
+            registry.results.add_metrics(run.id, 2, {"train/loss": 0.25})
             registry.transition(run.id, ["running"], "finished")
             if name == "told":
                 assert mirror.finish("finished") == 1

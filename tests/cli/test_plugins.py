@@ -126,7 +126,7 @@ def test_plugins_are_looked_at_in_a_process_of_their_own(
     assert bool(says) == said.startswith("warning: how plugins fare is not recorded")
     if not says:
         with Registry.open(url) as registry:
-            assert "rich" in {row.name for row in registry.plugins(this_machine())}
+            assert "rich" in {row.name for row in registry.machines.plugins(this_machine())}
 
 
 def test_nobody_looks_at_plugins_after_the_dashboard(tmp_path):

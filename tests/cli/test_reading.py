@@ -96,7 +96,7 @@ def test_no_rollouts_says_why(registry, folder, capsys):
 def test_a_prompt_that_is_not_there_is_said(registry, folder, capsys):
     run_id = submitted(registry, folder)
     place = {"path": "x", "sha256": "x", "bytes": 1, "statistics": {}}
-    registry.add_rollouts(run_id, 1, **place, index=[RolloutIndex(**ROW)])
+    registry.results.add_rollouts(run_id, 1, **place, index=[RolloutIndex(**ROW)])
     assert main(["samples", "--group", "7"]) == 2
     assert "no prompt 7; it has 0 to 0" in capsys.readouterr().err
     assert main(["samples", "--group", "0"]) == 0
@@ -156,7 +156,9 @@ def test_following_ends_soon_after_the_supervisor_was_killed(registry, folder, u
 def test_the_summary_says_how_many_problems_are_different(registry, folder, ids, said, capsys):
     run_id = running(registry, folder, os.getpid())
     figures = {"n": 3, "accuracy": 0.5}
-    registry.add_evaluation(run_id, 1, "after", "held_out", 3, figures, {"problem_ids": list(ids)})
+    registry.results.add_evaluation(
+        run_id, 1, "after", "held_out", 3, figures, {"problem_ids": list(ids)}
+    )
     registry.transition(run_id, {"running"}, "finished")
     assert main(["status", run_id]) == 0
     assert said in capsys.readouterr().out

@@ -52,7 +52,7 @@ def started(registry, name, mlflow=STORE, steps=3):
     )  # fmt: skip
     registry.transition(run.id, ["submitted"], "running")
     for step in range(steps):
-        registry.add_metrics(run.id, step, {"train/loss": 0.5, "train/kl": 0.1})
+        registry.results.add_metrics(run.id, step, {"train/loss": 0.5, "train/kl": 0.1})
     return run.id
 
 
@@ -82,7 +82,7 @@ def test_a_run_by_name_is_told_what_is_left_whether_it_goes_on_or_not(registry, 
     run_id = started(registry, "a")
     assert main(["sync", "a"]) == 0
     assert shown(registry, client, run_id) == "RUNNING"
-    registry.add_metrics(run_id, 3, {"train/loss": 0.4})
+    registry.results.add_metrics(run_id, 3, {"train/loss": 0.4})
     registry.transition(run_id, ["running"], "stopped")
     assert main(["sync", "a", run_id]) == 0
     said = capsys.readouterr().out
@@ -117,7 +117,7 @@ def test_mlflow_away_is_exit_code_4_and_holds_up_no_other(registry, client, nowh
     assert said.out == f"{there}: 6 points sent to MLflow\n"
     assert said.err.startswith(f"error: MLflow at {nowhere}: ")
     assert said.err.count("\n") == 1
-    assert [registry.mirror_cursor(run_id, "mlflow") for run_id in lost] == [0, 0]
+    assert [registry.results.mirror_cursor(run_id, "mlflow") for run_id in lost] == [0, 0]
     assert main(["sync", lost[0]]) == 4
 
 

@@ -170,7 +170,7 @@ def test_a_run_uses_its_rewards_estimator_and_mask(rlx, tmp_path):
     assert done.returncode == 0, done.stderr
     with Registry.open(f"sqlite:///{tmp_path}/home/registry.db", read_only=True) as registry:
         (run,) = registry.runs()
-        series = registry.metrics(run.id)
+        series = registry.results.metrics(run.id)
     theirs = {p["name"]: p for p in run.plugins if p["distribution"] == "rlx-example"}
     assert set(theirs) == {"distinct", "consensus", "leave_one_out", "one_span"}
     assert {p["version"] for p in theirs.values()} == {"0.1.0"}
@@ -224,8 +224,8 @@ def test_a_game_is_played_to_its_end(credit, rlx, tmp_path):
     assert done.returncode == 0, done.stderr
     with Registry.open(f"sqlite:///{tmp_path}/home/registry.db", read_only=True) as registry:
         (run,) = registry.runs()
-        series = registry.metrics(run.id)
-        suites = {(e.suite, e.step) for e in registry.evaluations(run.id)}
+        series = registry.results.metrics(run.id)
+        suites = {(e.suite, e.step) for e in registry.results.evaluations(run.id)}
     theirs = {(p["kind"], p["name"]) for p in run.plugins if p["distribution"] == "rlx-guess"}
     assert theirs == {
         ("task", "guess"),

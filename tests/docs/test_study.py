@@ -23,8 +23,11 @@ def study(monkeypatch):
 def known(url):
     with Registry.open(url, read_only=True) as registry:
         (run,) = registry.runs()
-        told = [(e.step, e.label, e.suite, e.metrics, e.payload) for e in registry.evaluations("1")]
-        return run, told, registry.metrics(run.id), registry.list_run_groups(run.id)
+        told = [
+            (e.step, e.label, e.suite, e.metrics, e.payload)
+            for e in registry.results.evaluations("1")
+        ]
+        return run, told, registry.results.metrics(run.id), registry.list_run_groups(run.id)
 
 
 def test_a_kept_run_is_known_to_another_registry(study, tmp_path, monkeypatch):
@@ -42,10 +45,10 @@ def test_a_kept_run_is_known_to_another_registry(study, tmp_path, monkeypatch):
         registry.update_run(run.id, directory=folder, steps_total=2)
         registry.join(run.id, "study-arms")
         registry.start(run.id, ["submitted"])
-        registry.add_metrics(run.id, 1, {"rewards/brier/mean": 0.7, "perf/step_s": 1.5})
-        registry.add_event(run.id, "forms", "the learner computes by grouped attention")
+        registry.results.add_metrics(run.id, 1, {"rewards/brier/mean": 0.7, "perf/step_s": 1.5})
+        registry.results.add_event(run.id, "forms", "the learner computes by grouped attention")
         pairs = {"problem_ids": ["p"], "strata": [""], "correct": [1], "confidence": [0.8]}
-        registry.add_evaluation(run.id, 2, "after", "held_out", 1, {"brier": 0.04}, pairs)
+        registry.results.add_evaluation(run.id, 2, "after", "held_out", 1, {"brier": 0.04}, pairs)
         registry.update_run(run.id, step=2)
         registry.transition(run.id, ["running"], "finished")
     before = known(f"sqlite:///{there}/registry.db")

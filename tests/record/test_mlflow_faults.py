@@ -168,7 +168,9 @@ def mirror(registry, run_id, proxy, tmp_path):
 
 def take(registry, run_id, steps, offset=0.0):
     for step in steps:
-        registry.add_metrics(run_id, step, {"train/loss": 1 / (step + 1 + offset), "pass@8": 0.1})
+        registry.results.add_metrics(
+            run_id, step, {"train/loss": 1 / (step + 1 + offset), "pass@8": 0.1}
+        )
 
 
 def until_it_works(deliver):
@@ -182,7 +184,7 @@ def until_it_works(deliver):
 
 def expected(registry, run_id):
     points = defaultdict(list)
-    for row in registry.metric_rows_after(run_id, 0, 10**6):
+    for row in registry.results.metric_rows_after(run_id, 0, 10**6):
         points[legal_key(row.name)].append(build_metric_point(row))
     return {key: sorted(some) for key, some in points.items()}
 
@@ -275,12 +277,14 @@ def test_a_server_that_was_killed_is_caught_up_with(mirror, server, registry, ru
 def test_a_full_disk_under_the_store_loses_nothing(mirror, server, registry, run_id):
     until_it_works(mirror.begin)
     for step in range(30):
-        registry.add_metrics(run_id, step, {f"m{number}": 0.1 * step for number in range(100)})
+        registry.results.add_metrics(
+            run_id, step, {f"m{number}": 0.1 * step for number in range(100)}
+        )
     server.limit_files(server.store.stat().st_size)
     try:
         with pytest.raises(MirrorUnavailableError):
             mirror.deliver()
-        assert registry.mirror_cursor(run_id, "mlflow") < 3000
+        assert registry.results.mirror_cursor(run_id, "mlflow") < 3000
     finally:
         server.limit_files(resource.RLIM_INFINITY)
     until_it_works(mirror.deliver)
@@ -328,7 +332,7 @@ def test_a_mirror_that_was_killed_goes_on_where_it_was(
         [sys.executable, "-c", DELIVER, *arguments], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout.readline() == "begun\n"
-    while registry.mirror_cursor(run_id, "mlflow") < 20:
+    while registry.results.mirror_cursor(run_id, "mlflow") < 20:
         time.sleep(0.01)
     process.kill()
     process.communicate()

@@ -12,6 +12,7 @@ from rlx.record.mirror import MirrorUnavailableError, MlflowMirror
 from rlx.record.mlflow_client import MirrorClient
 from rlx.record.mlflow_tags import flat_params, legal_key
 from rlx_registry import Registry
+from rlx_registry.results import RunResults
 
 # MLflow's own, under SQLAlchemy 2.1.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
@@ -131,7 +132,7 @@ def test_a_crash_before_the_registry_heard_of_the_run_leaves_one_run(
 def test_metrics_arrive_in_order_under_legal_names(mirror, mlflow, registry, run_id):
     for step in range(3):
         values = {"train/loss": step / 2, "eval/pass@8": 0.5}
-        registry.add_metrics(run_id, step, values, at=1e9 + step)
+        registry.results.add_metrics(run_id, step, values, at=1e9 + step)
     assert mirror.deliver() == 6
     assert mirror.deliver() == 0
     assert history(mlflow, registry, run_id, "train/loss") == [(0, 0.0), (1, 0.5), (2, 1.0)]
@@ -144,7 +145,7 @@ def test_a_backlog_goes_in_few_requests_in_the_order_of_writing(
     mirror, registry, run_id, monkeypatch
 ):
     for step in range(30):
-        registry.add_metrics(run_id, step, {f"m{number}": 1.0 for number in range(40)})
+        registry.results.add_metrics(run_id, step, {f"m{number}": 1.0 for number in range(40)})
     sent = []
     mirror.begin()
     monkeypatch.setattr(MirrorClient, "write_metrics", lambda _, __, rows: sent.append(rows))
@@ -158,15 +159,15 @@ def test_what_was_sent_but_not_noted_is_stored_once(
     mirror, mlflow, registry, run_id, uri, tmp_path, monkeypatch
 ):
     for step in (1, 2):
-        registry.add_metrics(run_id, step, {"train/loss": float(step)})
+        registry.results.add_metrics(run_id, step, {"train/loss": float(step)})
     mirror.begin()
-    monkeypatch.setattr(Registry, "set_mirror_cursor", lambda *_: 1 / 0)
+    monkeypatch.setattr(RunResults, "set_mirror_cursor", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         mirror.deliver()
     monkeypatch.undo()
-    assert registry.mirror_cursor(run_id, "mlflow") == 0
+    assert registry.results.mirror_cursor(run_id, "mlflow") == 0
     assert history(mlflow, registry, run_id, "train/loss") == [(1, 1.0), (2, 2.0)]
-    registry.add_metrics(run_id, 3, {"train/loss": 3.0})
+    registry.results.add_metrics(run_id, 3, {"train/loss": 3.0})
     assert MlflowMirror(registry, run_id, uri, tmp_path / "artifacts").deliver() == 3
     assert history(mlflow, registry, run_id, "train/loss") == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
@@ -177,7 +178,7 @@ def test_a_tracker_that_fails_in_the_middle_is_caught_up_later(
     from mlflow import MlflowClient
 
     for step in range(4):
-        registry.add_metrics(run_id, step, {"train/loss": float(step)})
+        registry.results.add_metrics(run_id, step, {"train/loss": float(step)})
     mirror.begin()
     monkeypatch.setattr("rlx.record.mirror._PAGE", 1)
     send, calls = MlflowClient.log_batch, []
@@ -208,7 +209,7 @@ def test_a_store_that_was_lost_is_told_everything_again(
 ):
     from mlflow import MlflowClient
 
-    registry.add_metrics(run_id, 1, {"train/loss": 1.0})
+    registry.results.add_metrics(run_id, 1, {"train/loss": 1.0})
     mirror.deliver()
     shutil.copy(empty_store, tmp_path / "new.db")
     new = f"sqlite:///{tmp_path}/new.db"
@@ -226,7 +227,7 @@ def test_what_was_deleted_in_the_ui_comes_back(
         mlflow.delete_run(run.mlflow_run_id)
     else:
         mlflow.delete_experiment(run.mlflow_experiment_id)
-    registry.add_metrics(run_id, 1, {"train/loss": 1.0})
+    registry.results.add_metrics(run_id, 1, {"train/loss": 1.0})
     assert MlflowMirror(registry, run_id, uri, tmp_path / "artifacts").deliver() == 1
     assert history(mlflow, registry, run_id, "train/loss") == [(1, 1.0)]
     assert only_run(mlflow).info.lifecycle_stage == "active"
@@ -249,10 +250,10 @@ def test_a_run_ends_as_the_registry_says(mirror, mlflow, registry, run_id, statu
 def test_a_run_that_died_without_a_word_is_ended_by_somebody_else(
     mirror, mlflow, registry, run_id, uri, tmp_path
 ):
-    registry.add_metrics(run_id, 1, {"train/loss": 1.0})
+    registry.results.add_metrics(run_id, 1, {"train/loss": 1.0})
     mirror.begin()
     del mirror
-    registry.add_metrics(run_id, 2, {"train/loss": 2.0})
+    registry.results.add_metrics(run_id, 2, {"train/loss": 2.0})
     registry.transition(run_id, ["running"], "lost", "no heartbeat")
     MlflowMirror(registry, run_id, uri, tmp_path / "artifacts").finish("lost")
     assert only_run(mlflow).info.status == "FAILED"
@@ -300,8 +301,8 @@ def test_finishing_uploads_artifacts_and_says_which_are_missing(
 ):
     (tmp_path / run_id / "plots").mkdir()
     (tmp_path / run_id / "plots/curve.svg").write_text("<svg/>")
-    registry.add_artifact(run_id, "plots/curve.svg", "picture")
-    registry.add_artifact(run_id, "gone.txt", "text")
+    registry.results.add_artifact(run_id, "plots/curve.svg", "picture")
+    registry.results.add_artifact(run_id, "gone.txt", "text")
     mirror.finish("finished")
     mirror.finish("finished")
     run = only_run(mlflow)
@@ -312,10 +313,12 @@ def test_finishing_uploads_artifacts_and_says_which_are_missing(
 
 def test_evaluations_are_shown_unless_the_run_reports_them_itself(mirror, mlflow, registry, run_id):
     figures = {"accuracy": 0.4, "ece": 0.3, "auroc": None, "by_stratum": {"2": {"ece": 0.1}}}
-    registry.add_metrics(run_id, 0, {"eval/own/ece": 0.3})
+    registry.results.add_metrics(run_id, 0, {"eval/own/ece": 0.3})
     for suite in ("own", "test"):
-        registry.add_evaluation(run_id, 0, "before", suite, 600, figures)
-        registry.add_evaluation(run_id, 9, "after", suite, 600, {**figures, "accuracy": 0.65})
+        registry.results.add_evaluation(run_id, 0, "before", suite, 600, figures)
+        registry.results.add_evaluation(
+            run_id, 9, "after", suite, 600, {**figures, "accuracy": 0.65}
+        )
     mirror.finish("finished")
     mirror.finish("finished")
     assert history(mlflow, registry, run_id, "eval/test/accuracy") == [(0, 0.4), (9, 0.65)]

@@ -63,7 +63,7 @@ def test_rows_wait_for_the_server_and_the_server_leaves_nobody_behind(tmp_path, 
             code={},
             environment={},
         )
-        registry.add_metrics(run.id, 1, {"train/loss": 0.5})
+        registry.results.add_metrics(run.id, 1, {"train/loss": 0.5})
         mirror = MlflowMirror(registry, run.id, url, tmp_path / "files")
         with pytest.raises(MirrorUnavailableError, match=f"127.0.0.1:{port}"):
             mirror.deliver()
@@ -85,12 +85,14 @@ def test_rows_wait_for_the_server_and_the_server_leaves_nobody_behind(tmp_path, 
         assert not is_group_alive(server.pid)
         require_free_port("127.0.0.1", port)
 
-        registry.add_metrics(run.id, 2, {"train/loss": 0.4})
+        registry.results.add_metrics(run.id, 2, {"train/loss": 0.4})
         with pytest.raises(MirrorUnavailableError):
             mirror.deliver()
         assert [
             r.step
-            for r in registry.metric_rows_after(run.id, registry.mirror_cursor(run.id, "mlflow"), 9)
+            for r in registry.results.metric_rows_after(
+                run.id, registry.results.mirror_cursor(run.id, "mlflow"), 9
+            )
         ] == [2]
 
 

@@ -87,7 +87,7 @@ def future(tmp_path, monkeypatch):
 def test_an_older_database_is_copied_and_upgraded(path, future):
     with Registry.open(url(path)) as registry:
         registry.submit(digest="d", seed=0, **SUBMISSION)
-        registry.add_metrics("1", 1, {"loss": 0.5})
+        registry.results.add_metrics("1", 1, {"loss": 0.5})
     future()
     with pytest.raises(SchemaError, match="opening it once for writing upgrades it"):
         Registry.open(url(path), read_only=True)
@@ -191,7 +191,7 @@ def test_odd_file_names_work(tmp_path):
 
 
 def test_write_ahead_log_and_foreign_keys_are_on(path):
-    with Registry.open(url(path)) as registry, registry._open_writer() as connection:
+    with Registry.open(url(path)) as registry, registry.database.open_writer() as connection:
         values = [
             connection.exec_driver_sql(f"PRAGMA {name}").scalar()
             for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
@@ -204,12 +204,12 @@ def test_a_writer_that_never_has_its_turn_says_so(path, monkeypatch):
         one.submit(digest="d", seed=0, **SUBMISSION)
         monkeypatch.setattr(sqlite, "PATIENCE", 0.1)
         with (
-            one._open_writer(),
+            one.database.open_writer(),
             pytest.raises(DatabaseUnavailableError, match=r"others have been writing for 0\.1 s"),
         ):
-            other.add_metrics("1", 1, {"loss": 0.5})
-        other.add_metrics("1", 1, {"loss": 0.5})
-        assert one.metrics("1") == {"loss": [(1, 0.5)]}
+            other.results.add_metrics("1", 1, {"loss": 0.5})
+        other.results.add_metrics("1", 1, {"loss": 0.5})
+        assert one.results.metrics("1") == {"loss": [(1, 0.5)]}
 
 
 def test_importing_and_reading_stay_light(path):

@@ -34,7 +34,7 @@ def opened(tmp_path, monkeypatch, caplog):
         caplog.clear()
         with Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry:
             registry.submit(digest="d", seed=0, **SUBMISSION)
-            with registry._open_writer() as connection:
+            with registry.database.open_writer() as connection:
                 pragmas = ("journal_mode", "synchronous")
                 return tuple(
                     connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in pragmas
@@ -66,5 +66,5 @@ def test_a_reader_of_a_network_disk_sees_what_was_written(opened, tmp_path):
     opened(NFS)
     url = f"sqlite:///{tmp_path}/registry.db"
     with Registry.open(url, read_only=True) as reader, Registry.open(url) as writer:
-        writer.add_metrics("1", 1, {"loss": 0.5})
-        assert reader.metrics("1") == {"loss": [(1, 0.5)]}
+        writer.results.add_metrics("1", 1, {"loss": 0.5})
+        assert reader.results.metrics("1") == {"loss": [(1, 0.5)]}

@@ -8,24 +8,28 @@ import time
 import pytest
 
 from rlx_registry import FencedError, NotFoundError, Registry
+from rlx_registry.database import Database
+from rlx_registry.machines import Machines
+from rlx_registry.queries import Queries
+from rlx_registry.results import RunResults
 
 SUBMISSION = {
     "name": "n", "spec": {}, "yaml": "", "plugins": [], "code": {}, "environment": {}
 }  # fmt: skip
 FILE = {"path": "a/b", "bytes": 1, "sha256": "x"}
 WRITES = {
-    "add_metrics": lambda r: r.add_metrics("1", 1, {"loss": 0.5}),
-    "set_mirror_cursor": lambda r: r.set_mirror_cursor("1", "mlflow", 1),
-    "add_event": lambda r: r.add_event("1", "k", "m"),
-    "add_evaluation": lambda r: r.add_evaluation("1", 1, "step", "test", 1, {}),
-    "add_checkpoint": lambda r: r.add_checkpoint("1", 1, **FILE),
-    "add_artifact": lambda r: r.add_artifact("1", "a", "k"),
-    "add_rollouts": lambda r: r.add_rollouts("1", 1, **FILE, statistics={}, index=[]),
+    "add_metrics": lambda r: r.results.add_metrics("1", 1, {"loss": 0.5}),
+    "set_mirror_cursor": lambda r: r.results.set_mirror_cursor("1", "mlflow", 1),
+    "add_event": lambda r: r.results.add_event("1", "k", "m"),
+    "add_evaluation": lambda r: r.results.add_evaluation("1", 1, "step", "test", 1, {}),
+    "add_checkpoint": lambda r: r.results.add_checkpoint("1", 1, **FILE),
+    "add_artifact": lambda r: r.results.add_artifact("1", "a", "k"),
+    "add_rollouts": lambda r: r.results.add_rollouts("1", 1, **FILE, statistics={}, index=[]),
     "join": lambda r: r.join("1", "g"),
     "update_run": lambda r: r.update_run("1", step=1),
     "transition": lambda r: r.transition("1", ["running"], "finished"),
     "start": lambda r: r.start("1", ["running"]),
-    "ask": lambda r: r.leave_request("1", "stop"),
+    "leave_request": lambda r: r.leave_request("1", "stop"),
     "heartbeat": lambda r: r.heartbeat("1"),
 }
 
@@ -39,23 +43,34 @@ def registry(url):
 
 
 def everything(registry):
-    told = (registry.metrics, registry.events, registry.evaluations, registry.checkpoints)
-    told += (registry.artifacts, registry.rollout_steps, registry.history, registry.run)
+    told = (
+        registry.results.metrics,
+        registry.results.events,
+        registry.results.evaluations,
+        registry.results.checkpoints,
+    )
+    told += (
+        registry.results.artifacts,
+        registry.results.rollout_steps,
+        registry.history,
+        registry.run,
+    )
     told += (registry.list_run_groups,)
-    return [*(each("1") for each in told), registry.mirror_cursor("1", "mlflow")]
+    return [*(each("1") for each in told), registry.results.mirror_cursor("1", "mlflow")]
 
 
 def test_every_write_of_a_run_is_listed_here():
     """Whatever writes a run does so through the one transaction that looks at the token."""
-    source = {n: inspect.getsource(f) for n, f in inspect.getmembers(Registry, inspect.isfunction)}
-    open_ones = {
-        n
-        for n, code in source_of(source, "self._writing()")
-        if n
-        not in ("submit", "claim", "import_run", "put_plugins", "at_once")  # the last writes none
+    source = {
+        name: inspect.getsource(function)
+        for part in (Registry, RunResults, Queries, Machines, Database)
+        for name, function in inspect.getmembers(part, inspect.isfunction)
     }
-    assert open_ones == {"_writing_run"}
-    fenced = {n for n, _ in source_of(source, "_writing_run(run_id)")} - {"_writing_run"}
+    of_no_run = {"submit", "claim", "import_run", "put_plugins", "write_atomically"}
+    open_ones = {name for name, _ in source_of(source, ".open_writer()")} - of_no_run
+    assert open_ones == {"open_run_writer"}  # and `write_atomically` writes nothing itself
+    fenced = {name for name, _ in source_of(source, "open_run_writer(run_id)")}
+    fenced -= {"open_run_writer"}
     assert fenced == set(WRITES)
 
 
@@ -79,7 +94,7 @@ def source_of(source, text):
 def test_a_writer_that_was_taken_over_writes_nothing(registry, name):
     first = registry.start("1", ["submitted"]).attempt
     old = registry.as_writer("1", first)
-    old.add_metrics("1", 0, {"loss": 1.0})
+    old.results.add_metrics("1", 0, {"loss": 1.0})
     second = registry.start("1", ["running"], "taken over").attempt
     assert (first, second) == (1, 2)
     before = everything(registry)
@@ -95,16 +110,16 @@ def test_a_writer_that_was_taken_over_writes_nothing(registry, name):
 def test_a_writer_may_end_its_run_and_say_why(registry):
     writer = registry.as_writer("1", registry.start("1", ["submitted"]).attempt)
     assert writer.transition("1", ["running"], "failed", "out of memory")
-    writer.add_event("1", "failed", "out of memory")
+    writer.results.add_event("1", "failed", "out of memory")
     assert not writer.heartbeat("1")
 
 
 def test_a_writer_writes_its_own_run_alone(registry):
     writer = registry.as_writer("1", registry.start("1", ["submitted"]).attempt)
     with pytest.raises(ValueError, match="writes r-0001 alone, not r-0002"):
-        writer.add_metrics("2", 1, {"loss": 1.0})
-    assert registry.metrics("2") == {}
-    registry.add_metrics("2", 1, {"loss": 1.0})  # the registry itself is not bound
+        writer.results.add_metrics("2", 1, {"loss": 1.0})
+    assert registry.results.metrics("2") == {}
+    registry.results.add_metrics("2", 1, {"loss": 1.0})  # the registry itself is not bound
     with pytest.raises(NotFoundError):
         registry.as_writer("9", 1)
     assert registry.start("1", ["submitted"]) is None
@@ -112,14 +127,14 @@ def test_a_writer_writes_its_own_run_alone(registry):
 
 WRITER = """
 import sys
-from rlx_registry import Fenced, Registry
+from rlx_registry import FencedError, Registry
 with Registry.open(sys.argv[1]) as registry:
     writer = registry.as_writer("1", registry.start("1", ["submitted"]).attempt)
     try:
         for step in range(10**6):
-            writer.add_metrics("1", step, {"loss": step})
+            writer.results.add_metrics("1", step, {"loss": step})
             writer.heartbeat("1")
-    except Fenced as error:
+    except FencedError as error:
         print(error)
         sys.exit(3)
 """
@@ -128,7 +143,7 @@ with Registry.open(sys.argv[1]) as registry:
 def test_a_process_that_is_taken_over_stops_at_once(registry, url):
     process = subprocess.Popen([sys.executable, "-c", WRITER, url], stdout=subprocess.PIPE)
     try:
-        while len(registry.metrics("1").get("loss", [])) < 20:
+        while len(registry.results.metrics("1").get("loss", [])) < 20:
             assert process.poll() is None
             time.sleep(0.01)
         assert registry.start("1", ["running"], "taken over").attempt == 2
@@ -154,7 +169,7 @@ def test_what_is_written_at_once_is_all_there_or_not_at_all(registry):
         WRITES["add_rollouts"](writer)
         WRITES["update_run"](writer)
         assert everything(registry) == before, "nobody sees a part"
-    assert registry.rollout_steps("1") == [1]
+    assert registry.results.rollout_steps("1") == [1]
     assert registry.run("1").step == 1
     WRITES["add_metrics"](writer)  # alone again
     registry.start("1", ["running"])

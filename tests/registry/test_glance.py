@@ -30,12 +30,12 @@ def registry(url):
 def put(registry, run, curves):
     for name, points in curves.items():
         for step, value in points:
-            registry.add_metrics(run, step, {name: value}, at=1000.0 + step)
+            registry.results.add_metrics(run, step, {name: value}, at=1000.0 + step)
 
 
 def test_rows_are_the_runs_without_their_specs(registry):
     registry.transition("r-0002", ["submitted"], "running")
-    rows = registry.run_rows()
+    rows = registry.queries.run_rows()
     assert [row.id for row in rows] == ["r-0003", "r-0002", "r-0001"]
     for row in rows:
         whole = registry.run(row.id)
@@ -43,35 +43,35 @@ def test_rows_are_the_runs_without_their_specs(registry):
         assert [getattr(row, f) for f in fields] == [getattr(whole, f) for f in fields]
         assert row.effective_status == whole.effective_status
     with pytest.raises(NotFoundError):
-        registry.last_values(["r-0009"], ["a"])
-    assert [row.id for row in registry.supervised_runs()] == ["r-0003", "r-0002", "r-0001"]
+        registry.queries.last_values(["r-0009"], ["a"])
+    assert [row.id for row in registry.queries.supervised_runs()] == ["r-0003", "r-0002", "r-0001"]
 
 
 def test_last_values_are_the_ends_of_the_curves(registry):
     put(registry, "r-0001", CURVES)
     put(registry, "r-0002", {"a": [(7, -1.0)]})
-    found = registry.last_values(["r-0001", "r-0002", "r-0003"], ["a", "b", "none"])
+    found = registry.queries.last_values(["r-0001", "r-0002", "r-0003"], ["a", "b", "none"])
     assert found == {
         "r-0001": {"a": (4, 0.25), "b": (2, 1.0)},
         "r-0002": {"a": (7, -1.0)},
         "r-0003": {},
     }
-    assert registry.metric_names("r-0001") == ["a", "b"]
-    assert registry.metric_names("r-0003") == []
+    assert registry.queries.metric_names("r-0001") == ["a", "b"]
+    assert registry.queries.metric_names("r-0003") == []
 
 
 def test_short_curves_are_exact_and_keep_the_order_that_was_asked_for(registry):
     put(registry, "r-0001", CURVES)
-    assert list(registry.curves("r-0001", ["b", "none", "a"]).items()) == [
+    assert list(registry.queries.curves("r-0001", ["b", "none", "a"]).items()) == [
         ("b", CURVES["b"]),
         ("a", CURVES["a"]),
     ]
-    assert registry.stretch_means("r-0001", ["a", "none"]) == (1, {"a": CURVES["a"]})
-    assert registry.step_times("r-0001", "a") == [(1, 1001.0), (4, 1004.0)]
-    assert registry.step_times("r-0001", "a", last=1) == [(4, 1004.0)]
-    assert registry.step_times("r-0001", "none") == []
-    assert registry.last_seq("r-0001") == 3
-    assert registry.last_seq("r-0002") == 0
+    assert registry.queries.stretch_means("r-0001", ["a", "none"]) == (1, {"a": CURVES["a"]})
+    assert registry.queries.step_times("r-0001", "a") == [(1, 1001.0), (4, 1004.0)]
+    assert registry.queries.step_times("r-0001", "a", last=1) == [(4, 1004.0)]
+    assert registry.queries.step_times("r-0001", "none") == []
+    assert registry.queries.last_seq("r-0001") == 3
+    assert registry.queries.last_seq("r-0002") == 0
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -80,11 +80,11 @@ def test_long_curves_keep_every_stretch_s_extremes(registry, values, points):
     name, last = f"m{next(NUMBERS)}", EXACT + len(values)
     put(registry, "r-0001", {name: [(EXACT + i + 1, value) for i, value in enumerate(values)]})
     registry.update_run("r-0001", step=last)
-    thin = registry.curves("r-0001", [name], points)[name]
+    thin = registry.queries.curves("r-0001", [name], points)[name]
     assert len(thin) <= 2 * points + 3
-    assert set(thin) <= set(registry.metrics("r-0001", [name])[name])
-    width, means = registry.stretch_means("r-0001", [name], points)
-    whole = registry.metrics("r-0001", [name])[name]
+    assert set(thin) <= set(registry.results.metrics("r-0001", [name])[name])
+    width, means = registry.queries.stretch_means("r-0001", [name], points)
+    whole = registry.results.metrics("r-0001", [name])[name]
     sizes = [sum(step // width == at // width for step, _ in whole) for at, _ in means[name]]
     assert sum(n * mean for n, (_, mean) in zip(sizes, means[name], strict=True)) == pytest.approx(
         sum(values), abs=1e-9
@@ -94,38 +94,41 @@ def test_long_curves_keep_every_stretch_s_extremes(registry, values, points):
     assert steps[-1] == last
     shown = [value for _, value in thin]
     assert (min(shown), max(shown)) == (min(values), max(values))
-    assert registry.curves("r-0001", [name], last)[name] == registry.metrics("r-0001", [name])[name]
+    assert (
+        registry.queries.curves("r-0001", [name], last)[name]
+        == registry.results.metrics("r-0001", [name])[name]
+    )
 
 
 def test_figures_are_evaluations_without_their_payload(registry):
-    registry.add_evaluation("1", 3, "after", "s", 9, {"ece": 0.1}, {"pairs": [1] * 9})
-    registry.add_evaluation("1", 0, "before", "s", 9, {"ece": 0.2})
-    plain = [dataclasses.replace(e, payload=None) for e in registry.evaluations("1")]
-    assert registry.evaluation_figures("1") == plain
+    registry.results.add_evaluation("1", 3, "after", "s", 9, {"ece": 0.1}, {"pairs": [1] * 9})
+    registry.results.add_evaluation("1", 0, "before", "s", 9, {"ece": 0.2})
+    plain = [dataclasses.replace(e, payload=None) for e in registry.results.evaluations("1")]
+    assert registry.queries.evaluation_figures("1") == plain
     assert [e.step for e in plain] == [0, 3]
 
 
 def test_news_are_what_was_written_since(registry):
     put(registry, "r-0001", CURVES)
     put(registry, "r-0002", {"a": [(1, 9.0)]})
-    assert registry.new_values("r-0001", 0, 9) == (3, CURVES)
-    assert registry.new_values("r-0001", 1, 1) == (2, {"a": [(4, 0.25)]})
+    assert registry.queries.new_values("r-0001", 0, 9) == (3, CURVES)
+    assert registry.queries.new_values("r-0001", 1, 1) == (2, {"a": [(4, 0.25)]})
     put(registry, "r-0001", {"a": [(1, 7.5)]})
-    assert registry.new_values("r-0001", 3, 9) == (4, {"a": [(1, 7.5)]})
-    assert registry.new_values("r-0001", 4, 9) == (4, {})
+    assert registry.queries.new_values("r-0001", 3, 9) == (4, {"a": [(1, 7.5)]})
+    assert registry.queries.new_values("r-0001", 4, 9) == (4, {})
 
 
 def test_the_newest_events_are_the_last_ones_in_order(registry):
     for number in range(5):
-        registry.add_event("r-0001", "k", str(number))
-        registry.add_event("r-0002", "k", "other")
-    whole = registry.events("r-0001")
-    assert registry.newest_events("r-0001", 3) == whole[2:]
-    assert registry.newest_events("r-0001", 9) == whole
-    assert registry.newest_events("r-0001", 1, whole[1].id) == whole[4:]
-    assert registry.newest_events("r-0001", 9, whole[4].id) == []
-    assert registry.count_events("r-0001") == 5
-    assert registry.count_events("r-0003") == 0
+        registry.results.add_event("r-0001", "k", str(number))
+        registry.results.add_event("r-0002", "k", "other")
+    whole = registry.results.events("r-0001")
+    assert registry.queries.newest_events("r-0001", 3) == whole[2:]
+    assert registry.queries.newest_events("r-0001", 9) == whole
+    assert registry.queries.newest_events("r-0001", 1, whole[1].id) == whole[4:]
+    assert registry.queries.newest_events("r-0001", 9, whole[4].id) == []
+    assert registry.queries.count_events("r-0001") == 5
+    assert registry.queries.count_events("r-0003") == 0
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
@@ -134,26 +137,26 @@ def test_no_page_reads_a_large_table_beyond_what_it_shows(registry):
     step, or a problem."""
     plans = []
 
-    @event.listens_for(registry._reader, "before_cursor_execute")
+    @event.listens_for(registry.database._reader, "before_cursor_execute")
     def explained(connection, cursor, statement, parameters, context, many):
         if statement.startswith("SELECT"):
             driver = cursor.connection
             plans.extend(driver.execute(f"EXPLAIN QUERY PLAN {statement}", parameters))
 
     run, query = "r-0001", RolloutQuery(low=0.0, text="x", no_signal=True)
-    registry.last_values(["r-0001", "r-0002"], ["a", "b"])
-    registry.metric_names(run)
+    registry.queries.last_values(["r-0001", "r-0002"], ["a", "b"])
+    registry.queries.metric_names(run)
     put(registry, run, CURVES)
-    registry.curves(run, ["a", "b"])
-    registry.step_times(run, "a", last=2)
-    registry.last_seq(run)
-    registry.new_values(run, 0, 10)
-    registry.newest_events(run, 10)
-    registry.matching_trees(run, 1, query)
-    registry.tree_rows(run, 1, [1, 2])
-    registry.tree_of_row(run, 1, 1)
-    registry.problem_steps(run, "p")
-    registry.largest_advantages(run, 1)
+    registry.queries.curves(run, ["a", "b"])
+    registry.queries.step_times(run, "a", last=2)
+    registry.queries.last_seq(run)
+    registry.queries.new_values(run, 0, 10)
+    registry.queries.newest_events(run, 10)
+    registry.queries.matching_trees(run, 1, query)
+    registry.queries.tree_rows(run, 1, [1, 2])
+    registry.queries.tree_of_row(run, 1, 1)
+    registry.queries.problem_steps(run, "p")
+    registry.queries.largest_advantages(run, 1)
     told = [plan[3] for plan in plans if re.search(r"\brlx_(metric|rollout|event)\b", plan[3])]
     assert len(told) >= 12
     for plan in told:
@@ -209,20 +212,26 @@ INDEX = [
 )
 def test_prompts_are_found_by_their_rows(registry, query, trees):
     place = {"path": "x", "sha256": "x", "bytes": 7, "statistics": {}}
-    registry.add_rollouts("1", 2, **place, index=INDEX)
-    registry.add_rollouts("1", 3, **place, index=[row(0, 9, problem_id="p1")])
-    assert registry.matching_trees("1", 2, RolloutQuery(**query)) == trees
-    assert registry.tree_rows("1", 2, trees) == [i for i in INDEX if i.tree in trees]
-    assert registry.problem_steps("1", "p1") == [2, 3]
-    assert registry.problem_steps("1", "p7") == []
-    assert registry.largest_advantages("1", 2) == {"answer": 2.5 - 0.0 - 1.0, "confidence": 0.0}
+    registry.results.add_rollouts("1", 2, **place, index=INDEX)
+    registry.results.add_rollouts("1", 3, **place, index=[row(0, 9, problem_id="p1")])
+    assert registry.queries.matching_trees("1", 2, RolloutQuery(**query)) == trees
+    assert registry.queries.tree_rows("1", 2, trees) == [i for i in INDEX if i.tree in trees]
+    assert registry.queries.problem_steps("1", "p1") == [2, 3]
+    assert registry.queries.problem_steps("1", "p7") == []
+    assert registry.queries.largest_advantages("1", 2) == {
+        "answer": 2.5 - 0.0 - 1.0,
+        "confidence": 0.0,
+    }
 
 
 def test_what_is_stored_and_who_lives(registry):
     place = {"path": "x", "sha256": "x", "statistics": {}, "index": []}
-    registry.add_rollouts("1", 2, **place, bytes=7)
-    registry.add_rollouts("1", 3, **place, bytes=5)
-    registry.add_checkpoint("3", 3, "c", 11, "x")
-    assert registry.stored_bytes() == {"r-0001": {"rollouts": 12}, "r-0003": {"checkpoints": 11}}
+    registry.results.add_rollouts("1", 2, **place, bytes=7)
+    registry.results.add_rollouts("1", 3, **place, bytes=5)
+    registry.results.add_checkpoint("3", 3, "c", 11, "x")
+    assert registry.queries.stored_bytes() == {
+        "r-0001": {"rollouts": 12},
+        "r-0003": {"checkpoints": 11},
+    }
     registry.transition("1", ["submitted"], "stopped")
-    assert registry.statuses() == {"stopped": 1, "submitted": 2}
+    assert registry.queries.statuses() == {"stopped": 1, "submitted": 2}

@@ -40,21 +40,21 @@ def empty(url, tmp_path, request):
 
 def told(registry, run_id):
     """Every public read of a run, but for its last sign of life."""
-    steps = registry.rollout_steps(run_id)
+    steps = registry.results.rollout_steps(run_id)
     return {
         "run": replace(registry.run(run_id), heartbeat=None),
         "history": registry.history(run_id),
-        "metrics": registry.metrics(run_id),
-        "rows": registry.metric_rows_after(run_id, 0, 10**6),
-        "events": registry.events(run_id),
-        "evaluations": registry.evaluations(run_id),
-        "checkpoints": registry.checkpoints(run_id),
-        "artifacts": registry.artifacts(run_id),
-        "index": {step: registry.rollout_index(run_id, step) for step in steps},
-        "bodies": {step: registry.rollout_body(run_id, step) for step in steps},
+        "metrics": registry.results.metrics(run_id),
+        "rows": registry.results.metric_rows_after(run_id, 0, 10**6),
+        "events": registry.results.events(run_id),
+        "evaluations": registry.results.evaluations(run_id),
+        "checkpoints": registry.results.checkpoints(run_id),
+        "artifacts": registry.results.artifacts(run_id),
+        "index": {step: registry.results.rollout_index(run_id, step) for step in steps},
+        "bodies": {step: registry.results.rollout_body(run_id, step) for step in steps},
         "groups": registry.list_run_groups(run_id),
         "cursors": [
-            registry.mirror_cursor(run_id, target)
+            registry.results.mirror_cursor(run_id, target)
             for target in ("mlflow", "mlflow-files", "mlflow-end")
         ],
     }
@@ -98,10 +98,10 @@ def test_a_lost_registry_is_made_again_from_the_folders(url, empty, home, import
     with Registry.open(empty) as registry:  # and it goes on
         again = {"digest": "new", "seed": 0, **SUBMISSION}
         assert registry.submit(**again)[0].id == "r-0006"
-        registry.add_event("1", "note", "later")
-        registry.add_artifact("1", "later", "file")
+        registry.results.add_event("1", "note", "later")
+        registry.results.add_artifact("1", "later", "file")
         assert registry.transition("1", ["finished"], "failed")
-        last = registry.events("1")[-1]
+        last = registry.results.events("1")[-1]
         assert last.message == "later"
         assert last.id > max(event["id"] for event in kept["rlx_event"])
 
@@ -112,8 +112,8 @@ def test_what_follows_an_import_is_in_the_journal_too(url, empty, home, imported
     imported(empty, home / "runs")
     with Registry.open(empty) as registry:
         registry.start("2", ["stopped"], "resumed")
-        registry.add_event("2", "note", "once more")
-        registry.add_metrics("2", 1, {"train/loss": 4.0})
+        registry.results.add_event("2", "note", "once more")
+        registry.results.add_metrics("2", 1, {"train/loss": 4.0})
         registry.transition("2", ["running"], "finished")
         before = told(registry, "2")
     with Registry.open(f"sqlite:///{home}/third.db") as registry:
@@ -127,7 +127,7 @@ def test_a_number_that_is_taken_is_changed_and_said(url, empty, home, imported):
         before = told(registry, "1")
     with Registry.open(empty) as registry:
         registry.submit(digest="other", seed=0, **SUBMISSION)
-        for write in (registry.add_event, registry.add_artifact):
+        for write in (registry.results.add_event, registry.results.add_artifact):
             write("1", "a", "b")
     code, said = imported(empty, home / "runs" / "r-0001")
     assert code == 0
@@ -173,7 +173,7 @@ def test_a_line_that_was_cut_is_left_out_and_the_next_write_mends_it(url, empty,
         assert (code, f"left out: line {number} is cut short" in said) == (0, True)
         with Registry.open(empty) as other:
             assert other.run("1").status == "running"
-        registry.add_event("1", "note", "after the cut")
+        registry.results.add_event("1", "note", "after the cut")
         before = told(registry, "1")
     with Registry.open(f"sqlite:///{home}/third.db") as third:
         assert third.import_run(folder).left_out == ()
@@ -252,12 +252,12 @@ def test_a_journal_that_cannot_be_written_stops_nothing(url, empty, home, monkey
         fill(registry, home)
         folder.rename(away)
         for step in range(3):
-            registry.add_metrics("1", step, {"late": 1.0})
+            registry.results.add_metrics("1", step, {"late": 1.0})
         assert [r.message.startswith(f"{folder}/journal.jsonl cannot") for r in caplog.records] == [
             True
         ]
         away.rename(folder)
-        registry.add_metrics("1", 9, {"late": 1.0})
+        registry.results.add_metrics("1", 9, {"late": 1.0})
         before = told(registry, "1")
     with Registry.open(empty) as other:
         assert other.import_run(folder).left_out == ()
@@ -275,7 +275,7 @@ with Registry.open(sys.argv[1]) as registry:
     soft = os.path.getsize(path) + 700
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, resource.RLIM_INFINITY))
     for step in range(8):
-        registry.add_event("1", "note", "x" * 200)
+        registry.results.add_event("1", "note", "x" * 200)
     assert not os.path.exists(path), "it was never full"
 """
 
@@ -291,8 +291,8 @@ def test_a_disk_that_is_full_for_the_journal_alone(postgres, template, home):
         with Registry.open(f"sqlite:///{home}/other.db") as other:
             found = other.import_run(folder)
             assert "on a full disk for instance" in found.left_out[0]
-            assert 2 < len(other.events("1")) < 10
-        registry.add_event("1", "note", "there is room again")
+            assert 2 < len(other.results.events("1")) < 10
+        registry.results.add_event("1", "note", "there is room again")
         assert [file.name for file in folder.iterdir()] == ["journal.jsonl"]
         before = told(registry, "1")
         assert len(before["events"]) == 11
@@ -319,7 +319,7 @@ def moved_run(request, registry, home):
     if request.param == "claim":
         return lambda r: r.claim(["queued"]), folder
     registry.start("1", ["queued"], devices=devices)
-    with registry._open_writer() as connection:
+    with registry.database.open_writer() as connection:
         connection.execute(update(models.run).where(models.run.c.id == 1).values(heartbeat=1.0))
     return lambda r: r.start("2", ["submitted"], devices=devices), folder
 
@@ -335,7 +335,7 @@ def test_a_run_of_an_older_version_gets_a_journal(url, empty, home):
         fill(registry, home)
         folder = home / "runs" / "r-0001"
         (folder / "journal.jsonl").unlink()
-        registry.add_event("1", "note", "by the new version")
+        registry.results.add_event("1", "note", "by the new version")
         before = told(registry, "1")
     with Registry.open(empty) as other:
         other.import_run(folder)
@@ -362,8 +362,8 @@ url, begin, number = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
 with Registry.open(url) as registry:
     time.sleep(max(0, begin - time.time()))
     for step in range(40):
-        registry.add_metrics("1", step, {f"m{number}": step, "shared": number})
-        registry.add_event("1", "note", f"{number} {step}")
+        registry.results.add_metrics("1", step, {f"m{number}": step, "shared": number})
+        registry.results.add_event("1", "note", f"{number} {step}")
         registry.update_run("1", step=step)
 """
 
@@ -402,7 +402,7 @@ def test_any_writes_come_back(tmp_path, writes, cut):
         for number, (step, figures) in enumerate(writes):
             if number == cut:
                 (folder / "journal.jsonl").unlink()
-            registry.add_metrics("1", step, figures)
+            registry.results.add_metrics("1", step, figures)
         registry.update_run("1", step=1)
         before = told(registry, "1")
     with Registry.open(f"sqlite:///{tmp_path}/any/two.db") as other:

@@ -42,35 +42,40 @@ def answer(row, **changes):
 
 
 def test_metrics_come_back_by_name_and_step(registry):
-    registry.add_metrics("r-0001", 2, {"loss": 0.25, "reward/mean": np.float32(0.5)})
-    registry.add_metrics("r-0001", 1, {"loss": 1})
-    registry.add_metrics("r-0002", 1, {"loss": 9.0})
-    registry.add_metrics("r-0001", 3, {})
-    assert registry.metrics("r-0001") == {"loss": [(1, 1.0), (2, 0.25)], "reward/mean": [(2, 0.5)]}
-    assert registry.metrics("r-0001", names=["loss", "none"]) == {"loss": [(1, 1.0), (2, 0.25)]}
-    assert registry.metrics("r-0001", names=[]) == {}
-    assert registry.metrics("r-0001", names=["loss"], since=2) == {"loss": [(2, 0.25)]}
+    registry.results.add_metrics("r-0001", 2, {"loss": 0.25, "reward/mean": np.float32(0.5)})
+    registry.results.add_metrics("r-0001", 1, {"loss": 1})
+    registry.results.add_metrics("r-0002", 1, {"loss": 9.0})
+    registry.results.add_metrics("r-0001", 3, {})
+    assert registry.results.metrics("r-0001") == {
+        "loss": [(1, 1.0), (2, 0.25)],
+        "reward/mean": [(2, 0.5)],
+    }
+    assert registry.results.metrics("r-0001", names=["loss", "none"]) == {
+        "loss": [(1, 1.0), (2, 0.25)]
+    }
+    assert registry.results.metrics("r-0001", names=[]) == {}
+    assert registry.results.metrics("r-0001", names=["loss"], since=2) == {"loss": [(2, 0.25)]}
 
 
 def test_writing_a_value_again_overwrites_it_and_moves_it_to_the_end(registry):
-    registry.add_metrics("r-0001", 1, {"a": 1.0, "b": 2.0}, at=10.0)
-    registry.add_metrics("r-0001", 2, {"a": 3.0}, at=11.0)
-    registry.add_metrics("r-0001", 1, {"a": 4.0}, at=12.0)
-    rows = registry.metric_rows_after("r-0001", 0, 10)
+    registry.results.add_metrics("r-0001", 1, {"a": 1.0, "b": 2.0}, at=10.0)
+    registry.results.add_metrics("r-0001", 2, {"a": 3.0}, at=11.0)
+    registry.results.add_metrics("r-0001", 1, {"a": 4.0}, at=12.0)
+    rows = registry.results.metric_rows_after("r-0001", 0, 10)
     assert [(r.seq, r.name, r.step, r.value, r.at) for r in rows] == [
         (2, "b", 1, 2.0, 10.0),
         (3, "a", 2, 3.0, 11.0),
         (4, "a", 1, 4.0, 12.0),
     ]
-    assert registry.metric_rows_after("r-0001", 2, 1) == rows[1:2]
-    assert registry.metric_rows_after("r-0001", 4, 10) == []
+    assert registry.results.metric_rows_after("r-0001", 2, 1) == rows[1:2]
+    assert registry.results.metric_rows_after("r-0001", 4, 10) == []
 
 
 def test_what_is_not_finite_is_counted_named_and_leaves_nothing_stale(registry):
-    registry.add_metrics("r-0001", 1, {"loss": 1.0, "kl": 0.1})
-    registry.add_metrics("r-0001", 1, {"loss": math.nan, "grad": math.inf, "kl": 0.2})
-    assert registry.metrics("r-0001") == {"kl": [(1, 0.2)], "health/nonfinite": [(1, 2.0)]}
-    (event,) = registry.events("r-0001")
+    registry.results.add_metrics("r-0001", 1, {"loss": 1.0, "kl": 0.1})
+    registry.results.add_metrics("r-0001", 1, {"loss": math.nan, "grad": math.inf, "kl": 0.2})
+    assert registry.results.metrics("r-0001") == {"kl": [(1, 0.2)], "health/nonfinite": [(1, 2.0)]}
+    (event,) = registry.results.events("r-0001")
     assert (event.kind, event.level) == ("nonfinite", "warning")
     assert event.message == "step 1: not finite: grad, loss"
 
@@ -95,69 +100,71 @@ def test_a_mirror_that_follows_the_sequence_ends_up_equal(registry, writes, chun
     )  # fmt: skip
     truth, copy, cursor = {}, {}, 0
     for step, values in writes:
-        registry.add_metrics(run.id, step, values)
+        registry.results.add_metrics(run.id, step, values)
         truth |= {(name, step): value for name, value in values.items()}
-        for row in registry.metric_rows_after(run.id, cursor, chunk):
+        for row in registry.results.metric_rows_after(run.id, cursor, chunk):
             assert row.seq > cursor
             cursor, copy[row.name, row.step] = row.seq, row.value
-    while rows := registry.metric_rows_after(run.id, cursor, chunk):
+    while rows := registry.results.metric_rows_after(run.id, cursor, chunk):
         cursor = rows[-1].seq
         copy |= {(row.name, row.step): row.value for row in rows}
-    found = registry.metrics(run.id)
+    found = registry.results.metrics(run.id)
     assert copy == truth
     assert {(n, step): value for n, series in found.items() for step, value in series} == truth
 
 
 def test_mirror_cursors_are_kept_per_run_and_target(registry):
-    assert registry.mirror_cursor("r-0001", "mlflow") == 0
-    registry.set_mirror_cursor("r-0001", "mlflow", 5)
-    registry.set_mirror_cursor("r-0001", "mlflow", 9)
-    registry.set_mirror_cursor("r-0001", "artifacts", 1)
-    assert registry.mirror_cursor("r-0001", "mlflow") == 9
-    assert registry.mirror_cursor("r-0002", "mlflow") == 0
+    assert registry.results.mirror_cursor("r-0001", "mlflow") == 0
+    registry.results.set_mirror_cursor("r-0001", "mlflow", 5)
+    registry.results.set_mirror_cursor("r-0001", "mlflow", 9)
+    registry.results.set_mirror_cursor("r-0001", "artifacts", 1)
+    assert registry.results.mirror_cursor("r-0001", "mlflow") == 9
+    assert registry.results.mirror_cursor("r-0002", "mlflow") == 0
 
 
 def test_events_grow_and_are_read_from_a_cursor(registry):
-    registry.add_event("r-0001", "phase", "joint begins", {"step": 50, "loss": math.nan})
-    registry.add_event("r-0001", "error", "<script>", level="error")
-    first, second = registry.events("r-0001")
+    registry.results.add_event("r-0001", "phase", "joint begins", {"step": 50, "loss": math.nan})
+    registry.results.add_event("r-0001", "error", "<script>", level="error")
+    first, second = registry.results.events("r-0001")
     assert (first.kind, first.message, first.level) == ("phase", "joint begins", "info")
     assert first.payload == {"step": 50, "loss": None}
     assert (second.level, second.payload) == ("error", None)
-    assert registry.events("r-0001", after=first.id) == [second]
-    assert registry.events("r-0002") == []
+    assert registry.results.events("r-0001", after=first.id) == [second]
+    assert registry.results.events("r-0002") == []
 
 
 def test_one_evaluation_per_step_label_and_suite(registry):
-    registry.add_evaluation("r-0001", 230, "after", "test", 600, {"accuracy": 0.6})
-    registry.add_evaluation("r-0001", 0, "before", "test", 600, {"accuracy": 0.3}, {"bins": [1]})
-    registry.add_evaluation(
+    registry.results.add_evaluation("r-0001", 230, "after", "test", 600, {"accuracy": 0.6})
+    registry.results.add_evaluation(
+        "r-0001", 0, "before", "test", 600, {"accuracy": 0.3}, {"bins": [1]}
+    )
+    registry.results.add_evaluation(
         "r-0001", 230, "after", "test", 500, {"accuracy": 0.7, "auroc": math.nan}
     )
-    before, after = registry.evaluations("r-0001")
+    before, after = registry.results.evaluations("r-0001")
     assert (before.step, before.label, before.payload) == (0, "before", {"bins": [1]})
     assert (after.n, after.metrics) == (500, {"accuracy": 0.7, "auroc": None})
     with pytest.raises(ValueError, match="label 'end'"):
-        registry.add_evaluation("r-0001", 1, "end", "test", 1, {})
+        registry.results.add_evaluation("r-0001", 1, "end", "test", 1, {})
 
 
 def test_paths_are_kept_relative_to_the_runs_directory(registry, tmp_path):
     with pytest.raises(ValueError, match="not set yet"):
-        registry.add_checkpoint("r-0001", 1, tmp_path / "run" / "a", 1, "x")
+        registry.results.add_checkpoint("r-0001", 1, tmp_path / "run" / "a", 1, "x")
     registry.update_run("r-0001", directory=tmp_path / "run")
-    registry.add_checkpoint("r-0001", 5, tmp_path / "run" / "checkpoints" / "5", 10, "x")
-    registry.add_checkpoint("r-0001", 5, "checkpoints/5", 11, "y")
-    (checkpoint,) = registry.checkpoints("r-0001")
+    registry.results.add_checkpoint("r-0001", 5, tmp_path / "run" / "checkpoints" / "5", 10, "x")
+    registry.results.add_checkpoint("r-0001", 5, "checkpoints/5", 11, "y")
+    (checkpoint,) = registry.results.checkpoints("r-0001")
     assert (checkpoint.path, checkpoint.bytes, checkpoint.sha256) == ("checkpoints/5", 11, "y")
     for path in (tmp_path / "other", "../secrets", ".", "a/../../b"):
         with pytest.raises(ValueError, match="run's directory"):
-            registry.add_artifact("r-0001", path, "picture")
+            registry.results.add_artifact("r-0001", path, "picture")
 
 
 def test_an_artifact_that_changed_goes_to_the_end(registry):
     for path in ("spec.yaml", "calibration.png", "spec.yaml"):
-        registry.add_artifact("r-0001", path, "file")
-    found = registry.artifacts("r-0001")
+        registry.results.add_artifact("r-0001", path, "file")
+    found = registry.results.artifacts("r-0001")
     assert [(a.seq, a.path, a.kind) for a in found] == [
         (2, "calibration.png", "file"),
         (3, "spec.yaml", "file"),
@@ -166,7 +173,7 @@ def test_an_artifact_that_changed_goes_to_the_end(registry):
 
 def add_step(registry, step, index, **changes):
     body = {"path": f"rollouts/{step}.parquet", "sha256": "x", "bytes": 9, "statistics": {}}
-    registry.add_rollouts("r-0001", step, **{**body, **changes}, index=index)
+    registry.results.add_rollouts("r-0001", step, **{**body, **changes}, index=index)
 
 
 def test_rollouts_come_back_as_they_were(registry):
@@ -177,27 +184,27 @@ def test_rollouts_come_back_as_they_were(registry):
     add_step(registry, 3, index, statistics={"std": math.nan, "mean": 0.5})
     add_step(registry, 1, [])
     stored = answer(0, rewards={"accuracy": 0.5, "brier": None})
-    assert registry.rollout_index("r-0001", 3) == [stored, index[0]]
-    assert registry.rollout_steps("r-0001") == [1, 3]
-    assert registry.rollout_index("r-0001", 1) == []
-    body = registry.rollout_body("r-0001", 3)
+    assert registry.results.rollout_index("r-0001", 3) == [stored, index[0]]
+    assert registry.results.rollout_steps("r-0001") == [1, 3]
+    assert registry.results.rollout_index("r-0001", 1) == []
+    body = registry.results.rollout_body("r-0001", 3)
     assert (body.path, body.sha256, body.bytes) == ("rollouts/3.parquet", "x", 9)
     assert body.statistics == {"std": None, "mean": 0.5}
     with pytest.raises(NotFoundError, match="r-0001 has no rollouts of step 2"):
-        registry.rollout_body("r-0001", 2)
+        registry.results.rollout_body("r-0001", 2)
 
 
 def test_a_step_sampled_again_replaces_its_rollouts(registry):
     add_step(registry, 3, [answer(0), answer(1), answer(2)])
     add_step(registry, 3, [answer(0, advantage=-1.0)], sha256="y")
-    assert registry.rollout_index("r-0001", 3) == [answer(0, advantage=-1.0)]
-    assert registry.rollout_body("r-0001", 3).sha256 == "y"
+    assert registry.results.rollout_index("r-0001", 3) == [answer(0, advantage=-1.0)]
+    assert registry.results.rollout_body("r-0001", 3).sha256 == "y"
 
 
 def test_previews_are_cut_and_any_text_survives(registry, url):
     hostile = "\0\x1b[31m<script>\u202e'; DROP TABLE rlx_run;--" + "x" * 300
     add_step(registry, 1, [answer(0, preview=hostile, problem_id=hostile)])
-    (row,) = registry.rollout_index("r-0001", 1)
+    (row,) = registry.results.rollout_index("r-0001", 1)
     kept = hostile if url.startswith("sqlite") else hostile.replace("\0", "␀")
     assert row.preview == kept[:160]
     assert row.problem_id == kept
@@ -205,9 +212,9 @@ def test_previews_are_cut_and_any_text_survives(registry, url):
 
 def test_text_with_half_a_character_is_kept(registry):
     add_step(registry, 1, [answer(0, preview="a\ud800b")])
-    assert registry.rollout_index("r-0001", 1)[0].preview == "a\\ud800b"
-    registry.add_event("r-0001", "k", "a\ud800b", {"said": "\0\ud800"})
-    (event,) = registry.events("r-0001")
+    assert registry.results.rollout_index("r-0001", 1)[0].preview == "a\\ud800b"
+    registry.results.add_event("r-0001", "k", "a\ud800b", {"said": "\0\ud800"})
+    (event,) = registry.results.events("r-0001")
     assert (event.message, event.payload) == ("a\\ud800b", {"said": "\0\ud800"})
 
 
@@ -215,17 +222,17 @@ def test_text_with_half_a_character_is_kept(registry):
 def test_credit_that_is_not_finite_is_refused(registry, field):
     with pytest.raises(ValueError, match=f"row 4: {field} is nan"):
         add_step(registry, 1, [answer(4, **{field: math.nan})])
-    assert registry.rollout_steps("r-0001") == []
+    assert registry.results.rollout_steps("r-0001") == []
 
 
 def test_nothing_is_recorded_for_a_run_that_is_not_there(registry):
     for call in (
-        lambda: registry.add_metrics("r-0009", 1, {"a": 1.0}),
-        lambda: registry.add_event("r-0009", "k", "m"),
+        lambda: registry.results.add_metrics("r-0009", 1, {"a": 1.0}),
+        lambda: registry.results.add_event("r-0009", "k", "m"),
         lambda: registry.heartbeat("r-0009"),
         lambda: registry.transition("r-0009", ["running"], "lost"),
-        lambda: registry.metrics("r-0009"),
-        lambda: registry.events("latest"),
+        lambda: registry.results.metrics("r-0009"),
+        lambda: registry.results.events("latest"),
     ):
         with pytest.raises(NotFoundError, match="no run"):
             call()

@@ -75,9 +75,9 @@ def test_an_upgraded_registry_is_read_and_written(past):
             ("rlcr", "stopped", None),
             ("rlcr", "finished", None),
         ]
-        assert registry.metrics("1")["train/loss"] == [(1, 0.5), (2, 0.25)]
+        assert registry.results.metrics("1")["train/loss"] == [(1, 0.5), (2, 0.25)]
         assert [c.after for c in registry.history("1")][-2:] == ["running", "finished"]
-        first, second = registry.rollout_index("1", 1)
+        first, second = registry.results.rollout_index("1", 1)
         assert (first.reward, first.rewards) == (1.1, {"accuracy": 1.0, "brier": None})
         assert (first.scores, second.parent_row) == ({}, 0)
         newest = max(int(run.id[2:]) for run in registry.runs())
@@ -88,5 +88,5 @@ def test_an_upgraded_registry_is_read_and_written(past):
         assert run.id == f"r-{newest + 1:04d}"
         waiting = [run.id for run in registry.runs(status="queued")]
         assert registry.claim(["queued"]).id == waiting[-1], "the oldest"
-        for write in (registry.add_event, registry.add_artifact):
+        for write in (registry.results.add_event, registry.results.add_artifact):
             write("1", "a", "b")

@@ -93,7 +93,7 @@ def test_a_password_is_never_told(postgres, url):
     with (
         Registry.open(url) as registry,
         pytest.raises(DatabaseUnavailableError, match="nonsense") as told,
-        registry._open_writer() as connection,
+        registry.database.open_writer() as connection,
     ):
         connection.exec_driver_sql("SELECT nonsense")
     assert PASSWORD not in "".join(traceback.format_exception(told.value))
@@ -107,8 +107,8 @@ def test_a_connection_that_the_server_closed_is_made_again(postgres, url):
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE pid != pg_backend_pid() AND datname IS NOT NULL",
         )
-        registry.add_metrics("1", 1, {"loss": 0.5})
-        assert registry.metrics("1") == {"loss": [(1, 0.5)]}
+        registry.results.add_metrics("1", 1, {"loss": 0.5})
+        assert registry.results.metrics("1") == {"loss": [(1, 0.5)]}
 
 
 def test_a_clock_that_is_wrong_is_named(url, monkeypatch):
@@ -126,12 +126,12 @@ def test_a_writer_waits_for_the_other_of_its_run_alone(url):
     with Registry.open(url) as one, Registry.open(url) as other:
         for seed in range(2):
             one.submit(digest="d", seed=seed, **SUBMISSION)
-        with one._open_run_writer("1"):
-            other.add_metrics("2", 1, {"loss": 0.5})
+        with one.database.open_run_writer("1"):
+            other.results.add_metrics("2", 1, {"loss": 0.5})
             other.submit(digest="e", seed=0, **SUBMISSION)
             with (
                 pytest.raises(DatabaseUnavailableError, match="lock timeout"),
-                other._open_writer() as connection,
+                other.database.open_writer() as connection,
             ):
                 connection.exec_driver_sql("SET LOCAL lock_timeout = '100ms'")
                 connection.exec_driver_sql("UPDATE rlx_run SET step = 1 WHERE id = 1")

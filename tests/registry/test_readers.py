@@ -20,7 +20,7 @@ def run(url, tmp_path):
         registry.start(run.id, ["submitted"])
         registry.update_run(run.id, directory=tmp_path, step=3, steps_total=3)
         for step in range(1, 4):
-            registry.add_metrics(run.id, step, {"train/loss": 1.0 / step})
+            registry.results.add_metrics(run.id, step, {"train/loss": 1.0 / step})
         registry.transition(run.id, ["running"], "finished")
         return registry.run(run.id)
 

@@ -42,9 +42,9 @@ url, start, number = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
 with Registry.open(url) as registry:
     time.sleep(max(0, start - time.time()))
     for step in range(60):
-        registry.add_metrics("1", step, {f"m{number}": step, "shared": number})
+        registry.results.add_metrics("1", step, {f"m{number}": step, "shared": number})
         registry.heartbeat("1")
-        registry.metrics("1")
+        registry.results.metrics("1")
     print(registry.transition("1", ["submitted"], "running", str(number)))
 """
 
@@ -56,12 +56,12 @@ def test_concurrent_writers_wait_their_turn_and_one_wins_the_transition(blank):
         assert sorted(found) == [["False"]] * 3 + [["True"]]
         assert len(registry.history("1")) == 2
         assert registry.run("1").attempt == 1
-        series = registry.metrics("1")
+        series = registry.results.metrics("1")
         assert {name: len(points) for name, points in series.items()} == {
             **{f"m{i}": 60 for i in range(4)},
             "shared": 60,
         }
-        rows = registry.metric_rows_after("1", 0, 1000)
+        rows = registry.results.metric_rows_after("1", 0, 1000)
         assert len({row.seq for row in rows}) == len(rows) == 300
 
 
@@ -72,7 +72,7 @@ url, start = sys.argv[1], float(sys.argv[2])
 with Registry.open(url) as registry:
     time.sleep(max(0, start - time.time()))
     while run := registry.claim(["submitted", "lost"], "running", "claimed"):
-        registry.as_writer(run.id, run.attempt).add_metrics(run.id, 1, {"loss": 0.5})
+        registry.as_writer(run.id, run.attempt).results.add_metrics(run.id, 1, {"loss": 0.5})
         print(run.id, run.status, run.attempt)
 """
 
@@ -99,11 +99,11 @@ def test_threads_share_a_registry(blank):
         registry.submit(digest="d", seed=0, **SUBMISSION)
 
         def work(number):
-            registry.add_metrics("1", number, {"loss": number})
-            return registry.heartbeat("1") and len(registry.metrics("1")["loss"]) > 0
+            registry.results.add_metrics("1", number, {"loss": number})
+            return registry.heartbeat("1") and len(registry.results.metrics("1")["loss"]) > 0
 
         assert all(pool.map(work, range(40)))
-        assert len(registry.metrics("1")["loss"]) == 40
+        assert len(registry.results.metrics("1")["loss"]) == 40
 
 
 def test_a_reader_sees_a_live_writer_and_cannot_write(blank):
@@ -111,12 +111,17 @@ def test_a_reader_sees_a_live_writer_and_cannot_write(blank):
         writer.submit(digest="d", seed=0, **SUBMISSION)
         assert reader.run("latest").digest == "d"
         with pytest.raises(DatabaseUnavailableError, match="for reading only"):
-            reader.add_metrics("1", 1, {"a": 1.0})
-        with reader._open_reader() as connection, pytest.raises(Exception, match=r"read-?only"):
+            reader.results.add_metrics("1", 1, {"a": 1.0})
+        with (
+            reader.database.open_reader() as connection,
+            pytest.raises(Exception, match=r"read-?only"),
+        ):
             connection.execute(models.run.delete())
-        with reader._open_reader() as connection:
+        with reader.database.open_reader() as connection:
             connection.execute(models.run.select()).all()
-            writer.add_metrics("1", 1, {"a": 1.0})  # a reader in mid-transaction locks nobody
+            writer.results.add_metrics(
+                "1", 1, {"a": 1.0}
+            )  # a reader in mid-transaction locks nobody
 
 
 def test_speed_of_a_step(blank):
@@ -124,10 +129,10 @@ def test_speed_of_a_step(blank):
     with Registry.open(blank) as registry:
         registry.submit(digest="d", seed=0, **SUBMISSION)
         values = {f"group/m{i}": float(i) for i in range(40)}
-        registry.add_metrics("1", 0, values)
+        registry.results.add_metrics("1", 0, values)
         times = []
         for step in range(1, 40):
             begin = time.perf_counter()
-            registry.add_metrics("1", step, values)
+            registry.results.add_metrics("1", step, values)
             times.append(time.perf_counter() - begin)
     assert sorted(times)[len(times) // 2] < 0.02

@@ -108,10 +108,10 @@ class Home:
     def bodies(self, run):
         """Step, trees and index of every step, each file checked against its digest."""
         with self.registry() as registry:
-            for step in registry.rollout_steps(run.id):
-                body = registry.rollout_body(run.id, step)
+            for step in registry.results.rollout_steps(run.id):
+                body = registry.results.rollout_body(run.id, step)
                 path = Path(run.directory) / body.path
-                index = registry.rollout_index(run.id, step)
+                index = registry.results.rollout_index(run.id, step)
                 yield step, read_body(path, body.sha256).to_pylist(), index
 
     def until(self, condition, what):

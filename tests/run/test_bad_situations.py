@@ -115,7 +115,8 @@ def said(process):
 
 BODIES = """
 import json
-bodies = {s: registry.rollout_body("r-0001", s) for s in registry.rollout_steps("r-0001")}
+steps = registry.results.rollout_steps("r-0001")
+bodies = {s: registry.results.rollout_body("r-0001", s) for s in steps}
 print(json.dumps({step: (body.path, body.sha256) for step, body in bodies.items()}))
 """
 
@@ -178,7 +179,7 @@ row = RolloutIndex(
     row=0, parent_row=None, tree=0, group=0, turn="answer", problem_id="p", reward=1.0,
     advantage=0.0, n_tokens=1, finish_reason="stop", preview="seen",
 )
-registry.add_rollouts(run.id, 1, path="x", sha256="x", bytes=1, statistics={}, index=[row])
+registry.results.add_rollouts(run.id, 1, path="x", sha256="x", bytes=1, statistics={}, index=[row])
 registry.transition(run.id, {"submitted"}, "failed", "long ago")
 """
 KILLED = "import os; os.kill(os.getpid(), 9)"

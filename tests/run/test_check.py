@@ -116,7 +116,7 @@ def recorded(registry, experiment, sets):
 def add(registry, run, step, table, statistics):
     path = Path(run.directory) / "rollouts" / f"step_{step:06d}.parquet"
     sha256, size = write_body(path, table)
-    registry.add_rollouts(
+    registry.results.add_rollouts(
         run.id, step, path=path, sha256=sha256, bytes=size, statistics=statistics, index=[]
     )
 
@@ -228,7 +228,7 @@ def test_a_record_of_two_turns_holds(second, registry, capsys):
 
 def changed(registry, run, step, change):
     """Rewrites a body, with a digest that fits."""
-    body = registry.rollout_body(run.id, step)
+    body = registry.results.rollout_body(run.id, step)
     stored = read_step(read_body(Path(run.directory) / body.path, body.sha256))
     rewards, trained = change(stored)
     table = rollout_table(stored.trees, rewards, trained, stored.roles)
@@ -399,10 +399,12 @@ def probe_changed(registry, run, step, change):
     records = table.to_pylist()
     change(records)
     sha256, _ = write_body(path, pa.Table.from_pylist(records, table.schema))
-    for e in registry.evaluations(run.id, "probe/"):
+    for e in registry.results.evaluations(run.id, "probe/"):
         if e.step == step:
             body = {**e.payload["body"], "sha256": sha256}
-            registry.add_evaluation(run.id, step, e.label, e.suite, e.n, e.metrics, {"body": body})
+            registry.results.add_evaluation(
+                run.id, step, e.label, e.suite, e.n, e.metrics, {"body": body}
+            )
 
 
 def test_a_record_of_probes_holds(registry, capsys):
@@ -466,10 +468,12 @@ def test_a_probe_of_another_version_is_refused(registry, capsys):
     run, _ = probed(registry)
     path = probe_file(run, 1)
     sha256, _ = write_body(path, read_body(path).drop_columns(["share"]))
-    for e in registry.evaluations(run.id, "probe/"):
+    for e in registry.results.evaluations(run.id, "probe/"):
         body = {**e.payload["body"], "sha256": sha256}
         if e.step == 1:
-            registry.add_evaluation(run.id, 1, e.label, e.suite, e.n, e.metrics, {"body": body})
+            registry.results.add_evaluation(
+                run.id, 1, e.label, e.suite, e.n, e.metrics, {"body": body}
+            )
     assert main(["check", run.id]) == 5
     assert "recorded by another version of rlx" in capsys.readouterr().err
 
@@ -479,7 +483,7 @@ def test_a_probe_of_another_version_is_refused(registry, capsys):
 
 def test_a_body_that_is_not_the_one_recorded_is_said(registry, capsys):
     run = recorded(registry, "countdown.yaml", SMALL)
-    body = registry.rollout_body(run.id, 1)
+    body = registry.results.rollout_body(run.id, 1)
     (Path(run.directory) / body.path).write_bytes(b"nothing")
     code, found, _ = checked(run, capsys=capsys)
     assert code == 1 and "was recorded as" in found["bodies"]["first"][0]["stored"]
@@ -487,7 +491,7 @@ def test_a_body_that_is_not_the_one_recorded_is_said(registry, capsys):
 
 def test_plugins_that_have_changed_or_gone_are_said(registry, capsys):
     run = recorded(registry, "countdown.yaml", SMALL)
-    with registry._open_writer() as connection:
+    with registry.database.open_writer() as connection:
         plugins = json.dumps([{**p, "version": "0.0"} for p in run.plugins])
         spec = json.dumps(run.spec).replace('"countdown.verify"', '"countdown.gone"')
         connection.exec_driver_sql("UPDATE rlx_run SET plugins = ?, spec = ?", (plugins, spec))

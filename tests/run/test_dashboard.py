@@ -31,7 +31,7 @@ def test_a_run_is_stopped_and_goes_on_through_its_page(own_home):
     left = home.run(run_id)
     assert "request" in left.reason and left.step < 63
     with home.registry() as registry:
-        assert registry.checkpoints(run_id)[-1].step == left.step, "with a checkpoint"
+        assert registry.results.checkpoints(run_id)[-1].step == left.step, "with a checkpoint"
 
     click(client, run_id, "resume")
     assert home.run(run_id).status == "queued"

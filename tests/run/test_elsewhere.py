@@ -41,12 +41,12 @@ def root(home, run_id):
 
 def events(home, run_id):
     with home.registry() as registry:
-        return {e.kind: e.message for e in registry.events(run_id)}
+        return {e.kind: e.message for e in registry.results.events(run_id)}
 
 
 def series(home, run_id):
     with home.registry() as registry:
-        found = registry.metrics(run_id)
+        found = registry.results.metrics(run_id)
     return {k: dict(v) for k, v in found.items() if not k.startswith("perf/")}
 
 
@@ -69,9 +69,13 @@ def test_two_ranks_take_the_steps_that_one_would_have_taken(own_home, first, sec
         if 5 in points:
             assert found[name].pop(5) == pytest.approx(points[5], rel=1e-4, abs=1e-6), name
     with own_home.registry() as registry:
-        rows = [registry.rollout_index(run_id, 5) for run_id in (first, second)]
+        rows = [registry.results.rollout_index(run_id, 5) for run_id in (first, second)]
         evaluated = [
-            {e.step for e in registry.evaluations(run_id, "held_out") if e.label == "before"}
+            {
+                e.step
+                for e in registry.results.evaluations(run_id, "held_out")
+                if e.label == "before"
+            }
             for run_id in (first, second)
         ]
     assert [r.preview for r in rows[0]] == [r.preview for r in rows[1]]
@@ -83,7 +87,9 @@ def test_two_ranks_take_the_steps_that_one_would_have_taken(own_home, first, sec
 
 def test_what_records_and_checkpoints_took_is_recorded(own_home, first):
     with own_home.registry() as registry:
-        took = {k: dict(v) for k, v in registry.metrics(first).items() if k.startswith("perf/")}
+        took = {
+            k: dict(v) for k, v in registry.results.metrics(first).items() if k.startswith("perf/")
+        }
     assert list(took["perf/record_s"]) == list(range(1, 9))
     assert list(took["perf/checkpoint_s"]) == [2, 4, 6, 8]
     assert all(0 < s < 60 for k in ("record", "checkpoint") for s in took[f"perf/{k}_s"].values())

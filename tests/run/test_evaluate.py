@@ -119,9 +119,9 @@ def test_it_is_recorded_for_the_run(own_home, own_finished, evaluated):
     told, said, _ = evaluated
     assert f"recorded for {own_finished.id} after step 4" in said
     with own_home.registry() as registry:
-        found = {e.suite: e for e in registry.evaluations(own_finished.id, "suite/")}
-        pictures = {Path(a.path).name for a in registry.artifacts(own_finished.id)}
-        curves = registry.metrics(own_finished.id, ["eval/suite/shifted/near/brier"])
+        found = {e.suite: e for e in registry.results.evaluations(own_finished.id, "suite/")}
+        pictures = {Path(a.path).name for a in registry.results.artifacts(own_finished.id)}
+        curves = registry.results.metrics(own_finished.id, ["eval/suite/shifted/near/brier"])
     assert set(found) == {"suite/shifted/near", "suite/shifted/three"}
     near = found["suite/shifted/near"]
     assert (near.step, near.label, near.n) == (4, "after", 140)
@@ -183,8 +183,8 @@ def test_a_checkpoint_is_an_evaluation_of_its_step(own_home, own_finished, suite
     assert json.loads(half.stdout)["sets"] != told["sets"]
     assert f"recorded for {own_finished.id} after step 2" in half.stderr
     with own_home.registry() as registry:
-        found = registry.evaluations(own_finished.id, "suite/shifted/near")
-        pictures = {a.path for a in registry.artifacts(own_finished.id)}
+        found = registry.results.evaluations(own_finished.id, "suite/shifted/near")
+        pictures = {a.path for a in registry.results.artifacts(own_finished.id)}
     assert [(e.step, e.label) for e in found] == [(2, "step"), (4, "after")]
     drawn = ("suite-shifted-step-2/reliability", "suite-shifted/over_steps", "over_steps")
     assert pictures >= {f"pictures/{name}.{kind}" for name in drawn for kind in ("png", "svg")}

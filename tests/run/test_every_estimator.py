@@ -24,8 +24,8 @@ def every(own_home):
     run = home.run(listed["run"])
     with home.registry() as registry:
         phases = {
-            registry.rollout_body(run.id, step).statistics["phase"]: step
-            for step in registry.rollout_steps(run.id)
+            registry.results.rollout_body(run.id, step).statistics["phase"]: step
+            for step in registry.results.rollout_steps(run.id)
         }
     bodies = {step: trees for step, trees, _ in home.bodies(run)}
     return run, {phase: (step, bodies[step]) for phase, step in phases.items()}
@@ -101,7 +101,7 @@ def test_kl_in_the_reward_is_paid(every, own_home, phase):
     run, phases = every
     step, trees = phases[phase]
     with own_home.registry() as registry:
-        beta = registry.rollout_body(run.id, step).statistics["beta"]
+        beta = registry.results.rollout_body(run.id, step).statistics["beta"]
     assert beta == 0.001
     paid = [
         (p - r, kl)
@@ -119,8 +119,8 @@ def test_a_penalty_measures_kl_and_leaves_the_reward(every, own_home):
     assert all(row["placed"] == row["token_rewards"] for row in rows(trees))
     assert all(row["reference_logprobs"] is not None for row in rows(trees))
     with own_home.registry() as registry:
-        assert step in dict(registry.metrics(run.id, ["train/kl_loss"])["train/kl_loss"])
-        (told,) = [e.message for e in registry.events(run.id) if e.kind == "reference"]
+        assert step in dict(registry.results.metrics(run.id, ["train/kl_loss"])["train/kl_loss"])
+        (told,) = [e.message for e in registry.results.events(run.id) if e.kind == "reference"]
     assert "a frozen copy" in told
 
 
@@ -148,7 +148,7 @@ def test_a_running_scale_is_handed_on(every, own_home):
     run, phases = every
     step, _ = phases["two_level"]
     with own_home.registry() as registry:
-        statistics = registry.rollout_body(run.id, step).statistics
+        statistics = registry.results.rollout_body(run.id, step).statistics
     assert statistics["state_before"] == {}
     assert set(statistics["state"]) <= {"mean_square"}
 
@@ -157,9 +157,9 @@ def test_three_scores_of_every_row_and_every_step(every, own_home):
     run, phases = every
     names = ("total_score", "token_level_scores", "seed_returns_score")
     with own_home.registry() as registry:
-        series = registry.metrics(run.id, [f"score/{name}" for name in names])
+        series = registry.results.metrics(run.id, [f"score/{name}" for name in names])
         for _, (step, trees) in phases.items():
-            index = {row.row: row for row in registry.rollout_index(run.id, step)}
+            index = {row.row: row for row in registry.results.rollout_index(run.id, step)}
             stored = rows(trees)
             for row in stored:
                 for name in names:

@@ -155,7 +155,7 @@ def test_whatever_ends_no_rank_is_left_and_the_run_goes_on(own_home, both, ssh):
         own_home.until(lambda a=attempt: trains(a), "it to go on")
     assert silent
     with own_home.registry() as registry:
-        told = [e.message for e in registry.events(run) if e.kind == "attempt_failed"]
+        told = [e.message for e in registry.results.events(run) if e.kind == "attempt_failed"]
     assert "torchrun was killed by signal 9" in told[0]
     assert "ssh could not reach there, or lost it" in told[1]
     for session in silent:
@@ -169,7 +169,9 @@ def test_whatever_ends_no_rank_is_left_and_the_run_goes_on(own_home, both, ssh):
     own_home.until(lambda: own_home.run(run).status == "stopped", "it to stop")
     stopped = own_home.run(run)
     with own_home.registry() as registry:
-        assert registry.checkpoints(run)[-1].step == stopped.step, "it wrote one last checkpoint"
+        assert registry.results.checkpoints(run)[-1].step == stopped.step, (
+            "it wrote one last checkpoint"
+        )
     own_home.until(lambda: not own_home.processes(), "every process to end")
 
 

@@ -21,10 +21,10 @@ class Done:
     def __init__(self, home, run_id):
         self.run = home.run(run_id)
         with home.registry() as registry:
-            self.series = registry.metrics(run_id)
-            self.evaluations = registry.evaluations(run_id)
-            steps = registry.rollout_steps(run_id)
-            names = [registry.rollout_body(run_id, s).statistics["phase"] for s in steps]
+            self.series = registry.results.metrics(run_id)
+            self.evaluations = registry.results.evaluations(run_id)
+            steps = registry.results.rollout_steps(run_id)
+            names = [registry.results.rollout_body(run_id, s).statistics["phase"] for s in steps]
         bodies = {step: trees for step, trees, _ in home.bodies(self.run)}
         self.phases = {name: bodies[step] for name, step in zip(names, steps, strict=True)}
         self.first = bodies[1]

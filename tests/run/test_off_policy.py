@@ -52,8 +52,8 @@ def unlike(home, one, other):
 @pytest.mark.timeout(900)
 def test_what_is_sampled_ahead_is_one_step_old(home, unbroken):
     with home.registry() as registry:
-        found = {name: dict(points) for name, points in registry.metrics(unbroken).items()}
-        bodies = {step: registry.rollout_body(unbroken, step) for step in range(1, 12)}
+        found = {name: dict(points) for name, points in registry.results.metrics(unbroken).items()}
+        bodies = {step: registry.results.rollout_body(unbroken, step) for step in range(1, 12)}
     steps = sorted(found["train/loss"])
     assert steps == sorted(
         s for s, skipped in found["health/skipped_update"].items() if not skipped

@@ -63,7 +63,7 @@ class Probed:
 
     def stored(self):
         with self.home.registry() as registry:
-            return registry.evaluations("r-0001", "probe/")
+            return registry.results.evaluations("r-0001", "probe/")
 
 
 def ended(process):
@@ -97,7 +97,7 @@ def test_a_run_records_every_scheme_before_and_after(probed):
 
 def test_curves_are_metrics(probed):
     with probed.home.registry() as registry:
-        metrics = registry.metrics("r-0001")
+        metrics = registry.results.metrics("r-0001")
     for e in probed.evaluations:
         for share, band in zip(GRID, e.metrics["p_correct"], strict=True):
             assert (e.step, band["mean"]) in metrics[f"{e.suite}/mc_p_correct_{100 * share:03.0f}"]
@@ -108,7 +108,7 @@ def test_curves_are_metrics(probed):
 
 def test_samples_and_pictures_are_artifacts(probed):
     with probed.home.registry() as registry:
-        kinds = {a.path: a.kind for a in registry.artifacts("r-0001")}
+        kinds = {a.path: a.kind for a in registry.results.artifacts("r-0001")}
     assert kinds["probes/step_000000.parquet"] == "probe"
     for name in ("probes", "verbal_conf"):
         for suffix in ("png", "svg"):

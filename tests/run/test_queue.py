@@ -59,7 +59,7 @@ def test_a_second_run_waits_for_the_device_of_the_first(place):
 
 def waiting(home, run_id):
     with home.registry() as registry:
-        return "".join(e.message for e in registry.events(run_id) if e.kind == "waiting")
+        return "".join(e.message for e in registry.results.events(run_id) if e.kind == "waiting")
 
 
 def test_what_only_waits_is_stopped_where_it_stands(place):

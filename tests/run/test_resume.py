@@ -36,7 +36,7 @@ def begin(home):
 
 def kinds(home, run_id):
     with home.registry() as registry:
-        return [e.kind for e in registry.events(run_id)]
+        return [e.kind for e in registry.results.events(run_id)]
 
 
 def unlike(home, one, other):
@@ -85,7 +85,7 @@ def test_a_run_that_hangs_is_ended_and_goes_on(home, unbroken):
     home.freeze(*home.ranks(run_id))
     home.until(lambda: home.run(run_id).status == "finished", "it to finish")
     with home.registry() as registry:
-        told = [e.message for e in registry.events(run_id) if e.kind == "attempt_failed"]
+        told = [e.message for e in registry.results.events(run_id) if e.kind == "attempt_failed"]
     assert len(told) == 1 and "no progress for 20 s" in told[0]
     assert unlike(home, unbroken, run_id) == []
 

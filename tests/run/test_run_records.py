@@ -23,7 +23,7 @@ ANSWERS, CONFIDENCES = 4, 4
 
 def test_every_step_has_its_metrics(finished, home):
     with home.registry() as registry:
-        series = registry.metrics(finished.id)
+        series = registry.results.metrics(finished.id)
     for name in (
         "rewards/accuracy/mean",
         "rewards/format/mean",
@@ -47,7 +47,7 @@ def test_every_step_has_its_metrics(finished, home):
 
 def test_metrics_agree_with_the_stored_rollouts(finished, home):
     with home.registry() as registry:
-        series = registry.metrics(finished.id)
+        series = registry.results.metrics(finished.id)
     for step, trees, _ in finished.bodies():
         turns = [s for tree in trees for s in tree["segments"] if s["kind"] == "answer"]
         raw = [r["raw"] for s in turns for r in s["rewards"] if r["name"] == "accuracy"]
@@ -187,7 +187,7 @@ def test_groups_are_siblings(finished):
 
 def test_a_changed_body_is_noticed(finished, home, tmp_path):
     with home.registry() as registry:
-        body = registry.rollout_body(finished.id, 1)
+        body = registry.results.rollout_body(finished.id, 1)
     content = bytearray((finished.root / body.path).read_bytes())
     content[len(content) // 2] ^= 1
     (tmp_path / "body.parquet").write_bytes(content)
@@ -197,7 +197,7 @@ def test_a_changed_body_is_noticed(finished, home, tmp_path):
 
 def test_pictures_are_drawn_and_recorded(finished, home):
     with home.registry() as registry:
-        recorded = {a.path for a in registry.artifacts(finished.id) if a.kind == "picture"}
+        recorded = {a.path for a in registry.results.artifacts(finished.id) if a.kind == "picture"}
     drawn = ("reliability", "curves", "distributions", "over_steps")
     names = {f"pictures/{n}.{kind}" for n in drawn for kind in ("png", "svg")}
     assert recorded == names
@@ -227,7 +227,9 @@ def test_mlflow_holds_exactly_what_the_registry_holds(finished, home):
     assert mirrored.data.params == flat_params(finished.record.spec)
     assert mirrored.data.tags["rlx.run_id"] == finished.id
     with home.registry() as registry:
-        series = {legal_key(n): points for n, points in registry.metrics(finished.id).items()}
+        series = {
+            legal_key(n): points for n, points in registry.results.metrics(finished.id).items()
+        }
     assert set(mirrored.data.metrics) == set(series)
     for name, points in series.items():
         history = client.get_metric_history(finished.record.mlflow_run_id, name)

@@ -56,7 +56,7 @@ def submitted(home, name):
 
 def figures(home, run, name):
     with home.registry() as registry:
-        return [value for _, value in registry.metrics(run.id, [name])[name]]
+        return [value for _, value in registry.results.metrics(run.id, [name])[name]]
 
 
 @pytest.mark.parametrize("name", ["unbroken", "killed"])

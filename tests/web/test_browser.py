@@ -21,12 +21,12 @@ def known(home):
 
 def strongest(known, run, step):
     """The row whose advantage is largest."""
-    return max(known.rollout_index(run, step), key=lambda row: abs(row.advantage))
+    return max(known.results.rollout_index(run, step), key=lambda row: abs(row.advantage))
 
 
 def stored(known, run, step, row):
     """A row as it is in the file."""
-    body = known.rollout_body(run, step)
+    body = known.results.rollout_body(run, step)
     trees = read_body(Path(known.run(run).directory) / body.path, body.sha256).to_pylist()
     return next(r for tree in trees for r in tree["rows"] if r["row"] == row)
 
@@ -71,7 +71,7 @@ def test_every_section_of_a_run_has_its_charts(visit, real, known, run):
             assert figure.locator("svg polyline").count() >= 1
             assert figure.locator(".legend .entry").count() >= 1
             drawn += figure.locator("svg polyline").count()
-    assert drawn == len(known.metric_names(run))
+    assert drawn == len(known.queries.metric_names(run))
     assert page.locator(".reliability").count() == (0 if run == PROBE else 2) or run == KG
     if run == PROBE:
         assert page.locator(".probe polyline").count() >= 1
@@ -79,7 +79,7 @@ def test_every_section_of_a_run_has_its_charts(visit, real, known, run):
 
 
 def test_a_chart_says_the_values_at_the_pointer(visit, real, known):
-    (curve,) = known.curves(RLCR, ["rewards/accuracy/mean"]).values()
+    (curve,) = known.queries.curves(RLCR, ["rewards/accuracy/mean"]).values()
     page = visit(real)
     page.goto(f"/runs/{RLCR}")
     figure = page.locator("figure.chart", has_text="by component")
@@ -142,7 +142,7 @@ def test_rollouts_are_filtered(visit, real, known):
     page.get_by_label("turn").select_option("confidence")
     page.get_by_label("reward from").fill("0.5")
     page.get_by_role("button", name="Show").click()
-    index = known.rollout_index(RLCR, step)
+    index = known.results.rollout_index(RLCR, step)
     fits = {r.tree for r in index if r.turn == "confidence" and (r.reward or 0) >= 0.5}
     assert page.locator("form.card .faint").inner_text().startswith(f"{len(fits)} prompts")
     assert everything.startswith(f"{len({r.tree for r in index})} prompts, page 1 of 2")
@@ -180,7 +180,9 @@ def test_the_turns_of_an_environment_are_on_the_page(visit, real, known):
     step = LAST[KG]
     page.goto(f"/runs/{KG}/rollouts/{step}")
     row = next(
-        r for r in known.rollout_index(KG, step) if page.locator(f"#row-{step}-{r.row}").count()
+        r
+        for r in known.results.rollout_index(KG, step)
+        if page.locator(f"#row-{step}-{r.row}").count()
     )
     assert page.locator(f"#row-{step}-{row.row} .said").count() >= 1
     page.locator(f"#row-{step}-{row.row} > .meta .why-link").click()

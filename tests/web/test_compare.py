@@ -63,7 +63,7 @@ def cells(data, suite, metric):
 
 
 def evaluated(registry, run, metrics, label="after", step=5, suite="held_out"):
-    registry.add_evaluation(run, step, label, suite, 9, metrics)
+    registry.results.add_evaluation(run, step, label, suite, 9, metrics)
 
 
 def test_over_seeds_the_mean_with_students_interval(empty, registry):

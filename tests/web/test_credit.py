@@ -90,7 +90,7 @@ def test_channels_are_those_that_the_row_has_each_with_its_largest_size(plain):
 @pytest.mark.parametrize("number", ROWS)
 def test_what_its_advantage_starts_from(plain, known, number):
     data = plain.twin(f"{STEP}/{number}")
-    index = known.rollout_index("1", 3)
+    index = known.results.rollout_index("1", 3)
     own = index[number]
     mates = [i for i in index if i.group == own.group]
     rewards = [m.reward for m in mates if m.reward is not None]
@@ -180,10 +180,10 @@ def own(tmp_path):
         def rewrite(change):
             path = tmp_path / "runs/r-0001/rollouts/3.parquet"
             digest, size = write_body(path, change(read_body(path)))
-            kept = registry.rollout_body("1", 3)
-            index = registry.rollout_index("1", 3)
+            kept = registry.results.rollout_body("1", 3)
+            index = registry.results.rollout_index("1", 3)
             place = {"path": kept.path, "sha256": digest, "bytes": size}
-            registry.add_rollouts("1", 3, **place, statistics=kept.statistics, index=index)
+            registry.results.add_rollouts("1", 3, **place, statistics=kept.statistics, index=index)
             return dashboard(url)
 
         yield rewrite

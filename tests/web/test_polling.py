@@ -32,7 +32,7 @@ def test_a_run_at_full_speed_never_waits_for_twenty_pages_that_poll(tmp_path):
         assert max(polled.seconds) <= max(alone.seconds) + NOISE
         assert share <= SHARE
     with Registry.open(url, read_only=True) as registry:
-        levels = {event.level for event in registry.events(writer.run)}
-        (curve,) = registry.metrics(writer.run, ["train/m7"]).values()
-        assert len(registry.rollout_steps(writer.run)) == len(curve)
+        levels = {event.level for event in registry.results.events(writer.run)}
+        (curve,) = registry.results.metrics(writer.run, ["train/m7"]).values()
+        assert len(registry.results.rollout_steps(writer.run)) == len(curve)
     assert levels == {"info"}

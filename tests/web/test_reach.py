@@ -134,7 +134,7 @@ def alive(chromium, url, registry):
     run = submit(registry, status="running")
     registry.update_run(run, step=1, steps_total=10, phase="one")
     for step in (0, 1):
-        registry.add_metrics(run, step, {"train/reward": step / 4, "perf/step_s": 1.0})
+        registry.results.add_metrics(run, step, {"train/reward": step / 4, "perf/step_s": 1.0})
     with served(url) as address:
         yield run, address
 
@@ -154,8 +154,8 @@ def test_the_page_of_a_run_goes_on_with_it(alive, visit, registry):
     chart.locator("polyline").wait_for()
     before = chart.locator("polyline").get_attribute("points")
     assert len(before.split()) == 2
-    registry.add_metrics(run, 2, {"train/reward": 0.5, "perf/step_s": 1.0})
-    registry.add_event(run, "note", "something\x1b[31m <b>happened</b>", level="warning")
+    registry.results.add_metrics(run, 2, {"train/reward": 0.5, "perf/step_s": 1.0})
+    registry.results.add_event(run, "note", "something\x1b[31m <b>happened</b>", level="warning")
     registry.update_run(run, step=2, phase="two\u202e")
     waited(page)
     page.locator("[data-field=step]", has_text="2").wait_for()
@@ -180,7 +180,7 @@ def test_the_page_of_runs_goes_on_with_them(alive, visit, registry):
     page.clock.install()
     page.goto("/")
     registry.update_run(run, step=7)
-    registry.add_metrics(run, 7, {"eval/held_out/accuracy": 0.625})
+    registry.results.add_metrics(run, 7, {"eval/held_out/accuracy": 0.625})
     waited(page)
     page.locator("[data-field=step]", has_text="7").wait_for()
     assert page.locator("[data-field=accuracy]").inner_text() == "0.625"

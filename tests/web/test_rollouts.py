@@ -28,7 +28,7 @@ def test_a_tree_is_what_was_sampled(plain, known):
     data = plain.twin(STEP)
     assert shape(data["trees"][0]["rows"]) == [(0, [(2, []), (3, [])]), (1, [(4, []), (5, [])])]
     assert shape(data["trees"][1]["rows"]) == [(6, [])]
-    for index in known.rollout_index("1", 3)[:8]:
+    for index in known.results.rollout_index("1", 3)[:8]:
         row = by_row(data)[index.row]
         for field in (
             "reward",
@@ -246,8 +246,8 @@ def test_rows_whose_parent_is_not_there_stand_at_the_top(empty, registry):
     parents = [None, 0, 99, 3, 5, 4]  # missing, itself, and two that name each other
     index = [RolloutIndex(row=n, parent_row=p, **fields) for n, p in enumerate(parents)]
     place = {"path": "gone.parquet", "sha256": "x", "bytes": 1, "statistics": {}}
-    registry.add_rollouts(run, 1, **place, index=index)
-    registry.add_rollouts(run, 2, **place, index=[])
+    registry.results.add_rollouts(run, 1, **place, index=index)
+    registry.results.add_rollouts(run, 2, **place, index=[])
     (tree,) = empty.twin("/runs/1/rollouts/1")["trees"]
     assert shape(tree["rows"]) == [(0, [(1, [])]), (2, []), (3, []), (4, [(5, [])])]
     page = empty.page("/runs/1/rollouts/1")

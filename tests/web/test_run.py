@@ -28,14 +28,14 @@ def test_the_time_left_is_that_of_the_last_steps(empty, registry):
     run = submit(registry, status="running")
     registry.update_run(run, step=4, steps_total=10)
     assert empty.twin("/runs/1")["run"]["eta"] is None, "nobody can say"
-    registry.add_metrics(run, 1, {"perf/step_s": 1.0}, at=0.0)
+    registry.results.add_metrics(run, 1, {"perf/step_s": 1.0}, at=0.0)
     assert empty.twin("/runs/1")["run"]["eta"] is None, "one step has no pace"
     for step, at in ((2, 100.0), (4, 120.0)):
-        registry.add_metrics(run, step, {"perf/step_s": 1.0}, at=at)
+        registry.results.add_metrics(run, step, {"perf/step_s": 1.0}, at=at)
     assert empty.twin("/runs/1")["run"]["eta"] == pytest.approx(120 / 3 * 6)
     assert "Time left 4.0 min" in empty.page("/runs/1").cells()
     for step in range(5, 18):
-        registry.add_metrics(run, step, {"perf/step_s": 1.0}, at=1000.0 + 2 * step)
+        registry.results.add_metrics(run, step, {"perf/step_s": 1.0}, at=1000.0 + 2 * step)
     assert empty.twin("/runs/1")["run"]["eta"] == pytest.approx(12), "it looks back 12 steps"
     registry.transition(run, ["running"], "stopped")
     assert empty.twin("/runs/1")["run"]["eta"] is None
@@ -45,7 +45,7 @@ def test_every_metric_is_drawn_once_under_its_section(plain, known):
     parts = plain.twin(RUN)["sections"]
     assert plain.get(f"{RUN}/sections.json").json()["sections"] == parts
     drawn = [name for s in parts for c in s["charts"] for name, _ in c["curves"]]
-    assert sorted(drawn) == known.metric_names("2")
+    assert sorted(drawn) == known.queries.metric_names("2")
     found = {s["title"]: {c["title"]: c["curves"] for c in s["charts"]} for s in parts}
     assert found["Reward"]["by component"] == [["rewards/plain/mean", "plain"]]
     assert found["Calibration"]["held out: accuracy"] == [["eval/held_out/accuracy", "held_out"]]
@@ -87,8 +87,8 @@ def test_curves_over_steps_tokens_and_time(empty, registry):
     run = submit(registry, status="running")
     for step in (1, 2, 3):
         figures = {"train/reward": step / 4, "perf/step_s": 2.0, "perf/tokens_per_s": 50.0 * step}
-        registry.add_metrics(run, step, figures, at=7200.0 + 1800 * step)
-    registry.add_metrics(run, 9, {"train/reward": 9.0})
+        registry.results.add_metrics(run, step, figures, at=7200.0 + 1800 * step)
+    registry.results.add_metrics(run, 9, {"train/reward": 9.0})
 
     def curve(x):
         asked = {"name": ["train/reward", "no/such"], "x": x}
@@ -130,8 +130,10 @@ def test_evaluations_stand_side_by_side_with_what_training_changed(plain):
 
 def test_a_figure_that_one_evaluation_lacks_is_absent_there(empty, registry):
     run = submit(registry)
-    registry.add_evaluation(run, 0, "before", "held_out", 9, {"brier": None, "accuracy": 0.0})
-    registry.add_evaluation(run, 5, "after", "held_out", 9, {"accuracy": 0.5, "ece": 0.1})
+    registry.results.add_evaluation(
+        run, 0, "before", "held_out", 9, {"brier": None, "accuracy": 0.0}
+    )
+    registry.results.add_evaluation(run, 5, "after", "held_out", 9, {"accuracy": 0.5, "ece": 0.1})
     rows = {r["name"]: r for r in empty.twin("/runs/1")["evaluations"][0]["rows"]}
     assert rows["brier"]["values"] == [None, None]
     assert rows["ece"] == {
@@ -203,10 +205,10 @@ def test_what_ended_badly_can_be_resumed(empty, registry, status):
 def test_what_a_page_has_not_seen_yet(empty, registry):
     run = submit(registry, status="running")
     seen = empty.twin("/runs/1")["seq"]
-    registry.add_event(run, "old", "seen")
+    registry.results.add_event(run, "old", "seen")
     event = empty.twin("/runs/1")["events"][-1]["id"]
-    registry.add_metrics(run, 6, {"train/reward": 0.5})
-    registry.add_event(run, "note", "news")
+    registry.results.add_metrics(run, 6, {"train/reward": 0.5})
+    registry.results.add_event(run, "note", "news")
     registry.update_run(run, step=6)
     live = empty.get(f"/runs/1/live.json?after={seen}&event={event}").json()
     assert live["points"] == {"train/reward": [[6, 0.5]]}
@@ -220,7 +222,7 @@ def test_what_a_page_has_not_seen_yet(empty, registry):
 def test_only_the_newest_events_are_on_the_page(empty, registry):
     run = submit(registry)
     for n in range(203):
-        registry.add_event(run, "k", f"event {n};")
+        registry.results.add_event(run, "k", f"event {n};")
     data = empty.twin("/runs/1")
     assert len(data["events"]) == 200 and data["events_left_out"] == 3
     page = empty.page("/runs/1")
@@ -241,9 +243,11 @@ def test_a_run_that_has_nothing_yet(empty, registry):
 
 def test_a_lone_surrogate_breaks_neither_page(empty, registry):
     run = submit(registry)
-    registry.add_event(run, "k", "m", {"text": "\ud800"})
+    registry.results.add_event(run, "k", "m", {"text": "\ud800"})
     assert empty.twin("/runs/1")["events"][-1]["payload"] == {"text": "\ud800"}
-    registry.add_evaluation(run, 5, "after", "held_out", 9, {"\ud800": "\udfff", "accuracy": 0.5})
+    registry.results.add_evaluation(
+        run, 5, "after", "held_out", 9, {"\ud800": "\udfff", "accuracy": 0.5}
+    )
     assert "⟨U+D800⟩" in empty.page("/runs/1").text
     assert json.dumps(empty.twin("/runs/1")["evaluations"])
 

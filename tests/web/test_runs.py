@@ -27,7 +27,7 @@ def test_the_headline_is_the_curve_of_the_newest_run_that_has_one(empty, registr
     older = submit(registry)
     submit(registry, seed=1)
     for step in (1, 2, 3):
-        registry.add_metrics(older, step, {"train/reward": step / 8, "train/loss": 9.0})
+        registry.results.add_metrics(older, step, {"train/reward": step / 8, "train/loss": 9.0})
     (group,) = empty.twin("/")["groups"]
     assert group["headline"] == {
         "name": "train/reward",
@@ -37,7 +37,7 @@ def test_the_headline_is_the_curve_of_the_newest_run_that_has_one(empty, registr
     }
     page = empty.page("/")
     assert "2.0,18.0 48.0,10.0 94.0,2.0" in page.values("points")
-    registry.add_metrics(older, 4, {"rewards/accuracy/mean": 0.5})
+    registry.results.add_metrics(older, 4, {"rewards/accuracy/mean": 0.5})
     assert empty.twin("/")["groups"][0]["headline"]["name"] == "rewards/accuracy/mean"
 
 
@@ -72,7 +72,7 @@ def test_what_is_folded(empty, registry):
     submit(registry, 1, accuracy=0.25, status="failed")
     submit(registry, 2, accuracy=0.125, status="running")
     untrained = submit(registry, 3)
-    registry.add_metrics(untrained, 0, {"eval/held_out/accuracy": 0.01})
+    registry.results.add_metrics(untrained, 0, {"eval/held_out/accuracy": 0.01})
     (group,) = empty.twin("/")["groups"]
     assert group["figures"]["accuracy"] == {"mean": 0.5, "low": None, "high": None, "n": 1}
     assert group["runs"][0]["figures"]["accuracy"] == {"step": 0, "value": 0.01}

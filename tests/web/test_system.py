@@ -14,7 +14,7 @@ from rlx_web.text import format_byte_size
 
 def test_the_registry_and_who_holds_what(plain, known, filled):
     data, text = plain.twin("/system"), plain.page("/system").cells()
-    assert data["registry"] == known.describe_database()
+    assert data["registry"] == known.queries.describe_database()
     assert data["registry"]["kind"] == "sqlite" and data["registry"]["bytes"] > 4096
     assert data["statuses"] == {"finished": 1, "running": 1}
     (lease,) = data["leases"]

@@ -46,7 +46,7 @@ def probe_bodies(registry: Registry, run_id: str, step: int | None = None) -> li
     """A run's probes, of one step or of all; schemes that were probed together share a file."""
     found = {
         ProbeBody(e.step, body["path"], body["sha256"])
-        for e in registry.evaluations(run_id, "probe/")
+        for e in registry.results.evaluations(run_id, "probe/")
         if (body := (e.payload or {}).get("body")) and step in (None, e.step)
     }
     return sorted(found, key=lambda body: (body.step, body.path))
@@ -173,7 +173,7 @@ def _load_step_body(
     registry: Registry, run: RunRecord, step: int
 ) -> tuple[pa.Table | None, Mapping[str, Any], IdentityResult]:
     """A step's body and statistics; no body where the file is not the one recorded."""
-    body = registry.rollout_body(run.id, step)
+    body = registry.results.rollout_body(run.id, step)
     table, found = _load_body_table(run, step, body.path, body.sha256)
     return table, body.statistics, found
 

@@ -48,7 +48,7 @@ COLUMNS = 60
 def draw_run_pictures(registry: Registry, run_id: str, folder: RunFolder) -> None:
     """Draws the run's pictures from the registry and records them as artifacts."""
     made: list[Path] = []
-    evaluations = {e.label: e.metrics for e in registry.evaluations(run_id, "held_out")}
+    evaluations = {e.label: e.metrics for e in registry.results.evaluations(run_id, "held_out")}
     before, after = evaluations.get("before"), evaluations.get("after")
     if before and after and before["brier"] is not None:
         made += draw_reliability_diagram(
@@ -58,24 +58,24 @@ def draw_run_pictures(registry: Registry, run_id: str, folder: RunFolder) -> Non
         )
     spec = registry.run(run_id).spec["rewards"]
     rewards = [f"rewards/{name}/mean" for scope in ("turn", "global") for name in spec[scope]]
-    curves = registry.metrics(run_id, [*rewards, *CURVES])
+    curves = registry.results.metrics(run_id, [*rewards, *CURVES])
     shown = {name: curves[name] for name in (*rewards, *CURVES) if len(curves.get(name, ())) > 1}
     if shown:
         made += draw_learning_curves(shown, folder.pictures / "curves")
     if kinds := _collect_spreads(registry, run_id):
         made += draw_distributions(kinds, folder.pictures / "distributions")
     for path in made:
-        registry.add_artifact(run_id, path, "picture")
+        registry.results.add_artifact(run_id, path, "picture")
     draw_over_steps(registry, run_id, folder)
     draw_probes(registry, run_id, folder)
 
 
 def _collect_spreads(registry: Registry, run_id: str) -> dict[str, list[TurnDistribution]]:
     """Rewards and lengths of the turns that were trained on, kind by kind, of some of the steps."""
-    steps = registry.rollout_steps(run_id)
+    steps = registry.results.rollout_steps(run_id)
     kinds: dict[str, list[TurnDistribution]] = {}
     for step in steps[:: max(1, len(steps) // COLUMNS)]:
-        rows = registry.rollout_index(run_id, step)
+        rows = registry.results.rollout_index(run_id, step)
         for kind in sorted({row.turn for row in rows}):
             own = [row for row in rows if row.turn == kind]
             rewards = [row.reward for row in own if row.reward is not None]
@@ -92,7 +92,7 @@ def draw_over_steps(registry: Registry, run_id: str, folder: RunFolder) -> None:
     all are recorded as artifacts.
     """
     families: dict[Path, dict[str, dict[int, EvaluationRecord]]] = {}
-    for found in sorted(registry.evaluations(run_id), key=lambda e: e.at):
+    for found in sorted(registry.results.evaluations(run_id), key=lambda e: e.at):
         kind, *rest = found.suite.split("/")
         if kind == "probe":
             continue
@@ -110,7 +110,7 @@ def draw_over_steps(registry: Registry, run_id: str, folder: RunFolder) -> None:
         }
         if several:
             for path in draw_accuracy_and_ece(several, place / "over_steps"):
-                registry.add_artifact(run_id, path, "picture")
+                registry.results.add_artifact(run_id, path, "picture")
 
 
 def draw_probes(registry: Registry, run_id: str, folder: RunFolder) -> None:
@@ -123,4 +123,4 @@ def draw_probes(registry: Registry, run_id: str, folder: RunFolder) -> None:
     if own:
         made += draw_verbal_against_sampled(own, folder.pictures / "verbal_conf")
     for path in made:
-        registry.add_artifact(run_id, path, "picture")
+        registry.results.add_artifact(run_id, path, "picture")

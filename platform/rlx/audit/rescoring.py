@@ -222,7 +222,7 @@ def rescore_steps(
     last = 0
     with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
         for step in steps:
-            body = registry.rollout_body(run.id, step)
+            body = registry.results.rollout_body(run.id, step)
             told = body.statistics
             stored = read_step(read_body(Path(str(run.directory)) / body.path, body.sha256))
             name = told["phase"]

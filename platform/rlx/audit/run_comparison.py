@@ -41,7 +41,11 @@ def _get_run_directory(run: RunRecord) -> Path:
 
 def _compare_metrics(registry: Registry, one: str, other: str) -> Iterator[str]:
     found = [
-        {name: points for name, points in registry.metrics(run).items() if not _is_time(name)}
+        {
+            name: points
+            for name, points in registry.results.metrics(run).items()
+            if not _is_time(name)
+        }
         for run in (one, other)
     ]
     for name in sorted({*found[0], *found[1]}):
@@ -59,7 +63,10 @@ def _is_time(name: str) -> bool:
 
 def _compare_evaluations(registry: Registry, one: str, other: str) -> Iterator[str]:
     found: list[dict[Any, Any]] = [
-        {(e.step, e.label, e.suite): (e.metrics, e.payload) for e in registry.evaluations(run)}
+        {
+            (e.step, e.label, e.suite): (e.metrics, e.payload)
+            for e in registry.results.evaluations(run)
+        }
         for run in (one, other)
     ]
     for place in sorted({*found[0], *found[1]}):
@@ -70,11 +77,11 @@ def _compare_evaluations(registry: Registry, one: str, other: str) -> Iterator[s
 
 def _compare_rollouts(registry: Registry, first: RunRecord, second: RunRecord) -> Iterator[str]:
     runs = (first, second)
-    steps = [registry.rollout_steps(run.id) for run in runs]
+    steps = [registry.results.rollout_steps(run.id) for run in runs]
     if steps[0] != steps[1]:
         yield f"rollouts of {len(steps[0])} and of {len(steps[1])} steps are recorded"
     for step in sorted({*steps[0]} & {*steps[1]}):
-        bodies = [registry.rollout_body(run.id, step) for run in runs]
+        bodies = [registry.results.rollout_body(run.id, step) for run in runs]
         if bodies[0].statistics != bodies[1].statistics:
             yield f"the statistics of step {step} differ"
         tables = [
@@ -84,6 +91,6 @@ def _compare_rollouts(registry: Registry, first: RunRecord, second: RunRecord) -
         if not tables[0].equals(tables[1]):
             names = [n for n in tables[0].column_names if not tables[0][n].equals(tables[1][n])]
             yield f"the rollouts of step {step} differ in {', '.join(names)}"
-        indices = [registry.rollout_index(run.id, step) for run in runs]
+        indices = [registry.results.rollout_index(run.id, step) for run in runs]
         if indices[0] != indices[1]:
             yield f"the index of step {step}'s rollouts differs"

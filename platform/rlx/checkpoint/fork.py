@@ -157,4 +157,4 @@ def _get_run_folder(run: RunRecord) -> RunFolder:
 
 
 def _get_recorded_digests(registry: Registry, run: RunRecord) -> Recorded:
-    return {c.step: c.sha256 for c in registry.checkpoints(run.id)}
+    return {c.step: c.sha256 for c in registry.results.checkpoints(run.id)}

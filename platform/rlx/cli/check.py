@@ -36,7 +36,7 @@ def check(run: str, step: int | None, as_json: bool, url: str) -> int:
     with open_registry(url) as registry:
         found = registry.run(run)
         locate_run_folder(found)
-        recorded = registry.rollout_steps(found.id)
+        recorded = registry.results.rollout_steps(found.id)
         if not recorded:
             raise SpecError(f"{found.id} has recorded no rollouts that could be checked")
         if step is not None and step not in recorded:

@@ -118,7 +118,7 @@ def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
     seeds = [select_newest_runs(own) for own in by_digest.values()]
     taken = [run for own in seeds for run in own.values()]
     evaluations, unlike = select_comparable_evaluations(
-        taken, {r.id: _select_last_evaluations(registry.evaluations(r.id)) for r in taken}
+        taken, {r.id: _select_last_evaluations(registry.results.evaluations(r.id)) for r in taken}
     )
     recipes = tuple(
         _build_compared_recipe(_format_recipe_letter(n), own, evaluations)

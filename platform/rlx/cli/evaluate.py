@@ -374,7 +374,7 @@ def _record_suite(
             }
             recorder.evaluation(at, label, found, pairs, f"suite/{suite.name}/{name}")
         for path in made:
-            registry.add_artifact(run.id, path, "picture")
+            registry.results.add_artifact(run.id, path, "picture")
         draw_over_steps(registry, run.id, locate_run_folder(run))
         update_mlflow_mirror(registry, run)
     click.echo(f"recorded for {run.id} after step {at}; {format_path(folder)}/", err=True)

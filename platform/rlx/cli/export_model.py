@@ -32,7 +32,7 @@ def export(run: str, folder: Path, url: str) -> None:
     with open_registry(url) as registry:
         found = registry.run(ref)
         root = locate_run_folder(found).checkpoints
-        recorded = {c.step: c.sha256 for c in registry.checkpoints(found.id)}
+        recorded = {c.step: c.sha256 for c in registry.results.checkpoints(found.id)}
     from rlx.checkpoint import write_weights
 
     spec = ExperimentSpec.model_validate_json(json.dumps(found.spec))

@@ -114,7 +114,7 @@ def status(run: str, as_json: bool, url: str) -> None:
             from rlx.cli.summary import show_run_summary
 
             return show_run_summary(registry, found, Console(highlight=False))
-        events = registry.events(found.id)
+        events = registry.results.events(found.id)
     from rlx.run import read_progress
 
     stage = read_progress(locate_run_folder(found).progress)
@@ -150,7 +150,7 @@ def logs(run: str, follow: bool, lines: int, as_json: bool, url: str) -> None:
             return _print_json_value(
                 [
                     {"at": e.at, "kind": e.kind, "level": e.level, "message": e.message}
-                    for e in registry.events(found.id)
+                    for e in registry.results.events(found.id)
                 ]
             )
         log = locate_run_folder(found).log
@@ -250,7 +250,7 @@ def _load_rollout_step(
     """A run, a step of it, the last one where none is named, and what is recorded of it."""
     with open_registry(url) as registry:
         found = registry.run(run)
-        steps = registry.rollout_steps(found.id)
+        steps = registry.results.rollout_steps(found.id)
         if not steps:
             raise SpecError(f"{found.id} has recorded no rollouts{_format_absence_suffix(found)}")
         at = steps[-1] if step is None else step
@@ -258,8 +258,8 @@ def _load_rollout_step(
             raise SpecError(
                 f"{found.id} has no rollouts of step {at}; it has {steps[0]} to {steps[-1]}"
             )
-        rows = registry.rollout_index(found.id, at)
-        return found, at, rows, registry.rollout_body(found.id, at)
+        rows = registry.results.rollout_index(found.id, at)
+        return found, at, rows, registry.results.rollout_body(found.id, at)
 
 
 def _write_rollout_rows(

@@ -272,7 +272,7 @@ def _record_new_probes(
         return []
     folder, step = locate_run_folder(run), told[0].step
     with open_registry(url, read_only=False) as registry:
-        there = {e.suite for e in registry.evaluations(run.id, "probe/") if e.step == step}
+        there = {e.suite for e in registry.results.evaluations(run.id, "probe/") if e.step == step}
         new = [one for one in told if again or f"probe/{one.suite}" not in there]
         if old := [one.suite for one in told if one not in new]:
             click.echo(

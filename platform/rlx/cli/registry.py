@@ -125,13 +125,13 @@ def get_run_exit_code(registry: Registry, run: RunRecord) -> int | None:
         return 0
     if run.effective_status != "failed":
         return 1 if run.effective_status in ("stopped", "lost") else None
-    told = [e.payload for e in registry.events(run.id) if e.kind == "failed" and e.payload]
+    told = [e.payload for e in registry.results.events(run.id) if e.kind == "failed" and e.payload]
     return int(told[-1]["exit_code"]) if told else 1
 
 
 def run_json(registry: Registry, run: RunRecord) -> dict[str, Any]:
     """One run as `rlx status --json` and `rlx runs --json` print it."""
-    evaluations = {e.label: e for e in registry.evaluations(run.id, "held_out")}
+    evaluations = {e.label: e for e in registry.results.evaluations(run.id, "held_out")}
     shown = ("accuracy", "brier", "ece", "auroc", "n")
     every = (
         *shown,
@@ -176,7 +176,7 @@ def run_json(registry: Registry, run: RunRecord) -> dict[str, Any]:
 def _collect_suite_figures(registry: Registry, run: RunRecord) -> dict[str, dict[str, Any]]:
     """The last evaluation of each label on every held-out set, by the set; plain figures alone."""
     suites: dict[str, dict[str, Any]] = {}
-    for e in registry.evaluations(run.id):
+    for e in registry.results.evaluations(run.id):
         if not e.suite.startswith("probe/"):
             kept = {k: e.metrics.get(k) for k in ("n", "accuracy", "rewards", "environment")}
             told = {k: v for k, v in kept.items() if v is not None}

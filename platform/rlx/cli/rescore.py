@@ -72,7 +72,7 @@ def rescore(
     with open_registry(url) as registry:
         found = registry.run(run)
         spec, own = _build_rescore_spec(found, file, overrides)
-        steps = _select_rescore_steps(found, registry.rollout_steps(found.id), asked)
+        steps = _select_rescore_steps(found, registry.results.rollout_steps(found.id), asked)
         summary, most = RescoringSummary(found.id), _MostChangedRows(rows)
         with _open_rescore_bar(len(steps)) as show:
             for one in rescored(registry, found, spec, steps, own=own, show=show):

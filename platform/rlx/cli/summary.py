@@ -29,7 +29,7 @@ ROWS = (
 
 def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> None:
     """Prints before and after on held-out problems, the reliability diagram, and where to look."""
-    records = {e.label: e for e in registry.evaluations(run.id, "held_out")}
+    records = {e.label: e for e in registry.results.evaluations(run.id, "held_out")}
     evaluations = {label: record.metrics for label, record in records.items()}
     before, after = evaluations.get("before", {}), evaluations.get("after", {})
     asked = _describe_sample_size(records.get("after"))
@@ -60,7 +60,7 @@ def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> No
         measured = Calibration.from_json(after)
         console.print(render_reliability_text(measured, width=min(80, max(60, console.width))))
     _show_run_probes(registry, run, console)
-    events = registry.events(run.id)
+    events = registry.results.events(run.id)
     for told in dict.fromkeys(e.message for e in events if e.level == "warning"):
         console.print(f"! {escape_unprintable(told)}", markup=False, style="yellow")
     used = [e.payload or {} for e in events if e.kind == "resources"]
@@ -70,7 +70,7 @@ def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> No
 def _add_suite_rows(registry: Registry, run: RunRecord, table: Table) -> None:
     """Accuracy on the other held-out sets, and greedily."""
     suites: dict[str, dict[str, float]] = {}
-    for e in registry.evaluations(run.id):
+    for e in registry.results.evaluations(run.id):
         if e.suite != "held_out" and not e.suite.startswith("probe/"):
             suites.setdefault(e.suite, {})[e.label] = e.metrics["accuracy"]
     for suite, accuracy in suites.items():
@@ -97,7 +97,7 @@ def _add_environment_rows(
 
 
 def _show_run_probes(registry: Registry, run: RunRecord, console: Console) -> None:
-    if registry.evaluations(run.id, "probe/"):
+    if registry.results.evaluations(run.id, "probe/"):
         from rlx.cli.probe_tables import show_probes
         from rlx.record import recorded_probes
 

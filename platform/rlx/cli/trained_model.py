@@ -81,7 +81,7 @@ def checkpoint_target(name: str, step: int, url: str) -> Iterator[TrainedModel]:
     """
     run = _find_target_run(name, url)
     with open_registry(url) as registry:
-        recorded = {c.step: c.sha256 for c in registry.checkpoints(run.id)}
+        recorded = {c.step: c.sha256 for c in registry.results.checkpoints(run.id)}
     from rlx.checkpoint import write_weights
 
     folder = locate_run_folder(run)

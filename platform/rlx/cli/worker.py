@@ -103,7 +103,7 @@ class _Queue:
         One that waits for devices lets none pass that wants some as well.
         """
         here = this_machine()
-        held = {device.name for device in self._registry.devices(here)}
+        held = {device.name for device in self._registry.machines.devices(here)}
         full = False
         for run in self._waiting(mine):
             try:

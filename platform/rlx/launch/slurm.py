@@ -82,7 +82,7 @@ def submit_slurm_job(registry: Registry, run: RunRecord, registry_url: str) -> s
     aside = folder.job.with_suffix(f".{os.getpid()}")
     aside.write_text(json.dumps({"job": job}))
     aside.replace(folder.job)
-    registry.add_event(run.id, "slurm", f"given to Slurm as job {job}", {"job": job})
+    registry.results.add_event(run.id, "slurm", f"given to Slurm as job {job}", {"job": job})
     return job
 
 

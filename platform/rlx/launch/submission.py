@@ -96,8 +96,8 @@ def _lay_out(registry: Registry, run_id: str, read: LoadedSpec) -> None:
     folder.yaml.write_text(read.yaml)
     copy_origin(registry, read.spec, folder)
     put_spec(folder, read.spec)  # last: a worker takes a run that has one
-    registry.add_artifact(run_id, folder.yaml, "spec")
-    registry.add_artifact(run_id, folder.resolved_spec, "spec")
+    registry.results.add_artifact(run_id, folder.yaml, "spec")
+    registry.results.add_artifact(run_id, folder.resolved_spec, "spec")
 
 
 def put_spec(folder: RunFolder, spec: ExperimentSpec) -> None:
@@ -129,7 +129,7 @@ def fail_unless_started(registry: Registry, run_id: str) -> Iterator[None]:
         with suppress(RegistryDatabaseError):  # the error itself says more
             if directory := registry.run(run_id).directory:
                 RunFolder(Path(directory)).reserve.unlink(missing_ok=True)
-            registry.add_event(
+            registry.results.add_event(
                 run_id, "failed", describe_error(error), {"exit_code": code}, "error"
             )
             registry.transition(run_id, {"queued", "submitted"}, "failed", describe_error(error))

@@ -108,7 +108,7 @@ def _wait_for_start(
         if not told:
             told = True
             print_to_log(f"waiting: {why}")
-            retry_registry_call(partial(registry.add_event, run_id, "waiting", why))
+            retry_registry_call(partial(registry.results.add_event, run_id, "waiting", why))
         if not retry_registry_call(lambda: registry.heartbeat(run_id)):
             return None
         orders.apply_request(retry_registry_call(lambda: registry.run(run_id)).request)
@@ -245,7 +245,7 @@ class _Supervisor:
             print_to_log(f"no heartbeat: {error}")
 
     def _has_completed(self, writer: Registry) -> bool:
-        events = retry_registry_call(lambda: writer.events(self._run_id))
+        events = retry_registry_call(lambda: writer.results.events(self._run_id))
         return any(event.kind == "completed" for event in events)
 
     def _record_end(self, writer: Registry, end: AttemptEnd) -> None:
@@ -272,7 +272,9 @@ class _Supervisor:
         payload: dict[str, Any] | None = None,
         level: str = "info",
     ) -> None:
-        self._write(lambda: writer.add_event(self._run_id, kind, message, payload, level=level))
+        self._write(
+            lambda: writer.results.add_event(self._run_id, kind, message, payload, level=level)
+        )
 
     def _write(self, write: Callable[[], T]) -> T:
         """Writes to the registry; gives up the reserve where the disk is full."""

@@ -138,7 +138,7 @@ class MlflowMirror:
             tags |= {"rlx.missing_artifacts": ", ".join(missing)[:TAG_LIMIT]} if missing else {}
             at.client.describe(at.id, {}, tags)
             at.client.set_status(at.id, _STATUS[status], _get_end_time(run))
-            self._registry.set_mirror_cursor(self._run_id, _END, changes)
+            self._registry.results.set_mirror_cursor(self._run_id, _END, changes)
         return sent
 
     def catch_up(self) -> int:
@@ -210,7 +210,7 @@ class MlflowMirror:
         # A run that is new has been told nothing. The cursors go first: were the run noted first,
         # a crash in between would skip what the lost one had.
         for cursor in (TARGET, _FILES, _END):
-            self._registry.set_mirror_cursor(self._run_id, cursor, 0)
+            self._registry.results.set_mirror_cursor(self._run_id, cursor, 0)
         self._registry.update_run(
             self._run_id, mlflow_run_id=mlflow_run_id, mlflow_experiment_id=experiment_id
         )
@@ -225,15 +225,15 @@ class MlflowMirror:
         Returns:
             The MLflow run that has them now, and how many of the metrics were sent.
         """
-        cursor = self._registry.mirror_cursor(self._run_id, TARGET)
+        cursor = self._registry.results.mirror_cursor(self._run_id, TARGET)
         sent = 0
-        while rows := self._registry.metric_rows_after(self._run_id, cursor, _PAGE):
+        while rows := self._registry.results.metric_rows_after(self._run_id, cursor, _PAGE):
             if at.points.has_conflict([*rows, *more]):
                 return self._deliver(self._recreate_mlflow_run(at), more)
             at.client.write_metrics(at.id, rows)
             at.points.add(rows)
             cursor = rows[-1].seq
-            self._registry.set_mirror_cursor(self._run_id, TARGET, cursor)
+            self._registry.results.set_mirror_cursor(self._run_id, TARGET, cursor)
             sent += len(rows)
         if at.points.has_conflict(more):
             return self._deliver(self._recreate_mlflow_run(at), more)
@@ -289,21 +289,21 @@ class MlflowMirror:
             for e in evaluations
             for name, value in select_scalar_metrics(e.metrics).items()
         ]
-        known = self._registry.metrics(self._run_id, names={row.name for _, row in rows})
+        known = self._registry.results.metrics(self._run_id, names={row.name for _, row in rows})
         reported = {suite for suite, row in rows if row.name in known}
         return [row for suite, row in rows if suite not in reported]
 
     def _upload(self, at: _OpenMlflowRun, run: RunRecord) -> list[str]:
         """Uploads artifacts that are new or changed; returns the paths that are not there."""
-        artifacts = self._registry.artifacts(self._run_id)
+        artifacts = self._registry.results.artifacts(self._run_id)
         if artifacts and run.directory is None:
             raise ValueError(f"{run.id} has artifacts but no directory")
-        done = self._registry.mirror_cursor(self._run_id, _FILES)
+        done = self._registry.results.mirror_cursor(self._run_id, _FILES)
         root = Path(run.directory or "")
         for artifact in artifacts:
             if artifact.seq > done and (root / artifact.path).exists():
                 at.client.upload(at.id, root / artifact.path, artifact.path)
-                self._registry.set_mirror_cursor(self._run_id, _FILES, artifact.seq)
+                self._registry.results.set_mirror_cursor(self._run_id, _FILES, artifact.seq)
         return [a.path for a in artifacts if not (root / a.path).exists()]
 
 
@@ -312,12 +312,12 @@ def is_mirror_behind(registry: Registry, run: RunRecord) -> bool:
 
     A run that goes on is told by its own supervisor, and is never behind. Asks the registry alone.
     """
-    cursor = registry.mirror_cursor
+    cursor = registry.results.mirror_cursor
     if run.effective_status not in _ENDS:
         return False
     if cursor(run.id, _END) != len(registry.history(run.id)):
         return True
-    return bool(registry.metric_rows_after(run.id, cursor(run.id, TARGET), 1))
+    return bool(registry.results.metric_rows_after(run.id, cursor(run.id, TARGET), 1))
 
 
 class _MlflowPoints:
@@ -354,7 +354,7 @@ class _MlflowPoints:
 
 def _list_suite_evaluations(registry: Registry, run_id: str) -> list[EvaluationRecord]:
     """All but probes, whose figures are metrics already, under names of their own."""
-    return [e for e in registry.evaluations(run_id) if not e.suite.startswith("probe/")]
+    return [e for e in registry.results.evaluations(run_id) if not e.suite.startswith("probe/")]
 
 
 def _get_end_time(run: RunRecord) -> float:

@@ -119,7 +119,7 @@ def recorded_probes(registry: Registry, run_id: str) -> list[RecordedProbe]:
     """All probes of a run, scheme by scheme, by step."""
     return [
         RecordedProbe.from_json(e.suite.removeprefix("probe/"), e.step, e.metrics)
-        for e in registry.evaluations(run_id, "probe/")
+        for e in registry.results.evaluations(run_id, "probe/")
     ]
 
 

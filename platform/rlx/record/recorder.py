@@ -68,8 +68,8 @@ class Recorder:
         registry, run_id = self._registry, self._run_id
         with registry.write_atomically():
             if body is not None:
-                registry.add_rollouts(run_id, step, **body)
-            registry.add_metrics(run_id, step, figures)
+                registry.results.add_rollouts(run_id, step, **body)
+            registry.results.add_metrics(run_id, step, figures)
             registry.update_run(run_id, step=step)
 
     def probe(
@@ -92,12 +92,12 @@ class Recorder:
             path: of the body.
         """
         sha256, _ = write_body(path, table)
-        self._put(self._registry.add_artifact, path, "probe")
+        self._put(self._registry.results.add_artifact, path, "probe")
         body = {"path": f"probes/{path.name}", "sha256": sha256}
         for scheme, found in figures.items():
             suite = f"probe/{scheme}"
             self._put(
-                self._registry.add_evaluation,
+                self._registry.results.add_evaluation,
                 step,
                 label,
                 suite,
@@ -105,7 +105,7 @@ class Recorder:
                 dict(found),
                 {"body": body},
             )
-        self._put(self._registry.add_metrics, step, curves)
+        self._put(self._registry.results.add_metrics, step, curves)
 
     def evaluation(
         self,
@@ -117,7 +117,7 @@ class Recorder:
     ) -> None:
         """Records an evaluation on one set, and its plain numbers as metrics for the curves."""
         self._put(
-            self._registry.add_evaluation,
+            self._registry.results.add_evaluation,
             step,
             label,
             suite,
@@ -128,24 +128,24 @@ class Recorder:
         shown = ("accuracy", "brier", "ece", "auroc", "mean_confidence", "alike_share")
         values = {f"eval/{suite}/{name}": metrics.get(name) for name in shown}
         self._put(
-            self._registry.add_metrics,
+            self._registry.results.add_metrics,
             step,
             {name: v for name, v in values.items() if v is not None},
         )
 
     def checkpoint(self, step: int, path: Path, sha256: str, size: int) -> None:
         """Records a checkpoint that is complete on disk."""
-        self._put(self._registry.add_checkpoint, step, path, size, sha256)
+        self._put(self._registry.results.add_checkpoint, step, path, size, sha256)
 
     def list_checkpoint_digests(self) -> dict[int, str]:
         """Digests of the checkpoints that were recorded, by their steps."""
         return retry_registry_call(
-            lambda: {c.step: c.sha256 for c in self._registry.checkpoints(self._run_id)}
+            lambda: {c.step: c.sha256 for c in self._registry.results.checkpoints(self._run_id)}
         )
 
     def record_durations(self, step: int, seconds: Mapping[str, float]) -> None:
         """Records how long a step's own records took, which nobody knows before they are made."""
-        self._put(self._registry.add_metrics, step, seconds)
+        self._put(self._registry.results.add_metrics, step, seconds)
 
     def phase(self, name: str) -> None:
         """Says which phase has begun."""
@@ -153,7 +153,7 @@ class Recorder:
 
     def event(self, kind: str, message: str, level: str = "info", **payload: Any) -> None:
         """Records something worth telling."""
-        self._put(self._registry.add_event, kind, message, payload or None, level=level)
+        self._put(self._registry.results.add_event, kind, message, payload or None, level=level)
 
     def _put(self, write: Callable[..., None], *arguments: Any, **named: Any) -> None:
         retry_registry_call(lambda: write(self._run_id, *arguments, **named))

@@ -47,7 +47,7 @@ def _read_rollout_body(
     step: int,
     read: Callable[[Path, str], T],
 ) -> tuple[T | None, str | None]:
-    body = registry.rollout_body(record.id, step)
+    body = registry.results.rollout_body(record.id, step)
     if record.directory is None:
         return None, f"{record.id} has no folder"
     try:

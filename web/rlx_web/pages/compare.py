@@ -48,8 +48,10 @@ def build_comparison_page(registry: Registry, refs: Sequence[str]) -> dict[str, 
     recipes: dict[str, list[RunRecord]] = {}
     for record in records:
         recipes.setdefault(record.digest, []).append(record)
-    names = [set(registry.metric_names(r.id)) for r in records]
-    told = {r.id: _select_after_evaluations(registry.evaluation_figures(r.id)) for r in records}
+    names = [set(registry.queries.metric_names(r.id)) for r in records]
+    told = {
+        r.id: _select_after_evaluations(registry.queries.evaluation_figures(r.id)) for r in records
+    }
     labelled = [
         {
             "label": _format_recipe_label(n),

@@ -47,7 +47,7 @@ def build_credit_page(
     """
     record = registry.run(ref)
     tree = _find_row_tree(registry, record, step, row)
-    index = {i.row: i for i in registry.tree_rows(record.id, step, [tree])}
+    index = {i.row: i for i in registry.queries.tree_rows(record.id, step, [tree])}
     own = index[row]
     bodies, missing = load_tree_records(registry, record, step, [tree])
     body = bodies.get(tree)
@@ -60,7 +60,7 @@ def build_credit_page(
     start, stop = _compute_token_window(lines, kept["start"], tokens)
     rows = sorted(index)
     at = rows.index(row)
-    statistics = registry.rollout_body(record.id, step).statistics
+    statistics = registry.results.rollout_body(record.id, step).statistics
     phase = statistics.get("phase")
     return {
         "run": build_run_summary(record),
@@ -85,9 +85,9 @@ def build_credit_page(
 
 
 def _find_row_tree(registry: Registry, record: RunRecord, step: int, row: int) -> int:
-    if step not in registry.rollout_steps(record.id):
+    if step not in registry.results.rollout_steps(record.id):
         raise NotFoundError(f"{record.id} has no rollouts of step {step}")
-    tree = registry.tree_of_row(record.id, step, row)
+    tree = registry.queries.tree_of_row(record.id, step, row)
     if tree is None:
         raise NotFoundError(f"step {step} of {record.id} has no row {row}")
     return tree

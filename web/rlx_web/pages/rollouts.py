@@ -34,19 +34,23 @@ def build_rollouts_page(
         NotFound: no rollouts of a step are recorded.
     """
     record = registry.run(ref)
-    steps = registry.rollout_steps(record.id)
+    steps = registry.results.rollout_steps(record.id)
     at = _get_step_position(record, steps, step)
     wanted, unread = _find_matching_trees(registry, record, step, query)
     pages = max(1, math.ceil(len(wanted) / SCREEN))
     page = min(page, pages)
-    largest = registry.largest_advantages(record.id, step)
+    largest = registry.queries.largest_advantages(record.id, step)
     shown = _build_step_trees(registry, record, step, wanted[(page - 1) * SCREEN : page * SCREEN])
     beside = None
     if query.problem is not None and against is not None:
         _get_step_position(record, steps, against)
-        others = registry.matching_trees(record.id, against, RolloutQuery(problem=query.problem))
+        others = registry.queries.matching_trees(
+            record.id, against, RolloutQuery(problem=query.problem)
+        )
         beside = _build_step_trees(registry, record, against, others[:SCREEN])
-    with_problem = registry.problem_steps(record.id, query.problem) if query.problem else None
+    with_problem = (
+        registry.queries.problem_steps(record.id, query.problem) if query.problem else None
+    )
     return {
         "run": build_run_summary(record),
         "step": step,
@@ -59,7 +63,7 @@ def build_rollouts_page(
         "matching": len(wanted),
         "largest": largest,
         "problem_steps": with_problem,
-        "statistics": registry.rollout_body(record.id, step).statistics,
+        "statistics": registry.results.rollout_body(record.id, step).statistics,
         "turns": sorted(largest),
         **shown,
         "missing": shown["missing"] or unread,
@@ -74,7 +78,7 @@ def nearest_step(registry: Registry, ref: str, step: int) -> int:
         NotFound: there is none.
     """
     record = registry.run(ref)
-    steps = registry.rollout_steps(record.id)
+    steps = registry.results.rollout_steps(record.id)
     if not steps:
         raise NotFoundError(f"{record.id} has no recorded rollouts")
     return min(steps, key=lambda s: (abs(s - step), s))
@@ -87,10 +91,10 @@ def _find_matching_trees(
 
     Also why the latter is not known, where the body cannot be read.
     """
-    fitting = registry.matching_trees(record.id, step, query)
+    fitting = registry.queries.matching_trees(record.id, step, query)
     if query.text is None:
         return fitting, None
-    others = registry.matching_trees(record.id, step, replace(query, text=None))
+    others = registry.queries.matching_trees(record.id, step, replace(query, text=None))
     said, unread = find_trees_with_text(registry, record, step, query.text)
     return sorted({*fitting, *(said & set(others))}), unread
 
@@ -104,7 +108,7 @@ def _get_step_position(record: RunRecord, steps: Sequence[int], step: int) -> in
 def _build_step_trees(
     registry: Registry, record: RunRecord, step: int, trees: Sequence[int]
 ) -> dict[str, Any]:
-    rows = registry.tree_rows(record.id, step, trees)
+    rows = registry.queries.tree_rows(record.id, step, trees)
     bodies, missing = load_tree_records(registry, record, step, trees) if trees else ({}, None)
     found = {
         tree: _build_rollout_tree(tree, [r for r in rows if r.tree == tree], bodies)

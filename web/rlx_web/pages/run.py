@@ -54,21 +54,21 @@ NEWS = 2000
 def build_run_page(registry: Registry, ref: str) -> dict[str, Any]:
     """One run: state, sections of charts, evaluations, probes, events, spec, how to do it again."""
     record = registry.run(ref)
-    told = registry.evaluation_figures(record.id)
-    events = registry.newest_events(record.id, EVENTS)
+    told = registry.queries.evaluation_figures(record.id)
+    events = registry.queries.newest_events(record.id, EVENTS)
     return {
         "run": build_run_summary(record) | {"eta": _compute_remaining_seconds(registry, record)},
         **run_sections(registry, record.id),
-        "seq": registry.last_seq(record.id),
+        "seq": registry.queries.last_seq(record.id),
         "evaluations": evaluation_tables(told),
         "probes": build_probe_tables(told),
         "events": [asdict(event) for event in events],
-        "events_left_out": registry.count_events(record.id) - len(events),
+        "events_left_out": registry.queries.count_events(record.id) - len(events),
         "figures": FIGURES,
         "history": [asdict(change) for change in registry.history(record.id)],
-        "rollout_steps": _summarize_steps(registry.rollout_steps(record.id)),
-        "checkpoints": [asdict(c) for c in registry.checkpoints(record.id)],
-        "artifacts": [asdict(a) for a in registry.artifacts(record.id)],
+        "rollout_steps": _summarize_steps(registry.results.rollout_steps(record.id)),
+        "checkpoints": [asdict(c) for c in registry.results.checkpoints(record.id)],
+        "artifacts": [asdict(a) for a in registry.results.artifacts(record.id)],
         "plugins": record.plugins,
         "code": record.code,
         "environment": record.environment,
@@ -82,7 +82,7 @@ def build_run_page(registry: Registry, ref: str) -> dict[str, Any]:
 
 def run_sections(registry: Registry, ref: str) -> dict[str, Any]:
     """The curves that a run has, by section and chart."""
-    names = registry.metric_names(registry.run(ref).id)
+    names = registry.queries.metric_names(registry.run(ref).id)
     return {"sections": [asdict(section) for section in build_metric_sections(names)]}
 
 
@@ -94,12 +94,12 @@ def live_run(registry: Registry, ref: str, after: int, event: int) -> dict[str, 
         event: the last event that it has seen.
     """
     record = registry.run(ref)
-    seq, points = registry.new_values(record.id, after, NEWS)
+    seq, points = registry.queries.new_values(record.id, after, NEWS)
     return {
         "run": build_run_summary(record) | {"eta": _compute_remaining_seconds(registry, record)},
         "seq": seq,
         "points": points,
-        "events": [asdict(e) for e in registry.newest_events(record.id, EVENTS, event)],
+        "events": [asdict(e) for e in registry.queries.newest_events(record.id, EVENTS, event)],
     }
 
 
@@ -120,10 +120,14 @@ def build_run_curves(
             return dict(found)
         return {n: [(at[s], v) for s, v in points if s in at] for n, points in found.items()}
 
-    shown = {"run": record.id, "x": x, "curves": map_curve_steps(registry.curves(record.id, names))}
+    shown = {
+        "run": record.id,
+        "x": x,
+        "curves": map_curve_steps(registry.queries.curves(record.id, names)),
+    }
     if not smooth:
         return shown
-    width, means = registry.stretch_means(record.id, names)
+    width, means = registry.queries.stretch_means(record.id, names)
     return shown | {"width": width, "means": map_curve_steps(means)}
 
 
@@ -232,7 +236,7 @@ def _compute_remaining_seconds(registry: Registry, record: RunRecord) -> float |
     """Seconds left at the pace of the last steps; None where nobody can say."""
     if record.effective_status in ENDED or not record.steps_total:
         return None
-    seen = registry.step_times(record.id, CLOCK, last=PACE)
+    seen = registry.queries.step_times(record.id, CLOCK, last=PACE)
     if len(seen) < 2 or seen[-1][0] <= seen[0][0]:
         return None
     pace = (seen[-1][1] - seen[0][1]) / (seen[-1][0] - seen[0][0])
@@ -241,9 +245,9 @@ def _compute_remaining_seconds(registry: Registry, record: RunRecord) -> float |
 
 def _compute_step_ticks(registry: Registry, record: RunRecord, x: str) -> dict[int, float]:
     if x == "time":
-        seen = registry.step_times(record.id, CLOCK)
+        seen = registry.queries.step_times(record.id, CLOCK)
         return {step: (at - seen[0][1]) / 3600 for step, at in seen}
-    whole = registry.metrics(record.id, names=["perf/tokens_per_s", CLOCK])
+    whole = registry.results.metrics(record.id, names=["perf/tokens_per_s", CLOCK])
     seconds = dict(whole.get(CLOCK, ()))
     total, found = 0.0, {}
     for step, rate in whole.get("perf/tokens_per_s", ()):

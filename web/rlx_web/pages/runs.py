@@ -44,7 +44,7 @@ def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, A
     words = text.split()
     rows = [
         row
-        for row in registry.run_rows()
+        for row in registry.queries.run_rows()
         if _matches_filter_words(row, joined.get(row.id, ()), words)
     ]
     groups: dict[tuple[str, str], list[RunRow]] = {}
@@ -53,7 +53,7 @@ def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, A
     pages = max(1, math.ceil(len(groups) / SCREEN))
     page = min(page, pages)
     shown = list(groups.values())[(page - 1) * SCREEN : page * SCREEN]
-    values = registry.last_values(
+    values = registry.queries.last_values(
         [row.id for group in shown for row in group], [*HELD_OUT.values(), *HEADLINES, *LATE]
     )
     return {
@@ -71,14 +71,14 @@ def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, A
 
 def live_runs(registry: Registry) -> dict[str, Any]:
     """What changes on the page of runs while they go on."""
-    alive = registry.supervised_runs()
-    values = registry.last_values([row.id for row in alive], list(HELD_OUT.values()))
+    alive = registry.queries.supervised_runs()
+    values = registry.queries.last_values([row.id for row in alive], list(HELD_OUT.values()))
     return {
         "runs": [
             build_row_summary(row) | {"figures": _get_held_out_figures(values[row.id])}
             for row in alive
         ],
-        "statuses": registry.statuses(),
+        "statuses": registry.queries.statuses(),
     }
 
 
@@ -172,7 +172,7 @@ def _find_headline_curve(
     for row in group:
         for name in (*HEADLINES, *LATE):
             if name in values[row.id]:
-                points = registry.curves(row.id, [name], POINTS)[name]
+                points = registry.queries.curves(row.id, [name], POINTS)[name]
                 value = values[row.id][name][1]
                 return {"name": name, "run": row.id, "value": value, "points": points}
     return None

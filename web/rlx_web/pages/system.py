@@ -17,26 +17,26 @@ LARGEST = 12
 
 def build_system_page(registry: Registry) -> dict[str, Any]:
     """The registry, who holds what, what fills the disk, and how plugins fared."""
-    rows = registry.run_rows()
-    stored = registry.stored_bytes()
+    rows = registry.queries.run_rows()
+    stored = registry.queries.stored_bytes()
     largest = sorted(stored, key=lambda run: -sum(stored[run].values()))[:LARGEST]
     names = {row.id: row.name for row in rows}
     return {
-        "registry": registry.describe_database(),
-        "statuses": registry.statuses(),
+        "registry": registry.queries.describe_database(),
+        "statuses": registry.queries.statuses(),
         "leases": [
             build_row_summary(row)
             | {"silent": _compute_silence(row.heartbeat or row.started or row.created)}
-            for row in registry.supervised_runs()
+            for row in registry.queries.supervised_runs()
         ],
-        "devices": [asdict(device) for device in registry.devices()],
+        "devices": [asdict(device) for device in registry.machines.devices()],
         "disks": _list_run_disks({row.directory for row in rows if row.directory}),
         "stored": {
             "rollouts": sum(s.get("rollouts", 0) for s in stored.values()),
             "checkpoints": sum(s.get("checkpoints", 0) for s in stored.values()),
             "largest": [{"run": run, "name": names.get(run, ""), **stored[run]} for run in largest],
         },
-        "plugins": [asdict(plugin) for plugin in registry.plugins()],
+        "plugins": [asdict(plugin) for plugin in registry.machines.plugins()],
     }
 
 

@@ -33,12 +33,12 @@ def record_health(url: str, tell: Callable[[str], None] = lambda _: None) -> Non
         for row in (_check_plugin_import(found, host, tell) for found in list_installed_plugins())
     }
     with open_registry(url, read_only=False) as registry:
-        for known in registry.plugins(host):
+        for known in registry.machines.plugins(host):
             row = rows.get(_get_plugin_key(known))
             if row is not None and known.message and row.state == "ok":
                 same = (row.version, row.entry_point) == (known.version, known.entry_point)
                 rows[_get_plugin_key(known)] = known if same else row
-        registry.put_plugins(host, list(rows.values()))
+        registry.machines.put_plugins(host, list(rows.values()))
 
 
 def record_promises(url: str, found: InstalledPlugin, entry: Mapping[str, Any]) -> None:
@@ -58,10 +58,10 @@ def record_promises(url: str, found: InstalledPlugin, entry: Mapping[str, Any]) 
     with open_registry(url, read_only=False) as registry:
         others = [
             known
-            for known in registry.plugins(host)
+            for known in registry.machines.plugins(host)
             if _get_plugin_key(known) != _get_plugin_key(row)
         ]
-        registry.put_plugins(host, [*others, row])
+        registry.machines.put_plugins(host, [*others, row])
 
 
 def _check_plugin_import(
