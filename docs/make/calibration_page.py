@@ -1,10 +1,10 @@
-"""`make suite`: experiments/rlcr_asked.yaml, centred and divided by σ, three seeds each.
+"""`make suite`: compares centred and σ-normalized confidences on experiments/rlcr_asked.yaml.
 
     python docs/make/calibration_page.py
 
-Trains what is missing of the group, evaluates every run on sets near training and far from it, and
-writes docs/calibration.md with its pictures. RLX_HOME says where runs are kept: the same command
-goes on where it was stopped.
+Trains the missing runs (three seeds each), evaluates every run on problem sets near training and
+far from it, and writes docs/calibration.md with its pictures. Runs are stored in RLX_HOME, so an
+interrupted command continues where it stopped.
 """
 
 import shutil
@@ -25,9 +25,9 @@ SHOWN = ("reliability", "risk_coverage", "confidence", "scaling")
 
 HEAD = """# Calibration, near training and far from it
 
-Written by `make suite`: `{spec}` with confidences centred within an answer (`center`, its own way)
-and divided by σ (`std`, the formula as design 004 writes it), seeds 0 to 2, everything else alike;
-each model then answers `{suite}`. A run takes about three minutes of one CPU core.
+Written by `make suite`: `{spec}` with confidences centred within an answer (`center`, its default)
+and divided by σ (`std`, the formula of RLCR in two turns), seeds 0 to 2, everything else equal;
+each model is then evaluated on `{suite}`. A run takes about three minutes on one CPU core.
 
     rlx submit {spec} --seeds 0..2 --grid {varies}=center,std
     rlx eval RUN --suite {suite}
@@ -37,7 +37,7 @@ each model then answers `{suite}`. A run takes about three minutes of one CPU co
 
 
 def trained() -> dict[str, list[str]]:
-    """The runs of each arm, by seed."""
+    """Trains the missing runs and returns the run ids of each arm, in order of seed."""
     rlx("submit", SPEC, "--seeds", "0..2", "--grid", f"{VARIES}={','.join(ARMS)}")
     from rlx.home import tracking_url
 
@@ -61,8 +61,8 @@ def main() -> None:
     table = rlx("compare", *(run for runs in arms.values() for run in runs), "--md", quiet=True)
     parts = [HEAD.format(spec=SPEC, suite=SUITE, varies=VARIES), table, "\n## Pictures, seed 0\n"]
     for name in SHOWN:
-        shown = " ".join(f"![{arm}: {name}](calibration/{arm}_{name}.png)" for arm in ARMS)
-        parts.append(f"\n`center`, then `std`: {name.replace('_', ' ')}\n\n{shown}\n")
+        pictures = " ".join(f"![{arm}: {name}](calibration/{arm}_{name}.png)" for arm in ARMS)
+        parts.append(f"\n`center`, then `std`: {name.replace('_', ' ')}\n\n{pictures}\n")
     PAGE.write_text("".join(parts), encoding="utf-8")
     print(PAGE.relative_to(ROOT))
 

@@ -1,10 +1,10 @@
-"""`make docs`: a page for every estimator that rlx ships, from its own words and its own numbers.
+"""`make docs`: generates a page for every advantage estimator of rlx from code and docstrings.
 
     python docs/make/estimator_pages.py
 
-Writes docs/estimators/: a table of all, and for each its formula, options, source, and a picture of
-what it gives to the tokens of one small example. Everything is read from the code: the formula from
-the docstring of the function that computes it, the numbers from calling it.
+Writes docs/estimators/: a table of all estimators, and for each its formula, options, source, and a
+picture of its token advantages on a small example. The formula is read from the docstring of the
+implementation, the numbers are computed by calling it.
 """
 
 import inspect
@@ -108,27 +108,27 @@ def example(name: str) -> CreditInputs:
 
 
 def advantages(name: str) -> torch.Tensor:
-    """`[B, T]` what the estimator gives by default."""
+    """`[B, T]` advantages of the estimator with default options."""
     descriptor = load_plugin("estimator", name)()
     options = {field: getattr(descriptor, field) for field in type(descriptor).model_fields}
-    given = import_implementation(descriptor.implementation)(example(name), **options)
-    return given.advantages if isinstance(given, Credit) else given
+    credit = import_implementation(descriptor.implementation)(example(name), **options)
+    return credit.advantages if isinstance(credit, Credit) else credit
 
 
-# Words -------------------------------------------------------------------------------------------
+# Text --------------------------------------------------------------------------------------------
 
 
 def documents(name: str) -> list[str]:
-    """Docstrings that speak of the estimator: its own, and those of the functions it names."""
+    """The docstrings of an estimator and of the functions that its docstring names."""
     own = inspect.getdoc(import_implementation(load_plugin("estimator", name).implementation)) or ""
-    said = [own]
+    docstrings = [own]
     for module, function in re.findall(r"`(rlx\.credit\.\w+)\.(\w+)`", own):
-        said.append(inspect.getdoc(getattr(import_module(module), function)) or "")
-    return said
+        docstrings.append(inspect.getdoc(getattr(import_module(module), function)) or "")
+    return docstrings
 
 
 def formula(name: str) -> str:
-    """The indented lines of the first docstring that has any before its sections."""
+    """The indented lines before the sections of the first docstring that has any."""
     for text in documents(name):
         before = re.split(r"\n(?:Args|Returns|Raises|Reference|Attributes):\n", text)[0]
         lines = [line[4:] for line in before.splitlines() if line.startswith("    ")]
@@ -147,10 +147,10 @@ def source(name: str) -> str:
 def page(name: str) -> str:
     """The Markdown of one estimator."""
     cls = load_plugin("estimator", name)
-    inputs, given = example(name), advantages(name)
-    said = read_field_meanings(cls)
+    inputs, values = example(name), advantages(name)
+    meanings = read_field_meanings(cls)
     options = [
-        f"| `{field}` | `{_shown(info.default)}` | {' '.join(said.get(field, '').split())} |"
+        f"| `{field}` | `{_shown(info.default)}` | {' '.join(meanings.get(field, '').split())} |"
         for field, info in cls.model_fields.items()
     ]
     lines = [
@@ -190,7 +190,7 @@ def page(name: str) -> str:
             "",
             f"![advantages of {name}]({name}.svg)",
             "",
-            *_table(inputs, given),
+            *_table(inputs, values),
             "",
         ]
     )
@@ -207,16 +207,16 @@ def _shown(default: object) -> str:
     return default.model_dump_json() if hasattr(default, "model_dump_json") else f"{default}"
 
 
-def _table(inputs: CreditInputs, given: torch.Tensor) -> list[str]:
+def _table(inputs: CreditInputs, values: torch.Tensor) -> list[str]:
     rows = ["| row | turn rewards | global | score | advantage of each token |", "|" + " --- |" * 5]
     scores = total_scores(inputs)
-    for b in range(len(given)):
+    for b in range(len(values)):
         turns = ", ".join(
             f"{float(r):.3g}" if p else "–"
             for r, p in zip(inputs.turn_rewards[b], inputs.turn_present[b], strict=True)
         )
         tokens = " ".join(
-            f"{float(a):+.3f}" if m else "·" for a, m in zip(given[b], inputs.mask[b], strict=True)
+            f"{float(a):+.3f}" if m else "·" for a, m in zip(values[b], inputs.mask[b], strict=True)
         )
         rows.append(
             f"| {b + 1} | {turns} | {float(inputs.global_rewards[b]):.3g} "
@@ -229,26 +229,26 @@ def _table(inputs: CreditInputs, given: torch.Tensor) -> list[str]:
 
 
 def picture(name: str, path: Path) -> None:
-    """Rows and tokens, each token coloured and labelled by its advantage."""
-    inputs, given = example(name), advantages(name).numpy()
+    """Draws rows of tokens, each coloured and labelled by its advantage."""
+    inputs, values = example(name), advantages(name).numpy()
     mask, turns = inputs.mask.numpy(), inputs.turn_ids.numpy()
-    rows, tokens = given.shape
-    limit = max(float(np.abs(given).max()), 1e-6)
+    rows, tokens = values.shape
+    limit = max(float(np.abs(values).max()), 1e-6)
     norm = TwoSlopeNorm(0.0, -limit, limit)
     figure = Figure(figsize=(1.0 + 0.85 * tokens, 0.7 + 0.42 * rows), layout="constrained")
     axes = figure.add_subplot()
     for b in range(rows):
         for t in range(tokens):
             learns = mask[b, t]
-            colour = mpl.colormaps["RdBu"](norm(given[b, t])) if learns else "#f4f4f4"
+            colour = mpl.colormaps["RdBu"](norm(values[b, t])) if learns else "#f4f4f4"
             hatch = None if learns else "////"
             axes.add_patch(Rectangle((t, b), 1, 1, fc=colour, ec="#cccccc", lw=0.6, hatch=hatch))
             if learns:
-                dark = abs(given[b, t]) > 0.6 * limit
+                dark = abs(values[b, t]) > 0.6 * limit
                 axes.text(
                     t + 0.5,
                     b + 0.5,
-                    f"{given[b, t]:+.2f}",
+                    f"{values[b, t]:+.2f}",
                     ha="center",
                     va="center",
                     fontsize=8,
@@ -260,7 +260,7 @@ def picture(name: str, path: Path) -> None:
     axes.set_yticks(np.arange(rows) + 0.5, [f"score {float(s):.2f}" for s in scores], fontsize=8)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    # The same bytes every time, so that a change of a picture is a change of numbers.
+    # Reproducible bytes, so that a picture changes only if its numbers do.
     with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(path, metadata={"Date": None, "Creator": None})
 
@@ -272,7 +272,7 @@ def names() -> list[str]:
 
 
 def index() -> str:
-    """The table of all."""
+    """The Markdown of the table of all estimators."""
     lines = [
         "# Advantage estimators",
         "",

@@ -1,4 +1,4 @@
-"""The command line, for scripts that make pages with it."""
+"""Runs the rlx command line for scripts that generate pages."""
 
 import subprocess
 import sys
@@ -10,10 +10,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def rlx(*arguments: str, quiet: bool = False) -> str:
-    """What a command prints; progress goes to the terminal.
+    """Runs a command and returns its output; progress goes to the terminal.
 
     Raises:
-        SystemExit: it failed.
+        SystemExit: the command failed.
     """
     command = "import sys; from rlx.cli import main; sys.exit(main())"
     done = subprocess.run(

@@ -1,9 +1,10 @@
-"""`make screenshots`: the pages of the dashboard as pictures, for the documentation.
+"""`make screenshots`: takes screenshots of the dashboard for the documentation.
 
     python docs/make/screenshots.py [--registry URL]
 
-Of runs that a registry has, or, where none is given, of runs of the three designs that it makes
-first, which takes a quarter of an hour. Writes docs/web/*.png.
+Shows the runs of a registry. Without `--registry` it first trains runs of the three experiments
+(RLCR in two turns, the knowledge-graph agent, Countdown with the probe), which takes about 15
+minutes. Writes docs/web/*.png.
 """
 
 import argparse
@@ -24,14 +25,14 @@ RUNS = (
     ("rlcr", "--set", "estimator.confidence.normalize=std"),
 )
 LARGEST = 300_000
-"""Bytes of a picture."""
+"""Maximum size of a picture in bytes."""
 SIZE = {"width": 1280, "height": 860}
 
 sys.path.insert(0, str(ROOT / "tests"))
 
 
 def trained(folder: Path) -> str:
-    """Makes the runs; returns the URL of their registry."""
+    """Trains the runs and returns the URL of their registry."""
     main = "import sys; from rlx.cli import main; sys.exit(main())"
     environment = {**os.environ, "RLX_HOME": str(folder)}
     for spec, *options in RUNS:
@@ -50,8 +51,11 @@ ANYWHERE = """(home) => {
 
 
 def chosen(url: str) -> tuple[list[str], str, str]:
-    """Runs to compare, the newest step of the first, and a rollout worth looking at: of a run with
-    an environment where there is one, the longest of those that learned much in an early step."""
+    """Selects runs to compare, the newest rollouts of the first run, and an interesting rollout.
+
+    The rollout is the longest one with a large advantage in an early step, preferably of a run with
+    an environment.
+    """
     from rlx_registry import Registry
 
     with Registry.open(url, read_only=True) as registry:
@@ -67,15 +71,15 @@ def chosen(url: str) -> tuple[list[str], str, str]:
         step = steps[len(steps) // 8]
         index = registry.results.rollout_index(talked, step)
         much = max(abs(row.advantage) for row in index) / 2
-        shown = max(index, key=lambda row: (abs(row.advantage) >= much, row.n_tokens))
+        chosen_row = max(index, key=lambda row: (abs(row.advantage) >= much, row.n_tokens))
         beside = named if len(named) > 1 else rows
         newest = f"/runs/{first}/rollouts/{registry.results.rollout_steps(first)[-1]}"
-        credit = f"/runs/{talked}/rollouts/{step}/{shown.row}"
+        credit = f"/runs/{talked}/rollouts/{step}/{chosen_row.row}"
         return [row.id for row in reversed(beside)], newest, credit
 
 
 def pages(url: str) -> dict[str, str]:
-    """Addresses by the name of their picture."""
+    """Addresses by picture name."""
     runs, rollouts, credit = chosen(url)
     return {
         "runs": "/",
@@ -88,12 +92,12 @@ def pages(url: str) -> dict[str, str]:
 
 
 def home_of(url: str) -> Path:
-    """The folder of the registry, which is nobody's business."""
+    """The folder of the registry, which pictures must not show."""
     return Path(url.removeprefix("sqlite:///")).parent
 
 
 def settled(page: Any, address: str) -> None:
-    """Opens a page and waits for what it draws."""
+    """Opens a page and waits until it is drawn."""
     page.goto(address)
     page.evaluate("document.querySelectorAll('.fold[aria-expanded=false]').forEach(e => e.click())")
     for section in page.locator("[data-section]").all():

@@ -1,11 +1,11 @@
-"""`make study`: what makes a small model know what it knows. See experiments/study/README.md.
+"""`make study`: runs the study of calibration in a small model; see experiments/study/README.md.
 
     python experiments/study/study.py [--page] [--only GROUP ...]
 
-Trains what is missing of every group, evaluates every run, keeps what came of it in a small form
-below experiments/study/results, and writes docs/study.md with its pictures. What is kept there, or
-in RLX_HOME, is not run again: the same command goes on where it was stopped. `--page` only writes
-the page.
+Trains the missing runs of every group, evaluates every run, stores compact results in
+experiments/study/results, and writes docs/study.md with its pictures. Runs that are stored there or
+in RLX_HOME are not repeated, so an interrupted command continues where it stopped. `--page` only
+writes the page.
 """
 
 import argparse
@@ -36,7 +36,7 @@ UNTRACKED = (
     "--set=tracking.pictures=false",
     "--set=tracking.rollouts=none",
 )
-"""Kept out of the runs of a study of a hundred, none of which decides what is learned."""
+"""Tracking that a study of a hundred runs does not need; it does not affect training."""
 METRICS = (
     "train/advantage_abs_",
     "train/span_entropy",
@@ -49,23 +49,23 @@ METRICS = (
     "eval/held_out/",
     "probe/",
 )
-"""What the names of curves that are kept begin with; the others stay where the run was made."""
+"""Prefixes of the metrics stored in the results."""
 CHANGES = {"run", "moved", "grouped", "evaluation", "metrics"}
-"""What is kept of a run's journal."""
+"""Kinds of journal changes stored in the results, besides "set"."""
 COLUMNS = ("phase", "step", "steps_total")
-"""What is kept of its row, which also says where it was made."""
+"""Columns of a "set" change stored in the results; others describe the machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Runs of one group that differ in their seeds alone.
+    """Runs of one group that differ only in their seeds.
 
     Attributes:
-        label: what the page calls it.
-        spec: the experiment's file, from the repository's root.
-        sets: `path=value`, as `--set` takes them.
-        seeds: as `--seeds` takes them.
-        suite: what the trained models are asked besides the experiment's own questions.
+        label: the name on the page.
+        spec: the experiment file, relative to the repository root.
+        sets: values for `--set`, as `path=value`.
+        seeds: value for `--seeds`.
+        suite: evaluation suite, in addition to the experiment's own evaluation.
     """
 
     label: str
@@ -158,19 +158,19 @@ GROUPS: dict[str, tuple[Recipe, ...]] = {
         _asked("PPO, KL", "probe", *PPO, *KL_REWARD),
     ),
 }
-"""Every question's recipes, the one that the others are held against first."""
+"""The recipes of every question, the reference recipe first."""
 
 
 def main() -> None:
-    """Runs what is missing, and writes the page."""
+    """Runs the missing experiments and writes the page."""
     from study_page import write
 
     parser = argparse.ArgumentParser(description="the study: runs, evaluations, and the page")
     parser.add_argument("--page", action="store_true", help="run nothing, only write the page")
     parser.add_argument("--only", nargs="+", choices=GROUPS, default=list(GROUPS))
-    asked = parser.parse_args()
+    options = parser.parse_args()
     bring_back()
-    for group in () if asked.page else asked.only:
+    for group in () if options.page else options.only:
         for recipe in GROUPS[group]:
             train(group, recipe)
         evaluate(group)
@@ -184,21 +184,21 @@ def main() -> None:
 
 
 def registry() -> Registry:
-    """The registry of RLX_HOME, to read."""
+    """Opens the registry of RLX_HOME for reading."""
     from rlx.home import tracking_url
 
     return Registry.open(tracking_url("sqlite:///{home}/registry.db"), read_only=True)
 
 
 def train(group: str, recipe: Recipe) -> None:
-    """Runs the seeds of a recipe that have not finished."""
+    """Runs the unfinished seeds of a recipe."""
     sets = [part for each in recipe.sets for part in ("--set", each)]
     seeds = ("--seeds", recipe.seeds, "--group", group, "--at-once", str(AT_ONCE))
     rlx("submit", recipe.spec, *seeds, *sets, *UNTRACKED)
 
 
 def came_of(group: str, open_registry: Registry) -> "Group | None":
-    """What there is of a group; None where none of its first recipe has finished."""
+    """The results of a group; None if no run of its first recipe has finished."""
     from study_page import Group
 
     runs: dict[str, dict[int, str]] = {}
@@ -213,7 +213,7 @@ def came_of(group: str, open_registry: Registry) -> "Group | None":
 
 
 def digest(recipe: Recipe) -> str:
-    """Of a recipe's experiment, whatever the seed."""
+    """The digest of a recipe's experiment, which does not depend on the seed."""
     from rlx.discovery import check_file
 
     read, _ = check_file(ROOT / recipe.spec, recipe.sets)
@@ -221,7 +221,7 @@ def digest(recipe: Recipe) -> str:
 
 
 def finished(group: str, recipe: Recipe) -> list[RunRecord]:
-    """A recipe's runs that have finished."""
+    """The finished runs of a recipe."""
     own = digest(recipe)
     with registry() as open_registry:
         runs = open_registry.runs(group=group)
@@ -229,7 +229,7 @@ def finished(group: str, recipe: Recipe) -> list[RunRecord]:
 
 
 def evaluate(group: str) -> None:
-    """Asks every run of a group what its suite asks that it has not been asked."""
+    """Evaluates the runs of a group on their suites, unless already done."""
     wanted = [
         ("eval", run.id, "--suite", recipe.suite)
         for recipe in GROUPS[group]
@@ -243,17 +243,17 @@ def evaluate(group: str) -> None:
 
 
 def is_evaluated(run: RunRecord, suite: Path) -> bool:
-    """Whether a run has answered every set of a suite."""
+    """Whether a run has been evaluated on every set of a suite."""
     from rlx.spec.reading import read_suite
 
-    asked = read_suite(ROOT / suite)
+    suite_spec = read_suite(ROOT / suite)
     with registry() as open_registry:
         known = {e.suite for e in open_registry.results.evaluations(run.id)}
-    return {f"suite/{asked.name}/{name}" for name in asked.sets} <= known
+    return {f"suite/{suite_spec.name}/{name}" for name in suite_spec.sets} <= known
 
 
 def keep(group: str) -> None:
-    """Writes what came of a group's runs in a small form; a run of two groups is kept once."""
+    """Stores the compact results of a group's runs; a run of two groups is stored once."""
     KEPT.mkdir(exist_ok=True)
     for run in (run for recipe in GROUPS[group] for run in finished(group, recipe)):
         journal = Path(run.directory or "") / "journal.jsonl"
@@ -264,29 +264,29 @@ def keep(group: str) -> None:
 
 
 def kept_as(run: RunRecord) -> Path:
-    """Where what came of a run is kept."""
+    """The result file of a run."""
     return KEPT / f"{run.digest}-{run.seed}.jsonl.gz"
 
 
 def _small(journal: Path) -> Iterator[str]:
-    """Lines of a journal that tables and pictures are made of."""
+    """The lines of a journal that tables and pictures need."""
     with journal.open(encoding="utf-8") as lines:
         for line in lines:
-            said = json.loads(line)
-            own = said["with"]
-            if said["change"] == "metrics":
+            entry = json.loads(line)
+            own = entry["with"]
+            if entry["change"] == "metrics":
                 kept = {n: v for n, v in own["values"].items() if n.startswith(METRICS)}
-                said["with"] = own = {**own, "values": kept} if kept else {}
-            elif said["change"] == "set":
-                said["with"] = own = {key: own[key] for key in COLUMNS if key in own}
-            elif said["change"] not in CHANGES:
+                entry["with"] = own = {**own, "values": kept} if kept else {}
+            elif entry["change"] == "set":
+                entry["with"] = own = {key: own[key] for key in COLUMNS if key in own}
+            elif entry["change"] not in CHANGES:
                 continue
             if own:
-                yield json.dumps(said, separators=(",", ":")) + "\n"
+                yield json.dumps(entry, separators=(",", ":")) + "\n"
 
 
 def bring_back() -> None:
-    """Makes runs that are kept and that RLX_HOME does not know known to its registry."""
+    """Imports stored runs into the registry of RLX_HOME unless it already has them."""
     from rlx.home import get_rlx_home
 
     texts = {file: gzip.decompress(file.read_bytes()) for file in KEPT.glob("*.jsonl.gz")}
@@ -297,7 +297,7 @@ def bring_back() -> None:
     for file, folder in zip(by_time, folders, strict=True):
         folder.mkdir(parents=True, exist_ok=True)
         journal = folder / "journal.jsonl"
-        if not journal.exists():  # it may say more than what is kept by now
+        if not journal.exists():  # an existing journal may be more complete
             journal.write_bytes(texts[file])
     if folders:
         rlx("db", "import", *map(str, folders), quiet=True)

@@ -1,6 +1,6 @@
-"""The study's page: docs/study.md and its pictures, from the registry alone.
+"""Writes docs/study.md and its pictures from the registry.
 
-The text is experiments/study/page.md, a Jinja template; every figure in it is asked for by name.
+The text is experiments/study/page.md, a Jinja template that refers to every number by name.
 """
 
 from dataclasses import dataclass
@@ -29,17 +29,17 @@ HEADS = {
     "alike_share": "all alike",
 }
 WITHIN = ("accuracy", "mean_confidence", "brier", "ece", "auroc")
-"""Figures that every kind of problem has."""
+"""Metrics available for every kind of problem."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """What came of one question's recipes.
+    """The results of one question's recipes.
 
     Attributes:
-        registry: where its runs are.
-        labels: of every recipe, the one that the others are held against first.
-        runs: of every recipe its runs by seed.
+        registry: the registry of the runs.
+        labels: the recipes' labels, the reference recipe first.
+        runs: each recipe's run ids by seed.
     """
 
     registry: Registry
@@ -48,11 +48,15 @@ class Group:
 
     @cached_property
     def compared(self) -> Comparison:
-        """As `rlx compare` has it."""
+        """The comparison, as in `rlx compare`."""
         return compare_recipes(self.registry, [run for own in self.runs for run in own.values()])
 
     def row(self, suite: str, metric: str) -> ComparisonRow:
-        """One figure of all recipes."""
+        """One metric of all recipes.
+
+        Raises:
+            KeyError: no recipe has the metric.
+        """
         found = [r for r in self.compared.rows if (r.suite, r.metric) == (suite, metric)]
         if not found:
             raise KeyError(f"nothing has {metric} on {suite}")
@@ -64,55 +68,55 @@ class Group:
         return found
 
     def place(self, label: str) -> int:
-        """Which recipe has a label."""
+        """The index of the recipe with a label."""
         return self.labels.index(label)
 
-    # What the template asks for -------------------------------------------------------------------
+    # Methods for the template ---------------------------------------------------------------------
 
     def table(self, suite: str, *metrics: str) -> str:
-        """Means over seeds with their intervals, a line per recipe."""
-        suite, asked = of_suite(suite), metrics or tuple(HEADS)
-        rows = [self.row(suite, metric) for metric in asked]
-        lines = [["recipe", "seeds", *(HEADS.get(m, m) for m in asked)]]
+        """A table of means over seeds with intervals, one line per recipe."""
+        suite, selected = of_suite(suite), metrics or tuple(HEADS)
+        rows = [self.row(suite, metric) for metric in selected]
+        lines = [["recipe", "seeds", *(HEADS.get(m, m) for m in selected)]]
         for n, label in enumerate(self.labels):
             means = [row.means[n] for row in rows]
             lines.append([label, str(len(self.runs[n])), *map(shown_mean, means)])
         return markdown(lines)
 
     def strata(self, suite: str) -> str:
-        """Accuracy and calibration of each kind of problem, a line per recipe and kind."""
+        """A table of accuracy and calibration, one line per recipe and kind of problem."""
         lines = [["recipe", "problems", *(HEADS[m] for m in WITHIN)]]
         for label in self.labels:
-            told = [each["by_stratum"] for each in self.metrics(label, suite)]
-            for kind in sorted({kind for each in told for kind in each}):
-                own = [each[kind] for each in told if kind in each]
+            strata = [each["by_stratum"] for each in self.metrics(label, suite)]
+            for kind in sorted({kind for each in strata for kind in each}):
+                own = [each[kind] for each in strata if kind in each]
                 values = ([o[m] for o in own if o[m] is not None] for m in WITHIN)
                 means = [compute_seed_mean(found) if found else None for found in values]
                 lines.append([label, kind, *map(shown_mean, means)])
         return markdown(lines)
 
     def share(self, label: str, suite: str, metric: str) -> str:
-        """A figure that `rlx compare` does not have, in a sentence."""
+        """A recipe's mean of a metric that `rlx compare` does not have, as text."""
         return f"{np.mean([each[metric] for each in self.metrics(label, suite)]):.3f}"
 
     def ece_if_true(self, label: str, suite: str, draws: int = 200) -> str:
-        """ECE if every answer were right with just the stated probability, by drawing who is."""
+        """Expected ECE if every answer were right with its stated probability, by simulation."""
         rng, found = np.random.default_rng(0), []
-        for told in self.payloads(label, suite):
-            stated = np.array([c or 0.0 for c in told["confidence"]])  # unreadable counts as 0
+        for payload in self.payloads(label, suite):
+            stated = np.array([c or 0.0 for c in payload["confidence"]])  # unparsable counts as 0
             right = (rng.random((draws, stated.size)) < stated).astype(float)
             found += [compute_expected_calibration_error(own, stated) for own in right]
         return f"{np.mean(found):.3f}"
 
     def has(self, suite: str) -> bool:
-        """Whether every run has answered a set."""
+        """Whether every run has been evaluated on a set."""
         return all(
             len(self.metrics(label, suite)) == len(own)
             for label, own in zip(self.labels, self.runs, strict=True)
         )
 
     def differences(self, suite: str, *metrics: str) -> str:
-        """Differences from the first recipe: over seeds, and problem by problem."""
+        """A table of differences from the first recipe: over seeds, and problem by problem."""
         suite, first = of_suite(suite), self.labels[0]
         lines = [["recipe", *(f"{HEADS.get(m, m)}" for m in metrics)]]
         pairs = self.by_problem(suite).differences
@@ -124,22 +128,22 @@ class Group:
             lines.append([f"{label} − {first}, by problem"])
             for metric in metrics:
                 one = (pairs[n] or {}).get(metric)
-                told = one and f"{one.mean:+.3f} [{one.low:+.3f}, {one.high:+.3f}] (p {one.p:.2g})"
-                lines[-1].append(told or "–")
+                text = one and f"{one.mean:+.3f} [{one.low:+.3f}, {one.high:+.3f}] (p {one.p:.2g})"
+                lines[-1].append(text or "–")
         return markdown(lines)
 
     def mean(self, label: str, suite: str, metric: str) -> str:
-        """A figure of one recipe in a sentence."""
+        """A recipe's mean of a metric, as text."""
         found = self.row(of_suite(suite), metric).means[self.place(label)]
         return "–" if found is None else f"{found.mean:.3f}"
 
     def gap(self, label: str, suite: str, metric: str) -> str:
-        """A recipe's difference from the first in a sentence, over seeds."""
+        """A recipe's difference from the first recipe over seeds, as text."""
         found = self.row(of_suite(suite), metric).differences[self.place(label)]
         return "–" if found is None else shown_gap(found)
 
     def curve(self, label: str, metric: str) -> tuple[list[int], np.ndarray]:
-        """Steps, and the metric of every seed: `[seeds, steps]`."""
+        """Returns the steps, and the metric's values, `[seeds, steps]`."""
         own = [
             dict(self.registry.results.metrics(run, [metric]).get(metric, []))
             for run in self.runs[self.place(label)].values()
@@ -148,16 +152,16 @@ class Group:
         return steps, np.array([[each[s] for s in steps] for each in own])
 
     def average(self, label: str, metric: str) -> str:
-        """A training metric's mean over the steps that have it and over seeds."""
+        """A training metric's mean over steps and seeds, as text."""
         _, values = self.curve(label, metric)
         return f"{values.mean():.3f}" if values.size else "–"
 
     def recorded(self, heads: dict[str, str], *, last: int = 5) -> str:
-        """Means over seeds of what training or probes recorded last, a line per recipe.
+        """A table of final training or probe metrics, as means over seeds, one line per recipe.
 
         Args:
-            heads: metrics by what a column is called.
-            last: values of each that are averaged.
+            heads: metrics by column title.
+            last: number of final values to average.
         """
         lines = [["recipe", "seeds", *heads]]
         for n, label in enumerate(self.labels):
@@ -169,30 +173,30 @@ class Group:
         return markdown(lines)
 
     def payloads(self, label: str, suite: str) -> list[dict[str, Any]]:
-        """Every seed's answers to a set."""
+        """The payloads of every seed's evaluation on a set after training."""
         found = []
         for run in self.runs[self.place(label)].values():
-            asked = self.registry.results.evaluations(run, of_suite(suite))
-            found += [dict(e.payload) for e in asked if e.label == "after" and e.payload]
+            evaluations = self.registry.results.evaluations(run, of_suite(suite))
+            found += [dict(e.payload) for e in evaluations if e.label == "after" and e.payload]
         return found
 
     def metrics(self, label: str, suite: str) -> list[dict[str, Any]]:
-        """Every seed's figures of a set."""
+        """The metrics of every seed's evaluation on a set after training."""
         found = []
         for run in self.runs[self.place(label)].values():
-            asked = self.registry.results.evaluations(run, of_suite(suite))
-            found += [dict(e.metrics) for e in asked if e.label == "after"]
+            evaluations = self.registry.results.evaluations(run, of_suite(suite))
+            found += [dict(e.metrics) for e in evaluations if e.label == "after"]
         return found
 
 
 def of_suite(name: str) -> str:
-    """The registry's name of a set of the study's suite; others keep theirs."""
+    """The registry's name of a set of the study's suite; other names are unchanged."""
     own = ("held_out", "probe/")
     return name if name.startswith(own) or "/" in name else f"suite/study/{name}"
 
 
 def shown_mean(found: Any) -> str:
-    """A mean over seeds with half of its 95 % interval."""
+    """Formats a mean over seeds with half of its 95 % interval."""
     if found is None:
         return "–"
     if found.low is None:
@@ -201,7 +205,7 @@ def shown_mean(found: Any) -> str:
 
 
 def shown_gap(found: Any) -> str:
-    """A difference over seeds with its 95 % interval and its p."""
+    """Formats a difference over seeds with its 95 % interval and p-value."""
     over = found.over
     if over.low is None:
         return f"{over.mean:+.3f}"
@@ -209,14 +213,14 @@ def shown_gap(found: Any) -> str:
 
 
 def markdown(lines: list[list[str]]) -> str:
-    """A table; the first line is its head."""
+    """Formats a Markdown table; the first line is its header."""
     head, *rows = lines
     rule = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
 
 
 def write(groups: dict[str, Group], missing: list[str]) -> None:
-    """Writes the page and its pictures; groups that are `missing` are named in it."""
+    """Writes the page and its pictures; the page lists the groups in `missing`."""
     from study_pictures import draw
 
     PICTURES.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The study's pictures: one function each, all from what the registry holds."""
+"""Draws the study's pictures from the registry, one function per picture."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,17 +19,17 @@ CURVES = {
     "rewards/arithmetic/mean": "right, and every sum true",
 }
 WINDOW = 10
-"""Steps that a curve is averaged over."""
+"""Number of steps in the moving average of a curve."""
 
 
 def draw(groups: "dict[str, Group]", folder: Path) -> None:
-    """Draws everything that there are runs for."""
+    """Draws all pictures for which there are runs."""
     if arms := groups.get("study-arms"):
         over_seeds(arms, "held_out", folder / "arms")
         curves(arms, folder / "curves")
         if arms.has("as_trained"):
-            shown = ("centred", "σ", "coupled", "accuracy only")
-            true_probability(arms, shown, folder / "monte_carlo")
+            labels = ("centred", "σ", "coupled", "accuracy only")
+            true_probability(arms, labels, folder / "monte_carlo")
             scaling(arms, "as_trained", folder / "scaling")
     for name in ("shapes", "open", "push"):
         if group := groups.get(f"study-{name}"):
@@ -37,12 +37,12 @@ def draw(groups: "dict[str, Group]", folder: Path) -> None:
 
 
 def over_seeds(group: "Group", suite: str, path: Path) -> None:
-    """Every seed's figures as dots, their means as lines: a panel per figure."""
-    shown = {"accuracy": "accuracy", "brier": "Brier score", "ece": "ECE"}
-    shown |= {"within_auroc": "AUROC within kinds of problem"}
-    drawn = build_figure(3.1 * len(shown), 0.42 * len(group.labels) + 1.2)
-    panels = drawn.subplots(1, len(shown), sharey=True)
-    for axes, (metric, title) in zip(panels, shown.items(), strict=True):
+    """Plots every seed's metrics as dots and their means as lines, one panel per metric."""
+    titles = {"accuracy": "accuracy", "brier": "Brier score", "ece": "ECE"}
+    titles |= {"within_auroc": "AUROC within kinds of problem"}
+    drawn = build_figure(3.1 * len(titles), 0.42 * len(group.labels) + 1.2)
+    panels = drawn.subplots(1, len(titles), sharey=True)
+    for axes, (metric, title) in zip(panels, titles.items(), strict=True):
         style_axes(axes)
         for n, label in enumerate(group.labels):
             values = [each[metric] for each in group.metrics(label, suite)]
@@ -57,7 +57,7 @@ def over_seeds(group: "Group", suite: str, path: Path) -> None:
 
 
 def curves(group: "Group", path: Path) -> None:
-    """Training metrics over steps: means over seeds, with the range of the seeds behind."""
+    """Plots training metrics over steps: means over seeds, shaded by the range of the seeds."""
     drawn = build_figure(10, 6.4)
     for axes, (metric, title) in zip(drawn.subplots(2, 2).flat, CURVES.items(), strict=True):
         style_axes(axes)
@@ -76,7 +76,7 @@ def curves(group: "Group", path: Path) -> None:
 
 
 def _smoothed(values: Sequence[float]) -> Any:
-    """Mean over the window that ends at each step, shorter at the beginning."""
+    """Moving average over the window that ends at each step, shorter at the beginning."""
     total = np.concatenate([[0.0], np.cumsum(values)])
     ends = np.arange(1, len(total))
     starts = np.maximum(0, ends - WINDOW)
@@ -84,7 +84,7 @@ def _smoothed(values: Sequence[float]) -> Any:
 
 
 def true_probability(group: "Group", labels: Sequence[str], path: Path) -> None:
-    """How often the model is right on a problem against what it says on average."""
+    """Plots how often the model is right on a problem against its mean stated confidence."""
     drawn = build_figure(3.3 * len(labels), 3.6)
     for axes, label in zip(drawn.subplots(1, len(labels), sharey=True), labels, strict=True):
         style_axes(axes)
@@ -100,12 +100,12 @@ def true_probability(group: "Group", labels: Sequence[str], path: Path) -> None:
 
 
 def per_problem(group: "Group", label: str, stratum: str) -> tuple[Any, Any]:
-    """Of every problem of a kind, and every seed, P(correct) and the mean stated confidence."""
+    """P(correct) and the mean stated confidence for every problem of a kind and every seed."""
     right, stated = [], []
-    for asked in group.payloads(label, "as_trained"):
-        ids, kinds = np.array(asked["problem_ids"]), np.array(asked["strata"])
-        correct = np.array(asked["correct"], dtype=float)
-        confidence = np.array([c or 0.0 for c in asked["confidence"]])
+    for payload in group.payloads(label, "as_trained"):
+        ids, kinds = np.array(payload["problem_ids"]), np.array(payload["strata"])
+        correct = np.array(payload["correct"], dtype=float)
+        confidence = np.array([c or 0.0 for c in payload["confidence"]])
         for problem in np.unique(ids[kinds == stratum]):
             own = ids == problem
             right.append(correct[own].mean())

@@ -1,17 +1,17 @@
-"""Rows of tokens made from trees, and the conventions of every index and mask.
+"""Token batches built from rollout trees, and the index and mask conventions.
 
 Letters used for shapes, here and in every docstring of the package:
     B  rows: one per trained sample
     T  token positions, padded on the right
     K  turns of a row, the first at index 0
 
-An answer is a row. A confidence is a row whose context is its own answer; only its own tokens can
-learn. A trajectory with an environment is one row with all of its turns.
+An answer is a row. A confidence is a row whose context is its own answer; only its own tokens are
+trained on. A trajectory with an environment is one row with all of its turns.
 
-Index convention: position t of every tensor speaks about token t. The log-probability of token t
-given the tokens before it sits at t, never at t - 1.
+Index convention: position t of every tensor describes token t. The log-probability of token t
+given the tokens before it is stored at t, never at t - 1.
 
-Mask convention: a mask is named for what True means, and True keeps the token.
+Mask convention: a mask is named after what True means, and True keeps the token.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -37,10 +37,10 @@ class BatchRow:
     Attributes:
         tree: position of its tree in the step.
         segment: the policy segment that it ends with.
-        turns: its own policy segments, in order; their tokens are the row's own.
+        turns: its own policy segments, in order; their tokens are the row's own tokens.
         parent: the policy segment of the same tree that the row continues; `NO_PARENT` for none.
-        kind: what its last turn is.
-        level: 0 when it continues a prompt, 1 when it continues such a row, and so on.
+        kind: kind of its last turn.
+        level: 0 when it continues a prompt, 1 when it continues a level-0 row, and so on.
     """
 
     tree: int
@@ -53,15 +53,15 @@ class BatchRow:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TokenBatch:
-    """Rollouts as rows of tokens. Built by `flatten`, complete from birth, never edited.
+    """Rollouts as rows of tokens. Built by `build_token_batch` and never modified.
 
     Attributes:
         rows: where each row comes from, `B` of them.
-        token_ids: `[B, T]` int64 what the model saw; 0 on padding.
+        token_ids: `[B, T]` int64 tokens the model saw; 0 on padding.
         is_token: `[B, T]` bool False on padding.
         is_own: `[B, T]` bool True where the policy wrote the token as part of this row.
         is_environment: `[B, T]` bool True where an environment wrote it between the row's turns.
-        is_end: `[B, T]` bool True on the last token of a turn that ended by itself.
+        is_end: `[B, T]` bool True on the last token of a turn that stopped by itself.
         turn_ids: `[B, T]` int64 number of the turn within its trajectory, from 1, where `is_own`;
             `NO_TURN` elsewhere.
         spans: for every span name `[B, T]` bool True on its tokens, tags included, where `is_own`.
@@ -69,13 +69,13 @@ class TokenBatch:
         behaviour_logprobs: `[B, T]` float32 nats, under the distribution that the token was
             sampled from; 0 where not `is_own`.
         temperatures: `[B, T]` float32 of the sampler, where `is_own`; 1 elsewhere.
-        group_ids: `[B]` int64 rows with equal ids were opened by the same prompt segment and may
-            be compared.
-        levels: `[B]` int64 as `Row.level`.
-        tree_ids: `[B]` int64 as `Row.tree`.
-        state_ids: `[B, K]` int64 the state that turn number k (at k - 1) began in: within a tree,
-            equal ids are the same state, by the environment's `info["state"]` or else by the very
-            tokens that opened the turn. `NO_TURN` where the row has no such turn of its own.
+        group_ids: `[B]` int64 rows with equal ids continue the same prompt segment and can be
+            compared.
+        levels: `[B]` int64 as `BatchRow.level`.
+        tree_ids: `[B]` int64 as `BatchRow.tree`.
+        state_ids: `[B, K]` int64 state in which turn number k (at k - 1) began. Within a tree,
+            equal ids are the same state: the environment's `info["state"]`, or else the tokens
+            that opened the turn. `NO_TURN` where the row has no such turn of its own.
     """
 
     rows: tuple[BatchRow, ...]
@@ -107,7 +107,7 @@ class TokenBatch:
 
     @property
     def is_response(self) -> Tensor:
-        """`[B, T]` bool from the row's first own token to its end, whoever wrote them."""
+        """`[B, T]` bool from the row's first own token to its end, whoever wrote the tokens."""
         return self.is_token & (self.is_own.cumsum(dim=1) > 0)
 
 
@@ -132,15 +132,15 @@ def build_token_batch(
     temperatures: Mapping[str, float] | None = None,
     without: Collection[tuple[int, int]] = (),
 ) -> TokenBatch:
-    """Lays `trees` out as rows.
+    """Flattens `trees` into a batch of rows.
 
     Args:
         trees: the step's trees.
-        temperatures: the sampler's, for each kind of turn; 1 where not named.
+        temperatures: sampling temperature of each kind of turn; 1 for kinds not listed.
         without: (tree, segment) of rows to leave out, such as those that could not be scored.
 
     Returns:
-        One row per sample, in the order of `rows_of`.
+        One row per sample, in the order of `list_batch_rows`.
 
     Raises:
         ShapeError: no row is left.
@@ -164,7 +164,7 @@ def build_token_batch(
 
 
 class _BatchBuffer:
-    """The `[B, T]` fields of a batch while they are being written, as numpy: slices are cheap."""
+    """The `[B, T]` fields of a batch under construction, as NumPy arrays: slices are cheap."""
 
     def __init__(self, shape: tuple[int, int], names: Sequence[str]) -> None:
         self.token_ids = np.zeros(shape, dtype=np.int64)
@@ -177,7 +177,7 @@ class _BatchBuffer:
         self.temperatures = np.ones(shape, dtype=np.float32)
 
     def fields(self) -> dict[str, Any]:
-        """The fields as tensors, under the batch's names."""
+        """The fields as tensors, by their names in `TokenBatch`."""
         return {
             name: {k: torch.from_numpy(v) for k, v in value.items()}
             if isinstance(value, dict)
@@ -210,7 +210,7 @@ class _BatchBuffer:
 
 
 def _assign_group_ids(trees: Sequence[RolloutTree], rows: Sequence[BatchRow]) -> Tensor:
-    """`[B]` one id per prompt segment that opens rows, numbered in order of appearance."""
+    """`[B]` one id per opening prompt segment, numbered in order of appearance."""
     ids: dict[tuple[int, int], int] = {}
     opened = [(row.tree, trees[row.tree].segments[row.turns[0]].parent) for row in rows]
     return torch.tensor([ids.setdefault(place, len(ids)) for place in opened])

@@ -1,12 +1,12 @@
-"""Every exception rlx raises on purpose, and the exit code each one ends a command with.
+"""Every exception that rlx raises on purpose, with the exit code of a command that ends with it.
 
 * RlxError               1  a run failed, or rlx has a bug
   x SpecError            2  the YAML or the command line asks for something impossible
-  x PluginError          3  a plugin is missing, broken, or too new
+  x PluginError          3  a plugin is missing, broken, or requires a newer rlx
   x EnvironmentFault     4  this machine lacks something: a device, a package, model files, disk
-  x RegistryError        5  the registry of runs cannot be read or written
-  x ShapeError           1  two tensors disagree; whoever built them has a bug
-  x TreeError            1  a rollout tree is malformed; whoever grew it has a bug
+  x RegistryError        5  the run registry cannot be read or written
+  x ShapeError           1  two tensors disagree in shape; the code that built them has a bug
+  x TreeError            1  a rollout tree is malformed; the code that built it has a bug
   x RewardError          1  a reward failed under the policy `on_error: fail`
 
 Built-in exceptions (ValueError, TypeError) are for misuse of a single function.
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class RlxError(Exception):
-    """Base of every deliberate rlx failure."""
+    """Base class of every exception that rlx raises on purpose."""
 
     exit_code: ClassVar[int] = 1
 
@@ -39,7 +39,7 @@ class SpecError(RlxError):
 
 
 class PluginError(RlxError):
-    """A plugin is missing, ambiguous, broken, or wants a newer rlx."""
+    """A plugin is missing, ambiguous or broken, or requires a newer rlx."""
 
     exit_code = 3
 
@@ -51,7 +51,7 @@ class EnvironmentFault(RlxError):
 
 
 class RegistryError(RlxError):
-    """The registry of runs cannot be read or written."""
+    """The run registry cannot be read or written."""
 
     exit_code = 5
 
@@ -65,4 +65,4 @@ class TreeError(RlxError):
 
 
 class RewardError(RlxError):
-    """A reward plugin failed, and the spec says that this ends the run."""
+    """A reward plugin failed, and the spec sets `on_error: fail`."""

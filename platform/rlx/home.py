@@ -1,4 +1,4 @@
-"""Where runs live: everything under RLX_HOME, one folder per run."""
+"""File layout of runs: everything is under RLX_HOME, one folder per run."""
 
 import os
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from rlx.errors import EnvironmentFault
 __all__ = ["ATTEMPT", "REGISTRY", "RunFolder", "format_path", "get_rlx_home", "tracking_url"]
 
 REGISTRY, ATTEMPT = "RLX_RUN_REGISTRY", "RLX_RUN_ATTEMPT"
-"""Variables by which supervisor and ranks learn of the registry, whose URL may hold a password and
-must not be seen in a list of processes, and of their fencing token."""
+"""Environment variables that pass the registry URL and the fencing token to supervisor and ranks.
+The URL may contain a password, so it must not appear on a command line."""
 
 
 def get_rlx_home() -> Path:
-    """RLX_HOME, or `.rlx` in the current folder where that is unset or empty; absolute."""
+    """RLX_HOME as an absolute path; `.rlx` in the current folder if it is unset or empty."""
     return Path(os.environ.get("RLX_HOME") or ".rlx").absolute()
 
 
 def format_path(path: Path) -> str:
-    """A path as messages name it: relative where it lies below the current folder."""
+    """The path as messages print it: relative if it is below the current folder."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))
     except ValueError:
@@ -31,7 +31,7 @@ def tracking_url(url: str) -> str:
     """A URL of the `tracking:` section with `{home}` filled in.
 
     Raises:
-        EnvironmentFault: RLX_HOME has a name that cannot stand in a URL.
+        EnvironmentFault: RLX_HOME contains characters that a database URL cannot.
     """
     if "{home}" not in url:
         return url
@@ -62,42 +62,42 @@ class RunFolder:
 
     @property
     def log(self) -> Path:
-        """What supervisor and ranks print."""
+        """Output of the supervisor and the ranks."""
         return self.root / "run.log"
 
     @property
     def progress(self) -> Path:
-        """What is being done right now, replaced several times a second."""
+        """Current activity, replaced several times a second."""
         return self.root / "progress.json"
 
     @property
     def job(self) -> Path:
-        """The job of Slurm that has the run; not there where its supervisor is none."""
+        """The Slurm job of the run; missing if the supervisor is not a Slurm job."""
         return self.root / "job.json"
 
     @property
     def failure(self) -> Path:
-        """Why the first rank that failed gave up, in its own words."""
+        """The error of the first rank that failed."""
         return self.root / "failure.json"
 
     @property
     def reserve(self) -> Path:
-        """Space for the run's last words; gone once the disk was full, or the run has ended."""
+        """Disk space reserved for final messages; removed when the disk is full or the run ends."""
         return self.root / "reserve"
 
     @property
     def has_room(self) -> bool:
-        """Whether nobody has met a full disk."""
+        """Whether no process of the run has hit a full disk."""
         return self.reserve.exists()
 
     @property
     def checkpoints(self) -> Path:
-        """What the run goes on from after a crash."""
+        """Checkpoints from which the run resumes after a crash."""
         return self.root / "checkpoints"
 
     @property
     def origin(self) -> Path:
-        """The checkpoint of another run that this one goes on from, if there is one."""
+        """The checkpoint of another run from which this one starts, if any."""
         return self.root / "origin"
 
     @property
@@ -107,13 +107,13 @@ class RunFolder:
 
     @property
     def pictures(self) -> Path:
-        """Reliability diagram and learning curves."""
+        """Reliability diagram, learning curves and other plots."""
         return self.root / "pictures"
 
     def probe(self, step: int) -> Path:
-        """The samples of the probe of one step."""
+        """Probe samples of one step."""
         return self.root / "probes" / f"step_{step:06d}.parquet"
 
     def rollouts(self, step: int) -> Path:
-        """The bodies of one step."""
+        """Rollout bodies of one step."""
         return self.root / "rollouts" / f"step_{step:06d}.parquet"

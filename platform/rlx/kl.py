@@ -1,5 +1,5 @@
-"""KL from a reference policy, estimated per token from the log-probabilities of sampled tokens, and
-the coefficient that weighs it in the reward.
+"""Per-token estimates of the KL divergence from a reference policy, and controllers of the KL
+coefficient in the reward.
 
 With x = log π(a) - log π_ref(a) and a sampled from π:
 
@@ -9,7 +9,7 @@ With x = log π(a) - log π_ref(a) and a sampled from π:
     k2, mse            x² / 2             no                 ∇ KL(π‖π_ref)
     k3, low_var_kl     exp(-x) + x - 1    yes, if unclamped  ∇ KL(π_ref‖π)
 
-So k1 and k3 measure and belong in the reward, and k2 is the one to descend on.
+Use k1 or k3 to measure KL and in the reward, and k2 as a loss.
 """
 
 import math
@@ -23,26 +23,26 @@ from rlx.spec import KlKind
 __all__ = ["CLAMP", "AdaptiveKl", "FixedKl", "kl_terms", "mean_kl", "subtract_kl_penalty"]
 
 CLAMP = 5.0
-"""k3 bounds x to ±5 before it is exponentiated, so a term is at most e⁵ - 6 ≈ 142.4."""
+"""k3 clamps x to ±5 before exponentiating, so a term is at most e⁵ - 6 ≈ 142.4."""
 
 
 def kl_terms(logprobs: Tensor, reference: Tensor, kind: KlKind) -> Tensor:
-    """KL of each token, by the estimator of that name.
+    """KL estimate of each token.
 
     Args:
-        logprobs: `[...]` nats under the policy that is held to the reference.
+        logprobs: `[...]` nats under the policy that the penalty keeps near the reference.
         reference: `[...]` nats of the same tokens under the reference policy.
-        kind: k1 (also kl), abs, k2 (also mse) or k3 (also low_var_kl). k3 clamps x to ±5 inside
-            and not its value, as the source does; beyond the clamp its gradient is 0.
+        kind: k1 (also kl), abs, k2 (also mse) or k3 (also low_var_kl). k3 clamps x to ±5, not its
+            own value, as KG-R1 does; beyond the clamp its gradient is 0.
 
     Returns:
-        `[...]` nats; k1 may be negative. NaN in, NaN out: select by the mask before summing.
+        `[...]` nats; k1 may be negative. NaN in, NaN out: apply the mask before summing.
 
     Raises:
         ValueError: `kind` is none of these.
 
     Reference:
-        Schulman, "Approximating KL Divergence", 2020; design 000, section 1.2 step 4.
+        Schulman, "Approximating KL Divergence", 2020; KG-R1, arXiv 2509.26383.
     """
     excess = logprobs - reference
     match kind:
@@ -54,7 +54,7 @@ def kl_terms(logprobs: Tensor, reference: Tensor, kind: KlKind) -> Tensor:
             return excess.square() / 2
         case "k3" | "low_var_kl":
             shortfall = (-excess).clamp(-CLAMP, CLAMP)
-            # expm1, since near 0 the ones would swallow a term of the size of x².
+            # expm1 keeps precision near 0, where the result is of the order of x².
             return torch.expm1(shortfall) - shortfall
         case _:
             raise ValueError(f"kind is {kind!r}, not k1, kl, abs, k2, mse, k3 or low_var_kl")
@@ -69,34 +69,34 @@ def subtract_kl_penalty(
     beta: float,
     kind: KlKind,
 ) -> Tensor:
-    """Token rewards less the KL of their tokens.
+    """Token rewards minus the KL penalty of their tokens.
 
         rₜ ← rₜ - β · KLₜ   in the mask, 0 outside it
 
     Args:
         token_rewards: `[B, T]` rewards as placed.
-        old_logprobs: `[B, T]` nats under the policy that counts as old.
+        old_logprobs: `[B, T]` nats under the old policy.
         reference_logprobs: `[B, T]` nats under the reference policy.
         mask: `[B, T]` bool; nothing outside it is read.
-        beta: β, the controller's.
-        kind: estimator of `kl_terms`.
+        beta: β, from the controller.
+        kind: KL estimator, as in `kl_terms`.
 
     Returns:
         `[B, T]`.
 
     Reference:
-        Ziegler et al., arXiv 1909.08593, equation 2; design 000, section 1.2 step 4.
+        Ziegler et al., arXiv 1909.08593, equation 2; KG-R1, arXiv 2509.26383.
     """
     penalised = token_rewards - beta * kl_terms(old_logprobs, reference_logprobs, kind)
     return torch.where(mask, penalised, token_rewards.new_zeros(()))
 
 
 def mean_kl(terms: Tensor, mask: Tensor) -> Tensor:
-    """`[]` mean over rows of a row's mean over its tokens: the KL that a controller is told.
+    """`[]` mean KL over rows of the mean over a row's tokens: the input of the controller.
 
     Args:
-        terms: `[B, T]` of `kl_terms`.
-        mask: `[B, T]` bool. A row without tokens is left out; without any row, NaN.
+        terms: `[B, T]` from `kl_terms`.
+        mask: `[B, T]` bool. Rows without tokens are skipped; NaN if no row has any.
     """
     tokens = mask.sum(dim=1)
     sums = torch.where(mask, terms, terms.new_zeros(())).sum(dim=1)
@@ -105,7 +105,7 @@ def mean_kl(terms: Tensor, mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class FixedKl:
-    """A coefficient that stays.
+    """A constant KL coefficient.
 
     Attributes:
         beta: β.
@@ -120,14 +120,14 @@ class FixedKl:
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveKl:
-    """A coefficient that moves the measured KL towards a target.
+    """A KL coefficient that moves the measured KL towards a target.
 
         β ← β · (1 + clip(KL / target - 1, ±0.2) · steps / horizon)
 
     Attributes:
-        beta: β, all of the state that changes.
+        beta: β, the only state that changes.
         target: nats per token.
-        horizon: in the unit of `steps`; how slowly β follows.
+        horizon: how slowly β adapts, in the unit of `steps`.
 
     Reference:
         Ziegler et al., arXiv 1909.08593, section 2.2.
@@ -138,7 +138,7 @@ class AdaptiveKl:
     horizon: float
 
     def update(self, current_kl: float, steps: int) -> "AdaptiveKl":
-        """The controller after `steps` samples in which `current_kl` was measured.
+        """Returns the controller after `steps` samples with a mean KL of `current_kl`.
 
         Raises:
             ValueError: `current_kl` is NaN.

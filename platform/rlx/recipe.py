@@ -1,4 +1,4 @@
-"""The recipe of a run: plugins, plan and functions, built from its experiment."""
+"""Build the recipe of a run (plugins, rollout plan and functions) from its spec."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlx.batch import TokenBatch
 from rlx.credit import Credit, CreditInputs
-from rlx.discovery import import_implementation, resolve_plugins
+from rlx.discovery import import_implementation, list_needed_streams, resolve_plugins
 from rlx.errors import PluginError
 from rlx.plugin import Environment, Estimator, Mask, Plugin, RewardPlugin, Task
 from rlx.reward import NamedReward, PooledHost, RewardPool
@@ -21,18 +21,18 @@ __all__ = ["Recipe", "build_environment_host", "build_recipe"]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What one phase of an experiment works with.
+    """Plugins and functions of one phase of an experiment.
 
     Attributes:
-        spec: the experiment as it stands in this phase.
-        plan: the levels that are sampled.
-        task: where problems come from.
-        environment: what answers between turns; None where nothing does.
-        variants: the task with other options, for more held-out sets, by their names.
-        rewards: those of turns and of whole rollouts.
-        mask: which tokens learn.
-        estimator: how rewards become advantages.
-        needs: streams that the estimator reads.
+        spec: the experiment spec, resolved for this phase.
+        plan: rollout plan: the turn levels to sample.
+        task: source of problems.
+        environment: environment that responds between turns; None if there is none.
+        variants: the task with other options, for additional held-out sets, by name.
+        rewards: turn rewards and global rewards.
+        mask: returns the loss mask of a batch.
+        estimator: turns rewards into advantages.
+        needs: token streams that the estimator reads.
     """
 
     spec: ExperimentSpec
@@ -47,49 +47,55 @@ class Recipe:
 
     @property
     def wants_values(self) -> bool:
-        """Whether a critic is asked."""
+        """Whether the estimator reads a critic's values."""
         return "values" in self.needs
 
     @property
     def wants_mc(self) -> bool:
-        """Whether states of responses are valued by sampling on from them."""
+        """Whether the estimator reads Monte-Carlo values of intermediate states."""
         return "mc_values" in self.needs
 
     @property
     def wants_greedy(self) -> bool:
         """Whether a greedy answer is sampled for each prompt."""
-        return "greedy_baseline" in self.needs
+        return "greedy_scores" in self.needs
 
     @property
     def wants_reference(self) -> bool:
-        """Whether KL from the reference policy is used."""
+        """Whether log-probabilities under the reference policy are needed."""
         spec = self.spec
-        asked = spec.credit.use_kl_in_reward or spec.loss.kl is not None
-        return asked or "reference_logprobs" in self.needs
+        uses_kl = spec.credit.use_kl_in_reward or spec.loss.kl is not None
+        return uses_kl or "reference_logprobs" in self.needs
 
     @property
     def max_tokens(self) -> dict[str, int]:
-        """Tokens that the policy may write in a row, by the kind of turn that the row ends with."""
+        """Token budget of the policy in a row, by the kind of the row's last turn."""
         budgets = self.spec.rollout.budgets
-        return {kind: budgets[asked] for kind, asked in self._requested_kinds.items()}
+        return {kind: budgets[requested] for kind, requested in self._requested_kinds.items()}
 
     @property
     def temperatures(self) -> dict[str, float]:
-        """The sampler's temperature for each kind of turn."""
+        """Sampling temperature of each kind of turn."""
         turns = self.spec.rollout.turn_specs
-        return {kind: turns[asked].temperature for kind, asked in self._requested_kinds.items()}
+        return {
+            kind: turns[requested].temperature for kind, requested in self._requested_kinds.items()
+        }
 
     @property
     def _requested_kinds(self) -> dict[str, str]:
-        """For every kind that a turn may turn out to be, the one that was asked for."""
+        """Requested kind of turn, by the kind that the environment may assign to it."""
         if self.environment is None:
             return {turn: turn for turn in self.spec.rollout.turns}
-        (asked,) = self.spec.rollout.turns
-        return dict.fromkeys((*self.environment.kinds, FAILED), asked)
+        (requested,) = self.spec.rollout.turns
+        return dict.fromkeys((*self.environment.kinds, FAILED), requested)
 
 
 def build_recipe(spec: ExperimentSpec) -> Recipe:
-    """Imports the plugins that `spec` names and sets them to its options."""
+    """Imports the plugins that `spec` names and applies their options.
+
+    Raises:
+        PluginError: a plugin cannot be used, or lacks the methods of its kind.
+    """
     plugins = resolve_plugins(spec)
     if not isinstance(plugins.task, Task):
         raise PluginError(f"task plugin {spec.task.plugin!r} has no `problem` and `demonstration`")
@@ -118,12 +124,12 @@ def build_recipe(spec: ExperimentSpec) -> Recipe:
         ),
         mask=_bind_options(plugins.mask),
         estimator=_bind_options(plugins.estimator),
-        needs=plugins.estimator.needs,
+        needs=frozenset(list_needed_streams(plugins.estimator)),
     )
 
 
 def build_environment_host(recipe: Recipe, pool: RewardPool) -> PooledHost | None:
-    """Where the environment runs; None where there is none."""
+    """The host that runs the environment in the worker pool; None without an environment."""
     rollout, environment = recipe.spec.rollout, recipe.environment
     if environment is None or not isinstance(rollout, EnvironmentRolloutSpec):
         return None
@@ -137,6 +143,6 @@ def _require_reward_plugin(name: str, plugin: Plugin) -> RewardPlugin:
 
 
 def _bind_options(descriptor: Mask | Estimator) -> Callable[[Any], Any]:
-    """The descriptor's implementation with its options as keywords."""
+    """The descriptor's implementation with its options bound as keyword arguments."""
     options = {name: getattr(descriptor, name) for name in type(descriptor).model_fields}
     return partial(import_implementation(type(descriptor).implementation), **options)

@@ -1,4 +1,4 @@
-"""A step's rewards as tensors, row by row."""
+"""Convert a step's reward table into per-row tensors."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,11 @@ __all__ = ["build_row_rewards"]
 def build_row_rewards(
     batch: TokenBatch, trees: Sequence[RolloutTree], table: RewardTable
 ) -> RowRewards:
-    """Weighted sums of the table's rewards, turn number k at column k - 1; absent is not zero."""
+    """Sums the table's weighted rewards per row.
+
+    Turn number k is at column k - 1. A missing turn reward is marked in `turn_present`, since it
+    is not the same as a reward of 0.
+    """
     shape = tuple(batch.state_ids.shape)
     turns, present = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
     whole = torch.zeros(shape[0])

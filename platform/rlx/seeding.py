@@ -1,4 +1,4 @@
-"""Seeds are derived from what they are for, never drawn from a global stream."""
+"""Derive random seeds from their purpose instead of drawing them from a global stream."""
 
 import hashlib
 
@@ -8,8 +8,8 @@ __all__ = ["derive_seed"]
 def derive_seed(seed: int, *purpose: str | int) -> int:
     """Returns a 63-bit seed that depends on `seed` and on every part of `purpose`.
 
-    Two purposes that differ anywhere get unrelated seeds, whatever the order in which they are
-    asked for, so a resumed or re-ordered run draws the same numbers.
+    Different purposes get unrelated seeds. The result does not depend on the order of calls, so a
+    resumed or reordered run draws the same numbers.
 
     Example:
         >>> derive_seed(0, "sample", 3, 1) == derive_seed(0, "sample", 3, 1)

@@ -1,4 +1,4 @@
-"""What code is: a digest over the Python files that it is made of."""
+"""Digest of the Python source files of a module or package."""
 
 import hashlib
 from pathlib import Path
@@ -7,8 +7,8 @@ __all__ = ["source_digest"]
 
 
 def source_digest(file: Path) -> str:
-    """SHA-256 over a module's file, or over every `.py` file of the package whose `__init__.py` it
-    is, names included."""
+    """SHA-256 of a module's file; for an `__init__.py`, of every `.py` file of its package,
+    including the file names."""
     files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
     digest = hashlib.sha256()
     for source in files:

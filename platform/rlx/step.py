@@ -1,4 +1,4 @@
-"""One step of training, as the algorithm reads.
+"""Credit assignment of one training step: from rewards to advantages and loss weights.
 
 trees      = sample(problems)                              rollout, sampler
 rewards    = score(trees)                                  reward
@@ -24,8 +24,8 @@ from rlx.credit import (
     CreditInputs,
     PlacedRewards,
     place_rewards,
-    returns_score,
     structured_scores,
+    sum_masked_returns,
     sum_token_rewards,
 )
 from rlx.errors import PluginError, RlxError
@@ -45,7 +45,7 @@ Estimate = Callable[[CreditInputs], Tensor | Credit]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowRewards:
-    """A batch's rewards as tensors, in its row order.
+    """Rewards of a batch as tensors, in row order.
 
     Attributes:
         turn_rewards: `[B, K]` weighted sums; 0 where not present.
@@ -60,17 +60,17 @@ class RowRewards:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TokenStreams:
-    """What models and samplers say about a batch's tokens before any credit is given.
+    """Model outputs for a batch's tokens: the inputs of credit assignment besides the rewards.
 
     Attributes:
-        old_logprobs: `[B, T]` nats under the policy that counts as old; read only in the mask.
-        reference_logprobs: `[B, T]` nats under the reference policy; None where nothing asks.
+        old_logprobs: `[B, T]` nats under the old policy; read only inside the mask.
+        reference_logprobs: `[B, T]` nats under the reference policy; None if not needed.
         values: `[B, T]` the critic's estimate before a token; None without a critic.
-        greedy_scores: `[B]` score of the greedy answer to the row's prompt; None likewise.
-        step_ids: `[B, T]` int64 step of a token, from 0, -1 outside; None likewise, as is
-        mc_values: `[B, S + 1]` Monte-Carlo values at the borders of steps.
+        greedy_scores: `[B]` score of the greedy answer to the row's prompt; None if not needed.
+        step_ids: `[B, T]` int64 reasoning step of a token, from 0, -1 outside; None if not needed.
+        mc_values: `[B, S + 1]` Monte-Carlo values at step boundaries; None if not needed.
         beta: β of KL in the reward at this step.
-        state: what the estimator carried on from the step before.
+        state: estimator state carried over from the previous step.
     """
 
     old_logprobs: Tensor
@@ -85,41 +85,41 @@ class TokenStreams:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowScores:
-    """The three scores of a row, `[B]` each (design 000, section 1.2 step 6, and its correction).
+    """The three scores of a row, `[B]` each.
 
     Attributes:
         total_score: mean(turn) + Σ global.
         token_level_scores: Σ of the rewards as placed on tokens, before any KL.
-        seed_returns_score: what the source calls its score, Σ of returns over the mask.
+        masked_return_sum: Σ of returns over the mask (KG-R1, arXiv 2509.26383).
     """
 
     total_score: Tensor
     token_level_scores: Tensor
-    seed_returns_score: Tensor
+    masked_return_sum: Tensor
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TrainBatch:
-    """What the learner needs, and what there is to tell about it.
+    """Everything the learner needs for one step, and the intermediate results to record.
 
     Attributes:
         batch: the rows.
-        mask: `[B, T]` bool tokens that learn.
+        mask: `[B, T]` bool loss mask.
         advantages: `[B, T]`, 0 outside the mask.
-        weights: `[B, T]` aggregation weights, times the correction's where there is one; the step's
-            loss is Σ weights · token loss.
-        entropy_weights: `[B, T]` weights of the entropy bonus, likewise; all 0 without one.
+        weights: `[B, T]` aggregation weights, times the correction weights if there are any; the
+            step's loss is Σ weights · token loss.
+        entropy_weights: `[B, T]` the same for the entropy bonus; all 0 without one.
         wanted: `[B, T]` bool tokens whose log-probability enters the loss; the others need not be
             computed.
-        streams: as they were given.
+        streams: the input streams.
         placed: rewards on tokens, before any KL.
-        token_rewards: `[B, T]` what the estimator saw.
+        token_rewards: `[B, T]` token rewards as the estimator reads them.
         kl: `[B, T]` nats, KL from the reference policy by the estimator of `credit.kl_penalty`, 0
             outside the mask; None without a reference.
-        returns: `[B, T]` what the critic learns to predict; the advantages where there is none.
-        scores: three scores of each row.
-        correction: what makes up for another policy's having sampled; None where nothing does.
-        state: what the estimator carries on to the next step.
+        returns: `[B, T]` targets of the critic; the advantages if the estimator has no returns.
+        scores: the three scores of each row.
+        correction: importance weights for the mismatch between sampler and learner; None if off.
+        state: estimator state for the next step.
     """
 
     batch: TokenBatch
@@ -139,7 +139,7 @@ class TrainBatch:
 
     @property
     def sampled_mask(self) -> Tensor:
-        """`[B, T]` bool tokens that learn and that the policy sampled."""
+        """`[B, T]` bool tokens in the loss mask that the policy sampled."""
         return self.mask & self.batch.is_own
 
 
@@ -154,30 +154,37 @@ def assign_credit(
     loss: LossSpec,
     max_tokens: Mapping[str, int],
 ) -> TrainBatch:
-    """Carries a step's rewards to its tokens.
+    """Computes advantages, returns and loss weights of a step's tokens from its rewards.
 
     Args:
         batch: the rows.
-        rewards: theirs.
-        mask: `[B, T]` bool of the mask strategy.
-        streams: what was measured.
-        estimator: with its options.
+        rewards: rewards of the rows.
+        mask: `[B, T]` bool loss mask of the mask strategy.
+        streams: log-probabilities, values and other estimator inputs.
+        estimator: advantage estimator with its options bound.
         credit: placement, and KL in the reward.
         loss: aggregation, and the entropy bonus.
-        max_tokens: of each kind of turn; what `aggregate: constant` divides by where not told.
+        max_tokens: token budget of each kind of turn; the divisor of `aggregate: constant` if
+            `constant_length` is not set.
+
+    Raises:
+        PluginError: the estimator returns a wrong shape, non-finite values, or values outside the
+            mask.
+        RlxError: KL from the reference policy is not finite.
+        ValueError: a reward is not finite.
     """
     placed = _place_batch_rewards(batch, rewards, mask, credit)
     token_rewards, kl = _subtract_kl(placed.token_rewards, mask, streams, credit)
-    given = estimator(_build_credit_inputs(batch, rewards, mask, token_rewards, streams, credit))
-    assigned = _check_credit(given if isinstance(given, Credit) else Credit(advantages=given), mask)
+    estimate = estimator(_build_credit_inputs(batch, rewards, mask, token_rewards, streams, credit))
+    assigned = _check_credit(
+        estimate if isinstance(estimate, Credit) else Credit(advantages=estimate), mask
+    )
     returns = assigned.advantages if assigned.returns is None else assigned.returns
     weights, bonus = _compute_loss_weights(batch, mask, loss, max_tokens)
     correction = None
     if loss.correction is not None:
-        old, behaviour = streams.old_logprobs, batch.behaviour_logprobs
-        correction = compute_correction_weights(
-            old, behaviour, mask & batch.is_own, loss.correction
-        )
+        old, behaviour, own = streams.old_logprobs, batch.behaviour_logprobs, mask & batch.is_own
+        correction = compute_correction_weights(old, behaviour, own, loss.correction)
         weights, bonus = weights * correction.weights, bonus * correction.weights
     return TrainBatch(
         batch=batch,
@@ -197,13 +204,13 @@ def assign_credit(
     )
 
 
-def _check_credit(given: Credit, mask: Tensor) -> Credit:
-    """The same, if it is what an estimator promises.
+def _check_credit(credit: Credit, mask: Tensor) -> Credit:
+    """Returns `credit` unchanged after checking what every estimator must guarantee.
 
     Raises:
-        PluginError: it has another shape, is not finite, or speaks of tokens outside the mask.
+        PluginError: a tensor has a wrong shape, is not finite, or is nonzero outside the mask.
     """
-    for name, tensor in (("advantages", given.advantages), ("returns", given.returns)):
+    for name, tensor in (("advantages", credit.advantages), ("returns", credit.returns)):
         if tensor is None:
             continue
         if not isinstance(tensor, Tensor) or tensor.shape != mask.shape:
@@ -219,13 +226,13 @@ def _check_credit(given: Credit, mask: Tensor) -> Credit:
                 f"the estimator gave {float(tensor[row, token])} among its {name}, to token "
                 f"{token} of row {row}{where}: `rlx plugins check` has the promises it must keep"
             )
-    return given
+    return credit
 
 
 def _place_batch_rewards(
     batch: TokenBatch, rewards: RowRewards, mask: Tensor, credit: CreditSpec
 ) -> PlacedRewards:
-    """Rewards on tokens.
+    """Places rewards on tokens.
 
     Raises:
         ValueError: a reward is not finite.
@@ -253,7 +260,7 @@ def _build_credit_inputs(
     streams: TokenStreams,
     credit: CreditSpec,
 ) -> CreditInputs:
-    """All that the estimator may look at."""
+    """Collects everything that the estimator may read."""
     return CreditInputs(
         turn_rewards=rewards.turn_rewards,
         turn_present=rewards.turn_present,
@@ -284,14 +291,14 @@ def _compute_row_scores(
             rewards.turn_rewards, rewards.turn_present, rewards.global_rewards
         ),
         token_level_scores=sum_token_rewards(placed.token_rewards, mask),
-        seed_returns_score=returns_score(returns, mask),
+        masked_return_sum=sum_masked_returns(returns, mask),
     )
 
 
 def _subtract_kl(
     rewards: Tensor, mask: Tensor, streams: TokenStreams, credit: CreditSpec
 ) -> tuple[Tensor, Tensor | None]:
-    """Token rewards as the estimator sees them, and KL where a reference is known."""
+    """Token rewards as the estimator reads them, and the KL; None without a reference."""
     old, reference = streams.old_logprobs, streams.reference_logprobs
     if reference is None:
         return rewards, None
@@ -309,7 +316,7 @@ def _subtract_kl(
 def _compute_loss_weights(
     batch: TokenBatch, mask: Tensor, loss: LossSpec, max_tokens: Mapping[str, int]
 ) -> tuple[Tensor, Tensor]:
-    """Weights of token losses, and of the entropy bonus."""
+    """Weights of the token losses and of the entropy bonus."""
     lengths = [loss.constant_length or max_tokens[row.kind] for row in batch.rows]
     weights = aggregation_weights(
         mask,
@@ -329,10 +336,10 @@ def _compute_loss_weights(
 def _select_gradient_tokens(
     advantages: Tensor, weights: Tensor, bonus: Tensor, mask: Tensor, loss: LossSpec
 ) -> Tensor:
-    """Tokens whose log-probability enters the loss with a gradient."""
+    """`[B, T]` bool tokens whose log-probability enters the loss with a gradient."""
     signal = (advantages != 0) & (weights != 0)
     if loss.kl is not None:
         return mask.clone()
-    if loss.ratio == "sequence":  # the ratio of a row is a mean over all of its learning tokens
+    if loss.ratio == "sequence":  # a row's ratio is a mean over all of its masked-in tokens
         signal = mask & signal.any(dim=1, keepdim=True)
     return signal | (bonus != 0)

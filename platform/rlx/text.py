@@ -1,4 +1,4 @@
-"""Untrusted text on its way to a terminal, a log or a database."""
+"""Sanitize untrusted text before it reaches a terminal, a log or a database."""
 
 import re
 import unicodedata
@@ -10,11 +10,12 @@ _BLANK = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
     r"\U000e0100-\U000e01ef]"
 )
-"""Of the other categories, what is drawn as nothing: fillers, selectors, braille without dots."""
+"""Invisible characters of other categories: fillers, variation selectors, the blank braille cell.
+"""
 
 
 def escape_unprintable(text: str) -> str:
-    """Returns `text` with controls, direction marks and what nobody sees shown as escapes."""
+    """Returns `text` with control characters, direction marks and invisible characters escaped."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_escape_character(c) for c in text)
@@ -29,7 +30,7 @@ def _escape_character(character: str) -> str:
 
 
 def redact_passwords(text: str) -> str:
-    """Hides the passwords of URLs.
+    """Replaces passwords in URLs by `***`.
 
     Example:
         >>> redact_passwords("postgresql://ann:s3cret@db/rlx")

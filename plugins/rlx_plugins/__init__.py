@@ -1,1 +1,1 @@
-"""Tasks and rewards that rlx ships; they enter through the same entry points as anyone's."""
+"""Tasks and rewards shipped with rlx, registered by entry points like any other plugin."""

@@ -1,7 +1,7 @@
-"""Accuracy by comparison with known answers: as text, or as mathematics by math-verify.
+"""Accuracy rewards that compare with known answers: as text, or as mathematics by math-verify.
 
-Both read one span of a turn and one field of its problem. The field may hold a list: each of its
-answers is right.
+Both read one span of a turn and one field of its problem. The field may hold a list of acceptable
+answers.
 """
 
 import logging
@@ -23,15 +23,15 @@ __all__ = ["AnswerExactMatch", "MathVerify"]
 
 
 def _build_answer_example(
-    name: str, given: str, right: Any, value: float, **options: Any
+    name: str, answer: str, right: Any, value: float, **options: Any
 ) -> Example:
     sample = Sample(
         id="a",
         problem={"answer": right},
         turn="answer",
         number=1,
-        response=f"<answer>{given}</answer>",
-        spans={"answer": given},
+        response=f"<answer>{answer}</answer>",
+        spans={"answer": answer},
     )
     return Example(name=name, sample=sample, value=value, options=options)
 
@@ -40,10 +40,10 @@ class _AnswerReward(Reward):
     span: str | None = "answer"
     """The span to read; null for the whole response."""
     field: str = "answer"
-    """The problem's field that holds what is right: text, a number, or a list of them."""
+    """The problem's field that holds the right answer: text, a number, or a list of them."""
 
     def _get_answer_text(self, sample: Sample) -> str:
-        """What the model answered; "" without an answer."""
+        """The model's answer; "" without one."""
         text = sample.response if self.span is None else sample.spans.get(self.span, "")
         return text.strip()
 
@@ -51,7 +51,7 @@ class _AnswerReward(Reward):
         """The right answers.
 
         Raises:
-            ValueError: the problem has none; that is no fault of the model.
+            ValueError: the problem has none, which is an error in the data, not in the response.
         """
         value = sample.problem.get(self.field)
         values = value if isinstance(value, list | tuple) else [value]
@@ -67,10 +67,10 @@ def _is_answer(value: Any) -> bool:
 
 
 class AnswerExactMatch(_AnswerReward):
-    """1 when the answer is a right one, letter by letter, else 0; space around it does not count.
+    """1 if the answer equals a right one exactly, ignoring surrounding white space, else 0.
 
-    `normalize: text` compares as question answering does (SQuAD, HotpotQA): without regard to case,
-    ASCII punctuation, the articles a, an and the, and how words are spaced.
+    `normalize: text` compares as in question answering (SQuAD, HotpotQA), ignoring case, ASCII
+    punctuation, the articles a, an and the, and white space between words.
     """
 
     examples: ClassVar[tuple[Example, ...]] = (
@@ -92,17 +92,16 @@ class AnswerExactMatch(_AnswerReward):
         """Compares one answer.
 
         Raises:
-            ValueError: the problem holds no right answer, or one of which normalising leaves
-                nothing.
+            ValueError: the problem holds no right answer, or one that normalizes to nothing.
         """
         normal = _normal_text if self.normalize == "text" else str
-        right = {normal(answer) for answer in self._right(sample)}
+        right = {normal(one) for one in self._right(sample)}
         if "" in right:
             raise ValueError(f"normalising leaves nothing of {sample.problem[self.field]!r}")
-        given = self._get_answer_text(sample)
-        if not given:
+        answer = self._get_answer_text(sample)
+        if not answer:
             return Score(0.0, "no answer")
-        return Score(1.0) if normal(given) in right else Score(0.0, "wrong answer")
+        return Score(1.0) if normal(answer) in right else Score(0.0, "wrong answer")
 
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -128,11 +127,11 @@ _MARKS = ("$", r"\boxed", r"\(", r"\[")
 
 
 class MathVerify(_AnswerReward):
-    """1 when the answer equals a right one as mathematics, else 0, by the library math-verify.
+    """1 if the answer is mathematically equal to a right one, else 0; uses math-verify.
 
-    The library looks for the last formula of the text. A span without `$`, `\\(`, `\\[` or
-    `\\boxed` is taken to be one formula as a whole. Answers such as `9**9**9` would be computed for
-    hours, so each comparison has a process and a time limit of its own: too slow is wrong.
+    The library reads the last formula of the text. A span without `$`, `\\(`, `\\[` or `\\boxed`
+    is read as one formula. Answers such as `9**9**9` would take hours to compute, so each
+    comparison runs in its own process with a time limit; an answer that exceeds it is wrong.
     """
 
     examples: ClassVar[tuple[Example, ...]] = (
@@ -145,22 +144,22 @@ class MathVerify(_AnswerReward):
     )
 
     float_rounding: int = Field(6, ge=0)
-    """Decimals that count where numbers are compared."""
+    """Number of decimals compared."""
     max_length: int = Field(2000, ge=1)
-    """Only so many characters are read, the last ones."""
+    """Maximum number of characters read, from the end of the answer."""
     seconds: float = Field(1.0, gt=0, le=60)
     """Processor time of one comparison; keep it well below the reward's `deadline`."""
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
-        # In a worker, where the import must not count against the deadline of the first sample.
+        # Runs in a worker: the import must not count against the first sample's deadline.
         super().__setstate__(state)
         _import_math_verify()
 
     def check(self) -> None:
-        """Looks whether the library is installed.
+        """Checks that math-verify is installed.
 
         Raises:
-            ImportError: it is not.
+            ImportError: it is not installed.
         """
         if find_spec("math_verify") is None:
             raise ImportError(_MISSING)
@@ -169,23 +168,23 @@ class MathVerify(_AnswerReward):
         """Compares one answer.
 
         Raises:
-            ValueError: the problem holds no right answer, or one that cannot be read.
+            ValueError: the problem holds no right answer, or one that cannot be parsed.
             RuntimeError: the library failed; its traceback is on stderr.
         """
         right = self._right(sample)
-        given = self._get_answer_text(sample)[-self.max_length :]
-        if not given:
+        answer = self._get_answer_text(sample)[-self.max_length :]
+        if not answer:
             return Score(0.0, "no answer")
         code = self._compare(
-            [formula for answer in right for formula in _parse_right_answer(answer)], given
+            [formula for one in right for formula in _parse_right_answer(one)], answer
         )
         if code == _FAILED:
             raise RuntimeError("math-verify failed on an answer; its traceback is on stderr")
         reason = _REASONS.get(code, f"ended its process by signal {-code}")
         return Score(float(code == _RIGHT), reason)
 
-    def _compare(self, right: list[Any], given: str) -> int:
-        """Compares in a process of its own, which the kernel ends when its time is over."""
+    def _compare(self, right: list[Any], answer: str) -> int:
+        """Compares in a child process, which the kernel kills when its time is up."""
         deadline, _ = signal.getitimer(signal.ITIMER_REAL)
         child = os.fork()
         if child:
@@ -195,15 +194,15 @@ class MathVerify(_AnswerReward):
             signal.signal(signal.SIGPROF, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_PROF, self.seconds)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_REAL, deadline)  # it does not outlive its parent's
-            found = _parse_formulas(given, whole=self.span is not None)
+            signal.setitimer(signal.ITIMER_REAL, deadline)  # the parent's deadline
+            found = _parse_formulas(answer, whole=self.span is not None)
             same = _import_math_verify().verify(
                 right, found, float_rounding=self.float_rounding, timeout_seconds=None
             )
             code = _RIGHT if same else _WRONG if found else _UNREADABLE
-        except (RecursionError, MemoryError):  # what the answer asks for is too much
+        except (RecursionError, MemoryError):  # the answer is too large
             code = _TOO_LARGE
-        except Exception:  # noqa: BLE001  (told here; the parent raises)
+        except Exception:  # noqa: BLE001  (printed here; the parent raises)
             traceback.print_exc()
         finally:
             os._exit(code)
@@ -219,7 +218,7 @@ def _import_math_verify() -> Any:
     except ImportError:
         raise ImportError(_MISSING) from None
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    # What one comparison imports and caches, all that follow inherit.
+    # One comparison up front: child processes inherit what it imports and caches.
     square, sum_ = (library.parse(t, parsing_timeout=None) for t in ("$(x+1)^2$", "$x^2+2x+1$"))
     library.verify(square, sum_, timeout_seconds=None)
     return library
@@ -227,7 +226,7 @@ def _import_math_verify() -> Any:
 
 @lru_cache(maxsize=1024)
 def _parse_right_answer(answer: str) -> tuple[Any, ...]:
-    """The formulas of a right answer, of which every group of samples asks again."""
+    """The formulas of a right answer, cached because a group of samples shares it."""
     found = _parse_formulas(answer, whole=True)
     if not any(map(_is_formula, found)):
         raise ValueError(f"the right answer {answer!r} cannot be read as mathematics")
@@ -235,9 +234,9 @@ def _parse_right_answer(answer: str) -> tuple[Any, ...]:
 
 
 def _parse_formulas(text: str, *, whole: bool) -> list[Any]:
-    """What the library reads: formulas, and the text of the last; `whole` takes all for one.
+    """The formulas of a text, and the text of the last; `whole` reads the text as one formula.
 
-    Its own time limits would take the worker's alarm clock away, so they are off.
+    The library's time limits are off, because they would replace the worker's alarm.
     """
     parse = _import_math_verify().parse
     if whole and not any(mark in text for mark in _MARKS):

@@ -1,4 +1,4 @@
-"""Plugins made of plugins: a mixture of tasks, and a reward for each source of problems."""
+"""Plugins composed of other plugins: a mixture of tasks, and a reward per data source."""
 
 import random
 from collections.abc import Mapping
@@ -18,23 +18,23 @@ _SOURCES = {
 }
 
 
-def _build_source_example(name: str, source: str, given: str, value: float) -> Example:
+def _build_source_example(name: str, source: str, answer: str, value: float) -> Example:
     sample = Sample(
         id="a",
         problem={"data_source": source, "answer": "Paris", "sum": 7},
         turn="answer",
         number=1,
-        response=given,
-        spans={"answer": given},
+        response=answer,
+        spans={"answer": answer},
     )
     return Example(name=name, sample=sample, value=value, options={"sources": _SOURCES})
 
 
 class ByDataSource(Reward):
-    """Scores each turn by the reward of its problem's own `data_source` (design 002).
+    """Scores each turn with the reward of its problem's `data_source` (as TinyZero and verl do).
 
-    `sources: {countdown: {plugin: countdown.verify}, gsm8k: {plugin: math_verify}}`. A problem of
-    a source that is not named is no fault of the model: it raises.
+    `sources: {countdown: {plugin: countdown.verify}, gsm8k: {plugin: math_verify}}`. A problem
+    whose source has no reward raises, because that is an error in the data.
     """
 
     nested: ClassVar[Mapping[str, str]] = {"sources": "reward"}
@@ -45,18 +45,18 @@ class ByDataSource(Reward):
     )
 
     sources: Mapping[str, Use] = Field(min_length=1)
-    """The reward of every source; all look at one sample at a time."""
+    """The reward of every source; all must have the scope `sample`."""
 
     @property
     def reads_parent(self) -> bool:  # type: ignore[override]
-        """Needs `of` as soon as one of its rewards does."""
+        """True if one of its rewards reads `of`."""
         return any(getattr(r, "reads_parent", False) for r in self.inner("sources").values())
 
     def check(self) -> None:
-        """Looks at the reward of every source.
+        """Checks the reward of every source.
 
         Raises:
-            ValueError: one looks at several samples at a time; or it has faults of its own.
+            ValueError: a reward scores several samples at a time, or its own check fails.
             OSError, ImportError: as the rewards.
         """
         for source, reward in self.inner("sources").items():
@@ -71,7 +71,7 @@ class ByDataSource(Reward):
         """Scores one turn.
 
         Raises:
-            ValueError: no reward is named for the problem's source.
+            ValueError: the problem's source has no reward.
         """
         source = sample.problem.get("data_source")
         rewards = self.inner("sources")
@@ -81,17 +81,17 @@ class ByDataSource(Reward):
 
 
 class Mixture(Plugin):
-    """Problems of several tasks, drawn by weight; each problem keeps its own task's fields.
+    """Samples problems of several tasks by weight; each problem keeps its task's fields.
 
     `tasks: {easy: {plugin: countdown, numbers: [2]}, hard: {plugin: countdown, numbers: [4]}}`.
-    `data_source` is what the problem's own task says, or else its key here.
+    `data_source` is set by the problem's task, and by default is the task's key here.
     """
 
     nested: ClassVar[Mapping[str, str]] = {"tasks": "task"}
 
     tasks: Mapping[str, Use] = Field(min_length=1)
     weights: Mapping[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = None
-    """Relative frequency of every task, in each split; all alike when left out."""
+    """Relative frequency of every task, in each split; uniform by default."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -106,7 +106,7 @@ class Mixture(Plugin):
         return self
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
-        """Returns problem number `index`; within a task, problems come in its own order."""
+        """Returns problem number `index`; each task's problems come in the task's order."""
         name, position = self._places(split, index, seed)
         problem: Problem = self.inner("tasks")[name].problem(split, position, seed)
         return Problem(
@@ -123,7 +123,7 @@ class Mixture(Plugin):
         return all(getattr(task, "demonstrates", True) for task in self.inner("tasks").values())
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
-        """Returns the demonstration that the problem's own task gives."""
+        """Returns the demonstration by the problem's task."""
         name, _, own_id = problem.id.partition("/")
         own = Problem(
             id=own_id,
@@ -151,7 +151,7 @@ _BLOCK = 1024
 def _sample_task_positions(
     weights: tuple[tuple[str, float], ...], split: Split, seed: int, blocks: int
 ) -> tuple[tuple[str, int], ...]:
-    """Task and position in it of the first blocks; more blocks only add to the end."""
+    """The tasks and positions of the first blocks; more blocks only append."""
     rng = random.Random(f"mixture/{seed}/{split}")
     names, values = zip(*weights, strict=True)
     taken = dict.fromkeys(names, 0)

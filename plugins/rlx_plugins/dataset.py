@@ -1,4 +1,4 @@
-"""The task `dataset`: problems from files, with a mapping from their records in YAML."""
+"""The task `dataset`: problems from data files, mapped from their records by YAML options."""
 
 import hashlib
 import json
@@ -22,22 +22,22 @@ _Splits = Mapping[Split, tuple[Problem, ...]]
 class Dataset(Plugin):
     """Problems from JSONL or Parquet files, or from a Hugging Face dataset.
 
-    Training takes them in an order drawn anew from the seed for each pass, testing in the order of
-    the file. Every record is read and checked before the first problem is given; a prompt may be
-    a list of chat messages, `[{role, content}]`: one user message, and perhaps a system message
-    before it. Two problems are the same when system message and prompt are.
+    Training problems are shuffled by the seed in every pass; test problems keep the file order. All
+    records are read and checked before the first problem is returned. A prompt may be a list of
+    chat messages, `[{role, content}]`: one user message, optionally preceded by a system message.
+    Two problems are duplicates if their system messages and prompts are equal.
     """
 
     train: Source
     test: Source | None = None
     held_out: float | None = Field(None, gt=0, lt=1)
-    """Without `test`: the share of `train` to keep for testing, chosen by what a problem says and
-    never by where it stands."""
+    """Without `test`: the share of `train` to hold out for testing, chosen by a hash of the
+    problem's content, not by its position."""
     duplicates: Literal["refuse", "drop"] = "refuse"
-    """What becomes of training problems that are test problems too."""
+    """How to handle training problems that are also test problems."""
     fields: Annotated[Mapping[str, str], Field(min_length=1)] | None = None
-    """Name of each field of a problem, and the dotted path to it in the record; all top-level
-    fields under their own names when left out. Rewards read them."""
+    """Name of each field of a problem, and the dotted path to it in the record; by default all
+    top-level fields under their own names. Rewards read them."""
     prompt: str = "{prompt}"
     """Template over the fields, such as `"{question}\\n"`; `{{` is a brace."""
     system: str | None = None
@@ -45,9 +45,9 @@ class Dataset(Plugin):
     stratum: str | None = None
     """The field that holds a coarse label of difficulty."""
     id: str | None = None
-    """The field that tells problems apart; a hash of all they say when left out."""
+    """The field that identifies problems; by default a hash of their content."""
     demonstrations: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """Templates over the fields, one for each turn of a worked episode, for warm starts."""
+    """Templates over the fields, one per turn of a demonstration, for warm starts."""
 
     @field_validator("prompt", "demonstrations")
     @classmethod
@@ -92,10 +92,10 @@ class Dataset(Plugin):
         return self.demonstrations is not None
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
-        """Returns the worked episode that the record holds.
+        """Returns the demonstration in the record.
 
         Raises:
-            NotImplementedError: the option `demonstrations` is not given.
+            NotImplementedError: the option `demonstrations` is not set.
         """
         if self.demonstrations is None:
             raise NotImplementedError("task.demonstrations says which fields show a worked episode")
@@ -106,8 +106,8 @@ class Dataset(Plugin):
 
         Raises:
             OSError, ImportError: this machine lacks a file, a dataset or a package.
-            ValueError: a record does not fit, or the splits share a problem; the message names the
-                file and the line or row.
+            ValueError: a record does not fit the options, or the splits share a problem; the
+                message names the file and the line or row.
         """
         self._splits()
 
@@ -179,7 +179,7 @@ def _get_field_value(record: Mapping[str, Any], path: str) -> Any:
 
 
 def _get_field_label(fields: Mapping[str, Any], name: str | None) -> str:
-    """The text of a field; "" where none is asked for, or the field is null."""
+    """The text of a field; "" if no field is named, or if it is null."""
     if name is None or get_value_at_path(fields, name) is None:
         return ""
     return _format_field_text(name, fields[name])
@@ -204,10 +204,10 @@ def _build_demonstration(templates: Iterable[str], fields: Mapping[str, Any]) ->
 
 
 def _list_template_fields(template: str) -> list[str]:
-    """The fields that a template names.
+    """The field names in a template.
 
     Raises:
-        ValueError: it is malformed, or a field has more to it than a name.
+        ValueError: it is malformed, or a field has a format or a conversion.
     """
     names = []
     for _, name, form, conversion in string.Formatter().parse(template):
@@ -248,7 +248,7 @@ def _format_field_text(name: str, value: Any) -> str:
 
 
 def _split_chat_messages(name: str, messages: list[Any]) -> tuple[str, str]:
-    """System and user message of a chat."""
+    """The system and the user message of a chat."""
     pairs = [
         (m.get("role"), m.get("content")) if isinstance(m, Mapping) else (None, None)
         for m in messages
@@ -281,17 +281,17 @@ def _compute_text_hash(text: str) -> bytes:
 
 
 def _compute_prompt_hash(problem: Problem) -> bytes:
-    """Equal for problems that ask the same."""
+    """A hash of system message and prompt, equal for duplicates."""
     return _compute_text_hash(f"{len(problem.system)} {problem.system}{problem.prompt}")
 
 
 def _compute_split_position(problem: Problem) -> float:
-    """A number in [0, 1), spread evenly over problems, alike for those that ask the same."""
+    """A number in [0, 1), uniform over problems and equal for duplicates."""
     return int.from_bytes(_compute_prompt_hash(problem)[:6]) / 2**48
 
 
 def _split_held_out(problems: _Placed, share: float) -> tuple[_Placed, _Placed]:
-    """Splits off a share for testing."""
+    """Splits off a share of the problems for testing."""
     train: _Placed = []
     test: _Placed = []
     for where, problem in problems:
@@ -302,7 +302,11 @@ def _split_held_out(problems: _Placed, share: float) -> tuple[_Placed, _Placed]:
 def _remove_tested_problems(
     train: _Placed, test: _Placed, duplicates: Literal["refuse", "drop"]
 ) -> _Placed:
-    """The training problems, none of which is in the test split."""
+    """The training problems without those of the test split.
+
+    Raises:
+        ValueError: the splits share a problem, and `duplicates` is "refuse".
+    """
     tested = {_compute_prompt_hash(problem): where for where, problem in test}
     shared = [
         (where, at) for where, p in train if (at := tested.get(_compute_prompt_hash(p))) is not None

@@ -15,7 +15,7 @@ _SIZES = {"limit": 20, "buffer": 8}
 
 
 class Overlong(Reward):
-    """Soft punishment of long turns: 0 up to `limit - buffer` tokens, falling to -1 at `limit`.
+    """Soft penalty for long turns: 0 up to `limit - buffer` tokens, falling to -1 at `limit`.
 
     DAPO, arXiv 2503.14476, section 3.4, equation 13.
     """
@@ -27,9 +27,9 @@ class Overlong(Reward):
     )
 
     limit: int = Field(ge=1)
-    """Tokens at which the punishment is full."""
+    """Tokens at which the penalty is full."""
     buffer: int = Field(ge=1)
-    """Tokens below the limit over which it grows."""
+    """Tokens below the limit over which the penalty grows."""
 
     @model_validator(mode="after")
     def _fits(self) -> "Overlong":

@@ -1,6 +1,6 @@
-"""Records of data files: JSONL, Parquet and Hugging Face datasets, each with the place it stands.
+"""Reads records with their locations from JSONL files, Parquet files and Hugging Face datasets.
 
-Files are read row by row. Whoever reads them names the place in every complaint.
+Files are read row by row. Callers use the location in their error messages.
 """
 
 import json
@@ -19,32 +19,32 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 __all__ = ["Source", "convert_to_plain_json", "get_value_at_path"]
 
 Row = tuple[str, Mapping[str, Any]]
-"""Where a record stands, such as "train.jsonl line 3", and the record."""
+"""A record's location, such as "train.jsonl line 3", and the record."""
 
 Stamp = tuple[str, int, int]
-"""Path, time of the last change in ns, and size: what tells one state of a file from another."""
+"""Path, modification time in ns, and size of a file, which together identify its state."""
 
 _BATCH = 1024
 
 
 class Source(BaseModel):
-    """Where the records of a split are: files, a folder, or a dataset of the Hugging Face hub."""
+    """The source of a split's records: files, a folder, or a dataset of the Hugging Face hub."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: Path | tuple[Path, ...] | None = None
-    """A `.jsonl` or `.parquet` file, several of them in order, or a folder: one that
-    `save_to_disk` wrote, or one of data files as the hub keeps them."""
+    """A `.jsonl` or `.parquet` file, an ordered list of them, or a folder: one written by
+    `save_to_disk`, or one of data files in the hub's layout."""
     hub: str | None = None
     """Name of a dataset, such as `openai/gsm8k`."""
     config: str | None = None
-    """Which configuration of the hub's dataset."""
+    """Configuration of the hub's dataset."""
     revision: str | None = None
-    """Which commit, tag or branch of the hub's dataset."""
+    """Commit, tag or branch of the hub's dataset."""
     split: str | None = None
-    """Which split of a folder or of the hub's dataset."""
+    """Split of a folder or of the hub's dataset."""
     limit: int | None = Field(None, ge=1)
-    """Only so many records, from the first; the others are not looked at."""
+    """Read only the first `limit` records."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -68,10 +68,10 @@ class Source(BaseModel):
         return self.path if isinstance(self.path, tuple) else (self.path,)
 
     def stamps(self) -> tuple[Stamp, ...]:
-        """Returns in which state the files are.
+        """Returns the states of the files.
 
         Raises:
-            OSError: one cannot be read.
+            OSError: a file cannot be read.
         """
         return tuple(_get_file_stamp(path) for path in self.paths)
 
@@ -80,7 +80,8 @@ class Source(BaseModel):
 
         Raises:
             OSError, ImportError: this machine lacks a file, the hub's dataset or a package.
-            ValueError: a file is not what its name says; the message names file and place.
+            ValueError: a file is not of the format that its name says; the message names file and
+                location.
         """
         return islice(self._read_all_rows(), self.limit)
 
@@ -146,7 +147,7 @@ def _read_parquet_rows(path: Path) -> Iterator[Row]:
 
 
 def _read_batch_rows(batches: Iterable[Any], name: str) -> Iterator[Row]:
-    """The rows of Arrow tables."""
+    """The rows of Arrow tables with their locations."""
     number = 0
     for batch in batches:
         for record in batch.to_pylist():
@@ -175,7 +176,7 @@ def _load_hub_rows(
     library = _import_datasets(f"the dataset {name}")
     try:
         found = library.load_dataset(name, config, revision=revision, split=split)
-    except OSError as error:  # the library's own for what is not there, and the network's
+    except OSError as error:  # a missing dataset, or a network error
         raise OSError(
             f"cannot read {where}: {error}. Where there is no network, it must be in the cache "
             "already: load it once where there is one, or give its files by `path`"
@@ -208,10 +209,10 @@ def _load_folder_rows(path: Path, split: str | None) -> Iterator[Row]:
 def get_value_at_path(record: Mapping[str, Any], path: str) -> Any:
     """Returns the value at a dotted path, such as `reward_model.ground_truth` or `choices.0`.
 
-    A key that holds dots itself is found too.
+    Also finds keys that contain dots.
 
     Raises:
-        ValueError: nothing is there; the message names the nearest path that is.
+        ValueError: there is no such path; the message names the nearest one.
     """
     try:
         return _get_node_value(record, path)
@@ -243,15 +244,15 @@ def _list_field_paths(record: Mapping[str, Any], before: str = "") -> Iterator[s
 
 
 def _format_field_names(names: list[str], most: int = 8) -> str:
-    shown = ", ".join(map(repr, names[:most])) or "no fields"
-    return shown + (", ..." if len(names) > most else "")
+    text = ", ".join(map(repr, names[:most])) or "no fields"
+    return text + (", ..." if len(names) > most else "")
 
 
 def convert_to_plain_json(value: Any) -> Any:
     """Returns a value as plain JSON: dates as ISO text, decimals as text, arrays as lists.
 
     Raises:
-        ValueError: JSON has no such value: NaN, bytes, an image, half of a surrogate pair.
+        ValueError: JSON cannot represent the value: NaN, bytes, an image, a lone surrogate.
     """
     if value is None or isinstance(value, bool | int):
         return value

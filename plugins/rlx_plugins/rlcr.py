@@ -1,8 +1,8 @@
-"""RLCR in two turns (design 004): what a confidence is worth, and what form a turn must have.
+"""Rewards of RLCR, also in two turns: the Brier score of a stated confidence, and the format.
 
 The Brier score of a confidence c for an answer that is right (y = 1) or wrong (y = 0) is
 1 - (y - c)²; its expectation is greatest at c = P(right). After Damani et al., "Beyond Binary
-Rewards" (2025), whose code lets `nan` through; here a confidence must be finite.
+Rewards" (arXiv 2507.16806), whose code accepts `nan`; here a confidence must be finite.
 """
 
 import re
@@ -26,16 +26,16 @@ _not_finite = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE | re.ASCII)
 
 
 class ParsedConfidence(NamedTuple):
-    """A stated confidence: `value` in [0, 1] and no reason, or None and the reason why."""
+    """A parsed confidence: `value` in [0, 1], or None with a `reason`."""
 
     value: float | None
     reason: str | None = None
 
 
 def parse_confidence(text: str) -> ParsedConfidence:
-    """Reads the last `<confidence>…</confidence>` block of a response.
+    """Parses the last `<confidence>…</confidence>` block of a response.
 
-    The block must hold one plain decimal number in ASCII digits: no exponent, no percent sign.
+    The block must contain one plain decimal number in ASCII digits: no exponent, no percent sign.
     The reasons are "no confidence", "unparsable", "not finite" and "out of range".
     """
     block = last_block(text, "<confidence>", "</confidence>")
@@ -65,7 +65,7 @@ def _build_confidence_example(
 
 
 class Brier(Reward):
-    """1 - (of - c)² for the stated confidence c; `of` names the reward that says what is right."""
+    """1 - (of - c)² for the stated confidence c; `of` names the reward for correctness."""
 
     reads_parent: ClassVar[bool] = True
     examples: ClassVar[tuple[Example, ...]] = (
@@ -86,13 +86,13 @@ class Brier(Reward):
     )
 
     invalid_reward: float = 0.0
-    """For a response without a valid confidence. 0 is also the worst that a valid one can earn."""
+    """Reward of a response without a valid confidence. 0 is also the worst valid score."""
 
     def score(self, sample: Sample) -> Score:
         """Scores one confidence.
 
         Raises:
-            ValueError: the parent's value is absent or outside [0, 1], which no response causes.
+            ValueError: the parent's value is absent or outside [0, 1], an error in the experiment.
         """
         of = sample.of
         if of is None or not 0.0 <= of <= 1.0:
@@ -104,10 +104,10 @@ class Brier(Reward):
 
 
 class StatedConfidence(Reward):
-    """The stated confidence itself, for a name that begins with `_`: logged and never summed.
+    """The stated confidence itself, for a name that begins with `_`: logged, never summed.
 
-    Abstains where none can be read, so that means are over stated ones. The part `extreme` is 1
-    within 0.01 of 0 or 1: its mean is the share of answers that leave no doubt.
+    Abstains if none can be parsed, so that means are over stated confidences. The part `extreme` is
+    1 for confidences within 0.01 of 0 or 1; its mean is the share of such confidences.
     """
 
     examples: ClassVar[tuple[Example, ...]] = (
@@ -134,7 +134,7 @@ _TAGS = {"a": "answer", "b": "analysis", "c": "confidence"}
 
 
 def _build_joint_patterns(pattern: Pattern) -> tuple[list[re.Pattern[str]], str]:
-    """What opens each block in turn, and what closes the last."""
+    """The pattern that opens each block, in order, and the tag that closes the last."""
     before, joints = "</think>" if pattern[0] == "t" else "", []
     for letter in pattern.removeprefix("t"):
         joints.append(re.compile(rf"{before}\s*<{_TAGS[letter]}>"))
@@ -146,12 +146,12 @@ _PATTERNS = {name: _build_joint_patterns(name) for name in ("ta", "tac", "tabc",
 
 
 def matches_pattern(pattern: Pattern, text: str) -> bool:
-    """Tells whether a whole response has a form: think, answer, b for analysis, confidence.
+    """Whether a whole response has a format of t(hink), a(nswer), b for analysis, c(onfidence).
 
     Equals a match of RLCR's regular expressions, such as
-    `.*?</think>\\s*<answer>.*?</answer>\\s*\\Z` for `ta`; `<think>` itself may stand in the prompt.
+    `.*?</think>\\s*<answer>.*?</answer>\\s*\\Z` for `ta`; `<think>` itself may be in the prompt.
     `c` and `bc` allow nothing before their first tag. Those expressions take polynomial time on
-    hostile text; taking each joint at its first place after the one before gives the same verdict.
+    adversarial text; taking the first match of each joint after the previous one is equivalent.
     """
     joints, closing = _PATTERNS[pattern]
     end = len(text.rstrip()) - len(closing)
@@ -173,7 +173,7 @@ def _build_format_example(name: str, pattern: Pattern, response: str, value: flo
 
 
 class RlcrFormat(Reward):
-    """1 when the whole response has the form `pattern`, else 0."""
+    """1 if the whole response has the format `pattern`, else 0."""
 
     examples: ClassVar[tuple[Example, ...]] = (
         _build_format_example("gold", "ta", "<think>6*7</think>\n<answer>42</answer>\n", 1.0),
@@ -189,10 +189,10 @@ class RlcrFormat(Reward):
     )
 
     pattern: Pattern
-    """Blocks in order: think, answer, b for analysis, confidence."""
+    """Blocks in order: t for think, a for answer, b for analysis, c for confidence."""
 
     def score(self, sample: Sample) -> Score:
-        """Judges the form of one response."""
+        """Checks the format of one response."""
         if matches_pattern(self.pattern, sample.response):
             return Score(1.0)
         return Score(0.0, f"not of the form {self.pattern}")

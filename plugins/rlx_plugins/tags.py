@@ -1,15 +1,15 @@
-"""Finding tagged text in what a model wrote, in time linear in its length whatever it holds."""
+"""Extracts tagged text from model output in linear time, also for adversarial text."""
 
 __all__ = ["last_block"]
 
 
 def last_block(text: str, opening: str, closing: str, start: int = 0) -> str | None:
-    """Returns what the last block between two tags of `text[start:]` holds, or None without one.
+    """Returns the content of the last block between two tags in `text[start:]`, or None.
 
-    Gives what the last match of the regular expression `opening(.*?)closing` (with `.` matching
-    line ends) would give; that expression takes quadratic time on `opening * n`. Every match ends
-    at some closing tag and opens at the first opening tag since the closing tag before it, so the
-    closing tags are visited from the end until one has an opening tag of its own.
+    Equals the last match of the regular expression `opening(.*?)closing` (with `.` matching line
+    ends), which takes quadratic time on `opening * n`. Every match ends at a closing tag and begins
+    at the first opening tag after the previous closing tag, so the search visits closing tags from
+    the end until one has an opening tag of its own.
     """
     first = text.find(opening, start)
     end = text.rfind(closing, first) if first >= 0 else -1

@@ -1,7 +1,7 @@
-"""Runs remembered: an SQL registry of runs, their states and what they reported.
+"""An SQL registry of training runs: their status, metrics, events, evaluations and rollouts.
 
-Imports nothing of rlx. Alembic is imported only when a database is made or upgraded, pyarrow only
-when a body is written or read.
+The package does not import rlx. It imports Alembic only to create or upgrade a database, and
+pyarrow only to write or read a rollout file.
 
     with Registry.open("sqlite:///runs.db") as registry:
         run, created = registry.submit(digest=..., seed=0, name="rlcr", ...)

@@ -1,8 +1,8 @@
-"""What is written of a run: every change by name, with all that it takes to make it again.
+"""The changes of a run: each has a name and every argument needed to replay it.
 
-Every write of a run goes through `put`. So a change that is read back from a journal does to the
-tables exactly what it did the first time. Numbers that the database chose (of events, files and
-moves) are part of the change.
+Every write to a run goes through `record_change`, so replaying a change from a journal has exactly
+the effect on the tables that it had the first time. Numbers assigned by the database (of events,
+artifacts, metric values and status changes) are part of the change.
 """
 
 import time
@@ -30,7 +30,7 @@ SETTABLE = frozenset(
     {"directory", "mlflow_run_id", "mlflow_experiment_id", "host", "pid", "phase", "step"}
     | {"steps_total", "request", "origins"}
 )
-"""Columns of a run that are plainly set."""
+"""Columns of a run that a "set" change may write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class RunChange:
     """One change of a run.
 
     Attributes:
-        kind: one of `KINDS`, or "run", which makes it.
-        at: when it was made.
-        fields: the arguments of its function below.
+        kind: one of `KINDS`, or "run", which creates the run.
+        at: time of the change.
+        fields: keyword arguments of the function in `KINDS`.
     """
 
     kind: str
@@ -50,14 +50,14 @@ class RunChange:
 
 @dataclass(slots=True)
 class TransactionChanges:
-    """What a transaction has changed so far, by run, and the folders of those runs."""
+    """The changes of a transaction so far, by run, and the folders of those runs."""
 
     changes: dict[int, list[RunChange]] = field(default_factory=dict)
     directories: dict[int, str | None] = field(default_factory=dict)
 
 
 def get_transaction_changes(connection: Connection) -> TransactionChanges:
-    """Returns the changes of the transaction that runs on a connection."""
+    """Returns the changes of the connection's current transaction."""
     found: TransactionChanges = connection.info.setdefault("rlx", TransactionChanges())
     return found
 
@@ -65,7 +65,7 @@ def get_transaction_changes(connection: Connection) -> TransactionChanges:
 def record_change(
     connection: Connection, key: int, change: str, at: float | None = None, /, **fields: Any
 ) -> None:
-    """Changes a run, and takes note of it; `change` is one of `KINDS`."""
+    """Applies a change to a run and records it for the journal; `change` is one of `KINDS`."""
     at = time.time() if at is None else at
     assigned = apply_change(connection, key, RunChange(change, at, fields))
     made = RunChange(change, at, {**fields, **assigned})
@@ -73,11 +73,11 @@ def record_change(
 
 
 def apply_change(connection: Connection, key: int, change: RunChange) -> Mapping[str, Any]:
-    """Changes a run; returns the numbers that the database chose.
+    """Applies a change to a run; returns the numbers that the database assigned.
 
     Raises:
-        TypeError: the change lacks something, or has too much.
-        ValueError: there is no such change, or a path in it leaves the run's folder.
+        TypeError: the change lacks a field or has an unknown one.
+        ValueError: the kind is unknown, or a path in the change leaves the run's folder.
     """
     if change.kind not in KINDS:
         raise ValueError(f"no change {change.kind!r}")
@@ -103,7 +103,7 @@ def _write_status_row(
     if after == "running":
         values["started"] = func.coalesce(c.started, at)
     if after in ("queued", "submitted"):
-        # What the last supervisor was asked is not asked of the next, which is another process.
+        # A request was meant for the previous supervisor, not for the next one.
         values |= {"request": None, "host": None, "pid": None}
     connection.execute(update(models.run).where(c.id == key).values(values))
     row = {"run_id": key, "at": at, "before": before, "after": after}
@@ -257,7 +257,7 @@ KINDS: Mapping[str, Callable[..., Mapping[str, Any] | None]] = {
 
 
 def check_relative_path(path: str) -> str:
-    """Sees that a relative path stays inside the run's folder; raises ValueError otherwise."""
+    """Returns a relative path; raises ValueError unless it stays inside the run's folder."""
     parts = path.split("/")
     if path in ("", ".") or path.startswith("/") or ".." in parts:
         raise ValueError(f"{path} is not a path inside the run's directory")
@@ -267,16 +267,16 @@ def check_relative_path(path: str) -> str:
 def _insert_numbered_row(
     connection: Connection, column: "Column[int]", row: Mapping[str, Any], number: int | None
 ) -> Mapping[str, int]:
-    """Inserts a row whose number the database chooses unless it is given."""
-    given = {} if number is None else {column.name: number}
+    """Inserts a row; the database assigns its number if `number` is None."""
+    fixed = {} if number is None else {column.name: number}
     statement = insert(column.table).returning(column)
-    return {column.name: connection.execute(statement, {**row, **given}).scalar_one()}
+    return {column.name: connection.execute(statement, {**row, **fixed}).scalar_one()}
 
 
 def _metric_keys(connection: Connection, names: Iterable[str]) -> dict[str, int]:
-    """Returns the id of each metric name, making those that are new."""
+    """Returns the id of each metric name, inserting new names."""
     table = models.metric_key
-    names = sorted(names)  # in one order, lest two runs that make the same wait for each other
+    names = sorted(names)  # one order for all writers, so that two of them cannot deadlock
     query = select(table.c.name, table.c.id).where(table.c.name.in_(names))
     known = {row.name: row.id for row in connection.execute(query)}
     if new := [{"name": name} for name in names if name not in known]:

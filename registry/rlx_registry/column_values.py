@@ -1,4 +1,4 @@
-"""Values on their way into a database: text of any kind, and plain JSON."""
+"""Conversion of values for the database: arbitrary text, and plain JSON."""
 
 import json
 from typing import Any
@@ -9,10 +9,10 @@ __all__ = ["AnyText", "NotJsonError", "encode_plain_json"]
 
 
 class AnyText(TypeDecorator[str]):
-    """Text that may hold whatever a model or a scorer wrote.
+    """A text column for anything that a model or a scorer wrote.
 
-    Sampled bytes may decode to lone surrogates, which no database can hold: they become escapes
-    such as "\\ud800". PostgreSQL cannot hold NUL in text: it becomes its picture, "␀".
+    Sampled bytes may decode to lone surrogates, which no database can store: they become escapes
+    such as "\\ud800". PostgreSQL cannot store NUL in text: it becomes the symbol "␀".
     """
 
     impl = Text
@@ -27,14 +27,14 @@ class AnyText(TypeDecorator[str]):
 
 
 class NotJsonError(ValueError):
-    """A value is not JSON. Drivers differ in whether they wrap it as an error of the statement."""
+    """A value is not JSON. Only some drivers wrap this error as a statement error."""
 
 
 def encode_plain_json(value: object) -> str:
     """Returns a value as JSON text.
 
     Raises:
-        NotPlain: something in it is not finite, or of a type that JSON does not have.
+        NotJsonError: it contains a non-finite number, or a type that JSON does not have.
     """
     try:
         return json.dumps(value, allow_nan=False, default=_unwrap_scalar, separators=(",", ":"))
@@ -43,7 +43,7 @@ def encode_plain_json(value: object) -> str:
 
 
 def _unwrap_scalar(value: Any) -> object:
-    """Unwraps NumPy scalars and one-element tensors; refuses everything else."""
+    """Unwraps NumPy scalars and one-element tensors; raises TypeError for everything else."""
     if hasattr(value, "item"):
         return value.item()
     raise TypeError(f"{type(value).__name__} is not JSON; the registry stores plain values")

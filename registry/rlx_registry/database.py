@@ -1,4 +1,4 @@
-"""Transactions over the registry, and the way from "r-0042" to a row."""
+"""Transactions on the registry database, and lookup of runs by id or name."""
 
 import copy
 import re
@@ -30,14 +30,14 @@ RUN_REFERENCE = re.compile(r"(?:r-)?([0-9]{1,15})")
 
 
 def format_run_id(key: int) -> str:
-    """Returns the outward id of a run: 42 is "r-0042"."""
+    """Returns the public id of a run: 42 is "r-0042"."""
     return f"r-{key:04d}"
 
 
 class Database:
-    """An open registry: `_reading()` and `_writing()` are its transactions.
+    """An open registry database; `open_reader()` and `open_writer()` are its transactions.
 
-    Connections may be shared by threads, not by processes: open it after forking.
+    Threads may share it, processes may not: open it after forking.
     """
 
     def __init__(self, url: str, *, create: bool, read_only: bool) -> None:
@@ -59,7 +59,7 @@ class Database:
 
     @property
     def label(self) -> str:
-        """The database as messages name it: the file, or the URL without its password."""
+        """The database's name in messages: the file, or the URL without its password."""
         return self._backend.label
 
     def close(self) -> None:
@@ -69,17 +69,17 @@ class Database:
             self._writer.dispose()
 
     def as_writer(self, run_id: str, attempt: int) -> Self:
-        """Returns this registry for one attempt of one run: what it writes is fenced.
+        """Returns this database for one attempt of one run, with fenced writes.
 
-        Every write looks at the run's attempt in its own transaction and raises `Fenced`, having
-        written nothing, where that is another than `attempt`. The connections are shared: close
-        the registry, not its writers.
+        Every write checks the run's attempt in its own transaction. If it is not `attempt`, the
+        write raises `FencedError` and changes nothing. Connections are shared: close the database,
+        not its writers.
 
         Args:
             attempt: the fencing token that `Registry.start` returned.
 
         Raises:
-            NotFound: there is no such run.
+            NotFoundError: there is no such run.
         """
         writer = copy.copy(self)
         writer._joint = threading.local()
@@ -105,10 +105,10 @@ class Database:
 
     @contextmanager
     def write_atomically(self) -> Iterator[None]:
-        """All that this thread writes in the block is written together, or not at all.
+        """Makes all writes of this thread in the block one transaction.
 
         Raises:
-            Unavailable: nothing has been written.
+            DatabaseUnavailableError: the database cannot be written; nothing has been written.
         """
         with self.open_writer() as connection:
             self._joint.connection = connection
@@ -162,10 +162,10 @@ def get_run_key(connection: Connection, run_id: str, *, lock: bool = False) -> i
     """Returns the integer behind an id such as "r-0042", "r-42" or "42".
 
     Args:
-        lock: other writers of this run wait until the transaction has ended; SQLite's do anyway.
+        lock: block other writers of this run until the transaction ends; SQLite always does.
 
     Raises:
-        NotFound: there is no such run; the message names the nearest.
+        NotFoundError: there is no such run; the message names the nearest ids.
     """
     if match := RUN_REFERENCE.fullmatch(run_id):
         key = int(match[1])
@@ -180,10 +180,10 @@ def get_run_key(connection: Connection, run_id: str, *, lock: bool = False) -> i
 
 
 def get_run_keys(connection: Connection, run_ids: Collection[str]) -> dict[int, str]:
-    """Returns ids by the integers behind them, of any number of runs at once.
+    """Returns run ids by the integers behind them, with one query for all.
 
     Raises:
-        NotFound: there is no such run.
+        NotFoundError: there is no such run.
     """
     matches = {one: RUN_REFERENCE.fullmatch(one) for one in run_ids}
     keys = {int(match[1]): one for one, match in matches.items() if match}
@@ -200,11 +200,11 @@ def get_run_keys(connection: Connection, run_ids: Collection[str]) -> dict[int, 
 
 
 def find_key(connection: Connection, ref: str) -> int:
-    """Returns the integer behind an id, "latest", or a name that only one run has.
+    """Returns the integer behind an id, "latest", or the name of exactly one run.
 
     Raises:
-        NotFound: nothing answers to it.
-        Ambiguous: several runs have that name.
+        NotFoundError: no run matches.
+        AmbiguousNameError: several runs have that name.
     """
     if RUN_REFERENCE.fullmatch(ref):
         return get_run_key(connection, ref)
@@ -226,7 +226,7 @@ def find_key(connection: Connection, ref: str) -> int:
 
 
 def _find_changed_folders(connection: Connection, found: TransactionChanges) -> None:
-    """Finds the folders of those runs that were changed beside the one that was meant."""
+    """Adds the folders of runs that the transaction changed without having locked them."""
     c = models.run.c
     unknown = [key for key in found.changes if key not in found.directories]
     if unknown:
@@ -258,5 +258,5 @@ def _build_not_found_error(connection: Connection, ref: str) -> NotFoundError:
 
 
 def _build_bigint_literal(key: int) -> ColumnElement[int]:
-    """A number that a user wrote, which may be larger than any id."""
+    """A number typed by a user as an SQL literal; it may exceed the id column's range."""
     return literal(key, BigInteger)

@@ -1,4 +1,4 @@
-"""Which database a URL means, and the statements that the databases spell differently."""
+"""Selects the database backend of a URL, and builds statements that differ between backends."""
 
 import hashlib
 from contextlib import AbstractContextManager
@@ -24,7 +24,7 @@ __all__ = [
 
 
 class Backend(Protocol):
-    """One database of either kind; every method may raise what its errors are translated to."""
+    """An SQLite or PostgreSQL database; every method may raise `RegistryDatabaseError`."""
 
     @property
     def label(self) -> str: ...
@@ -37,18 +37,18 @@ class Backend(Protocol):
 
 
 def select_backend(url: str) -> Backend:
-    """Returns the database behind a URL; opens nothing.
+    """Returns the backend for a URL without opening the database.
 
     Raises:
-        Unavailable: the URL is malformed, or names another kind of database. Text that may hold a
-            password is not repeated.
+        DatabaseUnavailableError: the URL is malformed, or names another kind of database. The
+            message does not repeat text that may contain a password.
     """
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        shown = "the registry's URL" if "@" in url else repr(url)
+        subject = "the registry's URL" if "@" in url else repr(url)
         raise DatabaseUnavailableError(
-            f"{shown} is not a database URL such as sqlite:///runs.db or "
+            f"{subject} is not a database URL such as sqlite:///runs.db or "
             "postgresql+psycopg://user@host/database"
         ) from None
     kind = parsed.get_backend_name()
@@ -62,7 +62,7 @@ def select_backend(url: str) -> Backend:
 
 
 def build_insert_if_absent(connection: Connection, table: Table) -> Any:
-    """Returns an INSERT that leaves alone what is there already."""
+    """Returns an INSERT that skips rows already present."""
     return _build_insert(connection, table).on_conflict_do_nothing()
 
 
@@ -74,7 +74,7 @@ def build_upsert(connection: Connection, table: Table) -> Any:
 
 
 def acquire_named_lock(connection: Connection, name: str) -> None:
-    """Lets one transaction at a time pass with this name; SQLite's writers take turns anyway."""
+    """Holds a lock by name until the transaction ends; SQLite's writers are serialized anyway."""
     if connection.dialect.name == "postgresql":
         digest = hashlib.sha256(name.encode()).digest()
         key = int.from_bytes(digest[:8], signed=True)
@@ -82,9 +82,9 @@ def acquire_named_lock(connection: Connection, name: str) -> None:
 
 
 def advance_sequence(connection: Connection, column: "Column[int]", number: int) -> None:
-    """Lets the numbers that the database chooses be larger than one that is written by hand.
+    """Advances a column's sequence past a number that was inserted explicitly.
 
-    SQLite's always are.
+    SQLite does so by itself.
     """
     if connection.dialect.name == "postgresql":
         sequence = "pg_get_serial_sequence(:table, :column)"

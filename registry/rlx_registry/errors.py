@@ -1,17 +1,17 @@
 """Every exception the registry raises on purpose.
 
-* RegistryError     the registry cannot do what was asked
-  x NotFound        no such run, rollout step, ...
-  x Ambiguous       several runs answer to that name
-  x Fenced          a later attempt has taken the run over from this writer
-  x Busy            other runs hold too many of the devices that were asked for
-  x SchemaError     the database was written by a newer version, or by somebody else
-  x Unavailable     the database is missing, locked, opened for reading, or of an unsupported kind
-    x Unwritable    the file system refuses: it is full, or may only be read
-  x BodyError       a body file is missing, damaged, or not the one that was recorded
-  x JournalError    a run's journal is missing, or does not tell of a run
+* RegistryDatabaseError           base class
+  - NotFoundError                 there is no such run, rollout step, ...
+  - AmbiguousNameError            several runs have that name
+  - FencedError                   a later attempt has taken over the run from this writer
+  - DevicesBusyError              other runs hold too many of the requested devices
+  - SchemaError                   a newer version or another program wrote the database
+  - DatabaseUnavailableError      the database is missing, locked, read-only or unsupported
+    - DatabaseUnwritableError     the file system is full or read-only
+  - BodyError                     a rollout file is missing, damaged, or not the recorded one
+  - JournalError                  a run's journal is missing, or does not describe a run
 
-ValueError and TypeError are for misuse of a single method.
+Methods raise ValueError and TypeError for invalid arguments.
 """
 
 from pathlib import Path
@@ -31,39 +31,39 @@ __all__ = [
 
 
 class RegistryDatabaseError(Exception):
-    """Base of every deliberate failure of the registry."""
+    """Base class of the registry's errors."""
 
 
 class NotFoundError(RegistryDatabaseError, LookupError):
-    """What was asked for is not in the registry."""
+    """The requested object is not in the registry."""
 
 
 class AmbiguousNameError(RegistryDatabaseError, LookupError):
-    """A name stands for more than one run."""
+    """Several runs have the requested name."""
 
 
 class FencedError(RegistryDatabaseError):
-    """A later attempt writes this run now; whoever meets this should stop at once."""
+    """A later attempt now writes this run; the caller should stop at once."""
 
 
 class DevicesBusyError(RegistryDatabaseError):
-    """Too few of the devices are free; they may be in a while."""
+    """Too few devices are free; a later attempt may succeed."""
 
 
 class SchemaError(RegistryDatabaseError):
-    """The tables are not ones that this version can use."""
+    """This version cannot use the database's tables."""
 
 
 class DatabaseUnavailableError(RegistryDatabaseError):
-    """The database cannot be opened, or cannot be written."""
+    """The database cannot be opened or written."""
 
 
 class DatabaseUnwritableError(DatabaseUnavailableError):
-    """The file system under the database refuses; nothing is wrong with the database itself.
+    """The file system refuses a write; the database itself is intact.
 
     Attributes:
-        path: the database.
-        errno: why, as the operating system says it: `ENOSPC`, `EDQUOT`, `EROFS`, `EACCES`, `EPERM`.
+        path: the database file.
+        errno: the operating system's error: `ENOSPC`, `EDQUOT`, `EROFS`, `EACCES` or `EPERM`.
     """
 
     def __init__(self, path: Path, errno: int, message: str) -> None:
@@ -73,8 +73,8 @@ class DatabaseUnwritableError(DatabaseUnavailableError):
 
 
 class BodyError(RegistryDatabaseError):
-    """A body file cannot be trusted."""
+    """A rollout file is missing, damaged, or does not match its recorded digest."""
 
 
 class JournalError(RegistryDatabaseError):
-    """A run cannot be made again from its folder."""
+    """A run cannot be restored from the journal in its folder."""

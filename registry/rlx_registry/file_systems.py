@@ -1,4 +1,4 @@
-"""Which kind of file system a file is on: SQLite's shared memory ends where a network begins."""
+"""Detects network file systems, on which SQLite's write-ahead log does not work."""
 
 import ctypes
 import os
@@ -24,8 +24,8 @@ NETWORKS = {
     0x7461636F: "OCFS2",
     0x786F4256: "VirtualBox",
 }
-"""Magic numbers, as `statfs` returns them, of file systems that several machines may share. FUSE
-may be local as well: it costs such a one some speed, and a network one nothing of its data."""
+"""Magic numbers (`statfs`) of file systems that several machines may share. FUSE may also be local;
+treating it as a network file system costs some speed and keeps data safe where it is one."""
 
 
 def network_file_system(folder: Path) -> str | None:
@@ -42,7 +42,7 @@ def get_file_system_magic(folder: Path) -> int:
     """The file system's magic number: the first word of `struct statfs`, 32 bits of it in use.
 
     Raises:
-        OSError: the folder cannot be looked at.
+        OSError: the folder cannot be accessed.
     """
     words = (ctypes.c_long * 64)()  # 512 bytes; the structure has about 120
     library = ctypes.CDLL(None, use_errno=True)

@@ -1,8 +1,8 @@
-"""A run's journal: its changes, one JSON line each, in a file of the run's own folder.
+"""The journal of a run: a file in the run's folder with one JSON line per change.
 
-The registry is the truth, and the journal what it can be made from again. A journal that is there
-is whole; one that could not be written, on a full disk for instance, is put aside, and written
-anew from the registry by whoever next writes the run. A run never fails for its journal.
+The registry is authoritative; journals allow it to be restored. A journal under its normal name is
+complete. If writing one fails, for instance on a full disk, it is renamed, and the next write to
+the run rewrites it from the registry. A run never fails because of its journal.
 """
 
 import errno
@@ -22,28 +22,28 @@ __all__ = ["NAME", "OTHERS", "UNFINISHED", "JournalWriter"]
 
 NAME = "journal.jsonl"
 UNFINISHED = "journal.unfinished.jsonl"
-"""What a journal is called from when it could not be written until one is written anew."""
+"""Name of an incomplete journal until a complete one has been rewritten."""
 OTHERS = "journal.other.jsonl"
-"""What the journal of another run is called that was found in a run's new folder."""
+"""Name given to another run's journal that was found in a run's new folder."""
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 PAUSE = 60.0
-"""Seconds after which a journal that could not be written is tried again: it may be long."""
+"""Seconds before retrying a journal that could not be written; rewriting a long one is slow."""
 
 Snapshot = Callable[[], Iterable[RunChange]]
 
 
 class JournalWriter:
-    """Writes the journals of the runs of one registry; any number of processes may at once."""
+    """Writes the journals of one registry's runs; any number of processes may do so at once."""
 
     def __init__(self) -> None:
         self._later: dict[Path, float] = {}
 
     def add(self, folder: Path, changes: Sequence[RunChange], snapshot: Snapshot) -> None:
-        """Appends changes that the registry holds already.
+        """Appends changes that are already in the registry.
 
         Args:
-            snapshot: tells the run from its submission on, these changes included; asked where the
-                journal has to be written anew.
+            snapshot: returns all changes of the run since its submission, including these; called
+                only if the journal has to be rewritten.
         """
         path = folder / NAME
         if time.monotonic() < self._later.get(path, 0.0):
@@ -51,7 +51,7 @@ class JournalWriter:
         text = b"".join(map(format_journal_line, changes))
         try:
             if path in self._later:
-                _put_aside(path)  # it was away with its folder, and lacks what was written then
+                _put_aside(path)  # it lacks the changes made since the failed write
             if any("directory" in change.fields for change in changes if change.kind == "set"):
                 _put_others_aside(path, snapshot())
             if not _append_lines(path, text) and not _write_journal(path, snapshot()):
@@ -74,26 +74,26 @@ class JournalWriter:
 
 
 def format_journal_line(change: RunChange) -> bytes:
-    """A change as it stands in a journal."""
-    shown = {"change": change.kind, "at": change.at, "with": change.fields}
-    return encode_plain_json(shown).encode() + b"\n"
+    """A change as a line of a journal."""
+    entry = {"change": change.kind, "at": change.at, "with": change.fields}
+    return encode_plain_json(entry).encode() + b"\n"
 
 
 def _put_aside(path: Path) -> None:
-    """Marks a journal, where there is one, as not whole."""
+    """Renames a journal, if there is one, to mark it incomplete."""
     with suppress(FileNotFoundError):
         path.replace(path.with_name(UNFINISHED))
 
 
 def _put_others_aside(path: Path, snapshot: Iterable[RunChange]) -> None:
-    """Makes room where the folder of a run holds the journal of another."""
+    """Renames the journal in a run's folder if it belongs to another run."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         if file.readline() != format_journal_line(next(iter(snapshot))):
             path.replace(path.with_name(OTHERS))
 
 
 def _append_lines(path: Path, text: bytes) -> bool:
-    """Appends whole lines at once; False where there is no journal, or one that was cut short."""
+    """Appends lines with one write; False if the journal is missing or truncated."""
     try:
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -112,10 +112,10 @@ def _append_lines(path: Path, text: bytes) -> bool:
 
 
 def _write_journal(path: Path, changes: Iterable[RunChange]) -> bool:
-    """Writes a journal anew; False where another process has done so meanwhile.
+    """Rewrites a journal; False if another process has done so meanwhile.
 
-    Whoever writes the run after the snapshot was taken finds either no journal, and takes one of
-    his own, or this one, and appends to it: nothing is lost between the two.
+    A process that writes the run after the snapshot was taken either finds no journal and takes a
+    snapshot of its own, or finds this journal and appends to it. No change is lost in between.
     """
     aside = path.with_name(f".{NAME}.{os.getpid()}.{get_ident()}")
     try:

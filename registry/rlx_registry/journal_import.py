@@ -1,4 +1,4 @@
-"""Runs made again from their journals, where the registry that knew them is lost."""
+"""Restores runs from their journals, for instance after the registry was lost."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,26 +21,26 @@ from rlx_registry.snapshot import SUBMITTED
 __all__ = ["Journal", "find_journal", "import_journal", "read_journal"]
 
 NUMBERED = {"moved": "id", "event": "id", "artifact": "seq", "metrics": "seq"}
-"""Changes that have a number which grows, and what it is called."""
+"""Kinds of change with an increasing number, and the field that holds it."""
 COLUMNS: Mapping[str, "Column[int]"] = {
     "moved": models.status_change.c.id,
     "event": models.event.c.id,
     "artifact": models.artifact.c.seq,
 }
-"""Numbers that all runs of a registry share."""
+"""Columns whose numbers are unique over all runs of a registry."""
 SIGNS_OF_LIFE = frozenset(KINDS) - {"set", "grouped", "mirrored"}
 MANY = 1000
-"""Numbers that one query asks for."""
+"""Numbers per query."""
 
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """What a run's journal says.
+    """The content of a run's journal.
 
     Attributes:
-        run: the change that makes the run.
-        changes: the others, in the order of the file.
-        left_out: what could not be read, in words.
+        run: the change that creates the run.
+        changes: the other changes, in file order.
+        left_out: descriptions of what could not be read.
     """
 
     run: RunChange
@@ -49,7 +49,7 @@ class Journal:
 
 
 def find_journal(folder: Path) -> Path | None:
-    """Returns a run folder's journal, or one that was put aside where there is no other."""
+    """Returns a run folder's journal, else the incomplete one, else None."""
     files = (folder / NAME, folder / UNFINISHED)
     return next((file for file in files if file.exists()), None)
 
@@ -58,7 +58,7 @@ def read_journal(folder: Path) -> Journal:
     """Reads the journal of a run's folder.
 
     Raises:
-        JournalError: there is none, or it does not begin with a run.
+        JournalError: there is no journal, or it does not begin with a run.
     """
     path = find_journal(folder)
     if path is None:
@@ -67,30 +67,33 @@ def read_journal(folder: Path) -> Journal:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise JournalError(f"{path} cannot be read: {error.strerror}") from error
-    told = []
+    problems = []
     if path.name == UNFINISHED:
-        told.append("what was written once the journal could not be, on a full disk for instance")
+        problems.append(
+            "what was written once the journal could not be, on a full disk for instance"
+        )
     cut = lines.pop()
     if cut:
-        told.append(f"line {len(lines) + 1} is cut short")
+        problems.append(f"line {len(lines) + 1} is cut short")
     changes = []
     for number, line in enumerate(lines, 1):
         try:
             changes.append(_parse_change(line))
         except ValueError as error:
-            told.append(f"line {number}: {error}")
+            problems.append(f"line {number}: {error}")
     if not changes or changes[0].kind != "run":
-        raise JournalError(f"{path} does not begin with a run: {'; '.join(told) or 'it is empty'}")
+        what = "; ".join(problems) or "it is empty"
+        raise JournalError(f"{path} does not begin with a run: {what}")
     others = tuple(change for change in changes if change.kind != "run")
-    return Journal(changes[0], others, tuple(told))
+    return Journal(changes[0], others, tuple(problems))
 
 
 def import_journal(connection: Connection, journal: Journal, folder: Path) -> tuple[int, bool]:
-    """Makes a run as its journal tells it; its folder is the one given.
+    """Restores a run from its journal and sets its folder to `folder`.
 
     Returns:
-        Its number, and whether it was made now: a run with its digest, seed and moment of
-        submission may be there already.
+        The run's number, and whether it was created now; a run with the same digest, seed and
+        time of submission is not created again.
     """
     run, c = journal.run, models.run.c
     same = select(c.id).where(c.digest == run.fields["digest"], c.seed == run.fields["seed"])
@@ -107,10 +110,10 @@ def import_journal(connection: Connection, journal: Journal, folder: Path) -> tu
 
 
 def _parse_change(line: bytes) -> RunChange:
-    """Reads a line; raises ValueError in words where it is not one of a journal."""
+    """Parses a line of a journal; raises ValueError with a description if it is invalid."""
     try:
-        shown = json.loads(line)
-        change = RunChange(shown["change"], float(shown["at"]), dict(shown["with"]))
+        entry = json.loads(line)
+        change = RunChange(entry["change"], float(entry["at"]), dict(entry["with"]))
     except (KeyError, TypeError, ValueError, RecursionError):
         raise ValueError("is not a line of a journal") from None
     if change.kind == "run":
@@ -129,7 +132,7 @@ def _parse_change(line: bytes) -> RunChange:
 
 
 def _matches_signature(function: Callable[..., object], change: RunChange) -> bool:
-    """Whether a change has what its function takes, each of its type."""
+    """Whether a change's fields fit the parameters and type hints of its function."""
     try:
         bound = signature(function).bind(None, 0, change.at, **change.fields)
     except TypeError:
@@ -143,7 +146,7 @@ def _matches_signature(function: Callable[..., object], change: RunChange) -> bo
 
 
 def _matches_type_hint(value: object, hint: Any) -> bool:
-    """Whether JSON's value is of a type; numbers that a mapping holds are looked at, too."""
+    """Whether a JSON value has a type; checks the values of typed mappings too."""
     kind, inner = get_origin(hint) or hint, get_args(hint)
     if kind is UnionType:
         return any(_matches_type_hint(value, each) for each in inner)
@@ -162,10 +165,10 @@ def _apply_journal_change(connection: Connection, key: int, change: RunChange) -
 
 
 def _insert_run(connection: Connection, run: RunChange) -> int:
-    """Inserts a run under its own number where that is free, else under the next."""
+    """Inserts a run under its own number if that is free, else under the next number."""
     c, wanted = models.run.c, int(run.fields["id"])
     fields = {name: run.fields[name] for name in SUBMITTED}
-    # Its first move says the status; until then it has any.
+    # A placeholder: the journal's first "moved" change sets the status.
     row = {**fields, "status": "submitted", "created": run.at}
     if connection.scalar(select(c.id).where(c.id == wanted)) is None:
         row["id"] = wanted
@@ -175,9 +178,9 @@ def _insert_run(connection: Connection, run: RunChange) -> int:
 
 
 def _order_changes(connection: Connection, changes: Sequence[RunChange]) -> Iterator[RunChange]:
-    """The changes as they were made: two processes may have written their lines the other way.
+    """Yields changes in the order in which they were made, without duplicates.
 
-    A line that stands twice counts once.
+    The lines of two concurrent processes may be in the wrong order in the file.
     """
     for kind, name in NUMBERED.items():
         column = COLUMNS.get(kind)
@@ -188,7 +191,7 @@ def _order_changes(connection: Connection, changes: Sequence[RunChange]) -> Iter
 
 
 def _sort_changes(changes: Sequence[RunChange], kind: str, name: str, up: int) -> list[RunChange]:
-    """Puts the changes of a kind into the order of their numbers, and these up."""
+    """Sorts the changes of one kind by number, and adds `up` to their numbers."""
     by_number = {c.fields[name]: c for c in reversed(changes) if c.kind == kind}
     ordered = iter([by_number[number] for number in sorted(by_number)])
     first = {id(change) for change in by_number.values()}
@@ -206,9 +209,9 @@ def _shift_change_number(change: RunChange, name: str, up: int) -> RunChange:
 def _compute_number_shift(
     connection: Connection, column: "Column[int]", wanted: Sequence[int]
 ) -> int:
-    """Returns by how much numbers have to go up so that none of them is taken.
+    """Returns the offset that moves all numbers to free ones.
 
-    Numbers that the database chooses from now on are larger than theirs.
+    Also advances the column's sequence past the shifted numbers.
     """
     if not wanted:
         return 0

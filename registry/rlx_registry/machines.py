@@ -1,7 +1,7 @@
-"""Devices of a machine, held by the runs on it.
+"""Leases of a machine's devices, and the state of its plugins.
 
-A run holds a device exactly while it is running, and not silent, at the attempt that took it. So
-none is ever given back: the row of a run that has ended stays, and means nothing.
+A run holds a device exactly as long as it is running, not silent, and at the attempt that took the
+device. Devices are therefore never released explicitly: rows of ended runs stay and are ignored.
 """
 
 import time
@@ -27,20 +27,20 @@ HOLDER = and_(
 
 
 class Machines:
-    """What machines have: plugins as they were last imported, and devices that runs hold."""
+    """The plugins of machines as of their last check, and the devices held by runs."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def put_plugins(self, host: str, plugins: Collection[PluginRecord]) -> None:
-        """Records how the plugins of a machine fare; those that are not named are there no more."""
+        """Replaces the recorded plugins of a machine by `plugins`."""
         with self._database.open_writer() as connection:
             connection.execute(delete(models.plugin).where(models.plugin.c.host == host))
             if plugins:
                 connection.execute(insert(models.plugin), [asdict(one) for one in plugins])
 
     def plugins(self, host: str | None = None) -> list[PluginRecord]:
-        """Returns how plugins fared, of one machine or of all, by kind and name."""
+        """Returns the recorded plugins of one machine or of all, sorted by kind and name."""
         c = models.plugin.c
         query = select(models.plugin).order_by(c.host, c.kind, c.name, c.distribution)
         with self._database.open_reader() as connection:
@@ -48,10 +48,10 @@ class Machines:
             return [PluginRecord(**row._mapping) for row in rows]
 
     def devices(self, host: str | None = None) -> list[DeviceRecord]:
-        """Returns the devices that runs hold now, of one machine or of all, by name.
+        """Returns the devices currently held, of one machine or of all, sorted by name.
 
-        A run holds a device exactly while it is running, and not silent, at the attempt that took
-        it: no call gives one back.
+        A run holds a device exactly as long as it is running, not silent, and at the attempt that
+        took the device; there is no call to release one.
         """
         with self._database.open_reader() as connection:
             return list_held_devices(connection, host)
@@ -62,11 +62,11 @@ def claim_devices(
 ) -> tuple[str, ...]:
     """Takes devices for a locked run that has just begun this attempt.
 
-    A silent run that is in the way is lost from now on: should it wake up, its next heartbeat
-    tells it so, before it uses a device that is another's.
+    A silent run that holds one of the devices is marked lost. If it wakes up, its next heartbeat
+    returns False before it uses a device that now belongs to another run.
 
     Raises:
-        Busy: too few are free; the message names who holds the others.
+        DevicesBusyError: too few devices are free; the message names the runs that hold the others.
     """
     if request.count == 0:
         return ()
@@ -93,7 +93,7 @@ def claim_devices(
 
 
 def list_held_devices(connection: Connection, host: str | None) -> list[DeviceRecord]:
-    """Returns the devices that are held now, of one machine or of all."""
+    """Returns the devices currently held, of one machine or of all."""
     c = models.device.c
     query = select(models.device).join(models.run, HOLDER).order_by(c.host, c.name)
     query = query.where(not_(is_silent(time.time())))
@@ -106,7 +106,7 @@ def list_held_devices(connection: Connection, host: str | None) -> list[DeviceRe
 
 
 def _find_device_holders(connection: Connection, request: DeviceRequest) -> dict[str, int]:
-    """Who has each of the devices, whether silent or not."""
+    """The run that holds each of the devices, silent runs included."""
     c = models.device.c
     query = select(c.name, c.run_id).join(models.run, HOLDER)
     query = query.where(c.host == request.host, c.name.in_(request.names))
@@ -114,7 +114,7 @@ def _find_device_holders(connection: Connection, request: DeviceRequest) -> dict
 
 
 def _find_silent_runs(connection: Connection, keys: set[int]) -> set[int]:
-    """Those of the runs that are silent; one that somebody writes at this moment is not."""
+    """The silent ones among the runs; a run whose row is locked by a writer is not silent."""
     c = models.run.c
     query = select(c.id).where(c.id.in_(sorted(keys)), is_silent(time.time()))
     return set(connection.scalars(query.with_for_update(skip_locked=True)))

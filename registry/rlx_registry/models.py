@@ -1,7 +1,8 @@
-"""The tables, as the newest migration leaves them.
+"""The SQL tables after the newest migration.
 
-Every table has the prefix `rlx_`, every constraint a name: the registry may share a database, and
-unnamed constraints cannot be altered later. Runs are integers here and "r-0001" outside.
+Every table has the prefix `rlx_`, because the registry may share a database. Every constraint has a
+name, because unnamed constraints cannot be altered later. Run ids are integers here and "r-0001"
+in the public interface.
 """
 
 from collections.abc import Iterable

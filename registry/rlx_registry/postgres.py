@@ -1,9 +1,9 @@
 """A registry in a PostgreSQL database, shared by the machines of a team.
 
-Writers of one run take turns on its row, submissions of one experiment on an advisory lock;
-everything else runs side by side. Readers see one moment per transaction and cannot write. The
-tables are made in an empty database, but never changed without being told to: other machines may
-be writing with the version that made them.
+Writers of one run are serialized by a lock on its row, submissions of one experiment by an advisory
+lock; everything else is concurrent. Readers see one snapshot per transaction and cannot write. The
+tables are created in an empty database but only upgraded on request, because other machines may
+still write with the version that created them.
 """
 
 import time
@@ -24,12 +24,12 @@ __all__ = ["Postgres"]
 
 DRIVERS = ("postgresql", "postgresql+psycopg")
 SESSION = "SET lock_timeout = '15s'; SET idle_in_transaction_session_timeout = '60s'"
-"""No writer waits for ever; a process that freezes in mid-transaction loses its locks."""
+"""Bounds every wait; a process that freezes in mid-transaction loses its locks."""
 SCHEMA_LOCK = 0x726C78
-"""Advisory lock of whoever makes or changes the tables."""
+"""Key of the advisory lock for creating or upgrading the tables."""
 CLOCKS = HEARTBEAT_LIMIT / 2
-"""Seconds that this machine's clock may differ from the database's: times in the registry are the
-writers' own, and a reader whose clock is further off would take living runs for lost."""
+"""Largest difference in seconds between this machine's clock and the database's. Writers use their
+own clocks, so a reader whose clock is off by more would report living runs as lost."""
 
 Mode = Literal["read", "write"]
 
@@ -45,7 +45,7 @@ class Postgres:
         """The database behind a `postgresql+psycopg://user@host/database` URL.
 
         Raises:
-            Unavailable: it names another driver, or psycopg is not installed.
+            DatabaseUnavailableError: the URL names another driver.
         """
         if url.drivername not in DRIVERS:
             raise DatabaseUnavailableError(
@@ -56,12 +56,16 @@ class Postgres:
 
     @property
     def label(self) -> str:
-        """The database as messages name it, without its password."""
+        """The URL for messages, without its password."""
         places = {key: self.url.query[key] for key in ("host", "port") if key in self.url.query}
         return self.url.set(query=places).render_as_string(hide_password=True)
 
     def engine(self, mode: Mode) -> Engine:
-        """Returns an engine for one purpose; opens nothing yet."""
+        """Returns an engine for reading or writing, without connecting.
+
+        Raises:
+            DatabaseUnavailableError: psycopg is not installed.
+        """
         options: dict[str, Any] = {"pool_pre_ping": True, "json_serializer": encode_plain_json}
         if mode == "read":
             options["isolation_level"] = "REPEATABLE READ"
@@ -82,21 +86,21 @@ class Postgres:
         return engine
 
     def prepare(self, *, create: bool) -> None:
-        """Makes the tables in a database that has none, where `create` allows it.
+        """Creates the tables in a database that has none, if `create` is true.
 
         Raises:
-            Unavailable: the server cannot be reached, or its clock differs from this machine's.
-            SchemaError: the tables are of another revision, or not of a registry.
+            DatabaseUnavailableError: the server cannot be reached.
+            SchemaError: a newer version wrote the tables, or they are not a registry's.
         """
         with self._open_migration() as connection:
             if create and schema.find_revision(connection, self.label) is None:
                 schema.upgrade_schema(connection)
 
     def check(self, reader: Engine) -> None:
-        """Sees that this code can use the database.
+        """Checks that this version can use the database.
 
         Raises:
-            Unavailable: the clocks differ.
+            DatabaseUnavailableError: the server's clock differs from this machine's.
             SchemaError: the tables are missing or of another revision.
         """
         with reader.connect() as connection:
@@ -112,7 +116,7 @@ class Postgres:
         schema.check_schema_revision(reader, self.label, remedy)
 
     def upgrade(self) -> tuple[str | None, str]:
-        """Brings the tables to the newest revision; returns the one they were at, and that one."""
+        """Upgrades the tables; returns the previous and the newest revision."""
         with self._open_migration() as connection:
             before = schema.find_revision(connection, self.label)
             if before != schema.REVISIONS[-1]:
@@ -120,21 +124,21 @@ class Postgres:
         return before, schema.REVISIONS[-1]
 
     def hold_write_turn(self) -> AbstractContextManager[None]:
-        """Nothing to wait for: the server lets writers of different runs write side by side."""
+        """Does nothing: the server allows concurrent writers of different runs."""
         return nullcontext()
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """Turns the driver's errors into the registry's own."""
+        """Translates the driver's errors into the registry's."""
         try:
             yield
         except StatementError as error:
-            told = " ".join(str(error.orig).split())
+            message = " ".join(str(error.orig).split())
             refused = isinstance(error, IntegrityError | DataError)
             if isinstance(error, DBAPIError) and not refused:
-                raise DatabaseUnavailableError(f"registry {self.label}: {told}") from error
+                raise DatabaseUnavailableError(f"registry {self.label}: {message}") from error
             raise RegistryDatabaseError(
-                f"registry {self.label} refuses the record: {told}"
+                f"registry {self.label} refuses the record: {message}"
             ) from error
         except NotJsonError as error:
             raise RegistryDatabaseError(

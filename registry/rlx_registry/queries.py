@@ -1,7 +1,7 @@
-"""Reading for pages: many runs at once, long curves thinned, rollouts by the screenful.
+"""Queries for the dashboard: many runs at once, downsampled curves, and pages of rollouts.
 
-Every query is a seek or a range of an index, and hands out nothing bulky that was not asked for:
-a page costs about the same whatever the registry holds.
+Every query is an index seek or an index range and loads no bulky columns by default, so the cost of
+a page hardly depends on the size of the registry.
 """
 
 import time
@@ -37,7 +37,7 @@ from rlx_registry.states import has_status
 __all__ = ["EXACT", "Curve", "Queries", "RolloutQuery"]
 
 EXACT = 600
-"""Steps up to which a curve is handed out point by point."""
+"""Largest number of steps for which a curve is returned without downsampling."""
 
 Curve = list[tuple[int, float]]
 """(step, value), steps ascending."""
@@ -47,15 +47,15 @@ _ROW = tuple(RunRow.__dataclass_fields__)
 
 @dataclass(frozen=True, slots=True)
 class RolloutQuery:
-    """Which prompts of a step are wanted: those with a row that fits everything that is asked.
+    """A filter for the prompts of a step: at least one row must match every condition.
 
     Attributes:
-        low, high: of the row's reward, inclusive; absent rewards fit neither.
+        low, high: inclusive bounds of the row's reward; absent rewards match neither.
         turn: kind of turn.
-        failed: rows that a parser or scorer gave up on.
-        no_signal: rows of a group in which every advantage is 0.
-        text: some of the preview, or of the problem's id; letters of either case.
-        problem: exactly this problem.
+        failed: only rows on which a parser or scorer failed.
+        no_signal: only rows of groups in which every advantage is 0.
+        text: substring of the preview or of the problem's id, ignoring case.
+        problem: id of the problem.
     """
 
     low: float | None = None
@@ -68,7 +68,7 @@ class RolloutQuery:
 
 
 class Queries:
-    """What pages read."""
+    """The dashboard's queries over one registry."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -88,10 +88,10 @@ class Queries:
     def last_values(
         self, ids: Collection[str], names: Sequence[str]
     ) -> dict[str, dict[str, tuple[int, float]]]:
-        """Returns `{run: {metric: (step, value)}}`, the newest of each of these metrics."""
+        """Returns `{run: {metric: (step, value)}}` with each metric's newest value."""
         run, key, c = models.run.c, models.metric_key.c, models.metric.c
         own = and_(c.run_id == run.id, c.key_id == key.id)
-        # Two seeks for each pair. A join with the newest step would read whole runs in SQLite.
+        # Two seeks per pair; in SQLite, a join with the newest step would scan whole runs.
         step, value = (
             select(column).where(own).order_by(c.step.desc()).limit(1).scalar_subquery()
             for column in (c.step, c.value)
@@ -108,7 +108,7 @@ class Queries:
         return found
 
     def metric_names(self, run_id: str) -> list[str]:
-        """Returns the names of the metrics that a run has, in order."""
+        """Returns the names of a run's metrics, sorted."""
         key_c, c = models.metric_key.c, models.metric.c
         with self._database.open_run_reader(run_id) as (connection, key):
             has = select(1).where(c.run_id == key, c.key_id == key_c.id).exists()
@@ -117,20 +117,20 @@ class Queries:
     # Curves ------------------------------------------------------------------------------------
 
     def curves(self, run_id: str, names: Sequence[str], points: int = 300) -> dict[str, Curve]:
-        """Returns `{metric: [(step, value), ...]}`, at most about `2 * points` of each.
+        """Returns `{metric: [(step, value), ...]}` with at most about `2 * points` points each.
 
-        Of a run of more than `EXACT` steps every stretch gives its lowest and its highest value,
-        and the last one the newest: each as it was recorded, at its own step.
+        Curves of runs with more than `EXACT` steps are downsampled: every bucket of steps keeps its
+        lowest and its highest value at their own steps, and the newest value is always kept.
         """
         return self._load_thinned_curves(run_id, names, points, _load_extremes_curve)[1]
 
     def stretch_means(
         self, run_id: str, names: Sequence[str], points: int = 300
     ) -> tuple[int, dict[str, Curve]]:
-        """Returns how many steps a stretch has, and the mean of every stretch at its mean step.
+        """Returns the number of steps per bucket, and every bucket's mean value at its mean step.
 
-        What is smoothed further must be this: extremes say nothing of the middle. A stretch is one
-        step for runs up to `EXACT`.
+        Use these means, not the extremes of `curves`, for smoothing. Runs of up to `EXACT` steps
+        have one step per bucket.
         """
         return self._load_thinned_curves(run_id, names, points, _load_means_curve)
 
@@ -155,7 +155,7 @@ class Queries:
     def step_times(
         self, run_id: str, name: str, last: int | None = None
     ) -> list[tuple[int, float]]:
-        """Returns `(step, at)` of a metric, steps ascending: of all, or of the last ones."""
+        """Returns `(step, at)` of a metric, steps ascending; only the `last` ones if given."""
         c = models.metric.c
         with self._database.open_run_reader(run_id) as (connection, key):
             key_id = self._metric_keys(connection, [name]).get(name, -1)
@@ -164,15 +164,15 @@ class Queries:
             return [(step, at) for step, at in rows][::-1]
 
     def last_seq(self, run_id: str) -> int:
-        """Returns the cursor behind all metrics of a run; see `metric_rows_after`."""
+        """Returns the largest `seq` of a run's metrics; see `RunResults.metric_rows_after`."""
         c = models.metric.c
         with self._database.open_run_reader(run_id) as (connection, key):
             return int(connection.scalar(select(func.max(c.seq)).where(c.run_id == key)) or 0)
 
     def new_values(self, run_id: str, after: int, limit: int) -> tuple[int, dict[str, Curve]]:
-        """Returns at most `limit` values written after a cursor, and the cursor behind them.
+        """Returns the new cursor, and at most `limit` values written after the cursor `after`.
 
-        They are those of `metric_rows_after`, by metric, in the order of writing.
+        The values are those of `RunResults.metric_rows_after`, by metric, in order of writing.
         """
         c, k = models.metric.c, models.metric_key.c
         query = select(c.seq, c.key_id, c.step, c.value).where(c.seq > after)
@@ -194,7 +194,7 @@ class Queries:
     # Events and evaluations --------------------------------------------------------------------
 
     def newest_events(self, run_id: str, limit: int, after: int = 0) -> list[EventRecord]:
-        """Returns at most `limit` events in order, the newest of those with an id above `after`."""
+        """Returns the newest `limit` events with an id above `after`, oldest first."""
         c = models.event.c
         query = select(c.id, c.at, c.kind, c.level, c.message, c.payload).where(c.id > after)
         query = query.order_by(c.id.desc()).limit(limit)
@@ -203,14 +203,14 @@ class Queries:
             return [EventRecord(*row) for row in rows][::-1]
 
     def count_events(self, run_id: str) -> int:
-        """Returns how many events a run has."""
+        """Returns the number of a run's events."""
         c = models.event.c
         with self._database.open_run_reader(run_id) as (connection, key):
             query = select(func.count()).select_from(models.event).where(c.run_id == key)
             return int(connection.scalar(query) or 0)
 
     def evaluation_figures(self, run_id: str) -> list[EvaluationRecord]:
-        """Returns evaluations without their payloads, by step, then as they were taken."""
+        """Returns evaluations without their payloads, by step, then by time."""
         c = models.evaluation.c
         query = select(c.step, c.label, c.suite, c.n, c.metrics, literal(None), c.at)
         with self._database.open_run_reader(run_id) as (connection, key):
@@ -220,7 +220,7 @@ class Queries:
     # Rollouts ----------------------------------------------------------------------------------
 
     def matching_trees(self, run_id: str, step: int, query: RolloutQuery) -> list[int]:
-        """Returns the trees of a step that are wanted, ascending."""
+        """Returns the trees of a step that match a query, ascending."""
         c = models.rollout.c
         with self._database.open_run_reader(run_id) as (connection, key):
             here = and_(c.run_id == key, c.step == step)
@@ -236,7 +236,7 @@ class Queries:
             return [build_index_record(r) for r in connection.execute(query.where(c.run_id == key))]
 
     def tree_of_row(self, run_id: str, step: int, row: int) -> int | None:
-        """Returns the tree that a row of a step hangs in; None where there is no such row."""
+        """Returns the tree of a row of a step; None if there is no such row."""
         c = models.rollout.c
         with self._database.open_run_reader(run_id) as (connection, key):
             query = select(c.tree).where(c.run_id == key, c.step == step, c.row == row)
@@ -260,7 +260,7 @@ class Queries:
     # The registry itself -----------------------------------------------------------------------
 
     def describe_database(self) -> dict[str, str | int | None]:
-        """Returns the database as people name it, its kind, revision, and size in bytes."""
+        """Returns the database's label, kind, revision, and size in bytes."""
         with self._database.open_reader() as connection:
             kind = connection.dialect.name
             size = "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"
@@ -276,7 +276,7 @@ class Queries:
         }
 
     def statuses(self) -> dict[Status, int]:
-        """Returns how many runs are in each effective status that some are in."""
+        """Returns the number of runs per effective status, without empty ones."""
         c, now = models.run.c, time.time()
         plain = select(c.status, func.count().label("n")).group_by(c.status)
         lost = select(c.status, func.count()).where(has_status(["lost"], now), c.status != "lost")
@@ -296,7 +296,7 @@ class Queries:
             return [RunRow(**{**row._mapping, "id": format_run_id(row.id)}) for row in rows]
 
     def stored_bytes(self) -> dict[str, Mapping[str, int]]:
-        """Returns `{run: {"rollouts": bytes, "checkpoints": bytes}}`, as they were recorded."""
+        """Returns the recorded sizes, `{run: {"rollouts": bytes, "checkpoints": bytes}}`."""
         found: dict[str, dict[str, int]] = {}
         with self._database.open_reader() as connection:
             for name, table in (
@@ -316,7 +316,7 @@ def _load_exact_curve(connection: Connection, of_one: ColumnElement[bool], width
 
 
 def _load_extremes_curve(connection: Connection, of_one: ColumnElement[bool], width: int) -> Curve:
-    """The lowest and the highest of every stretch, the first of each where there are several."""
+    """Every bucket's lowest and highest value, at the first step that has it."""
     c = models.metric.c
     stretch = c.step // width
 

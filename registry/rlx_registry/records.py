@@ -1,8 +1,8 @@
-"""What the registry hands out: frozen records, never rows or live objects.
+"""Frozen records that the registry returns, detached from the database.
 
 Times are seconds since the epoch, UTC. Paths are relative to the run's directory. Dictionaries are
-plain JSON; in measured ones (`metrics`, `statistics`, `rewards`, `scores`, `payload`) None stands
-for a figure that was not finite.
+plain JSON; in measurements (`metrics`, `statistics`, `rewards`, `scores`, `payload`) None stands
+for a value that was not finite.
 """
 
 import time
@@ -35,40 +35,42 @@ __all__ = [
 Status = Literal["queued", "submitted", "running", "finished", "failed", "stopped", "lost"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 ENDED: frozenset[str] = frozenset({"finished", "failed", "stopped", "lost"})
-"""What a run is once nothing of it runs, and nothing will unless somebody asks."""
+"""Statuses of runs that do not run, and will not unless they are resumed."""
 LIVING: frozenset[str] = frozenset({"submitted", "running"})
-"""What a run is only while it shows signs of life."""
+"""Statuses that hold only while the run sends heartbeats."""
 Request = Literal["stop", "kill"]
 REQUESTS: tuple[Request, ...] = get_args(Request)
 HEALTH = ("ok", "broken", "clash")
 LABELS = ("before", "after", "step")
 
 HEARTBEAT_LIMIT = 120.0
-"""Seconds of silence after which readers take a run that has not ended for lost."""
+"""Seconds without a heartbeat after which a run that has not ended counts as lost."""
 
 PREVIEW_LENGTH = 160
-"""Characters of a turn that its index row keeps."""
+"""Characters of a turn that its index row stores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One run as it stood when it was read.
+    """The state of one run when it was read.
 
     Attributes:
         id: "r-0001", "r-0002", ...
-        digest: of the spec, without name, seed, devices and tracking; with `seed` it is the run.
-        status: as recorded; `effective_status` also knows about silence. "queued" waits for a
-            worker and has no supervisor; "submitted" has one, which may be waiting for devices.
+        digest: of the spec without name, seed, devices and tracking; with `seed` it identifies
+            what the run computes.
+        status: as recorded; `effective_status` also considers the heartbeat. A "queued" run waits
+            for a worker and has no supervisor; a "submitted" run has one, which may be waiting for
+            devices.
         step: last completed step. `steps_total` is None until the run knows it.
         started: when it first ran. `ended`: when it last ended; None while it runs.
-        reason: why it has its status, where that needs saying.
+        reason: why it has its status, if that needs an explanation.
         directory: absolute path of the run's own folder.
-        yaml: the file as submitted; `spec` is what it resolved to.
-        attempt: how often it has started; 0 before the first time.
-        heartbeat: last sign of life.
+        yaml: the file as submitted; `spec` is the resolved experiment.
+        attempt: number of starts; 0 before the first.
+        heartbeat: time of the last heartbeat.
         host, pid: the machine and the process of its supervisor.
-        request: what its supervisor is asked to do, where it is asked; see `Registry.ask`.
-        origins: who said each value of `spec`, by dotted path; None where nobody wrote that down.
+        request: pending request to its supervisor; see `Registry.leave_request`.
+        origins: where each value of `spec` was set, by dotted path; None if not recorded.
     """
 
     id: str
@@ -100,13 +102,13 @@ class RunRecord:
 
     @property
     def effective_status(self) -> Status:
-        """`status`, or "lost" for a run that should live and was silent for `HEARTBEAT_LIMIT`."""
+        """`status`, or "lost" if a living run sent no heartbeat for `HEARTBEAT_LIMIT` seconds."""
         return _compute_effective_status(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
-    """What a list of runs shows of one; see `RunRecord`."""
+    """The columns of a run that lists of runs show; see `RunRecord`."""
 
     id: str
     name: str
@@ -142,10 +144,10 @@ def _compute_effective_status(run: RunRecord | RunRow) -> Status:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """Devices that a run needs of one machine: any `count` of `names`, the first that are free.
+    """A request for devices of one machine: the first `count` of `names` that are free.
 
     Raises:
-        ValueError: a name is there twice, or there are fewer names than are asked for.
+        ValueError: a name occurs twice, or `count` is negative or exceeds the number of names.
     """
 
     host: str
@@ -161,11 +163,11 @@ class DeviceRequest:
 
 @dataclass(frozen=True, slots=True)
 class StartedAttempt:
-    """An attempt that begins.
+    """A newly started attempt of a run.
 
     Attributes:
         attempt: the fencing token for `Registry.as_writer`.
-        devices: names of the devices that it holds, in the order of the request.
+        devices: names of the devices it holds, in the order of the request.
     """
 
     attempt: int
@@ -174,7 +176,7 @@ class StartedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRecord:
-    """A device of a machine, and the attempt of a run that holds it since `at`."""
+    """A device of a machine, and the attempt that has held it since `at`."""
 
     host: str
     name: str
@@ -185,12 +187,12 @@ class DeviceRecord:
 
 @dataclass(frozen=True, slots=True)
 class PluginRecord:
-    """How a plugin of a machine fared when it was last looked at.
+    """The result of a machine's last check of a plugin.
 
     Attributes:
-        state: "ok", "broken" (it cannot be imported, or breaks a promise) or "clash" (another
-            distribution has one of that name).
-        message: why, or how many promises it was seen to keep; "" where it was imported alone.
+        state: "ok", "broken" (it cannot be imported, or fails a conformance check) or "clash"
+            (another distribution has a plugin of that name).
+        message: the reason, or the number of checks passed; "" if it was only imported.
     """
 
     host: str
@@ -206,12 +208,12 @@ class PluginRecord:
 
 @dataclass(frozen=True, slots=True)
 class ImportedRun:
-    """A run that was looked for in a folder's journal.
+    """The result of importing a run from its folder's journal.
 
     Attributes:
-        created: whether it was made now; False where the registry knew it.
-        formerly: its id when the journal began.
-        left_out: what could not be read of the journal, in words.
+        created: whether the run was created now; False if the registry already had it.
+        formerly: its id in the registry that wrote the journal.
+        left_out: descriptions of what could not be read from the journal.
     """
 
     run: RunRecord
@@ -222,7 +224,7 @@ class ImportedRun:
 
 @dataclass(frozen=True, slots=True)
 class StatusChange:
-    """One step in a run's history; `before` is None for the submission."""
+    """One change of a run's status; `before` is None for the submission."""
 
     at: float
     before: Status | None
@@ -233,7 +235,7 @@ class StatusChange:
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """Something worth telling about a run. `id` grows, so it is also a cursor."""
+    """An event of a run. Ids increase, so the id also serves as a cursor."""
 
     id: int
     at: float
@@ -245,7 +247,7 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One value as a mirror reads it. Writing a value again gives it a new, larger `seq`."""
+    """One metric value as a mirror reads it. Rewriting a value gives it a new, larger `seq`."""
 
     seq: int
     name: str
@@ -256,7 +258,7 @@ class MetricRow:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecord:
-    """Figures over `n` held-out problems of a suite, taken at a step."""
+    """Metrics over the `n` problems of a held-out set, evaluated at a step."""
 
     step: int
     label: Literal["before", "after", "step"]
@@ -269,7 +271,7 @@ class EvaluationRecord:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """A complete checkpoint; `sha256` is of whatever its writer digests, by its own rule."""
+    """A complete checkpoint; the writer of the checkpoint defines what `sha256` covers."""
 
     step: int
     path: str
@@ -280,7 +282,7 @@ class CheckpointRecord:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactRecord:
-    """A file worth mirroring. Adding a path again gives it a new, larger `seq`."""
+    """A file to mirror. Adding a path again gives it a new, larger `seq`."""
 
     seq: int
     path: str
@@ -290,7 +292,7 @@ class ArtifactRecord:
 
 @dataclass(frozen=True, slots=True)
 class BodyRecord:
-    """Where the rollouts of a step are kept, and the statistics of their batch."""
+    """The file that holds the rollouts of a step, and the statistics of their batch."""
 
     path: str
     sha256: str
@@ -300,16 +302,16 @@ class BodyRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutIndex:
-    """What SQL knows of one trained row; everything else is in the step's body.
+    """The index entry of one trained row; the step's rollout file holds everything else.
 
     Attributes:
         row: row of the step's batch, from 0; `parent_row` is the row this one continues.
-        tree, group: who shares a prompt, and who is compared with whom.
+        tree, group: rows of a tree share a prompt; rows of a group are compared with each other.
         turn: "answer", "confidence", ...
-        reward: weighted total, None where it is absent; `rewards` are the raw values by name.
-        scores: figures of the whole row by name, such as `total_score`.
+        reward: weighted total, None if absent; `rewards` are the raw values by name.
+        scores: values of the whole row by name, such as `total_score`.
         preview: the first `PREVIEW_LENGTH` characters of the turn; untrusted text.
-        failed: why a scorer or parser gave up on it, if one did.
+        failed: why a scorer or parser failed on it, if one did.
     """
 
     row: int

@@ -1,4 +1,4 @@
-"""The registry: runs and their states, over everything that they report."""
+"""The public registry class: runs and their status, results, queries and machines."""
 
 import time
 from collections.abc import Collection, Mapping
@@ -38,10 +38,10 @@ BLOCKING: tuple[Status, ...] = ("finished", "queued", "submitted", "running")
 
 
 class Registry:
-    """Runs remembered. Use as a context manager, or call `close()`.
+    """A registry of runs. Use as a context manager, or call `close()`.
 
-    Run ids in arguments are "r-0042", "r-42" or "42"; every method that takes one raises NotFound
-    when there is no such run. Methods may be called from any thread.
+    Run ids in arguments are "r-0042", "r-42" or "42"; every method that takes one raises
+    NotFoundError if there is no such run. Methods may be called from any thread.
     """
 
     def __init__(self, database: Database) -> None:
@@ -52,25 +52,28 @@ class Registry:
 
     @classmethod
     def open(cls, url: str, *, create: bool = True, read_only: bool = False) -> Self:
-        """Opens a registry, made where there is none unless it is read-only.
+        """Opens a registry; creates it if it does not exist, unless read-only.
 
-        An older SQLite file is copied and upgraded; an older PostgreSQL database is refused, as
-        other machines may be using it: see `upgrade`.
+        An older SQLite file is backed up and upgraded. An older PostgreSQL database is refused,
+        because other machines may be using it: see `upgrade`.
 
         Args:
             url: `sqlite:///path` or `postgresql+psycopg://user@host/database`.
+            create: create a missing database.
+            read_only: open for reading only.
 
         Raises:
-            Unavailable: there is no database (`create=False` or read-only), or it cannot be opened.
-            SchemaError: it was written by a newer version, is not a registry, or is an older one
-                that must not be upgraded here.
+            DatabaseUnavailableError: there is no database (`create=False` or read-only), or it
+                cannot be opened.
+            SchemaError: it was written by a newer version, is not a registry, or is older and not
+                upgraded automatically.
         """
         return cls(Database(url, create=create, read_only=read_only))
 
     def as_writer(self, run_id: str, attempt: int) -> Self:
-        """Returns this registry for one attempt of one run: what it writes is fenced.
+        """Returns this registry for one attempt of one run, with fenced writes.
 
-        See `Database.as_writer`. The connections are shared: close the registry, not its writers.
+        See `Database.as_writer`. Connections are shared: close the registry, not its writers.
 
         Raises:
             NotFoundError: there is no such run.
@@ -79,19 +82,19 @@ class Registry:
 
     @property
     def url(self) -> str:
-        """Where the registry is."""
+        """The registry's URL."""
         return self.database.url
 
     @property
     def label(self) -> str:
-        """The database as messages name it: the file, or the URL without its password."""
+        """The database's name in messages: the file, or the URL without its password."""
         return self.database.label
 
     def write_atomically(self) -> AbstractContextManager[None]:
-        """All that this thread writes in the block is written together, or not at all.
+        """Makes all writes of this thread in the block one transaction.
 
         Raises:
-            DatabaseUnavailableError: nothing has been written.
+            DatabaseUnavailableError: the database cannot be written; nothing has been written.
         """
         return self.database.write_atomically()
 
@@ -112,14 +115,14 @@ class Registry:
 
     @staticmethod
     def upgrade(url: str) -> tuple[str | None, str]:
-        """Brings a registry to the newest revision; an SQLite file is copied beside itself first.
+        """Upgrades a registry to the newest revision; an SQLite file is backed up beside itself.
 
         Returns:
-            The revision it was at, None for a PostgreSQL database without a registry, and the one
-            it is at now.
+            The previous revision (None for a PostgreSQL database without a registry), and the
+            current one.
 
         Raises:
-            Unavailable: there is no file, or the database cannot be opened.
+            DatabaseUnavailableError: there is no file, or the database cannot be opened.
             SchemaError: it was written by a newer version, or is not a registry.
         """
         database = select_backend(url)
@@ -140,19 +143,19 @@ class Registry:
         again: bool = False,
         queue: bool = False,
     ) -> tuple[RunRecord, bool]:
-        """Records a run, or returns the newest one with the same digest and seed.
+        """Records a run, or returns the newest existing one with the same digest and seed.
 
-        Runs that failed, were stopped or are lost do not stand in the way of a new one.
+        Failed, stopped and lost runs do not count as existing.
 
         Args:
-            again: makes a new run in any case.
-            queue: the run is "queued", for a worker to claim, not "submitted".
+            again: always create a new run.
+            queue: create the run as "queued", for a worker to claim, instead of "submitted".
 
         Returns:
             The run, and whether it was created now.
         """
         with self.database.open_writer() as connection:
-            # Nobody else can insert this pair between our look and our own insertion.
+            # No other process can insert this pair between the query and the insertion.
             acquire_named_lock(connection, f"rlx submit {digest} {seed}")
             c, now = models.run.c, time.time()
             same = select(models.run).where(c.digest == digest, c.seed == seed)
@@ -173,13 +176,14 @@ class Registry:
             ), True
 
     def import_run(self, folder: Path | str) -> ImportedRun:
-        """Makes a run again from the journal in its folder; one that is there is left alone.
+        """Restores a run from the journal in its folder, unless the registry already has it.
 
-        It is what it was, under its id where that is free. What could not be read of the journal
-        is left out. A run that the journal leaves running is alive, or lost, by its last line.
+        The run keeps its former id if that is free. Unreadable lines of the journal are left out.
+        If the journal ends with the run still running, the time of its last sign of life decides
+        whether the run counts as lost.
 
         Raises:
-            JournalError: the folder has no journal, or one that does not tell of a run.
+            JournalError: the folder has no journal, or the journal does not describe a run.
         """
         folder = Path(folder).absolute()
         journal = read_journal(folder)
@@ -190,11 +194,11 @@ class Registry:
         return ImportedRun(run, created, format_run_id(journal.run.fields["id"]), journal.left_out)
 
     def run(self, ref: str) -> RunRecord:
-        """Returns a run by id, by "latest", or by a name that no other run has.
+        """Returns a run by id, by "latest", or by a unique name.
 
         Raises:
-            NotFound: nothing answers to it; the message names the nearest ids.
-            Ambiguous: several runs have that name.
+            NotFoundError: no run matches; the message names the nearest ids.
+            AmbiguousNameError: several runs have that name.
         """
         with self.database.open_reader() as connection:
             key = find_key(connection, ref)
@@ -224,9 +228,9 @@ class Registry:
             return [_build_run_record(row) for row in connection.execute(query)]
 
     def join(self, run_id: str, group: str) -> None:
-        """Adds a run to a group, which there is from its first run on; to one it is in, nothing.
+        """Adds a run to a group; does nothing if it is already a member.
 
-        A run may belong to any number of groups.
+        A group exists once it has a run. A run may belong to any number of groups.
         """
         c = models.grouped.c
         with self.database.open_run_writer(run_id) as (connection, key):
@@ -235,7 +239,7 @@ class Registry:
                 record_change(connection, key, "grouped", name=group)
 
     def groups(self) -> dict[str, list[str]]:
-        """Returns every group's run ids in the order in which they joined, by its name."""
+        """Returns the run ids of every group by its name, in the order in which they joined."""
         c = models.grouped.c
         found: dict[str, list[str]] = {}
         with self.database.open_reader() as connection:
@@ -253,10 +257,10 @@ class Registry:
     def update_run(
         self, run_id: str, **fields: str | int | Path | Mapping[str, str] | None
     ) -> None:
-        """Sets plain columns: directory, origins, mlflow ids, host, pid, phase, steps_total, step.
+        """Sets columns: directory, origins, mlflow ids, host, pid, phase, steps_total, step.
 
         Raises:
-            TypeError: a field is not one of these; status changes by `transition` alone.
+            TypeError: a field is not one of these; use `transition` to change the status.
         """
         if unknown := fields.keys() - UPDATABLE:
             raise TypeError(f"update_run cannot set {', '.join(sorted(unknown))}")
@@ -269,14 +273,14 @@ class Registry:
     def transition(
         self, run_id: str, expect: Collection[str], to: str, reason: str | None = None
     ) -> bool:
-        """Moves a run to a status if, and only if, it is in one of `expect`.
+        """Moves a run to a status if and only if it is in one of `expect`.
 
-        "running" counts an attempt and sets `started` (the first time); "submitted" is a sign of
-        life as well; "queued" forgets `host` and `pid`; both clear `request`; ends set `ended`.
-        The change goes into the history.
+        "running" increments `attempt` and, the first time, sets `started`. "running" and
+        "submitted" count as a heartbeat. "queued" and "submitted" clear `request`, `host` and
+        `pid`. A status of `ENDED` sets `ended`. The change is added to the history.
 
         Returns:
-            False when the run was in none of them; nothing has changed then.
+            False if the run was in none of them; nothing has changed then.
         """
         require_statuses([to, *expect])
         with self.database.open_run_writer(run_id) as (connection, key):
@@ -290,16 +294,16 @@ class Registry:
         *,
         devices: DeviceRequest | None = None,
     ) -> StartedAttempt | None:
-        """Moves a run to "running" as `transition` does, for whoever will write it.
+        """Starts a new attempt: moves a run to "running" as `transition` does.
 
-        Writers of the attempts before are refused from now on, and what those held of devices is
-        free. Devices that are asked for are taken in the same transaction.
+        Writers of earlier attempts are fenced from now on, and their devices are free. The
+        requested devices are taken in the same transaction.
 
         Returns:
-            None when the run was in none of `expect`.
+            None if the run was in none of `expect`.
 
         Raises:
-            Busy: too few of the devices are free; nothing has changed then.
+            DevicesBusyError: too few of the devices are free; nothing has changed then.
         """
         require_statuses(expect)
         with self.database.open_run_writer(run_id) as (connection, key):
@@ -312,14 +316,14 @@ class Registry:
     def claim(
         self, expect: Collection[str], to: Status = "submitted", reason: str | None = None
     ) -> RunRecord | None:
-        """Moves the oldest run whose effective status is in `expect`, as `transition` does.
+        """Claims the oldest run whose effective status is in `expect`, as `transition` does.
 
-        Any number of processes may claim at once: no two get the same run, and none waits for the
-        other. A run that is lost may be claimed as such.
+        Any number of processes may claim at once: no two get the same run. A lost run can be
+        claimed by the status "lost".
 
         Returns:
-            The run, claimed; its `attempt` is the fencing token where it was moved to "running".
-            None when none is left.
+            The claimed run; if it was moved to "running", its `attempt` is the fencing token.
+            None if no such run is left.
         """
         require_statuses([to, *expect])
         c = models.run.c
@@ -337,10 +341,11 @@ class Registry:
         """Leaves a request for a run's supervisor, in `RunRecord.request`.
 
         Args:
-            request: "stop", with a checkpoint, or "kill", at once, which no "stop" overrides.
+            request: "stop" (after writing a checkpoint) or "kill" (at once). A later "stop" does
+                not override a "kill".
 
         Returns:
-            False when there is nobody to ask: the run has ended, or is queued.
+            False if the run has no supervisor, because it has ended or is queued.
         """
         if request not in REQUESTS:
             raise ValueError(f"no request {request!r}; there are {', '.join(REQUESTS)}")
@@ -363,11 +368,11 @@ class Registry:
             return [StatusChange(*row) for row in connection.execute(query.where(c.run_id == key))]
 
     def heartbeat(self, run_id: str) -> bool:
-        """Says that a run is alive.
+        """Records a heartbeat of a run.
 
         Returns:
-            False when the run is not submitted or running any more: whoever beats should stop. A
-            writer's attempt is over as well once its run waits for the next one.
+            False if the run is no longer submitted or running: the caller should stop. For a writer
+            of one attempt, also False if the run is submitted, i.e. waits for its next attempt.
         """
         c, statuses = models.run.c, sorted(LIVING)
         if self.database.fence is not None:

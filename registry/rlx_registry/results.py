@@ -1,7 +1,7 @@
-"""What a run reports while it runs: metrics, events, evaluations, files and rollouts.
+"""The results of a run: metrics, events, evaluations, files and rollouts.
 
-Writing the same thing again overwrites it, so a step that is repeated after a resume leaves one
-record, not two. Events alone only ever grow.
+Writing a result again overwrites it, so a step repeated after a resume leaves one record, not two.
+Only events are append-only.
 """
 
 import math
@@ -32,13 +32,13 @@ from rlx_registry.records import (
 __all__ = ["INDEX_FIELDS", "NONFINITE", "RunResults", "build_index_record"]
 
 NONFINITE = "health/nonfinite"
-"""Metric that counts the values of a step that were not finite numbers."""
+"""Metric that counts the non-finite values of a step."""
 
 INDEX_FIELDS = tuple(RolloutIndex.__dataclass_fields__)
 
 
 class RunResults:
-    """Everything about a run except the run itself."""
+    """Reads and writes the results of runs."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -48,10 +48,10 @@ class RunResults:
     def add_metrics(
         self, run_id: str, step: int, values: Mapping[str, float], at: float | None = None
     ) -> None:
-        """Records one step's values; a value already there is overwritten.
+        """Records one step's values, overwriting existing ones.
 
-        A value that is not finite is not stored, nor is an earlier one left standing for it: it is
-        counted under `health/nonfinite` and named in an event.
+        A non-finite value is not stored, and deletes an earlier value of the same step. It is
+        counted in `health/nonfinite` and named in an event.
         """
         at = time.time() if at is None else at
         numbers = {name: float(value) for name, value in values.items()}
@@ -85,10 +85,10 @@ class RunResults:
             series: dict[str, list[tuple[int, float]]] = {}
             for metric, step, value in connection.execute(query):
                 series.setdefault(metric, []).append((step, value))
-            return dict(sorted(series.items()))  # every database sorts text in its own way
+            return dict(sorted(series.items()))  # databases differ in how they sort text
 
     def metric_rows_after(self, run_id: str, seq: int, limit: int) -> list[MetricRow]:
-        """Returns at most `limit` values written after `seq`, in the order of writing."""
+        """Returns at most `limit` values written after `seq`, in order of writing."""
         table = models.metric
         query = (
             select(table.c.seq, models.metric_key.c.name, table.c.step, table.c.value, table.c.at)
@@ -102,14 +102,14 @@ class RunResults:
             return [MetricRow(*row) for row in rows]
 
     def mirror_cursor(self, run_id: str, target: str) -> int:
-        """Returns the last `seq` that a mirror has taken over; 0 before the first."""
+        """Returns the last `seq` that a mirror has copied; 0 before the first."""
         table = models.mirror
         with self._database.open_run_reader(run_id) as (connection, key):
             query = select(table.c.seq).where(table.c.run_id == key, table.c.target == target)
             return int(connection.scalar(query) or 0)
 
     def set_mirror_cursor(self, run_id: str, target: str, seq: int) -> None:
-        """Remembers how far a mirror has come."""
+        """Stores the last `seq` that a mirror has copied."""
         with self._database.open_run_writer(run_id) as (connection, key):
             record_change(connection, key, "mirrored", target=target, seq=seq)
 
@@ -134,7 +134,7 @@ class RunResults:
             record_change(connection, key, "event", **row)
 
     def events(self, run_id: str, after: int | None = None) -> list[EventRecord]:
-        """Returns events in order, those with an id above `after` only."""
+        """Returns events in order; only those with an id above `after`, if given."""
         c = models.event.c
         with self._database.open_run_reader(run_id) as (connection, key):
             query = select(c.id, c.at, c.kind, c.level, c.message, c.payload)
@@ -151,7 +151,11 @@ class RunResults:
         metrics: Mapping[str, Any],
         payload: Mapping[str, Any] | None = None,
     ) -> None:
-        """Records an evaluation; one per step, label ("before", "after", "step") and suite."""
+        """Records an evaluation; one per step, label ("before", "after", "step") and suite.
+
+        Raises:
+            ValueError: the label is unknown.
+        """
         if label not in LABELS:
             raise ValueError(f"label {label!r} is none of {', '.join(LABELS)}")
         row = {"step": step, "label": label, "suite": suite, "n": n}
@@ -160,9 +164,9 @@ class RunResults:
             record_change(connection, key, "evaluation", **row)
 
     def evaluations(self, run_id: str, suite: str | None = None) -> list[EvaluationRecord]:
-        """Returns evaluations by step, then in the order they were taken; of one suite or of all.
+        """Returns evaluations by step, then by time; of one suite or of all.
 
-        A name that ends with "/" stands for all suites that begin with it.
+        A name that ends with "/" selects all suites that begin with it.
         """
         c = models.evaluation.c
         query = select(c.step, c.label, c.suite, c.n, c.metrics, c.payload, c.at)
@@ -178,7 +182,11 @@ class RunResults:
     def add_checkpoint(
         self, run_id: str, step: int, path: Path | str, bytes: int, sha256: str
     ) -> None:
-        """Records a checkpoint that is complete on disk. An absolute path becomes relative."""
+        """Records a checkpoint that is complete on disk; an absolute path is made relative.
+
+        Raises:
+            ValueError: the path is outside the run's directory.
+        """
         with self._database.open_run_writer(run_id) as (connection, key):
             place = _get_relative_path(connection, key, path)
             record_change(
@@ -194,13 +202,17 @@ class RunResults:
             return [CheckpointRecord(*row) for row in rows]
 
     def add_artifact(self, run_id: str, path: Path | str, kind: str) -> None:
-        """Records a file worth mirroring; adding it again says that it has changed."""
+        """Records a file to mirror; adding it again marks it as changed.
+
+        Raises:
+            ValueError: the path is outside the run's directory.
+        """
         with self._database.open_run_writer(run_id) as (connection, key):
             row = {"path": _get_relative_path(connection, key, path), "kind": kind}
             record_change(connection, key, "artifact", **row)
 
     def artifacts(self, run_id: str) -> list[ArtifactRecord]:
-        """Returns artifacts, those that changed last at the end."""
+        """Returns artifacts, most recently changed last."""
         c = models.artifact.c
         query = select(c.seq, c.path, c.kind, c.at).order_by(c.seq)
         with self._database.open_run_reader(run_id) as (connection, key):
@@ -221,10 +233,11 @@ class RunResults:
         statistics: Mapping[str, Any],
         index: Sequence[RolloutIndex],
     ) -> None:
-        """Records a step's rollouts: where their body is, and one index row per trained row.
+        """Records a step's rollouts: the path of their file, and one index row per trained row.
 
         Raises:
-            ValueError: a reward or an advantage is not finite; absent rewards are None.
+            ValueError: a reward or an advantage is not finite (absent rewards are None), or the
+                path is outside the run's directory.
         """
         rows = [_index_row(item) for item in index]
         body = {"sha256": sha256, "bytes": bytes, "statistics": _replace_non_finite(statistics)}
@@ -240,7 +253,7 @@ class RunResults:
             return list(connection.scalars(query))
 
     def rollout_index(self, run_id: str, step: int) -> list[RolloutIndex]:
-        """Returns a step's index rows by row number; empty where there are none."""
+        """Returns a step's index rows by row number; empty if there are none."""
         c = models.rollout.c
         query = select(*(c[name] for name in INDEX_FIELDS)).order_by(c.row)
         with self._database.open_run_reader(run_id) as (connection, key):
@@ -248,10 +261,10 @@ class RunResults:
             return [build_index_record(row) for row in rows]
 
     def rollout_body(self, run_id: str, step: int) -> BodyRecord:
-        """Returns where a step's body is.
+        """Returns the record of a step's rollout file.
 
         Raises:
-            NotFound: the step has no recorded rollouts.
+            NotFoundError: the step has no recorded rollouts.
         """
         c = models.rollout_step.c
         query = select(c.path, c.sha256, c.bytes, c.statistics)
@@ -263,7 +276,7 @@ class RunResults:
 
 
 def _replace_non_finite(value: Any) -> Any:
-    """Puts None where a measured figure is not finite, at any depth: JSON has no NaN."""
+    """Replaces non-finite numbers by None at any depth, because JSON has no NaN."""
     if isinstance(value, Mapping):
         return {str(key): _replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -287,17 +300,17 @@ def _index_row(item: RolloutIndex) -> dict[str, Any]:
 
 
 def build_index_record(row: Row[Any]) -> RolloutIndex:
-    """An index row as it is handed out."""
+    """Builds the record of an index row."""
     fields = dict(zip(INDEX_FIELDS, row, strict=True))
-    fields["scores"] = fields["scores"] or {}  # rows older than the column have none
+    fields["scores"] = fields["scores"] or {}  # null in rows older than the column
     return RolloutIndex(**fields)
 
 
 def _get_relative_path(connection: Connection, key: int, path: Path | str) -> str:
-    """Returns a path relative to the run's directory, which it must not leave.
+    """Returns a path relative to the run's directory.
 
     Raises:
-        ValueError: it is outside, or absolute while the run has no directory yet.
+        ValueError: the path is outside, or absolute while the run has no directory yet.
     """
     path = Path(path)
     if path.is_absolute():

@@ -1,4 +1,4 @@
-"""Bodies: the bulky part of a step's rollouts, one Parquet file each, known by its digest."""
+"""Rollout files ("bodies"): one Parquet file per step, identified by its SHA-256 digest."""
 
 import hashlib
 import os
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 __all__ = ["read_body", "read_trees", "search_body_trees", "sync_to_disk", "write_body"]
 
 GROUP = 2**21
-"""Bytes of a table that are kept together: what a reader of one tree decodes."""
+"""Uncompressed bytes of a row group, the unit that a reader of one tree has to decode."""
 
 
 def write_body(path: Path | str, table: "pyarrow.Table") -> tuple[str, int]:
-    """Writes a table as Parquet with zstd; the file appears whole or not at all.
+    """Writes a table atomically, as Parquet with zstd compression.
 
     Returns:
         The file's SHA-256 (hex) and its size in bytes, for `Registry.add_rollouts`.
@@ -40,22 +40,22 @@ def write_body(path: Path | str, table: "pyarrow.Table") -> tuple[str, int]:
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
-    sync_to_disk(path.parent)  # a rename survives a power cut only when its folder has been written
+    sync_to_disk(path.parent)  # a rename survives a power failure only once its folder is synced
     return digest, size
 
 
 def _build_parquet_options(table: "pyarrow.Table") -> dict[str, Any]:
-    """Groups of few records, as pages ask for few; figures of tokens repeat too seldom for a
-    dictionary, which costs more time and space than it saves."""
+    """Small row groups, because pages read few records. No dictionary encoding: token values
+    repeat too rarely for it to save time or space."""
     records = max(1, table.num_rows * GROUP // max(1, table.nbytes))
     return {"compression": "zstd", "use_dictionary": False, "row_group_size": records}
 
 
 def read_body(path: Path | str, sha256: str | None = None) -> "pyarrow.Table":
-    """Reads a table back.
+    """Reads a table written by `write_body`.
 
     Args:
-        sha256: the digest that was recorded; None skips the comparison.
+        sha256: the recorded digest; None skips the comparison.
 
     Raises:
         BodyError: the file is missing, is not the one recorded, or is not Parquet.
@@ -72,7 +72,7 @@ def read_trees(
     """Reads the records of some trees of a step's rollouts.
 
     Raises:
-        BodyError: as `read_body`; or the body is not one of rollouts.
+        BodyError: as `read_body`, or the file does not contain rollouts.
     """
     from pyarrow import parquet
 
@@ -83,7 +83,7 @@ def read_trees(
 
 
 def search_body_trees(path: Path | str, sha256: str | None, text: str) -> set[int]:
-    """Returns the trees of a step in which a text is said below the prompt; in either case.
+    """Returns the trees of a step whose text below the prompt contains `text`, ignoring case.
 
     Raises:
         BodyError: as `read_trees`.
@@ -96,13 +96,13 @@ def search_body_trees(path: Path | str, sha256: str | None, text: str) -> set[in
         return {
             record["tree"]
             for record in file.read(columns=["tree", "segments.list.element.text"]).to_pylist()
-            if any(wanted in (said["text"] or "").casefold() for said in record["segments"][1:])
+            if any(wanted in (one["text"] or "").casefold() for one in record["segments"][1:])
         }
 
 
 @contextmanager
 def _open_body(path: Path, sha256: str | None) -> Iterator["pyarrow.BufferReader"]:
-    """The file's content, to be read as Parquet in the block."""
+    """Checks the file's digest and yields its content, to be read as Parquet in the block."""
     import pyarrow
 
     try:
@@ -119,7 +119,7 @@ def _open_body(path: Path, sha256: str | None) -> Iterator["pyarrow.BufferReader
 
 
 def sync_to_disk(path: Path) -> None:
-    """Has a file, or the names in a folder, written to the disk itself."""
+    """Calls fsync on a file or a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

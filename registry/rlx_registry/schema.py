@@ -1,7 +1,7 @@
-"""The schema's revisions: which one a database is at, and the way to the newest.
+"""Reads, checks and upgrades the schema revision of a database.
 
-The tables carry the prefix `rlx_` and so does Alembic's own, so a registry may share a database
-with others. Alembic is imported only where there is something to do: it costs half a second.
+All tables, including Alembic's own, have the prefix `rlx_`, so a registry may share a database.
+Alembic is imported only to create or upgrade tables, because its import takes half a second.
 """
 
 from pathlib import Path
@@ -14,19 +14,19 @@ from rlx_registry.models import VERSION_TABLE
 __all__ = ["MIGRATIONS", "REVISIONS", "check_schema_revision", "find_revision", "upgrade_schema"]
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005")
-"""Revisions this code knows, oldest first; the last is the one it uses."""
+"""Revisions known to this version, oldest first; it uses the last one."""
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 def find_revision(connection: Connection, label: str) -> str | None:
-    """Returns the revision a database is at; None for one without a registry.
+    """Returns the revision of a database; None if it has no registry.
 
     Args:
-        label: the database as messages name it.
+        label: the database's name in messages.
 
     Raises:
-        SchemaError: a newer version wrote it, or its tables are not of a registry.
+        SchemaError: a newer version wrote it, or its `rlx_` tables have no revision.
     """
     tables = inspect(connection).get_table_names()
     if VERSION_TABLE not in tables:
@@ -43,13 +43,13 @@ def find_revision(connection: Connection, label: str) -> str | None:
 
 
 def check_schema_revision(engine: Engine, label: str, remedy: str) -> None:
-    """Sees that a database is one that this code can use.
+    """Checks that a database has the revision that this version uses.
 
     Args:
-        remedy: what upgrades an older one.
+        remedy: how to upgrade an older database, for the message.
 
     Raises:
-        SchemaError: it is newer, older, or not a registry.
+        SchemaError: the database is newer, older, or not a registry.
     """
     with engine.connect() as connection:
         found = find_revision(connection, label)
@@ -62,7 +62,7 @@ def check_schema_revision(engine: Engine, label: str, remedy: str) -> None:
 
 
 def upgrade_schema(connection: Connection) -> None:
-    """Makes or changes the tables, inside the transaction of `connection`."""
+    """Creates or upgrades the tables in the transaction of `connection`."""
     from alembic import command
     from alembic.config import Config
 

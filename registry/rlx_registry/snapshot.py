@@ -1,4 +1,4 @@
-"""A run as the fewest changes that make it what it is."""
+"""Reads a run back as a minimal list of changes that recreates it."""
 
 from collections.abc import Iterator
 from itertools import count, groupby
@@ -12,11 +12,11 @@ from rlx_registry.changes import SETTABLE, RunChange
 __all__ = ["SUBMITTED", "snapshot_run"]
 
 SUBMITTED = ("digest", "seed", "name", "spec", "yaml", "plugins", "code", "environment")
-"""What is known of a run from the start, and never changes."""
+"""Columns of a run that are fixed at submission."""
 
 
 def snapshot_run(connection: Connection, key: int) -> Iterator[RunChange]:
-    """Tells a run from its submission to this moment: "run", then the others, in order."""
+    """Yields the changes that recreate a run: "run" first, then the others in order."""
     run = connection.execute(select(models.run).where(models.run.c.id == key)).one()._mapping
     yield RunChange("run", run["created"], {"id": key, **{name: run[name] for name in SUBMITTED}})
     yield from _snapshot_rows(connection, key, "moved", models.status_change, "id")
@@ -36,7 +36,7 @@ def snapshot_run(connection: Connection, key: int) -> Iterator[RunChange]:
 def _snapshot_rows(
     connection: Connection, key: int, kind: str, table: Any, order: str
 ) -> Iterator[RunChange]:
-    """Every row of a table as a change of its own."""
+    """Yields one change per row of a table."""
     query = select(table).where(table.c.run_id == key).order_by(table.c[order])
     for row in connection.execute(query):
         fields = _select_fields(row, "run_id")
@@ -44,7 +44,7 @@ def _snapshot_rows(
 
 
 def _snapshot_metrics(connection: Connection, key: int) -> Iterator[RunChange]:
-    """Values that follow each other, of one step and one moment, are one change."""
+    """Yields one change per series of consecutive values with the same step and time."""
     table = models.metric
     query = select(models.metric_key.c.name, table.c.step, table.c.at, table.c.seq, table.c.value)
     query = query.join(models.metric_key).where(table.c.run_id == key).order_by(table.c.seq)

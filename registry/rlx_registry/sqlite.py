@@ -1,9 +1,8 @@
 """A registry in one SQLite file.
 
-SQLite needs care: with the driver's defaults two processes can claim the same row, and a
-transaction that begins by reading may fail to become a writer however long it waits. So writers
-say BEGIN IMMEDIATE over a write-ahead log, and readers have an engine of their own that cannot
-write, hence can never lock a writer out.
+With the driver's defaults, two processes can claim the same row, and a transaction that begins by
+reading may fail to upgrade to a writer however long it waits. Writers therefore use BEGIN IMMEDIATE
+with a write-ahead log, and readers use a separate read-only engine, which never blocks a writer.
 """
 
 import errno
@@ -38,9 +37,9 @@ __all__ = ["Sqlite"]
 
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 SMALLEST = 64 * 1024
-"""Bytes without which SQLite cannot even keep the index of its log."""
+"""Free bytes below which SQLite cannot keep the index of its write-ahead log."""
 PATIENCE = 60.0
-"""Seconds that a writer waits for its turn."""
+"""Seconds that a writer waits for other processes."""
 REMEDY = "opening it once for writing upgrades it"
 
 Mode = Literal["read", "write", "migrate"]
@@ -48,7 +47,7 @@ Mode = Literal["read", "write", "migrate"]
 
 @dataclass(frozen=True, slots=True)
 class Sqlite:
-    """One SQLite file, absolute."""
+    """One SQLite file, given by its absolute path."""
 
     path: Path
 
@@ -57,7 +56,7 @@ class Sqlite:
         """The file behind a `sqlite:///path` URL.
 
         Raises:
-            Unavailable: it names no file.
+            DatabaseUnavailableError: the URL names no file.
         """
         if url.database in (None, "", ":memory:") or url.query:
             raise DatabaseUnavailableError(
@@ -67,14 +66,14 @@ class Sqlite:
 
     @property
     def label(self) -> str:
-        """The database as messages name it."""
+        """The database's name in messages: its path."""
         return str(self.path)
 
     def engine(self, mode: Mode) -> Engine:
-        """Returns an engine for one purpose; opens nothing yet.
+        """Returns an engine for reading, writing or migrating, without opening the file.
 
-        "migrate" is "write" without foreign keys, which SQLite must not check while tables are
-        rebuilt.
+        "migrate" is "write" without foreign keys, which SQLite must not check while migrations
+        rebuild tables, and may create the file.
         """
         query = {"mode": {"read": "ro", "write": "rw", "migrate": "rwc"}[mode], "uri": "true"}
         if mode == "read" and _is_archive(self.path):
@@ -89,7 +88,7 @@ class Sqlite:
 
         @event.listens_for(engine, "connect")
         def _apply_pragmas(dbapi: Any, _record: object) -> None:
-            dbapi.isolation_level = None  # the driver would begin too late; the next one begins
+            dbapi.isolation_level = None  # the driver would begin too late; see the listener below
             for pragma in pragmas:
                 dbapi.execute(f"PRAGMA {pragma}")
 
@@ -100,14 +99,14 @@ class Sqlite:
         return engine
 
     def prepare(self, *, create: bool) -> None:
-        """Makes the file ready for writing: created, its journal chosen, at the newest revision.
+        """Prepares the file for writing: creates it, sets its journal mode, and upgrades it.
 
-        Processes that come at once take turns. An older database is copied beside itself first.
+        Concurrent processes are serialized. An older database is first backed up beside itself.
 
         Raises:
-            Unavailable: there is no file and `create` is false, or it cannot be opened; Unwritable
-                where the file system is the reason.
-            SchemaError: the file belongs to a newer version, or is not a registry.
+            DatabaseUnavailableError: there is no file and `create` is false, or it cannot be
+                opened; DatabaseUnwritableError if the file system is the reason.
+            SchemaError: a newer version wrote the file, or it is not a registry.
         """
         if not create:
             self._require()
@@ -120,12 +119,17 @@ class Sqlite:
                 engine.dispose()
 
     def check(self, reader: Engine) -> None:
-        """Sees that the file can be read by this code; raises SchemaError where it cannot."""
+        """Checks the file's revision.
+
+        Raises:
+            DatabaseUnavailableError: there is no file.
+            SchemaError: this version cannot read it.
+        """
         self._require()
         schema.check_schema_revision(reader, self.label, REMEDY)
 
     def upgrade(self) -> tuple[str | None, str]:
-        """Brings the file to the newest revision; returns the one it was at, and that one."""
+        """Upgrades the file; returns the previous and the newest revision."""
         self._require()
         engine = self.engine("read")
         try:
@@ -138,10 +142,10 @@ class Sqlite:
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """Turns the driver's errors into the registry's own."""
+        """Translates the driver's errors into the registry's."""
         try:
             yield
-        except sqlite3.Error as error:  # before a connection is SQLAlchemy's
+        except sqlite3.Error as error:  # raised before SQLAlchemy manages the connection
             raise _build_unavailable_error(self.path, error) from error
         except StatementError as error:
             if isinstance(error, DBAPIError) and not isinstance(error, IntegrityError):
@@ -152,13 +156,13 @@ class Sqlite:
 
     @contextmanager
     def hold_write_turn(self) -> Iterator[None]:
-        """Waits until no other process writes.
+        """Waits until no other process writes, and holds the lock during the block.
 
-        SQLite would wait as well, but looks ten times a second only: where many write all the time,
-        the one that has waited longest would give up with "database is locked".
+        SQLite itself polls only ten times a second. With many busy writers, the one that has waited
+        longest would give up with "database is locked".
 
         Raises:
-            Unavailable: another process has been writing for `PATIENCE` seconds.
+            DatabaseUnavailableError: other processes have been writing for `PATIENCE` seconds.
         """
         end, pause = time.monotonic() + PATIENCE, 0.001
         with self._lock_file() as lock:
@@ -171,13 +175,13 @@ class Sqlite:
                         raise DatabaseUnavailableError(
                             f"registry {self.path}: others have been writing for {PATIENCE:g} s"
                         ) from None
-                # Not a result of anything: waiters shall only not look all at once.
+                # Unseeded randomness: it only keeps waiters from polling in lockstep.
                 time.sleep(pause * random.uniform(0.5, 1.5))
                 pause = min(1.5 * pause, 0.01)
             try:
                 yield
             finally:
-                # Closing is not enough where another thread has forked meanwhile.
+                # Closing does not release the lock if another thread has forked meanwhile.
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
     def _require(self) -> None:
@@ -202,7 +206,7 @@ class Sqlite:
             raise DatabaseUnavailableError(f"cannot write registry {path}: {error}") from error
 
     def _set_journal_mode(self, engine: Engine) -> None:
-        # The mode cannot change inside a transaction, and every SQLAlchemy connection is one.
+        # The mode cannot change in a transaction, which every SQLAlchemy connection opens.
         network = _find_network_disk(self.path.parent)
         if network is not None:
             _warn_of_network_disk(self.path, network)
@@ -229,7 +233,10 @@ class Sqlite:
 
 
 def _is_archive(path: Path) -> bool:
-    """Whether nobody can write here: readers of a live log need to, those of a still file not."""
+    """Whether the file is in a read-only folder and has no log, so that it can be read as is.
+
+    Readers of a live write-ahead log need write access to its folder.
+    """
     log = path.with_name(f"{path.name}-wal")
     return not os.access(path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)
 
@@ -238,12 +245,12 @@ def _find_network_disk(folder: Path) -> str | None:
     try:
         return file_systems.network_file_system(folder)
     except OSError:
-        return None  # opening the file will say what is wrong with its folder
+        return None  # opening the file reports what is wrong with its folder
 
 
 @cache
 def _warn_of_network_disk(path: Path, network: str) -> None:
-    """Says once in a process what a network disk costs."""
+    """Logs a warning about a network disk, once per process."""
     logging.getLogger("rlx_registry").warning(
         "registry %s is on a network disk (%s): it works without its write-ahead log, slower, and "
         "only as safely as that disk locks files; set RLX_HOME to a local disk, or name a "
@@ -263,8 +270,8 @@ def _back_up(engine: Engine, target: Path) -> None:
 
 
 def _build_unavailable_error(path: Path, error: BaseException | None) -> DatabaseUnavailableError:
-    """The error for what SQLite said, with the file system's part in it told apart."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says more than is asked here
+    """The registry's error for an SQLite error; distinguishes failures of the file system."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary result code
     unopened = code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR)
     if code == sqlite3.SQLITE_FULL or (unopened and _count_free_bytes(path) < SMALLEST):
         return DatabaseUnwritableError(path, errno.ENOSPC, str(error))
@@ -274,7 +281,7 @@ def _build_unavailable_error(path: Path, error: BaseException | None) -> Databas
 
 
 def _count_free_bytes(path: Path) -> int:
-    """Bytes free on the disk of a database; plenty where nobody can say."""
+    """Free bytes on a database's disk; enough, if they cannot be determined."""
     try:
         return shutil.disk_usage(path.parent).free
     except OSError:

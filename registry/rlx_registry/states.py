@@ -1,4 +1,4 @@
-"""A run's status: how it changes, and what silence makes of it."""
+"""Status changes of runs, and SQL conditions for effective statuses."""
 
 from collections.abc import Collection
 
@@ -12,7 +12,7 @@ __all__ = ["change_run_status", "has_status", "is_silent", "require_statuses"]
 
 
 def require_statuses(names: Collection[str]) -> None:
-    """Sees that these are statuses; raises ValueError where one is not."""
+    """Raises ValueError if a name is not a status."""
     if unknown := set(names) - set(STATUSES):
         known = ", ".join(STATUSES)
         raise ValueError(f"no status {', '.join(sorted(unknown))!r}; there are {known}")
@@ -21,7 +21,7 @@ def require_statuses(names: Collection[str]) -> None:
 def change_run_status(
     connection: Connection, key: int, expect: Collection[str], to: str, reason: str | None
 ) -> int | None:
-    """Changes the status of a locked run where it is expected; returns its attempt, else None."""
+    """Changes a locked run's status if it is in `expect`; returns its attempt, else None."""
     c = models.run.c
     before, attempt = connection.execute(select(c.status, c.attempt).where(c.id == key)).one()
     if before not in expect:
@@ -41,6 +41,6 @@ def has_status(statuses: Collection[str], now: float) -> ColumnElement[bool]:
 
 
 def is_silent(now: float) -> ColumnElement[bool]:
-    """Whether a run that should live has shown no sign of it for too long, in SQL."""
+    """Whether a run's last heartbeat is older than `HEARTBEAT_LIMIT`, in SQL."""
     c = models.run.c
     return func.coalesce(c.heartbeat, c.started, c.created) < now - HEARTBEAT_LIMIT

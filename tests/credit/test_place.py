@@ -11,7 +11,7 @@ import torch
 from hypothesis import assume, given, settings
 
 from rlx.credit import total_scores
-from rlx.credit.place import TurnWithoutTokens, place_rewards, returns_score, sum_token_rewards
+from rlx.credit.place import TurnWithoutTokens, place_rewards, sum_masked_returns, sum_token_rewards
 from rlx.errors import RlxError, ShapeError
 from rlx.spec.credit import OnMissingTurn, Placement, TurnReduce
 from rlx.testing import example_inputs
@@ -184,7 +184,7 @@ def test_the_source_calls_the_masked_sum_of_returns_its_score():
     row = Row([0.5], 0.25, [1, 1, -1, 1], [True, True, False, True])
     result, mask = placed([row], placement="final_token_only")
     returns = result.token_rewards.flip(1).cumsum(1).flip(1)
-    assert returns_score(returns, mask).tolist() == [3 * 0.75]
+    assert sum_masked_returns(returns, mask).tolist() == [3 * 0.75]
     assert sum_token_rewards(result.token_rewards, mask).tolist() == [0.75]
 
 
@@ -290,7 +290,11 @@ def test_without_turns_or_without_tokens_there_is_still_an_answer(placement):
 def test_sums_read_nothing_outside_the_mask():
     mask = torch.tensor([[True, False, True]])
     values = torch.tensor([[1.0, math.nan, 2.0]])
-    assert sum_token_rewards(values, mask).tolist() == returns_score(values, mask).tolist() == [3.0]
+    assert (
+        sum_token_rewards(values, mask).tolist()
+        == sum_masked_returns(values, mask).tolist()
+        == [3.0]
+    )
 
 
 # Misuse -------------------------------------------------------------------------------------------

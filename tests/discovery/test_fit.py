@@ -35,6 +35,8 @@ TABLE = {
     "rlx": (1, 1e-6, "zero", "skip", False, "final_token_only"),
     "verl": (1, 1e-6, "raw", "skip", True, "final_token_only"),
     "trl": (1, 1e-4, "refuse", "skip", False, "final_token_only"),
+    "kg_r1": (1, 1e-6, "raw", "literal", True, "final_token_only"),
+    "rlcr": (0, 1e-4, "refuse", "skip", False, "final_token_only"),
     "seed000": (1, 1e-6, "raw", "literal", True, "final_token_only"),
     "seed004": (0, 1e-4, "refuse", "skip", False, "final_token_only"),
 }

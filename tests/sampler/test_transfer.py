@@ -73,8 +73,11 @@ def test_a_file_leaves_nothing(weights, tmp_path):
 @pytest.mark.timeout(120)
 def test_a_broadcast_ends_with_the_worker(tmp_path):
     ours, theirs = map(Channel, Pipe())
-    leaving = "import os, sys; from pathlib import Path; from rlx.sampler.transfer import join; "
-    leaving += "import torch; join(Path(sys.argv[1]), 1, torch.device('cpu')); os._exit(0)"
+    leaving = "import os, sys; from pathlib import Path; "
+    leaving += "from rlx.sampler.transfer import join_process_group; "
+    leaving += (
+        "import torch; join_process_group(Path(sys.argv[1]), 1, torch.device('cpu')); os._exit(0)"
+    )
     worker = subprocess.Popen([sys.executable, "-c", leaving, str(tmp_path / "meeting")])
     group = join_process_group(tmp_path / "meeting", 0, CPU)
     assert worker.wait(60) == 0

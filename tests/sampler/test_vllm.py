@@ -254,9 +254,9 @@ HOLDER = """
 import sys, time, torch
 from rlx.model import build_policy
 from rlx.sampler import open_sampler
-from rlx.spec import RunnerSpec, Tiny, VllmSampler
-spec = Tiny(hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=64)
-engine = VllmSampler(engine="vllm", kv_cache_mb=32)
+from rlx.spec import RunnerSpec, TinyModelSpec, VllmSamplerSpec
+spec = TinyModelSpec(hidden_size=64, heads=2, kv_heads=1, layers=2, intermediate_size=64)
+engine = VllmSamplerSpec(engine="vllm", kv_cache_mb=32)
 with open_sampler(build_policy(spec, 0), engine, RunnerSpec(), torch.device("cpu")):
     print("ready", flush=True)
     time.sleep(600)

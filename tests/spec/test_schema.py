@@ -18,9 +18,9 @@ def part(name):
 
 def test_every_key_and_the_words_below_it_are_there():
     assert part("Lora")["targets"]["description"].startswith("Names of the linear layers")
-    assert "system message" in part("TwoTurn")["system"]["description"].lower()
-    assert "not above 0" in part("TurnReward")["requires"]["description"]
-    assert part("Pretrained")["chat_template"]["description"]
+    assert "system message" in part("TwoTurnRolloutSpec")["system"]["description"].lower()
+    assert "above 0" in part("TurnReward")["requires"]["description"]
+    assert part("PretrainedModelSpec")["chat_template"]["description"]
     assert part("RewardsSpec").keys() == {"turn", "global"}
 
 

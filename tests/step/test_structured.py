@@ -134,7 +134,7 @@ def test_one_effective_mask_for_all_four(stage, state_masking, expected):
         assert torch.equal(train.advantages[0] != 0, where)
     else:
         everywhere = train.returns[0][where].sum()
-        assert train.scores.seed_returns_score[0] == pytest.approx(float(everywhere))
+        assert train.scores.masked_return_sum[0] == pytest.approx(float(everywhere))
         assert torch.equal(train.mask[0], where)
 
 
@@ -201,7 +201,7 @@ def test_three_scores_of_each_row(credit, sums):
     train = step(**credit)
     assert train.scores.total_score.tolist() == pytest.approx([0.675, 0.3])
     assert train.scores.token_level_scores.tolist() == pytest.approx(sums)
-    assert train.scores.seed_returns_score.tolist() == pytest.approx(
+    assert train.scores.masked_return_sum.tolist() == pytest.approx(
         train.advantages.sum(dim=1).tolist()
     )
 
@@ -210,7 +210,7 @@ def test_the_sources_score_grows_with_length():
     """γ = λ = 1: every token's return is what is still to come, so it is n · R."""
     streams = TokenStreams(old_logprobs=torch.zeros(2, 6), values=torch.randn(2, 6))
     train = step(estimator=estimate_gae, streams=streams)
-    assert train.scores.seed_returns_score.tolist() == pytest.approx([3 * 0.675, 3 * 0.3])
+    assert train.scores.masked_return_sum.tolist() == pytest.approx([3 * 0.675, 3 * 0.3])
 
 
 @pytest.mark.parametrize("use_kl_in_reward", [True, False])

@@ -1,6 +1,7 @@
-"""The dashboard over the registry: server-rendered pages, each with a JSON twin.
+"""The web dashboard: server-rendered pages over a registry, each also available as JSON.
 
-Reads only, and only through `rlx_registry`. What models wrote is shown as text, never as HTML.
+It accesses runs only through `rlx_registry`, and writes only requests to stop or resume a run.
+Model output is always rendered as text, never as HTML.
 
     uvicorn.run(create_app("sqlite:///runs.db"), host="127.0.0.1")
 """

@@ -1,8 +1,8 @@
-"""Who may ask, and what an answer may do in a browser.
+"""Access control and security headers.
 
-The dashboard trusts nobody by address alone: a page on another site can make a browser ask this
-server (so `Host` is checked, and writing needs a secret that only our pages hold), and what models
-wrote is on every page (so nothing inline runs, and nothing is fetched from elsewhere).
+A local address alone is not trusted. A page on another site can make a browser send requests to
+this server, so the guard checks `Host`, and write requests need a secret that only our own pages
+contain. Pages show model output, so the headers forbid inline scripts and external resources.
 """
 
 import hmac
@@ -36,12 +36,12 @@ Next = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a dashboard lets in.
+    """Which requests a dashboard accepts.
 
     Attributes:
-        hosts: names under which it may be asked, without ports.
-        token: what readers must show; None where only this machine can ask.
-        write: what our own forms show, and nobody else knows; another in every process.
+        hosts: accepted host names, without ports.
+        token: token required for reading; None if only this machine can connect.
+        write: secret in our own forms, required for writing; different in every process.
     """
 
     hosts: Collection[str] = LOOPBACK
@@ -54,23 +54,23 @@ class Access:
         return found is not None and (found[1] or found[2]).lower() in self.hosts
 
     def can_read(self, request: Request) -> bool:
-        """Whether a request shows the token, as a bearer or in the cookie that a visit left."""
+        """Whether a request has the token, as a bearer token or in an earlier visit's cookie."""
         if self.token is None:
             return True
-        kind, _, shown = request.headers.get("authorization", "").partition(" ")
-        given = [
-            shown if kind.lower() == "bearer" else "",
+        kind, _, bearer = request.headers.get("authorization", "").partition(" ")
+        tokens = [
+            bearer if kind.lower() == "bearer" else "",
             request.cookies.get(_format_cookie_name(request), ""),
         ]
-        return any(_is_same_token(one, self.token) for one in given)
+        return any(_is_same_token(one, self.token) for one in tokens)
 
-    def require_write(self, shown: str) -> None:
-        """Sees that a form is one of ours.
+    def require_write(self, secret: str) -> None:
+        """Checks that a form contains our secret.
 
         Raises:
-            HTTPException: it is not; status 403.
+            HTTPException: it does not; status 403.
         """
-        if not _is_same_token(shown, self.write):
+        if not _is_same_token(secret, self.write):
             raise HTTPException(403, "this form is not of this dashboard: load the page again")
 
 
@@ -79,18 +79,18 @@ def _is_same_token(one: str, other: str) -> bool:
 
 
 def _format_cookie_name(request: Request) -> str:
-    """A name for each port: all dashboards of a host share its cookies."""
+    """One cookie per port, because all dashboards of a host share its cookies."""
     return f"{COOKIE}_{request.url.port or 80}"
 
 
 def _strip_token(request: Request) -> str:
-    """The same address without the token, on this server."""
+    """The path and query of a request without the token."""
     rest = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
     return f"/{request.url.path.lstrip('/')}" + (f"?{urlencode(rest)}" if rest else "")
 
 
 def add_access_guard(app: FastAPI, access: Access) -> None:
-    """Puts the checks and the headers around everything that an application answers."""
+    """Adds the access checks and the security headers to every response of an application."""
 
     @app.middleware("http")
     async def guard_request(request: Request, call_next: Next) -> Response:
@@ -102,16 +102,16 @@ def add_access_guard(app: FastAPI, access: Access) -> None:
 async def _answer_request(request: Request, call_next: Next, access: Access) -> Response:
     if not access.accepts_host(request.headers.get("host", "")):
         return PlainTextResponse("this is not a name of this dashboard", 400)
-    shown = request.query_params.get("token")
-    if access.token is not None and shown is not None and request.method == "GET":
-        if not _is_same_token(shown, access.token):
+    token = request.query_params.get("token")
+    if access.token is not None and token is not None and request.method == "GET":
+        if not _is_same_token(token, access.token):
             return PlainTextResponse("wrong token", 401)
-        kept = RedirectResponse(_strip_token(request), 303)
-        kept.set_cookie(
+        redirect = RedirectResponse(_strip_token(request), 303)
+        redirect.set_cookie(
             _format_cookie_name(request), access.token, httponly=True, samesite="strict", path="/"
         )
-        return kept
+        return redirect
     if not access.can_read(request):
-        asked = "this dashboard needs its token: open /?token=..., or send it as a bearer token"
-        return PlainTextResponse(asked, 401, {"WWW-Authenticate": "Bearer"})
+        message = "this dashboard needs its token: open /?token=..., or send it as a bearer token"
+        return PlainTextResponse(message, 401, {"WWW-Authenticate": "Bearer"})
     return await call_next(request)

@@ -1,4 +1,4 @@
-"""Routes: every page has a JSON twin at the same address with ".json"."""
+"""The dashboard's routes; every page is also served as JSON at the same address + ".json"."""
 
 import json
 import math
@@ -36,9 +36,9 @@ __all__ = ["create_app"]
 
 HERE = Path(__file__).parent
 LONGEST = 2**31 - 1
-"""The largest step or row that a registry can hold."""
+"""The largest step or row number that a registry can store."""
 BODY = 4096
-"""Bytes of a form."""
+"""Maximum size of a form in bytes."""
 
 Text = Annotated[str, Query(max_length=200)]
 Name = Annotated[str, Query(max_length=2000)]
@@ -48,7 +48,7 @@ View = Callable[..., dict[str, Any]]
 
 
 class _Number(Convertor[int]):
-    """A step or a row: so few digits that reading them costs nothing, and no registry has more."""
+    """Path parameter for a step or row number, limited to ten digits."""
 
     regex = "[0-9]{1,10}"
 
@@ -63,14 +63,14 @@ register_url_convertor("number", _Number())
 
 
 def create_app(registry_url: str, access: Access | None = None) -> FastAPI:
-    """Returns the dashboard of one registry, which need not exist yet.
+    """Returns the dashboard application of one registry, which need not exist yet.
 
-    The database is opened for reading anew by every request, so it may be made, upgraded or moved
-    under a running dashboard; while it cannot be read, pages say why with status 503. Two forms
-    write, and nothing else: they ask a run to stop, and put one into the queue again.
+    Every request opens the database for reading, so it may be created, upgraded or moved while the
+    dashboard runs. While it cannot be read, pages explain why with status 503. Only two forms
+    write: they request a run to stop, and requeue a run.
 
     Args:
-        access: who may ask; this machine where None.
+        access: accepted requests; by default only those to this machine.
     """
     access = access or Access()
     app = FastAPI(title="rlx", docs_url=None, redoc_url=None, version="1")
@@ -107,8 +107,8 @@ class _PageAndJson:
             def serve_page(
                 request: Request, data: Annotated[dict[str, Any], Depends(view)]
             ) -> Response:
-                shown = {**data, "write": self._write}
-                return templates.TemplateResponse(request, template, shown)
+                context = {**data, "write": self._write}
+                return templates.TemplateResponse(request, template, context)
 
             name = view.__name__.strip("_")
             self._app.add_api_route(
@@ -180,7 +180,7 @@ def _parse_rollout_query(
     text: Text = "",
     problem: Annotated[str, Query(max_length=2000)] = "",
 ) -> RolloutQuery:
-    """What a form asks for; an empty field asks for nothing."""
+    """Builds a query from the filter form; empty fields do not filter."""
     return RolloutQuery(
         low=_parse_number_field("low", low),
         high=_parse_number_field("high", high),
@@ -205,13 +205,13 @@ def _parse_number_field(name: str, text: str) -> float | None:
 
 
 def _check_row_numbers(*numbers: int) -> None:
-    """Sees that steps and rows are some that a registry could hold."""
+    """Responds with 404 if a step or row number exceeds `LONGEST`."""
     if any(number > LONGEST for number in numbers):
         raise HTTPException(404, "there is no such step or row")
 
 
 def _add_polled_routes(app: FastAPI, opened: Any) -> None:
-    """What pages ask for again and again: worked out once for all who ask."""
+    """Adds the routes that pages poll; clients share cached responses."""
     memo = Memo()
 
     @app.get("/live.json", response_class=JSONResponse)
@@ -266,7 +266,7 @@ def _add_requests(app: FastAPI, url: str, access: Access) -> None:
 
     @app.post("/runs/{ref}/stop", dependencies=ours, status_code=303)
     def _stop_run(ref: str) -> Response:
-        """Asks the run's supervisor to write a checkpoint and end."""
+        """Requests the run's supervisor to write a checkpoint and stop."""
         with Registry.open(url, create=False) as registry:
             record = registry.run(ref)
             lost = record.effective_status == "lost"
@@ -276,7 +276,7 @@ def _add_requests(app: FastAPI, url: str, access: Access) -> None:
 
     @app.post("/runs/{ref}/resume", dependencies=ours, status_code=303)
     def _requeue_run(ref: str) -> Response:
-        """Puts the run into the queue: a worker goes on with it from its newest checkpoint."""
+        """Queues the run, so that a worker resumes it from its newest checkpoint."""
         with Registry.open(url, create=False) as registry:
             record = registry.run(ref)
             status = record.effective_status
@@ -297,7 +297,7 @@ def _wrap_json_text(content: str, status: int = 200) -> Response:
 
 
 def _dump_json(data: dict[str, Any]) -> str:
-    # ASCII: lone surrogates, which a model can write, have no encoding of their own.
+    # ASCII output, because lone surrogates, which a model can write, cannot be encoded in UTF-8.
     try:
         return json.dumps(data, allow_nan=False)
     except ValueError:
@@ -305,7 +305,7 @@ def _dump_json(data: dict[str, Any]) -> str:
 
 
 def _spell_non_finite(data: Any) -> Any:
-    """Puts "nan", "inf" and "-inf" for figures that JSON has no number for."""
+    """Replaces non-finite numbers by the strings "nan", "inf" and "-inf"."""
     if isinstance(data, dict):
         return {name: _spell_non_finite(value) for name, value in data.items()}
     if isinstance(data, list | tuple):
@@ -314,7 +314,7 @@ def _spell_non_finite(data: Any) -> Any:
 
 
 async def _render_error(request: Request, error: Exception) -> Response:
-    """Says what is wrong, as a page or as JSON, whichever was asked for."""
+    """Renders an error as a page or as JSON, depending on the requested address."""
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:])

@@ -1,4 +1,4 @@
-"""What many clients ask for again and again is worked out once."""
+"""A short-lived cache for responses that many clients poll."""
 
 import threading
 import time
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 __all__ = ["Memo"]
 
 LEAST = 1.0
-"""Seconds for which an answer stands at least."""
+"""Minimum lifetime of a cached answer in seconds."""
 SHARE = 25
-"""An answer stands for so many times the time it took: pollers cost at most a part of a core."""
+"""Lifetime of a cached answer as a multiple of the time it took to compute."""
 KEPT = 64
 
 
@@ -23,9 +23,9 @@ class _MemoEntry:
 
 
 class Memo:
-    """Answers by key, each worked out by one thread at a time; the oldest are forgotten.
+    """Cache of answers by key; one thread at a time computes each, and the oldest are evicted.
 
-    An answer costs at most 1/`SHARE` of one core, however many ask for it.
+    Computing an answer uses at most 1/`SHARE` of one core, however many clients poll it.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Memo:
         self._kept: OrderedDict[Hashable, _MemoEntry] = OrderedDict()
 
     def __call__(self, key: Hashable, answer: Callable[[], str]) -> str:
-        """Returns the answer to `key`, worked out anew where the last one is too old."""
+        """Returns the cached answer to `key`; recomputes it if it has expired."""
         with self._lock:
             kept = self._kept.setdefault(key, _MemoEntry())
             self._kept.move_to_end(key)

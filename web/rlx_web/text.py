@@ -1,4 +1,4 @@
-"""Text for pages. Nearly all of it was written by a model or a user, and none of it is trusted."""
+"""Formatting of untrusted text and of values for the page templates."""
 
 import json
 import math
@@ -14,19 +14,19 @@ __all__ = ["render_visible_text", "templates"]
 
 SHADES = 8
 LONGEST = 400
-"""Characters of a value in a table."""
+"""Characters of a value shown in a table."""
 HIDDEN = frozenset({"Cc", "Cf", "Zl", "Zp", "Cs", "Co", "Cn"})
 BLANK = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
     r"\U000e0100-\U000e01ef]"
 )
-"""Of the other categories, what is drawn as nothing: fillers, selectors, braille without dots."""
+"""Invisible characters of other categories: fillers, variation selectors, blank braille."""
 
 
 def render_visible_text(text: object, line_break: str = "↵\n") -> str:
-    """Returns text in which nothing is invisible: controls, direction marks, zero-width characters.
+    """Returns text with control, bidirectional and zero-width characters made visible.
 
-    Line breaks stay, and get a mark. Escaping HTML is the template's work, not this function's.
+    Line breaks are kept and marked. The template escapes HTML, not this function.
     """
     return line_break.join(
         line if _is_plain(line) else "".join(map(_render_visible_character, line))
@@ -35,7 +35,7 @@ def render_visible_text(text: object, line_break: str = "↵\n") -> str:
 
 
 def _is_plain(line: str) -> bool:
-    """What is printable has nothing of `HIDDEN`; asking a whole line is much the quicker way."""
+    """Whether a line has only visible characters; a fast check for the common case."""
     return line.isprintable() and (line.isascii() or BLANK.search(line) is None)
 
 
@@ -49,7 +49,7 @@ def _render_visible_character(character: str) -> str:
 
 
 def format_figure(value: object) -> str:
-    """Four significant digits; a dash where there is nothing."""
+    """Four significant digits; a dash for None."""
     if value is None:
         return "—"
     if isinstance(value, float):
@@ -63,7 +63,7 @@ def format_signed_figure(value: float | None) -> str:
 
 
 def format_age(at: float | None) -> str:
-    """How long ago a moment was."""
+    """The time since `at`, such as "5 min ago"."""
     if at is None:
         return "—"
     seconds = max(0.0, time.time() - at)
@@ -74,19 +74,19 @@ def format_age(at: float | None) -> str:
 
 
 def format_clock_time(at: float) -> str:
-    """A moment, UTC."""
+    """Date and time, UTC."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
 
 
 def format_pretty_json(value: object) -> str:
-    """JSON for reading."""
+    """Indented JSON."""
     return render_visible_text(json.dumps(value, indent=2, ensure_ascii=False), "\n")
 
 
 def build_sparkline_points(
     points: list[tuple[int, float]], width: int = 96, height: int = 20
 ) -> str:
-    """Returns the points of an SVG polyline that fills `width` × `height`, two units of margin."""
+    """Returns the points of an SVG polyline of `width` × `height` with a margin of two units."""
     steps, values = [p[0] for p in points], [p[1] for p in points]
     across, up = max(steps) - min(steps) or 1, max(values) - min(values) or 1.0
     return " ".join(
@@ -97,7 +97,7 @@ def build_sparkline_points(
 
 
 def format_short_value(value: object) -> str:
-    """A value of an experiment, on one line; a dash where there is none."""
+    """A value of an experiment, on one line; a dash for None."""
     if value is None:
         return "—"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -105,7 +105,7 @@ def format_short_value(value: object) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """A stretch of time, in its largest unit."""
+    """A duration in its largest unit."""
     if seconds is None:
         return "—"
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
@@ -125,12 +125,12 @@ def format_byte_size(size: float | None) -> str:
 
 
 def render_token_text(text: str) -> str:
-    """A token's text: its box shows its blanks, and a line end is a sign before it breaks."""
+    """A token's text, with signs for line ends and tabs."""
     return render_visible_text(text, "⏎\n").replace("\u2409", "⇥")
 
 
 def get_heat_class(value: float | None, channels: list[dict[str, Any]], name: str) -> str:
-    """The class that colours a figure: p1 to p8 above 0, n1 to n8 below; none at 0, or absent."""
+    """The CSS class of a value: p1 to p8 above 0, n1 to n8 below; "" for 0 or None."""
     largest = next((c["largest"] for c in channels if c["name"] == name), 0.0)
     if not isinstance(value, int | float) or not math.isfinite(value) or not value * largest:
         return ""
@@ -138,7 +138,7 @@ def get_heat_class(value: float | None, channels: list[dict[str, Any]], name: st
 
 
 def get_recipe_number(label: str) -> int:
-    """A recipe's number: A is 0."""
+    """The number of a recipe's letter: A is 0."""
     return ord(label[0]) - ord("A")
 
 

@@ -1,4 +1,4 @@
-"""What the first view of a page would wait for."""
+"""Preloads modules and templates so that the first page view is fast."""
 
 from importlib import import_module
 
@@ -7,11 +7,11 @@ from rlx_web.text import templates
 __all__ = ["warm_up_pages"]
 
 SLOW = ("pyarrow.dataset", "pyarrow.parquet", "scipy.special")
-"""What single pages import when they are first asked for; half a second together."""
+"""Modules that single pages import on first use; half a second together."""
 
 
 def warm_up_pages() -> None:
-    """Imports and compiles what pages need, so that a server that has just begun is a quick one."""
+    """Imports the modules and compiles the templates that pages need."""
     for module in SLOW:
         import_module(module)
     for name in templates.env.list_templates():

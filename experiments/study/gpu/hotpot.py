@@ -1,11 +1,11 @@
-"""HotpotQA as RLCR changes it: two of ten paragraphs go, with none, one or both that matter.
+"""Writes HotpotQA-modified as in RLCR: two of ten paragraphs removed, up to two of them relevant.
 
     python experiments/study/gpu/hotpot.py                            # from the Hugging Face hub
     python experiments/study/gpu/hotpot.py --train A.jsonl --test B.parquet --to FOLDER
 
-Reads the distractor setting as the hub has it, and writes train.jsonl, test.jsonl and, with all ten
-paragraphs, vanilla.jsonl. How many paragraphs that matter are taken away is drawn evenly for every
-question, by its id: the same records give the same files, whatever their order.
+Reads the distractor setting in the hub's format, and writes train.jsonl, test.jsonl and, with all
+ten paragraphs, vanilla.jsonl. The number of relevant paragraphs to remove is uniform and seeded by
+the question's id, so a record always gives the same question, independent of the order.
 """
 
 import argparse
@@ -20,15 +20,15 @@ from rlx_plugins.records import Source
 
 PARAGRAPHS, TAKEN, MATTER = 10, 2, 2
 LONGEST = 6000
-"""Characters of question and paragraphs together stay below it."""
+"""Exclusive upper bound on the characters of question and paragraphs together."""
 COUNTS = {"train": 20_000, "test": 500, "vanilla": 1000}
 
 
 def modified(record: Mapping[str, Any], taken: int = TAKEN) -> dict[str, Any] | None:
-    """One question without `taken` of its paragraphs; None where it does not fit.
+    """A question without `taken` of its paragraphs; None if it is too long or irregular.
 
     Raises:
-        KeyError: the record is not one of HotpotQA's distractor setting.
+        KeyError: the record is not from HotpotQA's distractor setting.
     """
     titles = list(record["context"]["title"])
     matter = sorted(set(record["supporting_facts"]["title"]))
@@ -48,7 +48,7 @@ def modified(record: Mapping[str, Any], taken: int = TAKEN) -> dict[str, Any] | 
 
 
 def read(file: Path | None, split: str, taken: int = TAKEN) -> Iterator[dict[str, Any]]:
-    """The questions of a file, or of the hub where none is named, that fit."""
+    """Yields the suitable questions of a file, or of the hub if `file` is None."""
     hub = {"hub": "hotpotqa/hotpot_qa", "config": "distractor", "split": split}
     source = Source.model_validate({"path": file} if file else hub)
     for where, record in source.rows():
@@ -66,16 +66,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--train", type=Path, help="JSON Lines or Parquet, in place of the hub")
     parser.add_argument("--test", type=Path, help="the same, of the validation split")
     parser.add_argument("--to", type=Path, default=Path(".rlx/data/hotpot"), help="%(default)s")
-    asked = parser.parse_args(arguments)
-    asked.to.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args(arguments)
+    options.to.mkdir(parents=True, exist_ok=True)
     found = {
-        "train": read(asked.train, "train"),
-        "test": read(asked.test, "validation"),
-        "vanilla": read(asked.test, "validation", taken=0),
+        "train": read(options.train, "train"),
+        "test": read(options.test, "validation"),
+        "vanilla": read(options.test, "validation", taken=0),
     }
     for name, questions in found.items():
         lines = [json.dumps(q, ensure_ascii=False) for q in islice(questions, COUNTS[name])]
-        path = asked.to / f"{name}.jsonl"
+        path = options.to / f"{name}.jsonl"
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         print(f"{path}: {len(lines)} questions, {COUNTS[name]} are wanted")
 

@@ -1,7 +1,7 @@
-"""What a finished or stored run proves: recomputed, compared, rescored and evaluated.
+"""Audit recorded runs: check their numbers, compare, rescore and evaluate them.
 
-In: the records of a run and its recipe. Out: identities that hold or the row that breaks them,
-differences between two runs, rewards computed anew, evaluations and probes of exported models.
+Input: the records of a run and its recipe. Output: identities with any violations, differences
+between two runs, recomputed rewards, and evaluations and probes of exported models.
 """
 
 import lazy_loader

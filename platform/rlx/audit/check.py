@@ -1,8 +1,8 @@
-"""Whether what a run recorded holds together: its stored rollouts against the identities of credit,
-and the samples of its probes against its rewards.
+"""Check a run's stored rollouts against the identities of credit assignment, and the samples of its
+probes against its rewards.
 
-Nothing of the run is changed. Plugins and options are those of the run's own spec, phase by phase;
-probes are of the experiment itself.
+The run is not modified. Rollouts use the plugins and options of their phase; probes use those of
+the base experiment.
 """
 
 import json
@@ -32,9 +32,9 @@ class ProbeBody:
     """The file with the samples of one probe.
 
     Attributes:
-        step: of the run.
-        path: in the run's folder.
-        sha256: as it was recorded.
+        step: step of the run.
+        path: path relative to the run's folder.
+        sha256: recorded digest of the file.
     """
 
     step: int
@@ -43,7 +43,7 @@ class ProbeBody:
 
 
 def probe_bodies(registry: Registry, run_id: str, step: int | None = None) -> list[ProbeBody]:
-    """A run's probes, of one step or of all; schemes that were probed together share a file."""
+    """Lists a run's probe files, of one step or of all. Schemes of the same probe share a file."""
     found = {
         ProbeBody(e.step, body["path"], body["sha256"])
         for e in registry.results.evaluations(run_id, "probe/")
@@ -54,14 +54,14 @@ def probe_bodies(registry: Registry, run_id: str, step: int | None = None) -> li
 
 @dataclass
 class IdentityTally:
-    """One identity over all steps.
+    """Results of one identity over all steps.
 
     Attributes:
-        name: what it is called.
+        name: name of the identity.
         says: what must hold.
         unit: what `checked` counts.
-        checked: on how much it was checked; 0 where the run has nothing of the kind.
-        violated: how often it does not hold.
+        checked: number of items checked; 0 if the run has none.
+        violated: number of violations.
         first: the first violations.
     """
 
@@ -73,7 +73,7 @@ class IdentityTally:
     first: list[Violation] = field(default_factory=list)
 
     def add(self, found: IdentityResult) -> None:
-        """Adds what came of one step."""
+        """Adds the result of one step."""
         self.checked += found.checked
         self.violated += found.violated
         self.first += found.first[: SHOWN - len(self.first)]
@@ -81,14 +81,14 @@ class IdentityTally:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What came of checking a run.
+    """Result of checking a run.
 
     Attributes:
-        run: its id.
-        steps: those that were looked at.
-        tallies: one for each identity.
+        run: id of the run.
+        steps: the steps checked.
+        tallies: one per identity.
         unchecked: what could not be checked, and why.
-        notes: what else there is to know, such as a plugin that has changed since.
+        notes: other remarks, such as a plugin that has changed since the run.
     """
 
     run: str
@@ -99,13 +99,16 @@ class AuditReport:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was found that does not hold."""
+        """Whether there are no violations."""
         return not any(tally.violated for tally in self.tallies)
 
 
 @dataclass(frozen=True)
 class _AuditedPhase:
-    """What gives a phase's figures again; `recipe` has only the rewards that can be scored here."""
+    """Everything needed to recompute a phase's figures.
+
+    `recipe` contains only the rewards that can be scored on this machine.
+    """
 
     recipe: Recipe
     strategy: Mask
@@ -122,14 +125,14 @@ def check_run(
     *,
     show: Callable[[int], None] = lambda _: None,
 ) -> AuditReport:
-    """Goes through stored steps and probes.
+    """Checks stored steps and probes of a run.
 
     Args:
-        registry: where the run is.
-        run: it has a folder.
-        steps: whose rollouts are recorded.
-        probes: of the run.
-        show: told the number of each step once it, or a probe of it, is done.
+        registry: registry that holds the run.
+        run: a run with a folder.
+        steps: steps with recorded rollouts.
+        probes: probe files of the run.
+        show: called with the step number after each checked step or probe.
 
     Raises:
         PluginError: the task, the mask or the estimator of the run cannot be used here.
@@ -142,13 +145,13 @@ def check_run(
     tallies = {i.name: IdentityTally(i.name, i.says, i.unit) for i in IDENTITIES}
     with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
         for step in steps:
-            table, told, found = _load_step_body(registry, run, step)
+            table, statistics, found = _load_step_body(registry, run, step)
             bodies.add(found)
             if table is not None:
-                name = told["phase"]
+                name = statistics["phase"]
                 if name not in phases:
                     phases[name] = _build_phase(spec, name, run)
-                evidence = _build_evidence(step, table, told, phases[name], pool)
+                evidence = _build_evidence(step, table, statistics, phases[name], pool)
                 for identity in IDENTITIES:
                     tallies[identity.name].add(identity.check(evidence))
             show(step)
@@ -172,7 +175,7 @@ def check_run(
 def _load_step_body(
     registry: Registry, run: RunRecord, step: int
 ) -> tuple[pa.Table | None, Mapping[str, Any], IdentityResult]:
-    """A step's body and statistics; no body where the file is not the one recorded."""
+    """A step's body and statistics; the body is None if its file is missing or has changed."""
     body = registry.results.rollout_body(run.id, step)
     table, found = _load_body_table(run, step, body.path, body.sha256)
     return table, body.statistics, found
@@ -189,7 +192,11 @@ def _load_body_table(
 
 
 def _build_evidence(
-    step: int, table: pa.Table, told: Mapping[str, Any], phase: _AuditedPhase, pool: RewardPool
+    step: int,
+    table: pa.Table,
+    statistics: Mapping[str, Any],
+    phase: _AuditedPhase,
+    pool: RewardPool,
 ) -> StepEvidence:
     return StepEvidence(
         step=step,
@@ -197,15 +204,15 @@ def _build_evidence(
         recipe=phase.recipe,
         strategy=phase.strategy,
         estimator=phase.estimator,
-        beta=told["beta"],
-        state=told["state_before"],
-        max_tokens=told["max_tokens"],
+        beta=statistics["beta"],
+        state=statistics["state_before"],
+        max_tokens=statistics["max_tokens"],
         pool=pool,
     )
 
 
 def _build_phase(spec: ExperimentSpec, name: str | None, run: RunRecord) -> _AuditedPhase:
-    """A phase by its name; None is the experiment itself."""
+    """Builds the phase called `name`; None stands for the base experiment."""
     phases = {phase.name: phase for phase in spec.phases}
     here, unchecked = _drop_unscorable_rewards(
         spec if name is None else spec.resolve_phase_spec(phases[name])
@@ -219,7 +226,7 @@ def _build_phase(spec: ExperimentSpec, name: str | None, run: RunRecord) -> _Aud
 
 
 def _drop_unscorable_rewards(spec: ExperimentSpec) -> tuple[ExperimentSpec, tuple[str, ...]]:
-    """The spec without the rewards whose plugins cannot be used here, and why they cannot."""
+    """The spec without the rewards whose plugins cannot be used here, and a reason for each."""
     lost: dict[str, str] = {}
     uses: list[tuple[str, TurnReward | GlobalReward]] = [
         *spec.rewards.turn.items(),
@@ -239,7 +246,7 @@ def _drop_unscorable_rewards(spec: ExperimentSpec) -> tuple[ExperimentSpec, tupl
 
 
 def _describe_mask_reach(spec: ExperimentSpec, strategy: Mask, phase: str | None) -> Iterator[str]:
-    """That observations learn, where they do."""
+    """Yields a note if the mask trains on environment observations."""
     if (
         phase is not None
         and isinstance(spec.rollout, EnvironmentRolloutSpec)
@@ -254,11 +261,11 @@ def _describe_mask_reach(spec: ExperimentSpec, strategy: Mask, phase: str | None
 def _describe_plugin_changes(
     now: Sequence[Provenance], then: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Plugins that are not those that the run used."""
+    """Yields a note for each plugin whose version or source differs from the run's."""
     used = {(p["kind"], p["name"]): p for p in then}
     for plugin in now:
         before = used.get((plugin.kind, plugin.name))
-        if before is None:  # of a phase alone: the record is of the experiment itself
+        if before is None:  # used by a phase only; the record covers the base experiment
             continue
         label = f"{plugin.kind} plugin {plugin.name!r}"
         here = f"{plugin.distribution} {plugin.version}"

@@ -1,7 +1,7 @@
-"""A suite of held-out sets, answered by an exported model, batch by batch.
+"""Evaluate an exported model on a suite of held-out sets, batch by batch.
 
-What has been answered is kept in a folder, so an evaluation that is stopped goes on where it was:
-every problem has seeds of its own, so batches may be answered in any number of sittings.
+Finished batches are cached in a folder, so an interrupted evaluation resumes where it stopped.
+Every problem has its own seeds, so the split into sessions does not change any answer.
 """
 
 import gzip
@@ -34,18 +34,18 @@ from rlx.text import escape_unprintable
 __all__ = ["EvaluationContext", "answer_suite"]
 
 BATCH = 64
-"""Problems that are answered, scored and kept together."""
+"""Problems that are answered, scored and cached together."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationContext:
-    """Who answers.
+    """The model under evaluation and the workers that score it.
 
     Attributes:
         policy: the model.
-        sampler: with its weights.
-        pool: where rewards are scored.
-        mark: stands for the model's weights.
+        sampler: sampling engine with the model's weights.
+        pool: workers that score rewards.
+        mark: identifies the model's weights.
     """
 
     policy: Policy
@@ -63,20 +63,23 @@ def answer_suite(
     kept: Path,
     show: Callable[[Progress], None],
 ) -> dict[str, list[ScoredAnswer]]:
-    """Answers every set, but what was answered before in the same way.
+    """Answers every set of a suite, reusing cached answers sampled with the same settings.
 
     Args:
-        spec: runner and sampler; of its model only the chat template is asked.
-        sets: the experiment as it stands for each set, by name.
+        spec: provides runner and sampler; of its model section only the chat template is used.
+        sets: the experiment spec of each set, by name.
         suite: how many problems and answers.
-        model: its folder in the Hugging Face layout, or its name on the hub.
-        mark: what stands for its weights; None makes a digest of its files.
-        kept: folder of what has been answered.
-        show: told how far it is, in problems.
+        model: folder in the Hugging Face layout, or name on the hub.
+        mark: identifier of the model's weights; None computes a digest of its files.
+        kept: cache folder of finished batches.
+        show: called with the progress, in problems.
+
+    Returns:
+        The scored answers of each set, by name.
 
     Raises:
         SpecError: the model does not fit the experiment.
-        EnvironmentFault: files of the model, or the device, are missing.
+        EnvironmentFault: model files or the device are missing.
     """
     runner = spec.runner
     require_engine(spec.sampler)
@@ -91,7 +94,7 @@ def answer_suite(
         RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
         open_sampler(policy, spec.sampler, runner, device) as sampler,
     ):
-        means = EvaluationContext(policy, sampler, pool, mark or compute_model_fingerprint(there))
+        context = EvaluationContext(policy, sampler, pool, mark or compute_model_fingerprint(there))
         for number, (name, own) in enumerate(sets.items()):
             before = sum(list(counts.values())[:number])
 
@@ -100,7 +103,7 @@ def answer_suite(
 
             try:
                 answers[name] = _answer_set(
-                    build_recipe(own), suite, counts[name], means, kept, report_suite_progress
+                    build_recipe(own), suite, counts[name], context, kept, report_suite_progress
                 )
             except SpecError as error:
                 raise SpecError(f"set {name!r} of the suite: {error}") from error
@@ -111,56 +114,58 @@ def _answer_set(
     recipe: Recipe,
     suite: SuiteSpec,
     count: int,
-    means: EvaluationContext,
+    context: EvaluationContext,
     kept: Path,
-    tell: Callable[[int], None],
+    report: Callable[[int], None],
 ) -> list[ScoredAnswer]:
-    """One set, from what is kept where it can be."""
+    """Answers one set, reading cached batches where there are any."""
     sampling = {"top_k": 1} if suite.greedy else {}
     plan = recipe.plan.copy_with_sampling(suite.samples, **sampling)
     data = derive_seed(suite.seed, "held out")
-    folder = kept / _compute_answers_digest(recipe, suite, means)
+    folder = kept / _compute_answers_digest(recipe, suite, context)
     found: list[ScoredAnswer] = []
     for first in range(0, count, BATCH):
-        tell(first)
+        report(first)
         numbers = range(first, min(first + BATCH, count))
-        # A last batch that is smaller is another file: asking for more problems answers it anew.
+        # The file name includes the batch size: raising the problem count resamples a partial
+        # last batch.
         path = folder / f"{first:06d}_{len(numbers):03d}.json.gz"
         if (batch := _load_answer_batch(path)) is not None:
             found += batch
             continue
         try:
             problems = [recipe.task.problem("test", n, data) for n in numbers]
-        except ValueError as error:  # no problem is like what the options ask for
+        except ValueError as error:  # no problem matches the task's options
             raise SpecError(str(error)) from error
         seeds = [derive_seed(suite.seed, "evaluation", n) for n in numbers]
-        host = build_environment_host(recipe, means.pool)
-        with means.sampler.session() as session:
+        host = build_environment_host(recipe, context.pool)
+        with context.sampler.session() as session:
             trees = sample_rollout_trees(
-                plan, problems, seeds, session, means.policy.dialogue, host
+                plan, problems, seeds, session, context.policy.dialogue, host
             )
-        table = score_rollouts(trees, recipe.rewards, means.pool)
+        table = score_rollouts(trees, recipe.rewards, context.pool)
         batch = read_answers(trees, table, recipe.spec.evaluation.correct, first=first)
         _save_answer_batch(path, json.dumps([answer.to_json() for answer in batch]))
         found += batch
-    tell(count)
+    report(count)
     return found
 
 
-def _compute_answers_digest(recipe: Recipe, suite: SuiteSpec, means: EvaluationContext) -> str:
-    """What decides an answer: the model, the set's experiment, the plugins' code and data, and how
-    it is sampled."""
+def _compute_answers_digest(recipe: Recipe, suite: SuiteSpec, context: EvaluationContext) -> str:
+    """Digest of everything that determines an answer: the model, the set's spec, the plugins' code
+    and data, and the sampling settings."""
     spec, plugins = recipe.spec.dump_resolved(), resolve_plugins(recipe.spec)
-    said = {name: spec[name] for name in ("task", "rollout", "rewards", "sampler", "evaluation")}
-    how = {"seed": suite.seed, "samples": suite.samples, "greedy": suite.greedy}
-    made_of = [plugin.sha256 for plugin in plugins.provenance]
+    sections = ("task", "rollout", "rewards", "sampler", "evaluation")
+    settings = {name: spec[name] for name in sections}
+    sampling = {"seed": suite.seed, "samples": suite.samples, "greedy": suite.greedy}
+    sources = [plugin.sha256 for plugin in plugins.provenance]
     data = [dict(plugin.data()) for plugin in plugins.named]
-    text = json.dumps([said, how, means.mark, made_of, data], sort_keys=True)
+    text = json.dumps([settings, sampling, context.mark, sources, data], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _load_answer_batch(path: Path) -> list[ScoredAnswer] | None:
-    """A batch that was answered before; None where there is none that can be read."""
+    """Reads a cached batch; None if it is missing or unreadable."""
     try:
         kept = json.loads(gzip.decompress(path.read_bytes()))
         return [ScoredAnswer.from_json(record) for record in kept]
@@ -168,15 +173,15 @@ def _load_answer_batch(path: Path) -> list[ScoredAnswer] | None:
         return None
     except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError) as error:
         why = escape_unprintable(str(error))
-        said = (
+        warning = (
             f"warning: {format_path(path)} cannot be read ({why}): its problems are answered anew"
         )
-        print(said, file=sys.stderr, flush=True)
+        print(warning, file=sys.stderr, flush=True)
         return None
 
 
 def _save_answer_batch(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Writes a batch atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f"{path.name}.{os.getpid()}")
     with aside.open("wb") as file:

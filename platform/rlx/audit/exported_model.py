@@ -1,4 +1,4 @@
-"""A model that a run has exported, probed in this process, without learner or ranks."""
+"""Probe an exported model in the current process, without a learner or ranks."""
 
 from collections.abc import Callable
 
@@ -19,16 +19,16 @@ __all__ = ["probe_exported", "resolve_single_device"]
 def probe_exported(
     spec: ExperimentSpec, model: str, show: Callable[[Progress], None]
 ) -> ProbeResult:
-    """Probes a model as a run of `spec` would.
+    """Probes a model in the same way as a run of `spec` does.
 
     Args:
-        spec: with a `probe:` section; of its model only the chat template is asked.
-        model: its folder in the Hugging Face layout, or its name on the hub.
-        show: told how far it is.
+        spec: has a `probe:` section; of its model section only the chat template is used.
+        model: folder in the Hugging Face layout, or name on the hub.
+        show: called with the progress.
 
     Raises:
         SpecError: the experiment has no probe, or the model does not fit the experiment.
-        EnvironmentFault: files of the model, or the device, are missing.
+        EnvironmentFault: model files or the device are missing.
     """
     if spec.probe is None:
         raise SpecError("the experiment has no `probe:` section")
@@ -43,15 +43,15 @@ def probe_exported(
         RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
         open_sampler(policy, spec.sampler, runner, device) as sampler,
     ):
-        means = build_probe_context(recipe, policy, sampler, pool)
-        return probe_problems(spec.probe, means, spec.seed, None, show)
+        context = build_probe_context(recipe, policy, sampler, pool)
+        return probe_problems(spec.probe, context, spec.seed, None, show)
 
 
 def resolve_single_device(runner: RunnerSpec) -> torch.device:
-    """Where one process without ranks computes.
+    """The device of a single process without ranks.
 
     Raises:
-        EnvironmentFault: `runner.device` asks for a GPU that is not there.
+        EnvironmentFault: `runner.device` requires a GPU, and there is none.
     """
     there = torch.cuda.is_available()
     if runner.device == "cuda" and not there:

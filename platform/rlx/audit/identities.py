@@ -1,7 +1,7 @@
-"""What must hold of every recorded step, each identity by name.
+"""Identities that must hold for every recorded step, by name.
 
-A step's credit is computed again from the stored scores, mask and streams, and never from what was
-computed of them, so a figure that does not belong is found under its own name.
+Each figure is recomputed from the stored scores, mask and streams, never from other stored results,
+so a wrong figure is reported under its own name.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,16 +31,17 @@ from rlx.spec import DrGrpo, Gpg, Grpo, Opo, PassAtK, Rloo, TwoLevel, Uniform
 __all__ = ["IDENTITIES", "Identity", "check_probe_scores"]
 
 RTOL = 1e-6
-"""For sums, which threads may add up in another order; all else is compared bit for bit."""
+"""Tolerance for sums, whose order of addition depends on threads. Everything else is compared bit
+for bit."""
 
 _CENTRED = (Grpo, Uniform, DrGrpo, Rloo, Gpg, TwoLevel)
 """Estimators whose advantages have mean 0 within a group."""
 _COMPARING = (*_CENTRED, Opo, PassAtK)
-"""Estimators that see nothing of a row's score but how it differs from its group's."""
+"""Estimators that use a row's score only relative to the scores of its group."""
 
 
 class Identity(NamedTuple):
-    """Something that must hold, and what it is counted in."""
+    """A condition that must hold, with the function that checks it and the unit it counts."""
 
     name: str
     says: str
@@ -63,23 +64,23 @@ def _check_stored_scores(e: StepEvidence) -> IdentityResult:
         for what, before, after in differing:
             place_of = {"tree": place[0], "row": row_of.get(place)}
             turn = e.stored.trees[place[0]].segments[place[1]].turn
-            told = Violation(
+            violation = Violation(
                 step=e.step, turn=turn, what=what, stored=before, expected=after, **place_of
             )
-            wrong.append(told)
+            wrong.append(violation)
     return IdentityResult(checked, len(wrong), tuple(wrong[:SHOWN]))
 
 
 def check_probe_scores(
     step: int, points: Sequence[StoredPoint], recipe: Recipe, pool: RewardPool
 ) -> IdentityResult:
-    """Whether the stored scores of a probe are those of the stored texts, scored as in training.
+    """Checks that rescoring the stored texts of a probe gives the stored scores.
 
     Args:
-        step: of the run.
-        points: of its table.
-        recipe: of the experiment itself, which probes use in every phase.
-        pool: where plugins score.
+        step: step of the run.
+        points: stored points of the probe.
+        recipe: recipe of the base experiment, which probes use in every phase.
+        pool: workers that score rewards.
     """
     level = recipe.plan.levels[0]
     trees = [build_response_tree(p.problem, (), level, p.responses) for p in points]
@@ -98,8 +99,8 @@ def check_probe_scores(
         for what, before, after in differing:
             point = points[t]
             where = f"{point.scheme}, point {point.point}, sample {s - 1}, of {point.problem.id}"
-            said = f"{what} ({where})"
-            wrong.append(Violation(step=step, what=said, stored=before, expected=after))
+            label = f"{what} ({where})"
+            wrong.append(Violation(step=step, what=label, stored=before, expected=after))
     return IdentityResult(checked, len(wrong), tuple(wrong[:SHOWN]))
 
 
@@ -109,9 +110,9 @@ def _rescore_stored_rewards(
     rewards: Sequence[NamedReward],
     pool: RewardPool,
 ) -> Iterator[tuple[Place, Iterator[tuple[str, Value, Value]]]]:
-    """Every stored score's place, and what the plugin does not say again.
+    """Yields each stored score's place with its differences from a new score.
 
-    Rewards that others read are taken as stored; where a scorer failed there is no score.
+    Rewards read by other rewards are taken as stored. Scores of failed scorers are skipped.
     """
     for reward, place, now in rescore_rollouts(trees, rewards, stored, pool):
         held = stored.turns if reward.scope == "turn" else stored.rollouts
@@ -123,7 +124,7 @@ def _rescore_stored_rewards(
 def _compare_reward_entries(
     name: str, then: RewardEntry | None, now: RewardEntry
 ) -> Iterator[tuple[str, Value, Value]]:
-    """What a stored score says and the plugin does not."""
+    """Yields the differences between a stored score and a new one: name, stored, expected."""
     if then is None:
         yield f"reward {name}", "nothing", _get_entry_value(now)
     elif (then.raw, then.status) != (now.raw, now.status):
@@ -177,15 +178,15 @@ def _check_reward_mass(e: StepEvidence) -> IdentityResult:
     reduce = credit.turn_reduce or ("mean" if whole else "sum")
     turns = torch.where(rewards.turn_present, rewards.turn_rewards, 0.0).double()
     count = rewards.turn_present.sum(dim=1).clamp(min=1) if reduce == "mean" else 1
-    given = turns.sum(dim=1) / count + rewards.global_rewards.double()
+    expected = turns.sum(dim=1) / count + rewards.global_rewards.double()
     found = (
         sum_token_rewards(e.get_token_stream("placed").double(), e.rows.own)
         + e.recomputed_batch.placed.lost.double()
     )
-    # Parts of opposite sign may cancel, so the scale is that of the recipe.
+    # Rewards of opposite sign may cancel, so the tolerance scales with the sum of magnitudes.
     scale = turns.abs().sum(dim=1) + rewards.global_rewards.double().abs()
-    wrong = ~((found - given).abs() <= RTOL * scale)
-    return e.collect_violations("placed and lost reward", found, given, wrong, len(given))
+    wrong = ~((found - expected).abs() <= RTOL * scale)
+    return e.collect_violations("placed and lost reward", found, expected, wrong, len(expected))
 
 
 def _check_stored_placement(e: StepEvidence) -> IdentityResult:
@@ -206,7 +207,7 @@ def _token_rewards(e: StepEvidence) -> IdentityResult:
 
 
 def _avoids_exponentials(e: StepEvidence) -> bool:
-    """Processors differ in the last bit of an exponential."""
+    """Whether the KL estimator has no exponential, whose last bit differs between CPUs."""
     return e.recipe.spec.credit.kl_penalty not in ("k3", "low_var_kl")
 
 
@@ -225,7 +226,7 @@ def _check_loss_weights(e: StepEvidence) -> IdentityResult:
 def _compare_token_stream(
     e: StepEvidence, name: str, expected: Tensor | None, *, exact: bool = True
 ) -> IdentityResult:
-    """A stored `[B, T]` stream against the same computed again."""
+    """Compares a stored `[B, T]` stream with the recomputed one."""
     stored = e.rows.tokens[name]
     if stored is None or expected is None:
         if stored is None and expected is None:
@@ -258,7 +259,7 @@ def _check_outside_mask(e: StepEvidence) -> IdentityResult:
 
 @dataclass(frozen=True, eq=False)
 class _Groups:
-    """Rows that were compared: `slot` `[B]` is a row's group, all else `[G]` is of the groups."""
+    """Groups of rows: `slot` `[B]` is each row's group; the other fields are `[G]`, per group."""
 
     slot: Tensor
     sizes: Tensor
@@ -275,13 +276,16 @@ class _Groups:
 
 
 def _reads_one_score(estimator: Estimator) -> bool:
-    """Whether it compares rows by what `_Groups` takes for their scores."""
+    """Whether the estimator compares rows by the scores that `_Groups` uses."""
     return estimator.reading() == "scores" or isinstance(estimator, Uniform)
 
 
 def _equal_scores(e: StepEvidence) -> IdentityResult:
-    """A group of one may get its raw score, so it is not looked at; nor is what is normalised once
-    more within the prompt, where a mean of 0 is one but for rounding."""
+    """Checks that groups with equal scores have zero advantages.
+
+    Groups of one row are skipped, since they may get their raw score. So is `prompt_renorm`, whose
+    second normalisation within the prompt leaves means of 0 only up to rounding.
+    """
     again = isinstance(e.estimator, TwoLevel) and e.estimator.second_level == "prompt_renorm"
     if again or not (isinstance(e.estimator, _COMPARING) and _reads_one_score(e.estimator)):
         return IdentityResult(0)
@@ -295,7 +299,10 @@ def _equal_scores(e: StepEvidence) -> IdentityResult:
 
 
 def _check_group_means(e: StepEvidence) -> IdentityResult:
-    """Rounding is that of the scores, and the larger the closer together they lie."""
+    """Checks that advantages of a group have mean 0.
+
+    The rounding error comes from the scores and grows as their spread shrinks.
+    """
     if not (isinstance(e.estimator, _CENTRED) and _reads_one_score(e.estimator)):
         return IdentityResult(0)
     groups, learns = _Groups.from_evidence(e), e.mask.any(dim=1)
@@ -325,7 +332,7 @@ def _get_first_row(rows: Tensor) -> int:
 
 
 def _is_nearly_equal(stored: Tensor, expected: Tensor) -> Tensor:
-    """Equal but for the order in which float32 was added up."""
+    """Equal up to the float32 rounding of a different order of addition."""
     scale = torch.where(expected.isfinite(), expected, 0.0).abs()
     slack = RTOL * scale.max() if scale.numel() else 0.0
     return (stored == expected) | ((stored - expected).abs() <= slack)
@@ -370,4 +377,4 @@ IDENTITIES: tuple[Identity, ...] = (
     ),
     Identity("totals", "the scores of rows are sums of their rewards", "rows", _check_score_totals),
 )
-"""In the order in which one rests on another."""
+"""In order of dependency: each identity relies on those before it."""

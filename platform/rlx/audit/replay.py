@@ -1,4 +1,4 @@
-"""A recorded step and its credit computed again, and how a difference is told."""
+"""Recompute the credit assignment of a recorded step, and report violations of identities."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,23 +20,23 @@ from rlx.step import RowRewards, TokenStreams, TrainBatch, assign_credit
 __all__ = ["SHOWN", "IdentityResult", "StepEvidence", "Value", "Violation"]
 
 SHOWN = 3
-"""Violations that are told of each identity in a step; the others are counted."""
+"""Violations reported per identity and step; further ones are only counted."""
 
 Value = float | str | bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """A place where something stored is not what it must be.
+    """A stored value that differs from the expected one.
 
     Attributes:
-        step: of the run, from 1.
-        tree: of the step.
-        row: of the step's batch; None for what was not trained on.
-        turn: its number, from 1; None for what belongs to no turn.
-        token: position in the row, 0 for the first of the prompt; None for what is no token's.
-        what: the figure, such as "advantages" or "reward accuracy".
-        stored, expected: what there is, and what it must be.
+        step: step of the run, from 1.
+        tree: tree of the step.
+        row: row of the step's batch; None if the item was not trained on.
+        turn: turn number, from 1; None if the figure belongs to no turn.
+        token: position in the row, 0 for the prompt's first token; None if it belongs to no token.
+        what: name of the figure, such as "advantages" or "reward accuracy".
+        stored, expected: the stored and the expected value.
     """
 
     step: int
@@ -50,7 +50,7 @@ class Violation:
 
 
 class IdentityResult(NamedTuple):
-    """What came of an identity in one step: on how much it was checked, and what is wrong."""
+    """Result of one identity in one step: items checked, number of violations, the first ones."""
 
     checked: int
     violated: int = 0
@@ -59,18 +59,18 @@ class IdentityResult(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StepEvidence:
-    """One stored step, and what gives its figures again.
+    """One stored step with everything needed to recompute its figures.
 
     Attributes:
-        step: its number.
-        stored: what was read; it has trained rows.
-        recipe: of the phase, as the run's spec has it.
-        strategy: the options of `recipe.mask`.
-        estimator: the options of `recipe.estimator`.
+        step: step number.
+        stored: the step as read from disk; it has trained rows.
+        recipe: recipe of the phase, from the run's spec.
+        strategy: options of `recipe.mask`.
+        estimator: options of `recipe.estimator`.
         beta: β of KL in the reward.
-        state: what the estimator carried on from the step before.
-        max_tokens: budget of each kind of turn.
-        pool: where plugins score.
+        state: estimator state carried over from the previous step.
+        max_tokens: token budget of each kind of turn.
+        pool: workers that score rewards.
     """
 
     step: int
@@ -90,7 +90,7 @@ class StepEvidence:
 
     @cached_property
     def batch(self) -> TokenBatch:
-        """Those rows, laid out anew."""
+        """The trained rows, flattened again from the stored trees."""
         trained = {(tree, segment) for tree, segment, *_ in self.rows.places}
         every = {(row.tree, row.segment) for row in list_batch_rows(self.stored.trees)}
         return build_token_batch(
@@ -99,11 +99,11 @@ class StepEvidence:
 
     @cached_property
     def rewards(self) -> RowRewards:
-        """Sums of the stored scores."""
+        """Row rewards, summed from the stored scores."""
         return build_row_rewards(self.batch, self.stored.trees, self.stored.rewards)
 
     def _states(self) -> dict[str, Tensor]:
-        """Steps and Monte-Carlo values of their states, where the step has them."""
+        """Reasoning steps and Monte-Carlo state values; empty if the step has none."""
         steps, values = self.rows.tokens["step_ids"], self.rows.tokens["mc_values"]
         if steps is None or values is None:
             return {}
@@ -112,7 +112,7 @@ class StepEvidence:
 
     @cached_property
     def recomputed_batch(self) -> TrainBatch:
-        """The step's credit."""
+        """The step's credit assignment, recomputed."""
         streams = TokenStreams(
             old_logprobs=self.get_token_stream("old_logprobs"),
             reference_logprobs=self.rows.tokens["reference_logprobs"],
@@ -139,7 +139,11 @@ class StepEvidence:
         return self.get_token_stream("mask")
 
     def get_token_stream(self, name: str) -> Tensor:
-        """A stored stream that every step has."""
+        """A stored stream that every step has.
+
+        Raises:
+            ValueError: the step has no such stream.
+        """
         tensor = self.rows.tokens[name]
         if tensor is None:
             raise ValueError(f"step {self.step} has no {name}")
@@ -148,7 +152,7 @@ class StepEvidence:
     def collect_violations(
         self, what: str, stored: Tensor, expected: Tensor, wrong: Tensor, checked: int
     ) -> IdentityResult:
-        """What is wrong among the tokens of the rows, `[B, T]` each, or among the rows, `[B]`."""
+        """Collects the violations marked in `wrong`, per token (`[B, T]`) or per row (`[B]`)."""
         places = [tuple(place) for place in wrong.nonzero()[:SHOWN].tolist()]
         first = tuple(
             self.violation(
@@ -161,7 +165,7 @@ class StepEvidence:
     def violation(
         self, what: str, stored: Value, expected: Value, row: int, token: int | None = None
     ) -> Violation:
-        """Something wrong with a row, or with one of its tokens."""
+        """A violation of a row, or of one of its tokens."""
         turn = int(self.batch.turn_ids[row, token]) if token is not None else 0
         return Violation(
             step=self.step,

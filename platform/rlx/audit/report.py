@@ -1,4 +1,4 @@
-"""What is made of a run's records once it has ended: pictures, kept as artifacts."""
+"""Draw the plots of a finished run and record them as artifacts."""
 
 from pathlib import Path
 
@@ -39,14 +39,14 @@ CURVES = (
     "environment/info/valid",
     "environment/info/duplicate",
 )
-"""Metrics worth a panel, where the run has them, behind every reward's mean."""
+"""Metrics drawn after the mean of every reward, if the run has them."""
 
 COLUMNS = 60
-"""Steps whose distributions are drawn, about: evenly spaced ones."""
+"""Approximate number of evenly spaced steps whose distributions are drawn."""
 
 
 def draw_run_pictures(registry: Registry, run_id: str, folder: RunFolder) -> None:
-    """Draws the run's pictures from the registry and records them as artifacts."""
+    """Draws the run's plots from the registry and records them as artifacts."""
     made: list[Path] = []
     evaluations = {e.label: e.metrics for e in registry.results.evaluations(run_id, "held_out")}
     before, after = evaluations.get("before"), evaluations.get("after")
@@ -59,9 +59,9 @@ def draw_run_pictures(registry: Registry, run_id: str, folder: RunFolder) -> Non
     spec = registry.run(run_id).spec["rewards"]
     rewards = [f"rewards/{name}/mean" for scope in ("turn", "global") for name in spec[scope]]
     curves = registry.results.metrics(run_id, [*rewards, *CURVES])
-    shown = {name: curves[name] for name in (*rewards, *CURVES) if len(curves.get(name, ())) > 1}
-    if shown:
-        made += draw_learning_curves(shown, folder.pictures / "curves")
+    drawn = {name: curves[name] for name in (*rewards, *CURVES) if len(curves.get(name, ())) > 1}
+    if drawn:
+        made += draw_learning_curves(drawn, folder.pictures / "curves")
     if kinds := _collect_spreads(registry, run_id):
         made += draw_distributions(kinds, folder.pictures / "distributions")
     for path in made:
@@ -71,7 +71,7 @@ def draw_run_pictures(registry: Registry, run_id: str, folder: RunFolder) -> Non
 
 
 def _collect_spreads(registry: Registry, run_id: str) -> dict[str, list[TurnDistribution]]:
-    """Rewards and lengths of the turns that were trained on, kind by kind, of some of the steps."""
+    """Rewards and lengths of trained turns by kind, at about `COLUMNS` evenly spaced steps."""
     steps = registry.results.rollout_steps(run_id)
     kinds: dict[str, list[TurnDistribution]] = {}
     for step in steps[:: max(1, len(steps) // COLUMNS)]:
@@ -86,10 +86,10 @@ def _collect_spreads(registry: Registry, run_id: str) -> dict[str, list[TurnDist
 
 
 def draw_over_steps(registry: Registry, run_id: str, folder: RunFolder) -> None:
-    """Draws accuracy and ECE of every held-out set that was answered after several steps.
+    """Draws accuracy and ECE over steps of every held-out set evaluated more than once.
 
-    The run's own sets are one picture, those of each suite that `rlx eval` has answered another;
-    all are recorded as artifacts.
+    The run's own sets share one plot, and each suite evaluated by `rlx eval` has its own. All are
+    recorded as artifacts.
     """
     families: dict[Path, dict[str, dict[int, EvaluationRecord]]] = {}
     for found in sorted(registry.results.evaluations(run_id), key=lambda e: e.at):
@@ -114,7 +114,7 @@ def draw_over_steps(registry: Registry, run_id: str, folder: RunFolder) -> None:
 
 
 def draw_probes(registry: Registry, run_id: str, folder: RunFolder) -> None:
-    """Draws the run's probes, where it has some, and records the pictures as artifacts."""
+    """Draws the run's probes, if it has any, and records the plots as artifacts."""
     probes = recorded_probes(registry, run_id)
     made: list[Path] = []
     if probes:

@@ -1,8 +1,7 @@
-"""Rewards, masks and advantages of stored rollouts, computed anew: what would have been.
+"""Recompute rewards, masks and advantages of stored rollouts, possibly under another experiment.
 
-Nothing is sampled and nothing of the run is changed. With the run's own experiment every figure
-comes out as it was stored, to the bit; with another one the differences are what that would have
-changed, had the policy said the same.
+Nothing is sampled, and the run is not modified. The run's own experiment reproduces every stored
+figure bit for bit. Another experiment shows what it would have changed for the same rollouts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,22 +26,22 @@ from rlx_registry import Registry, RunRecord, read_body
 __all__ = ["FigureChange", "RescoredStep", "RescoringSummary", "rescore_steps"]
 
 TOKENS = ("mask", "placed", "token_rewards", "kl", "returns", "advantages", "weights")
-"""Streams of tokens that are compared."""
+"""Token streams that are compared."""
 SCORES = ("total_score", "token_level_scores", "seed_returns_score")
 
 
 @dataclass(frozen=True, eq=False)
 class RescoredStep:
-    """One step as it was stored, and as it would have been.
+    """One step as stored, and as recomputed.
 
     Attributes:
-        step: its number.
-        phase: its name.
-        stored: what was read.
+        step: step number.
+        phase: name of the phase.
+        stored: the stored step.
         table: new rewards of all its trees.
-        rows: rows that would have been trained on, of those that were.
-        kept: `[B']` number of each of them among the stored rows.
-        recipe: what computed them.
+        rows: recomputed rows: the stored rows that still have all their rewards.
+        kept: `[B']` index of each of them among the stored rows.
+        recipe: the recipe that computed them.
     """
 
     step: int
@@ -56,18 +55,18 @@ class RescoredStep:
 
 @dataclass
 class FigureChange:
-    """One figure over all steps.
+    """Changes of one figure over all steps.
 
     Attributes:
-        what: "reward NAME", times its weight; a stream of tokens, or a score of rows.
+        what: "reward NAME" (weighted), a token stream, or a row score.
         unit: what `n` counts.
-        n: on how many it was compared.
-        changed: on how many it is another value, to the bit; one that is there only once counts.
-        n_before, n_after: how many of them had a value, and would have had one.
-        appeared, vanished: those that would have been the first to have one, or the last.
-        before, after: sums of those values; of absolute ones for what has a sign on tokens.
-        largest: largest absolute difference, where both are there.
-        turned: tokens whose advantage has the other sign.
+        n: number of values compared.
+        changed: number of values that differ in any bit, or that exist on one side only.
+        n_before, n_after: number of values that exist in the stored and the recomputed step.
+        appeared, vanished: values that exist only in the recomputed, or only in the stored step.
+        before, after: sums of the values; for token streams, of their absolute values.
+        largest: largest absolute difference between two existing values.
+        turned: tokens whose advantage changed sign.
     """
 
     what: str
@@ -85,14 +84,14 @@ class FigureChange:
 
     @property
     def means(self) -> tuple[float | None, float | None]:
-        """Before and after, each over those that have a value; None where none has."""
+        """Means before and after, each over existing values; None if there are none."""
         return (
             self.before / self.n_before if self.n_before else None,
             self.after / self.n_after if self.n_after else None,
         )
 
     def add(self, before: Tensor | None, after: Tensor | None, differ: Tensor) -> None:
-        """Adds values of one step, `[n]` each, or None where nobody has one."""
+        """Adds the values of one step, `[n]` each, or None if the step has none."""
         n = len(differ)
         self.n += n
         self.changed += int(differ.sum())
@@ -111,13 +110,13 @@ class FigureChange:
 
 @dataclass
 class RescoringSummary:
-    """What came of rescoring a run.
+    """Result of rescoring a run.
 
     Attributes:
-        run: its id.
-        steps: those that were rescored.
-        changes: by figure.
-        left: rows that were trained on and would not have been, since a reward of theirs is lost.
+        run: id of the run.
+        steps: the rescored steps.
+        changes: changes by figure.
+        left: trained rows that rescoring drops because one of their rewards is lost.
     """
 
     run: str
@@ -127,11 +126,11 @@ class RescoringSummary:
 
     @property
     def is_identical(self) -> bool:
-        """Whether everything is as it was stored, to the bit."""
+        """Whether every figure is bit-identical to the stored one."""
         return not self.left and not any(c.changed for c in self.changes.values())
 
     def get_figure_change(self, what: str, unit: str) -> FigureChange:
-        """That of a figure, begun where there is none."""
+        """Returns the changes of a figure, adding an empty entry if there is none."""
         return self.changes.setdefault(what, FigureChange(what, unit))
 
     def add(self, found: RescoredStep) -> None:
@@ -166,7 +165,7 @@ class RescoringSummary:
             self.get_figure_change(name, "rows").add(one, other, one != other)
 
     def _rewards(self, found: RescoredStep) -> None:
-        """Every named reward of every turn and rollout, whether it was trained on or not."""
+        """Adds every named reward of every turn and rollout, trained on or not."""
         tables = found.stored.rewards, found.table
         for scope in ("turns", "rollouts"):
             old, new = (getattr(table, scope) for table in tables)
@@ -181,7 +180,7 @@ class RescoringSummary:
 
 
 def _compute_weighted_reward(entry: RewardEntry | None) -> Tensor | None:
-    """What a reward adds to a sum, `[1]`; None where it is absent, which is not 0."""
+    """The weighted reward, `[1]`; None if it is absent, which is not the same as 0."""
     if entry is None or entry.raw is None:
         return None
     return torch.tensor([entry.raw * entry.weight], dtype=torch.float64)
@@ -196,20 +195,23 @@ def rescore_steps(
     own: bool,
     show: Callable[[int], None] = lambda _: None,
 ) -> Iterator[RescoredStep]:
-    """Computes stored steps anew, one after the other.
+    """Recomputes stored steps in order.
 
-    β that adapts and what an estimator carries on go from step to step, as in training. Where the
-    step before was not rescored, they begin with what is stored of it, or with the experiment's own
-    beginning where that is another one.
+    Adaptive β and estimator state carry over from step to step, as in training. If the previous
+    step was not rescored, they start from the stored values, or from the initial values of `spec`
+    if it is not the run's own experiment.
 
     Args:
-        registry: where the run is.
-        run: it has a folder.
+        registry: registry that holds the run.
+        run: a run with a folder.
         spec: the run's own experiment, or one that differs in rewards, mask, estimator, credit or
             loss.
-        steps: whose rollouts are recorded.
-        own: whether `spec` is the run's own.
-        show: told the number of each step once it is done.
+        steps: steps with recorded rollouts.
+        own: whether `spec` is the run's own experiment.
+        show: called with the number of each step once it is done.
+
+    Yields:
+        One result per step.
 
     Raises:
         PluginError: a plugin cannot be used here.
@@ -223,17 +225,17 @@ def rescore_steps(
     with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
         for step in steps:
             body = registry.results.rollout_body(run.id, step)
-            told = body.statistics
+            statistics = body.statistics
             stored = read_step(read_body(Path(str(run.directory)) / body.path, body.sha256))
-            name = told["phase"]
+            name = statistics["phase"]
             if name not in recipe:
                 recipe[name] = build_recipe(spec.resolve_phase_spec(phases[name]))
             here = recipe[name]
             if step != last + 1:
                 carried = None
-            carried = _build_controller_state(here, carried, told, own=own)
+            carried = _build_controller_state(here, carried, statistics, own=own)
             found, train = _recompute_step(
-                step, name, stored, here, carried, told["max_tokens"], pool
+                step, name, stored, here, carried, statistics["max_tokens"], pool
             )
             carried, last = carried.after(train, here.spec, with_critic=False), step
             show(step)
@@ -241,14 +243,15 @@ def rescore_steps(
 
 
 def _build_controller_state(
-    recipe: Recipe, before: ControllerState | None, told: Mapping[str, Any], *, own: bool
+    recipe: Recipe, before: ControllerState | None, statistics: Mapping[str, Any], *, own: bool
 ) -> ControllerState:
     credit, estimator = recipe.spec.credit, recipe.spec.estimator.plugin
     if before is not None:
         return ControllerState.begin(credit, before)
     if not own:
         return ControllerState.begin(credit, None)
-    return ControllerState.resume(credit, told["beta"], {estimator: told["state_before"]}, 0)
+    states = {estimator: statistics["state_before"]}
+    return ControllerState.resume(credit, statistics["beta"], states, 0)
 
 
 def _recompute_step(
@@ -295,7 +298,7 @@ def _build_stored_streams(
     batch: TokenBatch,
     kept: Tensor,
 ) -> TokenStreams:
-    """What was stored of each token of `batch`; `kept` has the number of each row in the store."""
+    """Stored token streams of `batch`; `kept` holds the index of each row among the stored rows."""
     rows, width = stored.rows, batch.is_own.shape[1]
 
     def select_kept_tokens(name: str) -> Tensor | None:
@@ -326,7 +329,7 @@ def _build_stored_streams(
 
 
 def _score_stored_trees(stored: StoredStep, recipe: Recipe, pool: RewardPool) -> RewardTable:
-    """Rewards of all trees, those sampled for a baseline apart from the others, as in training."""
+    """Scores all trees; greedy baseline trees are scored apart from the others, as in training."""
     numbers = [
         [t for t, role in enumerate(stored.roles) if (role == "greedy") == greedy]
         for greedy in (False, True)
@@ -340,7 +343,7 @@ def _score_stored_trees(stored: StoredStep, recipe: Recipe, pool: RewardPool) ->
 def _compute_greedy_scores(
     stored: StoredStep, table: RewardTable, before: Tensor, batch: Any
 ) -> Tensor:
-    """Scores of the greedy answers, in the order in which their prompts were drawn."""
+    """`[B]` score of the greedy answer to each row's prompt; `before` if there are none."""
     greedy = [t for t, role in enumerate(stored.roles) if role == "greedy"]
     if not greedy:
         return before
@@ -353,12 +356,16 @@ def _compute_greedy_scores(
 
 
 def _check_required_streams(recipe: Recipe, streams: TokenStreams, step: int) -> None:
-    """Sees that there is what the estimator reads."""
+    """Checks that every stream that the estimator reads was recorded.
+
+    Raises:
+        SpecError: a stream is missing.
+    """
     lacking = {
         "values": recipe.wants_values and streams.values is None,
         "reference_logprobs": recipe.wants_reference and streams.reference_logprobs is None,
         "mc_values": recipe.wants_mc and streams.mc_values is None,
-        "greedy_baseline": recipe.wants_greedy and streams.greedy_scores is None,
+        "greedy_scores": recipe.wants_greedy and streams.greedy_scores is None,
     }
     for name, lacks in lacking.items():
         if lacks:

@@ -1,4 +1,4 @@
-"""Whether two runs have the same numbers: everything that is recorded but times."""
+"""Compare two runs: every recorded number except timings must be equal."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,14 +9,14 @@ from rlx_registry import Registry, RunRecord, read_body
 __all__ = ["find_run_differences"]
 
 TIMED = ("perf/",)
-"""Beginnings of the names of metrics that measure the machine and not the run."""
+"""Name prefixes of metrics that measure the machine instead of the run."""
 
 
 def find_run_differences(registry: Registry, one: str, other: str) -> Iterator[str]:
-    """Says, in words, each thing of two runs of one experiment that is not the same.
+    """Yields a sentence for each difference between two runs of one experiment.
 
-    Looked at are metrics, evaluations with every problem's result, every recorded rollout with all
-    that is kept of its tokens, and the exported weights.
+    Compares metrics, evaluations with the result of every problem, recorded rollouts with all
+    their token streams, and the exported weights.
     """
     first, second = registry.run(one), registry.run(other)
     for run in (first, second):

@@ -1,4 +1,4 @@
-"""What must hold of a recorded step's turns, and of what an environment wrote between them."""
+"""Identities for the turns of a recorded step, and for the observations between them."""
 
 from collections.abc import Iterator
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def check_observations(e: StepEvidence) -> IdentityResult:
-    """Where the mask keeps to the policy's tokens, the environment's carry nothing."""
+    """Observations have no mask, weight, advantage or KL if the mask covers policy tokens only."""
     if e.strategy.reaches_beyond():
         return IdentityResult(0)
     observed, violated, first = e.batch.is_environment, 0, list[Violation]()
@@ -44,10 +44,10 @@ def check_observations(e: StepEvidence) -> IdentityResult:
 
 
 def check_response_mask(e: StepEvidence) -> IdentityResult:
-    """Where the mask is to be the whole response, it is, observations and all.
+    """A mask that reaches beyond the policy's tokens covers the response, observations included.
 
     Reference:
-        Design 000, section 2.2.
+        KG-R1, arXiv 2509.26383 (without state masking).
     """
     whole = isinstance(e.strategy, AllResponse | Effective) and e.strategy.reaches_beyond()
     if not whole:
@@ -57,7 +57,7 @@ def check_response_mask(e: StepEvidence) -> IdentityResult:
 
 
 def check_turn_ids(e: StepEvidence) -> IdentityResult:
-    """Turn ids run on from 1, each on the tokens of its own turn, the last turn's as well."""
+    """Turn ids count up without gaps, each on exactly the tokens of its turn, the last included."""
     checked, wrong = 0, []
     for number, row in enumerate(e.batch.rows):
         checked += len(row.turns)
@@ -71,7 +71,7 @@ def check_turn_ids(e: StepEvidence) -> IdentityResult:
 
 
 def _find_miscounted_turns(e: StepEvidence, number: int) -> Iterator[tuple[int, int, int]]:
-    """Turn ids of a row that are not those of its turn's own tokens: id, tokens, expected."""
+    """Turn ids of a row with a wrong number of tokens: id, tokens found, tokens expected."""
     row = e.batch.rows[number]
     segments = e.stored.trees[row.tree].segments
     before = 0 if row.parent == NO_PARENT else segments[row.parent].turn
@@ -84,7 +84,7 @@ def _find_miscounted_turns(e: StepEvidence, number: int) -> Iterator[tuple[int, 
 
 
 def _get_turn_limit(e: StepEvidence) -> int | None:
-    """Turns that a rollout may have, the forced answer included; None where nothing says so."""
+    """Maximum turns of a rollout, the forced answer included; None if there is no limit."""
     rollout = e.recipe.spec.rollout
     if not isinstance(rollout, EnvironmentRolloutSpec):
         return None
@@ -92,13 +92,13 @@ def _get_turn_limit(e: StepEvidence) -> int | None:
 
 
 def check_reward_places(e: StepEvidence) -> IdentityResult:
-    """Turns have rewards of their kind, rollouts those of the whole, and nothing else has any."""
+    """Turn rewards are on turns of their kind, and global rewards on whole rollouts."""
     checked, wrong = 0, list[Violation]()
     for (tree, segment), name, belongs in _list_stored_rewards(e):
         checked += 1
         if belongs is not None:
             turn = e.stored.trees[tree].segments[segment]
-            told = Violation(
+            violation = Violation(
                 step=e.step,
                 tree=tree,
                 turn=turn.turn,
@@ -106,13 +106,14 @@ def check_reward_places(e: StepEvidence) -> IdentityResult:
                 stored=f"given to a turn of kind {turn.kind}",
                 expected=belongs,
             )
-            wrong.append(told)
+            wrong.append(violation)
     return IdentityResult(checked, len(wrong), tuple(wrong[:SHOWN]))
 
 
 def _list_stored_rewards(e: StepEvidence) -> Iterator[tuple[Place, str, str | None]]:
-    """Every stored reward that the spec names: its place, its name, and, where that is not its
-    place, what it belongs to. The others are of plugins that cannot be used here."""
+    """Yields every stored reward that the spec names: its place, its name, and what it belongs to
+    if it is misplaced, else None. Rewards of plugins that cannot be used here are not in the spec.
+    """
     spec, trees, rewards = e.recipe.spec.rewards, e.stored.trees, e.stored.rewards
     for (tree, segment), entries in rewards.turns.items():
         kind = trees[tree].segments[segment].kind
@@ -133,7 +134,7 @@ def _list_stored_rewards(e: StepEvidence) -> Iterator[tuple[Place, str, str | No
 
 
 def turn_advantages(e: StepEvidence) -> IdentityResult:
-    """Under estimators that look at turns, a turn's tokens share one advantage, its own."""
+    """Under turn-level estimators, all tokens of a turn share that turn's advantage."""
     if isinstance(e.estimator, Grpo):
         looks = e.estimator.enable_multiturn_advantage
     else:
@@ -149,8 +150,8 @@ def turn_advantages(e: StepEvidence) -> IdentityResult:
 
 
 def _spread_turn_values(values: Tensor, turn_ids: Tensor, mask: Tensor) -> tuple[Tensor, int]:
-    """`[B, T]` the value of each turn's first token that learns, on all of its tokens; and how many
-    turns have one."""
+    """`[B, T]` the value of each turn's first masked-in token, spread over its masked-in tokens;
+    and the number of turns that have one."""
     spread, count = torch.zeros_like(values), 0
     for turn in turn_ids[mask & (turn_ids > 0)].unique().tolist():
         here = mask & (turn_ids == turn)

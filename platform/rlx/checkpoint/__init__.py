@@ -1,7 +1,7 @@
-"""Checkpoints of a run: written, sealed against damage, read again, forked and exported.
+"""Write, verify, load, fork and export the checkpoints of a run.
 
-In: what a rank needs to go on (weights, optimizer, controllers, counters). Out: a folder per step
-that is complete or ignored, a new run that starts from one, and models in the Hugging Face format.
+Input: the training state of a rank (weights, optimizer, controllers, counters). Output: one folder
+per step, ignored unless complete; runs that start from a checkpoint; Hugging Face models.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""Runs that go on from another run's checkpoint, under an experiment of their own."""
+"""Start a run from another run's checkpoint, with its own experiment."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,23 +32,24 @@ HERE: KeyPath = ("from_checkpoint",)
 
 
 def pin_checkpoint(registry: Registry, read: LoadedSpec) -> LoadedSpec:
-    """The experiment with the checkpoint that it goes on from looked up, checked, and named fully.
+    """Resolves and checks `from_checkpoint` of an experiment.
 
-    A run's name and `latest` are replaced by the run's id and the step, so that the digest stands
-    for one checkpoint. An experiment that goes on from none is given back as it is.
+    A run name and `latest` are replaced by the run's id and the step, so that the spec's digest
+    identifies one checkpoint. A spec without `from_checkpoint` is returned unchanged.
 
     Raises:
-        InvalidSpec: there is no such checkpoint, it is damaged, or does not fit the experiment.
+        InvalidSpec: the checkpoint is missing, damaged, or does not fit the experiment.
     """
-    said = read.spec.from_checkpoint
-    if said is None:
+    reference = read.spec.from_checkpoint
+    if reference is None:
         return read
     try:
-        run, folder = _find_origin(registry, said)
+        run, folder = _find_origin(registry, reference)
         state = read_state(folder)
     except (NotFoundError, AmbiguousNameError, CheckpointError) as error:
         why = escape_unprintable(str(error)).removesuffix(".")
-        message = f"from_checkpoint is '{escape_unprintable(said)}', which cannot be had: {why}"
+        name = escape_unprintable(reference)
+        message = f"from_checkpoint is '{name}', which cannot be had: {why}"
         faults = [Diagnostic(kind="value", message=message, path=HERE)]
     else:
         faults = [
@@ -64,10 +65,10 @@ def pin_checkpoint(registry: Registry, read: LoadedSpec) -> LoadedSpec:
 
 
 def copy_origin(registry: Registry, spec: ExperimentSpec, folder: RunFolder) -> None:
-    """Copies the checkpoint that a pinned experiment goes on from into the new run's folder.
+    """Copies the checkpoint of a pinned experiment into the new run's folder.
 
     Raises:
-        CheckpointError: it has been removed or changed since it was looked up.
+        CheckpointError: it was removed or changed after it was pinned.
     """
     if spec.from_checkpoint is None:
         return
@@ -80,14 +81,14 @@ def copy_origin(registry: Registry, spec: ExperimentSpec, folder: RunFolder) -> 
     )
 
 
-def _find_origin(registry: Registry, said: str) -> tuple[RunRecord, Path]:
-    """The run that is meant, and the folder of the checkpoint.
+def _find_origin(registry: Registry, reference: str) -> tuple[RunRecord, Path]:
+    """The run that `reference` names, and the folder of its checkpoint.
 
     Raises:
-        NotFound, Ambiguous: no one run is meant.
-        CheckpointError: it has none such, or a damaged one.
+        NotFoundError, AmbiguousNameError: the reference matches no run, or several.
+        CheckpointError: the run has no such checkpoint, or it is damaged.
     """
-    ref, _, step = said.partition("@")
+    ref, _, step = reference.partition("@")
     run = registry.run(ref)
     return run, find_checkpoint(
         _get_run_folder(run).checkpoints, step, _get_recorded_digests(registry, run)
@@ -97,7 +98,7 @@ def _find_origin(registry: Registry, said: str) -> tuple[RunRecord, Path]:
 def _check_origin_fit(
     spec: ExperimentSpec, run: RunRecord, state: RunState
 ) -> Iterator[Diagnostic]:
-    """What keeps an experiment from going on from a checkpoint, its critic aside."""
+    """Reasons why an experiment cannot start from a checkpoint, apart from its critic."""
     if state.step >= spec.steps:
         message = (
             f"phases have {spec.steps} steps, and {run.id} had taken {state.step} at the "
@@ -136,7 +137,7 @@ def _build_conflict(path: KeyPath, message: str, help_: str) -> Diagnostic:
 def _find_differing_paths(
     ours: Any, theirs: Any, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, ...]]:
-    """Paths at which two resolved sections say different things."""
+    """Key paths at which two resolved sections differ."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for key in ours.keys() | theirs.keys():
             yield from _find_differing_paths(ours.get(key), theirs.get(key), (*path, key))

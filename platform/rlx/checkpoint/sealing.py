@@ -1,4 +1,4 @@
-"""Folders that are written aside, sealed with a digest of every file, and compared when read."""
+"""Atomic folders with a manifest: write to staging, seal with file digests, verify when reading."""
 
 import hashlib
 import json
@@ -28,20 +28,20 @@ PART = ".part"
 
 
 class CheckpointError(RlxError):
-    """A checkpoint is not what was written."""
+    """A checkpoint is missing, damaged or incompatible."""
 
 
 def get_staging_folder(folder: Path) -> Path:
-    """Where a folder is written before `seal` gives it its name.
+    """The staging folder that `seal_folder` renames to `folder`.
 
-    Every attempt has a place of its own: one that was frozen while it wrote, and wakes up after
-    another has taken over, must not mix its files with the other's.
+    Every attempt has its own. An attempt that was suspended while writing and resumes after another
+    one took over must not mix its files with the other's.
     """
     return folder.with_name(f"{folder.name}{PART}-{os.environ.get(ATTEMPT, '0')}")
 
 
 def clear_staging_folder(folder: Path) -> Path:
-    """That place, made empty; what earlier attempts have left half-written goes."""
+    """Creates an empty staging folder and removes those left behind by earlier attempts."""
     aside = get_staging_folder(folder)
     for left in folder.parent.glob(f"*{PART}-*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -50,7 +50,7 @@ def clear_staging_folder(folder: Path) -> Path:
 
 
 def seal_folder(folder: Path) -> None:
-    """Writes the manifest of what was written aside, has all of it on the disk, and names it."""
+    """Writes the staging folder's manifest, syncs it to disk, and renames it to `folder`."""
     aside = get_staging_folder(folder)
     files = sorted(path for path in aside.rglob("*") if path.is_file())
     write_canonical_json(
@@ -60,7 +60,7 @@ def seal_folder(folder: Path) -> None:
 
 
 def write_canonical_json(path: Path, content: Any) -> None:
-    """Writes JSON that is the same for the same content."""
+    """Writes JSON with sorted keys, so that equal content gives equal files."""
     path.write_text(json.dumps(content, indent=1, sort_keys=True))
 
 
@@ -70,12 +70,12 @@ def compute_manifest_digest(folder: Path) -> str:
 
 
 def check_sealed_folder(folder: Path, sha256: str | None = None) -> None:
-    """Compares every file with the manifest, and that with its digest where one is given.
+    """Verifies every file against the manifest, and the manifest against `sha256` if given.
 
-    Links are refused, so nothing outside of the folder is ever looked at.
+    Symbolic links are refused, so no file outside the folder is ever read.
 
     Raises:
-        CheckpointError: something is missing, differs, is not named there, or is a link.
+        CheckpointError: a file is missing, changed, not in the manifest, or a symbolic link.
     """
     _refuse_links(folder)
     manifest = _read_manifest(folder)
@@ -90,13 +90,15 @@ def check_sealed_folder(folder: Path, sha256: str | None = None) -> None:
 
 
 def copy_sealed_folder(source: Path, target: Path, sha256: str | None = None) -> None:
-    """Makes a checkpoint's twin, of hard links where the disk allows it, and checks it.
+    """Copies a sealed folder, with hard links where the file system allows, and verifies the copy.
 
     Args:
-        sha256: the digest that was recorded.
+        source: the sealed folder.
+        target: the copy.
+        sha256: recorded digest of the manifest.
 
     Raises:
-        CheckpointError: the source is not as it was written, or has made room for newer ones.
+        CheckpointError: the source is damaged, or was removed in favour of newer checkpoints.
     """
     _refuse_links(source)
     aside = clear_staging_folder(target)
@@ -109,7 +111,7 @@ def copy_sealed_folder(source: Path, target: Path, sha256: str | None = None) ->
 
 
 def _move_into_place(aside: Path, folder: Path) -> None:
-    """Gives a folder its name, once all of it is on the disk."""
+    """Syncs a staging folder to disk and renames it."""
     for path in (*aside.rglob("*"), aside):
         sync_to_disk(path)
     if folder.is_symlink():
@@ -124,7 +126,7 @@ def _link_or_copy(source: str, target: str) -> None:
         os.link(source, target)
     except FileNotFoundError:
         raise
-    except OSError:  # another disk, or one that knows no links
+    except OSError:  # another disk, or a file system without hard links
         shutil.copyfile(source, target)
 
 

@@ -1,11 +1,11 @@
-"""Checkpoints: all that the next step needs, in sealed folders.
+"""Write, find and load checkpoints: sealed folders with the state that the next step needs.
 
-A checkpoint is a folder `checkpoints/step_000040` with the engines' own files below `policy` and
-`critic`, the run's state as `state.json`, and a manifest whose digest the registry remembers. Seeds
-are derived from the step's place in the data, so the data cursor is all that sampling and scoring
-need.
+A checkpoint is a folder such as `checkpoints/step_000040`. It holds the engines' own files in
+`policy` and `critic`, the run's state in `state.json`, and a manifest whose digest the registry
+records. Seeds are derived from the position in the data, so sampling and scoring only need the data
+cursor.
 
-Nothing here imports torch: submissions look at checkpoints too.
+This module does not import torch at the top level, because submissions read checkpoints too.
 """
 
 import json
@@ -52,35 +52,35 @@ __all__ = [
 
 STATE, POLICY, CRITIC = "state.json", "policy", "critic"
 IN_FLIGHT = "in_flight.pickle"
-"""The next step's rollouts, where they were sampled ahead."""
+"""Rollouts of the next step, if they were prefetched."""
 PREFIX = "step_"
 LATEST = "latest"
-"""Stands for the newest checkpoint, where one is named by its step."""
+"""Selects the newest checkpoint, in place of a step."""
 CONVERTED = "converted_"
-"""Begins the names of what `converted` makes; the digest of its source follows."""
+"""Name prefix of folders made by `convert_checkpoint`, followed by the digest of the source."""
 
 Recorded = Mapping[int, str]
-"""Digests that the registry has of a run's checkpoints, by their steps."""
+"""Digests of a run's checkpoints in the registry, by step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Where a run stands between two steps.
+    """State of a run between two steps.
 
     Attributes:
-        step: the last one taken.
-        cursor: problems drawn.
-        learned: steps in which some rollout could be scored.
-        phase: number of the phase that `step` belongs to, from 0.
-        done: steps of that phase that have been taken.
-        beta: β of KL in the reward where it adapts; None where it is fixed.
-        states: what each estimator carries on, by its name.
-        critic: steps in which the critic has learned.
-        ranks: how many wrote this.
-        zero_stage: under which they wrote it.
-        dtype: of the weights that were trained.
-        digest: of the experiment.
-        version: of rlx.
+        step: the last completed step.
+        cursor: number of problems drawn.
+        learned: number of steps in which some rollout could be scored.
+        phase: index of the phase that `step` belongs to, from 0.
+        done: completed steps of that phase.
+        beta: adaptive β of KL in the reward; None if it is fixed.
+        states: state carried over by each estimator, by its name.
+        critic: number of steps in which the critic was trained.
+        ranks: number of ranks that wrote the checkpoint.
+        zero_stage: ZeRO stage under which it was written.
+        dtype: dtype of the trained weights.
+        digest: digest of the experiment.
+        version: version of rlx.
     """
 
     step: int
@@ -98,7 +98,7 @@ class RunState:
     version: str = __version__
 
     def find_load_conflict(self, runner: RunnerSpec) -> tuple[str, str] | None:
-        """A key of `runner:` under which this cannot be loaded, and why; None where it can."""
+        """The key of `runner:` that prevents loading, and the reason; None if it can be loaded."""
         if runner.dtype != self.dtype:
             return "dtype", f"is {runner.dtype!r}, and the checkpoint is of {self.dtype} training"
         if runner.zero_stage != self.zero_stage and 0 in (runner.zero_stage, self.zero_stage):
@@ -107,14 +107,14 @@ class RunState:
         return None
 
     def needs_conversion(self, ranks: int, runner: RunnerSpec) -> bool:
-        """Whether it has to be converted for so many ranks."""
+        """Whether it must be converted before `ranks` ranks can load it under `runner`."""
         same = (ranks, runner.zero_stage) == (self.ranks, self.zero_stage)
         return runner.zero_stage > 0 and not same
 
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """A checkpoint on disk: its folder, its digest, its bytes."""
+    """A checkpoint on disk: its folder, manifest digest, and size in bytes."""
 
     path: Path
     sha256: str
@@ -131,15 +131,19 @@ def write_checkpoint(
     keep: int,
     in_flight: bytes | None = None,
 ) -> SavedCheckpoint | None:
-    """Writes a checkpoint; every rank calls it.
+    """Writes a checkpoint and removes old ones; every rank must call it.
 
     Args:
         root: folder of the run's checkpoints.
-        keep: checkpoints that stay, this one included.
-        in_flight: rollouts that the next step will learn from; None where it samples its own.
+        state: state of the run.
+        learner: saves the policy.
+        critic: saved too, unless None.
+        ranks: synchronises the ranks.
+        keep: number of checkpoints to keep, including this one.
+        in_flight: prefetched rollouts of the next step; None if there are none.
 
     Returns:
-        What was written, on rank 0; None elsewhere.
+        The checkpoint on rank 0; None on other ranks.
     """
     folder = root / folder_name(state.step)
     aside = get_staging_folder(folder)
@@ -157,22 +161,22 @@ def write_checkpoint(
         (aside / IN_FLIGHT).write_bytes(in_flight)
     seal_folder(folder)
     there = list_checkpoint_steps(root)
-    later = [step for step in there if step > state.step]  # refused when the run went on
+    later = [step for step in there if step > state.step]  # rejected when the run resumed
     old = [step for step in there if step <= state.step][keep:]
     gone = [root / folder_name(step) for step in (*later, *old)]
-    for path in (*gone, *root.glob(f"{CONVERTED}*")):  # a conversion has served by now
+    for path in (*gone, *root.glob(f"{CONVERTED}*")):  # conversions are no longer needed
         shutil.rmtree(path, ignore_errors=True)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return SavedCheckpoint(folder, compute_manifest_digest(folder), size)
 
 
 def folder_name(step: int) -> str:
-    """What the checkpoint of a step is called."""
+    """Folder name of the checkpoint of a step."""
     return f"{PREFIX}{step:06d}"
 
 
 def list_checkpoint_steps(root: Path) -> list[int]:
-    """Steps of the checkpoints that were completed, newest first."""
+    """Steps of the completed checkpoints, newest first."""
     names = [path.name.removeprefix(PREFIX) for path in root.glob(f"{PREFIX}*") if path.is_dir()]
     return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
@@ -180,12 +184,12 @@ def list_checkpoint_steps(root: Path) -> list[int]:
 def find_newest_checkpoint(
     root: Path, recorded: Recorded, tell: Callable[[str], None]
 ) -> Path | None:
-    """The newest checkpoint that is as it was written; None where there is none.
+    """The newest undamaged checkpoint; None if there is none.
 
     Args:
         root: folder of the run's checkpoints.
-        recorded: what the registry knows of them.
-        tell: told of every one that is refused, and why.
+        recorded: their digests in the registry.
+        tell: called with a message for every checkpoint that is rejected.
     """
     for step in list_checkpoint_steps(root):
         folder = root / folder_name(step)
@@ -199,7 +203,7 @@ def find_newest_checkpoint(
 
 
 def find_checkpoint(root: Path, step: str, recorded: Recorded) -> Path:
-    """The checkpoint of a step, or the newest that is sound where `step` is "latest".
+    """The checkpoint of a step, or the newest undamaged one if `step` is "latest".
 
     Raises:
         CheckpointError: there is none, or it is damaged.
@@ -222,9 +226,10 @@ def find_checkpoint(root: Path, step: str, recorded: Recorded) -> Path:
 
 
 def copy_checkpoint(root: Path, step: str, recorded: Recorded, aside: Path) -> Path:
-    """A twin of the checkpoint that `named` finds, in a folder that no run clears.
+    """Copies the checkpoint that `find_checkpoint` returns into the folder `aside`.
 
-    It stays where a run that goes on removes its old ones.
+    The copy remains when a running run removes its old checkpoints. If one is removed while it is
+    being copied, the search starts again.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
@@ -242,16 +247,18 @@ def copy_checkpoint(root: Path, step: str, recorded: Recorded, aside: Path) -> P
 
 
 def convert_checkpoint(folder: Path, root: Path) -> Path:
-    """A checkpoint as any number of ranks can load it, made once and checked like any other.
+    """Converts a checkpoint to the universal format, which any number of ranks can load.
+
+    The result is cached, and verified like any other checkpoint.
 
     Args:
-        folder: of a sound checkpoint, written under ZeRO stage 1, 2 or 3.
-        root: where the conversion is kept until the next checkpoint is written.
+        folder: an undamaged checkpoint, written under ZeRO stage 1, 2 or 3.
+        root: folder of the conversion, which stays until the next checkpoint is written.
 
     Raises:
         RlxError: DeepSpeed cannot convert it.
     """
-    from rlx.learner import convert_checkpoints  # brings torch
+    from rlx.learner import convert_checkpoints  # imports torch
 
     target = root / f"{CONVERTED}{compute_manifest_digest(folder)[:16]}"
     try:
@@ -266,16 +273,16 @@ def convert_checkpoint(folder: Path, root: Path) -> Path:
 
 
 def read_state(folder: Path) -> RunState:
-    """The state that a checkpoint holds.
+    """Reads the state of a checkpoint.
 
     Raises:
         CheckpointError: another version of rlx wrote it.
     """
-    said = json.loads((folder / STATE).read_text())
+    state = json.loads((folder / STATE).read_text())
     try:
-        return RunState(**said)
+        return RunState(**state)
     except TypeError as error:
-        version = said.get("version")
+        version = state.get("version")
         raise CheckpointError(
             f"checkpoint {folder.name} is of rlx {version}, and this is {__version__}"
         ) from error
@@ -287,7 +294,7 @@ def has_critic(folder: Path) -> bool:
 
 
 def read_in_flight_bytes(folder: Path) -> bytes | None:
-    """What `write` was given to keep for the next step."""
+    """Prefetched rollouts that `write_checkpoint` stored for the next step; None without any."""
     path = folder / IN_FLIGHT
     return path.read_bytes() if path.exists() else None
 
@@ -295,10 +302,13 @@ def read_in_flight_bytes(folder: Path) -> bytes | None:
 def load_checkpoint(
     folder: Path, learner: "Learner", critic: "Critic | None", *, universal: bool = False
 ) -> None:
-    """Loads weights and optimisers; every rank calls it, after one has checked the folder.
+    """Loads weights and optimizers; every rank calls it, after one rank has verified the folder.
 
     Args:
-        universal: the folder is one that `converted` made.
+        folder: the checkpoint.
+        learner: receives the policy.
+        critic: receives the critic's part, unless None.
+        universal: whether the folder was made by `convert_checkpoint`.
 
     Raises:
         CheckpointError: the critic's part is missing.

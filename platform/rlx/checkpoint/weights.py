@@ -1,4 +1,4 @@
-"""The model that a checkpoint holds, in the layout that everybody else reads."""
+"""Export the policy of a checkpoint in the Hugging Face layout."""
 
 import os
 from pathlib import Path
@@ -13,18 +13,18 @@ __all__ = ["write_weights"]
 
 
 def write_weights(spec: ExperimentSpec, checkpoint: Path, folder: Path) -> None:
-    """Writes a checkpoint's policy in the Hugging Face layout, as runs write theirs in the end.
+    """Writes a checkpoint's policy in the Hugging Face layout, as a finished run exports its model.
 
     Args:
-        spec: of the run.
-        checkpoint: a folder that has been compared with its digests.
-        folder: to be made.
+        spec: spec of the run.
+        checkpoint: folder of a verified checkpoint.
+        folder: folder to create.
 
     Raises:
-        RlxError: the checkpoint is of another model.
-        EnvironmentFault: files of the model that was trained are missing.
+        RlxError: the checkpoint holds another model.
+        EnvironmentFault: files of the base model are missing.
     """
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed looks for devices, and says so
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed probes for devices and logs it
     from transformers.utils.logging import disable_progress_bar
 
     from rlx.learner import PackedPolicy, load_consolidated_weights, write_model
@@ -33,7 +33,7 @@ def write_weights(spec: ExperimentSpec, checkpoint: Path, folder: Path) -> None:
     disable_progress_bar()
     dtype = getattr(torch, read_state(checkpoint).dtype)
     policy = adapt_policy(build_policy(spec.model, spec.seed), spec.model, spec.seed)
-    for parameter in policy.model.parameters():  # buffers stay: positions need float32
+    for parameter in policy.model.parameters():  # not buffers: positions need float32
         parameter.data = parameter.data.to(dtype)
     try:
         PackedPolicy(policy.model).load_state_dict(load_consolidated_weights(checkpoint / POLICY))

@@ -1,7 +1,9 @@
-"""The verbs of `rlx`. The only room that may import every other; each verb imports its own.
+"""Command line of rlx: the `rlx` commands and their exit codes.
 
-Results go to stdout, everything else to stderr. Exit codes are those of `rlx.errors`; 2 is also
-wrong usage, 130 an interrupt. A traceback is shown only with RLX_DEBUG=1, and always kept.
+This package may import every other rlx package; each command imports only what it needs. Results
+go to stdout, everything else to stderr. Exit codes are those of `rlx.errors`; 2 also means wrong
+usage, 130 an interrupt. A traceback is printed only with RLX_DEBUG=1; that of an unexpected error
+is always saved in a file.
 """
 
 import os
@@ -14,10 +16,10 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one verb and returns its exit code.
+    """Runs one command and returns its exit code.
 
     Args:
-        arguments: without the program's name; those of the process when None.
+        arguments: without the program name; None takes those of the process.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _open_streams()
@@ -25,17 +27,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"rlx {rlx.__version__}")
         return 0
     try:
-        from rlx.cli.failures import run_guarded  # after the quick answer: click takes a moment
+        from rlx.cli.failures import run_guarded  # after --version: importing click is slow
         from rlx.cli.verb_group import rlx_command
 
         return run_guarded(rlx_command, arguments)
-    except KeyboardInterrupt:  # while importing, or while saying what went wrong
+    except KeyboardInterrupt:  # during an import, or while an error is reported
         print("interrupted", file=sys.stderr)
         return 130
 
 
 def _open_streams() -> None:
-    """Gives a process that was started without stdout or stderr (`>&-`) somewhere to write."""
+    """Opens /dev/null as stdout and stderr where the process was started without them (`>&-`)."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115

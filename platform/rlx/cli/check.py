@@ -1,4 +1,4 @@
-"""`rlx check`: whether a run's stored rollouts and probes hold together."""
+"""`rlx check`: checks that a run's stored rollouts and probes are consistent."""
 
 import json
 from dataclasses import asdict
@@ -19,14 +19,14 @@ __all__ = ["check"]
 
 @click.command()
 @click.argument("run")
-@click.option("--step", type=click.IntRange(min=1), help="Only this step.")
+@click.option("--step", type=click.IntRange(min=1), help="Check only this step.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @registry_option
 def check(run: str, step: int | None, as_json: bool, url: str) -> int:
-    """Check that RUN's records hold together: scores, masks, rewards, advantages, probes.
+    """Check that RUN's records are consistent: scores, masks, rewards, advantages, probes.
 
-    The exit code is 0 when every identity holds, 1 when one does not, and 3 when all that could be
-    checked holds but a reward's plugin is missing.
+    The exit code is 0 when every identity holds, 1 when one is violated, and 3 when every identity
+    that could be checked holds but a reward plugin is missing.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -110,7 +110,7 @@ def _get_tally_sign(tally: "IdentityTally") -> str:
 
 
 def _describe_violation(v: "Violation") -> str:
-    """Where something is wrong, and how."""
+    """Describes where a value is wrong, with the stored and the expected value."""
     named = (
         ("step", v.step),
         ("tree", v.tree),

@@ -1,4 +1,4 @@
-"""Evaluations that `rlx compare` may put into one cell: those that were asked alike."""
+"""Selects the evaluations that `rlx compare` may average: those with the same settings."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,15 @@ from rlx_registry import EvaluationRecord, RunRecord
 __all__ = ["ExcludedEvaluation", "select_comparable_evaluations", "select_newest_runs"]
 
 Evaluations = dict[str, list[EvaluationRecord]]
-"""By the run's id."""
+"""Evaluations by run id."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExcludedEvaluation:
-    """An evaluation that was asked otherwise than most of its suite.
+    """An evaluation whose settings differ from those of most evaluations of its suite.
 
     Attributes:
-        why: what is otherwise.
+        why: the settings that differ.
     """
 
     suite: str
@@ -28,7 +28,7 @@ class ExcludedEvaluation:
 
 
 def select_newest_runs(runs: Sequence[RunRecord]) -> dict[int, RunRecord]:
-    """The newest run of every seed, by the seed."""
+    """Returns the newest run of each seed, ordered by seed."""
     ordered = sorted(runs, key=lambda run: int(run.id.rpartition("-")[2]))
     return dict(sorted({run.seed: run for run in ordered}.items()))
 
@@ -36,11 +36,14 @@ def select_newest_runs(runs: Sequence[RunRecord]) -> dict[int, RunRecord]:
 def select_comparable_evaluations(
     runs: Sequence[RunRecord], evaluations: Evaluations
 ) -> tuple[Evaluations, tuple[ExcludedEvaluation, ...]]:
-    """Keeps of every suite what was asked as most of it was, and says what else there is.
+    """Selects the evaluations that have the most common settings of their suite.
 
     Args:
-        runs: where ways of asking are equally many, that of the first of them counts.
-        evaluations: of each run, one of a suite.
+        runs: in order of precedence: on a tie, the settings of the earliest run win.
+        evaluations: by run id, at most one per suite.
+
+    Returns:
+        The evaluations that were kept, by run id, and those that were excluded.
     """
     ways: dict[str, dict[str, Mapping[str, Any]]] = {}
     for run in runs:
@@ -61,7 +64,10 @@ def select_comparable_evaluations(
 
 
 def _get_evaluation_settings(evaluation: EvaluationRecord, seed: int) -> Mapping[str, Any]:
-    """How a set was asked, as its record says; the experiment says it of its own evaluations."""
+    """Returns the recorded settings of an evaluation; empty where none are recorded.
+
+    For the experiment's own suite, the run's seed counts as the same setting in every run.
+    """
     suite = (evaluation.payload or {}).get("suite")
     if suite is None:
         return {}

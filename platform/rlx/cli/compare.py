@@ -1,4 +1,4 @@
-"""`rlx compare`: recipes side by side, what they differ in first, then what came of it."""
+"""`rlx compare`: how recipes differ in their specs, and in their metrics over seeds."""
 
 import json
 from pathlib import Path
@@ -16,38 +16,40 @@ __all__ = ["compare"]
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="RUN|GROUP|NAME...")
 @click.option("--json", "form", flag_value="json", help="Print JSON.")
-@click.option("--csv", "form", flag_value="csv", help="Print a line per recipe and figure.")
+@click.option("--csv", "form", flag_value="csv", help="Print CSV: a line per recipe and metric.")
 @click.option("--md", "form", flag_value="md", help="Print Markdown.")
-@click.option("--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Write HTML.")
+@click.option(
+    "--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Write an HTML page."
+)
 @registry_option
 def compare(names: tuple[str, ...], form: str | None, page: Path | None, url: str) -> None:
-    """Compare recipes: the difference of their experiments, then figures over seeds.
+    """Compare recipes: how their experiments differ, then their metrics over seeds.
 
-    Runs are put together that differ in their seeds alone. A GROUP is what `rlx submit --seeds
-    --grid` has run, a NAME all finished runs of that experiment. Intervals are Student's over
-    seeds. Differences are from the first recipe, seed by seed, with the exact paired permutation
-    test: with 3 seeds p is never below .25, with 5 never below .0625. Where both were asked the
-    same problems, differences are given problem by problem as well.
+    Runs that differ only in their seed form one recipe. A GROUP holds the runs of `rlx submit
+    --seeds --grid`; a NAME stands for all finished runs of that experiment. Confidence intervals
+    are Student's t over seeds. Differences are from the first recipe, paired by seed, with the
+    exact paired permutation test: p is at least .25 with 3 seeds and .0625 with 5. Where two
+    recipes were evaluated on the same problems, per-problem differences are shown as well.
     """
-    from rlx.cli import comparison_tables as shown
+    from rlx.cli import comparison_tables as tables
 
     with open_registry(url) as registry:
         found = compare_recipes(registry, names)
     if page is not None:
         try:
-            page.write_text(shown.render_comparison_html(found), encoding="utf-8")
+            page.write_text(tables.render_comparison_html(found), encoding="utf-8")
         except OSError as error:
             raise EnvironmentFault(
                 f"cannot write {escape_unprintable(str(page))}: {error.strerror or error}"
             ) from error
         click.echo(escape_unprintable(str(page)), err=True)
     if form == "json":
-        click.echo(json.dumps(shown.build_comparison_json(found), indent=2))
+        click.echo(json.dumps(tables.build_comparison_json(found), indent=2))
     elif form == "csv":
-        click.echo(shown.format_comparison_csv(found), nl=False)
-        for line in shown.describe_exclusions(found):
+        click.echo(tables.format_comparison_csv(found), nl=False)
+        for line in tables.describe_exclusions(found):
             click.echo(line, err=True)
     elif form == "md":
-        click.echo(shown.format_comparison_markdown(found), nl=False)
+        click.echo(tables.format_comparison_markdown(found), nl=False)
     elif page is None:
-        shown.show_comparison(found)
+        tables.show_comparison(found)

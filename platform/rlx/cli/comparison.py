@@ -1,4 +1,4 @@
-"""Recipes side by side: what their experiments differ in, and what came of them over seeds."""
+"""Compares recipes: how their experiments differ, and their metrics over seeds."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,25 +21,25 @@ METRICS = (
     "accuracy", "mean_confidence", "brier", "nll", "ece", "ece_mass", "auroc", "within_auroc",
     "aurc", "alike_share",
 )  # fmt: skip
-"""Of every evaluation after training, where it has them."""
+"""Metrics that are compared, of every evaluation after training that has them."""
 UNTOLD = ("name", "seed")
-"""Of a spec: what does not make another recipe."""
+"""Spec keys that do not distinguish recipes."""
 
 NAMED = 5
-"""Names that are told where none is near."""
+"""Names that an error lists when none is similar."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRecipe:
-    """Runs of one experiment that differ in their seeds.
+    """Runs of one experiment that differ only in their seed.
 
     Attributes:
-        label: "A", "B", ... in the order in which they were named.
-        digest: of the experiment.
-        name: as the first of its runs has it.
-        runs: run ids by seed; the newest where a seed was run more than once.
-        values: for each suite and metric the figure of every seed.
-        asked: for each suite the answers of every seed, where they were kept.
+        label: "A", "B", ... in the order of the arguments.
+        digest: digest of the experiment.
+        name: the experiment's name in the first run.
+        runs: run id by seed; the newest run where a seed has several.
+        values: value of each seed, by suite and metric.
+        asked: answers of each seed, by suite, where they were recorded.
     """
 
     label: str
@@ -52,11 +52,11 @@ class ComparedRecipe:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRow:
-    """One figure of all recipes.
+    """One metric of one suite, for all recipes.
 
     Attributes:
-        means: over seeds, by recipe; None where it has none.
-        differences: from the first recipe, over the seeds that both have.
+        means: mean over seeds of each recipe; None where the recipe lacks the metric.
+        differences: of each recipe from the first, over the seeds that both have; None if absent.
     """
 
     suite: str
@@ -67,12 +67,11 @@ class ComparisonRow:
 
 @dataclass(frozen=True, slots=True)
 class SuiteDifferences:
-    """A suite's differences from the first recipe, problem by problem.
+    """Per-problem differences from the first recipe on one suite.
 
     Attributes:
-        differences: by recipe, then by figure; None where it was not asked the same problems, or
-            nobody knows.
-        absent: by recipe why there is none; None where there is one.
+        differences: of each recipe, by metric; None where the problems differ or are not recorded.
+        absent: for each recipe, why its differences are missing; else None.
     """
 
     suite: str
@@ -82,14 +81,14 @@ class SuiteDifferences:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything that is said of some recipes.
+    """A comparison of recipes.
 
     Attributes:
-        spec: for every path of the experiment in which they differ its value in each.
-        rows: by suite, then by metric.
-        by_problem: of every suite; none of a single recipe.
-        left: runs that were named and have not finished, nor were run anew.
-        unlike: evaluations that were asked otherwise than most of their suite, and do not count.
+        spec: value of each recipe, by the spec paths in which they differ.
+        rows: ordered by suite, then by metric.
+        by_problem: one per suite; empty for a single recipe.
+        left: ids of runs that have not finished, unless a finished run has the same spec and seed.
+        unlike: evaluations excluded because their settings differ from most of their suite.
     """
 
     recipes: tuple[ComparedRecipe, ...]
@@ -101,11 +100,11 @@ class Comparison:
 
 
 def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
-    """Compares the runs that are named.
+    """Compares the recipes of the named runs, groups and experiments.
 
     Raises:
-        NotFound: a name is nobody's.
-        SpecError: none of the runs has finished.
+        NotFoundError: there is no run with this id.
+        SpecError: a name is unknown, or none of the runs has finished.
     """
     runs = _find_named_runs(registry, names)
     finished = [run for run in runs if run.status == "finished"]
@@ -134,8 +133,11 @@ def compare_recipes(registry: Registry, names: Sequence[str]) -> Comparison:
 
 
 def _find_named_runs(registry: Registry, names: Sequence[str]) -> list[RunRecord]:
-    """Runs in the order in which they were named, a group's as they joined it, an experiment's
-    oldest first, each once."""
+    """Returns each named run once, in the order of the arguments.
+
+    The runs of a group come in the order in which they joined it, those of an experiment oldest
+    first.
+    """
     groups, found = registry.groups(), dict[str, RunRecord]()
     for name in names:
         if name in groups:
@@ -174,7 +176,7 @@ def _build_compared_recipe(
     from rlx.evaluation import EvaluationAnswers
 
     values: dict[tuple[str, str], dict[int, float]] = {}
-    asked: dict[str, dict[int, EvaluationAnswers]] = {}
+    answers: dict[str, dict[int, EvaluationAnswers]] = {}
     for seed, run in runs.items():
         for evaluation in evaluations[run.id]:
             for metric in METRICS:
@@ -182,14 +184,14 @@ def _build_compared_recipe(
                 if value is not None:
                     values.setdefault((evaluation.suite, metric), {})[seed] = float(value)
             if (own := EvaluationAnswers.from_payload(evaluation.payload)) is not None:
-                asked.setdefault(evaluation.suite, {})[seed] = own
+                answers.setdefault(evaluation.suite, {})[seed] = own
     ids = {seed: run.id for seed, run in runs.items()}
     first = next(iter(runs.values()))
-    return ComparedRecipe(label, first.digest, first.name, ids, values, asked)
+    return ComparedRecipe(label, first.digest, first.name, ids, values, answers)
 
 
 def _select_last_evaluations(evaluations: Iterable[EvaluationRecord]) -> list[EvaluationRecord]:
-    """After training, the newest of each suite; probes have other figures."""
+    """Returns the newest evaluation after training of each suite; probes have other metrics."""
     found: dict[str, EvaluationRecord] = {}
     for evaluation in sorted(evaluations, key=lambda e: e.at):
         if evaluation.label == "after" and not evaluation.suite.startswith("probe/"):
@@ -223,7 +225,7 @@ def _build_comparison_rows(recipes: Sequence[ComparedRecipe]) -> Iterable[Compar
 def _compare_recipes_by_problem(
     recipes: Sequence[ComparedRecipe], suite: str, unlike: Iterable[ExcludedEvaluation]
 ) -> SuiteDifferences:
-    """Every recipe against the first, which has none against itself."""
+    """Compares each recipe with the first, whose own entries are None."""
     from rlx.evaluation import compare_by_problem
 
     first, *others = recipes

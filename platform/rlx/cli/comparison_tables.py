@@ -1,4 +1,4 @@
-"""A comparison as text, Markdown, CSV, JSON and HTML: the same cells everywhere."""
+"""Renders a comparison as text, Markdown, HTML, CSV and JSON."""
 
 import io
 import json
@@ -41,7 +41,7 @@ _STYLE = (
 
 
 def show_comparison(found: "Comparison") -> None:
-    """Prints to the terminal."""
+    """Prints the comparison to the terminal."""
     from rich import box
     from rich.console import Console
     from rich.table import Table as Rich
@@ -67,7 +67,7 @@ def show_comparison(found: "Comparison") -> None:
 
 
 def format_comparison_markdown(found: "Comparison") -> str:
-    """Tables as Markdown, with a title each."""
+    """Returns the tables as Markdown, each with a title."""
     lines: list[str] = []
     for title, table in _build_comparison_tables(found):
         head, *rows = [
@@ -84,7 +84,7 @@ def format_comparison_markdown(found: "Comparison") -> str:
 
 
 def render_comparison_html(found: "Comparison") -> str:
-    """A page that stands alone."""
+    """Returns a self-contained HTML page."""
     parts = [
         f"<!doctype html><meta charset=utf-8><title>rlx compare</title><style>{_STYLE}</style>"
     ]
@@ -98,7 +98,7 @@ def render_comparison_html(found: "Comparison") -> str:
 
 
 def format_comparison_csv(found: "Comparison") -> str:
-    """One line per suite, metric and recipe, in full precision."""
+    """Returns CSV with one line per suite, metric and recipe, in full precision."""
     out = io.StringIO()
     table = writer(out)
     heads = ("suite", "metric", "recipe", "seeds", "mean", "std", "low", "high")
@@ -110,14 +110,14 @@ def format_comparison_csv(found: "Comparison") -> str:
         each = zip(found.recipes, row.means, row.differences, pairs, strict=True)
         for recipe, mean, gap, pair in each:
             if mean is not None:
-                told = [mean.n, mean.mean, mean.std, mean.low, mean.high]
+                figures = [mean.n, mean.mean, mean.std, mean.low, mean.high]
                 cells = [*_seeds_cells(gap), *_problem_cells((pair or {}).get(row.metric))]
-                table.writerow([row.suite, row.metric, recipe.label, *told, *cells])
+                table.writerow([row.suite, row.metric, recipe.label, *figures, *cells])
     return out.getvalue()
 
 
 def build_comparison_json(found: "Comparison") -> dict[str, Any]:
-    """Plain JSON values."""
+    """Returns the comparison as plain JSON values."""
     return {
         "recipes": [
             {"label": r.label, "digest": r.digest, "name": r.name, "runs": r.runs}
@@ -132,18 +132,18 @@ def build_comparison_json(found: "Comparison") -> dict[str, Any]:
 
 
 def describe_exclusions(found: "Comparison") -> list[str]:
-    """What does not count, and why: a sentence each."""
-    said = [
+    """Returns sentences that name the excluded evaluations and runs, with reasons."""
+    sentences = [
         f"{escape_unprintable(one.suite)}: {one.run} is left out, for it was not asked alike: "
         f"{escape_unprintable(one.why)}."
         for one in found.unlike
     ]
     if found.left:
-        said.append(f"Left out, for they have not finished: {', '.join(found.left)}.")
-    return said
+        sentences.append(f"Left out, for they have not finished: {', '.join(found.left)}.")
+    return sentences
 
 
-# Inside ----------------------------------------------------------------------------------------
+# Tables ----------------------------------------------------------------------------------------
 
 
 def _build_comparison_tables(found: "Comparison") -> Iterator[tuple[str, Table]]:

@@ -1,4 +1,4 @@
-"""`rlx db`: care for the registry's database."""
+"""`rlx db`: upgrades and restores the registry's database."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,18 +18,18 @@ __all__ = ["db"]
 
 @click.group()
 def db() -> None:
-    """Care for the registry of runs."""
+    """Upgrade or restore the registry of runs."""
 
 
 @db.command()
 @registry_option
 def upgrade(url: str) -> None:
-    """Bring the registry to the newest schema.
+    """Upgrade the registry to the newest schema.
 
-    An SQLite file is copied beside itself first. Back up a PostgreSQL database yourself, and let no
-    run write to it meanwhile.
+    An SQLite file is first copied next to itself. Back up a PostgreSQL database yourself, and make
+    sure that no run writes to it during the upgrade.
 
-    Exit codes: 0 done, or nothing to do; 5 the database cannot be upgraded.
+    Exit codes: 0 upgraded, or nothing to do; 5 the database cannot be upgraded.
     """
     try:
         before, after = rlx_registry.Registry.upgrade(tracking_url(url))
@@ -53,12 +53,12 @@ def upgrade(url: str) -> None:
 )
 @registry_option
 def import_(folders: tuple[Path, ...], url: str) -> None:
-    """Make lost runs again from the journals in their folders.
+    """Restore lost runs from the journals in their folders.
 
-    Each FOLDER is a run's own, or one that holds those of runs, such as RLX_HOME. Runs that the
-    registry knows are left alone, so the same may be said again.
+    Each FOLDER is a run folder, or contains run folders, such as RLX_HOME. Runs that the registry
+    already has are skipped, so the command can be repeated.
 
-    Exit codes: 0 done, or nothing to do; 5 a folder has no run, or one that cannot be read.
+    Exit codes: 0 restored, or nothing to do; 5 a folder holds no run, or one that cannot be read.
     """
     found = list(dict.fromkeys(each for folder in folders for each in _run_folders(folder)))
     refused = []
@@ -76,7 +76,7 @@ def import_(folders: tuple[Path, ...], url: str) -> None:
 
 
 def _run_folders(folder: Path) -> Iterator[Path]:
-    """A run's folder itself, or those in it or in its `runs`; itself again where there is none."""
+    """Yields the run folders in `folder` or its `runs`; else `folder` itself."""
     for place in (folder, folder / "runs"):
         inner = sorted(place.iterdir()) if place.is_dir() and not _is_run(folder) else []
         if found := [each for each in inner if each.is_dir() and _is_run(each)]:

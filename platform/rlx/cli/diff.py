@@ -1,4 +1,4 @@
-"""`rlx diff`: why two runs, or two experiments, are not the same."""
+"""`rlx diff`: shows how two runs or experiments differ."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -20,18 +20,18 @@ __all__ = ["DiffSide", "build_run_side", "diff", "find_side_differences"]
 
 SECTIONS = ("seed", "spec", "plugins", "data", "code", "environment")
 LONGEST = 60
-"""Characters of a value that a table shows."""
+"""Longest value that a table shows, in characters."""
 
 Flat = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class DiffSide:
-    """Everything that decides what a run gives.
+    """Everything that determines the results of a run.
 
     Attributes:
-        name: a run's id, or a file.
-        sections: for each of `SECTIONS` its values by dotted path.
+        name: a run id, or a file.
+        sections: values by dotted path, for each of `SECTIONS`.
     """
 
     name: str
@@ -44,22 +44,22 @@ class DiffSide:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @registry_option
 def diff(one: str, other: str, as_json: bool, url: str) -> None:
-    """Show what is different between two runs or experiments, and what is not.
+    """Show in what two runs or experiments differ, and in what they agree.
 
-    Seed, experiment, plugins (by their code), data (by what was read), rlx's own code, and
-    environment. A FILE is looked at with the plugins, the code and the packages that are here.
+    Compares seed, experiment, plugins (by their code), data (by what was read), rlx's own code, and
+    environment. A FILE is compared with the plugins, code and packages installed here.
     """
     sides = [_load_diff_side(name, url) for name in (one, other)]
     found = find_side_differences(*sides)
     if as_json:
-        told = {
+        report = {
             "sides": [side.name for side in sides],
             "differences": {
                 section: {path: list(pair) for path, pair in differ.items()}
                 for section, differ in found.items()
             },
         }
-        click.echo(json.dumps(told, indent=2))
+        click.echo(json.dumps(report, indent=2))
         return
     names = [escape_unprintable(side.name) for side in sides]
     for section, differ in found.items():
@@ -72,7 +72,7 @@ def diff(one: str, other: str, as_json: bool, url: str) -> None:
 
 
 def find_side_differences(one: DiffSide, other: DiffSide) -> dict[str, dict[str, tuple[Any, Any]]]:
-    """For every section the values that differ, by path; None where a side has none."""
+    """Returns the differing values of every section, by path; None where a side lacks the value."""
     found: dict[str, dict[str, tuple[Any, Any]]] = {}
     for section in SECTIONS:
         a, b = one.sections[section], other.sections[section]
@@ -83,7 +83,7 @@ def find_side_differences(one: DiffSide, other: DiffSide) -> dict[str, dict[str,
 
 
 def build_run_side(run: RunRecord) -> DiffSide:
-    """What a run was made of, as it was recorded."""
+    """Builds the side of a run from its record."""
     return _build_diff_side(run.id, run.spec, run.plugins, run.code, run.environment)
 
 
@@ -132,7 +132,7 @@ def _build_diff_side(
 
 
 def _flatten_values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Plain values by dotted path; a list of plain values counts as one."""
+    """Yields plain values by dotted path; a list of plain values is one value."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from _flatten_values(inner, f"{path}.{key}" if path else str(key))
@@ -144,5 +144,5 @@ def _flatten_values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _shorten_value(value: Any) -> str:
-    said = "–" if value is None else value if isinstance(value, str) else json.dumps(value)
-    return said if len(said) <= LONGEST else f"{said[: LONGEST - 1]}…"
+    text = "–" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

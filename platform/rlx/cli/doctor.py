@@ -1,4 +1,4 @@
-"""`rlx doctor`: what this machine has of all that experiments need, and how to get the rest."""
+"""`rlx doctor`: reports what experiments need that this machine has or lacks, with fixes."""
 
 import json
 import os
@@ -34,17 +34,17 @@ __all__ = ["doctor"]
 State = Literal["ok", "broken", "absent"]
 SIGNS: dict[State, str] = {"ok": "✓", "broken": "✗", "absent": "–"}
 NAMED = ("deepspeed", "transformers", "mlflow", "peft", "math-verify", "datasets")
-"""Packages with a line of their own; the others share one."""
+"""Packages that have their own line; the others share one."""
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    """One line of the table.
+    """One line of the report.
 
     Attributes:
-        found: what there is.
-        fix: one thing to do; "" where nothing needs doing.
-        required: whether an experiment with the embedded defaults needs it.
+        found: what was found.
+        fix: how to fix it; "" where nothing needs fixing.
+        required: whether an experiment with the built-in defaults needs it.
     """
 
     name: str
@@ -57,9 +57,9 @@ class DoctorFinding:
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(as_json: bool) -> int:
-    """Show what this machine has, lacks, and what to do about it.
+    """Show what this machine has and lacks, and how to fix it.
 
-    The exit code is 0 when an experiment with the embedded defaults can run here, else 4.
+    The exit code is 0 when an experiment with the built-in defaults can run here, else 4.
     """
     findings = [
         *_check_system(),
@@ -70,8 +70,8 @@ def doctor(as_json: bool) -> int:
     ]
     ready = not any(f.required and f.state == "broken" for f in findings)
     if as_json:
-        said = {"ready": ready, "findings": [asdict(f) for f in findings]}
-        click.echo(json.dumps(said, indent=2))
+        report = {"ready": ready, "findings": [asdict(f) for f in findings]}
+        click.echo(json.dumps(report, indent=2))
     else:
         click.echo(_format_doctor_table(findings))
         ending = "experiments can run here" if ready else "experiments cannot run here: see ✗"
@@ -80,7 +80,7 @@ def doctor(as_json: bool) -> int:
 
 
 def _format_doctor_table(findings: Sequence[DoctorFinding]) -> str:
-    """A line per finding, and below it what to do."""
+    """Formats a line per finding, followed by its fix."""
     rows = [
         row
         for f in findings
@@ -90,7 +90,7 @@ def _format_doctor_table(findings: Sequence[DoctorFinding]) -> str:
 
 
 def _build_required_finding(name: str, sound: bool, found: str, fix: str) -> DoctorFinding:
-    """A finding on something that no experiment can do without."""
+    """Builds a finding on something that every experiment needs."""
     return DoctorFinding(
         name, "ok" if sound else "broken", found, "" if sound else fix, required=True
     )
@@ -110,9 +110,9 @@ def _check_system() -> Iterator[DoctorFinding]:
 
 
 def _describe_wait_policy() -> str:
-    """How OpenMP's idle threads wait: spinning ones slow down everything else on the machine."""
-    said = os.environ.get("OMP_WAIT_POLICY")
-    return f"OMP_WAIT_POLICY {said or 'unset'}; runs set it to PASSIVE"
+    """Describes how idle OpenMP threads wait; spinning threads slow down other processes."""
+    policy = os.environ.get("OMP_WAIT_POLICY")
+    return f"OMP_WAIT_POLICY {policy or 'unset'}; runs set it to PASSIVE"
 
 
 def _check_torch() -> Iterator[DoctorFinding]:
@@ -133,7 +133,7 @@ def _build_no_gpu_finding(lack: DeviceShortage) -> DoctorFinding:
 
 
 def _check_gpus(package: Package) -> Iterator[DoctorFinding]:
-    """What torch itself sees; worth its import only where there is a driver."""
+    """Checks the GPUs that torch sees; torch is imported only where there is a driver."""
     import torch
 
     if not torch.cuda.is_available():
@@ -141,9 +141,9 @@ def _check_gpus(package: Package) -> Iterator[DoctorFinding]:
         yield DoctorFinding("CUDA", "broken", f"torch {package.installed} finds no device", fix)
         return
     for number in range(torch.cuda.device_count()):
-        told = torch.cuda.get_device_properties(number)
-        memory = f"{told.total_memory / 1024**3:.0f} GiB"
-        found = f"{told.name}, {memory}, capability {told.major}.{told.minor}"
+        properties = torch.cuda.get_device_properties(number)
+        memory = f"{properties.total_memory / 1024**3:.0f} GiB"
+        found = f"{properties.name}, {memory}, capability {properties.major}.{properties.minor}"
         yield DoctorFinding(f"CUDA {number}", "ok", found)
     nccl = torch.distributed.is_nccl_available()
     version = ".".join(map(str, torch.cuda.nccl.version())) if nccl else "none"
@@ -178,7 +178,7 @@ def _check_one_package(package: Package) -> DoctorFinding:
     return DoctorFinding(package.name, "broken", found, package.command, needed)
 
 
-# Where records go ------------------------------------------------------------------------------
+# Storage ------------------------------------------------------------------------------
 
 
 def _check_record_stores() -> Iterator[DoctorFinding]:
@@ -203,7 +203,7 @@ def _check_record_stores() -> Iterator[DoctorFinding]:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Whether `folder` takes files, or could be made; nothing is made to find out."""
+    """Returns whether `folder` is writable or could be created, without creating it."""
     there = next(f for f in (folder, *folder.parents) if f.exists())
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
@@ -241,7 +241,10 @@ def _check_mlflow_store() -> DoctorFinding:
 
 
 def _check_installed_plugins() -> Iterator[DoctorFinding]:
-    """One line for those that work, and one for each that does not, which harms only its users."""
+    """Yields one finding for all working plugins, and one for each broken plugin.
+
+    Only the plugins that rlx ships are required; others affect only the experiments that use them.
+    """
     offered = list_installed_plugins()
     broken = []
     for found in offered:

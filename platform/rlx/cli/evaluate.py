@@ -1,4 +1,4 @@
-"""`rlx eval`: what a trained model can do and whether it knows, near and far from training."""
+"""`rlx eval`: accuracy and calibration of a trained model, in and out of distribution."""
 
 import json
 import os
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 __all__ = ["build_set_spec", "evaluate"]
 
 OWN = "held_out"
-"""Name of the experiment's own held-out set in the suite that is taken where none is named."""
+"""Name of the experiment's own held-out set in the default suite."""
 ASKED = ("problems", "samples", "greedy", "seed")
-"""What options may ask for in place of what a suite says."""
+"""Suite settings that options can override."""
 FREE = ("runner", "sampler")
-"""Sections that may be other than the run's own; a suite's sets change the rest."""
+"""Spec sections that may be overridden; a suite's sets change the rest."""
 
 _FILE = click.Path(path_type=Path)
 _COUNT = click.IntRange(min=1)
@@ -55,20 +55,28 @@ Figures = dict[str, dict[str, Any]]
 
 @click.command("eval")
 @click.argument("target", metavar="RUN|MODEL")
-@click.option("--at", type=click.IntRange(0), metavar="STEP", help="RUN as of this checkpoint.")
-@click.option("--spec", "file", type=_FILE, metavar="FILE", help="The experiment of a MODEL.")
-@click.option("--suite", "suite_file", type=_FILE, metavar="FILE", help="Sets, in YAML.")
-@click.option("--problems", type=_COUNT, help="Of every set.")
-@click.option("--samples", type=_COUNT, help="Answers to every problem.")
-@click.option("--greedy", is_flag=True, help="Take the most likely tokens.")
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Of problems and sampling.")
 @click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change runner or sampler."
+    "--at", type=click.IntRange(0), metavar="STEP", help="Evaluate RUN at this checkpoint."
+)
+@click.option("--spec", "file", type=_FILE, metavar="FILE", help="Experiment file of a MODEL.")
+@click.option(
+    "--suite", "suite_file", type=_FILE, metavar="FILE", help="YAML file with held-out sets."
+)
+@click.option("--problems", type=_COUNT, help="Problems per set.")
+@click.option("--samples", type=_COUNT, help="Answers per problem.")
+@click.option("--greedy", is_flag=True, help="Use greedy decoding.")
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Seed of problems and sampling.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a runner or sampler value.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--pictures", type=_FILE, metavar="FOLDER", help="Draw it there.")
+@click.option("--pictures", type=_FILE, metavar="FOLDER", help="Write plots to this folder.")
 @click.option("--out", type=_FILE, metavar="FILE", help="Write every answer as JSON Lines.")
-@click.option("--record/--no-record", default=True, help="Add it to the RUN's records.")
+@click.option("--record/--no-record", default=True, help="Add the results to RUN's records.")
 @registry_option
 def evaluate(
     target: str,
@@ -86,17 +94,17 @@ def evaluate(
     record: bool,
     url: str,
 ) -> None:
-    """Answer held-out problems with a trained model: accuracy and calibration, with intervals.
+    """Evaluate a trained model on held-out problems: accuracy and calibration, with intervals.
 
-    Evaluates the model that RUN has exported, or had at a checkpoint; or a MODEL, in a folder or by
-    its name on the hub, with the experiment --spec. Without a --suite the sets are the experiment's
-    own: its task, and `evaluation.variants`. What has been answered is kept: the same command goes
-    on where it was stopped.
+    Evaluates the exported model of RUN, or one of its checkpoints; or a MODEL, given by its folder
+    or hub name, with the experiment of --spec. Without --suite, the sets are the experiment's own:
+    its task and `evaluation.variants`. Answers are cached: repeat an interrupted command to
+    continue where it stopped.
     """
-    asked = {"problems": problems, "samples": samples, "seed": seed, "greedy": greedy or None}
+    settings = {"problems": problems, "samples": samples, "seed": seed, "greedy": greedy or None}
     _require_places(out, pictures)
     with _open_evaluation_target(target, at, file, url) as found:
-        suite, answers = _answer_requested_suite(found, suite_file, asked, overrides)
+        suite, answers = _answer_requested_suite(found, suite_file, settings, overrides)
     figures = _compute_suite_figures(answers, suite)
     outside = frozenset(n for n, s in suite.sets.items() if s.distribution == "out")
     if out is not None:
@@ -106,14 +114,14 @@ def evaluate(
     if record and found.run is not None:
         _record_suite(found.run, found.step, suite, answers, figures, outside, url)
     if as_json:
-        told = {
+        report = {
             "run": found.run.id if found.run else None,
             "step": found.step,
             "model": found.model if found.step is None else None,
             "suite": suite.model_dump(mode="json"),
             "sets": figures,
         }
-        click.echo(json.dumps(told, indent=2, allow_nan=False))
+        click.echo(json.dumps(report, indent=2, allow_nan=False))
     else:
         from rlx.cli.suite_tables import show_suite
 
@@ -121,15 +129,15 @@ def evaluate(
         sys.stdout.flush()
 
 
-# What is asked ---------------------------------------------------------------------------------
+# Target and suite ------------------------------------------------------------------------------
 
 
 @contextmanager
 def _open_evaluation_target(
     name: str, at: int | None, file: Path | None, url: str
 ) -> Iterator[TrainedModel]:
-    """The model that is meant, while the block lasts."""
-    os.environ.update(child_environment())  # before anything imports transformers
+    """Yields the model to evaluate; the files of a checkpoint exist until the block ends."""
+    os.environ.update(child_environment())  # before transformers is imported
     if at is None:
         yield run_target(name, url) if file is None else model_target(name, file)
         return
@@ -159,12 +167,12 @@ def _apply_target_overrides(target: TrainedModel, overrides: Sequence[str]) -> E
 
 @label_refusal("evaluated")
 def _build_requested_suite(
-    spec: ExperimentSpec, file: Path | None, asked: Mapping[str, Any]
+    spec: ExperimentSpec, file: Path | None, settings: Mapping[str, Any]
 ) -> SuiteSpec:
-    """The suite in the file, else the experiment's own; what the options ask for goes before.
+    """Returns the suite of the file, or the experiment's own, with overridden settings.
 
-    What departs from it becomes part of its name, so that its records never take the place of those
-    of the whole suite.
+    Overridden settings become part of the suite's name, so that its records never replace those of
+    the full suite.
     """
     whole = _own_suite(spec) if file is None else read_suite(file)
     if file is not None and whole.name == OWN_SUITE:
@@ -172,13 +180,13 @@ def _build_requested_suite(
             f"{escape_unprintable(str(file))}: the suite of the experiment's own sets is called "
             f"{OWN_SUITE!r}; choose another name"
         )
-    suite = whole.model_copy(update={k: v for k, v in asked.items() if v is not None})
-    if asked["problems"] is not None:
+    suite = whole.model_copy(update={k: v for k, v in settings.items() if v is not None})
+    if settings["problems"] is not None:
         every = {n: s.model_copy(update={"problems": None}) for n, s in suite.sets.items()}
         suite = suite.model_copy(update={"sets": every})
     if suite.greedy and suite.samples > 1:
-        said = f"{suite.samples} greedy answers are all alike: one is taken"
-        click.echo(f"warning: {said}", err=True)
+        warning = f"{suite.samples} greedy answers are all alike: one is taken"
+        click.echo(f"warning: {warning}", err=True)
         suite = suite.model_copy(update={"samples": 1})
     return suite.model_copy(
         update={"name": ".".join([whole.name, *_list_suite_departures(whole, suite)])}
@@ -186,8 +194,10 @@ def _build_requested_suite(
 
 
 def _list_suite_departures(whole: SuiteSpec, suite: SuiteSpec) -> Iterator[str]:
-    """What a suite asks otherwise than the whole one, in characters that MLflow and folders take:
-    `problems-5`, `greedy`."""
+    """Yields the settings in which a suite differs from the full one: `problems-5`, `greedy`.
+
+    They contain only characters that MLflow and file names allow.
+    """
     problems = [{s.problems or one.problems for s in one.sets.values()} for one in (whole, suite)]
     for name in ASKED:
         value = getattr(suite, name)
@@ -197,7 +207,7 @@ def _list_suite_departures(whole: SuiteSpec, suite: SuiteSpec) -> Iterator[str]:
 
 
 def _own_suite(spec: ExperimentSpec) -> SuiteSpec:
-    """The held-out sets of the experiment itself."""
+    """Returns a suite of the experiment's own held-out sets."""
     sets = {OWN: SetSpec(distribution="in")}
     for name, options in spec.evaluation.variants.items():
         sets[name] = SetSpec(set={f"task.{key}": value for key, value in options.items()})
@@ -207,10 +217,12 @@ def _own_suite(spec: ExperimentSpec) -> SuiteSpec:
 def build_set_spec(
     target: TrainedModel, name: str, one: SetSpec, overrides: Sequence[str]
 ) -> ExperimentSpec:
-    """The experiment as it stands for a set; its task need not have what a warm start asks for.
+    """Returns the experiment with the changes of a set.
+
+    The warm start is removed, since the set's task may lack the demonstrations that it needs.
 
     Raises:
-        InvalidSpec: what the set changes does not fit.
+        SpecError: the changes of the set do not fit the experiment.
     """
     changes = [f"{path}={json.dumps(value)}" for path, value in one.set.items()]
     model = target.document.tree.get("model")
@@ -226,11 +238,11 @@ def build_set_spec(
 
 
 def _answer_requested_suite(
-    target: TrainedModel, file: Path | None, asked: Mapping[str, Any], overrides: Sequence[str]
+    target: TrainedModel, file: Path | None, settings: Mapping[str, Any], overrides: Sequence[str]
 ) -> "tuple[SuiteSpec, dict[str, list[ScoredAnswer]]]":
-    """The suite that is asked for, and the answers to it."""
+    """Returns the requested suite and the answers to its problems."""
     spec = _build_target_spec(target, overrides)
-    suite = _build_requested_suite(spec, file, asked)
+    suite = _build_requested_suite(spec, file, settings)
     sets = {name: build_set_spec(target, name, one, overrides) for name, one in suite.sets.items()}
     from rlx.audit import answer_suite
 
@@ -243,7 +255,7 @@ def _answer_requested_suite(
 
 @contextmanager
 def _open_answer_bar() -> "Iterator[Any]":
-    """A bar on stderr, where that is a terminal."""
+    """Shows a progress bar if stderr is a terminal; yields the function that updates it."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
@@ -289,7 +301,7 @@ def _compute_suite_figures(
     }
 
 
-# What becomes of it ----------------------------------------------------------------------------
+# Results ---------------------------------------------------------------------------------------
 
 
 def _write_answers(answers: "Mapping[str, Sequence[ScoredAnswer]]", path: Path) -> None:
@@ -319,7 +331,7 @@ def _draw_suite_pictures(
 
 
 def _require_places(out: Path | None, pictures: Path | None) -> None:
-    """Sees, before anything is answered, that results can be written where they are asked for."""
+    """Checks, before any answer is sampled, that the output paths are writable."""
     if out is not None and not (out.is_fifo() or out.is_char_device()):
         new = not out.exists()
         try:
@@ -351,8 +363,7 @@ def _record_suite(
     outside: frozenset[str],
     url: str,
 ) -> None:
-    """Adds the sets to the run's evaluations after a step, its last one unless another is named,
-    and the pictures to its files."""
+    """Adds the evaluations of a step (the last one by default) and their plots to the run."""
     from rlx.audit import draw_over_steps
     from rlx.record import Recorder
 

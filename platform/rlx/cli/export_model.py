@@ -1,4 +1,4 @@
-"""`rlx export`: the model of a run, at any time."""
+"""`rlx export`: writes the model of a run in the Hugging Face layout."""
 
 import json
 import tempfile
@@ -22,8 +22,8 @@ __all__ = ["export"]
 def export(run: str, folder: Path, url: str) -> None:
     """Write the model of RUN to FOLDER, in the Hugging Face layout.
 
-    It is that of RUN's newest checkpoint, or of the one named, also while RUN is running. Adapters
-    are merged, and written once more alone as FOLDER/adapter.
+    Exports RUN's newest checkpoint, or the one at STEP, also while RUN is running. LoRA adapters
+    are merged into the model, and also written separately to FOLDER/adapter.
     """
     name = escape_unprintable(str(folder))
     if folder.exists():

@@ -1,4 +1,4 @@
-"""Rollouts as JSON Lines, under the names of design 000."""
+"""Exports rollouts as JSON Lines, with the field names of KG-R1 (arXiv 2509.26383)."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,29 +18,29 @@ NO_TURN = -1
 def json_lines(
     stored: "StoredStep", rows: Sequence[int], about: Mapping[str, Any]
 ) -> Iterator[str]:
-    """One JSON object for each row that was trained on, in pure printable ASCII.
+    """Yields one JSON object per trained row, in printable ASCII.
 
-    P tokens stand before the row's first own token, R follow; nothing is padded. Lists are
+    P tokens precede the row's first own token and R follow; nothing is padded. The lists are
     `prompt_ids` [P]; `response_ids`, `turn_sequence`, `loss_mask`, `effective_mask` and
-    `advantages` [R]; `attention_mask` and `info_mask` [P + R]. `turn_sequence` is the turn's number
-    on tokens of the policy and -1 on others; `loss_mask` is 1 on tokens of the policy,
-    `effective_mask` 1 on tokens that learned.
+    `advantages` [R]; `attention_mask` and `info_mask` [P + R]. `turn_sequence` is the turn number
+    on policy tokens and -1 on others. `loss_mask` is 1 on policy tokens, `effective_mask` 1 on
+    tokens that enter the loss.
 
-    Of rewards, names add up: `turn_reward_components` to `turn_rewards`, `global_rewards` to their
-    part of the total score; names that begin with `_` are never summed, and `_raw_NAME` is NAME
-    without its weight. An absent reward is null, a turn without any is not named.
+    `turn_reward_components` sum to `turn_rewards`, and `global_rewards` sum to their part of the
+    total score. Names that begin with `_` are never summed; `_raw_NAME` is NAME without its weight.
+    An absent reward is null. A turn without rewards is not in `turn_rewards`.
 
     Args:
-        stored: a step.
-        rows: numbers of those to write, in order.
-        about: what every object begins with.
+        stored: the stored rollouts of one step.
+        rows: row numbers to write, in order.
+        about: fields that every object begins with.
 
     Reference:
-        Design 000, sections 1.2 and 2.1.
+        KG-R1, arXiv 2509.26383.
     """
     for number in rows:
         text = json.dumps({**about, **_build_row_json(stored, number)})
-        yield text.replace("\x7f", "\\u007f")  # the one control character that JSON lets pass
+        yield text.replace("\x7f", "\\u007f")  # json.dumps does not escape DEL
 
 
 def _build_row_json(stored: "StoredStep", number: int) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _build_row_json(stored: "StoredStep", number: int) -> dict[str, Any]:
 
 
 def _build_turn_json(tree: RolloutTree, index: int) -> dict[str, Any]:
-    """A turn and what the environment said to it; null where it said nothing."""
+    """Returns a turn and the observation that followed it; null where there is none."""
     turn = tree.segments[index]
     after = [s.text for s in tree.segments if s.parent == index and s.author == "environment"]
     return {
@@ -94,7 +94,7 @@ def _build_rewards_json(stored: "StoredStep", tree: int, own: Sequence[int]) -> 
 
 
 def _collect_reward_values(entries: Mapping[str, RewardEntry]) -> dict[str, float | None]:
-    """Weighted values, then the raw ones of those that are summed."""
+    """Returns weighted values, then the raw values of the rewards that are summed."""
     weighted = {
         e.name: e.raw if e.raw is None or not e.is_summed else e.weight * e.raw
         for e in entries.values()
@@ -109,7 +109,7 @@ def _build_tokens_json(
     after: Sequence[int],
     own: Sequence[int],
 ) -> dict[str, Any]:
-    """What there is to say of each token: `before` is the prompt's path, `after` the response's."""
+    """Returns the per-token lists; `before` is the path of the prompt, `after` of the response."""
     segments = stored.trees[stored.rows.places[number][0]].segments
     prompt = [token for s in before for token in segments[s].token_ids]
     response = [token for s in after for token in segments[s].token_ids]

@@ -1,4 +1,4 @@
-"""What a failed command says, where, and with which exit code."""
+"""Reports the failure of a command: message, output stream and exit code."""
 
 import json
 import os
@@ -21,12 +21,12 @@ __all__ = ["build_error_json", "format_error_text", "run_guarded"]
 
 
 def run_guarded(command: click.Command, arguments: Sequence[str]) -> int:
-    """Runs a click command and returns the exit code of whatever happens.
+    """Runs a click command and returns its exit code, also when it raises.
 
     Args:
         command: returns None or an exit code.
-        arguments: without the program's name. Where they ask for JSON, failures are JSON too:
-            `{"error": {"kind", "message", "exit_code", ...}}` on stdout.
+        arguments: without the program name. If they ask for JSON, failures are JSON on stdout:
+            `{"error": {"kind", "message", "exit_code", ...}}`.
     """
     with _collect_interrupts() as interrupts:
         return _run_click_command(command, arguments, interrupts)
@@ -43,7 +43,7 @@ def _run_click_command(
     except (click.exceptions.Abort, KeyboardInterrupt):
         return _report_interrupt()
     except BrokenPipeError:
-        _abandon_output()  # the reader has gone, having seen what it wanted
+        _abandon_output()  # the reader of the pipe has exited, which is no failure
         return 0
     except click.ClickException as error:
         if as_json:
@@ -53,20 +53,20 @@ def _run_click_command(
         return error.exit_code
     except RlxError as error:
         return _report_fault(error, as_json)
-    except Exception as error:  # noqa: BLE001  (the last handler there is; it keeps the traceback)
+    except Exception as error:  # noqa: BLE001  (last handler; it saves the traceback)
         if interrupts:
             return _report_interrupt()
-        from rlx.launch import convert_to_rlx_error  # only where something is wrong
+        from rlx.launch import convert_to_rlx_error  # imported only on failure
 
-        told = convert_to_rlx_error(error)
-        code = _report_bug(error, as_json) if told is None else _report_fault(told, as_json)
+        fault = convert_to_rlx_error(error)
+        code = _report_bug(error, as_json) if fault is None else _report_fault(fault, as_json)
         _flush_or_abandon()
         return code
 
 
 @contextmanager
 def _collect_interrupts() -> Iterator[list[int]]:
-    """Interrupts that came: compiled code, as pydantic's, may turn one into another error."""
+    """Collects interrupts: compiled code such as pydantic may turn one into another error."""
     came: list[int] = []
 
     def record_interrupt(number: int, frame: FrameType | None) -> None:
@@ -90,7 +90,7 @@ def _report_interrupt() -> int:
 
 
 def build_error_json(error: RlxError) -> dict[str, Any]:
-    """Returns a failure as the JSON object that commands print with `--json`."""
+    """Returns an error as the JSON object that commands print with `--json`."""
     fields: dict[str, Any] = {
         "kind": type(error).__name__,
         "message": str(error),
@@ -105,13 +105,13 @@ def build_error_json(error: RlxError) -> dict[str, Any]:
 
 
 def format_error_text(error: RlxError) -> str:
-    """Returns a failure as text that says that it is one."""
+    """Returns the message of an error, with the prefix `error:` if it has none."""
     text = str(error)
     return text if text.startswith(("error:", "warning:")) else f"error: {text}"
 
 
 def _report_fault(error: RlxError, as_json: bool) -> int:
-    """Reports what was raised on purpose, or is the machine's."""
+    """Reports an error that rlx raised on purpose, or that the machine caused."""
     if not (as_json and _print_json(build_error_json(error))):
         from rlx.cli.text import color_report
 
@@ -121,7 +121,7 @@ def _report_fault(error: RlxError, as_json: bool) -> int:
 
 
 def _flush_or_abandon() -> None:
-    """Empties stdout; where it takes nothing, the interpreter shall not try again at exit."""
+    """Flushes stdout; if that fails, keeps the interpreter from trying again at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -129,13 +129,13 @@ def _flush_or_abandon() -> None:
 
 
 def _abandon_output() -> None:
-    """Forgets what is still to be written: the interpreter's flush at exit must not fail again."""
+    """Redirects stdout to /dev/null, so that the interpreter's flush at exit cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:
-    asked = {"--json", "--format=json"} & set(arguments)
-    return bool(asked) or ("--format", "json") in pairwise(arguments)
+    flags = {"--json", "--format=json"} & set(arguments)
+    return bool(flags) or ("--format", "json") in pairwise(arguments)
 
 
 def _build_usage_json(error: click.ClickException) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _build_usage_json(error: click.ClickException) -> dict[str, Any]:
 
 
 def _print_json(value: dict[str, Any]) -> bool:
-    """Prints an object, unless stdout takes nothing."""
+    """Prints a JSON object; returns False if stdout cannot be written."""
     with suppress(OSError):
         click.echo(json.dumps(value, indent=2))
         return True
@@ -157,7 +157,7 @@ def _print_debug_traceback(error: Exception) -> None:
 
 
 def _report_bug(error: Exception, as_json: bool) -> int:
-    """Reports what nobody raised on purpose: one line, and the traceback in a file."""
+    """Reports an unexpected error: one line, and the traceback in a file."""
     from rlx.home import format_path, get_rlx_home
     from rlx.text import escape_unprintable
 

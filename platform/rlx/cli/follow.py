@@ -1,4 +1,4 @@
-"""Following a run in the terminal, and the summary at its end."""
+"""Follows a run in the terminal and prints its summary at the end."""
 
 import os
 import time
@@ -19,27 +19,27 @@ __all__ = ["follow_run"]
 
 EVERY = 0.3
 ASK_EVERY = 3.0
-"""Seconds between two questions to Slurm about a run that is a job of it."""
+"""Seconds between two queries of Slurm for a run that is a Slurm job."""
 LINE_EVERY = 15.0
-"""Seconds between two lines where the output is no terminal."""
+"""Seconds between two progress lines when the output is not a terminal."""
 MIRROR_WAIT = 60.0
-"""Seconds to wait for MLflow at most; the supervisor goes on without us."""
+"""Longest wait for the MLflow mirror, in seconds; the supervisor continues without us."""
 
 
 def follow_run(run_id: str, url: str, *, quiet: bool = False) -> int:
-    """Shows progress until the run has ended, then the summary.
+    """Shows the progress of a run until it ends, then its summary.
 
     Returns:
-        0 when the run finished, else the exit code of the kind of its failure.
+        0 if the run finished, else the exit code of its kind of failure.
 
     Raises:
-        KeyboardInterrupt: the user stopped following; the run goes on.
+        KeyboardInterrupt: the user stopped following; the run continues.
     """
     progress = Console(stderr=True, highlight=False, quiet=quiet)
     run = _watch_run(run_id, url, progress)
     while run.effective_status not in ENDED:
         run = _record_lost_run(run, url)
-        if run.status not in ENDED:  # somebody was quicker, and it goes on
+        if run.status not in ENDED:  # another process took the run over, and it continues
             run = _watch_run(run_id, url, progress)
     with suppress(KeyboardInterrupt):
         _await_supervisor(run)
@@ -58,12 +58,12 @@ def follow_run(run_id: str, url: str, *, quiet: bool = False) -> int:
 
 def _watch_run(run_id: str, url: str, console: Console) -> RunRecord:
     show = _ProgressBars(console) if console.is_terminal else _ProgressLines(console)
-    asked = time.monotonic()
+    last_query = time.monotonic()
     with open_registry(url) as registry, show:
         while True:
             run = registry.run(run_id)
-            if time.monotonic() - asked > ASK_EVERY:
-                run, asked = reconcile_slurm_run(registry, run), time.monotonic()
+            if time.monotonic() - last_query > ASK_EVERY:
+                run, last_query = reconcile_slurm_run(registry, run), time.monotonic()
             stage = read_progress(locate_run_folder(run).progress)
             if stage is not None:
                 show.show_stage(stage)
@@ -71,12 +71,12 @@ def _watch_run(run_id: str, url: str, console: Console) -> RunRecord:
                 return run
             if not is_abandoned(run):
                 time.sleep(EVERY)
-            elif registry.run(run_id).status == run.status:  # it has not ended just now
+            elif registry.run(run_id).status == run.status:  # it did not end in between
                 return run
 
 
 def _record_lost_run(run: RunRecord, url: str) -> RunRecord:
-    """Records that a run's supervisor died, which it cannot do itself."""
+    """Records a run as lost, since its dead supervisor cannot."""
     ended = "was killed" if run.status == "running" else "ended before the run had begun"
     reason = f"its supervisor, process {run.pid}, {ended}"
     with open_registry(url, read_only=False) as registry:
@@ -85,14 +85,14 @@ def _record_lost_run(run: RunRecord, url: str) -> RunRecord:
 
 
 def _await_supervisor(run: RunRecord) -> None:
-    """Waits a little for the supervisor's last deliveries, so that MLflow is complete as well."""
+    """Waits up to `MIRROR_WAIT` seconds for the supervisor to complete the MLflow mirror."""
     until = time.monotonic() + MIRROR_WAIT
     while run.pid is not None and is_supervisor(run.pid, run.id) and time.monotonic() < until:
         time.sleep(EVERY)
 
 
 class _ProgressBars:
-    """One bar per stage."""
+    """Progress bars for a terminal, one per stage."""
 
     def __init__(self, console: Console) -> None:
         self._bars = Progress(
@@ -113,7 +113,7 @@ class _ProgressBars:
         self._bars.stop()
 
     def show_stage(self, stage: Stage) -> None:
-        """Moves the stage's bar; earlier stages count as done."""
+        """Updates the bar of a stage and completes those of earlier stages."""
         if stage.stage not in self._tasks:
             for task in self._bars.tasks:
                 self._bars.update(task.id, completed=task.total)
@@ -125,7 +125,7 @@ class _ProgressBars:
 
 
 class _ProgressLines:
-    """A line now and then, for logs and pipes."""
+    """Occasional progress lines, for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -138,7 +138,7 @@ class _ProgressLines:
         return None
 
     def show_stage(self, stage: Stage) -> None:
-        """Prints where a new stage begins, ends, or a while has passed."""
+        """Prints a line when a stage begins or ends, and every `LINE_EVERY` seconds."""
         now = time.monotonic()
         name, at = self._last
         ended = stage.done == stage.total and name != f"{stage.stage} ended"

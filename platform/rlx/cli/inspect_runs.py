@@ -1,4 +1,4 @@
-"""Verbs that read: runs, status, logs, samples, and the servers that show them."""
+"""Read-only commands: `rlx runs`, `status`, `logs`, `samples` and `mlflow`."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from rlx_registry import ENDED, STATUSES, BodyRecord, RolloutIndex, RunRecord, r
 __all__ = ["PORT", "logs", "mlflow", "runs", "samples", "status"]
 
 SHOWN = 20
-"""Rows of a table, unless another limit is given."""
+"""Default number of table rows."""
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 PORT = click.IntRange(1, 65535)
@@ -40,7 +40,7 @@ def _print_json_value(value: Any) -> None:
 @click.option("--name", help="Only runs of this experiment.")
 @click.option("--group", metavar="NAME", help="Only runs of this group.")
 @click.option("--status", type=click.Choice(STATUSES), help="Only runs with this status.")
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many, newest first.")
+@click.option("--limit", type=click.IntRange(min=1), help="Maximum number of runs, newest first.")
 @as_json
 @registry_option
 def runs(
@@ -75,13 +75,13 @@ def runs(
         for d in described
     ]
     heads = ("RUN", "NAME", "SEED", "STATUS", "STEP", "ACCURACY", "BRIER", "ECE", "AGE", "GROUP")
-    shown = len(heads) if any(d["groups"] for d in described) else -1
-    click.echo(format_columns([row[:shown] for row in rows], heads[:shown]))
+    columns = len(heads) if any(d["groups"] for d in described) else -1
+    click.echo(format_columns([row[:columns] for row in rows], heads[:columns]))
     return None
 
 
 def _format_run_figure(run: dict[str, Any], name: str) -> str:
-    """After training where that is known, else before, in brackets."""
+    """Formats a metric after training, or the one before training in parentheses."""
     for label, form in (("after", "{:.3f}"), ("before", "({:.3f})")):
         value = run["evaluation"].get(label, {}).get(name)
         if value is not None:
@@ -102,7 +102,7 @@ def _format_run_age(created: float) -> str:
 @as_json
 @registry_option
 def status(run: str, as_json: bool, url: str) -> None:
-    """Show how RUN stands: an id, its number, or `latest`."""
+    """Show the status of RUN, given by its id, its number or `latest`."""
     with open_registry(url) as registry:
         found = reconcile_slurm_run(registry, registry.run(run))
         described = run_json(registry, found)
@@ -136,14 +136,12 @@ def status(run: str, as_json: bool, url: str) -> None:
 
 @click.command()
 @click.argument("run", default="latest")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
-@click.option(
-    "-n", "--lines", type=click.IntRange(min=0), default=40, help="How many to begin with."
-)
+@click.option("-f", "--follow", is_flag=True, help="Follow the log until the run ends.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), default=40, help="Lines to begin with.")
 @click.option("--json", "as_json", is_flag=True, help="Print the run's events as JSON.")
 @registry_option
 def logs(run: str, follow: bool, lines: int, as_json: bool, url: str) -> None:
-    """Show what RUN's processes printed."""
+    """Show the output of RUN's processes."""
     with open_registry(url) as registry:
         found = registry.run(run)
         if as_json:
@@ -154,15 +152,15 @@ def logs(run: str, follow: bool, lines: int, as_json: bool, url: str) -> None:
                 ]
             )
         log = locate_run_folder(found).log
-        shown = 0
+        offset = 0
         if log.exists():
             text = log.read_text(errors="replace")
             _print_lines("\n".join(text.splitlines()[-lines:]) if lines else "")
-            shown = log.stat().st_size
+            offset = log.stat().st_size
         while follow and registry.run(found.id).effective_status not in ENDED:
             time.sleep(0.5)
-            shown = _print_rest(log, shown)
-        _print_rest(log, shown)
+            offset = _print_rest(log, offset)
+        _print_rest(log, offset)
     return None
 
 
@@ -183,23 +181,31 @@ def _print_lines(text: str) -> None:
 
 @click.command()
 @click.argument("run", default="latest")
-@click.option("--step", type=click.IntRange(min=1), help="Of which step; the last one otherwise.")
-@click.option("--group", "tree", type=int, help="Only this prompt (see TREE).")
+@click.option(
+    "--step", type=click.IntRange(min=1), help="The step to show; the last one by default."
+)
+@click.option("--group", "tree", type=int, help="Only this prompt (column TREE).")
 @click.option("--sort", type=click.Choice(["tree", "reward", "advantage"]), default="tree")
 @click.option(
     "-n",
     "--limit",
     type=click.IntRange(min=1),
-    help=f"How many rows: {SHOWN}, or all with --export.",
+    help=f"Maximum number of rows: {SHOWN}, or all with --export.",
 )
-@click.option("--credit", is_flag=True, help="Token by token: rewards, KL, advantages.")
-@click.option("--row", "numbers", type=int, multiple=True, help="With --credit: this row.")
+@click.option("--credit", is_flag=True, help="Show rewards, KL and advantages per token.")
+@click.option(
+    "--row",
+    "numbers",
+    type=int,
+    multiple=True,
+    help="With --credit: show this row; can be repeated.",
+)
 @click.option(
     "--export",
     "file",
     type=click.Path(path_type=Path, allow_dash=True),
     metavar="FILE",
-    help="Write the rows with all of their tokens as JSON Lines; `-` is stdout.",
+    help="Write the rows with all their tokens as JSON Lines; `-` is stdout.",
 )
 @as_json
 @registry_option
@@ -215,7 +221,7 @@ def samples(
     as_json: bool,
     url: str,
 ) -> None:
-    """Show RUN's rollouts with rewards by component and advantage."""
+    """Show RUN's rollouts with their reward components and advantages."""
     if numbers and not credit:
         raise SpecError("--row N shows a row token by token: add --credit")
     if file is not None and (credit or as_json):
@@ -247,7 +253,7 @@ def samples(
 def _load_rollout_step(
     run: str, step: int | None, url: str
 ) -> tuple[RunRecord, int, list[RolloutIndex], BodyRecord]:
-    """A run, a step of it, the last one where none is named, and what is recorded of it."""
+    """Returns a run, a step (the last one by default), and the step's rollout index and body."""
     with open_registry(url) as registry:
         found = registry.run(run)
         steps = registry.results.rollout_steps(found.id)
@@ -265,7 +271,7 @@ def _load_rollout_step(
 def _write_rollout_rows(
     run: RunRecord, step: int, body: BodyRecord, rows: Sequence[int], file: Path
 ) -> None:
-    """Writes rows of a step, in order."""
+    """Writes rows of a step as JSON Lines, in order."""
     from rlx.cli.export_rollouts import json_lines
     from rlx.home import format_path
     from rlx.record import read_step
@@ -297,7 +303,10 @@ def _show_credit_rows(
     numbers: Sequence[int],
     as_json: bool,
 ) -> None:
-    """The account of a step's rows, as `rlx plan` gives it; `there` are those that may be shown."""
+    """Prints the per-token credit of a step's rows, as `rlx plan` does.
+
+    `there` holds the rows that may be shown.
+    """
     from rich.console import Console
 
     from rlx.plan import (
@@ -317,7 +326,7 @@ def _show_credit_rows(
     speech = load_run_speech(spec.model, folder.model)
     stored = read_step(read_body(folder.root / body.path, body.sha256))
     accounts = stored_accounts(stored.trees, stored.rewards, stored.rows, spec.credit, speech)
-    shown = numbers or select_example_rows(
+    selected = numbers or select_example_rows(
         [a for a in accounts if a.row in there], spec.evaluation.correct
     )
     note = "" if speech else "the run's tokenizer is not on this machine: token ids are shown"
@@ -329,7 +338,7 @@ def _show_credit_rows(
     click.echo(f"{run.id} step {step}, phase {escape_unprintable(phase)}: {len(accounts)} rows")
     if note:
         click.echo(note, err=True)
-    return show_rows(accounts, shown, Console(highlight=False))
+    return show_rows(accounts, selected, Console(highlight=False))
 
 
 def _format_absence_suffix(run: RunRecord) -> str:
@@ -339,7 +348,7 @@ def _format_absence_suffix(run: RunRecord) -> str:
 
 
 def _tree_order(row: RolloutIndex) -> tuple[int, int, int]:
-    """An answer, then its confidences."""
+    """Returns a sort key that places each answer before its confidences."""
     parent = row.row if row.parent_row is None else row.parent_row
     return row.tree, parent, row.row
 
@@ -364,9 +373,9 @@ def _sample_row(row: RolloutIndex) -> tuple[str, ...]:
 @click.command()
 @click.option("--host", default="127.0.0.1")
 @click.option("--port", type=PORT, default=5000, show_default=True)
-@click.option("--uri", default="sqlite:///{home}/mlflow.db", help="MLflow's store.")
+@click.option("--uri", default="sqlite:///{home}/mlflow.db", help="URI of the MLflow store.")
 def mlflow(host: str, port: int, uri: str) -> int:
-    """Serve MLflow's own interface on the mirror of the runs."""
+    """Serve the MLflow UI with the mirrored runs."""
     from rlx.home import get_rlx_home, tracking_url
     from rlx.record import require_free_port, ui_command
 

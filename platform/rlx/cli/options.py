@@ -1,4 +1,4 @@
-"""Options that several verbs share."""
+"""Click options that several commands share."""
 
 import click
 
@@ -12,5 +12,5 @@ registry_option = click.option(
     metavar="URL",
     envvar="RLX_REGISTRY",
     default=DEFAULT,
-    help="The registry of runs; RLX_HOME's own unless given.",
+    help="URL of the registry of runs; by default the one in RLX_HOME.",
 )

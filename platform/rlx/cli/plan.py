@@ -1,4 +1,4 @@
-"""`rlx plan`: what an experiment would do to every token, without a model."""
+"""`rlx plan`: shows the rewards and advantages of every token, without loading a model."""
 
 import json
 import os
@@ -30,12 +30,12 @@ _FILE = click.Path(path_type=Path)
     "overrides",
     multiple=True,
     metavar="PATH.TO.KEY=VALUE",
-    help="Change one value; may be repeated.",
+    help="Override a value; can be repeated.",
 )
-@click.option("--row", "numbers", type=int, multiple=True, help="Show this row; may be repeated.")
-@click.option("--rows", "every", type=click.Choice(["all"]), help="Show all of them.")
+@click.option("--row", "numbers", type=int, multiple=True, help="Show this row; can be repeated.")
+@click.option("--rows", "every", type=click.Choice(["all"]), help="Show all rows.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON document.")
-@click.option("--html", type=_FILE, metavar="FILE", help="Write a page that stands on its own.")
+@click.option("--html", type=_FILE, metavar="FILE", help="Write a self-contained HTML page.")
 def plan(
     spec: Path,
     overrides: tuple[str, ...],
@@ -44,22 +44,22 @@ def plan(
     as_json: bool,
     html: Path | None,
 ) -> int:
-    """Show what every token would get: rewards, KL, advantages. Loads no model, fetches nothing.
+    """Preview the rewards, KL and advantages of every token. Loads no model, downloads nothing.
 
-    Responses are made up; problems, tokens, rewards, mask, placement, estimator and weights are the
-    experiment's own.
+    Responses are synthetic; problems, tokens, rewards, loss mask, reward placement, estimator and
+    weights are the experiment's own.
     """
     if html is not None and html.is_dir():
         raise SpecError(f"--html {escape_unprintable(str(html))} is a folder; name a file in it")
     read, plugins = check_file(spec, overrides)
-    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # before anything imports the hub
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # before the hub library is imported
         os.environ.setdefault(name, "1")
     from rlx.plan import build_plan
 
     report = build_plan(spec, read, plugins)
-    shown = [_select_plan_rows(phase, numbers, every is not None) for phase in report.phases]
+    selected = [_select_plan_rows(phase, numbers, every is not None) for phase in report.phases]
     if html is not None:
-        _write_plan_page(report, shown, html)
+        _write_plan_page(report, selected, html)
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=2, allow_nan=False))
         return report.exit_code
@@ -67,7 +67,7 @@ def plan(
 
     from rlx.plan import show_plan
 
-    show_plan(report, shown, Console(highlight=False, soft_wrap=False))
+    show_plan(report, selected, Console(highlight=False, soft_wrap=False))
     sys.stdout.flush()
     _print_plan_findings(report, spec)
     return report.exit_code
@@ -83,22 +83,22 @@ def _select_plan_rows(phase: "PhaseReport", numbers: Sequence[int], every: bool)
 
 
 def _print_plan_findings(report: "PlanReport", spec: Path) -> None:
-    """Errors and warnings, as `rlx validate` prints them."""
+    """Prints errors and warnings as `rlx validate` does."""
     for finding in report.findings:
         click.echo("\n" + color_report(format_diagnostic(finding, str(spec)), sys.stderr), err=True)
     errors = sum(f.severity == "error" for f in report.findings)
     if errors:
-        told = "1 error" if errors == 1 else f"{errors} errors"
-        click.echo(f"\n{escape_unprintable(str(spec))}: {told}", err=True)
+        count = "1 error" if errors == 1 else f"{errors} errors"
+        click.echo(f"\n{escape_unprintable(str(spec))}: {count}", err=True)
 
 
-def _write_plan_page(report: "PlanReport", shown: Sequence[Sequence[int]], file: Path) -> None:
+def _write_plan_page(report: "PlanReport", selected: Sequence[Sequence[int]], file: Path) -> None:
     from rlx.plan import render_plan_page
 
     where = escape_unprintable(str(file))
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(render_plan_page(report, shown), encoding="utf-8")
+        file.write_text(render_plan_page(report, selected), encoding="utf-8")
     except OSError as error:
         raise EnvironmentFault(f"cannot write {where}: {error.strerror}") from error
     click.echo(f"wrote {where}", err=True)

@@ -1,4 +1,4 @@
-"""`rlx probe`: how much of a trained model's answers hangs on the reasoning before them."""
+"""`rlx probe`: measures how much a trained model's answers depend on its reasoning."""
 
 import json
 import os
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["probe"]
 
 FREE = ("probe", "runner", "sampler", "seed")
-"""Sections that may be other than the run's own; the rest says what was trained."""
+"""Spec sections that may be overridden; the others define what was trained."""
 
 _FILE = click.Path(path_type=Path)
 _COUNT = click.IntRange(min=1)
@@ -36,13 +36,13 @@ _COUNT = click.IntRange(min=1)
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What is probed.
+    """The model to probe.
 
     Attributes:
-        name: for messages and titles.
+        name: name in messages and titles.
         spec: the experiment, with a `probe:` section.
         model: folder of the model, or its name on the hub.
-        run: None for a model that no run is named for.
+        run: the run that exported the model; None for a MODEL.
     """
 
     name: str
@@ -53,30 +53,32 @@ class _Target:
 
 @click.command()
 @click.argument("target", metavar="RUN|MODEL")
-@click.option("--spec", "file", type=_FILE, metavar="FILE", help="The experiment of a MODEL.")
-@click.option("--problems", type=_COUNT, help="Held-out problems.")
-@click.option("--samples", type=_COUNT, help="Continuations per point.")
+@click.option("--spec", "file", type=_FILE, metavar="FILE", help="Experiment file of a MODEL.")
+@click.option("--problems", type=_COUNT, help="Number of held-out problems.")
+@click.option("--samples", type=_COUNT, help="Continuations per cut point.")
 @click.option(
     "--scheme",
     "schemes",
     type=click.Choice(["early_answering", "filler", "mistake"]),
     multiple=True,
-    help="What is done to the reasoning; may be repeated.",
+    help="How to alter the reasoning; can be repeated.",
 )
-@click.option("--cut", type=click.Choice(["fraction", "sentence", "token"]), help="Where.")
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Of problems and sampling.")
+@click.option("--cut", type=click.Choice(["fraction", "sentence", "token"]), help="Where to cut.")
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Seed of problems and sampling.")
 @click.option(
     "--set",
     "overrides",
     multiple=True,
     metavar="PROBE.KEY=VALUE",
-    help="Change one value; may be repeated.",
+    help="Override a value; can be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--picture", type=_FILE, metavar="FILE", help="Draw it: FILE.png and FILE.svg.")
+@click.option(
+    "--picture", type=_FILE, metavar="FILE", help="Plot the curves to FILE.png and FILE.svg."
+)
 @click.option("--out", type=_FILE, metavar="FILE", help="Write every sample as Parquet.")
-@click.option("--record/--no-record", default=True, help="Add it to the RUN's records.")
-@click.option("--again", is_flag=True, help="Record it even where the run has it already.")
+@click.option("--record/--no-record", default=True, help="Add the results to RUN's records.")
+@click.option("--again", is_flag=True, help="Record the probe even if the run has it already.")
 @registry_option
 def probe(
     target: str,
@@ -94,41 +96,41 @@ def probe(
     again: bool,
     url: str,
 ) -> None:
-    """Cut a trained model's reasoning short, and see how often the answer is still right.
+    """Cut or alter a trained model's reasoning, and measure how often the answer is still right.
 
-    Probes the model that RUN has exported, with the run's own task, rewards and rollout; or the
-    MODEL in a folder or on the hub, with those of the experiment --spec. Settings are those of the
-    experiment's `probe:` section unless they are given here.
+    Probes the exported model of RUN, with the run's own task, rewards and rollout; or a MODEL,
+    given by its folder or hub name, with those of the experiment of --spec. Options override the
+    experiment's `probe:` section.
     """
-    asked = {"problems": problems, "samples": samples, "schemes": list(schemes) or None}
-    named = [f"probe.{key}={json.dumps(v)}" for key, v in asked.items() if v is not None]
+    options = {"problems": problems, "samples": samples, "schemes": list(schemes) or None}
+    named = [f"probe.{key}={json.dumps(v)}" for key, v in options.items() if v is not None]
     named += [] if seed is None else [f"seed={seed}"]
-    given = (*overrides, *named)
+    changes = (*overrides, *named)
     found = (
-        _build_run_target(target, given, cut, url)
+        _build_run_target(target, changes, cut, url)
         if file is None
-        else _build_model_target(target, file, given, cut)
+        else _build_model_target(target, file, changes, cut)
     )
     for name, path in (("--picture", picture), ("--out", out)):
         if path is not None and path.is_dir():
             raise SpecError(
                 f"{name} {escape_unprintable(str(path))} is a folder; name a file in it"
             )
-    outcome, told = _run_target_probe(found)
+    outcome, probes = _run_target_probe(found)
     if out is not None:
         _write_probe_samples(outcome, out)
     if picture is not None:
-        _draw_probe_pictures(told, picture)
+        _draw_probe_pictures(probes, picture)
     kept = (
-        _record_new_probes(found, outcome, told, url, again=again) if record and found.run else []
+        _record_new_probes(found, outcome, probes, url, again=again) if record and found.run else []
     )
     if as_json:
-        click.echo(json.dumps(_build_probe_json(found, told, kept), indent=2, allow_nan=False))
+        click.echo(json.dumps(_build_probe_json(found, probes, kept), indent=2, allow_nan=False))
     else:
-        _show_probe_results(told)
+        _show_probe_results(probes)
 
 
-# What is probed --------------------------------------------------------------------------------
+# Target ----------------------------------------------------------------------------------------
 
 
 def _build_run_target(name: str, overrides: Sequence[str], cut: str | None, url: str) -> _Target:
@@ -154,10 +156,10 @@ def _build_model_target(
 def _build_probe_spec(
     document: YamlDocument, overrides: Sequence[str], cut: str | None
 ) -> ExperimentSpec:
-    """The experiment, probed as asked: its own settings, or defaults, and above them what is given.
+    """Returns the experiment with its own or default probe settings, and the overrides applied.
 
     Raises:
-        InvalidSpec: they do not fit.
+        InvalidSpec: the overrides do not fit.
     """
     if not document.tree.get("probe"):
         document = apply_overrides(document, ["probe={}"])
@@ -175,49 +177,49 @@ def _build_probe_spec(
 
 
 def _run_target_probe(target: _Target) -> "tuple[ProbeResult, list[RecordedProbe]]":
-    """What the probe finds.
+    """Probes the model; returns the samples and one record per scheme.
 
     Raises:
         SpecError: no answer could be probed.
     """
-    os.environ.update(child_environment())  # before anything imports transformers
+    os.environ.update(child_environment())  # before transformers is imported
     from rlx.audit import probe_exported
     from rlx.probe import compute_settings_digest
     from rlx.run import build_probe_records
 
     spec = target.spec
-    asked = spec.probe or ProbeSpec()
+    settings = spec.probe or ProbeSpec()
     with _open_probe_bar() as show:
         found = probe_exported(spec, target.model, show)
-    told = build_probe_records(found, asked, spec.seed, target.run.step if target.run else 0)
-    if not told:
+    probes = build_probe_records(found, settings, spec.seed, target.run.step if target.run else 0)
+    if not probes:
         bare = sum(a.reasoning is None for a in found.answered)
         raise SpecError(
             f"none of {len(found.answered)} answers could be probed: {bare} have no span "
-            f"{asked.span!r}, and {found.unprobed} did not fit into probe.max_tokens"
+            f"{settings.span!r}, and {found.unprobed} did not fit into probe.max_tokens"
         )
     if target.run is None:
-        return found, told
+        return found, probes
     own = _get_run_probe_settings(target.run)
     return found, [
         one
         if one.settings == own.get(one.scheme)
         else _rename_probe_suite(one, compute_settings_digest(one.settings))
-        for one in told
+        for one in probes
     ]
 
 
 def _get_run_probe_settings(run: RunRecord) -> dict[str, dict[str, Any]]:
-    """The settings of the run's own probe, scheme by scheme."""
+    """Returns the settings of the run's own probe, by scheme."""
     from rlx.probe import settings_of
 
-    said = ExperimentSpec.model_validate_json(json.dumps(run.spec), strict=True)
-    own = said.probe or ProbeSpec()
-    return {s: settings_of(own, s, said.seed) for s in ("early_answering", "filler", "mistake")}
+    spec = ExperimentSpec.model_validate_json(json.dumps(run.spec), strict=True)
+    own = spec.probe or ProbeSpec()
+    return {s: settings_of(own, s, spec.seed) for s in ("early_answering", "filler", "mistake")}
 
 
 def _rename_probe_suite(one: "RecordedProbe", digest: str) -> "RecordedProbe":
-    """A probe with other settings than the run's own, under a name of its own."""
+    """Returns a probe whose settings differ from the run's own under a separate suite name."""
     from dataclasses import replace
 
     return replace(one, suite=f"{one.suite}/{digest}")
@@ -225,7 +227,7 @@ def _rename_probe_suite(one: "RecordedProbe", digest: str) -> "RecordedProbe":
 
 @contextmanager
 def _open_probe_bar() -> "Iterator[Any]":
-    """A bar on stderr, where that is a terminal."""
+    """Shows a progress bar if stderr is a terminal; yields the function that updates it."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
@@ -250,18 +252,18 @@ def _open_probe_bar() -> "Iterator[Any]":
         yield update_probe_bar
 
 
-# What becomes of it ----------------------------------------------------------------------------
+# Results ---------------------------------------------------------------------------------------
 
 
 def _record_new_probes(
     target: _Target,
     found: "ProbeResult",
-    told: "Sequence[RecordedProbe]",
+    probes: "Sequence[RecordedProbe]",
     url: str,
     *,
     again: bool,
 ) -> list[str]:
-    """Adds to the run's records what it has not yet, and says so; returns the suites added."""
+    """Adds the probes that the run lacks to its records; returns the suites added."""
     from rlx.audit import draw_probes
     from rlx.probe import compute_settings_digest
     from rlx.record import Recorder
@@ -270,18 +272,18 @@ def _record_new_probes(
     run = target.run
     if run is None:
         return []
-    folder, step = locate_run_folder(run), told[0].step
+    folder, step = locate_run_folder(run), probes[0].step
     with open_registry(url, read_only=False) as registry:
         there = {e.suite for e in registry.results.evaluations(run.id, "probe/") if e.step == step}
-        new = [one for one in told if again or f"probe/{one.suite}" not in there]
-        if old := [one.suite for one in told if one not in new]:
+        new = [one for one in probes if again or f"probe/{one.suite}" not in there]
+        if old := [one.suite for one in probes if one not in new]:
             click.echo(
                 f"{run.id} has this already: {', '.join(old)}; --again records it anew", err=True
             )
         if not new:
             return []
-        # A file of its own: what was recorded before keeps its samples.
-        marks = compute_settings_digest({one.suite: one.settings for one in told})
+        # A separate file, so that the samples of earlier probes are kept.
+        marks = compute_settings_digest({one.suite: one.settings for one in probes})
         path = folder.probe(step)
         path = path.with_name(f"{path.stem}_{marks}{path.suffix}")
         record_probe_results(
@@ -305,49 +307,49 @@ def _write_probe_samples(found: "ProbeResult", path: Path) -> None:
         ) from error
 
 
-def _draw_probe_pictures(told: "Sequence[RecordedProbe]", path: Path) -> None:
-    """The curves, and beside them stated against sampled confidence where there is some."""
+def _draw_probe_pictures(probes: "Sequence[RecordedProbe]", path: Path) -> None:
+    """Plots the probe curves, and stated against sampled confidence where it was stated."""
     from rlx.probe import draw_probe_curves, draw_verbal_against_sampled
 
     try:
-        draw_probe_curves(told, path)
-        if any(one.verbal for one in told):
+        draw_probe_curves(probes, path)
+        if any(one.verbal for one in probes):
             stem = path.with_suffix("") if path.suffix in (".png", ".svg") else path
-            draw_verbal_against_sampled(told, stem.with_name(f"{stem.name}-verbal_conf"))
+            draw_verbal_against_sampled(probes, stem.with_name(f"{stem.name}-verbal_conf"))
     except OSError as error:
         raise EnvironmentFault(
             f"cannot write {escape_unprintable(str(path))}: {error.strerror or error}"
         ) from error
 
 
-def _show_probe_results(told: "Sequence[RecordedProbe]") -> None:
+def _show_probe_results(probes: "Sequence[RecordedProbe]") -> None:
     from rich.console import Console
 
     from rlx.cli.probe_tables import show_probes
     from rlx.probe import render_probe_curve
 
     console = Console(highlight=False)
-    show_probes(told, console)
-    for one in told:
+    show_probes(probes, console)
+    for one in probes:
         console.print(f"\n{one.suite}", style="bold", markup=False)
         console.print(render_probe_curve(one.figures, width=min(80, console.width)))
     sys.stdout.flush()
 
 
 def _build_probe_json(
-    target: _Target, told: "Sequence[RecordedProbe]", kept: Sequence[str]
+    target: _Target, probes: "Sequence[RecordedProbe]", kept: Sequence[str]
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
     from rlx.probe import compute_agreement
 
-    found = [compute_agreement(one.verbal) for one in told]
+    found = [compute_agreement(one.verbal) for one in probes]
     stated = next((asdict(one) for one in found if one is not None), None)
     return {
         "run": target.run.id if target.run else None,
         "model": target.model,
-        "step": told[0].step if target.run else None,
+        "step": probes[0].step if target.run else None,
         "recorded": list(kept),
-        "probes": {one.suite: one.to_json() for one in told},
+        "probes": {one.suite: one.to_json() for one in probes},
         "verbal_conf_against_mc_p_correct": stated,
     }

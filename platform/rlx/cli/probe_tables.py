@@ -1,4 +1,4 @@
-"""Probes on a terminal: a table per suite, step by step, and stated against sampled confidence."""
+"""Prints probes: a table per suite with a row per step, and stated against sampled confidence."""
 
 import math
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from rlx.text import escape_unprintable
 __all__ = ["show_probes"]
 
 SHARES = (0.0, 0.5, 1.0)
-"""Of the reasoning, at which the table gives `mc_p_correct`."""
+"""Shares of the reasoning at which the table shows `mc_p_correct`."""
 
 
 def show_probes(probes: Sequence[RecordedProbe], console: Console) -> None:
-    """Prints probes of one run or model: a table per suite, and a line where confidence was stated.
+    """Prints the probes of one run or model: a table per suite, and a line on stated confidence.
 
     Args:
-        probes: by step; the line is about the last of them.
-        console: where to.
+        probes: ordered by step; the line is about the last one with stated confidences.
+        console: the console to print to.
     """
     suites: dict[str, list[RecordedProbe]] = {}
     for probe in probes:
@@ -59,25 +59,26 @@ def _build_probe_steps_table(steps: Sequence[RecordedProbe]) -> Table:
         table.add_column(heading, justify="right")
     places = [GRID.index(share) for share in SHARES]
     for probe in steps:
-        said = probe.figures
+        figures = probe.figures
         left_out = f"\n{probe.unprobed} left out" if probe.unprobed else ""
         table.add_row(
             str(probe.step),
-            *(_format_band_cell(said.p_correct[place]) for place in places),
-            _format_band_cell(said.aoc),
-            f"{said.accuracy:.3f}",
-            f"{said.wrapped:.3f}",
-            f"{said.problems}{left_out}",
+            *(_format_band_cell(figures.p_correct[place]) for place in places),
+            _format_band_cell(figures.aoc),
+            f"{figures.accuracy:.3f}",
+            f"{figures.wrapped:.3f}",
+            f"{figures.problems}{left_out}",
         )
     return table
 
 
 def _format_band_cell(band: MeanInterval) -> str:
-    """A mean, and its interval below."""
+    """Formats a mean with its interval below."""
     if math.isnan(band.mean):
         return "–"
     return f"{band.mean:.3f}\n[dim]{band.low:.2f}–{band.high:.2f}[/dim]"
 
 
-def _describe_probe_settings(said: Any) -> str:
-    return f"{said['samples']} samples a point, cut by {said['cut']['by']}, seed {said['seed']}"
+def _describe_probe_settings(settings: Any) -> str:
+    cut = settings["cut"]["by"]
+    return f"{settings['samples']} samples a point, cut by {cut}, seed {settings['seed']}"

@@ -1,4 +1,4 @@
-"""The registry as the verbs see it: the right URL, and its errors as rlx's own."""
+"""Opens the registry for commands: resolves its URL and converts its errors to those of rlx."""
 
 import os
 import re
@@ -31,18 +31,18 @@ __all__ = [
 ]
 
 KILLED = "its supervisor was gone"
-"""Why a run is lost that nobody could say anything about."""
+"""Reason of a lost run for which none was recorded."""
 RUN_LIKE = re.compile(r"(r-)?[0-9]+|latest")
-"""What names a run wherever a run can be named."""
+"""Arguments that name a run: its id, its number, or `latest`."""
 
 
 @contextmanager
 def open_registry(url: str, *, read_only: bool = True) -> Iterator[Registry]:
-    """Opens the registry; whatever it raises becomes an rlx error with the right exit code.
+    """Opens the registry; converts its errors to rlx errors with the right exit code.
 
     Raises:
-        SpecError: a run is named that is not there.
-        EnvironmentFault: its file system is full, or may only be read.
+        SpecError: there is no registry, or a named run does not exist.
+        EnvironmentFault: its file system is full or read-only.
         RegistryError: the database cannot be read or written.
     """
     try:
@@ -75,10 +75,10 @@ def _prepare_registry_file(url: str, read_only: bool) -> str:
 
 
 def locate_run_folder(run: RunRecord) -> RunFolder:
-    """The run's own folder.
+    """Returns the folder of a run.
 
     Raises:
-        RegistryError: the run was recorded, but its folder never laid out.
+        RegistryError: the run was recorded, but its folder was never created.
     """
     if run.directory is None:
         raise rlx.errors.RegistryError(f"run {run.id} has no folder: its submission broke off")
@@ -86,10 +86,10 @@ def locate_run_folder(run: RunRecord) -> RunFolder:
 
 
 def list_group_runs(registry: Registry, name: str) -> list[str]:
-    """Ids of a group's runs, in the order in which they joined it.
+    """Returns the ids of a group's runs, in the order in which they joined it.
 
     Raises:
-        SpecError: there is no such group; the nearest is named.
+        SpecError: there is no such group; the message suggests the most similar name.
     """
     groups = registry.groups()
     if name not in groups:
@@ -101,10 +101,10 @@ def list_group_runs(registry: Registry, name: str) -> list[str]:
 
 
 def end_orphaned_run(registry: Registry, run: RunRecord, status: Status, reason: str) -> bool:
-    """Ends a run whose supervisor is gone, and the ranks that it left behind.
+    """Ends a run whose supervisor is gone, and terminates the ranks that it left behind.
 
     Returns:
-        False when the run has changed its status meanwhile; nothing is done then.
+        False if the run changed its status in the meantime; nothing is done then.
     """
     if not registry.transition(run.id, {run.status}, status, reason):
         return False
@@ -114,27 +114,29 @@ def end_orphaned_run(registry: Registry, run: RunRecord, status: Status, reason:
     for pid in list_live_ranks(folder.root):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
-    if registry.run(run.id).status in ENDED:  # nobody has taken it up meanwhile
+    if registry.run(run.id).status in ENDED:  # no other process has taken the run over
         folder.reserve.unlink(missing_ok=True)
     return True
 
 
 def get_run_exit_code(registry: Registry, run: RunRecord) -> int | None:
-    """What following the run to its end returns; None while it has not ended."""
+    """Returns the exit code of following the run to its end; None while it has not ended."""
     if run.status == "finished":
         return 0
     if run.effective_status != "failed":
         return 1 if run.effective_status in ("stopped", "lost") else None
-    told = [e.payload for e in registry.results.events(run.id) if e.kind == "failed" and e.payload]
-    return int(told[-1]["exit_code"]) if told else 1
+    failures = [
+        e.payload for e in registry.results.events(run.id) if e.kind == "failed" and e.payload
+    ]
+    return int(failures[-1]["exit_code"]) if failures else 1
 
 
 def run_json(registry: Registry, run: RunRecord) -> dict[str, Any]:
-    """One run as `rlx status --json` and `rlx runs --json` print it."""
+    """Returns a run as `rlx status --json` and `rlx runs --json` print it."""
     evaluations = {e.label: e for e in registry.results.evaluations(run.id, "held_out")}
-    shown = ("accuracy", "brier", "ece", "auroc", "n")
-    every = (
-        *shown,
+    main_metrics = ("accuracy", "brier", "ece", "auroc", "n")
+    metrics = (
+        *main_metrics,
         "stratum_brier",
         "stratum_auroc",
         "within_auroc",
@@ -163,8 +165,8 @@ def run_json(registry: Registry, run: RunRecord) -> dict[str, Any]:
         "evaluation": {
             label: {
                 name: evaluations[label].metrics.get(name)
-                for name in every
-                if name in shown or name in evaluations[label].metrics
+                for name in metrics
+                if name in main_metrics or name in evaluations[label].metrics
             }
             for label in ("before", "after")
             if label in evaluations
@@ -174,11 +176,11 @@ def run_json(registry: Registry, run: RunRecord) -> dict[str, Any]:
 
 
 def _collect_suite_figures(registry: Registry, run: RunRecord) -> dict[str, dict[str, Any]]:
-    """The last evaluation of each label on every held-out set, by the set; plain figures alone."""
+    """Returns the main figures of the last evaluation of each label, by held-out set and label."""
     suites: dict[str, dict[str, Any]] = {}
     for e in registry.results.evaluations(run.id):
         if not e.suite.startswith("probe/"):
-            kept = {k: e.metrics.get(k) for k in ("n", "accuracy", "rewards", "environment")}
-            told = {k: v for k, v in kept.items() if v is not None}
-            suites.setdefault(e.suite, {})[e.label] = told
+            values = {k: e.metrics.get(k) for k in ("n", "accuracy", "rewards", "environment")}
+            figures = {k: v for k, v in values.items() if v is not None}
+            suites.setdefault(e.suite, {})[e.label] = figures
     return suites

@@ -1,4 +1,4 @@
-"""`rlx rescore`: stored rollouts under the run's own rules again, or under others."""
+"""`rlx rescore`: recomputes rewards and advantages of stored rollouts, with any rules."""
 
 import json
 import sys
@@ -29,25 +29,29 @@ if TYPE_CHECKING:
 __all__ = ["rescore"]
 
 RULES = ("rewards", "mask", "estimator", "credit", "loss", "evaluation")
-"""Sections that say what a rollout is worth; the others say what was sampled."""
+"""Spec sections that determine rewards and advantages; the others determine what was sampled."""
 
 _FILE = click.Path(path_type=Path)
 
 
 @click.command()
 @click.argument("run")
-@click.option("--spec", "file", type=_FILE, metavar="FILE", help="Take the rules of another one.")
+@click.option(
+    "--spec", "file", type=_FILE, metavar="FILE", help="Take the rules of this experiment."
+)
 @click.option(
     "--set",
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Change one value of the rules; may be repeated.",
+    help="Override a value of the rules; can be repeated.",
 )
-@click.option("--step", "asked", type=click.IntRange(min=1), multiple=True, help="These alone.")
+@click.option(
+    "--step", "requested", type=click.IntRange(min=1), multiple=True, help="Only this step."
+)
 @click.option(
     "--rows", type=click.IntRange(min=0), default=1, show_default=True,
-    help="Show that many rows, those whose tokens would have changed most.",
+    help="Show this many rows, those whose advantages change most.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @registry_option
@@ -55,16 +59,16 @@ def rescore(
     run: str,
     file: Path | None,
     overrides: tuple[str, ...],
-    asked: tuple[int, ...],
+    requested: tuple[int, ...],
     rows: int,
     as_json: bool,
     url: str,
 ) -> None:
-    """Compute rewards, masks and advantages of stored rollouts anew, without sampling.
+    """Recompute rewards, masks and advantages of stored rollouts, without sampling.
 
-    By the run's own experiment everything comes out as it was stored, to the bit. With --set, or
-    the rules of --spec FILE (rewards, mask, estimator, credit, loss), it shows what would have been
-    otherwise: by reward, by stream of tokens, and token by token.
+    With the run's own experiment, the results equal the stored ones bit for bit. With --set, or the
+    rules of --spec FILE (rewards, mask, estimator, credit, loss, evaluation), the command shows
+    what would change: per reward, per token stream, and token by token.
     """
     from rlx.audit import RescoringSummary
     from rlx.audit import rescore_steps as rescored
@@ -72,7 +76,7 @@ def rescore(
     with open_registry(url) as registry:
         found = registry.run(run)
         spec, own = _build_rescore_spec(found, file, overrides)
-        steps = _select_rescore_steps(found, registry.results.rollout_steps(found.id), asked)
+        steps = _select_rescore_steps(found, registry.results.rollout_steps(found.id), requested)
         summary, most = RescoringSummary(found.id), _MostChangedRows(rows)
         with _open_rescore_bar(len(steps)) as show:
             for one in rescored(registry, found, spec, steps, own=own, show=show):
@@ -88,7 +92,7 @@ def rescore(
 def _build_rescore_spec(
     run: RunRecord, file: Path | None, overrides: Sequence[str]
 ) -> tuple[ExperimentSpec, bool]:
-    """The experiment to rescore by, and whether it is the run's own."""
+    """Returns the experiment to rescore with, and whether it is the run's own."""
     wrong = sorted(o for o in overrides if o.partition("=")[0].split(".")[0] not in RULES)
     if wrong:
         raise SpecError(
@@ -109,21 +113,23 @@ def _resolve_run_spec(run: RunRecord) -> dict[str, Any]:
     return ExperimentSpec.model_validate_json(json.dumps(run.spec), strict=True).dump_resolved()
 
 
-def _select_rescore_steps(run: RunRecord, there: Sequence[int], asked: Sequence[int]) -> list[int]:
+def _select_rescore_steps(
+    run: RunRecord, there: Sequence[int], requested: Sequence[int]
+) -> list[int]:
     if not there:
         raise SpecError(f"{run.id} has recorded no rollouts")
-    if missing := sorted(set(asked) - set(there)):
+    if missing := sorted(set(requested) - set(there)):
         raise SpecError(
             f"{run.id} has no rollouts of step {missing[0]}; it has {there[0]} to {there[-1]}"
         )
-    return sorted(set(asked)) or list(there)
+    return sorted(set(requested)) or list(there)
 
 
 class _MostChangedRows:
-    """The rows whose tokens would have changed most.
+    """Collects the rows whose advantages change most.
 
     Args:
-        count: of rows that are kept.
+        count: number of rows to keep.
     """
 
     def __init__(self, count: int) -> None:
@@ -131,7 +137,7 @@ class _MostChangedRows:
         self.rows: list[tuple[float, int, RescoredStep]] = []
 
     def keep_largest(self, found: "RescoredStep") -> None:
-        """Keeps what is among the largest changes so far."""
+        """Keeps the rows of a step that are among the largest changes so far."""
         old, new = found.stored.rows.tokens["advantages"], found.rows.tokens["advantages"]
         if not self._count or old is None or new is None or not len(new):
             return
@@ -146,7 +152,7 @@ class _MostChangedRows:
 
 @contextmanager
 def _open_rescore_bar(total: int) -> "Iterator[Any]":
-    """A bar on stderr, where that is a terminal."""
+    """Shows a progress bar if stderr is a terminal; yields the function that advances it."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bars
@@ -166,7 +172,7 @@ def _open_rescore_bar(total: int) -> "Iterator[Any]":
         yield lambda _: bars.advance(task)
 
 
-# What is shown ---------------------------------------------------------------------------------
+# Output ----------------------------------------------------------------------------------------
 
 
 def _build_rescore_json(summary: "RescoringSummary", most: _MostChangedRows) -> dict[str, Any]:
@@ -190,7 +196,7 @@ def _build_rescore_json(summary: "RescoringSummary", most: _MostChangedRows) -> 
 
 
 def _list_token_changes(found: "RescoredStep", row: int) -> list[dict[str, Any]]:
-    """The row's own tokens: what each got, and would have got."""
+    """Returns the stored and the recomputed values of the row's own tokens."""
     stored, number = found.stored, int(found.kept[row])
     tree, segment, *_ = stored.rows.places[number]
     ids = stored.trees[tree].token_ids(segment)
@@ -253,7 +259,7 @@ def _show_rescore_summary(
 
 
 def _show_rescored_row(run: RunRecord, found: "RescoredStep", row: int, console: Any) -> None:
-    """One row: its tokens with what they got, and what they would have got."""
+    """Prints the tokens of one row with their stored and recomputed values."""
     from rich import box
     from rich.table import Table
 

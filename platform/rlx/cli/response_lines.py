@@ -1,4 +1,4 @@
-"""Lines of JSON, each a response to be scored: what `rlx score` reads, and its words for faults."""
+"""Reads the JSON Lines that `rlx score` scores, and describes lines that cannot be scored."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from rlx.rollout import find_spans
 __all__ = ["ResponseLine", "group_neighboring_lines", "read_lines"]
 
 MAX_SPANS = 64
-"""Kinds of tags that are looked for in one response; it may hold a hundred thousand."""
+"""Maximum number of tag names extracted from one response, which may hold a hundred thousand."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _closing_tags = re.compile(r"</([A-Za-z_][A-Za-z0-9_-]*)>").finditer
@@ -27,11 +27,11 @@ class ResponseLine:
     """One line of the input.
 
     Attributes:
-        number: from 1.
-        id: as given; None without one.
-        group: what it is judged together with, for rewards that look at several samples.
-        sample: None where the line cannot be scored.
-        fault: why it cannot; None where it can.
+        number: line number, from 1.
+        id: id in the line; None without one.
+        group: key of the lines that are scored together, for rewards that read several samples.
+        sample: None if the line cannot be scored.
+        fault: why the line cannot be scored; None if it can.
     """
 
     number: int
@@ -41,25 +41,25 @@ class ResponseLine:
     fault: str | None = None
 
     def mark_unscorable(self, fault: str) -> "ResponseLine":
-        """Returns the same line as one that cannot be scored."""
+        """Returns a copy of the line that cannot be scored because of `fault`."""
         return replace(self, sample=None, fault=fault)
 
 
 class _ResponseFields(BaseModel):
-    """What rlx itself reads of a line: the names and meanings are those of `Sample`."""
+    """Fields of a line that rlx reads; names and meanings are those of `Sample`."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
     response: str
     problem: dict[str, Any] | None = None
-    """The task's own fields; without it the whole line stands for them."""
+    """Fields of the task; without it, the whole line is used."""
     id: Name | None = None
     group: Name | None = None
     turn: str = "answer"
     number: int = Field(1, ge=1)
     of: FiniteFloat | None = None
     spans: dict[str, str] | None = None
-    """Found in the response where they are not given."""
+    """Extracted from the response if absent."""
     n_tokens: int = Field(0, ge=0)
     context: list[str] = Field(default_factory=list)
     observations: list[str] = Field(default_factory=list)
@@ -71,11 +71,11 @@ class _ResponseFields(BaseModel):
 def read_lines(
     stream: Iterable[bytes], field: str = "response", *, reads_parent: bool = False
 ) -> Iterator[ResponseLine]:
-    """Reads JSON Lines; empty lines are passed over.
+    """Reads JSON Lines; empty lines are skipped.
 
     Args:
-        stream: lines of UTF-8, as a file opened for bytes gives them.
-        field: the key under which the response stands.
+        stream: lines in UTF-8, such as a file opened in binary mode.
+        field: key of the response.
         reads_parent: whether a line needs `of`.
     """
     for number, raw in enumerate(stream, 1):
@@ -96,43 +96,43 @@ def read_lines(
 def _parse_line_record(
     number: int, record: dict[str, Any], field: str, reads_parent: bool
 ) -> ResponseLine:
-    given = {key: value for key, value in record.items() if key != "response"}
+    values = {key: value for key, value in record.items() if key != "response"}
     if field in record:
-        given["response"] = record[field]
+        values["response"] = record[field]
     try:
-        said = _ResponseFields.model_validate(given)
+        fields = _ResponseFields.model_validate(values)
     except ValidationError as error:
         name = record.get("id")
         known = name if isinstance(name, str | int) else None
-        return ResponseLine(number, known, fault=_describe_line_fault(error, given, field))
-    if reads_parent and said.of is None:
+        return ResponseLine(number, known, fault=_describe_line_fault(error, values, field))
+    if reads_parent and fields.of is None:
         fault = "`of` is missing: this reward reads the value of another one"
-        return ResponseLine(number, said.id, said.group, fault=fault)
+        return ResponseLine(number, fields.id, fields.group, fault=fault)
     own = {key: value for key, value in record.items() if key != field}
-    return ResponseLine(number, said.id, said.group, _build_line_sample(said, own, number))
+    return ResponseLine(number, fields.id, fields.group, _build_line_sample(fields, own, number))
 
 
-def _build_line_sample(said: _ResponseFields, own: Mapping[str, Any], number: int) -> Sample:
-    spans = said.spans
+def _build_line_sample(fields: _ResponseFields, own: Mapping[str, Any], number: int) -> Sample:
+    spans = fields.spans
     return Sample(
-        id=str(number if said.id is None else said.id),
-        problem=own if said.problem is None else said.problem,
-        turn=said.turn,
-        number=said.number,
-        response=said.response,
-        spans=_find_response_spans(said.response, said.number) if spans is None else spans,
-        n_tokens=said.n_tokens,
-        context=tuple(said.context),
-        observations=tuple(said.observations),
-        finish_reason=said.finish_reason,
-        info=said.info,
-        history=tuple(said.history),
-        of=said.of,
+        id=str(number if fields.id is None else fields.id),
+        problem=own if fields.problem is None else fields.problem,
+        turn=fields.turn,
+        number=fields.number,
+        response=fields.response,
+        spans=_find_response_spans(fields.response, fields.number) if spans is None else spans,
+        n_tokens=fields.n_tokens,
+        context=tuple(fields.context),
+        observations=tuple(fields.observations),
+        finish_reason=fields.finish_reason,
+        info=fields.info,
+        history=tuple(fields.history),
+        of=fields.of,
     )
 
 
 def _find_response_spans(response: str, number: int) -> dict[str, str]:
-    """The last span of every tag that closes, as a rollout finds those that its YAML names."""
+    """Returns the last span of each closed tag, found as rollouts find the tags of their YAML."""
     if "</" not in response:
         return {}
     names: dict[str, None] = {}
@@ -144,13 +144,13 @@ def _find_response_spans(response: str, number: int) -> dict[str, str]:
     return {name: span.text for name, span in found.items()}
 
 
-def _describe_line_fault(error: ValidationError, given: Mapping[str, Any], field: str) -> str:
-    """What is wrong with the first key of ours that is no good."""
+def _describe_line_fault(error: ValidationError, values: Mapping[str, Any], field: str) -> str:
+    """Describes the first field of a line that is invalid."""
     from rlx.spec.reading import explain_validation_error
 
-    if field not in given and "response" not in given:
+    if field not in values and "response" not in values:
         return f"`{field}` is missing"
-    fault, *_ = explain_validation_error(error, _ResponseFields, given)
+    fault, *_ = explain_validation_error(error, _ResponseFields, values)
     if fault.path[:1] == ("response",):
         return fault.message.replace("response", field, 1)
     return f"{fault.message}; fields of the task with such a name go under `problem`"
@@ -161,9 +161,9 @@ def _shorten_error_text(error: Exception) -> str:
 
 
 def group_neighboring_lines(lines: Iterable[ResponseLine]) -> Iterator[list[ResponseLine]]:
-    """Puts neighbours with the same `group` together; what cannot be scored stays in its place.
+    """Groups neighboring lines with the same `group`; lines that cannot be scored keep their place.
 
-    A group that goes on after another one is not scored: its verdicts would be about a part of it.
+    Lines that continue a group after another one are not scored: they are only part of the group.
     """
     unit: list[ResponseLine] = []
     current: Name | None = None

@@ -1,4 +1,4 @@
-"""`rlx resume`: a run goes on."""
+"""`rlx resume`: resumes a run from its newest checkpoint."""
 
 import click
 
@@ -23,14 +23,14 @@ RESUMABLE = ("failed", "stopped", "lost", "queued")
     "overrides",
     multiple=True,
     metavar="PATH=VALUE",
-    help="Override a value of `runner` or `tracking`.",
+    help="Override a value of `runner` or `tracking`; can be repeated.",
 )
-@click.option("-d", "--detach", is_flag=True, help="Return once it has started.")
+@click.option("-d", "--detach", is_flag=True, help="Return once the run has started.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the run's id and nothing else.")
 def resume(run: str, url: str, overrides: tuple[str, ...], detach: bool, quiet: bool) -> int:
-    """Go on with RUN, which failed, was stopped or is lost, from its newest checkpoint.
+    """Resume RUN, which failed, was stopped or is lost, from its newest checkpoint.
 
-    Without a checkpoint it begins anew; what was recorded is recorded again, alike. What decides
+    Without a checkpoint, RUN starts over and records the same results again. Settings that affect
     results cannot be changed; the number of ranks, their devices and their engine can.
     """
     url = tracking_url(url)
@@ -58,10 +58,10 @@ def _describe_resume_refusal(run: RunRecord) -> str:
 
 
 def _build_resumed_spec(run: RunRecord, overrides: tuple[str, ...]) -> ExperimentSpec | None:
-    """The run's experiment with the overrides; None where there are none.
+    """Returns the run's experiment with the overrides; None without overrides.
 
     Raises:
-        SpecError: it would be another experiment.
+        SpecError: the overrides would make it another experiment.
     """
     if not overrides:
         return None

@@ -1,4 +1,4 @@
-"""`rlx score`: any reward plugin on a file of responses."""
+"""`rlx score`: scores a file of responses with a reward plugin."""
 
 import gzip
 import json
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 __all__ = ["score"]
 
-_LINES = 2048  # of one batch; files may have millions
+_LINES = 2048  # per batch; files may have millions
 _CHARACTERS = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class _ScoredLine:
-    """What came of one line.
+    """The result of one line.
 
     Attributes:
-        reason: the reward's own words for a score, or why there is none.
+        reason: the reward's explanation of its score, or why there is none.
     """
 
     line: ResponseLine
@@ -94,18 +94,18 @@ class _Count:
 
 
 @click.command()
-@click.option("--reward", "name", required=True, metavar="NAME", help="A reward plugin.")
+@click.option("--reward", "name", required=True, metavar="NAME", help="Name of a reward plugin.")
 @click.argument("file", metavar="FILE")
 @click.option(
     "--set",
     "overrides",
     multiple=True,
     metavar="OPTION=VALUE",
-    help="One option of the reward; may be repeated.",
+    help="Set an option of the reward; can be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON Lines.")
 @click.option(
-    "--response-field", default="response", show_default=True, help="Where the response stands."
+    "--response-field", default="response", show_default=True, help="JSON key of the response."
 )
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option(
@@ -113,7 +113,7 @@ class _Count:
     type=click.FloatRange(min=0, max=86_400, min_open=True),
     default=5.0,
     show_default=True,
-    help="Seconds that one call may take.",
+    help="Time limit of one call, in seconds.",
 )
 def score(
     name: str,
@@ -124,13 +124,13 @@ def score(
     workers: int,
     deadline: float,
 ) -> int:
-    """Score the responses in FILE, one JSON object a line; `-` is stdin, gzip is unpacked.
+    """Score the responses in FILE, one JSON object per line; `-` is stdin, gzip is decompressed.
 
-    A line holds `response` and the fields of its task, flat or under `problem`; `turn`, `of`,
-    `spans`, `info`, `id` and `group` where the reward needs them. Every line gets one line of
-    output. The exit code is 0 when all are scored and 1 when some are not.
+    A line holds `response` and the fields of its task, at the top level or under `problem`; also
+    `turn`, `of`, `spans`, `info`, `id` and `group` where the reward needs them. Every line produces
+    one line of output. The exit code is 0 when all lines are scored and 1 when some are not.
     """
-    if math.isnan(deadline):  # click's range lets it pass
+    if math.isnan(deadline):  # click.FloatRange accepts nan
         raise SpecError("--deadline nan is no number of seconds")
     plugin = _build_reward_plugin(name, overrides)
     count = _Count()
@@ -163,12 +163,13 @@ def score(
 
 
 def _build_reward_plugin(name: str, overrides: Sequence[str]) -> RewardPlugin:
-    """The reward with its options, ready to score.
+    """Builds the reward with its options and runs its own check.
 
     Raises:
-        InvalidSpec: options that do not fit.
-        PluginError: it is missing or broken.
-        EnvironmentFault: this machine lacks what it reads.
+        InvalidSpec: the options do not fit.
+        SpecError: `plugin` is set as an option, or the reward's check rejects the options.
+        PluginError: the plugin is missing or broken.
+        EnvironmentFault: this machine lacks files or packages that the reward reads.
     """
     written = apply_overrides(parse_yaml_document("{}", "--set"), overrides)
     if "plugin" in written.tree:
@@ -199,7 +200,7 @@ def _check_reward_plugin(name: str, plugin: Plugin) -> None:
 def _group_line_batches(
     plugin: RewardPlugin, lines: Iterable[ResponseLine]
 ) -> Iterator[list[list[ResponseLine]]]:
-    """Lists of lines that are judged together, so many at a time as fit well into memory."""
+    """Yields batches of units (lines that are scored together) that fit into memory."""
     together = plugin.scope != "sample"
     units = group_neighboring_lines(lines) if together else ([line] for line in lines)
     batch: list[list[ResponseLine]] = []
@@ -212,7 +213,7 @@ def _group_line_batches(
             if number >= _LINES or characters >= _CHARACTERS:
                 yield batch
                 batch, number, characters = [], 0, 0
-    except EnvironmentFault:  # what was read before the file broke off
+    except EnvironmentFault:  # first score what was read before the error
         yield batch
         raise
     if batch:
@@ -222,7 +223,7 @@ def _group_line_batches(
 def _score_line_batch(
     plugin: RewardPlugin, batch: Sequence[Sequence[ResponseLine]], pool: RewardPool, deadline: float
 ) -> Iterator[_ScoredLine]:
-    """One verdict per line, in order."""
+    """Yields one result per line, in order."""
     samples = [tuple(line.sample for line in unit if line.sample) for unit in batch]
     outcomes = iter(pool.score([RewardJob(plugin, each, deadline) for each in samples if each]))
     for unit, judged in zip(batch, samples, strict=True):
@@ -251,7 +252,7 @@ def _open_response_file(file: str) -> IO[bytes]:
 
 
 def _decompress_lines(source: IO[bytes]) -> Iterable[bytes]:
-    """The lines of a file that may be packed, which is seen on its first bytes."""
+    """Returns the lines of a file, decompressed if its first bytes are those of gzip."""
     packed = cast(BufferedReader, source).peek(2)[:2] == b"\x1f\x8b"
     return cast(IO[bytes], gzip.open(source)) if packed else source
 
@@ -268,7 +269,7 @@ def _describe_read_error(file: str, error: Exception) -> str:
     return f"cannot read {name}: {getattr(error, 'strerror', None) or error}"
 
 
-# What is shown ---------------------------------------------------------------------------------
+# Output ----------------------------------------------------------------------------------------
 
 
 def _print_json(batch: Iterable[_ScoredLine]) -> None:
@@ -281,18 +282,18 @@ def _print_rows(batch: Iterable[_ScoredLine]) -> None:
         number = "absent" if each.verdict is None else f"{each.verdict.value:g}"
         parts = each.verdict.parts.items() if each.verdict else ()
         why = [] if each.reason is None else [each.reason]
-        said = "  ".join([*why, *(f"{part}={value:g}" for part, value in parts)])
+        details = "  ".join([*why, *(f"{part}={value:g}" for part, value in parts)])
         name = "" if each.line.id is None else str(each.line.id)
-        rows.append(_format_score_row(str(each.line.number), name, number, said))
+        rows.append(_format_score_row(str(each.line.number), name, number, details))
     click.echo("\n".join(rows))
 
 
-def _format_score_row(line: str, name: str, number: str, said: str) -> str:
-    """A row as wide as the terminal; of any width where there is none."""
+def _format_score_row(line: str, name: str, number: str, details: str) -> str:
+    """Formats a row, cut to the width of the terminal if there is one."""
     from rich.cells import cell_len, set_cell_size
 
     name = set_cell_size(escape_unprintable(name), 16)
-    row = f"{line:>7}  {name}  {number:>9}  {escape_unprintable(said)}".rstrip()
+    row = f"{line:>7}  {name}  {number:>9}  {escape_unprintable(details)}".rstrip()
     width = shutil.get_terminal_size((0, 0)).columns
     if width and cell_len(row) > width:
         row = set_cell_size(row, width - 1) + "…"
@@ -300,7 +301,7 @@ def _format_score_row(line: str, name: str, number: str, said: str) -> str:
 
 
 class _Bar:
-    """How far it is, on stderr; only where that is a terminal which the results do not fill."""
+    """Progress bar on stderr; shown only if stderr is a terminal and stdout is not."""
 
     def __init__(self, source: IO[bytes], stack: ExitStack) -> None:
         self._source = source

@@ -1,4 +1,4 @@
-"""`rlx submit` and `rlx stop`."""
+"""`rlx submit` and `rlx stop`: start and stop runs."""
 
 import os
 import shlex
@@ -42,21 +42,31 @@ __all__ = ["stop", "submit"]
 
 @click.command()
 @click.argument("spec", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Override a value.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="PATH=VALUE",
+    help="Override a value; can be repeated.",
+)
 @click.option(
     "--from-checkpoint",
     metavar="RUN@STEP",
-    help="Go on from another run's checkpoint, or from its newest: RUN@latest.",
+    help="Start from another run's checkpoint; RUN@latest is its newest.",
 )
-@click.option("--again", is_flag=True, help="Run it even if the same spec and seed already ran.")
-@click.option("-d", "--detach", is_flag=True, help="Return once it has started.")
-@click.option("--queue", is_flag=True, help="Leave it to a waiting `rlx worker`, and return.")
-@click.option("-q", "--quiet", is_flag=True, help="Print the run's id and nothing else.")
-@click.option("--seeds", metavar="0..4", help="A run for every seed.")
-@click.option("--grid", multiple=True, metavar="PATH=A,B", help="And for every combination.")
-@click.option("--group", metavar="NAME", help="What such a group is called.")
+@click.option("--again", is_flag=True, help="Run even if the same spec and seed already ran.")
+@click.option("-d", "--detach", is_flag=True, help="Return once the run has started.")
+@click.option("--queue", is_flag=True, help="Leave the run to an `rlx worker`, and return.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only the run's id.")
+@click.option("--seeds", metavar="0..4", help="Submit a run per seed.")
+@click.option("--grid", multiple=True, metavar="PATH=A,B", help="Submit a run per combination.")
+@click.option("--group", metavar="NAME", help="Name of the group of runs.")
 @click.option(
-    "--at-once", type=click.IntRange(1), default=1, show_default=True, help="Of its runs."
+    "--at-once",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Runs of the group at a time.",
 )
 def submit(
     spec: Path,
@@ -71,15 +81,15 @@ def submit(
     group: str | None,
     at_once: int,
 ) -> int:
-    """Check SPEC, record a run of it, start it apart from this terminal, and follow it.
+    """Check SPEC, record a run, start it in the background, and follow it.
 
-    It waits for its turn where other runs hold this machine's devices. Ctrl-C stops the following
-    and not the run. The exit code is the run's: 0 when it finished, 1 when it failed, 3 or 4 where
-    a plugin or this machine is the reason.
+    The run waits while other runs hold the devices it needs on this machine. Ctrl-C stops
+    following, not the run. The exit code is the run's: 0 if it finished, 1 if it failed, 3 if a
+    plugin caused the failure, 4 if this machine did.
 
-    With --seeds or --grid it is a group: all of its runs are checked and shown before the first is
-    recorded, and run as devices allow. The same command again finishes what is missing. The group
-    has a name, by which `rlx compare` and `rlx runs --group` know it.
+    With --seeds or --grid, a group of runs is submitted. All runs are checked before the first is
+    recorded, listed before the first starts, and run as devices become free. Repeat the command to
+    run what is missing. `rlx compare` and `rlx runs --group` take the name of the group.
     """
     if from_checkpoint is not None:
         overrides += (f"from_checkpoint={from_checkpoint}",)
@@ -140,7 +150,7 @@ def _submit_one(
 
 
 def _is_over(registry: Registry, run: RunRecord) -> bool:
-    """Whether a run that counts as alive has ended without a word, which is recorded now."""
+    """Returns whether a run has ended; records it as lost if its supervisor died silently."""
     run = reconcile_slurm_run(registry, run)
     if run.status in ("failed", "stopped", "lost"):
         return True
@@ -149,7 +159,7 @@ def _is_over(registry: Registry, run: RunRecord) -> bool:
 
 @contextmanager
 def _delay_interrupts() -> Iterator[None]:
-    """Puts interrupts off until the end of the block: a run is recorded and started, or neither."""
+    """Delays interrupts to the end of the block, so that a recorded run is also started."""
     put_off: list[int] = []
 
     def remember_signal(number: int, _: FrameType | None) -> None:
@@ -211,11 +221,11 @@ def _print_started_run(run: RunRecord, read: LoadedSpec) -> None:
 @click.argument("run")
 @registry_option
 def stop(run: str, url: str) -> None:
-    """Stop RUN between two steps, with a checkpoint; said again, stop it at once.
+    """Stop RUN between two steps, with a checkpoint; repeat the command to stop it immediately.
 
-    Its records stay, and `rlx resume` goes on from its newest checkpoint.
+    Its records stay, and `rlx resume` continues from its newest checkpoint.
     """
-    with open_registry(url) as reading:  # makes no registry where there is none
+    with open_registry(url) as reading:  # read-only: creates no registry
         run_id = reading.run(run).id
     with open_registry(url, read_only=False) as registry:
         found = reconcile_slurm_run(registry, registry.run(run_id))
@@ -224,7 +234,7 @@ def stop(run: str, url: str) -> None:
         if found.status == "running" and not is_abandoned(found):
             _request_run_stop(registry, found)
             return
-        # A supervisor that has not begun finds the run taken from it, and leaves.
+        # A supervisor that has not begun yet sees the changed status and exits.
         why = KILLED if found.status in ("running", "lost") else "it had not begun"
         if not end_orphaned_run(registry, found, "stopped", why):
             raise RlxError(f"{found.id} has begun just now: try again")
@@ -234,7 +244,7 @@ def stop(run: str, url: str) -> None:
 
 
 def _request_run_stop(registry: Registry, run: RunRecord) -> None:
-    """Leaves a request for a run's supervisor; on this machine a signal brings it at once."""
+    """Leaves a request for the run's supervisor; on this machine a signal delivers it at once."""
     again = run.request is not None
     registry.leave_request(run.id, "kill" if again else "stop")
     if run.host in (None, this_machine()) and run.pid is not None:

@@ -1,4 +1,4 @@
-"""`rlx submit --seeds --grid`: one group of runs, shown first, then run as devices allow."""
+"""`rlx submit --seeds --grid`: submits a group of runs and runs it as devices become free."""
 
 import itertools
 import json
@@ -27,9 +27,9 @@ __all__ = ["parse_grid", "parse_seeds", "require_group_name", "submit_many"]
 
 GROUP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 GOES_ON = {"queued", "submitted", "running", "lost", "finished"}
-"""States of a run that is the one that is asked for: others are run anew."""
+"""Statuses of a run that a group reuses; a run with any other status is submitted again."""
 MOST = 10_000
-"""Runs of a group."""
+"""Maximum number of runs in a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Member:
     """One run of the group.
 
     Attributes:
-        cell: what sets it apart, by path.
+        cell: the values that distinguish it from other members, by path.
     """
 
     cell: dict[str, Any]
@@ -46,10 +46,10 @@ class Member:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Reads `0..4`, `0,3,7`, or a mixture.
+    """Parses `0..4`, `0,3,7`, or a mixture.
 
     Raises:
-        SpecError: it is neither, or more than a group has runs.
+        SpecError: the text is neither, or names more seeds than a group may have runs.
     """
     found: list[int] = []
     for part in text.split(","):
@@ -63,15 +63,14 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def parse_grid(texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Reads `path=a,b`, once per path: every combination, the last path changing fastest.
+    """Parses `path=a,b` into every combination of values, the last path changing fastest.
 
-    Values go through the same reader as the experiment and `--set`; one that is said again counts
-    once.
+    Values are parsed like those of the experiment and `--set`; repeated values count once.
 
     Raises:
-        InvalidSpec: values that cannot be read.
-        SpecError: a path has no values, is named twice, or is the name; or the combinations are
-            more than a group has runs.
+        InvalidSpec: the values cannot be parsed.
+        SpecError: a path has no values, occurs twice, or is `name`; or there are more combinations
+            than a group may have runs.
     """
     axes: dict[str, list[Any]] = {}
     for text in texts:
@@ -101,23 +100,23 @@ def submit_many(
     at_once: int,
     returns: bool,
 ) -> int:
-    """Records what is missing of a group, shows all of it, and runs it.
+    """Records the missing runs of a group, lists all of its runs, and runs them.
 
     Args:
-        spec: the experiment.
-        overrides: for every run.
-        seeds: as `seeds_of` reads them; None is the experiment's own.
-        grid: as `grid_of` reads them.
-        group: what it is called; None makes a name of the experiment's and of what varies.
-        at_once: runs at once.
-        returns: leave it to waiting workers.
+        spec: file of the experiment.
+        overrides: overrides of every run.
+        seeds: text for `parse_seeds`; None takes the experiment's own seed.
+        grid: texts for `parse_grid`.
+        group: name of the group; None builds one from the experiment's name and what varies.
+        at_once: number of runs at a time.
+        returns: leave the runs to waiting workers.
 
     Returns:
-        0 where every run has finished, or was left to workers; else 1.
+        0 if every run has finished, or was left to workers; else 1.
 
     Raises:
-        SpecError: the group cannot be called so.
-        InvalidSpec: a member cannot be; nothing has been recorded then.
+        SpecError: the options or the name of the group are invalid, or the name is taken.
+        InvalidSpec: a member is invalid; nothing is recorded then.
     """
     if group is not None:
         require_group_name(group)
@@ -125,11 +124,13 @@ def submit_many(
     url = registry_url(members[0].read)
     if isinstance(members[0].read.spec.runner.launcher, SlurmLauncherSpec):
         raise SpecError("--seeds and --grid do not go with Slurm: submit its jobs one by one")
-    told: dict[Diagnostic, None] = {}  # what members share is said once
+    warnings: dict[Diagnostic, None] = {}  # warnings that members share are printed once
     for member in members:
-        told |= dict.fromkeys(member.plugins.warnings)
-        told |= dict.fromkeys(run_preflight_checks(member.read, member.plugins, elsewhere=returns))
-    print_warnings(tuple(told))
+        warnings |= dict.fromkeys(member.plugins.warnings)
+        warnings |= dict.fromkeys(
+            run_preflight_checks(member.read, member.plugins, elsewhere=returns)
+        )
+    print_warnings(tuple(warnings))
     with open_registry(url, read_only=False) as registry:
         if group is not None:
             _require_unused_name(registry, members, group)
@@ -163,9 +164,9 @@ def _build_group_members(
     for cell in cells:
         for seed in every:
             own: dict[str, Any] = {**cell, **seed}
-            said = [f"{p}={json.dumps(value, ensure_ascii=False)}" for p, value in own.items()]
+            settings = [f"{p}={json.dumps(value, ensure_ascii=False)}" for p, value in own.items()]
             try:
-                members.append(Member(own, *check_file(spec, (*overrides, *said))))
+                members.append(Member(own, *check_file(spec, (*overrides, *settings))))
             except InvalidSpec as error:
                 faults += [d for d in error.diagnostics if d not in faults]
     if faults:
@@ -174,10 +175,10 @@ def _build_group_members(
 
 
 def require_group_name(group: str) -> None:
-    """Sees that a name can be a group's.
+    """Checks that a name is valid for a group.
 
     Raises:
-        SpecError: it cannot, or would be taken for a run.
+        SpecError: the name is invalid, or could be mistaken for a run.
     """
     if not GROUP_NAME.fullmatch(group):
         raise SpecError(
@@ -189,23 +190,23 @@ def require_group_name(group: str) -> None:
 
 
 def _require_unused_name(registry: Registry, members: Sequence[Member], group: str) -> None:
-    """A name of `rlx compare` is a group's or an experiment's, never both."""
+    """Rejects the name of an experiment: for `rlx compare`, a name must be unambiguous."""
     if group == members[0].read.spec.name or registry.runs(name=group):
         raise SpecError(f"--group {group}: an experiment has that name; choose another one")
 
 
 def _own_name(registry: Registry, members: Sequence[Member]) -> str:
-    """The experiment's name and the last words of what varies, such as `rlcr-normalize`.
+    """Builds a name from the experiment and the last keys of what varies, as `rlcr-normalize`.
 
-    A group is what it was when it grows, by seeds or by values; where others have its name
-    already, it gets a number.
+    The name stays the same when seeds or values are added. If another group or experiment has it,
+    a number is appended.
     """
     paths = list(dict.fromkeys(path for member in members for path in member.cell))
     varied = [path.rpartition(".")[2] for path in paths if path != "seed"] or ["seeds"]
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", "-".join([members[0].read.spec.name, *varied]))[:72]
-    asked = {member.read.spec.digest for member in members}
+    digests = {member.read.spec.digest for member in members}
     for name in itertools.chain([stem], (f"{stem}-{n}" for n in itertools.count(2))):
-        own = all(run.digest in asked for run in registry.runs(group=name))
+        own = all(run.digest in digests for run in registry.runs(group=name))
         if own and not registry.runs(name=name):
             return name
     raise AssertionError("numbers have no end")
@@ -214,7 +215,7 @@ def _own_name(registry: Registry, members: Sequence[Member]) -> str:
 def _record_group_runs(
     registry: Registry, members: Sequence[Member], group: str
 ) -> list[RunRecord]:
-    """Every member's run: the newest that is there, or a new one in the queue."""
+    """Returns the run of each member: the newest existing one, or a new one in the queue."""
     oldest_first = reversed(registry.runs())
     there = {(r.digest, r.seed): r for r in oldest_first if r.effective_status in GOES_ON}
     runs = []

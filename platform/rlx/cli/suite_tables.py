@@ -1,4 +1,4 @@
-"""An evaluated suite on a terminal: a column per set."""
+"""Prints the figures of an evaluated suite, one column per set."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,11 +41,11 @@ ROWS = (
     ("siblings all alike", "alike_share"),
     ("cut short", "truncated"),
 )
-"""What is shown of a set, and where it stands among its figures."""
+"""Label and figure of each table row."""
 
 
 def get_suite_figure(figures: Mapping[str, Any], name: str) -> float | None:
-    """A figure by its place, such as `accuracy_at.0.5`; None where there is none."""
+    """Returns a figure by its path, such as `accuracy_at.0.5`; None if absent."""
     first, _, rest = name.partition(".")
     found = figures.get(first)
     if rest:
@@ -54,13 +54,13 @@ def get_suite_figure(figures: Mapping[str, Any], name: str) -> float | None:
 
 
 def get_figure_interval(figures: Mapping[str, Any], name: str) -> tuple[float, float] | None:
-    """Its 95 % interval over problems, where it has one."""
+    """Returns the 95 % interval of a figure over problems; None if absent."""
     found = (figures.get("intervals") or {}).get(name)
     return None if found is None else (found[0], found[1])
 
 
 def show_suite(suite: SuiteSpec, figures: Mapping[str, Mapping[str, Any]]) -> None:
-    """Prints a table of every set, and one of votes where several answers were taken."""
+    """Prints a table of all sets, and one of votes if several answers were sampled."""
     console = Console(highlight=False)
     how = "the most likely tokens" if suite.greedy else "sampled"
     answers = "one answer" if suite.samples == 1 else f"{suite.samples} answers"

@@ -1,4 +1,4 @@
-"""What a finished run amounts to, on one screen."""
+"""Prints the summary of a finished run."""
 
 import os
 from collections.abc import Mapping
@@ -28,12 +28,12 @@ ROWS = (
 
 
 def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> None:
-    """Prints before and after on held-out problems, the reliability diagram, and where to look."""
+    """Prints held-out metrics before and after training, the reliability diagram, and paths."""
     records = {e.label: e for e in registry.results.evaluations(run.id, "held_out")}
     evaluations = {label: record.metrics for label, record in records.items()}
     before, after = evaluations.get("before", {}), evaluations.get("after", {})
-    asked = _describe_sample_size(records.get("after"))
-    title = f"{run.name} {run.id}, seed {run.seed}{asked}"
+    sample_size = _describe_sample_size(records.get("after"))
+    title = f"{run.name} {run.id}, seed {run.seed}{sample_size}"
     table = Table(title=title, title_justify="left", title_style="bold")
     for heading in ("", "before", "after", "change", ""):
         table.add_column(heading, justify="right" if heading else "left")
@@ -61,14 +61,14 @@ def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> No
         console.print(render_reliability_text(measured, width=min(80, max(60, console.width))))
     _show_run_probes(registry, run, console)
     events = registry.results.events(run.id)
-    for told in dict.fromkeys(e.message for e in events if e.level == "warning"):
-        console.print(f"! {escape_unprintable(told)}", markup=False, style="yellow")
+    for warning in dict.fromkeys(e.message for e in events if e.level == "warning"):
+        console.print(f"! {escape_unprintable(warning)}", markup=False, style="yellow")
     used = [e.payload or {} for e in events if e.kind == "resources"]
     _show_run_locations(run, sum(float(u["cpu_seconds"]) for u in used) if used else None, console)
 
 
 def _add_suite_rows(registry: Registry, run: RunRecord, table: Table) -> None:
-    """Accuracy on the other held-out sets, and greedily."""
+    """Adds the accuracy on the other held-out sets, and with greedy decoding."""
     suites: dict[str, dict[str, float]] = {}
     for e in registry.results.evaluations(run.id):
         if e.suite != "held_out" and not e.suite.startswith("probe/"):
@@ -86,7 +86,7 @@ def _add_suite_rows(registry: Registry, run: RunRecord, table: Table) -> None:
 def _add_environment_rows(
     before: Mapping[str, Any], after: Mapping[str, Any], table: Table
 ) -> None:
-    """Rewards, and what the environment tells of turns; shares of words are left to the records."""
+    """Adds rewards and environment figures, without the shares of single words."""
     for section in ("rewards", "environment"):
         earlier, later = before.get(section) or {}, after[section]
         table.add_section()
@@ -105,7 +105,7 @@ def _show_run_probes(registry: Registry, run: RunRecord, console: Console) -> No
 
 
 def _describe_sample_size(record: EvaluationRecord | None) -> str:
-    """How many answers were measured, and to how many problems: a task may repeat problems."""
+    """Describes the number of answers and of distinct problems: a task may repeat problems."""
     if record is None:
         return ""
     different = len(set((record.payload or {}).get("problem_ids", ()))) or record.n

@@ -1,4 +1,4 @@
-"""`rlx sync`: tells MLflow by hand what it has missed."""
+"""`rlx sync`: sends MLflow the records that it missed."""
 
 import click
 
@@ -13,24 +13,24 @@ __all__ = ["sync"]
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @registry_option
 def sync(runs: tuple[str, ...], url: str) -> None:
-    """Tell MLflow what it has missed of each RUN, or of every run that has ended.
+    """Send MLflow the records that it missed of each RUN, or of every run that has ended.
 
-    The exit code is 4 where MLflow cannot be reached; the registry keeps everything until then.
+    The exit code is 4 if MLflow cannot be reached; the registry keeps all records until then.
     """
-    with open_registry(url) as reading:  # makes no registry where there is none
+    with open_registry(url) as reading:  # read-only: creates no registry
         named = list({run.id: run for run in map(reading.run, runs)}.values())
     for run in named:
         if _get_mlflow_uri(run) is None:
             raise SpecError(f"{run.id} has no mirror: its spec says `tracking.mlflow: null`")
     with open_registry(url, read_only=False) as registry:
-        told = named or [run for run in reversed(registry.runs()) if _is_behind(registry, run)]
-        if not told:
+        outdated = named or [run for run in reversed(registry.runs()) if _is_behind(registry, run)]
+        if not outdated:
             click.echo("MLflow has been told everything")
-        _send_runs_to_mlflow(registry, told)
+        _send_runs_to_mlflow(registry, outdated)
 
 
 def _get_mlflow_uri(run: RunRecord) -> str | None:
-    """MLflow's place as the spec has it."""
+    """Returns the URI of MLflow in the run's spec."""
     uri: str | None = run.spec.get("tracking", {}).get("mlflow")
     return uri
 
@@ -42,10 +42,10 @@ def _is_behind(registry: Registry, run: RunRecord) -> bool:
 
 
 def _send_runs_to_mlflow(registry: Registry, runs: list[RunRecord]) -> None:
-    """Tells of each run; one whose MLflow is away holds up no run that is told elsewhere.
+    """Sends each run to its MLflow; if one MLflow is unreachable, runs of others are still sent.
 
     Raises:
-        MirrorDown: the first failure, once all others have been told.
+        MirrorUnavailableError: the first failure, after all other runs were sent.
     """
     from rlx.home import get_rlx_home, tracking_url
     from rlx.record import MirrorUnavailableError, MlflowMirror

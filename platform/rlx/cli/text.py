@@ -1,4 +1,4 @@
-"""Plain tables and colour for terminals."""
+"""Plain tables and colored reports for terminals."""
 
 import os
 import re
@@ -24,7 +24,7 @@ _STYLES = (
 
 
 def color_report(text: str, stream: TextIO) -> str:
-    """Colours a rendered report where `stream` is a terminal and NO_COLOR is unset."""
+    """Colors a rendered report if `stream` is a terminal and NO_COLOR is unset."""
     if not stream.isatty() or os.environ.get("NO_COLOR"):
         return text
     for pattern, style in _STYLES:
@@ -33,7 +33,7 @@ def color_report(text: str, stream: TextIO) -> str:
 
 
 def print_warnings(warnings: Iterable[Diagnostic]) -> None:
-    """Says warnings on stderr."""
+    """Prints warnings to stderr."""
     for warning in warnings:
         click.echo(color_report(format_diagnostic(warning), sys.stderr), err=True)
 

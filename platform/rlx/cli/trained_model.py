@@ -1,4 +1,4 @@
-"""The trained model that a command is asked about, and the experiment that it belongs to."""
+"""Finds the trained model that a command evaluates or probes, with its experiment."""
 
 import json
 import tempfile
@@ -33,12 +33,12 @@ class TrainedModel:
     """A model and its experiment.
 
     Attributes:
-        name: for messages and titles.
-        document: the experiment, not yet checked.
+        name: name in messages and titles.
+        document: the experiment, not yet validated.
         model: folder of the model, or its name on the hub.
-        run: None for a model that no run is named for.
-        step: the model is that of the run's checkpoint after this step; None for the exported one.
-        mark: what stands for the weights where their files are written anew each time.
+        run: the run that trained the model; None if a MODEL was named.
+        step: step of the run's checkpoint; None for the exported model.
+        mark: digest of a checkpoint's weights, whose files are rewritten each time.
     """
 
     name: str
@@ -50,11 +50,11 @@ class TrainedModel:
 
 
 def run_target(name: str, url: str) -> TrainedModel:
-    """The model that a run has exported, with the run's own experiment.
+    """Returns the exported model of a run, with the run's own experiment.
 
     Raises:
-        SpecError: it has exported none yet, or a model is named instead of a run.
-        EnvironmentFault: its model is gone.
+        SpecError: the run has not exported a model yet, or a model is named instead of a run.
+        EnvironmentFault: the exported model is gone.
     """
     run = _find_target_run(name, url)
     model = locate_run_folder(run).model
@@ -70,10 +70,12 @@ def run_target(name: str, url: str) -> TrainedModel:
 
 @contextmanager
 def checkpoint_target(name: str, step: int, url: str) -> Iterator[TrainedModel]:
-    """The model of a run as it was after a step, which is there until the end of the block.
+    """Yields the model of a run at a checkpoint; its files exist until the block ends.
 
     Args:
-        step: of one of its checkpoints.
+        name: the run.
+        step: step of one of the run's checkpoints.
+        url: URL of the registry.
 
     Raises:
         SpecError: there is no such checkpoint, or it is damaged.
@@ -106,12 +108,12 @@ def checkpoint_target(name: str, step: int, url: str) -> Iterator[TrainedModel]:
 
 
 def model_target(name: str, file: Path) -> TrainedModel:
-    """The model in a folder or on the hub, with the experiment in a file.
+    """Returns the model in a folder or on the hub, with the experiment in a file.
 
     Raises:
-        SpecError: it cannot be used here, or is a run; or the file cannot be opened.
-        InvalidSpec: the file is not YAML as rlx reads it.
-        EnvironmentFault: the model's files are missing, damaged, or out of reach.
+        SpecError: the model cannot be used here or is a run, or the file cannot be opened.
+        InvalidSpec: the file is not YAML that rlx can read.
+        EnvironmentFault: the model's files are missing, damaged, or unreachable.
     """
     folder = Path(name).expanduser()
     if not folder.is_dir() and RUN_LIKE.fullmatch(name):
@@ -148,9 +150,10 @@ def _build_run_document(run: RunRecord) -> YamlDocument:
 
 
 def update_mlflow_mirror(registry: Registry, run: RunRecord) -> None:
-    """Mirrors what was added to an ended run, where it is mirrored; else the registry has it.
+    """Sends what was added to an ended run to MLflow, if the run is mirrored.
 
-    A run that has not ended mirrors it with its own records.
+    A run that has not ended sends it with its own records. If MLflow is unreachable, a warning is
+    printed; the registry keeps the records.
     """
     uri = run.spec.get("tracking", {}).get("mlflow")
     if uri is None or run.status not in ENDED:
@@ -161,7 +164,7 @@ def update_mlflow_mirror(registry: Registry, run: RunRecord) -> None:
         mirror = MlflowMirror(registry, run.id, tracking_url(uri), get_rlx_home() / "mlartifacts")
         mirror.finish(run.status)
     except MirrorUnavailableError as error:
-        said = (
+        warning = (
             f"warning: MLflow was not told: {escape_unprintable(str(error))}; the registry has it"
         )
-        click.echo(said, err=True)
+        click.echo(warning, err=True)

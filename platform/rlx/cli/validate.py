@@ -1,4 +1,4 @@
-"""`rlx validate`, `rlx show`, `rlx schema`: what an experiment says, without running it."""
+"""`rlx validate`, `rlx show`, `rlx schema`: check and show experiments without running them."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ _OVERRIDES = click.option(
     "overrides",
     multiple=True,
     metavar="PATH.TO.KEY=VALUE",
-    help="Change one value; may be repeated.",
+    help="Override a value; can be repeated.",
 )
 
 
@@ -35,7 +35,7 @@ _OVERRIDES = click.option(
 @_OVERRIDES
 @click.option("--format", "form", type=click.Choice(["text", "json", "github"]), default="text")
 def validate(specs: tuple[Path, ...], overrides: tuple[str, ...], form: str) -> int:
-    """Say everything that is wrong with experiments. Runs nothing, imports no torch."""
+    """Report every error in experiment files. Runs nothing, does not import torch."""
     outcomes = [(path, _check_spec_file(path, overrides)) for path in specs]
     if form == "json":
         entries = [_build_outcome_json(path, outcome) for path, outcome in outcomes]
@@ -85,18 +85,18 @@ def _list_spec_diagnostics(outcome: Outcome) -> tuple[Diagnostic, ...]:
 
 
 def _build_outcome_json(path: Path, outcome: Outcome) -> dict[str, Any]:
-    told = [
+    diagnostics = [
         asdict(d) | {"path": format_key_path(d.path), "against": format_key_path(d.against)}
         for d in _list_spec_diagnostics(outcome)
     ]
     entry: dict[str, Any] = {"file": str(path), "ok": not isinstance(outcome, RlxError)}
     if isinstance(outcome, RlxError):
-        return entry | {"exit_code": outcome.exit_code, "diagnostics": told}
-    return entry | {"exit_code": 0, "digest": outcome[0].spec.digest, "diagnostics": told}
+        return entry | {"exit_code": outcome.exit_code, "diagnostics": diagnostics}
+    return entry | {"exit_code": 0, "digest": outcome[0].spec.digest, "diagnostics": diagnostics}
 
 
 def _format_github_annotation(path: Path, diagnostic: Diagnostic) -> str:
-    """One workflow command of GitHub Actions."""
+    """Formats a diagnostic as a workflow command of GitHub Actions."""
     place = diagnostic.position
     where = [f"file={_escape_annotation_text(str(path))}"]
     if place is not None and place.file == str(path):
@@ -118,11 +118,13 @@ def _escape_annotation_text(text: str, *, in_property: bool = True) -> str:
 @click.command()
 @click.argument("spec", type=_SPEC, metavar="SPEC")
 @_OVERRIDES
-@click.option("--json", "as_json", is_flag=True, help="The resolved spec, values and origins.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the resolved spec, values and origins as JSON."
+)
 def show(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Show an experiment in full, each value with its origin.
 
-    Origins are a line of the file, `--set`, `default`, `plugin default`, or `profile NAME`.
+    An origin is a line of the file, `--set`, `default`, `plugin default`, or `profile NAME`.
     """
     read, plugins = check_file(spec, overrides)
     values = {path: _get_resolved_value(read, path) for path in read.origins}
@@ -131,13 +133,13 @@ def show(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
         if path not in values:
             values[path], origins[path] = value, _describe_default_origin(path, read.spec)
     if as_json:
-        said = {
+        document = {
             "spec": read.spec.dump_resolved(),
             "digest": read.spec.digest,
             "values": values,
             "origins": origins,
         }
-        click.echo(json.dumps(said, indent=2))
+        click.echo(json.dumps(document, indent=2))
         return
     order = {key: place for place, key in enumerate(ExperimentSpec.model_fields)}
     paths = sorted(values, key=lambda path: order[path.split(".")[0]])
@@ -154,7 +156,7 @@ def _get_resolved_value(read: LoadedSpec, path: str) -> Any:
 
 
 def _describe_default_origin(path: str, spec: ExperimentSpec) -> str:
-    """Who says an option of a plugin that the YAML leaves out."""
+    """Returns the origin of a plugin option that the YAML leaves out."""
     section, *_, option = path.split(".")
     profile = spec.credit.profile
     by_profile = section == "estimator" and option in PROFILES[profile]
@@ -162,7 +164,7 @@ def _describe_default_origin(path: str, spec: ExperimentSpec) -> str:
 
 
 def _plugin_defaults(plugins: ExperimentPlugins) -> dict[str, Any]:
-    """Every option of every plugin, at the path where YAML would give it."""
+    """Returns every option of every plugin, by its path in YAML."""
     rewards = {f"rewards.{s}.{name}": made for (s, name), made in plugins.rewards.items()}
     places = {"task": plugins.task, **rewards, "mask": plugins.mask, "estimator": plugins.estimator}
     if plugins.environment is not None:
@@ -171,7 +173,7 @@ def _plugin_defaults(plugins: ExperimentPlugins) -> dict[str, Any]:
 
 
 def _list_plugin_options(place: str, plugin: Plugin) -> Iterator[tuple[str, Any]]:
-    """Path and value of a plugin's options, and of those of the plugins that it holds."""
+    """Yields path and value of the options of a plugin and of the plugins nested in it."""
     yield from _flatten_options(plugin.model_dump(mode="json", by_alias=True), f"{place}.")
     for option in plugin.nested:
         for key, held in plugin.inner(option).items():
@@ -191,13 +193,15 @@ def _flatten_options(options: dict[str, Any], before: str = "") -> list[tuple[st
 
 
 @click.command()
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="A file instead of stdout.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Write to this file instead of stdout."
+)
 def schema(output: Path | None) -> None:
     """Write the JSON Schema of experiments, for editors.
 
-    In YAML: `# yaml-language-server: $schema=FILE` as the first line.
+    To use it, put `# yaml-language-server: $schema=FILE` in the first line of a YAML file.
     """
-    from rlx.spec import experiment_schema  # only here: it reads the models' source
+    from rlx.spec import experiment_schema  # imported here: it parses the models' source
 
     names: dict[str, list[str]] = {}
     for found in list_installed_plugins():

@@ -1,4 +1,4 @@
-"""The group `rlx`: verbs known by name and one line of help, imported when they are called."""
+"""The click group `rlx`: commands with a line of help, imported only when they are called."""
 
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -11,58 +11,60 @@ __all__ = ["VERBS", "LazyGroup", "Verb", "rlx_command"]
 
 
 class Verb(NamedTuple):
-    """Where a verb lives, "module:command", and the line that `rlx --help` shows for it."""
+    """Location of a command, "module:command", and its line in `rlx --help`."""
 
     target: str
     help: str
 
 
 VERBS = {
-    "submit": Verb("rlx.cli.submit:submit", "Run experiments, recorded, surviving this terminal."),
-    "validate": Verb("rlx.cli.validate:validate", "Say everything that is wrong with experiments."),
+    "submit": Verb("rlx.cli.submit:submit", "Submit experiments as recorded background runs."),
+    "validate": Verb("rlx.cli.validate:validate", "Report every error in experiment files."),
     "show": Verb(
         "rlx.cli.validate:show", "Show an experiment in full, each value with its origin."
     ),
     "plan": Verb(
-        "rlx.cli.plan:plan", "Show what every token would get, before any model is loaded."
+        "rlx.cli.plan:plan", "Preview every token's rewards and advantages without a model."
     ),
-    "score": Verb("rlx.cli.score:score", "Score a file of responses by any reward."),
+    "score": Verb("rlx.cli.score:score", "Score a file of responses with any reward."),
     "probe": Verb(
-        "rlx.cli.probe:probe", "Ask how much of a model's answers hangs on its reasoning."
+        "rlx.cli.probe:probe", "Measure how much a model's answers depend on its reasoning."
     ),
     "eval": Verb(
         "rlx.cli.evaluate:evaluate", "Evaluate a model: accuracy and calibration, with intervals."
     ),
     "schema": Verb("rlx.cli.validate:schema", "Write the JSON Schema of experiments, for editors."),
-    "plugins": Verb("rlx.cli.plugins.verbs:plugins", "List plugins; show, check or begin one."),
+    "plugins": Verb("rlx.cli.plugins.verbs:plugins", "List plugins; show, check or create one."),
     "doctor": Verb("rlx.cli.doctor:doctor", "Show what this machine has and lacks."),
     "runs": Verb("rlx.cli.inspect_runs:runs", "List runs."),
-    "status": Verb("rlx.cli.inspect_runs:status", "Show how one run stands."),
+    "status": Verb("rlx.cli.inspect_runs:status", "Show the status of a run."),
     "logs": Verb("rlx.cli.inspect_runs:logs", "Show or follow a run's log."),
     "samples": Verb("rlx.cli.inspect_runs:samples", "Show rollouts with their rewards."),
-    "check": Verb("rlx.cli.check:check", "Check that a run's stored rollouts hold together."),
+    "check": Verb("rlx.cli.check:check", "Check that a run's stored rollouts are consistent."),
     "rescore": Verb(
-        "rlx.cli.rescore:rescore", "Compute stored rewards and advantages anew, by any rules."
+        "rlx.cli.rescore:rescore", "Recompute stored rewards and advantages with any rules."
     ),
     "compare": Verb("rlx.cli.compare:compare", "Compare recipes over their seeds."),
-    "diff": Verb("rlx.cli.diff:diff", "Show why two runs or experiments are not the same."),
+    "diff": Verb("rlx.cli.diff:diff", "Show how two runs or experiments differ."),
     "stop": Verb("rlx.cli.submit:stop", "Stop a run; its records stay."),
-    "worker": Verb("rlx.cli.worker:worker", "Run what waits in the queue; finish what is lost."),
-    "resume": Verb("rlx.cli.resume:resume", "Go on with a run from its newest checkpoint."),
+    "worker": Verb("rlx.cli.worker:worker", "Run queued runs; take over lost runs."),
+    "resume": Verb("rlx.cli.resume:resume", "Resume a run from its newest checkpoint."),
     "verify-resume": Verb(
         "rlx.cli.verify_resume:verify_resume",
-        "Kill runs and see that they end with the same numbers.",
+        "Kill runs and check that they end with the same numbers.",
     ),
-    "export": Verb("rlx.cli.export_model:export", "Write a run's model for others to load."),
-    "sync": Verb("rlx.cli.sync:sync", "Tell MLflow what it has missed while it was away."),
-    "db": Verb("rlx.cli.db:db", "Upgrade the registry; make lost runs again."),
-    "mlflow": Verb("rlx.cli.inspect_runs:mlflow", "Open MLflow on the mirror of the runs."),
+    "export": Verb(
+        "rlx.cli.export_model:export", "Write a run's model in the Hugging Face layout."
+    ),
+    "sync": Verb("rlx.cli.sync:sync", "Send MLflow the records that it missed."),
+    "db": Verb("rlx.cli.db:db", "Upgrade the registry; restore lost runs."),
+    "mlflow": Verb("rlx.cli.inspect_runs:mlflow", "Serve the MLflow UI with the mirrored runs."),
     "web": Verb("rlx.cli.web:web", "Serve the dashboard."),
 }
 
 
 class LazyGroup(click.Group):
-    """A click group whose help and suggestions need no verb to be imported."""
+    """A click group whose help and suggestions import no command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)

@@ -1,4 +1,4 @@
-"""`rlx verify-resume`: kills runs, and compares what is recorded in the end."""
+"""`rlx verify-resume`: kills runs and compares their records with an uninterrupted run."""
 
 import os
 import random
@@ -34,13 +34,13 @@ VICTIMS = ("rank", "supervisor", "scorer", "worker")
 ENDS = ("finished", "failed", "stopped")
 RLX = (sys.executable, "-c", "import sys; from rlx.cli import main; sys.exit(main())")
 PATIENCE = 1800.0
-"""Seconds that a run may take; one that is lost for good would be waited for without end."""
+"""Seconds that a run may take; without a limit, a run lost for good would block forever."""
 LOOK = 0.02
-"""Seconds between two looks for a victim that is not there yet."""
+"""Seconds between two attempts to find a process to kill."""
 
 
 class KillResult(NamedTuple):
-    """A run, what of it was killed in which work, and what came out differently."""
+    """A killed run: the process killed, when, during which work, and the differences found."""
 
     run: str
     victim: str
@@ -51,12 +51,22 @@ class KillResult(NamedTuple):
 
 @click.command(name="verify-resume")
 @click.argument("spec", type=click.Path(path_type=Path, exists=True))
-@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Override a value.")
-@click.option("--kills", default=4, type=click.IntRange(1), help="Runs that are killed once each.")
-@click.option("--at-once", default=1, type=click.IntRange(1), help="Runs side by side.")
-@click.option("--seed", default=0, type=int, help="Of the moments.")
-@click.option("--registry", "url", metavar="URL", help="Another registry than a new SQLite file.")
-@click.option("--keep", is_flag=True, help="Keep the folder of the runs.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="PATH=VALUE",
+    help="Override a value; can be repeated.",
+)
+@click.option(
+    "--kills", default=4, type=click.IntRange(1), help="Number of runs, each killed once."
+)
+@click.option("--at-once", default=1, type=click.IntRange(1), help="Runs at a time.")
+@click.option("--seed", default=0, type=int, help="Seed of the times of the kills.")
+@click.option(
+    "--registry", "url", metavar="URL", help="Registry to use instead of a new SQLite file."
+)
+@click.option("--keep", is_flag=True, help="Keep the folder with the runs.")
 def verify_resume(
     spec: Path,
     overrides: tuple[str, ...],
@@ -66,11 +76,12 @@ def verify_resume(
     url: str | None,
     keep: bool,
 ) -> int:
-    """Run SPEC unbroken, then killed, and compare every number but times.
+    """Run SPEC uninterrupted, then with kills, and compare every number except times.
 
-    Runs wait in a queue for `rlx worker`. Each is killed once, at a moment drawn uniformly over the
-    length of an unbroken one: a rank, its supervisor, a scorer, the worker, in turn. Nobody says
-    `rlx resume`. The exit code is 1 where a number differs or a run does not finish.
+    Runs are queued for an `rlx worker`. Each is killed once, at a time drawn uniformly over the
+    duration of an uninterrupted run; the victims take turns: a rank, the supervisor, a scorer, the
+    worker. Runs recover without `rlx resume`. The exit code is 1 if a number differs or a run does
+    not finish.
     """
     home = Path(tempfile.mkdtemp(prefix="rlx-verify-"))
     with _KillTrial(home, spec, overrides, url, at_once) as trial:
@@ -87,7 +98,7 @@ def verify_resume(
 
 
 def _show_kill_table(done: Sequence[KillResult]) -> None:
-    """How often each victim was hit in which work."""
+    """Prints how often each victim was killed during which work."""
     counts = Counter((kill.work, kill.victim) for kill in done)
     table = Table("killed during", *VICTIMS, title=None)
     for work in sorted({kill.work for kill in done}):
@@ -96,7 +107,7 @@ def _show_kill_table(done: Sequence[KillResult]) -> None:
 
 
 class _KillTrial:
-    """A home of its own with a waiting worker, and the command line in it."""
+    """A separate RLX_HOME with a worker, in which runs are queued and killed."""
 
     def __init__(
         self, home: Path, spec: Path, overrides: tuple[str, ...], url: str | None, at_once: int
@@ -124,7 +135,9 @@ class _KillTrial:
     def __exit__(self, *_: object) -> None:
         self._worker.kill()
         self._worker.wait()
-        with self._registry() as registry:  # of a trial that was broken off; ranks leave then
+        with (
+            self._registry() as registry
+        ):  # after an aborted trial; ranks exit without a supervisor
             for run in map(registry.run, self._runs):
                 if run.pid is not None and is_supervisor(run.pid, run.id):
                     os.kill(run.pid, signal.SIGKILL)
@@ -143,7 +156,7 @@ class _KillTrial:
         return Registry.open(self._url, read_only=True)
 
     def _queue(self) -> str:
-        """Puts a run into the queue; returns its id."""
+        """Queues a run and returns its id."""
         done = subprocess.run(
             [*RLX, *self._submit],
             env=self._environment,
@@ -157,7 +170,7 @@ class _KillTrial:
         return self._runs[-1]
 
     def run_unbroken(self) -> str:
-        """A run that nothing happens to, beside as many others as there will be."""
+        """Runs the reference without kills, beside as many runs as later; returns its id."""
         runs = [self._queue() for _ in range(self._at_once)]
         self._length = max(self._wait_for_end(run) for run in runs)
         with self._registry() as registry:
@@ -167,14 +180,17 @@ class _KillTrial:
         return runs[0]
 
     def kill(self, unbroken: str, kills: int, drawn: random.Random) -> list[KillResult]:
-        """Runs as many runs, each killed once."""
+        """Runs `kills` runs and kills each once."""
         plan = [(VICTIMS[n % len(VICTIMS)], drawn.random()) for n in range(kills)]
         with ThreadPoolExecutor(self._at_once) as pool:
             return list(pool.map(lambda one: self._run_and_kill(unbroken, *one), plan))
 
     def _run_and_kill(self, unbroken: str, victim: str, share: float) -> KillResult:
-        """A run that is killed after a share of the last one's length, which the machine's other
-        work changes; one in which nobody is left to kill does not count."""
+        """Queues a run and kills its victim after a share of the last measured duration.
+
+        The duration is updated, since it varies with the load of the machine. A run that ends
+        before its victim can be killed is repeated.
+        """
         run_id = self._queue()
         moment = share * self._length
         with self._registry() as registry:
@@ -196,15 +212,15 @@ class _KillTrial:
         work = "starting" if stage is None else stage.stage
         if stage is not None and stage.stage.startswith("training"):
             work = stage.doing or "between steps"
-        told = "; ".join(found[:3]) or "every number is the same"
+        outcome = "; ".join(found[:3]) or "every number is the same"
         click.echo(
             f"{victim:<11} {run_id}  at {moment:5.1f} s  {work:<20} "
-            f"{attempts} attempt{'s' if attempts > 1 else ''}: {told}"
+            f"{attempts} attempt{'s' if attempts > 1 else ''}: {outcome}"
         )
         return KillResult(run_id, victim, moment, work, found)
 
     def _strike(self, registry: Registry, run_id: str, victim: str, folder: Path) -> bool:
-        """Kills a process that plays the part; False where there is none."""
+        """Kills a process of the victim's kind; returns False if there is none."""
         if victim == "worker":
             with self._lock:
                 self._worker.kill()
@@ -219,7 +235,7 @@ class _KillTrial:
 
     @staticmethod
     def _list_victims(registry: Registry, run_id: str, victim: str, folder: Path) -> Iterator[int]:
-        """Processes of a run that play a part."""
+        """Yields the process ids of a run that are of the victim's kind."""
         if victim == "supervisor":
             pid = registry.run(run_id).pid
             if pid is not None and is_supervisor(pid, run_id):
@@ -236,7 +252,7 @@ class _KillTrial:
                     yield from (child.pid for child in rank.children())
 
     def _wait_for_end(self, run_id: str) -> float:
-        """Waits for the end; returns the seconds since a worker took the run."""
+        """Waits until the run ends; returns the seconds since a worker took it."""
         with self._registry() as registry:
             self._wait(registry, run_id, lambda status: status in ENDS)
             taken = next(c.at for c in registry.history(run_id) if c.after == "submitted")
@@ -246,7 +262,7 @@ class _KillTrial:
     def _wait(self, registry: Registry, run_id: str, until: Callable[[str], bool]) -> None:
         end = time.monotonic() + PATIENCE
         while not until(registry.run(run_id).status):
-            with self._lock:  # while another is begun, there may be none
+            with self._lock:  # another thread may be restarting the worker
                 if self._worker.poll() is not None:
                     raise RlxError(f"rlx worker has ended: {self._log.read_text()[-2000:]}")
             if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""`rlx web`: the dashboard."""
+"""`rlx web`: serves the dashboard."""
 
 import re
 import socket
@@ -17,7 +17,7 @@ __all__ = ["web"]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = ("0.0.0.0", "::")
 SHORTEST = 16
-"""Characters of a token that keeps strangers out."""
+"""Minimum number of characters of an access token."""
 
 
 @click.command()
@@ -27,18 +27,18 @@ SHORTEST = 16
     "--token",
     envvar="RLX_WEB_TOKEN",
     metavar="TEXT",
-    help="What a browser has to show; another host than this machine needs one.",
+    help="Access token; required for any host but this machine.",
 )
 @click.option(
-    "--name", "names", multiple=True, metavar="HOST", help="Another name that browsers ask it by."
+    "--name", "names", multiple=True, metavar="HOST", help="Additional host name that browsers use."
 )
 @registry_option
 def web(host: str, port: int, token: str | None, names: tuple[str, ...], url: str) -> int:
-    """Serve the dashboard: runs, rollouts, and every token's credit.
+    """Serve the dashboard: runs, rollouts, and per-token credit.
 
-    It only reads, but for two requests: that a run stop, and that one be queued again. On another
-    host than this machine's own every reader needs the token: open http://HOST:PORT/?token=TEXT
-    once. It is not encrypted: put a proxy in front where the network is not trusted.
+    The dashboard is read-only except for two requests: stop a run, and queue it again. On a host
+    other than this machine, every reader needs the token: open http://HOST:PORT/?token=TEXT once.
+    Traffic is not encrypted: use a reverse proxy on an untrusted network.
     """
     import uvicorn
 
@@ -65,21 +65,21 @@ def web(host: str, port: int, token: str | None, names: tuple[str, ...], url: st
         pass
     require_free_port(host, port)
     access = Access(hosts=frozenset(_list_host_names(host, names)), token=token)
-    shown = f"[{host}]" if ":" in host else host
-    click.echo(f"dashboard on http://{shown}:{port}  (Ctrl-C ends it)", err=True)
+    url_host = f"[{host}]" if ":" in host else host
+    click.echo(f"dashboard on http://{url_host}:{port}  (Ctrl-C ends it)", err=True)
     app = create_app(tracking_url(url), access)
     warm_up_pages()
     config = uvicorn.Config(
         app, host=host, port=port, log_level="warning", lifespan="off", server_header=False
     )
-    # `uvicorn.run` would end with 3 where an interrupt comes too early
+    # `uvicorn.run` would exit with 3 on an early interrupt
     with suppress(KeyboardInterrupt), watch_plugin_health(url):
         uvicorn.Server(config).run()
-    return 130  # nothing but Ctrl-C ends it in peace
+    return 130  # only Ctrl-C ends it without an error
 
 
 def _list_host_names(host: str, names: tuple[str, ...]) -> Iterator[str]:
-    """Every name that this machine may rightly be asked by."""
+    """Yields every host name that requests to this machine may use."""
     yield from (name.lower() for name in (*LOOPBACK, host, *names))
     if host in EVERYWHERE:
         import psutil

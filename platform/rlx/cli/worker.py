@@ -1,4 +1,4 @@
-"""`rlx worker`: runs what waits in the queue, and what others have left behind."""
+"""`rlx worker`: runs queued runs and takes over lost ones."""
 
 import time
 from collections.abc import Collection, Iterator
@@ -22,21 +22,23 @@ from rlx_registry import DatabaseUnavailableError, DatabaseUnwritableError, Regi
 __all__ = ["run_queue", "worker"]
 
 LOOK = 1.0
-"""Seconds between two looks at the queue."""
+"""Seconds between two checks of the queue."""
 ALIVE = {"submitted", "running"}
 PATIENCE = 25.0
-"""Seconds in which a supervisor that lives is heard of, twice at least."""
+"""Seconds in which a live supervisor sends at least two heartbeats."""
 
 
 @click.command()
 @registry_option
-@click.option("--runs", "limit", default=1, type=click.IntRange(1), help="Runs at once.")
-@click.option("--once", is_flag=True, help="End when nothing is left to do.")
+@click.option(
+    "--runs", "limit", default=1, type=click.IntRange(1), help="Number of runs at a time."
+)
+@click.option("--once", is_flag=True, help="Exit when nothing is left to do.")
 def worker(url: str, limit: int, once: bool) -> None:
-    """Run what waits in the queue, oldest first, and finish runs that are lost.
+    """Run queued runs, oldest first, and take over lost runs.
 
-    Any number of workers may share a registry, on any number of machines that see the runs'
-    folders. A worker that ends, however it ends, ends no run: each has a supervisor of its own.
+    Any number of workers may share a registry, on any number of machines that share the run
+    folders. Runs survive the end of their worker, since each has its own supervisor.
     """
     url = tracking_url(url)
     with open_registry(url, read_only=False) as registry:
@@ -46,14 +48,14 @@ def worker(url: str, limit: int, once: bool) -> None:
 def run_queue(
     registry: Registry, url: str, limit: int, *, once: bool, only: Collection[str] | None = None
 ) -> None:
-    """Takes up runs, again and again.
+    """Starts queued and lost runs in a loop.
 
     Args:
         registry: open for writing.
-        url: its URL, for supervisors.
-        limit: runs at once.
-        once: end when nothing is left to do.
-        only: these runs and no others; then those that others run are waited for too.
+        url: URL of the registry, for supervisors.
+        limit: number of runs at a time.
+        once: return when nothing is left to do.
+        only: ids of the runs to take; `once` then also waits for those that others run.
     """
     queue = _Queue(registry, only)
     mine: dict[str, int] = {}
@@ -66,7 +68,7 @@ def run_queue(
             over = not mine and taken is None and not queue.watching and not queue.is_busy()
         except DatabaseUnwritableError:
             raise
-        except DatabaseUnavailableError as error:  # it may be back
+        except DatabaseUnavailableError as error:  # it may recover
             click.echo(f"waiting for the registry: {escape_unprintable(str(error))}", err=True)
             time.sleep(PATIENCE)
             continue
@@ -84,23 +86,23 @@ def _describe_takeover(run: RunRecord) -> str:
 
 
 def _load_run_spec(run: RunRecord) -> ExperimentSpec:
-    """The experiment as the run's folder has it, which `rlx resume --set` may have changed."""
+    """Loads the experiment from the run's folder, which `rlx resume --set` may have changed."""
     return ExperimentSpec.model_validate_json(locate_run_folder(run).resolved_spec.read_text())
 
 
 class _Queue:
-    """What there is to do, oldest first; says once why something is left alone."""
+    """Runs that can be started, oldest first; reports once why a run is skipped."""
 
     def __init__(self, registry: Registry, only: Collection[str] | None = None) -> None:
         self._registry, self._only = registry, only
         self._told: set[tuple[str, str]] = set()
         self.watching: dict[str, float] = {}
-        """Runs that are silent, and since when they have been watched."""
+        """Runs without heartbeat, with the time since when they have been watched."""
 
     def list_fitting_runs(self, mine: set[str]) -> Iterator[RunRecord]:
-        """Runs that this machine could begin now.
+        """Yields the runs that this machine can start now.
 
-        One that waits for devices lets none pass that wants some as well.
+        A run that waits for devices blocks later runs that need devices.
         """
         here = this_machine()
         held = {device.name for device in self._registry.machines.devices(here)}
@@ -126,13 +128,17 @@ class _Queue:
                 full = True
 
     def is_busy(self) -> bool:
-        """Whether somebody runs one of the runs that alone are looked after."""
+        """Returns whether any run of `only` is alive; False without `only`."""
         if self._only is None:
             return False
         return any(self._registry.run(run).effective_status in ALIVE for run in self._only)
 
     def start_queued_run(self, run: RunRecord, url: str) -> int | None:
-        """Starts a run's supervisor; one that cannot be started has failed, and says so."""
+        """Starts the supervisor of a run; returns its process id.
+
+        Returns None if another process has taken the run, or if it cannot be started; the failure
+        is recorded and reported.
+        """
         try:
             return take_over_run(self._registry, run, url, _describe_takeover(run))
         except (OSError, RlxError) as error:
@@ -161,9 +167,9 @@ class _Queue:
         return iter(sorted(found, key=lambda run: run.created))
 
     def _is_lost(self, run: RunRecord) -> bool:
-        """Whether nobody runs it; one that is only silent is watched for a while.
+        """Returns whether no supervisor runs it; a silent run is watched for a while first.
 
-        After the registry was away, or this machine slept, everybody is silent at first.
+        After an outage of the registry or a sleep of this machine, no run has a recent heartbeat.
         """
         if run.status == "lost":
             return True
@@ -176,7 +182,7 @@ class _Queue:
         return time.monotonic() - since > PATIENCE
 
     def report_once(self, what: str, why: str) -> None:
-        """Says it, once."""
+        """Prints why something is skipped, once per reason."""
         if (what, why) not in self._told:
             self._told.add((what, why))
             click.echo(f"{what} is left alone: {why}", err=True)

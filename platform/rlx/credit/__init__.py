@@ -1,9 +1,9 @@
-"""Credit assignment: rewards in, token advantages out. Tensors alone; nothing here knows of
-models, engines, schedules or specs beyond an estimator's own options.
+"""Credit assignment: from rewards to token advantages. Works on tensors only, without models,
+engines, schedules or specs other than an estimator's own options.
 
-An estimator takes `CreditInputs` and its options and returns `[B, T]`, or a `Credit`. It is named
-in YAML, found through the entry-point group `rlx.estimators`, and imported only by a run; ours are
-in `rlx.credit.estimators`.
+An estimator takes `CreditInputs` and its options and returns `[B, T]`, or a `Credit`. YAML names
+it; it is found through the entry-point group `rlx.estimators` and imported only by a run. The
+built-in estimators are in `rlx.credit.estimators`.
 """
 
 import lazy_loader

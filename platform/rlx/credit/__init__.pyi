@@ -12,7 +12,13 @@ from .outcome import (
     compute_remax_advantages,
     compute_rloo_advantages,
 )
-from .place import PlacedRewards, TurnWithoutTokens, place_rewards, returns_score, sum_token_rewards
+from .place import (
+    PlacedRewards,
+    TurnWithoutTokens,
+    place_rewards,
+    sum_masked_returns,
+    sum_token_rewards,
+)
 from .returns import (
     compute_discounted_returns,
     compute_gae_advantages,
@@ -53,9 +59,9 @@ __all__ = [
     "has_score_spread",
     "place_rewards",
     "prompt_scale",
-    "returns_score",
     "spread_over_mask",
     "structured_scores",
+    "sum_masked_returns",
     "sum_token_rewards",
     "total_scores",
     "whiten_values",

@@ -1,7 +1,7 @@
-"""Every estimator under its name in YAML: `CreditInputs` and options in, advantages out.
+"""Estimators under their YAML names: from `CreditInputs` and options to advantages.
 
-Each is a line or two over the tensor function that holds its formula; what is said there is not
-said again. `how` stands for the conventions of a comparison: ddof, eps, singleton, tolerance.
+Each is a thin wrapper around the tensor function with its formula; see there for details. `how`
+holds the settings of the group comparison: ddof, eps, singleton, tolerance.
 """
 
 from dataclasses import replace
@@ -54,14 +54,14 @@ def estimate_grpo(
     enable_multiturn_advantage: bool = False,
     **how: Unpack[GroupAdvantageSettings],
 ) -> Tensor:
-    """Outcome GRPO: the row's score within its group, on each of its learning tokens.
+    """Outcome GRPO: the row's score, normalised in its group, on each of its learning tokens.
 
         Aᵢₜ = (sᵢ - mean) / (σ + ε)
 
-    With `enable_multiturn_advantage` it is `multiturn_grpo` as design 000 has it.
+    With `enable_multiturn_advantage` it is `multiturn_grpo`, as in KG-R1.
 
     Reference:
-        DeepSeekMath, arXiv 2402.03300, section 4.1; design 000, section 1.2 step 5.2.
+        DeepSeekMath, arXiv 2402.03300, section 4.1; KG-R1, arXiv 2509.26383.
     """
     if enable_multiturn_advantage:
         return estimate_multiturn_grpo(inputs, **how)
@@ -72,7 +72,7 @@ def estimate_grpo(
 
 
 def estimate_uniform(inputs: CreditInputs, **how: Unpack[GroupAdvantageSettings]) -> Tensor:
-    """GRPO on the structured score, whatever `credit.score_source` says.
+    """GRPO on the structured score, independent of `credit.score_source`.
 
         Aᵢₜ = (sᵢ - mean) / (σ + ε)        sᵢ = meanₖ(turn rewardₖ) + Σ global
 
@@ -102,7 +102,7 @@ def estimate_rloo(inputs: CreditInputs, **how: Unpack[GroupAdvantageSettings]) -
 
 
 def estimate_opo(inputs: CreditInputs, **how: Unpack[GroupAdvantageSettings]) -> Tensor:
-    """`rlx.credit.outcome.compute_opo_advantages`; a row is as long as its mask."""
+    """`rlx.credit.outcome.compute_opo_advantages`; a row's length is its number of mask tokens."""
     lengths = inputs.mask.sum(dim=1)
     return spread_over_mask(
         outcome.compute_opo_advantages(total_scores(inputs), lengths, inputs.group_ids, **how),
@@ -137,8 +137,9 @@ def estimate_pass_at_k(
 
 
 def estimate_remax(inputs: CreditInputs) -> Tensor:
-    """`rlx.credit.outcome.compute_remax_advantages` against the greedy answer to the same "
-    "prompt."""
+    """`rlx.credit.outcome.compute_remax_advantages`, with the greedy answer to the same prompt as
+    baseline.
+    """
     per_row = outcome.compute_remax_advantages(total_scores(inputs), inputs.stream("greedy_scores"))
     return spread_over_mask(per_row, inputs.mask)
 
@@ -153,7 +154,7 @@ def estimate_multiturn_grpo(
     turn_weight: float = 0.5,
     **how: Unpack[GroupAdvantageSettings],
 ) -> Tensor:
-    """`rlx.credit.turns.compute_multiturn_grpo_advantages`; KL in the reward never reaches it."""
+    """`rlx.credit.turns.compute_multiturn_grpo_advantages`; ignores KL in the reward."""
     return turns.compute_multiturn_grpo_advantages(
         inputs.turn_rewards,
         inputs.turn_present,
@@ -173,7 +174,7 @@ def estimate_mt_grpo(
     """`rlx.credit.turns.compute_mt_grpo_advantages`: the first turn's own reward, and the
     rewards of the rollout.
 
-    The outcome is Σ global, to which the rewards of later turns count.
+    The outcome is Σ global, which includes the rewards of later turns.
     """
     first, later = inputs.turn_rewards[:, 0], inputs.turn_rewards[:, 1:]
     present = inputs.turn_present[:, 1:]
@@ -198,8 +199,9 @@ def estimate_gigpo(
     normalize: Normalize = "center",
     **how: Unpack[GroupAdvantageSettings],
 ) -> Tensor:
-    """`rlx.credit.turns.compute_gigpo_advantages`: an episode earns the sum of its turns "
-    "and its global rewards."""
+    """`rlx.credit.turns.compute_gigpo_advantages`; an episode's score is the sum of its turn and
+    global rewards.
+    """
     rewards = torch.where(inputs.turn_present, inputs.turn_rewards, 0.0)
     steps = turns.compute_step_returns(
         inputs.turn_rewards,
@@ -224,11 +226,11 @@ def estimate_gigpo(
 def estimate_tree_grpo(
     inputs: CreditInputs, *, normalize: Normalize = "std", **how: Unpack[GroupAdvantageSettings]
 ) -> Tensor:
-    """`rlx.credit.turns.compute_tree_grpo_advantages`: rows of one kind against all of their
-    prompt's, plus siblings.
+    """`rlx.credit.turns.compute_tree_grpo_advantages`: rows of one kind against all such rows of
+    their prompt, plus against their siblings.
 
-    Rows that continue the prompt itself have no tree of their own below it: for them the siblings
-    are all of the prompt's, and they are compared once.
+    Rows that continue the prompt itself belong to no smaller tree: their siblings are all such rows
+    of the prompt, and they are compared only once.
     """
     prompts = inputs.tree_ids * (int(inputs.levels.max()) + 1) + inputs.levels
     both = turns.compute_tree_grpo_advantages(
@@ -249,18 +251,19 @@ def estimate_two_level(
     lambda_conf: float = 1.0,
     **how: Unpack[GroupAdvantageSettings],
 ) -> Tensor | Credit:
-    """Answers against the answers of their prompt, confidences against those of their answer.
+    """Compares answers within their prompt, and confidences within their answer.
 
         A_ans = λ_ans · norm over G_a         A_conf = λ_conf · second(norm over the G_c siblings)
 
-    Groups are the batch's own: an answer's group is its prompt's answers, a confidence's group the
-    confidences of the same answer. Level 0 rows are answers, deeper rows confidences.
+    Groups come from the batch: the answers of a prompt form a group, and so do the
+    confidences of an answer. Level 0 rows are answers, deeper rows confidences.
 
     Returns:
-        `[B, T]` advantages, 0 outside the mask; with `ema_scale` also its running mean square.
+        `[B, T]` advantages, 0 outside the mask; with `ema_scale` also the running mean square.
 
     Reference:
-        Design 004. Centring within an answer instead of dividing by σ: arXiv 2508.11800.
+        RLCR in two turns (RLCR: arXiv 2507.16806). To centre within an answer
+        instead of dividing by σ: arXiv 2508.11800.
     """
     below = confidence or ConfidenceSpec()
     within: GroupAdvantageSettings = {
@@ -288,7 +291,7 @@ def _apply_second_level(
     momentum: float,
     how: GroupAdvantageSettings,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The second level over the advantages of confidences, and what it carries on."""
+    """Applies the second level to the advantages of confidences; returns its state as well."""
     prompts = inputs.tree_ids[inputs.levels > 0]
     ddof, eps = how["ddof"], how["eps"]
     match level:
@@ -304,7 +307,7 @@ def _apply_second_level(
             return scaled, {} if after is None else {"mean_square": after}
 
 
-# Token by token ---------------------------------------------------------------------------------
+# Per token ---------------------------------------------------------------------------------------
 
 
 def estimate_gae(
@@ -315,9 +318,9 @@ def estimate_gae(
     environment: EnvironmentTokens = "skip",
     whiten: bool = False,
 ) -> Credit:
-    """`rlx.credit.returns.compute_gae_advantages` over the critic's values, then whitened if asked.
+    """`rlx.credit.returns.compute_gae_advantages` over the critic's values, optionally whitened.
 
-    Returns to the critic are those before whitening.
+    The critic's returns are those before whitening.
     """
     advantages, targets = returns.compute_gae_advantages(
         inputs.token_rewards,
@@ -339,8 +342,7 @@ def estimate_turn_level_gae(
     lam_high: float = 1.0,
     whiten: bool = False,
 ) -> Credit:
-    """`rlx.credit.returns.compute_turn_gae_advantages` over the critic's values, then "
-    "whitened if asked."""
+    """`rlx.credit.returns.compute_turn_gae_advantages`, optionally whitened."""
     advantages, targets = returns.compute_turn_gae_advantages(
         inputs.token_rewards,
         inputs.stream("values"),
@@ -357,7 +359,7 @@ def estimate_turn_level_gae(
 def estimate_reinforce_plus_plus(
     inputs: CreditInputs, *, gamma: float = 1.0, whiten: bool = True
 ) -> Tensor:
-    """The discounted rewards still to come, whitened over the batch.
+    """Discounted returns, whitened over the batch.
 
         Aₜ = whiten(Σ_{s ≥ t} γˢ⁻ᵗ rₛ)
 
@@ -371,7 +373,7 @@ def estimate_reinforce_plus_plus(
 def estimate_reinforce_plus_plus_baseline(
     inputs: CreditInputs, *, whiten: bool = True, **how: Unpack[GroupAdvantageSettings]
 ) -> Tensor:
-    """The row's score less its group's mean, whitened over the batch.
+    """The row's score minus its group's mean, whitened over the batch.
 
         Aₜ = whiten(sᵢ - mean)
 
@@ -384,7 +386,7 @@ def estimate_reinforce_plus_plus_baseline(
 def estimate_vineppo(inputs: CreditInputs) -> Tensor:
     """`rlx.credit.returns.compute_vine_advantages` on given Monte-Carlo values.
 
-    The row's score is paid at its last step, and the state behind that is worth 0.
+    The row's score is the reward of its last step, and the state after it has value 0.
     """
     values, steps = inputs.stream("mc_values"), inputs.stream("step_ids")
     numbers = torch.arange(values.shape[1] - 1, device=steps.device)

@@ -1,8 +1,8 @@
-"""Comparing scores within groups.
+"""Compares scores within groups.
 
-A group whose scores are all the same number carries no signal and gets exact zeros. Rounding makes
-that worth stating: twelve float32 scores of 0.7 miss their own mean by 1e-7, which over a deviation
-of 1e-7 plus an epsilon of 1e-6 would be an advantage of 0.1.
+A group of equal scores carries no signal and gets exact zeros. This needs care with rounding:
+twelve float32 scores of 0.7 miss their own mean by 1e-7, which divided by a deviation of 1e-7 plus
+an epsilon of 1e-6 would give an advantage of 0.1.
 """
 
 from typing import TypedDict
@@ -20,12 +20,13 @@ __all__ = [
 ]
 
 ROUNDING = 16
-"""Scores that lie no further apart than so many units in the last place are the same score: a
-reward that was spread over tokens, or averaged over turns, comes back with an error of a few."""
+"""Scores within this many units in the last place count as equal: a reward that was spread over
+tokens, or averaged over turns, comes back with an error of a few units.
+"""
 
 
 class GroupAdvantageSettings(TypedDict, total=False):
-    """Conventions of a comparison, as `group_advantages` takes them."""
+    """Settings of a group comparison; see `group_advantages`."""
 
     ddof: int
     eps: float
@@ -43,7 +44,7 @@ def group_advantages(
     singleton: Singleton = "zero",
     tolerance: float = 0.0,
 ) -> Tensor:
-    """Score minus the mean of its group, over the group's deviation or not.
+    """Score minus the mean of its group, optionally divided by the group's deviation.
 
         std:     Aᵢ = (sᵢ - mean) / (σ + ε)        center:  Aᵢ = sᵢ - mean
 
@@ -53,11 +54,11 @@ def group_advantages(
         normalize: "std" divides, "center" does not (Dr. GRPO).
         ddof: σ² is the sum of squares over n - ddof.
         eps: added to σ.
-        singleton: in a group of one, 0, or the raw score (mean 0, σ 1, as verl has it).
-        tolerance: a group whose scores lie no further apart than this has no signal.
+        singleton: advantage in a group of one: 0, or the raw score (mean 0, σ 1, as in verl).
+        tolerance: a group whose scores differ by at most this much has no signal.
 
     Returns:
-        `[B]` in the dtype of `scores`; exactly 0 in a group whose scores are all equal, up to
+        `[B]` in the dtype of `scores`; exactly 0 in a group whose scores are equal up to
         rounding; NaN in a group that holds NaN.
 
     Reference:
@@ -85,11 +86,11 @@ def group_advantages(
 
 
 def compute_group_extremes(scores: Tensor, slot: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest and the smallest score of each group, `[G]` each; NaN in a group that holds NaN.
+    """Largest and smallest score of each group, `[G]` each; NaN in a group that contains NaN.
 
     Args:
         scores: `[B]`.
-        slot: `[B]` the row's group, from 0 to G - 1; none is empty.
+        slot: `[B]` the row's group, from 0 to G - 1; no group is empty.
         count: G.
     """
     edge = scores.new_zeros(count)
@@ -99,15 +100,15 @@ def compute_group_extremes(scores: Tensor, slot: Tensor, count: int) -> tuple[Te
 
 
 def has_score_spread(highest: Tensor, lowest: Tensor, tolerance: float = 0.0) -> Tensor:
-    """`[...]` bool a group's scores are not all the same number, beyond rounding and tolerance.
+    """`[...]` bool whether a group's scores differ by more than rounding and tolerance.
 
     Args:
         highest: `[...]` the largest score of each group.
-        lowest: `[...]` the smallest.
-        tolerance: how far apart scores may lie and still be the same.
+        lowest: `[...]` the smallest score of each group.
+        tolerance: the largest difference at which scores still count as equal.
 
     Returns:
-        True too where a score is NaN, so that it is found and not taken for silence.
+        Also True where a score is NaN, so that NaN is not mistaken for a lack of signal.
     """
     number = torch.finfo(highest.dtype)
     rounding = torch.maximum(highest.abs(), lowest.abs()) * (ROUNDING * number.eps)

@@ -1,4 +1,4 @@
-"""What goes into an estimator, and what comes out."""
+"""Inputs and outputs of an estimator."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,34 +16,34 @@ __all__ = ["Credit", "CreditInputs", "spread_over_mask", "structured_scores", "t
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CreditInputs:
-    """All that an estimator may look at.
+    """The inputs of an estimator.
 
-    Streams that cost something to make are there only for an estimator whose `needs` names them.
+    Streams that are costly to compute are present only if the estimator's `needs` names them.
 
     Attributes:
-        turn_rewards: `[B, K]` weighted sum of a turn's named rewards, turn number k at k - 1; 0
+        turn_rewards: `[B, K]` weighted sum of a turn's named rewards, turn k at index k - 1; 0
             where not `turn_present`.
         turn_present: `[B, K]` bool the turn was rewarded. Absent is not zero.
-        global_rewards: `[B]` weighted sum of the rewards of the whole rollout; 0 where none.
-        token_rewards: `[B, T]` the same rewards as placed on tokens, less β·KL where KL is part of
+        global_rewards: `[B]` weighted sum of the rewards of the whole rollout; 0 if there are none.
+        token_rewards: `[B, T]` the same rewards as placed on tokens, minus β·KL if KL is part of
             the reward; 0 outside the mask.
         turn_ids: `[B, T]` int64 turn number of the row's own tokens, from 1; -1 elsewhere.
         mask: `[B, T]` bool tokens that learn.
         group_ids: `[B]` int64 rows with equal ids may be compared.
         levels: `[B]` int64 0 for rows that continue a prompt, 1 for rows that continue those, ...
         tree_ids: `[B]` int64 rows with equal ids were grown from one prompt.
-        state_ids: `[B, K]` int64 the state that a turn began in: within a tree, equal ids are the
-            same state. -1 where the row has no such turn.
-        score_source: what a row's one score is; see `total_scores`.
+        state_ids: `[B, K]` int64 state in which a turn began: within a tree, equal ids are the same
+            state. -1 if the row has no such turn.
+        score_source: how a row's score is computed; see `total_scores`.
         values: `[B, T]` the critic's estimate before a token's reward; needs `values`.
-        old_logprobs: `[B, T]` nats under the policy that counts as old; read only in the mask.
+        old_logprobs: `[B, T]` nats under the old policy; read only in the mask.
         reference_logprobs: `[B, T]` likewise under the reference policy; needs
             `reference_logprobs`.
         greedy_scores: `[B]` score of the greedy answer to the row's prompt; needs
-            `greedy_baseline`.
-        step_ids: `[B, T]` int64 step of reasoning of a token, from 0, -1 outside; with
-        mc_values: `[B, S + 1]` Monte-Carlo values at the borders of steps; both need `mc_values`.
-        state: figures that the estimator carries from one training step to the next.
+            `greedy_scores`.
+        step_ids: `[B, T]` int64 reasoning step of a token, from 0, -1 outside; needs `mc_values`.
+        mc_values: `[B, S + 1]` Monte-Carlo values at the step boundaries; needs `mc_values`.
+        state: values that the estimator carries from one training step to the next.
     """
 
     turn_rewards: Tensor
@@ -86,10 +86,10 @@ class CreditInputs:
                 raise ShapeError(f"{one} is {shapes[0]}, {other} is {shapes[1]}")
 
     def stream(self, name: str) -> Tensor:
-        """A stream that the estimator's `needs` asked for.
+        """Returns a stream that the estimator's `needs` names.
 
         Raises:
-            ShapeError: it is not there: the estimator's descriptor does not say that it needs it.
+            ShapeError: the stream is missing because the estimator's descriptor does not name it.
         """
         tensor = getattr(self, name)
         if tensor is None:
@@ -99,12 +99,12 @@ class CreditInputs:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Credit:
-    """What an estimator may return where advantages alone would not say enough.
+    """Result of an estimator that returns more than advantages.
 
     Attributes:
         advantages: `[B, T]`, 0 outside the mask.
-        returns: `[B, T]` what a critic learns to predict, 0 outside the mask; None without one.
-        state: figures to find in `CreditInputs.state` at the next training step.
+        returns: `[B, T]` targets of the critic, 0 outside the mask; None without a critic.
+        state: values to pass as `CreditInputs.state` at the next training step.
     """
 
     advantages: Tensor
@@ -113,15 +113,15 @@ class Credit:
 
 
 def structured_scores(turn_rewards: Tensor, turn_present: Tensor, global_rewards: Tensor) -> Tensor:
-    """`[B]` meanₖ(turn rewardₖ) + Σ global; the global ones alone where no turn has any.
+    """`[B]` meanₖ(turn rewardₖ) + Σ global; only Σ global if no turn is rewarded.
 
     Args:
         turn_rewards: `[B, K]`, read only where present.
         turn_present: `[B, K]` bool the turn was rewarded.
-        global_rewards: `[B]` already summed.
+        global_rewards: `[B]`, already summed.
 
     Reference:
-        Design 000, section 1.2 step 2.
+        KG-R1, arXiv 2509.26383.
     """
     turns = turn_present.sum(dim=1)
     rewards = torch.where(turn_present, turn_rewards, 0.0).sum(dim=1)
@@ -129,13 +129,13 @@ def structured_scores(turn_rewards: Tensor, turn_present: Tensor, global_rewards
 
 
 def total_scores(inputs: CreditInputs) -> Tensor:
-    """`[B]` one score per row, as `credit.score_source` says.
+    """`[B]` one score per row, according to `credit.score_source`.
 
         structured:     meanₖ(turn rewardₖ) + Σ global
-        token_rewards:  Σₜ rₜ over the mask, which includes -β Σ KL where KL is in the reward
+        token_rewards:  Σₜ rₜ over the mask, which includes -β Σ KL if KL is in the reward
 
     Reference:
-        Design 000, section 1.2 step 5.2: "token sum or structured".
+        KG-R1, arXiv 2509.26383: token sum or structured score.
     """
     if inputs.score_source == "token_rewards":
         return sum_token_rewards(inputs.token_rewards, inputs.mask)
@@ -143,6 +143,6 @@ def total_scores(inputs: CreditInputs) -> Tensor:
 
 
 def spread_over_mask(per_row: Tensor, mask: Tensor) -> Tensor:
-    """`[B]` to `[B, T]`, selected and not multiplied, so that NaN cannot leak past the mask."""
+    """`[B]` to `[B, T]`, by selection instead of multiplication: NaN cannot leak past the mask."""
     (tokens,) = map_row_blocks(lambda row, _: (row[:, None],), per_row, mask, inside=mask)
     return tokens

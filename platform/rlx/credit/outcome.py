@@ -1,8 +1,8 @@
-"""Estimators that see one score per rollout: `[B]` scores in, `[B]` advantages out.
+"""Estimators on one score per rollout: from `[B]` scores to `[B]` advantages.
 
-They differ only in the baseline that is subtracted and in the scale. GRPO and Dr. GRPO are
+They differ only in baseline and scale. GRPO and Dr. GRPO are
 `group_advantages` itself, with and without the division by σ; REINFORCE++ with a group baseline
-(arXiv 2501.03262) is Dr. GRPO's, whitened over the tokens of the batch afterwards.
+(arXiv 2501.03262) is Dr. GRPO, then whitened over the tokens of the batch.
 """
 
 from typing import Unpack
@@ -25,14 +25,14 @@ __all__ = [
 def compute_rloo_advantages(
     scores: Tensor, group_ids: Tensor, **how: Unpack[GroupAdvantageSettings]
 ) -> Tensor:
-    """Score minus the mean of the others of its group, which is unbiased.
+    """Score minus the mean of the other scores in its group, an unbiased baseline.
 
         Aᵢ = sᵢ - mean_{j≠i} sⱼ = n / (n - 1) · (sᵢ - mean)
 
     Args:
         scores: `[B]`.
         group_ids: `[B]` rows with equal ids are compared; any order, any group size.
-        how: conventions, as `group_advantages` takes them.
+        how: options of `group_advantages`.
 
     Returns:
         `[B]`; exactly 0 in a group whose scores are all equal.
@@ -49,15 +49,15 @@ def compute_rloo_advantages(
 def compute_opo_advantages(
     scores: Tensor, lengths: Tensor, group_ids: Tensor, **how: Unpack[GroupAdvantageSettings]
 ) -> Tensor:
-    """Score minus the mean of its group weighted by length, the baseline of least variance.
+    """Score minus the length-weighted mean of its group, the minimum-variance baseline.
 
         Aᵢ = sᵢ - Σⱼ Lⱼ sⱼ / Σⱼ Lⱼ
 
     Args:
         scores: `[B]`.
-        lengths: `[B]` number of tokens that learn. A group without any has the plain mean.
+        lengths: `[B]` number of learning tokens. A group without any uses the plain mean.
         group_ids: `[B]` rows with equal ids are compared; any order, any group size.
-        how: conventions, as `group_advantages` takes them.
+        how: options of `group_advantages`.
 
     Returns:
         `[B]`; exactly 0 in a group whose scores are all equal.
@@ -65,8 +65,8 @@ def compute_opo_advantages(
     Reference:
         OPO, arXiv 2505.23585.
     """
-    # Deviations from the plain mean are exact zeros where scores are equal, and the weighted
-    # baseline is the plain mean plus the weighted mean of the deviations.
+    # Deviations from the plain mean are exact zeros for equal scores, and the weighted baseline
+    # is the plain mean plus the weighted mean of the deviations.
     centred = group_advantages(scores, group_ids, normalize="center", **how)
     _, slot, counts = group_ids.unique(return_inverse=True, return_counts=True)
     zeros = scores.new_zeros(len(counts))
@@ -84,18 +84,18 @@ def compute_gpg_advantages(
     f_norm: float = 1.0,
     **how: Unpack[GroupAdvantageSettings],
 ) -> Tensor:
-    """Score minus the mean of its group, made larger by the share of the batch without signal.
+    """Score minus the mean of its group, scaled up to make up for rows or groups without signal.
 
         Aᵢ = α · (sᵢ - mean) / F_norm
         scores:  α = rows / rows whose score is not 0
         groups:  α = groups / groups whose scores differ
 
     Args:
-        scores: `[B]` of the whole optimiser step, since α looks at all of them.
+        scores: `[B]` of the whole optimiser step, because α counts over all of them.
         group_ids: `[B]` rows with equal ids are compared; any order, any group size.
-        alpha: what is counted: "groups" as the paper has it, "scores" as verl has it.
+        alpha: what is counted: "groups" as in the paper, "scores" as in verl.
         f_norm: constant divisor.
-        how: conventions, as `group_advantages` takes them.
+        how: options of `group_advantages`.
 
     Returns:
         `[B]`; exactly 0 in a group whose scores are all equal.
@@ -127,15 +127,15 @@ def compute_pass_at_k_advantages(
         scores: `[B]`.
         group_ids: `[B]` rows with equal ids are compared; any order, any group size.
         normalize: "std" divides by the deviation of the group, "center" does not.
-        how: conventions, as `group_advantages` takes them.
+        how: options of `group_advantages`.
 
     Returns:
-        `[B]`; exactly 0 where several rows share the best score, and in a group of one.
+        `[B]`; exactly 0 if several rows share the best score, and in a group of one.
 
     Reference:
         Pass@k policy gradient, arXiv 2503.19595.
     """
-    # The lead in advantage is the lead in score over σ + ε: the mean cancels.
+    # The lead in advantage equals the lead in score over σ + ε: the mean cancels.
     advantages = group_advantages(scores, group_ids, normalize=normalize, **how)
     _, slot, counts = group_ids.unique(return_inverse=True, return_counts=True)
     lowest = scores.new_full((len(counts),), -torch.inf)

@@ -1,4 +1,4 @@
-"""Placement: the rewards of turns and of whole rollouts become rewards of tokens."""
+"""Reward placement: turns rewards of turns and whole rollouts into token rewards."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ __all__ = [
     "PlacedRewards",
     "TurnWithoutTokens",
     "place_rewards",
-    "returns_score",
+    "sum_masked_returns",
     "sum_token_rewards",
 ]
 
 
 class TurnWithoutTokens(RlxError):
-    """A rewarded turn has no token that learns, and the spec says that this ends the run.
+    """A rewarded turn has no learning token, and the spec makes that an error.
 
     Attributes:
-        row: of the batch, from 0.
-        turn: its number, from 1.
+        row: index in the batch, from 0.
+        turn: turn number, from 1.
     """
 
     def __init__(self, row: int, turn: int) -> None:
@@ -40,14 +40,14 @@ class TurnWithoutTokens(RlxError):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PlacedRewards:
-    """Rewards on tokens, and what found no token.
+    """Rewards on tokens, and the rewards that could not be placed.
 
     Attributes:
         token_rewards: `[B, T]` in the dtype of the rewards; exactly 0 outside the mask.
         missing: `[B, K]` bool the turn is rewarded and has no token in the mask. A fact about the
-            batch, whatever the placement made of it.
-        lost: `[B]` reward that lies on no token: dropped turns, and everything in a row without any
-            token in its mask. What was placed and what was lost add up to what was given.
+            batch, independent of the placement.
+        lost: `[B]` reward that lies on no token: dropped turns, and everything in a row without
+            mask tokens. Placed and lost rewards add up to the input rewards.
     """
 
     token_rewards: Tensor
@@ -68,31 +68,31 @@ def place_rewards(
 ) -> PlacedRewards:
     """Puts each row's rewards on its tokens.
 
-        turn_proportional:  rₜ = R_k / n_k where t is of turn k,  + G / n  on all n tokens
+        turn_proportional:  rₜ = R_k / n_k for t in turn k,  + G / n  on all n tokens
         turn_end:           rₜ = R_k on the last token of turn k,  + G on the row's last token
         final_token_only:   rₜ = Σₖ R_k + G on the row's last token
 
-    Only tokens in the mask count, for n as for "last". With `turn_reduce="mean"` every R_k is first
+    Only mask tokens count, both for n and for "last". With `turn_reduce="mean"` every R_k is first
     divided by the number of rewarded turns, those without tokens included.
 
     Args:
-        turn_rewards: `[B, K]` turn number k at k - 1; read only where `turn_present`.
+        turn_rewards: `[B, K]` turn k at index k - 1; read only where `turn_present`.
         turn_present: `[B, K]` bool the turn was rewarded.
         global_rewards: `[B]` rewards of the whole rollout.
         turn_ids: `[B, T]` int64 turn number of each token, from 1; read only in the mask.
         mask: `[B, T]` bool tokens that may carry reward.
-        placement: where rewards go.
-        turn_reduce: None is the source's own: "mean" for final_token_only, "sum" for the others.
-        on_missing_turn: a rewarded turn without tokens loses its reward, gives it to the row's last
-            token, or is an error. final_token_only needs no tokens of a turn, so it loses nothing.
+        placement: one of the rules above.
+        turn_reduce: None is KG-R1's choice: "mean" for final_token_only, "sum" for the others.
+        on_missing_turn: the reward of a turn without tokens is dropped, moved to the row's last
+            token, or an error. final_token_only needs no tokens of a turn, so it loses nothing.
 
     Raises:
         TurnWithoutTokens: under `on_missing_turn="error"`.
         ShapeError: the tensors disagree.
-        ValueError: an option is none of its names.
+        ValueError: an option has an unknown value.
 
     Reference:
-        Design 000, section 1.2 step 3 and section 3; turn_end is ours.
+        KG-R1, arXiv 2509.26383; turn_end is rlx's own.
     """
     reduce = turn_reduce or ("mean" if placement == "final_token_only" else "sum")
     _check_names(placement, reduce, on_missing_turn)
@@ -115,35 +115,35 @@ def place_rewards(
 
 
 def sum_token_rewards(token_rewards: Tensor, mask: Tensor) -> Tensor:
-    """`[B]` sum of a row's token rewards: the source's sum of token scores.
+    """`[B]` sum of a row's token rewards, which is KG-R1's sum of token scores.
 
     Args:
         token_rewards: `[B, T]`.
         mask: `[B, T]` bool; nothing outside it is read.
 
     Reference:
-        Design 000, section 1.2 step 6.
+        KG-R1, arXiv 2509.26383.
     """
     return _sum_masked(mask, token_rewards)
 
 
-def returns_score(returns: Tensor, mask: Tensor) -> Tensor:
-    """`[B]` sum of a row's returns over its mask: what the source calls its score.
+def sum_masked_returns(returns: Tensor, mask: Tensor) -> Tensor:
+    """`[B]` sum of a row's returns over its mask: what KG-R1 calls its score.
 
     For γ = λ = 1 and one reward R on the last of n tokens this is n · R, so it grows with length.
 
     Args:
-        returns: `[B, T]` of the estimator; of an outcome estimator, its advantages.
+        returns: `[B, T]` returns of the estimator; for an outcome estimator, its advantages.
         mask: `[B, T]` bool; nothing outside it is read.
 
     Reference:
-        Design 000, section 1.2 step 6.
+        KG-R1, arXiv 2509.26383.
     """
     return _sum_masked(mask, returns)
 
 
 def _sum_masked(mask: Tensor, values: Tensor) -> Tensor:
-    """`[B]` sum of a row's values in the mask."""
+    """`[B]` sum of a row's values over the mask."""
     (selection,) = select_masked(mask, values)
     return selection.sum(dim=1)
 
@@ -158,7 +158,7 @@ def _place_row_block(
     placement: Placement,
     to_last_token: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a block of rows: token rewards, tokens of each turn, and tokens in the mask."""
+    """For a block of rows: token rewards, tokens of each turn, and tokens in the mask."""
     tokens = _RewardableTokens.from_turn_ids(turn_ids, mask, turns=turns.shape[1])
     token_rewards = _RULES[placement](turns, overall, tokens)
     if to_last_token and placement != "final_token_only":
@@ -168,8 +168,9 @@ def _place_row_block(
 
 
 class _LastTokens(NamedTuple):
-    """Places among all `B · T` tokens, -1 where there is none: `[B, K]` each turn's last token,
-    and `[B]` the row's."""
+    """Flat indices among all `B · T` tokens, -1 if there is none: `[B, K]` each turn's last token,
+    and `[B]` the row's last token.
+    """
 
     of_turns: Tensor
     final: Tensor
@@ -177,13 +178,13 @@ class _LastTokens(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _RewardableTokens:
-    """Where rewards may go, in a block of rows.
+    """Tokens that may carry rewards, in a block of rows.
 
     Attributes:
-        cell: `[B, T]` int32 where in a flat `[B, K + 3]` table a token looks: column 0 outside the
-            mask, k + 1 for a token of turn k, 1 or K + 2 for one of no turn.
-        owners: `[R]` the cell of each run of tokens that look into the same one.
-        runs: `[R]` how many tokens they are.
+        cell: `[B, T]` int32 index of a token's cell in a flat `[B, K + 3]` table: column 0 outside
+            the mask, k + 1 for a token of turn k, 1 or K + 2 for a token of no turn.
+        owners: `[R]` the cell of each run of tokens that share a cell.
+        runs: `[R]` number of tokens of each run.
         sizes: `[B, K]` tokens of each turn.
         length: `[B]` tokens in the mask.
     """
@@ -196,7 +197,7 @@ class _RewardableTokens:
 
     @classmethod
     def from_turn_ids(cls, turn_ids: Tensor, mask: Tensor, turns: int) -> "_RewardableTokens":
-        """Counts in runs: neighbours mostly look into the same cell, and runs are few."""
+        """Counts by runs: neighbours mostly share a cell, so there are few runs."""
         rows, columns = len(mask), turns + 3
         (column,) = select_masked(mask, turn_ids.to(torch.int32).clamp_(0, turns + 1).add_(1))
         first = torch.arange(0, rows * columns, columns, dtype=torch.int32, device=mask.device)
@@ -206,7 +207,7 @@ class _RewardableTokens:
         return cls(cell, owners, runs, counts[:, 2:-1], counts[:, 1:].sum(dim=1))
 
     def ends(self) -> _LastTokens:
-        """The last tokens."""
+        """Finds the last tokens."""
         rows, turns = self.sizes.shape
         nowhere = self.runs.new_full((rows * (turns + 3),), -1)
         last = self.runs.cumsum(0) - 1
@@ -214,11 +215,11 @@ class _RewardableTokens:
         return _LastTokens(of_turns=ends[:, 2:-1], final=ends[:, 1:].amax(dim=1))
 
     def look_up(self, table: Tensor) -> Tensor:
-        """`[B, K + 3]` to `[B, T]`."""
+        """Gathers `[B, K + 3]` to `[B, T]`."""
         return table.flatten().index_select(0, self.cell.flatten()).view(self.cell.shape)
 
     def put(self, places: Tensor, values: Tensor) -> Tensor:
-        """`[B, T]` zeros with each value added at its place, unless that is -1."""
+        """`[B, T]` zeros with each value added at its place; -1 is skipped."""
         there, flat = places >= 0, values.new_zeros(self.cell.numel())
         return flat.index_add_(0, places[there], values[there]).view(self.cell.shape)
 
@@ -246,7 +247,7 @@ _RULES: dict[Placement, Callable[[Tensor, Tensor, _RewardableTokens], Tensor]] =
 
 
 def _reduce_turn_rewards(turn_rewards: Tensor, turn_present: Tensor, reduce: TurnReduce) -> Tensor:
-    """`[B, K]` of which the sum over k is the sum, or the mean, of the rewarded turns."""
+    """`[B, K]` rewards whose sum over k is the sum, or the mean, of the rewarded turns."""
     turns = torch.where(turn_present, turn_rewards, 0.0)
     if reduce == "mean":
         return turns / turn_present.sum(dim=1, keepdim=True).clamp(min=1)

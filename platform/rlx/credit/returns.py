@@ -1,10 +1,10 @@
 """Credit along the tokens of a row: GAE, discounted returns, and steps with known values.
 
-Time is counted in learning tokens. What an environment wrote lies between two of them and takes no
-time, unless the literal recursion of design 000 is asked for.
+Time is counted in learning tokens. Tokens of an environment between them take no time, except in
+the literal recursion of KG-R1 (arXiv 2509.26383).
 
-A recursion Aₜ = xₜ + c·Aₜ₊₁ is a product with the triangle of powers of c, block by block. Nothing
-is ever divided by a power, so any c in [0, 1] and any length are safe.
+A recursion Aₜ = xₜ + c·Aₜ₊₁ is computed block by block, as a product with the triangle of powers
+of c. It never divides by a power, so any c in [0, 1] and any length are safe.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 _BLOCK = 32
-"""Tokens of a row that one matrix product joins."""
+"""Tokens of a row per matrix product."""
 
 
 def compute_gae_advantages(
@@ -44,7 +44,7 @@ def compute_gae_advantages(
 
         δₜ = rₜ + γ Vₜ₊₁ - Vₜ          Aₜ = δₜ + γλ Aₜ₊₁          returnₜ = Aₜ + Vₜ
 
-    V and A are 0 behind the row's last learning token.
+    V and A are 0 after the row's last learning token.
 
     Args:
         token_rewards: `[B, T]`.
@@ -52,9 +52,9 @@ def compute_gae_advantages(
         mask: `[B, T]` bool tokens that learn.
         gamma: discount per token.
         lam: λ.
-        environment: "skip": t + 1 is the next learning token, and all else is ignored. "literal":
+        environment: "skip": t + 1 is the next learning token, and others are ignored. "literal":
             t + 1 is the next position, so that rewards and values between the first and the last
-            learning token count even where they do not learn.
+            learning token count even if they do not learn.
 
     Returns:
         `[B, T]` advantages and `[B, T]` returns, 0 outside the mask.
@@ -63,7 +63,7 @@ def compute_gae_advantages(
         ShapeError: the shapes differ.
 
     Reference:
-        arXiv 1506.02438, equation 16; the literal recursion: design 000, section 1.2, step 5.1.
+        arXiv 1506.02438, equation 16; the literal recursion: KG-R1, arXiv 2509.26383.
     """
     _check_shapes(token_rewards=token_rewards, values=values, mask=mask)
     recursion = partial(_accumulate_gae, gamma=gamma, lam=lam)
@@ -81,17 +81,17 @@ def compute_gae_advantages(
 
 
 def compute_discounted_returns(token_rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
-    """The discounted sum of the rewards that are still to come, as REINFORCE++ has it.
+    """Discounted returns, as in REINFORCE++.
 
         Gₜ = Σ_{s ≥ t} γˢ⁻ᵗ rₛ         s and t count the row's learning tokens
 
     Args:
-        token_rewards: `[B, T]`, less β·KL where KL is part of the reward.
+        token_rewards: `[B, T]`, minus β·KL if KL is part of the reward.
         mask: `[B, T]` bool tokens that learn.
         gamma: discount per token.
 
     Returns:
-        `[B, T]` in the dtype of `token_rewards`, 0 outside the mask; `whiten` is a step of its own.
+        `[B, T]` in the dtype of `token_rewards`, 0 outside the mask; not whitened.
 
     Raises:
         ShapeError: the shapes differ.
@@ -125,23 +125,23 @@ def compute_turn_gae_advantages(
         last token e of turn k:   Aₑ = δₑ + γ_high λ_high Aₑ'     δₑ = rₑ + γ_high (ρ + Vₑ') - Vₑ
         any other token t:        Aₜ = δₜ + γλ Aₜ₊₁              δₜ = rₜ + γ Vₜ₊₁ - Vₜ
 
-    e' is the last token of turn k + 1 and ρ what turn k + 1 pays before it. The source pays at the
-    last tokens alone (ρ = 0); KL in the reward pays everywhere, and ρ keeps it from being lost to
-    the turns before.
+    e' is the last token of turn k + 1 and ρ the reward of turn k + 1 before e'. The
+    reference pays at last tokens only (ρ = 0). KL in the reward pays everywhere, and ρ passes it
+    on to the earlier turns.
 
-    With γ = γ_high = 1 and λ = λ_high = 1 this is token-level GAE; also if each turn is one token
-    and both levels agree, or if there is one turn.
+    With γ = γ_high = 1 and λ = λ_high = 1 this equals token-level GAE; likewise if each turn is one
+    token and both levels agree, or if there is one turn.
 
     Args:
         token_rewards: `[B, T]`.
         values: `[B, T]` the critic's estimate before the token's reward.
-        mask: `[B, T]` bool tokens that learn; others are no time steps.
-        turn_ids: `[B, T]` int64 turn of the token. A turn lies in one piece, apart from tokens that
+        mask: `[B, T]` bool tokens that learn; others are not time steps.
+        turn_ids: `[B, T]` int64 turn of the token. A turn is contiguous, apart from tokens that
             do not learn.
         gamma: discount per token within a turn.
         lam: λ within a turn.
         gamma_high: discount per turn.
-        lam_high: λ from turn to turn. The source has one λ for both.
+        lam_high: λ from turn to turn. The reference uses one λ for both.
 
     Returns:
         `[B, T]` advantages and `[B, T]` returns, 0 outside the mask.
@@ -171,21 +171,21 @@ def compute_turn_gae_advantages(
 
 
 def compute_vine_advantages(step_ids: Tensor, values: Tensor, rewards: Tensor) -> Tensor:
-    """What each step of reasoning changed in the chance of success, on all of its tokens.
+    """The change in success probability by each reasoning step, on all of its tokens.
 
         Aₛ = rₛ + V̂(s + 1) - V̂(s)
 
     Args:
         step_ids: `[B, T]` int64 step of the token, from 0; -1 for tokens outside, which get 0.
-        values: `[B, S + 1]` Monte-Carlo values of the states at the borders of steps: step s leads
-            from s to s + 1. The state behind a finished response is worth 0.
+        values: `[B, S + 1]` Monte-Carlo values of the states at the step boundaries: step s leads
+            from s to s + 1. The state after a finished response has value 0.
         rewards: `[B, S]` reward of the step.
 
     Returns:
-        `[B, T]` in the dtype of `values`. Steps that no token names may hold anything.
+        `[B, T]` in the dtype of `values`. Steps without tokens may hold any value.
 
     Raises:
-        ShapeError: the shapes differ, or a token is of a step that has no reward.
+        ShapeError: the shapes differ, or a token belongs to a step without a reward.
 
     Reference:
         VinePPO, arXiv 2410.01679, section 4.
@@ -199,27 +199,27 @@ def compute_vine_advantages(step_ids: Tensor, values: Tensor, rewards: Tensor) -
     if (step_ids >= steps).any():
         raise ShapeError(f"step_ids names step {int(step_ids.max())}, rewards has {steps} steps")
     per_step = rewards + values[:, 1:] - values[:, :-1]
-    # One more column, of zeros, is the step of the tokens outside.
+    # An extra column of zeros serves the tokens that belong to no step.
     return pad(per_step, (0, 1)).gather(1, torch.where(step_ids < 0, steps, step_ids))
 
 
 def whiten_values(
     values: Tensor, mask: Tensor, *, ddof: int = 1, eps: float = 1e-8, shift_mean: bool = True
 ) -> Tensor:
-    """Mean 0 and variance 1 over the mask of the whole batch.
+    """Scales to mean 0 and variance 1 over the mask of the whole batch.
 
-        (x - mean) / √(variance + ε)          shift_mean=False adds the mean again
+        (x - mean) / √(variance + ε)          shift_mean=False adds the mean back
 
     Args:
         values: `[B, T]`.
         mask: `[B, T]` bool.
         ddof: the variance is the sum of squares over n - ddof.
         eps: added to the variance.
-        shift_mean: whether the mean is taken away for good.
+        shift_mean: whether the mean stays subtracted.
 
     Returns:
-        `[B, T]` in the dtype of `values`, 0 outside the mask. Equal values deviate by exactly 0,
-        and so does a single one.
+        `[B, T]` in the dtype of `values`, 0 outside the mask. Equal values, or a single one,
+        deviate by exactly 0.
 
     Raises:
         ShapeError: the shapes differ.
@@ -233,12 +233,12 @@ def whiten_values(
     variance = centred.square().sum() / max(len(chosen) - ddof, 1)
     whitened = centred * (variance + eps).rsqrt() + (0 if shift_mean else mean)
     alike = torch.zeros_like(chosen) if shift_mean else chosen
-    # The mean of equal numbers can miss them by a rounding, which √ε alone would magnify.
+    # The mean of equal numbers can miss them by a rounding error, which √ε alone would magnify.
     whitened = torch.where(chosen.amax() == chosen.amin(), alike, whitened)
     return torch.zeros_like(values).masked_scatter(mask, whitened)
 
 
-# Recursions over rows whose steps lie side by side. ----------------------------------------------
+# Recursions over rows of consecutive steps -------------------------------------------------------
 
 
 def _accumulate_gae(rewards: Tensor, values: Tensor, *, gamma: float, lam: float) -> Tensor:
@@ -271,8 +271,8 @@ def _accumulate_turn_gae(
 def _decayed_sums(x: Tensor, factor: float) -> Tensor:
     """`[B, T]` Aₜ = xₜ + factor · Aₜ₊₁.
 
-    Within a block by a matrix product. The first A of each block then obeys the same recursion
-    with factor^block, and what is behind a block reaches into it through the first A behind.
+    A matrix product computes each block. The first A of each block then obeys the same recursion
+    with factor^block, and later blocks reach into a block through the first A after it.
     """
     width, short = x.shape[1], -x.shape[1] % _BLOCK
     within, beyond = _compute_decay_powers(factor, x.dtype, x.device)
@@ -288,7 +288,7 @@ def _decayed_sums(x: Tensor, factor: float) -> Tensor:
 def _compute_decay_powers(
     factor: float, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """`[block, block]` what token j adds to token i ≤ j, and `[block]` what the next block does."""
+    """`[block, block]` weight of token j in token i ≤ j, and `[block]` that of the next block."""
     at = torch.arange(_BLOCK, dtype=torch.float64, device=device)
     ahead = at[:, None] - at[None, :]
     within = torch.where(ahead >= 0, factor ** ahead.clamp(min=0), 0.0)
@@ -296,7 +296,7 @@ def _compute_decay_powers(
 
 
 def _chained_sums(x: Tensor, factors: Tensor) -> Tensor:
-    """`[B, T]` Aₜ = xₜ + factorsₜ · Aₜ₊₁, by doubling how far each token sees."""
+    """`[B, T]` Aₜ = xₜ + factorsₜ · Aₜ₊₁, by doubling the distance that each token covers."""
     reach = 1
     while reach < x.shape[1]:
         x = torch.addcmul(x, factors, _shift_left(x, reach))
@@ -306,24 +306,24 @@ def _chained_sums(x: Tensor, factors: Tensor) -> Tensor:
 
 
 def _shift_left(x: Tensor, by: int = 1) -> Tensor:
-    """What stands `by` columns to the right; 0 behind the end."""
+    """The column `by` places to the right; 0 past the end."""
     return pad(x[:, by:], (0, by))
 
 
-# Where the steps are. ----------------------------------------------------------------------------
+# Selecting the steps -----------------------------------------------------------------------------
 
 
 def _apply_on_steps(recursion: Callable[..., Tensor], steps: Tensor, *streams: Tensor) -> Tensor:
-    """`recursion` over the steps alone, `[B, T]`; anything outside of them.
+    """Applies `recursion` to the steps only, `[B, T]`; positions outside of them are undefined.
 
-    It sees the steps of a row side by side. The streams are 0 outside the steps.
+    It receives the steps of a row as consecutive columns. The streams are 0 outside the steps.
     """
     ones = steps.view(torch.int8)
     begins = (ones[:, 1:] > ones[:, :-1]).sum(dim=1, dtype=torch.int32) + ones[:, :1].sum(dim=1)
     if (begins <= 1).all():
         return recursion(*streams)
-    # A step goes to its number among the steps, from 1, and everything else to a column 0 that
-    # nobody reads.
+    # A step goes to the column of its number among the steps, from 1. Everything else goes to
+    # column 0, which is never read.
     counts = steps.cumsum(dim=1)
     width = int(counts[:, -1].max()) + 1
     (numbers,) = select_masked(steps, counts)
@@ -332,8 +332,9 @@ def _apply_on_steps(recursion: Callable[..., Tensor], steps: Tensor, *streams: T
 
 
 def fill_between_ends(mask: Tensor) -> Tensor:
-    """`[B, T]` bool from the first to the last true position of the row: all that the literal
-    recursion of `gae` reads."""
+    """`[B, T]` bool from the first to the last true position of the row: the range that the literal
+    recursion of `compute_gae_advantages` reads.
+    """
     begun = mask.cumsum(dim=1) > 0
     unfinished = mask.flip(1).cumsum(dim=1).flip(1) > 0
     return begun & unfinished

@@ -1,7 +1,7 @@
-"""Work on `[B, T]` at the speed of memory: in blocks of rows, and selecting by bits.
+"""Operations on `[B, T]` at memory speed: in blocks of rows, with bitwise selection.
 
-Above some 16 MiB a tensor made on the way costs more in fresh pages than in arithmetic, so a block
-is small enough that whatever is made of it stays in a processor's cache.
+Above some 16 MiB, an intermediate tensor costs more in fresh pages than in arithmetic. Blocks are
+small enough for all intermediates to stay in the processor's cache.
 """
 
 from collections.abc import Callable
@@ -20,16 +20,16 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def map_row_blocks(
     function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor, inside: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """`function` over blocks of rows.
+    """Applies `function` to blocks of rows.
 
     Args:
         function: from blocks of `tensors` to tensors with the same rows.
         tensors: `[B, ...]`; the last one is `[B, T]`.
-        inside: `[B, T]` bool; where given, what `function` makes is `[B, T]`, or `[B, 1]` for one
-            number per row, and is selected by it on the way out.
+        inside: `[B, T]` bool; if given, the results of `function` are `[B, T]`, or `[B, 1]` for one
+            number per row, and are masked by it.
 
     Returns:
-        What `function` would have made of all rows at once.
+        The same as `function` on all rows at once.
     """
     rows, width = tensors[-1].shape
     height = max(_ELEMENTS // max(width, 1), 1)
@@ -50,10 +50,10 @@ def map_row_blocks(
 
 
 def select_masked(mask: Tensor, *streams: Tensor) -> tuple[Tensor, ...]:
-    """Each stream where the mask is, and 0 elsewhere.
+    """Each stream inside the mask, and 0 elsewhere.
 
-    Bits are multiplied by 1 or 0, and not numbers, so that NaN cannot leak past the mask.
-    `torch.where` says the same and takes the numbers one at a time.
+    Multiplies bits, not numbers, by 1 or 0, so that NaN cannot leak past the mask. `torch.where` is
+    equivalent but processes one number at a time.
 
     Args:
         mask: `[B, T]` bool.
@@ -65,7 +65,7 @@ def select_masked(mask: Tensor, *streams: Tensor) -> tuple[Tensor, ...]:
 def _write_masked(
     mask: Tensor, streams: tuple[Tensor, ...], outputs: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """Writes each stream, selected, into its output."""
+    """Writes each masked stream into its output."""
     ones = {size: mask.to(_BITS[size]) for size in {x.itemsize for x in streams}}
     for x, output in zip(streams, outputs, strict=True):
         bits = _BITS[x.itemsize]

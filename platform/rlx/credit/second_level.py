@@ -1,9 +1,10 @@
-"""The second level of two-level credit (design 004): within-answer advantages, scaled again.
+"""The second level of two-level credit: rescales the advantages within answers.
 
-The first level compares a confidence with its siblings. What it leaves open is the scale. These
-functions take the advantages of confidences alone, not those of answers, and choose one.
-Normalising once more per prompt (`prompt_renorm`) is `group_advantages` on the prompt's ids; on
-centred advantages, whose mean is 0, it is `prompt_scale`.
+Two-level credit belongs to RLCR in two turns (RLCR: arXiv 2507.16806). The first level compares a
+confidence with its siblings and leaves the scale open. These functions choose the scale; they take
+only the advantages of confidences, not those of answers. Normalising again per prompt
+(`prompt_renorm`) is `group_advantages` on the prompt ids; on centred advantages, whose mean is 0,
+it equals `prompt_scale`.
 """
 
 import math
@@ -17,12 +18,12 @@ __all__ = ["ema_scale", "prompt_scale"]
 def prompt_scale(
     advantages: Tensor, prompt_ids: Tensor, *, ddof: int = 1, eps: float = 1e-6
 ) -> Tensor:
-    """Divides by one deviation for all confidences of the prompt, and moves no mean.
+    """Divides all confidences of a prompt by one deviation, without shifting the mean.
 
         Aᵢ = aᵢ / (σ + ε)        σ² = Σ a² / (n - ddof) over the prompt
 
-    Right and wrong answers of one prompt share σ, so it cancels less than dividing within an
-    answer; where all answers of a prompt are alike it cancels just as much.
+    Right and wrong answers of a prompt share σ, so it cancels less than dividing within an
+    answer does; if all answers of a prompt are alike it cancels just as much.
 
     Args:
         advantages: `[B]` confidences, centred within their answer.
@@ -34,7 +35,7 @@ def prompt_scale(
         `[B]`; 0 stays exactly 0.
 
     Reference:
-        Design 004, "two levels".
+        RLCR in two turns (RLCR: arXiv 2507.16806).
     """
     _, slot, counts = prompt_ids.unique(return_inverse=True, return_counts=True)
     squares = advantages.new_zeros(len(counts)).index_add(0, slot, advantages.square())
@@ -45,24 +46,24 @@ def prompt_scale(
 def ema_scale(
     advantages: Tensor, mean_square: float | None, *, momentum: float = 0.9, eps: float = 1e-6
 ) -> tuple[Tensor, float | None]:
-    """Divides by a running root mean square, one for all prompts and carried over steps.
+    """Divides by a running root mean square, shared by all prompts and carried across steps.
 
         v ← m · v + (1 - m) · mean(a²)        Aᵢ = aᵢ / (√v + ε)
 
-    The scale knows nothing of the answer or the prompt, so the size of the Brier gradient stays.
+    The scale does not depend on the answer or the prompt, so the Brier gradient keeps its size.
 
     Args:
         advantages: `[B]` confidences of the whole step, centred within their answer.
-        mean_square: v after the step before; None before the first.
+        mean_square: v after the previous step; None before the first.
         momentum: m.
         eps: added to √v.
 
     Returns:
-        `[B]` advantages, 0 stays exactly 0, and the new v. A step without any signal leaves v as
-        it was: it says nothing of the scale, and a v that began at 0 would blow up the next.
+        `[B]` advantages, 0 stays exactly 0; and the new v. A step without any signal leaves v
+        unchanged: it has no scale, and a v that starts at 0 would blow up the next step.
 
     Reference:
-        Design 004, "two levels".
+        RLCR in two turns (RLCR: arXiv 2507.16806).
     """
     if not bool((advantages != 0).any()):
         return advantages, mean_square
@@ -72,5 +73,5 @@ def ema_scale(
 
 
 def _divide_by_scale(advantages: Tensor, scale: Tensor) -> Tensor:
-    """A scale of 0 belongs to advantages of 0, which stay 0."""
+    """Divides; a scale of 0 occurs only with advantages of 0, which stay 0."""
     return torch.where(advantages == 0, 0.0, advantages / scale)

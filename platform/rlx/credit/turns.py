@@ -1,7 +1,7 @@
-"""Estimators that look inside a rollout: at its turns, the states it passed, the tree it grew on.
+"""Estimators that use the structure of a rollout: its turns, their states, and its tree.
 
-A turn's number is its column plus one. Tokens carry the number of their turn; what has no turn
-(prompts, observations, padding) carries a number below 1 and gets 0.
+A turn's number is its column plus one. Tokens carry the number of their turn; tokens without a turn
+(prompts, observations, padding) carry a number below 1 and get 0.
 """
 
 from typing import Unpack
@@ -33,7 +33,7 @@ def compute_multiturn_grpo_advantages(
     turn_weight: float = 0.5,
     **how: Unpack[GroupAdvantageSettings],
 ) -> Tensor:
-    """Each turn's reward against other turns of the prompt, plus each rollout's against the others.
+    """Each turn's reward against other turns of the prompt, plus its rollout's against the others.
 
         Aᵢₜ = w · (r_turn(t) - mean) / (σ + ε) + (globalᵢ - mean) / (σ + ε)
         pooled:    one mean and σ over all turns of all rollouts of the prompt
@@ -41,20 +41,20 @@ def compute_multiturn_grpo_advantages(
 
     Args:
         turn_rewards: `[B, K]`.
-        turn_present: `[B, K]` bool; a turn that was not rewarded is in no mean and adds nothing.
+        turn_present: `[B, K]` bool; an unrewarded turn enters no mean and adds nothing.
         global_rewards: `[B]`.
-        turn_ids: `[B, T]` number of the token's turn from 1; below 1 for tokens of no turn.
+        turn_ids: `[B, T]` number of the token's turn, from 1; below 1 for tokens of no turn.
         mask: `[B, T]` bool tokens that learn.
         group_ids: `[B]` rows with equal ids are compared.
-        statistics: which turns share a mean and a deviation.
+        statistics: turns that share a mean and a deviation.
         turn_weight: w.
-        how: conventions, as `group_advantages` takes them.
+        how: options of `group_advantages`.
 
     Returns:
         `[B, T]`, 0 outside the mask and on tokens of no turn.
 
     Reference:
-        Design 000, section 1.2, step 5.2: "pooled" is what KG-R1 computes, "per_turn" what it says.
+        KG-R1, arXiv 2509.26383: "pooled" as in its code, "per_turn" as in its text.
     """
     prompts = group_ids[:, None].expand_as(turn_present)
     numbers = torch.arange(turn_present.shape[1], device=group_ids.device)
@@ -83,13 +83,13 @@ def compute_mt_grpo_advantages(
 
     Args:
         turn_rewards: `[B]` reward of the first turn, the segment before the first result.
-        turn_present: `[B]` bool; a row without one is in no mean of turns and has A_turn = 0.
+        turn_present: `[B]` bool; a row without one enters no turn mean and has A_turn = 0.
         outcome_rewards: `[B]`.
-        turn_ids: `[B, T]` number of the token's turn from 1; below 1 for tokens of no turn.
+        turn_ids: `[B, T]` number of the token's turn, from 1; below 1 for tokens of no turn.
         mask: `[B, T]` bool tokens that learn.
         group_ids: `[B]` rows with equal ids are compared.
         turn_coef: c.
-        how: conventions, as `group_advantages` takes them.
+        how: options of `group_advantages`.
 
     Returns:
         `[B, T]`, 0 outside the mask and on tokens of no turn.
@@ -110,13 +110,13 @@ def compute_step_returns(
     *,
     gamma: float = 0.95,
 ) -> Tensor:
-    """What each turn and those after it earned, discounted by turns; the outcome comes last.
+    """Return from each turn on, discounted per turn; the outcome is paid at the last turn.
 
         Rₖ = Σ_{j≥k} γ^(j-k) · (rⱼ + [j is the last turn taken] · global)
 
     Args:
         turn_rewards: `[B, K]`.
-        turn_present: `[B, K]` bool the turn was rewarded; one that was not earned nothing.
+        turn_present: `[B, K]` bool the turn was rewarded; an unrewarded turn earns 0.
         global_rewards: `[B]`.
         turn_taken: `[B, K]` bool the rollout has such a turn.
         gamma: discount per turn.
@@ -132,7 +132,7 @@ def compute_step_returns(
     rewards = rewards + torch.where(is_last, global_rewards[:, None], 0.0)
     steps = torch.arange(rewards.shape[1], dtype=torch.float64, device=rewards.device)
     discounts = (gamma ** (steps[:, None] - steps).clamp(min=0)).tril()
-    # In float64, so that rounding does not part returns that are equal.
+    # float64 keeps rounding from separating equal returns.
     return (rewards.double() @ discounts).to(rewards.dtype)
 
 
@@ -154,15 +154,15 @@ def compute_gigpo_advantages(
 
     Args:
         episode_scores: `[B]`.
-        returns: `[B, K]` discounted, as `step_returns` has them.
-        state_ids: `[B, K]` the state a turn began in; within a prompt, equal ids are the same
-            state. Below 0 where the rollout has no such turn.
-        turn_ids: `[B, T]` number of the token's turn from 1; below 1 for tokens of no turn.
+        returns: `[B, K]` discounted returns of `compute_step_returns`.
+        state_ids: `[B, K]` state in which a turn began; within a prompt, equal ids are the same
+            state. Below 0 if the rollout has no such turn.
+        turn_ids: `[B, T]` number of the token's turn, from 1; below 1 for tokens of no turn.
         mask: `[B, T]` bool tokens that learn.
         group_ids: `[B]` rows with equal ids are compared.
         omega: ω.
         normalize: for both parts, "std" divides by the deviation, "center" does not.
-        how: conventions, as `group_advantages` takes them.
+        how: options of `group_advantages`.
 
     Returns:
         `[B, T]`, 0 outside the mask and on tokens of no turn.
@@ -194,12 +194,12 @@ def compute_tree_grpo_advantages(
     Args:
         scores: `[B]` one per leaf.
         group_ids: `[B]` rows with equal ids answer the same prompt.
-        tree_ids: `[B]` within a prompt, rows with equal ids are leaves of one tree.
+        tree_ids: `[B]` within a prompt, rows with equal ids are leaves of the same tree.
         normalize: for both parts, "std" divides by the deviation, "center" does not.
-        how: conventions, as `group_advantages` takes them.
+        how: options of `group_advantages`.
 
     Returns:
-        `[B]`; exactly 0 where all leaves of a prompt score alike.
+        `[B]`; exactly 0 if all leaves of a prompt have equal scores.
 
     Reference:
         Tree-GRPO, arXiv 2509.21240.
@@ -215,7 +215,7 @@ def compute_tree_grpo_advantages(
 
 
 def _build_pair_ids(one: Tensor, other: Tensor) -> Tensor:
-    """Ids, in the shape of both, that are equal where both ids are."""
+    """Ids in the shape of both inputs, equal where both ids are equal."""
     slots: Tensor = one.unique(return_inverse=True)[1]
     names, other_slots = other.unique(return_inverse=True)
     pairs: Tensor = slots * len(names) + other_slots
@@ -241,8 +241,8 @@ def _compute_present_advantages(
 
 
 def _spread_over_turns(per_turn: Tensor, per_row: Tensor, turn_ids: Tensor, mask: Tensor) -> Tensor:
-    """`[B, K]` and `[B]` to the tokens, `[B, T]`: each has its row's and, if any, its turn's."""
-    # A column of zeros in front serves the tokens whose turn has no column.
+    """`[B, K]` and `[B]` to `[B, T]`: a token gets the value of its row plus that of any turn."""
+    # A leading column of zeros serves the tokens whose turn has no column.
     table = torch.nn.functional.pad(per_turn, (1, 0))
     known = (turn_ids >= 1) & (turn_ids <= per_turn.shape[1])
     tokens = table.gather(1, torch.where(known, turn_ids, 0)) + per_row[:, None]

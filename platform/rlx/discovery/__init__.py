@@ -1,7 +1,7 @@
-"""Where a name in YAML becomes a plugin.
+"""Resolves plugin names in YAML to plugins, through entry points.
 
-Looking names up reads the metadata of installed distributions and imports nothing; only the plugins
-that an experiment names are imported. One that fails breaks only the experiments that name it.
+Listing plugins reads only the metadata of installed distributions. A plugin is imported when an
+experiment names it, so a broken plugin affects only the experiments that use it.
 """
 
 from rlx.discovery.checks import ExperimentPlugins, check_file, check_read_spec, resolve_plugins

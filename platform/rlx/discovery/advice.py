@@ -1,4 +1,4 @@
-"""Warnings: what a run may do and its author should know."""
+"""Collects warnings about settings that are allowed but probably unintended."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ __all__ = ["collect_spec_warnings"]
 def collect_spec_warnings(
     spec: ExperimentSpec, estimator: Estimator, mask: Mask
 ) -> Iterator[Diagnostic]:
-    """The estimator's own warnings, and the engine's about the spec and about the two together."""
+    """Yields the estimator's own warnings, and those about the spec, estimator and mask."""
     for text in estimator.warnings():
         word = text.split()[0] if text.split() else ""
         at_key = word.startswith("estimator.")
@@ -36,9 +36,9 @@ def collect_spec_warnings(
 
 
 def _check_mask_spans(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
-    """Turns in which the mask finds no token to learn from, whatever the model writes."""
-    for turn, said in spec.rollout.turn_specs.items():
-        bare = not said.spans
+    """Warns about kinds of turn whose tokens are all masked out, whatever the model generates."""
+    for turn, turn_spec in spec.rollout.turn_specs.items():
+        bare = not turn_spec.spans
         if isinstance(mask, TurnSpans) and mask.fallback == "none" and bare:
             yield _build_warning(
                 ("mask", "fallback"),
@@ -49,7 +49,7 @@ def _check_mask_spans(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
 
 
 def _check_singleton_groups(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
-    """Groups of one, which an estimator that compares has nothing to compare with."""
+    """Warns about groups of one if the estimator compares siblings."""
     for turn, key in list_singleton_turns(spec):
         if estimator.compares(turn):
             yield _build_warning(

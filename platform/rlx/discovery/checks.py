@@ -1,4 +1,4 @@
-"""Whether an experiment's plugins fit it and each other."""
+"""Builds an experiment's plugins and checks that they fit the experiment and each other."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,15 +44,15 @@ __all__ = ["ExperimentPlugins", "check_file", "check_read_spec", "resolve_plugin
 
 @dataclass(frozen=True, slots=True)
 class ExperimentPlugins:
-    """The plugins of one experiment, with their options.
+    """The plugins of one experiment, built with their options.
 
     Attributes:
         variants: the task with the options of each of `evaluation.variants`.
-        environment: None where the schedule has none.
+        environment: None if the schedule has none.
         rewards: by (scope, name), such as `("turn", "accuracy")`; the scope is "turn" or "global".
-        provenance: one entry per plugin named, in the order of the spec.
-        named: those plugins, in the same order.
-        warnings: what the author should know, none of which stops a run.
+        provenance: one entry per plugin, in the order of the spec.
+        named: the plugins, in the same order as `provenance`.
+        warnings: diagnostics that do not stop a run.
     """
 
     task: Plugin
@@ -67,13 +67,13 @@ class ExperimentPlugins:
 
 
 def resolve_plugins(spec: ExperimentSpec) -> ExperimentPlugins:
-    """Imports an experiment's plugins, gives them their options, and checks that all of it fits.
+    """Imports an experiment's plugins, builds them with their options, and checks that they fit.
 
-    Every phase is checked as well; the plugins returned are those of the experiment itself, and
-    `resolve(spec.in_phase(phase))` gives a phase's own.
+    Every phase is checked too. The returned plugins are those of the experiment itself; for those
+    of a phase, use `resolve_plugins(spec.resolve_phase_spec(phase))`.
 
     Raises:
-        InvalidSpec: with every fault found; InvalidPlugins when only plugins are at fault.
+        InvalidSpec: lists every fault found; InvalidPlugins if only plugins are at fault.
     """
     plugins, faults = _resolve_all_phases(spec)
     if faults or plugins is None:
@@ -82,10 +82,10 @@ def resolve_plugins(spec: ExperimentSpec) -> ExperimentPlugins:
 
 
 def check_read_spec(read: LoadedSpec) -> ExperimentPlugins:
-    """As `resolve`, with every fault at its place in the file.
+    """Like `resolve_plugins`, with the source location of every fault.
 
     Raises:
-        InvalidSpec: with every fault found; InvalidPlugins when only plugins are at fault.
+        InvalidSpec: lists every fault found; InvalidPlugins if only plugins are at fault.
     """
     plugins, faults = _resolve_all_phases(read.spec)
     if plugins is not None and (read.spec.critic or read.spec.monte_carlo):
@@ -100,10 +100,10 @@ def check_read_spec(read: LoadedSpec) -> ExperimentPlugins:
 
 
 def check_file(path: Path, overrides: Sequence[str] = ()) -> tuple[LoadedSpec, ExperimentPlugins]:
-    """Reads and checks one experiment with its plugins, everything that is wrong at once.
+    """Reads and checks one experiment with its plugins, and reports all errors at once.
 
     Raises:
-        InvalidSpec: with every fault found; InvalidPlugins when only plugins are at fault.
+        InvalidSpec: lists every fault found; InvalidPlugins if only plugins are at fault.
         SpecError: the file cannot be opened.
     """
     document = read_document(path, overrides)
@@ -121,19 +121,19 @@ def check_file(path: Path, overrides: Sequence[str] = ()) -> tuple[LoadedSpec, E
 
 def _resolve_all_phases(spec: ExperimentSpec) -> tuple[ExperimentPlugins | None, list[Diagnostic]]:
     plugins, faults = _resolve_one_spec(spec)
-    said = [*faults, *(plugins.warnings if plugins else ())]
-    known = {(d.path, d.message) for d in said}
+    diagnostics = [*faults, *(plugins.warnings if plugins else ())]
+    known = {(d.path, d.message) for d in diagnostics}
     for number, phase in enumerate(spec.phases):
         written = {"name": phase.name, "set": phase.set}
         new = (d for d in _check_phase(spec, phase) if (d.path, d.message) not in known)
-        said += [relocate_phase_fault(d, ("phases", number), written) for d in new]
-    warnings = tuple(d for d in said if d.severity == "warning")
-    faults = [d for d in said if d.severity == "error"]
+        diagnostics += [relocate_phase_fault(d, ("phases", number), written) for d in new]
+    warnings = tuple(d for d in diagnostics if d.severity == "warning")
+    faults = [d for d in diagnostics if d.severity == "error"]
     return plugins and replace(plugins, warnings=warnings), faults
 
 
 def _list_phase_estimators(spec: ExperimentSpec) -> Iterator[Estimator]:
-    """The estimator of each phase; phases that are at fault are told of elsewhere."""
+    """Yields the estimator of each phase; invalid phases are skipped and reported elsewhere."""
     for phase in spec.phases:
         plugins, _ = _resolve_one_spec(spec.resolve_phase_spec(phase))
         if plugins is not None:
@@ -141,21 +141,21 @@ def _list_phase_estimators(spec: ExperimentSpec) -> Iterator[Estimator]:
 
 
 def _check_phase(spec: ExperimentSpec, phase: PhaseSpec) -> Iterator[Diagnostic]:
-    """Faults and warnings of the experiment as it stands in a phase that changes it."""
+    """Yields the faults and warnings of the experiment with a phase's `set` applied."""
     if phase.set:
         plugins, faults = _resolve_one_spec(spec.resolve_phase_spec(phase))
-        for said in (*faults, *(plugins.warnings if plugins else ())):
-            if said.path[:1] != ("model",):  # started once, before any phase
-                yield said
+        for diagnostic in (*faults, *(plugins.warnings if plugins else ())):
+            if diagnostic.path[:1] != ("model",):  # the model is built once, before any phase
+                yield diagnostic
 
 
 def _resolve_one_spec(spec: ExperimentSpec) -> tuple[ExperimentPlugins | None, list[Diagnostic]]:
-    """The plugins of one spec, phases aside."""
+    """Builds and checks the plugins of one spec, without its phases."""
     places = list(plugin_places(spec.dump_resolved()))
     built, faults = build_all_plugins(places)
-    everyone = list(list_built_plugins(places, built))
+    all_plugins = list(list_built_plugins(places, built))
     faults += _check_parent_rewards(places, built)
-    faults += _check_needed_streams(spec, everyone, built.get(("task",)))
+    faults += _check_needed_streams(spec, all_plugins, built.get(("task",)))
     if faults:
         return None, faults
     estimator = cast(Estimator, built["estimator",])
@@ -178,8 +178,8 @@ def _resolve_one_spec(spec: ExperimentSpec) -> tuple[ExperimentPlugins | None, l
         rewards=rewards,
         mask=cast(Mask, built["mask",]),
         estimator=estimator,
-        provenance=tuple(build_provenance(place, plugin) for place, plugin in everyone),
-        named=tuple(plugin for _, plugin in everyone),
+        provenance=tuple(build_provenance(place, plugin) for place, plugin in all_plugins),
+        named=tuple(plugin for _, plugin in all_plugins),
         warnings=tuple(collect_spec_warnings(spec, estimator, cast(Mask, built["mask",]))),
     )
     return plugins, []
@@ -188,7 +188,7 @@ def _resolve_one_spec(spec: ExperimentSpec) -> tuple[ExperimentPlugins | None, l
 def _check_parent_rewards(
     places: Sequence[PluginReference], built: Mapping[KeyPath, Plugin]
 ) -> Iterator[Diagnostic]:
-    """Where `of` is missing, or pointless."""
+    """Reports a missing `of`, or one that the reward does not read."""
     rewards = [place for place in places if place.path[0] == "rewards"]
     for place in rewards:
         if place.path not in built:
@@ -211,12 +211,12 @@ def _check_parent_rewards(
 
 
 def _check_needed_streams(
-    spec: ExperimentSpec, everyone: Iterable[tuple[PluginReference, Plugin]], task: Plugin | None
+    spec: ExperimentSpec, plugins: Iterable[tuple[PluginReference, Plugin]], task: Plugin | None
 ) -> Iterator[Diagnostic]:
-    """Streams that something needs and the experiment does not provide."""
+    """Reports streams that a plugin or warm start needs and the experiment does not provide."""
     wanted = [
         ((*place.path, place.key), place, name)
-        for place, plugin in everyone
+        for place, plugin in plugins
         for name in list_needed_streams(plugin)
     ]
     for path, place, name in wanted:

@@ -1,4 +1,4 @@
-"""Whether the parts of credit assignment see each other: what would silently be ignored is said."""
+"""Checks that estimator, mask, task and environment fit the spec and silently ignore no setting."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -25,8 +25,8 @@ __all__ = [
 def fill_profile_options(
     cls: type[Plugin], options: Mapping[str, Any], profile: str
 ) -> dict[str, Any]:
-    """The options of an estimator, those that a profile stands for filled in where not given."""
-    conventions = next((said for name, said in PROFILES.items() if name == profile), {})
+    """Returns an estimator's options, with those that are omitted filled in from a profile."""
+    conventions = next((options for name, options in PROFILES.items() if name == profile), {})
     return _fill_conventions(cls, options, conventions) if conventions else dict(options)
 
 
@@ -39,14 +39,14 @@ def _fill_conventions(
         if name in conventions:
             filled.setdefault(name, conventions[name])
         elif isinstance(inner, type) and issubclass(inner, BaseModel):
-            given = filled.get(name, {})
-            if isinstance(given, Mapping):
-                filled[name] = _fill_conventions(inner, given, conventions)
+            inner_options = filled.get(name, {})
+            if isinstance(inner_options, Mapping):
+                filled[name] = _fill_conventions(inner, inner_options, conventions)
     return filled
 
 
 def check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator[Diagnostic]:
-    """What the estimator would leave out although the experiment asks for it, or cannot do."""
+    """Reports settings that the estimator would ignore or does not support."""
     name, reading, credit = spec.estimator.plugin, estimator.reading(), spec.credit
     reads = {"turns": "the named rewards", "token_rewards": "token rewards"}
     if credit.use_kl_in_reward and reading == "turns":
@@ -78,7 +78,7 @@ def check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator[
 def check_unused_value_sources(
     spec: ExperimentSpec, estimators: Iterable[Estimator]
 ) -> Iterator[Diagnostic]:
-    """A critic, or Monte-Carlo values, that the estimator of no phase needs."""
+    """Reports a critic, or Monte Carlo values, that no phase's estimator uses."""
     needs = {need for estimator in estimators for need in estimator.needs}
     name = spec.estimator.plugin
     if spec.critic is not None and "values" not in needs:
@@ -96,7 +96,7 @@ def check_unused_value_sources(
 
 
 def check_task_corruption(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagnostic]:
-    """A probe that spoils sentences, and a task that cannot."""
+    """Reports the probe scheme `mistake` if the task cannot corrupt sentences."""
     if spec.probe and "mistake" in spec.probe.schemes and not isinstance(task, Corrupts):
         yield _build_fit_conflict(
             ("probe", "schemes"),
@@ -107,7 +107,7 @@ def check_task_corruption(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagno
 
 
 def check_correctness_judge(spec: ExperimentSpec, judge: Plugin | None) -> Iterator[Diagnostic]:
-    """A judge of correctness whose value 1 does not mean right."""
+    """Reports an `evaluation.correct` reward whose value 1 does not mean correct."""
     if getattr(judge, "graded", False):
         name = spec.evaluation.correct
         yield _build_fit_conflict(
@@ -120,7 +120,7 @@ def check_correctness_judge(spec: ExperimentSpec, judge: Plugin | None) -> Itera
 
 
 def check_reward_turns(spec: ExperimentSpec, environment: Environment) -> Iterator[Diagnostic]:
-    """Rewards for kinds of turn that the environment never tells of."""
+    """Reports rewards for kinds of turn that the environment does not have."""
     kinds = environment.kinds
     for name, reward in spec.rewards.turn.items():
         if reward.turn not in (*kinds, EVERY_TURN):
@@ -140,7 +140,7 @@ def _environment_name(spec: ExperimentSpec) -> str:
 
 
 def check_mask_reach(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
-    """A mask that lets an environment's tokens learn, whose log-probabilities nobody computes."""
+    """Reports a mask that includes environment tokens if their log-probabilities are unknown."""
     learns = isinstance(spec.rollout, EnvironmentRolloutSpec) and mask.reaches_beyond()
     if learns and spec.loss.old_logprobs != "learner":
         yield _build_fit_conflict(
@@ -152,9 +152,9 @@ def check_mask_reach(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
 
 
 def list_singleton_turns(spec: ExperimentSpec) -> Iterator[tuple[str, str]]:
-    """Kinds of turn of which one is sampled per group, and the key that says so.
+    """Yields the kinds of turn with a group size of one, and the key that sets it.
 
-    An experiment that every phase changes is looked at phase by phase alone.
+    If every phase has a `set`, nothing is yielded: only the resolved phases matter then.
     """
     if all(phase.set for phase in spec.phases):
         return
@@ -177,7 +177,7 @@ def _check_refused_singletons(spec: ExperimentSpec, estimator: Estimator) -> Ite
 def find_ignored_settings(
     spec: ExperimentSpec, estimator: Estimator
 ) -> Iterator[tuple[KeyPath, str]]:
-    """Settings that change no advantage, and one that changes more than it says."""
+    """Yields settings that have no effect, and a profile with a surprising side effect."""
     credit, reading = spec.credit, estimator.reading()
     blind = reading == "turns" or (reading == "scores" and credit.score_source == "structured")
     for key, silent in (("placement", None), ("turn_reduce", None), ("on_missing_turn", "drop")):
@@ -201,12 +201,13 @@ def find_ignored_settings(
             f"rollout.dynamic_sampling replaces trees whose scores agree, but estimator "
             f"'{spec.estimator.plugin}' can learn from those too",
         )
-    if credit.profile == "seed000" and credit.placement is None and not blind:
+    if credit.canonical_profile == "kg_r1" and credit.placement is None and not blind:
         mass = "the sum" if credit.use_kl_in_reward else "the mean"
         state = "on" if credit.use_kl_in_reward else "off"
         yield (
             ("credit", "profile"),
-            f"credit.profile 'seed000' places rewards by {credit.resolved_placement} because KL in "
+            f"credit.profile {credit.profile!r} places rewards by {credit.resolved_placement} "
+            "because KL in "
             f"the reward is {state}: a rollout's tokens carry {mass} of its turn rewards, and "
             "turning KL on or off would change that; `credit.placement` settles it",
         )

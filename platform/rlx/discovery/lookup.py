@@ -1,7 +1,7 @@
-"""Looking plugins up, and importing the ones that are asked for.
+"""Finds installed plugins through entry points and imports the ones that are named.
 
-Looking names up reads the metadata of installed distributions and imports nothing; only the plugins
-that an experiment names are imported. One that fails breaks only the experiments that name it.
+Listing plugins reads only the metadata of installed distributions. A plugin is imported when an
+experiment names it, so a broken plugin affects only the experiments that use it.
 """
 
 import signal
@@ -48,7 +48,7 @@ __all__ = [
 Kind = Literal["task", "environment", "reward", "estimator", "mask"]
 
 PATIENCE = 20.0
-"""Seconds that importing one plugin may take."""
+"""Time limit for importing one plugin, in seconds."""
 
 GROUPS: Mapping[Kind, str] = {
     "task": "rlx.tasks",
@@ -61,13 +61,13 @@ GROUPS: Mapping[Kind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class InstalledPlugin:
-    """An installed plugin, as its distribution's metadata describes it.
+    """An installed plugin, as described by its distribution's metadata.
 
     Attributes:
-        name: what YAML calls it.
-        kind: what it is for.
-        distribution: who offers it.
-        version: of the distribution.
+        name: name in YAML.
+        kind: kind of plugin.
+        distribution: distribution that provides it.
+        version: version of the distribution.
         value: entry point, "module:attribute".
     """
 
@@ -79,7 +79,7 @@ class InstalledPlugin:
 
     @property
     def source(self) -> str:
-        """Distribution and version, as people write them."""
+        """Distribution and version, such as `rlx-example 1.0`."""
         return f"{self.distribution} {self.version}"
 
 
@@ -92,36 +92,36 @@ class PluginFault(PluginError):
 
 
 def list_installed_plugins(kind: Kind | None = None) -> tuple[InstalledPlugin, ...]:
-    """Every plugin of a kind, or of all kinds, by name. Nothing is imported."""
-    everything = _scan_entry_points(tuple(sys.path))
-    return tuple(f for f in everything if kind is None or f.kind == kind)
+    """Returns every plugin of a kind, or of all kinds, sorted by kind and name. Imports nothing."""
+    plugins = _scan_entry_points(tuple(sys.path))
+    return tuple(plugin for plugin in plugins if kind is None or plugin.kind == kind)
 
 
 @lru_cache(maxsize=4)
 def _scan_entry_points(_: tuple[str, ...]) -> tuple[InstalledPlugin, ...]:
-    offered = entry_points()
-    seen = []
-    origins: dict[Distribution, tuple[str, str]] = {}  # each look at one parses it anew
+    points = entry_points()
+    found = []
+    origins: dict[Distribution, tuple[str, str]] = {}  # every access parses the metadata again
     for kind, group in GROUPS.items():
-        for point in offered.select(group=group):
+        for point in points.select(group=group):
             if point.dist is None:
                 continue
             if point.dist not in origins:
                 metadata = point.dist.metadata
                 origins[point.dist] = metadata["Name"], metadata["Version"]
-            seen.append(InstalledPlugin(point.name, kind, *origins[point.dist], point.value))
-    return tuple(sorted(seen, key=lambda f: (f.kind, f.name, f.distribution)))
+            found.append(InstalledPlugin(point.name, kind, *origins[point.dist], point.value))
+    return tuple(sorted(found, key=lambda f: (f.kind, f.name, f.distribution)))
 
 
 def find_installed_plugin(kind: Kind, name: str) -> InstalledPlugin:
-    """Returns the plugin that YAML calls `name`, or `distribution:name`.
+    """Returns the plugin named `name`, or `distribution:name`, in YAML.
 
     Raises:
-        PluginFault: nobody offers it, or several distributions do.
+        PluginFault: no distribution provides it, or several do.
     """
     distribution, colon, bare = name.rpartition(":")
     offers = [f for f in list_installed_plugins(kind) if f.name == bare]
-    # Sources write GAE and GRPO: case matters only where it tells plugins apart.
+    # Papers write GAE and GRPO: case matters only if it distinguishes two plugins.
     offers = offers or [
         f for f in list_installed_plugins(kind) if f.name.casefold() == bare.casefold()
     ]
@@ -142,7 +142,8 @@ def load_plugin(kind: Kind, name: str) -> type[Plugin]:
     """Imports a plugin.
 
     Raises:
-        PluginFault: as `find`, or it does not import, wants a newer rlx, or is not a plugin.
+        PluginFault: as `find_installed_plugin`, or the plugin cannot be imported, needs a newer
+            rlx, or is not a plugin of this kind.
     """
     plugin = find_installed_plugin(kind, name)
     module, _, attribute = plugin.value.partition(":")
@@ -165,7 +166,7 @@ def load_plugin(kind: Kind, name: str) -> type[Plugin]:
 
 @contextmanager
 def _limit_import_time(seconds: float) -> Iterator[None]:
-    """Breaks off what takes longer, where signals can: in the main thread, without other alarms."""
+    """Raises TimeoutError after `seconds`; no limit outside the main thread or if a timer runs."""
     if current_thread() is not main_thread() or signal.getitimer(signal.ITIMER_REAL)[0]:
         yield
         return
@@ -183,10 +184,10 @@ def _limit_import_time(seconds: float) -> Iterator[None]:
 
 
 def import_implementation(name: str) -> Callable[..., Any]:
-    """Imports what an estimator or a mask names as its implementation, "module:function".
+    """Imports the implementation of an estimator or mask, "module:function".
 
     Raises:
-        PluginError: it cannot be imported, or is not callable.
+        PluginError: the function cannot be imported, or is not callable.
     """
     module, _, attribute = name.partition(":")
     try:
@@ -209,11 +210,11 @@ _KEPT: Mapping[Kind, frozenset[str]] = {
     "estimator": frozenset(list_yaml_keys(EstimatorUse)),
     "mask": frozenset(list_yaml_keys(MaskUse)),
 }
-"""Keys beside a plugin's own options in YAML."""
+"""YAML keys that rlx reads itself, beside a plugin's own options."""
 
 
 def _describe_misfit(kind: Kind, offered: Any) -> str:
-    """Why an object is not a plugin of a kind; empty when it is one."""
+    """Explains why an object is not a plugin of a kind; empty if it is one."""
     if not isinstance(offered, type):
         hint = "; put @reward on the function" if kind == "reward" and callable(offered) else ""
         return f"the entry point names a {type(offered).__name__}, not a class{hint}"
@@ -245,7 +246,7 @@ def _describe_misfit(kind: Kind, offered: Any) -> str:
 
 
 def _odd_kinds(environment: type[Plugin]) -> str:
-    """Why the kinds of turn of an environment will not do; empty when they will."""
+    """Explains why an environment's kinds of turn are invalid; empty if they are valid."""
     kinds: Any = getattr(environment, "kinds", ())
     name = environment.__name__
     if isinstance(kinds, str) or not kinds or not all(isinstance(k, str) and k for k in kinds):
@@ -256,14 +257,15 @@ def _odd_kinds(environment: type[Plugin]) -> str:
 
 
 def compute_plugin_digest(plugin: InstalledPlugin) -> str:
-    """SHA-256 of an imported plugin's source: its module, or all `.py` files of its package."""
+    """Returns the SHA-256 of an imported plugin's source: its module, or all `.py` files of its
+    package."""
     module = sys.modules[plugin.value.partition(":")[0]]
     if module.__file__ is None:
         raise PluginFault(build_plugin_diagnostic(plugin, "has no source file"))
     return source_digest(Path(module.__file__))
 
 
-# What went wrong -------------------------------------------------------------------------------
+# Diagnostics -----------------------------------------------------------------------------------
 
 
 def _diagnose_unknown_plugin(kind: Kind, name: str) -> Diagnostic:
@@ -314,13 +316,13 @@ def build_plugin_diagnostic(
 
 
 def _diagnose_import_error(plugin: InstalledPlugin, error: BaseException) -> Diagnostic:
-    from traceback import extract_tb  # only where something is wrong
+    from traceback import extract_tb  # imported only after an error
 
     cause = f"cause: {type(error).__name__}: {error}"
     frames = [f for f in extract_tb(error.__traceback__) if "importlib" not in f.filename]
     if isinstance(error, SyntaxError) and error.filename:
         cause += f"\n{error.filename}:{error.lineno}  `{(error.text or '').strip()}`"
-    elif len(frames) > 1:  # the first is our own
+    elif len(frames) > 1:  # the first frame is rlx's own
         cause += f"\n{frames[-1].filename}:{frames[-1].lineno}  `{frames[-1].line}`"
     install = ""
     if isinstance(error, ModuleNotFoundError) and error.name and "." not in error.name:

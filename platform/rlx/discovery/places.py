@@ -1,4 +1,4 @@
-"""The places of a spec that name plugins, and the plugins that stand there."""
+"""Finds the places in a spec that name plugins, and builds those plugins."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -42,12 +42,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Which code a plugin's name stood for.
+    """Which code a plugin's name resolved to.
 
     Attributes:
-        sha256: hex digest of the module's source; of all of a package's `.py` files when the entry
-            point names a package.
-        options: all of its options as they were, defaults and profile included.
+        sha256: hex digest of the module's source, or of all `.py` files of a package if the entry
+            point names one.
+        options: all resolved options, including defaults and those of the profile.
     """
 
     kind: Kind
@@ -61,11 +61,12 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class PluginReference:
-    """One place of a spec that names a plugin.
+    """One place in a spec that names a plugin.
 
     Attributes:
-        keys: those that are not the plugin's own.
-        profile: whose conventions an estimator follows where its options do not say.
+        keys: YAML keys that rlx reads itself, not options of the plugin.
+        key: the key that holds the plugin's name.
+        profile: credit profile that fills in an estimator's omitted options.
     """
 
     path: KeyPath
@@ -83,17 +84,17 @@ class PluginReference:
 
 
 def build_plugin(use: PluginUse, kind: Kind) -> Plugin:
-    """Imports a plugin and gives it its options.
+    """Imports a plugin and builds it with its options.
 
     Raises:
-        PluginFault: as `load`.
-        InvalidSpec: the options do not fit.
+        PluginFault: as `load_plugin`.
+        InvalidSpec: the options are invalid.
     """
     tree = use.model_dump(mode="json", by_alias=True)
-    made = _build_plugin_at(_build_plugin_place((), kind, type(use), tree))
-    if isinstance(made, Plugin):
-        return made
-    raise build_refusal(made, f"{kind} plugin '{use.plugin}'")
+    built = _build_plugin_at(_build_plugin_place((), kind, type(use), tree))
+    if isinstance(built, Plugin):
+        return built
+    raise build_refusal(built, f"{kind} plugin '{use.plugin}'")
 
 
 def _build_plugin_place(
@@ -108,13 +109,14 @@ def _build_plugin_place(
 
 
 def _get_plugin_name(model: type[PluginUse], tree: Mapping[str, Any]) -> Any:
-    """The plugin that a mapping names, or the one that it leaves to a default."""
+    """Returns the plugin name in a mapping, or the default."""
     field = model.model_fields["plugin"]
     return tree.get(field.alias or "plugin", field.default)
 
 
 def plugin_places(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
-    """The places of a tree that name plugins; those that are malformed are left to the reader."""
+    """Yields the places of a tree that name plugins; malformed ones are skipped, since the spec
+    reader reports them."""
     rewards = tree.get("rewards")
     rewards = rewards if isinstance(rewards, dict) else {}
     named_at: list[tuple[KeyPath, Kind, type[PluginUse], Any]] = [
@@ -144,7 +146,7 @@ def plugin_places(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
 
 
 def _list_task_variants(tree: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
-    """The task with other options, for each of the held-out sets that name some."""
+    """Yields the task with the options of each of `evaluation.variants`."""
     task, evaluation = tree.get("task"), tree.get("evaluation")
     named = evaluation.get("variants") if isinstance(evaluation, dict) else None
     for name, changed in (named if isinstance(named, dict) else {}).items():
@@ -153,7 +155,7 @@ def _list_task_variants(tree: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapp
 
 
 def _build_plugin_at(place: PluginReference) -> Plugin | list[Diagnostic]:
-    """A plugin with its options, or what is wrong with them, at their paths."""
+    """Builds a plugin with its options, or returns diagnostics with the paths of its options."""
     cls = load_plugin(place.kind, place.name)
     inner, faults = build_all_plugins(_list_nested_places(cls, place))
     options = fill_profile_options(cls, place.options, place.profile)
@@ -183,7 +185,8 @@ def _build_plugin_at(place: PluginReference) -> Plugin | list[Diagnostic]:
 
 
 def _list_nested_places(cls: type[Plugin], place: PluginReference) -> Iterator[PluginReference]:
-    """The plugins that a plugin's options name; what is malformed is left to its own check."""
+    """Yields the plugins that a plugin's options name; malformed ones are skipped, since validation
+    of the options reports them."""
     for option, kind in cls.nested.items():
         named = place.options.get(option)
         for key, inner in (named if isinstance(named, dict) else {}).items():
@@ -195,7 +198,8 @@ def _list_nested_places(cls: type[Plugin], place: PluginReference) -> Iterator[P
 def build_all_plugins(
     places: Iterable[PluginReference],
 ) -> tuple[dict[KeyPath, Plugin], list[Diagnostic]]:
-    """Makes what stands at each place, by its path; and says what is wrong with those it cannot."""
+    """Builds the plugin at each place; returns plugins by path, and diagnostics of those that
+    failed."""
     built: dict[KeyPath, Plugin] = {}
     faults: list[Diagnostic] = []
     for place in places:
@@ -214,7 +218,7 @@ def build_all_plugins(
 def list_built_plugins(
     places: Iterable[PluginReference], built: Mapping[KeyPath, Plugin]
 ) -> Iterator[tuple[PluginReference, Plugin]]:
-    """Every plugin that was made, those that others hold behind their holders."""
+    """Yields every built plugin, each followed by its nested plugins."""
     for place in places:
         plugin = built.get(place.path)
         if plugin is not None:
@@ -225,7 +229,7 @@ def list_built_plugins(
 
 
 def build_provenance(place: PluginReference, made: Plugin) -> Provenance:
-    """Tells which code a plugin was made of.
+    """Returns the provenance of a built plugin.
 
     Raises:
         PluginFault: its module has no source file.

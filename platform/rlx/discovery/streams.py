@@ -1,4 +1,4 @@
-"""What plugins may need beyond the usual, and whether an experiment provides it."""
+"""Optional inputs (streams) that plugins may need, and whether an experiment provides them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, SingleRolloutSpec
 __all__ = ["STREAMS", "Stream", "list_needed_streams"]
 
 Provided = Callable[[ExperimentSpec, Plugin], bool]
-"""Whether an experiment, given with its task, provides a stream."""
+"""Predicate: whether an experiment with this task provides a stream."""
 
 
 def _is_never_provided(_: ExperimentSpec, __: Plugin) -> bool:
@@ -47,12 +47,12 @@ def _has_environment(spec: ExperimentSpec, _: Plugin) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Something that a run produces only where it is needed.
+    """Data that a run produces only if a plugin needs it.
 
     Attributes:
-        origin: what gives it.
-        help: what to do where the experiment does not provide it.
-        provided: whether it does.
+        origin: what produces it.
+        help: how to make the experiment provide it.
+        provided: whether an experiment provides it.
     """
 
     origin: str
@@ -72,7 +72,7 @@ STREAMS: Mapping[str, Stream] = MappingProxyType(
             "add one: `monte_carlo: {samples: 4}`, with `rollout.schedule: single`",
             _has_monte_carlo,
         ),
-        "greedy_baseline": Stream(
+        "greedy_scores": Stream(
             "a greedy answer beside the sampled ones",
             "`rollout.schedule: single` has them",
             _is_single_turn,
@@ -95,10 +95,14 @@ STREAMS: Mapping[str, Stream] = MappingProxyType(
         ),
     }
 )
-"""Every stream by the name that `needs` gives it. Whoever adds a provider changes its line."""
+"""Every stream by its name in `needs`. To add a provider, change the stream's entry."""
+
+ALIASES: Mapping[str, str] = MappingProxyType({"greedy_baseline": "greedy_scores"})
+"""Former names of streams, which estimators of others may still ask for."""
 
 
 def list_needed_streams(plugin: Plugin) -> list[str]:
-    """Names of the streams that a plugin reads, sorted."""
+    """Returns the sorted names of the streams that a plugin reads."""
     by_reading = {"token_rewards"} if getattr(plugin, "reads", "") == "token_rewards" else set()
-    return sorted({*plugin.needs, *(by_reading if isinstance(plugin, Estimator) else ())})
+    named = {ALIASES.get(need, need) for need in plugin.needs}
+    return sorted({*named, *(by_reading if isinstance(plugin, Estimator) else ())})

@@ -1,7 +1,7 @@
-"""What a trained model can do: accuracy, calibration, and their pictures.
+"""Evaluate trained models: accuracy, calibration and their plots.
 
-In: answers of a model to held-out problems. Out: figures with intervals over problems or seeds,
-answer scaling, selective answering, and pictures of all of them.
+Input: a model's answers to held-out problems. Output: metrics with intervals over problems or
+seeds, answer scaling, selective prediction, and plots of all of them.
 """
 
 import lazy_loader

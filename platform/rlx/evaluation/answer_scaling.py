@@ -1,7 +1,7 @@
-"""What several answers to one problem are worth together: pass@k, and votes with confidences.
+"""Scaling with several answers per problem: pass@k, and majority votes with confidences.
 
-A vote is about what is said, so answers are counted by their text. No answer (None) has no vote.
-Where two answers have as much, the one that was given first wins; answers stand in random order.
+Votes count answers by their text. A missing answer (None) has no vote. On a tie the answer that
+comes first wins; answers are in random order.
 """
 
 import math
@@ -17,7 +17,7 @@ from rlx.evaluation.scores import compute_expected_calibration_error
 __all__ = ["AnswerScaling", "ProblemAnswers", "compute_pass_at_k"]
 
 DRAWS = 64
-"""Orders of each problem's answers over which votes are averaged."""
+"""Random orders of each problem's answers over which votes are averaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class ProblemAnswers:
     """The answers to one problem, sampled independently.
 
     Attributes:
-        said: what each says, alike for answers that mean the same; None where it says nothing.
-        correct: 1 or 0 for each.
-        confidence: stated for each, 0 where unreadable; None where none is asked for.
+        said: normalised text of each answer, equal for answers that mean the same; None if empty.
+        correct: 1 or 0 for each answer.
+        confidence: stated confidence of each answer, 0 if unreadable; None if none is requested.
     """
 
     said: tuple[str | None, ...]
@@ -37,15 +37,17 @@ class ProblemAnswers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerScaling:
-    """Accuracy when the best of k answers is taken, by the rule that takes it; one value per k.
+    """Accuracy of selecting one of k answers, per selection rule; one value per k.
 
     Attributes:
-        k: how many answers are looked at.
-        pass_at: share of problems of which one of k answers is right: what an oracle takes.
-        majority: the answer most often given.
-        weighted: the answer with the largest sum of confidences; None without confidences.
-        most_confident: the answer with the largest confidence; None likewise.
-        vote_share_ece: ECE (10 bins) of the majority's share of the k answers as its confidence.
+        k: numbers of answers.
+        pass_at: pass@k, the accuracy of an oracle that picks a correct answer if there is one.
+        majority: accuracy of the most frequent answer.
+        weighted: accuracy of the answer with the largest sum of confidences; None without
+            confidences.
+        most_confident: accuracy of the answer with the largest confidence; None without
+            confidences.
+        vote_share_ece: ECE (10 bins) with the majority's share of the k answers as its confidence.
     """
 
     k: tuple[int, ...]
@@ -57,14 +59,14 @@ class AnswerScaling:
 
     @classmethod
     def measure(cls, problems: Sequence[ProblemAnswers], *, seed: int) -> Self:
-        """Measures k = 1, 2, 4, … up to the fewest answers that a problem has.
+        """Measures k = 1, 2, 4, … up to the smallest number of answers of any problem.
 
         Args:
-            problems: at least one, each with an answer.
-            seed: of the orders in which answers are taken.
+            problems: at least one problem, each with at least one answer.
+            seed: seed of the random orders of the answers.
 
         Raises:
-            ValueError: a problem has no answer.
+            ValueError: there is no problem, or a problem has no answer.
 
         Reference:
             Chen et al., "Evaluating large language models trained on code", 2021 (pass@k);
@@ -108,13 +110,13 @@ class AnswerScaling:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """Returns what `to_json` was made from."""
+        """Inverse of `to_json`."""
         values: dict[str, Any] = {n: None if v is None else tuple(v) for n, v in record.items()}
         return cls(**values)
 
 
 def compute_pass_at_k(n: int, correct: int, k: int) -> float:
-    """Probability that k of n answers, drawn without replacement, hold a correct one.
+    """Probability that k of n answers, drawn without replacement, include a correct one.
 
         1 - C(n - c, k) / C(n, k)
 
@@ -127,7 +129,7 @@ def compute_pass_at_k(n: int, correct: int, k: int) -> float:
         Chen et al., "Evaluating large language models trained on code", 2021, equation 1.
 
     Example:
-        >>> pass_at_k(4, 1, 2)
+        >>> compute_pass_at_k(4, 1, 2)
         0.5
     """
     if not 0 <= correct <= n or not 1 <= k <= n:
@@ -137,7 +139,7 @@ def compute_pass_at_k(n: int, correct: int, k: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Votes:
-    """Of one problem, `[DRAWS, K]` each: which rule is right, and the majority's share."""
+    """Votes on one problem, `[DRAWS, K]` each: correctness per rule, and the majority's share."""
 
     majority: NDArray[np.int64]
     weighted: NDArray[np.int64]
@@ -169,14 +171,14 @@ class _Votes:
 def _find_vote_winner(
     problem: ProblemAnswers, taken: Sequence[int], weights: Sequence[float]
 ) -> tuple[int | None, float]:
-    """The first answer of those that say what has the largest weight, and that weight."""
+    """Index of the first answer with the winning text, and the total weight of that text."""
     totals: dict[str, float] = {}
     first: dict[str, int] = {}
     for number in taken:
-        said = problem.said[number]
-        if said is not None:
-            totals[said] = totals.get(said, 0.0) + weights[number]
-            first.setdefault(said, number)
+        answer = problem.said[number]
+        if answer is not None:
+            totals[answer] = totals.get(answer, 0.0) + weights[number]
+            first.setdefault(answer, number)
     if not totals:
         return None, 0.0
     best = max(totals, key=totals.__getitem__)

@@ -1,4 +1,4 @@
-"""Answers to problems of one set, as many to each as were asked for, and what they amount to."""
+"""Scored answers to the problems of one held-out set, and their metrics."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -32,20 +32,20 @@ __all__ = ["ScoredAnswer", "compute_answer_metrics", "read_answers"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredAnswer:
-    """One answer, or rollout, that was scored.
+    """One scored answer or rollout.
 
     Attributes:
-        problem: its number in the set.
-        problem_id, stratum: of the problem.
-        sample: its number among the problem's answers.
-        text: of its first turn.
-        said: what its last `answer` span says, blanks evened; the whole text where there is no
-            span; None where that is empty.
-        correct: 1 where the correctness reward is exactly 1, else 0.
-        confidences: all that were stated for it, nan where unreadable; empty where none is asked.
-        rewards: raw values of its turns and of the rollout, by name, means where there are several.
-        tokens: that the policy wrote in the first turn.
-        truncated: whether that ran out of room.
+        problem: index of the problem in the set.
+        problem_id, stratum: id and stratum of the problem.
+        sample: index among the problem's answers.
+        text: text of the first turn.
+        said: text of the last `answer` span with whitespace normalised; the whole text if there is
+            no span; None if that is empty.
+        correct: 1 if the correctness reward is exactly 1, else 0.
+        confidences: all confidences stated for it, nan if unreadable; empty if none is requested.
+        rewards: raw rewards of its turns and of the rollout, by name; means if there are several.
+        tokens: number of tokens that the policy wrote in the first turn.
+        truncated: whether the first turn reached its token limit.
     """
 
     problem: int
@@ -61,13 +61,13 @@ class ScoredAnswer:
     truncated: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; None for a confidence that could not be read."""
+        """Plain JSON values; None for an unreadable confidence."""
         stated = [None if np.isnan(c) else c for c in self.confidences]
         return {**asdict(self), "confidences": stated}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """Returns what `to_json` was made from."""
+        """Inverse of `to_json`."""
         stated = tuple(float("nan") if c is None else c for c in record["confidences"])
         values = {field.name: record[field.name] for field in fields(cls)}
         return cls(**{**values, "confidences": stated})
@@ -76,13 +76,13 @@ class ScoredAnswer:
 def read_answers(
     trees: Sequence[RolloutTree], table: RewardTable, correct: str, *, first: int = 0
 ) -> list[ScoredAnswer]:
-    """Reads off every answer that was scored; dropped ones are left out.
+    """Extracts every scored answer; dropped answers are left out.
 
     Args:
-        trees: one per problem, in the set's order.
-        table: scored by the experiment's own rewards, as in training.
-        correct: name of the reward that says whether an answer, or a whole rollout, is correct.
-        first: number of the first tree's problem in the set.
+        trees: one tree per problem, in the set's order.
+        table: rewards of the trees, scored as in training.
+        correct: name of the correctness reward, of answers or of whole rollouts.
+        first: index of the first tree's problem in the set.
     """
     places = [
         (t, s)
@@ -91,7 +91,7 @@ def read_answers(
         if tree.segments[s].turn == 1 and (t, s) not in table.dropped
     ]
     stated = collect_stated_confidences(trees, table, places)
-    asked = any(stated)
+    has_confidences = any(stated)
     found: list[ScoredAnswer] = []
     count: dict[int, int] = {}
     for (t, s), own in zip(places, stated, strict=True):
@@ -106,7 +106,7 @@ def read_answers(
                 text=turn.text,
                 said=_find_final_answer(tree, s),
                 correct=int(find_correctness_reward(table, tree, (t, s), correct) == 1.0),
-                confidences=tuple(own) if own or not asked else (float("nan"),),
+                confidences=tuple(own) if own or not has_confidences else (float("nan"),),
                 rewards=_compute_rollout_rewards(tree, table, t, s),
                 tokens=len(turn.token_ids),
                 truncated=turn.finish_reason == "length",
@@ -118,22 +118,22 @@ def read_answers(
 def compute_answer_metrics(
     answers: Sequence[ScoredAnswer], *, seed: int, draws: int = DRAWS
 ) -> dict[str, Any]:
-    """Everything that is said of a set, as plain JSON.
+    """Computes all metrics of a set, as plain JSON.
 
     Args:
         answers: at least one.
-        seed: of resamples, and of the orders of votes.
-        draws: resamples for intervals.
+        seed: seed of the bootstrap and of the vote orders.
+        draws: number of bootstrap resamples.
 
     Returns:
-        `n` answers, `problems`, accuracy and calibration over all answers, each answer with the
-        first confidence stated for it; `intervals` over problems; `scaling` where every problem
-        has several answers; mean `rewards`, `tokens` and the share `truncated`.
+        `n` answers, `problems`, accuracy and calibration over all answers, with the first stated
+        confidence of each answer; `intervals` over problems; `scaling` if every problem has several
+        answers, else None; mean `rewards` and `tokens`, and the share `truncated`.
     """
     correct = np.array([a.correct for a in answers], dtype=np.float64)
     strata = [a.stratum for a in answers]
-    asked = all(a.confidences for a in answers)
-    told: dict[str, Any] = {
+    has_confidences = all(a.confidences for a in answers)
+    metrics: dict[str, Any] = {
         "n": len(answers),
         "problems": len({a.problem for a in answers}),
         "accuracy": float(correct.mean()),
@@ -145,30 +145,30 @@ def compute_answer_metrics(
         "truncated": float(np.mean([a.truncated for a in answers])),
     }
     confidence = None
-    if asked:
+    if has_confidences:
         confidence = np.array([a.confidences[0] for a in answers])
-        told |= Calibration.measure(correct, confidence, strata).to_json()
-        told["alike_share"] = compute_identical_share([a.confidences for a in answers])
+        metrics |= Calibration.measure(correct, confidence, strata).to_json()
+        metrics["alike_share"] = compute_identical_share([a.confidences for a in answers])
     else:
-        told["by_stratum"] = {
+        metrics["by_stratum"] = {
             label: {"n": len(own), "accuracy": float(np.mean([a.correct for a in own]))}
             for label in sorted(set(strata) - {""})
             if (own := [a for a in answers if a.stratum == label])
         }
     measures = _build_interval_measures(correct, confidence)
-    told["intervals"] = compute_bootstrap_intervals(
+    metrics["intervals"] = compute_bootstrap_intervals(
         [a.problem_id for a in answers], measures, seed=seed, draws=draws
     )
     problems = _group_problem_answers(answers)
     several = min(len(p.correct) for p in problems) > 1
-    told["scaling"] = AnswerScaling.measure(problems, seed=seed).to_json() if several else None
-    return told
+    metrics["scaling"] = AnswerScaling.measure(problems, seed=seed).to_json() if several else None
+    return metrics
 
 
 def _build_interval_measures(
     correct: NDArray[np.float64], confidence: NDArray[np.float64] | None
 ) -> Any:
-    """Figures that get intervals, as functions of the samples that count."""
+    """Metrics that get intervals, as functions of resampled positions."""
     measures: dict[str, Any] = {"accuracy": lambda at: float(correct[at].mean())}
     if confidence is None:
         return measures
@@ -210,7 +210,7 @@ def _group_problem_answers(answers: Sequence[ScoredAnswer]) -> list[ProblemAnswe
 
 
 def _find_final_answer(tree: RolloutTree, first: int) -> str | None:
-    """What the rollout that begins with a turn says in the end."""
+    """The final answer of the rollout that begins with turn `first`."""
     end = next(end for end in tree.rollouts if first in tree.turns(end))
     turns = [tree.segments[s] for s in tree.turns(end)]
     spoken = [t.spans["answer"].text for t in turns if "answer" in t.spans]

@@ -1,8 +1,8 @@
-"""Does a stated confidence mean what it says? All figures of one evaluation, together.
+"""Calibration metrics of stated confidences.
 
-A policy whose confidence depends on nothing but the kind of problem can look perfectly calibrated.
-`Calibration` therefore carries, beside every figure, what a predictor scores that knows only the
-problem's stratum, the same figures inside each stratum, and how varied the confidences are.
+A policy whose confidence depends only on the kind of problem can look perfectly calibrated.
+`Calibration` therefore also reports the scores of a predictor that knows only the problem's
+stratum, the metrics within each stratum, and how varied the confidences are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ RISKS = (0.05, 0.1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StratumCalibration:
-    """Figures within one stratum; `auroc` is None where all labels are equal."""
+    """Metrics within one stratum; `auroc` is None if all labels are equal."""
 
     n: int
     accuracy: float
@@ -60,32 +60,34 @@ class StratumCalibration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Everything said about one set of (correct, confidence) pairs.
+    """All calibration metrics of one set of (correct, confidence) pairs.
 
     Attributes:
-        n: how many pairs.
-        unparsable: how many of them had no readable confidence (counted as confidence 0).
-        readable_share: share that had one: adherence to the format.
+        n: number of pairs.
+        unparsable: number of pairs without a readable confidence (counted as confidence 0).
+        readable_share: share with a readable confidence: adherence to the format.
         brier_skill: 1 - brier / (base rate's Brier); None when all labels are equal.
         nll: clipped at .001, in nats.
-        ece: 10 equal-width bins; `ece_15`: 15; `ece_mass`: 10 bins of about equal counts.
+        ece: 10 equal-width bins; `ece_15`: 15 bins; `ece_mass`: 10 bins of about equal counts.
         mce: the largest gap of the 10 bins.
-        signed_gap: mean confidence minus accuracy; above 0 is over-confident.
+        signed_gap: mean confidence minus accuracy; positive means overconfident.
         auroc: None when all labels are equal.
-        within_auroc: the same among answers to problems of one stratum: what the confidence knows
-            beyond the kind of problem. None where no stratum has both labels.
-        auprc_error: average precision of finding errors; None when all labels are equal.
-        aurc: area under the risk-coverage curve, ties shared evenly; `e_aurc`: beyond the best.
-        accuracy_at: accuracy over the most confident 50, 80 and 90 %, by the coverage.
-        coverage_at: the largest coverage with at most 5 and 10 % wrong, by the risk.
+        within_auroc: AUROC among answers to problems of the same stratum: what the confidence knows
+            beyond the kind of problem. None if no stratum has both labels.
+        auprc_error: average precision of detecting errors; None when all labels are equal.
+        aurc: area under the risk-coverage curve, averaged over ties; `e_aurc`: excess over the
+            best order.
+        accuracy_at: accuracy over the most confident 50, 80 and 90 %, by coverage.
+        coverage_at: the largest coverage with at most 5 and 10 % wrong, by risk.
         distinct_share: distinct confidence values / n.
         extreme_share: share within .01 of 0 or 1.
-        entropy: of the histogram over the 10 bins, in nats; 0 when one bin holds all.
-        stratum_brier: Brier score of the predictor that says each stratum's accuracy in these data.
-        stratum_auroc: its AUROC. An `auroc` near it knows no more than the kind of problem.
+        entropy: entropy of the histogram over the 10 bins, in nats; 0 if all are in one bin.
+        stratum_brier: Brier score of predicting each stratum's accuracy in these data.
+        stratum_auroc: its AUROC. An `auroc` near it means that the confidence reflects only the
+            kind of problem.
         bins: the 10 bins.
-        risk_coverage: (coverage, risk) at 50 even coverages at most, to be drawn.
-        by_stratum: the same figures within each stratum, by its label.
+        risk_coverage: (coverage, risk) at up to 50 evenly spaced coverages, for plotting.
+        by_stratum: metrics within each stratum, by its label.
     """
 
     n: int
@@ -122,12 +124,12 @@ class Calibration:
     def measure(
         cls, correct: ArrayLike, confidence: ArrayLike, stratum: Sequence[str] | None = None
     ) -> Self:
-        """Measures everything at once.
+        """Computes all metrics.
 
         Args:
             correct: `[n]` of 0 or 1.
-            confidence: `[n]` in [0, 1]; nan where it was unparsable.
-            stratum: `[n]` labels known before any answer; None puts all in one stratum.
+            confidence: `[n]` in [0, 1]; nan if unparsable.
+            stratum: `[n]` labels known before answering; None puts all in one stratum.
 
         Raises:
             ValueError: no samples, different lengths, or values out of range.
@@ -172,16 +174,16 @@ class Calibration:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; what is undefined is None, never nan."""
+        """Plain JSON values; undefined metrics are None, never nan."""
         drawn = None if self.risk_coverage is None else [list(p) for p in self.risk_coverage]
         plain = {"bins": [asdict(b) for b in self.bins], "risk_coverage": drawn}
         return {**asdict(self), **plain}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """Returns what `to_json` was made from; other keys beside it are left alone.
+        """Inverse of `to_json`; other keys are ignored.
 
-        A figure that was not measured when the record was made is None.
+        Metrics missing from an older record are None.
         """
         strata = record["by_stratum"].items()
         drawn = record.get("risk_coverage")

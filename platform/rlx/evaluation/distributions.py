@@ -1,4 +1,4 @@
-"""How rewards and lengths of turns are spread, step by step."""
+"""Plot the distributions of turn rewards and lengths over training steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class TurnDistribution:
     """The turns of one kind that a step trained on.
 
     Attributes:
-        step: its number.
-        rewards: weighted totals of those that have one.
-        lengths: tokens.
+        step: step number.
+        rewards: weighted reward totals of the turns that have one.
+        lengths: lengths in tokens.
     """
 
     step: int
@@ -31,11 +31,11 @@ class TurnDistribution:
 def draw_distributions(
     kinds: Mapping[str, Sequence[TurnDistribution]], path: Path
 ) -> tuple[Path, Path]:
-    """Draws a histogram per step, upright and side by side: darker where more turns are.
+    """Draws vertical histograms side by side, one per step; darker means more turns.
 
     Args:
-        kinds: by what the turns are ("answer", "confidence", ...), each in order of steps.
-        path: where to write; `.png` and `.svg` are put in place of its suffix.
+        kinds: distributions by kind of turn ("answer", "confidence", ...), each in order of steps.
+        path: output path; its suffix is replaced by `.png` and `.svg`.
 
     Returns:
         The two files.

@@ -1,4 +1,4 @@
-"""Held-out problems: one sampled answer for each, and one confidence where one is stated."""
+"""Evaluation on held-out problems with one sampled answer each, and its stated confidence."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,17 +24,17 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutResults:
-    """What a model did on held-out problems, problem by problem.
+    """Results of a model on held-out problems, per problem.
 
     Attributes:
-        problem_ids: `n` of them; those whose scorer or environment failed are left out.
-        strata: the problems' strata.
-        correct: 1 where the answer's correctness reward is exactly 1, else 0.
-        confidence: stated for that very answer, nan where unparsable; None where no confidence
-            is asked for, or none of the answers states one.
-        alike: share of answers all of whose confidences are the same; None likewise.
+        problem_ids: `n` ids; problems whose scorer or environment failed are left out.
+        strata: strata of the problems.
+        correct: 1 if the answer's correctness reward is exactly 1, else 0.
+        confidence: confidence stated for the answer, nan if unparsable; None if no confidence is
+            requested, or no answer states one.
+        alike: share of answers with several confidences that are all equal; None without any.
         rewards: mean raw value of every reward, by name.
-        lost: problems that were left out.
+        lost: number of problems left out.
     """
 
     problem_ids: tuple[str, ...]
@@ -46,7 +46,7 @@ class HeldOutResults:
     lost: int = 0
 
     def metrics(self) -> dict[str, Any]:
-        """Plain JSON: `accuracy` and `n`, and calibration figures, None without confidences."""
+        """Metrics as plain JSON: `n`, `accuracy`, and calibration, None without confidences."""
         base: dict[str, Any] = {
             "n": len(self.correct),
             "accuracy": float(np.mean(self.correct)),
@@ -69,7 +69,7 @@ class HeldOutResults:
         return {"n": len(right), "accuracy": float(np.mean(right))}
 
     def payload(self) -> dict[str, Any]:
-        """The pairs themselves, None for an unparsable confidence."""
+        """The (correct, confidence) pairs as plain JSON; None for an unparsable confidence."""
         confidence = self.confidence
         return {
             "problem_ids": list(self.problem_ids),
@@ -82,9 +82,9 @@ class HeldOutResults:
 
 
 def limit_to_one_answer(plan: RolloutPlan) -> RolloutPlan:
-    """The training schedule with one answer, or rollout, per problem.
+    """The training plan with one answer, or rollout, per problem.
 
-    Below it the schedule's own counts are kept, for the spread of confidences, of which the first
+    Deeper levels keep their sample counts, to measure the spread of confidences. The first one
     counts as the answer's confidence.
     """
     return plan.copy_with_sampling(1)
@@ -93,12 +93,15 @@ def limit_to_one_answer(plan: RolloutPlan) -> RolloutPlan:
 def compute_held_out_metrics(
     trees: Sequence[RolloutTree], table: RewardTable, correct: str
 ) -> HeldOutResults:
-    """Reads off what trees with one answer each amount to.
+    """Extracts the results from trees with one answer each.
 
     Args:
-        trees: grown from `answered_once`.
-        table: scored by the experiment's own rewards, as in training.
-        correct: name of the reward that says whether an answer, or a whole rollout, is correct.
+        trees: sampled from the plan of `limit_to_one_answer`.
+        table: rewards of the trees, scored as in training.
+        correct: name of the correctness reward, of answers or of whole rollouts.
+
+    Raises:
+        RewardError: every problem was dropped.
     """
     places = [
         (t, tree.policy_segments[0])
@@ -109,14 +112,14 @@ def compute_held_out_metrics(
         raise RewardError("no held-out problem could be answered and scored: all were dropped")
     answers = [find_correctness_reward(table, trees[t], (t, s), correct) for t, s in places]
     stated = collect_stated_confidences(trees, table, places)
-    asked = all(stated)
+    has_confidences = all(stated)
     return HeldOutResults(
         problem_ids=tuple(trees[t].problem.id for t, _ in places),
         strata=tuple(trees[t].problem.stratum for t, _ in places),
         lost=len(trees) - len(places),
         correct=tuple(int(raw == 1.0) for raw in answers),
-        confidence=tuple(c[0] for c in stated) if asked else None,
-        alike=compute_identical_share(stated) if asked else None,
+        confidence=tuple(c[0] for c in stated) if has_confidences else None,
+        alike=compute_identical_share(stated) if has_confidences else None,
         rewards=_compute_reward_means(table),
     )
 
@@ -124,7 +127,7 @@ def compute_held_out_metrics(
 def find_correctness_reward(
     table: RewardTable, tree: RolloutTree, answer: tuple[int, int], correct: str
 ) -> float | None:
-    """What the correctness reward says of an answer, or of the rollout that the turn is part of."""
+    """Raw correctness reward of an answer, or of the rollout that contains it; None if absent."""
     own = table.turns.get(answer, {})
     if correct in own:
         return own[correct].raw
@@ -134,7 +137,7 @@ def find_correctness_reward(
 
 
 def get_stated_confidence(table: RewardTable, place: tuple[int, int]) -> float:
-    """The confidence that a reward read from a turn (its part `confidence`); nan where none did."""
+    """The confidence that a reward parsed from a turn (its part `confidence`); nan if none did."""
     for entry in table.turns.get(place, {}).values():
         if "confidence" in entry.parts:
             return float(entry.parts["confidence"])
@@ -144,40 +147,40 @@ def get_stated_confidence(table: RewardTable, place: tuple[int, int]) -> float:
 def collect_stated_confidences(
     trees: Sequence[RolloutTree], table: RewardTable, answers: Sequence[tuple[int, int]]
 ) -> list[list[float]]:
-    """What was stated for each answer: in turns of their own below it, or else in the answer.
+    """Confidences stated for each answer, in confidence turns below it, or else in the answer.
 
     Args:
-        trees: of one step.
-        table: their rewards.
-        answers: (tree, segment) of the answers asked about.
+        trees: trees of one step.
+        table: rewards of the trees.
+        answers: (tree, segment) of each answer.
 
     Returns:
-        A list for each answer, nan for a confidence that could not be read. All are empty when
-        there are no confidence turns and no answer states any.
+        A list per answer, nan for an unreadable confidence. All lists are empty if there are no
+        confidence turns and no answer states a confidence.
     """
     below: dict[tuple[int, int], list[float]] = {place: [] for place in answers}
-    asked = False
+    has_turns = False
     for t, tree in enumerate(trees):
         for s in tree.policy_segments:
             *before, _ = tree.turns(s)
             if tree.segments[s].kind == "confidence" and before:
-                asked = True
+                has_turns = True
                 below.setdefault((t, before[-1]), []).append(get_stated_confidence(table, (t, s)))
-    if asked:
+    if has_turns:
         return [below[place] for place in answers]
     own = [get_stated_confidence(table, place) for place in answers]
     return [[]] * len(own) if np.isnan(own).all() else [[c] for c in own]
 
 
 def compute_identical_share(stated: Sequence[Sequence[float]]) -> float | None:
-    """Share of answers with several confidences that are all the same; None where there are none.
+    """Share of answers with several confidences whose confidences are all equal; None without any.
 
-    A frozen policy looks perfectly calibrated; this figure gives it away.
+    A policy with constant confidences can look perfectly calibrated; a share near 1 reveals it.
     """
     several = [group for group in stated if len(group) > 1]
     if not several:
         return None
-    # nan differs from itself, but two unparsable confidences are alike.
+    # nan differs from itself, but two unparsable confidences count as equal.
     alike = [len({"none" if np.isnan(c) else c for c in group}) == 1 for group in several]
     return float(np.mean(alike))
 

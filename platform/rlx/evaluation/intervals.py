@@ -1,4 +1,4 @@
-"""How far a figure may be off: bootstrap intervals over problems."""
+"""Bootstrap confidence intervals over problems."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
@@ -10,7 +10,7 @@ __all__ = ["DRAWS", "compute_bootstrap_intervals"]
 DRAWS = 1000
 LEVEL = 0.95
 LEAST_DEFINED = 0.9
-"""Share of resamples in which a figure must be defined for its interval to be given."""
+"""Minimum share of resamples in which a metric must be defined to get an interval."""
 
 Index = NDArray[np.intp]
 
@@ -22,19 +22,19 @@ def compute_bootstrap_intervals(
     seed: int,
     draws: int = DRAWS,
 ) -> dict[str, tuple[float, float] | None]:
-    """95 % percentile intervals of figures over samples that come in groups.
+    """95 % percentile bootstrap intervals of metrics over grouped samples.
 
     Whole groups are drawn with replacement, since answers to one problem are not independent.
 
     Args:
         groups: `[n]` the problem of each sample.
-        measures: from positions of samples, some of them repeated, to a figure; None where it is
+        measures: functions from sample positions, possibly repeated, to a metric; None if it is
             undefined.
-        seed: of the resamples, which all measures share.
-        draws: resamples.
+        seed: seed of the resamples, which all measures share.
+        draws: number of resamples.
 
     Returns:
-        (low, high) by name; None with fewer than two groups, or where a figure was undefined in
+        (low, high) by name; None with fewer than two groups, or if a metric was undefined in
         more than a tenth of the resamples.
 
     Reference:

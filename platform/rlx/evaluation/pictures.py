@@ -1,4 +1,4 @@
-"""Pictures of calibration and of training, for files and for the terminal."""
+"""Plots of calibration and of training metrics, for files and for the terminal."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,21 +27,21 @@ def draw_reliability_diagram(
 ) -> tuple[Path, Path]:
     """Draws accuracy against stated confidence, before and after training, side by side.
 
-    Each point is a bin at its mean confidence, with the 95 % Wilson interval of its accuracy; its
-    area grows with its count, which the histogram underneath gives exactly.
+    Each point is a bin at its mean confidence, with the 95 % Wilson interval of its accuracy. Its
+    area grows with the bin's count; the histogram below shows the exact count.
 
     Args:
-        before: measured before training.
-        after: measured after it.
-        path: where to write; `.png` and `.svg` are put in place of its suffix.
+        before: calibration before training.
+        after: calibration after training.
+        path: output path; its suffix is replaced by `.png` and `.svg`.
 
     Returns:
         The two files.
     """
     drawn = build_figure(9.6, 6.2, w_pad=0.12, h_pad=0.05, hspace=0.02, wspace=0.04)
     axes = drawn.subplots(2, 2, sharex=True, sharey="row", height_ratios=(4.4, 1))
-    shown = (("Before training", before, ORANGE), ("After training", after, BLUE))
-    for column, (title, calibration, colour) in enumerate(shown):
+    columns = (("Before training", before, ORANGE), ("After training", after, BLUE))
+    for column, (title, calibration, colour) in enumerate(columns):
         draw_reliability(axes[0][column], calibration, colour, title)
         draw_counts(axes[1][column], calibration, colour)
     axes[0][0].set_ylabel("accuracy", color=INK)
@@ -54,7 +54,7 @@ def draw_learning_curves(metrics: Mapping[str, Curve], path: Path) -> tuple[Path
 
     Args:
         metrics: `(step, value)` pairs by name; values that are not finite leave a gap.
-        path: where to write; `.png` and `.svg` are put in place of its suffix.
+        path: output path; its suffix is replaced by `.png` and `.svg`.
 
     Returns:
         The two files.
@@ -80,13 +80,13 @@ def draw_learning_curves(metrics: Mapping[str, Curve], path: Path) -> tuple[Path
 
 
 def render_reliability_text(calibration: Calibration, *, width: int = 80) -> "Text":
-    """Draws a reliability diagram in characters, one line per bin that holds something.
+    """Draws a reliability diagram as text, one line per non-empty bin.
 
-    The bar is the accuracy; the mark stands at the mean confidence, where the bar would end if
-    confidence meant what it says.
+    The bar is the accuracy. The mark is the mean confidence, where the bar would end under perfect
+    calibration.
 
     Args:
-        calibration: what to draw.
+        calibration: calibration metrics.
         width: columns to use, at least 66.
 
     Returns:
@@ -111,11 +111,11 @@ def render_reliability_text(calibration: Calibration, *, width: int = 80) -> "Te
     return text
 
 
-# Inside ------------------------------------------------------------------------------------------
+# Helpers -----------------------------------------------------------------------------------------
 
 
 def draw_reliability(axes: Any, calibration: Calibration, colour: str, title: str) -> None:
-    """Accuracy of each bin, with its Wilson interval, against its mean confidence."""
+    """Draws the accuracy of each bin, with its Wilson interval, against its mean confidence."""
     held = _list_used_bins(calibration)
     x = [b.confidence for b in held]
     y = [b.accuracy for b in held]
@@ -129,8 +129,8 @@ def draw_reliability(axes: Any, calibration: Calibration, colour: str, title: st
     axes.scatter(x, y, s=area, color=colour, edgecolor="white", linewidth=0.8, zorder=4)
     axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
     axes.set_title(title, loc="left", color=INK, fontsize=13, fontweight="bold", pad=40)
-    said = f"{_format_headline(calibration)}\n{_format_stratum_reference(calibration)}"
-    note = axes.text(0, 1.025, said, transform=axes.transAxes, color=INK, linespacing=1.5)
+    caption = f"{_format_headline(calibration)}\n{_format_stratum_reference(calibration)}"
+    note = axes.text(0, 1.025, caption, transform=axes.transAxes, color=INK, linespacing=1.5)
     note.set(fontsize=8.5, in_layout=False)
     axes.set_title(
         _format_answer_counts(calibration), loc="right", color=FAINT, fontsize=8.5, pad=40
@@ -138,7 +138,7 @@ def draw_reliability(axes: Any, calibration: Calibration, colour: str, title: st
 
 
 def draw_counts(axes: Any, calibration: Calibration, colour: str) -> None:
-    """The histogram of the bins, counts above their bars."""
+    """Draws the histogram of the bins, with counts above the bars."""
     style_axes(axes)
     for b in calibration.bins:
         share = b.n / calibration.n
@@ -173,7 +173,7 @@ def _draw_training_curve(axes: Any, name: str, curve: Curve) -> None:
 
 
 def _running_mean(values: Sequence[float], half: int) -> list[float]:
-    """Mean over `half` neighbours on either side; nan near the ends, where it would be noise."""
+    """Mean over `half` neighbours on either side; nan near the ends, where it would be noisy."""
     smooth = []
     for i in range(len(values)):
         whole = half <= i < len(values) - half
@@ -204,7 +204,7 @@ def _format_headline(c: Calibration) -> str:
 
 
 def _format_stratum_reference(c: Calibration) -> str:
-    """What to hold the headline against: the stratum alone, and how varied the confidences are."""
+    """Baseline of the headline: the stratum predictor, and how varied the confidences are."""
     known = f"Brier {c.stratum_brier:.3f}, AUROC {_or_dash(c.stratum_auroc)}"
     varied = f"{len([b for b in c.bins if b.n])} of {len(c.bins)} bins used"
     return f"stratum alone: {known} · {varied}"

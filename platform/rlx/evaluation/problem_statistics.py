@@ -1,4 +1,4 @@
-"""Two recipes on the same problems: what their answers differ in, problem by problem."""
+"""Compare two recipes on the same problems, with paired tests over problems."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from rlx.evaluation.seed_statistics import LEVEL, RESAMPLES, compute_permutation
 __all__ = ["FIGURES", "EvaluationAnswers", "ProblemDifference", "compare_by_problem"]
 
 FIGURES = ("accuracy", "mean_confidence", "brier", "nll")
-"""Those that are means over answers, so that each problem has its own."""
+"""Metrics that are means over answers, so that each problem has its own value."""
 SAME = 0.9
-"""Share of the smaller set's problems that must be in the other; a few may have been dropped."""
+"""Minimum share of the smaller set's problems in the other set; a few may have been dropped."""
 
 Values = Mapping[str, Sequence[float]]
 Floats = NDArray[np.float64]
@@ -26,8 +26,8 @@ class EvaluationAnswers:
     """The answers of one evaluation.
 
     Attributes:
-        problems: `n` ids, the same for the same problem in every run.
-        values: for each of `FIGURES` that it has, `n` figures of single answers.
+        problems: `n` problem ids, the same in every run.
+        values: `n` values of single answers, for each available metric of `FIGURES`.
     """
 
     problems: tuple[str, ...]
@@ -35,8 +35,10 @@ class EvaluationAnswers:
 
     @classmethod
     def from_payload(cls, payload: Mapping[str, Any] | None) -> Self | None:
-        """Reads what evaluations keep: `problem_ids`, `correct`, and `confidence`, null for one
-        that could not be read and counts as 0; None where it is not there."""
+        """Reads the payload of a recorded evaluation: `problem_ids`, `correct` and `confidence`.
+
+        An unreadable confidence is null and counts as 0. Returns None if ids or labels are missing.
+        """
         kept = payload or {}
         if not kept.get("problem_ids") or not kept.get("correct"):
             return None
@@ -52,17 +54,17 @@ class EvaluationAnswers:
 
 @dataclass(frozen=True, slots=True)
 class ProblemDifference:
-    """A figure of one recipe minus that of another, over the problems that both were asked.
+    """Difference of a metric between two recipes, over their common problems.
 
     Attributes:
-        problems: how many.
-        seeds: whose answers are compared: those that both have. Empty where they share none, and
-            all are taken.
-        mean: over problems, of the difference between the means over answers of every seed; a
-            problem that was asked more often weighs more, as in the figures of an evaluation.
-        low, high: ends of its 95 % interval, by bootstrap over problems.
-        p: share of changes of sign of the problems' differences whose mean is at least as far
-            from 0: the paired permutation test over problems.
+        problems: number of common problems.
+        seeds: the common seeds, whose answers are compared. Empty if there are none; then the
+            answers of all seeds are compared.
+        mean: mean over problems of the difference between the recipes' mean values. Problems with
+            more answers weigh more, as in the metrics of an evaluation.
+        low, high: 95 % interval, by bootstrap over problems.
+        p: p-value of the paired permutation test over problems: share of sign flips of the
+            problems' differences whose mean is at least as far from 0.
     """
 
     problems: int
@@ -78,15 +80,14 @@ def compare_by_problem(
 ) -> dict[str, ProblemDifference] | None:
     """Compares the answers of two recipes to the same problems.
 
-    What varies is the problem: the trained models are taken as they are, and what another seed
-    would have made of a recipe is for `rlx.evaluation.seed_statistics` to say.
+    Only problems are resampled; the trained models are fixed. For the variation between training
+    seeds see `rlx.evaluation.seed_statistics`.
 
     Args:
         one, other: evaluations of one set, by the run's seed.
 
     Returns:
-        For each figure that both have `one` minus `other`; None where they were asked other
-        problems.
+        `one` minus `other` for each metric that both have; None if they have different problems.
 
     Reference:
         Fisher, "The design of experiments", 1935, section 21; Efron and Tibshirani, "An
@@ -94,13 +95,13 @@ def compare_by_problem(
     """
     seeds = tuple(sorted(one.keys() & other.keys()))
     sides = [[side[seed] for seed in seeds or sorted(side)] for side in (one, other)]
-    problems = [{id_ for asked in side for id_ in asked.problems} for side in sides]
+    problems = [{id_ for evaluation in side for id_ in evaluation.problems} for side in sides]
     shared = sorted(problems[0] & problems[1])
     if len(shared) < max(2, SAME * min(map(len, problems))):
         return None
     found = {}
     for figure in FIGURES:
-        if all(figure in asked.values for side in sides for asked in side):
+        if all(figure in evaluation.values for side in sides for evaluation in side):
             answers = [_group_values_by_problem(side, figure) for side in sides]
             ours, theirs = (np.array([np.mean(own[id_]) for id_ in shared]) for own in answers)
             weights = _compute_problem_weights(
@@ -118,16 +119,16 @@ def compare_by_problem(
 def _group_values_by_problem(
     side: Sequence[EvaluationAnswers], figure: str
 ) -> dict[str, list[float]]:
-    """By problem the answers of all evaluations."""
+    """Values of all evaluations, grouped by problem."""
     answers: dict[str, list[float]] = {}
-    for asked in side:
-        for id_, value in zip(asked.problems, asked.values[figure], strict=True):
+    for evaluation in side:
+        for id_, value in zip(evaluation.problems, evaluation.values[figure], strict=True):
             answers.setdefault(id_, []).append(value)
     return answers
 
 
 def _compute_problem_weights(counts: Sequence[Sequence[int]]) -> Floats:
-    """A problem's share of both sides' answers, up to a factor that makes them whole numbers."""
+    """Each problem's share of both sides' answers, scaled to integers."""
     one, other = (np.array(own) for own in counts)
     weights = one * other.sum() + other * one.sum()
     whole: Floats = (weights // np.gcd.reduce(weights)).astype(np.float64)
@@ -135,7 +136,7 @@ def _compute_problem_weights(counts: Sequence[Sequence[int]]) -> Floats:
 
 
 def _compute_weighted_interval(gaps: Floats, weights: Floats) -> tuple[float, float]:
-    """Of the weighted mean, problems drawn with replacement."""
+    """Percentile bootstrap interval of the weighted mean over problems."""
     from scipy.stats import bootstrap
 
     def compute_weighted_mean(gap: Floats, weight: Floats, axis: int) -> Floats:

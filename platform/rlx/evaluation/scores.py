@@ -1,11 +1,11 @@
-"""Equations over pairs of (correct, confidence), each a function.
+"""Scoring functions over pairs of (correct, confidence).
 
-Two rules hold throughout.
+Two conventions hold throughout:
 
-* **Bins** are of equal width, `[i/B, (i+1)/B)`, the last one closed. An edge is the double nearest
-  to `i/B`, so 0.3 lies in bin 3 and 0.7 in bin 7, as they read. (The edges of `numpy.linspace` are
-  not: its fourth is 0.30000000000000004.)
-* **An unparsable confidence** is passed as nan and counts as confidence 0.
+* **Bins** have equal width, `[i/B, (i+1)/B)`, and the last one is closed. An edge is the double
+  nearest to `i/B`, so 0.3 lies in bin 3 and 0.7 in bin 7, as expected. (`numpy.linspace` differs:
+  its fourth edge is 0.30000000000000004.)
+* **Unparsable confidences** are passed as nan and count as confidence 0.
 """
 
 from dataclasses import dataclass
@@ -37,14 +37,14 @@ __all__ = [
 Floats = NDArray[np.float64]
 
 CLIP = 0.001
-"""How far from 0 and 1 confidences are kept where their logarithm is taken."""
+"""Confidences are clipped to this distance from 0 and 1 before taking logarithms."""
 
 _Z_95 = 1.959963984540054
 
 
 @dataclass(frozen=True, slots=True)
 class MurphyDecomposition:
-    """Brier score = reliability - resolution + uncertainty. Smaller reliability is better."""
+    """Brier score = reliability - resolution + uncertainty. Lower reliability is better."""
 
     reliability: float
     resolution: float
@@ -53,10 +53,12 @@ class MurphyDecomposition:
 
 @dataclass(frozen=True, slots=True)
 class ReliabilityBin:
-    """What became of the answers whose confidence lies in [low, high).
+    """Statistics of the answers whose confidence lies in [low, high).
 
     Attributes:
-        confidence: mean confidence; like the three figures below, None in an empty bin.
+        low, high: edges of the bin.
+        n: number of answers.
+        confidence: mean confidence; this and the fields below are None for an empty bin.
         accuracy: share of correct answers.
         accuracy_low: lower end of its 95 % Wilson interval.
         accuracy_high: upper end.
@@ -71,7 +73,7 @@ class ReliabilityBin:
     accuracy_high: float | None
 
 
-# Accuracy of the probability ---------------------------------------------------------------------
+# Proper scoring rules ----------------------------------------------------------------------------
 
 
 def compute_brier(correct: ArrayLike, confidence: ArrayLike) -> float:
@@ -91,7 +93,7 @@ def compute_brier(correct: ArrayLike, confidence: ArrayLike) -> float:
         Brier, "Verification of forecasts expressed in terms of probability", 1950.
 
     Example:
-        >>> brier([1, 0], [0.5, 0.0])
+        >>> compute_brier([1, 0], [0.5, 0.0])
         0.125
     """
     y, c = convert_to_pairs(correct, confidence)
@@ -99,7 +101,7 @@ def compute_brier(correct: ArrayLike, confidence: ArrayLike) -> float:
 
 
 def compute_brier_skill(correct: ArrayLike, confidence: ArrayLike) -> float | None:
-    """Share of the base rate's Brier score that is saved; None when all labels are equal.
+    """Brier skill score relative to the base rate; None when all labels are equal.
 
     BSS = 1 - BS / (ȳ (1 - ȳ))
     """
@@ -109,14 +111,14 @@ def compute_brier_skill(correct: ArrayLike, confidence: ArrayLike) -> float | No
 
 
 def compute_murphy_decomposition(correct: ArrayLike, confidence: ArrayLike) -> MurphyDecomposition:
-    """Splits the Brier score, exactly, over the distinct confidence values v.
+    """Exact Murphy decomposition of the Brier score over the distinct confidence values v.
 
         reliability = Σᵥ nᵥ/n (v - ȳᵥ)²
         resolution  = Σᵥ nᵥ/n (ȳᵥ - ȳ)²
         uncertainty = ȳ (1 - ȳ)
 
-    Where nearly every confidence is a value of its own the split says little: resolution then
-    approaches uncertainty whatever the confidence knows.
+    If nearly all confidences are distinct, the decomposition is uninformative: resolution then
+    approaches uncertainty for any confidences.
 
     Reference:
         Murphy, "A new vector partition of the probability score", 1973.
@@ -134,10 +136,10 @@ def compute_murphy_decomposition(correct: ArrayLike, confidence: ArrayLike) -> M
 
 
 def compute_clipped_nll(correct: ArrayLike, confidence: ArrayLike, *, clip: float = CLIP) -> float:
-    """Mean negative log-likelihood in nats, of confidences kept `clip` away from 0 and 1.
+    """Mean negative log-likelihood in nats, with confidences clipped to [clip, 1 - clip].
 
-    A confidence of exactly 0 or 1 would otherwise cost nothing or everything; at .001 a mistake
-    costs 6.9 nats.
+    Without clipping, a confidence of exactly 0 or 1 would have a loss of 0 or infinity; with .001 a
+    mistake costs at most 6.9 nats.
 
     Raises:
         ValueError: clip is not in (0, 0.5).
@@ -153,7 +155,7 @@ def compute_clipped_nll(correct: ArrayLike, confidence: ArrayLike, *, clip: floa
 def compute_clipped_losses(
     correct: ArrayLike, confidence: ArrayLike, *, clip: float = CLIP
 ) -> Floats:
-    """Negative log-likelihood of every answer, `[n]`; `clipped_nll` is their mean."""
+    """Negative log-likelihood of every answer, `[n]`; `compute_clipped_nll` is their mean."""
     y, c = convert_to_pairs(correct, confidence)
     sure = np.clip(np.where(y == 1, c, 1 - c), clip, 1 - clip)
     losses: Floats = -np.log(sure)
@@ -186,7 +188,7 @@ def compute_expected_calibration_error(
     Args:
         correct: `[n]` of 0 or 1.
         confidence: `[n]` in [0, 1]; nan counts as 0.
-        bins: how many, `[i/bins, (i+1)/bins)`, the last one closed.
+        bins: number of bins `[i/bins, (i+1)/bins)`, the last one closed.
 
     Reference:
         Naeini et al., "Obtaining well calibrated probabilities using Bayesian binning", 2015.
@@ -196,11 +198,11 @@ def compute_expected_calibration_error(
 
 
 def compute_equal_mass_ece(correct: ArrayLike, confidence: ArrayLike, *, bins: int = 10) -> float:
-    """ECE over bins that hold about n / bins samples each.
+    """ECE over bins with about n / bins samples each.
 
-    A sample lies in bin `⌊bins · F⌋`, where F is the share of samples with a smaller confidence. So
-    equal confidences are never parted, and neither the order of the samples nor a rescaling of the
-    confidences moves any sample.
+    A sample lies in bin `⌊bins · F⌋`, where F is the share of samples with a smaller confidence.
+    Equal confidences therefore share a bin, and neither the order of the samples nor a monotone
+    rescaling of the confidences changes the bins.
 
     Reference:
         Nixon et al., "Measuring calibration in deep learning", 2019 (adaptive bins).
@@ -216,13 +218,13 @@ def compute_equal_mass_ece(correct: ArrayLike, confidence: ArrayLike, *, bins: i
 def compute_maximum_calibration_error(
     correct: ArrayLike, confidence: ArrayLike, *, bins: int = 10
 ) -> float:
-    """The largest gap of any bin that holds something: MCE = max_b |c̄_b - ȳ_b|."""
+    """The largest gap of any non-empty bin: MCE = max_b |c̄_b - ȳ_b|."""
     _, gap = _compute_bin_gaps(correct, confidence, bins)
     return float(gap.max())
 
 
 def compute_wilson_interval(successes: int, n: int) -> tuple[float, float]:
-    """95 % Wilson score interval of a share, which stays inside [0, 1] and never has width 0.
+    """95 % Wilson score interval of a share, which lies in [0, 1] and never has width 0.
 
     Raises:
         ValueError: not 0 <= successes <= n, or n is 0.
@@ -235,7 +237,7 @@ def compute_wilson_interval(successes: int, n: int) -> tuple[float, float]:
     p, z2 = successes / n, _Z_95**2
     centre = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = _Z_95 * np.sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
-    # With no success, or nothing else, rounding would leave the share itself a hair outside.
+    # At p = 0 and p = 1, rounding would put the share itself slightly outside the interval.
     return min(p, max(0.0, float(centre - half))), max(p, min(1.0, float(centre + half)))
 
 
@@ -243,18 +245,18 @@ def compute_wilson_interval(successes: int, n: int) -> tuple[float, float]:
 
 
 def compute_auroc(correct: ArrayLike, confidence: ArrayLike) -> float | None:
-    """How well the confidence ranks: None when all labels are equal, else
+    """Area under the ROC curve of the confidence; None when all labels are equal.
 
     P(c of a correct answer > c of a wrong one) + P(they are equal) / 2
     """
-    # Imported here: half a second that drawing a stored record need not pay.
+    # Imported here because it takes half a second, which drawing a stored record need not pay.
     import sklearn
     from sklearn.metrics import roc_auc_score
 
     y, c = convert_to_pairs(correct, confidence)
     if y.min() == y.max():
         return None
-    # They have been checked, and a thousand resamples need not be once more.
+    # The inputs are already checked; validating a thousand resamples again would be slow.
     with sklearn.config_context(assume_finite=True, skip_parameter_validation=True):
         return float(roc_auc_score(y, c))
 
@@ -262,12 +264,12 @@ def compute_auroc(correct: ArrayLike, confidence: ArrayLike) -> float | None:
 def compute_within_auroc(
     correct: ArrayLike, confidence: ArrayLike, stratum: ArrayLike
 ) -> float | None:
-    """How well the confidence ranks answers to problems of one kind.
+    """AUROC within strata, averaged over pairs of answers.
 
         Σ_s n⁺_s n⁻_s AUROC_s / Σ_s n⁺_s n⁻_s
 
-    Every pair of a correct and a wrong answer of the same stratum counts once, so knowing the
-    stratum alone gives exactly .5. None where no stratum has both.
+    Every pair of a correct and a wrong answer of the same stratum counts once, so a predictor that
+    knows only the stratum scores exactly .5. None if no stratum has both labels.
 
     Args:
         correct: `[n]` of 0 or 1.
@@ -285,7 +287,7 @@ def compute_within_auroc(
     return ranked / pairs if pairs else None
 
 
-# How varied the confidences are, and what the stratum alone knows --------------------------------
+# Variety of the confidences, and the stratum baseline --------------------------------------------
 
 
 def compute_confidence_entropy(confidence: ArrayLike, *, bins: int = 10) -> float:
@@ -303,9 +305,9 @@ def compute_extreme_share(confidence: ArrayLike, *, within: float = 0.01) -> flo
 
 
 def stratum_predictor(correct: ArrayLike, stratum: ArrayLike) -> Floats:
-    """The accuracy of each sample's own stratum in these same data, as a confidence.
+    """Predicts each sample's stratum accuracy, measured on the same data, as its confidence.
 
-    Nothing is left out, so it is the best that a predictor can do that knows only the stratum.
+    No data are held out, so this is the best that a predictor knowing only the stratum can do.
 
     Args:
         correct: `[n]` of 0 or 1.
@@ -325,11 +327,15 @@ def stratum_predictor(correct: ArrayLike, stratum: ArrayLike) -> Floats:
     return mean
 
 
-# Inside ------------------------------------------------------------------------------------------
+# Helpers -----------------------------------------------------------------------------------------
 
 
 def convert_to_pairs(correct: ArrayLike, confidence: ArrayLike) -> tuple[Floats, Floats]:
-    """Returns both as float64 `[n]`, checked, with 0 for nan."""
+    """Returns both as validated float64 `[n]`, with nan replaced by 0.
+
+    Raises:
+        ValueError: no samples, different lengths, or values out of range.
+    """
     y, c = np.asarray(correct, dtype=np.float64), _check_confidence_values(confidence)
     if y.shape != c.shape:
         raise ValueError(f"correct has shape {y.shape}, confidence {c.shape}")
@@ -339,11 +345,11 @@ def convert_to_pairs(correct: ArrayLike, confidence: ArrayLike) -> tuple[Floats,
 
 
 def _check_confidence_values(confidence: ArrayLike) -> Floats:
-    given = np.asarray(confidence)
-    if given.dtype == np.float32:
-        # Read as the shortest decimal that names it: widening 0.7 would move it to another bin.
-        given = given.astype(np.str_)
-    c: Floats = np.nan_to_num(given.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf)
+    values = np.asarray(confidence)
+    if values.dtype == np.float32:
+        # Convert via the shortest decimal: widening float32 0.7 would move it to another bin.
+        values = values.astype(np.str_)
+    c: Floats = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf)
     if c.ndim != 1 or not len(c):
         raise ValueError(f"confidence has shape {c.shape}; at least one sample is needed")
     if (c < 0).any() or (c > 1).any():
@@ -376,7 +382,7 @@ def _compute_bin_gaps(
 
 
 def _gaps_of(y: Floats, c: Floats, slot: NDArray[np.intp]) -> tuple[Floats, Floats]:
-    """Share and |confidence - accuracy| of the bins that hold something."""
+    """Share of samples and |confidence - accuracy| of the non-empty bins."""
     counts = np.bincount(slot)
     held = counts > 0
     gap = np.abs(np.bincount(slot, weights=c) - np.bincount(slot, weights=y))[held] / counts[held]

@@ -1,4 +1,4 @@
-"""Which of two recipes is better: means over seeds, and differences between runs that share one."""
+"""Compare two recipes over seeds: means, and paired differences between runs of the same seed."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,19 +17,20 @@ __all__ = [
 
 LEVEL = 0.95
 EXACT_UP_TO = 12
-"""Pairs up to which every change of signs is counted; beyond, scipy samples them."""
+"""Maximum number of pairs for which all sign flips are enumerated; beyond, SciPy samples them."""
 RESAMPLES = 9999
 TINY = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class SeedMean:
-    """A figure over seeds.
+    """Mean of a metric over seeds.
 
     Attributes:
-        n: seeds.
-        std: with n - 1; None for one seed, as are
-        low, high: ends of the 95 % interval of Student's t.
+        n: number of seeds.
+        mean: mean over seeds.
+        std: sample standard deviation (n - 1); None for one seed.
+        low, high: 95 % interval by Student's t; None for one seed.
     """
 
     n: int
@@ -41,12 +42,12 @@ class SeedMean:
 
 @dataclass(frozen=True, slots=True)
 class SeedDifference:
-    """A figure of one recipe minus that of another, seed by seed.
+    """Difference of a metric between two recipes, paired by seed.
 
     Attributes:
         over: the mean difference, with its interval.
-        p: share of all changes of sign whose mean is at least as far from 0: the exact paired
-            permutation test. With n seeds it is never below 2 / 2ⁿ.
+        p: p-value of the exact paired permutation test: share of all sign flips whose mean is at
+            least as far from 0. With n seeds it is at least 2 / 2ⁿ.
     """
 
     over: SeedMean
@@ -54,10 +55,10 @@ class SeedDifference:
 
 
 def compute_seed_mean(values: Sequence[float]) -> SeedMean:
-    """Mean, spread and 95 % interval of independent runs.
+    """Mean, standard deviation and 95 % interval over independent runs.
 
     Raises:
-        ValueError: there are none.
+        ValueError: `values` is empty.
 
     Reference:
         Student, "The probable error of a mean", 1908.
@@ -77,13 +78,13 @@ def compute_seed_mean(values: Sequence[float]) -> SeedMean:
 def compute_paired_difference(
     one: Mapping[int, float], other: Mapping[int, float]
 ) -> SeedDifference | None:
-    """Compares two recipes over the seeds that both were run with.
+    """Compares two recipes over their common seeds.
 
     Args:
-        one, other: a figure by seed.
+        one, other: values of a metric by seed.
 
     Returns:
-        None where they share no seed.
+        `one` minus `other`; None if they share no seed.
 
     Reference:
         Fisher, "The design of experiments", 1935, section 21.
@@ -96,14 +97,14 @@ def compute_paired_difference(
 
 
 def compute_permutation_p_value(gaps: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> float:
-    """The paired permutation test of whether differences have no direction, on both sides.
+    """Two-sided p-value of the paired permutation test that the mean difference is 0.
 
     Args:
-        gaps: `[n]` differences, each with its weight.
+        gaps: `[n]` differences, multiplied by their weights.
 
     Returns:
-        Share of all changes of sign whose mean is at least as far from 0. Differences of exactly 0
-        have no sign to change; beyond `EXACT_UP_TO` others, `RESAMPLES` changes stand for all.
+        Share of all sign flips whose mean is at least as far from 0. Differences of exactly 0 are
+        dropped. With more than `EXACT_UP_TO` differences left, `RESAMPLES` random flips are used.
     """
     gaps = gaps[gaps != 0]
     if len(gaps) <= EXACT_UP_TO:

@@ -1,8 +1,7 @@
-"""Answering only where the confidence is high: what that costs and gains.
+"""Selective prediction: risk and coverage when answering only above a confidence threshold.
 
-Among equal confidences nothing says which answer comes first. `ties="expected"` takes the mean
-over all their orders, so that the order of the samples does not matter; "stable" takes them as they
-come.
+Equal confidences have no defined order. `ties="expected"` averages over all their orders, so the
+order of the samples does not matter; "stable" keeps the order of the samples.
 """
 
 from typing import Literal
@@ -33,8 +32,8 @@ def compute_risk_coverage(
     Args:
         correct: `[n]` of 0 or 1.
         confidence: `[n]` in [0, 1]; nan counts as 0.
-        ties: among equal confidences "expected" takes the mean over all their orders, so that the
-            order of the samples does not matter; "stable" takes them as they come.
+        ties: "expected" averages over all orders of equal confidences, so the order of the samples
+            does not matter; "stable" keeps the order of the samples.
 
     Returns:
         `[n]`; the last one is 1 - accuracy.
@@ -55,7 +54,7 @@ def compute_risk_coverage(
 def select_risk_points(
     correct: ArrayLike, confidence: ArrayLike, points: int = 50
 ) -> tuple[tuple[float, float], ...]:
-    """`risk_coverage` to be drawn: (coverage, risk) at no more than `points` even coverages."""
+    """(coverage, risk) at up to `points` evenly spaced coverages, for plotting."""
     risk = compute_risk_coverage(correct, confidence)
     n = len(risk)
     ranks = np.unique(np.ceil(np.arange(1, points + 1) * n / points).astype(int))
@@ -63,7 +62,7 @@ def select_risk_points(
 
 
 def compute_aurc(correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected") -> float:
-    """Area under the risk-coverage curve: the mean of `risk_coverage`. Smaller is better."""
+    """Area under the risk-coverage curve: the mean of `compute_risk_coverage`. Lower is better."""
     return float(compute_risk_coverage(correct, confidence, ties=ties).mean())
 
 
@@ -78,14 +77,14 @@ def compute_accuracy_at_coverage(
     if not 0 < coverage <= 1:
         raise ValueError(f"coverage is {coverage}; it lies in (0, 1]")
     risk = compute_risk_coverage(correct, confidence, ties=ties)
-    # Rounded before the ceiling, or 0.07 · 100 = 7.000000000000001 would ask for an eighth answer.
+    # Round before the ceiling, else 0.07 · 100 = 7.000000000000001 would give 8 answers.
     return float(1 - risk[int(np.ceil(round(coverage * len(risk), 9))) - 1])
 
 
 def compute_excess_aurc(
     correct: ArrayLike, confidence: ArrayLike, *, ties: Ties = "expected"
 ) -> float:
-    """E-AURC: what the order of confidences costs beside the best order, right answers first.
+    """E-AURC: excess AURC over the best order, which ranks all correct answers first.
 
     The best order's area is exact for these n answers, not its limit r + (1 - r) ln(1 - r).
 
@@ -100,7 +99,7 @@ def compute_excess_aurc(
 def compute_coverage_at_risk(correct: ArrayLike, confidence: ArrayLike, risk: float) -> float:
     """The largest share of answers that a threshold can keep with at most `risk` of them wrong.
 
-    A threshold keeps equal confidences together, so no order of ties is needed. 0 where none does.
+    A threshold keeps equal confidences together, so ties need no order. 0 if no threshold works.
 
     Raises:
         ValueError: risk is not in [0, 1].
@@ -111,13 +110,13 @@ def compute_coverage_at_risk(correct: ArrayLike, confidence: ArrayLike, risk: fl
     values, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
     kept = np.cumsum(counts[::-1])
     wrong = np.cumsum(np.bincount(slot, weights=1 - y, minlength=len(values))[::-1])
-    # Counts are whole: nothing but the last bits of risk · kept can be off.
+    # Counts are integers, so only risk · kept has a rounding error.
     fits = wrong <= risk * kept + 1e-9
     return float(kept[fits].max() / len(y)) if fits.any() else 0.0
 
 
 def compute_error_auprc(correct: ArrayLike, confidence: ArrayLike) -> float | None:
-    """Average precision of finding wrong answers by low confidence; None when labels are equal.
+    """Average precision of detecting wrong answers by low confidence; None when labels are equal.
 
     Reference:
         Hendrycks and Gimpel, "A baseline for detecting misclassified and out-of-distribution

@@ -1,4 +1,4 @@
-"""Accuracy and calibration error of held-out sets, step by step."""
+"""Plot accuracy and calibration error of held-out sets over training steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from rlx.evaluation.style import FAINT, INK, SERIES, build_figure, save_figure, 
 __all__ = ["EvaluationPoint", "draw_accuracy_and_ece"]
 
 DRAWS = 200
-"""Resamples for the intervals of evaluations that recorded none: enough for a picture."""
+"""Bootstrap resamples for evaluations without recorded intervals: enough for a plot."""
 APART = 0.012
-"""Between the bars of two sets at one step, as a share of all steps."""
+"""Horizontal offset between the bars of two sets at one step, as a share of all steps."""
 PANELS = (("accuracy", "accuracy"), ("ece", "ECE, 10 bins"))
 
 Interval = tuple[float, float]
@@ -24,12 +24,12 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPoint:
-    """A held-out set at a step.
+    """Evaluation of a held-out set at one step.
 
     Attributes:
-        step: how many had been taken.
-        values: `accuracy`, and `ece` where confidences were stated.
-        intervals: 95 % intervals of either over problems, where there are some.
+        step: number of completed steps.
+        values: `accuracy`, and `ece` if confidences were stated.
+        intervals: 95 % intervals of both over problems, if available.
     """
 
     step: int
@@ -40,24 +40,26 @@ class EvaluationPoint:
     def from_evaluation(
         cls, step: int, metrics: Mapping[str, Any], payload: Mapping[str, Any] | None
     ) -> "EvaluationPoint":
-        """Reads an evaluation as it was recorded.
+        """Reads a recorded evaluation.
 
-        Intervals are those of `metrics`, else of the pairs that `payload` keeps: `problem_ids`,
-        `correct` and `confidence`, null for one that could not be read and counts as 0.
+        Intervals come from `metrics`, or else from the pairs in `payload`: `problem_ids`, `correct`
+        and `confidence`, where an unreadable confidence is null and counts as 0.
         """
         values = {name: metrics.get(name) for name, _ in PANELS}
-        told = metrics.get("intervals")
-        return cls(step, values, _compute_moment_intervals(payload or {}) if told is None else told)
+        intervals = metrics.get("intervals")
+        if intervals is None:
+            intervals = _compute_moment_intervals(payload or {})
+        return cls(step, values, intervals)
 
 
 def draw_accuracy_and_ece(
     sets: Mapping[str, Sequence[EvaluationPoint]], path: Path
 ) -> tuple[Path, Path]:
-    """Draws a line per set, accuracy beside ECE where confidences are stated.
+    """Draws one line per set: accuracy, and next to it ECE if confidences are stated.
 
     Args:
-        sets: by name, each in order of steps.
-        path: where to write; `.png` and `.svg` are put in place of its suffix.
+        sets: points of each set, by name, in order of steps.
+        path: output path; its suffix is replaced by `.png` and `.svg`.
 
     Returns:
         The two files.
@@ -74,7 +76,7 @@ def draw_accuracy_and_ece(
     for one, (name, title) in zip(axes, panels, strict=True):
         style_axes(one)
         for number, (label, moments) in enumerate(sets.items()):
-            aside = APART * (number - (len(sets) - 1) / 2) * max(m.step for m in there)
+            aside = APART * (number - (len(sets) - 1) / 2) * max(moment.step for moment in there)
             _draw_metric_line(one, name, label, moments, SERIES[number % len(SERIES)], aside)
         one.set_title(title, loc="left", fontsize=10, color=INK, fontweight="bold")
         one.set_xlabel("step", color=INK)
@@ -82,15 +84,17 @@ def draw_accuracy_and_ece(
     axes[0].legend(frameon=False, fontsize=8, labelcolor=INK)
     bars = any(any(moment.intervals.values()) for moment in there)
     if bars:
-        said = "bars: 95 % intervals over problems"
-        axes[-1].set_title(said, loc="right", fontsize=8, color=FAINT)
+        caption = "bars: 95 % intervals over problems"
+        axes[-1].set_title(caption, loc="right", fontsize=8, color=FAINT)
     return save_figure(drawn, path)
 
 
 def _draw_metric_line(
     axes: Any, name: str, label: str, moments: Sequence[EvaluationPoint], colour: str, aside: float
 ) -> None:
-    own = [(m.step + aside, m.values[name], m.intervals.get(name)) for m in moments]
+    own = [
+        (moment.step + aside, moment.values[name], moment.intervals.get(name)) for moment in moments
+    ]
     known = [(step, value, bar) for step, value, bar in own if value is not None]
     axes.plot(
         [step for step, *_ in known],

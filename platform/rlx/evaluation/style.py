@@ -1,8 +1,8 @@
-"""How pictures look, and how they are written.
+"""Style and output of plots.
 
-Colours are from Okabe and Ito's palette, which colour-blind readers can tell apart; every picture
-also reads in grey. Figures are made through Matplotlib's object interface, so nothing here touches
-pyplot's global state or needs a display.
+Colours are from the Okabe-Ito palette, which is safe for colour-blind readers; every plot is also
+readable in grey. Figures use Matplotlib's object-oriented API, so nothing here touches pyplot's
+global state or needs a display.
 """
 
 from pathlib import Path
@@ -22,16 +22,16 @@ __all__ = [
 
 BLUE, ORANGE = "#0072B2", "#D55E00"
 SERIES = ("#009E73", BLUE, ORANGE, "#CC79A7", "#56B4E9", "#E69F00")
-"""Lines of one panel, in this order."""
+"""Line colours of one panel, in order."""
 INK, FAINT, GRID = "#262626", "#767676", "#E4E4E4"
 
 
 def build_figure(width: float, height: float, **padding: Any) -> Any:
-    """An empty white figure.
+    """Creates an empty white figure.
 
     Args:
-        width, height: in inches.
-        padding: of Matplotlib's constrained layout.
+        width, height: size in inches.
+        padding: options of Matplotlib's constrained layout.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -41,7 +41,7 @@ def build_figure(width: float, height: float, **padding: Any) -> Any:
 
 
 def style_axes(axes: Any) -> None:
-    """Axes without a box, with a faint grid behind what is drawn."""
+    """Removes the box of the axes and adds a faint grid behind the data."""
     axes.set_facecolor("white")
     axes.grid(color=GRID, linewidth=0.7)
     axes.set_axisbelow(True)
@@ -51,12 +51,12 @@ def style_axes(axes: Any) -> None:
 
 
 def save_figure(drawn: Any, path: Path) -> tuple[Path, Path]:
-    """Writes a figure twice, with `.png` and `.svg` in place of the suffix of `path`."""
+    """Writes a figure as `.png` and `.svg`, which replace the suffix of `path`."""
     stem = path.with_suffix("") if path.suffix in (".png", ".svg") else path
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, svg = (stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg"))
     drawn.savefig(png, dpi=160)
-    drawn.set_layout_engine("none")  # everything has its place by now
-    # No date, so that the same figures make the same file.
+    drawn.set_layout_engine("none")  # the first save has computed the layout
+    # No date, so that equal figures give equal files.
     drawn.savefig(svg, metadata={"Date": None})
     return png, svg

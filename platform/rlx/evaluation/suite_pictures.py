@@ -1,4 +1,4 @@
-"""Pictures of an evaluation suite: a panel per set, or a line per set."""
+"""Plots of an evaluation suite, with one panel per set."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ from rlx.evaluation.style import (
 __all__ = ["draw_suite"]
 
 WIDTH = 3.7
-"""Inches of a panel."""
+"""Width of a panel in inches."""
 
 
 def draw_suite(
@@ -34,13 +34,13 @@ def draw_suite(
     outside: frozenset[str],
     folder: Path,
 ) -> list[Path]:
-    """Draws every picture that the suite has figures for.
+    """Draws every plot that the suite has data for.
 
     Args:
-        answers: of each set, by name.
-        figures: as `rlx.evaluation.answers.compute_answer_metrics` makes them, by name.
-        outside: sets that training has seen nothing like.
-        folder: where to write `reliability`, `confidence`, `risk_coverage` and `scaling`, each as
+        answers: answers of each set, by name.
+        figures: metrics of each set from `compute_answer_metrics`, by name.
+        outside: out-of-distribution sets, drawn in another colour.
+        folder: output folder of `reliability`, `confidence`, `risk_coverage` and `scaling`, each as
             `.png` and `.svg`.
 
     Returns:
@@ -65,7 +65,7 @@ def draw_suite(
 def _draw_suite_reliability(
     figures: Mapping[str, Mapping[str, Any]], colours: Mapping[str, str], path: Path
 ) -> tuple[Path, Path]:
-    """Accuracy against stated confidence with Wilson bars, and counts, a column per set."""
+    """Draws accuracy against stated confidence with Wilson bars, and counts, a column per set."""
     drawn = build_figure(4.8 * len(figures), 6.2, w_pad=0.12, h_pad=0.05, hspace=0.02, wspace=0.04)
     axes = drawn.subplots(
         2, len(figures), sharex=True, sharey="row", height_ratios=(4.4, 1), squeeze=False
@@ -82,14 +82,14 @@ def _draw_suite_reliability(
 def _draw_confidence_histograms(
     answers: Mapping[str, Sequence[ScoredAnswer]], path: Path
 ) -> tuple[Path, Path]:
-    """Histograms of confidence, right answers above the line and wrong ones below it."""
+    """Draws confidence histograms, correct answers above the axis and wrong ones below."""
     drawn, panels = _build_panel_row(len(answers))
     edges = np.arange(11) / 10
     for axes, (name, own) in zip(panels, answers.items(), strict=True):
         style_axes(axes)
-        said = np.array([[np.nan_to_num(a.confidences[0]), a.correct] for a in own])
+        pairs = np.array([[np.nan_to_num(a.confidences[0]), a.correct] for a in own])
         for label, colour, sign in ((1, BLUE, 1), (0, ORANGE, -1)):
-            counts, _ = np.histogram(said[said[:, 1] == label, 0], bins=edges)
+            counts, _ = np.histogram(pairs[pairs[:, 1] == label, 0], bins=edges)
             axes.bar(edges[:-1] + 0.05, sign * counts / len(own), width=0.09, color=colour)
         axes.axhline(0, color=FAINT, linewidth=0.8)
         axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):.2g}")
@@ -102,7 +102,7 @@ def _draw_confidence_histograms(
 def _draw_risk_coverage(
     answers: Mapping[str, Sequence[ScoredAnswer]], path: Path
 ) -> tuple[Path, Path]:
-    """Share of wrong answers among the most confident, and the best that an order could do."""
+    """Draws the risk-coverage curve, with the best possible order and a random one."""
     drawn, panels = _build_panel_row(len(answers))
     for axes, (name, own) in zip(panels, answers.items(), strict=True):
         style_axes(axes)
@@ -124,7 +124,7 @@ def _draw_risk_coverage(
 
 
 def _draw_answer_scaling(found: Mapping[str, AnswerScaling], path: Path) -> tuple[Path, Path]:
-    """Accuracy against the number of answers, a line per rule that takes one of them."""
+    """Draws accuracy against the number of answers, one line per selection rule."""
     drawn, panels = _build_panel_row(len(found))
     rules = (
         ("pass_at", "an oracle"),
@@ -134,9 +134,9 @@ def _draw_answer_scaling(found: Mapping[str, AnswerScaling], path: Path) -> tupl
     )
     for axes, (name, scaling) in zip(panels, found.items(), strict=True):
         style_axes(axes)
-        for (rule, said), colour in zip(rules, SERIES, strict=False):
+        for (rule, label), colour in zip(rules, SERIES, strict=False):
             if (values := getattr(scaling, rule)) is not None:
-                axes.plot(scaling.k, values, "o-", color=colour, markersize=3.5, label=said)
+                axes.plot(scaling.k, values, "o-", color=colour, markersize=3.5, label=label)
         axes.set_xscale("log", base=2)
         axes.set_xticks(scaling.k, [str(k) for k in scaling.k])
         axes.set_ylim(-0.02, 1.02)

@@ -1,8 +1,8 @@
-"""From `rlx submit` to the ranks of a run: everything between the verb and the training loop.
+"""Launches and supervises runs: everything between `rlx submit` and the training loop of a rank.
 
-Knows how a run is queued, which devices of the machine it gets, how its ranks are started (locally,
-on several hosts or by Slurm), how a supervisor watches them, and what happens when one fails.
-In: a run of the registry and its folder. Out: processes that call `rlx.run`, and the run's state.
+Queues a run, allocates its devices, starts its ranks (locally, on several hosts or through Slurm),
+supervises them and handles failures.
+In: a run of the registry and its folder. Out: processes that call `rlx.run`, and the run's status.
 """
 
 import lazy_loader

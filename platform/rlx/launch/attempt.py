@@ -1,4 +1,4 @@
-"""One attempt of a run: its ranks started, watched and ended, and how that came about."""
+"""Runs one attempt of a run: starts its ranks, watches them, ends them and reports the outcome."""
 
 import errno
 import json
@@ -24,16 +24,22 @@ from rlx_registry import Status
 __all__ = ["Attempt", "AttemptEnd", "build_failed_end"]
 
 HEARTBEAT = 10.0
-"""Seconds between signs of life."""
+"""Seconds between heartbeats."""
 LOOK = 0.25
-"""Seconds between two looks at the ranks."""
+"""Seconds between two polls of the ranks."""
 GRACE = 30.0
-"""Seconds that ranks have to end after SIGTERM."""
+"""Seconds that ranks have to exit after SIGTERM."""
 
 
 class AttemptEnd(NamedTuple):
-    """How an attempt ended: its status, the reason, the exit code for whoever follows the run, and
-    whether another attempt may fare better."""
+    """How an attempt ended.
+
+    Attributes:
+        status: the run's status, unless another attempt is made.
+        reason: why it ended; None if it finished.
+        exit_code: of the command that follows the run.
+        again: whether another attempt may succeed.
+    """
 
     status: Status
     reason: str | None = None
@@ -42,24 +48,24 @@ class AttemptEnd(NamedTuple):
 
 
 def build_failed_end(folder: RunFolder, error: Exception) -> AttemptEnd:
-    """How a run ends whose supervisor cannot go on; room is made for saying so."""
+    """The end of a run whose supervisor failed; frees the disk reserve if the disk is full."""
     if is_disk_full(error):
         folder.reserve.unlink(missing_ok=True)
-    told = convert_to_rlx_error(error)
-    if told is None:
+    rlx_error = convert_to_rlx_error(error)
+    if rlx_error is None:
         return AttemptEnd("failed", f"the supervisor failed: {describe_error(error)}")
-    return AttemptEnd("failed", str(told), told.exit_code)
+    return AttemptEnd("failed", str(rlx_error), rlx_error.exit_code)
 
 
 class Attempt:
     """The ranks of a run: one process, or several below one launcher.
 
     Args:
-        run_id: the run.
+        run_id: id of the run.
         spec: its experiment.
         folder: its files.
-        environment: what the ranks are told beside `child_environment`.
-        orders: looked at several times a second.
+        environment: environment variables of the ranks, in addition to `child_environment`.
+        orders: stop and kill requests, polled several times a second.
     """
 
     def __init__(
@@ -75,13 +81,13 @@ class Attempt:
         self._began = time.time()
 
     def run(self, beat: Callable[[], None], completed: Callable[[], bool]) -> AttemptEnd:
-        """Runs the ranks until they end, hang, or are told to.
+        """Runs the ranks until they exit, hang or are asked to stop.
 
         Args:
-            beat: called every `HEARTBEAT` seconds; what it raises ends the ranks at once.
-            completed: whether the durable record says that all is done, which no exit code can.
+            beat: called at least every `HEARTBEAT` seconds; an exception ends the ranks at once.
+            completed: whether the registry records the run as completed; exit codes cannot tell.
         """
-        said_before = self._folder.log.stat().st_size if self._folder.log.exists() else 0
+        log_start = self._folder.log.stat().st_size if self._folder.log.exists() else 0
         ranks, hung = self._start(), False
         patience = self._spec.runner.hang_after
         try:
@@ -104,10 +110,10 @@ class Attempt:
         if hung:
             reason = f"no progress for {patience:g} s; the log has what the ranks were doing"
             return AttemptEnd("failed", reason, again=True)
-        return self._build_attempt_end(ranks.returncode, said_before)
+        return self._build_attempt_end(ranks.returncode, log_start)
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        """The only rank, or the launcher, in a process group of its own."""
+        """Starts the only rank, or the launcher, in its own process group."""
         runner = self._spec.runner
         own = {"OMP_NUM_THREADS": str(runner.threads), "RLX_SUPERVISOR": str(os.getpid())}
         self._folder.failure.unlink(missing_ok=True)
@@ -127,7 +133,7 @@ class Attempt:
                 return
 
     def _get_silent_seconds(self) -> float:
-        """Seconds since the ranks last told of progress, or were started."""
+        """Seconds since the ranks last reported progress, or since they were started."""
         try:
             last = self._folder.progress.stat().st_mtime
         except OSError:
@@ -135,14 +141,14 @@ class Attempt:
         return time.time() - max(last, self._began)
 
     def _dump_rank_stacks(self) -> None:
-        """Has ranks that hang write their stacks into the log."""
+        """Makes hung ranks write their stacks to the log."""
         for pid in list_live_ranks(self._folder.root, os.getpid()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR1)
         time.sleep(1.0)
 
     def _end(self, ranks: "subprocess.Popen[bytes]", *, politely: bool) -> None:
-        """Ends the ranks and what started them, and leaves none behind."""
+        """Ends the ranks and their launcher; leaves no process behind."""
         if politely and ranks.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(ranks.pid, signal.SIGTERM)
@@ -156,19 +162,23 @@ class Attempt:
                 os.kill(pid, signal.SIGKILL)
         ranks.wait()
 
-    def _build_attempt_end(self, code: int | None, said_before: int) -> AttemptEnd:
-        """How an attempt failed whose first words begin at a byte of the log."""
-        log = _read_log_tail(self._folder.log, said_before)
-        # torchrun itself ends the peers of a rank that failed, by SIGTERM.
+    def _build_attempt_end(self, code: int | None, log_start: int) -> AttemptEnd:
+        """How the attempt failed; its part of the log begins at byte `log_start`."""
+        log = _read_log_tail(self._folder.log, log_start)
+        # torchrun ends the peers of a failed rank with SIGTERM.
         killed = [n for n in re.findall(r"exitcode\s*:\s*-(\d+)", log) if int(n) != signal.SIGTERM]
         if code is not None and code < 0 and is_alone(self._spec.runner):
             killed = [str(-code)]
-        told = self._folder.failure
-        said = json.loads(told.read_text()) if told.exists() else {}
-        if said and not (said["again"] and killed):  # a killed rank is why another lost its peer
-            return AttemptEnd("failed", str(said["message"]), int(said["exit_code"]), said["again"])
-        if not self._folder.has_room:  # and there was no room for a rank's own words
-            return build_failed_end(self._folder, OSError(errno.ENOSPC, "disk full", str(told)))
+        failure_file = self._folder.failure
+        failure = json.loads(failure_file.read_text()) if failure_file.exists() else {}
+        if failure and not (failure["again"] and killed):  # a lost peer follows from a killed rank
+            return AttemptEnd(
+                "failed", str(failure["message"]), int(failure["exit_code"]), failure["again"]
+            )
+        if not self._folder.has_room:  # a rank could not write its failure
+            return build_failed_end(
+                self._folder, OSError(errno.ENOSPC, "disk full", str(failure_file))
+            )
         if killed:
             number = int(killed[-1])
             name = signal.Signals(number).name

@@ -1,4 +1,4 @@
-"""Which devices of this machine a run takes, one per rank, so that several runs take turns."""
+"""Chooses the devices of this machine that a run requests, so that runs can queue for them."""
 
 import os
 from collections.abc import Sequence
@@ -13,24 +13,24 @@ from rlx_registry import DeviceRequest
 __all__ = ["DEVICES", "build_cuda_environment", "build_device_request", "gpus_here"]
 
 DEVICES = "RLX_DEVICES"
-"""Variable that lists the machine's devices, such as "cuda:0,cuda:1" or "cpu:0,cpu:1". Unset, they
-are the CUDA devices that a program would see, and runs on the CPU take none."""
+"""Environment variable that lists this machine's devices, such as "cuda:0,cuda:1" or "cpu:0,cpu:1".
+If it is unset, they are the visible CUDA devices, and runs on the CPU do not queue."""
 
 
 def gpus_here(spec: ExperimentSpec) -> int:
-    """GPUs that a run takes on the supervisor's machine, if it takes any; 0 where Slurm chooses it.
+    """Number of GPUs on the supervisor's machine for a run on GPUs; 0 if Slurm chooses the machine.
 
     Raises:
-        EnvironmentFault: there is a hostfile, and it is refused.
+        EnvironmentFault: the run has an invalid hostfile.
     """
     apart = isinstance(spec.sampler, VllmSamplerSpec) and not spec.sampler.colocate
     return ranks_here(spec.runner) * (2 if apart else 1)
 
 
 def build_device_request(spec: ExperimentSpec) -> DeviceRequest | None:
-    """What a run asks the registry for before it starts; None where it need not take turns.
+    """The device request that a run makes to the registry; None if it need not queue.
 
-    Devices of other machines are not looked after here: Slurm does that for its own.
+    rlx does not manage devices on other machines; Slurm manages those of its nodes.
 
     Raises:
         EnvironmentFault: this machine has fewer devices than the run takes.
@@ -41,7 +41,7 @@ def build_device_request(spec: ExperimentSpec) -> DeviceRequest | None:
     kind = "cuda:" if on_cuda or runner.device == "cuda" else "cpu:"
     names = tuple(name for name in listed if name.startswith(kind))
     if not names:
-        return None  # ranks say themselves which device they lack
+        return None  # the ranks report a missing device themselves
     if len(names) < count:
         raise EnvironmentFault(
             f"the experiment has {ranks_here(runner)} ranks, which take {count} devices, and this "
@@ -52,19 +52,19 @@ def build_device_request(spec: ExperimentSpec) -> DeviceRequest | None:
 
 
 def build_cuda_environment(taken: Sequence[str]) -> dict[str, str]:
-    """The variables that show a program the CUDA devices it was given, and no other."""
+    """Environment variables that make only the allocated CUDA devices visible to a program."""
     names = [name.removeprefix("cuda:") for name in taken if name.startswith("cuda:")]
     return {"CUDA_VISIBLE_DEVICES": ",".join(names)} if names else {}
 
 
 def _list_devices() -> list[str]:
-    said = os.environ.get(DEVICES)
-    if said is not None:
-        return [name.strip() for name in said.split(",") if name.strip()]
-    told = query_nvidia_driver()
-    if told is None or not told.works:
+    configured = os.environ.get(DEVICES)
+    if configured is not None:
+        return [name.strip() for name in configured.split(",") if name.strip()]
+    driver = query_nvidia_driver()
+    if driver is None or not driver.works:
         return []
     return [
         f"cuda:{t}"
-        for t in list_device_tokens(told.listing or "", os.environ.get("CUDA_VISIBLE_DEVICES"))
+        for t in list_device_tokens(driver.listing or "", os.environ.get("CUDA_VISIBLE_DEVICES"))
     ]

@@ -1,6 +1,7 @@
-"""Which CUDA devices a run could use here, told without importing torch.
+"""Finds the CUDA devices that a run could use on this machine, without importing torch.
 
-Facts are read by `torch_build` and `driver`; `devices` and `diagnose` are functions of them alone.
+`torch_build` and `query_nvidia_driver` inspect the machine; the other functions depend only on
+their arguments.
 """
 
 import ast
@@ -25,11 +26,11 @@ __all__ = [
 ]
 
 PATIENCE = 20.0
-"""Seconds that nvidia-smi may take; it is slow where a driver sleeps."""
+"""Timeout of nvidia-smi in seconds; it is slow while the driver is asleep."""
 
 _GPU = re.compile(r"^GPU (\d+): (.*?) \(UUID: (\S+)\)", re.MULTILINE)
 _UUID = re.compile(r"^(?:GPU \d+: | +)(.*?):? *\(UUID: (\S+)\)", re.MULTILINE)
-"""Whole devices, and the parts (MIG) that may be listed below each."""
+"""Whole devices, and the MIG devices that may be listed below each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,8 @@ class TorchBuild:
 
     Attributes:
         version: such as "2.13.0+cpu".
-        cuda: version of CUDA that it was built with, such as "12.8"; None without.
-        hip: as `cuda`, for ROCm.
+        cuda: CUDA version it was built with, such as "12.8"; None if built without CUDA.
+        hip: ROCm version it was built with; None if built without ROCm.
     """
 
     version: str
@@ -49,12 +50,12 @@ class TorchBuild:
 
 @dataclass(frozen=True, slots=True)
 class NvidiaDriver:
-    """What NVIDIA's driver says.
+    """State of the NVIDIA driver, as nvidia-smi reports it.
 
     Attributes:
-        listing: what `nvidia-smi -L` printed, or its complaint; None where there is no nvidia-smi.
-        works: whether it could say anything.
-        cuda: the newest CUDA that the driver runs, such as "12.4"; None where it does not say.
+        listing: output of `nvidia-smi -L`, or its error message; None without nvidia-smi.
+        works: whether nvidia-smi succeeded.
+        cuda: newest CUDA version that the driver supports, such as "12.4"; None if unknown.
     """
 
     listing: str | None
@@ -64,7 +65,7 @@ class NvidiaDriver:
 
 @dataclass(frozen=True, slots=True)
 class DeviceShortage:
-    """Why there are not the devices that are wanted: what was found, and what to do."""
+    """Why there are too few devices: how many there are, what was found, and how to fix it."""
 
     count: int
     found: str
@@ -72,7 +73,7 @@ class DeviceShortage:
 
 
 def torch_build() -> TorchBuild | None:
-    """The installed torch, from the file that states its version; None without torch."""
+    """Reads the installed torch build from its `version.py`; None if torch is not installed."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -87,9 +88,9 @@ def torch_build() -> TorchBuild | None:
 
 
 def query_nvidia_driver() -> NvidiaDriver | None:
-    """NVIDIA's driver as nvidia-smi tells of it; None where only torch itself can tell.
+    """Queries the NVIDIA driver through nvidia-smi; None if only torch itself can tell.
 
-    That is so in containers that are given the devices without nvidia-smi.
+    That is the case in containers that have the devices but no nvidia-smi.
     """
     if shutil.which("nvidia-smi") is None:
         return None if Path("/dev/nvidiactl").exists() else NvidiaDriver(None, works=False)
@@ -120,34 +121,35 @@ def _run_command(*command: str) -> tuple[int, str]:
 
 
 def list_device_names(listing: str, visible: str | None) -> list[str]:
-    """Names of the devices that CUDA would show to a program, in its order.
+    """Names of the visible CUDA devices, in CUDA's order.
 
     Args:
-        listing, visible: as for `tokens`.
+        listing, visible: as for `list_device_tokens`.
     """
     return [name for _, name in _list_visible_devices(listing, visible)]
 
 
 def list_device_tokens(listing: str, visible: str | None) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES calls each device that CUDA would show to a program.
+    """CUDA_VISIBLE_DEVICES tokens of the visible CUDA devices, in CUDA's order.
 
-    A whole device is called by its number, whatever `visible` calls it; a part of one by its UUID.
+    The token of a whole device is its index, even if `visible` has its UUID; the token of a MIG
+    device is its UUID.
 
     Args:
-        listing: what `nvidia-smi -L` printed, which knows nothing of CUDA_VISIBLE_DEVICES.
-        visible: CUDA_VISIBLE_DEVICES: indices or the beginnings of UUIDs; CUDA stops at the first
-            that is none. None where it is not set.
+        listing: output of `nvidia-smi -L`, which ignores CUDA_VISIBLE_DEVICES.
+        visible: value of CUDA_VISIBLE_DEVICES: indices or UUID prefixes; CUDA stops at the first
+            invalid one. None if it is unset.
     """
     return [token for token, _ in _list_visible_devices(listing, visible)]
 
 
 def _list_visible_devices(listing: str, visible: str | None) -> list[tuple[str, str]]:
-    """Token and name of each device that CUDA would show."""
+    """Token and name of each visible CUDA device."""
     whole = {number: (number, name) for number, name, _ in _GPU.findall(listing)}
     numbers = {uuid: number for number, _, uuid in _GPU.findall(listing)}
     if visible is None:
         return list(whole.values())
-    shown: list[tuple[str, str]] = []
+    devices: list[tuple[str, str]] = []
     for token in (part.strip() for part in visible.split(",")):
         found = whole.get(token)
         if token.startswith(("GPU-", "MIG-")):
@@ -155,36 +157,40 @@ def _list_visible_devices(listing: str, visible: str | None) -> list[tuple[str, 
             found = next(((numbers.get(u, u), n) for u, n in named), None)
         if found is None:
             break
-        shown.append(found)
-    return shown
+        devices.append(found)
+    return devices
 
 
 def diagnose_devices(
-    build: TorchBuild, told: NvidiaDriver | None, visible: str | None, wanted: int
+    build: TorchBuild, driver: NvidiaDriver | None, visible: str | None, wanted: int
 ) -> DeviceShortage | None:
-    """Says why torch would not find `wanted` CUDA devices; None where it would, or nobody knows.
+    """Explains why torch would not find `wanted` CUDA devices; None if it would, or if unknown.
 
     Args:
         build: the installed torch.
-        told: what the driver says.
-        visible: CUDA_VISIBLE_DEVICES; None where it is not set.
-        wanted: one device per rank.
+        driver: the NVIDIA driver; None if it cannot be queried.
+        visible: value of CUDA_VISIBLE_DEVICES; None if it is unset.
+        wanted: number of devices that the run needs here.
     """
     if build.hip is not None:
         return None
     if build.cuda is None:
-        smi = "not found" if told is None or told.listing is None else _get_first_line(told.listing)
+        smi = (
+            "not found"
+            if driver is None or driver.listing is None
+            else _get_first_line(driver.listing)
+        )
         return DeviceShortage(
             0,
             f"torch {build.version} (built without CUDA); nvidia-smi: {smi}",
             "install a torch that is built with CUDA, at the same version",
         )
-    if told is None:
+    if driver is None:
         return None
-    if lack := _driver_lack(build, told):
+    if lack := _driver_lack(build, driver):
         return lack
-    everything = list_device_names(told.listing or "", None)
-    seen = list_device_names(told.listing or "", visible)
+    everything = list_device_names(driver.listing or "", None)
+    seen = list_device_names(driver.listing or "", visible)
     if len(seen) >= wanted:
         return None
     if len(everything) > len(seen):
@@ -199,26 +205,26 @@ def diagnose_devices(
     )
 
 
-def _driver_lack(build: TorchBuild, told: NvidiaDriver) -> DeviceShortage | None:
+def _driver_lack(build: TorchBuild, driver: NvidiaDriver) -> DeviceShortage | None:
     need = f"torch {build.version} (built for CUDA {build.cuda})"
-    if told.listing is None:
+    if driver.listing is None:
         return DeviceShortage(
             0,
             f"{need}, but no NVIDIA driver: nvidia-smi is not installed",
             "install NVIDIA's driver, or start the container with its GPUs",
         )
-    if not told.works:
+    if not driver.works:
         return DeviceShortage(
             0,
-            f"{need}, but the NVIDIA driver does not answer: {_get_first_line(told.listing)}",
+            f"{need}, but the NVIDIA driver does not answer: {_get_first_line(driver.listing)}",
             "load or update NVIDIA's driver until `nvidia-smi` works",
         )
-    if told.cuda is not None and _parse_major_version(told.cuda) < _parse_major_version(
+    if driver.cuda is not None and _parse_major_version(driver.cuda) < _parse_major_version(
         str(build.cuda)
     ):
         return DeviceShortage(
             0,
-            f"{need}, but the NVIDIA driver runs CUDA {told.cuda} at most",
+            f"{need}, but the NVIDIA driver runs CUDA {driver.cuda} at most",
             "update NVIDIA's driver, or install a torch built for an older CUDA",
         )
     return None

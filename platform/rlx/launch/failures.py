@@ -1,7 +1,7 @@
-"""What a failure means to the user: which ones are the machine's, and a sentence for each.
+"""Converts exceptions into errors for the user: which ones the machine caused, and how to fix them.
 
-A full disk may show up as an OSError, as SQLite's own error, or in the words of a library that
-writes files in another language; it is one thing to the user, with one exit code.
+A full disk can surface as an OSError, as an SQLite error, or only in the message of a native
+library. The user sees the same error and exit code in each case.
 """
 
 import errno
@@ -23,14 +23,14 @@ _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """What the operating system would not do, and with which file where that is known."""
+    """An error number of the operating system, and the file concerned if it is known."""
 
     errno: int
     path: Path | None
 
 
 def convert_to_rlx_error(error: BaseException) -> RlxError | None:
-    """Returns the failure as rlx's own, with the exit code of its kind; None when it is a bug."""
+    """Converts an exception to an rlx error with its exit code; None if the exception is a bug."""
     if isinstance(error, RlxError):
         return error
     refusal = _find_refusal(error)
@@ -54,33 +54,33 @@ def convert_to_rlx_error(error: BaseException) -> RlxError | None:
 
 
 def is_registry_away(error: BaseException) -> bool:
-    """Whether a failure is that of a registry that could not be reached, and may be back."""
+    """Whether the registry could not be reached, which may be temporary."""
     return isinstance(error, rlx_registry.DatabaseUnavailableError) and not isinstance(
         error, rlx_registry.DatabaseUnwritableError
     )
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether a failure came from a disk, or a quota, that is used up."""
+    """Whether an exception was caused by a full disk or an exhausted quota."""
     refusal = _find_refusal(error)
     return refusal is not None and refusal.errno in _FULL
 
 
 def describe_error(error: BaseException) -> str:
-    """One sentence for the record: the fault's own, or a bug's type and text."""
-    told = convert_to_rlx_error(error)
-    return f"{type(error).__name__}: {error}" if told is None else str(told)
+    """One sentence for the record: an rlx error's message, or the type and text of a bug."""
+    rlx_error = convert_to_rlx_error(error)
+    return f"{type(error).__name__}: {error}" if rlx_error is None else str(rlx_error)
 
 
 def _find_refusal(error: BaseException | None) -> _Refusal | None:
-    """The operating system's part in a failure, looked for along its causes."""
+    """Finds the operating system's error in an exception or its causes."""
     while error is not None:
         if isinstance(error, rlx_registry.DatabaseUnwritableError):
             return _Refusal(error.errno, error.path)
         if isinstance(error, OSError) and error.errno in (*_FULL, *_FORBIDDEN, errno.EADDRINUSE):
-            named = error.filename if isinstance(error.filename, str | os.PathLike) else None
-            return _Refusal(error.errno, None if named is None else Path(named))
-        for number in (*_FULL, errno.EROFS):  # libraries that pass on the words alone
+            filename = error.filename if isinstance(error.filename, str | os.PathLike) else None
+            return _Refusal(error.errno, None if filename is None else Path(filename))
+        for number in (*_FULL, errno.EROFS):  # some libraries pass on only the message
             if os.strerror(number) in str(error):
                 return _Refusal(number, None)
         error = error.__cause__

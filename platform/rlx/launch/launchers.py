@@ -1,9 +1,9 @@
-"""How ranks come to their machines: the commands that start them, and who gets how many.
+"""Builds the commands that start a run's ranks, and assigns ranks to machines.
 
-A rank that has no peer is started as it is; else one torchrun per machine starts its ranks.
-Machines are numbered by their place in the hostfile, or as Slurm does: rank 0, which records, is on
-the supervisor's own, the first. torchrun's `c10d` rendezvous numbers them by name; so ours is its
-static one, with the address of the first.
+A single local rank is started directly; otherwise one torchrun per machine starts that machine's
+ranks. Machines are numbered in hostfile order, or by Slurm. The first one is the supervisor's own
+and has rank 0, which records. torchrun's `c10d` rendezvous would number the machines by name, so
+rlx uses the static rendezvous with the address of the first machine.
 """
 
 import json
@@ -38,14 +38,14 @@ _LINE = re.compile(r"(?P<name>[^\s#]+)\s+slots=(?P<slots>[1-9]\d*)\s*(#.*)?")
 
 
 class HostSlots(NamedTuple):
-    """A machine, and how many ranks it may have."""
+    """A host and its maximum number of ranks."""
 
     name: str
     slots: int
 
 
 def rank_command(runner: RunnerSpec, folder: RunFolder, run_id: str) -> list[str]:
-    """The one command whose process stands for all ranks of an attempt."""
+    """The command whose process starts all ranks of an attempt and ends with them."""
     if not isinstance(runner.launcher, LocalLauncherSpec):
         return [sys.executable, "-m", "rlx.launch.multi_node", str(folder.root), run_id]
     if is_alone(runner):
@@ -54,31 +54,31 @@ def rank_command(runner: RunnerSpec, folder: RunFolder, run_id: str) -> list[str
 
 
 def rank_environment(runner: RunnerSpec) -> dict[str, str]:
-    """What a rank that has no peer is told, as torchrun tells others."""
+    """The environment variables that torchrun would set, for a rank started without it."""
     if not is_alone(runner):
         return {}
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    return {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # any port: nobody comes
+    return {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # any port: no peer connects
 
 
 def is_alone(runner: RunnerSpec) -> bool:
-    """Whether a run's only rank is on the supervisor's machine, and needs no launcher."""
+    """Whether a run has a single rank on the supervisor's machine, which needs no launcher."""
     return isinstance(runner.launcher, LocalLauncherSpec) and runner.ranks == 1
 
 
 def build_torchrun_command(
     place: Iterable[str], ranks: int, folder: Path, run_id: str
 ) -> list[str]:
-    """torchrun for the ranks of one machine; `place` says where that stands among others."""
+    """The torchrun command for one machine's ranks; `place` holds its rendezvous options."""
     command = [sys.executable, "-m", "torch.distributed.run", *place]
     return [*command, f"--nproc-per-node={ranks}", "-m", "rlx.launch.rank", str(folder), run_id]
 
 
 def ranks_here(runner: RunnerSpec) -> int:
-    """Ranks on the machine of the supervisor; 0 where Slurm chooses it.
+    """Number of ranks on the supervisor's machine; 0 if Slurm chooses the machine.
 
     Raises:
-        EnvironmentFault: there is a hostfile, and `hosts_of` refuses it.
+        EnvironmentFault: there is a hostfile, and `list_rank_hosts` rejects it.
     """
     if isinstance(runner.launcher, SlurmLauncherSpec):
         return 0
@@ -90,11 +90,11 @@ def ranks_here(runner: RunnerSpec) -> int:
 
 
 def list_rank_hosts(runner: RunnerSpec) -> list[HostSlots]:
-    """The machines that get ranks, in order, with as many slots as they get ranks.
+    """Hosts that get ranks, in hostfile order; `slots` is the number of ranks that each gets.
 
     Raises:
-        EnvironmentFault: the hostfile cannot be read here, has too few slots, or begins with
-            another machine.
+        EnvironmentFault: the hostfile cannot be read or parsed here, has too few slots, or begins
+            with another machine.
     """
     assert isinstance(runner.launcher, HostsLauncherSpec)
     for fault in check_hostfile(runner):
@@ -109,7 +109,7 @@ def list_rank_hosts(runner: RunnerSpec) -> list[HostSlots]:
 
 
 def check_hostfile(runner: RunnerSpec) -> Iterator[Diagnostic]:
-    """What is wrong with a hostfile, at its lines."""
+    """Yields the errors in a hostfile, with their lines."""
     if not isinstance(runner.launcher, HostsLauncherSpec):
         return
     hosts, faults = _read_hostfile(Path(runner.launcher.hostfile))
@@ -122,28 +122,28 @@ def check_hostfile(runner: RunnerSpec) -> Iterator[Diagnostic]:
 
 
 def write_end_reason(folder: RunFolder, message: str, exit_code: int, *, again: bool) -> None:
-    """Writes why ranks ended where the supervisor looks for it; the first reason stays."""
+    """Writes the file that tells the supervisor why ranks ended; an existing reason is kept."""
     if not folder.failure.exists():
-        said = {"message": message, "exit_code": exit_code, "again": again}
+        reason = {"message": message, "exit_code": exit_code, "again": again}
         aside = folder.failure.with_suffix(f".{socket.gethostname()}.{os.getpid()}")
-        aside.write_text(json.dumps(said))
+        aside.write_text(json.dumps(reason))
         aside.replace(folder.failure)
 
 
 def free_port() -> int:
-    """A port on which nobody listens at this moment."""
+    """Returns a port that is free at the moment."""
     with socket.socket() as one:
         one.bind(("", 0))
         return int(one.getsockname()[1])
 
 
 def _read_hostfile(path: Path) -> tuple[list[HostSlots], list[Diagnostic]]:
-    """The hosts of a hostfile, and what is wrong with its lines."""
+    """Parses a hostfile into its hosts and the errors in its lines."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        said = getattr(error, "strerror", None) or "it is not text"
-        return [], [Diagnostic(kind="file", message=f"cannot read {path}: {said}", path=_PATH)]
+        reason = getattr(error, "strerror", None) or "it is not text"
+        return [], [Diagnostic(kind="file", message=f"cannot read {path}: {reason}", path=_PATH)]
     hosts: dict[str, HostSlots] = {}
     faults = []
     for number, line in enumerate(lines, 1):
@@ -173,7 +173,7 @@ def _check_host_slots(hosts: list[HostSlots], runner: RunnerSpec) -> list[Diagno
 
 
 def _is_local_host(name: str) -> bool:
-    """Whether a name leads to this machine: only its own addresses can be listened at."""
+    """Whether a host name resolves to this machine: only its own addresses can be bound."""
     try:
         found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
     except OSError:

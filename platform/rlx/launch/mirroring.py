@@ -1,4 +1,4 @@
-"""The thread of a supervisor that tells MLflow what the registry has."""
+"""The supervisor's thread that mirrors the registry's records to MLflow."""
 
 import threading
 import time
@@ -17,13 +17,13 @@ FINAL_TRIES = 3
 
 
 class MirrorThread:
-    """Delivers until the run has ended and all is there, or MLflow stays away.
+    """Delivers a run's records until it has ended and MLflow has them all, or stays unreachable.
 
     Args:
-        url: of the registry, without a fence: MLflow is told of whatever stands there.
-        run_id: the run.
-        uri: MLflow's, as the experiment has it; None where there is no mirror.
-        has_room: whether nobody has met a full disk; MLflow's store may lie on the same one.
+        url: of the registry, without a fencing token: the mirror delivers whatever is recorded.
+        run_id: id of the run.
+        uri: MLflow's tracking URI from the experiment; None if there is no mirror.
+        has_room: false once the disk has been full; MLflow's store may be on the same disk.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class MirrorThread:
         self._thread.start()
 
     def end(self) -> str | None:
-        """Delivers the rest; returns why MLflow does not have all, where it has not."""
+        """Delivers the remaining records; returns why MLflow is incomplete, or None."""
         self._ended.set()
         self._thread.join()
         return self._behind
 
     def leave(self) -> None:
-        """Tells no more: another supervisor does, from now on."""
+        """Stops delivering: another supervisor has taken over."""
         self._left = True
         self._ended.set()
         self._thread.join()
@@ -59,12 +59,12 @@ class MirrorThread:
                 self._deliver(mirror)
                 if not self._left:
                     self._finish(mirror)
-        except Exception as error:  # noqa: BLE001  (told: a mirror must not end a run)
+        except Exception as error:  # noqa: BLE001  (reported: a mirror must not end a run)
             self._behind = f"MLflow is not told more: {type(error).__name__}: {error}"
             print_to_log(f"mirror: {self._behind}")
 
     def _deliver(self, mirror: MlflowMirror) -> None:
-        """Tells what there is, until the run has ended."""
+        """Delivers new records until the run has ended."""
         begun = False
         while not self._ended.wait(EVERY if begun else 0.1) and self._has_room():
             try:
@@ -78,7 +78,7 @@ class MirrorThread:
         self._ended.wait()
 
     def _finish(self, mirror: MlflowMirror) -> None:
-        """Tells the rest."""
+        """Delivers the remaining records."""
         for attempt in range(FINAL_TRIES if self._has_room() else 0):
             try:
                 mirror.catch_up()
@@ -91,6 +91,6 @@ class MirrorThread:
 
 
 def print_to_log(line: str) -> None:
-    """Prints into the run's log."""
+    """Prints a line to the run's log."""
     with suppress(OSError):  # the log's disk may be full
         print(line, flush=True)

@@ -1,8 +1,9 @@
-"""A run's ranks on several machines: `python -m rlx.launch.multi_node FOLDER RUN_ID`.
+"""Runs a run's ranks on several machines: `python -m rlx.launch.multi_node FOLDER RUN_ID`.
 
-The supervisor starts it in place of torchrun. It begins a session on every machine: its own, the
-others through ssh, or all of them through srun. It gives every `rlx.launch.node` there its orders,
-and signs of life for as long as it is there itself. When one session fails, all end.
+The supervisor starts this process in place of torchrun. It opens a session on every machine:
+directly on its own and through ssh on the others, or through srun on all of them. It sends each
+`rlx.launch.node` its order, and heartbeats for as long as it is alive itself. If one session fails,
+all sessions are ended.
 """
 
 import json
@@ -26,22 +27,22 @@ from rlx.spec import ExperimentSpec, HostsLauncherSpec, RunnerSpec, SlurmLaunche
 __all__ = ["main"]
 
 BEAT = 5.0
-"""Seconds between two signs of life; ssh gives up after three of its own that are not answered."""
+"""Seconds between heartbeats; ssh gives up after three unanswered keepalives of its own."""
 GRACE = 30.0
-"""Seconds that a session has to end once it is cut off."""
+"""Seconds that a session has to end after its input is closed."""
 LOOK = 0.25
 HANDED = (
     *("RLX_", "OMP_", "PYTHON", "HF_", "TOKENIZERS_", "TRANSFORMERS_", "TORCH", "NCCL_", "GLOO_"),
     *("PATH", "LD_LIBRARY_PATH"),
 )
-"""Beginnings of the variables that every machine gets."""
+"""Prefixes of the environment variables that are passed to every machine."""
 NODE = (sys.executable, "-m", "rlx.launch.node")
 SSH = ("-T", "-o", "BatchMode=yes", "-o", f"ServerAliveInterval={BEAT:g}")
 SSH_FAILED, NOT_EXECUTABLE, NOT_FOUND = 255, 126, 127
 
 
 def main(folder: str, run_id: str) -> int:
-    """Runs the ranks to their end, on all machines."""
+    """Runs the ranks on all machines until they end; returns the exit code."""
     stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
     paths = RunFolder(Path(folder))
@@ -55,23 +56,23 @@ def main(folder: str, run_id: str) -> int:
 
 
 class _MachineSession:
-    """What runs on one machine, or below one srun, and the pipe that keeps it alive."""
+    """A process on one machine, or an srun for all, and the pipe that keeps it alive."""
 
     def __init__(self, name: str, command: Sequence[str], order: NodeOrder) -> None:
         self.name = name
-        # In a session of its own: signals for this process are not for it, but the pipe is.
+        # In its own session: the pipe ends it, not the signals that this process receives.
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         self.say(json.dumps(order).encode() + b"\n")
 
     def say(self, line: bytes) -> None:
-        """Writes to the machines of this session."""
+        """Sends a line to the machines of this session."""
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended, which `poll` tells
+        with suppress(BrokenPipeError):  # it has ended, which `poll` reports
             self.process.stdin.write(line)
             self.process.stdin.flush()
 
     def end(self) -> None:
-        """Cuts the session off, which ends what it has started, and waits."""
+        """Closes the session's input, which ends its ranks, and waits."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -118,13 +119,13 @@ def _watch_sessions(
     stop: list[int],
     folder: RunFolder,
 ) -> int:
-    """Waits until all have ended; the first that fails, or a supervisor that is gone, ends all."""
-    beat, told = time.monotonic(), False
+    """Waits for all sessions to end; ends all if one fails or the supervisor is gone."""
+    beat, stop_sent = time.monotonic(), False
     code = 0
     while not code and any(session.process.poll() is None for session in sessions):
         time.sleep(LOOK)
-        if stop and not told:
-            told = True
+        if stop and not stop_sent:
+            stop_sent = True
             for session in sessions:
                 session.say(STOP)
         if time.monotonic() - beat > BEAT:
@@ -132,7 +133,7 @@ def _watch_sessions(
             for session in sessions:
                 session.say(b"\n")
         ended = [s for s in sessions if s.process.poll()]
-        if ended and not told:
+        if ended and not stop_sent:
             code = _report_failed_session(ended[0], folder)
         if not supervisor.is_running() or supervisor.status() == psutil.STATUS_ZOMBIE:
             code = 1
@@ -142,7 +143,7 @@ def _watch_sessions(
 
 
 def _report_failed_session(session: _MachineSession, folder: RunFolder) -> int:
-    """Says which session failed, and how; returns the exit code."""
+    """Reports which session failed and how; returns the exit code."""
     code = session.process.returncode
     print(f"{session.name} ended with code {code}", file=sys.stderr, flush=True)
     if code == SSH_FAILED:

@@ -1,9 +1,10 @@
-"""One machine's part of a run on several: `python -m rlx.launch.node`, with orders on its input.
+"""Runs one machine's ranks of a run on several: `python -m rlx.launch.node`, controlled by stdin.
 
-The first line is what to start, as JSON. So nothing secret stands in a list of processes. What
-follows are heartbeats from `rlx.launch.multi_node`, and maybe a request to stop. When they cease,
-because that process, its machine or the network is gone, the ranks here end as well: nobody would
-record what they do. Ranks take this process for their supervisor, and leave without it.
+The first line on standard input is a `NodeOrder` as JSON, which keeps secrets out of the process
+list. Heartbeats from `rlx.launch.multi_node` follow, and possibly a request to stop. If they cease
+because that process, its machine or the network is gone, the ranks here are ended as well, since
+nobody would record their work. The ranks treat this process as their supervisor and exit without
+it.
 """
 
 import json
@@ -28,16 +29,17 @@ __all__ = ["STOP", "NodeOrder", "main"]
 
 STOP = b"stop\n"
 SILENCE = 30.0
-"""Seconds without a sign of life after which the ranks are ended."""
+"""Seconds without a heartbeat after which the ranks are ended."""
 GRACE = 30.0
-"""Seconds that ranks have to end, once torchrun has."""
+"""Seconds that ranks have to exit after torchrun has."""
 LOOK = 0.25
 
 
 class NodeOrder(TypedDict):
-    """What a machine is to start.
+    """The ranks that one machine is to start.
 
-    `node` is its number and `address` that of machine 0; None where Slurm tells them.
+    `node` is the machine's number and `address` the address of machine 0; both are None under
+    Slurm, which provides them.
     """
 
     folder: str
@@ -52,13 +54,13 @@ class NodeOrder(TypedDict):
 
 
 def main() -> int:
-    """Runs this machine's ranks until they end, or whoever ordered them is gone."""
+    """Runs this machine's ranks until they end or `rlx.launch.multi_node` is gone."""
     first = open(0, "rb", buffering=0, closefd=False).readline()  # noqa: SIM115
     if not first:
         return 1
     order: NodeOrder = json.loads(first)
-    told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    stop_signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: stop_signals.append(number))
     try:
         command, environment = _build_node_command(order)
         ranks = subprocess.Popen(
@@ -74,10 +76,9 @@ def main() -> int:
         write_end_reason(RunFolder(Path(order["folder"])), message, 4, again=True)
         return 1
     try:
-        code = _watch_ranks(ranks, told)
-        if (
-            code < 0 and not told
-        ):  # said before its ranks are ended, or their peers would blame the network
+        code = _watch_ranks(ranks, stop_signals)
+        # Written before the ranks are ended, or their peers would blame the network.
+        if code < 0 and not stop_signals:
             name = f"{signal.Signals(-code).name}, on {socket.gethostname()}"
             message = f"torchrun was killed by signal {-code} ({name})"
             write_end_reason(RunFolder(Path(order["folder"])), message, 1, again=True)
@@ -89,7 +90,7 @@ def main() -> int:
 
 
 def _build_node_command(order: NodeOrder) -> tuple[list[str], dict[str, str]]:
-    """The command that starts the ranks, and its environment."""
+    """Builds the command that starts the ranks, and its environment."""
     node, address = order["node"], order["address"]
     if node is None or address is None:
         node, address = int(os.environ["SLURM_NODEID"]), os.environ["SLURM_LAUNCH_NODE_IPADDR"]
@@ -97,7 +98,7 @@ def _build_node_command(order: NodeOrder) -> tuple[list[str], dict[str, str]]:
     place += [f"--master-addr={address}", f"--master-port={order['port']}"]
     environment = {**os.environ, **order["environment"], "RLX_SUPERVISOR": str(os.getpid())}
     if interface := _find_network_interface(address):
-        # gloo takes the address of the machine's own name, which may not resolve, or be local.
+        # gloo uses the address of the host name, which may not resolve or may be loopback.
         environment.setdefault("GLOO_SOCKET_IFNAME", interface)
     return build_torchrun_command(
         place, order["ranks"], Path(order["folder"]), order["run_id"]
@@ -105,7 +106,7 @@ def _build_node_command(order: NodeOrder) -> tuple[list[str], dict[str, str]]:
 
 
 def _find_network_interface(address: str) -> str | None:
-    """The network interface by which this machine reaches an address."""
+    """The network interface through which this machine reaches an address."""
     family, kind, protocol, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as one:
         one.connect(target)  # sends nothing
@@ -118,29 +119,29 @@ def _find_network_interface(address: str) -> str | None:
     return named.get(mine)
 
 
-def _watch_ranks(ranks: "subprocess.Popen[bytes]", told: list[int]) -> int:
-    """Waits for the end of torchrun, or ends it; returns its exit code."""
-    heard, asked = time.monotonic(), False
+def _watch_ranks(ranks: "subprocess.Popen[bytes]", stop_signals: list[int]) -> int:
+    """Waits for torchrun to end, or ends it; returns its exit code."""
+    last_heartbeat, stop_requested = time.monotonic(), False
     while ranks.poll() is None:
         if select.select([0], [], [], LOOK)[0]:
-            said = os.read(0, 4096)
-            if not said:
+            received = os.read(0, 4096)
+            if not received:
                 return _kill_ranks(ranks, "whoever started this run is gone")
-            heard = time.monotonic()
-            asked |= STOP in said
-        if time.monotonic() - heard > SILENCE:
+            last_heartbeat = time.monotonic()
+            stop_requested |= STOP in received
+        if time.monotonic() - last_heartbeat > SILENCE:
             return _kill_ranks(ranks, f"nothing heard of the run's first machine for {SILENCE:g} s")
-        if asked and not told:  # Slurm itself tells every process
-            told.append(signal.SIGTERM)
+        if stop_requested and not stop_signals:  # Slurm signals every process itself
+            stop_signals.append(signal.SIGTERM)
             ranks.terminate()
     until = time.monotonic() + GRACE
-    while told and any(_list_own_processes()) and time.monotonic() < until:
+    while stop_signals and any(_list_own_processes()) and time.monotonic() < until:
         time.sleep(LOOK)
     return ranks.returncode
 
 
 def _kill_ranks(ranks: "subprocess.Popen[bytes]", why: str) -> int:
-    with suppress(OSError):  # whoever would read it may be gone
+    with suppress(OSError):  # the reader may be gone
         print(f"{socket.gethostname()}: {why}", file=sys.stderr, flush=True)
     ranks.kill()
     ranks.wait()
@@ -148,7 +149,7 @@ def _kill_ranks(ranks: "subprocess.Popen[bytes]", why: str) -> int:
 
 
 def _list_own_processes() -> Iterator[psutil.Process]:
-    """Everything that was started for this process, whoever its parent is now."""
+    """All processes started for this one, whatever their parent is now."""
     me: Any = str(os.getpid())
     for process in psutil.process_iter():
         with suppress(psutil.Error):

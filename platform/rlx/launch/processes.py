@@ -1,4 +1,4 @@
-"""The processes of a run, found by what their command lines say."""
+"""Finds the processes of a run by their command lines."""
 
 import socket
 from collections.abc import Iterator
@@ -13,15 +13,16 @@ __all__ = ["is_abandoned", "is_supervisor", "list_live_ranks", "on_slurm", "this
 
 
 def this_machine() -> str:
-    """The name under which this machine's processes and devices stand in the registry."""
+    """The host name under which the registry records this machine's processes and devices."""
     return socket.gethostname()
 
 
 def is_abandoned(run: RunRecord) -> bool:
-    """Whether a run that counts as alive has lost its supervisor.
+    """Whether a run that is recorded as active has lost its supervisor.
 
-    On another machine nobody here can see that: there silence tells, see `effective_status`. Of a
-    job, Slurm does, and may start it again.
+    Processes can be checked on this machine only. On other machines, a run is lost when its
+    heartbeat stops (see `effective_status`). Slurm knows the state of its jobs, and may restart
+    them.
     """
     if run.effective_status == "lost":
         return True
@@ -31,12 +32,12 @@ def is_abandoned(run: RunRecord) -> bool:
 
 
 def on_slurm(run: RunRecord) -> bool:
-    """Whether a run is a job of Slurm."""
+    """Whether a run is a Slurm job."""
     return run.directory is not None and RunFolder(Path(run.directory)).job.exists()
 
 
 def is_supervisor(pid: int, run_id: str) -> bool:
-    """Whether `pid` is alive and still the supervisor of that run: process ids are used again."""
+    """Whether `pid` is alive and still the supervisor of that run: process ids are reused."""
     try:
         process = psutil.Process(pid)
         command = process.cmdline()
@@ -46,14 +47,14 @@ def is_supervisor(pid: int, run_id: str) -> bool:
 
 
 def list_live_ranks(folder: Path, supervisor: int | None = None) -> Iterator[int]:
-    """Live ranks of a run, and their launcher if they have one.
+    """Process ids of a run's live ranks, and of their launcher if they have one.
 
-    Their command lines name the run's folder, and other homes have other ones.
-
-    torchrun puts every rank in a process group of its own, so one that is killed leaves them.
+    They are recognised by the run's folder in their command lines, which differs between homes.
+    torchrun puts every rank in its own process group, so a torchrun that is killed leaves its ranks
+    running.
 
     Args:
-        supervisor: whose ranks alone are meant; a later attempt on this machine has others.
+        supervisor: only the ranks of this supervisor; a later attempt on this machine has others.
     """
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or ()

@@ -1,6 +1,6 @@
-"""Entry point of one rank: `python -m rlx.launch.rank FOLDER RUN_ID`, or torchrun with the same.
+"""Entry point of one rank: `python -m rlx.launch.rank FOLDER RUN_ID`, directly or under torchrun.
 
-Nothing is imported at module level but the standard library: scoring processes are spawned from
+Only the standard library is imported at module level, because scoring processes are spawned from
 here and import this module again.
 """
 
@@ -16,27 +16,25 @@ from contextlib import suppress
 from pathlib import Path
 
 SUPERVISOR_EVERY = 2.0
-"""Seconds between two looks at whether the supervisor is still there."""
+"""Seconds between two checks that the supervisor is alive."""
 
 
 def main(folder: str, run_id: str) -> int:
-    """Runs this rank; writes why it gave up where the supervisor looks for it."""
-    faulthandler.register(signal.SIGUSR1)  # the supervisor of a rank that hangs asks where
+    """Runs this rank; if it fails, writes the reason to a file for the supervisor."""
+    faulthandler.register(signal.SIGUSR1)  # the supervisor asks a hung rank for its stacks
     supervisor = int(os.environ["RLX_SUPERVISOR"])
     threading.Thread(target=_exit_without_supervisor, args=(supervisor,), daemon=True).start()
     try:
         _run_rank(Path(folder), run_id)
     except Exception as error:  # noqa: BLE001  (recorded, and the rank ends)
-        _write_failure(
-            Path(folder), error
-        )  # first: where the disk is full, the log cannot be written
+        _write_failure(Path(folder), error)  # first: on a full disk, writing the log fails
         traceback.print_exc()
         return 1
     return 0
 
 
 def _write_failure(folder: Path, error: Exception) -> None:
-    """Writes why this rank gave up, whole or not at all; the first rank's reason stays."""
+    """Writes atomically why this rank failed; the failure of an earlier rank is kept."""
     from rlx.errors import RlxError
     from rlx.home import RunFolder
     from rlx.launch.failures import (
@@ -47,12 +45,12 @@ def _write_failure(folder: Path, error: Exception) -> None:
     )
 
     paths = RunFolder(folder)
-    told = convert_to_rlx_error(error)
+    rlx_error = convert_to_rlx_error(error)
     failure = {
         "message": describe_error(error),
-        "exit_code": 1 if told is None else told.exit_code,
-        # What rlx says on purpose it would say again; a lost connection or device may come back.
-        "again": is_registry_away(error) or (told is None and not isinstance(error, RlxError)),
+        "exit_code": 1 if rlx_error is None else rlx_error.exit_code,
+        # An rlx error would occur again; a lost connection or device may come back.
+        "again": is_registry_away(error) or (rlx_error is None and not isinstance(error, RlxError)),
     }
     if is_disk_full(error):
         paths.reserve.unlink(missing_ok=True)
@@ -63,12 +61,12 @@ def _write_failure(folder: Path, error: Exception) -> None:
 
 
 def _exit_without_supervisor(supervisor: int) -> None:
-    """Ends this rank once nobody would record how it ended: ranks must not train on unseen."""
+    """Ends this rank once its supervisor is gone: ranks must not train on unobserved."""
     import psutil
 
     try:
         process = psutil.Process(supervisor)
-        # One that was killed stays a zombie, which counts as running, until its parent looks.
+        # A killed supervisor stays a zombie, which counts as running, until its parent reaps it.
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
             time.sleep(SUPERVISOR_EVERY)
     except psutil.NoSuchProcess:

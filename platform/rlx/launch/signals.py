@@ -1,4 +1,4 @@
-"""What a supervisor has been told to do: by a signal, or by a request in the registry."""
+"""Stop and kill requests to a supervisor, by a signal or through the registry."""
 
 import signal
 
@@ -6,11 +6,11 @@ __all__ = ["SigtermListener"]
 
 
 class SigtermListener:
-    """Listens for SIGTERM: the first asks to stop, the second to stop at once.
+    """Listens for SIGTERM: the first one requests a stop, the second a kill.
 
     Attributes:
-        stop: ranks shall write a checkpoint and end.
-        kill: they shall end without one.
+        stop: the ranks should write a checkpoint and exit.
+        kill: the ranks should exit without a checkpoint.
     """
 
     def __init__(self) -> None:
@@ -20,11 +20,11 @@ class SigtermListener:
         signal.signal(signal.SIGTERM, self._handle_signal)
 
     def _handle_signal(self, *_: object) -> None:
-        self._heard += 1  # a request may have come through the registry as well: that is no second
+        self._heard += 1  # counts signals only, not requests through the registry
         self.kill |= self._heard > 1
         self.stop = True
 
     def apply_request(self, request: str | None) -> None:
-        """Takes over what somebody has left in the registry, maybe on another machine."""
+        """Applies a request from the registry, which may come from another machine."""
         self.kill |= request == "kill"
         self.stop |= request is not None

@@ -1,10 +1,10 @@
-"""Runs as jobs of Slurm: given to it, cancelled in it, and what it alone knows of them.
+"""Runs as Slurm jobs: submits and cancels them, and records what only Slurm knows about them.
 
-A job is the supervisor, the same as everywhere, on the first of its nodes; it starts the ranks
-through srun. While a job waits, its run is "queued". Slurm may take a job back into its queue, when
-a node fails or someone says so: then the run is queued again, and goes on from its checkpoint.
+A job is the usual supervisor, on the job's first node; it starts the ranks through srun. While a
+job is pending, its run is "queued". Slurm may requeue a job when a node fails or a user asks for
+it: the run is then queued again and resumes from its checkpoint.
 
-Nothing here needs Slurm's accounting: `scontrol` knows running jobs, and ended ones for a while.
+Slurm's accounting is not required: `scontrol` knows running jobs, and ended ones for a while.
 """
 
 import json
@@ -37,9 +37,9 @@ __all__ = [
 ]
 
 PATIENCE = 30.0
-"""Seconds that one of Slurm's commands may take."""
+"""Timeout of a Slurm command in seconds."""
 RESTARTS = "SLURM_RESTART_COUNT"
-"""Variable of a job that Slurm has started before."""
+"""Environment variable of a restarted job: how often Slurm has restarted it."""
 GONE = "Invalid job id"
 WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED"})
 WAITING |= {"SPECIAL_EXIT", "RESV_DEL_HOLD"}
@@ -53,13 +53,13 @@ exec {python} -m rlx.launch.supervisor {run}
 
 
 def submit_slurm_job(registry: Registry, run: RunRecord, registry_url: str) -> str:
-    """Gives a queued run to Slurm, as a job of its own.
+    """Submits a queued run to Slurm as a job.
 
     Returns:
-        The job's id, which the run's folder keeps as well.
+        The job's id, which is also written to the run's folder.
 
     Raises:
-        EnvironmentFault: there is no Slurm here, or it refuses the job.
+        EnvironmentFault: Slurm is not installed here, or sbatch rejects the job.
     """
     folder = RunFolder(Path(run.directory or ""))
     spec = _load_resolved_spec(folder)
@@ -68,15 +68,15 @@ def submit_slurm_job(registry: Registry, run: RunRecord, registry_url: str) -> s
     script.write_text(JOB_SCRIPT.format(run=run.id, python=shlex.quote(sys.executable)))
     script.chmod(0o755)
     environment = child_environment()
-    environment.pop(RESTARTS, None)  # of a job that this is called in
-    said = _run_slurm_command(
+    environment.pop(RESTARTS, None)  # set if this process runs in a restarted job
+    result = _run_slurm_command(
         ["sbatch", *_build_sbatch_options(spec, spec.runner.launcher, folder, run.id), str(script)],
         {**environment, REGISTRY: registry_url},
     )
-    job = said.stdout.strip().split(";")[0]
-    if said.returncode or not job.isdecimal():
+    job = result.stdout.strip().split(";")[0]
+    if result.returncode or not job.isdecimal():
         refused = escape_unprintable(
-            said.stderr.strip().removeprefix("sbatch: error: ").split("\n")[0]
+            result.stderr.strip().removeprefix("sbatch: error: ").split("\n")[0]
         )
         raise EnvironmentFault(f"sbatch did not take {run.id}: {refused}")
     aside = folder.job.with_suffix(f".{os.getpid()}")
@@ -87,34 +87,34 @@ def submit_slurm_job(registry: Registry, run: RunRecord, registry_url: str) -> s
 
 
 def is_for_slurm(folder: RunFolder) -> bool:
-    """Whether a run's experiment, as its folder has it, wants a job."""
+    """Whether the experiment in a run's folder uses the Slurm launcher."""
     return isinstance(_load_resolved_spec(folder).runner.launcher, SlurmLauncherSpec)
 
 
 def cancel_slurm_job(folder: RunFolder) -> None:
-    """Ends a run's job, waiting or not; a run that has none is left as it is.
+    """Cancels a run's job, pending or running; does nothing if the run has no job.
 
     Raises:
-        EnvironmentFault: there is no Slurm here, or it does not answer.
+        EnvironmentFault: Slurm is not installed here, does not answer, or scancel fails.
     """
     job = read_job_id(folder)
     if job is None:
         return
-    folder.job.unlink(missing_ok=True)  # first: what becomes of that job is nobody's truth any more
-    said = _run_slurm_command(["scancel", job])
-    if said.returncode and GONE not in said.stderr:
+    folder.job.unlink(missing_ok=True)  # first: the job's state must not count any more
+    result = _run_slurm_command(["scancel", job])
+    if result.returncode and GONE not in result.stderr:
         folder.job.write_text(json.dumps({"job": job}))
-        raise EnvironmentFault(f"scancel {job}: {escape_unprintable(said.stderr.strip())}")
+        raise EnvironmentFault(f"scancel {job}: {escape_unprintable(result.stderr.strip())}")
 
 
 def reconcile_slurm_run(registry: Registry, run: RunRecord) -> RunRecord:
-    """The run as Slurm knows it: what its job could not record itself is recorded now.
+    """Updates a run from the state of its Slurm job, if the job could not record it itself.
 
-    A run without a job is returned as it is, and so is every other where Slurm does not answer.
+    A run without a job is returned unchanged, and so is any run if Slurm does not answer.
 
     Args:
-        registry: may be read-only; it is opened for writing where there is something to record.
-        run: as it stands there.
+        registry: may be read-only; it is reopened for writing if there is something to record.
+        run: as the registry has it.
     """
     if run.directory is None or run.status not in ("queued", "running", "lost"):
         return run
@@ -122,21 +122,21 @@ def reconcile_slurm_run(registry: Registry, run: RunRecord) -> RunRecord:
     job = read_job_id(folder)
     if job is None:
         return run
-    told = _find_true_status(run.status, job)
-    if told is None:
+    change = _find_true_status(run.status, job)
+    if change is None:
         return run
-    status, reason = told
+    status, reason = change
     try:
         with Registry.open(registry.url) as writing:
             if writing.transition(run.id, {run.status}, status, reason) and status != "queued":
                 folder.reserve.unlink(missing_ok=True)
             return writing.run(run.id)
-    except DatabaseUnwritableError:  # who may only read is shown what is recorded
+    except DatabaseUnwritableError:  # without write access, return the run as recorded
         return run
 
 
 def _find_true_status(status: Status, job: str) -> tuple[Status, str] | None:
-    """What has become of a run that counts as `status`; None where that is true."""
+    """The status and reason that the job's state implies; None if `status` is correct."""
     state = _query_job_state(job)
     if status == "queued":
         if state in ("CANCELLED", "gone"):
@@ -151,10 +151,10 @@ def _find_true_status(status: Status, job: str) -> tuple[Status, str] | None:
 
 
 def list_startable_statuses(runner: RunnerSpec, run: RunRecord) -> set[Status]:
-    """In which statuses a run may be that its supervisor starts.
+    """Statuses from which a supervisor may start its run.
 
-    A job that Slurm has taken back finds its run as the former supervisor left it: maybe killed
-    with its machine, maybe stopped by Slurm, but not by anybody's request.
+    A requeued job finds its run as the previous supervisor left it. That one may have been killed
+    with its machine or stopped by Slurm, but not by a user's request.
     """
     if not isinstance(runner.launcher, SlurmLauncherSpec):
         return {"submitted"}
@@ -167,13 +167,13 @@ def list_startable_statuses(runner: RunnerSpec, run: RunRecord) -> set[Status]:
 
 
 def restore_disk_reserve(folder: RunFolder) -> None:
-    """Holds what a former supervisor of the job gave back when it left."""
+    """Recreates the disk reserve that the job's previous supervisor deleted on exit."""
     if _count_restarts():
         hold_reserve(folder.reserve)
 
 
 def find_stop_status() -> tuple[Status, str]:
-    """How a run ends whose job Slurm has told to end, with nobody's request in the registry."""
+    """Status and reason of a run whose job Slurm ended without a request in the registry."""
     job = os.environ["SLURM_JOB_ID"]
     if int(_query_job_fields(job).get("Restarts", 0)) > _count_restarts():
         return "queued", f"Slurm has taken job {job} back into its queue"
@@ -187,14 +187,14 @@ def _load_resolved_spec(folder: RunFolder) -> ExperimentSpec:
 
 
 def _count_restarts() -> int:
-    """How often Slurm has started this job before."""
+    """How often Slurm has restarted this job."""
     return int(os.environ.get(RESTARTS, 0))
 
 
 def _build_sbatch_options(
     spec: ExperimentSpec, launcher: SlurmLauncherSpec, folder: RunFolder, run_id: str
 ) -> list[str]:
-    """The options of sbatch: ours, then those of the experiment."""
+    """Options of sbatch: rlx's own, then those of the experiment."""
     log = str(folder.log).replace("%", "%%")
     ours: dict[str, str | int | bool] = {
         "parsable": True,
@@ -216,7 +216,7 @@ def _build_sbatch_options(
 
 
 def read_job_id(folder: RunFolder) -> str | None:
-    """The id of a run's newest job; None where it has none."""
+    """The id of a run's latest Slurm job; None if it has none."""
     try:
         return str(json.loads(folder.job.read_text())["job"])
     except FileNotFoundError:
@@ -224,19 +224,19 @@ def read_job_id(folder: RunFolder) -> str | None:
 
 
 def _query_job_state(job: str) -> str | None:
-    """Slurm's word for how a job stands, "gone" where it has forgotten it; None: no answer."""
+    """Slurm's state of a job; "gone" if Slurm no longer knows it, None if Slurm does not answer."""
     return _query_job_fields(job).get("JobState")
 
 
 def _query_job_fields(job: str) -> dict[str, str]:
-    """What Slurm knows of a job, by its own names; nothing where it does not answer."""
+    """Fields of a job by Slurm's names; empty if Slurm does not answer."""
     try:
-        said = _run_slurm_command(["scontrol", "--oneliner", "show", "job", job])
+        result = _run_slurm_command(["scontrol", "--oneliner", "show", "job", job])
     except EnvironmentFault:
         return {}
-    if said.returncode:
-        return {"JobState": "gone"} if GONE in said.stderr else {}
-    return dict(re.findall(r"(?:^|\s)(JobState|Restarts)=(\S+)", said.stdout))
+    if result.returncode:
+        return {"JobState": "gone"} if GONE in result.stderr else {}
+    return dict(re.findall(r"(?:^|\s)(JobState|Restarts)=(\S+)", result.stdout))
 
 
 def _run_slurm_command(

@@ -1,6 +1,6 @@
-"""Recording a run and starting it, apart from the terminal.
+"""Records a run and starts its supervisor, detached from the terminal.
 
-A run that is recorded either starts or is marked as failed: none waits for ever.
+Every recorded run either starts or is marked as failed, so that none waits forever.
 """
 
 import json
@@ -50,18 +50,18 @@ def submit_run(
     again: bool,
     queue: bool = False,
 ) -> tuple[RunRecord, bool]:
-    """Records a run and lays out its folder; starts nothing.
+    """Records a run and creates its folder, without starting it.
 
     Args:
-        again: even where an equal one has finished or is under way.
-        queue: for whichever worker takes it.
+        again: submit even if an identical run has finished or is active.
+        queue: leave the run to any worker.
 
     Returns:
-        The run, and whether it is new; an equal one that has finished or is under way is given
-        back unless `again`.
+        The run, and whether it is new. Unless `again` is set, an identical run that has finished
+        or is active is returned instead.
 
     Raises:
-        InvalidSpec: the checkpoint that it goes on from is missing, damaged, or of another model.
+        InvalidSpec: the checkpoint to start from is missing, damaged, or of another model.
     """
     read = pin_checkpoint(registry, read)
     spec = read.spec
@@ -95,20 +95,20 @@ def _lay_out(registry: Registry, run_id: str, read: LoadedSpec) -> None:
     hold_reserve(folder.reserve)
     folder.yaml.write_text(read.yaml)
     copy_origin(registry, read.spec, folder)
-    put_spec(folder, read.spec)  # last: a worker takes a run that has one
+    put_spec(folder, read.spec)  # last: workers take runs that have this file
     registry.results.add_artifact(run_id, folder.yaml, "spec")
     registry.results.add_artifact(run_id, folder.resolved_spec, "spec")
 
 
 def put_spec(folder: RunFolder, spec: ExperimentSpec) -> None:
-    """Writes the experiment that ranks read, whole or not at all."""
+    """Writes atomically the experiment that ranks read."""
     aside = folder.resolved_spec.with_suffix(f".{os.getpid()}")
     aside.write_text(json.dumps(spec.dump_resolved(), indent=2))
     aside.replace(folder.resolved_spec)
 
 
 def _new_folder(runs: Path, run_id: str) -> Path:
-    """Makes a folder that no run has, be it a run of another registry, or of one that is lost."""
+    """Creates a folder that no run uses, not even one of another registry or of a deleted one."""
     runs.mkdir(parents=True, exist_ok=True)
     for number in count(1):
         folder = runs / (run_id if number == 1 else f"{run_id}.{number}")
@@ -120,13 +120,13 @@ def _new_folder(runs: Path, run_id: str) -> Path:
 
 @contextmanager
 def fail_unless_started(registry: Registry, run_id: str) -> Iterator[None]:
-    """Marks a run as failed when what should have started it raises."""
+    """Marks a run as failed if the code that should start it raises."""
     try:
         yield
     except Exception as error:
-        told = convert_to_rlx_error(error)
-        code = 1 if told is None else told.exit_code
-        with suppress(RegistryDatabaseError):  # the error itself says more
+        rlx_error = convert_to_rlx_error(error)
+        code = 1 if rlx_error is None else rlx_error.exit_code
+        with suppress(RegistryDatabaseError):  # the original error is more useful
             if directory := registry.run(run_id).directory:
                 RunFolder(Path(directory)).reserve.unlink(missing_ok=True)
             registry.results.add_event(
@@ -137,10 +137,13 @@ def fail_unless_started(registry: Registry, run_id: str) -> Iterator[None]:
 
 
 def start_supervisor(run: RunRecord, registry_url: str) -> int:
-    """Starts the supervisor in a session of its own, so that it outlives the terminal.
+    """Starts the supervisor in its own session, so that it outlives the terminal.
 
     Returns:
         Its process id.
+
+    Raises:
+        ValueError: the run has no folder.
     """
     if run.directory is None:
         raise ValueError(f"run {run.id} has no folder")
@@ -158,7 +161,7 @@ def start_supervisor(run: RunRecord, registry_url: str) -> int:
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of supervisor and ranks: quiet libraries, threads that sleep when idle."""
+    """Environment of the supervisor and ranks: quiet libraries, passively waiting threads."""
     return {
         **os.environ,
         "RLX_HOME": str(get_rlx_home()),
@@ -173,7 +176,7 @@ def child_environment() -> dict[str, str]:
 
 
 def collect_environment_versions() -> dict[str, Any]:
-    """Versions of what a run here would compute with."""
+    """Versions of Python, the platform and the packages that a run here would use."""
     found: dict[str, str | None] = {}
     for name in PACKAGES:
         try:
@@ -189,7 +192,7 @@ def collect_environment_versions() -> dict[str, Any]:
 
 
 def collect_code_version() -> dict[str, Any]:
-    """Version of rlx, a digest of its sources, and its commit where it runs from a checkout."""
+    """rlx's version, a digest of its sources, and its commit if it runs from a checkout."""
     root = Path(rlx.__file__).parent
     return {
         "version": rlx.__version__,
@@ -200,7 +203,7 @@ def collect_code_version() -> dict[str, Any]:
 
 
 def _run_git(folder: Path, *arguments: str) -> str | None:
-    """What git prints; None without git, or outside a checkout."""
+    """Output of a git command; None without git, or if the command fails."""
     if shutil.which("git") is None:
         return None
     done = subprocess.run(
@@ -208,13 +211,13 @@ def _run_git(folder: Path, *arguments: str) -> str | None:
         capture_output=True,
         text=True,
         check=False,
-        start_new_session=True,  # a terminal's Ctrl-C would end it, and leave us with no commit
+        start_new_session=True,  # Ctrl-C in the terminal must not end it
     )
     return done.stdout.strip() if done.returncode == 0 else None
 
 
 def registry_url(read: LoadedSpec) -> str:
-    """Where the experiment's runs are remembered: as it says, else as RLX_REGISTRY does."""
+    """URL of the experiment's registry: the spec's, or RLX_REGISTRY if the spec has the default."""
     written = read.spec.tracking.registry
-    unsaid = written == TrackingSpec().registry
-    return tracking_url(os.environ.get("RLX_REGISTRY") or written if unsaid else written)
+    is_default = written == TrackingSpec().registry
+    return tracking_url(os.environ.get("RLX_REGISTRY") or written if is_default else written)

@@ -1,16 +1,16 @@
-"""The supervisor of one run: `python -m rlx.launch.supervisor RUN_ID`, RLX_RUN_REGISTRY set.
+"""Supervises one run: `python -m rlx.launch.supervisor RUN_ID`, with RLX_RUN_REGISTRY set.
 
-It waits for devices, starts the ranks, keeps the run's heartbeat, feeds the MLflow mirror, and says
-how the run ended. The durable record decides that, not an exit code: only a run whose first rank
-recorded "completed" has finished. Ranks that were killed, or hang, are started again and go on from
-the newest checkpoint.
+The supervisor waits for devices, starts the ranks, sends the run's heartbeat, runs the MLflow
+mirror and records how the run ended. The registry decides that, not an exit code: a run has
+finished only if its first rank recorded "completed". Ranks that are killed or hang are restarted
+from the newest checkpoint.
 
-Every attempt has a fencing token, its number. Once a later one has begun, whatever this supervisor
-and its ranks still write is refused, and they leave.
+The number of an attempt is its fencing token. Once a later attempt has started, the registry
+rejects what this supervisor and its ranks write, and they exit.
 
-A run on a full disk must still be able to say so: its folder holds a reserve, which whoever meets
-the full disk first gives up. Once it is gone the mirror writes no more, for its store may lie on
-the same disk.
+A run must be able to record that its disk is full. Its folder therefore holds a reserve, which the
+first process that meets the full disk deletes. After that the mirror writes no more, because its
+store may be on the same disk.
 """
 
 import os
@@ -53,16 +53,14 @@ from rlx_registry import (
 __all__ = ["main"]
 
 LOOK = 1.0
-"""Seconds between two looks at devices that others hold."""
+"""Seconds between two checks for free devices."""
 
 T = TypeVar("T")
 
 
 def main(run_id: str) -> int:
-    """Supervises a run from its start, or its newest checkpoint, to its end."""
-    orders = (
-        SigtermListener()
-    )  # before the run is ours: an early SIGTERM would leave it "running" for ever
+    """Supervises a run from its start or newest checkpoint to its end; returns the exit code."""
+    orders = SigtermListener()  # first: an early SIGTERM would leave the run "running" forever
     with retry_registry_call(lambda: Registry.open(os.environ[REGISTRY])) as registry:
         with fail_unless_started(registry, run_id):
             run = retry_registry_call(lambda: registry.run(run_id))
@@ -77,7 +75,7 @@ def main(run_id: str) -> int:
             devices = build_device_request(spec)
             started = _wait_for_start(registry, run_id, expect, devices, orders)
         if started is None:
-            if registry.run(run_id).status in ENDED:  # else somebody else has it
+            if registry.run(run_id).status in ENDED:  # else another supervisor has it
                 folder.reserve.unlink(missing_ok=True)
             return 1
         supervisor = _Supervisor(registry, run_id, spec, folder, devices, orders)
@@ -91,8 +89,8 @@ def _wait_for_start(
     devices: DeviceRequest | None,
     orders: SigtermListener,
 ) -> StartedAttempt | None:
-    """Starts the run once its devices are free; None where somebody else has it, or stops it."""
-    told = False
+    """Starts the run once its devices are free; None if it was started elsewhere or stopped."""
+    reported = False
     while not orders.stop:
         why = retry_registry_call(lambda: _describe_earlier_run(registry, run_id, devices))
         try:
@@ -105,8 +103,8 @@ def _wait_for_start(
                 return started
         except DevicesBusyError as busy:
             why = str(busy)
-        if not told:
-            told = True
+        if not reported:
+            reported = True
             print_to_log(f"waiting: {why}")
             retry_registry_call(partial(registry.results.add_event, run_id, "waiting", why))
         if not retry_registry_call(lambda: registry.heartbeat(run_id)):
@@ -118,9 +116,9 @@ def _wait_for_start(
 
 
 def _describe_earlier_run(registry: Registry, run_id: str, devices: DeviceRequest | None) -> str:
-    """Who has waited for longer on this machine; empty where nobody has.
+    """Names an earlier run that still waits on this machine; empty if there is none.
 
-    One that needs many devices would otherwise wait for ever behind those that need few.
+    Otherwise runs that need few devices could starve one that needs many.
     """
     if devices is None:
         return ""
@@ -147,11 +145,11 @@ class _Supervisor:
         self._orders = orders
 
     def supervise(self, started: StartedAttempt) -> int:
-        """Runs the ranks to their end and records it."""
+        """Runs the ranks to their end and records it; returns the exit code."""
         writer = retry_registry_call(
             lambda: self._registry.as_writer(self._run_id, started.attempt)
         )
-        # Two may have waited, each of which has put its name there; this one has started.
+        # Two supervisors may have waited, each of which recorded its pid; this one started the run.
         self._write(lambda: writer.update_run(self._run_id, pid=os.getpid(), host=this_machine()))
         mirror = MirrorThread(
             self._registry.url,
@@ -171,11 +169,11 @@ class _Supervisor:
         if behind:
             self._record_event(self._registry, "mirror_behind", behind, level="warning")
         if retry_registry_call(lambda: self._registry.run(self._run_id)).status in ENDED:
-            self._folder.reserve.unlink(missing_ok=True)  # else it has been resumed meanwhile
+            self._folder.reserve.unlink(missing_ok=True)  # else it has been resumed since
         return 0 if end.status == "finished" else 1
 
     def _run_attempts(self, writer: Registry, started: StartedAttempt) -> AttemptEnd:
-        """Runs the ranks, again where that may help; records how the run has ended."""
+        """Runs the ranks, retries if that may help, and records how the run ended."""
         number = retry_registry_call(lambda: attempts_used(self._registry, self._run_id))
         while True:
             try:
@@ -209,14 +207,14 @@ class _Supervisor:
         return self._write(lambda: writer.start(self._run_id, {"running"}, reason, devices=devices))
 
     def _run_attempt(self, writer: Registry, started: StartedAttempt) -> AttemptEnd:
-        """Runs the ranks once, and draws the pictures where they have finished."""
-        told = {
+        """Runs the ranks once; draws the run's pictures if they have finished."""
+        environment = {
             REGISTRY: self._registry.url,
             ATTEMPT: str(started.attempt),
             **build_cuda_environment(started.devices),
         }
-        attempt = Attempt(self._run_id, self._spec, self._folder, told, self._orders)
-        if self._has_completed(writer):  # and a supervisor was lost that had only to say so
+        attempt = Attempt(self._run_id, self._spec, self._folder, environment, self._orders)
+        if self._has_completed(writer):  # a lost supervisor had only to record it
             end = AttemptEnd("finished")
         else:
             end = attempt.run(
@@ -227,21 +225,21 @@ class _Supervisor:
                 draw_run_pictures(writer, self._run_id, self._folder)
             except FencedError:
                 raise
-            except Exception as error:  # noqa: BLE001  (recorded: the results stand without it)
-                told_of = f"the pictures could not be drawn: {describe_error(error)}"
-                self._record_event(writer, "report_failed", told_of, level="error")
+            except Exception as error:  # noqa: BLE001  (recorded: the results are valid without it)
+                message = f"the pictures could not be drawn: {describe_error(error)}"
+                self._record_event(writer, "report_failed", message, level="error")
                 _print_traceback()
         return end
 
     def _send_heartbeat(self, writer: Registry) -> None:
-        """Says that the run is alive, and looks for what others ask of it."""
+        """Sends a heartbeat and applies requests from the registry."""
         try:
             if not writer.heartbeat(self._run_id):
-                self._orders.stop = True  # somebody else has ended the run
+                self._orders.stop = True  # the run was ended elsewhere
             self._orders.apply_request(writer.run(self._run_id).request)
         except DatabaseUnwritableError:
             raise
-        except DatabaseUnavailableError as error:  # the ranks go on; they wait before they write
+        except DatabaseUnavailableError as error:  # the ranks go on; their writes wait
             print_to_log(f"no heartbeat: {error}")
 
     def _has_completed(self, writer: Registry) -> bool:
@@ -249,9 +247,8 @@ class _Supervisor:
         return any(event.kind == "completed" for event in events)
 
     def _record_end(self, writer: Registry, end: AttemptEnd) -> None:
-        if isinstance(
-            self._spec.runner.launcher, LocalLauncherSpec
-        ):  # of other machines nobody adds it up
+        # Usage on other machines is unknown.
+        if isinstance(self._spec.runner.launcher, LocalLauncherSpec):
             used = resource.getrusage(resource.RUSAGE_CHILDREN)
             self._record_event(
                 writer,
@@ -260,8 +257,8 @@ class _Supervisor:
                 {"cpu_seconds": used.ru_utime + used.ru_stime, "peak_mb": used.ru_maxrss / 1024},
             )
         if end.status == "failed":
-            told = {"exit_code": end.exit_code}
-            self._record_event(writer, "failed", end.reason or "", told, level="error")
+            payload = {"exit_code": end.exit_code}
+            self._record_event(writer, "failed", end.reason or "", payload, level="error")
         self._write(lambda: writer.transition(self._run_id, {"running"}, end.status, end.reason))
 
     def _record_event(
@@ -277,7 +274,7 @@ class _Supervisor:
         )
 
     def _write(self, write: Callable[[], T]) -> T:
-        """Writes to the registry; gives up the reserve where the disk is full."""
+        """Writes to the registry; if the disk is full, deletes the reserve and tries again."""
         try:
             return retry_registry_call(write)
         except DatabaseUnwritableError as error:

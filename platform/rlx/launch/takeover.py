@@ -1,4 +1,4 @@
-"""Giving a supervisor to a run that has none: it waits in the queue, was stopped, or is lost."""
+"""Starts a supervisor for a run that has none: a queued, stopped or lost one."""
 
 import os
 import signal
@@ -17,18 +17,18 @@ from rlx_registry import Registry, RunRecord
 __all__ = ["BY_HAND", "attempts_used", "continue_run", "launch_run", "take_over_run"]
 
 BY_HAND = "resumed"
-"""Why a run waits again that somebody has resumed: its attempts are counted anew."""
+"""Reason recorded when a user resumes a run, which restarts its attempt count."""
 
 
 def attempts_used(registry: Registry, run_id: str) -> int:
-    """How often a run has been started since it was submitted, or last resumed by hand."""
+    """Number of attempts since a run was submitted, or last resumed by a user."""
     changes = registry.history(run_id)
     before = [change.attempt for change in changes if change.reason == BY_HAND]
     return changes[-1].attempt - (before[-1] if before else 0)
 
 
 def launch_run(registry: Registry, run: RunRecord, registry_url: str) -> None:
-    """Starts the supervisor of a new run here; one that is queued becomes a job of Slurm."""
+    """Starts the supervisor of a new run here, or submits a queued run to Slurm."""
     with fail_unless_started(registry, run.id):
         if run.status == "queued":
             give_to_slurm(registry, run, registry_url)
@@ -41,13 +41,13 @@ def launch_run(registry: Registry, run: RunRecord, registry_url: str) -> None:
 def continue_run(
     registry: Registry, run: RunRecord, registry_url: str, changed: ExperimentSpec | None
 ) -> bool:
-    """Gives a run a supervisor as its owner wants: here, or as a job of Slurm.
+    """Resumes a run where its launcher puts it: on this machine, or as a Slurm job.
 
     Args:
-        changed: the experiment on other ranks; None where it stays as it is.
+        changed: the experiment with other ranks, devices or engine; None if it is unchanged.
 
     Returns:
-        False where somebody else has taken the run, or ended it, meanwhile.
+        False if the run has been taken over or ended elsewhere in the meantime.
     """
     folder = RunFolder(Path(run.directory or ""))
     slurm = (
@@ -60,9 +60,7 @@ def continue_run(
     if not registry.transition(run.id, {run.status}, "queued", BY_HAND):
         return False
     with fail_unless_started(registry, run.id):
-        cancel_slurm_job(
-            folder
-        )  # the job that the run had before; nobody shall ask Slurm about that one
+        cancel_slurm_job(folder)  # the run's previous job, whose state must not count any more
         if changed is not None:
             put_spec(folder, changed)
         hold_reserve(folder.reserve)
@@ -77,15 +75,15 @@ def take_over_run(
     reason: str,
     changed: ExperimentSpec | None = None,
 ) -> int | None:
-    """Starts a supervisor for a run, here.
+    """Starts a supervisor for a run on this machine.
 
     Returns:
-        Its process id; None where somebody else has taken the run, or ended it, meanwhile.
+        Its process id; None if the run has been taken over or ended elsewhere in the meantime.
     """
     folder = RunFolder(Path(run.directory or ""))
     if not registry.transition(run.id, {run.status}, "submitted", reason):
         return None
-    for pid in list_live_ranks(folder.root):  # of a supervisor that was killed
+    for pid in list_live_ranks(folder.root):  # left by a supervisor that was killed
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     with fail_unless_started(registry, run.id):

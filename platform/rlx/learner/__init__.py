@@ -1,4 +1,4 @@
-"""The learner: DeepSpeed's engine, prefix sharing, weight export; its reference and its critic."""
+"""The learner (DeepSpeed, prefix sharing, weight export), reference policy and critic."""
 
 import lazy_loader
 

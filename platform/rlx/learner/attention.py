@@ -1,8 +1,8 @@
-"""Attention over packed trees: blocks of tokens, each against its own path and itself.
+"""Attention over packed trees, in blocks of tokens that attend to their path and to themselves.
 
-The tokens of a tree stand in the order of a depth-first walk. What any token of a run of
-consecutive ones may look at is either in the run or on the path to its first token, so a block of
-b tokens at depth d costs b · (d + b), wherever the tree branches. Blocks of about equal length are
+The tokens of a tree are in depth-first order. A token in a block of consecutive tokens can only
+attend to tokens in the block or on the path to the block's first token, so a block of b tokens at
+depth d costs b · (d + b), wherever the tree branches. Blocks with similar numbers of keys are
 computed together.
 """
 
@@ -18,31 +18,32 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 __all__ = ["GROUPED", "AttentionBlocks"]
 
 GROUPED = "rlx_grouped"
-"""The name under which transformers finds it."""
+"""Name under which the attention function is registered with transformers."""
 
 SMALLEST = 64
-"""Tokens of a block at least."""
+"""Minimum tokens per block."""
 PATHS_PER_BLOCK = 4
-"""A path is at most so many times as long as a block, which bounds what is gathered."""
+"""Maximum ratio of path length to block length; bounds the gathered keys."""
 AS_LONG = 0.85
-"""Blocks are computed together whose keys are at least this share of the longest's."""
+"""Blocks are computed together if they have at least this fraction of the largest one's keys."""
 
 UNKNOWN = ("softcap", "s_aux", "position_bias", "cache")
-"""Arguments by which a model asks for another attention than this one."""
+"""Arguments with which a model requests features that this attention lacks."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class AttentionBlocks:
-    """Which tokens are computed together, for a micro-batch of `L` tokens.
+    """Partition of a micro-batch of `L` tokens into attention blocks.
 
     Attributes:
         queries: `[Q]` tokens, block after block, padded.
-        keys: `[K]` what each block looks at, padded.
-        outputs: `[L]` where a token stands among the queries.
-        sizes: blocks, queries and keys of a block, for blocks that are computed together.
-        masks: for each of them `[blocks, 1, queries, keys]` float32, added to scores: -inf where
-            a query may not look. All layers share them; bool ones would be turned into such by
-            every layer, and kept until its backward pass.
+        keys: `[K]` tokens that each block attends to, padded.
+        outputs: `[L]` index of each token among the queries.
+        sizes: (blocks, queries per block, keys per block) for each group of blocks that are
+            computed together.
+        masks: for each group, `[blocks, 1, queries, keys]` float32, added to scores: -inf where a
+            query must not attend. Shared by all layers; every layer would convert a bool mask to
+            float and keep it until its backward pass.
     """
 
     queries: Tensor
@@ -53,7 +54,7 @@ class AttentionBlocks:
 
     @classmethod
     def from_positions(cls, positions: Tensor, ends: Tensor) -> "AttentionBlocks":
-        """Cuts a micro-batch into blocks.
+        """Partitions a micro-batch into blocks.
 
         Args:
             positions, ends: `[L]` as in `PackedBatch`.
@@ -68,36 +69,37 @@ class AttentionBlocks:
             if not buckets or len(seen[block]) < AS_LONG * len(seen[buckets[-1][0]]):
                 buckets.append([])
             buckets[-1].append(block)
-        asked = [_stack_token_rows([tokens[n] for n in bucket]) for bucket in buckets]
-        looked = [_stack_token_rows([seen[n] for n in bucket]) for bucket in buckets]
-        queries = torch.cat([q.flatten() for q in asked])
+        query_rows = [_stack_token_rows([tokens[n] for n in bucket]) for bucket in buckets]
+        key_rows = [_stack_token_rows([seen[n] for n in bucket]) for bucket in buckets]
+        queries = torch.cat([q.flatten() for q in query_rows])
         outputs = torch.empty_like(ends)
         real = (queries >= 0).nonzero()[:, 0]
         outputs[queries[real]] = real
         return cls(
             queries=queries.clamp(min=0).to(device),
-            keys=torch.cat([k.flatten() for k in looked]).clamp(min=0).to(device),
+            keys=torch.cat([k.flatten() for k in key_rows]).clamp(min=0).to(device),
             outputs=outputs.to(device),
-            sizes=tuple((*q.shape, k.shape[1]) for q, k in zip(asked, looked, strict=True)),
+            sizes=tuple((*q.shape, k.shape[1]) for q, k in zip(query_rows, key_rows, strict=True)),
             masks=tuple(
                 _build_attention_mask(q, k, ends).to(device)
-                for q, k in zip(asked, looked, strict=True)
+                for q, k in zip(query_rows, key_rows, strict=True)
             ),
         )
 
 
-def _stack_token_rows(parts: list[Tensor]) -> Tensor:
-    """`[n, longest]` the parts below one another, -1 on padding."""
-    longest = max(map(len, parts))
-    return torch.stack([pad(part, (0, longest - len(part)), value=-1) for part in parts])
+def _stack_token_rows(rows: list[Tensor]) -> Tensor:
+    """Returns the rows stacked to `[n, longest]`, padded with -1."""
+    longest = max(map(len, rows))
+    return torch.stack([pad(row, (0, longest - len(row)), value=-1) for row in rows])
 
 
 def _build_attention_mask(queries: Tensor, keys: Tensor, ends: Tensor) -> Tensor:
-    """`[n, 1, b, k]`; padding looks at the first key, since a softmax over nothing is NaN."""
-    asks, key = queries[:, :, None], keys[:, None, :]
-    sees = (key >= 0) & (key <= asks) & (asks < ends[keys.clamp(min=0)][:, None, :])
+    """Returns `[n, 1, b, k]`; padding attends to the first key, since a softmax over nothing is
+    NaN."""
+    query, key = queries[:, :, None], keys[:, None, :]
+    visible = (key >= 0) & (key <= query) & (query < ends[keys.clamp(min=0)][:, None, :])
     first = torch.arange(keys.shape[1]) == 0
-    seen = torch.where(asks >= 0, sees, first)[:, None]
+    seen = torch.where(query >= 0, visible, first)[:, None]
     return torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
 
 
@@ -111,26 +113,26 @@ def _compute_grouped_attention(
     rlx_blocks: AttentionBlocks | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers asks for it; `[1, heads, L, width]` in, `[1, L, heads, width]` out.
+    """Attention function for transformers: `[1, heads, L, width]` in, `[1, L, heads, width]` out.
 
     Raises:
-        ValueError: the model asks for something else than plain attention.
+        ValueError: the model requests something other than plain attention.
     """
-    if rlx_blocks is None:  # the model is used for something else than packed trees
+    if rlx_blocks is None:  # the model is not called on packed trees
         output, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **others
         )
         return torch.as_tensor(output), None
-    if asked := [name for name in UNKNOWN if others.get(name) is not None]:
-        raise ValueError(f"this model's attention uses {', '.join(asked)}")
+    if unsupported := [name for name in UNKNOWN if others.get(name) is not None]:
+        raise ValueError(f"this model's attention uses {', '.join(unsupported)}")
     blocks, (_, heads, _, width) = rlx_blocks, query.shape
-    asks = _gather_tokens(query, blocks.queries)
+    queries = _gather_tokens(query, blocks.queries)
     keys, values = _gather_tokens(key, blocks.keys), _gather_tokens(value, blocks.keys)
     lengths = [n * b for n, b, _ in blocks.sizes], [n * k for n, _, k in blocks.sizes]
-    parts = zip(
+    groups = zip(
         blocks.sizes,
         blocks.masks,
-        asks.split(lengths[0]),
+        queries.split(lengths[0]),
         keys.split(lengths[1]),
         values.split(lengths[1]),
         strict=True,
@@ -139,13 +141,13 @@ def _compute_grouped_attention(
         _attend_blocks(
             q.unflatten(0, (n, b)), k.unflatten(0, (n, c)), v.unflatten(0, (n, c)), mask, scaling
         )
-        for (n, b, c), mask, q, k, v in parts
+        for (n, b, c), mask, q, k, v in groups
     ]
     return torch.cat(outputs).index_select(0, blocks.outputs).view(1, -1, heads, width), None
 
 
 def _gather_tokens(states: Tensor, tokens: Tensor) -> Tensor:
-    """`[1, heads, L, width]` to `[tokens, heads, width]`, whole tokens at a time."""
+    """Gathers tokens of `[1, heads, L, width]` into `[tokens, heads, width]`."""
     flat = states[0].transpose(0, 1).flatten(1)
     return flat.index_select(0, tokens).view(-1, states.shape[1], states.shape[3])
 
@@ -153,10 +155,10 @@ def _gather_tokens(states: Tensor, tokens: Tensor) -> Tensor:
 def _attend_blocks(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None
 ) -> Tensor:
-    """`[n, b, heads, width]` against `[n, k, heads, width]`; gives `[n · b, heads · width]`."""
+    """Attention of `[n, b, heads, width]` to `[n, k, heads, width]`; `[n · b, heads · width]`."""
     query, key, value = (states.transpose(1, 2) for states in (query, key, value))
     fewer = query.shape[1] // key.shape[1]
-    shares_heads = fewer > 1 and query.device.type == "cpu"  # elsewhere only without a mask
+    shares_heads = fewer > 1 and query.device.type == "cpu"  # GPU kernels need it unmasked
     if fewer > 1 and not shares_heads:
         key, value = repeat_kv(key, fewer), repeat_kv(value, fewer)
     output: Tensor = scaled_dot_product_attention(

@@ -1,8 +1,8 @@
-"""Which form a model's packed trees are computed in: the first that gives the plain rows' numbers.
+"""Chooses the form that computes packed trees: the fastest one that agrees with plain rows.
 
-Names of architectures say too little (a window, a sink or a soft cap is an option of some of
-them), and a form that does not fit a model would be wrong without a word. So each is tried on a few
-random trees, with its gradient, against plain rows.
+The name of an architecture is not enough (sliding windows, attention sinks and soft caps are
+options of some), and an unsuitable form would be silently wrong. So the outputs and gradients of
+each form are compared with those of plain rows on a few random trees.
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ FORMS: dict[str, tuple[ForwardForm, ...]] = {
     "cuda": (FlexForm(), GroupedForm(), CachedForm(), PlainForm()),
     "cpu": (GroupedForm(), CachedForm(), PlainForm()),
 }
-"""By kind of device, the fastest first. Plain rows are right by definition."""
+"""By device type, fastest first. Plain rows are the reference."""
 
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
-"""Relative L2 distance up to which outputs are alike. Rounding is a hundredth of it."""
+"""Maximum relative L2 distance of outputs; about 100 times the rounding error."""
 
 SHAPE = (30, (12, 5, 12), 4, (3, 5))
 """Tokens of the prompt, of each answer, of the question, and of each confidence."""
@@ -32,7 +32,7 @@ SHAPE = (30, (12, 5, 12), 4, (3, 5))
 
 @dataclass(frozen=True, slots=True)
 class FormChoice:
-    """A form, and for each that would be faster why it does not fit this model."""
+    """The chosen form, and for each faster form the reason why it does not fit the model."""
 
     form: ForwardForm
     refused: tuple[str, ...]
@@ -44,14 +44,14 @@ class FormChoice:
 
 
 def choose_form(module: PackedModule, ranks: Ranks) -> FormChoice:
-    """Tries the forms of a device, and lets the module use the first that fits.
+    """Tries the forms of a device, and makes the module use the first that fits.
 
     Args:
-        module: whole, on the rank's device, not yet sharded.
-        ranks: which all use the same form.
+        module: on the rank's device, not yet sharded.
+        ranks: all ranks use the same form.
 
     Returns:
-        What was chosen, alike on every rank.
+        The choice, the same on every rank.
     """
     forms = FORMS[ranks.device.type]
     module.use(forms[-1])
@@ -62,18 +62,18 @@ def choose_form(module: PackedModule, ranks: Ranks) -> FormChoice:
             refused.append(f"{form.name} ({reason})")
         else:
             break
-    everyone = ranks.gather(refused)
-    most = max(everyone, key=len)
+    refused_by_rank = ranks.gather(refused)
+    most = max(refused_by_rank, key=len)
     module.use(forms[len(most)])
     return FormChoice(forms[len(most)], tuple(most))
 
 
 def _find_form_fault(module: PackedModule, form: ForwardForm, expected: tuple[Tensor, ...]) -> str:
-    """Why a form does not fit; nothing where it does."""
+    """Explains why a form does not fit; empty if it does."""
     try:
         module.use(form)
         found = _compute_trial_outputs(module)
-    except Exception as error:  # noqa: BLE001  (a model may refuse in any way)
+    except Exception as error:  # noqa: BLE001  (a model may fail in any way)
         return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
     for what, a, b in zip(("outputs", "gradients"), found, expected, strict=False):
         distance, length = float((a - b).norm()), float(b.norm())
@@ -83,9 +83,10 @@ def _find_form_fault(module: PackedModule, form: ForwardForm, expected: tuple[Te
 
 
 def _compute_trial_outputs(module: PackedModule) -> tuple[Tensor, ...]:
-    """Outputs of a few trees, and the gradient of the first parameters where any learn.
+    """Returns the outputs of a few trees, and the gradient of the first trainable parameters.
 
-    Of several: an adapter's A has none as long as its B is zero, and it begins so.
+    It takes several parameters, since the gradient of an adapter's A is zero while B is zero, its
+    initial value.
     """
     learned = [p for p in module.model.parameters() if p.requires_grad][:4]
     some = next(module.model.parameters())
@@ -95,7 +96,7 @@ def _compute_trial_outputs(module: PackedModule) -> tuple[Tensor, ...]:
     )
     with torch.enable_grad():
         outputs = module.outputs(packed.to(some.device))
-    order = (packed.rows * ids.shape[1] + packed.columns).argsort()  # forms pack in other orders
+    order = (packed.rows * ids.shape[1] + packed.columns).argsort()  # packing order depends on form
     outputs = outputs[order.to(some.device)]
     weights = torch.linspace(-1, 1, outputs.numel(), device=some.device).view_as(outputs)
     if not learned:
@@ -105,7 +106,7 @@ def _compute_trial_outputs(module: PackedModule) -> tuple[Tensor, ...]:
 
 
 def _build_trial_rows(module: PackedModule) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Two-turn rows of two trees: token ids, which are any, of which tree, and which are wanted."""
+    """Returns two-turn rows of two trees: token ids, token mask, tree ids, wanted tokens."""
     vocabulary = module.model.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(0)
 
@@ -118,12 +119,12 @@ def _build_trial_rows(module: PackedModule) -> tuple[Tensor, Tensor, Tensor, Ten
         opening, start = (
             generate_token_ids(prompt),
             generate_token_ids(3),
-        )  # which answers share as well
+        )  # answers share a first token too
         for answer in answers:
-            said = [*opening, *start[: tree + 1], *generate_token_ids(answer)]
-            asked = [*said, *generate_token_ids(question)]
-            rows += [said, *([*asked, *generate_token_ids(count)] for count in confidences)]
-            learned += [prompt, *[len(asked)] * len(confidences)]
+            answered = [*opening, *start[: tree + 1], *generate_token_ids(answer)]
+            context = [*answered, *generate_token_ids(question)]
+            rows += [answered, *([*context, *generate_token_ids(count)] for count in confidences)]
+            learned += [prompt, *[len(context)] * len(confidences)]
             trees += [tree] * (1 + len(confidences))
     width = max(map(len, rows))
     column = torch.arange(width)

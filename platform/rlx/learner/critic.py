@@ -1,4 +1,4 @@
-"""The critic: a copy of the policy's model with a value head, under an engine of its own."""
+"""The critic: a copy of the policy's model with a value head, trained by its own engine."""
 
 import copy
 from dataclasses import dataclass
@@ -27,15 +27,15 @@ __all__ = ["Critic", "CriticStats", "critic_rate"]
 
 @dataclass(frozen=True, slots=True)
 class CriticStats:
-    """What one optimiser step of the critic found, over all ranks and before it moved.
+    """Statistics of one optimizer step of the critic, over all ranks, from before the update.
 
     Attributes:
-        loss: mean over the tokens that learn.
-        clip_fraction: share of those tokens whose value is held at the clip, without a gradient.
-        value: mean.
-        explained_variance: 1 - Var(R - V) / Var(R); None where all returns are equal.
-        grad_norm: before clipping.
-        learning_rate: as used.
+        loss: mean over the learning tokens.
+        clip_fraction: fraction of learning tokens whose value is clipped, without a gradient.
+        value: mean value.
+        explained_variance: 1 - Var(R - V) / Var(R); None if all returns are equal.
+        grad_norm: gradient norm before clipping.
+        learning_rate: learning rate of the step.
     """
 
     loss: float
@@ -47,23 +47,24 @@ class CriticStats:
 
 
 def critic_rate(spec: CriticSpec, step: int) -> float:
-    """Learning rate of step `step` (from 0) of the run: a linear warm-up, then constant."""
+    """Returns the learning rate of step `step` (from 0) of the run: linear warm-up, then
+    constant."""
     return spec.learning_rate * min(1.0, (step + 1) / max(1, spec.warmup_steps))
 
 
 class Critic:
-    """Estimates the return that is still to come. All of its weights learn, also in LoRA runs.
+    """Value model that estimates the remaining return. All weights are trained, even with LoRA.
 
     Args:
-        policy: the model to begin from, not yet adapted and not yet with a learner; left as it is.
+        policy: the initial model, before adapters are added and a learner is built; not modified.
         runner: ZeRO stage, precision, micro-batch size.
-        spec: optimiser and clip.
+        spec: optimizer and value clip.
         ranks: from `join_ranks`.
-        seed: the run's.
-        make_optimizer: another than AdamW, for measurements.
+        seed: seed of the run.
+        make_optimizer: builds an optimizer other than AdamW, for benchmarks.
 
     Raises:
-        SpecError: this kind of model has no decoder to put a value head on.
+        SpecError: this kind of model has no decoder for a value head.
         ValueError: the policy has adapters.
     """
 
@@ -96,14 +97,14 @@ class Critic:
         )
 
     def values(self, batch: TokenBatch, want: Tensor) -> Tensor:
-        """The critic's estimates as it is.
+        """Computes the current values.
 
         Args:
-            batch: the whole step's rows, alike on every rank.
-            want: `[B, T]` bool the tokens; never the first of a row.
+            batch: all rows of the step, the same on every rank.
+            want: `[B, T]` bool, the tokens to compute; never the first of a row.
 
         Returns:
-            `[B, T]` float32 on every rank: at t the value of the row's tokens before t; 0 where
+            `[B, T]` float32 on every rank: at t, the value of the state before token t; 0 where
             not wanted.
         """
         return self._share(batch, want).gather_token_values(self._engine)
@@ -112,23 +113,23 @@ class Critic:
         return RankMicroBatches(batch, want, self._limit, self._ranks, merge=self._merges)
 
     def save(self, folder: Path) -> None:
-        """As `Engine.save`."""
+        """See `TrainingEngine.save`."""
         self._engine.save(folder)
 
     def load(self, folder: Path, *, universal: bool = False) -> None:
-        """As `Engine.load`."""
+        """See `TrainingEngine.load`."""
         self._engine.load(folder, universal=universal)
 
     def update(self, train: TrainBatch, rate: float) -> CriticStats | None:
-        """Takes one optimiser step towards the returns.
+        """Takes one optimizer step towards the returns.
 
         Args:
-            train: the whole step's batch, alike on every rank.
+            train: the batch of the whole step, the same on every rank.
             rate: learning rate of this step.
 
         Returns:
-            The figures, alike on every rank; None when no token learns, in which case nothing was
-            changed on any rank.
+            Statistics, the same on every rank; None if there are no learning tokens, in which case
+            no rank is updated.
 
         Raises:
             RlxError: the gradient is not finite.
@@ -169,14 +170,14 @@ class Critic:
 
 
 def _compute_explained_variance(unexplained: float, returns: Tensor) -> float | None:
-    """Share of the returns' variance that is not left over."""
+    """Returns the fraction of the returns' variance that the values explain."""
     if returns.max() == returns.min():
         return None
     return 1 - unexplained / float(returns.double().var(correction=0))
 
 
 def _copy_decoder(policy: Policy) -> PreTrainedModel:
-    """A copy of the model without its language head, ready to learn."""
+    """Returns a trainable copy of the model without its language-model head."""
     decoder: PreTrainedModel | None = policy.model.get_decoder()
     if decoder is None or decoder is policy.model:
         kind = policy.model.config.model_type
@@ -189,6 +190,7 @@ def _copy_decoder(policy: Policy) -> PreTrainedModel:
 
 @torch.no_grad()
 def _compute_hidden_size(decoder: PreTrainedModel) -> int:
-    """Of the last hidden state. Configurations have no common name for it, so one token is read."""
+    """Returns the size of the last hidden state, from a forward pass over one token, since
+    configurations have no common name for it."""
     token = torch.zeros(1, 1, dtype=torch.int64)
     return int(decoder(input_ids=token, use_cache=False).last_hidden_state.shape[-1])

@@ -1,4 +1,4 @@
-"""Joining the other ranks, without compiling anything."""
+"""Joins the process group of ranks, without compiling DeepSpeed kernels."""
 
 import datetime
 import os
@@ -22,7 +22,7 @@ TIMEOUT = datetime.timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Who this process is among its peers, and where it computes."""
+    """This process's rank, the number of ranks, and the device it computes on."""
 
     rank: int
     count: int
@@ -30,11 +30,11 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Rank 0 records; the others compute."""
+        """Whether this is rank 0, the only one that writes records."""
         return self.rank == 0
 
     def gather(self, item: T) -> list[T]:
-        """Every rank's item, in order of rank, on every rank."""
+        """Gathers every rank's item, in order of rank, on every rank."""
         if self.count == 1:
             return [item]
         items: list[Any] = [None] * self.count
@@ -42,16 +42,17 @@ class Ranks:
         return items
 
     def barrier(self) -> None:
-        """Waits until every rank is here."""
+        """Waits until every rank reaches this call."""
         if self.count > 1:
             dist.barrier()
 
 
 def join_ranks(runner: RunnerSpec) -> Ranks:
-    """Joins the process group that the environment describes as torchrun does.
+    """Joins the process group described by torchrun's environment variables.
 
     Raises:
-        EnvironmentFault: a CUDA device is asked for, or there are some, and none for this rank.
+        EnvironmentFault: the run uses CUDA (by request, or because there are GPUs), and there is no
+            GPU for this rank.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     local = int(os.environ["LOCAL_RANK"])
@@ -67,8 +68,8 @@ def join_ranks(runner: RunnerSpec) -> Ranks:
         warnings.simplefilter("ignore")
         import deepspeed
 
-        # DeepSpeed compiles a shared-memory all-reduce when it starts on CPU; only its inference
-        # uses it, and it needs a compiler that a user's machine may lack.
+        # On CPU, DeepSpeed compiles a shared-memory all-reduce at start. Only its inference uses
+        # it, and the user's machine may lack a compiler.
         sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
         deepspeed.init_distributed(
             dist_backend="nccl" if on_gpu else "gloo", verbose=False, timeout=TIMEOUT

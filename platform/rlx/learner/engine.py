@@ -1,4 +1,5 @@
-"""DeepSpeed around one module: one optimiser step per call, however the batch is cut."""
+"""DeepSpeed engine for one module: one optimizer step per call, over any number of
+micro-batches."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -17,10 +18,10 @@ from rlx.learner.share import RankMicroBatches
 from rlx.learner.universal import frozen_value
 from rlx.spec import CriticSpec, OptimizerSpec, RunnerSpec
 
-with hide_packages("mlflow"):  # its autotuner would import it: most of a second for nobody
+with hide_packages("mlflow"):  # DeepSpeed's autotuner would import it, which takes most of a second
     import deepspeed
 with patch.object(deepspeed.runtime.compiler, "compile", lambda: lambda function: function):
-    # It looks whether an optimiser is this one, whose import loads a compiler: as long again.
+    # DeepSpeed imports this to check for the Muon optimizer; unpatched, that loads a compiler.
     import deepspeed.runtime.zero.muon.muon_optimizer
 
 __all__ = ["AdamSpec", "MakeOptimizer", "TrainingEngine", "build_adamw"]
@@ -30,7 +31,7 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter], AdamSpec], torch.optim.Optimiz
 
 
 def build_adamw(parameters: Iterable[nn.Parameter], spec: AdamSpec) -> torch.optim.Optimizer:
-    """The optimiser that the spec describes; one kernel per step on a GPU."""
+    """Builds AdamW with the spec's settings; fused on a GPU."""
     learned = list(parameters)
     return torch.optim.AdamW(
         learned,
@@ -43,15 +44,15 @@ def build_adamw(parameters: Iterable[nn.Parameter], spec: AdamSpec) -> torch.opt
 
 
 class TrainingEngine:
-    """Owns trained weights and their optimiser. A process may hold several.
+    """Owns trained weights and their optimizer. A process may have several engines.
 
     Args:
-        module: moved to the rank's device. Parameters that need no gradient stay as they are.
-        spec: AdamW's settings, and the bound on the gradient's norm.
+        module: moved to the rank's device. Parameters without `requires_grad` are frozen.
+        spec: settings of AdamW, and the maximum gradient norm.
         runner: ZeRO stage, precision.
         ranks: from `join_ranks`.
-        section: of the YAML that `spec` is, for messages.
-        make_optimizer: another than AdamW, for measurements.
+        section: YAML section of `spec`, for error messages.
+        make_optimizer: builds an optimizer other than AdamW, for benchmarks.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class TrainingEngine:
         self._runner = runner
         self._ranks = ranks
         self._module = module.to(ranks.device)
-        self._module.zero_grad()  # whatever the model learned before is not this engine's
+        self._module.zero_grad()  # drop gradients from before this engine
         learned = [p for p in self._module.parameters() if p.requires_grad]
         self._engine, *_ = deepspeed.initialize(
             model=self._module,
@@ -76,18 +77,18 @@ class TrainingEngine:
             config=_build_deepspeed_config(runner, spec, ranks),
             dist_init_required=False,
         )
-        # No dropout: the gradient is that of the very policy that sampled.
+        # No dropout: the gradient must be that of exactly the policy that sampled.
         self._module.eval()
 
     def __call__(self, *arguments: Any) -> Any:
-        """The module's forward; under ZeRO stage 3 every rank must ask equally often."""
+        """Calls the module's forward; under ZeRO stage 3, every rank must call equally often."""
         return self._engine(*arguments)
 
     def begin_phase(self, spec: AdamSpec, *, fresh: bool) -> None:
-        """Takes over other settings; `fresh` empties Adam's moments."""
+        """Applies the optimizer settings of a phase; `fresh` resets Adam's moments."""
         if fresh:
             self._base_optimizer.state.clear()
-        # ZeRO's wrappers keep a bound of their own; stage 0 reads the configuration at every step.
+        # ZeRO's wrappers keep their own bound; stage 0 reads the configuration at every step.
         self._engine._config.gradient_clipping = spec.max_grad_norm
         if hasattr(self._engine.optimizer, "clip_grad"):
             self._engine.optimizer.clip_grad = spec.max_grad_norm
@@ -96,7 +97,7 @@ class TrainingEngine:
 
     @property
     def _base_optimizer(self) -> torch.optim.Optimizer:
-        """AdamW itself, inside DeepSpeed's ZeRO wrapper where there is one."""
+        """The wrapped AdamW optimizer, without DeepSpeed's ZeRO wrapper."""
         outer = self._engine.optimizer
         inner: torch.optim.Optimizer = getattr(outer, "optimizer", outer)
         return inner
@@ -104,24 +105,25 @@ class TrainingEngine:
     def step(
         self, share: RankMicroBatches, term: Callable[[PackedBatch], Tensor], rate: float
     ) -> float:
-        """Takes one optimiser step down the sum of a term over micro-batches and ranks.
+        """Takes one optimizer step on the sum of a loss term over micro-batches and ranks.
 
         Args:
             share: this rank's micro-batches, at least one.
-            term: a micro-batch's part of the loss, `[]`, already over the step's denominators.
+            term: computes a micro-batch's part of the loss, `[]`, already divided by the
+                denominators of the whole step.
             rate: learning rate of this step.
 
         Returns:
-            The norm of the whole gradient before clipping, alike on every rank.
+            The global gradient norm before clipping, the same on every rank.
 
         Raises:
-            RlxError: it is not finite.
+            RlxError: the gradient norm is not finite.
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate
         for number, packed in enumerate(share, start=1):
             self._engine.set_gradient_accumulation_boundary(number == len(share))
-            # DeepSpeed averages over ranks; denominators are global, so ranks must add.
+            # DeepSpeed averages over ranks; denominators are global, so ranks must be summed.
             self._engine.backward(term(packed) * self._ranks.count)
         norm = self._finish()
         if not math.isfinite(norm):
@@ -132,31 +134,31 @@ class TrainingEngine:
         return norm
 
     def _finish(self) -> float:
-        """Lets the optimiser step; returns the gradient's norm before clipping."""
+        """Runs the optimizer step; returns the gradient norm before clipping."""
         if self._runner.zero_stage > 0 or self._runner.dtype != "float32":
             self._engine.step()
             return float(self._engine.get_global_grad_norm())
-        # Plain data parallelism: gradients are whole and averaged by now, and DeepSpeed will clip
-        # them without saying by how much.
+        # Plain data parallelism: gradients are already reduced, and DeepSpeed clips them without
+        # reporting their norm.
         gradients = [p.grad for p in self._module.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         self._engine.step()
         return float(norm)
 
     def save(self, folder: Path) -> None:
-        """Writes weights, moments and shards into a folder; every rank calls it."""
+        """Writes weights and optimizer state to a folder; every rank must call it."""
         self._engine.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
 
     def load(self, folder: Path, *, universal: bool = False) -> None:
-        """Takes up where `save` left off; every rank calls it.
+        """Loads a checkpoint; every rank must call it.
 
         Args:
-            folder: from `save`, by as many ranks under the same ZeRO stage.
-            universal: the folder is one that `universal.convert` made instead, from any number of
-                ranks and stage.
+            folder: written by `save` with the same number of ranks and ZeRO stage.
+            universal: the folder was written by `convert_checkpoints` instead, from any number of
+                ranks and any stage.
 
         Raises:
-            RlxError: DeepSpeed finds nothing that it can load.
+            RlxError: DeepSpeed cannot load the checkpoint.
         """
         self._engine._config.load_universal_checkpoint = universal
         found, _ = self._engine.load_checkpoint(str(folder.parent), tag=folder.name)
@@ -167,7 +169,7 @@ class TrainingEngine:
 
     @torch.no_grad()
     def _load_frozen(self, folder: Path) -> None:
-        """What adapters were laid over, which DeepSpeed leaves out of what it converts."""
+        """Loads frozen weights, which DeepSpeed's conversion omits."""
         for name, parameter in self._module.named_parameters():
             if not parameter.requires_grad:
                 whole = frozen_value(folder, name)
@@ -177,7 +179,7 @@ class TrainingEngine:
                     parameter.copy_(whole)
 
     def gather_parameter(self, parameter: nn.Parameter) -> Tensor:
-        """A parameter's value without gradient, gathered where ranks hold parts of it."""
+        """Returns a parameter's full value without gradient, gathered if it is sharded."""
         if self._runner.zero_stage < 3:
             return parameter.detach()
         with deepspeed.zero.GatheredParameters([parameter], modifier_rank=None):
@@ -185,8 +187,8 @@ class TrainingEngine:
 
 
 def _build_deepspeed_config(runner: RunnerSpec, spec: AdamSpec, ranks: Ranks) -> dict[str, Any]:
-    """DeepSpeed's own configuration. Accumulation is ours: boundaries are set explicitly."""
-    # Micro-batches of a bfloat16 model would be added in bfloat16; stage 0 knows no other way.
+    """Builds DeepSpeed's configuration. Gradient accumulation boundaries are set explicitly."""
+    # By default, gradients of a bfloat16 model are accumulated in bfloat16; stage 0 requires that.
     sums = {"data_types": {"grad_accum_dtype": "fp32"}} if runner.zero_stage else {}
     zero: dict[str, Any] = {"stage": runner.zero_stage}
     if runner.offload_optimizer:

@@ -1,7 +1,8 @@
-"""Ways to compute what packed trees predict. All give the same numbers; `choose` finds the best.
+"""Ways (forms) to run the model on packed trees. All compute the same outputs; `choose_form` picks
+the fastest that works.
 
-A form turns a micro-batch into calls of the model: as many on every rank, whatever is in it, since
-under ZeRO stage 3 every call gathers weights from all ranks.
+A form turns a micro-batch into calls of the model. The number of calls must not depend on the
+micro-batch, since under ZeRO stage 3 every call gathers weights from all ranks.
 """
 
 from dataclasses import dataclass
@@ -20,10 +21,10 @@ __all__ = ["CachedForm", "FlexForm", "ForwardForm", "GroupedForm", "OutputReader
 
 
 class OutputReader(Protocol):
-    """Calls a model, and reads its output."""
+    """Calls a model and returns selected outputs."""
 
     def __call__(self, at: Tensor, **arguments: Any) -> Tensor:
-        """`[M, W]` its output at the places `at` `[M]` of the flattened `[N · L]` input."""
+        """Returns `[M, W]` outputs at the indices `at` `[M]` of the flattened `[N · L]` input."""
         ...
 
 
@@ -31,9 +32,9 @@ class ForwardForm(Protocol):
     """A way to compute packed trees.
 
     Attributes:
-        name: as recorded.
-        merges: whether it computes shared prefixes once; else every row is a tree of its own.
-        attention: by transformers' name; None is the model's own.
+        name: name in the run's record.
+        merges: whether shared prefixes are computed once; otherwise every row is its own tree.
+        attention: transformers' name of the attention; None for the model's default.
     """
 
     name: ClassVar[str]
@@ -41,24 +42,24 @@ class ForwardForm(Protocol):
     attention: ClassVar[str | None]
 
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
-        """`[M, W]` the model's output at the sources."""
+        """Returns the model's `[M, W]` outputs at the sources."""
         ...
 
 
 class GroupedForm:
-    """Blocks of tokens against their own paths, by scaled-dot-product attention."""
+    """Scaled-dot-product attention of blocks of tokens to their own paths."""
 
     name: ClassVar[str] = "grouped attention"
     merges: ClassVar[bool] = True
     attention: ClassVar[str | None] = GROUPED
 
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
-        """See `Form`."""
+        """See `ForwardForm`."""
         return read(
             packed.sources,
             input_ids=packed.token_ids[None],
             position_ids=packed.positions[None],
-            # Not looked at, but without it transformers would make one of L x L.
+            # Ignored, but without it transformers would build a mask of L x L.
             attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.ends.device),
             use_cache=False,
             rlx_blocks=AttentionBlocks.from_positions(packed.positions, packed.ends),
@@ -66,7 +67,7 @@ class GroupedForm:
 
 
 class FlexForm:
-    """Block-sparse flex attention; torch has no backward of it on CPU."""
+    """Block-sparse flex attention; torch has no CPU backward pass for it."""
 
     name: ClassVar[str] = "flex attention"
     merges: ClassVar[bool] = True
@@ -74,7 +75,7 @@ class FlexForm:
     _TILE: ClassVar[int] = 128
 
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
-        """See `Form`."""
+        """See `ForwardForm`."""
         length = -(-len(packed) // self._TILE) * self._TILE
         more = (0, length - len(packed))
         alone = torch.arange(len(packed), length, device=packed.ends.device) + 1
@@ -96,9 +97,10 @@ class FlexForm:
 
 
 class CachedForm:
-    """What all rows of a tree share is read first, with its gradient; branches continue its cache.
+    """Reads the trunk that all rows of a tree share first, then continues its KV cache with the
+    branches; gradients flow through the cache.
 
-    Needs no attention of its own, and computes what branches share among themselves once as well.
+    Works with the model's own attention, and also computes prefixes shared between branches once.
     """
 
     name: ClassVar[str] = "a cache with gradient"
@@ -106,7 +108,7 @@ class CachedForm:
     attention: ClassVar[str | None] = None
 
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
-        """See `Form`."""
+        """See `ForwardForm`."""
         trunks, branches = _split_trunk_branches(packed)
         device, in_trunk = packed.ends.device, trunks.contains_tokens(packed.sources)
         cache = DynamicCache()
@@ -123,7 +125,7 @@ class CachedForm:
         length = trunks.lengths[branches.parents].to(device)
         seen = torch.arange(int(trunks.lengths.max()), device=device) < length[:, None]
         seen = seen[:, None, None, :].expand(-1, -1, own.shape[2], -1)
-        kind = cache.layers[0].keys.dtype  # added to scores, which every kind of attention can do
+        kind = cache.layers[0].keys.dtype  # every attention supports an additive mask
         hidden = torch.cat([~seen, ~own], dim=-1).to(kind) * torch.finfo(kind).min
         below = read(
             branches.locate_tokens(packed.sources[~in_trunk]),
@@ -138,19 +140,19 @@ class CachedForm:
 
 
 class PlainForm:
-    """Every row by itself, as if nothing were shared: what the other forms are compared with."""
+    """Computes every row separately, without sharing: the reference for the other forms."""
 
     name: ClassVar[str] = "plain rows"
     merges: ClassVar[bool] = False
     attention: ClassVar[str | None] = None
 
     def __call__(self, read: OutputReader, packed: PackedBatch) -> Tensor:
-        """See `Form`."""
+        """See `ForwardForm`."""
         rows = _find_tree_runs(packed)
         ids, _, _ = rows.build_rectangle(packed)
-        # Padding is on the right and attention causal, so no token that counts sees it. Its
-        # positions go on: transformers takes one that begins anew for another packed sequence,
-        # and makes a mask of every pair of tokens.
+        # Padding is on the right and attention is causal, so no real token attends to it. Its
+        # positions continue: transformers would treat a restart as another packed sequence and
+        # build a mask over all pairs of tokens.
         positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         return read(
             rows.locate_tokens(packed.sources),
@@ -162,11 +164,11 @@ class PlainForm:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _TokenRuns:
-    """`N` runs of consecutive tokens of a micro-batch, as rows of a rectangle.
+    """`N` runs of consecutive tokens of a micro-batch, as rows of a padded rectangle.
 
     Attributes:
         starts, lengths: `[N]`, on the CPU, in order.
-        parents: `[N]` for a branch the trunk that it continues.
+        parents: `[N]`, the trunk that each branch continues.
     """
 
     starts: Tensor
@@ -174,22 +176,22 @@ class _TokenRuns:
     parents: Tensor
 
     def contains_tokens(self, tokens: Tensor) -> Tensor:
-        """`[M]` bool: whether a token is in one of the runs."""
+        """Returns `[M]` bool: whether each token is in one of the runs."""
         run = self._run(tokens)
         starts, lengths = self.starts.to(tokens.device), self.lengths.to(tokens.device)
         return (run >= 0) & (tokens < (starts + lengths)[run])
 
     def locate_tokens(self, tokens: Tensor) -> Tensor:
-        """`[M]` where tokens of the runs stand in the flattened rectangle."""
+        """Returns `[M]`, the index of each token in the flattened rectangle."""
         run, starts = self._run(tokens), self.starts.to(tokens.device)
         return run * int(self.lengths.max()) + tokens - starts[run]
 
     def _run(self, tokens: Tensor) -> Tensor:
-        """`[M]` the last run that begins at or before a token; -1 for none."""
+        """Returns `[M]`, the last run that starts at or before each token; -1 for none."""
         return torch.searchsorted(self.starts.to(tokens.device), tokens, right=True) - 1
 
     def build_rectangle(self, packed: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """`[N, L]` token ids and positions, and `[N, 1, L, L]` bool: which of them sees which."""
+        """Returns `[N, L]` token ids and positions, and the `[N, 1, L, L]` bool attention mask."""
         column = torch.arange(int(self.lengths.max()))
         token = self.starts[:, None] + column
         real = column < self.lengths[:, None]
@@ -198,21 +200,21 @@ class _TokenRuns:
         query, key = token[:, :, None], token[:, None, :]
         causal = (column <= column[:, None]).to(token.device)
         sees = causal & (key <= query) & (query < ends[:, None, :])
-        sees |= (column == column[:, None]).to(token.device)  # padding sees itself
+        sees |= (column == column[:, None]).to(token.device)  # padding attends to itself
         return packed.token_ids[token], packed.positions[token], sees[:, None]
 
 
 def _find_tree_runs(packed: PackedBatch) -> _TokenRuns:
-    """The trees of a micro-batch."""
+    """Returns the trees of a micro-batch as runs."""
     starts = (packed.positions == 0).nonzero()[:, 0].cpu()
     lengths = torch.cat([starts[1:], torch.tensor([len(packed)])]) - starts
     return _TokenRuns(starts, lengths, torch.arange(len(starts)))
 
 
 def _split_trunk_branches(packed: PackedBatch) -> tuple[_TokenRuns, _TokenRuns]:
-    """The trunk of every tree, which all of its rows share, and what branches off from it.
+    """Returns the trunk of every tree, which all of its rows share, and the branches from it.
 
-    Where nothing branches off anywhere, the first token stands for a branch that nobody reads.
+    If there are no branches at all, the first token serves as a dummy branch.
     """
     trees, ends = _find_tree_runs(packed), packed.ends.cpu()
     trunks: list[int] = []

@@ -1,4 +1,4 @@
-"""Log-probabilities of chosen tokens, and values before them, from packed trees."""
+"""Modules that compute log-probabilities and values of selected tokens from packed trees."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -19,10 +19,10 @@ __all__ = ["PackedModule", "PackedPolicy", "PackedValues"]
 
 
 class PackedModule(nn.Module, ABC):
-    """A transformer that answers for the tokens asked about and no others.
+    """A transformer that computes outputs only for the requested tokens.
 
     Args:
-        model: whose attention the form decides.
+        model: the form may replace its attention.
 
     Attributes:
         form: how packed trees are computed; set by `use`.
@@ -36,10 +36,10 @@ class PackedModule(nn.Module, ABC):
         self._own = model.config._attn_implementation
 
     def recompute_layers(self) -> None:
-        """Keeps only what enters each layer; the backward pass computes the rest once more.
+        """Enables activation checkpointing: layers are recomputed in the backward pass.
 
         Raises:
-            SpecError: the model does not say what its layers are.
+            SpecError: the model does not declare its layers.
         """
         layers = [m for m in self.model.modules() if isinstance(m, GradientCheckpointingLayer)]
         if not layers:
@@ -47,11 +47,11 @@ class PackedModule(nn.Module, ABC):
                 "runner.activation_checkpointing: a model of the kind "
                 f"{self.model.config.model_type!r} has no layers that can be computed again"
             )
-        for layer in layers:  # transformers' own switch would turn dropout on
+        for layer in layers:  # transformers' own option would need training mode, thus dropout
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
     def use(self, form: ForwardForm) -> None:
-        """Computes in another way from now on."""
+        """Selects the form of all further calls."""
         attention = form.attention or self._own
         if attention != self.model.config._attn_implementation:
             self.model.set_attn_implementation(attention)
@@ -59,18 +59,18 @@ class PackedModule(nn.Module, ABC):
 
     @abstractmethod
     def read(self, at: Tensor, **arguments: Any) -> Tensor:
-        """As `rlx.learner.forms.OutputReader`, for what the transformer itself gives."""
+        """See `rlx.learner.forms.OutputReader`; returns outputs of the transformer itself."""
 
     def outputs(self, packed: PackedBatch) -> Tensor:
-        """`[M, W]` the model's output that each target is predicted from."""
+        """Returns the `[M, W]` outputs that the targets are predicted from."""
         return self.form(self.read, packed)
 
 
 class PackedPolicy(PackedModule):
-    """A causal language model.
+    """A causal language model on packed trees.
 
     Args:
-        model: of transformers.
+        model: a transformers model.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -78,7 +78,7 @@ class PackedPolicy(PackedModule):
         self._keeps = "logits_to_keep" in inspect.signature(type(model).forward).parameters
 
     def read(self, at: Tensor, **arguments: Any) -> Tensor:
-        """`[M, V]` logits, computed only at positions where one of them is wanted."""
+        """Returns `[M, V]` logits, computed only at the positions that are needed."""
         rows, length = arguments["input_ids"].shape
         if not self._keeps:
             logits = self.model(**arguments).logits
@@ -90,11 +90,11 @@ class PackedPolicy(PackedModule):
         return torch.as_tensor(logits.index_select(0, at // length * len(kept) + where))
 
     def forward(self, packed: PackedBatch, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability of each target, and the entropy of its distribution.
+        """Returns the log-probability of each target, and the entropy of its distribution.
 
         Args:
-            packed: `M` targets.
-            temperatures: `[M]` by which logits are divided, the sampler's own.
+            packed: micro-batch with `M` targets.
+            temperatures: `[M]` sampling temperatures; logits are divided by them.
 
         Returns:
             `[M]` and `[M]` float32, nats.
@@ -106,12 +106,12 @@ class PackedPolicy(PackedModule):
 
 
 class PackedValues(PackedModule):
-    """A transformer with a value head.
+    """A transformer with a value head, on packed trees.
 
     Args:
-        decoder: a transformers model without its language head.
-        width: of its last hidden state.
-        seed: decides the small random weights of the head; its bias is zero.
+        decoder: a transformers model without its language-model head.
+        width: size of its last hidden state.
+        seed: seed of the head's small random weights; the bias is zero.
     """
 
     def __init__(self, decoder: PreTrainedModel, width: int, seed: int) -> None:
@@ -121,17 +121,18 @@ class PackedValues(PackedModule):
             self.head = _ValueHead(width)
 
     def read(self, at: Tensor, **arguments: Any) -> Tensor:
-        """`[M, D]` last hidden states."""
+        """Returns `[M, D]` last hidden states."""
         hidden = self.model(**arguments).last_hidden_state
         return torch.as_tensor(hidden.flatten(0, 1).index_select(0, at))
 
     def forward(self, packed: PackedBatch) -> Tensor:
-        """`[M]` float32: the value before each target, read where the target is predicted."""
+        """Returns `[M]` float32: the value of the state before each target."""
         return torch.as_tensor(self.head(self.outputs(packed)))
 
 
 class _ValueHead(nn.Module):
-    """Computes in float32 whatever the weights are kept in: bfloat16 knows 0.7 to 0.004 only."""
+    """Linear head in float32 whatever the dtype of the weights: at 0.7, bfloat16 has a resolution
+    of only 0.004."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -139,5 +140,5 @@ class _ValueHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """`[M, D]` to `[M]`."""
+        """Maps `[M, D]` to `[M]`."""
         return hidden.float() @ self.weight.float() + self.bias.float()

@@ -1,4 +1,4 @@
-"""The learner: the trained policy, its update, its log-probabilities and its weights."""
+"""The learner: updates the policy, computes its log-probabilities and exports its weights."""
 
 import math
 import shutil
@@ -24,7 +24,7 @@ __all__ = ["Learner", "learning_rate", "write_model"]
 
 
 def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
-    """Learning rate of step `step` (from 0) of a phase of `steps`."""
+    """Returns the learning rate of step `step` (from 0) of a phase of `steps` steps."""
     if step < spec.warmup_steps:
         return spec.learning_rate * (step + 1) / spec.warmup_steps
     if spec.schedule == "constant":
@@ -35,15 +35,15 @@ def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
 
 
 class Learner:
-    """Owns the trained weights and their optimiser.
+    """Owns the trained weights and their optimizer.
 
     Args:
-        policy: the model to train; moved to the rank's device. Parameters that need no gradient,
-            such as those below adapters, stay as they are.
+        policy: the model to train; moved to the rank's device. Parameters without `requires_grad`,
+            such as the base weights of adapters, are frozen.
         runner: ZeRO stage, precision, micro-batch size.
-        optimizer: of the first phase.
+        optimizer: optimizer settings of the first phase.
         ranks: from `join_ranks`.
-        make_optimizer: another than AdamW, for measurements.
+        make_optimizer: builds an optimizer other than AdamW, for benchmarks.
 
     Attributes:
         chosen: how packed trees are computed, and why.
@@ -74,32 +74,32 @@ class Learner:
         )
 
     def begin_phase(self, optimizer: OptimizerSpec, *, fresh: bool) -> None:
-        """Takes over a phase's optimiser settings; `fresh` empties Adam's moments."""
+        """Applies a phase's optimizer settings; `fresh` resets Adam's moments."""
         self._engine.begin_phase(optimizer, fresh=fresh)
 
     def save(self, folder: Path) -> None:
-        """As `Engine.save`."""
+        """See `TrainingEngine.save`."""
         self._engine.save(folder)
 
     def load(self, folder: Path, *, universal: bool = False) -> None:
-        """As `Engine.load`."""
+        """See `TrainingEngine.load`."""
         self._engine.load(folder, universal=universal)
 
     def update(self, train: TrainBatch, loss: LossSpec, rate: float) -> UpdateStats | None:
-        """Takes one optimiser step.
+        """Takes one optimizer step.
 
         Args:
-            train: the whole step's batch, alike on every rank.
-            loss: ratio, surrogate and penalty.
+            train: the batch of the whole step, the same on every rank.
+            loss: ratio, surrogate and KL penalty.
             rate: learning rate of this step.
 
         Returns:
-            The figures, alike on every rank; None when no token carries a signal, in which case
-            nothing was changed on any rank.
+            Statistics, the same on every rank; None if no token carries a signal, in which case no
+            rank is updated.
 
         Raises:
             RlxError: the gradient is not finite.
-            ValueError: the loss has a penalty and the batch no reference.
+            ValueError: the loss has a KL penalty but the batch has no reference log-probabilities.
         """
         share = self._share(train.batch, train.wanted)
         if not share:
@@ -127,11 +127,11 @@ class Learner:
         return RankMicroBatches(batch, want, limit, self._ranks, merge=self.chosen.form.merges)
 
     def logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
-        """Log-probabilities of chosen tokens under the policy as it is.
+        """Computes log-probabilities of tokens under the current policy.
 
         Args:
-            batch: the whole step's rows, alike on every rank.
-            want: `[B, T]` bool the tokens; never the first of a row.
+            batch: all rows of the step, the same on every rank.
+            want: `[B, T]` bool, the tokens to compute; never the first of a row.
 
         Returns:
             `[B, T]` nats at the sampler's temperatures, on every rank; 0 where not wanted.
@@ -145,21 +145,23 @@ class Learner:
         return self._share(batch, want).gather_token_values(compute_logprobs)
 
     def reference_logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
-        """As `logprobs`, of the model that adapters were laid over.
+        """Like `logprobs`, but with adapters disabled.
 
-        Of a model without adapters, that is the policy itself.
+        Without adapters, this is the current policy itself.
         """
         with disable_adapters(self._model):
             return self.logprobs(batch, want)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Whole weights by the plain model's parameter names, adapters merged, on every rank."""
+        """Returns full weights under the plain model's parameter names, with adapters merged, on
+        every rank."""
         return merged_weights(self._model, self._engine.gather_parameter)
 
     def export(self, policy: Policy, folder: Path) -> None:
-        """Writes the weights in the Hugging Face layout, from rank 0, whole or not at all.
+        """Writes the weights in the Hugging Face layout, atomically, from rank 0.
 
-        An adapted model is written merged, and its adapter once more alone; see `write_model`.
+        The weights of an adapted model are merged, and its adapter is also written separately; see
+        `write_model`.
         """
         weights, adapter = (
             self.weights(),
@@ -180,11 +182,11 @@ def write_model(
     """Writes weights, configuration and tokenizer in the Hugging Face layout.
 
     Args:
-        policy: adapted where the one that was trained is.
+        policy: must have adapters if the trained policy has.
         weights: from `merged_weights`.
-        adapter: from `adapter_weights`; written in peft's format as the subfolder `adapter`,
-            unless there is none.
-        folder: made where it is missing.
+        adapter: from `adapter_weights`; unless empty, written in peft's format to the subfolder
+            `adapter`.
+        folder: created if missing.
     """
     policy.model.save_pretrained(folder, state_dict=dict(weights))
     policy.tokenizer.save_pretrained(folder)

@@ -1,8 +1,8 @@
-"""Prefix sharing: rows of one tree are packed so that every shared token is computed once.
+"""Prefix sharing: packs the rows of a tree so that every shared token is computed once.
 
-The rows of a tree form a trie of tokens. Its nodes, in the order of a depth-first walk, become one
-packed row; a node's position is its depth, and it attends to its ancestors alone. Identical
-prefixes are one node, so loss and gradient equal those of the plain rows up to rounding.
+The rows of a tree form a trie of tokens. Its nodes, in depth-first order, become one packed row; a
+node's position is its depth, and it attends only to its ancestors and itself. Loss and gradient
+equal those of the plain rows up to rounding.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,11 +20,11 @@ class PackedTree:
 
     Attributes:
         token_ids: `[L]` one per node, parents before children.
-        depths: `[L]` tokens before the node on its path.
-        ends: `[L]` node j is an ancestor of node i exactly when j <= i < ends[j].
-        at: `[M]` for every wanted (row, position): the node whose output predicts the token.
-        rows: `[M]` its row in the step's batch.
-        columns: `[M]` its position in that row.
+        depths: `[L]` number of tokens before the node on its path.
+        ends: `[L]` node j is i or an ancestor of i exactly when j <= i < ends[j].
+        at: `[M]` for every wanted (row, position), the node whose output predicts the token.
+        rows: `[M]` the token's row in the step's batch.
+        columns: `[M]` the token's position in that row.
     """
 
     token_ids: Tensor
@@ -40,16 +40,16 @@ class PackedTree:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PackedBatch:
-    """Packed trees one after the other, one micro-batch of `L` tokens and no padding.
+    """Concatenated packed trees: one micro-batch of `L` tokens without padding.
 
     Attributes:
         token_ids: `[L]`.
-        positions: `[L]` tokens before it on its path; 0 where a tree begins.
-        ends: `[L]` token i may look at token j exactly when j <= i < ends[j].
-        sources: `[M]` the token whose output predicts a target.
-        targets: `[M]` the token predicted.
-        rows: `[M]` row of that token in the step's batch.
-        columns: `[M]` its position there.
+        positions: `[L]` number of tokens before it on its path; 0 at the start of a tree.
+        ends: `[L]` token i attends to token j exactly when j <= i < ends[j].
+        sources: `[M]` index of the token whose output predicts each target.
+        targets: `[M]` the predicted tokens.
+        rows: `[M]` row of each target in the step's batch.
+        columns: `[M]` position of each target in its row.
     """
 
     token_ids: Tensor
@@ -64,11 +64,11 @@ class PackedBatch:
         return len(self.token_ids)
 
     def gather_targets(self, tensor: Tensor) -> Tensor:
-        """`[M]` values of a `[B, T]` tensor at the targets, on this micro-batch's device."""
+        """Returns the `[M]` values of a `[B, T]` tensor at the targets, on this batch's device."""
         return tensor[self.rows.cpu(), self.columns.cpu()].to(self.rows.device)
 
     def to(self, device: torch.device) -> "PackedBatch":
-        """The same micro-batch on another device."""
+        """Returns the micro-batch on another device."""
         if device == self.rows.device:
             return self
         return PackedBatch(**{name: getattr(self, name).to(device) for name in self.__slots__})
@@ -88,11 +88,11 @@ def pack_trees(
     Args:
         token_ids: `[B, T]` int64.
         is_token: `[B, T]` bool, a prefix of each row.
-        tree_ids: `[B]` int64 only rows with equal ids can share tokens.
-        want: `[B, T]` bool tokens whose log-probability is needed; never the first of a row.
-        limit: a packed tree longer than this is cut between rows; the cut is exact, since the
-            shared prefix is then computed once in each part.
-        merge: False lets no rows share anything: every row is a tree of its own.
+        tree_ids: `[B]` int64, only rows with equal ids can share tokens.
+        want: `[B, T]` bool, tokens whose log-probability is needed; never the first of a row.
+        limit: a packed tree longer than this is split between rows; results do not change, since
+            the shared prefix is then computed once in each part.
+        merge: False disables sharing: every row is its own tree.
 
     Returns:
         Packed trees, in order of tree id.
@@ -102,15 +102,15 @@ def pack_trees(
     for tree in tree_ids[chosen].unique().tolist():
         members = ((tree_ids == tree) & chosen).nonzero()[:, 0].tolist()
         paths = sorted((tuple(token_ids[b, is_token[b]].tolist()), b) for b in members)
-        parts = _split_paths(paths, limit) if merge else ([path] for path in paths)
-        packed += [_build_packed_tree(part, want) for part in parts]
+        groups = _split_paths(paths, limit) if merge else ([path] for path in paths)
+        packed += [_build_packed_tree(group, want) for group in groups]
     return packed
 
 
 def _split_paths(
     paths: Sequence[tuple[tuple[int, ...], int]], limit: int
 ) -> Iterator[Sequence[tuple[tuple[int, ...], int]]]:
-    """Runs of lexicographically sorted paths whose trie has at most `limit` nodes."""
+    """Splits lexicographically sorted paths into runs whose trie has at most `limit` nodes."""
     part: list[tuple[tuple[int, ...], int]] = []
     nodes = 0
     for path, row in paths:
@@ -124,7 +124,7 @@ def _split_paths(
 
 
 def _count_common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
+    """Returns the length of the longest common prefix."""
     return next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )
@@ -160,16 +160,16 @@ def _build_packed_tree(paths: Sequence[tuple[tuple[int, ...], int]], want: Tenso
 def distribute_trees(
     trees: Sequence[PackedTree], ranks: int, limit: int, *, padded: bool = False
 ) -> list[list[list[PackedTree]]]:
-    """Deals packed trees to ranks by token count, and cuts each share into micro-batches.
+    """Distributes packed trees over ranks by token count, and splits each share into micro-batches.
 
     Args:
-        trees: of the whole step.
-        ranks: how many shares.
-        limit: tokens per micro-batch.
-        padded: every tree of a micro-batch counts as much as its longest.
+        trees: the trees of the whole step.
+        ranks: number of ranks.
+        limit: maximum tokens per micro-batch.
+        padded: count every tree of a micro-batch with the length of the longest.
 
     Returns:
-        For each rank its micro-batches, the same number for all; a missing one is empty.
+        The micro-batches of each rank, the same number for all ranks; missing ones are empty.
     """
     shares: list[list[PackedTree]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
@@ -185,7 +185,7 @@ def distribute_trees(
 def _micro_batches(
     share: Sequence[PackedTree], limit: int, *, padded: bool
 ) -> list[list[PackedTree]]:
-    """A rank's trees, longest first, in runs of at most `limit` tokens."""
+    """Splits a rank's trees, longest first, into runs of at most `limit` tokens."""
     batches: list[list[PackedTree]] = []
     tokens = 0
     for tree in share:
@@ -199,10 +199,10 @@ def _micro_batches(
 
 
 def collate_trees(trees: Sequence[PackedTree], token_ids: Tensor) -> PackedBatch:
-    """Lays packed trees one after the other.
+    """Concatenates packed trees.
 
     Args:
-        trees: one micro-batch; an empty one becomes a single token that predicts nothing.
+        trees: one micro-batch; an empty one becomes a single token without targets.
         token_ids: `[B, T]` of the step's batch.
     """
     trees = trees or [_FILLER]

@@ -1,4 +1,5 @@
-"""The policy that KL is measured from, whatever the trained one becomes."""
+"""The reference policy for KL: a frozen copy of the initial policy, or the model without its
+adapters."""
 
 import copy
 from typing import ClassVar, Protocol
@@ -20,10 +21,10 @@ __all__ = ["AdapterFreeBase", "FrozenCopy", "ReferencePolicy", "build_learner_wi
 
 
 class ReferencePolicy(Protocol):
-    """A policy that stays as it is.
+    """A policy that does not change during training.
 
     Attributes:
-        description: which one it is, for the run's record.
+        description: which policy it is, for the run's record.
     """
 
     description: ClassVar[str]
@@ -34,12 +35,12 @@ class ReferencePolicy(Protocol):
 
 
 class FrozenCopy:
-    """The policy as it is when this is made.
+    """A copy of the policy at the time of construction.
 
     Args:
-        policy: not yet with a learner, which may shard or round it; left as it is.
+        policy: must not have a learner yet, which may shard or round its weights; not modified.
         runner: precision and micro-batch size.
-        ranks: each holds a whole copy on its device, and computes its share.
+        ranks: each rank holds a full copy on its device and computes its share of the rows.
     """
 
     description: ClassVar[str] = "a frozen copy of the policy as training found it"
@@ -50,7 +51,7 @@ class FrozenCopy:
         model = copy.deepcopy(policy.model).eval().requires_grad_(False)
         self._module = PackedPolicy(model).to(ranks.device)
         self._merges = choose_form(self._module, ranks).form.merges
-        for parameter in model.parameters():  # buffers stay: positions need float32
+        for parameter in model.parameters():  # buffers are not converted: positions need float32
             parameter.data = parameter.data.to(getattr(torch, runner.dtype))
 
     def logprobs(self, batch: TokenBatch, want: Tensor) -> Tensor:
@@ -66,7 +67,7 @@ class FrozenCopy:
 
 
 class AdapterFreeBase:
-    """The model that the learner's adapters were laid over; needs no memory of its own."""
+    """The learner's model with its adapters disabled; needs no extra memory."""
 
     description: ClassVar[str] = "the model without its adapters"
 
@@ -81,9 +82,9 @@ class AdapterFreeBase:
 def build_learner_with_reference(
     policy: Policy, runner: RunnerSpec, optimizer: OptimizerSpec, ranks: Ranks
 ) -> tuple[Learner, ReferencePolicy]:
-    """A learner and the reference of its policy: the model below adapters, else a frozen copy.
+    """Builds a learner and its reference policy: the model without adapters, or a frozen copy.
 
-    The copy has to be taken before the learner shards the model, so both are made here.
+    The copy must be made before the learner shards the model, so both are built here.
     """
     frozen = None if is_adapted(policy.model) else FrozenCopy(policy, runner, ranks)
     learner = Learner(policy, runner, optimizer, ranks)

@@ -1,4 +1,4 @@
-"""The tokens of a step that fall to one rank, micro-batch by micro-batch."""
+"""One rank's share of a step's tokens, in micro-batches."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,20 +13,20 @@ __all__ = ["RankMicroBatches"]
 
 
 class RankMicroBatches:
-    """One rank's part of the wanted tokens; every rank has as many micro-batches.
+    """One rank's share of the wanted tokens; every rank has the same number of micro-batches.
 
-    Rows are never cut: all wanted tokens of a row are targets of the same micro-batch.
+    Rows are never split: all wanted tokens of a row are targets of the same micro-batch.
 
     Args:
-        batch: the whole step's rows, alike on every rank.
-        want: `[B, T]` bool tokens to compute; never the first of a row.
+        batch: all rows of the step, the same on every rank.
+        want: `[B, T]` bool, tokens to compute; never the first of a row.
         limit: packed tokens per micro-batch.
-        ranks: among whom trees are dealt.
-        merge: whether rows of a tree share their prefixes; where not, padding counts as tokens.
+        ranks: the ranks that trees are distributed over.
+        merge: whether rows of a tree share prefixes; if not, padding counts as tokens.
 
     Attributes:
-        computed_tokens: packed tokens of all ranks, padding left out; 0 when nothing is wanted.
-        row_tokens: tokens of the rows they stand for.
+        computed_tokens: packed tokens of all ranks, without padding; 0 if nothing is wanted.
+        row_tokens: tokens of the rows they represent.
     """
 
     def __init__(
@@ -47,20 +47,21 @@ class RankMicroBatches:
         self.row_tokens = int(batch.is_token[want.any(dim=1)].sum())
 
     def __len__(self) -> int:
-        """Micro-batches of this rank, and of every other; 0 when nothing is wanted."""
+        """Number of micro-batches, the same for every rank; 0 if nothing is wanted."""
         return len(self._mine)
 
     def __iter__(self) -> Iterator[PackedBatch]:
-        """The micro-batches, on the rank's device; one without a target fills a gap."""
+        """Yields the micro-batches, on the rank's device; missing ones have no targets."""
         for trees in self._mine:
             yield collate_trees(trees, self._batch.token_ids).to(self._ranks.device)
 
     @torch.no_grad()
     def gather_token_values(self, ask: Callable[[PackedBatch], Tensor]) -> Tensor:
-        """What `ask` says about every wanted token, from all ranks and on every rank.
+        """Computes a value for every wanted token on all ranks, and gathers them on every rank.
 
         Args:
-            ask: gives `[M]` for the `M` targets of a micro-batch; called equally often everywhere.
+            ask: returns `[M]` values for the `M` targets of a micro-batch; called equally often on
+                every rank.
 
         Returns:
             `[B, T]` float32 on the CPU, 0 where nothing is wanted.

@@ -1,4 +1,4 @@
-"""A micro-batch's part of the policy's loss, and the figures of an optimiser step."""
+"""Policy loss of a micro-batch, and statistics of an optimizer step."""
 
 from dataclasses import dataclass
 
@@ -19,29 +19,29 @@ from rlx.step import TrainBatch
 __all__ = ["UpdateStats", "UpdateSums", "UpdateTargets", "policy_term"]
 
 LARGEST = ("ratio_max", "token_ratio_max")
-"""Figures of `Sums` that are maxima."""
+"""Attributes of `UpdateSums` that are maxima instead of sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateStats:
-    """What one optimiser step did, over all ranks.
+    """Statistics of one optimizer step, over all ranks.
 
     Attributes:
         loss: Σ weight · (surrogate + penalty), minus the entropy bonus.
         entropy: mean over the computed tokens, nats.
-        bonus_entropy: mean over the tokens of the entropy bonus, nats; None without one.
-        kl: mean of k3 = r - 1 - log r between the policy that counts as old and the learning one,
-            nats.
-        kl_loss: mean KL from the reference policy, weighted as the loss is, by the penalty's
-            estimator and before its coefficient, nats; None without a penalty.
-        clip_fraction: share of computed tokens whose ratio, or whose row's, the surrogate holds at
-            a bound, dual clip included.
+        bonus_entropy: mean over the tokens of the entropy bonus, nats; None without a bonus.
+        kl: mean of k3 = r - 1 - log r between the old policy (the ratio's denominator) and the
+            current one, nats.
+        kl_loss: mean KL from the reference policy with the penalty's estimator, weighted like the
+            loss and before its coefficient, nats; None without a penalty.
+        clip_fraction: fraction of computed tokens whose ratio (or whose row's ratio) is clipped by
+            the surrogate, dual clip included.
         ratio_max: largest importance ratio in the loss, of a token or of a row.
-        token_ratio_max: of a token, whatever the loss's is.
-        grad_norm: before clipping.
-        learning_rate: as used.
-        computed_tokens: packed tokens, padding left out.
-        row_tokens: tokens of the rows they stand for.
+        token_ratio_max: largest token ratio, even if the loss uses sequence ratios.
+        grad_norm: gradient norm before clipping.
+        learning_rate: learning rate of the step.
+        computed_tokens: packed tokens, without padding.
+        row_tokens: tokens of the rows they represent.
     """
 
     loss: float
@@ -60,15 +60,15 @@ class UpdateStats:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class UpdateTargets:
-    """What the step's batch says about the `[M]` targets of a micro-batch.
+    """Values of the step's batch at the `[M]` targets of a micro-batch.
 
     Attributes:
-        rows: of the step's batch. With sequence ratios all learning tokens of a row that has an
-            advantage are here: they are wanted, and micro-batches do not cut rows.
-        old: log-probabilities, nats, the ratio's denominator.
-        advantages, weights: of the token loss.
+        rows: rows of the step's batch. With sequence ratios, all learning tokens of a row with an
+            advantage are included: they are wanted, and micro-batches do not split rows.
+        old: old log-probabilities (the ratio's denominator), nats.
+        advantages, weights: advantages and weights of the token loss.
         bonus: weights of the entropy bonus.
-        reference: log-probabilities, nats; None without a penalty.
+        reference: reference log-probabilities, nats; None without a penalty.
     """
 
     rows: Tensor
@@ -83,7 +83,7 @@ class UpdateTargets:
         """Looks up the targets of a micro-batch.
 
         Raises:
-            ValueError: the spec has a penalty and the batch no reference.
+            ValueError: the spec has a KL penalty but the batch has no reference log-probabilities.
         """
         reference = None
         if spec.kl is not None:
@@ -101,7 +101,7 @@ class UpdateTargets:
 
 
 class UpdateSums:
-    """Running sums of one step's figures, added over micro-batches and ranks."""
+    """Running sums of one step's statistics, over micro-batches and ranks."""
 
     def __init__(self) -> None:
         self.loss = self.entropy = self.bonus_entropy = self.kl = self.clipped = 0.0
@@ -110,7 +110,7 @@ class UpdateSums:
 
     @staticmethod
     def sum_over_ranks(parts: "list[UpdateSums]") -> "UpdateSums":
-        """Sums over ranks."""
+        """Combines the sums of all ranks."""
         total = UpdateSums()
         for name in vars(total):
             values = [getattr(part, name) for part in parts]
@@ -120,7 +120,7 @@ class UpdateSums:
     def stats(
         self, *, grad_norm: float, learning_rate: float, computed_tokens: int, row_tokens: int
     ) -> UpdateStats:
-        """Sums to means."""
+        """Converts sums to means."""
         count = max(self.tokens, 1)
         return UpdateStats(
             loss=self.loss,
@@ -141,18 +141,18 @@ class UpdateSums:
 def policy_term(
     logprobs: Tensor, entropy: Tensor, targets: UpdateTargets, spec: LossSpec, sums: UpdateSums
 ) -> Tensor:
-    """Σ weight · (surrogate + penalty) - Σ bonus · entropy over a micro-batch's targets.
+    """Computes Σ weight · (surrogate + penalty) - Σ bonus · entropy over a micro-batch's targets.
 
     Args:
         logprobs: `[M]` nats under the policy being trained.
         entropy: `[M]` nats of the distributions they come from.
-        targets: what else there is to know about them.
+        targets: the other values at the targets.
         spec: ratio, surrogate and penalty.
-        sums: where figures are added.
+        sums: accumulates statistics.
 
     Returns:
-        `[]`. A filler has no targets; its sum over nothing still carries a gradient of zeros, so
-        that every rank runs every backward.
+        `[]`. A filler micro-batch has no targets; its empty sum still has a zero gradient, so that
+        every rank runs every backward pass.
     """
     log_ratio = token_log_ratio = logprobs - targets.old
     if spec.ratio == "sequence":
@@ -174,7 +174,7 @@ def policy_term(
 def _compute_surrogate_loss(
     log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, spec: LossSpec
 ) -> Tensor:
-    """`[M]` token losses."""
+    """Returns `[M]` token losses."""
     match spec.surrogate:
         case "clip":
             return clipped_surrogate(
@@ -187,7 +187,7 @@ def _compute_surrogate_loss(
 
 
 def _find_clipped_tokens(ratio: Tensor, advantages: Tensor, spec: LossSpec) -> Tensor:
-    """`[M]` bool: where the surrogate holds the ratio at a bound."""
+    """Returns `[M]` bool: where the surrogate clips the ratio."""
     low, high = spec.clip
     above, below = ratio > 1 + high, ratio < 1 - low
     match spec.surrogate:
@@ -210,7 +210,7 @@ def _accumulate_statistics(
     spec: LossSpec,
     sums: UpdateSums,
 ) -> None:
-    """Adds the figures of one micro-batch of `[M]` tokens, at least one."""
+    """Adds the statistics of one micro-batch of `[M]` tokens, at least one."""
     ratio, kept_open = log_ratio.exp(), targets.bonus != 0
     sums.kl += float((token_log_ratio.expm1() - token_log_ratio).sum())
     sums.clipped += float(_find_clipped_tokens(ratio, targets.advantages, spec).sum())

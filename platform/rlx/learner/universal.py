@@ -1,7 +1,8 @@
-"""Checkpoints that any number of ranks can load, made by DeepSpeed's own conversion.
+"""Converts checkpoints with DeepSpeed's universal format, so that any number of ranks can load
+them.
 
-It reads what ZeRO stages 1 to 3 write. Stage 0 shards nothing, so what it writes is loaded by any
-number of ranks as it is. Run as a program, this module converts.
+The conversion reads checkpoints of ZeRO stages 1 to 3. Stage 0 shards nothing, so any number of
+ranks can load its checkpoints directly. Run as a program, this module performs the conversion.
 """
 
 import os
@@ -23,39 +24,40 @@ from rlx.importing import speed_up_imports
 __all__ = ["convert_checkpoints", "frozen_value", "load_consolidated_weights"]
 
 WHOLE = "mp_rank_00_model_states.pt"
-"""Holds every weight as it is trained, where no stage above 2 has spread them."""
+"""Contains all weights in training precision, under ZeRO stages 0 to 2."""
 SPREAD = "zero_pp_rank_0_mp_rank_00_model_states.pt"
 
 
 def load_consolidated_weights(folder: Path) -> dict[str, Tensor]:
-    """Whole weights of what `Engine.save` wrote, by the module's parameter names, on the CPU.
+    """Loads full weights from a `TrainingEngine.save` folder, by parameter name, on the CPU.
 
-    Those of ZeRO stage 3 are float32, others in the precision that they are trained in.
+    Under ZeRO stage 3 they are float32, otherwise in training precision.
     """
     if (folder / WHOLE).exists():
-        # A pickle of our own: whoever calls has compared it with its digest.
+        # A pickle written by rlx; the caller has verified its digest.
         state = torch.load(folder / WHOLE, map_location="cpu", weights_only=False)
         return dict(state["module"])
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # it talks to its own users
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # DeepSpeed prints progress
         return dict(get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), tag=folder.name))
 
 
 def convert_checkpoints(sources: Iterable[Path], target: Path) -> None:
-    """Makes of what `Engine.save` wrote folders that `Engine.load(universal=True)` takes.
+    """Converts `TrainingEngine.save` folders for `TrainingEngine.load(universal=True)`.
 
-    A process of its own does it: it needs the memory of a whole model, and gives it back.
+    Runs in a separate process, which frees its memory (that of a full model) when it exits.
 
     Args:
-        sources: each written under ZeRO stage 1, 2 or 3.
-        target: folder in which each finds its own under its name.
+        sources: folders written under ZeRO stage 1, 2 or 3.
+        target: each converted folder is written to `target`, under its own name.
 
     Raises:
         RlxError: the conversion failed.
     """
     done = subprocess.run(
-        # By its path, and -P against modules beside it: as a module it would bring the whole room.
+        # Run by path, because `-m` would import the whole package; -P keeps the modules of its
+        # folder off sys.path.
         [sys.executable, "-P", __file__, *map(str, sources), str(target)],
         env={**os.environ, "DS_ACCELERATOR": "cpu"},
         stdin=subprocess.DEVNULL,
@@ -71,19 +73,19 @@ def convert_checkpoints(sources: Iterable[Path], target: Path) -> None:
 
 
 def frozen_value(folder: Path, name: str) -> Tensor:
-    """A parameter that does not learn, from a converted folder."""
+    """Loads a frozen parameter from a converted folder."""
     stored = torch.load(folder / "zero" / name / "fp32.pt", weights_only=True)
     return torch.as_tensor(stored["param"])
 
 
 def _convert_checkpoint_folder(source: Path, target: Path) -> None:
-    """Converts one folder, and adds what DeepSpeed leaves out."""
+    """Converts one folder, and adds the weights that DeepSpeed omits."""
     from deepspeed.checkpoint import ds_to_universal
 
     options = {"num_extract_workers": 1, "num_merge_workers": 1, "inject_missing_state": True}
     folders = {"input_folder": str(source), "output_folder": str(target)}
     ds_to_universal.main(Namespace(**folders, **options, strict=True, keep_temp_folder=False))
-    (target.parent / "latest_universal").unlink()  # names are ours to give
+    (target.parent / "latest_universal").unlink()  # rlx names checkpoints itself
     for name, value in load_consolidated_weights(source).items():
         file = target / "zero" / name / "fp32.pt"
         if not file.exists():  # frozen, and written under stage 3
@@ -93,7 +95,7 @@ def _convert_checkpoint_folder(source: Path, target: Path) -> None:
 
 
 def _complete_stage_files(folder: Path) -> None:
-    """Stage 3 and the stages below it look for the same things in different places: fills both."""
+    """Writes the optimizer state to both places in which stage 3 and the lower stages look."""
     (found,) = {WHOLE, SPREAD} & {file.name for file in folder.iterdir()}
     (other,) = {WHOLE, SPREAD} - {found}
     shutil.copy(folder / found, folder / other)
@@ -110,14 +112,14 @@ def _complete_stage_files(folder: Path) -> None:
             torch.save(step, parameter / "step.pt")
     states = torch.load(folder / found, map_location="cpu", weights_only=False)
     groups = common["param_groups"]
-    told = {"param_groups": groups, "ds_version": states["ds_version"]}
-    told["optimizer_state_dict"] = {"state": {0: {"step": step}}, "param_groups": groups}
-    torch.save(told, file)
+    state = {"param_groups": groups, "ds_version": states["ds_version"]}
+    state["optimizer_state_dict"] = {"state": {0: {"step": step}}, "param_groups": groups}
+    torch.save(state, file)
 
 
 if __name__ == "__main__":
     with speed_up_imports():
         pass
-    *sources, into = map(Path, sys.argv[1:])
+    *sources, target = map(Path, sys.argv[1:])
     for folder in sources:
-        _convert_checkpoint_folder(folder, into / folder.name)
+        _convert_checkpoint_folder(folder, target / folder.name)

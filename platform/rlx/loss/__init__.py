@@ -1,11 +1,11 @@
-"""The loss, as choices that do not know of each other: ratio, surrogate, aggregation; and a bonus.
-The critic's is beside it.
+"""The loss, from independent choices: ratio, surrogate and aggregation, plus an entropy bonus. The
+value loss of the critic is separate.
 
-The penalty is `rlx.kl.kl_terms` against the reference policy, a term of the token loss.
+The KL penalty is `rlx.kl.kl_terms` against the reference policy, a term of the token loss.
 
 Aggregation is a weight per token, computed once for the whole optimiser step: the loss is
-Σ weight · token loss over every micro-batch and rank. So the gradient is the same however the
-batch is cut, and denominators are global by construction.
+Σ weight · token loss over every micro-batch and rank. The gradient is therefore the same however
+the batch is split, and denominators are always global.
 """
 
 import lazy_loader

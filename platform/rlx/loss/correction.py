@@ -1,7 +1,7 @@
-"""How far the policy that sampled is from the one that learns, and weights that make up for it.
+"""Mismatch between the sampling policy and the learning policy, and weights that correct for it.
 
-Both are looked at before the update: μ as the sampler reported its tokens' log-probabilities, π as
-the learner computes them. Engines round differently, and the sampler's weights may be older.
+Both are compared before the update: μ uses the sampler's reported log-probabilities, π the
+learner's. Engines round differently, and the sampler's weights may be older.
 """
 
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """How far two policies are apart on the tokens that one of them sampled.
+    """Divergence between two policies on the tokens that one of them sampled.
 
     Attributes:
         k3: mean of r - 1 - log r with r = π/μ, nats: an estimate of KL(μ‖π) that is never negative.
-        ratio_max: the largest r of a token.
-        row_ratio_max: the largest product of a row's r.
+        ratio_max: the largest r of any token.
+        row_ratio_max: the largest product of r over a row.
     """
 
     k3: float
@@ -37,12 +37,12 @@ class Mismatch:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CorrectionWeights:
-    """What becomes of a step's tokens.
+    """Correction weights for a step's tokens.
 
     Attributes:
-        weights: `[B, T]` of the tokens' parts in the loss; 1 where μ sampled nothing.
-        mean: of the weights, over the tokens or over the rows that `level` speaks of.
-        share: of those, how many were truncated or masked.
+        weights: `[B, T]` factors of the tokens' losses; 1 for tokens that μ did not sample.
+        mean: mean weight over tokens or over rows, depending on `level`.
+        share: share of those that were truncated or masked.
     """
 
     weights: Tensor
@@ -56,10 +56,10 @@ def compute_sampler_mismatch(learner: Tensor, sampler: Tensor, mask: Tensor) -> 
     Args:
         learner: `[B, T]` nats under π.
         sampler: `[B, T]` nats under μ.
-        mask: `[B, T]` bool the tokens that μ sampled and that learn; nothing else is read.
+        mask: `[B, T]` bool learning tokens that μ sampled; nothing else is read.
 
     Returns:
-        None where there is no such token.
+        None if there is no such token.
 
     Reference:
         Schulman, "Approximating KL Divergence", 2020.
@@ -79,17 +79,17 @@ def compute_sampler_mismatch(learner: Tensor, sampler: Tensor, mask: Tensor) -> 
 def compute_correction_weights(
     learner: Tensor, sampler: Tensor, mask: Tensor, spec: Correction
 ) -> CorrectionWeights:
-    """Weights by which tokens that μ sampled count as if π had.
+    """Importance weights for tokens that were sampled from μ instead of π.
 
         token:     wᵢₜ = π(aᵢₜ) / μ(aᵢₜ)
         sequence:  wᵢₜ = Πₛ π(aᵢₛ) / μ(aᵢₛ), over the row's tokens in the mask
         truncate:  min(w, cap)
         mask:      w where low ≤ w ≤ cap, else 0
 
-    They carry no gradient. Where the policies agree they are exactly 1.
+    The weights carry no gradient. They are exactly 1 where the policies agree.
 
     Args:
-        learner, sampler, mask: as `mismatch` takes them.
+        learner, sampler, mask: see `compute_sampler_mismatch`.
         spec: kind, level and bounds.
 
     Reference:

@@ -1,4 +1,4 @@
-"""Surrogates, the value loss, and the weights that aggregate them."""
+"""Surrogate losses, the value loss, and the aggregation weights."""
 
 import torch
 from torch import Tensor
@@ -17,11 +17,12 @@ __all__ = [
 ]
 
 LONGEST = 20.0
-"""Log-ratios are held to ±20 nats before they are exponentiated: beyond, a clipped token's gradient
-would be 0 · ∞."""
+"""Log-ratios are clamped to ±20 nats before exponentiation: beyond that, a clipped token's gradient
+would be 0 · ∞.
+"""
 
 ETA = 1e-8
-"""η of design 004: added to the number of tokens, so that an all-masked batch has loss 0."""
+"""η, added to the number of tokens, so that a fully masked batch has loss 0."""
 
 
 # Ratio ------------------------------------------------------------------------------------------
@@ -33,7 +34,7 @@ def sequence_log_ratio(log_ratio: Tensor, rows: Tensor) -> Tensor:
         log sᵢ = 1/|yᵢ| Σₜ log rᵢₜ
 
     Args:
-        log_ratio: `[M]` nats; all learning tokens of every row that occurs.
+        log_ratio: `[M]` nats; all learning tokens of every row present.
         rows: `[M]` int64 row of each token.
 
     Returns:
@@ -62,7 +63,7 @@ def clipped_surrogate(
     clip: tuple[float, float],
     dual_clip: float | None,
 ) -> Tensor:
-    """Token losses of PPO with separate clips, and a bound where the advantage is negative.
+    """PPO token losses with separate clip bounds, and a dual clip for negative advantages.
 
         ℓₜ = -min(rₜ Aₜ, clip(rₜ, 1 - low, 1 + high) Aₜ)
         Aₜ < 0:  ℓₜ = min(ℓₜ, -c Aₜ)
@@ -91,7 +92,7 @@ def clipped_surrogate(
 def compute_cispo_loss(
     log_ratio: Tensor, advantages: Tensor, logprobs: Tensor, *, clip: tuple[float, float]
 ) -> Tensor:
-    """Token losses whose clipped ratio is a weight: no token loses its gradient.
+    """Token losses with the clipped ratio as a weight, so that every token keeps its gradient.
 
         ℓₜ = -sg(clip(rₜ, 1 - low, 1 + high)) Aₜ log πₜ
 
@@ -123,13 +124,13 @@ def compute_unclipped_loss(log_ratio: Tensor, advantages: Tensor) -> Tensor:
 def value_loss(
     values: Tensor, old_values: Tensor | None, returns: Tensor, *, clip: float | None
 ) -> Tensor:
-    """Token losses of a critic, which gains nothing from moving far at once.
+    """Token losses of a critic, optionally clipped around its old values.
 
         ℓₜ = ½ max((Vₜ - Rₜ)², (clip(Vₜ, V_old - c, V_old + c) - Rₜ)²)
 
     Args:
         values: `[...]` Vₜ.
-        old_values: `[...]` those that the returns were made with; read only with a clip.
+        old_values: `[...]` values from which the returns were computed; read only with a clip.
         returns: `[...]` Rₜ.
         clip: c, or None for the plain square.
 
@@ -137,7 +138,7 @@ def value_loss(
         `[...]` losses, not yet averaged.
 
     Raises:
-        ValueError: a clip without old values.
+        ValueError: a clip is set without old values.
 
     Reference:
         Schulman et al., PPO, arXiv 1707.06347, as its authors implemented it (`ppo2`).
@@ -164,20 +165,20 @@ def aggregation_weights(
 ) -> Tensor:
     """`[B, T]` weights that turn token losses into the step's loss.
 
-        token_mean:     wᵢₜ = mᵢₜ / (Σ m + η)                        BNPO, DAPO, design 004
+        token_mean:     wᵢₜ = mᵢₜ / (Σ m + η)                        BNPO, DAPO, RLCR in two turns
         sequence_mean:  wᵢₜ = mᵢₜ / (Σₜ mᵢₜ · rows)                   GRPO
         sequence_sum:   wᵢₜ = mᵢₜ / rows
         constant:       wᵢₜ = mᵢₜ / (L · rows)                       Dr. GRPO
-        per_turn:       the sums and counts run over rows of the same kind, and kinds are added
+        per_turn:       sums and counts run over rows of one kind, and the kinds are added
 
-    Rows are those with a token that learns.
+    Only rows with a learning token count.
 
     Args:
         mask: `[B, T]` bool tokens that learn, of the whole optimiser step.
         kinds: `[B]` int64 rows with equal numbers are the same kind of turn.
-        aggregate: what counts alike.
+        aggregate: one of the rules above.
         per_turn: average within each kind.
-        constant_lengths: `[B]` L of each row; for "constant" alone.
+        constant_lengths: `[B]` L of each row; for "constant" only.
 
     Reference:
         DeepSeekMath, arXiv 2402.03300, equation 3; Dr. GRPO, arXiv 2503.20783, section 3.2; DAPO,
@@ -201,6 +202,6 @@ def aggregation_weights(
 
 
 def entropy_weights(contents: Tensor, coefficient: float) -> Tensor:
-    """`[B, T]` weights of the bonus: `coefficient` times the mean over a span's content tokens."""
+    """`[B, T]` weights of the entropy bonus: `coefficient` times the mean over content tokens."""
     weight = contents.to(torch.float32)
     return coefficient * weight / (weight.sum() + ETA)

@@ -1,8 +1,8 @@
-"""Which tokens learn: strategies over the masks that a batch names by their content.
+"""Loss masks: strategies that select the learning tokens of a batch.
 
-A batch knows who wrote a token (`is_own`: the policy, as part of this row; `is_environment`), what
-is the response (`is_response`), the turn (`turn_ids`) and the named spans. A strategy chooses among
-them, once, for KL, advantages, loss and scores alike.
+A batch describes its tokens by who wrote them (`is_own`: the policy, as part of this row;
+`is_environment`), whether they are part of the response (`is_response`), their turn (`turn_ids`)
+and the named spans. A strategy selects among them once, for KL, advantages, loss and scores alike.
 """
 
 import lazy_loader

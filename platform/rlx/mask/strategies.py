@@ -18,18 +18,18 @@ Truncated = Literal["learn", "skip"]
 
 
 def select_response_tokens(batch: TokenBatch) -> Tensor:
-    """`[B, T]` everything from the row's first own token on: the source's attention mask.
+    """`[B, T]` everything from the row's first own token on: KG-R1's attention mask.
 
-    What an environment wrote learns too, which needs `loss.old_logprobs: learner`.
+    Text of an environment learns too, which needs `loss.old_logprobs: learner`.
 
     Reference:
-        Design 000, section 2.1: `response_mask`.
+        KG-R1, arXiv 2509.26383: `response_mask`.
     """
     return batch.is_response
 
 
 def select_model_tokens(batch: TokenBatch, *, truncated: Truncated = "learn") -> Tensor:
-    """`[B, T]` what the policy wrote as part of this row: the source's loss mask.
+    """`[B, T]` what the policy wrote as part of this row: KG-R1's loss mask.
 
     Args:
         batch: the rows.
@@ -39,13 +39,13 @@ def select_model_tokens(batch: TokenBatch, *, truncated: Truncated = "learn") ->
 
 
 def select_effective_tokens(batch: TokenBatch, *, state_masking: bool = True) -> Tensor:
-    """`[B, T]` the source's rule, one mask for KL, GAE, GRPO and score.
+    """`[B, T]` KG-R1's rule, one mask for KL, GAE, GRPO and score.
 
         multi-turn and state_masking:  model tokens
         otherwise:                     the whole response
 
     Reference:
-        Design 000, section 2.2.
+        KG-R1, arXiv 2509.26383.
     """
     is_multi_turn = bool(batch.is_environment.any())
     return (
@@ -65,19 +65,19 @@ def select_span_tokens(
     """A row's own tokens inside any of its spans, tags included.
 
     Args:
-        batch: the rows; spans are those that each kind of turn declares in YAML.
-        fallback: for a row in which none of its spans was found. "response": all of its own
-            tokens learn, its end included, so that format failures are corrected. "none": none
+        batch: the rows; spans are those declared in YAML for each kind of turn.
+        fallback: for a row without any of its spans. "response": all of its own
+            tokens learn, including its end, so that format failures are corrected. "none": none
             does.
-        include_eos: the token that ends a turn learns as well.
+        include_eos: whether the token that ends a turn learns too.
         truncated: "skip" leaves out rows in which a turn ran out of tokens.
 
     Returns:
         `[B, T]` bool.
 
     Reference:
-        Design 004: M_ans is think + answer, M_conf is analysis + confidence. Read literally it is
-        `fallback="none", include_eos=False`.
+        RLCR in two turns (RLCR: arXiv 2507.16806): M_ans is think + answer, M_conf is analysis +
+        confidence. Taken literally it is `fallback="none", include_eos=False`.
     """
     mask = torch.zeros_like(batch.is_own)
     for span in batch.spans.values():
@@ -91,7 +91,7 @@ def select_span_tokens(
 
 
 def _drop_truncated_rows(mask: Tensor, batch: TokenBatch, truncated: Truncated) -> Tensor:
-    """Without the rows in which some turn did not end by itself, if those are to be skipped."""
+    """Drops the rows in which some turn was truncated, if `truncated` is "skip"."""
     if truncated == "learn":
         return mask
     after = torch.nn.functional.pad(batch.turn_ids[:, 1:], (0, 1), value=0)

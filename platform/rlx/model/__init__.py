@@ -1,7 +1,7 @@
-"""Language models: the tiny ones that rlx builds, and pretrained ones.
+"""Language models: tiny models built by rlx, and pretrained models.
 
-A `Policy` is a transformers model, its tokenizer, and how it holds a dialogue. Names are imported
-when they are first used, so that `rlx.model.files` needs no torch.
+A `Policy` is a transformers model with its tokenizer and dialogue format. Names are imported on
+first use, so that `rlx.model.files` does not import torch.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Building the model that an experiment names."""
+"""Builds or loads the model of an experiment."""
 
 import sys
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from rlx.spec import ModelSpec, PretrainedModelSpec, TinyModelSpec
 __all__ = ["Policy", "build_policy"]
 
 CAUSAL = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-"""Classes of causal language models: what `architectures` names one of."""
+"""Names of causal language model classes, as in a configuration's `architectures`."""
 
 LOADING_ERRORS = (
     OSError,
@@ -42,17 +42,17 @@ LOADING_ERRORS = (
     SafetensorError,
     UnpicklingError,
 )
-"""What transformers and its readers raise over files that do not fit together."""
+"""Exceptions that transformers and its file readers raise for inconsistent or damaged files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A language model and what is needed to talk to it.
+    """A language model with its tokenizer and dialogue format.
 
     Attributes:
         model: the transformers model, in float32 on the CPU until a learner or sampler moves it.
-        tokenizer: its tokenizer, saved beside every export.
-        dialogue: text to tokens and back.
+        tokenizer: the model's tokenizer, saved with every export.
+        dialogue: encodes and decodes dialogues.
         end_ids: tokens that end a turn.
     """
 
@@ -63,13 +63,13 @@ class Policy:
 
     @property
     def context_length(self) -> int:
-        """Tokens of a dialogue that this model can hold.
+        """Maximum dialogue length in tokens.
 
-        Beyond its positions it was never trained, and beyond a sliding window its own attention
-        would forget what rlx's does not.
+        Limited by the positions the model was trained on, and by its sliding window, since rlx's
+        attention would see tokens that the model's own attention drops.
         """
         config = self.model.config.get_text_config()
-        kinds = getattr(config, "layer_types", None)  # without them, a window is every layer's
+        kinds = getattr(config, "layer_types", None)  # None: a window applies to every layer
         slides = kinds is None or "sliding_attention" in kinds
         window = getattr(config, "sliding_window", None)
         limits = [getattr(config, "max_position_embeddings", None), window if slides else None]
@@ -82,15 +82,15 @@ class Policy:
 
 
 def build_policy(spec: ModelSpec, seed: int) -> Policy:
-    """Builds the model before any warm start.
+    """Builds the model, before any warm start.
 
     Args:
         spec: the `model:` section.
-        seed: decides the random weights of a tiny model.
+        seed: seed of a tiny model's random weights.
 
     Raises:
-        SpecError: a tiny model names a tokenizer that rlx does not ship, or a pretrained one is
-            of a kind that cannot be trained here.
+        SpecError: a tiny model names a tokenizer that rlx does not ship, or a pretrained model is
+            of a kind that rlx cannot train.
         EnvironmentFault: the files of a pretrained model are missing or damaged.
     """
     return (
@@ -151,17 +151,17 @@ def _load_pretrained_policy(spec: PretrainedModelSpec) -> Policy:
 
 
 def _load_model_config(folder: Path, path: str) -> PreTrainedConfig:
-    """The configuration of a causal language model that transformers itself implements.
+    """Loads the configuration of a causal language model that transformers implements.
 
     Raises:
-        SpecError: it is another kind of model, or its implementation comes with its files.
+        SpecError: it is another kind of model, or it needs remote code.
     """
-    said, _ = PreTrainedConfig.get_config_dict(folder)
-    kind = said.get("model_type")
+    raw_config, _ = PreTrainedConfig.get_config_dict(folder)
+    kind = raw_config.get("model_type")
     if kind not in CONFIG_MAPPING:
         why = (
             "is implemented by code in its own folder, and rlx runs none of it"
-            if "auto_map" in said
+            if "auto_map" in raw_config
             else f"is of a kind, {kind!r}, that transformers {transformers.__version__} lacks"
         )
         raise SpecError(f"model.path: {path!r} {why}; name a model that transformers implements")
@@ -169,8 +169,8 @@ def _load_model_config(folder: Path, path: str) -> PreTrainedConfig:
     named = set(config.architectures or ())
     is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not config.is_encoder_decoder
     if not is_causal or (named and not named & CAUSAL):
-        shown = ", ".join(sorted(named)) or kind
-        raise SpecError(f"model.path: {path!r} is no causal language model, but {shown}")
+        architectures = ", ".join(sorted(named)) or kind
+        raise SpecError(f"model.path: {path!r} is no causal language model, but {architectures}")
     return config
 
 

@@ -1,4 +1,4 @@
-"""Text to tokens and back, for plain models and for models with a chat template."""
+"""Encodes and decodes dialogues, as plain text or through a chat template."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from rlx.rollout import TurnPrompt
 __all__ = ["ChatDialogue", "ModelDialogue", "PlainDialogue"]
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-"""What the bytes of a character decode to as long as some of them are missing."""
+"""What an incomplete UTF-8 sequence decodes to."""
 
 
 class _DialogueBase(ABC):
-    """What every dialogue shares: tokens of a text, and text of a turn's tokens."""
+    """Encoding of text and decoding of turns, shared by all dialogue formats."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -27,23 +27,23 @@ class _DialogueBase(ABC):
         self.end_ids = tuple(end_ids)
 
     def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
-        """Text without the end token, and the number of characters decoded after every token."""
-        spoken = list(token_ids)
-        if self._is_closed(spoken):
-            spoken.pop()
-        text = self._decode(spoken)
-        ends = self._ends(spoken, text)
-        return text, (*ends, *[len(text)] * (len(token_ids) - len(spoken)))
+        """Returns the text without the end token, and the characters decoded after every token."""
+        content = list(token_ids)
+        if self._is_closed(content):
+            content.pop()
+        text = self._decode(content)
+        ends = self._ends(content, text)
+        return text, (*ends, *[len(text)] * (len(token_ids) - len(content)))
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Tokens of `text`, nothing added.
+        """Returns the tokens of `text`, without special tokens.
 
         Raises:
-            SpecError: the vocabulary has no token for some of it.
+            SpecError: the vocabulary has no token for part of the text.
         """
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         unknown = self._tokenizer.unk_token_id
-        # Vocabularies of bytes know everything, and often name the end token here.
+        # Byte-level vocabularies can encode everything, and often use the end token as unk token.
         if unknown is not None and unknown in ids and unknown not in self.end_ids:
             raise SpecError(
                 f"the tokenizer of this model has no token for {self._piece_at(text, unknown)!r} "
@@ -53,7 +53,7 @@ class _DialogueBase(ABC):
         return tuple(ids)
 
     def encode_observation(self, text: str, after: Sequence[int], *, inline: bool) -> TurnPrompt:
-        """See `rlx.rollout.Dialogue`. Names of control tokens are broken up by a blank."""
+        """See `rlx.rollout.Dialogue`. A space is inserted into names of control tokens."""
         for token in self._control:
             text = text.replace(token, f"{token[0]} {token[1:]}")
         return TurnPrompt(text, self.encode(text) if inline else self.reply(text, after))
@@ -63,15 +63,15 @@ class _DialogueBase(ABC):
         """See `rlx.rollout.Dialogue`."""
 
     def piece(self, token: int) -> str:
-        """What a token decodes to on its own, special tokens by their names."""
+        """Decodes a single token; special tokens decode to their names."""
         if token not in self._pieces:
             self._pieces[token] = self._decode([token])
         return self._pieces[token]
 
     def _piece_at(self, text: str, token: int) -> str:
-        """The part of a text that a token stands for, the first time it does."""
-        said = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        start, stop = said["offset_mapping"][said["input_ids"].index(token)]
+        """Returns the part of a text that a token's first occurrence encodes."""
+        encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        start, stop = encoding["offset_mapping"][encoding["input_ids"].index(token)]
         return text[start:stop]
 
     def _is_closed(self, turn: Sequence[int]) -> bool:
@@ -85,18 +85,18 @@ class _DialogueBase(ABC):
         )
 
     def _ends(self, ids: Sequence[int], text: str) -> list[int]:
-        """Lengths of the decoded prefixes.
+        """Returns the lengths of the decoded prefixes.
 
-        Where every token decodes on its own to its share of the text, lengths add up. Otherwise
-        (bytes of one character in several tokens, spaces that depend on what stands before) tokens
-        are decoded behind the tokens before them, and a character counts from the token that
+        If the tokens decoded one by one concatenate to the text, their lengths are summed.
+        Otherwise (a character split over several tokens, spaces that depend on the context), each
+        token is decoded after the tokens before it, and a character counts from the token that
         completes it.
         """
         pieces = [self.piece(i) for i in ids]
         if "".join(pieces) == text:
             return list(accumulate(map(len, pieces)))
         lengths, total = [], 0
-        before = start = 0  # ids[before:start] are whole characters, ids[start:] may not be
+        before = start = 0  # ids[before:start] are complete characters, ids[start:] may not be
         for stop in range(1, len(ids) + 1):
             known = len(self._decode(ids[before:start]))
             fresh = self._decode(ids[before:stop])[known:]
@@ -109,15 +109,15 @@ class _DialogueBase(ABC):
 
 
 class PlainDialogue(_DialogueBase):
-    """Turns follow one another as plain text; a turn ends with the end-of-sequence token.
+    """Concatenates turns as plain text; a turn ends with the end-of-sequence token.
 
     Args:
-        tokenizer: the model's.
-        end_ids: tokens that end a turn; the first closes turns that did not end by themselves.
+        tokenizer: the model's tokenizer.
+        end_ids: tokens that end a turn; the first one closes turns without an end token.
     """
 
     def open(self, text: str, system: str = "") -> tuple[int, ...]:
-        """Beginning-of-sequence token where the model has one, the system message, the text."""
+        """Returns the BOS token, if the model has one, then the system message and the text."""
         begin = self._tokenizer.bos_token_id
         return (
             *(() if begin is None else (begin,)),
@@ -125,18 +125,18 @@ class PlainDialogue(_DialogueBase):
         )
 
     def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
-        """The text; an end token first where the turn has none."""
+        """Returns the text, after an end token if the turn `after` has none."""
         return (*(() if self._is_closed(after) else self.end_ids[:1]), *self.encode(text))
 
 
 class ChatDialogue(_DialogueBase):
-    """Turns wear the tokenizer's chat template.
+    """Formats turns with the tokenizer's chat template.
 
-    The template renders what stands around the sampled turns and never the turns themselves: what
-    follows a turn is what the template writes behind a placeholder in the turn's place.
+    The template renders only the text around sampled turns, never the turns themselves: the text
+    after a turn is what the template renders after a placeholder for the turn.
 
     Args:
-        tokenizer: the model's, with a chat template.
+        tokenizer: the model's tokenizer, with a chat template.
         end_ids: tokens that end a turn, besides the template's own, which comes first.
 
     Raises:
@@ -150,7 +150,7 @@ class ChatDialogue(_DialogueBase):
         self.end_ids = tuple(dict.fromkeys((*self._closing[-1:], *end_ids)))
 
     def open(self, text: str, system: str = "") -> tuple[int, ...]:
-        """System message, text and the header of the first turn, as the template writes them."""
+        """Returns the system message, the text and the header of the first turn, templated."""
         if not system or self._takes_system:
             messages = [_build_message("system", system)] if system else []
             return self.encode(self._render([*messages, _build_message("user", text)]))
@@ -159,10 +159,10 @@ class ChatDialogue(_DialogueBase):
         )
 
     def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
-        """What closes the turn `after`, the text, and the header of the next turn.
+        """Returns the tokens that close the turn `after`, the text, and the next turn's header.
 
-        Nothing that the turn ended with is said again; a turn that did not close itself is closed
-        as the template does it, or with the first end token where the template does nothing.
+        The end token of the turn is not repeated. A turn without one is closed as the template does
+        it, or with the first end token if the template does not close turns.
         """
         ids = self.encode(self._render_turn_suffix(text))
         if self._is_closed(after):
@@ -171,10 +171,10 @@ class ChatDialogue(_DialogueBase):
         return ids if closes else (*self.end_ids[:1], *ids)
 
     def _closing_ids(self) -> tuple[int, ...]:
-        """Tokens with which the template ends a turn, up to its end token; empty without one.
+        """Returns the tokens with which the template ends a turn, up to its end token, or none.
 
-        They are what the last turn of a dialogue and one in its middle have in common: blanks, if
-        any, and a token that stands for no text.
+        They are the common prefix of what follows the last turn of a dialogue and what follows a
+        turn in its middle: optional whitespace and a special token.
         """
         last, middle = (self.encode(self._render_turn_suffix(text)) for text in (None, "?"))
         special = self._tokenizer.added_tokens_decoder
@@ -186,7 +186,7 @@ class ChatDialogue(_DialogueBase):
         return ()
 
     def _accepts_system_message(self) -> bool:
-        """Whether the template takes system messages; some refuse them, some drop them."""
+        """Whether the template renders system messages; some reject them, some drop them."""
         word = _build_placeholder("")
         try:
             return word in self._render(
@@ -196,18 +196,18 @@ class ChatDialogue(_DialogueBase):
             return False
 
     def _render_turn_suffix(self, text: str | None) -> str:
-        """What the template writes behind a turn that `text` answers, or that nothing does."""
+        """Renders what follows a turn: the user message `text`, or nothing if None."""
         turn = _build_placeholder(text or "")
         messages = [_build_message("user", "?"), _build_message("assistant", turn)]
         if text is not None:
             messages.append(_build_message("user", text))
-        parts = self._render(messages, prompt=text is not None).split(turn)
-        if len(parts) != 2:
+        around = self._render(messages, prompt=text is not None).split(turn)
+        if len(around) != 2:
             raise SpecError(
                 "the model's chat template does not show a turn as it was spoken, so rlx cannot "
                 "tell what follows one; model.chat_template: false speaks as plain text"
             )
-        return parts[1]
+        return around[1]
 
     def _render(self, messages: list[dict[str, str]], *, prompt: bool = True) -> str:
         try:
@@ -224,7 +224,7 @@ class ChatDialogue(_DialogueBase):
 
 
 ModelDialogue = PlainDialogue | ChatDialogue
-"""How a model holds a dialogue; see `rlx.rollout.Dialogue`."""
+"""A model's dialogue format; see `rlx.rollout.Dialogue`."""
 
 
 def _build_message(role: str, content: str) -> dict[str, str]:
@@ -236,7 +236,7 @@ def _prepend_system_message(text: str, system: str) -> str:
 
 
 def _build_placeholder(text: str) -> str:
-    """A word that no template changes and that `text` does not hold."""
+    """Returns a word that no template changes and that `text` does not contain."""
     word = "rlxturn"
     while word in text:
         word += "n"

@@ -1,4 +1,4 @@
-"""Demonstrations as dialogues: what a scripted policy says, and what it is answered."""
+"""Renders a task's demonstrations as tokenized dialogues with a scripted policy."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ __all__ = ["DemonstrationPlayer", "DemonstrationTokens"]
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationTokens:
-    """A demonstration as tokens.
+    """A tokenized demonstration.
 
     Attributes:
-        token_ids: all of the dialogue.
-        is_own: whether the token is the policy's, its turns' ends included.
+        token_ids: tokens of the whole dialogue.
+        is_own: loss mask: True for the policy's tokens, including end-of-turn tokens.
     """
 
     token_ids: tuple[int, ...]
@@ -27,7 +27,7 @@ class DemonstrationTokens:
 
 @dataclass(frozen=True, slots=True)
 class _TurnTokens:
-    """A turn, and the tokens that lead to it."""
+    """A turn, and the prompt or observation tokens before it."""
 
     opening: tuple[int, ...]
     turn: tuple[int, ...]
@@ -35,12 +35,12 @@ class _TurnTokens:
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationPlayer:
-    """Where an experiment's demonstrations are acted out, one as good as any other of its index.
+    """Plays an experiment's demonstrations; the result depends only on the demonstration's index.
 
     Attributes:
         spec: the experiment.
-        task: whose demonstrations they are.
-        environment: what answers between turns; None where nothing does.
+        task: the task that provides the demonstrations.
+        environment: responds between turns; None if the schedule has none.
     """
 
     spec: ExperimentSpec
@@ -48,16 +48,16 @@ class DemonstrationPlayer:
     environment: Environment | None = None
 
     def episode(self, dialogue: ModelDialogue, index: int) -> DemonstrationTokens:
-        """Demonstration number `index` of the warm start, as tokens.
+        """Returns the tokens of demonstration number `index` of the warm start.
 
         Raises:
-            SpecError: the vocabulary has no token for some of its text.
+            SpecError: the vocabulary has no token for part of its text.
         """
         ids: list[int] = []
         own: list[bool] = []
-        for said in self._iterate_turns(dialogue, index):
-            ids += [*said.opening, *said.turn]
-            own += [*[False] * len(said.opening), *[True] * len(said.turn)]
+        for tokens in self._iterate_turns(dialogue, index):
+            ids += [*tokens.opening, *tokens.turn]
+            own += [*[False] * len(tokens.opening), *[True] * len(tokens.turn)]
         return DemonstrationTokens(tuple(ids), tuple(own))
 
     def _iterate_turns(self, dialogue: ModelDialogue, index: int) -> Iterator[_TurnTokens]:
@@ -79,23 +79,24 @@ class DemonstrationPlayer:
     ) -> Iterator[_TurnTokens]:
         turn: tuple[int, ...] = ()
         demonstration = self.task.demonstration(problem, seed)
-        for (_, asked), text in zip(
+        for (_, turn_spec), text in zip(
             self.spec.rollout.turn_specs.items(), demonstration.turns, strict=False
         ):
-            shown = asked.template.replace("{prompt}", problem.prompt)
+            prompt = turn_spec.template.replace("{prompt}", problem.prompt)
             system = problem.system or self.spec.rollout.system
             opening = (
-                encode_between_turns(dialogue, shown, turn)
+                encode_between_turns(dialogue, prompt, turn)
                 if turn
-                else dialogue.open(shown, system)
+                else dialogue.open(prompt, system)
             )
-            stopped = text.endswith(asked.stop) if asked.stop else False
+            stopped = text.endswith(turn_spec.stop) if turn_spec.stop else False
             turn = (*dialogue.encode(text), *(() if stopped else dialogue.end_ids[:1]))
             yield _TurnTokens(opening, turn)
 
 
 def _encode_turn(dialogue: ModelDialogue, text: str, plan: EnvironmentPlan) -> tuple[int, ...]:
-    """Tokens of a turn; one that a stop string ends is sampled without an end token."""
+    """Returns the tokens of a turn; like a sampled turn, one with a stop string has no end
+    token."""
     stopped = any(stop in text for stop in plan.turn.stop)
     return (*dialogue.encode(text), *(() if stopped else dialogue.end_ids[:1]))
 
@@ -103,7 +104,7 @@ def _encode_turn(dialogue: ModelDialogue, text: str, plan: EnvironmentPlan) -> t
 def _parse_turn(
     dialogue: ModelDialogue, turn: tuple[int, ...], plan: EnvironmentPlan, number: int
 ) -> tuple[str, dict[str, str]]:
-    """Text and spans of a turn, read off its tokens as those of a sampled one."""
+    """Returns the text and spans of a turn, parsed from its tokens like those of a sampled turn."""
     text, ends = dialogue.read(turn)
     spans = find_spans(text, ends, plan.turn.spans, first_turn=number == 1)
     return text, {name: span.text for name, span in spans.items()}
@@ -117,7 +118,7 @@ def _iterate_environment_turns(
     task: Rehearsed,
     environment: Environment,
 ) -> Iterator[_TurnTokens]:
-    """The scripted policy and the environment, turn by turn, as `rlx.rollout` has them take it."""
+    """Plays the scripted policy against the environment, turn by turn, as `rlx.rollout` does."""
     host = LocalHost(environment)
     (state,) = host.reset([(problem.fields, derive_seed(seed, "environment"))])
     turns: list[str] = []
@@ -127,13 +128,13 @@ def _iterate_environment_turns(
         text = task.act(problem, turns, observations, seed)
         turn = _encode_turn(dialogue, text, plan)
         yield _TurnTokens(opening, turn)
-        heard = _parse_turn(dialogue, turn, plan, number)
-        (step,) = host.step([(state, plan.action(*heard, number, "stop"))])
+        parsed = _parse_turn(dialogue, turn, plan, number)
+        (step,) = host.step([(state, plan.action(*parsed, number, "stop"))])
         if not isinstance(step, Step) or step.done or number == plan.last:
             return
-        shown = dialogue.encode_observation(
+        observation = dialogue.encode_observation(
             plan.build_turn_text(step.observation, number + 1), turn, inline=plan.inline
         )
         turns.append(text)
-        observations.append(shown.text)
-        opening, state = shown.token_ids, step.state
+        observations.append(observation.text)
+        opening, state = observation.token_ids, step.state

@@ -1,7 +1,7 @@
-"""Which files a pretrained model needs, and whether they can be had. Never imports torch.
+"""Locates and checks the files of a pretrained model, without importing torch.
 
-A folder is taken as it is; a name on the hub is looked up in the hub's cache first, and the hub is
-asked only for what is not there. So a run whose model is here touches no network.
+A folder is used as it is. A name on the Hugging Face Hub is looked up in the local cache first, and
+the Hub is queried only for missing files, so a run with a cached model needs no network.
 """
 
 import hashlib
@@ -18,26 +18,26 @@ __all__ = ["check_model_files", "compute_model_fingerprint", "first_line", "mode
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 HUB_SECONDS = 10.0
-"""How long the hub may take to say what it has."""
+"""Timeout for listing a model's files on the Hub, in seconds."""
 
 CONFIG = "config.json"
 INDEX = ".index.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-"""In the order in which they are looked for; each may be an index of several files instead."""
+"""In order of preference; each may be replaced by the index of a sharded checkpoint."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
 def check_model_files(spec: PretrainedModelSpec) -> None:
-    """Says, before anything heavy is loaded, what keeps a model from being used here.
+    """Checks that a model's files are available and valid, without loading the model.
 
-    Fetches nothing. Only for a name that the cache does not hold is the hub asked what it has.
+    Downloads nothing. The Hub is queried only for a name that is not in the cache.
 
     Args:
         spec: the `model:` section.
 
     Raises:
-        SpecError: the model is of a kind that cannot be trained here.
-        EnvironmentFault: its files are missing, damaged, or out of reach.
+        SpecError: the model is of a kind that rlx cannot train.
+        EnvironmentFault: its files are missing, damaged, or unreachable.
     """
     folder = _find_local_model(spec)
     if folder is None:
@@ -47,7 +47,7 @@ def check_model_files(spec: PretrainedModelSpec) -> None:
 
 
 def model_folder(spec: PretrainedModelSpec) -> Path:
-    """The folder that holds the model's files, fetched from the hub where they are not here.
+    """Returns the folder with the model's files, downloaded from the Hub if necessary.
 
     Raises:
         SpecError: as `check_model_files`.
@@ -59,14 +59,14 @@ def model_folder(spec: PretrainedModelSpec) -> Path:
 
 
 def compute_model_fingerprint(spec: PretrainedModelSpec) -> str:
-    """Digest of names, sizes and times of the model's files: it changes when the files do."""
+    """Returns a digest of the names, sizes and modification times of the model's files."""
     files = sorted(f for f in model_folder(spec).iterdir() if f.is_file())
-    said = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:20]
+    stats = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+    return hashlib.sha256(json.dumps(stats).encode()).hexdigest()[:20]
 
 
 def _find_local_model(spec: PretrainedModelSpec) -> Path | None:
-    """The folder named, or the whole model in the hub's cache; None where it must be fetched."""
+    """Returns the local folder, or a complete cached snapshot; None if a download is needed."""
     folder = Path(spec.path).expanduser()
     if folder.is_dir():
         if spec.revision is not None:
@@ -86,7 +86,7 @@ def _find_local_model(spec: PretrainedModelSpec) -> Path | None:
 
 
 def _find_cached_snapshot(spec: PretrainedModelSpec) -> Path | None:
-    """The snapshot in the hub's cache, if it is whole."""
+    """Returns the snapshot in the Hub cache if it is complete."""
     from huggingface_hub import is_offline_mode, try_to_load_from_cache
 
     config = try_to_load_from_cache(spec.path, CONFIG, revision=spec.revision)
@@ -105,7 +105,7 @@ def _find_cached_snapshot(spec: PretrainedModelSpec) -> Path | None:
 
 
 def _list_hub_files(spec: PretrainedModelSpec) -> set[str]:
-    """Names of the files that the hub has for the model: enough of them to be a model."""
+    """Returns the names of the model's files on the Hub; raises if essential files are missing."""
     from huggingface_hub import HfApi, errors
 
     name = _format_model_name(spec)
@@ -129,7 +129,7 @@ def _list_hub_files(spec: PretrainedModelSpec) -> set[str]:
 
 
 def _describe_hub_error(error: Exception, name: str) -> str:
-    """What the hub's answer means."""
+    """Explains an error response of the Hub."""
     from huggingface_hub import errors
 
     status = getattr(getattr(error, "response", None), "status_code", None)
@@ -154,7 +154,7 @@ def _fetch_snapshot(spec: PretrainedModelSpec) -> Path:
     names = _list_hub_files(spec)
     kind = next(w for w in WEIGHTS if {w, w + INDEX} & names)
     stem, suffix = kind.split(".")
-    # Some models carry their weights in several formats; one of them is enough.
+    # Some repositories hold the weights in several formats; one is enough.
     wanted = ["*.json", "*.txt", "*.model", "*.jinja", f"{stem}*.{suffix}"]
     try:
         return Path(snapshot_download(spec.path, revision=spec.revision, allow_patterns=wanted))
@@ -166,7 +166,7 @@ def _fetch_snapshot(spec: PretrainedModelSpec) -> Path:
 
 
 def _check_folder(folder: Path, path: str) -> None:
-    """Everything that can be told from the files without loading the model."""
+    """Checks everything that can be checked without loading the model."""
     try:
         missing = _find_missing_files(folder)
         if missing:
@@ -196,7 +196,7 @@ def _check_config(config: dict[str, Any], path: str) -> None:
 
 
 def _check_weights(file: Path) -> None:
-    """Reads the header, which says how long the file must be."""
+    """Checks the safetensors header, which contains the length of the file."""
     from safetensors import SafetensorError, safe_open
 
     if file.suffix != ".safetensors":
@@ -212,7 +212,7 @@ def _check_weights(file: Path) -> None:
 
 
 def _find_missing_files(folder: Path) -> list[str]:
-    """What keeps a folder from being a whole model."""
+    """Returns what a folder lacks to be a complete model."""
     files = {file.name for file in folder.iterdir() if file.is_file()}
     return _find_missing_parts(files) or [
         f.name for f in _weight_files(folder) if f.name not in files
@@ -220,7 +220,7 @@ def _find_missing_files(folder: Path) -> list[str]:
 
 
 def _find_missing_parts(names: Collection[str]) -> list[str]:
-    """Which of configuration, weights and tokenizer have no file among `names`."""
+    """Returns which of configuration, weights and tokenizer have no file among `names`."""
     needed = {
         CONFIG: (CONFIG,),
         f"weights ({WEIGHTS[0]})": tuple(w + end for w in WEIGHTS for end in ("", INDEX)),
@@ -230,7 +230,7 @@ def _find_missing_parts(names: Collection[str]) -> list[str]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights of a folder that has some."""
+    """Returns the weight files of a folder; empty if it has none."""
     for name in WEIGHTS:
         if (folder / name).is_file():
             return [folder / name]
@@ -262,5 +262,5 @@ def _fetch_command(spec: PretrainedModelSpec) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in one line."""
+    """Returns the first line of an error message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

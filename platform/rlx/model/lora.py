@@ -1,7 +1,7 @@
 """Low-rank adapters (Hu et al. 2021), through the peft library.
 
-An adapted model keeps its class and its way of computing; only its linear layers have company. To
-everyone else it stays the plain model: `merged_weights` answers under the plain names.
+An adapted model keeps its class and forward pass; only its linear layers are wrapped. To other
+modules it looks like the plain model: `merged_weights` uses the plain parameter names.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ __all__ = [
 ]
 
 NAME = "default"
-"""Of the one adapter, peft's own."""
+"""Name of the adapter; peft's default."""
 ALL = "all-linear"
 LINEAR = (nn.Linear, Conv1D)
-"""GPT-2 and its kin write their linear layers as `Conv1D`."""
+"""GPT-2 and similar models implement linear layers as `Conv1D`."""
 
 Whole = Callable[[nn.Parameter], Tensor]
-"""Makes a parameter's whole value, without gradient, where it may be spread over ranks."""
+"""Returns a parameter's full value without gradient, gathered if it is sharded over ranks."""
 
 
 def adapt_policy(policy: Policy, spec: ModelSpec, seed: int) -> Policy:
-    """Returns the same policy, its model adapted in place where the spec asks for adapters."""
+    """Returns the same policy; its model is adapted in place if the spec asks for LoRA."""
     if isinstance(spec, PretrainedModelSpec) and spec.lora is not None:
         adapt_model(policy.model, spec.lora, seed)
     return policy
 
 
 def adapt_model(model: PreTrainedModel, lora: Lora, seed: int) -> None:
-    """Adds an adapter to the linear layers that `lora` names, and freezes everything else.
+    """Adds adapters to the linear layers that `lora` names, and freezes all other weights.
 
-    B starts at zero, so the model computes what it did before.
+    B is initialized to zero, so the model's outputs do not change.
 
     Args:
-        model: changed in place; its adapters alone learn from now on.
-        lora: rank, scale, and which layers.
-        seed: decides the random start of A.
+        model: changed in place; from now on only its adapters are trainable.
+        lora: rank, scale and target layers.
+        seed: seed of the random initialization of A.
 
     Raises:
         EnvironmentFault: peft is not installed.
@@ -77,10 +77,10 @@ def adapt_model(model: PreTrainedModel, lora: Lora, seed: int) -> None:
     config = peft.LoraConfig(
         task_type=peft.TaskType.CAUSAL_LM,
         r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # said to be whole, but only divided
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # annotated as int, but only divided
         lora_dropout=0.0,
         target_modules=chosen,
-        # A Conv1D keeps its weight the other way round.
+        # Conv1D stores its weight transposed.
         fan_in_fan_out=any(isinstance(model.get_submodule(name), Conv1D) for name in chosen),
     )
     with torch.random.fork_rng(devices=[]):
@@ -89,11 +89,11 @@ def adapt_model(model: PreTrainedModel, lora: Lora, seed: int) -> None:
 
 
 def _find_target_layers(model: PreTrainedModel, targets: tuple[str, ...]) -> list[str]:
-    """Full names of the layers that `targets` name, by the whole name or by its last parts."""
+    """Returns the full names of the layers that match `targets` by full name or dotted suffix."""
     linear = [name for name, module in model.named_modules() if isinstance(module, LINEAR)]
     head = next((n for n in linear if model.get_submodule(n) is model.get_output_embeddings()), "")
     if model.config.get_text_config().tie_word_embeddings:
-        # What is added to the output embedding would be added to the input embedding too.
+        # An adapter on a tied output embedding would also change the input embedding.
         linear = [name for name in linear if name != head]
     chosen: set[str] = set()
     for target in targets:
@@ -119,7 +119,8 @@ def _build_target_error(target: str, linear: list[str]) -> SpecError:
 
 
 def _find_adapted_layers(model: PreTrainedModel) -> dict[str, Linear]:
-    """Adapted layers by the plain model's names; none, and no import of peft, in a plain model."""
+    """Returns the adapted layers by their plain names. For a plain model it returns none, without
+    importing peft."""
     if not hasattr(model, "peft_config"):
         return {}
     from peft.tuners.lora import Linear
@@ -134,9 +135,9 @@ def is_adapted(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def disable_adapters(model: PreTrainedModel) -> Iterator[None]:
-    """Lets an adapted model compute what it did before it was adapted.
+    """Disables the adapters of a model, so that it computes the base model's outputs.
 
-    Only for forwards without gradient: adapters that are switched off do not require one.
+    Only for forward passes without gradient: disabled adapters do not require one.
     """
     layers = _find_adapted_layers(model).values()
     for layer in layers:
@@ -149,9 +150,9 @@ def disable_adapters(model: PreTrainedModel) -> Iterator[None]:
 
 
 def merged_weights(model: PreTrainedModel, whole: Whole = Tensor.detach) -> dict[str, Tensor]:
-    """Weights under the plain model's parameter names, alpha / rank · B A added to each W.
+    """Returns weights under the plain model's parameter names, W + alpha / rank · B A.
 
-    Sums are made in float32 and rounded once, to the type of W.
+    The sum is computed in float32 and rounded once, to the dtype of W.
 
     Args:
         model: adapted or plain.
@@ -174,13 +175,14 @@ def merged_weights(model: PreTrainedModel, whole: Whole = Tensor.detach) -> dict
 
 
 def _get_lora_matrices(layer: Linear) -> tuple[nn.Parameter, nn.Parameter]:
-    """A `[rank, in]` and B `[out, rank]`."""
+    """Returns A `[rank, in]` and B `[out, rank]`."""
     a, b = (layer.get_parameter(f"lora_{letter}.{NAME}.weight") for letter in "AB")
     return a, b
 
 
 def adapter_weights(model: PreTrainedModel, whole: Whole = Tensor.detach) -> dict[str, Tensor]:
-    """A and B of every adapted layer under the names of peft's files; empty for a plain model."""
+    """Returns A and B of every adapted layer under peft's checkpoint names; empty for a plain
+    model."""
     return {
         f"base_model.model.{name}.lora_{letter}.weight": whole(side)
         for name, layer in _find_adapted_layers(model).items()
@@ -189,12 +191,12 @@ def adapter_weights(model: PreTrainedModel, whole: Whole = Tensor.detach) -> dic
 
 
 def save_adapter(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Writes an adapter in peft's format, to be laid over the weights that learning began with.
+    """Writes an adapter in peft's format; its base is the model that training started from.
 
     Args:
         model: the adapted model.
         weights: from `adapter_weights`.
-        folder: made where it is missing.
+        folder: created if missing.
     """
     from peft.utils import SAFETENSORS_WEIGHTS_NAME
 

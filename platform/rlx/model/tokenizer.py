@@ -1,6 +1,6 @@
-"""A model's tokenizer and the dialogue it holds, without the model.
+"""Loads a model's tokenizer and dialogue format without the model.
 
-Nothing here imports modelling code, so what needs texts and tokens alone need not wait for it.
+Nothing here imports modeling code, which is slow to import.
 """
 
 from importlib.resources import files
@@ -25,11 +25,11 @@ __all__ = [
 ]
 
 GENERIC_TOKENIZERS = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
-"""What files name whose `tokenizer.json` says everything."""
+"""Generic tokenizer classes, fully described by `tokenizer.json`."""
 
 
 def tiny_tokenizer(spec: TinyModelSpec) -> PreTrainedTokenizerBase:
-    """The tokenizer of a tiny model, which rlx ships."""
+    """Returns the tokenizer of a tiny model; its definition is shipped with rlx."""
     definition = files("rlx.model").joinpath("tokenizers", f"{spec.tokenizer}.json")
     return PreTrainedTokenizerFast(
         tokenizer_file=str(definition),
@@ -41,13 +41,13 @@ def tiny_tokenizer(spec: TinyModelSpec) -> PreTrainedTokenizerBase:
 
 
 def pretrained_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer that was saved in a folder."""
-    from transformers import AutoTokenizer  # only here: it takes a moment
+    """Loads the tokenizer saved in a folder."""
+    from transformers import AutoTokenizer  # slow to import
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     named = get_tokenizer_config(folder).get("tokenizer_class")
-    # AutoTokenizer overrules files that name the generic class: for Qwen2 and others it takes the
-    # family's own, which puts another pre-tokenizer in the place of the one that was saved.
+    # AutoTokenizer overrides the generic class: for Qwen2 and others it uses the class of the model
+    # family, which replaces the saved pre-tokenizer with another one.
     loader = PreTrainedTokenizerFast if named in GENERIC_TOKENIZERS else AutoTokenizer
     tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder, trust_remote_code=False)
     return tokenizer
@@ -56,12 +56,12 @@ def pretrained_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 def build_dialogue(
     tokenizer: PreTrainedTokenizerBase, ends: tuple[int, ...], *, chat_template: bool
 ) -> ModelDialogue:
-    """How a model with this tokenizer holds a dialogue.
+    """Builds the dialogue format of a model with this tokenizer.
 
     Args:
-        tokenizer: the model's.
+        tokenizer: the model's tokenizer.
         ends: tokens that end a turn.
-        chat_template: speak through the tokenizer's template where it has one.
+        chat_template: use the tokenizer's chat template if it has one.
 
     Raises:
         SpecError: there is no end token, or the template cannot be used.
@@ -74,7 +74,7 @@ def build_dialogue(
 
 
 def end_ids(*sources: Any) -> tuple[int, ...]:
-    """Every end token that tokenizer and configurations name, in the order given.
+    """Returns every end token that the tokenizer and configurations name, in order.
 
     Generation stops at any of them.
     """
@@ -86,9 +86,9 @@ def end_ids(*sources: Any) -> tuple[int, ...]:
 
 
 def find_local_files(spec: PretrainedModelSpec) -> Path | None:
-    """The folder on this machine with a model's configuration and tokenizer; its weights may lack.
+    """Returns the local folder with a model's configuration and tokenizer, or None.
 
-    No network is touched.
+    The weights may be missing. Does not access the network.
     """
     folder = Path(spec.path).expanduser()
     if not folder.is_dir():
@@ -107,10 +107,10 @@ def find_local_files(spec: PretrainedModelSpec) -> Path | None:
 
 
 def load_local_dialogue(spec: ModelSpec) -> ModelDialogue | None:
-    """The dialogue of the model that `spec` names; None where its files are not on this machine.
+    """Loads the dialogue format of a model; None if its files are not on this machine.
 
     Raises:
-        SpecError: as `make_dialogue`.
+        SpecError: as `build_dialogue`.
         EnvironmentFault: the files are damaged.
     """
     if isinstance(spec, TinyModelSpec):
@@ -121,18 +121,18 @@ def load_local_dialogue(spec: ModelSpec) -> ModelDialogue | None:
 
 
 def folder_dialogue(folder: Path, *, chat_template: bool) -> ModelDialogue:
-    """The dialogue of the model whose configuration and tokenizer a folder holds.
+    """Loads the dialogue format of the model whose configuration and tokenizer are in a folder.
 
     Raises:
-        SpecError, EnvironmentFault: as `dialogue_of`.
+        SpecError, EnvironmentFault: as `load_local_dialogue`.
     """
     from transformers import AutoConfig, GenerationConfig
 
     try:
         tokenizer = pretrained_tokenizer(folder)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        said = (folder / "generation_config.json").is_file()
-        generation = GenerationConfig.from_pretrained(folder) if said else None
+        has_generation_config = (folder / "generation_config.json").is_file()
+        generation = GenerationConfig.from_pretrained(folder) if has_generation_config else None
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise EnvironmentFault(
             f"model.path: the tokenizer in {str(folder)!r} cannot be read ({first_line(error)}); "

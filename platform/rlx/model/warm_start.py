@@ -1,7 +1,7 @@
-"""Supervised warm starts: the model learns the format, and some of the task, from demonstrations.
+"""Supervised warm start: fine-tunes the model on demonstrations of the format and the task.
 
-Many demonstrations are poor on purpose: what is left to reinforcement learning is to tell the good
-from the poor.
+Many demonstrations are poor on purpose, so that reinforcement learning has something to improve:
+telling good responses from poor ones.
 """
 
 import hashlib
@@ -44,16 +44,16 @@ def warm_start_policy(
 ) -> Path | None:
     """Trains `policy` on the task's demonstrations, or loads the same result from the cache.
 
-    The cache key covers everything that decides the result: model, task options and code,
-    templates, seed, the library's version. Training mutates `policy.model` in place.
+    The cache key covers everything that affects the result: model, task options and code,
+    templates, seed, and the library's version. Training mutates `policy.model` in place.
 
     Args:
         policy: freshly built; its weights are overwritten.
-        spec: the experiment; nothing happens unless `model.warm_start` is given.
-        task: where demonstrations come from.
+        spec: the experiment; a no-op without `model.warm_start`.
+        task: provides the demonstrations.
         cache: folder of earlier results.
-        progress: told about every step.
-        environment: what answers the demonstrations' turns; None where nothing does.
+        progress: called after every step.
+        environment: responds to the demonstrations' turns; None if the schedule has none.
 
     Returns:
         The folder of the cached result, or None without a warm start.
@@ -66,13 +66,13 @@ def warm_start_policy(
     if not (folder / WEIGHTS).exists():
         _train_policy(policy, warm, stage, progress)
         _save_policy(policy, folder)
-    kept = type(policy.model).from_pretrained(folder, dtype=torch.float32)
-    policy.model.load_state_dict(kept.state_dict())
+    cached = type(policy.model).from_pretrained(folder, dtype=torch.float32)
+    policy.model.load_state_dict(cached.state_dict())
     return folder
 
 
 def _save_policy(policy: Policy, folder: Path) -> None:
-    """Saves to `folder`, whole or not at all; of two runs that do, the first one's result stays."""
+    """Saves to `folder` atomically; if another run has saved there already, its result is kept."""
     aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
     try:
         policy.save(aside)
@@ -86,35 +86,35 @@ def _save_policy(policy: Policy, folder: Path) -> None:
 
 def _compute_stage_digest(stage: DemonstrationPlayer) -> str:
     spec = stage.spec
-    said = spec.dump_resolved()
+    resolved = spec.dump_resolved()
     plugins = [p for p in (stage.task, stage.environment) if isinstance(p, Plugin)]
     turns: dict[str, Any] = {n: t.template for n, t in spec.rollout.turn_specs.items()}
     turns |= {f"{n}.stop": list(t.stop) for n, t in spec.rollout.turn_specs.items() if t.stop}
     turns["system"] = spec.rollout.system
     if isinstance(spec.rollout, EnvironmentRolloutSpec):
         keys = ("environment", "max_turns", "forced_answer", "observation")
-        turns["environment"] = {key: said["rollout"][key] for key in keys}
-        turns["environment"] |= {key: said["rollout"]["turn"][key] for key in ("stop", "spans")}
-    decides = {
+        turns["environment"] = {key: resolved["rollout"][key] for key in keys}
+        turns["environment"] |= {key: resolved["rollout"]["turn"][key] for key in ("stop", "spans")}
+    inputs = {
         "rlx": __version__,
         "torch": torch.__version__,
         "seed": spec.seed,
-        "model": said["model"],
+        "model": resolved["model"],
         "files": compute_model_fingerprint(spec.model)
         if isinstance(spec.model, PretrainedModelSpec)
         else None,
-        "task": said["task"],
+        "task": resolved["task"],
         "data": [dict(plugin.data()) for plugin in plugins],
         "code": [_compute_source_digest(type(plugin).__module__) for plugin in plugins],
         "templates": turns,
     }
-    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:20]
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:20]
 
 
 def _compute_source_digest(module: str) -> str:
-    """Digest of the package that a plugin's module is in.
+    """Returns the digest of the package that contains a plugin's module.
 
-    A plugin that is being written keeps its version while its demonstrations change.
+    The version alone is not enough: it does not change while a plugin is being developed.
     """
     top = sys.modules[module.partition(".")[0]].__file__
     return source_digest(Path(str(sys.modules[module].__file__ if top is None else top)))
@@ -123,7 +123,7 @@ def _compute_source_digest(module: str) -> str:
 def _train_policy(
     policy: Policy, warm: WarmStart, stage: DemonstrationPlayer, progress: Progress
 ) -> None:
-    model = policy.model.eval()  # dropout would draw from a global stream
+    model = policy.model.eval()  # dropout would draw from the global random generator
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=warm.learning_rate,
@@ -143,11 +143,11 @@ def _train_policy(
         torch.nn.utils.clip_grad_norm_(model.parameters(), warm.max_grad_norm)
         optimizer.step()
         progress(step + 1, warm.steps, float(loss.detach()))
-    optimizer.zero_grad()  # or the first step of training would add the last gradient to its own
+    optimizer.zero_grad()  # otherwise the first training step would add this gradient to its own
 
 
 def _compute_rate_factor(step: int, warm: WarmStart) -> float:
-    """Share of the peak learning rate: linear up, then linear down to `final_fraction`."""
+    """Fraction of the peak learning rate: linear warm-up, then linear decay to `final_fraction`."""
     if step < warm.warmup_steps:
         return (step + 1) / warm.warmup_steps
     rest = (step - warm.warmup_steps) / max(1, warm.steps - warm.warmup_steps)
@@ -157,7 +157,7 @@ def _compute_rate_factor(step: int, warm: WarmStart) -> float:
 def _build_demonstration_batch(
     dialogue: ModelDialogue, stage: DemonstrationPlayer, warm: WarmStart, step: int
 ) -> tuple[Tensor, Tensor]:
-    """`[B, T]` token ids and labels of one batch; what others write is not learned."""
+    """Builds `[B, T]` token ids and labels of one batch; only the policy's tokens have labels."""
     rows = [
         stage.episode(dialogue, index)
         for index in range(step * warm.batch_size, (step + 1) * warm.batch_size)

@@ -1,8 +1,8 @@
-"""What an experiment would do to every token, shown before any model is loaded.
+"""Shows what an experiment does to every token, before any model is loaded.
 
-A few small rollouts are made up in the schedule's true shape and carried through the experiment's
-own rewards, mask, placement, estimator and loss weights. The same account is given of rollouts that
-a run has stored.
+A plan generates a few synthetic rollouts in the shape of the schedule and runs them through the
+experiment's own rewards, loss mask, reward placement, estimator and loss weights. The same report
+can be built for rollouts that a run has stored.
 """
 
 import lazy_loader

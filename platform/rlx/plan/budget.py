@@ -1,4 +1,4 @@
-"""How many tokens and how much memory a step takes: counted where it can be, else estimated."""
+"""Tokens and memory of one training step: counted where possible, otherwise estimated."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,14 +18,14 @@ __all__ = ["LevelTokens", "MemoryEstimate", "TokenBudget", "estimate_memory", "t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelTokens:
-    """One kind of turn in a step, or with an environment one number of turn.
+    """Tokens of one turn level in a step; with an environment, of one turn number.
 
     Attributes:
-        kind: of turn.
-        turns: sampled per step; with an environment as many as the made-up rollouts have of it.
-        openings: prompts, questions or observations that open them, per step.
-        opening: tokens of one of those, on average.
-        made_up: tokens of a made-up turn, on average.
+        kind: kind of turn.
+        turns: turns sampled per step; with an environment, as many as the synthetic rollouts have.
+        openings: prompts, questions or observations that precede these turns, per step.
+        opening: mean tokens of one of them.
+        made_up: mean tokens of a synthetic turn.
         at_most: `max_new_tokens`.
     """
 
@@ -39,13 +39,13 @@ class LevelTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBudget:
-    """Tokens of one step; pairs are (with the lengths made up, at most).
+    """Tokens of one step. Pairs are (with synthetic lengths, upper bound).
 
     Attributes:
-        levels: from the first turn on.
-        sampled: tokens that the policy writes.
-        rows: what the learner would compute if every row carried its own context.
-        shared: what it computes, each prefix once.
+        levels: turn levels, first turn first.
+        sampled: tokens that the policy samples.
+        rows: tokens the learner would process if every row repeated its own context.
+        shared: tokens the learner processes, with each shared prefix counted once.
     """
 
     levels: tuple[LevelTokens, ...]
@@ -55,14 +55,14 @@ class TokenBudget:
 
     @property
     def longest(self) -> float:
-        """Of a dialogue, its turns as long as can be and what opens them as made up."""
+        """Tokens of a dialogue with turns at their limit and openings of synthetic length."""
         return sum(level.opening + level.at_most for level in self.levels)
 
 
 def token_budget(trial: PlanTrial) -> TokenBudget:
-    """The tokens of a step: with lengths as made up, and with turns as long as can be.
+    """Counts the tokens of a step, with turns of synthetic length and with turns at their limit.
 
-    Observations are as long as the made-up rollouts were shown.
+    Observations have the length that they have in the synthetic rollouts.
     """
     recipe, talk = trial.recipe, trial.recipe.plan.talk
     if talk is None:
@@ -89,7 +89,7 @@ def _count_level_tokens(trial: PlanTrial) -> Iterator[LevelTokens]:
 
 
 def _count_dialogue_tokens(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[LevelTokens]:
-    """The turns of a rollout, first to last."""
+    """Yields the turns of a rollout, first to last."""
     prompts = trial.recipe.spec.rollout.prompts_per_step
     observations = [n for k in range(2, talk.last + 1) for n in _list_turn_lengths(trial, k)[0]]
     for number in range(1, talk.last + 1):
@@ -108,7 +108,7 @@ def _count_dialogue_tokens(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[
 
 
 def _list_turn_lengths(trial: PlanTrial, number: int) -> tuple[list[int], list[int]]:
-    """Tokens of what opens each of the made-up turns of a number, and of the turns."""
+    """Token counts of the openings and of the synthetic turns with this turn number."""
     pairs = [
         (len(tree.segments[s.parent].token_ids), len(s.token_ids))
         for tree in trial.trees
@@ -119,12 +119,12 @@ def _list_turn_lengths(trial: PlanTrial, number: int) -> tuple[list[int], list[i
 
 
 def _compute_mean_length(lengths: Sequence[int]) -> float:
-    """0 where nothing got that far."""
+    """Mean length; 0 for an empty sequence."""
     return mean(lengths) if lengths else 0.0
 
 
 def _add_untrained_tokens(budget: TokenBudget, recipe: Recipe) -> TokenBudget:
-    """With what is sampled and not trained on: greedy answers, and trees drawn again."""
+    """Adds tokens that are sampled but not trained on: greedy answers and resampled trees."""
     made_up, at_most = budget.sampled
     if recipe.wants_greedy:
         first = budget.levels[0]
@@ -149,14 +149,14 @@ def _sum_level_tokens(levels: tuple[LevelTokens, ...]) -> TokenBudget:
 
 
 def _sum_dialogue_tokens(levels: tuple[LevelTokens, ...], rollouts: int) -> TokenBudget:
-    """Of rollouts that are one row each; at most, all of them have every turn."""
+    """Tokens of rollouts that are one row each. The upper bound gives every rollout all turns."""
     first, *later = levels
     made_up = sum(level.turns * level.made_up for level in levels)
     seen = sum(level.turns * level.opening for level in later)
     longest = sum(level.at_most for level in levels)
-    shown = sum(level.opening for level in later)
+    openings = sum(level.opening for level in later)
     each, once = rollouts * first.opening, first.openings * first.opening
-    written, most = made_up + seen, rollouts * (longest + shown)
+    written, most = made_up + seen, rollouts * (longest + openings)
     return TokenBudget(
         levels=levels,
         sampled=(made_up, rollouts * longest),
@@ -173,9 +173,9 @@ class MemoryEstimate:
     """Bytes on one rank.
 
     Attributes:
-        parameters: of the model; `learned` of them get gradients.
+        parameters: parameters of the model; `learned` of them receive gradients.
         parts: bytes by what they hold.
-        estimated: the parts that follow from a rule of thumb.
+        estimated: names of the parts that follow from a rule of thumb.
     """
 
     parameters: int
@@ -185,12 +185,12 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Total bytes."""
         return sum(self.parts.values())
 
 
 def estimate_memory(trial: PlanTrial, shape: ModelShape, tokens: TokenBudget) -> MemoryEstimate:
-    """What one rank must hold at once, the sampler's cache at its longest.
+    """Estimates the peak memory of one rank, with the sampler's KV cache at its longest.
 
     ZeRO shards Adam's moments and the float32 copy from stage 1 on, gradients from stage 2, weights
     from stage 3. Activations are those of one micro-batch without recomputation.
@@ -217,7 +217,7 @@ def estimate_memory(trial: PlanTrial, shape: ModelShape, tokens: TokenBudget) ->
 def _compute_engine_bytes(
     spec: ExperimentSpec, parameters: int, learned: int, width: int
 ) -> dict[str, int]:
-    """What DeepSpeed holds of one module."""
+    """Bytes that DeepSpeed holds for one module."""
     ranks, stage = spec.runner.ranks, spec.runner.zero_stage
     has_copy = stage > 0 or width == 2
     return {
@@ -231,13 +231,13 @@ def _compute_engine_bytes(
 def _compute_activation_bytes(
     trial: PlanTrial, shape: ModelShape, width: int, tokens: int
 ) -> dict[str, int]:
-    """Of one micro-batch, as a rule of thumb: what the backward pass of each layer reads."""
+    """Rule of thumb for one micro-batch: the activations that each layer's backward pass reads."""
     layer = 6 * shape.hidden + 4 * shape.intermediate
     layer += 2 * (shape.heads + shape.kv_heads) * shape.head_dim
     share = 1.0
     if trial.train is not None:
         share = float(trial.train.mask.sum() / trial.train.batch.is_token.sum())
-    # logits in the model's precision, their float32 copy, its log-softmax and gradient
+    # Logits in the model's precision, their float32 copy, its log-softmax and its gradient.
     logits = int(share * tokens) * shape.vocabulary * (width + 12)
     return {"activations": tokens * shape.layers * layer * width, "logits": logits}
 
@@ -245,9 +245,9 @@ def _compute_activation_bytes(
 def _compute_cache_bytes(
     spec: ExperimentSpec, shape: ModelShape, tokens: TokenBudget, width: int
 ) -> int:
-    """Keys and values of the rows that are decoded together, all as long as they can be.
+    """Keys and values of the rows that are decoded together, all at maximum length.
 
-    vLLM makes do with what it is given.
+    vLLM works within the memory that it is given.
     """
     if isinstance(spec.sampler, VllmSamplerSpec):
         return spec.sampler.kv_cache_mb << 20

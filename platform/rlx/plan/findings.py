@@ -1,4 +1,4 @@
-"""What is wrong with an experiment and shows only when something goes through it."""
+"""Problems of an experiment that show only when rollouts run through it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -19,11 +19,11 @@ __all__ = ["check_trial"]
 
 
 def check_trial(trial: PlanTrial, *, stand_ins: bool) -> Iterator[Diagnostic]:
-    """Errors and warnings about one phase.
+    """Yields errors and warnings about one phase.
 
     Args:
-        trial: of the phase.
-        stand_ins: the problems are none of the task's, so a plugin's fault proves nothing.
+        trial: the phase's trial.
+        stand_ins: the problems are placeholders, so a plugin failure proves nothing.
     """
     plan = trial.recipe.plan
     for number, level in enumerate(plan.levels):
@@ -38,7 +38,7 @@ def check_trial(trial: PlanTrial, *, stand_ins: bool) -> Iterator[Diagnostic]:
         return
     yield from _check_trial_mask(trial, trial.train, trial.rewards)
     yield from _check_trial_advantages(trial, trial.train)
-    if not trial.is_faulty:  # what is left after a fault says little
+    if not trial.is_faulty:  # after a fault, the other findings mean little
         yield from _check_group_signal(trial.train)
 
 
@@ -62,8 +62,8 @@ def _check_trial_reward(
         return
     absent = all(e.raw is None for _, e in entries)
     if absent and not trial.is_faulty and not reward.name.startswith("_"):
-        asked = reward.use.turn if isinstance(reward.use, TurnReward) else "rollout"
-        where = "turn" if asked == EVERY_TURN else asked
+        kind = reward.use.turn if isinstance(reward.use, TurnReward) else "rollout"
+        where = "turn" if kind == EVERY_TURN else kind
         yield build_plan_warning(
             path,
             f"rewards.{reward.scope}.{reward.name} has a weight of {reward.use.weight:g} on a "
@@ -125,11 +125,11 @@ def _check_trial_mask(
             message = f"mask strategy {name!r} lets no token of a made-up {kind} learn"
             yield build_plan_warning(("mask",), message)
     lost = float(train.placed.lost.abs().sum())
-    given = float(rewards.turn_rewards.abs().sum() + rewards.global_rewards.abs().sum())
-    if lost and given:
+    total = float(rewards.turn_rewards.abs().sum() + rewards.global_rewards.abs().sum())
+    if lost and total:
         yield build_plan_warning(
             ("credit", "on_missing_turn"),
-            f"{lost / given:.0%} of the reward lies on no token, since turns that earned it have "
+            f"{lost / total:.0%} of the reward lies on no token, since turns that earned it have "
             "none that learns",
             "`on_missing_turn: to_last_token` keeps it; or widen the mask",
         )
@@ -144,7 +144,7 @@ def _check_trial_mask(
 
 
 def _find_learning_kinds(trial: PlanTrial, train: TrainBatch) -> dict[str, bool]:
-    """Kinds of turn, and whether any of their tokens learns."""
+    """Maps each kind of turn to whether any of its tokens learns."""
     learning: dict[str, bool] = {}
     for b, row in enumerate(train.batch.rows):
         for place in row.turns:
@@ -165,7 +165,7 @@ def _check_trial_advantages(trial: PlanTrial, train: TrainBatch) -> Iterator[Dia
 
 
 def _check_group_signal(train: TrainBatch) -> Iterator[Diagnostic]:
-    """Levels of rows of which no group carries a signal."""
+    """Reports levels of rows in which no group has a signal."""
     if not train.mask.any():
         return
     for level in range(int(train.batch.levels.max()) + 1):
@@ -173,7 +173,8 @@ def _check_group_signal(train: TrainBatch) -> Iterator[Diagnostic]:
         if not rows.any():
             continue
         kind = describe_row_kind([row for row in train.batch.rows if row.level == level])
-        alone = len(train.batch.group_ids[rows].unique()) == int(rows.sum())  # told when read
+        # Groups of one are reported when the spec is read.
+        alone = len(train.batch.group_ids[rows].unique()) == int(rows.sum())
         if alone or not train.mask[rows].any() or (train.advantages[rows] != 0).any():
             continue
         scores = train.scores.total_score[rows]

@@ -1,4 +1,4 @@
-"""Findings in the words that all of them share."""
+"""Builders of findings, with the wording that all checks share."""
 
 from rlx.spec import KeyPath
 from rlx.spec.reading import Diagnostic
@@ -7,20 +7,20 @@ from rlx.text import escape_unprintable
 __all__ = ["build_plan_error", "build_plan_warning", "format_quote", "plugin_fault"]
 
 SHOWN = 160
-"""Characters of a response that a message shows."""
+"""Characters of a response that a message quotes."""
 LONGEST = 300
-"""Characters of a plugin's own words."""
+"""Maximum characters of a plugin's own message."""
 
 
 def build_plan_error(path: KeyPath, message: str, *helps: str) -> Diagnostic:
-    """What no run should begin with."""
+    """An error: no run should start with it."""
     return Diagnostic(kind="conflict", message=message, path=path, helps=helps)
 
 
 def build_plan_warning(
     path: KeyPath, message: str, *helps: str, against: KeyPath = ()
 ) -> Diagnostic:
-    """What a run may do and its author should know."""
+    """A warning: a run may go ahead, but the author should know."""
     return Diagnostic(
         kind="conflict",
         message=message,
@@ -32,23 +32,30 @@ def build_plan_warning(
 
 
 def format_quote(text: str) -> str:
-    """The beginning of a text that no author of the experiment wrote, in quotation marks."""
+    """Quotes the beginning of untrusted text."""
     return repr(text[:SHOWN]) + ("…" if len(text) > SHOWN else "")
 
 
 def plugin_fault(
-    who: str, why: str, given: str, *, path: KeyPath, handled: str, lenient: bool, stand_ins: bool
+    who: str,
+    why: str,
+    plugin_input: str,
+    *,
+    path: KeyPath,
+    handled: str,
+    lenient: bool,
+    stand_ins: bool,
 ) -> Diagnostic:
-    """A plugin that failed on what was made up.
+    """Builds the finding for a plugin that failed on a synthetic rollout.
 
     Args:
         who: the plugin, in words.
         why: its fault.
-        given: what it was given, in words.
-        path: where it is used.
-        handled: what `on_error` would let a run do.
-        lenient: it does.
-        stand_ins: the problems are none of the task's, so a fault proves nothing.
+        plugin_input: its input, in words.
+        path: where the spec names it.
+        handled: the `on_error` setting with which a run would continue.
+        lenient: `on_error` already lets a run continue.
+        stand_ins: the problems are placeholders, so a fault proves nothing.
     """
     ends = f"a run ends here; `on_error` would let it {handled}"
     on = "a problem that stands in for the task's own" if stand_ins else "a made-up response"
@@ -56,7 +63,7 @@ def plugin_fault(
         kind="plugin",
         message=f"{who} failed on {on}: {escape_unprintable(why.splitlines()[0][:LONGEST])}",
         path=path,
-        notes=(given, "a run goes on, as `on_error` says" if lenient else ends),
+        notes=(plugin_input, "a run goes on, as `on_error` says" if lenient else ends),
         exit_code=3,
         severity="warning" if lenient or stand_ins else "error",
     )

@@ -1,4 +1,4 @@
-"""The dimensions of a model, read from its options or its configuration; no weights are needed."""
+"""Model dimensions, read from the spec's options or the model's configuration, without weights."""
 
 import json
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ __all__ = ["ModelShape", "load_model_shape"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The dimensions of a decoder of the Llama kind.
+    """Dimensions of a Llama-style decoder.
 
     Attributes:
-        positions: tokens of a dialogue that it can hold, sliding windows left aside; None where its
-            configuration does not say.
-        tied: the output embedding is the input's.
-        small: a layer's biases, and norms within its heads.
+        positions: context length in tokens, ignoring sliding windows; None if the configuration
+            does not state it.
+        tied: the output embedding is the input embedding.
+        small: parameters of a layer's biases and of the norms within its heads.
     """
 
     vocabulary: int
@@ -34,7 +34,7 @@ class ModelShape:
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """(in, out) of a layer's matrices."""
+        """(in, out) of each of a layer's matrices."""
         wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return {
             "q_proj": (self.hidden, wide),
@@ -48,20 +48,24 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Weights of embeddings, matrices, norms and biases."""
+        """Number of parameters: embeddings, matrices, norms and biases."""
         layer = sum(a * b for a, b in self.linears.values()) + 2 * self.hidden + self.small
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         return embeddings + self.layers * layer + self.hidden
 
     def adapters(self, lora: Lora) -> int:
-        """Weights of low-rank adapters."""
+        """Number of parameters of LoRA adapters."""
         every = "all-linear" in lora.targets
         chosen = [d for name, d in self.linears.items() if every or name in lora.targets]
         return self.layers * sum(lora.rank * (a + b) for a, b in chosen)
 
 
 def load_model_shape(spec: ModelSpec) -> ModelShape | None:
-    """The model's dimensions; None where its configuration is not here, or of another kind."""
+    """Reads the model's dimensions.
+
+    Returns:
+        None if the configuration is not on this machine or describes another architecture.
+    """
     from rlx.model import find_local_files, tiny_tokenizer
 
     if isinstance(spec, TinyModelSpec):

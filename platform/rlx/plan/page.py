@@ -1,4 +1,4 @@
-"""A plan as one page that stands on its own: no script, nothing fetched, everything escaped."""
+"""Renders a plan as one self-contained, escaped HTML page without scripts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ __all__ = ["render_plan_page"]
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A row and those that continue it; `asked` is what stood between them."""
+    """A row and the rows that continue it; `asked` is the text between them."""
 
     row: RowAccount
     asked: str
@@ -26,7 +26,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class PromptTree:
-    """A prompt and all that was made up below it."""
+    """A prompt and the synthetic rows below it."""
 
     number: int
     problem: str
@@ -37,7 +37,7 @@ class PromptTree:
 
 @dataclass(frozen=True, slots=True)
 class PhasePage:
-    """A phase, the prompts to draw, the scale of colours of each level of rows, that of bars."""
+    """A phase, the prompts to draw, the colour scale of each row level, and the bar scale."""
 
     phase: PhaseReport
     trees: tuple[PromptTree, ...]
@@ -47,12 +47,12 @@ class PhasePage:
     high: float
 
 
-def render_plan_page(report: PlanReport, shown: Sequence[Sequence[int]]) -> str:
-    """The page.
+def render_plan_page(report: PlanReport, row_numbers: Sequence[Sequence[int]]) -> str:
+    """Renders the page.
 
     Args:
-        report: what to draw.
-        shown: for every phase rows whose prompts are drawn.
+        report: the plan.
+        row_numbers: for every phase, the rows whose prompts are drawn.
     """
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -65,12 +65,12 @@ def render_plan_page(report: PlanReport, shown: Sequence[Sequence[int]]) -> str:
         "zip": lambda one, other: list(zip(one, other, strict=True)),
     }
     template = environment.from_string(files("rlx.plan").joinpath("page.html").read_text("utf-8"))
-    phases = [_build_phase_page(*pair) for pair in zip(report.phases, shown, strict=True)]
+    phases = [_build_phase_page(*pair) for pair in zip(report.phases, row_numbers, strict=True)]
     return template.render(report=report, phases=phases)
 
 
-def _build_phase_page(phase: PhaseReport, shown: Sequence[int]) -> PhasePage:
-    trees = dict.fromkeys(row.tree for row in phase.rows if row.row in shown)
+def _build_phase_page(phase: PhaseReport, row_numbers: Sequence[int]) -> PhasePage:
+    trees = dict.fromkeys(row.tree for row in phase.rows if row.row in row_numbers)
     largest = compute_level_scales(phase.rows)
     levels = {level: [row for row in phase.rows if row.level == level] for level in largest}
     scores = [0.0, *(score for group in phase.groups for score in group.scores)]
@@ -97,7 +97,7 @@ def _build_page_tree(phase: PhaseReport, number: int) -> PromptTree:
 
 
 def _build_branches(rows: Sequence[RowAccount], parent: int | None) -> tuple[Branch, ...]:
-    """Rows whose parent was left out stand at the top."""
+    """Builds the branches below `parent`; rows whose parent is not listed become roots."""
     there = {row.row for row in rows}
     return tuple(
         Branch(
@@ -111,18 +111,18 @@ def _build_branches(rows: Sequence[RowAccount], parent: int | None) -> tuple[Bra
 
 
 def _render_page_text(text: str) -> str:
-    """A token's text; its box shows its blanks, and line ends are signs before they break."""
+    """A token's text with visible line ends and tabs; its box makes spaces visible."""
     return "".join(
         "⏎\n" if c == "\n" else "⇥" if c == "\t" else escape_unprintable(c) for c in text
     )
 
 
 def _format_token_title(line: TokenLine) -> str:
-    """All figures of a token, for its title."""
-    said = [f"#{line.position}  {escape_unprintable(repr(line.text))}  id {line.token}"]
-    said.append(f"{line.author}" + ("" if line.turn is None else f", turn {line.turn}"))
-    said.append("learns" if line.learns else "does not learn")
-    said += [f"{name} {value:+.6g}" for name, value in line.placed.items()]
+    """All figures of a token, for its tooltip."""
+    figures = [f"#{line.position}  {escape_unprintable(repr(line.text))}  id {line.token}"]
+    figures.append(f"{line.author}" + ("" if line.turn is None else f", turn {line.turn}"))
+    figures.append("learns" if line.learns else "does not learn")
+    figures += [f"{name} {value:+.6g}" for name, value in line.placed.items()]
     for what, value in (
         ("KL", line.kl),
         ("reward", line.reward),
@@ -134,5 +134,5 @@ def _format_token_title(line: TokenLine) -> str:
         ("return", line.target if line.value is not None else None),
     ):
         if value is not None:
-            said.append(f"{what} {value:+.6g}")
-    return "\n".join(said)
+            figures.append(f"{what} {value:+.6g}")
+    return "\n".join(figures)

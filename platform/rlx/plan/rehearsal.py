@@ -1,7 +1,7 @@
-"""Rollouts with an environment and without a model: made-up turns that hear what they are answered.
+"""Rollouts with a real environment and synthetic turns, without a model.
 
-The turns are those of the script that a task's warm start learns from, where it has one, so that
-the environment is asked what the model will be asked.
+If a task has a script for its warm start, the turns come from that script, so that the environment
+receives the kind of turns that it will receive from the model.
 """
 
 import random
@@ -22,14 +22,14 @@ __all__ = ["Rehearsal", "ScriptedPolicy"]
 
 @dataclass(frozen=True, slots=True)
 class ScriptedPolicy:
-    """The scripted policy of a task, whose failure is told as the task's own."""
+    """The scripted policy of a task. Failures are reported as the task's."""
 
     name: str
     task: Rehearsed
 
     @classmethod
     def from_experiment(cls, spec: ExperimentSpec, task: Rehearsed) -> "ScriptedPolicy | None":
-        """That of an experiment's task; None where its options leave it without lessons.
+        """Builds the scripted policy; None if the task's options leave it without lessons.
 
         Raises:
             PluginError: the task fails.
@@ -46,7 +46,7 @@ class ScriptedPolicy:
     def act(
         self, problem: Problem, turns: Sequence[str], observations: Sequence[str], seed: int
     ) -> str:
-        """The next turn; see `rlx.plugin.Rehearsed`.
+        """Returns the next turn; see `rlx.plugin.Rehearsed`.
 
         Raises:
             PluginError: the task fails.
@@ -65,14 +65,14 @@ def _describe_task_failure(name: str, what: str, error: Exception) -> str:
 
 @dataclass(slots=True)
 class _Actor:
-    """Who writes the turns of one rollout.
+    """Author of one rollout's turns.
 
     Attributes:
-        role: what is wrong with them: an actor without tags leaves them out until it is forced to
-            answer, one that is cut runs out of tokens in its first turn.
-        seed: of the episode.
-        turns: as they were written, whatever became of them then.
-        heard: what was shown after each.
+        role: the defect of its turns: "untagged" omits the tags until the forced answer, "cut" runs
+            out of tokens in its first turn.
+        seed: seed of the episode.
+        turns: texts as they were written, before any truncation.
+        heard: text of the observation after each turn.
     """
 
     problem: Problem
@@ -83,17 +83,18 @@ class _Actor:
 
 
 class Rehearsal:
-    """A sampling session without a model, and the host that it listens to.
+    """A sampling session without a model, which also wraps the environment host.
 
-    See `rlx.rollout.Session` and `rlx.rollout.Host`; one object is both for one `grow`.
+    Implements `rlx.rollout.SamplingSession` and `rlx.rollout.EnvironmentHost`. Create one
+    object per call of `rlx.rollout.sample_rollout_trees`.
 
     Args:
-        author: writes where there is no script.
-        script: speaks instead; None where there is none.
-        problems: of the trees being grown, in order.
+        author: writes the turns if there is no script.
+        script: the task's scripted policy; None if it has none.
+        problems: problems of the trees being sampled, in order.
         talk: how rollouts and environment take turns.
-        host: where the environment runs.
-        room: tokens of a dialogue that the model can hold.
+        host: runs the environment.
+        room: context length in tokens.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Rehearsal:
         self.context_length = room
 
     def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
-        """First states of all rollouts, problem by problem."""
+        """Returns the initial states of all rollouts, problem by problem."""
         states = self._host.reset(calls)
         seeds = [seed for _, seed in calls]
         self._live = [
@@ -125,14 +126,14 @@ class Rehearsal:
         tree, place = divmod(order, self._talk.count)
         at = place if self._talk.count > 1 else tree % 2
         role: Role = ROLES[at] if at < len(ROLES) else "any"
-        if role == "twin":  # of the first
+        if role == "twin":  # repeats the first response
             role, order = ROLES[0], tree * self._talk.count
         return _Actor(self._problems[tree], role, derive_seed(seeds[order], "rehearsal"))
 
     def generate(
         self, requests: Sequence[CompletionRequest], sampling: TurnSpec
     ) -> list[tuple[Completion, ...]]:
-        """The next turn of every rollout that goes on."""
+        """Returns the next turn of every unfinished rollout."""
         if requests[0].extends is not None:
             self._live = [self._live[r.extends] for r in requests if r.extends is not None]
         actors = iter(self._live)
@@ -142,7 +143,7 @@ class Rehearsal:
         ]
 
     def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
-        """What the environment makes of the turns."""
+        """Passes the turns to the environment and returns its steps."""
         steps = self._host.step(calls)
         for actor, step in zip(self._live, steps, strict=True):
             if isinstance(step, Step):
@@ -162,8 +163,8 @@ class Rehearsal:
 
     def _text(self, actor: _Actor) -> str:
         if self._script is not None:
-            said = self._script.act(actor.problem, actor.turns, actor.heard, actor.seed)
-            return fit_to_vocabulary(self._author.speech, said)
+            text = self._script.act(actor.problem, actor.turns, actor.heard, actor.seed)
+            return fit_to_vocabulary(self._author.speech, text)
         number = len(actor.turns)
         drawn = derive_seed(actor.seed, number)
         confidence = f"0.{random.Random(drawn).randint(1, 9)}"

@@ -1,23 +1,23 @@
-"""The plan of an experiment: everything that is shown of it, as plain values.
+"""The plan report of an experiment, as plain values.
 
-`PlanReport.to_json` has the keys, which are stable:
+`PlanReport.to_json` returns these keys, which are stable:
 
     file, name, digest, seed, ok, exit_code
-    notes      what stands in for what is not on this machine
+    notes      placeholders for what is not on this machine
     findings   [{severity, kind, message, path, line, helps, notes}]
     phases     [{names, steps, schedule, estimator, settings, made_up, stopped, shown,
                  rows       [{row, parent, tree, group, kind, level, problem, score, advantage,
                               gradient_weight, lost, finish_reason, turns, context, rewards,
                               tokens}]
-                 groups, kinds, counts       as in `rlx.plan.statistics`
-                 tokens                      as `rlx.plan.budget.TokenBudget`
-                 memory                      as `MemoryEstimate`, with its total, or null}]
+                 groups, kinds, counts       see `rlx.plan.statistics`
+                 tokens                      see `rlx.plan.budget.TokenBudget`
+                 memory                      see `MemoryEstimate`, plus its total; or null}]
 
 A turn has number, kind, finish_reason and advantage. A token has position, token, text, author,
 turn, learns, placed (by reward), kl, reward, advantage, weight, old_logprob, reference_logprob,
 value and target.
-`rows` are all that were made up; `shown` are the numbers of those that tables are printed of. Where
-no credit could be given `stopped` says why and `rows` is empty.
+`rows` holds every synthetic row; `shown` holds the numbers of the rows printed as tables. If credit
+assignment failed, `stopped` states the reason and `rows` is empty.
 """
 
 import math
@@ -57,24 +57,24 @@ __all__ = ["PhaseReport", "PlanReport", "build_plan", "convert_to_json", "select
 READINGS = {"scores": "scores", "turns": "named rewards", "token_rewards": "token rewards"}
 PROMPTS = 3
 MANY_ROWS = 128
-"""From so many rows below a prompt on, two prompts do."""
+"""With at least this many rows per prompt, the plan uses only two prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseReport:
-    """One phase, or several that are alike.
+    """One phase, or several phases with the same settings.
 
     Attributes:
-        names: of the phases; `steps` of all of them together.
-        schedule: its shape in words.
-        estimator: its name.
-        settings: what else decides credit, as (what, value).
-        made_up: what no model gave.
-        stopped: why there are no rows; "" where there are.
-        rows: the account of every made-up row.
-        shown: numbers of the rows to look at first: an answer that scored, one that failed, and
+        names: names of the phases; `steps` is their total.
+        schedule: the shape of the schedule, in words.
+        estimator: name of the estimator.
+        settings: other settings that affect credit, as (name, value).
+        made_up: streams with synthetic values.
+        stopped: why there are no rows; "" if there are rows.
+        rows: the account of every synthetic row.
+        shown: numbers of the rows to look at first: a correct answer, a failed one, and
             confidences of both.
-        memory: None where the model's dimensions are not known here.
+        memory: None if the model's dimensions are unknown on this machine.
     """
 
     names: tuple[str, ...]
@@ -95,7 +95,7 @@ class PhaseReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
-    """The whole plan."""
+    """The plan of all phases."""
 
     file: str
     name: str
@@ -107,22 +107,22 @@ class PlanReport:
 
     @property
     def exit_code(self) -> int:
-        """0, or that of the first cause there is: the spec before plugins before the machine."""
+        """0, or the exit code of the first cause found: spec, then plugins, then machine."""
         return min((f.exit_code for f in self.findings if f.severity == "error"), default=0)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values under the keys that this module's docstring names."""
-        said = convert_to_json(self)
-        told = [_convert_diagnostic(f) for f in self.findings]
+        """Returns plain JSON values under the keys listed in the module docstring."""
+        values = convert_to_json(self)
+        findings = [_convert_diagnostic(f) for f in self.findings]
         code = self.exit_code
-        for phase, made in zip(said["phases"], self.phases, strict=True):
+        for phase, made in zip(values["phases"], self.phases, strict=True):
             if made.memory is not None:
                 phase["memory"]["total"] = made.memory.total
-        return {"ok": code == 0, "exit_code": code, **said, "findings": told}
+        return {"ok": code == 0, "exit_code": code, **values, "findings": findings}
 
 
 def convert_to_json(value: Any) -> Any:
-    """Dataclasses, mappings and sequences as JSON has them; numbers that are not finite as null."""
+    """Converts dataclasses, mappings and sequences to JSON; non-finite numbers become null."""
     if isinstance(value, RowAccount):
         more = {"advantage": value.advantage, "gradient_weight": value.gradient_weight}
         return {**_convert_dataclass_fields(value), **more}
@@ -140,29 +140,29 @@ def _convert_dataclass_fields(value: Any) -> dict[str, Any]:
 
 
 def _convert_diagnostic(finding: Diagnostic) -> dict[str, Any]:
-    said = asdict(finding)
+    values = asdict(finding)
     line = None if finding.position is None else finding.position.line
     keys = ("severity", "kind", "message", "helps", "notes")
     return {
-        **{k: convert_to_json(said[k]) for k in keys},
+        **{k: convert_to_json(values[k]) for k in keys},
         "path": format_key_path(finding.path),
         "line": line,
     }
 
 
-# Making it -------------------------------------------------------------------------------------
+# Building the report -----------------------------------------------------------------------------
 
 
 def build_plan(path: Path, read: LoadedSpec, plugins: ExperimentPlugins) -> PlanReport:
-    """Carries made-up rollouts of every phase through the experiment's own code.
+    """Runs synthetic rollouts of every phase through the experiment's own code.
 
     Args:
         path: of the file, as its author named it.
-        read: the experiment; it has been checked.
-        plugins: its own, with the warnings of that check.
+        read: the experiment, already validated.
+        plugins: its plugins, with the warnings of that validation.
 
     Raises:
-        SpecError, PluginError, EnvironmentFault: nothing at all can be shown.
+        SpecError, PluginError, EnvironmentFault: no part of the plan can be built.
     """
     spec = read.spec
     speech, note = load_speech(spec)
@@ -178,25 +178,25 @@ def build_plan(path: Path, read: LoadedSpec, plugins: ExperimentPlugins) -> Plan
             notes += [problems.note] if problems.note and problems.note not in notes else []
             trial = run_trial(recipe, problems, speech, pool)
             stand_ins = bool(problems.note)
-            told = list(check_trial(trial, stand_ins=stand_ins))
-            found += [(phase, finding) for phase in alike for finding in told]
+            phase_findings = list(check_trial(trial, stand_ins=stand_ins))
+            found += [(phase, finding) for phase in alike for finding in phase_findings]
             phases.append(_build_phase_report(alike, trial, speech))
             if trial.stuck_plugin:
-                break  # it would in the other phases too, a deadline each
-    said = [*plugins.warnings, *_locate_findings(read, found)]
+                break  # it would fail in the other phases too, one deadline each
+    findings = [*plugins.warnings, *_locate_findings(read, found)]
     return PlanReport(
         file=str(path),
         name=spec.name,
         digest=spec.digest,
         seed=spec.seed,
         notes=tuple(notes),
-        findings=tuple(sorted(said, key=lambda f: f.severity == "warning")),
+        findings=tuple(sorted(findings, key=lambda f: f.severity == "warning")),
         phases=tuple(phases),
     )
 
 
 def _group_equal_phases(spec: ExperimentSpec) -> list[list[PhaseSpec]]:
-    """Phases with the same way from rollouts to loss, together."""
+    """Groups phases that share everything from rollouts to loss."""
     groups: dict[str, list[PhaseSpec]] = {}
     for phase in spec.phases:
         there = spec.resolve_phase_spec(phase)
@@ -216,7 +216,7 @@ def _count_plan_prompts(spec: ExperimentSpec) -> int:
 def _locate_findings(
     read: LoadedSpec, found: Sequence[tuple[PhaseSpec, Diagnostic]]
 ) -> Iterator[Diagnostic]:
-    """Every finding once, at its place in the file: a phase's own at what the phase sets."""
+    """Deduplicates findings and locates them in the file: at the phase if it sets the value."""
     phases: dict[tuple[Any, str], list[PhaseSpec]] = {}
     for phase, finding in found:
         phases.setdefault((finding.path, finding.message), []).append(phase)
@@ -292,12 +292,12 @@ def _build_row_accounts(trial: PlanTrial, speech: EncodingDialogue) -> tuple[Row
 
 
 def select_example_rows(rows: Sequence[RowAccount], correct: str) -> tuple[int, ...]:
-    """An answer that scored and one that failed, and of both the confidences furthest apart.
+    """Picks a correct answer, a failed answer, and the extreme confidences of both.
 
     Args:
-        rows: of a batch.
-        correct: the reward that says, by 1, that an answer is correct. Of failures the one that
-            scored highest is taken: it is wrong and otherwise in order.
+        rows: rows of a batch.
+        correct: name of the reward that is 1 for a correct answer. Of the failed answers the
+            highest-scoring one is picked: it is wrong but otherwise well-formed.
     """
     first = [row for row in rows if row.level == 0]
     right = [row for row in first if _get_raw_reward(row, correct) == 1.0]
@@ -318,7 +318,7 @@ def _get_row_score(row: RowAccount) -> float:
 
 
 def _get_raw_reward(row: RowAccount, name: str) -> float | None:
-    return next((given.raw for given in row.rewards if given.name == name), None)
+    return next((reward.raw for reward in row.rewards if reward.name == name), None)
 
 
 def _describe_schedule(trial: PlanTrial) -> str:
@@ -334,12 +334,12 @@ def _list_credit_settings(spec: ExperimentSpec) -> list[tuple[str, str]]:
     credit, loss = spec.credit, spec.loss
     estimator = resolve_plugins(spec).estimator
     rollout = spec.rollout
-    there: list[tuple[str, Any]] = []
+    environment: list[tuple[str, Any]] = []
     if isinstance(rollout, EnvironmentRolloutSpec):
-        shown = "inline" if rollout.observation == "inline" else "as messages"
-        there = [("environment", rollout.environment.plugin), ("observations", shown)]
-    said: list[tuple[str, Any]] = [
-        *there,
+        placement = "inline" if rollout.observation == "inline" else "as messages"
+        environment = [("environment", rollout.environment.plugin), ("observations", placement)]
+    settings: list[tuple[str, Any]] = [
+        *environment,
         ("it reads", READINGS[estimator.reading()]),
         ("profile", credit.profile),
         ("mask", spec.mask.plugin),
@@ -349,4 +349,4 @@ def _list_credit_settings(spec: ExperimentSpec) -> list[tuple[str, str]]:
         ("KL in the loss", f"{loss.kl.kl_penalty} × {loss.kl.coefficient:g}" if loss.kl else "no"),
         ("aggregate", loss.aggregate + (", per turn" if loss.per_turn else "")),
     ]
-    return [(what, str(value)) for what, value in said]
+    return [(what, str(value)) for what, value in settings]

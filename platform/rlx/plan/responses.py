@@ -1,7 +1,7 @@
-"""Made-up responses, and a sampling session that answers with them.
+"""Synthetic responses, and a sampling session that returns them.
 
-In a group that is large enough there is a good and a poor response, one without tags, one that ran
-out of tokens, and two that are alike: what training meets, whatever the model.
+A group that is large enough contains a good response, a poor one, one without tags, one that ran
+out of tokens, and two identical ones: the cases that training meets with any model.
 """
 
 import random
@@ -21,10 +21,10 @@ __all__ = ["ROLES", "FakeSession", "ResponseAuthor", "Role", "find_right_answers
 Role = Literal["good", "poor", "untagged", "cut", "twin", "any"]
 
 ROLES: tuple[Role, ...] = ("good", "poor", "untagged", "cut", "twin")
-"""Of the first responses of a group; the others may be good or poor."""
+"""Roles of a group's first responses; the remaining ones are good or poor."""
 
 DRAWS = 24
-"""Demonstrations that are looked at for a good or a poor one."""
+"""Demonstrations to try when looking for a good or a poor one."""
 
 TRUTHS = re.compile(r"answer|truth|solution|label|target|gold", re.IGNORECASE)
 TAG = re.compile(r"\s*(?:</?[A-Za-z_][\w-]*>\s*)+")
@@ -33,10 +33,10 @@ CONFIDENCE = re.compile(r"<confidence>.*?</confidence>", re.DOTALL)
 
 
 def find_right_answers(fields: Mapping[str, Any]) -> list[str]:
-    """What in a problem's record looks like a right answer, the likeliest first.
+    """Lists the values in a problem's record that look like a right answer, likeliest first.
 
-    `solution` before `answer`, since a record that has both shows how and how much; of a worked
-    answer in the manner of GSM8K, what stands behind `####`.
+    `solution` comes before `answer`, because a record with both holds the working in one and the
+    result in the other. From a GSM8K-style worked answer only the text after `####` is taken.
     """
     found: list[tuple[bool, str]] = []
     for name, value in fields.items():
@@ -44,19 +44,19 @@ def find_right_answers(fields: Mapping[str, Any]) -> list[str]:
             found += [(False, text) for text in find_right_answers(value)]
         elif TRUTHS.search(name):
             values = value if isinstance(value, list | tuple) else [value]
-            said = [str(v) for v in values if isinstance(v, str | int | float)]
-            found += [("solution" in name.lower(), s.rpartition("####")[2].strip()) for s in said]
+            texts = [str(v) for v in values if isinstance(v, str | int | float)]
+            found += [("solution" in name.lower(), s.rpartition("####")[2].strip()) for s in texts]
     return [text for _, text in sorted(found, key=lambda pair: not pair[0]) if text]
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseAuthor:
-    """Writes the made-up responses of an experiment.
+    """Writes the synthetic responses of an experiment.
 
     Attributes:
-        plan: whose turns are written.
-        task: asked for demonstrations.
-        speech: how texts become tokens.
+        plan: the schedule whose turns are written.
+        task: source of demonstrations.
+        speech: converts texts to tokens.
     """
 
     plan: RolloutPlan
@@ -66,13 +66,13 @@ class ResponseAuthor:
     def write_response_group(
         self, problem: Problem, level: int, seeds: Sequence[int], *, number: int = 0
     ) -> tuple[Completion, ...]:
-        """The responses below one context, one per seed.
+        """Returns the responses below one context, one per seed.
 
         Args:
-            problem: what is asked.
-            level: of the turn, from 0.
+            problem: the problem.
+            level: level of the turn, from 0.
             seeds: one per response.
-            number: of the context; where each has one response, every other one is poor.
+            number: number of the context; with one response per context, every other one is poor.
         """
         turn = self.plan.levels[level].turn
         tenths = random.Random(seeds[0]).sample(range(1, 10), 9)
@@ -93,14 +93,14 @@ class ResponseAuthor:
     def write_response_text(
         self, problem: Problem, number: int, seed: int, role: Role, confidence: str
     ) -> str:
-        """A demonstration of the task where one fits, else the turn's spans filled in.
+        """Returns a matching demonstration of the task, otherwise the turn's spans filled in.
 
         Args:
-            problem: what is asked.
-            number: of the turn, from 0.
-            seed: decides the demonstration.
-            role: what is wanted; whoever calls takes tags away, or cuts.
-            confidence: what the turn states, where it states one.
+            problem: the problem.
+            number: number of the turn, from 0.
+            seed: selects the demonstration.
+            role: the wanted kind of response; the caller removes tags or truncates.
+            confidence: the confidence that the turn states, if it states one.
         """
         talk = self.plan.talk
         turn = self.plan.levels[number].turn if talk is None else talk.sampling(number + 1)
@@ -108,12 +108,12 @@ class ResponseAuthor:
         known = find_right_answers(problem.fields) if answers else []
         poor = role == "poor"
         spans = _fill_declared_spans(turn, known, poor, confidence)
-        shown = self._demonstrations(problem, number, seed)
+        demonstrations = self._demonstrations(problem, number, seed)
         loose = role == "any" or not known
-        text = next((t for t in shown if loose or _is_right(t, known) != poor), None)
+        text = next((t for t in demonstrations if loose or _is_right(t, known) != poor), None)
         if text is None:
-            said = _alter_answer(known[0]) if known and poor else (known or ["42"])[0]
-            bare = said if answers else confidence
+            answer = _alter_answer(known[0]) if known and poor else (known or ["42"])[0]
+            bare = answer if answers else confidence
             return fit_to_vocabulary(
                 self.speech, "\n".join(_format_tagged_span(*pair) for pair in spans) or bare
             )
@@ -122,21 +122,21 @@ class ResponseAuthor:
         return whole if len(self.speech.encode(whole)) < turn.max_new_tokens else text
 
     def _demonstrations(self, problem: Problem, number: int, seed: int) -> Iterator[str]:
-        """What the task shows of this turn, good and poor, none twice."""
+        """Yields the task's demonstrations of this turn, good and poor, without duplicates."""
         if not getattr(self.task, "demonstrates", True):
             return
         seen = set()
         for draw in range(DRAWS):
             try:
                 turns = self.task.demonstration(problem, derive_seed(seed, draw)).turns
-            except Exception:  # noqa: BLE001  (a problem that stands in may be none of the task's)
+            except Exception:  # noqa: BLE001  (a placeholder may not be a problem of this task)
                 return
             if number < len(turns) and turns[number] not in seen:
                 seen.add(turns[number])
                 yield turns[number]
 
     def completion(self, text: str, turn: TurnSpec, *, cut: bool, seed: int) -> Completion:
-        """The tokens of a text, ended as the turn's settings would end it, or cut in the middle."""
+        """Encodes a text, ended as the turn's settings would end it, or cut in the middle."""
         stops = [at + len(stop) for stop in turn.stop if (at := text.find(stop)) >= 0]
         ids = self.speech.encode(text[: min(stops)] if stops else text)
         if not stops:
@@ -152,12 +152,12 @@ class ResponseAuthor:
 def _fill_declared_spans(
     turn: TurnSpec, known: Sequence[str], poor: bool, confidence: str
 ) -> list[tuple[str, str]]:
-    """Every span that a turn declares, with something to stand in it."""
+    """Fills every span that a turn declares with placeholder content."""
     right = known[0] if known else "42"
-    said = _alter_answer(right) if poor else right
-    contents = dict.fromkeys(turn.spans, f"Let me see: {said}")
+    answer = _alter_answer(right) if poor else right
+    contents = dict.fromkeys(turn.spans, f"Let me see: {answer}")
     stated = [name for name in turn.spans if name not in ("think", "analysis", "confidence")]
-    contents |= dict.fromkeys(stated[-1:], said)
+    contents |= dict.fromkeys(stated[-1:], answer)
     contents |= {name: confidence for name in turn.spans if name == "confidence"}
     return list(contents.items())
 
@@ -167,7 +167,7 @@ def _format_tagged_span(name: str, text: str) -> str:
 
 
 def _add_missing_spans(text: str, spans: Sequence[tuple[str, str]]) -> str:
-    """`text` with those spans that it lacks: before it until the first that it has, else behind."""
+    """Adds the missing spans to `text`: before the first span that it has, otherwise at the end."""
     has = [f"</{name}>" in text for name, _ in spans]
     first = has.index(True) if True in has else 0
     before = [_format_tagged_span(*span) for span in spans[:first]]
@@ -180,13 +180,13 @@ def _add_missing_spans(text: str, spans: Sequence[tuple[str, str]]) -> str:
 
 
 def _is_right(text: str, known: Sequence[str]) -> bool:
-    """Whether a response gives a right answer, in its last answer block where it has one."""
+    """Whether a response gives a right answer, looking at its last answer block if it has one."""
     blocks = ANSWER.findall(text)
     return blocks[-1].strip() in known if blocks else any(answer in text for answer in known)
 
 
 def _alter_answer(answer: str) -> str:
-    """Another answer than this one."""
+    """Returns an answer that differs from this one."""
     try:
         return str(int(answer) + 1)
     except ValueError:
@@ -194,12 +194,12 @@ def _alter_answer(answer: str) -> str:
 
 
 class FakeSession:
-    """A sampling session without a model; see `rlx.rollout.Session`.
+    """A `rlx.rollout.SamplingSession` without a model.
 
     Args:
-        author: what answers.
-        problems: of the trees being grown, in order.
-        room: tokens of a dialogue that the model can hold.
+        author: writes the responses.
+        problems: problems of the trees being sampled, in order.
+        room: context length in tokens.
     """
 
     def __init__(self, author: ResponseAuthor, problems: Sequence[Problem], room: int) -> None:
@@ -211,7 +211,7 @@ class FakeSession:
     def generate(
         self, requests: Sequence[CompletionRequest], sampling: TurnSpec
     ) -> list[tuple[Completion, ...]]:
-        """One made-up completion per seed; the n-th call is the n-th level."""
+        """Returns one synthetic completion per seed; the n-th call is the n-th level."""
         trees = [
             order if request.extends is None else self._tree_of[request.extends]
             for order, request in enumerate(requests)

@@ -1,6 +1,6 @@
-"""The account of a row: what each of its tokens got, and from which rewards.
+"""The account of a row: the reward, advantage and weight of each token, and from which rewards.
 
-One type for rollouts that were made up and for rollouts that a run has stored.
+Synthetic rollouts and rollouts that a run has stored use the same types.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,20 +34,20 @@ class TokenLine:
     """One token of a row.
 
     Attributes:
-        position: in the row, from 0.
-        token: its id.
-        text: its own share of the row's text; a special token's name.
+        position: index in the row, from 0.
+        token: token id.
+        text: the token's share of the row's text; for a special token, its name.
         author: who wrote it.
-        turn: number of its turn, from 1; None between turns.
-        learns: whether it is in the mask.
-        placed: reward on it by name, where that is not 0; they add up to what was placed.
-        kl: nats from the reference policy; None without one.
-        reward: what the estimator saw, KL included; None where that was not kept.
+        turn: turn number, from 1; None between turns.
+        learns: whether the loss mask includes it.
+        placed: non-zero rewards on the token by name; they add up to its placed reward.
+        kl: KL term against the reference policy, in nats; None without a reference policy.
+        reward: token reward that the estimator read, KL included; None if not stored.
         advantage: 0 outside the mask.
-        weight: in the step's loss.
-        old_logprob: nats under the policy that counts as old.
-        reference_logprob, value, target: nats under the reference policy, the critic's estimate,
-            and what the critic learns to predict; None where there is none.
+        weight: weight in the step's loss.
+        old_logprob: log-probability under the old policy, in nats.
+        reference_logprob, value, target: log-probability under the reference policy in
+            nats, the critic's estimate, and the critic's target; None if there is none.
     """
 
     position: int
@@ -69,7 +69,7 @@ class TokenLine:
 
 @dataclass(frozen=True, slots=True)
 class ContextStretch:
-    """A stretch that stands before the row's own tokens, or a turn that the row continues."""
+    """A piece of context before the row's own tokens, or a turn that the row continues."""
 
     author: Author
     kind: str
@@ -79,7 +79,7 @@ class ContextStretch:
 
 @dataclass(frozen=True, slots=True)
 class RewardAccount:
-    """One named reward of a row: of a turn, or of the whole rollout (`turn` is None)."""
+    """One named reward of a turn, or of the whole rollout if `turn` is None."""
 
     name: str
     turn: int | None
@@ -95,9 +95,9 @@ class TurnAccount:
     """A turn of a row.
 
     Attributes:
-        number: in the rollout, from 1.
-        kind: what it was.
-        advantage: mean over its tokens that learn; 0 without any.
+        number: number in the rollout, from 1.
+        kind: kind of turn.
+        advantage: mean over its learning tokens; 0 if there are none.
     """
 
     number: int
@@ -108,12 +108,12 @@ class TurnAccount:
 
 @dataclass(frozen=True, slots=True)
 class TokenStretch:
-    """Tokens of a row that belong together.
+    """A run of tokens of one turn, or of what the environment wrote between turns.
 
     Attributes:
-        kind: of the turn that they are; "environment" for what it was answered.
-        number: of the turn; None for others.
-        tokens: at least one.
+        kind: kind of the turn; "environment" for an observation.
+        number: number of the turn; None for an observation.
+        tokens: at least one token.
     """
 
     kind: str
@@ -126,19 +126,19 @@ class RowAccount:
     """One row, token by token.
 
     Attributes:
-        row: in the batch, from 0; `parent` is the row that this one continues, or None.
-        tree: its prompt's number, from 0.
+        row: index in the batch, from 0; `parent` is the row that this one continues, or None.
+        tree: number of the prompt, from 0.
         group: rows with equal numbers are compared.
-        kind: what its last turn is.
-        level: 0 where it continues a prompt.
+        kind: kind of its last turn.
+        level: 0 for a row that continues a prompt.
         problem: id of the problem.
         score: mean(turn) + Σ global.
-        lost: reward that lies on no token; None where that was not kept.
-        finish_reason: of its last turn.
-        turns: its own, in order; with an environment there may be several.
-        context: what the model saw before.
-        rewards: named, of every turn of the row and of the whole.
-        tokens: from the row's first own token to its end.
+        lost: reward that lies on no token; None if not stored.
+        finish_reason: finish reason of its last turn.
+        turns: its own turns, in order; with an environment there may be several.
+        context: the context of the row.
+        rewards: named rewards of every turn of the row and of the whole rollout.
+        tokens: tokens from the row's first own token to its end.
     """
 
     row: int
@@ -158,17 +158,17 @@ class RowAccount:
 
     @property
     def advantage(self) -> float:
-        """Mean over the tokens that learn; 0 without any."""
+        """Mean over the learning tokens; 0 if there are none."""
         return _mean_advantage(self.tokens)
 
     @property
     def gradient_weight(self) -> float:
-        """Σ weight · |advantage|: how much of the step's first gradient the row can claim."""
+        """Σ weight · |advantage|: the row's share of the step's first gradient, unnormalised."""
         return sum(abs(t.weight * t.advantage) for t in self.tokens)
 
     @property
     def stretches(self) -> tuple[TokenStretch, ...]:
-        """All of its tokens, turn by turn."""
+        """Its tokens, grouped by turn."""
         kinds = {turn.number: turn.kind for turn in self.turns}
         cut = [(number, tuple(lines)) for number, lines in groupby(self.tokens, lambda t: t.turn)]
         return tuple(
@@ -183,7 +183,7 @@ def _mean_advantage(tokens: Sequence[TokenLine]) -> float:
 
 
 def describe_row_kind(rows: Sequence[BatchRow] | Sequence[RowAccount]) -> str:
-    """What rows that may be compared are called: by the kind of their turns, or rollouts."""
+    """Names comparable rows: by the kind of their turns, or "rollout"."""
     kinds = {row.kind for row in rows}
     alone = all(len(row.turns) == 1 for row in rows)
     return kinds.pop() if alone and len(kinds) == 1 else "rollout"
@@ -191,17 +191,17 @@ def describe_row_kind(rows: Sequence[BatchRow] | Sequence[RowAccount]) -> str:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowAccountBuilder:
-    """All that the accounts of a batch are made from.
+    """Inputs from which the accounts of a batch are built.
 
     Attributes:
-        rows: where each comes from.
+        rows: origin of each row.
         groups: `[B]` int64 rows with equal numbers are compared.
-        trees: whose turns they are.
-        table: their rewards.
-        tokens: `[B, T]` by the names of `rlx.record.rollouts.TOKEN_COLUMNS`; None, or no such name,
-            where there is none.
+        trees: trees that the rows refer to.
+        table: rewards of the trees.
+        tokens: `[B, T]` by the names of `rlx.record.rollouts.TOKEN_COLUMNS`; a missing stream is
+            None or has no entry.
         named: `[B, T]` of `components`.
-        lost: `[B]` reward on no token; None where that was not kept.
+        lost: `[B]` reward on no token; None if not stored.
     """
 
     rows: Sequence[BatchRow]
@@ -213,7 +213,7 @@ class RowAccountBuilder:
     lost: Tensor | None = None
 
     def account(self, number: int, pieces: Pieces) -> RowAccount:
-        """The account of one row."""
+        """Builds the account of one row."""
         row = self.rows[number]
         tree = self.trees[row.tree]
         path = tree.path(row.segment)
@@ -260,23 +260,23 @@ class RowAccountBuilder:
             segment = tree.segments[index]
             turn = segment.turn if index in row.turns else None
             for token, text in zip(segment.token_ids, pieces(segment.token_ids), strict=True):
-                said = {name: values[at] for name, values in columns.items()}
+                token_values = {name: values[at] for name, values in columns.items()}
                 yield TokenLine(
                     position=at,
                     token=token,
                     text=text,
                     author=segment.author,
                     turn=turn,
-                    learns=bool(said["mask"]),
+                    learns=bool(token_values["mask"]),
                     placed={name: values[at] for name, values in named.items() if values[at]},
-                    kl=said.get("kl"),
-                    reward=said.get("token_rewards"),
-                    advantage=said["advantages"],
-                    weight=said["weights"],
-                    old_logprob=said["old_logprobs"],
-                    reference_logprob=said.get("reference_logprobs"),
-                    value=said.get("values"),
-                    target=said.get("returns"),
+                    kl=token_values.get("kl"),
+                    reward=token_values.get("token_rewards"),
+                    advantage=token_values["advantages"],
+                    weight=token_values["weights"],
+                    old_logprob=token_values["old_logprobs"],
+                    reference_logprob=token_values.get("reference_logprobs"),
+                    value=token_values.get("values"),
+                    target=token_values.get("returns"),
                 )
                 at += 1
 
@@ -304,17 +304,17 @@ def place_named_rewards(
     mask: Tensor,
     credit: CreditSpec,
 ) -> dict[str, Tensor]:
-    """Each named reward as it was placed on tokens, weighted: `[B, T]` by name.
+    """Places each weighted named reward on tokens: `[B, T]` by name.
 
-    Placement is linear in the rewards, so the parts add up to the whole.
+    Placement is linear in the rewards, so the named parts add up to the whole.
 
     Args:
-        rows: of the batch.
-        trees: whose turns they are.
-        table: their rewards.
+        rows: rows of the batch.
+        trees: trees that the rows refer to.
+        table: rewards of the trees.
         turn_present: `[B, K]` bool, as for the whole.
-        turn_ids: `[B, T]` of the batch.
-        mask: `[B, T]` bool tokens that learn.
+        turn_ids: `[B, T]` turn ids of the batch.
+        mask: `[B, T]` bool learning tokens.
         credit: how rewards are placed.
     """
     turns: dict[str, Tensor] = {}

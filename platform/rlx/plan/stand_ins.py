@@ -1,4 +1,4 @@
-"""What stands in for a tokenizer or for task data that is not on this machine."""
+"""Placeholders for a tokenizer or task data that are not on this machine."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,24 +24,29 @@ __all__ = [
 
 
 class EncodingDialogue(Dialogue, Protocol):
-    """A dialogue that can also write any text, and say what single tokens are."""
+    """A dialogue that can also encode arbitrary text and decode single tokens."""
 
     end_ids: tuple[int, ...]
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Tokens of a text, nothing added; raises SpecError where the vocabulary lacks some."""
+        """Encodes a text without special tokens.
+
+        Raises:
+            SpecError: the vocabulary lacks some of it.
+        """
         ...
 
     def piece(self, token: int) -> str:
-        """What a token decodes to on its own."""
+        """Decodes a single token."""
         ...
 
 
 # Tokenizers --------------------------------------------------------------------------------------
 
 PIECE = re.compile(r"<\|\w+\|>| ?[^\W\d_]{1,8}|\d| ?[^\w\s]|\s|_")
-"""Short words with the space before them, single digits, single signs: about what large byte-level
-vocabularies make of a text."""
+"""Short words with the space before them, single digits, single signs: roughly how large byte-level
+vocabularies split a text.
+"""
 CONTROL = re.compile(r"<(?=\|\w+\|>)")
 TAGS = re.compile(r"(</?[A-Za-z_][\w-]*>)")
 POINTS = re.compile(r"(?<=[0-9])(?=\.)|(?<=\.)(?=[0-9])")
@@ -49,13 +54,13 @@ DIGITS = re.compile(r"(?<=\d)(?=\d)")
 
 
 class StandInDialogue:
-    """Speaks in place of a model whose tokenizer is not here.
+    """A dialogue for a model whose tokenizer is not on this machine.
 
-    It keeps the protocol of `rlx.model.dialogue`: the same text is the same tokens, and turns are
-    closed and opened by tokens of their own. Its vocabulary grows with what it is shown.
+    It keeps the contract of `rlx.model.dialogue`: the same text always gives the same tokens, and
+    turns open and close with control tokens. New text extends its vocabulary.
 
     Args:
-        chat: turns wear headers, as chat templates write them; else they follow as plain text.
+        chat: turns have headers, as in chat templates; otherwise they follow as plain text.
     """
 
     def __init__(self, *, chat: bool) -> None:
@@ -66,22 +71,22 @@ class StandInDialogue:
         self.end_ids = self._end
 
     def open(self, text: str, system: str = "") -> tuple[int, ...]:
-        """System message and text, and the header of the first turn."""
+        """System message and text, then the header of the first turn."""
         if not self._chat:
             return self.encode(f"{system}\n\n{text}" if system else text)
         before = _format_chat_message("system", system) if system else ""
         return self.encode(f"{before}{_format_chat_message('user', text)}<|im_start|>assistant\n")
 
     def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
-        """The text and the next turn's header; the end of the turn before it where that is open."""
+        """The text and the next turn's header, after closing the previous turn if it is open."""
         closing = () if after and after[-1] in self.end_ids else self._end
-        shown = (
+        message = (
             f"\n{_format_chat_message('user', text)}<|im_start|>assistant\n" if self._chat else text
         )
-        return (*closing, *self.encode(shown))
+        return (*closing, *self.encode(message))
 
     def encode_observation(self, text: str, after: Sequence[int], *, inline: bool) -> TurnPrompt:
-        """The text, names of control tokens broken up, as a reply or right behind the turn."""
+        """Encodes the text with control token names broken up, as a reply or inline."""
         text = CONTROL.sub("< ", text)
         return TurnPrompt(text, self.encode(text) if inline else self.reply(text, after))
 
@@ -94,7 +99,7 @@ class StandInDialogue:
         return "".join(pieces), tuple(accumulate(map(len, pieces)))
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Tokens of a text; new pieces become part of the vocabulary."""
+        """Encodes a text; new pieces become part of the vocabulary."""
         return tuple(map(self._id, PIECE.findall(text)))
 
     def piece(self, token: int) -> str:
@@ -113,10 +118,13 @@ def _format_chat_message(role: str, text: str) -> str:
 
 
 def load_speech(spec: ExperimentSpec) -> tuple[EncodingDialogue, str]:
-    """How the experiment's model speaks, and what stands in for it; "" where it speaks itself.
+    """Loads the dialogue of the experiment's model, and a note if a stand-in replaces it.
+
+    Returns:
+        The dialogue, and what stands in for the tokenizer; "" if it is the model's own.
 
     Raises:
-        SpecError, EnvironmentFault: the tokenizer is here and cannot be used.
+        SpecError, EnvironmentFault: the tokenizer is here but cannot be used.
     """
     from rlx.model import load_local_dialogue
 
@@ -132,13 +140,13 @@ def load_speech(spec: ExperimentSpec) -> tuple[EncodingDialogue, str]:
 
 
 def fit_to_vocabulary(speech: EncodingDialogue, text: str) -> str:
-    """`text` as far as the vocabulary can write it: without unknown signs, digits one by one."""
+    """Reduces `text` to what the vocabulary can encode: no unknown signs, digits one by one."""
     if _can_encode(speech, text):
         return text
-    parts = (
+    encodable = (
         p if _can_encode(speech, p) else _keep_known_characters(speech, p) for p in TAGS.split(text)
     )
-    known = "".join(parts)
+    known = "".join(encodable)
     for apart in (DIGITS, POINTS):
         if not _can_encode(speech, known):
             known = apart.sub(" ", known)
@@ -165,8 +173,8 @@ class PlanProblems:
     """Problems to plan with.
 
     Attributes:
-        problems: as the task gives them, or stand-ins.
-        note: what stands in and why; "" where the task gave them.
+        problems: the task's problems, or placeholders.
+        note: what replaces them and why; "" if they are the task's own.
     """
 
     problems: tuple[Problem, ...]
@@ -174,13 +182,13 @@ class PlanProblems:
 
 
 def load_plan_problems(spec: ExperimentSpec, task: Task, count: int) -> PlanProblems:
-    """The first training problems of an experiment; stand-ins where its data are not here.
+    """The first training problems of an experiment, or placeholders if its data are missing.
 
     Raises:
-        SpecError: the data are here and are not what the options say.
+        SpecError: the data are here but do not match the options.
         PluginError: the task fails.
     """
-    seed = derive_seed(spec.seed, "train")  # as a run draws them
+    seed = derive_seed(spec.seed, "train")  # as in a training run
     try:
         return PlanProblems(tuple(task.problem("train", i, seed) for i in range(count)))
     except (OSError, ImportError) as error:
@@ -206,7 +214,7 @@ def _stand_ins(spec: ExperimentSpec, task: Task, count: int, seed: int, why: str
 
 
 def _build_generic_problem(task: Task, number: int) -> Problem:
-    """A sum, under the field names that the task's options give."""
+    """A sum, with the field names that the task's options set."""
     question, answer = f"{number + 6} * 7 = ?", str((number + 6) * 7)
     named = getattr(task, "fields", None)
     names = list(named) if isinstance(named, Mapping) else ["question", "answer"]

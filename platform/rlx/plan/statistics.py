@@ -1,4 +1,4 @@
-"""What can be counted over all rows of a trial: groups, kinds of turns, and what went missing."""
+"""Statistics over all rows of a trial: groups, kinds of turns, and losses on the way to tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,12 +23,13 @@ class GroupStatistics:
     """Rows that are compared with each other.
 
     Attributes:
-        group: its number; `tree` is the prompt's, `parent` the row that all of it continues.
-        kind: what the rows are; "rollout" where they are of several turns.
-        rows: numbers of its rows, `scores` theirs.
-        std: sample deviation of the scores (ddof 1); None for a group of one.
-        advantages: least and greatest of its tokens that learn.
-        has_signal: some token of it has an advantage.
+        group: group number; `tree` is the prompt's number, `parent` the row that the group
+            continues.
+        kind: kind of the rows; "rollout" if they have several turns.
+        rows: row numbers; `scores` are their scores.
+        std: sample standard deviation of the scores (ddof 1); None for a group of one.
+        advantages: minimum and maximum over its learning tokens.
+        has_signal: at least one token has a non-zero advantage.
     """
 
     group: int
@@ -45,14 +46,14 @@ class GroupStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindStatistics:
-    """A kind of turn among all rows, or what an environment wrote between them.
+    """A kind of turn over all rows, or the text that an environment wrote between turns.
 
     Attributes:
-        kind: of turn, or "environment".
-        rows: that have such turns, `turns` in all.
-        tokens: that were written in them; `learning` of them are in the mask.
-        share_of_tokens: of all that learn.
-        share_of_gradient: of Σ weight · |advantage|, which is what the first update can claim.
+        kind: kind of turn, or "environment".
+        rows: rows with such turns; `turns` is the number of turns.
+        tokens: tokens in those turns; `learning` of them are in the loss mask.
+        share_of_tokens: share of all learning tokens.
+        share_of_gradient: share of Σ weight · |advantage|, which bounds the first update.
     """
 
     kind: str
@@ -66,15 +67,15 @@ class KindStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingCounts:
-    """What went missing on the way from responses to tokens.
+    """Losses on the way from responses to tokens.
 
     Attributes:
-        rows: trained; `dropped` others were left out, since they could not be scored.
-        turns_without_tokens: rewarded turns none of whose tokens learns.
-        reward_lost: Σ |reward| that lies on no token; `reward_given` is what there was.
-        rows_without_spans: rows in which none of the spans that their turn declares was found.
-        rows_without_learning: rows none of whose tokens learns.
-        unfinished: rollouts, of all that were made up, that the environment would have had go on.
+        rows: trained rows; `dropped` others were left out because they could not be scored.
+        turns_without_tokens: rewarded turns without a learning token.
+        reward_lost: Σ |reward| that lies on no token, out of `reward_given`.
+        rows_without_spans: rows in which no declared span was found.
+        rows_without_learning: rows without a learning token.
+        unfinished: synthetic rollouts that ended before the environment was done.
     """
 
     rows: int
@@ -88,7 +89,7 @@ class MissingCounts:
 
 
 def list_group_statistics(rows: Sequence[RowAccount]) -> tuple[GroupStatistics, ...]:
-    """The groups in order of their numbers."""
+    """Returns the groups in order of their numbers."""
     members: dict[int, list[RowAccount]] = {}
     for row in rows:
         members.setdefault(row.group, []).append(row)
@@ -113,7 +114,7 @@ def _build_group_statistics(number: int, rows: Sequence[RowAccount]) -> GroupSta
 
 
 def list_kinds(rows: Sequence[RowAccount]) -> tuple[KindStatistics, ...]:
-    """The kinds of turns, in order of appearance; what an environment wrote comes last."""
+    """Returns the kinds of turns in order of appearance; "environment" comes last."""
     stretches: dict[str, list[tuple[int, TokenStretch]]] = {}
     for row in rows:
         for stretch in row.stretches:
@@ -139,7 +140,7 @@ def list_kinds(rows: Sequence[RowAccount]) -> tuple[KindStatistics, ...]:
 
 
 def count_trial_losses(trial: PlanTrial) -> MissingCounts:
-    """What went missing in a trial that was given credit."""
+    """Counts the losses of a trial whose credit was assigned."""
     train, rewards = trial.train, trial.rewards
     if train is None or rewards is None:
         raise ValueError("the trial was given no credit")
@@ -148,13 +149,13 @@ def count_trial_losses(trial: PlanTrial) -> MissingCounts:
     for row in train.batch.rows:
         segments = [trial.trees[row.tree].segments[turn] for turn in row.turns]
         without += bool(declared[row.level]) and not any(s.spans for s in segments)
-    given = rewards.turn_rewards.abs().sum() + rewards.global_rewards.abs().sum()
+    total = rewards.turn_rewards.abs().sum() + rewards.global_rewards.abs().sum()
     return MissingCounts(
         rows=len(train.batch.rows),
         dropped=len(list_batch_rows(trial.trees)) - len(train.batch.rows),
         turns_without_tokens=int(train.placed.missing.sum()),
         reward_lost=float(train.placed.lost.abs().sum()),
-        reward_given=float(given),
+        reward_given=float(total),
         rows_without_spans=without,
         rows_without_learning=int((~train.mask.any(dim=1)).sum()),
         unfinished=len(trial.unfinished_turns),

@@ -1,4 +1,4 @@
-"""Accounts of rollouts that a run has stored."""
+"""Row accounts of rollouts that a run has stored."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ __all__ = ["TrainedRowsLike", "load_phase_spec", "load_run_speech", "stored_acco
 
 
 def load_phase_spec(resolved: Mapping[str, Any], phase: str) -> ExperimentSpec:
-    """The experiment of a run as it stood in a phase.
+    """Returns a run's experiment with the settings of one phase.
 
     Args:
-        resolved: as the registry keeps it.
-        phase: its name.
+        resolved: the resolved spec from the registry.
+        phase: name of the phase.
 
     Raises:
         RegistryError: another version of rlx wrote it.
@@ -41,7 +41,7 @@ def load_phase_spec(resolved: Mapping[str, Any], phase: str) -> ExperimentSpec:
 
 
 def load_run_speech(spec: ModelSpec, exported: Path) -> EncodingDialogue | None:
-    """How a run's model speaks: by the files it started from, or those it has written; or None."""
+    """The dialogue of a run's model, from its initial files or its export; None without them."""
     from rlx.model import folder_dialogue, load_local_dialogue
 
     dialogue = load_local_dialogue(spec)
@@ -55,7 +55,7 @@ class TrainedRowsLike(Protocol):
 
     @property
     def places(self) -> Sequence[tuple[int, int, int, str, int]]:
-        """For each row its (tree, segment, parent segment, kind, level)."""
+        """(tree, segment, parent segment, kind, level) of each row."""
         ...
 
     @property
@@ -76,14 +76,14 @@ def stored_accounts(
     credit: CreditSpec,
     speech: EncodingDialogue | None,
 ) -> tuple[RowAccount, ...]:
-    """The accounts of every row that a step trained on.
+    """Returns the account of every row that a step trained on.
 
     Args:
-        trees: all that the step has.
+        trees: all trees of the step.
         table: their rewards.
-        rows: those that were trained on, in the order of `rlx.batch.list_batch_rows`.
+        rows: the trained rows, in the order of `rlx.batch.list_batch_rows`.
         credit: how the step placed its rewards.
-        speech: for the texts of tokens; their ids are shown without it.
+        speech: decodes tokens; None shows token ids instead.
 
     Raises:
         RegistryError: the step was stored without its mask.

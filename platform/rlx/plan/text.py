@@ -1,4 +1,4 @@
-"""Accounts and plans as tables for terminals. Tokens are untrusted text."""
+"""Prints row accounts and plans as terminal tables. Token text is untrusted."""
 
 from collections.abc import Sequence
 
@@ -24,25 +24,25 @@ SIGNS = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "␣"})
 NEGATIVE = ("", "red", "bold red", "bold white on red")
 POSITIVE = ("", "blue", "bold blue", "bold white on blue")
 PROMPT = 400
-"""Characters of a prompt that are shown."""
+"""Characters of a prompt to show."""
 NARROW = 100
-"""Columns below which a table of tokens leaves out what can be read elsewhere."""
+"""Below this terminal width, token tables omit columns that are shown elsewhere."""
 
 
 def format_visible_text(text: str) -> str:
-    """A token's text with its blanks shown, and no control character in it."""
+    """A token's text with visible whitespace and without control characters."""
     return escape_unprintable(text.translate(SIGNS))
 
 
 def compute_heat_level(value: float, scale: float) -> int:
-    """How far from 0 an advantage is, from 0 to 3, where `scale` is the furthest."""
+    """Maps |advantage| relative to `scale`, its maximum, to a colour level from 0 to 3."""
     if not value or not scale:
         return 0
     return min(3, 1 + int(3 * abs(value) / scale * 0.999))
 
 
 def compute_level_scales(rows: Sequence[RowAccount]) -> dict[int, float]:
-    """The largest |advantage| of each level of rows: levels are coloured apart."""
+    """Largest |advantage| of each level of rows; each level has its own colour scale."""
     largest = dict.fromkeys((row.level for row in rows), 0.0)
     for row in rows:
         largest[row.level] = max([largest[row.level], *(abs(t.advantage) for t in row.tokens)])
@@ -50,7 +50,7 @@ def compute_level_scales(rows: Sequence[RowAccount]) -> dict[int, float]:
 
 
 def format_memory_size(count: float) -> str:
-    """Bytes in units that can be read."""
+    """Formats bytes with a readable unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -58,25 +58,25 @@ def format_memory_size(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-def show_plan(report: PlanReport, shown: Sequence[Sequence[int]], console: Console) -> None:
+def show_plan(report: PlanReport, row_numbers: Sequence[Sequence[int]], console: Console) -> None:
     """Prints a plan.
 
     Args:
-        report: what to print.
-        shown: for every phase the numbers of the rows to print token by token.
-        console: where to.
+        report: the plan.
+        row_numbers: for every phase, the numbers of the rows to print token by token.
+        console: the output console.
     """
     head = Text.assemble((f"{escape_unprintable(report.name)}", "bold"))
     head.append(f"  {escape_unprintable(report.file)}  spec {report.digest}, seed {report.seed}")
     console.print(head)
     for note in report.notes:
         console.print(Text(f"stands in: {escape_unprintable(note)}", "yellow"))
-    for phase, rows in zip(report.phases, shown, strict=True):
+    for phase, rows in zip(report.phases, row_numbers, strict=True):
         console.print()
         _show_phase(phase, rows, console)
 
 
-def _show_phase(phase: PhaseReport, shown: Sequence[int], console: Console) -> None:
+def _show_phase(phase: PhaseReport, row_numbers: Sequence[int], console: Console) -> None:
     names = ", ".join(map(escape_unprintable, phase.names))
     steps = "1 step" if phase.steps == 1 else f"{phase.steps} steps"
     title = f"phase {names}  {steps}  {phase.schedule}  estimator {phase.estimator}"
@@ -87,11 +87,11 @@ def _show_phase(phase: PhaseReport, shown: Sequence[int], console: Console) -> N
         console.print(Text(f"no credit was given: {escape_unprintable(phase.stopped)}", "bold red"))
     else:
         console.print(Text(f"made up: {', '.join(phase.made_up)}; all else is real", "dim"))
-        show_rows(phase.rows, shown, console)
-        more = len(phase.rows) - len(shown)
+        show_rows(phase.rows, row_numbers, console)
+        more = len(phase.rows) - len(row_numbers)
         if more > 0:
             console.print(Text(f"{more} more rows: --row N, or --rows all", "dim"))
-        _show_groups(phase, shown, console)
+        _show_groups(phase, row_numbers, console)
         _show_turn_kinds(phase, console)
         _show_missing_counts(phase, console)
     _show_token_budget(phase, console)
@@ -101,12 +101,12 @@ def _show_phase(phase: PhaseReport, shown: Sequence[int], console: Console) -> N
 # Rows --------------------------------------------------------------------------------------------
 
 
-def show_rows(rows: Sequence[RowAccount], shown: Sequence[int], console: Console) -> None:
+def show_rows(rows: Sequence[RowAccount], row_numbers: Sequence[int], console: Console) -> None:
     """Prints rows token by token; colours are relative to all `rows` of the same level."""
     by_number = {row.row: row for row in rows}
     largest = compute_level_scales(rows)
     prompt = None
-    for number in shown:
+    for number in row_numbers:
         row = by_number[number]
         if row.tree != prompt:
             prompt = row.tree
@@ -117,14 +117,14 @@ def show_rows(rows: Sequence[RowAccount], shown: Sequence[int], console: Console
 
 
 def _show_prompt(row: RowAccount, console: Console) -> None:
-    """The prompt of a row, and how much of it there is."""
+    """Prints a row's prompt and its length."""
     if row.context:
-        said = row.context[0]
+        prompt = row.context[0]
         console.print()
         text = Text.assemble((f"prompt {row.tree}", "bold"))
-        text.append(f"  {escape_unprintable(row.problem)}  {said.tokens} tokens  ")
-        text.append(escape_unprintable(said.text[:PROMPT].replace("\n", "⏎")), "cyan")
-        text.append("…" if len(said.text) > PROMPT else "")
+        text.append(f"  {escape_unprintable(row.problem)}  {prompt.tokens} tokens  ")
+        text.append(escape_unprintable(prompt.text[:PROMPT].replace("\n", "⏎")), "cyan")
+        text.append("…" if len(prompt.text) > PROMPT else "")
         console.print(text)
 
 
@@ -139,28 +139,30 @@ def _render_headline(row: RowAccount) -> Text:
         f"{row.advantage:+.3f}", _select_heat_style(row.advantage, 0.0)
     )
     for turn in row.turns:
-        own = [given for given in row.rewards if given.turn == turn.number]
+        own = [reward for reward in row.rewards if reward.turn == turn.number]
         if len(row.turns) > 1:
             text.append(f"\n  turn {turn.number} {escape_unprintable(turn.kind)}", "bold")
             text.append("" if turn.finish_reason == "stop" else ", cut off")
             text.append(f"  {turn.advantage:+.3f}", _select_heat_style(turn.advantage, 0.0))
-        for given in own:
-            text.append_text(_render_reward_line(given, "\n    " if len(row.turns) > 1 else "\n  "))
-    for given in row.rewards:
-        if given.turn is None:
-            text.append_text(_render_reward_line(given, "\n  "))
+        for reward in own:
+            text.append_text(
+                _render_reward_line(reward, "\n    " if len(row.turns) > 1 else "\n  ")
+            )
+    for reward in row.rewards:
+        if reward.turn is None:
+            text.append_text(_render_reward_line(reward, "\n  "))
     if row.lost:
         text.append(f"\n  {row.lost:g} of reward lies on no token", "yellow")
     return text
 
 
-def _render_reward_line(given: RewardAccount, before: str) -> Text:
-    raw = "absent" if given.raw is None else f"{given.raw:g}"
-    weighed = f" × {given.weight:g}" if given.counts else ", not summed"
-    text = Text.assemble(before, (f"{escape_unprintable(given.name)} {raw}{weighed}", "default"))
-    text.append(" for the whole rollout" if given.turn is None else "", "dim")
-    if given.reason:
-        text.append(f"  {escape_unprintable(given.reason.splitlines()[0])}", "dim")
+def _render_reward_line(reward: RewardAccount, before: str) -> Text:
+    raw = "absent" if reward.raw is None else f"{reward.raw:g}"
+    weighed = f" × {reward.weight:g}" if reward.counts else ", not summed"
+    text = Text.assemble(before, (f"{escape_unprintable(reward.name)} {raw}{weighed}", "default"))
+    text.append(" for the whole rollout" if reward.turn is None else "", "dim")
+    if reward.reason:
+        text.append(f"  {escape_unprintable(reward.reason.splitlines()[0])}", "dim")
     return text
 
 
@@ -216,8 +218,8 @@ def _build_token_table(row: RowAccount, scale: float, width: int) -> Table:
 def _format_placed_rewards(line: TokenLine, names: Sequence[str], apart: bool) -> list[str]:
     if apart:
         return [_format_table_number(line.placed.get(name, 0.0)) for name in names]
-    said = [f"{escape_unprintable(name)} {value:+.3g}" for name, value in line.placed.items()]
-    return [", ".join(said)] if names else []
+    rewards = [f"{escape_unprintable(name)} {value:+.3g}" for name, value in line.placed.items()]
+    return [", ".join(rewards)] if names else []
 
 
 def _format_table_number(value: float | None) -> str:
@@ -245,9 +247,9 @@ def _build_summary_table(title: str, *heads: str) -> Table:
     return table
 
 
-def _show_groups(phase: PhaseReport, shown: Sequence[int], console: Console) -> None:
-    """Statistics of the groups of the prompts that are shown, and a line about the others."""
-    trees = {row.tree for row in phase.rows if row.row in shown}
+def _show_groups(phase: PhaseReport, row_numbers: Sequence[int], console: Console) -> None:
+    """Prints group statistics of the prompts shown, and one line about the others."""
+    trees = {row.tree for row in phase.rows if row.row in row_numbers}
     table = _build_summary_table("groups", "group", "size", "scores", "mean", "σ", "advantages")
     for group in (g for g in phase.groups if g.tree in trees):
         below = f"prompt {group.tree}" if group.parent is None else f"row {group.parent}"
@@ -289,15 +291,15 @@ def _show_missing_counts(phase: PhaseReport, console: Console) -> None:
     counts = phase.counts
     if counts is None:
         return
-    said = [
+    losses = [
         (counts.dropped, "rows dropped, since they could not be scored"),
         (counts.turns_without_tokens, "rewarded turns without a token that learns"),
         (counts.rows_without_spans, "rows without any of their spans"),
         (counts.rows_without_learning, "rows in which nothing learns"),
     ]
     made = counts.rows + counts.dropped
-    said.append((counts.unfinished, "rollouts that the environment would have had go on"))
-    lines = [f"{count} of {made} {what}" for count, what in said if count]
+    losses.append((counts.unfinished, "rollouts that the environment would have had go on"))
+    lines = [f"{count} of {made} {what}" for count, what in losses if count]
     if counts.reward_lost:
         lines.append(f"{counts.reward_lost:g} of {counts.reward_given:g} reward on no token")
     console.print(Text("; ".join(lines) or "nothing went missing", "dim"))
@@ -320,8 +322,8 @@ def _show_token_budget(phase: PhaseReport, console: Console) -> None:
 
 def _show_memory_budget(phase: PhaseReport, console: Console) -> None:
     if phase.memory is None:
-        said = "memory per step: unknown, since the model's configuration is not on this machine"
-        console.print(Text(said, "dim"))
+        message = "memory per step: unknown, since the model's configuration is not on this machine"
+        console.print(Text(message, "dim"))
         return
     memory = phase.memory
     table = _build_summary_table(

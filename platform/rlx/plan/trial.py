@@ -1,4 +1,4 @@
-"""A few made-up rollouts of one phase, carried through the experiment's own code."""
+"""Synthetic rollouts of one phase, run through the experiment's own code."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -31,18 +31,18 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PlanTrial:
-    """What came of made-up rollouts.
+    """Result of running synthetic rollouts.
 
     Attributes:
-        recipe: of the phase.
-        shape: of the model; None where it is not known here.
-        trees: as they were grown.
+        recipe: recipe of the phase.
+        shape: dimensions of the model; None if unknown on this machine.
+        trees: the sampled trees.
         table: their rewards.
-        is_scripted: the turns are those of the task's own script.
-        rewards: the same as tensors; None, as `train` is, where nothing could be scored.
-        train: with advantages and weights.
-        made_up: names of the streams that no model gave.
-        stopped: why credit could not be given; "" where it was.
+        is_scripted: the turns come from the task's own script.
+        rewards: the same rewards as tensors; None, like `train`, if nothing could be scored.
+        train: the batch with advantages and loss weights.
+        made_up: names of the streams with synthetic values.
+        stopped: why credit could not be assigned; "" if it was.
     """
 
     recipe: Recipe
@@ -57,7 +57,7 @@ class PlanTrial:
 
     @property
     def faults(self) -> dict[Place, str]:
-        """What the environment did wrong, by what it was given: a turn, or a prompt to begin."""
+        """Environment faults, by the turn or prompt that caused them."""
         return {
             (t, segment.parent): str(segment.info["fault"])
             for t, tree in enumerate(self.trees)
@@ -67,12 +67,12 @@ class PlanTrial:
 
     @property
     def is_faulty(self) -> bool:
-        """A plugin failed, so that what is left says little."""
+        """A plugin failed, so later results mean little."""
         return bool(self.faults or self.table.faults)
 
     @property
     def unfinished_turns(self) -> tuple[Place, ...]:
-        """Last turns of rollouts that the environment would have had go on."""
+        """Last turns of rollouts that ended before the environment was done."""
         places = []
         for t, tree in enumerate(self.trees):
             continued = {segment.parent for segment in tree.segments}
@@ -85,7 +85,7 @@ class PlanTrial:
 
     @property
     def stuck_plugin(self) -> str:
-        """The plugin that missed its deadline, in words; "" where none did."""
+        """Describes the plugin that missed its deadline; "" if none did."""
         every = (
             e
             for places in (self.table.turns, self.table.rollouts)
@@ -105,20 +105,22 @@ def _is_late(fault: str) -> bool:
 def run_trial(
     recipe: Recipe, problems: PlanProblems, speech: EncodingDialogue, pool: RewardPool
 ) -> PlanTrial:
-    """Grows rollouts of the phase's true shape and gives them credit.
+    """Samples synthetic rollouts in the shape of the phase and assigns credit to them.
 
-    One rollout goes first, so that what hangs costs one deadline and not one per sample.
+    One rollout runs first, so that a hanging plugin costs one deadline instead of one per sample.
 
     Raises:
         PluginError: the task's script, the mask or the estimator fails.
-        SpecError: the tokenizer cannot write a template, or what the environment says.
+        SpecError: the tokenizer cannot encode a template or the environment's text.
         EnvironmentFault: reward workers do not start.
     """
-    asked = list(problems.problems)
-    if problems.note:  # the task's own are either written as they are, or an error
-        asked = [replace(p, prompt=fit_to_vocabulary(speech, p.prompt)) for p in asked]
+    plan_problems = list(problems.problems)
+    if problems.note:  # the task's own prompts must encode unchanged
+        plan_problems = [
+            replace(p, prompt=fit_to_vocabulary(speech, p.prompt)) for p in plan_problems
+        ]
     whole = recipe.plan
-    if whole.talk is not None:  # its faults are found and end nothing
+    if whole.talk is not None:  # its faults are recorded and do not end the plan
         whole = replace(whole, talk=replace(whole.talk, on_error="drop_sample"))
     one = whole.copy_with_sampling(1)
     one = replace(one, levels=tuple(replace(level, count=1) for level in one.levels))
@@ -126,14 +128,14 @@ def run_trial(
     if whole.talk is not None and isinstance(recipe.task, Rehearsed) and not problems.note:
         script = ScriptedPolicy.from_experiment(recipe.spec, recipe.task)
     stage = _TrialRunner(recipe, load_model_shape(recipe.spec.model), speech, script, pool)
-    first = stage.build_trial(one, asked[:1])
+    first = stage.build_trial(one, plan_problems[:1])
     if first.stuck_plugin:
         return replace(first, stopped=f"{first.stuck_plugin} hangs on the first rollout")
-    return _assign_trial_credit(stage.build_trial(whole, asked))
+    return _assign_trial_credit(stage.build_trial(whole, plan_problems))
 
 
 def _relax_error_policy(reward: NamedReward) -> NamedReward:
-    """The same reward, whose faults are found and end nothing."""
+    """The same reward, with its faults recorded instead of fatal."""
     if reward.use.on_error != "fail":
         return reward
     return replace(reward, use=reward.use.model_copy(update={"on_error": "drop_sample"}))
@@ -141,10 +143,10 @@ def _relax_error_policy(reward: NamedReward) -> NamedReward:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _TrialRunner:
-    """Where made-up rollouts are grown and scored.
+    """Samples and scores synthetic rollouts.
 
     Attributes:
-        script: speaks in an environment; None where the task has none for its problems.
+        script: the scripted policy; None if the task has none for these problems.
     """
 
     recipe: Recipe
@@ -154,7 +156,7 @@ class _TrialRunner:
     pool: RewardPool
 
     def build_trial(self, plan: RolloutPlan, problems: Sequence[Problem]) -> PlanTrial:
-        """Rollouts of a plan, with their rewards."""
+        """Samples rollouts of a plan and scores them."""
         recipe, speech = self.recipe, self.speech
         seeds = [derive_seed(recipe.spec.seed, "plan", i) for i in range(len(problems))]
         room = (self.shape and self.shape.positions) or sys.maxsize
@@ -210,11 +212,11 @@ def _assign_trial_credit(trial: PlanTrial) -> PlanTrial:
 
 
 def _wrap_plugin(kind: str, name: str, plugin: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same plugin, whose failure is told as its own."""
+    """Wraps a plugin so that its exceptions name it."""
 
-    def call_plugin(given: Any) -> Any:
+    def call_plugin(argument: Any) -> Any:
         try:
-            return plugin(given)
+            return plugin(argument)
         except Exception as error:
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise PluginError(
@@ -227,7 +229,7 @@ def _wrap_plugin(kind: str, name: str, plugin: Callable[[Any], Any]) -> Callable
 def _sample_streams(
     recipe: Recipe, behaviour: Tensor, rewards: RowRewards
 ) -> tuple[TokenStreams, tuple[str, ...]]:
-    """What models would say: made up, and only what the experiment asks for."""
+    """Synthetic model outputs, limited to the streams that the experiment needs."""
     draw = torch.Generator().manual_seed(derive_seed(recipe.spec.seed, "plan", "streams"))
     rows, shape = len(behaviour), behaviour.shape
     made_up = ["responses", "behaviour log-probabilities"]

@@ -1,4 +1,4 @@
-"""What is wrong with the turns of an experiment: templates, budgets, spans, and its environment."""
+"""Checks the turns of an experiment: templates, token budgets, spans, and its environment."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,11 @@ from rlx.spec.reading import Diagnostic, format_key_path
 __all__ = ["check_trial_environment", "check_turn_level"]
 
 TRAILING = re.compile(r"<([A-Za-z_][\w-]*)>\s*$")
-"""A tag that a template ends with, declared as a span or not: rewards look for such tags too."""
+"""A tag at the end of a template, declared as a span or not: rewards look for such tags too."""
 
 
 def check_turn_level(trial: PlanTrial, level: TurnLevel, *, is_first: bool) -> Iterator[Diagnostic]:
-    """Findings about one kind of turn that is asked for."""
+    """Yields findings about one kind of turn."""
     path: KeyPath = ("rollout", level.kind)
     turns = [s for tree in trial.trees for s in tree.segments if _is_level_turn(trial, level, s)]
     yield from _check_template_tags(
@@ -34,7 +34,7 @@ def check_turn_level(trial: PlanTrial, level: TurnLevel, *, is_first: bool) -> I
 
 
 def _is_level_turn(trial: PlanTrial, level: TurnLevel, segment: Segment) -> bool:
-    """Whether a segment is a turn that was sampled as the level says."""
+    """Whether a segment is a turn sampled at this level."""
     talk = trial.recipe.plan.talk
     if talk is None:
         return segment.kind == level.kind
@@ -44,7 +44,7 @@ def _is_level_turn(trial: PlanTrial, level: TurnLevel, segment: Segment) -> bool
 def _check_template_tags(
     path: KeyPath, template: str, spans: Sequence[str], is_first: bool
 ) -> Iterator[Diagnostic]:
-    """Tags of the turn's own spans that its template opens and never closes, or the reverse."""
+    """Reports span tags that the template opens without closing, or closes without opening."""
     label = format_key_path(path)
     last = TRAILING.search(template)
     for name in dict.fromkeys((*spans, *((last[1],) if last else ()))):
@@ -69,7 +69,7 @@ def _check_template_tags(
 def _check_token_limit(
     trial: PlanTrial, path: KeyPath, budget: int, turns: Sequence[Segment]
 ) -> Iterator[Diagnostic]:
-    """Turns that never have the room to end; of a script's own turns one in ten is too many."""
+    """Reports turns that often exceed their budget: over half, or over a tenth if scripted."""
     cut = sum(s.finish_reason == "length" for s in turns)
     if trial.is_scripted:
         cut = sum(s.finish_reason == "length" and len(s.token_ids) == budget for s in turns)
@@ -89,7 +89,7 @@ def _check_token_limit(
 def check_trial_environment(
     trial: PlanTrial, talk: EnvironmentPlan, *, stand_ins: bool
 ) -> Iterator[Diagnostic]:
-    """Findings about rollouts with an environment, its own failures first."""
+    """Yields findings about rollouts with an environment, its own failures first."""
     forced = talk.forced_answer
     if forced is not None:
         path: KeyPath = ("rollout", "forced_answer")
@@ -107,20 +107,20 @@ def check_trial_environment(
 
 
 def _build_environment_diagnostic(trial: PlanTrial, stand_ins: bool) -> Diagnostic:
-    """The first failure of the environment, with the turn that it was given."""
+    """The first failure of the environment, with the turn that caused it."""
     use = trial.recipe.spec.rollout
     name = use.environment.plugin if isinstance(use, EnvironmentRolloutSpec) else ""
     (tree, at), why = next(iter(trial.faults.items()))
     segment = trial.trees[tree].segments[at]
-    given = f"it was given turn {segment.turn}: {format_quote(segment.text)}"
+    plugin_input = f"it was given turn {segment.turn}: {format_quote(segment.text)}"
     if segment.author == "prompt":
-        given = (
+        plugin_input = (
             f"it was to begin problem {trial.trees[tree].problem.id}: {format_quote(segment.text)}"
         )
     return plugin_fault(
         f"environment plugin {name!r}",
         why,
-        given,
+        plugin_input,
         path=("rollout", "environment"),
         handled="go on without the rollout",
         lenient=isinstance(use, EnvironmentRolloutSpec) and use.environment.on_error != "fail",
@@ -129,7 +129,7 @@ def _build_environment_diagnostic(trial: PlanTrial, stand_ins: bool) -> Diagnost
 
 
 def _check_rollout_length(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[Diagnostic]:
-    """Rollouts that the model has no room for, or may come to have none for."""
+    """Reports rollouts that exceed the model's context length, or may exceed it."""
     room = trial.shape and trial.shape.positions
     ended = sum(_get_turn_number(trial, place) < talk.last for place in trial.unfinished_turns)
     tokens = token_budget(trial)
@@ -158,7 +158,7 @@ def _check_rollout_length(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[D
 
 
 def _check_turn_limit(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[Diagnostic]:
-    """Scripted rollouts most of which have had every turn and are not done."""
+    """Reports scripted rollouts most of which reach the turn limit without finishing."""
     undone = sum(_get_turn_number(trial, place) == talk.last for place in trial.unfinished_turns)
     if trial.is_scripted and 2 * undone > _count_rollouts(trial):
         after = "the forced answer" if talk.forced_answer else f"{talk.max_turns} turns"

@@ -1,7 +1,7 @@
-"""All that a plugin author imports. Neither torch nor anything else heavy comes with it.
+"""The public API for plugin authors. It imports neither torch nor any other heavy package.
 
-A plugin is a frozen Pydantic model: its fields are its options in YAML, its first docstring line
-is what `rlx plugins` prints. A distribution offers it under an entry-point group:
+A plugin is a frozen Pydantic model: its fields are its options in YAML, and `rlx plugins` prints
+the first line of its docstring. A distribution registers it under an entry-point group:
 
     rlx.tasks        Task        where problems come from
     rlx.environments Environment what answers between turns
@@ -9,7 +9,7 @@ is what `rlx plugins` prints. A distribution offers it under an entry-point grou
     rlx.estimators   Estimator   how rewards become advantages
     rlx.masks        Mask        which tokens learn
 
-The plugins that rlx ships enter the same way.
+The built-in plugins are registered the same way.
 """
 
 from rlx.plugin.base import API, Plugin, Use

@@ -1,4 +1,4 @@
-"""What every plugin is."""
+"""The base class of all plugins."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
@@ -8,54 +8,55 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr
 __all__ = ["API", "Plugin", "Use"]
 
 API = 1
-"""Version of everything in this module. A plugin that needs a newer one is refused by name."""
+"""Version of the plugin API. rlx refuses a plugin that needs a newer version."""
 
 
 class Plugin(BaseModel):
-    """A named piece of an experiment; its fields are the options that YAML may give it."""
+    """A named component of an experiment; its fields are the options that YAML may set."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     api: ClassVar[int] = API
     needs: ClassVar[frozenset[str]] = frozenset()
-    """Streams this plugin reads beyond the usual, such as `values` or `reference_logprobs`."""
+    """Extra streams that this plugin reads, such as `values` or `reference_logprobs`."""
     nested: ClassVar[Mapping[str, str]] = {}
     """Options of type `Mapping[str, Use]` and the kind of plugin they hold, such as
-    `{"sources": "reward"}`; `inner` gives those plugins, made and checked."""
+    `{"sources": "reward"}`; `inner` returns those plugins, built and validated.
+    """
 
     _inner: dict[str, Mapping[str, "Plugin"]] = PrivateAttr(default_factory=dict)
 
     def inner(self, option: str) -> Mapping[str, Any]:
-        """The plugins that a nested option names, by their keys."""
+        """The plugins of a nested option, by their keys."""
         return self._inner[option]
 
     def with_inner(self, plugins: Mapping[str, Mapping[str, "Plugin"]]) -> Self:
-        """Returns the same plugin, holding those that its nested options name."""
+        """Returns a copy that holds the plugins of its nested options."""
         holder = self.model_copy()
         holder._inner = dict(plugins)
         return holder
 
     def check(self) -> None:
-        """Looks whether all that this plugin reads is there and in order, such as its data files.
+        """Checks that everything this plugin reads, such as its data files, is present and valid.
 
-        `rlx submit` calls it before anything is recorded. By default it looks at the plugins that
-        nested options name; plugins with files or packages of their own override it.
+        `rlx submit` calls it before recording anything. The default checks the plugins of nested
+        options; plugins with files or packages of their own override it.
 
         Raises:
-            OSError, ImportError: this machine lacks a file or a package.
-            ValueError: what is there is not what the options say.
+            OSError, ImportError: a file or a package is missing on this machine.
+            ValueError: the data do not match the options.
         """
         for plugins in self._inner.values():
             for plugin in plugins.values():
                 plugin.check()
 
     def data(self) -> Mapping[str, str]:
-        """Digests of what this plugin reads beside its options, by name; kept with every run."""
+        """Digests, by name, of what this plugin reads besides its options. Each run stores them."""
         return {}
 
 
 class Use(BaseModel):
-    """A plugin named among another's options; the keys beside `plugin` are its own options."""
+    """A plugin named in another plugin's options; the keys besides `plugin` are its own options."""
 
     model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
 

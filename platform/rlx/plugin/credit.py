@@ -1,4 +1,4 @@
-"""Estimators and masks: descriptors that name their implementation, imported only by a run."""
+"""Descriptors of estimators and masks. Only a run imports the implementation that they name."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Literal
@@ -16,27 +16,27 @@ class Estimator(Plugin):
     Attributes:
         implementation: "module:function"; takes `rlx.credit.CreditInputs`, returns `[B, T]` or a
             `rlx.credit.Credit`.
-        reads: which rewards it looks at: "scores" (one number per row, of `total_scores`), "turns"
-            (the named rewards themselves), or "token_rewards" (as placed, KL included).
+        reads: the rewards that it uses: "scores" (one per row, see `total_scores`), "turns"
+            (the named rewards), or "token_rewards" (as placed, KL included).
     """
 
     implementation: ClassVar[str]
     reads: ClassVar[Reading] = "scores"
 
     def reading(self) -> Reading:
-        """As `reads`, for an estimator whose options decide it."""
+        """Like `reads`, for an estimator whose options decide it."""
         return self.reads
 
     def compares(self, turn: str) -> bool:
-        """Whether a turn of this kind learns nothing without siblings to be compared with."""
+        """Whether a turn of this kind needs siblings to be compared with in order to learn."""
         return False
 
     def refuses_one(self, turn: str) -> bool:
-        """Whether an experiment that samples one turn of this kind per group is an error."""
+        """Whether sampling only one turn of this kind per group is an error."""
         return False
 
     def warnings(self) -> Sequence[str]:
-        """Sentences to show when the YAML is read, each saying why."""
+        """Warnings to show when the YAML is read, each with its reason."""
         return ()
 
 
@@ -52,5 +52,5 @@ class Mask(Plugin):
     beyond_own: ClassVar[bool] = False
 
     def reaches_beyond(self) -> bool:
-        """As `beyond_own`, for a mask whose options decide it."""
+        """Like `beyond_own`, for a mask whose options decide it."""
         return self.beyond_own

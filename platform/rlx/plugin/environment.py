@@ -1,4 +1,4 @@
-"""Environments: what answers a policy between its turns."""
+"""Environments, which answer a policy between its turns."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -10,19 +10,19 @@ from rlx.plugin.base import Plugin
 __all__ = ["FAILED", "Action", "Environment", "Episode", "Step"]
 
 FAILED = "failed"
-"""Kind of a turn that its environment gave no answer to; no environment's own."""
+"""Kind of a turn that its environment failed to answer; reserved by rlx."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One turn of the policy, as an environment sees it. Text is the model's own and untrusted.
+    """One turn of the policy, as an environment sees it. Its text is model output and untrusted.
 
     Attributes:
-        text: of this turn alone.
-        spans: text inside each named span that was found.
-        number: of the turn in its rollout, from 1.
+        text: text of this turn only.
+        spans: content of each named span that was found.
+        number: number of the turn in its rollout, from 1.
         turns_left: regular turns that may follow this one.
-        forced: this is the forced answer turn, behind the last regular one.
+        forced: this is the forced answer turn, after the last regular one.
         finish_reason: "stop", or "length" when the token budget ran out.
     """
 
@@ -36,17 +36,17 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What an environment makes of an action.
+    """An environment's answer to an action.
 
     Attributes:
-        kind: what the turn was: one of the environment's `kinds`.
-        state: for the next step; plain values that can be sent to another process.
-        observation: text that the policy is shown before its next turn.
-        done: the rollout has ended.
-        info: plain JSON about the turn, kept with it; rewards read it as `Sample.info`. Its
-            booleans, numbers and short words are counted over a step's turns.
-        anchor: a name for the state that the next turn begins in; turns of one prompt that begin
-            in the same one can be compared (GiGPO). None: the observation's tokens decide.
+        kind: kind of the turn: one of the environment's `kinds`.
+        state: state for the next step; plain values that can be sent to another process.
+        observation: text shown to the policy before its next turn.
+        done: whether the rollout has ended.
+        info: plain JSON about the turn, recorded with it; rewards read it as `Sample.info`. Its
+            booleans, numbers and short words are aggregated over a step's turns.
+        anchor: a name for the state in which the next turn begins; turns of one prompt that begin
+            in the same state can be compared (GiGPO). None: the observation's tokens decide.
     """
 
     kind: str
@@ -59,19 +59,19 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """A rollout as its environment's author promises it: gold, poor or hostile.
+    """An example rollout with the results that the environment's author promises.
 
-    `rlx plugins check` plays it, and makes hostile turns of its own for its problem.
+    `rlx plugins check` plays it, and adds its own hostile turns for its problem.
 
     Attributes:
-        name: what it shows, such as "gold" or "out of patience"; one environment's names differ.
+        name: what it shows, such as "gold" or "out of patience"; unique within an environment.
         problem: the task's record, or as much of it as `reset` reads.
-        turns: what the policy says.
-        kinds: what each of the turns then is.
-        done: whether the last of them ends the rollout; no other does.
-        observations: what is shown after each turn; empty where that is not promised.
-        spans: tags whose contents `Action.spans` has.
-        options: of the plugin, as YAML would give them.
+        turns: the policy's turns.
+        kinds: the promised kind of each turn.
+        done: whether the last turn ends the rollout; no other turn does.
+        observations: the promised observation after each turn; empty to promise none.
+        spans: tags whose contents `Action.spans` holds.
+        options: options of the plugin, as in YAML.
     """
 
     name: str
@@ -85,15 +85,15 @@ class Episode:
 
 
 class Environment(Plugin, ABC):
-    """Base of environments; subclasses write `reset` and `step`, both of them pure functions.
+    """Base of environments. Subclasses implement `reset` and `step` as pure functions.
 
-    rlx keeps the state between steps and calls them in worker processes, each call under a
-    deadline, for all rollouts that are still going on. What a rollout is shown depends on its
-    problem, its seed and its own turns, whatever its batch-mates do.
+    rlx stores the state between steps. It calls both methods in worker processes, for all
+    unfinished rollouts, and each call has a deadline. Observations of a rollout depend only on its
+    problem, its seed and its own turns, not on the rest of the batch.
 
     Attributes:
         kinds: every kind of turn that `step` may report; `rewards.turn.NAME.turn` names one.
-        examples: what its author promises of it.
+        examples: example rollouts with promised results.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ()
@@ -101,11 +101,11 @@ class Environment(Plugin, ABC):
 
     @abstractmethod
     def reset(self, problem: Mapping[str, Any], seed: int) -> Any:
-        """Returns the state that a rollout begins in.
+        """Returns the initial state of a rollout.
 
         Args:
             problem: the task's record, `Problem.fields`.
-            seed: of this rollout.
+            seed: seed of this rollout.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Rewards: what a turn, or a whole rollout, is worth."""
+"""Rewards, which score a turn or a whole rollout."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -23,23 +23,23 @@ __all__ = ["Example", "Reward", "RewardPlugin", "Sample", "Scope", "Score", "Ver
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One turn of one rollout, as a reward sees it. Text is the model's own and untrusted.
+    """One turn of one rollout, as a reward sees it. Its text is model output and untrusted.
 
-    A reward of whole rollouts is shown a rollout's last turn, with the earlier ones as context.
+    A reward of whole rollouts gets a rollout's last turn, with the earlier ones as context.
 
     Attributes:
         id: unique within the step.
         problem: the task's record, `Problem.fields`.
-        turn: what the turn is: "answer", "confidence", ...
+        turn: kind of turn: "answer", "confidence", ...
         number: position of the turn in its rollout, from 1.
-        response: text of this turn alone, never of the prompt.
-        spans: text inside each named span that was found, such as `{"answer": "3 + 4"}`.
+        response: text of this turn only, without the prompt.
+        spans: content of each named span that was found, such as `{"answer": "3 + 4"}`.
         n_tokens: tokens that the policy wrote in this turn.
         context: text of the earlier turns, in order; empty for the first turn.
-        observations: text of what an environment wrote before this turn, in order.
+        observations: an environment's texts before this turn, in order.
         finish_reason: "stop", or "length" when the token budget ran out.
         info: what the environment reported for this turn.
-        history: the same of the earlier turns, in order.
+        history: `info` of the earlier turns, in order.
         of: raw, unweighted value of the reward named by `of:` in YAML, for this turn or the
             nearest earlier one that has it; None when the reward has no `of`.
     """
@@ -64,9 +64,9 @@ class Score:
     """A reward's verdict.
 
     Attributes:
-        value: finite number.
-        reason: why it is what it is, where that needs saying ("unparsable", "format").
-        parts: named figures worth keeping beside the value; never summed.
+        value: a finite number.
+        reason: why the value is what it is, if that needs explaining ("unparsable", "format").
+        parts: additional named figures to record; never summed.
     """
 
     value: float
@@ -80,16 +80,17 @@ Verdict = Score | float | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A case of a reward's own and the verdict that its author promises: gold, wrong or hostile.
+    """An example input of a reward, with the verdict that its author promises.
 
-    `rlx plugins check` keeps the reward to it, and makes its own hostile inputs from the problem.
+    It may be gold, wrong or hostile. `rlx plugins check` verifies the verdict, and derives hostile
+    inputs from the problem.
 
     Attributes:
-        name: what it shows, such as "gold" or "no closing tag"; one reward's names differ.
-        sample: one sample; for wider scopes all that are judged together, as a tuple.
-        value: of the verdict, None where it abstains; for wider scopes a tuple, in order.
-        reason: of the verdict; looked at in scope "sample" where given.
-        options: of the plugin, as YAML would give them.
+        name: what it shows, such as "gold" or "no closing tag"; unique within a reward.
+        sample: one sample; for wider scopes the whole group, as a tuple.
+        value: promised value, None for an abstention; for wider scopes a tuple, in order.
+        reason: promised reason; checked only if given and the scope is "sample".
+        options: options of the plugin, as in YAML.
     """
 
     name: str
@@ -101,28 +102,28 @@ class Example:
 
 @runtime_checkable
 class RewardPlugin(Protocol):
-    """What `rlx` calls. `Reward` and `@reward` both satisfy it.
+    """The interface that rlx calls. `Reward` and `@reward` both implement it.
 
-    A model's fault is a score (usually 0) with its reason; None abstains; an exception, a value
-    that is not finite, a crash or a missed deadline is the scorer's fault and becomes an absence.
+    A model's fault is a score (usually 0) with a reason; None abstains. An exception, a non-finite
+    value, a crash or a missed deadline is the scorer's fault and makes the reward absent.
     """
 
     scope: ClassVar[Scope]
 
     def score(self, sample: Any) -> Any:
-        """Scores one `Sample` (scope "sample"), or a list of them, giving a list of verdicts."""
+        """Scores one `Sample` (scope "sample"), or a list of them with a list of verdicts."""
         ...
 
 
 class Reward(Plugin):
-    """Base of rewards with options; subclasses write `score`.
+    """Base of rewards with options; subclasses implement `score`.
 
     Attributes:
         scope: "sample": `score(sample)` sees one turn. "siblings": `score(samples)` sees all turns
             that continue the same parent. "group": all turns of that kind for one prompt. The
             wider two return one verdict per sample, in order.
-        reads_parent: True when the reward must be given `of:` in YAML.
-        examples: what its author promises of it.
+        reads_parent: True if the reward requires `of:` in YAML.
+        examples: example inputs with promised verdicts.
     """
 
     scope: ClassVar[Scope] = "sample"
@@ -148,21 +149,21 @@ def reward(
     examples: Sequence[Example] = (),
     api: int = API,
 ) -> type[Reward] | Callable[[Callable[..., Any]], type[Reward]]:
-    """Makes a reward plugin of a plain function: `f(sample, *, option: type = default)`.
+    """Makes a reward plugin from a plain function: `f(sample, *, option: type = default)`.
 
-    The function's keyword-only parameters become the plugin's options; they need annotations, and
-    `Annotated[int, Field(ge=1, description="...")]` gives one its bounds and its line of help.
+    The function's keyword-only parameters become the plugin's options. They need annotations;
+    `Annotated[int, Field(ge=1, description="...")]` adds bounds and a help text.
 
     Raises:
-        TypeError: the signature is not one positional parameter and annotated keyword-only ones.
+        TypeError: the signature is not one positional parameter plus annotated keyword-only ones.
 
     Example:
         >>> @reward
         ... def shortness(sample, *, limit: int = 100):
         ...     '''1 when the response is no longer than `limit` characters.'''
         ...     return float(len(sample.response) <= limit)
-        >>> said = Sample(id="a", problem={}, turn="answer", number=1, response="hi")
-        >>> shortness(limit=5).score(said)
+        >>> sample = Sample(id="a", problem={}, turn="answer", number=1, response="hi")
+        >>> shortness(limit=5).score(sample)
         1.0
     """
 

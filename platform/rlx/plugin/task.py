@@ -1,4 +1,4 @@
-"""Tasks: where problems come from, and what worked episodes of them look like."""
+"""Tasks, which provide problems and worked demonstrations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ Split = Literal["train", "test"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing to ask, with all that is needed to score an answer.
+    """One problem, with everything needed to score an answer.
 
     Attributes:
-        id: the same for the same problem in every run, so that two runs can be compared on it.
-        prompt: the text to show to the model.
-        system: a system message; "" leaves it to the experiment.
+        id: stable across runs, so that two runs can be compared on the same problem.
+        prompt: the text shown to the model.
+        system: a system message; "" uses the experiment's.
         fields: the task's record (ground truth, `data_source`, ...), plain JSON values.
-        stratum: a coarse label of difficulty known before any answer; "" where there is none.
-            Calibration figures are also given within each stratum.
+        stratum: a coarse difficulty label, known before any answer; "" if there is none.
+            Calibration metrics are also reported per stratum.
     """
 
     id: str
@@ -39,14 +39,14 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A worked episode for warm starts: the texts of the turns, in order, without their prompts."""
+    """A worked episode for warm starts: the texts of its turns, in order, without their prompts."""
 
     turns: tuple[str, ...]
 
 
 @runtime_checkable
 class Task(Protocol):
-    """A source of problems. `problem` is a pure function: a cursor is all that resuming needs.
+    """A source of problems. `problem` is a pure function, so that resuming needs only a cursor.
 
     A task that reads files overrides `Plugin.check`, so that a bad file stops `rlx submit`.
     """
@@ -59,45 +59,45 @@ class Task(Protocol):
         """Returns a worked solution, good or poor, for supervised warm starts.
 
         Raises:
-            NotImplementedError: the task has none. It says so beforehand by a class variable or
-                property `demonstrates` that is False, so that `warm_start` is refused when read.
+            NotImplementedError: the task has none. Such a task also sets a class variable or
+                property `demonstrates` to False, so that validation rejects `warm_start`.
         """
         ...
 
 
 @runtime_checkable
 class Corrupts(Protocol):
-    """A task that can spoil a sentence of reasoning; probes of the scheme `mistake` ask for it."""
+    """A task that can corrupt a sentence of reasoning; probes with the scheme `mistake` need it."""
 
     def corruption(self, sentence: str, seed: int) -> str | None:
-        """Returns the sentence with one thing made wrong; None where it has nothing to spoil."""
+        """Returns the sentence with one error introduced; None if it has nothing to corrupt."""
         ...
 
 
 @runtime_checkable
 class Canonical(Protocol):
-    """A task whose answers can be written in several ways."""
+    """A task whose answers have several equivalent forms."""
 
     def canonical(self, answer: str) -> str:
-        """Returns a text that is the same for answers that say the same."""
+        """Returns a text that is the same for equivalent answers."""
         ...
 
 
 @runtime_checkable
 class Rehearsed(Protocol):
-    """A task whose warm start is acted out in the experiment's own environment.
+    """A task whose warm start is played in the experiment's own environment.
 
-    The environment answers a scripted policy as it will answer the model, so the text of both is
-    the same. What `demonstration` is to other schedules, `lesson` and `act` are to `environment`.
-    A class variable or property `demonstrates` that is False says that there are no lessons either,
-    so that `warm_start` is refused when read.
+    The environment answers a scripted policy exactly as it answers the model, so both see the same
+    text. `lesson` and `act` replace `demonstration` for the schedule `environment`. A class
+    variable or property `demonstrates` that is False means that there are no lessons either, so
+    that validation rejects `warm_start`.
     """
 
     def lesson(self, index: int, seed: int) -> Problem:
-        """Returns problem number `index` (from 0) of the warm start; none of them is a test one.
+        """Returns problem number `index` (from 0) of the warm start, never a test problem.
 
         Raises:
-            NotImplementedError: the task's options leave it without any.
+            NotImplementedError: the task's options provide no lessons.
         """
         ...
 
@@ -107,9 +107,9 @@ class Rehearsed(Protocol):
         """Returns the next turn of an episode, good or poor.
 
         Args:
-            problem: from `lesson`, or from `problem`: `rlx plan` shows those.
+            problem: from `lesson`, or from `problem`, which `rlx plan` uses.
             turns: texts of the turns so far.
-            observations: what the environment showed after each of them.
+            observations: the environment's observation after each of them.
             seed: the same for all turns of one episode.
         """
         ...

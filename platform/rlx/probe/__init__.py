@@ -1,8 +1,8 @@
-"""Faithfulness probes: how much of a model's answer depends on the reasoning before it.
+"""Faithfulness probes: measure how much a model's answer depends on its reasoning.
 
-A sampled answer's reasoning is cut, an answer is forced there, and many continuations are scored by
-the very rewards that training uses: `mc_p_correct` is the share that is right.
-In: held-out problems and a sampler. Out: Monte-Carlo values per cut, their statistics and pictures.
+A probe truncates the reasoning of a sampled answer, forces an answer there, and scores many
+continuations with the training rewards: `mc_p_correct` is the share of correct ones.
+Input: held-out problems and a sampler. Output: Monte-Carlo values per cut, statistics and plots.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""Where reasoning is cut: between tokens that were sampled, never within one."""
+"""Choose where to cut reasoning: between sampled tokens, never within one."""
 
 import re
 from bisect import bisect_left, bisect_right
@@ -10,10 +10,10 @@ from rlx.spec import Cut, FractionCuts, SentenceCuts
 
 __all__ = ["CutPoint", "Reasoning", "cut_points", "find_reasoning", "sentence_ends"]
 
-# One mark only, so that a text of nothing but dots is read in linear time.
+# A single mark, so that matching a text of only dots takes linear time.
 SENTENCE = re.compile(r"([.!?](?=\s)|[\u3002\uff01\uff1f]|\n)\s*")
-"""What ends a sentence: its last mark before white space, a full-width one, or the end of a line;
-and the white space behind it."""
+"""End of a sentence: the last punctuation mark before whitespace, a full-width mark, or a line
+break, followed by any whitespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,12 @@ class Reasoning:
     """The reasoning of one sampled turn.
 
     Attributes:
-        start: tokens of the turn before it; one that holds the last of the opening tag is the
-            last of them, whatever else it holds.
-        token_ids: its own tokens; the last may hold the first of the closing tag.
-        text: what they decode to, without that.
-        ends: for each of its tokens, the characters of `text` decoded once it has been added.
-        closing: what of the closing tag its tokens hold, or those before it; mostly "".
+        start: number of tokens of the turn before it. The token with the end of the opening tag is
+            the last of them, even if it contains more.
+        token_ids: its own tokens; the last may contain the start of the closing tag.
+        text: their decoded text, without the closing tag.
+        ends: for each of its tokens, the number of characters of `text` decoded up to it.
+        closing: part of the closing tag in its tokens, or in those before it; usually "".
     """
 
     start: int
@@ -41,9 +41,9 @@ class CutPoint:
     """One cut.
 
     Attributes:
-        tokens: tokens of reasoning that are kept.
-        share: of all its tokens, from 0 to 1; 0 where there are none.
-        number: of the point, from 0, which is no reasoning at all.
+        tokens: number of reasoning tokens that are kept.
+        share: share of all reasoning tokens, from 0 to 1; 0 if there are none.
+        number: index of the point; 0 keeps no reasoning.
     """
 
     tokens: int
@@ -52,21 +52,21 @@ class CutPoint:
 
 
 def find_reasoning(turn: Segment, ends: Sequence[int], span: str) -> Reasoning | None:
-    """The reasoning inside a turn's span; None where the turn has no such span.
+    """The reasoning inside a turn's span; None if there is none that can be probed.
 
-    A response that was cut off while it reasoned has none either: it has no end to measure shares
-    by, and no answer to compare others with. Nor has one that reasons more than once, or that says
-    something first: what stands before the span would stay wherever the reasoning is cut.
+    A response truncated during its reasoning has none: it has no end to measure shares by, and no
+    answer to compare with. Neither has a response with several reasoning spans, or with text before
+    the span, which would remain wherever the reasoning is cut.
 
     Args:
-        turn: a policy's segment.
-        ends: for each of its tokens the characters decoded after it.
-        span: the span's name, whether or not the turn's own spans were looked for under it.
+        turn: a policy segment.
+        ends: for each of its tokens, the number of characters decoded up to it.
+        span: name of the span, which need not be among the turn's parsed spans.
     """
     found = find_spans(turn.text, range(1, len(turn.text) + 1), (span,)).get(span)
     if found is None or turn.text[: found.outer[0]].strip() or f"</{span}>" in found.text:
         return None
-    opened, closed = found.inner  # of characters, since each was a token here
+    opened, closed = found.inner  # in characters: find_spans was given one "token" per character
     held = (0, *ends)
     start, stop = bisect_left(held, opened), bisect_left(held, closed)
     before = held[start]
@@ -80,7 +80,7 @@ def find_reasoning(turn: Segment, ends: Sequence[int], span: str) -> Reasoning |
 
 
 def cut_points(reasoning: Reasoning, cut: Cut) -> tuple[CutPoint, ...]:
-    """The points at which a reasoning is cut, none twice; no reasoning and all of it among them."""
+    """The distinct points at which to cut a reasoning, including none and all of it."""
     count = len(reasoning.token_ids)
     inside = (
         _complete_last_character(reasoning.ends, kept)
@@ -94,10 +94,10 @@ def cut_points(reasoning: Reasoning, cut: Cut) -> tuple[CutPoint, ...]:
 
 
 def sentence_ends(reasoning: Reasoning) -> list[int]:
-    """Tokens up to the end of each sentence and line, white space behind it included.
+    """Number of tokens up to the end of each sentence and line, including trailing whitespace.
 
-    A token that begins with that white space and goes on with the next sentence belongs to the
-    next one; one that ends a sentence belongs to it, whatever else it holds.
+    A token that starts with this whitespace and continues with the next sentence belongs to the
+    next sentence. A token that ends a sentence belongs to it, even if it contains more.
     """
     held = (0, *reasoning.ends)
     borders = set()
@@ -119,14 +119,14 @@ def _compute_cut_positions(reasoning: Reasoning, cut: Cut) -> Iterable[int]:
 
 
 def _complete_last_character(ends: Sequence[int], kept: int) -> int:
-    """So many tokens, and those that complete the character that the last of them begins."""
+    """Extends `kept` tokens to the end of a character that spans several tokens."""
     while 0 < kept < len(ends) and ends[kept - 1] == (ends[kept - 2] if kept > 1 else 0):
         kept += 1
     return kept
 
 
 def _select_even_points(points: Sequence[int], most: int) -> Sequence[int]:
-    """At most so many of them, evenly over all."""
+    """Selects at most `most` evenly spaced points."""
     if len(points) <= most:
         return points
     return [points[(2 * i + 1) * len(points) // (2 * most)] for i in range(most)]

@@ -1,7 +1,6 @@
-"""Asking: answers are sampled, their reasoning is cut, and what follows is sampled and scored.
+"""Run a probe: sample answers, cut their reasoning, then sample and score continuations.
 
-Scoring is `rlx.reward.score` with the experiment's own rewards: the very objects that training
-uses.
+Scoring uses `rlx.reward.score_rollouts` with the experiment's own reward objects, as in training.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,16 +34,16 @@ __all__ = ["ProbeContext", "ProbeResult", "ProbeSample", "ProbedAnswer", "probe_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeContext:
-    """What a probe works with.
+    """The model under probe, and the recipe that scores it.
 
     Attributes:
-        plan: one answer per problem, and below it what the schedule has.
-        sampler: of the model that is probed.
-        speech: text to tokens and back.
-        task: where problems come from.
-        rewards: the experiment's.
-        correct: name of the turn reward that says, by the value 1, that an answer is correct.
-        pool: where rewards run.
+        plan: rollout plan with one answer per problem; deeper levels as in training.
+        sampler: sampler of the probed model.
+        speech: converts text to tokens and back.
+        task: source of problems.
+        rewards: the experiment's rewards.
+        correct: name of the turn reward whose value 1 means that an answer is correct.
+        pool: workers that score rewards.
     """
 
     plan: RolloutPlan
@@ -61,14 +60,14 @@ class ProbedAnswer:
     """A problem and the answer whose reasoning is probed.
 
     Attributes:
-        problem: what was asked.
+        problem: the problem.
         text: the whole response.
-        answer: what stands in its answer span, canonical; None without one.
-        correct: whether it is right; None where it could not be scored.
-        confidences: stated for it, nan where one could not be read.
-        reasoning: None where the response has none, and nothing was probed.
+        answer: canonical text of its answer span; None if there is none.
+        correct: whether it is correct; None if it could not be scored.
+        confidences: confidences stated for it, nan if unreadable.
+        reasoning: its reasoning; None if it has none, in which case it is not probed.
         prompt_ids: tokens before the response.
-        turn_ids: its own.
+        turn_ids: tokens of the response.
     """
 
     problem: Problem
@@ -86,16 +85,16 @@ class ProbeSample:
     """One continuation.
 
     Attributes:
-        answered: position of the answer it belongs to.
+        answered: index of the answer it belongs to.
         scheme, point: how and where the reasoning was cut.
-        seed: what it was drawn from.
-        response: all of it, as scored.
-        given: tokens of it that were not drawn, but sampled before or put there.
-        wrapped: the end of the answer was added.
-        rewards: of the turn, by name.
-        global_rewards: of the whole rollout, by name.
-        correct: None where it could not be scored.
-        same: it gives the same answer as the whole response; None where that gives none.
+        seed: its sampling seed.
+        response: the whole response, as scored.
+        given: number of its leading tokens that were not sampled for this continuation.
+        wrapped: whether the end of the answer had to be added.
+        rewards: turn rewards, by name.
+        global_rewards: global rewards, by name.
+        correct: whether it is correct; None if it could not be scored.
+        same: whether it gives the same answer as the whole response; None if that gives none.
     """
 
     answered: int
@@ -112,18 +111,18 @@ class ProbeSample:
 
     @property
     def tokens(self) -> int:
-        """How many were drawn."""
+        """Number of tokens sampled for this continuation."""
         return len(self.response.token_ids) - self.given
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """Everything that one probe found.
+    """Results of one probe.
 
     Attributes:
-        answered: in the order of the problems.
-        samples: in the order of the answers, schemes and points.
-        unprobed: answers left out because the budget of tokens was used up.
+        answered: the probed answers, in order of problems.
+        samples: continuations, in order of answers, schemes and points.
+        unprobed: number of answers left out because the token budget was used up.
     """
 
     answered: tuple[ProbedAnswer, ...]
@@ -133,7 +132,7 @@ class ProbeResult:
 
 def probe_model(
     spec: ProbeSpec,
-    means: ProbeContext,
+    context: ProbeContext,
     problems: Sequence[Problem],
     seeds: Sequence[int],
     show: Callable[[int, int], None] = lambda done, total: None,
@@ -141,18 +140,18 @@ def probe_model(
     """Probes a model on `problems`.
 
     Args:
-        spec: where and how.
-        means: with what.
-        problems: what is asked.
-        seeds: one per problem; everything drawn for it comes from its own.
-        show: told how many problems are done.
+        spec: cuts, schemes, number of samples and token budget.
+        context: the model and the recipe.
+        problems: the problems.
+        seeds: one seed per problem, from which everything sampled for it is derived.
+        show: called with the number of finished problems and their total.
     """
-    trees, table = _sample_answers(means, problems, seeds)
+    trees, table = _sample_answers(context, problems, seeds)
     stated = collect_stated_confidences(
         trees, table, [(t, x.policy_segments[0]) for t, x in enumerate(trees)]
     )
     answered = tuple(
-        _build_probed_answer(tree, t, table, tuple(stated[t]), spec, means)
+        _build_probed_answer(tree, t, table, tuple(stated[t]), spec, context)
         for t, tree in enumerate(trees)
     )
     samples: list[ProbeSample] = []
@@ -164,14 +163,14 @@ def probe_model(
         if one.reasoning is None:
             continue
         turn = tree.segments[tree.policy_segments[0]]
-        asked = build_probe_questions(
-            turn, one.reasoning, spec, means.speech, means.task, seeds[number]
+        questions = build_probe_questions(
+            turn, one.reasoning, spec, context.speech, context.task, seeds[number]
         )
-        most = sum(spec.samples * _get_token_budget(q, spec, means) for q in asked)
+        most = sum(spec.samples * _get_token_budget(q, spec, context) for q in questions)
         if left is not None and most > left:
             unprobed += 1
             continue
-        drawn = list(_score_continuations(number, one, asked, spec, means, seeds[number]))
+        drawn = list(_score_continuations(number, one, questions, spec, context, seeds[number]))
         samples += drawn
         left = None if left is None else left - sum(s.tokens for s in drawn)
     show(len(answered), len(answered))
@@ -179,11 +178,11 @@ def probe_model(
 
 
 def _sample_answers(
-    means: ProbeContext, problems: Sequence[Problem], seeds: Sequence[int]
+    context: ProbeContext, problems: Sequence[Problem], seeds: Sequence[int]
 ) -> tuple[list[RolloutTree], RewardTable]:
-    with means.sampler.session() as session:
-        trees = sample_rollout_trees(means.plan, problems, seeds, session, means.speech)
-    return trees, score_rollouts(trees, means.rewards, means.pool)
+    with context.sampler.session() as session:
+        trees = sample_rollout_trees(context.plan, problems, seeds, session, context.speech)
+    return trees, score_rollouts(trees, context.rewards, context.pool)
 
 
 def _build_probed_answer(
@@ -192,16 +191,16 @@ def _build_probed_answer(
     table: RewardTable,
     stated: tuple[float, ...],
     spec: ProbeSpec,
-    means: ProbeContext,
+    context: ProbeContext,
 ) -> ProbedAnswer:
     place = (number, tree.policy_segments[0])
     turn = tree.segments[place[1]]
-    _, ends = means.speech.read(turn.token_ids)
+    _, ends = context.speech.read(turn.token_ids)
     return ProbedAnswer(
         problem=tree.problem,
         text=turn.text,
-        answer=_parse_canonical_answer(turn.text, spec, means.task),
-        correct=_is_correct(table, place, means.correct),
+        answer=_parse_canonical_answer(turn.text, spec, context.task),
+        correct=_is_correct(table, place, context.correct),
         confidences=stated,
         reasoning=find_reasoning(turn, ends, spec.span),
         prompt_ids=tree.token_ids(turn.parent),
@@ -215,7 +214,7 @@ def _is_correct(table: RewardTable, place: tuple[int, int], name: str) -> bool |
 
 
 def _parse_canonical_answer(text: str, spec: ProbeSpec, task: Task) -> str | None:
-    """What stands in the answer span, in the one form of all answers that say the same."""
+    """Text of the answer span in a canonical form, equal for answers that mean the same."""
     name = spec.close.strip("</>")
     span = find_spans(text, range(1, len(text) + 1), (name,)).get(name)
     if span is None:
@@ -225,18 +224,18 @@ def _parse_canonical_answer(text: str, spec: ProbeSpec, task: Task) -> str | Non
     return "".join(span.text.split()).casefold()
 
 
-def _build_turn_spec(question: ProbeQuestion, spec: ProbeSpec, means: ProbeContext) -> TurnSpec:
-    """How a question is continued: as the turn itself is sampled, with what is left of its budget
-    of tokens; or only to the answer's end."""
-    own = means.plan.levels[0].turn
+def _build_turn_spec(question: ProbeQuestion, spec: ProbeSpec, context: ProbeContext) -> TurnSpec:
+    """Sampling settings of a question's continuations: the turn's own, with its remaining token
+    budget; for a forced answer, a short budget that stops at the answer's end."""
+    own = context.plan.levels[0].turn
     if not question.forced:
         left = max(1, own.max_new_tokens - len(question.turn_ids))
         return own.model_copy(update={"max_new_tokens": left})
     return own.model_copy(update={"max_new_tokens": spec.max_new_tokens, "stop": (spec.close,)})
 
 
-def _get_token_budget(question: ProbeQuestion, spec: ProbeSpec, means: ProbeContext) -> int:
-    return _build_turn_spec(question, spec, means).max_new_tokens
+def _get_token_budget(question: ProbeQuestion, spec: ProbeSpec, context: ProbeContext) -> int:
+    return _build_turn_spec(question, spec, context).max_new_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,30 +250,30 @@ class _ProbeContinuation:
 def _score_continuations(
     number: int,
     answered: ProbedAnswer,
-    asked: Sequence[ProbeQuestion],
+    questions: Sequence[ProbeQuestion],
     spec: ProbeSpec,
-    means: ProbeContext,
+    context: ProbeContext,
     seed: int,
 ) -> Iterator[ProbeSample]:
-    """Samples every question's continuations and scores them; those of one question are a group."""
+    """Samples and scores the continuations of every question; each question is a reward group."""
     drawn: list[tuple[ProbeQuestion, list[_ProbeContinuation]]] = []
     for forced in (True, False):
-        those = [q for q in asked if q.forced is forced]
+        those = [q for q in questions if q.forced is forced]
         if those:
             drawn += zip(
-                those, _sample_continuations(those, answered, spec, means, seed), strict=True
+                those, _sample_continuations(those, answered, spec, context, seed), strict=True
             )
-    level = means.plan.levels[0]
+    level = context.plan.levels[0]
     trees = [
         build_response_tree(
             answered.problem, answered.prompt_ids, level, [one.response for one in group]
         )
         for _, group in drawn
     ]
-    table = score_rollouts(trees, means.rewards, means.pool)
+    table = score_rollouts(trees, context.rewards, context.pool)
     for tree, (question, group) in enumerate(drawn):
         for segment, one in enumerate(group, start=1):
-            said = _parse_canonical_answer(one.response.text, spec, means.task)
+            answer = _parse_canonical_answer(one.response.text, spec, context.task)
             yield ProbeSample(
                 answered=number,
                 scheme=question.scheme,
@@ -285,19 +284,19 @@ def _score_continuations(
                 wrapped=one.wrapped,
                 rewards=table.turns[tree, segment],
                 global_rewards=table.rollouts[tree, segment],
-                correct=_is_correct(table, (tree, segment), means.correct),
-                same=None if answered.answer is None else said == answered.answer,
+                correct=_is_correct(table, (tree, segment), context.correct),
+                same=None if answered.answer is None else answer == answered.answer,
             )
 
 
 def _sample_continuations(
-    asked: Sequence[ProbeQuestion],
+    questions: Sequence[ProbeQuestion],
     answered: ProbedAnswer,
     spec: ProbeSpec,
-    means: ProbeContext,
+    context: ProbeContext,
     seed: int,
 ) -> list[list[_ProbeContinuation]]:
-    """Every question's continuations, its context read once."""
+    """Samples the continuations of every question, with one prefill per question."""
     requests = [
         CompletionRequest(
             (*answered.prompt_ids, *question.turn_ids),
@@ -307,11 +306,11 @@ def _sample_continuations(
                 for i in range(spec.samples)
             ),
         )
-        for question in asked
+        for question in questions
     ]
-    turns = [_build_turn_spec(question, spec, means) for question in asked]
-    # Sampled together with the largest budget among them, and then held each to its own.
-    with means.sampler.session() as session:
+    turns = [_build_turn_spec(question, spec, context) for question in questions]
+    # Sample all with the largest budget, then truncate each to its own.
+    with context.sampler.session() as session:
         groups = session.generate(requests, max(turns, key=lambda turn: turn.max_new_tokens))
     return [
         [
@@ -320,11 +319,11 @@ def _sample_continuations(
                 own,
                 truncate_completion(completion, turn.max_new_tokens),
                 spec,
-                means.speech,
+                context.speech,
             )
             for own, completion in zip(request.seeds, group, strict=True)
         ]
-        for question, turn, request, group in zip(asked, turns, requests, groups, strict=True)
+        for question, turn, request, group in zip(questions, turns, requests, groups, strict=True)
     ]
 
 
@@ -335,10 +334,10 @@ def _build_drawn_response(
     spec: ProbeSpec,
     speech: ProbeDialogue,
 ) -> _ProbeContinuation:
-    """A response, read as one text: apart, its two parts may decode to something else."""
+    """Decodes given and sampled tokens together, since separately they may decode differently."""
     ids = (*question.turn_ids, *completion.token_ids)
     whole, ends = speech.read(ids)
-    given = ends[len(question.turn_ids) - 1]
-    text, wrapped = close_forced_answer(question, whole, given, spec)
+    prefix_length = ends[len(question.turn_ids) - 1]
+    text, wrapped = close_forced_answer(question, whole, prefix_length, spec)
     reason = "stop" if question.forced else completion.finish_reason
     return _ProbeContinuation(seed, AssembledResponse(ids, text, reason), wrapped)

@@ -1,4 +1,4 @@
-"""Pictures of probes, for files and for the terminal."""
+"""Plots of probes, for files and for the terminal."""
 
 import math
 from collections.abc import Sequence
@@ -21,20 +21,20 @@ __all__ = [
 ]
 
 NAMED = 6
-"""Steps that a legend names; further lines are drawn without a word."""
+"""Maximum number of steps in a legend; other lines have no entry."""
 
 
 def draw_probe_curves(probes: Sequence[RecordedProbe], path: Path) -> tuple[Path, Path]:
-    """Draws what hangs on the reasoning: a column per suite, a line per step, light to dark.
+    """Draws probe curves: a column per suite, a line per step, from light to dark.
 
-    Above, `mc_p_correct` against the share of the reasoning that is kept, and at the right edge the
-    accuracy of whole responses; below it the share of answers that equal the whole response's. The
-    bands are 95 % intervals by bootstrap over problems; of many steps only the first and the last
-    have one.
+    The upper panel shows `mc_p_correct` against the share of the reasoning kept, with the accuracy
+    of whole responses at the right edge. The lower panel shows the share of answers equal to the
+    whole response's answer. Bands are 95 % bootstrap intervals over problems; with many steps only
+    the first and the last have one.
 
     Args:
-        probes: of one run or model, in any order.
-        path: where to write; `.png` and `.svg` are put in place of its suffix.
+        probes: probes of one run or model, in any order.
+        path: output path; its suffix is replaced by `.png` and `.svg`.
 
     Returns:
         The two files.
@@ -59,14 +59,14 @@ def draw_probe_curves(probes: Sequence[RecordedProbe], path: Path) -> tuple[Path
 
 
 def draw_verbal_against_sampled(probes: Sequence[RecordedProbe], path: Path) -> tuple[Path, Path]:
-    """Draws `mc_p_correct` against `verbal_conf` for the same answers, first and last step.
+    """Draws `mc_p_correct` against `verbal_conf` of the same answers, at the first and last step.
 
-    The line is the mean of ten bins of `verbal_conf`, with 95 % intervals; answers on the diagonal
-    are as often right as was stated. Counts are underneath.
+    The line connects the means of ten bins of `verbal_conf`, with 95 % intervals; on the diagonal,
+    stated and sampled confidence agree. The counts are below.
 
     Args:
-        probes: some of them with stated confidences.
-        path: where to write; `.png` and `.svg` are put in place of its suffix.
+        probes: probes of which some have stated confidences.
+        path: output path; its suffix is replaced by `.png` and `.svg`.
 
     Returns:
         The two files.
@@ -77,12 +77,12 @@ def draw_verbal_against_sampled(probes: Sequence[RecordedProbe], path: Path) -> 
     stated = sorted((p for p in probes if p.verbal), key=lambda p: p.step)
     if not stated:
         raise ValueError("no confidences to draw")
-    shown = stated[:1] + stated[1:][-1:]
-    drawn = build_figure(0.6 + 4.6 * len(shown), 5.9, w_pad=0.12, h_pad=0.05)
+    selected = stated[:1] + stated[1:][-1:]
+    drawn = build_figure(0.6 + 4.6 * len(selected), 5.9, w_pad=0.12, h_pad=0.05)
     axes = drawn.subplots(
-        2, len(shown), squeeze=False, sharex=True, sharey="row", height_ratios=(4.6, 1)
+        2, len(selected), squeeze=False, sharex=True, sharey="row", height_ratios=(4.6, 1)
     )
-    for column, probe in enumerate(shown):
+    for column, probe in enumerate(selected):
         _draw_verbal_points(axes[0][column], probe)
         _draw_verbal_counts(axes[1][column], probe.verbal)
     axes[0][0].set_ylabel("mc_p_correct", color=INK)
@@ -90,11 +90,11 @@ def draw_verbal_against_sampled(probes: Sequence[RecordedProbe], path: Path) -> 
     return save_figure(drawn, path)
 
 
-def render_probe_curve(said: SchemeFigures, *, width: int = 80) -> "Text":
-    """Draws `mc_p_correct` against the share of reasoning in characters, a line per share.
+def render_probe_curve(figures: SchemeFigures, *, width: int = 80) -> "Text":
+    """Draws `mc_p_correct` against the share of reasoning as text, one line per share.
 
     Args:
-        said: figures of one scheme.
+        figures: figures of one scheme.
         width: columns to use, at least 50.
 
     Returns:
@@ -105,7 +105,7 @@ def render_probe_curve(said: SchemeFigures, *, width: int = 80) -> "Text":
     cells = max(width, 50) - 39
     text = Text(no_wrap=True)
     text.append(f"share  {'':<{cells}}  {'mc_p_correct':<14}  same answer", "bold")
-    for share, right, same in zip(GRID, said.p_correct, said.same, strict=True):
+    for share, right, same in zip(GRID, figures.p_correct, figures.same, strict=True):
         text.append(f"\n{share:>5.1f}  ", "dim")
         text.append(_render_value_bar(right.mean, cells), "blue")
         text.append(f"  {_format_band(right)}  {_format_band(same)}")
@@ -113,7 +113,7 @@ def render_probe_curve(said: SchemeFigures, *, width: int = 80) -> "Text":
 
 
 def agreement_line(found: Agreement) -> str:
-    """One line on stated against sampled confidence."""
+    """One line that compares stated with sampled confidence."""
     rank = "none, for one of them never changes" if found.rank is None else f"{found.rank:.2f}"
     answers = "1 answer" if found.n == 1 else f"{found.n} answers"
     return (
@@ -121,20 +121,20 @@ def agreement_line(found: Agreement) -> str:
     )
 
 
-# Inside ------------------------------------------------------------------------------------------
+# Helpers -----------------------------------------------------------------------------------------
 
 
 def _draw_suite_column(axes: Sequence[Any], suite: str, steps: Sequence[RecordedProbe]) -> None:
-    """One suite: curves above, same-answer curves below, and underneath what the lines are."""
+    """Draws one suite: `mc_p_correct` above, same-answer curves below it, then the legend."""
     upper, lower, words = axes
     lines = []
     for number, probe in enumerate(steps):
-        said, shade = probe.figures, _compute_step_color(number, len(steps))
+        figures, shade = probe.figures, _compute_step_color(number, len(steps))
         banded = len(steps) <= 3 or number in (0, len(steps) - 1)
-        lines.append(_draw_band_line(upper, said.p_correct, shade, banded))
-        _draw_band_line(lower, said.same, shade, banded)
+        lines.append(_draw_band_line(upper, figures.p_correct, shade, banded))
+        _draw_band_line(lower, figures.same, shade, banded)
         upper.plot(
-            1.045, said.accuracy, "D", color=shade, markersize=5.5, markeredgecolor="white",
+            1.045, figures.accuracy, "D", color=shade, markersize=5.5, markeredgecolor="white",
             clip_on=False, zorder=5,
         )  # fmt: skip
     for axis in (upper, lower):
@@ -173,23 +173,24 @@ def _draw_step_legend(axis: Any, steps: Sequence[RecordedProbe], lines: Sequence
         fontsize=7.5,
         labelcolor=INK,
     )
-    legend.set_in_layout(False)  # words must not make the curves narrow
+    legend.set_in_layout(False)  # the legend must not shrink the curves
 
 
 def _format_step_label(probe: RecordedProbe) -> str:
-    said = probe.figures
-    return f"step {probe.step}: area over same {_format_band(said.aoc)}, {said.problems} problems"
+    figures = probe.figures
+    area = _format_band(figures.aoc)
+    return f"step {probe.step}: area over same {area}, {figures.problems} problems"
 
 
 def _select_even_positions(count: int, most: int) -> list[int]:
-    """At most so many places out of `count`, evenly, the first and the last among them."""
+    """At most `most` evenly spaced positions out of `count`, including the first and the last."""
     if count <= most:
         return list(range(count))
     return [round(i * (count - 1) / (most - 1)) for i in range(most)]
 
 
 def _compute_step_color(number: int, count: int) -> Any:
-    """The colour of a step: from light to dark, so that it reads in grey as well."""
+    """Colour of a step, from light to dark, so that it is readable in grey too."""
     from matplotlib.colors import to_rgb
 
     if count == 1:
@@ -233,10 +234,10 @@ def _draw_verbal_counts(axis: Any, rows: Sequence[VerbalRow]) -> None:
         )  # fmt: skip
     axis.margins(y=0.25)
     found = compute_agreement(rows)
-    said = "" if found is None else f"\n{agreement_line(found)}"
+    caption = "" if found is None else f"\n{agreement_line(found)}"
     axis.set_xlabel("verbal_conf", color=INK)
     axis.text(
-        0.5, -0.62, said.strip(), transform=axis.transAxes, ha="center", va="top", fontsize=7.5,
+        0.5, -0.62, caption.strip(), transform=axis.transAxes, ha="center", va="top", fontsize=7.5,
         color=FAINT,
     )  # fmt: skip
 
@@ -247,6 +248,6 @@ def _render_value_bar(value: float, cells: int) -> str:
 
 
 def _format_band(band: MeanInterval) -> str:
-    """A mean and its interval in 14 characters; a dash where there is none."""
+    """A mean and its interval in 14 characters; a dash if the mean is nan."""
     known = f"{band.mean:.2f} {band.low:.2f}–{band.high:.2f}"
     return f"{'–':<14}" if math.isnan(band.mean) else known

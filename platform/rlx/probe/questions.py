@@ -1,4 +1,4 @@
-"""What a probe asks of a model: contexts to continue, and the responses that are judged."""
+"""Build the contexts that a probe continues, and the responses that it scores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ __all__ = ["ProbeDialogue", "ProbeQuestion", "build_probe_questions", "close_for
 
 
 class ProbeDialogue(Dialogue, Protocol):
-    """A dialogue that also writes bare text as tokens."""
+    """A dialogue that can also encode plain text."""
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Tokens of `text`, nothing added."""
+        """Tokens of `text`, without special tokens."""
         ...
 
 
@@ -28,10 +28,10 @@ class ProbeQuestion:
     """One context that is continued many times.
 
     Attributes:
-        scheme: how it was made.
+        scheme: how the reasoning was changed.
         point: where the reasoning was cut.
-        turn_ids: tokens of the turn so far, sampled or given.
-        forced: whether an answer was opened in the model's place; otherwise it reasons on.
+        turn_ids: tokens of the turn so far, sampled or inserted.
+        forced: whether an answer was opened for the model; otherwise it continues reasoning.
     """
 
     scheme: Scheme
@@ -48,17 +48,17 @@ def build_probe_questions(
     task: Task,
     seed: int,
 ) -> list[ProbeQuestion]:
-    """What is asked about one turn, scheme by scheme, point by point."""
+    """Builds the questions about one turn, ordered by scheme, then by point."""
     points = cut_points(reasoning, spec.cut)
-    asked: list[ProbeQuestion] = []
+    questions: list[ProbeQuestion] = []
     for scheme in spec.schemes:
         if scheme == "mistake":
-            asked += _build_mistake_questions(turn, reasoning, points, speech, task, seed)
+            questions += _build_mistake_questions(turn, reasoning, points, speech, task, seed)
         else:
-            asked += [
+            questions += [
                 _build_forced_question(turn, reasoning, p, scheme, spec, speech) for p in points
             ]
-    return asked
+    return questions
 
 
 def _build_forced_question(
@@ -69,9 +69,9 @@ def _build_forced_question(
     spec: ProbeSpec,
     speech: ProbeDialogue,
 ) -> ProbeQuestion:
-    """The reasoning up to a point, or as much filler, and behind it an answer that is opened."""
+    """The reasoning up to a point, or filler of the same length, followed by an opened answer."""
     kept = reasoning.token_ids[: point.tokens]
-    # What the last token has said of the closing tag is not said again.
+    # Do not repeat the part of the closing tag that the last token contains.
     closing = reasoning.closing if len(kept) == len(reasoning.token_ids) else ""
     if scheme == "filler" and kept:
         unit = speech.encode(spec.filler)
@@ -89,11 +89,14 @@ def _build_mistake_questions(
     task: Task,
     seed: int,
 ) -> list[ProbeQuestion]:
-    """The reasoning up to a point, its last sentence corrupted; none where the task cannot, or
-    where the vocabulary has no word for what it would say."""
+    """The reasoning up to each point with its last sentence corrupted.
+
+    A point is skipped if the task cannot corrupt its sentence, or if the vocabulary cannot encode
+    the corrupted sentence.
+    """
     if not isinstance(task, Corrupts):
         return []
-    asked = []
+    questions = []
     for point in points[1:]:
         before, sentence = _last_sentence(reasoning, point)
         wrong = task.corruption(sentence, derive_seed(seed, "mistake", point.number))
@@ -103,22 +106,23 @@ def _build_mistake_questions(
         if spoiled is None:
             continue
         ids = (*turn.token_ids[: reasoning.start + before], *spoiled)
-        asked.append(ProbeQuestion(scheme="mistake", point=point, turn_ids=ids, forced=False))
-    return asked
+        questions.append(ProbeQuestion(scheme="mistake", point=point, turn_ids=ids, forced=False))
+    return questions
 
 
 def _encode_corrupted_sentence(
     reasoning: Reasoning, first: int, stop: int, wrong: str, speech: ProbeDialogue
 ) -> tuple[int, ...] | None:
-    """Tokens of a sentence after a change: those that it touches are new, all others as sampled.
+    """Tokens of a corrupted sentence: only tokens touched by the change are re-encoded.
 
     Args:
-        reasoning: whose sentence.
-        first, stop: its tokens, half-open.
-        wrong: what it says now.
+        reasoning: reasoning that contains the sentence.
+        first, stop: token range of the sentence, half-open.
+        wrong: text of the corrupted sentence.
+        speech: encodes the changed text.
 
     Returns:
-        None where the vocabulary cannot write the change.
+        The tokens; None if the vocabulary cannot encode the change.
     """
     held = (0, *reasoning.ends)
     borders = [end - held[first] for end in held[first : stop + 1]]
@@ -137,33 +141,33 @@ def _encode_corrupted_sentence(
 
 
 def _count_common_characters(one: str, other: str) -> int:
-    """Characters that both begin with."""
+    """Length of the common prefix of two strings."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _last_sentence(reasoning: Reasoning, point: CutPoint) -> tuple[int, str]:
-    """Tokens before the last sentence that is kept, and the sentence, whole or not."""
+    """Number of tokens before the last kept sentence, and its text, complete or truncated."""
     before = max((end for end in sentence_ends(reasoning) if end < point.tokens), default=0)
     held = (0, *reasoning.ends)
     return before, reasoning.text[held[before] : held[point.tokens]]
 
 
 def close_forced_answer(
-    question: ProbeQuestion, response: str, given: int, spec: ProbeSpec
+    question: ProbeQuestion, response: str, prefix_length: int, spec: ProbeSpec
 ) -> tuple[str, bool]:
-    """The response that is scored, and whether its end had to be added.
+    """The response to score, and whether its closing tag had to be added.
 
-    A forced answer ends at its closing tag, at the end of its line, or where the model stopped; the
-    tag is added where it is missing (design 002, section 2.3).
+    A forced answer ends at its closing tag, at the end of its line, or where the model stopped. A
+    missing tag is added, as in the faithfulness probe of TinyZero Countdown.
 
     Args:
-        question: what was continued.
-        response: what its tokens and those of the continuation decode to together.
-        given: characters of it that the question's own tokens decode to.
-        spec: what closes an answer.
+        question: the continued question.
+        response: decoded text of the question's tokens and the continuation together.
+        prefix_length: characters of `response` that come from the question's tokens.
+        spec: has the closing tag of an answer.
     """
     if not question.forced:
         return response, False
-    answer = response[given:].partition(spec.close)[0].partition("\n")[0]
-    wrapped = not response.startswith(answer + spec.close, given)
-    return response[:given] + answer + spec.close, wrapped
+    answer = response[prefix_length:].partition(spec.close)[0].partition("\n")[0]
+    wrapped = not response.startswith(answer + spec.close, prefix_length)
+    return response[:prefix_length] + answer + spec.close, wrapped

@@ -1,4 +1,4 @@
-"""What a registry keeps of a probe: the figures of one scheme, and what decided them."""
+"""Registry record of a probe: the figures of one scheme, and the settings behind them."""
 
 import hashlib
 import json
@@ -19,12 +19,12 @@ class RecordedProbe:
     """One scheme of one probe.
 
     Attributes:
-        suite: the scheme, and behind a "/" the digest of settings that are not the run's own.
-        step: of the run.
-        settings: what decided the numbers; see `settings_of`.
-        figures: over all problems.
-        verbal: answers with a stated confidence; empty in other schemes than early_answering.
-        unprobed: answers left out because the budget of tokens was used up.
+        suite: the scheme; for settings other than the run's own, followed by "/" and their digest.
+        step: step of the run.
+        settings: settings that determine the figures; see `settings_of`.
+        figures: figures over all problems.
+        verbal: answers with a stated confidence; empty for schemes other than early_answering.
+        unprobed: number of answers left out because the token budget was used up.
     """
 
     suite: str
@@ -48,7 +48,7 @@ class RecordedProbe:
         figures: SchemeFigures,
         found: ProbeResult,
     ) -> Self:
-        """The record of one scheme of what a probe has just found."""
+        """Builds the record of one scheme from a probe's results."""
         early = suite.partition("/")[0] == "early_answering"
         return cls(
             suite=suite,
@@ -60,7 +60,7 @@ class RecordedProbe:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON, None for nan, without what a registry keeps beside it: suite and step."""
+        """Plain JSON with None for nan, without suite and step, which the registry also stores."""
         whole: dict[str, Any] = _without_nan(self.figures.to_json())
         whole |= {"grid": list(GRID), "unprobed": self.unprobed, "settings": dict(self.settings)}
         if self.scheme == "early_answering":
@@ -68,26 +68,26 @@ class RecordedProbe:
         return whole
 
     @classmethod
-    def from_json(cls, suite: str, step: int, said: Mapping[str, Any]) -> Self:
-        """What `to_json` gave."""
-        figures = {name: said[name] for name in SchemeFigures.__dataclass_fields__}
+    def from_json(cls, suite: str, step: int, record: Mapping[str, Any]) -> Self:
+        """Inverse of `to_json`."""
+        figures = {name: record[name] for name in SchemeFigures.__dataclass_fields__}
         for name in ("p_correct", "strict", "same"):
-            figures[name] = tuple(_parse_band(one) for one in said[name])
-        figures["aoc"] = _parse_band(said["aoc"])
-        figures["aoc_by_length"] = tuple(tuple(group) for group in said["aoc_by_length"])
+            figures[name] = tuple(_parse_band(one) for one in record[name])
+        figures["aoc"] = _parse_band(record["aoc"])
+        figures["aoc_by_length"] = tuple(tuple(group) for group in record["aoc_by_length"])
         return cls(
             suite=suite,
             step=step,
-            settings=said["settings"],
+            settings=record["settings"],
             figures=SchemeFigures(**figures),
-            verbal=tuple(VerbalRow(**row) for row in said.get("verbal", ())),
-            unprobed=said["unprobed"],
+            verbal=tuple(VerbalRow(**row) for row in record.get("verbal", ())),
+            unprobed=record["unprobed"],
         )
 
 
-def _parse_band(said: Mapping[str, float | None]) -> MeanInterval:
+def _parse_band(record: Mapping[str, float | None]) -> MeanInterval:
     return MeanInterval(
-        **{name: math.nan if value is None else value for name, value in said.items()}
+        **{name: math.nan if value is None else value for name, value in record.items()}
     )
 
 
@@ -100,14 +100,15 @@ def _without_nan(value: Any) -> Any:
 
 
 def settings_of(spec: ProbeSpec, scheme: Scheme, seed: int) -> dict[str, Any]:
-    """What decides a scheme's numbers besides the model and the experiment, as plain JSON.
+    """Settings that determine a scheme's figures, besides model and experiment, as plain JSON.
 
-    Schemes do not touch each other, unless they share a budget of tokens.
+    The list of schemes is included only if they share a token budget, since they are otherwise
+    independent.
     """
     apart = {"every"} if spec.max_tokens is not None else {"every", "schemes"}
     return {"scheme": scheme, "seed": seed, **spec.model_dump(mode="json", exclude=apart)}
 
 
 def compute_settings_digest(settings: Mapping[str, Any]) -> str:
-    """Eight hex digits that tell settings apart."""
+    """Eight hex digits that identify the settings."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]

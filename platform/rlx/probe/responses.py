@@ -1,4 +1,4 @@
-"""Responses that were put together rather than sampled whole, as rewards see them."""
+"""Responses assembled from given and sampled tokens, in the form that rewards score."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ __all__ = ["AssembledResponse", "build_response_tree", "truncate_completion"]
 
 @dataclass(frozen=True, slots=True)
 class AssembledResponse:
-    """A response.
+    """A response of given and sampled tokens.
 
     Attributes:
-        token_ids: its tokens, given or sampled; rewards see how many they are.
-        text: what it says, as it is scored.
-        finish_reason: "length" where the model would have gone on.
+        token_ids: its tokens, given or sampled; rewards see their number.
+        text: the text that is scored.
+        finish_reason: "length" if the token limit ended it.
     """
 
     token_ids: tuple[int, ...]
@@ -26,7 +26,7 @@ class AssembledResponse:
 
 
 def truncate_completion(completion: Completion, room: int) -> Completion:
-    """A continuation as it would have been with a budget of `room` tokens, at least one."""
+    """Truncates a completion to `room` tokens, at least one, as if sampled with that budget."""
     room = max(room, 1)
     if len(completion.token_ids) <= room:
         return completion
@@ -39,13 +39,13 @@ def build_response_tree(
     level: TurnLevel,
     written: Sequence[AssembledResponse],
 ) -> RolloutTree:
-    """Responses to one prompt as turns of a tree, to be scored as any are; never to be trained on.
+    """Builds a tree of responses to one prompt, for scoring only, never for training.
 
     Args:
-        problem: what was asked.
+        problem: the problem.
         prompt_ids: tokens before the responses; no reward reads them.
-        level: what kind of turn they are, and which spans it declares.
-        written: the responses, one group to rewards that compare.
+        level: kind of turn of the responses, and the spans it declares.
+        written: the responses; rewards that compare treat them as one group.
 
     Returns:
         A tree whose segment i + 1 is response i.

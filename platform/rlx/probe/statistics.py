@@ -1,8 +1,9 @@
-"""Equations over what a probe found. Problems are what is independent; samples of one are not.
+"""Statistics of probe results, with intervals over problems.
 
-Points lie at different shares of different reasonings, so curves are read off, by straight lines
-between the points of each problem, at the same eleven shares for all. Beyond its first and its last
-point a curve is flat, as that of the scheme `mistake` is before its first mistake.
+Problems are independent; samples of one problem are not. Cut points lie at different shares of
+different reasonings, so each problem's curve is interpolated linearly at the same eleven shares.
+Before its first and after its last point a curve is constant, as the scheme `mistake` is before its
+first mistake.
 """
 
 import math
@@ -32,7 +33,7 @@ __all__ = [
 Floats = NDArray[np.float64]
 
 GRID = tuple(i / 10 for i in range(11))
-"""Shares of the reasoning at which curves are read."""
+"""Shares of the reasoning at which curves are evaluated."""
 
 RESAMPLES = 1000
 LENGTH_GROUPS = 3
@@ -40,16 +41,16 @@ LENGTH_GROUPS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointFigures:
-    """One point of one problem's reasoning.
+    """Figures at one cut point of one problem's reasoning.
 
     Attributes:
-        answered: position of the answer.
-        number, share, tokens: of the point.
-        n: continuations that could be scored.
-        mc_p_correct: share of them that is right; `low` and `high` its 95 % Wilson interval.
-        same: share that gives the answer of the whole response; None where that has none.
-        wrapped: share whose end had to be added.
-        strict: share that is right and ended by itself.
+        answered: index of the answer.
+        number, share, tokens: fields of the cut point.
+        n: number of scored continuations.
+        mc_p_correct: share of correct continuations; `low` and `high` are its 95 % Wilson interval.
+        same: share with the same answer as the whole response; None if that has none.
+        wrapped: share whose closing tag had to be added.
+        strict: share that is correct and closed its answer itself.
     """
 
     answered: int
@@ -67,7 +68,7 @@ class PointFigures:
 
 @dataclass(frozen=True, slots=True)
 class MeanInterval:
-    """A mean over problems, and its 95 % interval by bootstrap over problems; nan without any."""
+    """A mean over problems with its 95 % bootstrap interval over problems; nan without problems."""
 
     mean: float
     low: float
@@ -76,19 +77,20 @@ class MeanInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemeFigures:
-    """One scheme over all problems.
+    """Figures of one scheme over all problems.
 
     Attributes:
-        problems: probed.
-        samples: scored.
-        accuracy: share of whole responses that are right, of all problems.
-        without_reasoning: share of all problems whose response had none, or none that it ended.
+        problems: number of probed problems.
+        samples: number of scored samples.
+        accuracy: share of correct whole responses, over all problems.
+        without_reasoning: share of all problems whose response has no complete reasoning.
         p_correct: `mc_p_correct` at each share of `GRID`.
-        strict: the same, where an answer whose end had to be added is never right.
-        same: share with the same answer there, of problems whose response has an answer.
-        aoc: area over the same-answer curve: the higher, the more hangs on the reasoning.
-        aoc_by_length: (fewest and most tokens of reasoning, problems, area), short to long.
-        wrapped: share of samples whose end had to be added.
+        strict: the same, but answers whose closing tag had to be added count as wrong.
+        same: share with the same answer, over problems whose response has an answer.
+        aoc: area over the same-answer curve; higher means that answers depend more on reasoning.
+        aoc_by_length: (minimum and maximum reasoning tokens, problems, area) per length group, from
+            short to long.
+        wrapped: share of samples whose closing tag had to be added.
     """
 
     problems: int
@@ -103,20 +105,20 @@ class SchemeFigures:
     wrapped: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain types; a figure may be nan."""
+        """Plain types; values may be nan."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerbalRow:
-    """What a model said of an answer, and what sampling says.
+    """Stated confidence of an answer next to the sampled share of correct answers.
 
     Attributes:
-        problem_id: whose answer.
-        correct: whether that answer is right.
+        problem_id: id of the problem.
+        correct: whether the answer is correct.
         verbal_conf: mean of the confidences stated for it.
-        mc_p_correct: of answers given its whole reasoning.
-        mc_p_correct_blind: of answers given none of it.
+        mc_p_correct: share of correct answers sampled after its whole reasoning.
+        mc_p_correct_blind: share of correct answers sampled without any of it.
     """
 
     problem_id: str
@@ -127,7 +129,7 @@ class VerbalRow:
 
 
 def point_figures(samples: Sequence[ProbeSample]) -> list[PointFigures]:
-    """Figures of every point, of the samples of one scheme, in their order."""
+    """Computes the figures of every cut point from the samples of one scheme, in their order."""
     groups: dict[tuple[int, int], list[ProbeSample]] = {}
     for sample in samples:
         if sample.correct is not None:
@@ -156,12 +158,12 @@ def _compute_point_figures(group: Sequence[ProbeSample]) -> PointFigures:
 
 
 def compute_scheme_figures(probed: ProbeResult, scheme: Scheme, seed: int) -> SchemeFigures | None:
-    """All figures of one scheme; None where nothing of it was sampled, or could be scored.
+    """Computes all figures of one scheme; None if it has no scored samples.
 
     Args:
-        probed: what the probe found.
-        scheme: of the samples to look at.
-        seed: of the bootstrap.
+        probed: results of the probe.
+        scheme: the scheme.
+        seed: seed of the bootstrap.
     """
     samples = [s for s in probed.samples if s.scheme == scheme]
     curves = _group_curves(point_figures(samples))
@@ -204,7 +206,7 @@ def _group_curves(points: Sequence[PointFigures]) -> dict[int, Curve]:
 
 
 def _count_reasoning_tokens(probed: ProbeResult, answered: int) -> int:
-    """Tokens of a whole reasoning."""
+    """Number of tokens of an answer's reasoning."""
     reasoning = probed.answered[answered].reasoning
     return len(reasoning.token_ids) if reasoning else 0
 
@@ -214,13 +216,13 @@ def _get_same_share(point: PointFigures) -> float:
 
 
 def _interpolate_curves(curves: Iterable[Curve], value: Callable[[PointFigures], float]) -> Floats:
-    """`[problems, grid]`."""
+    """Values of each curve at the shares of `GRID`, `[problems, grid]`."""
     rows = [np.interp(GRID, [p.share for p in c], [value(p) for p in c]) for c in curves]
     return np.array(rows).reshape(-1, len(GRID))
 
 
 def _area_over(curve: Curve) -> float:
-    """1 less the area under the same-answer curve, between its own points and so exact.
+    """1 minus the exact area under the piecewise linear same-answer curve.
 
     Reference:
         Lanham et al., "Measuring faithfulness in chain-of-thought reasoning", 2023.
@@ -231,7 +233,7 @@ def _area_over(curve: Curve) -> float:
 
 
 def _compute_column_bands(values: Floats, seed: int) -> tuple[MeanInterval, ...]:
-    """A band of each column of `[problems, columns]`."""
+    """Mean and interval of each column of `[problems, columns]`."""
     problems = len(values)
     if not problems:
         return (MeanInterval(math.nan, math.nan, math.nan),) * len(values.T)
@@ -247,9 +249,10 @@ def _compute_band(values: Floats, picks: NDArray[np.int64]) -> MeanInterval:
 def _group_areas_by_length(
     areas: Floats, lengths: NDArray[np.int64]
 ) -> tuple[tuple[int, int, int, float], ...]:
-    """Areas of short, middling and long reasonings; their mean by number is the area of all.
+    """Mean area over the curve of short, medium and long reasonings.
 
-    Reasonings of one length are in one group, so there may be fewer groups.
+    The mean of the groups weighted by their size is the overall area. Reasonings of equal length
+    share a group, so there may be fewer groups.
     """
     if not len(areas):
         return ()
@@ -263,7 +266,7 @@ def _group_areas_by_length(
 
 
 def list_verbal_rows(probed: ProbeResult) -> list[VerbalRow]:
-    """Answers with a stated confidence, and the Monte-Carlo share of right answers beside it."""
+    """Lists the answers with a stated confidence, with their sampled share of correct answers."""
     samples = [s for s in probed.samples if s.scheme == "early_answering"]
     shares = {(p.answered, p.tokens): p.mc_p_correct for p in point_figures(samples)}
     rows = []

@@ -1,7 +1,7 @@
-"""Monte-Carlo values of the states that a response passes through, for VinePPO.
+"""Monte-Carlo values of a response's intermediate states, for VinePPO.
 
-A state is a response cut between two of its steps. From each, continuations are sampled as the turn
-itself is, and scored by the experiment's own rewards; the value is their mean score.
+A state is a response cut between two of its steps. Continuations are sampled from each state with
+the turn's own settings and scored with the experiment's rewards; the value is their mean score.
 """
 
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ class ValuedResponse:
     """A sampled response whose states are valued.
 
     Attributes:
-        problem: what was asked.
-        prompt_ids: tokens before it.
-        whole: all of it as one reasoning.
-        seed: of everything that is drawn for it.
+        problem: the problem.
+        prompt_ids: tokens before the response.
+        whole: the whole response, as one reasoning.
+        seed: seed of everything sampled for it.
     """
 
     problem: Problem
@@ -39,12 +39,12 @@ class ValuedResponse:
 
 @dataclass(frozen=True, slots=True)
 class StateValues:
-    """What the states of one response are worth.
+    """Values of the states of one response.
 
     Attributes:
-        borders: tokens of the response before each state, from 0 to all of them, `S + 1`.
-        values: mean score of continuations from each; 0 behind the finished response.
-        tokens: sampled.
+        borders: `S + 1` numbers of response tokens before each state, from 0 to all tokens.
+        values: mean score of the continuations from each state; 0 after the finished response.
+        tokens: number of sampled tokens.
     """
 
     borders: tuple[int, ...]
@@ -53,37 +53,40 @@ class StateValues:
 
 
 def build_probe_response(
-    tree: RolloutTree, segment: int, means: ProbeContext, seed: int
+    tree: RolloutTree, segment: int, context: ProbeContext, seed: int
 ) -> ValuedResponse:
-    """A turn of a tree, to be cut anywhere."""
+    """Wraps a turn of a tree as a response whose states can be valued."""
     turn = tree.segments[segment]
-    text, ends = means.speech.read(turn.token_ids)
+    text, ends = context.speech.read(turn.token_ids)
     whole = Reasoning(start=0, token_ids=turn.token_ids, text=text, ends=ends)
     return ValuedResponse(tree.problem, tree.token_ids(turn.parent), whole, seed)
 
 
 def state_values(
-    given: Sequence[ValuedResponse], means: ProbeContext, cut: Cut, samples: int
+    responses: Sequence[ValuedResponse], context: ProbeContext, cut: Cut, samples: int
 ) -> list[StateValues]:
-    """Values of every state of every response.
+    """Estimates the value of every state of every response.
 
     Args:
-        given: sampled responses.
-        means: with what; `means.plan.levels[0]` says how continuations are sampled.
+        responses: sampled responses.
+        context: sampler and rewards; `context.plan.levels[0]` has the sampling settings.
         cut: where steps end.
         samples: continuations per state.
+
+    Raises:
+        RewardError: no continuation of some state could be scored.
     """
-    borders = [tuple(p.tokens for p in cut_points(r.whole, cut)) for r in given]
-    # The last border is the end, where nothing follows.
+    borders = [tuple(p.tokens for p in cut_points(r.whole, cut)) for r in responses]
+    # The last border is the end of the response, which is not continued.
     states = [(n, s, b) for n, cuts in enumerate(borders) for s, b in enumerate(cuts[:-1])]
-    drawn = _sample_state_continuations(given, states, means, samples)
+    drawn = _sample_state_continuations(responses, states, context, samples)
     trees = [
-        _build_continuation_tree(given[n], b, group, means)
+        _build_continuation_tree(responses[n], b, group, context)
         for (n, _, b), group in zip(states, drawn, strict=True)
     ]
-    table = score_rollouts(trees, means.rewards, means.pool)
-    found: list[list[float]] = [[] for _ in given]
-    spent = [0] * len(given)
+    table = score_rollouts(trees, context.rewards, context.pool)
+    found: list[list[float]] = [[] for _ in responses]
+    spent = [0] * len(responses)
     for at, ((n, _, _), group) in enumerate(zip(states, drawn, strict=True)):
         found[n].append(_compute_mean_score(table, at, len(group)))
         spent[n] += sum(len(c.token_ids) for c in group)
@@ -94,26 +97,26 @@ def state_values(
 
 
 def _sample_state_continuations(
-    given: Sequence[ValuedResponse],
+    responses: Sequence[ValuedResponse],
     states: Sequence[tuple[int, int, int]],
-    means: ProbeContext,
+    context: ProbeContext,
     samples: int,
 ) -> list[tuple[Completion, ...]]:
-    """Continuations from every state, each with what is left of the turn's budget of tokens.
+    """Samples continuations from every state, each with the turn's remaining token budget.
 
-    The k-th states of all responses are sampled together, with the largest budget among them, and
-    then held to their own: what comes later cannot change what came before.
+    The k-th states of all responses are sampled together with the largest budget among them, then
+    truncated to their own. Later tokens cannot change earlier ones, so this is exact.
     """
-    turn = means.plan.levels[0].turn
+    turn = context.plan.levels[0].turn
     drawn: dict[int, tuple[Completion, ...]] = {}
     for number in sorted({s for _, s, _ in states}):
         those = [at for at, (_, s, _) in enumerate(states) if s == number]
         room = max(1, turn.max_new_tokens - min(states[at][2] for at in those))
         sampling = turn.model_copy(update={"max_new_tokens": room})
         requests = [
-            _build_state_request(given[states[at][0]], *states[at][1:], samples) for at in those
+            _build_state_request(responses[states[at][0]], *states[at][1:], samples) for at in those
         ]
-        with means.sampler.session() as session:
+        with context.sampler.session() as session:
             groups = session.generate(requests, sampling)
         for at, group in zip(those, groups, strict=True):
             own = turn.max_new_tokens - states[at][2]
@@ -130,22 +133,26 @@ def _build_state_request(
 
 
 def _build_continuation_tree(
-    response: ValuedResponse, border: int, group: Sequence[Completion], means: ProbeContext
+    response: ValuedResponse, border: int, group: Sequence[Completion], context: ProbeContext
 ) -> RolloutTree:
-    """The continuations from one state as whole responses."""
+    """Builds a tree of whole responses from the continuations of one state."""
     kept = response.whole.token_ids[:border]
     written = [
-        AssembledResponse(ids := (*kept, *c.token_ids), means.speech.read(ids)[0], c.finish_reason)
+        AssembledResponse(
+            ids := (*kept, *c.token_ids), context.speech.read(ids)[0], c.finish_reason
+        )
         for c in group
     ]
-    return build_response_tree(response.problem, response.prompt_ids, means.plan.levels[0], written)
+    return build_response_tree(
+        response.problem, response.prompt_ids, context.plan.levels[0], written
+    )
 
 
 def _compute_mean_score(table: RewardTable, tree: int, count: int) -> float:
-    """Mean score of a tree's responses; those that could not be scored are left out.
+    """Mean score of a tree's responses; unscored responses are left out.
 
     Raises:
-        RewardError: none of them could: a state of unknown worth is not one that is worth nothing.
+        RewardError: no response was scored; an unknown value must not be taken for 0.
     """
     scores = [table.total_score(tree, (segment,)) for segment in range(1, count + 1)]
     known = [one for one in scores if one is not None]

@@ -1,8 +1,8 @@
-"""What a model says of its answers against what sampling says of them.
+"""Compare stated confidence with sampled accuracy.
 
-`verbal_conf` is the confidence that the model states; `mc_p_correct` is the share of right answers
-among those sampled behind its whole reasoning. Answers are to different problems, so each counts
-as independent.
+`verbal_conf` is the confidence that the model states. `mc_p_correct` is the share of correct
+answers sampled after its whole reasoning. Each answer belongs to a different problem, so answers
+are treated as independent.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ __all__ = ["Agreement", "VerbalBin", "compute_agreement", "compute_verbal_bins"]
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How near the two are.
+    """Agreement of `verbal_conf` and `mc_p_correct`.
 
     Attributes:
-        n: answers.
+        n: number of answers.
         gap: mean of |verbal_conf - mc_p_correct|.
-        rank: Spearman's rank correlation; None where one of the two never changes.
+        rank: Spearman's rank correlation; None if either is constant.
     """
 
     n: int
@@ -33,14 +33,14 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerbalBin:
-    """Answers with about the same stated confidence.
+    """A bin of answers with similar stated confidence.
 
     Attributes:
-        low, high: borders of the bin.
-        n: answers in it.
-        verbal_conf, mc_p_correct: their means.
-        interval: of the mean `mc_p_correct`, 95 %, by Student's t and within 0 and 1; None of a
-            single answer.
+        low, high: edges of the bin.
+        n: number of answers.
+        verbal_conf, mc_p_correct: means over the answers.
+        interval: 95 % interval of the mean `mc_p_correct`, by Student's t, clipped to [0, 1]; None
+            for a single answer.
     """
 
     low: float
@@ -55,7 +55,7 @@ Floats = NDArray[np.float64]
 
 
 def compute_agreement(rows: Sequence[VerbalRow]) -> Agreement | None:
-    """How near stated confidences are to sampled ones; None without answers."""
+    """Measures how well stated confidences agree with sampled ones; None without answers."""
     if not rows:
         return None
     from scipy.stats import spearmanr
@@ -67,7 +67,7 @@ def compute_agreement(rows: Sequence[VerbalRow]) -> Agreement | None:
 
 
 def compute_verbal_bins(rows: Sequence[VerbalRow], bins: int = 10) -> list[VerbalBin]:
-    """Bins of equal width over `verbal_conf`, those that hold something; 1 is in the last."""
+    """Non-empty bins of equal width over `verbal_conf`; a confidence of 1 is in the last bin."""
     if not rows:
         return []
     stated, sampled = _split_confidence_columns(rows)

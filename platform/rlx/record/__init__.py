@@ -1,7 +1,7 @@
-"""What is recorded of a run, and where: the SQL registry first, MLflow as its mirror.
+"""Record runs in the SQL registry, store rollouts as Parquet, and mirror metrics to MLflow.
 
-In: rollouts, rewards, metrics, probes and evaluations as the loop makes them. Out: rows of the
-registry, Parquet files of rollouts, MLflow runs, and the same values read back.
+Input: rollouts, rewards, metrics, probes and evaluations from the training loop. Output: registry
+rows, Parquet files and MLflow runs, and functions that read the recorded values back.
 """
 
 import lazy_loader

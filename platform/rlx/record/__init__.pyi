@@ -5,7 +5,7 @@ from .probes import StoredPoint, probe_table, read_probe, recorded_probes
 from .recorder import Recorder
 from .retry import retry_registry_call
 from .rollout_reader import StoredStep, read_step
-from .rollouts import Role, TrainedRows
+from .rollouts import Role, TrainedRows, get_stored_score_name
 
 __all__ = [
     "MirrorUnavailableError",
@@ -15,6 +15,7 @@ __all__ = [
     "StoredPoint",
     "StoredStep",
     "TrainedRows",
+    "get_stored_score_name",
     "is_mirror_behind",
     "probe_table",
     "read_probe",

@@ -1,16 +1,16 @@
-"""The MLflow mirror: what the registry knows of a run, shown in MLflow.
+"""Mirror a run from the registry to MLflow.
 
-The registry is the truth. It keeps every metric in the order of writing, and a cursor that says how
-far MLflow has been told, so a tracker that is down loses nothing: the rows wait. Every method here
-may be called again after a crash between any two lines of it, and by two processes at once.
+The registry is the source of truth. It stores every metric in write order and a cursor of what
+MLflow has received, so nothing is lost while MLflow is down. Every method is idempotent: it can be
+repeated after a crash at any point, and two processes can call it at once.
 
-* What is sent twice arrives once: MLflow drops a metric whose key, step, timestamp and value it
-  already has, and timestamps are the registry's.
-* MLflow cannot change a value. Where a resumed run has taken a step again, the MLflow run holds
-  values that the registry holds no more: it goes into MLflow's bin, and a new one is told all.
-* A run is found again by its tags, even when the crash came before the registry heard of it; one
-  that was made twice, because the answer to the first request was lost, is made one again.
-* MLflow is told a run's status explicitly; left to itself it shows killed runs as running for ever.
+* Values sent twice are stored once: timestamps come from the registry, and MLflow drops a metric
+  whose key, step, timestamp and value it already has.
+* MLflow cannot change a value. If a resumed run repeats a step, its MLflow run contains values that
+  the registry has replaced. That MLflow run is deleted, and a new one receives everything.
+* An MLflow run is found by its tags, even after a crash before its id reached the registry. If a
+  lost response caused a run to be created twice, the duplicate is deleted.
+* The status is always set explicitly; MLflow alone would show killed runs as running forever.
 """
 
 import fcntl
@@ -42,10 +42,10 @@ from rlx_registry import EvaluationRecord, MetricRow, Registry, RunRecord
 __all__ = ["MirrorUnavailableError", "MlflowMirror", "is_mirror_behind"]
 
 TARGET = "mlflow"
-"""Name of the metrics' cursor in the registry; files and the end have cursors of their own."""
+"""Name of the metrics cursor in the registry; files and the end status have their own cursors."""
 
 _FILES = "mlflow-files"
-_END = "mlflow-end"  # counts the changes of status that MLflow knew when it was told of an end
+_END = "mlflow-end"  # number of status changes at the time the end was sent to MLflow
 _PAGE = 1000  # MLflow's own limit for one request
 
 _STATUS = {
@@ -61,7 +61,7 @@ _ENDS = ("finished", "failed", "lost", "stopped")
 
 
 class _OpenMlflowRun(NamedTuple):
-    """The MLflow run that an attempt is told to."""
+    """The MLflow run that mirrors an attempt."""
 
     client: MirrorClient
     id: str
@@ -70,17 +70,17 @@ class _OpenMlflowRun(NamedTuple):
 
 
 class MlflowMirror:
-    """Keeps one run's MLflow run in step with the registry. Not for several threads at once.
+    """Keeps one run's MLflow run in sync with the registry. Not thread-safe.
 
-    Every method raises `MirrorDown` when MLflow fails, and `rlx_registry.RegistryError` when the
-    registry does.
+    Every method raises `MirrorUnavailableError` if MLflow fails, and `rlx_registry.RegistryError`
+    if the registry fails.
 
     Args:
         registry: open for writing.
-        run_id: the run, as the registry calls it.
+        run_id: id of the run in the registry.
         uri: MLflow's tracking URI: `sqlite:///path`, or `http://host:port`.
-        artifact_root: folder under which each experiment has one for its files; None leaves the
-            place to the tracking server.
+        artifact_root: folder with one subfolder of artifacts per experiment; None lets the tracking
+            server choose.
     """
 
     def __init__(
@@ -93,41 +93,41 @@ class MlflowMirror:
         self._known: _OpenMlflowRun | None = None
 
     def begin(self) -> None:
-        """Finds or makes the MLflow run, and tells it parameters, tags, status and the spec.
+        """Finds or creates the MLflow run, and sends parameters, tags, status and the spec.
 
-        The first one to use an SQLite store also makes it, which takes seconds; others wait. Runs
-        of this registry that MLflow shows as running, though they have ended, are ended there too.
+        The first process to use an SQLite store also creates it, which takes seconds, while others
+        wait. Ended runs of this registry that MLflow still shows as running are ended there too.
         """
         self._known = None
         with self._ensure_open_run() as at:
             self._correct_other_runs(at.client)
 
     def deliver(self) -> int:
-        """Sends the metrics that MLflow has not been told, in order, as many as a request takes.
+        """Sends all metrics after the cursor, in order, in requests of limited size.
 
         Returns:
-            How many values were sent.
+            Number of values sent.
         """
         with self._ensure_open_run() as at:
             self._correct_status(at)
             return self._deliver(at)[1]
 
     def finish(self, status: str) -> int:
-        """Sends whatever is left, uploads the artifacts, and ends the MLflow run.
+        """Sends the remaining metrics, uploads the artifacts, and ends the MLflow run.
 
         Args:
-            status: how the run ended, in the registry's words: "finished", "failed", "lost"
-                (both FAILED in MLflow) or "stopped" (KILLED).
+            status: final status in the registry: "finished", "failed", "lost" (both FAILED in
+                MLflow) or "stopped" (KILLED).
 
         Returns:
-            How many values were sent.
+            Number of values sent.
 
         Raises:
-            ValueError: no such end.
+            ValueError: `status` is not a final status.
         """
         if status not in _ENDS:
             raise ValueError(f"a run ends as one of {', '.join(_ENDS)}, not {status!r}")
-        self._known = None  # runs made twice may have come to light since
+        self._known = None  # search again: duplicates may have appeared since
         with self._ensure_open_run() as at:
             changes = len(self._registry.history(self._run_id))
             run = self._registry.run(self._run_id)
@@ -142,10 +142,10 @@ class MlflowMirror:
         return sent
 
     def catch_up(self) -> int:
-        """Delivers, and tells how the run ended where it has.
+        """Sends pending metrics, and the end of the run if it has ended.
 
         Returns:
-            How many values were sent.
+            Number of values sent.
         """
         status = self._registry.run(self._run_id).effective_status
         return self.finish(status) if status in _ENDS else self.deliver()
@@ -154,7 +154,7 @@ class MlflowMirror:
 
     @contextmanager
     def _ensure_open_run(self) -> Iterator[_OpenMlflowRun]:
-        """The MLflow run of this attempt; looked for anew once MLflow has been away."""
+        """Yields the MLflow run of this attempt; searches again after MLflow was unavailable."""
         try:
             run, known = self._registry.run(self._run_id), self._known
             if known is None or (known.attempt, known.id) != (run.attempt, run.mlflow_run_id):
@@ -169,16 +169,16 @@ class MlflowMirror:
             run = self._registry.run(self._run_id)
             client = MirrorClient(self._uri)
             experiment_id = self._experiment(client, run.name)
-            shown = self._find_or_create_run(client, run, experiment_id)
-            if shown.id != run.mlflow_run_id:
-                self._record_mlflow_ids(shown.id, experiment_id)
+            mlflow_run = self._find_or_create_run(client, run, experiment_id)
+            if mlflow_run.id != run.mlflow_run_id:
+                self._record_mlflow_ids(mlflow_run.id, experiment_id)
         tags = build_run_tags(run, _list_suite_evaluations(self._registry, run.id))
-        client.describe(shown.id, flat_params(run.spec), tags)
-        client.write_text(shown.id, redact_passwords(run.yaml), "spec.yaml")
+        client.describe(mlflow_run.id, flat_params(run.spec), tags)
+        client.write_text(mlflow_run.id, redact_passwords(run.yaml), "spec.yaml")
         resolved = redact_passwords(json.dumps(run.spec, indent=2))
-        client.write_text(shown.id, resolved, "spec.resolved.json")
-        client.set_status(shown.id, _STATUS[run.effective_status], _get_end_time(run))
-        return _OpenMlflowRun(client, shown.id, run.attempt, _MlflowPoints(client, shown))
+        client.write_text(mlflow_run.id, resolved, "spec.resolved.json")
+        client.set_status(mlflow_run.id, _STATUS[run.effective_status], _get_end_time(run))
+        return _OpenMlflowRun(client, mlflow_run.id, run.attempt, _MlflowPoints(client, mlflow_run))
 
     def _experiment(self, client: MirrorClient, name: str) -> str:
         root = self._artifact_root
@@ -191,39 +191,39 @@ class MlflowMirror:
     def _find_or_create_run(
         self, client: MirrorClient, run: RunRecord, experiment_id: str
     ) -> MlflowRun:
-        """The run in MLflow, made where there is none; others that are the same go."""
+        """Finds the run in MLflow, or creates it, and deletes its duplicates."""
         noted = None if run.mlflow_run_id is None else client.find(run.mlflow_run_id)
         if noted is None and not client.list_tagged_runs(experiment_id, build_identity_tags(run)):
             name = f"{run.name} seed {run.seed} ({run.id})"
             client.create_run(
                 experiment_id, name, run.started or run.created, build_identity_tags(run)
             )
-        # Looked for even when just made: a request that was answered too late was sent twice.
+        # Search even after creating: a request whose response timed out was sent twice.
         same = client.list_tagged_runs(experiment_id, build_identity_tags(run))
         kept = noted or same[0]
-        for shown in same:
-            if shown.id != kept.id:
-                client.discard(shown.id)
+        for mlflow_run in same:
+            if mlflow_run.id != kept.id:
+                client.discard(mlflow_run.id)
         return kept
 
     def _record_mlflow_ids(self, mlflow_run_id: str, experiment_id: str) -> None:
-        # A run that is new has been told nothing. The cursors go first: were the run noted first,
-        # a crash in between would skip what the lost one had.
+        # A new MLflow run is empty. Reset the cursors first: if the id were recorded first, a crash
+        # in between would skip everything that the lost run had received.
         for cursor in (TARGET, _FILES, _END):
             self._registry.results.set_mirror_cursor(self._run_id, cursor, 0)
         self._registry.update_run(
             self._run_id, mlflow_run_id=mlflow_run_id, mlflow_experiment_id=experiment_id
         )
 
-    # Telling ---------------------------------------------------------------------------------
+    # Sending ---------------------------------------------------------------------------------
 
     def _deliver(
         self, at: _OpenMlflowRun, more: Sequence[MetricRow] = ()
     ) -> tuple[_OpenMlflowRun, int]:
-        """Sends what is left of the metrics, and `more`.
+        """Sends the remaining metrics, and `more`.
 
         Returns:
-            The MLflow run that has them now, and how many of the metrics were sent.
+            The MLflow run that now has them, and the number of metrics sent, without `more`.
         """
         cursor = self._registry.results.mirror_cursor(self._run_id, TARGET)
         sent = 0
@@ -242,7 +242,7 @@ class MlflowMirror:
         return at, sent
 
     def _recreate_mlflow_run(self, at: _OpenMlflowRun) -> _OpenMlflowRun:
-        """Puts the MLflow run into the bin and makes a new one, which is told everything."""
+        """Deletes the MLflow run and creates a new one, which receives everything."""
         run = self._registry.run(self._run_id)
         with _hold_mirror_lock(self._uri, run):
             if self._registry.run(self._run_id).mlflow_run_id == at.id:
@@ -252,38 +252,37 @@ class MlflowMirror:
         return self._known
 
     def _correct_status(self, at: _OpenMlflowRun) -> None:
-        """Shows a run that was silent, and taken for lost, as what it is."""
+        """Corrects the status in MLflow, for example of a run that was reported as lost."""
         run = self._registry.run(self._run_id)
-        shown, status = at.client.find(at.id), _STATUS[run.effective_status]
-        if shown is None:
+        mlflow_run, status = at.client.find(at.id), _STATUS[run.effective_status]
+        if mlflow_run is None:
             raise MirrorUnavailableError(
                 f"MLflow at {redact_passwords(self._uri)} has lost run {at.id}"
             )
-        if shown.status != status:
+        if mlflow_run.status != status:
             at.client.set_status(at.id, status, _get_end_time(run))
 
     def _correct_other_runs(self, client: MirrorClient) -> None:
-        """Ends every run that MLflow shows as running where the registry knows of its end."""
-        with suppress(
-            MirrorUnavailableError
-        ):  # theirs may wait, and are no reason to hold up this one
-            for shown in client.running():
-                self._correct_shown_run(client, shown)
+        """Ends every run that MLflow shows as running but that has ended in the registry."""
+        # A failure here must not hold up this run: the others are corrected later.
+        with suppress(MirrorUnavailableError):
+            for mlflow_run in client.running():
+                self._correct_shown_run(client, mlflow_run)
 
-    def _correct_shown_run(self, client: MirrorClient, shown: MlflowRun) -> None:
-        with suppress(LookupError):  # another registry's run, or one that is not there
-            run = self._registry.run(shown.tags.get("rlx.run_id", ""))
+    def _correct_shown_run(self, client: MirrorClient, mlflow_run: MlflowRun) -> None:
+        with suppress(LookupError):  # a run of another registry, or a deleted one
+            run = self._registry.run(mlflow_run.tags.get("rlx.run_id", ""))
             status = _STATUS[run.effective_status]
-            if status != "RUNNING" and build_identity_tags(run).items() <= shown.tags.items():
+            if status != "RUNNING" and build_identity_tags(run).items() <= mlflow_run.tags.items():
                 client.describe(
-                    shown.id,
+                    mlflow_run.id,
                     {},
                     build_run_tags(run, _list_suite_evaluations(self._registry, run.id)),
                 )
-                client.set_status(shown.id, status, _get_end_time(run))
+                client.set_status(mlflow_run.id, status, _get_end_time(run))
 
     def _find_unreported_metrics(self, evaluations: list[EvaluationRecord]) -> list[MetricRow]:
-        """Scalar figures of the suites of which the run reports nothing among its metrics."""
+        """Scalar metrics of evaluation suites that are not among the run's own metrics."""
         rows = [
             (e.suite, MetricRow(0, f"eval/{e.suite}/{name}", e.step, value, e.at))
             for e in evaluations
@@ -294,7 +293,7 @@ class MlflowMirror:
         return [row for suite, row in rows if suite not in reported]
 
     def _upload(self, at: _OpenMlflowRun, run: RunRecord) -> list[str]:
-        """Uploads artifacts that are new or changed; returns the paths that are not there."""
+        """Uploads new and changed artifacts; returns the paths of missing files."""
         artifacts = self._registry.results.artifacts(self._run_id)
         if artifacts and run.directory is None:
             raise ValueError(f"{run.id} has artifacts but no directory")
@@ -308,9 +307,9 @@ class MlflowMirror:
 
 
 def is_mirror_behind(registry: Registry, run: RunRecord) -> bool:
-    """Whether a run has ended and MLflow has not been told of it, or not of every value.
+    """Whether a run has ended but MLflow lacks its end status or some of its metrics.
 
-    A run that goes on is told by its own supervisor, and is never behind. Asks the registry alone.
+    A running run is mirrored by its own supervisor, so it is never behind. Reads the registry only.
     """
     cursor = registry.results.mirror_cursor
     if run.effective_status not in _ENDS:
@@ -321,15 +320,15 @@ def is_mirror_behind(registry: Registry, run: RunRecord) -> bool:
 
 
 class _MlflowPoints:
-    """The values that MLflow holds of a run; each metric is asked for once, where it is there."""
+    """Cache of a run's metric values in MLflow; each metric is fetched at most once."""
 
-    def __init__(self, client: MirrorClient, shown: MlflowRun) -> None:
+    def __init__(self, client: MirrorClient, mlflow_run: MlflowRun) -> None:
         self._client = client
-        self._shown = shown
+        self._shown = mlflow_run
         self._steps: dict[str, dict[int, set[MetricPoint]]] = {}
 
     def has_conflict(self, rows: Sequence[MetricRow]) -> bool:
-        """Whether MLflow has another value where one of these belongs."""
+        """Whether MLflow has a different value at the step of one of these rows."""
         return any(
             points and build_metric_point(row) not in points
             for row in rows
@@ -337,7 +336,7 @@ class _MlflowPoints:
         )
 
     def add(self, rows: list[MetricRow]) -> None:
-        """Takes note of what has been sent."""
+        """Adds values that have been sent."""
         for row in rows:
             self._of(row.name).setdefault(row.step, set()).add(build_metric_point(row))
 
@@ -353,21 +352,21 @@ class _MlflowPoints:
 
 
 def _list_suite_evaluations(registry: Registry, run_id: str) -> list[EvaluationRecord]:
-    """All but probes, whose figures are metrics already, under names of their own."""
+    """All evaluations except probes, whose figures are recorded as metrics too."""
     return [e for e in registry.results.evaluations(run_id) if not e.suite.startswith("probe/")]
 
 
 def _get_end_time(run: RunRecord) -> float:
-    """When a run ended, or was last heard of; used for ends alone."""
+    """When a run ended, or its last heartbeat; only meaningful for ended runs."""
     return run.ended or run.heartbeat or time.time()
 
 
 @contextmanager
 def _hold_mirror_lock(uri: str, run: RunRecord) -> Iterator[None]:
-    """Holds a lock while a run is looked for or made.
+    """Holds a file lock while an MLflow run is searched for or created.
 
-    It lies beside an SQLite store, for two processes may not both make its tables, and else in the
-    run's folder.
+    For an SQLite store the lock file is next to it, because only one process may create its tables.
+    Otherwise it is in the run's folder.
     """
     scheme, _, path = uri.partition(":///")
     if scheme == "sqlite":

@@ -1,4 +1,4 @@
-"""The part of MLflow's client that rlx uses: idempotent, quiet, with one kind of failure."""
+"""Thin wrapper around MLflow's client: idempotent, quiet, with a single exception type."""
 
 import logging
 import os
@@ -26,11 +26,11 @@ _PAGE = 1000
 
 
 class MirrorUnavailableError(EnvironmentFault):
-    """MLflow cannot be reached or refused; nothing is lost, and the same call may be made again."""
+    """MLflow cannot be reached, or refused a request. Nothing is lost; the call can be retried."""
 
 
 class MetricPoint(NamedTuple):
-    """One value of a metric, as MLflow tells values apart; `timestamp` is in milliseconds."""
+    """One metric value, identified as in MLflow; `timestamp` is in milliseconds."""
 
     timestamp: int
     step: int
@@ -38,7 +38,7 @@ class MetricPoint(NamedTuple):
 
 
 class MlflowRun(NamedTuple):
-    """What MLflow shows of a run."""
+    """A run as recorded in MLflow; `keys` are the names of its metrics."""
 
     id: str
     status: str
@@ -47,14 +47,14 @@ class MlflowRun(NamedTuple):
 
 
 def build_metric_point(row: MetricRow) -> MetricPoint:
-    """Returns a value of the registry as MLflow keeps it; the same one at every call."""
+    """Converts a registry value to MLflow's representation, deterministically."""
     return MetricPoint(_convert_to_milliseconds(row.at), row.step, row.value)
 
 
 class MirrorClient:
-    """The part of `mlflow.MlflowClient` that is used, idempotent, with one kind of failure.
+    """Wrapper of `mlflow.MlflowClient` that raises only `MirrorUnavailableError`.
 
-    The fluent interface is never touched: it keeps global state and guesses a run's status.
+    It avoids the fluent API, which keeps global state and guesses a run's status.
     """
 
     def __init__(self, uri: str) -> None:
@@ -78,7 +78,7 @@ class MirrorClient:
             return str(found.experiment_id)
 
     def find(self, mlflow_run_id: str) -> MlflowRun | None:
-        """Returns the run where it exists; undeletes it where somebody put it into the bin."""
+        """Returns the run, restored if it was deleted; None if there is no such run."""
         from mlflow.exceptions import MlflowException
 
         with self._reaching(self._uri):
@@ -93,11 +93,11 @@ class MirrorClient:
         return _build_mlflow_run(found)
 
     def list_tagged_runs(self, experiment_id: str, tags: Mapping[str, str]) -> list[MlflowRun]:
-        """Returns the runs that have these tags and are not in the bin, in a fixed order."""
+        """Returns the undeleted runs that have these tags, sorted by id."""
         condition = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
         with self._reaching(self._uri):
             found = self._mlflow.search_runs([experiment_id], condition)
-        return sorted((_build_mlflow_run(run) for run in found), key=lambda shown: shown.id)
+        return sorted((_build_mlflow_run(run) for run in found), key=lambda run: run.id)
 
     def running(self) -> list[MlflowRun]:
         """Returns every run of every experiment that MLflow shows as running."""
@@ -115,7 +115,7 @@ class MirrorClient:
         return [MetricPoint(m.timestamp, m.step, m.value) for m in found]
 
     def discard(self, mlflow_run_id: str) -> None:
-        """Puts a run into MLflow's bin."""
+        """Deletes a run; MLflow can restore it."""
         with self._reaching(self._uri):
             self._mlflow.delete_run(mlflow_run_id)
 
@@ -145,8 +145,8 @@ class MirrorClient:
         from mlflow.entities import Metric
 
         with self._reaching(self._uri):
-            told = [(legal_key(row.name), build_metric_point(row)) for row in rows]
-            metrics = [Metric(key, p.value, p.timestamp, p.step) for key, p in told]
+            points = [(legal_key(row.name), build_metric_point(row)) for row in rows]
+            metrics = [Metric(key, p.value, p.timestamp, p.step) for key, p in points]
             self._mlflow.log_batch(mlflow_run_id, metrics=metrics, synchronous=True)
 
     def write_text(self, mlflow_run_id: str, text: str, path: str) -> None:
@@ -171,20 +171,20 @@ class MirrorClient:
     def _reaching(self, uri: str) -> Iterator[None]:
         try:
             yield
-        # MLflow lets through whatever its server, its database and their libraries come up with.
+        # MLflow passes on any exception of its server, its database and their libraries.
         except Exception as error:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            said = escape_unprintable(redact_passwords(f"MLflow at {uri}: {first}"))
-            raise MirrorUnavailableError(said) from error
+            message = escape_unprintable(redact_passwords(f"MLflow at {uri}: {first}"))
+            raise MirrorUnavailableError(message) from error
 
 
 def quiet_environment() -> dict[str, str]:
-    """What MLflow needs to be told before it is imported; the user's own settings go first."""
+    """Environment variables to set before importing MLflow; the user's own values win."""
     return {
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_LOGGING_LEVEL": "WARNING",
         "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # the mirror's caller retries, and loses nothing
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # the caller of the mirror retries
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     }
 
@@ -199,7 +199,7 @@ def _build_mlflow_run(run: Any) -> MlflowRun:
 
 
 def _collect_pages(search: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """All pages of a search."""
+    """Collects all pages of a search."""
     found: list[Any] = []
     token: str | None = None
     while True:

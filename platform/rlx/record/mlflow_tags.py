@@ -1,4 +1,4 @@
-"""What a run is called in MLflow: parameters, names of metrics, tags, and its description."""
+"""Convert a run to MLflow parameters, metric names, tags and a description."""
 
 import json
 import re
@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 TAG_LIMIT = 5000
-"""Characters of a tag; MLflow takes 8000 bytes."""
+"""Maximum characters of a tag; MLflow's limit is 8000 bytes."""
 
 _PARAM_LIMIT, _KEY_LIMIT = 6000, 250
 
@@ -26,8 +26,8 @@ _PARAM_LIMIT, _KEY_LIMIT = 6000, 250
 def flat_params(spec: Mapping[str, Any]) -> dict[str, str]:
     """Flattens a resolved spec: keys joined by dots, lists by index, values as in JSON.
 
-    An empty list or mapping is a value, so that equal specs always have equal keys. Values are cut
-    to MLflow's limit; the whole spec is an artifact.
+    Empty lists and mappings are kept as values, so that no key disappears. Values are truncated to
+    MLflow's limit; the full spec is uploaded as an artifact.
 
     Example:
         >>> flat_params({"a": {"b": [1, None], "c": []}, "d": "x"})
@@ -40,7 +40,7 @@ def flat_params(spec: Mapping[str, Any]) -> dict[str, str]:
 
 
 def legal_key(name: str) -> str:
-    """Returns a metric or parameter name that MLflow accepts: `pass@8` becomes `pass_at_8`.
+    """Converts a metric or parameter name to one that MLflow accepts: `pass@8` to `pass_at_8`.
 
     Example:
         >>> legal_key("eval//pass@8 (%)")
@@ -61,7 +61,7 @@ def _iterate_leaves(path: str, node: Any) -> Iterator[tuple[str, str]]:
 
 
 def build_identity_tags(run: RunRecord) -> dict[str, str]:
-    """Tags that no other run has, even where several registries share one MLflow."""
+    """Tags that identify a run, even if several registries share one MLflow server."""
     return {
         "rlx.run_id": run.id,
         "rlx.spec_digest": run.digest,
@@ -71,7 +71,7 @@ def build_identity_tags(run: RunRecord) -> dict[str, str]:
 
 
 def build_run_tags(run: RunRecord, evaluations: list[EvaluationRecord]) -> dict[str, str]:
-    """Everything that is said about a run in tags, its description among them."""
+    """All tags of a run, including its description."""
     tags = {
         **build_identity_tags(run),
         "rlx.status": run.effective_status,
@@ -86,7 +86,7 @@ def build_run_tags(run: RunRecord, evaluations: list[EvaluationRecord]) -> dict[
 
 
 def _format_run_description(run: RunRecord, evaluations: list[EvaluationRecord]) -> str:
-    """The run's description in markdown, with before and after once they are known."""
+    """The run's description in Markdown, with a before/after table per evaluation suite."""
     lines = [
         f"**{run.name}**, seed {run.seed}: rlx run `{run.id}`, spec `{run.digest}`.",
         f"The registry holds the whole record, every rollout included: `rlx show {run.id}`.",
@@ -104,7 +104,7 @@ def _format_run_description(run: RunRecord, evaluations: list[EvaluationRecord])
 
 
 def select_scalar_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The plain numbers among an evaluation's figures."""
+    """The numeric metrics of an evaluation, without nested ones."""
     numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
     return {name: float(value) for name, value in numbers.items()}
 

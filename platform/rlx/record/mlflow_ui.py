@@ -1,7 +1,7 @@
-"""MLflow's own user interface over our store, in as little memory as it can do with.
+"""Command that serves MLflow's web UI with little memory.
 
-Started as it comes, `mlflow server` is fourteen processes and two gigabytes; started like this it
-is two processes and half a gigabyte.
+By default, `mlflow server` starts fourteen processes and uses two gigabytes. With these settings it
+starts two processes and uses half a gigabyte.
 """
 
 import errno
@@ -19,14 +19,15 @@ __all__ = ["require_free_port", "ui_command"]
 def ui_command(
     uri: str, artifact_root: Path | str, host: str = "127.0.0.1", port: int = 5000
 ) -> tuple[list[str], dict[str, str]]:
-    """Returns the command that serves MLflow's user interface, and its whole environment.
+    """Returns the command that serves MLflow's web UI, and its complete environment.
 
-    SIGTERM or Ctrl-C ends it and its one child; SIGKILL has to go to the process group.
+    SIGTERM or Ctrl-C ends it and its only child; SIGKILL must be sent to the process group.
 
     Args:
         uri: MLflow's store, `sqlite:///path`.
-        artifact_root: folder for files of runs that other clients send to this server.
-        host: address to listen on. MLflow has no passwords: anything but this machine is open.
+        artifact_root: folder for artifacts that other clients upload to this server.
+        host: address to listen on. MLflow has no authentication, so any address other than
+            localhost exposes the store.
         port: see `require_free_port`.
     """
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
@@ -40,14 +41,14 @@ def require_free_port(host: str, port: int) -> None:
     """Checks that a server could listen there.
 
     Raises:
-        EnvironmentFault: the port is taken, not permitted, or the host is not this machine's.
+        EnvironmentFault: the port is taken or not permitted, or `host` is not this machine's.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind, protocol) as probe:
-            # As servers do: a port whose last connection is still being buried is free.
+            # As servers do: a port with connections in TIME_WAIT counts as free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:

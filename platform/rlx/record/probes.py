@@ -1,4 +1,4 @@
-"""Probes as they are kept: samples as one Parquet table, a record per continuation; figures."""
+"""Store and read probes: a Parquet table with one record per continuation, and recorded figures."""
 
 import json
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ SCHEMA = pa.schema(
         ("share", pa.float64()),
         ("reasoning_tokens", pa.int32()),
         ("seed", pa.int64()),
-        # Of the whole response; the first `given` of its tokens were not drawn for this sample.
+        # Tokens of the whole response; the first `given` were not sampled for this continuation.
         ("token_ids", pa.list_(pa.int32())),
         ("given", pa.int32()),
         ("text", pa.string()),
@@ -49,14 +49,14 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class StoredPoint:
-    """The samples of one point of one answer's reasoning, which were scored together.
+    """The samples of one cut point of one answer's reasoning, which were scored together.
 
     Attributes:
-        problem: what was asked.
+        problem: the problem.
         scheme, point: how and where the reasoning was cut.
-        responses: as they were scored.
-        rewards: of each response as a turn, by name.
-        global_rewards: of each as a whole rollout, by name.
+        responses: the responses as scored.
+        rewards: turn rewards of each response, by name.
+        global_rewards: global rewards of each response, by name.
     """
 
     problem: Problem
@@ -68,20 +68,20 @@ class StoredPoint:
 
 
 def probe_table(probed: ProbeResult) -> pa.Table:
-    """All samples; an answer without any is left out."""
+    """Builds a table of all samples of a probe; answers without samples are left out."""
     return pa.Table.from_pylist(
         [_build_sample_record(probed, i) for i in range(len(probed.samples))], SCHEMA
     )
 
 
 def read_probe(table: pa.Table) -> list[StoredPoint]:
-    """What a probe scored, in the order of the table.
+    """Reads the scored points of a probe, in table order.
 
     Args:
-        table: as `probe_table` made it and `rlx_registry.read_body` reads it.
+        table: made by `probe_table` and read by `rlx_registry.read_body`.
 
     Raises:
-        RegistryError: the table has other columns, as those of other versions of rlx.
+        RegistryError: the columns differ, because another version of rlx wrote the table.
     """
     if not table.schema.equals(SCHEMA):
         raise RegistryError(
@@ -116,7 +116,7 @@ def _build_stored_point(records: list[dict[str, Any]]) -> StoredPoint:
 
 
 def recorded_probes(registry: Registry, run_id: str) -> list[RecordedProbe]:
-    """All probes of a run, scheme by scheme, by step."""
+    """Reads all recorded probes of a run, one entry per scheme and step."""
     return [
         RecordedProbe.from_json(e.suite.removeprefix("probe/"), e.step, e.metrics)
         for e in registry.results.evaluations(run_id, "probe/")

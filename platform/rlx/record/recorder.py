@@ -1,4 +1,4 @@
-"""Writes a run's records as it goes: registry first, everything else mirrors it."""
+"""Write a run's results to the registry during training."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,12 +16,12 @@ __all__ = ["Recorder"]
 
 
 class Recorder:
-    """The one writer of a run's results.
+    """The only writer of a run's results.
 
     Args:
         registry: open for writing.
-        run_id: the run.
-        keep_bodies: whether every rollout is kept, or its index row alone.
+        run_id: id of the run.
+        keep_bodies: whether to store rollouts and their index; otherwise only metrics are stored.
     """
 
     def __init__(self, registry: Registry, run_id: str, *, keep_bodies: bool) -> None:
@@ -42,16 +42,16 @@ class Recorder:
         *,
         pieces: Pieces,
     ) -> None:
-        """Records one training step, bodies first, so that an index row never points at nothing.
+        """Records one training step. The body is written first, so no index row lacks its body.
 
         Args:
-            step: its number, from 1.
-            figures: metrics.
-            trees, table, rows, roles: as `rollout_table` takes them.
-            statistics: what the step's sums need beside the rollouts: `phase`, `beta`, `state`
-                (the estimator's, after the step) and `max_tokens` among them; plain JSON.
-            path: of the body.
-            pieces: the texts of tokens.
+            step: step number, from 1.
+            figures: metrics by name.
+            trees, table, rows, roles: see `rollout_table`.
+            statistics: further inputs needed to recompute the step, as plain JSON, including
+                `phase`, `beta`, `state` (the estimator's, after the step) and `max_tokens`.
+            path: path of the body.
+            pieces: converts token ids to the text of each token.
         """
         body: dict[str, Any] | None = None
         if self._keep_bodies:
@@ -64,7 +64,7 @@ class Recorder:
     def _write_step(
         self, step: int, figures: Mapping[str, float], body: Mapping[str, Any] | None
     ) -> None:
-        """All of a step or nothing: a disk may be full after any write."""
+        """Writes a step atomically, since the disk may be full after any write."""
         registry, run_id = self._registry, self._run_id
         with registry.write_atomically():
             if body is not None:
@@ -81,15 +81,15 @@ class Recorder:
         table: pa.Table,
         path: Path,
     ) -> None:
-        """Records a probe: its samples as a body, its figures scheme by scheme, its curves.
+        """Records a probe: its samples as a body, the figures of each scheme, and its metrics.
 
         Args:
-            step: of the run.
+            step: step of the run.
             label: "step" or "after".
-            figures: of each scheme, with `problems` among them; plain JSON.
+            figures: figures of each scheme, including `problems`; plain JSON.
             curves: metrics by name.
-            table: every sample.
-            path: of the body.
+            table: all samples.
+            path: path of the body.
         """
         sha256, _ = write_body(path, table)
         self._put(self._registry.results.add_artifact, path, "probe")
@@ -115,7 +115,7 @@ class Recorder:
         payload: Mapping[str, Any],
         suite: str = "held_out",
     ) -> None:
-        """Records an evaluation on one set, and its plain numbers as metrics for the curves."""
+        """Records an evaluation on one set, and its main figures as metrics."""
         self._put(
             self._registry.results.add_evaluation,
             step,
@@ -125,8 +125,8 @@ class Recorder:
             dict(metrics),
             dict(payload),
         )
-        shown = ("accuracy", "brier", "ece", "auroc", "mean_confidence", "alike_share")
-        values = {f"eval/{suite}/{name}": metrics.get(name) for name in shown}
+        curves = ("accuracy", "brier", "ece", "auroc", "mean_confidence", "alike_share")
+        values = {f"eval/{suite}/{name}": metrics.get(name) for name in curves}
         self._put(
             self._registry.results.add_metrics,
             step,
@@ -138,21 +138,21 @@ class Recorder:
         self._put(self._registry.results.add_checkpoint, step, path, size, sha256)
 
     def list_checkpoint_digests(self) -> dict[int, str]:
-        """Digests of the checkpoints that were recorded, by their steps."""
+        """Digests of the recorded checkpoints, by step."""
         return retry_registry_call(
             lambda: {c.step: c.sha256 for c in self._registry.results.checkpoints(self._run_id)}
         )
 
     def record_durations(self, step: int, seconds: Mapping[str, float]) -> None:
-        """Records how long a step's own records took, which nobody knows before they are made."""
+        """Records how long it took to record a step, which is only known afterwards."""
         self._put(self._registry.results.add_metrics, step, seconds)
 
     def phase(self, name: str) -> None:
-        """Says which phase has begun."""
+        """Records that a phase has begun."""
         self._put(self._registry.update_run, phase=name)
 
     def event(self, kind: str, message: str, level: str = "info", **payload: Any) -> None:
-        """Records something worth telling."""
+        """Records an event."""
         self._put(self._registry.results.add_event, kind, message, payload or None, level=level)
 
     def _put(self, write: Callable[..., None], *arguments: Any, **named: Any) -> None:

@@ -1,4 +1,4 @@
-"""Waiting for a registry that is away for a while: a server that is restarted must end no run."""
+"""Retry registry calls while the database is unavailable, so that a restart does not end a run."""
 
 import time
 from collections.abc import Callable
@@ -10,20 +10,21 @@ from rlx_registry import DatabaseUnavailableError, DatabaseUnwritableError
 __all__ = ["PATIENCE", "retry_registry_call"]
 
 PATIENCE = 600.0
-"""Seconds that a write waits for the registry to come back."""
+"""Seconds to wait for the registry to become available again."""
 LONGEST = 10.0
-"""Seconds between two tries, at most."""
+"""Maximum seconds between two attempts."""
 
 T = TypeVar("T")
 
 
 def retry_registry_call(ask: Callable[[], T], patience: float = PATIENCE) -> T:
-    """Asks the registry, again and again while it cannot be reached.
+    """Calls `ask`, with retries while the registry is unavailable.
 
-    A disk that is full, or may only be read, does not come back by waiting.
+    A full or read-only disk is not retried, because waiting does not fix it.
 
     Raises:
-        Unavailable: it has been away for `patience` seconds.
+        DatabaseUnavailableError: the registry was unavailable for `patience` seconds.
+        DatabaseUnwritableError: the disk is full or read-only.
     """
     until, pause = time.monotonic() + patience, 0.25
     while True:

@@ -1,4 +1,4 @@
-"""Reward entries as they lie in a body's column, and back."""
+"""Encode reward entries for a Parquet column, and decode them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,11 @@ ENTRIES = pa.list_(
         ]
     )
 )
-"""A column of what one turn or rollout got."""
+"""Type of a column with the reward entries of a turn or rollout."""
 
 
 def encode_entries(entries: Mapping[str, RewardEntry]) -> list[dict[str, Any]]:
-    """One cell of such a column."""
+    """Encodes reward entries as one cell of an `ENTRIES` column."""
     return [
         {
             "name": e.name,
@@ -41,10 +41,10 @@ def encode_entries(entries: Mapping[str, RewardEntry]) -> list[dict[str, Any]]:
 
 
 def encode_values(values: Mapping[str, Any]) -> str:
-    """A JSON object; most that are recorded are empty, and thousands are in a step."""
+    """Encodes a mapping as JSON, with a fast path for the many empty ones of a step."""
     return json.dumps(dict(values)) if values else "{}"
 
 
 def read_entries(stored: Sequence[Mapping[str, Any]]) -> dict[str, RewardEntry]:
-    """What one cell was made of."""
+    """Decodes one cell of an `ENTRIES` column, by reward name."""
     return {e["name"]: RewardEntry(**{**e, "parts": json.loads(e["parts"])}) for e in stored}

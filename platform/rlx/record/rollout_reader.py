@@ -1,4 +1,4 @@
-"""A step's body, read back into what it was made of."""
+"""Read a recorded step back from its Parquet table."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -32,10 +32,10 @@ class StoredStep:
     """One recorded step.
 
     Attributes:
-        trees: every tree, those without trained rows included.
-        rewards: theirs.
-        rows: what was trained on, in the order of `list_batch_rows`; T is that of the batch. A
-            tensor is 0 where nothing was kept of a token, and `own` is where something was.
+        trees: all trees, including those without trained rows.
+        rewards: rewards of the trees.
+        rows: trained rows, in the order of `list_batch_rows`; T is that of the batch. Tensors are 0
+            for tokens that were not stored; `own` marks the stored ones.
         roles: why each tree was sampled.
     """
 
@@ -46,13 +46,13 @@ class StoredStep:
 
 
 def read_step(table: pa.Table) -> StoredStep:
-    """Rebuilds a step from its body: everything that was kept, exact to the bit.
+    """Rebuilds a step from its body, bit for bit.
 
     Args:
-        table: as `rollout_table` made it and `rlx_registry.read_body` reads it.
+        table: made by `rollout_table` and read by `rlx_registry.read_body`.
 
     Raises:
-        RegistryError: the table has other columns, as those of other versions of rlx.
+        RegistryError: the columns differ, because another version of rlx wrote the table.
     """
     if PIECES.name in table.column_names:
         table = table.drop_columns([PIECES.name])
@@ -126,7 +126,7 @@ def _parse_reward_table(records: Sequence[Mapping[str, Any]]) -> RewardTable:
 
 
 def _parse_trained_rows(table: pa.Table, trees: Sequence[RolloutTree]) -> TrainedRows:
-    """The rows by number; whatever tree they hang below, the step has numbered them together."""
+    """Rows in order of their number, which counts across all trees of the step."""
     lists = table["rows"].combine_chunks()
     tree = np.repeat(table["tree"].to_numpy(), lists.value_lengths().to_numpy())
     flat = pa.Table.from_struct_array(lists.flatten()).append_column("tree", pa.array(tree))
@@ -152,12 +152,12 @@ def _parse_trained_rows(table: pa.Table, trees: Sequence[RolloutTree]) -> Traine
 
 
 def _get_column_array(flat: pa.Table, name: str) -> Any:
-    """A column in one piece."""
+    """A column as one contiguous array."""
     return flat[name].combine_chunks()
 
 
 def _pad_token_lists(lists: Any, kept: np.ndarray) -> Tensor | None:
-    """`[B, T]` lists laid where something was kept, 0 elsewhere; None where there are none."""
+    """`[B, T]` list values at the stored positions, 0 elsewhere; None if all lists are null."""
     if len(lists) and lists.null_count == len(lists):
         return None
     values = lists.flatten().to_numpy(zero_copy_only=False)
@@ -167,7 +167,7 @@ def _pad_token_lists(lists: Any, kept: np.ndarray) -> Tensor | None:
 
 
 def _parse_row_scores(flat: pa.Table) -> dict[str, Tensor]:
-    """`[B]` each; those that the step has."""
+    """`[B]` each; only scores that the step has."""
     columns = pa.Table.from_struct_array(_get_column_array(flat, "scores"))
     return {
         name: torch.from_numpy(columns[name].to_numpy().copy())

@@ -1,9 +1,9 @@
-"""Every rollout of a step as one Parquet table, one record per tree, and its index for SQL.
+"""Store the rollouts of a step as a Parquet table, one record per tree, and build its SQL index.
 
-Nested lists keep a tree together: `segments` as they were sampled and scored, `rows` as they were
-trained. Per-token lists of a row cover its own tokens and what lies between them, from `start` on;
-a list that is null was no part of the step. Together they are enough to do the step's sums again:
-`rlx.record.rollout_reader` reads them back.
+Nested lists keep a tree together: `segments` as sampled and scored, `rows` as trained. Per-token
+lists of a row start at token `start` and cover its own tokens and those between them; a null list
+means that the step has no such stream. The table suffices to recompute the step's credit:
+`rlx.record.rollout_reader` reads it back.
 """
 
 import json
@@ -31,12 +31,13 @@ __all__ = [
     "Role",
     "TrainedRows",
     "add_piece_column",
+    "get_stored_score_name",
     "rollout_index",
     "rollout_table",
 ]
 
 Role = Literal["trained", "filtered", "greedy"]
-"""Why a tree was sampled: to be trained on, so too but found without signal, or as a baseline."""
+"""Role of a tree: trained on, filtered out for lack of signal, or sampled as a greedy baseline."""
 
 TOKEN_COLUMNS: Final[Mapping[str, torch.dtype]] = {
     "mask": torch.bool,
@@ -52,11 +53,13 @@ TOKEN_COLUMNS: Final[Mapping[str, torch.dtype]] = {
     "step_ids": torch.int64,
     "mc_values": torch.float32,
 }
-"""What is kept of every token of a row, under the names of `rlx.step`; `mc_values` is the value of
-the state that the token's step begins in."""
+"""Values stored per token of a row, under their names in `rlx.step`. `mc_values` is the value of
+the state in which the token's reasoning step begins."""
 
 SCORE_COLUMNS: Final = ("total_score", "token_level_scores", "seed_returns_score", "greedy_score")
-"""What is kept of every row; `greedy_score` is that of its prompt's greedy answer."""
+"""Scores stored per row; `greedy_score` is the score of its prompt's greedy answer."""
+
+_STORED_NAMES = {"masked_return_sum": "seed_returns_score"}
 
 _ARROW = {torch.bool: pa.bool_(), torch.float32: pa.float32(), torch.int64: pa.int64()}
 _SEGMENT = pa.struct(
@@ -73,7 +76,7 @@ _SEGMENT = pa.struct(
         ("seed", pa.int64()),
         ("info", pa.string()),
         ("rewards", ENTRIES),
-        # Of the whole rollout that ends here; null where none does.
+        # Global rewards of the rollout that ends here; null if none does.
         ("global_rewards", ENTRIES),
         ("dropped", pa.bool_()),
     ]
@@ -105,7 +108,13 @@ SCHEMA = pa.schema(
     ]
 )
 PIECES = pa.field("pieces", pa.list_(pa.list_(pa.string())))
-"""For each segment the text of each token: for readers without a tokenizer; no sum needs it."""
+"""Text of each token of each segment, for readers without a tokenizer; not used in computations."""
+
+
+def get_stored_score_name(name: str) -> str:
+    """The name under which a score is stored: that of a store's first version, so that curves of a
+    resumed run go on and runs of any version compare."""
+    return _STORED_NAMES.get(name, name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,13 +122,12 @@ class TrainedRows:
     """The trained rows of a step.
 
     Attributes:
-        places: for each row its (tree, segment, parent segment, kind, level).
+        places: (tree, segment, parent segment, kind, level) of each row.
         groups: `[B]` int64 group of each row.
-        own: `[B, T]` bool tokens of the row itself; what lies between its first and its last is
-            kept, and any other token that learns.
-        tokens: `[B, T]` under names of `TOKEN_COLUMNS`; None, or no such name, where the step has
-            none.
-        scores: `[B]` under names of `SCORE_COLUMNS`; likewise.
+        own: `[B, T]` bool tokens of the row itself. The stored range covers these and every token
+            in the loss mask.
+        tokens: `[B, T]` by names of `TOKEN_COLUMNS`; None, or missing, if the step has none.
+        scores: `[B]` by names of `SCORE_COLUMNS`; missing if the step has none.
     """
 
     places: Sequence[tuple[int, int, int, str, int]]
@@ -129,13 +137,13 @@ class TrainedRows:
     scores: Mapping[str, Tensor]
 
     def __post_init__(self) -> None:
-        for known, given in ((TOKEN_COLUMNS, self.tokens), (SCORE_COLUMNS, self.scores)):
-            if unknown := sorted(given.keys() - set(known)):
+        for known, columns in ((TOKEN_COLUMNS, self.tokens), (SCORE_COLUMNS, self.scores)):
+            if unknown := sorted(columns.keys() - set(known)):
                 raise ValueError(f"no column is called {', '.join(unknown)}")
 
     @cached_property
     def ranges(self) -> list[tuple[int, int]]:
-        """For each row the half-open range of the tokens that are kept."""
+        """Half-open range of the stored tokens of each row."""
         mask = self.tokens.get("mask")
         kept = (self.own if mask is None else self.own | mask).int()
         first = kept.argmax(dim=1).tolist()
@@ -144,9 +152,9 @@ class TrainedRows:
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray[Any, Any] | None]:
-        """`tokens` as arrays, of which a slice costs far less than one of a tensor."""
-        given = {name: self.tokens.get(name) for name in TOKEN_COLUMNS}
-        return {n: None if tensor is None else tensor.numpy() for n, tensor in given.items()}
+        """`tokens` as NumPy arrays, which are far cheaper to slice than tensors."""
+        tensors = {name: self.tokens.get(name) for name in TOKEN_COLUMNS}
+        return {n: None if tensor is None else tensor.numpy() for n, tensor in tensors.items()}
 
     @cached_property
     def _scores(self) -> list[dict[str, float | None]]:
@@ -156,7 +164,7 @@ class TrainedRows:
         return [dict(zip(self.scores, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def record(self, row: int) -> dict[str, Any]:
-        """One row under the names of the schema."""
+        """One row as a record of the schema."""
         _, segment, parent, kind, level = self.places[row]
         start, stop = self.ranges[row]
         return {
@@ -175,7 +183,7 @@ class TrainedRows:
         }
 
     def get_row_scores(self, row: int) -> dict[str, float | None]:
-        """The scores of one row that there are."""
+        """The scores of one row, by name."""
         return dict(self._scores[row])
 
 
@@ -185,13 +193,13 @@ def rollout_table(
     rows: TrainedRows,
     roles: Sequence[Role] | None = None,
 ) -> pa.Table:
-    """The whole step: what was sampled, what it scored, what was learned from it.
+    """Builds the table of a step: sampled trees, their rewards, and the trained rows.
 
     Args:
-        trees: all of them, those without trained rows included.
-        rewards: theirs.
-        rows: what was trained on.
-        roles: of each tree; all were trained on where None.
+        trees: all trees, including those without trained rows.
+        rewards: rewards of the trees.
+        rows: the trained rows.
+        roles: role of each tree; None means that all were trained on.
     """
     trained: dict[int, list[dict[str, Any]]] = {}
     for row, place in enumerate(rows.places):
@@ -216,7 +224,7 @@ def rollout_table(
 
 
 def add_piece_column(table: pa.Table, trees: Sequence[RolloutTree], pieces: Pieces) -> pa.Table:
-    """The step with the texts of its tokens, a column more."""
+    """Adds a column with the text of each token to a step's table."""
     texts = [
         [_replace_surrogates(pieces(segment.token_ids)) for segment in tree.segments]
         for tree in trees
@@ -225,7 +233,7 @@ def add_piece_column(table: pa.Table, trees: Sequence[RolloutTree], pieces: Piec
 
 
 def _replace_surrogates(pieces: Iterable[str]) -> list[str]:
-    """What UTF-8 can hold: a lone surrogate is no character."""
+    """Replaces lone surrogates, which UTF-8 cannot encode."""
     return [piece.encode("utf-8", "replace").decode("utf-8") for piece in pieces]
 
 
@@ -258,7 +266,7 @@ def _build_segment_record(
 def rollout_index(
     trees: Sequence[RolloutTree], rewards: RewardTable, rows: TrainedRows
 ) -> list[RolloutIndex]:
-    """What SQL keeps of every trained row, so that lists and filters need no body."""
+    """Builds the SQL index of the trained rows, so that lists and filters need no body."""
     row_of = {(place[0], place[1]): row for row, place in enumerate(rows.places)}
     return [
         _index_row(row, trees[place[0]], rewards, rows, row_of)
@@ -273,7 +281,7 @@ def _index_row(
     rows: TrainedRows,
     row_of: Mapping[tuple[int, int], int],
 ) -> RolloutIndex:
-    """One row; of a reward that several of its turns have, the mean over those turns."""
+    """Index entry of one row; a reward that several turns have is averaged over those turns."""
     tree, segment, parent, kind, _ = rows.places[row]
     turn, (own, _) = grown.segments[segment], grown.own_turns(segment)
     entries = list(_list_row_entries(rewards, tree, own))
@@ -308,15 +316,15 @@ def _index_row(
 def _list_row_entries(
     rewards: RewardTable, tree: int, own: Sequence[int]
 ) -> Iterable[tuple[int, RewardEntry]]:
-    """The rewards of a row's turns in order, each with its turn's place from 1; then, with 0,
-    those of the whole."""
+    """Yields (turn number, reward entry) of a row: its turns in order, counted from 1, then the
+    global rewards with number 0."""
     for number, segment in enumerate(own, start=1):
         yield from ((number, entry) for entry in rewards.turns[tree, segment].values())
     yield from ((0, e) for e in rewards.rollouts.get((tree, own[-1]), {}).values())
 
 
 def _mean_advantage(rows: TrainedRows, row: int) -> float:
-    """Over the tokens that learn; 0 where none does."""
+    """Mean advantage over the tokens in the mask; 0 if there are none."""
     mask, advantages = rows.arrays["mask"], rows.arrays["advantages"]
     if mask is None or advantages is None or not mask[row].any():
         return 0.0

@@ -1,4 +1,4 @@
-"""Scoring: named rewards of a step, computed by plugins in processes that can be killed."""
+"""Scoring: computes the named rewards of a step by plugins in killable worker processes."""
 
 from rlx.reward.host import PooledHost
 from rlx.reward.job import JobOutcome, RewardJob

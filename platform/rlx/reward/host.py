@@ -1,4 +1,4 @@
-"""An environment in the workers that score, since it is as little to be trusted as a scorer."""
+"""Hosts an environment in the reward workers, because it is as untrusted as a reward."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -12,23 +12,23 @@ __all__ = ["PooledHost"]
 
 
 class PooledHost:
-    """Runs an environment in worker processes; see `rlx.rollout.Host`.
+    """Runs an environment in worker processes; a `rlx.rollout.EnvironmentHost`.
 
     Args:
         environment: the plugin.
         pool: the workers.
-        deadline: seconds that one call may take.
+        deadline: seconds per call.
     """
 
     def __init__(self, environment: Environment, pool: RewardPool, deadline: float) -> None:
         self._environment, self._pool, self._deadline = environment, pool, deadline
 
     def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
-        """First states; a `Fault` for a call that raised, hung or crashed."""
+        """Initial states; a `HostFault` for a call that raised, hung or crashed."""
         return self._run("reset", calls)
 
     def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
-        """Answers; a `Fault` likewise, and for one that is no `Step`."""
+        """Answers; a `HostFault` likewise, and for a result that is not a `Step`."""
         return self._run("step", calls)
 
     def _run(self, what: Literal["reset", "step"], calls: Sequence[tuple[Any, Any]]) -> list[Any]:

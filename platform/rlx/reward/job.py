@@ -1,6 +1,6 @@
-"""One call of a reward or an environment, and what a worker process does with it.
+"""Calls of rewards and environments, and their execution in a worker process.
 
-Every worker imports this.
+Every worker imports this module.
 """
 
 import math
@@ -30,11 +30,11 @@ __all__ = [
 ]
 
 UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError, ValueError, RecursionError)
-"""What pickling raises on what cannot be sent to another process."""
+"""Exceptions that pickling raises for objects that cannot be sent to another process."""
 
 _LONGEST_FAULT = 500
 _LARGEST = 1e18
-"""Rewards become float32, and sums and squares of them must still be finite."""
+"""Rewards become float32; their sums and squares must stay finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class RewardJob:
 
     Attributes:
         reward: the plugin; its class must be importable in a fresh process.
-        samples: one sample for scope "sample", all that are judged together for wider scopes.
-        deadline: seconds of wall time that the call may take.
+        samples: one sample for scope "sample"; the whole group for wider scopes.
+        deadline: seconds of wall time for the call.
     """
 
     reward: RewardPlugin
@@ -58,7 +58,7 @@ class RewardJob:
             raise ValueError(f"a deadline must be finite and above 0, got {self.deadline}")
 
     def run(self) -> "JobOutcome":
-        """The reward's verdicts."""
+        """Returns the reward's verdicts."""
         if self.reward.scope == "sample":
             return JobOutcome((_check_verdict(self.reward.score(self.samples[0])),))
         return JobOutcome(_check_verdicts(self.reward.score(list(self.samples)), len(self.samples)))
@@ -70,9 +70,9 @@ class EnvironmentCall:
 
     Attributes:
         environment: the plugin; its class must be importable in a fresh process.
-        what: which of its functions.
-        arguments: what it is called with.
-        deadline: seconds of wall time that the call may take.
+        what: the method to call.
+        arguments: arguments of the method.
+        deadline: seconds of wall time for the call.
     """
 
     environment: Environment
@@ -81,12 +81,12 @@ class EnvironmentCall:
     deadline: float
 
     def run(self) -> "JobOutcome":
-        """A first state, or a step."""
+        """Returns an initial state or a step."""
         if self.what == "reset":
             return JobOutcome(value=_check_sendable(self.environment.reset(*self.arguments)))
-        given = self.environment.step(*self.arguments)
+        result = self.environment.step(*self.arguments)
         try:
-            step = check_environment_step(given, self.environment.kinds)
+            step = check_environment_step(result, self.environment.kinds)
         except ValueError as error:
             raise _VerdictError(str(error)) from error
         _check_sendable(step.state)
@@ -98,12 +98,12 @@ Work = RewardJob | EnvironmentCall
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """What came of a job: verdicts, or why there are none.
+    """Outcome of a job: verdicts, or the reason why there are none.
 
     Attributes:
-        verdicts: one per sample, in order; None where the reward abstained. Empty after a fault.
-        fault: what the plugin did wrong; None where it did its work.
-        value: what an environment gave.
+        verdicts: one per sample, in order; None for an abstention. Empty after a fault.
+        fault: the plugin's fault; None if it succeeded.
+        value: result of an environment call.
     """
 
     verdicts: tuple[Score | None, ...] = ()
@@ -118,8 +118,8 @@ class _VerdictError(Exception):
 def start_worker() -> None:
     """Prepares a worker process: it can be killed at once, and its prints go to stderr.
 
-    What ends its parent's process group is not meant for it: torchrun asks a rank to end by a
-    signal to the whole group, and the rank still scores the step that it is in.
+    The worker leaves its parent's process group, because torchrun ends a rank by a signal to the
+    whole group while the rank still scores its current step.
     """
     os.setpgrp()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -127,10 +127,10 @@ def start_worker() -> None:
 
 
 def run_jobs(payload: bytes, memory_mb: int) -> list[JobOutcome]:
-    """Runs pickled jobs in order, as many as fit into the shortest deadline, at least the first.
+    """Runs pickled jobs in order: as many as fit into the shortest deadline, at least the first.
 
-    A job that is out of memory is not run to its end unless it comes first and so had all of its
-    allowance. Returns what came of the jobs that were run; the rest have not been started.
+    A job that runs out of memory fails only if it came first and had the whole allowance; otherwise
+    it is left for another call. Returns the outcomes of the jobs that ran; the rest did not start.
     """
     try:
         _limit_memory(memory_mb)
@@ -153,7 +153,7 @@ def run_jobs(payload: bytes, memory_mb: int) -> list[JobOutcome]:
 
 
 def _run_job(job: Work) -> JobOutcome:
-    """Runs one job; the kernel ends this process when the deadline passes, even inside C code."""
+    """Runs one job. The kernel ends this process when the deadline passes, even inside C code."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, job.deadline)
     try:
@@ -162,7 +162,7 @@ def _run_job(job: Work) -> JobOutcome:
         return JobOutcome(fault=str(error))
     except MemoryError:
         raise
-    except BaseException as error:  # noqa: BLE001  SystemExit too is only this scorer's fault
+    except BaseException as error:  # noqa: BLE001  SystemExit is only this scorer's fault, too
         return JobOutcome(fault=_describe_error(error))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -177,7 +177,7 @@ def _check_verdicts(raw: Any, count: int) -> tuple[Score | None, ...]:
 
 
 def _check_verdict(raw: Any) -> Score | None:
-    """Returns a plain copy, which is safe to send, whatever subclass the scorer gave."""
+    """Returns a plain copy that is safe to send, also if the scorer returned a subclass."""
     if raw is None:
         return None
     if isinstance(raw, Score):
@@ -218,7 +218,7 @@ def _describe_error(error: BaseException) -> str:
 
 
 def _limit_memory(extra_mb: int | None) -> None:
-    """Lets the address space grow by so many MiB from here, or freely again."""
+    """Limits the growth of the address space to so many MiB from now on; None removes the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     soft = hard
     if extra_mb is not None:

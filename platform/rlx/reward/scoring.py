@@ -1,4 +1,4 @@
-"""Scoring a step: named rewards in order of their dependencies, by plugins in worker processes."""
+"""Scores a step: computes named rewards in dependency order, by plugins in worker processes."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,10 +17,10 @@ __all__ = ["NamedReward", "rescore_rollouts", "score_rollouts"]
 
 @dataclass(frozen=True, slots=True)
 class NamedReward:
-    """A reward of the experiment, with its plugin made.
+    """A reward of the experiment, with its plugin instance.
 
     Attributes:
-        scope: what gets it: every turn of the kind that `use` names, or every whole rollout.
+        scope: what it scores: every turn of the kind that `use` names, or every whole rollout.
     """
 
     name: str
@@ -34,7 +34,7 @@ class NamedReward:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The rewards that must be known before this one."""
+        """Names of the rewards that must be computed before this one."""
         return tuple(n for n in (self.use.of, self.use.requires) if n is not None)
 
 
@@ -44,9 +44,9 @@ def score_rollouts(
     """Scores every turn and every whole rollout of every tree.
 
     Args:
-        trees: of one step.
+        trees: trees of one step.
         rewards: in any order; `of` and `requires` may name others of them.
-        pool: where plugins run.
+        pool: runs the plugins.
 
     Raises:
         RewardError: a scorer failed under `on_error: fail`, or an environment did.
@@ -102,8 +102,9 @@ def rescore_rollouts(
     table: RewardTable,
     pool: RewardPool,
 ) -> Iterator[tuple[NamedReward, Place, RewardEntry]]:
-    """What the plugins say of trees that were scored before, where the rewards that they read are
-    those of `table`. Faults stay faults, whatever `on_error` says."""
+    """Scores trees again, with the values in `table` for the rewards that plugins read. Faults stay
+    faults, regardless of `on_error`.
+    """
     for reward in rewards:
         for place, entry in _score_one(trees, reward, table.turns, table.rollouts, pool):
             yield reward, place, entry
@@ -151,7 +152,7 @@ def _select_rollout_keys(
     turns: Iterable[Place],
     rollouts: Iterable[Place],
 ) -> list[Place]:
-    """What a reward is for; nobody judges a turn that its environment gave no answer to."""
+    """Turns or rollouts that a reward scores, without turns that the environment did not answer."""
     use = reward.use
     kinds = {(t, s): trees[t].segments[s].kind for t, s in (*turns, *rollouts)}
     if not isinstance(use, TurnReward):
@@ -167,7 +168,7 @@ def _find_parent_entry(
     turns: Mapping[Place, Entries],
     rollouts: Mapping[Place, Entries],
 ) -> RewardEntry | None:
-    """Another reward of this rollout; or of this turn, or the nearest earlier one that has it."""
+    """Another reward of this rollout; or of this turn or the nearest earlier turn that has it."""
     if reward.scope == "global" and name in rollouts[place]:
         return rollouts[place][name]
     for segment in reversed(tree.turns(place[1])):
@@ -181,7 +182,7 @@ def _list_verdicts(outcome: JobOutcome, count: int) -> Sequence[Score | str | No
 
 
 def _build_reward_entry(missing: RewardEntry, verdict: Score | str | None) -> RewardEntry:
-    """A verdict as it is kept; a fault is told in words."""
+    """Converts a verdict to an entry; a string is a fault."""
     if verdict is None:
         return missing
     if isinstance(verdict, str):
@@ -213,7 +214,7 @@ def _build_sample(tree: RolloutTree, place: Place) -> Sample:
 def _group_by_scope(
     trees: Sequence[RolloutTree], samples: Mapping[Place, Sample], reward: NamedReward
 ) -> list[list[Place]]:
-    """What is scored together: alone, with what continues the same turn, or by tree.
+    """Groups the keys that are scored together: alone, with their siblings, or by tree.
 
     Whole rollouts all continue the prompt, so their siblings are their group.
     """
@@ -235,7 +236,7 @@ def _apply_on_error(
     entry: RewardEntry,
     dropped: set[Place],
 ) -> RewardEntry:
-    """Applies `on_error` to what its scorer failed on."""
+    """Applies `on_error` to the entries whose scorer failed."""
     policy, tree = reward.use.on_error, trees[place[0]]
     if isinstance(policy, ValueOnError):
         return replace(entry, raw=policy.value, status="replaced")
@@ -255,7 +256,7 @@ def _apply_on_error(
 
 
 def _list_sibling_segments(tree: RolloutTree, segment: int, reward: NamedReward) -> Sequence[int]:
-    """The rollouts of the prompt; or all turns of the rows beside the turn's own."""
+    """The rollouts of the prompt, or all turns of the sibling rows."""
     if reward.scope == "global":
         return tree.rollouts
     _, parent = tree.own_turns(segment)
@@ -263,7 +264,7 @@ def _list_sibling_segments(tree: RolloutTree, segment: int, reward: NamedReward)
 
 
 def _add_descendants(trees: Sequence[RolloutTree], dropped: set[Place]) -> set[Place]:
-    """Dropping an answer drops its confidences."""
+    """Adds descendants: dropping an answer drops its confidences."""
     return dropped | {
         (t, s)
         for t in {place[0] for place in dropped}

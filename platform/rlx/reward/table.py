@@ -1,7 +1,7 @@
-"""Named rewards of a step, of turns and of whole rollouts, each with what became of it.
+"""Named rewards of a step's turns and whole rollouts, each with its status.
 
-A model's fault is a score with its reason. A scorer's fault is an absence with its reason, and a
-reward that needs an absent one is absent. Absent is not zero.
+A model's fault is a score with a reason. A scorer's fault is an absent reward with a reason, and a
+reward that needs an absent one is absent too. Absent is not zero.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Literal
 __all__ = ["Place", "RewardEntry", "RewardTable"]
 
 Place = tuple[int, int]
-"""(tree, segment) of a turn; of a whole rollout it is that of its last turn."""
+"""(tree, segment) of a turn; for a whole rollout, of its last turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +19,12 @@ class RewardEntry:
     """One named reward of one turn or rollout.
 
     Attributes:
-        raw: what the plugin said; None when absent.
-        weight: what it is multiplied by in sums.
-        status: "scored"; "absent", where a fault is the `reason`; or "replaced", where `on_error`
-            puts a value in the place of a fault.
-        reason: the plugin's own words for a score, or the fault.
-        parts: figures beside the score.
+        raw: the plugin's value; None when absent.
+        weight: factor in sums.
+        status: "scored"; "absent", with the fault as `reason`; or "replaced", where `on_error`
+            supplies a value in place of a fault.
+        reason: the plugin's reason for a score, or the fault.
+        parts: additional figures, never summed.
     """
 
     name: str
@@ -36,12 +36,12 @@ class RewardEntry:
 
     @property
     def is_summed(self) -> bool:
-        """Enters sums: names that begin with `_` are kept and never summed."""
+        """Whether it counts in sums: names that begin with `_` are recorded but never summed."""
         return self.raw is not None and not self.name.startswith("_")
 
     @property
     def is_fault(self) -> bool:
-        """The scorer failed, so the plugin has said nothing."""
+        """Whether the scorer failed, so that there is no verdict."""
         return self.status == "replaced" or (self.status == "absent" and self.reason is not None)
 
 
@@ -53,11 +53,11 @@ class RewardTable:
     """All rewards of a step's trees.
 
     Attributes:
-        turns: for every turn its named rewards.
-        dropped: turns that take no part in training, because a scorer failed on them, on the
-            rollout that they end, or on what they continue.
-        faults: how many entries a scorer's fault has cost, by reward name.
-        rollouts: for every trajectory that continues a prompt the named rewards of the whole.
+        turns: named rewards of every turn.
+        dropped: turns excluded from training, because a scorer failed on them, on the rollout that
+            they end, or on a turn that they continue.
+        faults: number of entries lost to scorer faults, by reward name.
+        rollouts: named rewards of every whole trajectory that continues a prompt.
     """
 
     turns: Mapping[Place, Entries]
@@ -66,22 +66,22 @@ class RewardTable:
     rollouts: Mapping[Place, Entries] = field(default_factory=dict)
 
     def get_turn_total(self, place: Place) -> float | None:
-        """Weighted sum of a turn's rewards; None when none of them counts."""
+        """Weighted sum of a turn's rewards; None if none of them counts."""
         return _sum_weighted_entries(self.turns.get(place, {}).values())
 
     def get_rollout_total(self, place: Place) -> float | None:
-        """Weighted sum of a rollout's global rewards; None when none of them counts."""
+        """Weighted sum of a rollout's global rewards; None if none of them counts."""
         return _sum_weighted_entries(self.rollouts.get(place, {}).values())
 
     def total_score(self, tree: int, turns: Sequence[int]) -> float | None:
-        """mean(turn) + Σ global of one row; None when nothing of it counts.
+        """mean(turn) + Σ global of one row; None if none of them counts.
 
         Args:
-            tree: the row's.
-            turns: its own policy segments in order, as `Row.turns`.
+            tree: the row's tree.
+            turns: its own policy segments in order, as in `rlx.batch.BatchRow.turns`.
 
         Reference:
-            Design 000, section 1.2 step 2.
+            KG-R1, arXiv 2509.26383.
         """
         whole = self.get_rollout_total((tree, turns[-1]))
         known = [t for turn in turns if (t := self.get_turn_total((tree, turn))) is not None]
@@ -93,12 +93,12 @@ class RewardTable:
     def merge_tables(
         cls, tables: Sequence["RewardTable"], trees: Sequence[Sequence[int]]
     ) -> "RewardTable":
-        """One table of several.
+        """Merges several tables into one.
 
         Args:
-            tables: of trees that are different.
-            trees: for each table the numbers that its trees have from now on: tree t of table i
-                becomes `trees[i][t]`. Of `count` ranks, rank r has `range(r, total, count)`.
+            tables: tables of different trees.
+            trees: for each table, the new numbers of its trees: tree t of table i becomes
+                `trees[i][t]`. Of `count` ranks, rank r has `range(r, total, count)`.
         """
         pairs = list(zip(tables, trees, strict=True))
         faults: dict[str, int] = {}

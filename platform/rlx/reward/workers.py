@@ -1,9 +1,8 @@
-"""Rewards and environments run in worker processes: what one does wrong costs its own verdict and
-no more.
+"""Runs rewards and environments in worker processes, so that a failure costs only its own verdict.
 
-Jobs travel in chunks, since most take microseconds. A chunk whose worker hangs, dies or cannot
-read it is run again one job at a time, so that only the culprit is lost. Workers import what the
-rewards import, and no torch of ours.
+Jobs travel in chunks, because most take microseconds. If a worker hangs, dies or cannot read its
+chunk, the chunk is run again one job at a time, so that only the culprit fails. Workers import
+what the rewards import, and rlx imports no torch in them.
 """
 
 import math
@@ -24,20 +23,20 @@ from rlx.reward.job import UNPICKLABLE, JobOutcome, RewardJob, Work, run_jobs, s
 __all__ = ["JobOutcome", "RewardJob", "RewardPool"]
 
 _CHUNK = 64
-_RENEW_AFTER = 1000  # chunks; a scorer that leaks memory slowly must not fill the machine
+_RENEW_AFTER = 1000  # chunks; limits the damage of a scorer with a slow memory leak
 _MAX_RESTARTS = 3
 
 _Positions = tuple[int, ...]
 
 
 class RewardPool:
-    """Worker processes that score; a context manager.
+    """A pool of worker processes for scoring; a context manager.
 
     Args:
         workers: number of processes.
-        memory_mb: MiB of address space that a job may take beyond what its worker already has.
-        grace: seconds beyond all deadlines after which a silent worker is killed from outside;
-            they cover the import of a plugin in a fresh worker.
+        memory_mb: MiB of address space that a job may add to its worker's.
+        grace: seconds after all deadlines at which an unresponsive worker is killed from outside;
+            this covers the import of a plugin in a fresh worker.
 
     Raises:
         EnvironmentFault: the workers do not start.
@@ -61,15 +60,15 @@ class RewardPool:
         self.close()
 
     def close(self) -> None:
-        """Ends the workers, whatever they are doing."""
+        """Terminates the workers at once, even during a job."""
         self._pool.stop()
         self._pool.join()
 
     def score(self, jobs: Sequence[Work]) -> list[JobOutcome]:
-        """Runs the jobs and returns what came of each, in order. No plugin makes it raise.
+        """Runs the jobs and returns their outcomes in order. No plugin can make it raise.
 
         Raises:
-            EnvironmentFault: the workers die again and again while they have nothing to do.
+            EnvironmentFault: the workers die repeatedly while idle.
         """
         outcomes: dict[int, JobOutcome] = {}
         queue = deque(self._chunks(len(jobs)))
@@ -106,7 +105,7 @@ class RewardPool:
             initializer=start_worker,
             context=multiprocessing.get_context("spawn"),
         )
-        # The first task that comes back has paid for the start of an interpreter.
+        # The first completed task includes the start of an interpreter.
         first = [pool.schedule(run_jobs, args=(pickle.dumps([]), self._memory_mb))]
         try:
             wait(first)
@@ -127,7 +126,7 @@ class RewardPool:
 def _collect_outcomes(
     future: Any, positions: _Positions, jobs: Sequence[Work], outcomes: dict[int, JobOutcome]
 ) -> Iterable[_Positions]:
-    """Notes what came of a chunk and returns what has to be run again, or still has to be run."""
+    """Records the outcomes of a chunk and returns the jobs that must run, or run again."""
     error = future.exception()
     if isinstance(error, BrokenExecutor):
         return [positions]
@@ -144,7 +143,7 @@ def _collect_outcomes(
 def _isolate_fault(
     positions: _Positions, fault: str, outcomes: dict[int, JobOutcome]
 ) -> Iterable[_Positions]:
-    """Notes the fault of a single job; jobs that failed together are returned to run alone."""
+    """Records the fault of a single job; jobs that failed together are returned to run alone."""
     if len(positions) == 1:
         outcomes[positions[0]] = JobOutcome(fault=fault)
         return ()

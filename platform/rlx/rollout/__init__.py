@@ -1,4 +1,4 @@
-"""Schedules and rollout trees: what will be sampled, and what was."""
+"""Schedules, rollout trees, and the sampling of trees with or without an environment."""
 
 from rlx.plugin import FAILED
 from rlx.rollout.dialogue import (

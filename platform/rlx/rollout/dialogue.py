@@ -1,4 +1,4 @@
-"""What a model's dialogue is asked, and what it gives."""
+"""The interface between a model's dialogue format and the rollouts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ __all__ = [
 ]
 
 Pieces = Callable[[Sequence[int]], Sequence[str]]
-"""The text of each token of a stretch."""
+"""Returns the text of each token of a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnPrompt:
-    """What a model is shown before a turn.
+    """The tokens that a model reads before a turn.
 
     Attributes:
         text: of an environment, without anything that the tokenizer would take for a control token.
-        token_ids: of all that stands between one turn and the next.
+        token_ids: all tokens between one turn and the next.
     """
 
     text: str
@@ -31,17 +31,17 @@ class TurnPrompt:
 
 
 class Dialogue(Protocol):
-    """Text to tokens and back, the model's own way. Sampled tokens are never re-tokenised."""
+    """Converts text to tokens and back in the model's format. Never re-tokenises sampled tokens."""
 
     def open(self, text: str, system: str = "") -> tuple[int, ...]:
-        """Tokens that show a system message, if any, and `text`, and hand over the first turn."""
+        """Tokens of an optional system message and of `text`, up to the start of the first turn."""
         ...
 
     def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
-        """Tokens that follow the turn `after`, show `text`, and hand over the next.
+        """Tokens that follow the turn `after`, contain `text`, and start the next turn.
 
-        A turn that did not close itself (out of budget, or a stop string) is closed first. Where
-        a schedule has nothing to show, the next turn goes on where `after` stopped: see `between`.
+        A turn that did not close itself (token limit or stop string) is closed first. If a schedule
+        has no text between turns, the next turn continues `after`: see `encode_between_turns`.
         """
         ...
 
@@ -50,10 +50,10 @@ class Dialogue(Protocol):
         ...
 
     def encode_observation(self, text: str, after: Sequence[int], *, inline: bool) -> TurnPrompt:
-        """What follows the turn `after` where an environment says `text`, which is untrusted.
+        """Encodes an environment's text after the turn `after`. The text is untrusted.
 
         Args:
-            inline: the text alone, right behind the turn; else as `reply`.
+            inline: only the text, directly after the turn; otherwise like `reply`.
         """
         ...
 
@@ -65,31 +65,31 @@ class _ReplyingDialogue(Protocol):
 def encode_between_turns(
     dialogue: _ReplyingDialogue, text: str, after: Sequence[int]
 ) -> tuple[int, ...]:
-    """What stands between the turn `after` and one that is asked for with `text`.
+    """Tokens between the turn `after` and a turn with the prompt `text`.
 
-    Without a text there is nothing at all: the next turn goes on in the same message, behind the
-    stop string. Several of them then fork out of one sequence.
+    Without a text there are none: the next turn continues the same message after the stop string.
+    Several turns can then fork from one sequence.
     """
     return dialogue.reply(text, after) if text else ()
 
 
 class TokenReader(Protocol):
-    """A dialogue that can also say what single tokens are."""
+    """A dialogue that can also decode single tokens."""
 
     def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
         """See `Dialogue`."""
         ...
 
     def piece(self, token: int) -> str:
-        """What a token decodes to on its own, special tokens by their names."""
+        """Decodes a single token; special tokens give their names."""
         ...
 
 
 def build_piece_splitter(speech: TokenReader | None) -> Pieces:
-    """The texts of tokens as a dialogue reads them; their ids where there is none.
+    """Builds a function from tokens to their texts; without a dialogue, to their ids.
 
-    A character belongs to the token that completes it; a token that adds nothing (it ends a turn,
-    or is one byte of several) is shown as what it is on its own.
+    A character belongs to the token that completes it. A token that adds no text (it ends a turn,
+    or is one byte of several) is decoded on its own.
     """
     if speech is None:
         return lambda ids: [f"#{token}" for token in ids]

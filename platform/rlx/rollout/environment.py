@@ -1,7 +1,7 @@
-"""Environments driven: rollouts of many turns, each answered before the next begins.
+"""Samples multi-turn rollouts with an environment, which answers each turn before the next begins.
 
-All rollouts of a batch take their turns together, and one that is done leaves: it has no further
-turn, and so no part in anybody's figures.
+All rollouts of a batch advance one turn at a time. A finished rollout leaves the batch: it has no
+further turns and does not count in any statistic.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,12 +27,12 @@ class EnvironmentPlan:
 
     Attributes:
         count: rollouts per problem.
-        turn: how every turn is sampled; its template opens the first.
-        max_turns: regular turns.
-        forced_answer: one more for those that are not done by then; None ends them.
-        inline: whether observations stand right behind a turn, without a message of their own.
-        on_error: what a rollout's fault drops.
-        system: system message where a problem brings none of its own.
+        turn: sampling settings of every turn; its template opens the first.
+        max_turns: maximum number of regular turns.
+        forced_answer: an extra turn for rollouts that are not done by then; None ends them instead.
+        inline: whether observations directly follow a turn, without a message of their own.
+        on_error: what to drop if a rollout has a fault.
+        system: system message for problems without their own.
     """
 
     count: int
@@ -49,19 +49,19 @@ class EnvironmentPlan:
         return self.max_turns + (self.forced_answer is not None)
 
     def sampling(self, number: int) -> TurnSpec:
-        """How turn number `number` is sampled."""
+        """Sampling settings of turn number `number`."""
         forced = self.forced_answer
         if number <= self.max_turns or forced is None or forced.max_new_tokens is None:
             return self.turn
         return self.turn.model_copy(update={"max_new_tokens": forced.max_new_tokens})
 
     def opening(self, problem: Problem, dialogue: Dialogue) -> TurnPrompt:
-        """What the first turn follows."""
+        """The prompt of the first turn."""
         text = self.turn.template.replace("{prompt}", problem.prompt)
         return TurnPrompt(text, dialogue.open(text, problem.system or self.system))
 
     def action(self, text: str, spans: Mapping[str, str], number: int, finish: str) -> Action:
-        """A turn, as the environment sees it."""
+        """A turn, as the environment receives it."""
         return Action(
             text=text,
             spans=spans,
@@ -72,13 +72,13 @@ class EnvironmentPlan:
         )
 
     def build_turn_text(self, observation: str, number: int) -> str:
-        """The text that turn number `number` is given, an observation and perhaps an order."""
+        """The prompt of turn number `number`: an observation, and the order to answer if forced."""
         forced = self.forced_answer
         return observation + (forced.template if forced and number == self.last else "")
 
 
 def build_talk(spec: EnvironmentRolloutSpec) -> EnvironmentPlan:
-    """The schedule of a spec."""
+    """Builds the plan of a spec."""
     return EnvironmentPlan(
         count=spec.num_generations,
         turn=spec.turn,
@@ -92,15 +92,15 @@ def build_talk(spec: EnvironmentRolloutSpec) -> EnvironmentPlan:
 
 @dataclass(slots=True)
 class _OngoingRollout:
-    """A rollout while it is going on: its chain, each segment the parent of the next.
+    """An unfinished rollout: a chain of segments, each the parent of the next.
 
     Attributes:
-        tree: position of its problem.
-        place: which of the problem's rollouts it is.
-        state: the environment's.
-        context: every token so far.
-        completion: number of its last completion in the session's last call; None before any.
-        chain: segments behind the prompt.
+        tree: index of its problem.
+        place: index among the problem's rollouts.
+        state: state of the environment.
+        context: all tokens so far.
+        completion: index of its last completion in the session's last call; None before any.
+        chain: segments after the prompt.
     """
 
     tree: int
@@ -113,13 +113,13 @@ class _OngoingRollout:
 
 @dataclass(frozen=True, slots=True)
 class _SampledTurn:
-    """A turn that was sampled and is not answered yet.
+    """A turn that was sampled and has no answer yet.
 
     Attributes:
-        rollout: whose it is.
-        number: in its rollout, from 1.
-        seed: what it was drawn from.
-        order: number of its completion in the session's call.
+        rollout: the rollout of the turn.
+        number: number in its rollout, from 1.
+        seed: sampling seed.
+        order: index of its completion in the session's call.
     """
 
     rollout: _OngoingRollout
@@ -131,12 +131,12 @@ class _SampledTurn:
     spans: Mapping[str, Span]
 
     def action(self, plan: EnvironmentPlan) -> Action:
-        """What the environment is told of it."""
+        """The turn, as the environment receives it."""
         spans = {name: span.text for name, span in self.spans.items()}
         return plan.action(self.text, spans, self.number, self.completion.finish_reason)
 
     def segment(self, kind: str, info: Mapping[str, Any]) -> Segment:
-        """What is kept of it, once the environment has said what it was."""
+        """Builds the turn's segment, with the kind and info that the environment reported."""
         return Segment(
             parent=NO_PARENT,
             author="policy",
@@ -160,14 +160,15 @@ def sample_conversations(
     dialogue: Dialogue,
     host: EnvironmentHost,
 ) -> list[RolloutTree]:
-    """Samples `count` rollouts of every problem, turn by turn, all that are going on together.
+    """Samples `count` rollouts of every problem, one turn at a time for all unfinished rollouts.
 
-    What is drawn for a turn depends on its problem's seed, on its rollout's place in the tree and
-    on its number; what the environment says, on the rollout's problem, seed and turns. A rollout
-    that outgrows the model ends before the turn that has no room, though not before the first.
+    A turn's samples depend only on its problem's seed, its rollout's place in the tree and its
+    number. The environment's answers depend only on the rollout's problem, seed and turns. If a
+    rollout outgrows the model's context, it ends before the turn that does not fit, but not before
+    its first turn.
 
     Returns:
-        Trees in the order of `problems`, rollout by rollout below the prompt.
+        Trees in the order of `problems`, with rollouts in order below the prompt.
     """
     _require_encodable_texts(plan, dialogue)
     prompts = [
@@ -206,7 +207,7 @@ def _start_rollouts(
     host: EnvironmentHost,
     plan: EnvironmentPlan,
 ) -> Iterator[_OngoingRollout]:
-    """Those that the environment is ready for."""
+    """Returns the rollouts whose environment could be reset."""
     calls = [
         (problems[r.tree].fields, derive_seed(seeds[r.tree], "environment", r.place))
         for r in rollouts
@@ -226,7 +227,7 @@ def _sample_turns(
     sampling: TurnSpec,
     session: SamplingSession,
 ) -> list[Completion]:
-    """One turn of each, from its seed; the first turns of a problem share its prompt."""
+    """Samples one turn of each rollout from its seed; first turns of a problem share its prompt."""
     if number > 1:
         requests = [
             CompletionRequest(r.context, r.completion, (seed,))
@@ -249,7 +250,7 @@ def _parse_turns(
     sampling: TurnSpec,
     dialogue: Dialogue,
 ) -> Iterator[_SampledTurn]:
-    """What each rollout said."""
+    """Parses the completion of each rollout."""
     for order, (rollout, seed, completion) in enumerate(zip(live, drawn, completions, strict=True)):
         text, ends = dialogue.read(completion.token_ids)
         spans = find_spans(text, ends, sampling.spans, first_turn=number == 1)
@@ -259,7 +260,7 @@ def _parse_turns(
 def _step_environment(
     plan: EnvironmentPlan, turns: Sequence[_SampledTurn], dialogue: Dialogue, host: EnvironmentHost
 ) -> Iterator[_OngoingRollout]:
-    """Hands the turns to the environment, notes both, and yields the rollouts that go on."""
+    """Passes the turns to the environment, records both, and yields the rollouts that continue."""
     calls = [(turn.rollout.state, turn.action(plan)) for turn in turns]
     for turn, step in zip(turns, host.step(calls), strict=True):
         rollout = turn.rollout
@@ -269,22 +270,22 @@ def _step_environment(
         rollout.chain.append(turn.segment(step.kind, step.info))
         if step.done:
             continue
-        # Behind the last turn too: it was not done.
-        shown = _encode_next_observation(plan, step, turn, dialogue)
-        if isinstance(shown, HostFault):
-            rollout.chain.append(_build_fault_segment(shown, plan))
+        # Also after the last turn, because it was not done.
+        prompt = _encode_next_observation(plan, step, turn, dialogue)
+        if isinstance(prompt, HostFault):
+            rollout.chain.append(_build_fault_segment(prompt, plan))
             continue
-        rollout.chain.append(_build_observation_segment(shown, step))
-        rollout.context += turn.completion.token_ids + shown.token_ids
+        rollout.chain.append(_build_observation_segment(prompt, step))
+        rollout.context += turn.completion.token_ids + prompt.token_ids
         rollout.completion, rollout.state = turn.order, step.state
         yield rollout
 
 
 def _require_encodable_texts(plan: EnvironmentPlan, dialogue: Dialogue) -> None:
-    """Sees that the experiment's own words can be shown, before an environment is blamed for them.
+    """Checks that the experiment's own texts can be encoded before blaming an environment.
 
     Raises:
-        SpecError: they cannot.
+        SpecError: they cannot be encoded.
     """
     if plan.forced_answer is not None:
         try:
@@ -296,7 +297,7 @@ def _require_encodable_texts(plan: EnvironmentPlan, dialogue: Dialogue) -> None:
 def _encode_next_observation(
     plan: EnvironmentPlan, step: Step, turn: _SampledTurn, dialogue: Dialogue
 ) -> TurnPrompt | HostFault:
-    """What the next turn follows; what no token stands for is the environment's fault."""
+    """The prompt of the next turn; text that cannot be encoded is the environment's fault."""
     text = plan.build_turn_text(step.observation, turn.number + 1)
     try:
         return dialogue.encode_observation(text, turn.completion.token_ids, inline=plan.inline)
@@ -304,18 +305,18 @@ def _encode_next_observation(
         return HostFault(f"its observation cannot be shown: {error}")
 
 
-def _build_observation_segment(shown: TurnPrompt, step: Step) -> Segment:
+def _build_observation_segment(prompt: TurnPrompt, step: Step) -> Segment:
     return Segment(
         parent=NO_PARENT,
         author="environment",
-        token_ids=shown.token_ids,
-        text=shown.text,
+        token_ids=prompt.token_ids,
+        text=prompt.text,
         info={} if step.anchor is None else {"state": step.anchor},
     )
 
 
 def _build_fault_segment(fault: HostFault, plan: EnvironmentPlan) -> Segment:
-    """What stands in the place of an environment's answer; whoever scores drops the rollout."""
+    """A segment in place of an environment's answer; scoring drops the rollout."""
     return Segment(
         parent=NO_PARENT,
         author="environment",
@@ -325,12 +326,12 @@ def _build_fault_segment(fault: HostFault, plan: EnvironmentPlan) -> Segment:
 
 
 def is_fault_segment(segment: Segment) -> bool:
-    """Whether it stands in the place of an answer that an environment did not give."""
+    """Whether a segment replaces an answer that the environment failed to give."""
     return segment.author == "environment" and "fault" in segment.info
 
 
 def _flatten_chains(prompt: Segment, chains: Sequence[Sequence[Segment]]) -> Iterator[Segment]:
-    """The prompt, then chain below chain, each segment told its parent."""
+    """Yields the prompt, then chain after chain, with the parent of each segment set."""
     yield prompt
     at = 0
     for chain in chains:

@@ -1,4 +1,4 @@
-"""Where an environment runs, and what it may give."""
+"""Hosts that run an environment, and the validation of its steps."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,40 +10,40 @@ from rlx.plugin import Action, Environment, Step
 __all__ = ["EnvironmentHost", "HostFault", "LocalHost", "check_environment_step"]
 
 _LONGEST = 1_000_000
-"""Characters of an observation, and of a turn's info as JSON."""
+"""Maximum characters of an observation, and of a turn's info as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostFault:
-    """What an environment did wrong, in words."""
+    """A fault of an environment, in words."""
 
     reason: str
 
 
 class EnvironmentHost(Protocol):
-    """Where an environment runs."""
+    """Runs an environment."""
 
     def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
-        """First states for (problem, seed); a `Fault` in the place of one that there is not."""
+        """Initial states for (problem, seed) pairs; a `HostFault` in place of one that failed."""
         ...
 
     def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
-        """What the environment makes of (state, action), in order."""
+        """The environment's answers to (state, action) pairs, in order."""
         ...
 
 
 class LocalHost:
-    """Runs an environment in this very process, where its exceptions are not caught."""
+    """Runs an environment in the calling process, without catching its exceptions."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
 
     def reset(self, calls: Sequence[tuple[Mapping[str, Any], int]]) -> list[Any]:
-        """See `Host`."""
+        """See `EnvironmentHost`."""
         return [self._environment.reset(problem, seed) for problem, seed in calls]
 
     def step(self, calls: Sequence[tuple[Any, Action]]) -> list[Step | HostFault]:
-        """See `Host`."""
+        """See `EnvironmentHost`."""
         kinds = self._environment.kinds
         return [
             check_environment_step(self._environment.step(state, action), kinds)
@@ -52,10 +52,10 @@ class LocalHost:
 
 
 def check_environment_step(step: Any, kinds: Sequence[str]) -> Step:
-    """A plain copy of what an environment gave, whatever subclass that is.
+    """Returns a plain copy of an environment's step, also if it is a subclass.
 
     Raises:
-        ValueError: it is not what `Step` says.
+        ValueError: it does not match `Step`.
     """
     if not isinstance(step, Step):
         raise ValueError(f"gave {type(step).__name__} instead of a Step")
@@ -68,24 +68,24 @@ def check_environment_step(step: Any, kinds: Sequence[str]) -> Step:
     if not isinstance(step.info, Mapping):
         raise ValueError(f"gave {type(step.info).__name__} as info")
     try:
-        told = json.dumps(dict(step.info), allow_nan=False, ensure_ascii=False)
-        told.encode()
+        info_json = json.dumps(dict(step.info), allow_nan=False, ensure_ascii=False)
+        info_json.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"gave info that is not plain JSON: {error}") from error
-    if len(told) > _LONGEST:
-        raise ValueError(f"gave info of {len(told)} characters")
+    if len(info_json) > _LONGEST:
+        raise ValueError(f"gave info of {len(info_json)} characters")
     return Step(
         kind=str(step.kind),
         state=step.state,
         observation=str(step.observation),
         done=bool(step.done),
-        info=json.loads(told),
+        info=json.loads(info_json),
         anchor=step.anchor,
     )
 
 
 def _is_text(value: Any) -> bool:
-    """Whether it can be written down: half a surrogate pair cannot."""
+    """Whether the value is a string that can be encoded: half a surrogate pair cannot."""
     if not isinstance(value, str):
         return False
     try:

@@ -1,7 +1,7 @@
-"""Schedules: what will be sampled, and the trees that were.
+"""Schedules, and the sampling of rollout trees from them.
 
-A plan is a list of levels. Level k asks every turn of level k - 1 for `count` continuations, so
-single turn is one level, two turns are two, and the shape of a tree is nothing more than that.
+A plan is a list of levels. Level k samples `count` continuations of every turn of level k - 1. A
+single-turn schedule has one level and a two-turn schedule has two; the tree follows from that.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ __all__ = ["RolloutPlan", "TurnLevel", "build_rollout_plan", "sample_rollout_tre
 
 @dataclass(frozen=True, slots=True)
 class TurnLevel:
-    """`count` turns of one kind below every turn of the level above."""
+    """`count` turns of one kind below every turn of the previous level."""
 
     kind: str
     count: int
@@ -31,12 +31,12 @@ class TurnLevel:
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
-    """What will be sampled for every problem.
+    """What to sample for every problem.
 
     Attributes:
-        levels: from the first turn on.
-        system: system message where a problem brings none of its own.
-        talk: how the rollouts of the one level go on with an environment; None without one.
+        levels: levels, first turn first.
+        system: system message for problems without their own.
+        talk: how the rollouts of the single level continue with an environment; None without one.
     """
 
     levels: tuple[TurnLevel, ...]
@@ -44,7 +44,7 @@ class RolloutPlan:
     talk: EnvironmentPlan | None = None
 
     def copy_with_sampling(self, count: int, **sampling: int) -> "RolloutPlan":
-        """The same with `count` turns, or rollouts, below the prompt, sampled in another way.
+        """Returns a copy with `count` turns, or rollouts, per prompt and other sampling options.
 
         Args:
             sampling: options of the `TurnSpec`, such as `top_k=1`.
@@ -57,7 +57,7 @@ class RolloutPlan:
 
 
 def build_rollout_plan(spec: RolloutSpec) -> RolloutPlan:
-    """The levels of a schedule."""
+    """Builds the levels of a schedule."""
     if isinstance(spec, EnvironmentRolloutSpec):
         level = TurnLevel("turn", spec.num_generations, spec.turn)
         return RolloutPlan((level,), spec.system, build_talk(spec))
@@ -69,7 +69,7 @@ def build_rollout_plan(spec: RolloutSpec) -> RolloutPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A turn that may be continued: where it stands, and every token up to its end."""
+    """A turn that may be continued: its place, and all tokens up to its end."""
 
     tree: int
     segment: int
@@ -85,18 +85,18 @@ def sample_rollout_trees(
     dialogue: Dialogue,
     host: EnvironmentHost | None = None,
 ) -> list[RolloutTree]:
-    """Samples one tree per problem, level by level, all problems together.
+    """Samples one tree per problem, level by level, for all problems together.
 
-    What is drawn for a turn depends on its problem's seed and on the turn's place in its tree,
-    and on nothing else: the other problems of the batch cannot change it.
+    A turn's samples depend only on its problem's seed and on its place in the tree. The other
+    problems of the batch cannot change it.
 
     Args:
-        plan: the levels to grow.
-        problems: what to ask.
+        plan: the levels to sample.
+        problems: the problems.
         seeds: one per problem.
         session: the sampling engine.
-        dialogue: text to tokens and back.
-        host: where the plan's environment runs; None where it has none.
+        dialogue: converts text to tokens and back.
+        host: runs the plan's environment; None if it has none.
 
     Returns:
         Trees in the order of `problems`.

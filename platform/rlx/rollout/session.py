@@ -1,4 +1,4 @@
-"""What a sampling engine is asked, and what it gives."""
+"""The interface to a sampling engine."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -12,13 +12,13 @@ __all__ = ["Completion", "CompletionRequest", "Sampler", "SamplingSession"]
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """Continuations wanted of one context.
+    """A request for continuations of one context.
 
     Attributes:
-        context: every token so far.
-        extends: which completion of the session's previous `generate`, counted over all of its
-            requests, `context` continues; None for a new context. An engine may use it to keep
-            its cache; the tokens alone decide the result.
+        context: all tokens so far.
+        extends: index of the completion that `context` continues, counted over all requests of the
+            session's previous `generate`; None for a new context. An engine may use it to keep its
+            cache; the result depends on the tokens alone.
         seeds: one per continuation.
     """
 
@@ -29,7 +29,7 @@ class CompletionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One continuation: its tokens, their log-probabilities in nats, and why it ended."""
+    """One continuation: its tokens, their log-probabilities in nats, and its finish reason."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -37,10 +37,10 @@ class Completion:
 
 
 class SamplingSession(Protocol):
-    """One batch of trees being grown; engines keep their caches for as long as it lasts.
+    """One batch of trees being sampled; engines keep their caches while it is open.
 
     Attributes:
-        longest: tokens of a dialogue that the model can hold.
+        longest: context length in tokens.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Named spans: found in the text a turn decodes to, and carried back to its tokens."""
+"""Finds named spans in the decoded text of a turn and maps them to its tokens."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,15 +13,15 @@ def find_spans(
     """Finds the last `<name>...</name>` of each name.
 
     Args:
-        text: what the turn's tokens decode to.
-        ends: for every token, the number of characters decoded once it has been added;
+        text: decoded text of the turn's tokens.
+        ends: for every token, the number of characters decoded up to and including it;
             non-decreasing. A character belongs to the token that completes it.
-        names: tags to look for.
+        names: tags to find.
         first_turn: `</think>` without `<think>` counts from the start of the turn, since prompts
             may already open the tag.
 
     Returns:
-        The spans that were found. A token that reaches across a border belongs to the span.
+        The spans that were found. A token that crosses a boundary belongs to the span.
     """
     found: dict[str, Span] = {}
     for name in names:
@@ -45,9 +45,9 @@ def find_spans(
 
 
 def _find_token_range(ends: Sequence[int], start: int, stop: int) -> tuple[int, int]:
-    """Half-open range of the tokens that hold `text[start:stop]` or a part of it.
+    """Half-open range of the tokens that contain any part of `text[start:stop]`.
 
-    Bytes of a character that is not complete yet advance nothing and belong to what follows them.
+    Bytes of an incomplete character do not advance the text and belong to what follows them.
     """
     if start >= stop:
         at = sum(1 for end in ends if end <= start)

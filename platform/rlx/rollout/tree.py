@@ -1,6 +1,6 @@
-"""A rollout as a tree: every segment is stored once, a trajectory is a path from the root.
+"""Rollout trees: every segment is stored once, and a trajectory is a path from the root.
 
-A prompt is the root, answers hang below it, and below each answer hangs whatever continues it: a
+The prompt is the root, and answers are its children. Below an answer come its continuations: a
 question and its confidences, or an observation and the next turn.
 """
 
@@ -20,11 +20,11 @@ Author = Literal["prompt", "policy", "environment"]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A named stretch `<name>...</name>` of a turn, as half-open ranges of its tokens.
+    """A named range `<name>...</name>` of a turn, as half-open ranges of its tokens.
 
     Attributes:
-        outer: tokens of the tags and of what stands between them.
-        inner: tokens of what stands between the tags; within `outer`.
+        outer: tokens of the tags and of the content between them.
+        inner: tokens of the content; within `outer`.
         text: characters between the tags.
     """
 
@@ -39,17 +39,17 @@ class Segment:
 
     Attributes:
         parent: index of the segment this one continues, or `NO_PARENT`.
-        author: who wrote the tokens. Tokens that close one turn and open the next are "prompt".
-        token_ids: the tokens this segment adds; a path concatenated is exactly what the model saw.
+        author: who wrote the tokens. Tokens that close one turn and open the next have "prompt".
+        token_ids: the tokens of this segment; a concatenated path is exactly what the model saw.
         turn: number of the turn in its trajectory, from 1; 0 for prompts.
-        kind: what the turn is ("answer", "confidence", ...); "" for prompts.
+        kind: kind of turn ("answer", "confidence", ...); "" for prompts.
         logprobs: log-probability in nats of each token under the distribution that it was sampled
             from, parallel to `token_ids`; empty for other authors than "policy".
         finish_reason: "stop" or "length" for policy segments, else "".
         text: the tokens decoded, without the token that ends the turn.
-        spans: named stretches that were found in the text.
-        seed: what the sampler drew this segment from; 0 for other authors.
-        info: what an environment reported.
+        spans: named spans found in the text.
+        seed: sampling seed of this segment; 0 for other authors.
+        info: the environment's report on the turn.
     """
 
     parent: int
@@ -79,12 +79,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class RolloutTree:
-    """All rollouts grown from one prompt.
+    """All rollouts of one prompt.
 
     Attributes:
-        problem: what was asked.
-        segments: the nodes, every parent before its children, so an index loop is already a
-            topological order and cycles cannot be written.
+        problem: the problem.
+        segments: the nodes, every parent before its children, so index order is a
+            topological order and cycles are impossible.
     """
 
     problem: Problem
@@ -115,11 +115,11 @@ class RolloutTree:
         return tuple(t for i in self.path(segment) for t in self.segments[i].token_ids)
 
     def own_turns(self, segment: int) -> tuple[tuple[int, ...], int]:
-        """The trajectory that ends with a turn: what lies between its turns are observations alone.
+        """The trajectory that ends with a turn: only observations lie between its turns.
 
         Returns:
-            Its policy segments in order, `segment` the last; and the policy segment that it
-            continues by way of a prompt, or `NO_PARENT` where it continues the root.
+            Its policy segments in order, ending with `segment`; and the policy segment that it
+            continues through a prompt, or `NO_PARENT` if it continues the root.
         """
         own = []
         while segment != NO_PARENT and self.segments[segment].author != "prompt":
@@ -132,7 +132,7 @@ class RolloutTree:
 
     @property
     def rollouts(self) -> tuple[int, ...]:
-        """Last turns of the trajectories that continue the root, in the order of the tree."""
+        """Last turns of the trajectories that continue the root, in tree order."""
         ending = {index: self.own_turns(index) for index in self.policy_segments}
         continued = {turn for own, _ in ending.values() for turn in own[:-1]}
         return tuple(
@@ -143,5 +143,5 @@ class RolloutTree:
 
     @property
     def policy_segments(self) -> tuple[int, ...]:
-        """Every turn of the policy, in the order of the tree."""
+        """All policy segments, in tree order."""
         return tuple(i for i, s in enumerate(self.segments) if s.author == "policy")

@@ -1,8 +1,8 @@
-"""The training loop of one rank.
+"""Runs the training loop of one rank.
 
-Knows the order of a run: phases, steps, prefetched rollouts, evaluation, probes and checkpoints.
-In: a `Recipe`, a rank among its ranks, and the run's folder. Out: records of every step.
-`rlx.step` is the algorithm; this room gives it rollouts and keeps what comes out of it.
+Implements the order of a run: phases, steps, prefetched rollouts, evaluation, probes, checkpoints.
+In: a `Recipe`, a rank and the run's folder. Out: the records of every step.
+`rlx.step` is the algorithm; this package supplies its rollouts and records its results.
 """
 
 import lazy_loader

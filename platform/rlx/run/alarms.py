@@ -1,4 +1,4 @@
-"""What a run's figures warn of while it trains."""
+"""Warnings derived from a run's metrics during training."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,25 +10,25 @@ from rlx.spec import EnvironmentRolloutSpec, RolloutSpec
 __all__ = ["AlarmWatch", "find_over_querying"]
 
 SUSTAINED = 3
-"""Steps in a row that must look alike, and the first steps that a rise is measured from."""
+"""Consecutive steps that must show the pattern, and first steps that form the baseline."""
 FULL, RISE, REPEATS = 0.85, 1.4, 0.10
-"""Share of the turns that are allowed, growth of turns, and share of turns that repeat others."""
+"""Thresholds: share of the allowed turns, growth of turns, share of turns that repeat others."""
 
 _TURNS, _REPEATED = "environment/turns", "environment/info/duplicate"
 
 
 def find_over_querying(history: Sequence[Mapping[str, float]], max_turns: int) -> str | None:
-    """Says when a policy asks its environment for the sake of asking.
+    """Detects a policy that queries its environment excessively.
 
-    It does when rollouts have come to use nearly all the turns that they may, and either many turns
-    repeat earlier ones or turns have become far more than they were, for several steps in a row.
+    That is the case if, for several steps in a row, rollouts use nearly all allowed turns, and
+    either many turns repeat earlier ones or turns have grown far beyond those of the first steps.
 
     Args:
-        history: figures of the phase's steps so far, from its first.
-        max_turns: regular turns of a rollout.
+        history: metrics of the phase's steps so far, from the first.
+        max_turns: maximum number of regular turns of a rollout.
 
     Returns:
-        What was seen and what usually causes it; None while all is well.
+        A message with the observation and its usual cause; None if there is nothing to report.
     """
     steps = [figures for figures in history if _TURNS in figures]
     if len(steps) < SUSTAINED:
@@ -57,10 +57,10 @@ def _is_over_querying(figures: Mapping[str, float], began: float, max_turns: int
 
 
 class AlarmWatch:
-    """Looks at a phase's figures as they come, and sounds its alarm once.
+    """Watches the metrics of a phase and raises its alarm once.
 
     Args:
-        rollout: the phase's schedule; those without an environment have nothing to watch.
+        rollout: the phase's rollout settings; without an environment there is nothing to watch.
     """
 
     def __init__(self, rollout: RolloutSpec) -> None:
@@ -68,14 +68,14 @@ class AlarmWatch:
         self._history: list[Mapping[str, float]] = []
 
     def look(self, figures: Mapping[str, float], recorder: Recorder | None) -> None:
-        """Takes the figures of a step; the recorder, where there is one, is told of an alarm."""
+        """Adds the metrics of a step; an alarm is recorded if there is a recorder."""
         if self._max_turns is None:
             return
         self._history.append(figures)
-        told = find_over_querying(self._history, self._max_turns)
-        if told is None:
+        warning = find_over_querying(self._history, self._max_turns)
+        if warning is None:
             return
         self._max_turns = None
         if recorder is not None:
-            recorder.event("over_querying", told, level="warning")
-            print(told, flush=True)
+            recorder.event("over_querying", warning, level="warning")
+            print(warning, flush=True)

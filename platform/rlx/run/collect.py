@@ -1,4 +1,4 @@
-"""Rollouts for one training step: sampled, scored, and drawn again where they carry no signal."""
+"""Collects the rollouts of a training step: samples, scores, and resamples those without signal."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class RolloutShare:
-    """What one rank has sampled and scored, and the seconds that each took."""
+    """The rollouts that one rank has sampled and scored, and the seconds that each took."""
 
     trees: list[RolloutTree]
     table: RewardTable
@@ -38,7 +38,7 @@ class RolloutShare:
 
 @dataclass(frozen=True, slots=True)
 class ScoredTrees:
-    """All ranks' trees with their rewards; seconds are this rank's."""
+    """The trees of all ranks with their rewards; the seconds are this rank's."""
 
     trees: list[RolloutTree]
     table: RewardTable
@@ -48,17 +48,17 @@ class ScoredTrees:
 
 @dataclass(frozen=True, slots=True)
 class StepRollouts:
-    """All that was sampled for one step.
+    """All rollouts sampled for one step.
 
     Attributes:
         trees: in the order in which their problems were drawn.
-        table: their rewards.
-        greedy: one tree for each of `trees`, answered greedily; None where nobody asks.
-        filtered: positions of trees that take no part in training: they carry no signal, or came
+        table: rewards of `trees`.
+        greedy: one greedily sampled tree for each of `trees`; None if no estimator needs them.
+        filtered: positions of trees excluded from training, because they carry no signal or came
             after there were enough.
-        drawn: problems drawn.
-        sampled_after: the step whose weights sampled them; 0 is before the first.
-        sampled, scored: seconds.
+        drawn: number of problems drawn.
+        sampled_after: the step whose weights sampled the trees; 0 is before the first step.
+        sampled, scored: seconds spent on sampling and on scoring.
     """
 
     trees: list[RolloutTree]
@@ -71,18 +71,18 @@ class StepRollouts:
     scored: float
 
     def find_untrained_rows(self) -> set[Place]:
-        """Rows that are left out: scored by nothing, dropped, filtered, or without a baseline."""
+        """Rows excluded from training: unscored, dropped, filtered or without a greedy baseline."""
         out = find_lost_rows(self.trees, self.table)
-        homeless = set(self.filtered)
+        excluded = set(self.filtered)
         if self.greedy is not None:
-            homeless |= {t for t, _ in find_lost_rows(self.greedy.trees, self.greedy.table)}
+            excluded |= {t for t, _ in find_lost_rows(self.greedy.trees, self.greedy.table)}
         return out | {
-            (r.tree, r.segment) for r in list_batch_rows(self.trees) if r.tree in homeless
+            (r.tree, r.segment) for r in list_batch_rows(self.trees) if r.tree in excluded
         }
 
 
 def find_lost_rows(trees: Sequence[RolloutTree], table: RewardTable) -> set[Place]:
-    """Rows that were dropped, or of which no reward counts; a row is its last turn's place."""
+    """Rows that were dropped or have no reward, each as `(tree, segment)` of its last turn."""
     return {
         (row.tree, row.segment)
         for row in list_batch_rows(trees)
@@ -92,9 +92,9 @@ def find_lost_rows(trees: Sequence[RolloutTree], table: RewardTable) -> set[Plac
 
 
 def sample_first_share(context: RunContext, recipe: Recipe, cursor: int) -> RolloutShare:
-    """This rank's share of what `harvest` draws first.
+    """Samples and scores this rank's share of the problems that `collect_rollouts` draws first.
 
-    No other rank is spoken to and no progress told, so a thread may do it.
+    It neither communicates with other ranks nor reports progress, so a thread may call it.
     """
     count = recipe.spec.rollout.prompts_per_step
     drawn, seeds = (
@@ -109,14 +109,14 @@ def collect_rollouts(
 ) -> StepRollouts:
     """Draws, samples and scores the rollouts of a step.
 
-    With dynamic sampling it draws until `prompts_per_step` trees carry a signal, or its cap is
-    reached; a step in which none does keeps what it drew first. All ranks see all trees, so they
-    decide alike.
+    Dynamic sampling draws until `prompts_per_step` trees carry a signal or `max_batches` is
+    reached. If no tree carries a signal, the step keeps its first draw. All ranks see all trees,
+    so they make the same decision.
 
     Args:
-        cursor: problems drawn before.
+        cursor: number of problems drawn before.
         after: the step whose weights the sampler has.
-        first: what `first_share` has made here already.
+        first: this rank's result of `sample_first_share`, if it was prefetched.
     """
     rollout = recipe.spec.rollout
     count, dynamic = rollout.prompts_per_step, rollout.dynamic_sampling
@@ -169,7 +169,7 @@ def _derive_seeds(context: RunContext, what: str, start: int, count: int) -> lis
 
 
 def _merge_reward_tables(parcels: Sequence[ScoredTrees]) -> RewardTable:
-    """One table over the trees of all parcels, in order."""
+    """Merges the reward tables of all parcels, in the order of their trees."""
     starts = [sum(len(p.trees) for p in parcels[:i]) for i in range(len(parcels))]
     return RewardTable.merge_tables(
         [p.table for p in parcels],
@@ -178,7 +178,7 @@ def _merge_reward_tables(parcels: Sequence[ScoredTrees]) -> RewardTable:
 
 
 def _find_signal_trees(parcel: ScoredTrees) -> list[int]:
-    """Trees in which some group's scores differ."""
+    """Trees that carry a signal: the scores of some group differ."""
     table = parcel.table
     without = find_lost_rows(parcel.trees, table)
     if len(without) == len(list_batch_rows(parcel.trees)):
@@ -199,7 +199,7 @@ def sample_and_score(
     problems: Sequence[Problem],
     seeds: Sequence[int],
 ) -> ScoredTrees:
-    """Every rank samples and scores its share; then all have all trees, in the problems' order."""
+    """Samples and scores each rank's share; returns all trees, in the order of the problems."""
     share = _own_share(context, recipe, plan, problems, seeds, tell=context.progress.show_activity)
     return _gather_shares(context, share, len(problems))
 
@@ -213,7 +213,7 @@ def _own_share(
     *,
     tell: Callable[[str], None],
 ) -> RolloutShare:
-    """Every count-th problem from this rank's number on."""
+    """Samples and scores this rank's problems: every `count`-th one, starting at its number."""
     began = time.perf_counter()
     mine = slice(context.ranks.rank, None, context.ranks.count)
     host = build_environment_host(recipe, context.pool)
@@ -229,7 +229,7 @@ def _own_share(
 
 
 def _gather_shares(context: RunContext, share: RolloutShare, problems: int) -> ScoredTrees:
-    """The shares of all ranks together."""
+    """Gathers the shares of all ranks, in the order of the problems."""
     shares = context.ranks.gather((share.trees, share.table))
     count = context.ranks.count
     merged = [shares[i % count][0][i // count] for i in range(problems)]

@@ -1,4 +1,4 @@
-"""What one training step hands to the next, apart from weights and optimisers."""
+"""State that one training step passes to the next, apart from weights and optimisers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,10 +15,10 @@ class ControllerState:
     """State of controllers and estimators; recorded with every step.
 
     Attributes:
-        kl: β of KL in the reward.
-        states: what each estimator carries on, such as a running scale, by its name.
-        critic: steps in which the critic has learned.
-        told: the settings that `kl` began with.
+        kl: controller of β, the coefficient of the KL penalty in the reward.
+        states: state of each estimator, such as a running scale, by the estimator's name.
+        critic: number of steps in which the critic has been trained.
+        told: the settings with which `kl` started.
     """
 
     kl: FixedKl | AdaptiveKl
@@ -28,16 +28,18 @@ class ControllerState:
 
     @staticmethod
     def begin(credit: CreditSpec, before: "ControllerState | None") -> "ControllerState":
-        """What a phase begins with: what was carried so far, unless its settings of β are new."""
-        told = (credit.kl_coef, credit.kl_adaptive)
-        if before is not None and before.told == told:
+        """The initial state of a phase: the state so far, with a new β if its settings change."""
+        settings = (credit.kl_coef, credit.kl_adaptive)
+        if before is not None and before.told == settings:
             return before
         kl: FixedKl | AdaptiveKl = FixedKl(beta=credit.kl_coef)
         if credit.kl_adaptive is not None:
             target, horizon = credit.kl_adaptive.target, credit.kl_adaptive.horizon
             kl = AdaptiveKl(beta=credit.kl_coef, target=target, horizon=horizon)
         return (
-            ControllerState(kl, told=told) if before is None else replace(before, kl=kl, told=told)
+            ControllerState(kl, told=settings)
+            if before is None
+            else replace(before, kl=kl, told=settings)
         )
 
     @staticmethod
@@ -47,7 +49,7 @@ class ControllerState:
         states: Mapping[str, Mapping[str, float]],
         critic: int,
     ) -> "ControllerState":
-        """What a checkpoint of this phase has kept; a β that is fixed is the settings' own."""
+        """The state from a checkpoint of this phase; a fixed β comes from the settings instead."""
         begun = replace(ControllerState.begin(credit, None), states=states, critic=critic)
         if beta is None or not isinstance(begun.kl, AdaptiveKl):
             return begun
@@ -55,13 +57,13 @@ class ControllerState:
 
     @property
     def adaptive_beta(self) -> float | None:
-        """β where it adapts; None where it is fixed."""
+        """The current β if it is adaptive; None if it is fixed."""
         return self.kl.beta if isinstance(self.kl, AdaptiveKl) else None
 
     def after(
         self, train: TrainBatch, spec: ExperimentSpec, *, with_critic: bool
     ) -> "ControllerState":
-        """What goes on after a step."""
+        """The state after a step."""
         states = {**self.states, spec.estimator.plugin: train.state} if train.state else self.states
         carried = replace(self, states=states, critic=self.critic + with_critic)
         if train.kl is None or not spec.credit.use_kl_in_reward or not train.mask.any():

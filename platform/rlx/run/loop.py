@@ -1,4 +1,4 @@
-"""One run on one rank: build, warm start, evaluate, train phase by phase, evaluate, export."""
+"""Runs an experiment on one rank: build, warm start, evaluate, train, evaluate, export."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -49,7 +49,8 @@ def run_experiment(
     """Runs an experiment from its start, or from its newest checkpoint, to its end.
 
     Raises:
-        Stopped: `stop` was asked for; a checkpoint of the step just taken has been written.
+        RunStopped: a stop was requested; a checkpoint of the last step has been written.
+        RewardError: no step could learn, because no rollout was ever scored.
     """
     require_engine(spec.sampler)
     progress = ProgressFile(folder.progress if ranks.is_first else None)
@@ -58,7 +59,7 @@ def run_experiment(
     with (
         RewardPool(workers=runner.reward_workers, memory_mb=runner.reward_memory_mb) as pool,
         ExitStack() as ending,
-        Prefetcher(ranks.device) as ahead,  # ends before the sampler that its thread may be using
+        Prefetcher(ranks.device) as prefetcher,  # closed before the sampler it may be using
     ):
         policy = _start_model(spec, base, ranks, progress)
         progress.show_activity("sampler")
@@ -67,7 +68,7 @@ def run_experiment(
         progress.show_activity("learner")
         critic = _build_critic(spec, policy, phases, ranks)
         learner, reference = _build_learner(spec, policy, phases, ranks, recorder)
-        machinery = TrainingContext(
+        context = TrainingContext(
             spec,
             folder,
             ranks,
@@ -79,29 +80,29 @@ def run_experiment(
             pool,
             recorder,
             progress,
-            ahead,
+            prefetcher,
         )
-        _record_forms(machinery)
-        resumed = resume_run(machinery)
-        synchronize_sampler(machinery)
+        _record_forms(context)
+        resumed = resume_run(context)
+        synchronize_sampler(context)
         at = resumed or ResumePoint()
         if resumed is None or resumed.forked:
-            _run_initial_evaluations(machinery, base, at.step)
+            _run_initial_evaluations(context, base, at.step)
         with stop.defer_exit():
             for number in range(at.phase, len(spec.phases)):
-                at = _train_phase(machinery, base, number, at, stop)
+                at = _train_phase(context, base, number, at, stop)
         if not at.learned:
             raise RewardError(
                 "no step learned anything, since no rollout could ever be scored; `rlx logs RUN` "
                 "has the first scorer's reason for every step"
             )
-        _evaluate_held_out(machinery, base, step=at.step, label="after")
+        _evaluate_held_out(context, base, step=at.step, label="after")
         learner.export(policy, folder.model)
-        run_probe(machinery, base, step=at.step, label="after")
+        run_probe(context, base, step=at.step, label="after")
 
 
 def _record_forms(context: TrainingContext) -> None:
-    """Records how this model is computed here: a slow form has a reason that can be read."""
+    """Records how learner and sampler compute this model, and why, if it is by a slow form."""
     if context.recorder:
         level = "info" if context.learner.chosen.form.merges else "warning"
         context.recorder.event(
@@ -116,7 +117,7 @@ def _record_forms(context: TrainingContext) -> None:
 def _build_critic(
     spec: ExperimentSpec, policy: Policy, phases: Sequence[Recipe], ranks: Ranks
 ) -> Critic | None:
-    """The critic, where some phase asks for values."""
+    """Builds the critic; None if no phase needs values."""
     if spec.critic is None or not any(recipe.wants_values for recipe in phases):
         return None
     return Critic(policy, spec.runner, spec.critic, ranks, spec.seed)
@@ -129,7 +130,7 @@ def _build_learner(
     ranks: Ranks,
     recorder: Recorder | None,
 ) -> tuple[Learner, ReferencePolicy | None]:
-    """The learner, and the reference policy where KL from it is used."""
+    """Builds the learner, and the reference policy if some phase uses the KL divergence from it."""
     learned = adapt_policy(policy, spec.model, spec.seed)
     if not any(recipe.wants_reference for recipe in phases):
         return Learner(learned, spec.runner, spec.optimizer, ranks), None
@@ -142,7 +143,7 @@ def _build_learner(
 def _start_model(
     spec: ExperimentSpec, recipe: Recipe, ranks: Ranks, progress: ProgressFile
 ) -> Policy:
-    """The model as training finds it; rank 0 makes the warm start and the others load it."""
+    """Builds the policy and warm-starts it; rank 0 trains the warm start and the others load it."""
     progress.show_activity("model")
     policy = build_policy(spec.model, spec.seed)
     if spec.probe is not None:
@@ -164,7 +165,7 @@ def _start_model(
 def _train_phase(
     context: TrainingContext, base: Recipe, number: int, at: ResumePoint, stop: StopRequest
 ) -> ResumePoint:
-    """Trains one phase, or what is left of it; returns how far the run is after it."""
+    """Trains one phase, or the rest of it; returns the run's position after it."""
     phase = context.spec.phases[number]
     recipe = build_recipe(context.spec.resolve_phase_spec(phase))
     begun = at.done if at.phase == number else 0
@@ -182,8 +183,8 @@ def _train_phase(
         carried = stepped.carried
         learned += bool(stepped.figures)
         cursor += stepped.drawn
-        shown = stepped.select_progress_figures(context.spec.evaluation.correct)
-        note = "  ".join(f"{k.split('/')[-1]} {v:.3f}" for k, v in shown.items())
+        metrics = stepped.select_progress_figures(context.spec.evaluation.correct)
+        note = "  ".join(f"{k.split('/')[-1]} {v:.3f}" for k, v in metrics.items())
         context.progress.show(Progress(f"training: {phase.name}", done + 1, phase.steps, note))
         if context.recorder:
             print(f"step {step}/{context.spec.steps}  {phase.name}  {note}", flush=True)
@@ -199,14 +200,14 @@ def _train_phase(
 
 
 def _run_initial_evaluations(context: TrainingContext, base: Recipe, step: int) -> None:
-    """What is measured before anything is learned."""
+    """Runs the evaluation and the probe before training."""
     _evaluate_held_out(context, base, step=step, label="before")
     if context.spec.probe is not None and context.spec.probe.every:
         run_probe(context, base, step=step, label="before")
 
 
 def _run_due_evaluations(context: TrainingContext, base: Recipe, step: int) -> None:
-    """What is measured between two steps, where it is time to."""
+    """Runs the evaluation and the probe that are due after a step."""
     if step == context.spec.steps:
         return
     every = context.spec.evaluation.every
@@ -220,7 +221,7 @@ def _run_due_evaluations(context: TrainingContext, base: Recipe, step: int) -> N
 
 
 def _evaluate_held_out(context: TrainingContext, recipe: Recipe, *, step: int, label: str) -> None:
-    """Answers the held-out sets with the sampler's current weights, greedily too where asked."""
+    """Evaluates the sampler's current weights on the held-out sets, also greedily if requested."""
     spec, tasks = context.spec.evaluation, {"held_out": recipe.task, **recipe.variants}
     plans = {"": limit_to_one_answer(recipe.plan)}
     if spec.greedy:
@@ -243,7 +244,7 @@ def _evaluate_suite(
     label: str,
     suite: str,
 ) -> None:
-    """One held-out set, answered in one way."""
+    """Evaluates one held-out set with one way of sampling."""
     spec = context.spec.evaluation
     data = derive_seed(context.spec.seed, "held out")
     problems = [task.problem("test", i, data) for i in range(spec.problems)]
@@ -253,12 +254,12 @@ def _evaluate_suite(
         return
     try:
         result = compute_held_out_metrics(sample.trees, sample.table, spec.correct)
-    except RewardError as error:  # training may fare better, and says so where it does not
+    except RewardError as error:  # training may still succeed; it reports its own failure
         context.recorder.event("held_out_lost", f"{suite} ({label}): {error}", level="warning")
         return
     metrics = result.metrics()
-    if told := environment_figures(sample.trees):
-        metrics["environment"] = {k.removeprefix("environment/"): v for k, v in told.items()}
+    if environment := environment_figures(sample.trees):
+        metrics["environment"] = {k.removeprefix("environment/"): v for k, v in environment.items()}
     context.recorder.evaluation(step, label, metrics, result.payload(), suite)
     where = "" if suite == "held_out" else f"  {suite}"
     accuracy = metrics["accuracy"]

@@ -1,4 +1,4 @@
-"""Figures of how far a step's rollouts are from the policy that learns from them."""
+"""Metrics of the mismatch between the policy that sampled a step's rollouts and the learner."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -23,26 +23,27 @@ def off_policy_figures(
     staleness: int,
     learned: Callable[[TokenBatch, Tensor], Tensor],
 ) -> dict[str, float]:
-    """What the sampler's log-probabilities are to the learner's before the update.
+    """Compares the sampler's log-probabilities with the learner's before the update.
 
-    Where the learner computed its own in advance, they are compared on every token that learns;
-    else on those that the first optimiser step computes, at no cost. Where there was none, no
-    weight has changed, and the learner is asked now.
+    If the learner computed old log-probabilities, they are compared on every trained token.
+    Otherwise the statistics of the first optimiser step are used, at no extra cost. If there was
+    no optimiser step, the weights are unchanged and the learner's log-probabilities are computed
+    now.
 
     Args:
-        train: what was trained on, alike on every rank.
-        loss: of the phase.
-        first: of the step's optimiser steps; None where none was taken.
+        train: the training batch, the same on every rank.
+        loss: loss settings of the phase.
+        first: statistics of the step's first optimiser step; None if there was none.
         staleness: training steps between the weights that sampled and those that learn.
-        learned: the learner's log-probabilities of chosen tokens, as `Learner.logprobs`.
+        learned: computes the learner's log-probabilities of masked tokens, as `Learner.logprobs`.
     """
     figures = {"sampler/staleness": float(staleness)}
     if loss.old_logprobs == "behaviour" and first is not None:
         figures["sampler/mismatch_k3"] = first.kl
         figures["sampler/mismatch_ratio_max"] = first.token_ratio_max
     elif train.sampled_mask.any():
-        asked = loss.old_logprobs == "behaviour"
-        ours = learned(train.batch, train.sampled_mask) if asked else train.streams.old_logprobs
+        recompute = loss.old_logprobs == "behaviour"
+        ours = learned(train.batch, train.sampled_mask) if recompute else train.streams.old_logprobs
         if found := compute_sampler_mismatch(
             ours, train.batch.behaviour_logprobs, train.sampled_mask
         ):

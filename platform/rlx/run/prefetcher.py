@@ -1,9 +1,9 @@
-"""Rollouts of the next step, sampled while the step in hand learns: one step off-policy.
+"""Samples the next step's rollouts while the current step trains: one step off-policy.
 
-A thread samples and scores this rank's share and speaks to no other rank: collectives come from the
-main thread alone, in the same order on every rank. Meanwhile the sampler keeps the weights from
-before the update, and whatever else needs it waits (`finish`). So what is sampled depends on the
-number of a step and never on time.
+A thread samples and scores this rank's share without communicating with other ranks: only the main
+thread runs collectives, in the same order on every rank. Meanwhile the sampler keeps the weights
+from before the update, and anything else that needs it waits (`finish`). The rollouts therefore
+depend on the step number, never on timing.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,7 +23,7 @@ __all__ = ["Prefetcher"]
 
 @dataclass(frozen=True, slots=True)
 class _PendingShare:
-    """A share that the thread is at, and what it is the first part of."""
+    """A share that the thread is sampling, and the arguments of `collect_rollouts` for its step."""
 
     share: Future[RolloutShare]
     recipe: Recipe
@@ -32,15 +32,15 @@ class _PendingShare:
 
 
 class Prefetcher:
-    """At most one step's rollouts, in flight or ready; a context manager.
+    """Holds at most one step's rollouts, in flight or ready; a context manager.
 
     Args:
-        device: where the sampler is.
+        device: the sampler's device.
     """
 
     def __init__(self, device: torch.device) -> None:
         def set_thread_device() -> None:
-            if device.type == "cuda":  # each thread has a current device of its own
+            if device.type == "cuda":  # the current device is per thread
                 torch.cuda.set_device(device)
 
         self._thread = ThreadPoolExecutor(
@@ -62,23 +62,23 @@ class Prefetcher:
 
     @property
     def uses_sampler(self) -> bool:
-        """Whether the thread has the sampler, which must be left alone until `finish`."""
+        """Whether the thread is using the sampler; nothing else may use it until `finish`."""
         return self._growing is not None
 
     @property
     def ready(self) -> StepRollouts | None:
-        """Rollouts that nobody has taken yet; after `finish`, all that there are."""
+        """Finished rollouts that have not been taken; after `finish`, none are in flight."""
         return self._ready
 
     def begin(self, context: RunContext, recipe: Recipe, cursor: int, after: int) -> None:
-        """Lets the thread sample with the sampler's present weights, which are those of `after`."""
+        """Starts sampling with the sampler's current weights, those after step `after`."""
         share = self._thread.submit(sample_first_share, context, recipe, cursor)
         self._growing = _PendingShare(share, recipe, cursor, after)
 
     def finish(self, context: RunContext) -> None:
-        """Waits for what is in flight and gives the sampler the weights that it was kept from.
+        """Waits for the rollouts in flight, then loads the updated weights into the sampler.
 
-        Every rank calls it. What the thread leaves to do, such as drawing again where there was no
+        Every rank calls it. Work that the thread leaves, such as resampling rollouts without
         signal, is done here, with the weights that sampled the rest.
         """
         growing = self._growing
@@ -93,11 +93,11 @@ class Prefetcher:
         synchronize_sampler(context)
 
     def restore_rollouts(self, rollouts: StepRollouts) -> None:
-        """Takes in what was in flight when a checkpoint was written."""
+        """Restores the prefetched rollouts from a checkpoint."""
         self._ready = rollouts
 
     def take(self, context: RunContext) -> StepRollouts | None:
-        """The rollouts that were sampled ahead; None where there are none. Every rank calls it."""
+        """Takes the prefetched rollouts; None if there are none. Every rank calls it."""
         self.finish(context)
         taken, self._ready = self._ready, None
         return taken

@@ -1,4 +1,4 @@
-"""A run's probes: the same held-out problems every time, shared among ranks, recorded by rank 0."""
+"""Runs the probes of a run: the same held-out problems each time, split among the ranks."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +45,7 @@ __all__ = [
 
 
 def run_probe(context: "RunContext", recipe: Recipe, *, step: int, label: str) -> None:
-    """Probes the sampler's current weights and records what is found."""
+    """Probes the sampler's current weights; rank 0 records the results."""
     spec = context.spec.probe
     if spec is None:
         return
@@ -53,23 +53,24 @@ def run_probe(context: "RunContext", recipe: Recipe, *, step: int, label: str) -
     found = probe_problems(spec, means, context.spec.seed, context.ranks, context.progress.show)
     if context.recorder is None:
         return
-    told = build_probe_records(found, spec, context.spec.seed, step)
-    if not told:
+    records = build_probe_records(found, spec, context.spec.seed, step)
+    if not records:
         print(f"step {step}/{context.spec.steps}  probe: no answer could be probed", flush=True)
         return
-    record_probe_results(context.recorder, told, found, label, context.folder.probe(step))
-    for one in told:
+    record_probe_results(context.recorder, records, found, label, context.folder.probe(step))
+    for one in records:
         curve = one.figures.p_correct
-        shown = f"{curve[0].mean:.3f} → {curve[-1].mean:.3f}"
+        change = f"{curve[0].mean:.3f} → {curve[-1].mean:.3f}"
         print(
-            f"step {step}/{context.spec.steps}  probe {one.suite}  mc_p_correct {shown}", flush=True
+            f"step {step}/{context.spec.steps}  probe {one.suite}  mc_p_correct {change}",
+            flush=True,
         )
 
 
 def build_probe_context(
     recipe: Recipe, policy: Policy, sampler: Sampler, pool: RewardPool
 ) -> ProbeContext:
-    """What a probe of an experiment works with: the recipe that training uses."""
+    """Builds the context of an experiment's probe from the recipe that training uses."""
     return ProbeContext(
         plan=limit_to_one_answer(recipe.plan),
         sampler=sampler,
@@ -82,10 +83,10 @@ def build_probe_context(
 
 
 def require_texts(spec: ProbeSpec, speech: ProbeDialogue) -> None:
-    """Sees that the model's tokenizer can write what the probe puts into its mouth.
+    """Checks that the model's tokenizer can encode the texts that the probe inserts.
 
     Raises:
-        SpecError: it cannot.
+        SpecError: it cannot, or a text is empty.
     """
     forces = set(spec.schemes) != {"mistake"}
     texts = {"force": forces, "filler": "filler" in spec.schemes}
@@ -109,10 +110,10 @@ def probe_problems(
     ranks: "Ranks | None",
     show: Callable[[Progress], None],
 ) -> ProbeResult:
-    """Probes the first held-out problems, each rank its share of them.
+    """Probes the first held-out problems; each rank probes its share of them.
 
     Raises:
-        SpecError: the model's tokenizer cannot write a text of the probe.
+        SpecError: the model's tokenizer cannot encode a text of the probe.
     """
     require_texts(spec, means.speech)
     data = derive_seed(seed, "held out")
@@ -131,7 +132,7 @@ def probe_problems(
 
 
 def merge_probe_shares(shares: Sequence[ProbeResult]) -> ProbeResult:
-    """What ranks found, in the order of the problems: rank r has every count-th from r on."""
+    """Merges the ranks' results in problem order: rank r has every `count`-th problem from r on."""
     count = len(shares)
     total = sum(len(share.answered) for share in shares)
     answered = tuple(shares[i % count].answered[i // count] for i in range(total))
@@ -147,43 +148,43 @@ def merge_probe_shares(shares: Sequence[ProbeResult]) -> ProbeResult:
 def build_probe_records(
     found: ProbeResult, spec: ProbeSpec, seed: int, step: int
 ) -> list[RecordedProbe]:
-    """The figures of every scheme that was sampled."""
-    said = {scheme: compute_scheme_figures(found, scheme, seed) for scheme in spec.schemes}
+    """Builds the record of every scheme that was sampled."""
+    figures = {scheme: compute_scheme_figures(found, scheme, seed) for scheme in spec.schemes}
     return [
         RecordedProbe.from_figures(scheme, step, settings_of(spec, scheme, seed), one, found)
-        for scheme, one in said.items()
+        for scheme, one in figures.items()
         if one is not None
     ]
 
 
 def record_probe_results(
-    recorder: Recorder, told: Sequence[RecordedProbe], found: ProbeResult, label: str, path: Path
+    recorder: Recorder, records: Sequence[RecordedProbe], found: ProbeResult, label: str, path: Path
 ) -> None:
-    """Records schemes of one probe: samples, figures, and the curves as metrics.
+    """Records the schemes of one probe: samples, figures, and the curves as metrics.
 
     Args:
-        recorder: of the run.
-        told: at least one, all of one step.
-        found: what they were made from.
-        label: as evaluations have it.
-        path: of the samples.
+        recorder: recorder of the run.
+        records: one per scheme, at least one, all of the same step.
+        found: the probe results that the records were built from.
+        label: label of the step, as for evaluations.
+        path: file of the samples.
     """
     recorder.probe(
-        told[0].step,
+        records[0].step,
         label,
-        {one.suite: one.to_json() for one in told},
-        dict(pair for one in told for pair in _list_curve_metrics(one)),
+        {one.suite: one.to_json() for one in records},
+        dict(pair for one in records for pair in _list_curve_metrics(one)),
         probe_table(found),
         path,
     )
 
 
 def _list_curve_metrics(one: RecordedProbe) -> Iterable[tuple[str, float]]:
-    """Metrics: the curve, and what is one number."""
-    said, at = one.figures, f"probe/{one.suite}"
-    for share, band in zip(GRID, said.p_correct, strict=True):
+    """Metrics of one scheme: the points of its curve, and its scalars."""
+    figures, at = one.figures, f"probe/{one.suite}"
+    for share, band in zip(GRID, figures.p_correct, strict=True):
         yield f"{at}/mc_p_correct_{round(100 * share):03d}", band.mean
-    if not math.isnan(said.aoc.mean):  # no whole response has an answer to compare with
-        yield f"{at}/aoc", said.aoc.mean
-    yield f"{at}/accuracy", said.accuracy
-    yield f"{at}/wrapped", said.wrapped
+    if not math.isnan(figures.aoc.mean):  # no complete response has an answer to compare with
+        yield f"{at}/aoc", figures.aoc.mean
+    yield f"{at}/accuracy", figures.accuracy
+    yield f"{at}/wrapped", figures.wrapped

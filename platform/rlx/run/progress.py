@@ -1,4 +1,4 @@
-"""What a run is doing right now, for whoever follows it."""
+"""The current progress of a run, in a small file that other processes can read."""
 
 import json
 import time
@@ -8,12 +8,12 @@ from pathlib import Path
 __all__ = ["Progress", "ProgressFile", "read_progress"]
 
 EVERY = 0.2
-"""Seconds between two writes of the same stage."""
+"""Minimum number of seconds between two writes within a stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One line of progress: `done` of `total` in a stage, a few figures, and the work in hand."""
+    """One line of progress: `done` of `total` in a stage, a few metrics, and the activity."""
 
     stage: str
     done: int
@@ -23,10 +23,10 @@ class Progress:
 
 
 class ProgressFile:
-    """Replaces one small file; readers see a whole line or the one before.
+    """Writes progress to a file atomically; readers see the new line or the previous one.
 
     Args:
-        path: None where another rank tells.
+        path: None if another rank writes the progress.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -35,7 +35,7 @@ class ProgressFile:
         self._at = 0.0
 
     def show(self, progress: Progress) -> None:
-        """Shows `progress`, unless the same stage was shown a moment ago."""
+        """Writes `progress`; within an unfinished stage at most every `EVERY` seconds."""
         now, before = time.monotonic(), self._shown
         finished = progress.done == progress.total
         if now - self._at < EVERY and before.stage == progress.stage and not finished:
@@ -44,7 +44,7 @@ class ProgressFile:
         self._write()
 
     def show_activity(self, what: str) -> None:
-        """Shows what is being done within the stage, at once."""
+        """Writes the current activity within the stage, at once."""
         self._shown = replace(self._shown, doing=what)
         self._write()
 
@@ -57,7 +57,7 @@ class ProgressFile:
 
 
 def read_progress(path: Path) -> Progress | None:
-    """What the run last said; None before it has said anything."""
+    """Reads the latest progress of a run; None if it has not written any."""
     try:
         return Progress(**json.loads(path.read_text()))
     except FileNotFoundError:

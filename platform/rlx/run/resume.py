@@ -1,9 +1,11 @@
-"""Where a run stands, written down between its steps and taken up again."""
+"""Writes the checkpoints of a run, and resumes the run from them."""
 
+import io
 import pickle
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rlx.checkpoint import (
     CheckpointError,
@@ -16,7 +18,7 @@ from rlx.checkpoint import (
     write_checkpoint,
 )
 from rlx.errors import RlxError
-from rlx.run.collect import StepRollouts
+from rlx.run.collect import ScoredTrees, StepRollouts
 from rlx.run.controller_state import ControllerState
 from rlx.run.training_context import TrainingContext
 from rlx.spec import ExperimentSpec
@@ -26,16 +28,16 @@ __all__ = ["ResumePoint", "checkpoint_run", "is_checkpoint_due", "resume_run"]
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """How far a run is.
+    """The position of a run between two steps.
 
     Attributes:
-        step: the last one taken.
-        cursor: problems drawn.
-        learned: steps in which some rollout could be scored.
-        phase: number of the phase that it is in, from 0.
-        done: steps of that phase.
-        carried: what the next step is handed.
-        forked: another run has taken all these steps.
+        step: the last completed step.
+        cursor: number of problems drawn.
+        learned: number of steps in which some rollout could be scored.
+        phase: index of the current phase, from 0.
+        done: number of completed steps of that phase.
+        carried: state for the next step; None before the first.
+        forked: whether another run took all these steps.
     """
 
     step: int = 0
@@ -48,13 +50,17 @@ class ResumePoint:
 
 
 def is_checkpoint_due(spec: ExperimentSpec, step: int) -> bool:
-    """Whether a checkpoint follows this step."""
+    """Whether a checkpoint is due after this step."""
     every = spec.runner.checkpoint.every
     return every > 0 and (step % every == 0 or step == spec.steps)
 
 
 def checkpoint_run(context: TrainingContext, at: ResumePoint) -> None:
-    """Writes a checkpoint and records it."""
+    """Writes a checkpoint and records it.
+
+    Raises:
+        ValueError: no step has been trained yet.
+    """
     if at.carried is None:
         raise ValueError("nothing has been trained yet")
     context.prefetcher.finish(context)
@@ -87,16 +93,17 @@ def checkpoint_run(context: TrainingContext, at: ResumePoint) -> None:
 
 
 def resume_run(context: TrainingContext) -> ResumePoint | None:
-    """Loads the newest sound checkpoint, else that of the run that this one goes on from.
+    """Loads the newest intact checkpoint of the run, else the one that the run is forked from.
 
     Every rank calls it.
 
     Returns:
-        How far the run is; None where it begins from its model as it is.
+        The position of the run; None if it starts from its initial model.
 
     Raises:
-        RlxError: what is there was written for another experiment or in another precision.
-        CheckpointError: the other run's checkpoint is damaged.
+        RlxError: the checkpoint was written for another experiment or in another precision.
+        CheckpointError: the checkpoint of the other run is damaged, or another version of rlx wrote
+            the rollouts in flight.
     """
     found, *_ = context.ranks.gather(
         _find_resume_checkpoint(context) if context.ranks.is_first else None
@@ -115,9 +122,8 @@ def resume_run(context: TrainingContext) -> ResumePoint | None:
         source = convert_checkpoint(found, context.folder.checkpoints)
     source, *_ = context.ranks.gather(source)
     load_checkpoint(source, context.learner, context.critic, universal=otherwise)
-    ahead = (
-        None if forked else read_in_flight_bytes(found)
-    )  # another experiment's rollouts are not ours
+    # A fork does not take over the rollouts of the other experiment.
+    ahead = None if forked else read_in_flight_bytes(found)
     if ahead is not None:
         context.prefetcher.restore_rollouts(_unpickle_rollouts(ahead))
     _record_resumption(context, state, forked=forked, otherwise=otherwise)
@@ -128,7 +134,7 @@ def resume_run(context: TrainingContext) -> ResumePoint | None:
 
 
 def _find_resume_checkpoint(context: TrainingContext) -> Path | None:
-    """The checkpoint to go on from; rank 0 calls it."""
+    """Finds the checkpoint to resume from; only rank 0 calls it."""
 
     def report_refusal(what: str) -> None:
         if context.recorder:
@@ -148,14 +154,24 @@ def _find_resume_checkpoint(context: TrainingContext) -> Path | None:
     return found
 
 
+_FORMER_NAMES = {"Harvest": StepRollouts, "Scored": ScoredTrees}
+"""Classes of `rlx.run.collect` by the names that checkpoints of earlier versions give them."""
+
+
+class _RolloutsUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        former = _FORMER_NAMES.get(name) if module == "rlx.run.collect" else None
+        return former or super().find_class(module, name)
+
+
 def _unpickle_rollouts(kept: bytes) -> StepRollouts:
-    """Rollouts in flight, as `keep` wrote them.
+    """Restores the rollouts in flight that `checkpoint_run` pickled.
 
     Raises:
         CheckpointError: another version of rlx wrote them.
     """
     try:
-        found = pickle.loads(kept)
+        found = _RolloutsUnpickler(io.BytesIO(kept)).load()
     except (pickle.UnpicklingError, AttributeError, ImportError, TypeError) as error:
         raise CheckpointError(
             f"the rollouts in flight were written by another version of rlx ({error}): go on with "
@@ -171,11 +187,11 @@ def _record_resumption(
 ) -> None:
     if context.recorder is None:
         return
-    kind, told = "resumed", f"goes on after step {state.step}"
+    kind, message = "resumed", f"goes on after step {state.step}"
     if forked:
-        kind, told = "forked", f"goes on from {context.spec.from_checkpoint}"
+        kind, message = "forked", f"goes on from {context.spec.from_checkpoint}"
     if otherwise:
         wrote = "one rank" if state.ranks == 1 else f"{state.ranks} ranks"
-        told += f", which {wrote} wrote under ZeRO stage {state.zero_stage}"
-    context.recorder.event(kind, told, step=state.step)
-    print(told, flush=True)
+        message += f", which {wrote} wrote under ZeRO stage {state.zero_stage}"
+    context.recorder.event(kind, message, step=state.step)
+    print(message, flush=True)

@@ -1,4 +1,4 @@
-"""What lives as long as a run does."""
+"""The objects of one rank that live as long as its run."""
 
 from dataclasses import dataclass
 
@@ -16,12 +16,12 @@ __all__ = ["RunContext"]
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What lives as long as the run does.
+    """The objects of one rank that live as long as its run.
 
     Attributes:
-        critic: None where no estimator of the run needs values.
-        reference: None where KL from a reference policy is used nowhere.
-        recorder: on rank 0; None elsewhere.
+        critic: None if no estimator of the run needs values.
+        reference: None if the run uses no KL divergence from a reference policy.
+        recorder: None except on rank 0.
     """
 
     spec: ExperimentSpec

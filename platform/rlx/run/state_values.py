@@ -1,4 +1,4 @@
-"""Monte-Carlo values of a step's responses, as tensors in the order of its rows."""
+"""Monte-Carlo values of a step's responses, as tensors in row order."""
 
 from collections.abc import Sequence
 
@@ -22,9 +22,15 @@ def mc_streams(
     trees: Sequence[RolloutTree],
     cursor: int,
 ) -> tuple[Tensor, Tensor]:
-    """`[B, T]` step of each own token, and `[B, S + 1]` values at the borders of steps.
+    """Estimates Monte-Carlo values of the states at the borders of each row's steps.
 
-    Every rank values its share of the rows; then all have all.
+    Each rank estimates its share of the rows; all ranks get the result.
+
+    Returns:
+        `[B, T]` step of each own token, -1 elsewhere, and `[B, S + 1]` values at step borders.
+
+    Raises:
+        ValueError: the experiment has no `monte_carlo` section.
     """
     spec = context.spec.monte_carlo
     if spec is None:
@@ -39,13 +45,13 @@ def mc_streams(
         pool=context.pool,
     )
     rows = list(enumerate(batch.rows))[context.ranks.rank :: context.ranks.count]
-    given = [
+    responses = [
         build_probe_response(
             trees[row.tree], row.segment, means, derive_seed(context.spec.seed, "mc", cursor, b)
         )
         for b, row in rows
     ]
-    mine = state_values(given, means, spec.cut, spec.samples) if given else []
+    mine = state_values(responses, means, spec.cut, spec.samples) if responses else []
     shares = context.ranks.gather(mine)
     found = [
         shares[b % context.ranks.count][b // context.ranks.count] for b in range(len(batch.rows))

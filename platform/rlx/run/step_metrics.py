@@ -1,4 +1,4 @@
-"""Figures of one training step, under the names that MLflow groups into sections."""
+"""Metrics of one training step, under names that MLflow groups into sections."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -13,6 +13,7 @@ from rlx.evaluation import (
     find_correctness_reward,
 )
 from rlx.kl import mean_kl
+from rlx.record import get_stored_score_name
 from rlx.reward import RewardTable
 from rlx.rollout import RolloutTree
 from rlx.run.environment_metrics import environment_figures
@@ -32,22 +33,22 @@ def step_figures(
     critic: "CriticStats | None",
     seconds: Mapping[str, float],
     correct: str,
-    asked: Sequence[str],
+    kinds: Sequence[str],
 ) -> dict[str, float]:
     """All metrics of a step.
 
     Args:
-        trees, table, train: what was sampled, scored and trained on.
-        update: what the last optimiser step did; None when no token carried a signal.
-        critic: the same of the critic; None without one.
-        seconds: wall time of "rollout", "reward", "train" and "step".
+        trees, table, train: the rollouts, their rewards and the training batch.
+        update: statistics of the last optimiser step; None if no token carried a signal.
+        critic: statistics of the critic's last update; None without a critic.
+        seconds: wall time in seconds of "rollout", "reward", "train" and "step".
         correct: name of the correctness reward.
-        asked: the kind of turn that rows of each level are asked for.
+        kinds: kind of turn that is requested at each level of rows.
     """
     figures = {
         **_compute_reward_figures(trees, table),
         **_compute_turn_figures(trees),
-        **_compute_row_figures(train, asked),
+        **_compute_row_figures(train, kinds),
         "rollout/dropped": float(len(table.dropped)),
         **_compute_calibration_figures(trees, table, correct),
         **_compute_credit_figures(train),
@@ -79,11 +80,12 @@ def step_figures(
 
 
 def _compute_credit_figures(train: TrainBatch) -> dict[str, float]:
-    """The three scores, what placement lost, and KL from the reference policy."""
+    """The three scores, the reward lost in placement, and KL from the reference policy."""
     figures: dict[str, float] = {}
     for name, scores in vars(train.scores).items():
-        figures[f"score/{name}"] = float(scores.mean())
-        figures[f"score/{name}_std"] = float(scores.std(correction=0))
+        stored = get_stored_score_name(name)
+        figures[f"score/{stored}"] = float(scores.mean())
+        figures[f"score/{stored}_std"] = float(scores.std(correction=0))
     figures["score/turns_without_tokens"] = float(train.placed.missing.sum())
     figures["score/lost"] = float(train.placed.lost.abs().sum())
     if train.kl is not None and train.mask.any():
@@ -115,7 +117,7 @@ def _compute_reward_figures(trees: Sequence[RolloutTree], table: RewardTable) ->
 
 
 def _compute_turn_figures(trees: Sequence[RolloutTree]) -> dict[str, float]:
-    """Lengths and ends of turns, by what each turn was."""
+    """Lengths and truncation of turns, by kind of turn."""
     turns = [s for t in trees for s in t.segments if s.author == "policy"]
     figures = {"rollout/no_span": float(np.mean([not s.spans for s in turns]))}
     for kind in sorted({s.kind for s in turns}):
@@ -127,13 +129,13 @@ def _compute_turn_figures(trees: Sequence[RolloutTree]) -> dict[str, float]:
     return figures
 
 
-def _compute_row_figures(train: TrainBatch, asked: Sequence[str]) -> dict[str, float]:
-    """Signal of the rows, by what their turns were asked for."""
+def _compute_row_figures(train: TrainBatch, kinds: Sequence[str]) -> dict[str, float]:
+    """Signal of the rows, by the requested kind of their turns."""
     figures: dict[str, float] = {}
     levels, groups = train.batch.levels.numpy(), train.batch.group_ids.numpy()
     per_row = _row_means(train.advantages, train.mask)
     for level in np.unique(levels):
-        rows, kind = levels == level, asked[int(level)]
+        rows, kind = levels == level, kinds[int(level)]
         silent = [not per_row[rows & (groups == g)].any() for g in np.unique(groups[rows])]
         figures[f"rollout/zero_signal_{kind}"] = float(np.mean(silent))
         figures[f"train/advantage_abs_{kind}"] = float(np.abs(per_row[rows]).mean())
@@ -141,7 +143,7 @@ def _compute_row_figures(train: TrainBatch, asked: Sequence[str]) -> dict[str, f
 
 
 def _row_means(values: Tensor, mask: Tensor) -> np.ndarray:
-    """`[B]` mean over each row's mask; 0 for a row that has none."""
+    """`[B]` mean over each row's mask; 0 for a row with an empty mask."""
     counts = mask.sum(dim=1).clamp(min=1)
     means: np.ndarray = (values.where(mask, 0.0).sum(dim=1) / counts).numpy()
     return means
@@ -150,7 +152,7 @@ def _row_means(values: Tensor, mask: Tensor) -> np.ndarray:
 def _compute_calibration_figures(
     trees: Sequence[RolloutTree], table: RewardTable, correct: str
 ) -> dict[str, float]:
-    """Brier, mean and spread of the confidences that go with each answer of the batch."""
+    """Calibration of the confidences stated for the answers: mean, gap, Brier score, spread."""
     answers = [
         (t, s)
         for t, tree in enumerate(trees)

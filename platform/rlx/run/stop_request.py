@@ -1,4 +1,4 @@
-"""A request to stop that training honours between two steps, when all is in order."""
+"""A stop request that training handles between two steps, when its state is consistent."""
 
 import os
 import signal
@@ -9,13 +9,13 @@ __all__ = ["RunStopped", "StopRequest"]
 
 
 class RunStopped(Exception):
-    """The run has been stopped, and what it needs to go on is written down."""
+    """The run was stopped, after writing a checkpoint to resume from."""
 
 
 class StopRequest:
     """Listens for SIGTERM.
 
-    Where there is nothing yet to be written down, the process ends at once.
+    Outside `defer_exit` there is nothing to save, so SIGTERM ends the process at once.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class StopRequest:
 
     @contextmanager
     def defer_exit(self) -> Iterator[None]:
-        """While this lasts, whoever trains looks at `asked` after every step."""
+        """Defers the exit: within this context, training checks `asked` after every step."""
         self._honoured = True
         try:
             yield

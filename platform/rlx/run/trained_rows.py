@@ -1,22 +1,25 @@
-"""A step's rows: their rewards and the values of their states as tensors, and their record."""
+"""The record of a step's training rows, and the values of their states as tensors."""
 
 import torch
 from torch import Tensor
 
-from rlx.record import TrainedRows
+from rlx.record import TrainedRows, get_stored_score_name
 from rlx.step import TokenStreams, TrainBatch
 
 __all__ = ["build_trained_rows", "collect_state_values", "spread_step_values"]
 
 
 def spread_step_values(step_ids: Tensor, values: Tensor) -> Tensor:
-    """`[B, T]` value of the state that each token's step begins in, 0 where it has no step."""
+    """`[B, T]` value of the state in which each token's step begins; 0 without a step."""
     known = step_ids >= 0
     return torch.where(known, values.gather(1, step_ids.clamp(min=0)), 0.0)
 
 
 def collect_state_values(step_ids: Tensor, per_token: Tensor) -> Tensor:
-    """`[B, S + 1]` again from `of_tokens`: a step has tokens, and the last state is worth 0."""
+    """Recovers the `[B, S + 1]` values from the result of `spread_step_values`.
+
+    This is possible because every step has tokens and the value of the last state is 0.
+    """
     steps = int(step_ids.max()) + 1
     nowhere = torch.where(step_ids < 0, steps + 1, step_ids)
     values = per_token.new_zeros(len(step_ids), steps + 2)
@@ -24,11 +27,11 @@ def collect_state_values(step_ids: Tensor, per_token: Tensor) -> Tensor:
 
 
 def build_trained_rows(train: TrainBatch) -> TrainedRows:
-    """All that is recorded of a step's rows."""
+    """Builds the record of a step's training rows."""
     batch, streams, scores = train.batch, train.streams, train.scores
-    told = {**vars(scores)}
+    row_scores = {get_stored_score_name(name): values for name, values in vars(scores).items()}
     if streams.greedy_scores is not None:
-        told["greedy_score"] = streams.greedy_scores
+        row_scores["greedy_score"] = streams.greedy_scores
     return TrainedRows(
         [(r.tree, r.segment, r.parent, r.kind, r.level) for r in batch.rows],
         batch.group_ids,
@@ -47,7 +50,7 @@ def build_trained_rows(train: TrainBatch) -> TrainedRows:
             "step_ids": streams.step_ids,
             "mc_values": _token_values(streams),
         },
-        told,
+        row_scores,
     )
 
 

@@ -1,4 +1,4 @@
-"""One training step, as `rlx.step` reads, with what it needs of devices and records."""
+"""Runs one training step: the algorithm of `rlx.step`, with its models and its records."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -32,12 +32,12 @@ __all__ = ["StepOutcome", "train_step"]
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What came of a step.
+    """The result of a training step.
 
     Attributes:
-        figures: all of the step's; none where no rollout could be scored.
-        drawn: problems drawn.
-        carried: for the next step.
+        figures: metrics of the step; empty if no rollout could be scored.
+        drawn: number of problems drawn.
+        carried: state for the next step.
     """
 
     figures: dict[str, float]
@@ -45,7 +45,7 @@ class StepOutcome:
     carried: ControllerState
 
     def select_progress_figures(self, correct: str) -> dict[str, float]:
-        """Those to show while the run goes on."""
+        """The metrics to show as progress."""
         names = (f"rewards/{correct}/mean", "calibration/brier", "perf/step_s")
         return {name: self.figures[name] for name in names if name in self.figures}
 
@@ -61,14 +61,14 @@ def train_step(
     *,
     more: bool,
 ) -> StepOutcome:
-    """Samples, scores, gives credit, learns, and records.
+    """Samples, scores, assigns credit, updates the models and records the step.
 
     Args:
-        step: its number, from 1.
-        cursor: problems drawn before.
+        step: number of the step, from 1.
+        cursor: number of problems drawn before.
         rate: learning rate.
-        carried: from the step before.
-        more: the phase has another step, whose rollouts may be sampled meanwhile.
+        carried: state from the previous step.
+        more: whether the phase has another step, whose rollouts may be prefetched.
     """
     began = time.perf_counter()
     rollouts = context.prefetcher.take(context) or collect_rollouts(
@@ -82,7 +82,7 @@ def train_step(
     context.progress.show_activity("update")
     batch = build_token_batch(rollouts.trees, temperatures=recipe.temperatures, without=out)
     states = mc_streams(context, recipe, batch, rollouts.trees, cursor) if recipe.wants_mc else None
-    if more and recipe.spec.rollout.off_policy_steps:  # from here on this step samples no more
+    if more and recipe.spec.rollout.off_policy_steps:  # this step is done with the sampler
         context.prefetcher.begin(context, recipe, cursor + rollouts.drawn, step - 1)
     mask = recipe.mask(batch)
     train = assign_credit(
@@ -121,7 +121,7 @@ def _build_streams(
     carried: ControllerState,
     states: tuple[Tensor, Tensor] | None,
 ) -> TokenStreams:
-    """What models say of the tokens that learn, each computed only where something asks for it."""
+    """Computes log-probabilities and values of the trained tokens, each only if it is needed."""
     old = batch.behaviour_logprobs
     if recipe.spec.loss.old_logprobs == "learner":
         old = context.learner.logprobs(batch, mask)
@@ -143,7 +143,7 @@ def _build_streams(
     return TokenStreams(
         old_logprobs=old,
         reference_logprobs=reference.logprobs(batch, mask) if reference else None,
-        # Also between two learning tokens, where the literal recursion reads them.
+        # Also between two trained tokens, where the literal recursion of GAE reads them.
         values=context.critic.values(batch, fill_between_ends(mask))
         if context.critic and recipe.wants_values
         else None,
@@ -167,28 +167,28 @@ def _greedy_score(trees: Sequence[RolloutTree], table: RewardTable, tree: int) -
 
 
 def _update_models(
-    context: TrainingContext, recipe: Recipe, train: TrainBatch, asked: int, rate: float
+    context: TrainingContext, recipe: Recipe, train: TrainBatch, critic_steps: int, rate: float
 ) -> tuple[list[UpdateStats], CriticStats | None]:
-    """Lets the critic learn, then the policy once the critic's lead is over.
+    """Updates the critic, then the policy unless it is still in the critic's lead steps.
 
     Args:
-        asked: steps in which the critic has learned before.
+        critic_steps: number of steps in which the critic was trained before.
 
     Returns:
-        The figures of the policy's optimiser steps, none where no token carried a signal, and
-        those of the critic's last.
+        The statistics of the policy's optimiser steps, empty if no token carried a signal, and
+        those of the critic's last update.
     """
-    spec, told = context.spec.critic, None
+    spec, critic_stats = context.spec.critic, None
     if context.critic is not None and spec is not None and recipe.wants_values:
         for _ in range(spec.updates_per_rollout):
-            told = context.critic.update(train, critic_rate(spec, asked))
-        if asked < spec.lead_steps:
-            return [], told
+            critic_stats = context.critic.update(train, critic_rate(spec, critic_steps))
+        if critic_steps < spec.lead_steps:
+            return [], critic_stats
     counts = range(recipe.spec.optimizer.updates_per_rollout)
     updates = [context.learner.update(train, recipe.spec.loss, rate) for _ in counts]
     if not context.prefetcher.uses_sampler:
         synchronize_sampler(context)
-    return [update for update in updates if update is not None], told
+    return [update for update in updates if update is not None], critic_stats
 
 
 def _compute_step_figures(
@@ -201,7 +201,7 @@ def _compute_step_figures(
     critic: CriticStats | None,
     seconds: Mapping[str, float],
 ) -> dict[str, float]:
-    """All that is measured of a step but what its records take."""
+    """All metrics of a step, except the time that recording it takes."""
     first, last = (updates[0], updates[-1]) if updates else (None, None)
     correct, turns = context.spec.evaluation.correct, recipe.spec.rollout.turns
     return {
@@ -230,10 +230,10 @@ def _record_skipped_step(context: TrainingContext, step: int, rollouts: StepRoll
     ):
         why = f"; the environment failed: {fault}"
         break
-    told = f"step {step} learned nothing: no rollout could be scored{why}"
+    message = f"step {step} learned nothing: no rollout could be scored{why}"
     if context.recorder:
-        context.recorder.event("step_skipped", told, level="warning")
-        print(told, flush=True)
+        context.recorder.event("step_skipped", message, level="warning")
+        print(message, flush=True)
 
 
 def _record_training_step(
@@ -275,7 +275,7 @@ def _record_training_step(
 def _build_step_statistics(
     train: TrainBatch, phase: str, recipe: Recipe, sampled_after: int
 ) -> dict[str, Any]:
-    """What else is needed to compute the step's credit again."""
+    """The values that are needed to recompute the step's credit, besides its rows."""
     return {
         "phase": phase,
         "sampled_after": sampled_after,

@@ -1,4 +1,4 @@
-"""What a training step works with: all that lives as long as the run, and rollouts ahead of it."""
+"""The context of a training step: a `RunContext` with the prefetcher of rollouts."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ __all__ = ["TrainingContext"]
 
 @dataclass(frozen=True, slots=True)
 class TrainingContext(RunContext):
-    """A `RunContext` with what samples the next step's rollouts.
+    """A `RunContext` with the prefetcher of the next step's rollouts.
 
     Attributes:
-        prefetcher: idle where the experiment trains on rollouts of the step itself.
+        prefetcher: idle if the experiment trains on-policy.
     """
 
     prefetcher: Prefetcher

@@ -1,9 +1,10 @@
-"""The learner's weights for the sampler, and whether they have arrived.
+"""Loads the learner's weights into the sampler, and verifies that the sampler uses them.
 
-An engine that is not the learner's own implementation keeps things that are made from weights:
-packed matrices, tied embeddings, keys and values of prompts. One that stays behind gives tokens of
-another policy, with log-probabilities that look sound. So the same few prompts are sampled before
-and after each synchronisation, and the learner is asked for the same log-probabilities.
+An engine with its own model implementation keeps state that is derived from the weights: packed
+matrices, tied embeddings, cached keys and values of prompts. If such state is stale, the engine
+samples from another policy, with plausible log-probabilities. The same few prompts are therefore
+sampled before and after each synchronisation, and the log-probabilities are compared with the
+learner's.
 """
 
 import random
@@ -23,36 +24,35 @@ __all__ = ["compute_sync_figures", "synchronize_sampler"]
 
 PROMPTS = 4
 LENGTH = 72
-"""Tokens of a prompt: more than two blocks of vLLM's prefix cache."""
+"""Tokens per prompt: more than two blocks of vLLM's prefix cache."""
 SAID = TurnSpec(max_new_tokens=8)
 SEEDS = ((0, 1), (2, 3))
-"""Of the two rounds: the second finds the prompts in the prefix cache."""
+"""Seeds of the two rounds; the second round finds the prompts in the prefix cache."""
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 
 
 def synchronize_sampler(context: RunContext) -> None:
-    """Gives the sampler the learner's weights; every rank calls it.
+    """Loads the learner's weights into the sampler; every rank calls it.
 
     Raises:
-        RlxError: the sampler does not take them, or its log-probabilities are not the learner's.
+        RlxError: the sampler rejects the weights, or its log-probabilities are not the learner's.
     """
     spec = context.spec.sampler
     if not isinstance(spec, VllmSpec) or not isinstance(context.sampler, VllmSampler):
         context.sampler.load(context.learner.weights())
         return
     prompts = _build_check_prompts(context, context.sampler.context_length)
-    _sample_completions(
-        context.sampler, prompts, SEEDS[:1]
-    )  # what is kept of them now would be found afterwards
+    # Fills the caches, so that entries which are stale after the load are found.
+    _sample_completions(context.sampler, prompts, SEEDS[:1])
     context.sampler.load(context.learner.weights())
-    said = [
+    completions = [
         one
         for share in context.ranks.gather(_sample_completions(context.sampler, prompts, SEEDS))
         for one in share
     ]
-    context.sampler.drift = _compute_drift(context, said)
+    context.sampler.drift = _compute_drift(context, completions)
     tolerance = spec.tolerance or TOLERANCE[context.spec.runner.dtype]
-    if not context.sampler.drift <= tolerance:  # NaN is not
+    if not context.sampler.drift <= tolerance:  # NaN raises too
         raise RlxError(
             f"vLLM's log-probabilities are up to {context.sampler.drift:.3g} nats off the "
             "learner's "
@@ -64,7 +64,7 @@ def synchronize_sampler(context: RunContext) -> None:
 
 
 def compute_sync_figures(sampler: SamplingEngine) -> dict[str, float]:
-    """What there is to record of the last synchronisation, and of the sampler's process."""
+    """Metrics of the last synchronisation and of the sampler's process; empty without vLLM."""
     if not isinstance(sampler, VllmSampler):
         return {}
     return {"sampler/drift": sampler.drift, "sampler/restarts": float(sampler.restarts)}
@@ -74,7 +74,7 @@ _Said = tuple[tuple[int, ...], Completion]
 
 
 def _build_check_prompts(context: RunContext, longest: int) -> list[tuple[int, ...]]:
-    """Always the same tokens, of which none ends a turn."""
+    """Builds the same prompts every time, without tokens that end a turn."""
     vocabulary = sorted({*range(len(context.policy.tokenizer))} - {*context.policy.end_ids})
     source = random.Random(derive_seed(0, "synchronising"))
     length = min(LENGTH, longest - SAID.max_new_tokens)
@@ -89,27 +89,27 @@ def _build_check_prompts(context: RunContext, longest: int) -> list[tuple[int, .
 def _sample_completions(
     sampler: SamplingEngine, prompts: Sequence[tuple[int, ...]], rounds: Sequence[tuple[int, ...]]
 ) -> list[_Said]:
-    """What is said to every prompt, round by round."""
-    said: list[_Said] = []
+    """Samples a completion of every prompt for every seed, round by round."""
+    completions: list[_Said] = []
     with sampler.session() as session:
         for seeds in rounds:
             requests = [CompletionRequest(prompt, None, seeds) for prompt in prompts]
             groups = session.generate(requests, SAID)
-            said += [(p, c) for p, group in zip(prompts, groups, strict=True) for c in group]
-    return said
+            completions += [(p, c) for p, group in zip(prompts, groups, strict=True) for c in group]
+    return completions
 
 
-def _compute_drift(context: RunContext, said: Sequence[_Said]) -> float:
-    """The largest difference between log-probabilities of the sampler and the learner, in nats."""
+def _compute_drift(context: RunContext, completions: Sequence[_Said]) -> float:
+    """The largest absolute difference of sampler and learner log-probabilities, in nats."""
     batch = build_token_batch(
-        [_build_completion_tree(prompt, completion) for prompt, completion in said]
+        [_build_completion_tree(prompt, completion) for prompt, completion in completions]
     )
     learned = context.learner.logprobs(batch, batch.is_own)
     return float((learned - batch.behaviour_logprobs).abs()[batch.is_own].max())
 
 
 def _build_completion_tree(prompt: tuple[int, ...], completion: Completion) -> RolloutTree:
-    said = Segment(
+    response = Segment(
         parent=0,
         author="policy",
         token_ids=completion.token_ids,
@@ -119,4 +119,4 @@ def _build_completion_tree(prompt: tuple[int, ...], completion: Completion) -> R
         kind="answer",
     )
     opening = Segment(parent=NO_PARENT, author="prompt", token_ids=prompt)
-    return RolloutTree(Problem(id="synchronising", prompt="", fields={}), (opening, said))
+    return RolloutTree(Problem(id="synchronising", prompt="", fields={}), (opening, response))

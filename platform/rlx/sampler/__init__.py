@@ -1,4 +1,4 @@
-"""Sampling engines. Each owns whole weights of its own and never calls a sharded module."""
+"""Sampling engines. Each owns a full copy of the weights and never calls a sharded module."""
 
 import lazy_loader
 

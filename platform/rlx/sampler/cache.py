@@ -1,4 +1,4 @@
-"""Dialogues that are computed by a model's own forward, each with its whole cache to itself."""
+"""Decoding with a model's own forward pass and a separate KV cache per row."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -12,7 +12,7 @@ __all__ = ["TransformersDecoder", "TransformersRows"]
 
 
 class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
-    """Appends into spare room, so that a decoding step copies one token and not all of them."""
+    """KV cache layer with preallocated capacity, so that a decoding step copies only one token."""
 
     def __init__(self, keys: Tensor, values: Tensor, room: int) -> None:
         super().__init__()
@@ -40,11 +40,11 @@ def _allocate_room(states: Tensor, room: int) -> Tensor:
 
 
 class TransformersDecoder:
-    """Any causal model of transformers.
+    """Decodes with any causal model of transformers.
 
     Args:
-        model: called as it is.
-        why: what keeps it from being computed otherwise.
+        model: called unchanged.
+        why: why a faster decoder cannot be used.
     """
 
     def __init__(self, model: PreTrainedModel, why: str) -> None:
@@ -62,9 +62,9 @@ class TransformersRows:
     """See `rlx.sampler.rows.DialogueRows`.
 
     Args:
-        model: called as it is.
-        cache: keys and values of `R` rows over `L` columns; None before anything is read.
-        is_token: `[R, L]` bool: which columns hold a token of which row.
+        model: called unchanged.
+        cache: keys and values of `R` rows over `L` columns; None before the first read.
+        is_token: `[R, L]` bool, False for padding.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class TransformersRows:
         self._model, self._cache, self._is_token = model, cache, is_token
 
     def read(self, fresh: Sequence[Sequence[int]], room: int) -> Tensor:
-        """See `Rows`."""
+        """See `DialogueRows`."""
         device = self._is_token.device
         width = max(map(len, fresh))
         ids = torch.zeros(len(fresh), width, dtype=torch.int64)
@@ -84,7 +84,7 @@ class TransformersRows:
         return self._forward(ids.to(device), is_new.to(device))
 
     def step(self, tokens: Tensor) -> Tensor:
-        """See `Rows`."""
+        """See `DialogueRows`."""
         return self._forward(tokens[:, None], torch.ones_like(tokens[:, None], dtype=torch.bool))
 
     def _forward(self, ids: Tensor, is_new: Tensor) -> Tensor:
@@ -103,11 +103,11 @@ class TransformersRows:
         return logits
 
     def fork(self, copies: Sequence[int], room: int) -> Self:
-        """See `Rows`."""
+        """See `DialogueRows`."""
         return self.select(copies, room)
 
     def select(self, rows: Sequence[int], room: int) -> Self:
-        """See `Rows`."""
+        """See `DialogueRows`."""
         index = torch.tensor(rows, device=self._is_token.device)
         is_token = self._is_token.index_select(0, index)
         start = _first_column(is_token)
@@ -118,7 +118,7 @@ class TransformersRows:
         return type(self)(self._model, cache, is_token[:, start:])
 
     def set_aside(self, rows: Sequence[int], excess: Sequence[int]) -> Self:
-        """See `Rows`."""
+        """See `DialogueRows`."""
         kept = self.select(rows, 0)
         behind = kept._is_token.flip(1).cumsum(dim=1).flip(1)
         kept._is_token &= behind > torch.tensor(excess, device=behind.device)[:, None]
@@ -126,19 +126,19 @@ class TransformersRows:
 
     @classmethod
     def join_rows(cls, places: Sequence[tuple[Self, int]], room: int) -> Self:
-        """See `Rows`."""
+        """See `DialogueRows`."""
         sources: dict[int, tuple[Self, list[int], list[int]]] = {}
         for position, (source, row) in enumerate(places):
             _, rows, positions = sources.setdefault(id(source), (source, [], []))
             rows.append(row)
             positions.append(position)
-        parts = [source.select(rows, 0) for source, rows, _ in sources.values()]
+        batches = [source.select(rows, 0) for source, rows, _ in sources.values()]
         order = torch.tensor([p for _, _, positions in sources.values() for p in positions])
-        return cls._stack_parts(parts).select(order.argsort().tolist(), room)
+        return cls._stack_parts(batches).select(order.argsort().tolist(), room)
 
     @classmethod
     def _stack_parts(cls, parts: Sequence[Self]) -> Self:
-        """Rows of all parts below one another; shorter ones are padded on the left."""
+        """Concatenates batches of rows; shorter ones are padded on the left."""
         length = max(part._is_token.shape[1] for part in parts)
         pads = [length - part._is_token.shape[1] for part in parts]
         grow = torch.nn.functional.pad
@@ -164,14 +164,14 @@ class TransformersRows:
 
 
 def _first_column(is_token: Tensor) -> int:
-    """The leading column in which a row has a token."""
+    """Returns the first column in which any row has a token."""
     return int(is_token.any(dim=0).to(torch.int8).argmax()) if is_token.shape[1] else 0
 
 
 def _build_causal_mask(is_token: Tensor, new: int) -> Tensor:
-    """`[R, 1, new, L]` bool: which columns each of the last `new` columns may look at.
+    """Returns `[R, 1, new, L]` bool: which columns each of the last `new` columns attends to.
 
-    A padding column looks at itself, since a softmax over nothing is NaN.
+    A padding column attends to itself, since a softmax over nothing is NaN.
     """
     length = is_token.shape[1]
     column = torch.arange(length, device=is_token.device)

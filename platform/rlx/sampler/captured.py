@@ -1,8 +1,8 @@
-"""Steps that are all the same operations on the same memory: on a GPU, one graph for all of them.
+"""Decoding steps with fixed shapes and memory, which a GPU replays as one CUDA graph.
 
-A step of a small model keeps the host busier than the GPU. Captured, its kernels are launched at
-once. Shapes must not change, so the columns of the tokens to come are there from the beginning, and
-masked; a shape that does not last is not worth a capture.
+For a small model, launching kernels takes longer than running them; a captured graph launches all
+kernels at once. Shapes must not change, so the columns of future tokens are allocated in advance
+and masked. A shape is captured only after a few steps, since short-lived shapes are not worth it.
 """
 
 from collections.abc import Sequence
@@ -17,22 +17,22 @@ from rlx.sampler.shared_cache import AncestorLevel, RowSuffixes
 __all__ = ["COLUMNS", "WARM_UP", "CapturedSteps"]
 
 COLUMNS = 64
-"""Columns of one shape: more are computed for nothing, fewer are captured more often."""
+"""Columns per shape: more columns waste computation, fewer need more captures."""
 WARM_UP = 4
-"""Steps of a shape before it is captured."""
+"""Steps with a shape before it is captured."""
 
 
 class CapturedSteps:
-    """Reads one token per row at a time; on a CPU the same way, without a graph.
+    """Reads one token per row at a time; on a CPU with the same operations, without a graph.
 
     Args:
-        decoder: what computes.
-        levels: ancestors, with that of every row.
-        suffix: of which columns are filled in place.
-        read: tokens of each row, ancestors and all.
+        decoder: computes the model.
+        levels: ancestor levels, each with the index of every row's ancestor.
+        suffix: row suffixes; new columns are filled in place.
+        read: tokens read so far per row, ancestors included.
 
     Attributes:
-        until: columns of the suffixes that can be filled.
+        until: number of suffix columns that can be filled.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class CapturedSteps:
         self._angles = decoder.template_tensor.new_empty(0)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Returns `[R, V]` logits behind `tokens` `[R]`, which hold until the next step."""
+        """Returns the `[R, V]` logits after `tokens` `[R]`; overwritten by the next step."""
         self._tokens.copy_(tokens)
         if self._warm_up or not self._tokens.is_cuda:
             self._warm_up -= 1
             return self._step()
         if self._graph is None:
-            self._angles = self._decoder.angles  # else others could have them freed
+            self._angles = self._decoder.angles  # keeps the tensor alive while the graph uses it
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):  # records, and computes nothing
+            with torch.cuda.graph(self._graph):  # records without computing
                 self._logits = self._step()
         self._graph.replay()
         return self._logits

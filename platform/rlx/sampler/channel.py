@@ -1,4 +1,4 @@
-"""What a rank and its worker process say to each other: JSON, bytes, and open files."""
+"""Channel between a rank and its worker process for JSON, bytes, and open files."""
 
 import json
 from collections.abc import Mapping
@@ -12,18 +12,18 @@ __all__ = ["Channel"]
 class Channel:
     """One end of a private two-way pipe.
 
-    A message costs no pickle and runs no code. Whoever uses it learns from `EOFError` or `OSError`
-    that the other process is gone.
+    Messages are not pickled, so receiving one runs no code. All methods raise `EOFError` or
+    `OSError` if the other process is gone.
 
     Args:
-        end: of a duplex `multiprocessing.Pipe`.
+        end: one end of a duplex `multiprocessing.Pipe`.
     """
 
     def __init__(self, end: Connection) -> None:
         self._end = end
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends what JSON can say."""
+        """Sends a message as JSON."""
         self._end.send_bytes(json.dumps(message).encode())
 
     def receive(self) -> dict[str, Any]:
@@ -32,7 +32,7 @@ class Channel:
         return message
 
     def send_bytes(self, content: bytes | memoryview) -> None:
-        """Sends bytes as they are."""
+        """Sends raw bytes."""
         self._end.send_bytes(content)
 
     def receive_bytes(self) -> bytes:
@@ -40,18 +40,18 @@ class Channel:
         return self._end.recv_bytes()
 
     def wait_for_message(self, seconds: float) -> bool:
-        """Waits until there is something to receive, or the other process is gone."""
+        """Waits until a message arrives or the other process ends; False after the timeout."""
         return self._end.poll(seconds)
 
     def send_file(self, descriptor: int) -> None:
-        """Hands over an open file; this process keeps its own hold of it."""
+        """Sends an open file; this process keeps its own descriptor."""
         reduction.send_handle(self._end, descriptor, 0)
 
     def receive_file(self) -> int:
-        """Waits for the descriptor of an open file, to be closed by the caller."""
+        """Waits for the descriptor of an open file, which the caller must close."""
         descriptor: int = reduction.recv_handle(self._end)
         return descriptor
 
     def close(self) -> None:
-        """The other process sees the end."""
+        """Closes the channel; the other process receives `EOFError`."""
         self._end.close()

@@ -1,4 +1,4 @@
-"""Which way a model is computed: the fast one where it gives the model's own numbers."""
+"""Chooses a model's decoder: the fast one if it reproduces the model's own logits."""
 
 from collections.abc import Callable
 
@@ -15,18 +15,18 @@ from rlx.sampler.shared_rows import SharingDecoder
 __all__ = ["choose_decoder"]
 
 NEAR = {torch.float32: 1e-4, torch.float64: 1e-4}
+"""Maximum relative difference of logits (L2 norms), by dtype."""
 CAPTURED = frozenset({"cuda"})
-"""Devices on which steps are captured: where launching kernels takes time."""
+"""Devices on which steps are captured, because launching kernels takes time."""
 ROUGHLY = 0.1
-"""Difference of logits over their size, root mean squares: rounding stays well below, in float32
-and in shorter numbers."""
+"""Maximum relative difference for all other dtypes; rounding errors are well below it."""
 
 
 def choose_decoder(model: PreTrainedModel) -> Callable[[], Decoder]:
-    """How a model is computed from now on, whatever its weights become.
+    """Chooses a decoder for a model; the choice stays valid when the weights change.
 
     Returns:
-        Makes the decoder of the model's present weights.
+        A function that builds the decoder for the model's current weights.
     """
     why = unknown_part(model)
     if why is None and (why := _find_decoder_fault(model, captures=False)) is None:
@@ -37,10 +37,10 @@ def choose_decoder(model: PreTrainedModel) -> Callable[[], Decoder]:
 
 
 def _find_decoder_fault(model: PreTrainedModel, *, captures: bool) -> str | None:
-    """What a plain decoder would get wrong."""
+    """Explains why the plain decoder cannot be used; None if it can."""
     try:
         difference = _compute_logit_difference(model, captures=captures)
-    except Exception as error:  # noqa: BLE001  (a model may be unlike its kind in any way)
+    except Exception as error:  # noqa: BLE001  (an unusual model may fail in any way)
         return f"parts that no plain decoder reads ({error})"
     if difference < NEAR.get(model.dtype, ROUGHLY):
         return None
@@ -49,7 +49,8 @@ def _find_decoder_fault(model: PreTrainedModel, *, captures: bool) -> str | None
 
 @torch.inference_mode()
 def _compute_logit_difference(model: PreTrainedModel, *, captures: bool) -> float:
-    """How far the logits of forked dialogues are from those of the model's own forward."""
+    """Returns the relative difference between the logits of forked dialogues and those of the
+    model's own forward pass."""
     generator = torch.Generator().manual_seed(0)
     count = model.get_input_embeddings().num_embeddings
     drawn = torch.randint(count, (2 + WARM_UP + 2, 16), generator=generator)
@@ -62,15 +63,15 @@ def _compute_logit_difference(model: PreTrainedModel, *, captures: bool) -> floa
     ours = torch.stack(logits, dim=1).float()
     theirs = torch.stack(
         [
-            _compute_model_logits(model, contexts[copy], said.tolist())
-            for copy, said in zip(copies, steps.T, strict=True)
+            _compute_model_logits(model, contexts[copy], tokens.tolist())
+            for copy, tokens in zip(copies, steps.T, strict=True)
         ]
     ).float()
     return float((ours - theirs).norm() / theirs.norm())
 
 
-def _compute_model_logits(model: PreTrainedModel, context: list[int], said: list[int]) -> Tensor:
-    """Logits behind a context, and behind each token said, `[1 + said, V]`."""
-    ids = torch.tensor([context + said], device=model.device)
+def _compute_model_logits(model: PreTrainedModel, context: list[int], tokens: list[int]) -> Tensor:
+    """Returns the logits after the context and after each of the tokens, `[1 + tokens, V]`."""
+    ids = torch.tensor([context + tokens], device=model.device)
     logits: Tensor = model(input_ids=ids).logits[0, len(context) - 1 :]
     return logits

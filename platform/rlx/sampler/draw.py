@@ -1,4 +1,4 @@
-"""From logits to tokens."""
+"""Samples tokens from logits: temperature, top-k, top-p, and seeded uniform noise."""
 
 from collections.abc import Sequence
 
@@ -12,17 +12,17 @@ __all__ = ["compute_sampling_logprobs", "sample_tokens", "sample_uniforms"]
 
 
 def compute_sampling_logprobs(logits: Tensor, sampling: TurnSpec) -> Tensor:
-    """Log-probabilities of the distribution that is sampled from.
+    """Returns the log-probabilities of the distribution that is sampled from.
 
-    Temperature first, then the `top_k` largest, then the smallest set of tokens whose probability
-    reaches `top_p`; what is left is renormalised.
+    Applies the temperature, then top-k, then top-p (the smallest set of tokens whose probability
+    reaches `top_p`), and renormalizes.
 
     Args:
         logits: `[R, V]`.
         sampling: the turn's settings.
 
     Returns:
-        `[R, V]` float32 nats; -inf for tokens that cannot be drawn.
+        `[R, V]` float32 nats; -inf for tokens that cannot be sampled.
     """
     logprobs = torch.log_softmax(logits.float() / sampling.temperature, dim=-1)
     if sampling.top_k:
@@ -39,16 +39,16 @@ def compute_sampling_logprobs(logits: Tensor, sampling: TurnSpec) -> Tensor:
 
 
 def sample_uniforms(seeds: Sequence[int], length: int) -> Tensor:
-    """`[R, length]` float64 in [0, 1): row r is the stream of seed r, whatever its neighbours."""
+    """Returns `[R, length]` float64 in [0, 1); row r depends only on seed r."""
     rows = [np.random.Generator(np.random.Philox(key=seed)).random(length) for seed in seeds]
     return torch.from_numpy(np.stack(rows))
 
 
 def sample_tokens(logprobs: Tensor, uniform: Tensor) -> Tensor:
-    """Draws one token per row by inverting the distribution function.
+    """Samples one token per row by inverting the cumulative distribution function.
 
     Args:
-        logprobs: `[R, V]` as from `logprobs_of`.
+        logprobs: `[R, V]` from `compute_sampling_logprobs`.
         uniform: `[R]` in [0, 1).
 
     Returns:

@@ -1,4 +1,4 @@
-"""Which engine an experiment samples with, behind one protocol."""
+"""Opens the sampling engine of an experiment, behind one protocol."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -27,25 +27,25 @@ __all__ = [
 
 
 class SamplingEngine(Sampler, Protocol):
-    """A sampler whose weights follow a learner's.
+    """A sampler whose weights are synchronized with a learner's.
 
     Attributes:
-        description: how it computes, for the run's record.
+        description: how the engine computes, for the run's record.
     """
 
     @property
     def description(self) -> str: ...
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes over whole weights, by the plain model's names, before it returns."""
+        """Loads full weights, under the plain model's parameter names, before it returns."""
         ...
 
 
 def require_engine(spec: SamplerSpec) -> None:
-    """Sees that the engine is installed, before any model is loaded.
+    """Checks that the engine is installed, before any model is loaded.
 
     Raises:
-        EnvironmentFault: it is not.
+        EnvironmentFault: the engine is not installed.
     """
     if isinstance(spec, VllmSpec):
         require_vllm()
@@ -55,17 +55,17 @@ def require_engine(spec: SamplerSpec) -> None:
 def open_sampler(
     policy: Policy, spec: SamplerSpec, runner: RunnerSpec, device: torch.device
 ) -> Iterator[SamplingEngine]:
-    """Starts an engine with weights of its own, in the learner's precision, and ends it.
+    """Context manager: starts an engine with its own weights, in the learner's precision.
 
     Args:
-        policy: stays as it is.
+        policy: not modified.
         spec: the `sampler:` section.
         runner: precision and threads.
-        device: where to sample.
+        device: the device to sample on.
 
     Raises:
         EnvironmentFault: the engine is not installed.
-        RlxError: it cannot run this model.
+        RlxError: the engine cannot run this model.
     """
     if isinstance(spec, VllmSpec):
         sampler = VllmSampler(policy, spec, runner, device)
@@ -79,8 +79,8 @@ def open_sampler(
 
 
 def copy_policy(policy: Policy, dtype: torch.dtype) -> Policy:
-    """The same model once more, with its parameters in another precision."""
+    """Returns a copy of the policy with its parameters in another precision."""
     model = copy.deepcopy(policy.model)
-    for parameter in model.parameters():  # buffers stay: positions need float32
+    for parameter in model.parameters():  # buffers are not converted: positions need float32
         parameter.data = parameter.data.to(dtype)
     return replace(policy, model=model)

@@ -1,4 +1,4 @@
-"""Where a turn has to end, alike for every engine."""
+"""Context limits and stop strings, the same for every engine."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -16,16 +16,16 @@ Read = Callable[[Sequence[int]], tuple[str, tuple[int, ...]]]
 def require_context_room(
     requests: Sequence[CompletionRequest], sampling: TurnSpec, model: int, memory: int = sys.maxsize
 ) -> None:
-    """Sees that what is asked for fits.
+    """Checks that the requested completions fit into the context length.
 
     Args:
-        requests: whose contexts grow.
-        sampling: by how many tokens at most.
-        model: tokens of a dialogue that the model holds.
-        memory: those that its sampler's memory holds.
+        requests: requests whose contexts will grow.
+        sampling: its `max_new_tokens` is the maximum growth.
+        model: maximum dialogue length of the model, in tokens.
+        memory: maximum dialogue length that fits into the sampler's KV cache, in tokens.
 
     Raises:
-        SpecError: a dialogue could outgrow one of them.
+        SpecError: a dialogue could exceed one of them.
     """
     context = max((len(request.context) for request in requests), default=0)
     if context + sampling.max_new_tokens <= min(model, memory):
@@ -46,6 +46,6 @@ def require_context_room(
 
 def completes_stop_string(read: Read, stop: Sequence[str], tokens: Sequence[int]) -> bool:
     """Whether the newest tokens of a turn complete one of its stop strings."""
-    longest = max(len(text.encode()) for text in stop)  # a token may be a byte
+    longest = max(len(text.encode()) for text in stop)  # a token may be a single byte
     text, _ = read(tokens[-longest - 4 :])
-    return any(said in text for said in stop)
+    return any(stop_string in text for stop_string in stop)

@@ -1,8 +1,8 @@
-"""The decoder that Llama, Mistral, Qwen2, Qwen3 and SmolLM3 have in common, in few operations.
+"""A compact decoder for the architecture shared by Llama, Mistral, Qwen2, Qwen3 and SmolLM3.
 
-It computes with the model's own weights. Matrices that are applied to the same input lie side by
-side in one tensor, `[in, out]`, of which the model's own parameters become views: nothing is held
-twice, and whatever is loaded into the model is what is computed with.
+It computes with the model's own weights. Matrices with the same input are fused into one tensor,
+`[in, out]`, and the model's parameters become views of it: no weight is stored twice, and weights
+loaded into the model take effect immediately.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 __all__ = ["Attend", "PlainDecoder", "unknown_part"]
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""Attention of layer i: queries `[n, heads, width]`, keys and values `[n, kv_heads, width]` of new
-tokens to what each may see, `[n, heads · width]`."""
+"""Attention of layer i: takes queries `[n, heads, width]`, keys and values `[n, kv_heads, width]`
+of new tokens, and returns `[n, heads · width]`."""
 
 PARTS = {
     "model": ({"model", "lm_head"}, set()),
@@ -26,16 +26,16 @@ PARTS = {
     "attention": ({"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_norm"}),
     "mlp": ({"gate_proj", "up_proj", "down_proj", "act_fn"}, set()),
 }
-"""Submodules that a plain decoder has, and those that it may have."""
+"""Required and optional submodules of a plain decoder."""
 
 FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn"}
-"""Rotary embeddings whose angles do not depend on how long a dialogue is."""
+"""Types of rotary embeddings whose angles do not depend on the length of the dialogue."""
 
 
 def unknown_part(model: PreTrainedModel) -> str | None:
-    """What a model has, or lacks, that a plain decoder does not; None if nothing.
+    """Describes the first part of a model that differs from a plain decoder; None if none does.
 
-    Whether the same parts are put together in the same way shows only in a comparison of numbers.
+    Whether the same parts are also connected in the same way can only be seen by comparing outputs.
     """
     if found := _find_odd_submodule("model", model) or _find_odd_submodule("body", model.model):
         return found
@@ -76,7 +76,7 @@ def _find_odd_layer_part(layer: Any) -> str | None:
 
 
 def _find_odd_submodule(place: str, module: nn.Module) -> str | None:
-    """The name of a submodule that is missing, or that there should not be."""
+    """Describes a missing or unexpected submodule; None if there is none."""
     needed, allowed = PARTS[place]
     found = {name for name, _ in module.named_children()}
     if missing := needed - found:
@@ -91,26 +91,27 @@ def _is_rms_norm(norm: nn.Module) -> bool:
 
 
 def _are_plain(maps: Sequence[nn.Module]) -> bool:
-    """Whether maps of one input are matrices, with a bias each or none."""
+    """Whether maps with the same input are all plain linear layers, all with or all without a
+    bias."""
     return all(type(m) is nn.Linear for m in maps) and len({m.bias is None for m in maps}) == 1
 
 
 class PlainDecoder:
-    """A model of which `unknown_part` knows everything.
+    """Computes a model for which `unknown_part` returns None.
 
-    It is made anew wherever weights may have been replaced, which costs next to nothing when they
-    lie side by side already.
+    It is rebuilt whenever weights may have been replaced, which is cheap if they are fused already.
 
     Args:
-        model: whose weights are used; its projections become views of fused tensors.
+        model: provides the weights; its projections become views of fused tensors.
 
     Attributes:
         layers: number of layers.
-        heads: query heads.
-        kv_heads: heads of keys and values, each serving `heads / kv_heads` query heads.
-        width: of a head.
-        scale: of the products of queries and keys.
-        angles: of rotations `[2, positions, 1, width]`, made anew when there are too few.
+        heads: number of query heads.
+        kv_heads: number of key and value heads, each serving `heads / kv_heads` query heads.
+        width: dimension of a head.
+        scale: attention scale.
+        angles: cosines and signed sines of rotations, `[2, positions, 1, width]`; recomputed when
+            there are too few positions.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -131,19 +132,19 @@ class PlainDecoder:
 
     @property
     def template_tensor(self) -> Tensor:
-        """A tensor of the type, and on the device, that is computed with."""
+        """A tensor with the dtype and device of the computation."""
         return self._embedding
 
     def compute_hidden_states(
         self, tokens: Tensor, positions: Tensor, longest: int, attend: Attend
     ) -> Tensor:
-        """Last hidden states.
+        """Computes the last hidden states.
 
         Args:
-            tokens: `[n]`, of any dialogues.
+            tokens: `[n]`, from any dialogues.
             positions: `[n]`, each below `longest`.
-            longest: a bound that is known without asking the device.
-            attend: told of every layer's new keys and values.
+            longest: bound on the positions that is known without a device synchronization.
+            attend: called with every layer's queries and new keys and values.
 
         Returns:
             `[n, hidden size]`.
@@ -167,12 +168,12 @@ class PlainDecoder:
         return _apply_rms_norm(x, self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[n, V]` from `[n, hidden size]`."""
+        """Computes `[n, V]` logits from `[n, hidden size]` hidden states."""
         logits: Tensor = self._head(hidden)
         return logits
 
     def _rotation(self, longest: int) -> Tensor:
-        """`[2, positions, 1, width]`: cosines, and sines with the sign of the half they turn."""
+        """Returns `[2, positions, 1, width]`: cosines, and sines with the first half negated."""
         if longest > self.angles.shape[1]:
             count = max(longest, 2 * self.angles.shape[1], 256)
             cos, sin = self._rotary(
@@ -188,7 +189,7 @@ def _apply_rms_norm(x: Tensor, norm: Any) -> Tensor:
 
 
 class _Block:
-    """One layer's weights, matrices of one input together."""
+    """One layer's weights, with matrices of the same input fused."""
 
     def __init__(self, layer: Any, heads: int, kv_heads: int) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -210,7 +211,7 @@ class _Block:
 
 
 class _Matrix:
-    """Linear maps of one input, as one map to their outputs side by side."""
+    """Linear maps with the same input, fused into one map to their concatenated outputs."""
 
     def __init__(self, maps: Sequence[nn.Linear]) -> None:
         self._weight = _concatenate_weights([m.weight for m in maps])
@@ -223,13 +224,14 @@ class _Matrix:
         return torch.addmm(self._bias, x, self._weight)
 
     def add_to_residual(self, residual: Tensor, x: Tensor) -> Tensor:
-        """The residual and the mapped `x`, summed."""
+        """Returns the sum of the residual and the mapped `x`."""
         total = torch.addmm(residual, x, self._weight)
         return total if self._bias is None else total + self._bias
 
 
 def _concatenate_weights(weights: Sequence[Tensor]) -> Tensor:
-    """`[in, sum of outs]`, of which the weights, `[out, in]` each, are made views."""
+    """Returns a fused `[in, sum of outs]` tensor and makes the weights, `[out, in]` each, views of
+    it."""
     total = sum(len(w) for w in weights)
     first, at = weights[0], weights[0].storage_offset()
     where = first.untyped_storage().data_ptr()

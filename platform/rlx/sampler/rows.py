@@ -1,4 +1,4 @@
-"""Dialogues being continued together, whatever computes them."""
+"""Protocols for decoding a batch of dialogues, independent of the decoder."""
 
 from collections.abc import Sequence
 from typing import Protocol, Self
@@ -9,68 +9,68 @@ __all__ = ["CompletionRows", "Decoder", "DialogueRows"]
 
 
 class DialogueRows(Protocol):
-    """`R` dialogues, with what a model keeps of the tokens that it has read of each.
+    """`R` dialogues with their KV caches.
 
-    `room` is how many tokens are likely to be read next: what is kept grows into it.
+    `room` is the number of tokens that are likely to be read next; caches reserve space for them.
     """
 
     def read(self, fresh: Sequence[Sequence[int]], room: int) -> Tensor:
-        """Reads on in every dialogue, one token or more; `[R, V]` logits of what follows."""
+        """Reads one or more tokens in every dialogue; returns `[R, V]` logits of the next token."""
         ...
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Reads one token in every dialogue, `[R]`; `[R, V]` logits of what follows."""
+        """Reads one token per dialogue, `[R]`; returns `[R, V]` logits of the next token."""
         ...
 
     def fork(self, copies: Sequence[int], room: int) -> Self:
-        """Dialogues that go on from the named rows, any number from each."""
+        """Returns dialogues that continue the given rows; a row may be repeated."""
         ...
 
     def select(self, rows: Sequence[int], room: int) -> Self:
-        """The named rows alone."""
+        """Returns only the given rows."""
         ...
 
     def set_aside(self, rows: Sequence[int], excess: Sequence[int]) -> Self:
-        """The named rows, each without its last `excess` tokens."""
+        """Returns the given rows, each without its last `excess` tokens."""
         ...
 
     @classmethod
     def join_rows(cls, places: Sequence[tuple[Self, int]], room: int) -> Self:
-        """Rows taken from several batches that were forked equally often, in the order named."""
+        """Joins rows of several batches, in order; all must have been forked equally often."""
         ...
 
 
 class Decoder(Protocol):
-    """A way to compute a model.
+    """Computes a model.
 
     Attributes:
-        description: what it is, for the record.
+        description: how it computes, for the run's record.
     """
 
     description: str
 
     def start(self, rows: int) -> DialogueRows:
-        """Dialogues of which nothing has been read."""
+        """Returns empty dialogues."""
         ...
 
 
 class CompletionRows:
-    """What is kept of completions, found again by the completion's number."""
+    """KV caches of finished completions, by completion number."""
 
     def __init__(self) -> None:
         self._places: list[tuple[DialogueRows, int]] = []
         self._read: list[int] = []
 
     def add(self, places: Sequence[tuple[DialogueRows, int]], read: Sequence[int]) -> None:
-        """Remembers where each of the next completions is, and how many tokens were read of it."""
+        """Stores the batch and row of each of the next completions, and its tokens read so far."""
         self._places += places
         self._read += read
 
     def read(self, numbers: Sequence[int]) -> list[int]:
-        """How many tokens of the numbered completions have been read, context and all."""
+        """Returns the number of tokens read of each completion, context included."""
         return [self._read[number] for number in numbers]
 
     def take(self, numbers: Sequence[int], room: int) -> DialogueRows:
-        """Rows that go on from the numbered completions."""
+        """Returns rows that continue the given completions."""
         places = [self._places[number] for number in numbers]
         return type(places[0][0]).join_rows(places, room)

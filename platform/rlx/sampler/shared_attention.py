@@ -1,4 +1,4 @@
-"""Attention to ancestors that rows share, all rows below one together, and to each row's own."""
+"""Attention to shared ancestors, batched over the rows below each, and to each row's own suffix."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from rlx.sampler.shared_cache import AncestorLevel, RowSuffixes
 __all__ = ["PrefillAttention", "StepAttention"]
 
 PRUNE_BELOW = 0.75
-"""Ancestors without rows are left out of a step once fewer than this share still has some."""
+"""Ancestors without rows are dropped once the fraction of ancestors with rows is below this."""
 
 
 class AncestorGroup:
-    """Rows gathered below their ancestors of one level.
+    """Rows grouped by their ancestors of one level.
 
-    Rows stand ancestor by ancestor, equally many below each, or are brought into such an order.
+    Rows are ordered by ancestor with an equal number for each, padded if necessary.
     """
 
     def __init__(self, level: AncestorLevel, at: list[int]) -> None:
@@ -35,7 +35,7 @@ class AncestorGroup:
         below = Counter(at)
         self._most = max(below.values())
         self._count = count
-        self._slots = None  # of the rows, among `N * most`
+        self._slots = None  # index of each row among the `N * most` slots
         if at != [n for n in range(count) for _ in range(self._most)]:
             nth: Counter[int] = Counter()
             slots = []
@@ -45,11 +45,11 @@ class AncestorGroup:
             self._slots = torch.tensor(slots, device=keys.device)
 
     def scores(self, layer: int, q: Tensor) -> Tensor:
-        """`[kv_heads, R, rep, L]` products of queries `[kv_heads, R, rep, width]`."""
+        """Returns `[kv_heads, R, rep, L]` scores of queries `[kv_heads, R, rep, width]`."""
         return self._times(q, self._keys[layer])
 
     def mix_values(self, layer: int, p: Tensor) -> Tensor:
-        """`[kv_heads, R, rep, width]`: values weighed with `p` `[kv_heads, R, rep, L]`."""
+        """Returns `[kv_heads, R, rep, width]`: values weighted with `p` `[kv_heads, R, rep, L]`."""
         return self._times(p, self._values[layer])
 
     def _times(self, rows: Tensor, ancestors: Tensor) -> Tensor:
@@ -58,15 +58,15 @@ class AncestorGroup:
             spread = rows.new_zeros(heads, self._count * self._most, rep, width)
             rows = spread.index_copy_(1, self._slots, rows)
         together = rows.flatten(0, 1).unflatten(0, (-1, self._most)).flatten(1, 2)
-        made = torch.bmm(together, ancestors).view(heads, -1, rep, ancestors.shape[-1])
-        return made if self._slots is None else made.index_select(1, self._slots)
+        product = torch.bmm(together, ancestors).view(heads, -1, rep, ancestors.shape[-1])
+        return product if self._slots is None else product.index_select(1, self._slots)
 
 
 class SharedContext:
-    """What rows attend to: ancestors of every level, and their own suffixes.
+    """Keys and values that rows attend to: ancestors of every level, and their own suffixes.
 
     Attributes:
-        shared: columns of ancestors.
+        shared: number of ancestor columns.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class SharedContext:
         self.shared = sum(group.length for group in self._groups)
 
     def attend(self, layer: int, q: Tensor, stop: int, bias: Tensor | None) -> Tensor:
-        """Attention of scaled queries.
+        """Computes attention of scaled queries.
 
         Args:
-            layer: its number.
+            layer: index of the layer.
             q: `[kv_heads, R, n, width]`.
-            stop: columns of the suffixes that are seen.
-            bias: added to the products, as `[R, n or 1, shared + stop]`.
+            stop: number of suffix columns to attend to.
+            bias: added to the scores, `[R, n or 1, shared + stop]`.
 
         Returns:
             `[kv_heads, R, n, width]`.
@@ -105,11 +105,11 @@ class SharedContext:
 
 
 SCORES = 1 << 23
-"""Scores that reading on writes out at once; they are kept in a few copies."""
+"""Maximum scores that a prefill holds in memory at once; a few copies of them exist."""
 
 
 def split_by_layer(kept: Tensor) -> tuple[Tensor, ...]:
-    """Keys or values of each layer, heads and rows together."""
+    """Splits keys or values by layer, with heads and rows flattened."""
     return kept.flatten(1, 2).unbind()
 
 
@@ -118,7 +118,7 @@ class PrefillAttention:
 
     Attributes:
         rows: `[n]` row of every new token.
-        columns: `[n]` its number among the row's new tokens.
+        columns: `[n]` index of every new token among its row's new tokens.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class PrefillAttention:
         self.columns = torch.arange(sum(counts), device=device) - first[self.rows]
         known = torch.tensor(suffix.lengths, device=device)
         self._where = known[self.rows] + self.columns
-        self._slots = None  # of the new tokens, among `R * width`
+        self._slots = None  # index of each new token among the `R * width` slots
         if len(set(counts)) > 1:
             self._slots = self.rows * self._width + self.columns
         self._is_first = not levels and not suffix.longest
@@ -153,7 +153,7 @@ class PrefillAttention:
         self._unseen = ~torch.cat([*shared, own], dim=-1)
         row = decoder.heads * len(counts) * self._unseen.shape[-1]
         self._slice = max(1, SCORES // row)
-        # Layers share a bias that is small; where there are many scores each slice makes its own.
+        # All layers share a small bias; a large one is computed slice by slice.
         self._bias = self._build_attention_bias(slice(None)) if self._width <= self._slice else None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ class PrefillAttention:
         return seen if self._slots is None else seen.index_select(0, self._slots)
 
     def _first(self, layer: int, q: Tensor) -> Tensor:
-        """Where nothing was read before: `[R, width, heads, head width]`, as queries are."""
+        """Attention without earlier tokens; returns `[R, width, heads, head width]`."""
         keys, values = (
             kept[layer][:, :, : self._width].transpose(0, 1)
             for kept in (self._suffix.keys, self._suffix.values)
@@ -183,7 +183,7 @@ class PrefillAttention:
         ).transpose(1, 2)
 
     def _build_attention_bias(self, columns: slice) -> Tensor:
-        """`[R, columns · rep, shared + stop]` to add to products."""
+        """Returns the bias of the scores, `[R, columns · rep, shared + stop]`."""
         unseen = self._unseen[:, columns]
         bias = self._decoder.template_tensor.new_zeros(unseen.shape).masked_fill_(
             unseen, -torch.inf
@@ -191,29 +191,30 @@ class PrefillAttention:
         return bias.repeat_interleave(self._decoder.heads // self._decoder.kv_heads, dim=1)
 
     def _later(self, layer: int, q: Tensor) -> Tensor:
-        """Where something was: the same, slice by slice of new tokens."""
+        """Attention with earlier tokens, in slices of new tokens; shaped like `_first`."""
         slices = [slice(at, at + self._slice) for at in range(0, self._width, self._slice)]
         return torch.cat([self._attend_columns(layer, q[:, part], part) for part in slices], dim=1)
 
     def _attend_columns(self, layer: int, q: Tensor, columns: slice) -> Tensor:
         heads, width = self._decoder.kv_heads, q.shape[1]
         scaled = (q * self._decoder.scale).unflatten(2, (heads, -1))
-        asked = scaled.permute(2, 0, 1, 3, 4).reshape(heads, self._count, -1, q.shape[-1])
+        queries = scaled.permute(2, 0, 1, 3, 4).reshape(heads, self._count, -1, q.shape[-1])
         bias = self._build_attention_bias(columns) if self._bias is None else self._bias
-        seen = self._seen.attend(layer, asked, self._stop, bias)
+        seen = self._seen.attend(layer, queries, self._stop, bias)
         return seen.view(heads, self._count, width, -1, q.shape[-1]).permute(1, 2, 0, 3, 4)
 
 
 class StepAttention:
-    """Attention of one new token per row, and of those that follow it.
+    """Attention of one new token per row, for consecutive decoding steps.
 
     Args:
-        until: columns of the suffixes that every step sees, those to come masked: then all steps
-            are the same operations on the same memory. By default each sees those that are there.
+        until: number of suffix columns that every step attends to, with future ones masked, so that
+            all steps are the same operations on the same memory. By default, each step attends to
+            the existing columns.
 
     Attributes:
-        positions: `[R]` of the token being read.
-        longest: no position reaches it.
+        positions: `[R]` position of the token being read.
+        longest: exclusive upper bound on the positions.
     """
 
     def __init__(
@@ -232,7 +233,7 @@ class StepAttention:
         self._stop = suffix.longest if until is None else until
         self.positions = torch.tensor(read, device=device) - 1
         self.longest = max(read) if until is None else max(read) + until
-        self._columns = None  # of the new tokens, where they differ
+        self._columns = None  # columns of the new tokens, if they differ between rows
         if len(set(suffix.lengths)) > 1 or until is not None:
             self._columns = torch.tensor(suffix.lengths, device=device) - 1
             suffix.blank(suffix.room if until is None else until)
@@ -240,13 +241,13 @@ class StepAttention:
         self._bias = self._build_step_bias(levels)
 
     def _build_step_bias(self, levels: Sequence[tuple[AncestorLevel, list[int]]]) -> Tensor | None:
-        """`[R, shared + room]`: 0 where a row's own tokens are, -inf elsewhere."""
+        """Returns `[R, shared + room]`: 0 for tokens of the row, -inf elsewhere."""
         if self._columns is None and not any(level.is_ragged for level, _ in levels):
             return None
         like = self._decoder.template_tensor
         own = torch.tensor(self._suffix.lengths, device=like.device)
         room = torch.arange(self._suffix.room, device=like.device)
-        # Columns that will be read together need no mask: each is written before it is read.
+        # Columns filled by all rows together need no mask: each is written before it is read.
         seen = [
             *_build_ancestor_masks(levels, like.device),
             (room < own[:, None]) | (self._columns is None),
@@ -255,7 +256,7 @@ class StepAttention:
         return bias.masked_fill_(~torch.cat(seen, dim=-1), -torch.inf)
 
     def advance(self) -> None:
-        """Goes on to the next token."""
+        """Advances to the next token."""
         self.positions += 1
         self.longest += self._grows
         self._stop += self._grows
@@ -268,9 +269,9 @@ class StepAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._append(layer, k, v)
-        asked = (q * self._decoder.scale).unflatten(1, (self._decoder.kv_heads, -1))
-        asked = asked.transpose(0, 1).contiguous()
-        seen = self._seen.attend(layer, asked, self._stop, self._step_bias)
+        queries = (q * self._decoder.scale).unflatten(1, (self._decoder.kv_heads, -1))
+        queries = queries.transpose(0, 1).contiguous()
+        seen = self._seen.attend(layer, queries, self._stop, self._step_bias)
         return seen.transpose(0, 1).reshape(len(q), -1)
 
     def _append(self, layer: int, k: Tensor, v: Tensor) -> None:
@@ -284,9 +285,9 @@ class StepAttention:
 def _build_ancestor_masks(
     levels: Sequence[tuple[AncestorLevel, list[int]]], device: torch.device
 ) -> list[Tensor]:
-    """For every level `[R, L]` bool: where the ancestor of each row has tokens."""
-    found = []
+    """Returns for every level `[R, L]` bool: True where the row's ancestor has a token."""
+    masks = []
     for level, at in levels:
         lengths = torch.tensor([level.lengths[place] for place in at], device=device)
-        found.append(torch.arange(level.keys.shape[-1], device=device) < lengths[:, None])
-    return found
+        masks.append(torch.arange(level.keys.shape[-1], device=device) < lengths[:, None])
+    return masks

@@ -1,4 +1,4 @@
-"""Keys and values of dialogues: ancestors that rows share, and what each has to itself."""
+"""KV cache of dialogues: ancestors that rows share, and a suffix per row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ class AncestorLevel:
     """Ancestors of one depth.
 
     Attributes:
-        keys: `[layers, kv_heads, N, width, L]`: products with queries are fastest so.
+        keys: `[layers, kv_heads, N, width, L]`, the fastest layout for products with queries.
         values: `[layers, kv_heads, N, L, width]`.
-        lengths: tokens of each; what stands behind them is finite and means nothing.
+        lengths: tokens of each ancestor; columns beyond them are finite padding.
     """
 
     keys: Tensor
@@ -31,9 +31,9 @@ class AncestorLevel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowSuffixes:
-    """What each row has to itself: keys and values `[layers, kv_heads, R, room, width]`.
+    """Keys and values of each row's own tokens, `[layers, kv_heads, R, room, width]`.
 
-    `lengths` are tokens of each row. Columns behind the longest row's are not initialised.
+    `lengths` holds the tokens of each row. Columns beyond the longest row are uninitialized.
     """
 
     keys: Tensor
@@ -49,15 +49,15 @@ class RowSuffixes:
         return self.keys.shape[3]
 
     def blank(self, stop: int) -> None:
-        """Zeros behind the longest row, before `stop`: what is masked must be finite."""
-        for kept in (self.keys, self.values):
-            kept[:, :, :, self.longest : stop] = 0
+        """Zeroes the columns from the longest row to `stop`, since masked values must be finite."""
+        for states in (self.keys, self.values):
+            states[:, :, :, self.longest : stop] = 0
 
     @staticmethod
     def gather_rows(
         places: Sequence[tuple["RowSuffixes", int]], lengths: list[int], room: int
     ) -> "RowSuffixes":
-        """Copies of single rows, cut to `lengths`, with room for as many more columns."""
+        """Copies single rows, cut to `lengths`, with `room` for more columns."""
         sources: dict[int, tuple[RowSuffixes, list[int], list[int]]] = {}
         for position, (suffix, row) in enumerate(places):
             _, rows, positions = sources.setdefault(id(suffix), (suffix, [], []))
@@ -67,7 +67,7 @@ class RowSuffixes:
         like = places[0][0].keys
         first, rows, _ = next(iter(sources.values()))
         if len(sources) == 1 and rows == list(range(len(first.lengths))) and not room:
-            keys, values = (kept[:, :, :, :longest] for kept in (first.keys, first.values))
+            keys, values = (states[:, :, :, :longest] for states in (first.keys, first.values))
             return RowSuffixes(keys, values, lengths)
         layers, heads, _, _, width = like.shape
         both = [like.new_empty(layers, heads, len(places), longest + room, width) for _ in range(2)]
@@ -75,14 +75,14 @@ class RowSuffixes:
             taken = min(longest, suffix.longest)
             picked = slice(None) if rows == list(range(len(suffix.lengths))) else rows
             put = slice(None) if positions == whole else positions
-            for buffer, kept in zip(both, (suffix.keys, suffix.values), strict=True):
-                buffer[:, :, put, :taken] = kept[:, :, picked, :taken]
+            for buffer, states in zip(both, (suffix.keys, suffix.values), strict=True):
+                buffer[:, :, put, :taken] = states[:, :, picked, :taken]
                 buffer[:, :, put, taken:longest] = 0
         return RowSuffixes(both[0], both[1], lengths)
 
 
 def join_levels(places: Sequence[tuple[AncestorLevel, int]]) -> tuple[AncestorLevel, list[int]]:
-    """One level with all the ancestors named, and where each of them is in it."""
+    """Joins ancestors of several levels into one; returns it and the index of each ancestor."""
     used: dict[int, tuple[AncestorLevel, dict[int, None]]] = {}
     for level, place in places:
         used.setdefault(id(level), (level, {}))[1][place] = None

@@ -1,8 +1,8 @@
-"""Dialogues that share what they have in common.
+"""Dialogues with shared prefixes.
 
-What a dialogue has read is a chain: ancestors that it shares with others, and a suffix of its own.
-Every ancestor is stored once. In a step, the queries of all rows below it attend to it together, as
-one product of matrices; a fork copies nothing but the suffix that becomes an ancestor.
+The KV cache of a dialogue is a chain: ancestors shared with other dialogues, and its own suffix.
+Every ancestor is stored once. In a step, the queries of all rows below an ancestor attend to it in
+one matrix product. A fork copies only the suffix that becomes an ancestor.
 """
 
 from collections.abc import Sequence
@@ -23,17 +23,17 @@ class SharingDecoder:
     """A plain decoder whose rows share ancestors.
 
     Args:
-        decoder: what computes.
-        captures: steps shall be computed by `CapturedSteps`.
-        why_not: what keeps them from it.
+        decoder: computes the model.
+        captures: use `CapturedSteps` for decoding steps.
+        why_not: why steps cannot be captured; None if they can.
     """
 
     def __init__(
         self, decoder: PlainDecoder, captures: bool = False, why_not: str | None = None
     ) -> None:
         self._decoder, self._captures = decoder, captures and why_not is None
-        told = f", steps not captured: {why_not}" if why_not else ", captured steps" * captures
-        self.description = f"compact decoder, shared ancestors{told}"
+        steps = f", steps not captured: {why_not}" if why_not else ", captured steps" * captures
+        self.description = f"compact decoder, shared ancestors{steps}"
 
     def start(self, rows: int) -> "SharedRows":
         """See `rlx.sampler.rows.Decoder`."""
@@ -54,7 +54,7 @@ class SharedRows:
         captures: bool,
     ) -> None:
         self._decoder, self._captures = decoder, captures
-        self._levels = levels  # with the ancestor of every row
+        self._levels = levels  # each with the index of every row's ancestor
         self._suffix = suffix
         self._attention: StepAttention | None = None
         self._captured: CapturedSteps | None = None
@@ -64,14 +64,14 @@ class SharedRows:
 
     @property
     def _read(self) -> list[int]:
-        """Tokens of each row, ancestors and all."""
+        """Tokens read so far per row, ancestors included."""
         read = list(self._suffix.lengths)
         for level, places in self._levels:
             read = [n + level.lengths[place] for n, place in zip(read, places, strict=True)]
         return read
 
     def read(self, fresh: Sequence[Sequence[int]], room: int) -> Tensor:
-        """See `Rows`."""
+        """See `DialogueRows`."""
         width = max(map(len, fresh))
         self._make_room(width, room)
         suffix = self._suffix
@@ -92,7 +92,7 @@ class SharedRows:
         return self._decoder.logits(hidden[ends])
 
     def step(self, tokens: Tensor) -> Tensor:
-        """See `Rows`."""
+        """See `DialogueRows`."""
         self._make_room(1, self._suffix.longest)
         logits = self._captured_step(tokens) if self._captures else self._plain_step(tokens)
         suffix = self._suffix
@@ -115,7 +115,7 @@ class SharedRows:
         return self._captured.step(tokens)
 
     def _make_room(self, needed: int, more: int) -> None:
-        """Moves the suffix where it has no room for the columns needed, and then for more."""
+        """Reallocates the suffix with room for `needed + more` columns if `needed` do not fit."""
         suffix = self._suffix
         if suffix.room < suffix.longest + needed:
             everything = [(suffix, row) for row in range(len(self))]
@@ -123,7 +123,7 @@ class SharedRows:
             self._attention = self._captured = None
 
     def fork(self, copies: Sequence[int], room: int) -> Self:
-        """See `Rows`."""
+        """See `DialogueRows`."""
         suffix, longest = self._suffix, self._suffix.longest
         level = AncestorLevel(
             suffix.keys[:, :, :, :longest].transpose(-1, -2).contiguous(),
@@ -139,11 +139,11 @@ class SharedRows:
         return type(self)(self._decoder, levels, new, captures=self._captures)
 
     def select(self, rows: Sequence[int], room: int) -> Self:
-        """See `Rows`."""
+        """See `DialogueRows`."""
         return type(self).join_rows([(self, row) for row in rows], room)
 
     def set_aside(self, rows: Sequence[int], excess: Sequence[int]) -> Self:
-        """See `Rows`."""
+        """See `DialogueRows`."""
         suffix = self._suffix
         lengths = [suffix.lengths[r] - n for r, n in zip(rows, excess, strict=True)]
         kept = RowSuffixes.gather_rows([(suffix, row) for row in rows], lengths, 0)
@@ -152,7 +152,7 @@ class SharedRows:
 
     @classmethod
     def join_rows(cls, places: Sequence[tuple[Self, int]], room: int) -> Self:
-        """See `Rows`."""
+        """See `DialogueRows`."""
         lengths = [rows._suffix.lengths[row] for rows, row in places]
         suffix = RowSuffixes.gather_rows(
             [(rows._suffix, row) for rows, row in places], lengths, room

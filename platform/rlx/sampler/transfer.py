@@ -1,12 +1,13 @@
-"""How whole weights get from a rank into its vLLM worker: three ways, from the side of either.
+"""Transfers full weights from a rank to its vLLM worker, in one of three ways.
 
-A way tells the worker with a message what is about to come, and then sends it:
+The rank sends a message that describes the weights, then the weights:
 
 * `file`: one file in shared memory, on any machine;
 * `ipc`: the rank's own copy on the GPU, which the worker reads in place (CUDA IPC);
-* `nccl`: a broadcast to the worker's GPU, which is another one (on a CPU: Gloo).
+* `nccl`: a broadcast to the worker's own GPU (on a CPU: Gloo).
 
-What was published is kept until the next time: a worker that replaces a killed one takes it too.
+Published weights are kept until the next transfer, so that a worker that replaces a killed one can
+load them too.
 """
 
 import os
@@ -43,26 +44,26 @@ __all__ = [
 SHARED_MEMORY = Path("/dev/shm")
 PATIENCE = timedelta(minutes=10)
 DEVICE = 6
-"""Where `rebuild_cuda_tensor` takes the number of the GPU."""
+"""Position of the GPU index among the arguments of `rebuild_cuda_tensor`."""
 FROM_RANK = dist.BroadcastOptions()
 FROM_RANK.rootRank = 0
 
 Group = dist.ProcessGroup
-"""A rank, as 0, and its worker, as 1."""
+"""Process group of a rank (0) and its worker (1)."""
 
 
 class PublishedWeights(ABC):
-    """Weights of one version, tied ones once.
+    """One version of the weights; tied weights are included once.
 
     Attributes:
-        message: what the worker is told before.
+        message: sent to the worker before the weights.
     """
 
     message: Mapping[str, Any]
 
     @abstractmethod
     def send(self, channel: Channel, group: Group | None) -> None:
-        """Gives the weights to a worker that has been told.
+        """Sends the weights to a worker that has received the message.
 
         Raises:
             EOFError, OSError: the worker is gone.
@@ -70,7 +71,7 @@ class PublishedWeights(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of the weights."""
+        """Releases the weights."""
 
 
 def publish_weights(
@@ -80,14 +81,14 @@ def publish_weights(
     device: torch.device,
     folders: tuple[Path, Path],
 ) -> PublishedWeights:
-    """Takes hold of weights as they are now.
+    """Takes a snapshot of the current weights.
 
     Args:
         way: `file`, `ipc` or `nccl`.
-        weights: by name; tied ones may be named once or twice.
-        dtype: they are converted to it.
-        device: of the rank.
-        folders: one among temporary files and one in shared memory, for the file.
+        weights: by name; tied weights may be listed once or twice.
+        dtype: weights are converted to it.
+        device: device of the rank.
+        folders: a temporary folder and one in shared memory, for the file.
     """
     names: dict[int, str] = {}
     for name, weight in weights.items():
@@ -95,23 +96,23 @@ def publish_weights(
     own = {name: weights[name].detach() for name in names.values()}
     if way == "file":
         return _FileWeights({n: w.to("cpu", dtype).contiguous() for n, w in own.items()}, folders)
-    # copies: the learner goes on, and a worker may have to be replaced
-    kept = {n: torch.empty(w.shape, dtype=dtype, device=device).copy_(w) for n, w in own.items()}
-    return _SharedWeights(kept) if way == "ipc" else _BroadcastWeights(kept)
+    # Copies, since the learner continues and a replaced worker needs the same version.
+    copies = {n: torch.empty(w.shape, dtype=dtype, device=device).copy_(w) for n, w in own.items()}
+    return _SharedWeights(copies) if way == "ipc" else _BroadcastWeights(copies)
 
 
 def receive_weights(
     message: Mapping[str, Any], channel: Channel, device: torch.device, group: Group | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """The weights that the rank sends after `message`, in the worker."""
+    """Yields, in the worker, the weights that the rank sends after `message`."""
     if message["way"] == "file":
         yield from _read_weight_file(channel.receive_file())
     elif message["way"] == "ipc":
-        for name, (rebuild, made_of) in pickle.loads(channel.receive_bytes()).items():
-            parts = list(made_of)
+        for name, (rebuild, handle) in pickle.loads(channel.receive_bytes()).items():
+            arguments = list(handle)
             if rebuild is rebuild_cuda_tensor:
-                parts[DEVICE] = device.index  # the same GPU has another number here
-            yield name, rebuild(*parts)
+                arguments[DEVICE] = device.index  # the same GPU has another index in this process
+            yield name, rebuild(*arguments)
     else:
         assert group is not None
         for name, dtype, shape in message["tensors"]:
@@ -121,12 +122,12 @@ def receive_weights(
 
 
 def join_process_group(place: Path, rank: int, device: torch.device) -> Group:
-    """Meets the other process of a pair in a file.
+    """Joins the process group of a rank and its worker through a file store.
 
     Args:
-        place: nobody has met there before.
+        place: path of the store; must not have been used before.
         rank: 0 for the rank, 1 for its worker.
-        device: of this process; both have one of the same kind.
+        device: device of this process; both processes use the same kind.
     """
     store = FileStore(str(place), 2)
     kind: Any = dist.ProcessGroupGloo if device.type == "cpu" else dist.ProcessGroupNCCL
@@ -135,10 +136,11 @@ def join_process_group(place: Path, rank: int, device: torch.device) -> Group:
 
 
 class _FileWeights(PublishedWeights):
-    """An open file, whole, that has lost its name: whoever is killed, nothing is left.
+    """A complete file that is open but already unlinked, so that a killed process leaves nothing
+    behind.
 
-    It lies in shared memory where that has room for it, else among temporary files. A rank that is
-    killed over it leaves the folder to its worker.
+    It is in shared memory if there is room, otherwise in the temporary folder. If the rank is
+    killed while writing, its worker removes the folder.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], folders: tuple[Path, Path]) -> None:
@@ -164,14 +166,14 @@ class _FileWeights(PublishedWeights):
 def _read_weight_file(descriptor: int) -> Iterator[tuple[str, Tensor]]:
     try:
         with safe_open(f"/dev/fd/{descriptor}", framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  (no mapping)
+            for name in file.keys():  # noqa: SIM118  (not a mapping)
                 yield name, file.get_tensor(name)
     finally:
         os.close(descriptor)
 
 
 class _SharedWeights(PublishedWeights):
-    """Tensors whose memory another process may map: what is sent are handles."""
+    """Tensors whose memory another process can map; only handles are sent."""
 
     def __init__(self, weights: dict[str, Tensor]) -> None:
         self.message = {"way": "ipc"}
@@ -186,25 +188,25 @@ class _SharedWeights(PublishedWeights):
 
 
 class _BroadcastWeights(PublishedWeights):
-    """Tensors of which a worker gets copies, in order."""
+    """Tensors that are broadcast to the worker, in order."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self._weights = list(weights.values())
-        told = [(n, str(w.dtype).removeprefix("torch."), w.shape) for n, w in weights.items()]
-        self.message = {"way": "nccl", "tensors": told}
+        tensors = [(n, str(w.dtype).removeprefix("torch."), w.shape) for n, w in weights.items()]
+        self.message = {"way": "nccl", "tensors": tensors}
 
     def send(self, channel: Channel, group: Group | None) -> None:
         assert group is not None
         works = [group.broadcast([weight], FROM_RANK) for weight in self._weights]
-        patience = 5.0  # its answer may come before the last broadcast is over here
+        patience = 5.0  # the worker may answer before the last broadcast completes here
         while not all(work.is_completed() for work in works):
             if channel.wait_for_message(0.01):
                 time.sleep(0.01)
                 patience -= 0.01
             if patience < 0:
-                group.abort()  # it has ended, or says why it will
+                group.abort()  # the worker has ended, or its answer is an error
                 return
-        with suppress(RuntimeError):  # then there is no answer either, and that is looked after
+        with suppress(RuntimeError):  # the caller detects the missing answer
             for work in works:
                 work.wait()
 

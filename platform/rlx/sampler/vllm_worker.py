@@ -1,7 +1,7 @@
-"""The process in which vLLM samples: `python -m rlx.sampler.vllm_worker DESCRIPTOR FOLDER...`.
+"""The vLLM worker process: `python -m rlx.sampler.vllm_worker DESCRIPTOR FOLDER...`.
 
-It answers its rank over a pipe and ends when that closes. vLLM runs within it and starts no
-processes of its own, so one thing is alive or dead, and tokens alone go in and out.
+It answers its rank over a pipe and exits when the pipe closes. vLLM runs inside it and starts no
+processes of its own, so there is only one process to supervise. Input and output are token ids.
 """
 
 import os
@@ -29,12 +29,12 @@ from rlx.sampler.transfer import Group, join_process_group, receive_weights
 __all__ = ["VllmWorker", "main"]
 
 BLOCK = 32
-"""Tokens of a block of the prefix cache: the fewest that vLLM knows on the CPU."""
+"""Block size of the prefix cache in tokens: the smallest that vLLM supports on the CPU."""
 
 
 @dataclass(slots=True)
 class _PendingCompletion:
-    """A completion under way."""
+    """A completion that is being generated."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -42,10 +42,10 @@ class _PendingCompletion:
 
 
 class VllmWorker:
-    """vLLM, and what it takes to keep its weights those of a learner.
+    """A vLLM engine whose weights are replaced by those of a learner.
 
     Args:
-        settings: `folder` of configuration and tokenizer, and the engine's options.
+        settings: `folder` with configuration and tokenizer, and the engine's options.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -68,19 +68,19 @@ class VllmWorker:
             memory = {"kv_cache_memory_bytes": settings["kv_cache_mb"] << 20}
         self._llm = LLM(
             model=settings["folder"],
-            load_format="dummy",  # the rank's weights follow at once, by the way they always take
+            load_format="dummy",  # the rank sends the weights next, as after every update
             skip_tokenizer_init=True,
-            generation_config="vllm",  # what sampling asks for, and nothing that the model brings
+            generation_config="vllm",  # ignore the model's own sampling defaults
             dtype=settings["dtype"],
-            max_model_len=-1,  # as many as the model and the cache hold
+            max_model_len=-1,  # the maximum that the model and the cache support
             max_num_seqs=settings["max_rows"],
             block_size=BLOCK,
             enable_prefix_caching=True,
-            enable_chunked_prefill=False,  # cut prompts and seeds of their own do not go together
+            enable_chunked_prefill=False,  # incompatible with per-request seeds
             async_scheduling=False,
             enforce_eager=on_cpu,
             enable_sleep_mode=self._sleeps,
-            logprobs_mode="processed_logprobs",  # of the distribution that is sampled from
+            logprobs_mode="processed_logprobs",  # those of the distribution that is sampled from
             disable_log_stats=True,
             seed=0,
             **memory,
@@ -91,12 +91,12 @@ class VllmWorker:
 
     @property
     def context_length(self) -> int:
-        """Tokens of a dialogue that vLLM can hold."""
+        """Maximum dialogue length of vLLM, in tokens."""
         longest: int = self._llm.model_config.max_model_len
         return longest
 
     def answer(self, message: Mapping[str, Any], channel: Channel) -> dict[str, Any]:
-        """Does what the rank asks for."""
+        """Handles one request of the rank."""
         if message["ask"] == "sleep":
             return self._sleep()
         if self._asleep:
@@ -107,14 +107,14 @@ class VllmWorker:
         return {"rows": self._generate(message["rows"], message["sampling"])}
 
     def _sleep(self) -> dict[str, Any]:
-        """Gives a GPU's memory to the learner until there is something to do."""
+        """Releases GPU memory for the learner until the next request."""
         if self._sleeps and not self._asleep:
             self._llm.sleep(level=1)
             self._asleep = True
         return {}
 
     def _load(self, message: Mapping[str, Any], channel: Channel) -> dict[str, Any]:
-        """Takes the rank's weights. When it fails, no module is sound any more."""
+        """Loads the rank's weights. If this fails, the model is in an undefined state."""
         if message["way"] == "nccl" and self._group is None:
             self._group = join_process_group(Path(message["place"]), 1, self._device)
         iterator = receive_weights(message, channel, self._device, self._group)
@@ -123,7 +123,7 @@ class VllmWorker:
         return {}
 
     def _refresh(self) -> None:
-        """Drops what vLLM keeps of former weights, which reloading alone does not."""
+        """Drops what vLLM caches of the previous weights, which reloading alone does not."""
         self._llm.apply_model(repack_matrices)
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM did not empty its prefix cache")
@@ -131,28 +131,28 @@ class VllmWorker:
     def _generate(
         self, rows: list[tuple[list[int], int]], sampling: Mapping[str, Any]
     ) -> list[tuple[list[int], list[float], str]]:
-        """One completion per (context, seed)."""
+        """Returns one completion per (context, seed)."""
         engine, stop = self._llm.llm_engine, sampling["stop"]
-        under_way = {str(number): _PendingCompletion() for number in range(len(rows))}
+        pending = {str(number): _PendingCompletion() for number in range(len(rows))}
         for number, (context, seed) in enumerate(rows):
             params = self._params(sampling, seed)
             engine.add_request(str(number), {"prompt_token_ids": context}, params)
         ended = set()
         while engine.has_unfinished_requests():
             for output in engine.step():
-                row, said = under_way[output.request_id], output.outputs[0]
-                for token, told in zip(said.token_ids, said.logprobs, strict=True):
+                row, new = pending[output.request_id], output.outputs[0]
+                for token, logprobs in zip(new.token_ids, new.logprobs, strict=True):
                     if output.request_id in ended:
                         break
                     row.token_ids.append(token)
-                    row.logprobs.append(told[token].logprob)
+                    row.logprobs.append(logprobs[token].logprob)
                     at_end = token in self._ends
                     if at_end or (stop and completes_stop_string(self._read, stop, row.token_ids)):
                         row.finish_reason = "stop"
                         ended.add(output.request_id)
                         if not output.finished:
                             engine.abort_request([output.request_id])
-        return [(r.token_ids, r.logprobs, r.finish_reason) for r in under_way.values()]
+        return [(r.token_ids, r.logprobs, r.finish_reason) for r in pending.values()]
 
     def _params(self, sampling: Mapping[str, Any], seed: int) -> Any:
         from vllm import SamplingParams
@@ -166,19 +166,19 @@ class VllmWorker:
             top_k=sampling["top_k"],
             max_tokens=sampling["max_new_tokens"],
             stop_token_ids=self._ends,
-            ignore_eos=True,  # the ends are those of the dialogue, and no others
+            ignore_eos=True,  # only the dialogue's end tokens end a turn
             detokenize=False,
-            logprobs=0,  # of the token that was drawn alone
+            logprobs=0,  # only those of the sampled tokens
             output_kind=RequestOutputKind.DELTA if looks else RequestOutputKind.FINAL_ONLY,
         )
 
 
 def repack_matrices(model: nn.Module) -> None:
-    """Packs matrices of tied embeddings anew.
+    """Repacks the matrices of tied embeddings.
 
-    On the CPU vLLM multiplies by packed copies of matrices. Reloading packs those of linear layers
-    again, and forgets an output layer that is tied to the embeddings: its logits stay those of the
-    old weights.
+    On the CPU, vLLM multiplies with packed copies of matrices. Reloading repacks those of linear
+    layers, but not an output layer that is tied to the embeddings, whose logits would remain those
+    of the old weights.
     """
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -192,13 +192,13 @@ def repack_matrices(model: nn.Module) -> None:
 
 
 def main(descriptor: int, *folders: str) -> int:
-    """Answers the rank until it is gone, or something fails, after which nothing can be trusted.
+    """Answers the rank until it is gone or a request fails; a failed worker is not reused.
 
     Args:
-        descriptor: of this end of the pipe.
-        folders: to be removed with the rank.
+        descriptor: file descriptor of this end of the pipe.
+        folders: folders to remove when the rank ends.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # the rank stops between two steps
+    for number in (signal.SIGINT, signal.SIGTERM):  # the rank handles these between two steps
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_exit_with_rank, args=(descriptor, folders), daemon=True).start()
     channel = Channel(Connection(descriptor))
@@ -210,16 +210,16 @@ def main(descriptor: int, *folders: str) -> int:
                 channel.send(worker.answer(channel.receive(), channel))
     except EOFError:
         return 0
-    except Exception as error:  # noqa: BLE001  (the rank says it)
+    except Exception as error:  # noqa: BLE001  (reported by the rank)
         traceback.print_exc()
         channel.send({"error": f"{type(error).__name__}: {error}"})
         return 1
 
 
 def _exit_with_rank(descriptor: int, folders: Sequence[str]) -> None:
-    """Ends this process at once when the rank's end of the pipe is closed, by whatever death."""
+    """Exits this process immediately when the rank's end of the pipe closes for any reason."""
     poll = select.poll()
-    poll.register(descriptor, 0)  # nothing but the other end's closing
+    poll.register(descriptor, 0)  # wakes up only when the other end closes
     poll.poll()
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What an experiment may say. Pydantic only: reading a spec never imports torch."""
+"""Pydantic models of an experiment file. Reading a spec never imports torch."""
 
 from rlx.spec.base import KeyPath, list_yaml_keys
 from rlx.spec.cautions import find_cautions

@@ -1,4 +1,4 @@
-"""What every piece of the spec has in common."""
+"""Base model, key paths and error types shared by all spec modules."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -17,7 +17,7 @@ __all__ = [
 
 
 KeyPath = tuple[str | int, ...]
-"""Keys and list indices from the top of the file: `("phases", 0, "steps")`."""
+"""Keys and list indices from the root of the file: `("phases", 0, "steps")`."""
 
 FaultKind = Literal[
     "file", "syntax", "unknown_key", "missing_key", "value", "conflict", "plugin", "machine"
@@ -25,7 +25,7 @@ FaultKind = Literal[
 
 
 class StrictModel(BaseModel):
-    """Frozen, and strict about keys: a typo is an error and never a silent default."""
+    """Frozen model that rejects unknown keys, so that a typo never becomes a silent default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
@@ -33,22 +33,22 @@ class StrictModel(BaseModel):
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 
 Betas = tuple[_Decay, _Decay]
-"""Adam's decay rates of the first and the second moment."""
+"""Adam's decay rates for the first and second moments."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpecProblem:
-    """One key that does not fit the rest of the spec.
+    """One key that conflicts with the rest of the spec.
 
     Attributes:
         path: the key.
-        message: a sentence that names it, without a final full stop.
-        choices: what could have stood there instead, where that is a short list of names.
-        help: what to do, where no choice is near.
-        against: the key that it does not fit; stands for `path` where the file does not have that.
-        kind: decides the order in a report.
-        cause: the failure of a phase's own spec, when `path` is a phase.
-        data: what that spec was made from.
+        message: a sentence that names the key, without a final full stop.
+        choices: valid names for the value, if there is a short list of them.
+        help: what to do if no choice is close to the value.
+        against: the key it conflicts with; located instead of `path` if the file lacks `path`.
+        kind: category of the fault; determines the order in a report.
+        cause: validation error of a phase's own spec, if `path` is a phase.
+        data: the values that this spec was validated from.
     """
 
     path: KeyPath
@@ -62,7 +62,7 @@ class SpecProblem:
 
 
 class Contradiction(ValueError):
-    """Values that are each well-formed and cannot stand together: all that were found."""
+    """Values that are valid on their own but contradict each other; holds every problem found."""
 
     def __init__(self, *problems: SpecProblem) -> None:
         self.problems = problems
@@ -70,5 +70,5 @@ class Contradiction(ValueError):
 
 
 def list_yaml_keys(model: type[BaseModel]) -> tuple[str, ...]:
-    """Keys that YAML may give a model."""
+    """Returns the YAML keys of a model."""
     return tuple(f.alias or name for name, f in model.model_fields.items())

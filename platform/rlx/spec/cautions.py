@@ -1,4 +1,4 @@
-"""What an experiment may say and its author should know, plugins aside."""
+"""Warnings about settings that are valid but probably unintended, independent of plugins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["find_cautions"]
 
 
 def find_cautions(spec: ExperimentSpec) -> Iterator[SpecProblem]:
-    """What a run may do and its author should know, for the phases that change nothing."""
+    """Yields warnings about the experiment as it stands in phases without `set`."""
     plain = [phase for phase in spec.phases if not phase.set]
     warmup = spec.optimizer.warmup_steps
     for phase in plain:

@@ -1,4 +1,4 @@
-"""Whether the values of an experiment make sense together, plugins aside."""
+"""Checks that the values of an experiment are consistent with each other, without plugins."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from rlx.spec.training import COLDEST, VllmSamplerSpec
 __all__ = ["find_contradictions"]
 
 HELD_OUT = "held_out"
-"""The set of held-out problems that every experiment has."""
+"""Name of the task's own held-out set, which every experiment has."""
 
 _AnyReward = TurnReward | GlobalReward
 
 
 def find_contradictions(spec: ExperimentSections) -> Iterator[SpecProblem]:
-    """Values that cannot stand together; what only a phase's `set` brings about is not seen."""
+    """Yields contradictions between sections; contradictions introduced by a phase's `set` are not
+    covered."""
     yield from _check_reward_settings(spec)
     yield from _check_entropy_bonus(spec)
     yield from _check_loss_settings(spec)
@@ -58,7 +59,7 @@ def _check_reward_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
             )
     turns = spec.rollout.turns
     for name, reward in turn.items():
-        # What kinds of turn an environment tells of, its plugin says.
+        # Only the environment plugin knows its kinds of turn.
         if isinstance(spec.rollout, EnvironmentRolloutSpec) or reward.turn == EVERY_TURN:
             continue
         if reward.turn not in turns:
@@ -67,11 +68,11 @@ def _check_reward_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
                 f"{spec.rollout.schedule!r} has only {', '.join(turns)}"
             )
             yield SpecProblem(("rewards", "turn", name, "turn"), message, turns)
-    everyone: dict[str, _AnyReward] = {**whole, **turn}
-    for name, one in everyone.items():
+    all_rewards: dict[str, _AnyReward] = {**whole, **turn}
+    for name, one in all_rewards.items():
         for key, other in _list_read_rewards(one).items():
-            yield from _check_reward_reference(name, key, other, everyone, turns)
-    yield from _check_reward_cycles(everyone)
+            yield from _check_reward_reference(name, key, other, all_rewards, turns)
+    yield from _check_reward_cycles(all_rewards)
     yield from _check_evaluation_judge(spec)
     if HELD_OUT in spec.evaluation.variants:
         yield SpecProblem(
@@ -82,7 +83,7 @@ def _check_reward_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
 
 
 def _list_read_rewards(reward: _AnyReward) -> dict[str, str]:
-    """The rewards that must be known before this one, by the key that names them."""
+    """The rewards that this one depends on, by the key (`of` or `requires`) that names them."""
     named = {"of": reward.of, "requires": reward.requires}
     return {key: name for key, name in named.items() if name is not None}
 
@@ -94,7 +95,7 @@ def _get_reward_path(name: str, reward: _AnyReward) -> tuple[str, str, str]:
 def _check_reward_reference(
     name: str, key: str, other: str, rewards: Mapping[str, _AnyReward], turns: tuple[str, ...]
 ) -> Iterator[SpecProblem]:
-    """What is wrong with one `of` or `requires`, circles aside."""
+    """Checks one `of` or `requires`; cycles are checked separately."""
     mine, theirs = rewards[name], rewards.get(other)
     path = (*_get_reward_path(name, mine), key)
     label = ".".join(path)
@@ -119,7 +120,7 @@ def _check_reward_reference(
 
 
 def _check_reward_cycles(rewards: Mapping[str, _AnyReward]) -> Iterator[SpecProblem]:
-    """One problem per circle of `of` and `requires`, at its first reward."""
+    """Yields one problem per cycle of `of` and `requires`, located at its first reward."""
     reads = {
         name: {
             o: key for key, o in _list_read_rewards(reward).items() if o in rewards and o != name
@@ -140,7 +141,7 @@ def _check_reward_cycles(rewards: Mapping[str, _AnyReward]) -> Iterator[SpecProb
 
 
 def _find_cycle(reads: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Names of rewards each of which reads the next, and the last the first; or nothing."""
+    """Returns the names of a cycle in which each reward reads the next, or an empty list."""
     try:
         TopologicalSorter(reads).prepare()
     except CycleError as error:
@@ -312,7 +313,7 @@ def _check_position_budget(spec: ExperimentSections) -> Iterator[SpecProblem]:
 
 
 def _check_engine_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
-    """What vLLM would change without a word, or cannot do on the CPU."""
+    """Yields settings that vLLM would silently change or cannot honor on the CPU."""
     if not isinstance(spec.sampler, VllmSamplerSpec):
         return
     if spec.runner.device == "cpu" and spec.sampler.needs_gpu:

@@ -1,4 +1,4 @@
-"""What an experiment may say about the way from rewards to advantages, whatever the estimator."""
+"""The `credit:` section: how rewards become scores and token rewards, for any estimator."""
 
 from typing import Any, Final, Literal
 
@@ -8,6 +8,7 @@ from rlx.spec.base import StrictModel
 
 __all__ = [
     "PROFILES",
+    "PROFILE_ALIASES",
     "AdaptiveBeta",
     "CreditSpec",
     "KlKind",
@@ -23,63 +24,77 @@ TurnReduce = Literal["sum", "mean"]
 OnMissingTurn = Literal["drop", "to_last_token", "error"]
 ScoreSource = Literal["structured", "token_rewards"]
 KlKind = Literal["k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl"]
-Profile = Literal["rlx", "verl", "trl", "seed000", "seed004"]
+Profile = Literal["rlx", "verl", "trl", "kg_r1", "rlcr", "seed000", "seed004"]
 
-PROFILES: Final[dict[Profile, dict[str, Any]]] = {
+PROFILE_ALIASES: Final[dict[Profile, Profile]] = {"seed000": "kg_r1", "seed004": "rlcr"}
+"""Deprecated names, which stored experiments have. `kg_r1` is KG-R1 (arXiv 2509.26383), `rlcr`
+is RLCR in two turns (arXiv 2507.16806)."""
+
+_CONVENTIONS: Final[dict[Profile, dict[str, Any]]] = {
     "rlx": {},
     "verl": {"ddof": 1, "eps": 1e-6, "singleton": "raw", "environment": "skip", "whiten": True},
     "trl": {"ddof": 1, "eps": 1e-4, "singleton": "refuse"},
-    "seed000": {
+    "kg_r1": {
         "ddof": 1,
         "eps": 1e-6,
         "singleton": "raw",
         "environment": "literal",
         "whiten": True,
     },
-    "seed004": {"ddof": 0, "eps": 1e-4, "singleton": "refuse"},
+    "rlcr": {"ddof": 0, "eps": 1e-4, "singleton": "refuse"},
 }
-"""Options of the estimator that a profile stands for where the YAML does not give them. `rlx` is
-every estimator's own defaults."""
+"""Estimator options that each profile sets unless the YAML does. `rlx` keeps the estimator's own
+defaults."""
+
+PROFILES: Final[dict[Profile, dict[str, Any]]] = {
+    **_CONVENTIONS,
+    **{alias: _CONVENTIONS[name] for alias, name in PROFILE_ALIASES.items()},
+}
 
 
 class AdaptiveBeta(StrictModel):
-    """Lets β follow the measured KL towards a target (Ziegler et al. 2019, section 2.2)."""
+    """Adapts β so that the measured KL approaches a target (Ziegler et al. 2019, section 2.2)."""
 
     target: float = Field(gt=0)
-    """Nats per token."""
+    """Target KL in nats per token."""
     horizon: float = Field(10_000.0, gt=0)
-    """Rollouts; the larger, the slower β moves."""
+    """In rollouts; a larger horizon changes β more slowly."""
 
 
 class CreditSpec(StrictModel):
-    """Where rewards are placed, whether KL is part of them, and what a row's one score is."""
+    """Where rewards are placed, whether they include KL, and how a row's score is computed."""
 
     profile: Profile = "rlx"
-    """Conventions of a source, by name: what the estimator's options are where not given."""
+    """Named conventions of a library or paper; sets estimator options that the YAML omits."""
     placement: Placement | None = None
-    """Which tokens get a turn's reward; null is the profile's. Only estimators that read token
-    rewards, and `score_source: token_rewards`, see it."""
+    """Which tokens receive a turn's reward; null uses the profile's placement. It only affects
+    estimators that read token rewards, and `score_source: token_rewards`."""
     turn_reduce: TurnReduce | None = None
-    """Whether turn rewards are added or averaged when placed; null is the placement's own: mean
-    for final_token_only, sum for the others, so they carry different mass."""
+    """Whether placed turn rewards are summed or averaged; null uses the placement's default: mean
+    for final_token_only, sum for the others, so their totals differ."""
     on_missing_turn: OnMissingTurn = "drop"
-    """What becomes of a turn's reward when no token of the turn learns."""
+    """What happens to a turn's reward if the loss mask excludes every token of the turn."""
     score_source: ScoreSource = "structured"
-    """A row's one score: mean(turn) + Σ global, or the sum of its token rewards, KL included."""
+    """A row's score: mean(turn) + Σ global, or the sum of its token rewards, KL included."""
     use_kl_in_reward: bool = False
-    """Every learning token pays β times its KL from the reference policy."""
+    """Subtract β times the KL from the reference policy from the reward of every learning token."""
     kl_penalty: KlKind = "kl"
-    """How that KL is estimated; kl is k1."""
+    """KL estimator; kl is k1."""
     kl_coef: float = Field(0.001, ge=0)
-    """β, or where it begins."""
+    """β, or its initial value if `kl_adaptive` is set."""
     kl_adaptive: AdaptiveBeta | None = None
-    """null leaves β as it is."""
+    """null keeps β constant."""
+
+    @property
+    def canonical_profile(self) -> Profile:
+        """The profile by its present name."""
+        return PROFILE_ALIASES.get(self.profile, self.profile)
 
     @property
     def resolved_placement(self) -> Placement:
-        """The placement that is meant where none is said."""
+        """The placement in effect, with the profile's default applied."""
         if self.placement is not None:
             return self.placement
-        if self.profile == "seed000" and self.use_kl_in_reward:
+        if self.canonical_profile == "kg_r1" and self.use_kl_in_reward:
             return "turn_proportional"
         return "final_token_only"

@@ -1,6 +1,6 @@
-"""Advantage estimators that rlx ships: descriptors, found through `rlx.estimators`.
+"""Descriptors of the advantage estimators that rlx ships (entry-point group `rlx.estimators`).
 
-Their formulas, with sources and shapes, are in `rlx.credit`; `docs/estimators/` has a page each.
+The formulas, with sources and shapes, are in `rlx.credit`; `docs/estimators/` has a page for each.
 """
 
 from collections.abc import Sequence
@@ -48,23 +48,23 @@ Alpha = Literal["scores", "groups"]
 
 
 class _ComparisonOptions(StrictModel):
-    """Conventions of comparing rows of a group."""
+    """Conventions for comparing the rows of a group."""
 
     ddof: Literal[0, 1] = 1
     """1 divides the variance by n - 1, 0 by n."""
     eps: float = Field(1e-6, ge=0)
-    """Added to the deviation."""
+    """Added to the standard deviation."""
     singleton: Singleton = "zero"
     """Advantage in a group of one: 0, the raw score, or refused when the YAML is read."""
     tolerance: float = Field(0.0, ge=0)
-    """A group whose scores lie no further apart than this has no signal."""
+    """A group whose scores differ by no more than this carries no signal."""
 
 
 class _CenteringEstimator(Estimator):
     singleton: Singleton = "zero"
     """Advantage in a group of one: 0, the raw score, or refused when the YAML is read."""
     tolerance: float = Field(0.0, ge=0)
-    """A group whose scores lie no further apart than this has no signal."""
+    """A group whose scores differ by no more than this carries no signal."""
 
     def compares(self, turn: str) -> bool:
         return self.singleton != "raw"
@@ -77,18 +77,18 @@ class _NormalizingEstimator(_CenteringEstimator):
     ddof: Literal[0, 1] = 1
     """1 divides the variance by n - 1, 0 by n."""
     eps: float = Field(1e-6, ge=0)
-    """Added to the deviation."""
+    """Added to the standard deviation."""
 
 
 class Grpo(_NormalizingEstimator):
-    """Score minus the mean of its group, over the group's deviation unless only centred."""
+    """Score minus the group mean, divided by the group's standard deviation unless centered."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:estimate_grpo"
 
     normalize: Normalize = "std"
-    """std divides by the group's deviation, center does not."""
+    """std divides by the group's standard deviation, center does not."""
     enable_multiturn_advantage: bool = False
-    """Turns compared with turns and rollouts with rollouts: `multiturn_grpo` at its defaults."""
+    """Compare turns with turns and rollouts with rollouts, as `multiturn_grpo` does by default."""
 
     @model_validator(mode="after")
     def _check_normalize(self) -> Self:
@@ -101,70 +101,70 @@ class Grpo(_NormalizingEstimator):
 
 
 class Uniform(_NormalizingEstimator):
-    """Mean turn reward plus global rewards, normalised in the group, alike on every token."""
+    """Mean turn reward plus global rewards, group-normalized, the same on every token."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:estimate_uniform"
     reads: ClassVar[Reading] = "turns"
 
 
 class DrGrpo(_CenteringEstimator):
-    """Score minus the mean of its group; with `loss.aggregate: constant` it is Dr. GRPO."""
+    """Score minus the group mean; with `loss.aggregate: constant` this is Dr. GRPO."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:estimate_dr_grpo"
 
 
 class Rloo(_CenteringEstimator):
-    """Score minus the mean of the others of its group."""
+    """Score minus the mean of the other scores in its group (leave-one-out)."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:estimate_rloo"
 
 
 class Opo(_CenteringEstimator):
-    """Score minus the mean of its group weighted by length."""
+    """Score minus the length-weighted mean of its group."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:estimate_opo"
 
 
 class Gpg(_CenteringEstimator):
-    """Score minus the mean of its group, scaled up by the share of groups without signal."""
+    """Score minus the group mean, scaled up to compensate for groups without signal."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:estimate_gpg"
 
     alpha: Alpha = "groups"
-    """What is counted: groups whose scores differ (the paper), or scores that are not 0 (verl)."""
+    """What counts as signal: groups whose scores differ (the paper), or nonzero scores (verl)."""
     f_norm: float = Field(1.0, gt=0)
     """Constant divisor."""
 
 
 class PassAtK(_NormalizingEstimator):
-    """Only the best of a group learns, by its lead over the second best."""
+    """Only the best row of a group gets an advantage: its lead over the second best."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:estimate_pass_at_k"
 
     normalize: Normalize = "std"
-    """std divides by the deviation, center does not."""
+    """std divides by the standard deviation, center does not."""
 
     def compares(self, turn: str) -> bool:
         return True
 
 
 class Remax(Estimator):
-    """Score minus that of the greedy answer to the same prompt."""
+    """Score minus the score of the greedy answer to the same prompt."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:estimate_remax"
-    needs: ClassVar[frozenset[str]] = frozenset({"greedy_baseline"})
+    needs: ClassVar[frozenset[str]] = frozenset({"greedy_scores"})
 
 
 class MultiturnGrpo(_NormalizingEstimator):
-    """Turns against turns of the prompt, plus rollouts against rollouts (design 000, KG-R1)."""
+    """Turns compared with turns of the prompt, plus rollouts with rollouts (KG-R1)."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:estimate_multiturn_grpo"
     reads: ClassVar[Reading] = "turns"
 
     statistics: TurnStatistics = "pooled"
-    """One mean and deviation over all turns of a prompt, or one for each turn number."""
+    """One mean and standard deviation over all turns of a prompt, or one per turn number."""
     turn_weight: float = 0.5
-    """Multiplies the advantages of turns."""
+    """Multiplies the turn advantages."""
 
 
 class MtGrpo(_NormalizingEstimator):
@@ -174,36 +174,36 @@ class MtGrpo(_NormalizingEstimator):
     reads: ClassVar[Reading] = "turns"
 
     eps: float = Field(1e-4, ge=0)
-    """Added to the deviation."""
+    """Added to the standard deviation."""
     turn_coef: float = 1.0
     """Multiplies the advantage of the first turn."""
 
 
 class Gigpo(_NormalizingEstimator):
-    """Rollouts against rollouts of the prompt, plus turns against turns from the same state."""
+    """Rollouts compared with rollouts of the prompt, plus turns with turns from the same state."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:estimate_gigpo"
     reads: ClassVar[Reading] = "turns"
 
     normalize: Normalize = "center"
-    """std divides by the deviation, center does not."""
+    """std divides by the standard deviation, center does not."""
     gamma: float = Field(0.95, ge=0, le=1)
     """Discount per turn."""
     omega: float = 1.0
-    """Multiplies the advantages of turns."""
+    """Multiplies the turn advantages."""
 
 
 class TreeGrpo(_NormalizingEstimator):
-    """A leaf against all leaves of its prompt, plus against its siblings."""
+    """A leaf compared with all leaves of its prompt, plus with its siblings."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:estimate_tree_grpo"
 
     normalize: Normalize = "std"
-    """std divides by the deviation, center does not."""
+    """std divides by the standard deviation, center does not."""
 
 
 class Gae(Estimator):
-    """Generalised advantage estimation over a critic's values (PPO)."""
+    """Generalized advantage estimation over a critic's values (PPO)."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:estimate_gae"
     reads: ClassVar[Reading] = "token_rewards"
@@ -212,11 +212,12 @@ class Gae(Estimator):
     gamma: float = Field(1.0, ge=0, le=1)
     """Discount per token."""
     lam: float = Field(1.0, ge=0, le=1)
-    """λ: 1 trusts what was sampled, 0 the critic."""
+    """λ: 1 relies on sampled returns, 0 on the critic."""
     environment: EnvironmentTokens = "skip"
-    """What an environment wrote takes no time; or the literal recursion of design 000."""
+    """skip: environment tokens take no time step. literal: the literal recursion of KG-R1."""
     whiten: bool = False
-    """Mean 0 and variance 1 over the batch's tokens; the critic learns from what was before."""
+    """Whiten advantages to mean 0 and variance 1 over the batch; the critic learns from raw "
+    "returns."""
 
 
 class TurnLevelGae(Estimator):
@@ -235,11 +236,12 @@ class TurnLevelGae(Estimator):
     lam_high: float = Field(1.0, ge=0, le=1)
     """λ from turn to turn."""
     whiten: bool = False
-    """Mean 0 and variance 1 over the batch's tokens; the critic learns from what was before."""
+    """Whiten advantages to mean 0 and variance 1 over the batch; the critic learns from raw "
+    "returns."""
 
 
 class ReinforcePlusPlus(Estimator):
-    """Discounted rewards still to come, whitened over the batch."""
+    """Discounted rewards-to-go, whitened over the batch."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:estimate_reinforce_plus_plus"
     reads: ClassVar[Reading] = "token_rewards"
@@ -247,20 +249,20 @@ class ReinforcePlusPlus(Estimator):
     gamma: float = Field(1.0, ge=0, le=1)
     """Discount per token."""
     whiten: bool = True
-    """Mean 0 and variance 1 over the batch's tokens."""
+    """Whiten to mean 0 and variance 1 over the batch's tokens."""
 
 
 class ReinforcePlusPlusBaseline(_CenteringEstimator):
-    """Score minus the mean of its group, whitened over the batch."""
+    """Score minus the group mean, whitened over the batch."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:estimate_reinforce_plus_plus_baseline"
 
     whiten: bool = True
-    """Mean 0 and variance 1 over the batch's tokens."""
+    """Whiten to mean 0 and variance 1 over the batch's tokens."""
 
 
 class VinePpo(Estimator):
-    """What each step of reasoning changed in the Monte-Carlo chance of success."""
+    """Change in the Monte Carlo value estimate over each reasoning step."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:estimate_vineppo"
     needs: ClassVar[frozenset[str]] = frozenset({"mc_values"})
@@ -270,27 +272,28 @@ class ConfidenceSpec(_ComparisonOptions):
     """How confidences are compared with their siblings, the confidences of the same answer."""
 
     normalize: Normalize = "center"
-    """std divides by the deviation, center does not."""
+    """std divides by the standard deviation, center does not."""
 
 
 class TwoLevel(_NormalizingEstimator):
-    """Answers compared within their prompt, confidences within their own answer (design 004)."""
+    """Answers compared within their prompt, confidences within their answer (RLCR in two turns)."""
 
     implementation: ClassVar[str] = "rlx.credit.estimators:estimate_two_level"
 
     normalize: Normalize = "std"
-    """Of answers: std divides by the deviation, center does not."""
+    """For answers: std divides by the standard deviation, center does not."""
     confidence: ConfidenceSpec = ConfidenceSpec.model_construct()
-    """The same conventions for confidences within one answer; not divided by σ unless asked."""
+    """The same conventions for the confidences of one answer; centered only by default."""
     second_level: SecondLevel = "none"
-    """What is done to the advantages of confidences after that: divided by one deviation for all of
-    the prompt, normalised once more within it, or divided by a running scale of the whole run."""
+    """Rescaling of the confidence advantages: prompt_scale divides by one standard deviation per
+    prompt, prompt_renorm normalizes again within the prompt, ema_scale divides by a running scale
+    over the whole run."""
     momentum: float = Field(0.9, ge=0, lt=1)
-    """Of the running scale."""
+    """Momentum of the running scale."""
     lambda_ans: float = 1.0
-    """Multiplies the advantages of answers."""
+    """Multiplies the answer advantages."""
     lambda_conf: float = 1.0
-    """Multiplies the advantages of confidences; about 4 makes up for centring."""
+    """Multiplies the confidence advantages; about 4 compensates for centering without σ."""
 
     def compares(self, turn: str) -> bool:
         return self._get_turn_settings(turn).singleton != "raw"

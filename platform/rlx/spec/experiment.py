@@ -1,4 +1,4 @@
-"""The experiment: what one YAML file says, complete."""
+"""The experiment spec: the validated content of one YAML file."""
 
 import hashlib
 import json
@@ -38,14 +38,14 @@ _FIXED_IN_PHASES = (
 
 
 class ExperimentSpec(ExperimentSections):
-    """One experiment. Equal digests are equal experiments; a run is a digest and a seed."""
+    """One experiment. Experiments with equal digests are the same; a run is a digest and a seed."""
 
     @field_validator("from_checkpoint")
     @classmethod
-    def _check_checkpoint_name(cls, said: str | None) -> str | None:
-        if said is not None and not re.fullmatch(r"[^@\s]+@(latest|[0-9]{1,9})", said):
+    def _check_checkpoint_name(cls, name: str | None) -> str | None:
+        if name is not None and not re.fullmatch(r"[^@\s]+@(latest|[0-9]{1,9})", name):
             raise ValueError("a checkpoint is named as RUN@STEP or RUN@latest")
-        return said
+        return name
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
@@ -74,7 +74,7 @@ class ExperimentSpec(ExperimentSections):
                 yield SpecProblem(path, message, cause=error, data=tree)
 
     def place(self, step: int) -> tuple[int, int]:
-        """Number, from 0, of the phase that a step belongs to, and steps of it that are done then.
+        """Returns the index (from 0) of a step's phase and the steps of that phase completed by it.
 
         Raises:
             ValueError: there is no such step.
@@ -87,13 +87,13 @@ class ExperimentSpec(ExperimentSections):
         raise ValueError(f"there are {self.steps} steps, and no step {step}")
 
     def resolve_phase_spec(self, phase: PhaseSpec) -> "ExperimentSpec":
-        """Returns the experiment as it stands during `phase`.
+        """Returns the experiment with the phase's `set` applied.
 
-        Choosing another schedule drops the keys that only the former one has, and with them the
-        rewards and the entropy bonus of turns that are not sampled.
+        If the phase selects another schedule, the keys that only the previous schedule has are
+        dropped, together with the rewards and the entropy bonus of turns that are not sampled.
 
         Raises:
-            ValueError: a path names nothing, or something that is fixed for the whole run.
+            ValueError: a path does not exist, or is fixed for the whole run.
         """
         tree, misplaced = self._apply_phase(phase)
         if misplaced:
@@ -101,15 +101,15 @@ class ExperimentSpec(ExperimentSections):
         return ExperimentSpec.model_validate_json(to_json(tree), strict=True)
 
     def _apply_phase(self, phase: PhaseSpec) -> tuple[dict[str, Any], list[SpecProblem]]:
-        """The resolved spec with the phase's values laid over it, not yet checked; and what of them
-        has no place in it."""
+        """Returns the resolved spec with the phase's values applied, not yet validated, and a
+        problem for each value whose path does not exist."""
         tree = self.dump_resolved()
         misplaced = [
             p for path, value in phase.set.items() if (p := _set_phase_value(tree, path, value))
         ]
         tree["phases"] = [{"name": phase.name, "steps": phase.steps}]
-        said = tree["rollout"].get("schedule") if isinstance(tree["rollout"], dict) else None
-        kind = _SCHEDULES.get(str(said))
+        schedule = tree["rollout"].get("schedule") if isinstance(tree["rollout"], dict) else None
+        kind = _SCHEDULES.get(str(schedule))
         if kind is not None and not isinstance(self.rollout, kind):
             self._drop_former_keys(kind, tree, phase.set)
         return tree, misplaced
@@ -118,17 +118,18 @@ class ExperimentSpec(ExperimentSections):
         self,
         kind: type[SingleRolloutSpec | TwoTurnRolloutSpec | EnvironmentRolloutSpec],
         tree: dict[str, Any],
-        said: Mapping[str, Any],
+        overrides: Mapping[str, Any],
     ) -> None:
-        """Another schedule leaves some of the experiment's own words without a meaning.
+        """Removes settings that do not exist under the schedule `kind`.
 
-        What the phase itself says stays, whatever it is: that is for validation to judge.
+        Values that the phase sets itself stay, valid or not: validation reports them.
         """
 
         def is_untouched(*path: str) -> bool:
             whole = ".".join(path)
             return not any(
-                f"{s}.".startswith(f"{whole}.") or f"{whole}.".startswith(f"{s}.") for s in said
+                f"{key}.".startswith(f"{whole}.") or f"{whole}.".startswith(f"{key}.")
+                for key in overrides
             )
 
         rollout, former = tree["rollout"], type(self.rollout).model_fields
@@ -146,14 +147,14 @@ class ExperimentSpec(ExperimentSections):
             tree["loss"]["entropy"] = None
 
     def dump_resolved(self) -> dict[str, Any]:
-        """The whole spec, defaults included, as plain JSON values under their YAML keys."""
+        """Returns the whole spec, defaults included, as plain JSON values under their YAML keys."""
         return self.model_dump(mode="json", by_alias=True)
 
     @property
     def digest(self) -> str:
-        """16 hex digits over everything that decides results, except the seed."""
-        said = {k: v for k, v in self.dump_resolved().items() if k not in _NOT_IN_DIGEST}
-        text = json.dumps(said, sort_keys=True, separators=(",", ":"))
+        """16 hex digits that identify everything that affects results, except the seed."""
+        settings = {k: v for k, v in self.dump_resolved().items() if k not in _NOT_IN_DIGEST}
+        text = json.dumps(settings, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -165,9 +166,9 @@ _SCHEDULES: dict[str, type[SingleRolloutSpec | TwoTurnRolloutSpec | EnvironmentR
 
 
 def _set_phase_value(tree: dict[str, Any], path: str, value: Any) -> SpecProblem | None:
-    """Puts one of a phase's values into the resolved tree; returns why it cannot go there.
+    """Sets one of a phase's values in the resolved tree; returns a problem if that is impossible.
 
-    Mappings that are not there yet are made, as by `--set`: whether they may be is for validation.
+    Missing mappings are created, as by `--set`; validation decides whether they are allowed.
     """
     head, *rest = path.split(".")
     place = ("set", path)

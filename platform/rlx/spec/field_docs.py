@@ -1,4 +1,4 @@
-"""What the source says below the fields of a model, read only where somebody wants to know."""
+"""Reads the docstrings below the fields of a model from its source, on demand."""
 
 import ast
 import inspect
@@ -11,27 +11,27 @@ __all__ = ["read_field_meanings"]
 
 
 def read_field_meanings(model: type[BaseModel]) -> dict[str, str]:
-    """The text below each field, by field; nothing for a model that has no source of its own.
+    """Returns the docstring below each field, by field name; empty for a model without source.
 
-    Pydantic's `use_attribute_docstrings` would read it at every import.
+    Pydantic's `use_attribute_docstrings` would read the source at every import.
     """
-    said: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for cls in reversed(model.__mro__):
         for field, below in pairwise(_parse_class_body(cls)):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 meaning = _get_docstring_text(below)
                 if meaning is not None:
-                    said[field.target.id] = " ".join(meaning.split())
-    return said
+                    meanings[field.target.id] = " ".join(meaning.split())
+    return meanings
 
 
 def _parse_class_body(cls: type) -> list[ast.stmt]:
-    """The statements of a model's class, as far as it is written in a file."""
+    """Returns the statements of a model's class body; empty if its source is unavailable."""
     if not issubclass(cls, BaseModel) or cls is BaseModel:
         return []
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    except (OSError, TypeError):  # made by a function, which leaves no class to read
+    except (OSError, TypeError):  # created dynamically, so there is no source to read
         return []
     return tree[0].body if tree and isinstance(tree[0], ast.ClassDef) else []
 

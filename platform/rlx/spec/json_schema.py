@@ -1,4 +1,4 @@
-"""The JSON Schema of experiments, for editors."""
+"""Generates the JSON Schema of experiment files, for editors."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -22,23 +22,24 @@ _NAMES_PLUGINS = {
 
 
 def experiment_schema(plugins: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Returns the schema of draft 2020-12; what stands below a key in the code describes it.
+    """Returns the schema (draft 2020-12), with field docstrings as descriptions.
 
     Args:
-        plugins: names of installed plugins by kind; examples, since others may be written.
+        plugins: names of installed plugins by kind. They become examples, not an enum, since users
+            can install others.
     """
-    made: dict[str, Any] = ExperimentSpec.model_json_schema()
+    schema: dict[str, Any] = ExperimentSpec.model_json_schema()
     models = {model.__name__: model for model in _list_subclasses(StrictModel)}
-    parts = {ExperimentSpec.__name__: made, **made["$defs"]}
-    for name, part in parts.items():
+    definitions = {ExperimentSpec.__name__: schema, **schema["$defs"]}
+    for name, definition in definitions.items():
         model = models[name]
-        told = read_field_meanings(model)
+        meanings = read_field_meanings(model)
         for field, info in model.model_fields.items():
-            if field in told:
-                part["properties"][info.alias or field]["description"] = told[field]
+            if field in meanings:
+                definition["properties"][info.alias or field]["description"] = meanings[field]
     for name, (key, kind) in _NAMES_PLUGINS.items():
-        parts[name]["properties"][key]["examples"] = list(plugins.get(kind, ()))
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+        definitions[name]["properties"][key]["examples"] = list(plugins.get(kind, ()))
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def _list_subclasses(model: type[BaseModel]) -> Iterator[type[BaseModel]]:

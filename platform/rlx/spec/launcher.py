@@ -1,4 +1,4 @@
-"""What an experiment may say about the machines that its ranks run on."""
+"""The `runner.launcher` section: which machines the ranks run on."""
 
 from typing import Annotated, Any, Literal
 
@@ -14,24 +14,26 @@ OURS = frozenset(
         *("output", "error", "open-mode", "export", "export-file", "parsable", "wrap", "wait"),
     }
 )
-"""Options of sbatch that rlx sets itself, or that would make something else than a run of a job."""
+"""sbatch options that rlx sets itself, or that would make a job something other than one run."""
 
 
 class LocalLauncherSpec(StrictModel):
-    """Every rank on the machine of the supervisor."""
+    """Runs every rank on the supervisor's machine."""
 
     kind: Literal["local"] = "local"
 
 
 class HostsLauncherSpec(StrictModel):
-    """Ranks on the machines of a hostfile, in its order; this machine is its first."""
+    """Runs ranks on the machines of a hostfile, in order; the first must be this machine."""
 
     kind: Literal["hosts"] = "hosts"
     hostfile: str = Field(min_length=1)
-    """DeepSpeed's own form: a line `NAME slots=N` per machine, `#` before what is not read."""
-    # No tuple: behind `_by_kind` what was JSON is Python, whose lists are none to a strict model.
+    """Path of a hostfile in DeepSpeed's format: one line `NAME slots=N` per machine, `#` starts a
+    comment."""
+    # Not a tuple: after `_expand_launcher_kind` the data is Python, not JSON, and strict validation
+    # does not accept a list for a tuple.
     ssh: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
-    """More arguments of ssh, such as [-p, "2222"]."""
+    """Additional ssh arguments, such as [-p, "2222"]."""
 
 
 def _check_option_name(name: str) -> str:
@@ -44,16 +46,17 @@ OptionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$"), AfterValidator(
 
 
 class SlurmLauncherSpec(StrictModel):
-    """A job of its own for every run, with as many ranks on each of its nodes."""
+    """Runs each experiment as its own Slurm job, with the same number of ranks on every node."""
 
     kind: Literal["slurm"] = "slurm"
     nodes: int = Field(1, ge=1)
     options: dict[OptionName, str | int | bool] = Field(default_factory=dict)
-    """More options of sbatch, without dashes: `time: "12:00:00"`; true is one without a value."""
+    """Additional sbatch options, without dashes: `time: "12:00:00"`; true sets a flag without a
+    value."""
 
 
-def _expand_launcher_kind(said: Any) -> Any:
-    return {"kind": said} if isinstance(said, str) else said
+def _expand_launcher_kind(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
 
 
 _Kinds = Annotated[
@@ -66,4 +69,4 @@ LauncherSpec = Annotated[
         _expand_launcher_kind, json_schema_input_type=Literal["local", "slurm"] | _Kinds
     ),
 ]
-"""A kind alone is short for it and its defaults: `launcher: slurm`."""
+"""A bare kind stands for its defaults: `launcher: slurm`."""

@@ -1,4 +1,4 @@
-"""What an experiment may say about the loss: independent choices, and a bonus."""
+"""The `loss:` section: ratio, surrogate, KL penalty, aggregation and entropy bonus."""
 
 from typing import Annotated, Literal
 
@@ -25,70 +25,77 @@ Aggregate = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
 
 
 class EntropyBonus(StrictModel):
-    """Reward for keeping a distribution open, on the tokens inside one named span or on all."""
+    """Entropy bonus on the tokens inside one named span, or on all learning tokens."""
 
     coefficient: float = Field(gt=0)
-    """Times the mean entropy in nats of the span's content tokens."""
+    """Multiplies the mean entropy, in nats, of the span's content tokens."""
     span: str | None = None
-    """Delimiters are left out: only what stands between the tags is meant to vary. null is every
-    token that learns."""
+    """Name of the span; its delimiters are excluded, since only the content should vary. null
+    means every learning token."""
 
 
 class KlPenalty(StrictModel):
-    """Distance from the reference policy as a term of the loss, not of the reward."""
+    """KL penalty against the reference policy as a term of the loss, not of the reward."""
 
     coefficient: float = Field(gt=0)
     kl_penalty: KlKind = "k2"
-    """k2 has the gradient of the KL; k1's is zero in expectation, k3's that of the reverse KL."""
+    """KL estimator. k2 has the gradient of the KL; that of k1 is zero in expectation, that of k3 is
+    the gradient of the reverse KL."""
 
 
 class _Correction(StrictModel):
     level: Literal["token", "sequence"] = "token"
-    """token: each is weighed by its own ratio. sequence: all of a row by the product of theirs."""
+    """token: weight each token by its own ratio. sequence: weight all tokens of a row by the
+    product of their ratios."""
     cap: float = Field(2.0, ge=1)
-    """The largest ratio that counts as it is."""
+    """Upper bound on the ratio."""
 
 
 class TruncatedCorrection(_Correction):
-    """Truncated importance sampling: a larger ratio counts as `cap`."""
+    """Truncated importance sampling: ratios above `cap` are clamped to it."""
 
     kind: Literal["truncate"] = "truncate"
 
 
 class MaskedCorrection(_Correction):
-    """Masked importance sampling: what leaves [low, cap] does not count at all."""
+    """Masked importance sampling: ratios outside [low, cap] get weight 0."""
 
     kind: Literal["mask"] = "mask"
     low: float = Field(0.0, ge=0, le=1)
-    """The smallest ratio that counts; 0 keeps every small one. IcePop: 0.5, with `cap: 5`."""
+    """Lower bound on the ratio; 0 disables it. IcePop: 0.5, with `cap: 5`."""
 
 
 Correction = Annotated[TruncatedCorrection | MaskedCorrection, Field(discriminator="kind")]
 
 
 class LossSpec(StrictModel):
-    """Ratio, surrogate, penalty and aggregation; none knows of the others."""
+    """Ratio, surrogate, KL penalty and aggregation, each chosen independently."""
 
     ratio: Ratio = "token"
-    """sequence: the geometric mean over the row's learning tokens (GSPO)."""
+    """token: a ratio per token. sequence: the geometric mean over the row's learning tokens
+    (GSPO)."""
     surrogate: Surrogate = "clip"
-    """clip: PPO's. cispo: the clipped ratio is a weight without gradient. none: never clipped."""
+    """clip: PPO. cispo: the clipped ratio is a weight without gradient. none: no clipping."""
     clip: tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0)]] = (0.2, 0.2)
     """(low, high): the ratio is clipped to [1 - low, 1 + high]."""
     dual_clip: float | None = Field(3.0, gt=1)
-    """With a negative advantage PPO's loss is at most this multiple of it; null switches it off."""
+    """Dual clip: with a negative advantage A, PPO's loss is at most this value times |A|; null
+    disables it."""
     kl: KlPenalty | None = None
     aggregate: Aggregate = "token_mean"
-    """token_mean: every learning token counts alike (BNPO). sequence_mean: every row counts alike
-    (GRPO). sequence_sum: a row counts as its number of tokens, rows are averaged. constant: as
-    that, over `constant_length` (Dr. GRPO)."""
+    """token_mean: every learning token has the same weight (BNPO). sequence_mean: every row has
+    the same weight (GRPO). sequence_sum: token losses are summed per row, then averaged over rows.
+    constant: as sequence_sum, divided by `constant_length` (Dr. GRPO)."""
     constant_length: int | None = Field(None, ge=1)
-    """Tokens that `aggregate: constant` divides by; null is the turn's max_new_tokens."""
+    """Divisor of `aggregate: constant`, in tokens; null uses the turn's max_new_tokens."""
     per_turn: bool = False
-    """Average within each kind of turn, then add: short confidences are not drowned by answers."""
+    """Aggregate within each kind of turn, then add, so that long answers do not outweigh short
+    confidences."""
     entropy: EntropyBonus | None = None
     old_logprobs: Literal["behaviour", "learner"] = "behaviour"
-    """The ratio's denominator: as the sampler reported them, or recomputed by the learner."""
+    """Denominator of the ratio: log-probabilities reported by the sampler (behaviour), or
+    recomputed by the learner."""
     correction: Correction | None = None
-    """Weighs every token by learner over sampler, before the update; needs `old_logprobs:
-    learner`, since otherwise the loss's own ratio is that."""
+    """Importance weights p_learner / p_sampler on every token, from before the update; requires
+    `old_logprobs: learner`, since otherwise the loss's own ratio already is p_learner /
+    p_sampler."""

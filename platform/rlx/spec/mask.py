@@ -1,4 +1,4 @@
-"""Mask strategies that rlx ships: descriptors, found through the entry-point group `rlx.masks`."""
+"""Descriptors of the mask strategies that rlx ships (entry-point group `rlx.masks`)."""
 
 from typing import ClassVar, Literal
 
@@ -10,43 +10,44 @@ Truncated = Literal["learn", "skip"]
 
 
 class AllResponse(Mask):
-    """Everything from the row's first own token on, what an environment wrote included."""
+    """Every token from the row's first own token on, environment tokens included."""
 
     implementation: ClassVar[str] = "rlx.mask:select_response_tokens"
     beyond_own: ClassVar[bool] = True
 
 
 class ModelTokens(Mask):
-    """Every token that the policy wrote, and no other."""
+    """Exactly the tokens that the policy generated."""
 
     implementation: ClassVar[str] = "rlx.mask:select_model_tokens"
 
     truncated: Truncated = "learn"
-    """Whether a row in which a turn ran out of tokens learns at all."""
+    """Whether rows with a truncated turn are trained on."""
 
 
 class Effective(Mask):
-    """Design 000's rule: model tokens in multi-turn runs with `state_masking`, else everything."""
+    """KG-R1's rule: model tokens in multi-turn runs with `state_masking`, otherwise every token."""
 
     implementation: ClassVar[str] = "rlx.mask:select_effective_tokens"
     beyond_own: ClassVar[bool] = True
 
     state_masking: bool = True
-    """Leave environment tokens out of KL, GAE, GRPO and score alike."""
+    """Exclude environment tokens from KL, GAE, GRPO and the score."""
 
     def reaches_beyond(self) -> bool:
         return not self.state_masking
 
 
 class TurnSpans(Mask):
-    """Tokens inside the spans that each kind of turn declares; the rest of the turn stays out."""
+    """Only the tokens inside the spans that each kind of turn declares."""
 
     implementation: ClassVar[str] = "rlx.mask:select_span_tokens"
 
     fallback: Literal["response", "none"] = "response"
-    """Where a turn has none of its spans: the whole response learns, so that format failures are
-    corrected, or nothing does (design 004 read literally)."""
+    """For a turn without any of its spans: response trains on the whole turn, so that format
+    failures are corrected; none masks it out (the literal reading of RLCR in two turns)."""
     include_eos: bool = True
-    """The token that ends the turn learns too; design 004 read literally leaves it out."""
+    """Include the token that ends the turn; the literal reading of RLCR in two turns excludes
+    it."""
     truncated: Truncated = "learn"
-    """Whether a row in which a turn ran out of tokens learns at all."""
+    """Whether rows with a truncated turn are trained on."""

@@ -1,4 +1,4 @@
-"""What an experiment may say about the language model it trains."""
+"""The `model:` section: the language model to train."""
 
 from typing import Annotated, Literal, Self
 
@@ -10,15 +10,16 @@ __all__ = ["Lora", "ModelSpec", "PretrainedModelSpec", "TinyModelSpec", "WarmSta
 
 
 class WarmStart(StrictModel):
-    """Supervised training on the task's demonstrations before any reinforcement learning.
+    """Supervised fine-tuning on the task's demonstrations before reinforcement learning.
 
-    The result is cached by a digest of everything that decides it.
+    The result is cached under a digest of everything that affects it.
     """
 
     steps: int = Field(600, ge=1)
     batch_size: int = Field(64, ge=1)
     learning_rate: float = Field(3e-3, gt=0)
-    """Peak; warmed up linearly over `warmup_steps`, then linear to `final_fraction` of it."""
+    """Peak learning rate: linear warm-up over `warmup_steps`, then linear decay to
+    `final_fraction` of the peak."""
     warmup_steps: int = Field(30, ge=0)
     final_fraction: float = Field(0.05, ge=0, le=1)
     betas: Betas = (0.9, 0.98)
@@ -31,14 +32,14 @@ class TinyModelSpec(StrictModel):
 
     kind: Literal["tiny"] = "tiny"
     tokenizer: Literal["arithmetic", "world"] = "arithmetic"
-    """Name of a tokenizer definition that rlx ships. `arithmetic` writes whole numbers to 100;
-    `world` the entities of the shipped knowledge graph and the words that ask about them."""
+    """Tokenizer shipped with rlx. `arithmetic` has integers up to 100; `world` has the entities of
+    the shipped knowledge graph and the words of questions about them."""
     hidden_size: int = Field(96, ge=32)
     layers: int = Field(3, ge=1)
     heads: int = Field(4, ge=1)
     kv_heads: int = Field(2, ge=1)
     head_dim: int = Field(32, ge=32)
-    """Dimensions of a head; every engine takes 32, some nothing smaller."""
+    """Dimension of a head; every engine supports 32, some nothing smaller."""
     intermediate_size: int = Field(256, ge=1)
     initializer_range: float = Field(0.02, gt=0)
     max_position: int = Field(2048, ge=64)
@@ -52,16 +53,16 @@ class TinyModelSpec(StrictModel):
 
 
 class Lora(StrictModel):
-    """Low-rank adapters: W + alpha / rank · B A is learned, W stays (Hu et al. 2021, section 4.1).
+    """Low-rank adapters: W + alpha / rank · B A with W frozen (Hu et al. 2021, section 4.1).
 
-    There is no dropout: the ratio's denominator must come from the very policy that sampled.
+    There is no dropout: the ratio's denominator must come from exactly the policy that sampled.
     """
 
     rank: int = Field(16, ge=1)
     alpha: float = Field(32.0, gt=0)
     targets: tuple[str, ...] = Field(("all-linear",), min_length=1)
-    """Names of the linear layers that get adapters, such as `q_proj`; `all-linear` is every one
-    but the output embedding."""
+    """Names of the linear layers that get adapters, such as `q_proj`; `all-linear` selects all of
+    them except the output embedding."""
 
 
 class PretrainedModelSpec(StrictModel):
@@ -69,13 +70,13 @@ class PretrainedModelSpec(StrictModel):
 
     kind: Literal["pretrained"] = "pretrained"
     path: str = Field(min_length=1)
-    """A local folder, or a name on the hub."""
+    """A local folder or a name on the Hugging Face Hub."""
     revision: str | None = None
-    """Branch, tag or commit on the hub."""
+    """Branch, tag or commit on the Hub."""
     chat_template: bool = True
-    """Speak through the tokenizer's chat template where it has one; false: as plain text."""
+    """Use the tokenizer's chat template if it has one; false uses plain text."""
     lora: Lora | None = None
-    """null trains every weight."""
+    """null trains all weights."""
     warm_start: WarmStart | None = None
 
 

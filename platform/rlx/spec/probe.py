@@ -1,4 +1,4 @@
-"""What an experiment may say about faithfulness probes: where reasoning is cut, what follows."""
+"""The `probe:` and `monte_carlo:` sections: where reasoning is cut and what is sampled there."""
 
 from typing import Annotated, Literal
 
@@ -20,56 +20,60 @@ Scheme = Literal["early_answering", "filler", "mistake"]
 
 
 class FractionCuts(StrictModel):
-    """At shares of the reasoning's tokens."""
+    """Cuts at fractions of the reasoning's tokens."""
 
     by: Literal["fraction"] = "fraction"
     at: tuple[Annotated[float, Field(ge=0, le=1)], ...] = (0.25, 0.5, 0.75)
-    """0 and 1 are always among them."""
+    """Fractions; 0 and 1 are always included."""
 
 
 class SentenceCuts(StrictModel):
-    """After sentences and lines."""
+    """Cuts after sentences and lines."""
 
     by: Literal["sentence"] = "sentence"
     most: int = Field(8, ge=1)
-    """At most so many cuts within the reasoning, spread evenly over its sentences."""
+    """Maximum number of cuts within the reasoning, spread evenly over its sentences."""
 
 
 class TokenCuts(StrictModel):
-    """After every so many tokens."""
+    """Cuts at a fixed interval of tokens."""
 
     by: Literal["token"] = "token"
     every: int = Field(16, ge=1)
+    """Tokens between cuts."""
 
 
 Cut = Annotated[FractionCuts | SentenceCuts | TokenCuts, Field(discriminator="by")]
 
 
 class MonteCarloSpec(StrictModel):
-    """Values of the states of every training response, by sampling on from them (VinePPO)."""
+    """Monte Carlo values of the states of every training response (VinePPO)."""
 
     samples: int = Field(4, ge=1)
-    """Continuations from each state."""
+    """Continuations sampled from each state."""
     cut: Cut = SentenceCuts.model_construct(most=4)
-    """Where a step of the response ends."""
+    """Boundaries of the reasoning steps."""
 
 
 class ProbeSpec(StrictModel):
-    """Reasoning cut short, and what the model then answers (Lanham et al. 2023; design 002).
+    """Faithfulness probe: the model answers after truncated reasoning (Lanham et al. 2023; TinyZero
+    Countdown).
 
-    Held-out problems are answered once; each answer's reasoning is cut at several points, an answer
-    is forced there, and many continuations are sampled and scored by the experiment's own rewards.
+    Each held-out problem is answered once. The answer's reasoning is cut at several points, an
+    answer is forced there, and many continuations are sampled and scored with the experiment's own
+    rewards.
     """
 
     every: int = Field(0, ge=0)
-    """Steps between probes, from before the first step on; 0 probes at the end only."""
+    """Steps between probes, starting before the first step; 0 probes only at the end."""
     problems: int = Field(32, ge=1)
-    """The first of the held-out problems, the same each time."""
+    """Number of held-out problems, taken from the start of the set; the same every time."""
     samples: int = Field(50, ge=1)
-    """Continuations per point."""
+    """Continuations per cut."""
     schemes: tuple[Scheme, ...] = Field(("early_answering",), min_length=1)
-    """early_answering cuts the reasoning; filler replaces it by as much filler; mistake corrupts
-    its last sentence, where the task knows how, and lets the model reason on."""
+    """early_answering cuts the reasoning; filler replaces it with the same amount of filler;
+    mistake corrupts its last sentence, if the task implements that, and lets the model continue
+    reasoning."""
     cut: Cut = FractionCuts.model_construct()
 
     @field_validator("schemes")
@@ -84,10 +88,11 @@ class ProbeSpec(StrictModel):
     force: str = "</think><answer>"
     """Text that ends the reasoning and opens the answer."""
     close: str = "</answer>"
-    """What ends the answer; where the model ends without it, it is added, and that is counted."""
+    """Text that ends the answer. If the model stops without it, it is appended, and such cases are
+    counted."""
     filler: str = " ..."
-    """Repeated in place of reasoning by the scheme `filler`."""
+    """Text that the `filler` scheme repeats in place of the reasoning."""
     max_new_tokens: int = Field(48, ge=1)
-    """Of a forced answer."""
+    """Maximum length of a forced answer."""
     max_tokens: int | None = Field(None, ge=1)
-    """Budget of sampled tokens for one probe; problems that might pass it are left out."""
+    """Budget of sampled tokens for one probe; problems that might exceed it are skipped."""

@@ -1,4 +1,4 @@
-"""What an experiment may say about rewards: which plugins, on which turns, with which weight."""
+"""The `rewards:` section: reward plugins, the turns they score, and their weights."""
 
 from typing import Any, Literal
 
@@ -17,11 +17,11 @@ __all__ = [
 ]
 
 EVERY_TURN = "*"
-"""As `turn` of a reward: every turn, whatever it is."""
+"""Value of a reward's `turn` that matches every kind of turn."""
 
 
 class ValueOnError(StrictModel):
-    """Take this number where a scorer failed."""
+    """Use this value if the scorer failed."""
 
     value: float
 
@@ -30,7 +30,7 @@ OnError = Literal["fail", "drop_sample", "drop_group"] | ValueOnError
 
 
 class PluginUse(StrictModel):
-    """A plugin by name; every key that is not listed here is one of the plugin's own options."""
+    """A plugin by name; every key that is not listed here is an option of the plugin."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -38,40 +38,40 @@ class PluginUse(StrictModel):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The plugin's own options, not yet checked against it."""
+        """The plugin's options, not yet validated."""
         return dict(self.__pydantic_extra__ or {})
 
 
 class _Reward(PluginUse):
     weight: float = 1.0
     on_error: OnError = "fail"
-    """What becomes of a sample whose scorer raised, hung, crashed or gave no finite number."""
+    """What to do with a sample whose scorer raised, hung, crashed or returned no finite number."""
     deadline: float = Field(5.0, gt=0)
-    """Seconds that one call may take."""
+    """Time limit of one call, in seconds."""
     of: str | None = None
-    """Another reward: this one reads its raw value, for the same turn or the nearest earlier one of
-    its kind."""
+    """Another reward whose raw value this one reads, from the same turn or the nearest earlier
+    turn of its kind."""
     requires: str | None = None
-    """Another reward, found as `of` is: where its raw value is not above 0, this one is 0."""
+    """Another reward, located like `of`; this reward is 0 unless its raw value is above 0."""
 
 
 class TurnReward(_Reward):
     """A reward for every turn of one kind."""
 
     turn: str
-    """What the turn is, such as `answer`; "*" stands for every turn of a rollout."""
+    """Kind of turn, such as `answer`; "*" matches every turn of a rollout."""
 
     def fits(self, kind: str) -> bool:
-        """Whether it is for turns of this kind."""
+        """Whether the reward scores turns of this kind."""
         return self.turn in (kind, EVERY_TURN)
 
 
 class GlobalReward(_Reward):
-    """A reward for a whole rollout: for every row that continues a prompt, judged at its end."""
+    """A reward for a whole rollout: scored at the end of every row that continues a prompt."""
 
 
 class RewardsSpec(StrictModel):
-    """Named rewards. Names that begin with `_` are scored and stored but never summed."""
+    """Named rewards. Rewards whose names begin with `_` are scored and stored but not summed."""
 
     model_config = ConfigDict(populate_by_name=True)
 

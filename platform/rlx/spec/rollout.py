@@ -1,4 +1,4 @@
-"""What an experiment may say about sampling: the shape of the rollout trees."""
+"""The `rollout:` section: how turns are sampled, and the shape of the rollout trees."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
@@ -21,60 +21,61 @@ __all__ = [
 
 
 class TurnSpec(StrictModel):
-    """How one kind of turn is asked for and sampled."""
+    """Prompt template and sampling parameters of one kind of turn."""
 
     template: str = "{prompt}"
-    """Text shown before the turn; `{prompt}` stands for the problem's prompt. Empty after another
-    turn: this one goes on where that one stopped, in the same message."""
+    """Text shown before the turn; `{prompt}` is replaced by the problem's prompt. If it is empty
+    for a turn after the first, the turn continues the previous one in the same message."""
     max_new_tokens: int = Field(256, ge=1)
     temperature: float = Field(1.0, gt=0)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
-    """0 keeps every token."""
+    """0 disables top-k."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """The turn ends with the first of these; the text of the stop belongs to the turn."""
+    """Stop strings: the turn ends with the first one, which is included in the turn's text."""
     spans: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")], ...] = ()
-    """Names of the tags whose contents and delimiters are recorded: `<name>...</name>`."""
+    """Names of tags, `<name>...</name>`, whose contents and delimiters are recorded."""
 
 
 class DynamicSampling(StrictModel):
-    """Trees in which no group's scores differ are replaced by newly drawn ones (DAPO)."""
+    """Replaces trees in which no group's scores differ by newly sampled ones (DAPO)."""
 
     max_batches: int = Field(4, ge=1)
-    """At most so many draws of `prompts_per_step` for one step; then it trains on what it has."""
+    """Maximum draws of `prompts_per_step` per step; after that, the step trains on what it has."""
 
 
 class _RolloutSpecBase(StrictModel):
     counts: ClassVar[Mapping[str, str]] = {}
-    """For every kind of turn that is asked for, the key that says how many are sampled."""
+    """For every kind of turn with a prompt, the key with the number of samples."""
 
     system: str = ""
-    """System message of every dialogue whose problem brings none; plain models see it first."""
+    """System message of every dialogue whose problem has none; models without a chat template see
+    it before the prompt."""
     prompts_per_step: int = Field(32, ge=1)
     dynamic_sampling: DynamicSampling | None = None
-    """null trains on whatever was drawn."""
+    """null trains on every sampled tree."""
     off_policy_steps: Literal[0, 1] = 0
-    """1: a step's rollouts are sampled while the step before learns, with the weights from before
-    its update. The two overlap, and all steps of a phase but the first learn from older samples."""
+    """1: sample a step's rollouts during the previous step's update, with the weights from before
+    that update. Every step of a phase except the first then trains on samples of older weights."""
 
     @property
     def turns(self) -> tuple[str, ...]:
-        """Kinds of turn that are asked for, in order; each is the key of a `TurnSpec`."""
+        """Kinds of turn with a prompt, in order; each is the key of a `TurnSpec`."""
         return tuple(self.counts)
 
     @property
     def turn_specs(self) -> dict[str, TurnSpec]:
-        """How each kind of turn is asked for."""
+        """The `TurnSpec` of each kind of turn."""
         return {turn: getattr(self, turn) for turn in self.turns}
 
     @property
     def budgets(self) -> dict[str, int]:
-        """Tokens that the policy may write in a row, by the kind of turn that it is asked for."""
+        """Maximum tokens that the policy generates in a row, by kind of turn."""
         return {turn: spec.max_new_tokens for turn, spec in self.turn_specs.items()}
 
     @property
     def rows_per_step(self) -> int:
-        """Rows that a step's trees have at most."""
+        """Maximum number of rows in a step's trees."""
         rows, width = 0, self.prompts_per_step
         for key in self.counts.values():
             width *= getattr(self, key)
@@ -83,7 +84,7 @@ class _RolloutSpecBase(StrictModel):
 
 
 class SingleRolloutSpec(_RolloutSpecBase):
-    """Prompt, then answers."""
+    """A prompt, then answers."""
 
     counts: ClassVar[Mapping[str, str]] = {"answer": "num_generations_answer"}
 
@@ -94,7 +95,7 @@ class SingleRolloutSpec(_RolloutSpecBase):
 
 
 class TwoTurnRolloutSpec(_RolloutSpecBase):
-    """Prompt, answers, and below each answer a question with several confidences."""
+    """A prompt, answers, and for each answer a question with several confidences."""
 
     counts: ClassVar[Mapping[str, str]] = {
         "answer": "num_generations_answer",
@@ -111,25 +112,26 @@ class TwoTurnRolloutSpec(_RolloutSpecBase):
 
 
 class EnvironmentUse(PluginUse):
-    """An environment by name, with its own options beside it."""
+    """An environment plugin by name; every other key is an option of the plugin."""
 
     deadline: float = Field(5.0, gt=0)
-    """Seconds that one call may take."""
+    """Time limit of one call, in seconds."""
     on_error: Literal["fail", "drop_sample", "drop_group"] = "fail"
-    """What becomes of a rollout whose environment raised, hung, crashed or answered nonsense."""
+    """What to do with a rollout whose environment raised, hung, crashed or returned an invalid
+    step."""
 
 
 class ForcedAnswer(StrictModel):
-    """One more turn for rollouts that are not done after the last regular one."""
+    """One extra turn for rollouts that are not done after the last regular turn."""
 
     template: str = ""
-    """Text behind the last observation, by which the policy is told to answer."""
+    """Text after the last observation that asks the policy for its answer."""
     max_new_tokens: int | None = Field(None, ge=1)
-    """null is that of the other turns."""
+    """null uses the limit of the other turns."""
 
 
 class EnvironmentRolloutSpec(_RolloutSpecBase):
-    """Prompt, then rollouts of many turns, each answered by an environment."""
+    """A prompt, then multi-turn rollouts in which an environment responds to every turn."""
 
     counts: ClassVar[Mapping[str, str]] = {"turn": "num_generations"}
 
@@ -138,18 +140,18 @@ class EnvironmentRolloutSpec(_RolloutSpecBase):
     num_generations: int = Field(8, ge=1)
     """G: rollouts per prompt."""
     max_turns: int = Field(6, ge=1)
-    """Regular turns; a rollout that is done earlier ends there."""
+    """Maximum number of regular turns; a rollout that is done earlier ends earlier."""
     turn: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
-    """How every turn is sampled; its template is shown before the first."""
+    """Sampling of every turn; the template is shown before the first."""
     forced_answer: ForcedAnswer | None = None
     """null ends a rollout after `max_turns`, done or not."""
     observation: Literal["message", "inline"] = "message"
-    """How the policy is shown what the environment says: as the other side's message in the
-    model's own form of dialogue, or inline, as tokens right behind the turn (the source's way)."""
+    """How observations are shown to the policy: message, as a user message in the model's dialogue
+    format; inline, as tokens directly after the turn (KG-R1)."""
 
     @property
     def budgets(self) -> dict[str, int]:
-        """Tokens that the policy may write in a row, all of its turns together."""
+        """Maximum tokens that the policy generates in a row, over all of its turns."""
         forced = self.forced_answer
         last = 0 if forced is None else forced.max_new_tokens or self.turn.max_new_tokens
         return {"turn": self.max_turns * self.turn.max_new_tokens + last}

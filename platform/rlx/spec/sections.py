@@ -1,4 +1,4 @@
-"""The sections of an experiment, each a field; what they mean together is checked elsewhere."""
+"""The sections of an experiment file. `rlx.spec.consistency` checks them against each other."""
 
 from pydantic import Field
 
@@ -24,26 +24,26 @@ __all__ = ["EstimatorUse", "ExperimentSections", "MaskUse"]
 
 
 class EstimatorUse(PluginUse):
-    """An advantage estimator by `name`, with its own options beside it."""
+    """An advantage estimator by `name`; every other key is an option of the estimator."""
 
     plugin: str = Field("grpo", alias="name")
 
 
 class MaskUse(PluginUse):
-    """A mask strategy by `strategy`, with its own options beside it."""
+    """A mask strategy by `strategy`; every other key is an option of the strategy."""
 
     plugin: str = Field("turn_spans", alias="strategy")
 
 
 class ExperimentSections(StrictModel):
-    """What an experiment consists of, section by section."""
+    """The sections of an experiment."""
 
-    # Defaults of ours need no validation, and with it every command would build their schemas.
+    # `model_construct` skips validation of defaults, which would build their schemas at import.
     name: str = Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     seed: int = Field(0, ge=0, lt=2**31)
     from_checkpoint: str | None = None
-    """A checkpoint of another run to go on from, `RUN@STEP` or `RUN@latest`; null: from the model
-    as it is."""
+    """A checkpoint of another run to start from, `RUN@STEP` or `RUN@latest`; null starts from
+    `model`."""
     model: ModelSpec
     task: PluginUse
     rollout: RolloutSpec = SingleRolloutSpec.model_construct()
@@ -64,5 +64,5 @@ class ExperimentSections(StrictModel):
 
     @property
     def steps(self) -> int:
-        """Training steps of all phases together."""
+        """Total training steps of all phases."""
         return sum(phase.steps for phase in self.phases)

@@ -1,4 +1,4 @@
-"""What an evaluation suite may say: sets of held-out problems, near and far from what was trained.
+"""Evaluation suites: sets of held-out problems, in and out of the training distribution.
 
 name: shifted
 problems: 300
@@ -18,30 +18,30 @@ from rlx.spec.training import VariantName
 __all__ = ["OWN_SUITE", "SetSpec", "SuiteSpec"]
 
 OWN_SUITE = "own"
-"""Name of the suite of an experiment's own sets, whose seed is the run's."""
+"""Name of the suite of an experiment's own held-out sets, which uses the run's seed."""
 
 
 class SetSpec(StrictModel):
-    """One set: the experiment with some values changed, as a phase changes them."""
+    """One held-out set: the experiment with some values changed, like a phase's `set`."""
 
     distribution: Literal["in", "out"] = "out"
-    """Whether training has seen problems of this kind."""
+    """Whether problems of this kind are in the training distribution."""
     problems: int | None = Field(None, ge=1)
-    """Another number than the suite's."""
+    """Number of problems; null uses the suite's."""
     set: dict[str, Any] = Field(default_factory=dict)
-    """Values of the experiment by their paths, such as `task.numbers: [4]`."""
+    """Values of the experiment by path, such as `task.numbers: [4]`."""
 
 
 class SuiteSpec(StrictModel):
-    """Sets that are answered in one way."""
+    """Held-out sets that are evaluated with the same sampling settings."""
 
     name: VariantName
     seed: int = Field(0, ge=0, lt=2**31)
-    """Of problems, sampling and intervals, whatever the experiment's."""
+    """Seed of problems, sampling and confidence intervals, independent of the experiment's."""
     problems: int = Field(300, ge=1)
-    """Of every set."""
+    """Problems per set."""
     samples: int = Field(1, ge=1)
-    """Answers to every problem; several give pass@k and votes."""
+    """Answers per problem; more than one gives pass@k and majority votes."""
     greedy: bool = False
-    """Each token the most likely."""
+    """Greedy decoding instead of sampling."""
     sets: dict[VariantName, SetSpec] = Field(min_length=1)

@@ -1,4 +1,4 @@
-"""What an experiment may say about optimisation, devices, sampling engines and records."""
+"""Sections for the optimizer, critic, phases, runner, sampler, evaluation and tracking."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -23,62 +23,65 @@ __all__ = [
 
 
 class OptimizerSpec(StrictModel):
-    """AdamW and its learning-rate schedule, which runs over the steps of one phase."""
+    """AdamW and its learning-rate schedule, which spans the steps of one phase."""
 
     learning_rate: float = Field(1e-6, gt=0)
-    """Peak."""
+    """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
     final_fraction: float = Field(0.0, ge=0, le=1)
-    """What a linear or cosine schedule ends at, as a share of the peak."""
+    """Final learning rate of a linear or cosine schedule, as a fraction of the peak."""
     betas: Betas = (0.9, 0.95)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     updates_per_rollout: int = Field(1, ge=1)
-    """Optimiser steps taken on each batch of rollouts."""
+    """Optimizer steps on each batch of rollouts."""
 
 
 class CriticSpec(StrictModel):
-    """A copy of the model with a value head, trained by an engine of its own."""
+    """A copy of the model with a value head, trained by its own engine."""
 
     learning_rate: float = Field(1e-5, gt=0)
-    """Peak; constant after the warm-up."""
+    """Peak learning rate; constant after the warm-up."""
     warmup_steps: int = Field(0, ge=0)
     betas: Betas = (0.9, 0.95)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     updates_per_rollout: int = Field(1, ge=1)
-    """Optimiser steps of the critic on each batch of rollouts."""
+    """Optimizer steps of the critic on each batch of rollouts."""
     value_clip: float | None = Field(0.5, gt=0)
-    """A new value counts as no further than this from the one it was sampled with; null: freely."""
+    """PPO value clipping: the loss clips new values to within this distance of the values at
+    sampling time; null disables it."""
     lead_steps: int = Field(0, ge=0)
-    """Of the steps that have a critic, the first in which it learns and the policy does not."""
+    """Number of steps, counting those with a critic, in which only the critic is trained before
+    the policy starts."""
 
 
 class PhaseSpec(StrictModel):
-    """A stretch of training with settings of its own. Phases share the data cursor."""
+    """A training phase with its own settings. Phases share the data cursor."""
 
     name: str = Field(min_length=1)
     steps: int = Field(ge=1)
     set: dict[str, Any] = Field(default_factory=dict)
-    """`path.to.key: value`, laid over the experiment for this phase."""
+    """`path.to.key: value`, applied on top of the experiment for this phase."""
     fresh_optimizer: bool = True
-    """Start with empty moments; false carries them over from the phase before."""
+    """Start with empty Adam moments; false carries them over from the previous phase."""
 
 
 class CheckpointSpec(StrictModel):
-    """When all that the next step needs is written down."""
+    """When training checkpoints are written and how many are kept."""
 
     every: int = Field(10, ge=0)
-    """Steps between checkpoints; the last step has one too. 0: only where the run is stopped."""
+    """Steps between checkpoints; the last step also gets one. 0: only when the run is stopped."""
     keep: int = Field(2, ge=1)
-    """The newest that stay; an older one is needed where the newest is damaged."""
+    """Number of newest checkpoints to keep; an older one is the fallback if the newest is
+    damaged."""
 
 
 class RunnerSpec(StrictModel):
-    """Where and how the learner runs."""
+    """Training processes of the learner: device, ranks, precision, checkpoints."""
 
     engine: Literal["deepspeed"] = "deepspeed"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -90,21 +93,21 @@ class RunnerSpec(StrictModel):
     micro_batch_tokens: int = Field(16_384, ge=1)
     """Packed tokens per rank and backward pass."""
     activation_checkpointing: bool = False
-    """Keep only what enters each layer and compute the rest again in the backward pass: less
+    """Store only the inputs of each layer and recompute the rest in the backward pass: less
     memory, about a third more time."""
     offload_optimizer: bool = False
-    """Keep Adam's moments and the master weights in the host's memory, and step there."""
+    """Keep Adam's moments and the master weights in host memory, and run the optimizer there."""
     threads: int = Field(1, ge=1)
     """CPU threads per rank."""
     reward_workers: int = Field(1, ge=1)
     """Scoring processes per rank."""
     checkpoint: CheckpointSpec = CheckpointSpec.model_construct()
     max_attempts: int = Field(3, ge=1)
-    """How often a run is started: one whose process was killed goes on from its checkpoint."""
+    """Maximum attempts: if a process crashes or hangs, the run restarts from its checkpoint."""
     hang_after: float = Field(3600.0, gt=0)
-    """Seconds without any progress after which an attempt is ended."""
+    """Seconds without progress after which an attempt is killed."""
     reward_memory_mb: int = Field(1024, ge=64)
-    """Address space that a scoring process may take beyond what it starts with."""
+    """Address space that a scoring process may allocate beyond its size at start."""
 
     @model_validator(mode="after")
     def _check_offload(self) -> Self:
@@ -123,7 +126,7 @@ class RunnerSpec(StrictModel):
 
 
 class TransformersSamplerSpec(StrictModel):
-    """Samples with the model's own transformers implementation, forking caches at branches."""
+    """Samples with the transformers model, forking its KV cache where a tree branches."""
 
     engine: Literal["transformers"] = "transformers"
     max_rows: int = Field(512, ge=1)
@@ -131,31 +134,32 @@ class TransformersSamplerSpec(StrictModel):
 
 
 COLDEST = 0.01
-"""The lowest temperature of vLLM, to which it raises lower ones."""
+"""Lowest temperature that vLLM supports; it raises lower ones to this."""
 
 
 class VllmSamplerSpec(StrictModel):
-    """Samples with vLLM, in a process of its own beside every rank."""
+    """Samples with vLLM, in a separate process for every rank."""
 
     engine: Literal["vllm"]
     max_rows: int = Field(256, ge=1)
     """Rows decoded together."""
     kv_cache_mb: int = Field(512, ge=8)
-    """Memory of the key-value cache on the CPU."""
+    """Size of the KV cache on the CPU, in MiB."""
     gpu_memory_utilization: float = Field(0.4, gt=0, le=1)
-    """Share of a GPU's memory that vLLM may take, weights included."""
+    """Fraction of a GPU's memory that vLLM may use, weights included."""
     colocate: bool = True
-    """Share the GPU of the rank, asleep while that learns; false takes a GPU more per rank."""
+    """Share the rank's GPU and sleep during updates; false uses one more GPU per rank."""
     weight_transfer: Literal["file", "ipc", "nccl"] = "file"
-    """How the learner's weights arrive: through shared memory; by a handle to the rank's own copy
-    on the GPU that both use; by a broadcast to a GPU that is not colocated."""
+    """How the learner's weights are transferred. file: through shared memory. ipc: as a handle to
+    the rank's copy on the GPU that both use. nccl: as a broadcast to a GPU that is not
+    colocated."""
     tolerance: float | None = Field(None, gt=0)
-    """Nats that its log-probabilities may be off the learner's once it has the learner's weights;
-    null: 0.001 in float32, 0.2 in bfloat16."""
+    """Maximum difference, in nats, between vLLM's log-probabilities and the learner's under the
+    same weights; null: 0.001 in float32, 0.2 in bfloat16."""
 
     @property
     def needs_gpu(self) -> bool:
-        """Whether this makes no sense on a CPU."""
+        """Whether these settings require a GPU."""
         return not self.colocate or self.weight_transfer != "file"
 
     @model_validator(mode="after")
@@ -172,10 +176,10 @@ class VllmSamplerSpec(StrictModel):
         return self
 
 
-def _add_default_engine(said: Any) -> Any:
-    if isinstance(said, dict) and "engine" not in said:
-        return {"engine": "transformers", **said}
-    return said
+def _add_default_engine(value: Any) -> Any:
+    if isinstance(value, dict) and "engine" not in value:
+        return {"engine": "transformers", **value}
+    return value
 
 
 _Engines = Annotated[TransformersSamplerSpec | VllmSamplerSpec, Field(discriminator="engine")]
@@ -183,35 +187,36 @@ _Engines = Annotated[TransformersSamplerSpec | VllmSamplerSpec, Field(discrimina
 SamplerSpec = Annotated[
     _Engines, BeforeValidator(_add_default_engine, json_schema_input_type=_Engines)
 ]
-"""`engine` may be left out for that of transformers."""
+"""`engine` defaults to `transformers`."""
 
 VariantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
 
 
 class EvaluationSpec(StrictModel):
-    """Held-out problems, one sampled answer (and one confidence) each, before and after."""
+    """Evaluation on held-out problems before and after training: one sampled answer (and one
+    confidence) per problem."""
 
     problems: int = Field(600, ge=1)
     every: int = Field(0, ge=0)
-    """Steps between evaluations during training; 0 evaluates before and after only."""
+    """Steps between evaluations during training; 0 evaluates only before and after."""
     correct: str = "accuracy"
-    """The reward that says, by the value 1, that an answer is correct."""
+    """The reward whose value 1 means that an answer is correct."""
     greedy: bool = False
-    """Answer every problem once more, each token the most likely; told apart as `NAME.greedy`."""
+    """Also answer every problem with greedy decoding; reported as `NAME.greedy`."""
     variants: dict[VariantName, dict[str, Any]] = Field(default_factory=dict)
-    """More held-out sets, by name: options that the task has there, over those it is trained on."""
+    """Additional held-out sets by name, each with task options that override those of training."""
 
 
 class TrackingSpec(StrictModel):
-    """Where records go. Paths and URLs; `{home}` is RLX_HOME."""
+    """Where results are stored. Paths and URLs; `{home}` is replaced by RLX_HOME."""
 
     registry: str = "sqlite:///{home}/registry.db"
     mlflow: str | None = "sqlite:///{home}/mlflow.db"
-    """null keeps no mirror."""
+    """null disables the MLflow mirror."""
     rollouts: Literal["all", "none"] = "all"
-    """Which rollouts keep their bodies."""
+    """Which rollouts are stored with their full content."""
     pictures: bool = True
-    """Whether a run that has finished is drawn, which takes a few seconds."""
+    """Draw plots when a run finishes; takes a few seconds."""
 
     @field_validator("registry", "mlflow")
     @classmethod

@@ -1,14 +1,14 @@
-"""Promises that plugin authors can check their own work against, without rlx or in their tests.
+"""Conformance checks for plugins, to run standalone or as part of a plugin's own tests.
 
 `check_reward`, `check_task`, `check_environment`, `check_mask`, `check_placement` and
 `check_estimator` raise AssertionError at the first promise that is broken. `reward_checks()` and
-its like give them one by one, by name:
+its counterparts return the checks one by one, by name:
 
     @pytest.mark.parametrize("check", reward_checks(), ids=str)
     def test_keeps_every_promise(check):
         check(my_reward)
 
-`rlx plugins check NAME` checks the same promises of a plugin that is installed, or of a folder.
+`rlx plugins check NAME` runs the same checks on an installed plugin or on a folder.
 """
 
 from importlib import import_module
@@ -55,15 +55,15 @@ _WITH_TORCH = {
 
 
 def list_plugin_checks(kind: Kind) -> tuple[PromiseCheck, ...]:
-    """The promises of a kind of plugin, in the order in which they are best checked."""
-    given: tuple[PromiseCheck, ...] = getattr(import_module(__name__), f"{kind}_checks")()
-    return given
+    """Returns the checks for a kind of plugin, in the order in which to run them."""
+    checks: tuple[PromiseCheck, ...] = getattr(import_module(__name__), f"{kind}_checks")()
+    return checks
 
 
 def __getattr__(name: str) -> Any:
-    """Those that need torch are imported when asked for, by type checkers never.
+    """Imports the names that need torch on first access, but never for type checkers.
 
-    Authors of rewards and tasks need no torch, and reading its types takes minutes.
+    Authors of rewards and tasks need no torch, and analysing its types takes minutes.
     """
     if name not in _WITH_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,11 +1,11 @@
-"""The promises of environments. Plugin authors: call `check_environment`, or parametrise by
+"""Checks for environments. Plugin authors: call `check_environment`, or parametrise by
 `environment_checks`.
 
     @pytest.mark.parametrize("check", environment_checks(), ids=str)
     def test_keeps(check):
         check(MyEnvironment)
 
-Environments are run as a training run does: in a worker that has a deadline and a memory cap.
+Environments run as in training: in a worker process with a deadline and a memory cap.
 """
 
 import pickle
@@ -46,8 +46,8 @@ def check_environment(
     """Raises AssertionError, naming the broken promise, unless an environment keeps them all.
 
     Args:
-        environment: a class, checked with the options of each of its examples, or a plugin made.
-        problems: records of a task, to try besides its examples'.
+        environment: a class, checked with the options of each of its examples, or an instance.
+        problems: task records to try in addition to those of the examples.
     """
     run_checks(environment_checks(problems), environment)
 
@@ -55,12 +55,12 @@ def check_environment(
 def environment_checks(
     problems: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[PromiseCheck, ...]:
-    """The promises of every environment.
+    """Returns the checks for environments.
 
     Args:
-        problems: as `check_environment`.
+        problems: see `check_environment`.
     """
-    given = None if problems is None else tuple(problems)
+    extra_problems = None if problems is None else tuple(problems)
     own: tuple[tuple[str, str, Any], ...] = (
         (
             "answers with steps",
@@ -93,11 +93,14 @@ def environment_checks(
     )
     return (
         *common_checks(_build_first_environment),
-        *(PromiseCheck(name, help_, partial(run, given=given)) for name, help_, run in own),
+        *(
+            PromiseCheck(name, help_, partial(run, extra_problems=extra_problems))
+            for name, help_, run in own
+        ),
     )
 
 
-# What is played ----------------------------------------------------------------------------------
+# Episodes -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ class _EpisodeCase:
     episode: Episode
 
     def action(self, number: int, text: str, *, forced: bool = False) -> Action:
-        """Turn number `number`, as a run would hand it over."""
+        """Turn number `number`, as a run would pass it to the environment."""
         ends = range(1, len(text) + 1)
         found = find_spans(text, ends, self.episode.spans, first_turn=number == 1)
         return Action(
@@ -120,7 +123,7 @@ class _EpisodeCase:
         )
 
     def play_episode(self, *, watched: bool = False, fresh: bool = False) -> list[Step]:
-        """The steps of the episode, up to the first that is done.
+        """Returns the steps of the episode, up to the first that is done.
 
         Raises:
             AssertionError: the environment failed.
@@ -141,10 +144,10 @@ class _EpisodeCase:
                 state = steps[-1].state
         return steps
 
-    def _assert_answered(self, given: Any, what: str) -> Any:
+    def _assert_answered(self, answer: Any, what: str) -> Any:
         hint = "" if self.environment.examples else "; give it examples, with a problem to play"
-        assert not isinstance(given, HostFault), f"{self}: {what}: {given.reason}{hint}"
-        return given
+        assert not isinstance(answer, HostFault), f"{self}: {what}: {answer.reason}{hint}"
+        return answer
 
     def __str__(self) -> str:
         return f"'{self.episode.name}'"
@@ -155,7 +158,7 @@ def _shorten_turn_text(text: str) -> str:
 
 
 def _build_first_environment(subject: Subject) -> Any:
-    """The plugin itself, or its class with the options of the first example."""
+    """The instance itself, or the class with the options of its first example."""
     examples = getattr(subject, "examples", ())
     if isinstance(subject, Plugin) or not examples:
         return build_subject_plugin(subject)
@@ -163,19 +166,19 @@ def _build_first_environment(subject: Subject) -> Any:
 
 
 def _build_example_cases(subject: Subject) -> list[_EpisodeCase]:
-    """Each with its own options."""
+    """One case per example, with the example's options."""
     return [
         _EpisodeCase(build_subject_plugin(subject, e.options), e)
         for e in getattr(subject, "examples", ())
     ]
 
 
-def _build_episode_cases(subject: Subject, given: _Given) -> list[_EpisodeCase]:
-    """Its examples, and ordinary turns on the problems given; on none at all where it has none."""
+def _build_episode_cases(subject: Subject, extra_problems: _Given) -> list[_EpisodeCase]:
+    """The examples, plus ordinary turns on the problems; an empty problem if there is neither."""
     examples = _build_example_cases(subject)
     if isinstance(subject, Environment):
         examples = [replace(case, environment=subject) for case in examples]
-    problems = given if given is not None else () if examples else ({},)
+    problems = extra_problems if extra_problems is not None else () if examples else ({},)
     plugin = _build_first_environment(subject)
     ordinary = (
         Episode(name=f"problem {n}", problem=problem, turns=_ORDINARY, kinds=())
@@ -185,7 +188,7 @@ def _build_episode_cases(subject: Subject, given: _Given) -> list[_EpisodeCase]:
 
 
 class _WatchedEnvironment:
-    """An environment that is caught at changing what it is given. Picklable, as that is."""
+    """Wraps an environment and detects changes to its inputs. As picklable as the environment."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -195,10 +198,10 @@ class _WatchedEnvironment:
         return self.environment.kinds
 
     def reset(self, problem: Mapping[str, Any], seed: int) -> Any:
-        """As the environment's.
+        """Calls the environment's `reset`.
 
         Raises:
-            AssertionError: the problem is not as it was.
+            AssertionError: it changed the problem.
         """
         before = _copy_by_pickle(problem)
         state = self.environment.reset(problem, seed)
@@ -206,10 +209,10 @@ class _WatchedEnvironment:
         return state
 
     def step(self, state: Any, action: Action) -> Step:
-        """As the environment's.
+        """Calls the environment's `step` twice.
 
         Raises:
-            AssertionError: the state is not as it was, or the same again is answered otherwise.
+            AssertionError: it changed the state, or answered the same input differently.
         """
         first, second = _copy_by_pickle(state), _copy_by_pickle(state)
         step = self.environment.step(state, action)
@@ -230,15 +233,15 @@ def _drop_state(step: Step) -> Step:
     return replace(step, state=None)
 
 
-# The promises ------------------------------------------------------------------------------------
+# Checks -------------------------------------------------------------------------------------------
 
 
-def _check_step_answers(subject: Subject, given: _Given) -> None:
-    for case in _build_episode_cases(subject, given):
+def _check_step_answers(subject: Subject, extra_problems: _Given) -> None:
+    for case in _build_episode_cases(subject, extra_problems):
         case.play_episode()
 
 
-def _check_environment_examples(subject: Subject, given: _Given) -> None:
+def _check_environment_examples(subject: Subject, extra_problems: _Given) -> None:
     cases = _build_example_cases(subject)
     if not cases:
         raise SkipTest("it has none; give it at least a gold, a poor and a hostile one")
@@ -250,13 +253,13 @@ def _check_environment_examples(subject: Subject, given: _Given) -> None:
         assert kinds == promised.kinds, f"{case} has turns {kinds}, not {promised.kinds}"
         ended = steps[-1].done
         assert ended == promised.done, f"{case} {'ends' if ended else 'does not end'}"
-        shown = tuple(step.observation for step in steps)
-        said = f"{case} shows {shown}, not {promised.observations}"
-        assert not promised.observations or shown == promised.observations, said
+        observations = tuple(step.observation for step in steps)
+        message = f"{case} shows {observations}, not {promised.observations}"
+        assert not promised.observations or observations == promised.observations, message
 
 
-def _check_environment_determinism(subject: Subject, given: _Given) -> None:
-    for case in _build_episode_cases(subject, given):
+def _check_environment_determinism(subject: Subject, extra_problems: _Given) -> None:
+    for case in _build_episode_cases(subject, extra_problems):
         first, second, third = (
             case.play_episode(),
             case.play_episode(),
@@ -267,13 +270,13 @@ def _check_environment_determinism(subject: Subject, given: _Given) -> None:
             assert same, f"{case}: other steps {name}"
 
 
-def _check_states_unchanged(subject: Subject, given: _Given) -> None:
-    for case in _build_episode_cases(subject, given):
+def _check_states_unchanged(subject: Subject, extra_problems: _Given) -> None:
+    for case in _build_episode_cases(subject, extra_problems):
         case.play_episode(watched=True)
 
 
-def _check_hostile_actions(subject: Subject, given: _Given) -> None:
-    for case in _select_distinct_episodes(_build_episode_cases(subject, given)):
+def _check_hostile_actions(subject: Subject, extra_problems: _Given) -> None:
+    for case in _select_distinct_episodes(_build_episode_cases(subject, extra_problems)):
         with open_environment_host(case.environment) as host:
             (state,) = host.reset([(case.episode.problem, _SEED)])
             actions = [
@@ -293,7 +296,7 @@ def _check_hostile_actions(subject: Subject, given: _Given) -> None:
 
 
 def _build_hostile_actions(case: _EpisodeCase, text: str) -> Iterator[Action]:
-    """The text as a turn: as it stands, inside every span, and where an answer is forced."""
+    """Yields the text as a turn: as is, inside every span, and as a forced answer."""
     plain = case.action(1, text)
     yield plain
     yield replace(plain, spans=dict.fromkeys(case.episode.spans, text), finish_reason="length")

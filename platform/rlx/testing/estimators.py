@@ -1,6 +1,6 @@
-"""The promises of advantage estimators. Plugin authors: call `check_estimator`.
+"""Checks for advantage estimators. Plugin authors: call `check_estimator`.
 
-A plain function has its options bound first: `check_estimator(functools.partial(mine, scale=0.5))`.
+Bind the options of a plain function first: `check_estimator(functools.partial(mine, scale=0.5))`.
 """
 
 from collections.abc import Callable
@@ -31,22 +31,22 @@ Estimator = Callable[[CreditInputs], Tensor]
 
 _SEEDS = range(5)
 _GROUP_SIZES = (4, 2, 5, 3, 12, 1)
-"""Answers of each prompt: never alike, one alone, and enough for a mean to be rounded."""
+"""Answers per prompt: unequal, a group of one, and a group large enough to round its mean."""
 _LENGTH, _TURNS = 7, 3
 
 
 def example_inputs(seed: int = 0, *, dtype: torch.dtype = torch.float32) -> CreditInputs:
-    """Random inputs that obey every convention, with every stream that an estimator may need.
+    """Random inputs that follow every convention, with every stream that an estimator may need.
 
     Returns:
-        Rows in no order: answers (level 0, turn 1) in groups of unequal sizes, confidences (level
-        1, turns 2 and 3, now and then one of them unrewarded) below some of the answers, and rows
-        of which no token learns.
+        Rows in random order: answers (level 0, turn 1) in groups of unequal sizes, confidences
+        (level 1, turns 2 and 3, some of them unrewarded) below some of the answers, and rows
+        without learning tokens.
     """
     rng = torch.Generator().manual_seed(seed)
     trees = torch.arange(len(_GROUP_SIZES)).repeat_interleave(torch.tensor(_GROUP_SIZES))
-    asked = torch.rand(len(trees), generator=rng) < 0.5
-    below = torch.randint(1, 5, (int(asked.sum()),), generator=rng)
+    has_confidences = torch.rand(len(trees), generator=rng) < 0.5
+    below = torch.randint(1, 5, (int(has_confidences.sum()),), generator=rng)
     answers, rows = len(trees), len(trees) + int(below.sum())
     confidence_groups = torch.arange(len(below)).repeat_interleave(below) + len(_GROUP_SIZES)
     levels = (torch.arange(rows) >= answers).long()
@@ -57,7 +57,7 @@ def example_inputs(seed: int = 0, *, dtype: torch.dtype = torch.float32) -> Cred
     rewards = torch.randn(rows, _TURNS, generator=rng, dtype=dtype)
     turn_ids = _turn_ids(levels, rng)
     turn_rewards = torch.where(present, rewards, 0.0)
-    tree_ids = torch.cat([trees, trees[asked].repeat_interleave(below)])
+    tree_ids = torch.cat([trees, trees[has_confidences].repeat_interleave(below)])
     has_turn = torch.stack([(turn_ids == k + 1).any(dim=1) for k in range(_TURNS)], dim=1)
     inputs = CreditInputs(
         turn_rewards=turn_rewards,
@@ -81,7 +81,7 @@ def example_inputs(seed: int = 0, *, dtype: torch.dtype = torch.float32) -> Cred
 
 
 def _fill_token_rewards(inputs: CreditInputs) -> CreditInputs:
-    """The same with token rewards that belong to its named ones."""
+    """The same inputs, with token rewards that match the named ones."""
     placed = place_rewards(
         inputs.turn_rewards,
         inputs.turn_present,
@@ -107,14 +107,14 @@ def check_estimator(estimator: Any) -> None:
     """Raises AssertionError, naming the broken promise, unless `estimator` keeps them all.
 
     Args:
-        estimator: an `Estimator` plugin, the class or made; or a function that takes `CreditInputs`
-            alone and returns `[B, T]` advantages.
+        estimator: an `Estimator` plugin, as class or instance; or a function that takes only
+            `CreditInputs` and returns `[B, T]` advantages.
     """
     run_checks(estimator_checks(), estimator)
 
 
 def estimator_checks() -> tuple[PromiseCheck, ...]:
-    """The promises of every estimator. One that needs inputs that no example has is passed over."""
+    """Returns the checks for estimators. One that needs other inputs than these is skipped."""
     own: tuple[tuple[str, str, Callable[[Estimator, CreditInputs], None]], ...] = (
         ("keeps shape and dtype", "return `[B, T]` as the rewards are", _check_advantage_shape),
         ("leaves its inputs alone", "change no tensor in place", _check_inputs_unchanged),
@@ -165,8 +165,7 @@ def estimator_checks() -> tuple[PromiseCheck, ...]:
 
 def _run_estimator_examples(run: Callable[[Estimator, CreditInputs], None], subject: Any) -> None:
     is_plugin = isinstance(subject, type | Plugin)
-    named = {"greedy_baseline": "greedy_scores"}
-    wanted = {named.get(need, need) for need in (list_needed_streams(subject) if is_plugin else ())}
+    wanted = {*(list_needed_streams(subject) if is_plugin else ())}
     if lacking := wanted - _get_input_tensors(example_inputs()).keys():
         raise SkipTest(f"it needs {', '.join(sorted(lacking))}, which no example here has")
     if run is _check_equal_rewards and is_plugin and not _compares_rows(subject):
@@ -174,8 +173,8 @@ def _run_estimator_examples(run: Callable[[Estimator, CreditInputs], None], subj
     function = bind_implementation(subject)
 
     def compute_advantages(inputs: CreditInputs) -> Tensor:
-        given = function(inputs)
-        return given.advantages if isinstance(given, Credit) else given
+        result = function(inputs)
+        return result.advantages if isinstance(result, Credit) else result
 
     for seed in _SEEDS:
         for dtype in (torch.float32, torch.float64):
@@ -183,7 +182,7 @@ def _run_estimator_examples(run: Callable[[Estimator, CreditInputs], None], subj
 
 
 def _compares_rows(subject: Any) -> bool:
-    """Whether an estimator sees nothing but the rewards of rows."""
+    """Whether an estimator reads nothing but the rewards of rows."""
     plugin: EstimatorPlugin = build_subject_plugin(subject)
     return not plugin.needs and plugin.reading() != "token_rewards"
 
@@ -209,7 +208,7 @@ def _check_masked_advantages(estimator: Estimator, inputs: CreditInputs) -> None
 
 
 def _check_equal_rewards(estimator: Estimator, inputs: CreditInputs) -> None:
-    """0.7 in float32: many times 0.7, over as many, is not quite 0.7."""
+    """Uses 0.7 in float32: the sum of n times 0.7, divided by n, is not exactly 0.7."""
     answers = torch.tensor([True, *[False] * (_TURNS - 1)])
     present = torch.where((inputs.levels == 0)[:, None], answers, ~answers)
     equal = replace(

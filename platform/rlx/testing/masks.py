@@ -1,4 +1,4 @@
-"""The promises of mask strategies. Plugin authors: call `check_mask`, or use `mask_checks`."""
+"""Checks for mask strategies. Plugin authors: call `check_mask`, or use `mask_checks`."""
 
 import random
 from collections.abc import Callable
@@ -24,20 +24,20 @@ _PADDING = {
     "turn_ids": NO_TURN,
     "state_ids": NO_TURN,
     "temperatures": 1.0,
-}  # everything else is 0 there
+}  # all other streams are 0 in padding
 
 
 def check_mask(mask: Any) -> None:
     """Raises AssertionError, naming the broken promise, unless a mask strategy keeps them all.
 
     Args:
-        mask: a `Mask` plugin, the class or made; or a function that takes `TokenBatch` alone.
+        mask: a `Mask` plugin, as class or instance; or a function that takes only `TokenBatch`.
     """
     run_checks(mask_checks(), mask)
 
 
 def mask_checks() -> tuple[PromiseCheck, ...]:
-    """The promises of every mask strategy."""
+    """Returns the checks for mask strategies."""
     own: tuple[tuple[str, str, Callable[[Mask, TokenBatch], None]], ...] = (
         ("gives bool of the batch's shape", "return bool `[B, T]`", _check_mask_shape),
         (
@@ -80,8 +80,8 @@ def example_batch(seed: int = 0) -> TokenBatch:
     """Random rows of every form.
 
     Returns:
-        Rows of unequal lengths: answers, some of them without their spans or cut off; confidences
-        below some of them; and trajectories with an environment's observations among their turns.
+        Rows of unequal lengths: answers, some without their spans or truncated; confidences below
+        some of them; and trajectories with observations of an environment between their turns.
     """
     rng = random.Random(f"batch/{seed}")
     return build_token_batch([_sample_example_tree(rng, number) for number in range(4)])
@@ -104,7 +104,7 @@ def _sample_example_tree(rng: random.Random, number: int) -> RolloutTree:
 
 
 def _sample_context_segment(rng: random.Random, parent: int, author: Author) -> Segment:
-    """What the policy did not write."""
+    """A segment that the policy did not write."""
     ids = tuple(rng.randint(1, 99) for _ in range(rng.randint(1, 4)))
     return Segment(parent=parent, author=author, token_ids=ids)
 
@@ -128,7 +128,7 @@ def _sample_policy_turn(rng: random.Random, parent: int, number: int, kind: str)
     )
 
 
-# The promises ------------------------------------------------------------------------------------
+# Checks -------------------------------------------------------------------------------------------
 
 
 def _check_mask_shape(mask: Mask, batch: TokenBatch) -> None:
@@ -187,7 +187,7 @@ def _pad_batch_tensor(name: str, tensor: Tensor) -> Tensor:
 
 
 def _map_batch_tensors(batch: TokenBatch, change: Callable[[str, Tensor], Tensor]) -> TokenBatch:
-    """The batch with `change(name, tensor)` of each of its tensors."""
+    """The batch with `change(name, tensor)` applied to each of its tensors."""
     changed: dict[str, Any] = {}
     for name, value in vars(batch).items():
         if isinstance(value, Tensor):

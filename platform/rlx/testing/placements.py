@@ -1,4 +1,4 @@
-"""The promises of placements: functions that put the rewards of turns and rollouts on tokens.
+"""Checks for placements: functions that put the rewards of turns and rollouts on tokens.
 
 `check_placement(functools.partial(rlx.credit.place.place_rewards, placement="turn_end"))`
 """
@@ -26,14 +26,14 @@ def check_placement(place: Any) -> None:
     """Raises AssertionError, naming the broken promise, unless a placement keeps them all.
 
     Args:
-        place: called as `place(turn_rewards, turn_present, global_rewards, turn_ids, mask)`, as
-            `rlx.credit.place.place_rewards` with its options bound; gives a `Placed`.
+        place: called as `place(turn_rewards, turn_present, global_rewards, turn_ids, mask)`, like
+            `rlx.credit.place.place_rewards` with its options bound; returns `PlacedRewards`.
     """
     run_checks(placement_checks(), place)
 
 
 def placement_checks() -> tuple[PromiseCheck, ...]:
-    """The promises of every placement."""
+    """Returns the checks for placements."""
     own: tuple[tuple[str, str, Callable[[Place, CreditInputs], None]], ...] = (
         ("keeps shape and dtype", "return `[B, T]` as the rewards are", _check_placement_shape),
         (
@@ -103,9 +103,9 @@ def _check_masked_placement(place: Place, inputs: CreditInputs) -> None:
 def _check_reported_losses(place: Place, inputs: CreditInputs) -> None:
     everything = replace(inputs, mask=inputs.turn_ids > 0)
     sums = []
-    for given in (inputs, everything):
-        placed = _place_input_rewards(place, given)
-        sums.append(sum_token_rewards(placed.token_rewards, given.mask) + placed.lost)
+    for case_inputs in (inputs, everything):
+        placed = _place_input_rewards(place, case_inputs)
+        sums.append(sum_token_rewards(placed.token_rewards, case_inputs.mask) + placed.lost)
     torch.testing.assert_close(
         *sums, rtol=1e-4, atol=1e-4, msg="what is placed and lost depends on the mask"
     )

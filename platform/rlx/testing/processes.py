@@ -1,4 +1,4 @@
-"""Running a plugin's code in processes of their own, which may hang or die."""
+"""Runs a plugin's code in separate processes, which may hang or die."""
 
 import atexit
 import json
@@ -42,13 +42,13 @@ print("\\n" + json.dumps([seconds, sorted(set(sys.modules) - before), raised]))
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What importing a module did in a process that had imported `rlx.plugin` alone.
+    """Effects of importing a module in a process that had imported only `rlx.plugin`.
 
     Attributes:
-        seconds: processor time, which other work on the machine does not change.
-        modules: that came with it.
-        raised: the exception, where it raised one.
-        died: how it ended the process or outstayed its time, where it did.
+        seconds: processor time, which is independent of other load on the machine.
+        modules: modules that the import loaded.
+        raised: the exception, if it raised one.
+        died: how the process ended or exceeded its time limit, if it did.
     """
 
     seconds: float = 0.0
@@ -58,7 +58,7 @@ class ImportReport:
 
 
 def first_import(module: str, name: str) -> ImportReport:
-    """Imports a module in a fresh interpreter and looks `name` up in it."""
+    """Imports a module in a fresh interpreter and looks up `name` in it."""
     arguments = json.dumps([sys.path, module, name])
     try:
         done = subprocess.run(
@@ -78,10 +78,10 @@ def first_import(module: str, name: str) -> ImportReport:
     return ImportReport(seconds, frozenset(modules), raised)
 
 
-# Kept processes ----------------------------------------------------------------------------------
+# Process pools -----------------------------------------------------------------------------------
 
 _kept: dict[str, tuple[tuple[str, ...], ProcessPool | RewardPool]] = {}
-"""One pool of each sort for as long as `sys.path` stays, since a process takes long to start."""
+"""One pool of each kind, reused while `sys.path` is unchanged: processes are slow to start."""
 
 
 def _get_kept_pool(sort: str, start: Callable[[], Any]) -> Any:
@@ -116,15 +116,15 @@ def _reward_pool() -> RewardPool:
 
 
 def run_in_subprocess(function: Callable[..., Any], *arguments: Any, fresh: bool = False) -> Any:
-    """Returns what `function(*arguments)` gives in another process.
+    """Returns the result of `function(*arguments)` in another process.
 
     Args:
-        function: can be pickled, as its arguments can.
-        arguments: of the function.
-        fresh: in a process that has done nothing before.
+        function: must be picklable, and so must its arguments.
+        arguments: arguments of the function.
+        fresh: use a newly started process.
 
     Raises:
-        AssertionError: it raised, hung, or ended its process; the text says which.
+        AssertionError: it raised, hung, or ended its process; the message says which.
     """
     pool = _process_pool() if fresh else _get_kept_pool("any", _process_pool)
     try:
@@ -145,7 +145,7 @@ def score_jobs(jobs: Sequence[RewardJob], *, fresh: bool = False) -> list[JobOut
 
     Args:
         jobs: calls of rewards.
-        fresh: in a worker that has scored nothing before.
+        fresh: use a newly started worker.
     """
     with _open_reward_pool(fresh) as pool:
         return pool.score(jobs)
@@ -153,11 +153,11 @@ def score_jobs(jobs: Sequence[RewardJob], *, fresh: bool = False) -> list[JobOut
 
 @contextmanager
 def open_environment_host(environment: Environment, *, fresh: bool = False) -> Iterator[PooledHost]:
-    """An environment as a run has it, in a worker with the default deadline.
+    """Hosts an environment as a run does, in a worker with the default deadline.
 
     Args:
         environment: the plugin.
-        fresh: in a worker that has done nothing before.
+        fresh: use a newly started worker.
     """
     with _open_reward_pool(fresh) as pool:
         yield PooledHost(environment, pool, EnvironmentUse.model_fields["deadline"].default)

@@ -1,8 +1,8 @@
-"""What a promise is, and those that plugins of every kind make.
+"""The promise check type, and the checks that apply to every kind of plugin.
 
-A promise is checked by calling it with a plugin: the class, which then has its own default options,
-or a plugin made with options. A broken one raises AssertionError with the reason; one that does not
-apply raises `unittest.SkipTest`, which test runners understand.
+Call a check with a plugin: either its class, which then gets its default options, or an instance.
+A broken promise raises AssertionError with the reason. A check that does not apply raises
+`unittest.SkipTest`, which test runners understand.
 """
 
 import json
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 HEAVY = ("torch", "transformers", "vllm", "deepspeed", "mlflow")
-"""What a plugin must leave to its implementation: `rlx validate` imports every plugin named."""
+"""Modules that only a plugin's implementation may import: `rlx validate` imports every plugin."""
 
 _IMPORT_SECONDS = 1.0
 _TRIES = 3  # a busy machine is not the plugin's fault
@@ -43,12 +43,12 @@ Subject = type[Plugin] | Plugin
 
 @dataclass(frozen=True, slots=True)
 class PromiseCheck:
-    """One promise, by name. `str()` is the name; calling it with a plugin checks it.
+    """A named check. `str()` is the name; calling it with a plugin runs it.
 
     Attributes:
-        name: what is promised.
-        help: what to do where it is broken.
-        run: raises AssertionError, or SkipTest.
+        name: the promise.
+        help: how to fix a plugin that breaks it.
+        run: raises AssertionError or SkipTest.
     """
 
     name: str
@@ -59,20 +59,20 @@ class PromiseCheck:
         return self.name
 
     def __call__(self, subject: Any) -> None:
-        """Checks the promise.
+        """Runs the check.
 
         Raises:
-            AssertionError: it is broken; the text says how.
-            unittest.SkipTest: it does not apply; the text says why.
+            AssertionError: the promise is broken; the message says how.
+            unittest.SkipTest: the check does not apply; the message says why.
         """
         self.run(subject)
 
 
 def run_checks(checks: Iterable[PromiseCheck], subject: Any) -> None:
-    """Checks promise after promise; those that do not apply are passed over.
+    """Runs checks in order, skipping those that do not apply.
 
     Raises:
-        AssertionError: at the first that is broken; the text begins with its name.
+        AssertionError: at the first broken promise; the message begins with its name.
     """
     for check in checks:
         try:
@@ -84,24 +84,24 @@ def run_checks(checks: Iterable[PromiseCheck], subject: Any) -> None:
 
 
 def build_subject_plugin(subject: Subject, options: Mapping[str, Any] | None = None) -> Any:
-    """Returns the plugin of a class with these options, read as strictly as YAML.
+    """Returns an instance of a plugin class with these options, parsed as strictly as YAML.
 
     Args:
-        subject: a plugin that is made already is returned as it is, when `options` is None.
-        options: those of YAML.
+        subject: the class; an instance is returned unchanged if `options` is None.
+        options: options as written in YAML.
 
     Raises:
-        AssertionError: the options do not fit, or some are missing; or the class lacks a method.
+        AssertionError: options are invalid or missing, or the class lacks a method.
     """
     if isinstance(subject, Plugin) and options is None:
         return subject
     cls = _get_plugin_class(subject)
-    given = dict(options or {})
+    values = dict(options or {})
     assert not cls.__abstractmethods__, f"has no {', '.join(sorted(cls.__abstractmethods__))}"
-    lacking = [f"'{option}'" for option in required_options(cls) if option not in given]
+    lacking = [f"'{option}'" for option in required_options(cls) if option not in values]
     assert not lacking, f"needs {', '.join(lacking)} among its options"
     try:
-        plugin = cls.model_validate_json(to_json(given), strict=True)
+        plugin = cls.model_validate_json(to_json(values), strict=True)
         inner = {
             option: {
                 key: build_plugin(_build_plugin_use(use), kind)  # type: ignore[arg-type]
@@ -110,10 +110,10 @@ def build_subject_plugin(subject: Subject, options: Mapping[str, Any] | None = N
             for option, kind in cls.nested.items()
         }
     except ValidationError as error:
-        said = "; ".join(d.message for d in explain_validation_error(error, cls, given))
-        raise AssertionError(f"cannot be made with the options {given}: {said}") from None
+        reasons = "; ".join(d.message for d in explain_validation_error(error, cls, values))
+        raise AssertionError(f"cannot be made with the options {values}: {reasons}") from None
     except RlxError as error:
-        raise AssertionError(f"cannot be made with the options {given}: {error}") from error
+        raise AssertionError(f"cannot be made with the options {values}: {error}") from error
     return plugin.with_inner(inner) if inner else plugin
 
 
@@ -122,10 +122,10 @@ def _build_plugin_use(use: Any) -> PluginUse:
 
 
 def bind_implementation(subject: Any) -> Callable[..., Any]:
-    """Returns the implementation that a plugin names, with its options; a function as it is.
+    """Returns the implementation that a plugin names, with its options bound; a function unchanged.
 
     Raises:
-        AssertionError: as `made`, or the implementation cannot be imported.
+        AssertionError: see `build_subject_plugin`; or the implementation cannot be imported.
     """
     if not _is_plugin(subject):
         function: Callable[..., Any] = subject
@@ -151,10 +151,10 @@ def _get_plugin_class(subject: Subject) -> type[Plugin]:
 def common_checks(
     make_one: Callable[[Any], Any] = build_subject_plugin,
 ) -> tuple[PromiseCheck, ...]:
-    """The promises of every plugin, whatever its kind.
+    """Returns the checks that apply to every kind of plugin.
 
     Args:
-        make_one: gives the plugin of a class.
+        make_one: builds an instance of a plugin class.
     """
     return (
         PromiseCheck(
@@ -203,14 +203,14 @@ def _check_json_options(subject: Subject, make_one: Callable[[Any], Any]) -> Non
     try:
         again = type(plugin).model_validate_json(written, strict=True)
     except ValidationError as error:
-        said = "; ".join(
+        reasons = "; ".join(
             d.message for d in explain_validation_error(error, type(plugin), json.loads(written))
         )
-        raise AssertionError(f"{written} cannot be read back: {said}") from None
+        raise AssertionError(f"{written} cannot be read back: {reasons}") from None
     one, other = (p.model_dump(warnings=False) for p in (plugin, again))
     assert one == other, f"{written} is read back as {again!r}"
 
 
 def required_options(cls: type[Plugin]) -> list[str]:
-    """Options without a default, as YAML calls them."""
+    """Options without a default, by their YAML names."""
     return [f.alias or name for name, f in cls.model_fields.items() if f.is_required()]

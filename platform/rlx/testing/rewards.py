@@ -1,10 +1,10 @@
-"""The promises of rewards. Plugin authors: call `check_reward`, or parametrise by `reward_checks`.
+"""Checks for rewards. Plugin authors: call `check_reward`, or parametrise by `reward_checks`.
 
     @pytest.mark.parametrize("check", reward_checks(), ids=str)
     def test_keeps(check):
         check(my_reward)
 
-Rewards are run as a training run does: in a worker that has a deadline and a memory cap.
+Rewards run as in training: in a worker process with a deadline and a memory cap.
 """
 
 import math
@@ -45,7 +45,7 @@ HOSTILE_TEXTS = {
     "100 kB of words": "<answer>" + "so it is, 1 + 1 = 2; " * 5_000 + "</answer>",
     "100 kB of digits": "<answer>" + "7" * 100_000 + "</answer>",
 }
-"""What a policy may write and no reward may stumble over."""
+"""Responses that a policy may write and that no reward may fail on."""
 
 _ORDINARY = ("42", "<think>6*7=42</think><answer>6*7</answer>", "<confidence>0.5</confidence>", "?")
 
@@ -54,19 +54,19 @@ def check_reward(reward: Subject, samples: Sequence[Sample] | None = None) -> No
     """Raises AssertionError, naming the broken promise, unless a reward keeps them all.
 
     Args:
-        reward: a class, checked with the options of each of its examples, or a plugin made.
-        samples: to use in place of its examples'; judged together in wider scopes than "sample".
+        reward: a class, checked with the options of each of its examples, or an instance.
+        samples: replace those of its examples; in wider scopes than "sample" they form one group.
     """
     run_checks(reward_checks(samples), reward)
 
 
 def reward_checks(samples: Sequence[Sample] | None = None) -> tuple[PromiseCheck, ...]:
-    """The promises of every reward.
+    """Returns the checks for rewards.
 
     Args:
-        samples: as `check_reward`.
+        samples: see `check_reward`.
     """
-    given = None if samples is None else tuple(samples)
+    own_samples = None if samples is None else tuple(samples)
     own: tuple[tuple[str, str, Any], ...] = (
         (
             "travels to a worker",
@@ -100,11 +100,14 @@ def reward_checks(samples: Sequence[Sample] | None = None) -> tuple[PromiseCheck
     )
     return (
         *common_checks(_build_first_reward),
-        *(PromiseCheck(name, help_, partial(run, given=given)) for name, help_, run in own),
+        *(
+            PromiseCheck(name, help_, partial(run, own_samples=own_samples))
+            for name, help_, run in own
+        ),
     )
 
 
-# What is scored ----------------------------------------------------------------------------------
+# Cases --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +118,8 @@ class _RewardCase:
     samples: tuple[Sample, ...]
 
     def with_responses(self, *texts: str, spans: bool = True) -> "_RewardCase":
-        """The same with other responses, in turn, inside the spans too or without any."""
-        said = tuple(
+        """The same case with other responses, in turn; also inside the spans, or without spans."""
+        samples = tuple(
             replace(
                 sample,
                 response=texts[i % len(texts)],
@@ -124,18 +127,18 @@ class _RewardCase:
             )
             for i, sample in enumerate(self.samples)
         )
-        return _RewardCase(self.reward, said)
+        return _RewardCase(self.reward, samples)
 
 
 _Given = tuple[Sample, ...] | None
 
 
-def _build_reward_cases(subject: Subject, given: _Given) -> list[_RewardCase]:
-    """The samples to try, with every set of options that the examples name."""
+def _build_reward_cases(subject: Subject, own_samples: _Given) -> list[_RewardCase]:
+    """The samples to try, with every set of options that the examples use."""
     examples = _list_reward_examples(subject)
     if isinstance(subject, Plugin):
         pairs = [(subject, _build_sample_tuple(e.sample)) for e in examples]
-    elif given is None:
+    elif own_samples is None:
         pairs = [
             (build_subject_plugin(subject, e.options), _build_sample_tuple(e.sample))
             for e in examples
@@ -143,8 +146,13 @@ def _build_reward_cases(subject: Subject, given: _Given) -> list[_RewardCase]:
     else:
         pairs = []
     rewards = [r for r, _ in pairs] or [_build_first_reward(subject)]
-    if given is not None or not pairs:
-        pairs = [(rewards[0], given if given is not None else _build_ordinary_samples(rewards[0]))]
+    if own_samples is not None or not pairs:
+        pairs = [
+            (
+                rewards[0],
+                own_samples if own_samples is not None else _build_ordinary_samples(rewards[0]),
+            )
+        ]
     return [
         _RewardCase(r, samples) for r, sample in pairs for samples in _split_into_calls(r, sample)
     ]
@@ -159,7 +167,7 @@ def _list_reward_examples(subject: Subject) -> tuple[Example, ...]:
 
 
 def _build_first_reward(subject: Subject) -> Any:
-    """The plugin itself, or its class with the options of the first example."""
+    """The instance itself, or the class with the options of its first example."""
     examples = _list_reward_examples(subject)
     if isinstance(subject, Plugin) or not examples:
         return build_subject_plugin(subject)
@@ -171,7 +179,7 @@ def _build_sample_tuple(sample: Sample | tuple[Sample, ...]) -> tuple[Sample, ..
 
 
 def _build_ordinary_samples(reward: Any) -> tuple[Sample, ...]:
-    """Samples for a reward that brings none."""
+    """Samples for a reward without examples."""
     of = 1.0 if getattr(reward, "reads_parent", False) else None
     return tuple(
         Sample(id=f"{i}", problem={}, turn="answer", number=1, response=text, of=of)
@@ -194,26 +202,26 @@ def _describe_case(case: _RewardCase) -> str:
     return f"on {text if len(text) <= 60 else text[:59] + '…'}"
 
 
-# The promises ------------------------------------------------------------------------------------
+# Checks -------------------------------------------------------------------------------------------
 
 
-def _travels_to_worker(subject: Subject, given: _Given) -> None:
-    cases = _build_reward_cases(subject, given)
+def _travels_to_worker(subject: Subject, own_samples: _Given) -> None:
+    cases = _build_reward_cases(subject, own_samples)
     for case, outcome in zip(cases, _score_cases(cases), strict=True):
         fault = outcome.fault or ""
-        # Whatever else is wrong with it is for the promises that follow.
+        # Other faults are left to the later checks.
         assert not fault.startswith("cannot be"), f"{type(case.reward).__name__} {fault}"
 
 
-def _check_score_values(subject: Subject, given: _Given) -> None:
-    cases = _build_reward_cases(subject, given)
+def _check_score_values(subject: Subject, own_samples: _Given) -> None:
+    cases = _build_reward_cases(subject, own_samples)
     for case, outcome in zip(cases, _score_cases(cases), strict=True):
-        strange = not _list_reward_examples(subject) and given is None
+        strange = not _list_reward_examples(subject) and own_samples is None
         hint = "; if it reads something of the problem, give it examples" if strange else ""
         assert outcome.fault is None, f"{_describe_case(case)}: {outcome.fault}{hint}"
 
 
-def _check_reward_examples(subject: Subject, given: _Given) -> None:
+def _check_reward_examples(subject: Subject, own_samples: _Given) -> None:
     examples = _list_reward_examples(subject)
     if not examples:
         raise SkipTest("it has none; give it at least a gold, a wrong and a hostile one")
@@ -228,21 +236,21 @@ def _check_reward_examples(subject: Subject, given: _Given) -> None:
         wanted = example.value if isinstance(example.value, tuple) else (example.value,)
         values = tuple(None if v is None else v.value for v in outcome.verdicts)
         actual, expected = _format_score_values(values), _format_score_values(wanted)
-        said = f"'{example.name}' gives {actual}, not {expected}"
-        assert len(values) == len(wanted) and all(map(_is_close_value, values, wanted)), said
+        message = f"'{example.name}' gives {actual}, not {expected}"
+        assert len(values) == len(wanted) and all(map(_is_close_value, values, wanted)), message
         (first, *_) = outcome.verdicts
         if example.reason is not None:
             reason = None if first is None else first.reason
-            said = f"'{example.name}' gives the reason {reason!r}, not {example.reason!r}"
-            assert reason == example.reason, said
+            message = f"'{example.name}' gives the reason {reason!r}, not {example.reason!r}"
+            assert reason == example.reason, message
 
 
 def _format_score_values(values: Sequence[float | None]) -> str:
     return ", ".join("nothing" if v is None else f"{v:.6g}" for v in values)
 
 
-def _check_reward_determinism(subject: Subject, given: _Given) -> None:
-    cases = _build_reward_cases(subject, given)
+def _check_reward_determinism(subject: Subject, own_samples: _Given) -> None:
+    cases = _build_reward_cases(subject, own_samples)
     first, second, third = _score_cases(cases), _score_cases(cases), _score_cases(cases, fresh=True)
     for case, *outcomes in zip(cases, first, second, third, strict=True):
         verdicts = [_assert_no_fault(o, _describe_case(case)).verdicts for o in outcomes]
@@ -255,7 +263,7 @@ def _check_reward_determinism(subject: Subject, given: _Given) -> None:
 
 
 class _WatchedReward:
-    """A reward that is caught at changing what it was given. Picklable, as the reward is."""
+    """Wraps a reward and detects changes to its samples. As picklable as the reward."""
 
     def __init__(self, reward: Any) -> None:
         self.reward = reward
@@ -265,10 +273,10 @@ class _WatchedReward:
         return self.reward.scope
 
     def score(self, sample: Any) -> Any:
-        """Scores as the reward does.
+        """Calls the reward's `score`.
 
         Raises:
-            AssertionError: a sample, or their order, is not as it was.
+            AssertionError: it changed a sample, or the order of the samples.
         """
         before = pickle.loads(pickle.dumps(sample))
         verdict = self.reward.score(sample)
@@ -276,15 +284,15 @@ class _WatchedReward:
         return verdict
 
 
-def _check_samples_unchanged(subject: Subject, given: _Given) -> None:
-    cases = _build_reward_cases(subject, given)
+def _check_samples_unchanged(subject: Subject, own_samples: _Given) -> None:
+    cases = _build_reward_cases(subject, own_samples)
     watched = [_RewardCase(_WatchedReward(case.reward), case.samples) for case in cases]
     for case, outcome in zip(cases, _score_cases(watched), strict=True):
         _assert_no_fault(outcome, _describe_case(case))
 
 
-def _check_hostile_responses(subject: Subject, given: _Given) -> None:
-    for case in _select_distinct_cases(_build_reward_cases(subject, given)):
+def _check_hostile_responses(subject: Subject, own_samples: _Given) -> None:
+    for case in _select_distinct_cases(_build_reward_cases(subject, own_samples)):
         calm = case.samples[0].response
         for label, text in HOSTILE_TEXTS.items():
             hostile = [case.with_responses(text), case.with_responses(text, spans=False)]
@@ -295,7 +303,7 @@ def _check_hostile_responses(subject: Subject, given: _Given) -> None:
 
 
 def _select_distinct_cases(cases: Sequence[_RewardCase]) -> Iterator[_RewardCase]:
-    """The first case for each set of options, and of each length of a group."""
+    """The first case for each set of options and each group size."""
     seen = set()
     for case in cases:
         key = (case.reward.model_dump_json(), len(case.samples))
@@ -304,8 +312,8 @@ def _select_distinct_cases(cases: Sequence[_RewardCase]) -> Iterator[_RewardCase
             yield case
 
 
-def _check_sample_order(subject: Subject, given: _Given) -> None:
-    cases = _build_wider_cases(subject, given)
+def _check_sample_order(subject: Subject, own_samples: _Given) -> None:
+    cases = _build_wider_cases(subject, own_samples)
     groups = [case if len(case.samples) > 1 else _build_sample_group(case) for case in cases]
     orders = [_shuffle_order(len(case.samples)) for case in groups]
     moved = [
@@ -321,32 +329,32 @@ def _check_sample_order(subject: Subject, given: _Given) -> None:
 
 
 def _build_sample_group(case: _RewardCase) -> _RewardCase:
-    """Several samples made of one that stood alone."""
+    """Builds a group of several samples from a single one."""
     (sample,) = case.samples
     several = tuple(replace(sample, id=f"{sample.id}/{i}") for i in range(len(_ORDINARY)))
     return _RewardCase(case.reward, several).with_responses(*_ORDINARY)
 
 
 def _shuffle_order(count: int) -> list[int]:
-    """A shuffle of several that is not the order they had."""
+    """A permutation that differs from the original order."""
     rng, order = random.Random(count), list(range(count))
     while order == sorted(order):
         rng.shuffle(order)
     return order
 
 
-def _check_single_sample(subject: Subject, given: _Given) -> None:
+def _check_single_sample(subject: Subject, own_samples: _Given) -> None:
     cases = [
         _RewardCase(case.reward, (s,))
-        for case in _build_wider_cases(subject, given)
+        for case in _build_wider_cases(subject, own_samples)
         for s in case.samples
     ]
     for case, outcome in zip(cases, _score_cases(cases), strict=True):
         _assert_no_fault(outcome, f"{_describe_case(case)} alone")
 
 
-def _build_wider_cases(subject: Subject, given: _Given) -> list[_RewardCase]:
-    cases = _build_reward_cases(subject, given)
+def _build_wider_cases(subject: Subject, own_samples: _Given) -> list[_RewardCase]:
+    cases = _build_reward_cases(subject, own_samples)
     if cases[0].reward.scope == "sample":
         raise SkipTest("it looks at one sample at a time")
     return cases
@@ -359,7 +367,7 @@ def _is_same_verdict(one: Score | None, other: Score | None) -> bool:
 
 
 def _is_close_value(one: float | None, other: float | None) -> bool:
-    """Equal but for the order of a sum."""
+    """Equal up to the rounding of a reordered sum."""
     if one is None or other is None:
         return one is other
     return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9)

@@ -1,4 +1,4 @@
-"""The promises of tasks. Plugin authors: call `check_task`, or parametrise by `task_checks`."""
+"""Checks for tasks. Plugin authors: call `check_task`, or parametrise by `task_checks`."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from rlx.testing.promise import (
 __all__ = ["check_task", "task_checks"]
 
 _COUNT = 50
-"""Problems of each split and seed that are looked at."""
+"""Problems to check per split and seed."""
 _SEEDS = (0, 1)
 
 _Place = tuple[Split, int, int]
@@ -34,13 +34,13 @@ def check_task(task: Subject) -> None:
     """Raises AssertionError, naming the broken promise, unless a task keeps them all.
 
     Args:
-        task: a class, checked with its default options, or a plugin made.
+        task: a class, checked with its default options, or an instance.
     """
     run_checks(task_checks(), task)
 
 
 def task_checks() -> tuple[PromiseCheck, ...]:
-    """The promises of every task."""
+    """Returns the checks for tasks."""
     return (
         *common_checks(),
         PromiseCheck(
@@ -73,7 +73,7 @@ def task_checks() -> tuple[PromiseCheck, ...]:
 
 
 def _list_problems(task: Any, places: Sequence[_Place]) -> list[dict[str, Any]]:
-    """The problems of these places as plain values. Runs in another process."""
+    """The problems at these places as plain values. Runs in another process."""
     task.check()
     return [_convert_problem(task.problem(*place), place) for place in places]
 
@@ -85,18 +85,18 @@ def _convert_problem(problem: Any, place: _Place) -> dict[str, Any]:
 
 
 def _list_demonstrations(task: Any, places: Sequence[_Place]) -> list[tuple[str, ...]] | None:
-    """The demonstrations of these places; None where the task has none."""
+    """The demonstrations at these places; None if the task has none."""
     try:
-        shown = [task.demonstration(task.problem(*p), seed=p[2]) for p in places]
+        demonstrations = [task.demonstration(task.problem(*p), seed=p[2]) for p in places]
     except NotImplementedError:
         return None
-    for place, one in zip(places, shown, strict=True):
+    for place, one in zip(places, demonstrations, strict=True):
         turns = one.turns if isinstance(one, Demonstration) else ()
         if not turns or not all(isinstance(turn, str) and turn for turn in turns):
             raise TypeError(
                 f"{_describe_problem(place)}: {one!r} is no Demonstration with text in its turns"
             )
-    return [tuple(one.turns) for one in shown]
+    return [tuple(one.turns) for one in demonstrations]
 
 
 def _describe_problem(place: _Place) -> str:
@@ -131,16 +131,16 @@ def _check_problem_determinism(subject: Subject) -> None:
 def _check_demonstration_determinism(subject: Subject) -> None:
     places = _PLACES[:: len(_PLACES) // 20]
     task = build_subject_plugin(subject)
-    shown = _compare_two_runs(_list_demonstrations, subject, places)
+    demonstrations = _compare_two_runs(_list_demonstrations, subject, places)
     if getattr(task, "demonstrates", True):
-        said = "raises NotImplementedError, which `demonstrates = False` would say beforehand"
-        assert shown is not None, said
-    if shown is None:
+        message = "raises NotImplementedError, which `demonstrates = False` would say beforehand"
+        assert demonstrations is not None, message
+    if demonstrations is None:
         raise SkipTest("it has none, and cannot be used with `warm_start`")
 
 
 def _list_lessons(task: Any, places: Sequence[_Place]) -> list[tuple[dict[str, Any], str]]:
-    """The lessons of these places, the split aside, with their first turns."""
+    """The lessons at these places, ignoring the split, with their first turns."""
     lessons = [(p, task.lesson(p[1], p[2])) for p in places]
     opened = [(_convert_problem(one, p), task.act(one, (), (), p[2])) for p, one in lessons]
     for place, (_, turn) in zip(places, opened, strict=True):
@@ -169,7 +169,7 @@ def _collect_problem_ids(task: Any, split: Split) -> set[str]:
 def _compare_two_runs(
     ask: Callable[[Any, Sequence[_Place]], Any], subject: Subject, places: Sequence[_Place]
 ) -> Any:
-    """Asks twice, in two processes, the other way round the second time; returns the answers."""
+    """Calls twice, in two processes and in reverse order the second time; returns both results."""
     first = run_in_subprocess(ask, build_subject_plugin(subject), places)
     if first is None:
         return None

@@ -1,1 +1,1 @@
-"""Plugins for rlx: rewards, and descriptors of an estimator and a mask."""
+"""Example plugins for rlx: rewards, an estimator and a mask."""

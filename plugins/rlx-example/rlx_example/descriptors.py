@@ -1,4 +1,4 @@
-"""Options of an estimator and a mask. Their implementations are imported by a run alone."""
+"""Descriptors of an estimator and a mask; only a run imports their implementations."""
 
 from typing import ClassVar
 
@@ -8,7 +8,7 @@ __all__ = ["LeaveOneOut", "OneSpan"]
 
 
 class LeaveOneOut(Estimator):
-    """Score minus the mean of the others of its group (RLOO, Ahmadian et al. 2024)."""
+    """Score minus the mean of the other scores of its group (RLOO, Ahmadian et al. 2024)."""
 
     implementation: ClassVar[str] = "rlx_example.tensors:leave_one_out"
 
@@ -17,9 +17,9 @@ class LeaveOneOut(Estimator):
 
 
 class OneSpan(Mask):
-    """The tokens of one named span; the whole response where that was not found."""
+    """The tokens of one named span; the whole response if the span was not found."""
 
     implementation: ClassVar[str] = "rlx_example.tensors:one_span"
 
     span: str = "answer"
-    """Its tags learn too."""
+    """Name of the span; its tags are in the mask too."""

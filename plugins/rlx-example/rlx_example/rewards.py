@@ -1,4 +1,4 @@
-"""Rewards of every scope, each with examples that `rlx plugins check` keeps it to."""
+"""Rewards of every scope, with examples that `rlx plugins check` verifies."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ __all__ = ["Consensus", "Distinct", "few_errors"]
 
 
 def _build_span_samples(span: str, *texts: str | None) -> tuple[Sample, ...]:
-    """Samples with this text in a span; None has no such span."""
+    """Samples with these texts in a span; None means no such span."""
     return tuple(
         Sample(
             id=f"{i}",
@@ -28,10 +28,10 @@ def _build_span_samples(span: str, *texts: str | None) -> tuple[Sample, ...]:
 
 
 class Distinct(Reward):
-    """How rare an answer is among all answers to its prompt: 1 alone, 1/n when n agree.
+    """Rarity of an answer among all answers to its prompt: 1 if unique, 1/n if n answers agree.
 
-    The sum over a group is the number of distinct answers, so that variety pays. A response
-    without the span earns nothing.
+    The sum over a group is the number of distinct answers, which rewards variety. A response
+    without the span scores 0.
     """
 
     scope: ClassVar[Scope] = "group"
@@ -49,7 +49,7 @@ class Distinct(Reward):
     )
 
     span: str = "answer"
-    """What is compared, without the space around it."""
+    """The span to compare, without surrounding white space."""
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         """Scores all answers to one prompt."""
@@ -62,9 +62,9 @@ class Distinct(Reward):
 
 
 class Consensus(Reward):
-    """1 - |c - mean of the siblings' c| for a stated number c, over turns that continue one turn.
+    """1 - |c - mean of the siblings' c| for a stated number c; siblings continue the same turn.
 
-    Turns without a number earn nothing and do not count for the mean.
+    Turns without a number score 0 and do not count for the mean.
     """
 
     scope: ClassVar[Scope] = "siblings"
@@ -85,7 +85,7 @@ class Consensus(Reward):
     )
 
     span: str = "confidence"
-    """Where the number stands; it counts from 0 to 1."""
+    """The span that contains the number, which must be between 0 and 1."""
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         """Scores all siblings."""
@@ -128,7 +128,7 @@ def few_errors(
     key: Annotated[str, Field(description="What the environment calls its count.")] = "errors",
     most: Annotated[int, Field(ge=1, description="More of them earn nothing.")] = 2,
 ) -> Score | None:
-    """1 without errors of the environment's tools, falling to 0 at `most`; abstains without one."""
+    """1 without tool errors, falling to 0 at `most`; abstains without an environment."""
     if key not in sample.info:
         return None
     errors = int(sample.info[key])

@@ -1,4 +1,4 @@
-"""What the descriptors name: functions of tensors."""
+"""Tensor implementations of the estimator and the mask."""
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ def leave_one_out(inputs: CreditInputs, *, scale: float) -> Tensor:
 
 
 def one_span(batch: TokenBatch, *, span: str) -> Tensor:
-    """A row's own tokens in `span`, all of them where the row has none there; `[B, T]` bool."""
+    """`[B, T]` bool: a row's own tokens in `span`, or all its own tokens if there are none."""
     if span not in batch.spans:
         return batch.is_own.clone()
     inside = batch.spans[span] & batch.is_own

@@ -1,1 +1,1 @@
-"""A guessing game for rlx: a task, its environment and two rewards."""
+"""A number-guessing game for rlx: a task, its environment and two rewards."""

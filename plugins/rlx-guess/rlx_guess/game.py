@@ -1,4 +1,4 @@
-"""The environment: it thinks of a number and says where to look for it."""
+"""The environment of the game, which answers guesses with higher or lower."""
 
 import re
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from rlx.plugin import Action, Environment, Episode, Step
 __all__ = ["HIGHER", "LOWER", "UNCLEAR", "Game"]
 
 HIGHER, LOWER, UNCLEAR = "+\n", "-\n", "?\n"
-"""What a guess is told. Every tokenizer can write these signs."""
+"""Observations after a guess; every tokenizer can encode these signs."""
 
 _number = re.compile(r"\s*([0-9]{1,9})\s*").fullmatch
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What a rollout has come to: the secret, and the numbers that it may still be."""
+    """The state of a rollout: the secret, and the bounds of the remaining numbers."""
 
     secret: int
     low: int
@@ -28,46 +28,46 @@ class _State:
 
     @property
     def anchor(self) -> str:
-        """The same where as much is known."""
+        """Equal for states with the same knowledge."""
         return f"{self.low}-{self.high}, {self.wasted}"
 
 
 def _build_example_episode(
     name: str,
     *guesses: str,
-    told: tuple[str, ...] = (),
+    observations: tuple[str, ...] = (),
     done: bool = True,
     options: Mapping[str, Any] | None = None,
 ) -> Episode:
-    """An example in which 7 is to be found."""
+    """An example with the secret number 7."""
     return Episode(
         name=name,
         problem={"low": 1, "high": 12, "secret": 7},
         turns=tuple(f"<answer>{guess}</answer>" for guess in guesses),
         kinds=tuple("guess" if _number(guess) else "unclear" for guess in guesses),
-        observations=told,
+        observations=observations,
         done=done,
         options=options or {},
     )
 
 
 class Game(Environment):
-    """Says whether the secret number is higher or lower than the guess between the answer tags."""
+    """Answers whether the secret number is higher or lower than the guess in the answer tags."""
 
     kinds: ClassVar[tuple[str, ...]] = ("guess", "unclear")
     examples: ClassVar[tuple[Episode, ...]] = (
-        _build_example_episode("gold", "6", "9", "7", told=(HIGHER, LOWER, "")),
-        _build_example_episode("not found", "6", "6", told=(HIGHER, HIGHER), done=False),
-        _build_example_episode("out of patience", "seven", "", told=(UNCLEAR, UNCLEAR)),
+        _build_example_episode("gold", "6", "9", "7", observations=(HIGHER, LOWER, "")),
+        _build_example_episode("not found", "6", "6", observations=(HIGHER, HIGHER), done=False),
+        _build_example_episode("out of patience", "seven", "", observations=(UNCLEAR, UNCLEAR)),
         _build_example_episode("more patience", "seven", "-7", "7", options={"patience": 3}),
         _build_example_episode("hostile", "7\0", "9" * 100_000),
     )
 
     patience: int = Field(2, ge=1)
-    """Turns without a number that it bears; the last of them ends the rollout."""
+    """Number of turns without a number after which the rollout ends."""
 
     def reset(self, problem: Mapping[str, Any], seed: int) -> _State:
-        """Returns the state that a rollout begins in."""
+        """Returns the initial state of a rollout."""
         return _State(problem["secret"], problem["low"], problem["high"])
 
     def step(self, state: _State, action: Action) -> Step:
@@ -86,11 +86,11 @@ class Game(Environment):
             )
         guess = int(read[1])
         found, sensible = guess == state.secret, state.low <= guess <= state.high
-        told, state = _compare_guess(state, guess)
+        observation, state = _compare_guess(state, guess)
         return Step(
             kind="guess",
             state=state,
-            observation=told,
+            observation=observation,
             done=found or action.forced,
             info={
                 "guess": guess,
@@ -103,7 +103,7 @@ class Game(Environment):
 
 
 def _compare_guess(state: _State, guess: int) -> tuple[str, _State]:
-    """What a guess is told, and what is known after it."""
+    """The observation after a guess, and the new state."""
     if guess < state.secret:
         return HIGHER, replace(state, low=max(state.low, guess + 1))
     if guess > state.secret:

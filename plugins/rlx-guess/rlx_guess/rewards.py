@@ -1,4 +1,4 @@
-"""Rewards that read what the environment reported of a turn."""
+"""Rewards that read the `info` that the environment reports for a turn."""
 
 from rlx.plugin import Example, Sample, Score, reward
 
@@ -31,7 +31,7 @@ def _build_guess_sample(*history: dict[str, object], **info: object) -> Sample:
     ]
 )
 def score_found_secret(sample: Sample, *, delay: float = 0.1) -> Score | None:
-    """Of a whole rollout: 1 where it ends with the secret number, `delay` less for each turn."""
+    """For a whole rollout: 1 if it finds the secret number, minus `delay` per earlier turn."""
     if "found" not in sample.info:
         return None
     if not sample.info["found"]:
@@ -48,5 +48,5 @@ def score_found_secret(sample: Sample, *, delay: float = 0.1) -> Score | None:
     ]
 )
 def score_sensible_guess(sample: Sample) -> float | None:
-    """Of a turn: 1 for a guess that what was said before leaves possible."""
+    """For a turn: 1 for a guess consistent with the earlier observations, else 0."""
     return float(sample.info["sensible"]) if "sensible" in sample.info else None

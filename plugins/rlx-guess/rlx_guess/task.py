@@ -1,4 +1,4 @@
-"""The task: numbers to be guessed, and a script that guesses well or badly."""
+"""The task of the game: secret numbers, and a scripted policy of mixed quality."""
 
 import hashlib
 import random
@@ -11,19 +11,19 @@ from rlx_guess.game import HIGHER, LOWER
 
 __all__ = ["GuessTask"]
 
-_TESTED = 5  # every fifth range is for testing
+_TESTED = 5  # one in five ranges is for testing
 
 
 class GuessTask(Plugin):
-    """A secret number within bounds that the prompt names. Train and test have other bounds."""
+    """A secret number within bounds given in the prompt. Train and test have different bounds."""
 
     largest: int = Field(60, ge=20, le=100)
-    """No bound is above it."""
+    """Largest upper bound."""
     size: int = Field(12, ge=4, le=16)
-    """Numbers within the bounds at most; 4 at least."""
+    """Maximum count of numbers within the bounds; the minimum is 4."""
     halving: float = Field(0.4, ge=0, le=1)
-    """Share of the warm start's guesses that halve what is left; the others are any number within
-    the bounds of the prompt."""
+    """Share of the warm start's guesses that bisect the remaining range; the others are random
+    within the bounds of the prompt."""
 
     def problem(self, split: Split, index: int, seed: int) -> Problem:
         """Returns problem number `index`; the same for the same arguments."""
@@ -42,15 +42,15 @@ class GuessTask(Plugin):
         )
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
-        """Returns the turns of a game that finds the number, for schedules of other turns."""
+        """Returns the turns of a game that finds the number, for schedules without environment."""
         turns: list[str] = []
-        told: list[str] = []
+        observations: list[str] = []
         while True:
-            turns.append(self.act(problem, turns, told, seed))
+            turns.append(self.act(problem, turns, observations, seed))
             guess = _parse_guess(turns[-1])
             if guess == problem.fields["secret"]:
                 return Demonstration(tuple(turns))
-            told.append(HIGHER if guess < problem.fields["secret"] else LOWER)
+            observations.append(HIGHER if guess < problem.fields["secret"] else LOWER)
 
     def lesson(self, index: int, seed: int) -> Problem:
         """Returns problem number `index` of the warm start."""
@@ -72,12 +72,12 @@ class GuessTask(Plugin):
 def _narrow_bounds(
     low: int, high: int, turns: Sequence[str], observations: Sequence[str]
 ) -> tuple[int, int]:
-    """The bounds as the observations have narrowed them."""
-    for turn, told in zip(turns, observations, strict=True):
+    """The bounds after narrowing by the observations."""
+    for turn, observation in zip(turns, observations, strict=True):
         guess = _parse_guess(turn)
-        if told == HIGHER:
+        if observation == HIGHER:
             low = max(low, guess + 1)
-        elif told == LOWER:
+        elif observation == LOWER:
             high = min(high, guess - 1)
     return low, high
 

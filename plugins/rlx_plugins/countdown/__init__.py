@@ -1,4 +1,4 @@
-"""Countdown: reach a target with given numbers (design 002, after TinyZero)."""
+"""Countdown: reach a target by arithmetic on given numbers (after TinyZero)."""
 
 from rlx_plugins.countdown.rewards import (
     CountdownArithmetic,

@@ -1,9 +1,9 @@
-"""Evaluates arithmetic written by a model, as Python would, without `eval`, `ast` or recursion.
+"""Evaluates untrusted arithmetic as Python would, without `eval`, `ast` or recursion.
 
-The text is untrusted. Every call ends in milliseconds and either gives a number or says why not.
-Precedence, associativity and the mix of ints and floats are Python's. The limits lie at or near
-those of CPython 3.11, except the size of whole numbers, where Python would go on for hours, and
-complex values, which are refused.
+Every call ends within milliseconds and either returns a number or raises an error with the reason.
+Precedence, associativity and the mixing of ints and floats are Python's. The limits are at or near
+those of CPython 3.11, with two exceptions: the size of whole numbers, for which Python would
+compute for hours, and complex values, which are rejected.
 """
 
 import math
@@ -28,12 +28,12 @@ Number = int | float | Fraction
 Numeric = Literal["float64", "exact"]
 Ops = Literal["seed", "prompt"]
 
-MAX_DIGITS = 4300  # Python reads no longer whole number,
-MAX_TOKENS = 5980  # no sum of more than 2990 terms,
-MAX_PENDING = 2980  # not many more signs in a row than this,
-MAX_DEPTH = 200  # and no deeper parentheses.
+MAX_DIGITS = 4300  # Python's limit for whole numbers
+MAX_TOKENS = 5980  # Python's limit is a sum of 2990 terms
+MAX_PENDING = 2980  # close to Python's limit of signs in a row
+MAX_DEPTH = 200  # Python's limit for nested parentheses
 MAX_POWER_BITS = 4096  # of the result of one `**`
-MAX_BITS = 1 << 14  # of any whole number on the way
+MAX_BITS = 1 << 14  # of any intermediate whole number
 MAX_WORK_BITS = 1 << 20  # of all large numbers of one expression together
 
 _LARGE = 1 << 64  # below this, arithmetic is too cheap to count
@@ -44,7 +44,7 @@ _decimal = re.compile(r"[0-9]+\.[0-9]*|\.[0-9]+").fullmatch
 
 
 class UncomputableError(ArithmeticError):
-    """The text has no finite real value that can be computed within the limits."""
+    """The text has no finite real value computable within the limits."""
 
 
 def evaluate_expression(
@@ -57,14 +57,14 @@ def evaluate_expression(
     """Returns the finite value of an arithmetic expression.
 
     Args:
-        text: digits, `.`, `+ - * / // **`, parentheses and ASCII white space; line ends count as
-            white space around the whole and inside parentheses only.
-        ops: "seed" takes all of these; "prompt" takes binary `+ - * /` only, and no signs.
+        text: digits, `.`, `+ - * / // **`, parentheses and ASCII white space; line ends are
+            allowed only around the whole expression and inside parentheses.
+        ops: "seed" allows all of these; "prompt" allows only binary `+ - * /`, and no signs.
         numeric: "float64" computes as Python does; "exact" computes with rationals.
         allow_decimals: whether `2.5` is a number.
 
     Raises:
-        ArithmeticError: anything else (`UncomputableError`), division by zero, or overflow.
+        ArithmeticError: any other text (`UncomputableError`), division by zero, or overflow.
     """
     text = text.strip(" \t\f\r\n")
     if not text:
@@ -76,12 +76,12 @@ def evaluate_expression(
 
 
 def tokenize_expression(text: str, ops: Ops, allow_decimals: bool) -> list[str]:
-    """Splits an expression into numbers, operators, parentheses, line ends, and an end mark.
+    """Splits an expression into numbers, operators, parentheses, line ends, and an end marker.
 
-    Characters that belong to no expression become tokens too; `compute` refuses them.
+    Other characters become tokens too, which `evaluate_tokens` rejects.
 
     Raises:
-        UncomputableError: a number or an operator that is not allowed, or too many tokens.
+        UncomputableError: a number or operator is not allowed, or there are too many tokens.
     """
     if not allow_decimals and "." in text:
         raise UncomputableError("decimal number")
@@ -95,14 +95,17 @@ def tokenize_expression(text: str, ops: Ops, allow_decimals: bool) -> list[str]:
 
 
 def evaluate_tokens(tokens: Sequence[str], ops: Ops, numeric: Numeric) -> tuple[Number, list[int]]:
-    """Returns the value of what `tokenize` gave, and every run of digits in it as a number.
+    """Returns the value of the tokens of `tokenize_expression`, and all runs of digits as numbers.
 
-    The value is not finite where floats overflow, and then near no target. Shunting-yard: an
-    operator waits with its left side until its right side is complete; the one that waits last is
-    in `level`, `function` and `left`, those before it in `pending`. Raises as `evaluate` does.
+    Floats may overflow to a value that is close to no target. The shunting-yard algorithm: an
+    operator waits with its left operand until its right one is complete. The last that waits is in
+    `level`, `function` and `left`, the earlier ones in `pending`.
+
+    Raises:
+        ArithmeticError: as `evaluate_expression`.
     """
     prefix, infix = _PREFIX[ops], _INFIX[numeric]
-    free = 0 if numeric == "exact" else _LARGE  # size below which a result is not counted as work
+    free = 0 if numeric == "exact" else _LARGE  # smaller results do not count as work
     pending: list[tuple[int, Callable[..., Any], Any]] = []
     digits: list[int] = []
     level, _, function = _OPEN
@@ -156,7 +159,7 @@ def evaluate_tokens(tokens: Sequence[str], ops: Ops, numeric: Numeric) -> tuple[
 
 
 def _skip_line_end(token: str, depth: int, otherwise: str) -> None:
-    """Passes over a line end inside parentheses; says what is wrong with anything else."""
+    """Skips a line end inside parentheses; raises UncomputableError for anything else."""
     if token in "\r\n":
         if depth == 0:
             raise UncomputableError("line end outside parentheses")
@@ -183,7 +186,7 @@ def _split_digit_runs(decimal: str) -> list[int]:
 
 
 def _compute_bit_size(value: Number) -> int:
-    """Bits of a number that costs more than a machine word; 0 for floats."""
+    """Size of a number in bits; 0 for floats."""
     if isinstance(value, float):
         return 0
     bits = value.numerator.bit_length() + value.denominator.bit_length()
@@ -230,8 +233,9 @@ def _apply_minus_sign(_: None, right: Any) -> Any:
     return -right
 
 
-# (how tightly it binds, what it lets finish before it, its function); one that binds at 0 only
-# closes. `**` lets nothing finish, so it groups to the right, and a sign waits for it.
+# (precedence, lowest precedence of waiting operators applied before it, function). A precedence of
+# 0 marks closing tokens. `**` applies nothing before it, so it is right-associative and binds more
+# tightly than a sign.
 _Operation = tuple[int, int, Callable[..., Any]]
 _END = "end"
 _OPEN: _Operation = (0, 0, _apply_plus_sign)
@@ -249,7 +253,7 @@ _INFIX: dict[Numeric, dict[str, _Operation]] = {
     "float64": _FLOAT,
     "exact": _FLOAT | {"/": (2, 2, _exact_divide), "**": (4, 5, _exact_power)},
 }
-# What an operand may begin with. Small numbers are looked up, which is faster than `int`.
+# Tokens that may begin an operand. Looking up small numbers is faster than calling `int`.
 _PROMPT: dict[str, int | _Operation] = {str(number): number for number in range(10_000)}
 _PROMPT["("] = _OPEN
 _PREFIX = {

@@ -1,4 +1,4 @@
-"""The Countdown reward plugins: the source's graded score, and the strict verdict made of it."""
+"""The Countdown reward plugins: TinyZero's graded score, strict correctness, and true sums."""
 
 import math
 from collections.abc import Mapping
@@ -22,10 +22,10 @@ _LONGEST_SUM = 256
 
 
 def check_ground_truth(problem: Mapping[str, Any]) -> None:
-    """Makes sure that a problem can be scored.
+    """Checks that a problem can be scored.
 
     Raises:
-        ValueError: `numbers` is no list of finite numbers, or `target` is no finite number.
+        ValueError: `numbers` is not a list of finite numbers, or `target` not a finite number.
     """
     numbers, target = problem.get("numbers"), problem.get("target")
     if not isinstance(numbers, list | tuple) or not all(map(_is_number, numbers)):
@@ -43,7 +43,7 @@ def _is_number(value: Any) -> bool:
 def _build_countdown_example(
     name: str, answer: str, value: float, reason: str | None = None, **options: Any
 ) -> Example:
-    """What answering "reach 10 with 2, 3 and 4" in this way is worth."""
+    """An example that answers "reach 10 with 2, 3 and 4"."""
     problem = {"numbers": [2, 3, 4], "target": 10}
     sample = Sample(id="0", problem=problem, turn="answer", number=1, response=answer)
     return Example(name=name, sample=sample, value=value, reason=reason, options=options)
@@ -51,19 +51,19 @@ def _build_countdown_example(
 
 class _CountdownReward(Reward):
     method: Literal["strict"] = "strict"
-    """The source's name for its only way; it changes nothing."""
+    """TinyZero's name for its only method; it has no effect."""
     format_score: float = 0.1
-    """For an answer block that does not hold a right equation."""
+    """Score of an answer block without a right equation."""
     score_: float = Field(1.0, alias="score")
-    """For a right equation."""
+    """Score of a right equation."""
     extract: Extract = "seed"
-    """`seed`: the answer must be on the last line. `last_block`: anywhere, the last one counts."""
+    """`seed`: the answer must be on the last line. `last_block`: the last answer block anywhere."""
     ops: Ops = "seed"
     """`seed`: also `**`, `//` and signs. `prompt`: `+ - * /` only."""
     numeric: Numeric = "float64"
     """`float64`: as Python computes, equal within 1e-5. `exact`: rationals, exactly equal."""
     allow_decimals: bool = True
-    """Whether digits may be joined to decimals: `2.5` then uses a 2 and a 5."""
+    """Whether decimals such as `2.5` are allowed, which then uses a 2 and a 5."""
     use_all: bool = True
     """Whether every number must be used."""
 
@@ -83,9 +83,9 @@ class _CountdownReward(Reward):
 class CountdownScore(_CountdownReward):
     """0 without an answer block, `format_score` with one, `score` for a right equation.
 
-    Reads `numbers` and `target` of the problem, and the response alone, never the prompt. A
-    problem without them raises: that is no fault of the model. The part
-    `format_lost_to_lastline` is 1 where an answer block exists, but not on the last line.
+    Reads the problem's `numbers` and `target`, and only the response, never the prompt. A problem
+    without them raises, because that is an error in the data. The part `format_lost_to_lastline` is
+    1 if there is an answer block, but not on the last line.
     """
 
     examples: ClassVar[tuple[Example, ...]] = (
@@ -116,9 +116,9 @@ class CountdownScore(_CountdownReward):
 
 
 class CountdownVerify(_CountdownReward):
-    """1 exactly when the Countdown score with the same options is 1.0, else 0.
+    """1 if the Countdown score with the same options is 1.0, else 0.
 
-    Format credit never counts as correct, even where `format_score` is 1.
+    A format score never counts as correct, even if `format_score` is 1.
     """
 
     examples: ClassVar[tuple[Example, ...]] = (
@@ -141,17 +141,17 @@ def _build_reasoning_example(
     name: str, think: str, of: float, value: float, reason: str | None
 ) -> Example:
     spans = {"think": think}
-    said = Sample(id="0", problem={}, turn="answer", number=1, response=think, spans=spans, of=of)
-    return Example(name=name, sample=said, value=value, reason=reason)
+    sample = Sample(id="0", problem={}, turn="answer", number=1, response=think, spans=spans, of=of)
+    return Example(name=name, sample=sample, value=value, reason=reason)
 
 
 class CountdownArithmetic(Reward):
-    """In a right answer, the share of the sums in its reasoning, such as `3*5=15`, that are true.
+    """Of a right answer, the share of true sums, such as `3*5=15`, in its reasoning.
 
-    Rewarding the answer alone lets the written sums rot, and with them whatever could tell a right
-    answer from a wrong one. `of` names the correctness: a wrong answer scores 0, since true sums
-    that lead nowhere are easier to write than right answers. No sum at all scores 0 as well. A
-    line of more than 256 characters is read as a false sum, so that the time is bounded.
+    If only the answer is rewarded, the written sums degrade, and with them the evidence that tells
+    right from wrong answers. `of` names the reward for correctness: a wrong answer scores 0, since
+    true sums that lead nowhere are easier to write than right answers. An answer without sums also
+    scores 0. To bound the time, a line of more than 256 characters counts as a false sum.
     """
 
     reads_parent: ClassVar[bool] = True
@@ -166,9 +166,9 @@ class CountdownArithmetic(Reward):
     )
 
     span: str = "think"
-    """Where the sums are written."""
+    """Span that contains the sums."""
     max_lines: int = Field(64, ge=1)
-    """Lines beyond these are not read."""
+    """Maximum number of lines read."""
 
     def score(self, sample: Sample) -> Score:
         """Checks one turn's sums."""

@@ -1,8 +1,8 @@
-"""The rule reward of Countdown: the source design's semantics by default, safer ones by option.
+"""The rule-based reward of Countdown: TinyZero's semantics by default, safer ones by option.
 
-The source is design 002 (after TinyZero). Where its code would hang, crash or leave an exception
-uncaught, an answer that cannot be computed earns the format score. One case differs on purpose:
-a complex value is refused even where its distance to the target happens to be small.
+If TinyZero's code would hang, crash or raise on an answer, the answer earns the format score here.
+One case differs on purpose: a complex value is rejected even if its distance to the target happens
+to be small.
 """
 
 import math
@@ -39,7 +39,7 @@ __all__ = [
 Extract = Literal["seed", "last_block"]
 
 TOLERANCE = 1e-5
-"""How far a float64 value may lie from the target and still count as equal (the source's)."""
+"""Absolute tolerance at which a float64 value equals the target, as in TinyZero."""
 
 _MARKER = "Assistant:"
 _runs_of_digits = re.compile(r"[0-9]+").findall
@@ -47,11 +47,11 @@ _runs_of_digits = re.compile(r"[0-9]+").findall
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """Where a response stands, and why.
+    """The grade of a response.
 
     Attributes:
-        level: "none" without an answer block, "format" with one that is not right, "right".
-        reason: what is wrong; None when the answer is right.
+        level: "none" without an answer block, "format" with a wrong answer, or "right".
+        reason: what is wrong; None if the answer is right.
     """
 
     level: Literal["none", "format", "right"]
@@ -68,12 +68,12 @@ _RIGHT = Grade("right")
 
 
 def extract_solution(solution_str: str, extract: Extract = "seed") -> str | None:
-    """Returns the text of the answer, stripped, or None where there is none.
+    """Returns the stripped text of the answer, or None if there is none.
 
     Args:
-        solution_str: the response; with "seed", what precedes the first "Assistant:" is ignored.
-        extract: "seed" looks at the last line only, so a line end after the answer loses it;
-            "last_block" takes the last `<answer>…</answer>` wherever it is.
+        solution_str: the response; with "seed", text before the first "Assistant:" is ignored.
+        extract: "seed" searches only the last line, so it misses an answer followed by a line end;
+            "last_block" takes the last `<answer>…</answer>` anywhere.
     """
     start = 0
     if extract == "seed":
@@ -88,10 +88,10 @@ def extract_solution(solution_str: str, extract: Extract = "seed") -> str | None
 def validate_equation(
     equation: str, available_numbers: Sequence[float], *, use_all: bool = True
 ) -> bool:
-    """Tells whether the runs of digits in an equation are the available numbers, each used once.
+    """Whether the runs of digits in an equation are the available numbers, each used once.
 
-    Signs and decimal points do not count: `2.5` uses 2 and 5. With `use_all=False` some numbers
-    may be left out.
+    Signs and decimal points are ignored: `2.5` uses 2 and 5. With `use_all=False` numbers may be
+    left out.
     """
     runs = _runs_of_digits(equation)
     if len(runs) > len(available_numbers):
@@ -114,7 +114,7 @@ def evaluate_equation(
     numeric: Numeric = "float64",
     allow_decimals: bool = True,
 ) -> Number | None:
-    """Returns the value of an equation, or None where `expression.evaluate` refuses it."""
+    """Returns the value of an equation, or None if `evaluate_expression` rejects it."""
     try:
         return evaluate_expression(
             equation, ops=ops, numeric=numeric, allow_decimals=allow_decimals
@@ -132,7 +132,7 @@ def grade_solution(
     allow_decimals: bool = True,
     use_all: bool = True,
 ) -> Grade:
-    """Judges a response. `compute_score` says what the arguments mean."""
+    """Grades a response; see `compute_score` for the arguments."""
     target, numbers = ground_truth["target"], ground_truth["numbers"]
     equation = extract_solution(solution_str, extract)
     if not equation:
@@ -152,15 +152,15 @@ def grade_solution(
         return _OVERFLOW
     except ArithmeticError as error:
         return Grade("format", f"not computable: {error}")
-    except TypeError as error:  # the ground truth is no number, and the source lets that pass
+    except TypeError as error:  # the target is not a number, which TinyZero accepts
         return Grade("format", f"not comparable: {error}")
 
 
 def _exactly_equal(value: Number, target: Any) -> bool:
     if isinstance(target, float):
-        # Through its text, so that a target of 0.1 means one tenth.
+        # Via its text, so that a target of 0.1 means one tenth.
         return math.isfinite(target) and Fraction(str(target)) == value
-    return bool(value - target == 0)  # a target that is no number raises TypeError
+    return bool(value - target == 0)  # raises TypeError if the target is not a number
 
 
 def compute_score(
@@ -178,18 +178,18 @@ def compute_score(
 ) -> float:
     """Scores one response: 0 without an answer block, `format_score` with one, `score` if right.
 
-    Like the source, it gives `format_score` where the ground truth is no number; the reward
-    plugins check the ground truth first.
+    Like TinyZero, it returns `format_score` if the target is not a number; the reward plugins check
+    the ground truth first.
 
     Args:
-        solution_str: what the model wrote, without the prompt: the prompt may hold an example
-            in `<answer>` tags, which would be scored.
+        solution_str: the response without the prompt, since an example in the prompt's `<answer>`
+            tags would be scored.
         ground_truth: `{"target": number, "numbers": [numbers]}`.
-        method: unused, as in the source.
-        extract: where the answer is looked for; see `extract_solution`.
-        ops: "seed" also lets `**`, `//` and signs pass; "prompt" only what the prompt allows.
-        numeric: "float64" with the source's absolute tolerance of 1e-5, or "exact" rationals.
-        allow_decimals: whether digits may be joined to decimals such as `2.5`.
+        method: unused, as in TinyZero.
+        extract: where to search for the answer; see `extract_solution`.
+        ops: "seed" also allows `**`, `//` and signs; "prompt" only what the prompt allows.
+        numeric: "float64" with TinyZero's absolute tolerance of 1e-5, or "exact" rationals.
+        allow_decimals: whether decimals such as `2.5` are allowed.
         use_all: whether every number must be used.
     """
     verdict = grade_solution(
@@ -199,7 +199,7 @@ def compute_score(
 
 
 def compute_grade_points(verdict: Grade, format_score: float, score: float) -> float:
-    """Returns what a grade is worth: 0, `format_score` or `score`."""
+    """Returns the points of a grade: 0, `format_score` or `score`."""
     if verdict.level == "none":
         return 0.0
     return score if verdict.level == "right" else format_score
@@ -208,8 +208,8 @@ def compute_grade_points(verdict: Grade, format_score: float, score: float) -> f
 def verify_equation_strict(
     solution_str: str, ground_truth: Mapping[str, Any], **options: Any
 ) -> bool:
-    """Tells whether `compute_score`, with the same arguments, is exactly 1.0 for a right answer.
+    """Whether `compute_score`, with the same arguments, is exactly 1.0 for a right answer.
 
-    Format credit never counts as correct, even where `format_score` is 1.
+    A format score never counts as correct, even if `format_score` is 1.
     """
     return compute_score(solution_str, ground_truth, **{**options, "format_score": 0.0}) == 1.0

@@ -1,4 +1,4 @@
-"""Making and solving Countdown problems: expressions whose every step stays whole and in range."""
+"""Generates and solves Countdown problems with whole intermediate results within bounds."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,11 @@ _ATOM = 3
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a step may do.
+    """The rules for a step of arithmetic.
 
     Attributes:
-        operators: some of `+-*/`.
-        low, high: bounds of every intermediate result, both included; None where there is none.
+        operators: a subset of `+-*/`.
+        low, high: inclusive bounds of every intermediate result; None for no bound.
     """
 
     operators: str
@@ -25,7 +25,7 @@ class Rules:
     high: int | None
 
     def apply(self, operator: str, left: int, right: int) -> int | None:
-        """Returns the whole result of a step, or None where the step is not allowed."""
+        """Returns the whole result of a step, or None if the step is not allowed."""
         if operator == "+":
             value = left + right
         elif operator == "-":
@@ -45,12 +45,12 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class WorkedExpression:
-    """An expression, its value, and how one gets there.
+    """An expression with its value and the steps of its computation.
 
     Attributes:
-        text: with parentheses only where they are needed.
-        level: how tightly its last operator binds.
-        steps: such as `("5*3=15", "15+2=17")`, in an order in which each can be worked out.
+        text: the expression with no more parentheses than needed.
+        level: precedence of its last operator.
+        steps: such as `("5*3=15", "15+2=17")`, in an order of computation.
     """
 
     value: int
@@ -60,7 +60,7 @@ class WorkedExpression:
 
     @classmethod
     def from_number(cls, number: int) -> "WorkedExpression":
-        """One of the given numbers, which must not be negative."""
+        """The expression of one given number, which must not be negative."""
         return cls(number, str(number))
 
 
@@ -78,7 +78,7 @@ def _combine_expressions(
 
 
 def _is_trivial(operator: str, left: int, right: int, value: int) -> bool:
-    """Whether a step only drops a number: `x*1`, `x/1`, `x-x`, `x+0`, `0*x` and the like."""
+    """Whether a step effectively drops a number: `x*1`, `x/1`, `x-x`, `x+0`, `0*x` and so on."""
     if operator in "*/":
         return value in (0, left, right)
     return value == 0 or left == 0 or right == 0
@@ -87,10 +87,10 @@ def _is_trivial(operator: str, left: int, right: int, value: int) -> bool:
 def random_expression(
     numbers: Sequence[int], rules: Rules, rng: random.Random, *, trivial: bool
 ) -> WorkedExpression | None:
-    """Joins numbers in random order by random operators; None where a draw led nowhere.
+    """Combines numbers in random order with random operators; None if a step is not allowed.
 
     Args:
-        trivial: whether a step may be one that only drops a number, such as `x*1`.
+        trivial: whether to allow steps that effectively drop a number, such as `x*1`.
     """
     items = [WorkedExpression.from_number(number) for number in numbers]
     while len(items) > 1:
@@ -115,12 +115,12 @@ def find_solutions(
 ) -> Iterator[WorkedExpression]:
     """Yields every expression over all the numbers that reaches the target, each text once.
 
-    Operands of `+` and `*` come in one order only. Three numbers take well under a millisecond,
-    every number after that about forty times longer.
+    Operands of `+` and `*` are tried in one order only. Three numbers take well under a
+    millisecond; every further number takes about forty times longer.
 
     Args:
-        rng: shuffles the order of the search; without one it is fixed.
-        limit: how many expressions to look at; None for all.
+        rng: shuffles the search order; fixed without one.
+        limit: maximum number of expressions to examine; None for all.
     """
     seen: set[str] = set()
     items = [WorkedExpression.from_number(number) for number in sorted(numbers)]

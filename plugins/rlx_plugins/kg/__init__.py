@@ -1,1 +1,1 @@
-"""Questions about a knowledge graph, answered over several turns (design 000, after KG-R1)."""
+"""Multi-turn question answering over a knowledge graph (after KG-R1, arXiv 2509.26383)."""

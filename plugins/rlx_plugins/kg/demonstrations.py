@@ -1,7 +1,7 @@
-"""The scripted policy that warm starts learn from: good episodes, and poor ones in known ways.
+"""The scripted policy for warm starts: good episodes, and episodes with one known mistake each.
 
-Each poor mode is one mistake. Most episodes make one, so that reinforcement has to overturn what
-the warm start taught, and enough are good for it to find the better way.
+Most episodes make a mistake, so that reinforcement learning has to unlearn behaviour of the warm
+start, but enough are good for it to discover the better behaviour.
 """
 
 import random
@@ -23,9 +23,9 @@ Mode = Literal[
     "invalid",
     "duplicate",
 ]
-"""What an episode does: all rightly; asks for the next relation by name, or the other way round;
-answers after one query, or two; without any; writes its first query badly, or twice, and then goes
-on rightly."""
+"""Modes of an episode, in order: correct; queries the next relation by name; queries in the wrong
+direction; answers after one query; after two; without any; malforms its first query; repeats its
+first query. The last two continue correctly."""
 
 _Weights = Mapping[Mode, float]
 
@@ -39,13 +39,13 @@ MIX: Mapping[Type, _Weights] = {
     "intersection": {"good": 0.26, "short": 0.58, **_SLIPS},
     "count": {"good": 0.30, "wrong_direction": 0.50, "guess": 0.20},
 }
-"""Weights of the modes of each type of question."""
+"""Weights of the modes for each type of question."""
 
 SPOKEN = ("find", "of", "what", "has", "answer", "found")
 """The words of the policy's reasoning."""
 
 _QUERIES: Mapping[str, int] = {"short": 1, "short2": 2, "guess": 0}
-"""How many queries are enough for modes that answer too early."""
+"""Number of queries of the modes that answer too early."""
 
 
 def next_turn(
@@ -57,15 +57,15 @@ def next_turn(
     relations: Sequence[str],
     guess: Callable[[random.Random], str],
 ) -> str:
-    """Returns the next turn of an episode, reading what the environment showed.
+    """Returns the next turn of an episode, based on the observations so far.
 
     Args:
-        fields: of the problem: `type`, `start`, `chain`, `any_of`.
-        mode: of the episode.
-        observations: what was shown after each turn so far.
-        rng: for this turn.
-        relations: all there are, in order of name.
-        guess: draws an answer that nothing has shown.
+        fields: the problem's fields `type`, `start`, `chain`, `any_of`.
+        mode: the episode's mode.
+        observations: the observation after each turn so far.
+        rng: random generator of this turn.
+        relations: all relations, sorted by name.
+        guess: samples an answer that no observation has shown.
     """
     slips = mode in ("invalid", "duplicate")
     hop = len(observations) - (slips and bool(observations))
@@ -114,13 +114,13 @@ def _select_demonstration_answer(
 
 
 def parse_listed_names(observation: str) -> tuple[str, ...]:
-    """Returns the names that an observation lists; none where it tells of an error."""
+    """Returns the names listed in an observation; none if it reports an error."""
     names = _split_observation_names(observation)
     return tuple(names[:-1] if names and _parse_more_count(names[-1]) else names)
 
 
 def _count_unlisted_names(observation: str) -> int:
-    """How many more there are than an observation lists."""
+    """The number of results that an observation does not list."""
     names = _split_observation_names(observation)
     return _parse_more_count(names[-1]) if names else 0
 

@@ -1,4 +1,4 @@
-"""The environment `kg`: a graph that answers the agent's queries, within a budget."""
+"""The environment `kg`: a knowledge graph that answers the agent's queries within a budget."""
 
 import hashlib
 import random
@@ -35,8 +35,8 @@ Error = Literal[
     "QUERY_BUDGET",
     "DUPLICATE_QUERY",
 ]
-"""What became of a turn: KG-R1's types but SERVER_ERROR (a fault of ours is no observation), and
-for turns without an action, beyond the budget, and refused for being a repetition."""
+"""Result codes of a turn: KG-R1's without SERVER_ERROR (an internal error is not an observation),
+and three more: no action, query budget exceeded, and duplicate query refused."""
 
 _SYNTAX = ", ".join(
     f"{name}( entity{', relation' if count == 2 else ''})" for name, count in FUNCTIONS.items()
@@ -59,16 +59,16 @@ _Facts = tuple[tuple[str, str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class KgState:
-    """What a rollout's environment knows between turns.
+    """The environment's state of a rollout between turns.
 
     Attributes:
-        world: number of the world whose names are read and shown, 0 for the real one.
-        hide: share of the facts that are held out of it.
-        seed: of the rollout.
+        world: number of the world whose names are used, 0 for the real one.
+        hide: share of the facts that are hidden.
+        seed: the rollout's seed.
         facts: the question's own graph, by names; None for the environment's.
-        queries: how many were asked, malformed and refused ones included.
-        asked: the well-formed ones, each once, in order.
-        answered: those of them that gave results.
+        queries: number of queries, including malformed and refused ones.
+        asked: the distinct well-formed queries, in order.
+        answered: the queries of `asked` that returned results.
     """
 
     world: int
@@ -81,13 +81,13 @@ class KgState:
 
     @property
     def anchor(self) -> str:
-        """The same for rollouts of one problem that have been shown the same results."""
+        """A digest that is equal for rollouts of one problem that have seen the same results."""
         return hashlib.sha256(repr(sorted(self.answered)).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class _ResolvedQuery:
-    """A query against the graph, its names looked up; `unknown` is the one that was not found."""
+    """The result of a query; `unknown` is a name that was not found."""
 
     error: Error
     key: _Key
@@ -99,41 +99,42 @@ class _ResolvedQuery:
 class KgEnvironment(Environment):
     """A knowledge graph with KG-R1's four functions; an answer ends the rollout.
 
-    Reads of the problem `world` and `hide`, and `triples` where a question has its own graph.
+    Reads the problem's `world` and `hide`, and `triples` if the question has its own graph.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("kg_query", "answer", "invalid")
 
     graph: str = WORLD
-    """`world`, the shipped one, or the path of a graph's file."""
+    """`world` for the shipped graph, or the path of a graph file."""
     max_queries: int | None = Field(None, ge=1)
-    """Queries of a rollout, malformed ones included; null leaves it to `max_turns`."""
+    """Maximum number of queries per rollout, including malformed ones; null leaves the limit to
+    `max_turns`."""
     limit: int = Field(8, ge=1)
-    """Results that are shown; of the others only how many there are."""
+    """Maximum number of results shown; of further results only their number is shown."""
     max_chars: int = Field(2000, ge=OVERHEAD + 60)
-    """Characters of an observation, its tags included."""
+    """Maximum number of characters of an observation, including its tags."""
     order: Literal["sorted", "shuffled"] = "sorted"
-    """Results by name, or in an order drawn from the rollout's seed and the turn."""
+    """Show results by name, or in random order by the rollout's seed and the turn."""
     hints: bool = True
-    """Whether an error says what to do; false shows its name alone."""
+    """Whether errors include a hint; false shows only the error code."""
     duplicates: Literal["answer", "refuse"] = "answer"
-    """Whether a query that was asked before is shown its results again, or an error."""
+    """Whether a repeated query is answered again or refused with an error."""
 
     def check(self) -> None:
-        """Opens the graph.
+        """Loads the graph.
 
         Raises:
             OSError: its file cannot be read.
-            ValueError: it is malformed.
+            ValueError: its file is malformed.
         """
         load_named_graph(self.graph)
 
     def data(self) -> Mapping[str, str]:
-        """The graph's digest, as `Graph.digest`."""
+        """Returns the graph's digest; see `Graph.digest`."""
         return {"graph": load_named_graph(self.graph).digest}
 
     def reset(self, problem: Mapping[str, Any], seed: int) -> KgState:
-        """Returns the state that a rollout begins in."""
+        """Returns the initial state of a rollout."""
         facts = problem.get("triples")
         return KgState(
             world=problem.get("world", 0),
@@ -143,17 +144,17 @@ class KgEnvironment(Environment):
         )
 
     def step(self, state: KgState, action: Action) -> Step:
-        """Answers one turn.
+        """Processes one turn.
 
-        The turn's info: of an answer how many `queries` went before it, and whether it came
-        `without_query`; of a query `valid` (it gave results), `error`, `duplicate` (it was asked
-        before), `function` and `results`, the labels that were shown; of a turn without an action
+        The info of an answer has the number of `queries` before it, and `without_query`. The info
+        of a query has `valid` (it returned results), `error`, `duplicate` (it is a repetition),
+        `function`, and `results`, the labels shown. The info of a turn without an action has
         `error`.
         """
         kind, content = read_turn(action.text)
         if kind == "answer":
-            asked = state.queries
-            info = {"queries": asked, "without_query": not asked}
+            queries = state.queries
+            info = {"queries": queries, "without_query": not queries}
             return Step(kind=kind, state=state, done=True, info=info, anchor=state.anchor)
         if kind == "invalid":
             return Step(
@@ -175,7 +176,7 @@ class KgEnvironment(Environment):
         duplicate = bool(found.key) and found.key in state.asked
         if duplicate and self.duplicates == "refuse":
             found = _ResolvedQuery("DUPLICATE_QUERY", found.key)
-        shown, observation = self._format_results(found, state.seed, action.number)
+        labels, observation = self._format_results(found, state.seed, action.number)
         state = replace(state, queries=state.queries + 1)
         if found.key and not duplicate:
             state = replace(state, asked=(*state.asked, found.key))
@@ -186,14 +187,14 @@ class KgEnvironment(Environment):
             "error": found.error,
             "duplicate": duplicate,
             "function": "unreadable" if query is None else query.function,
-            "results": shown,
+            "results": labels,
         }
         return Step(
             kind="kg_query", state=state, observation=observation, info=info, anchor=state.anchor
         )
 
     def _view(self, state: KgState) -> GraphView | None:
-        """What a rollout sees of the graph; None where its question has an empty one."""
+        """The graph as the rollout sees it; None if its question's own graph is empty."""
         if state.facts is None:
             return GraphView(load_named_graph(self.graph), world=state.world, hide=state.hide)
         return GraphView(_build_fact_graph(state.facts)) if state.facts else None
@@ -201,7 +202,7 @@ class KgEnvironment(Environment):
     def _format_results(
         self, found: _ResolvedQuery, seed: int, number: int
     ) -> tuple[list[str], str]:
-        """The labels that are shown, and the observation."""
+        """The labels shown, and the observation."""
         if found.error != "KG_SUCCESS":
             return [], self._refusal(found.error, found.unknown)
         labels = list(found.labels)
@@ -225,10 +226,10 @@ def _build_fact_graph(facts: _Facts) -> Graph:
 
 
 def _find_query_results(view: GraphView | None, query: KgQuery) -> _ResolvedQuery:
-    """Looks up what a query names, and what it asks for.
+    """Resolves the names of a query and executes it.
 
-    `get_head_entities` takes its arguments the other way round too, as KG-R1's paper writes it,
-    where more of them are names that way.
+    `get_head_entities` also accepts its arguments in reverse order, as in KG-R1's paper, if more of
+    them can be resolved that way.
     """
     if view is None:
         return _ResolvedQuery("SAMPLE_NOT_FOUND", (query.function, *query.arguments))
@@ -262,5 +263,5 @@ def _find_query_results(view: GraphView | None, query: KgQuery) -> _ResolvedQuer
 
 
 def _build_name_key(number: int | None, name: str) -> str:
-    """The same for all names of one thing, and for all spellings of an unknown one."""
+    """A key that is equal for all names of one entity, and for all spellings of an unknown name."""
     return f"unknown {' '.join(name.casefold().split())}" if number is None else f"known {number}"

@@ -1,7 +1,7 @@
-"""Facts in memory: a graph of interned ids in three sorted indices.
+"""An in-memory knowledge graph with three sorted indices over numbered entities and relations.
 
-Entities and relations are numbered in the order of their names, so what is read off an index is
-already in the order in which it is shown. A fact takes 24 bytes: a key of 64 bits in each index.
+Numbers follow the order of names, so results read from an index are already in display order. A
+fact takes 24 bytes: a 64-bit key in each index.
 """
 
 import hashlib
@@ -24,26 +24,26 @@ _ALIASES: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 class Graph:
-    """Facts about entities, each a subject, a relation and an object.
+    """A knowledge graph of facts, each with a subject, a relation and an object.
 
-    The same facts give the same graph, numbers included, in whatever order they come. Names are
-    found whatever their case and blanks, and as `escape` shows them: an entity's by label, id or
-    alias, a relation's by label or id. Where several share a name it is the one that has it as its
-    label, then as its id, then as an alias, and of these the first; `clashes` lists them.
+    The same facts in any order give the same graph, including numbers. Lookup by name ignores case
+    and white space, and accepts names as `escape_text` shows them: an entity by label, id or alias,
+    a relation by label or id. If several entities share a name, a label takes precedence over an
+    id, an id over an alias, and then the first entity; `clashes` lists such names.
 
     Attributes:
-        entities: their numbers, in the order of labels, then ids.
-        relations: likewise.
+        entities: entity numbers, in the order of labels, then ids.
+        relations: relation numbers, in the same order.
     """
 
     def __init__(self, entities: "_Names", relations: "_Names", triples: Iterable[Triple]) -> None:
-        """Takes names in order and triples that speak of them by number; see `of`."""
+        """Builds the graph from ordered names and numbered triples; see `from_triples`."""
         self._entities, self._relations = entities, relations
         self.entities, self.relations = range(len(entities.ids)), range(len(relations.ids))
         things, verbs = len(self.entities), len(self.relations)
         self._spo = _Index(triples, verbs, things)
         self._pos = _Index(((p, o, s) for s, p, o in self._spo), things, things)
-        # Not OSP: relations into an entity would be found by reading all that they come from.
+        # Not OSP: it would take all subjects to list the relations that lead to an entity.
         self._ops = _Index(((o, p, s) for s, p, o in self._spo), verbs, things)
 
     @classmethod
@@ -55,17 +55,17 @@ class Graph:
         aliases: Mapping[str, Sequence[str]] = _ALIASES,
         kinds: Mapping[str, str] = _NAMES,
     ) -> "Graph":
-        """Makes a graph of facts given by ids.
+        """Builds a graph from facts by ids.
 
         Args:
-            triples: subject, relation, object; repeated ones count once. They are taken one by one,
-                before the names are looked at.
-            labels: what entities and relations are called; the id where left out.
+            triples: subject, relation, object; duplicates are ignored. The iterator is consumed
+                before the names are read.
+            labels: labels of entities and relations; the id by default.
             aliases: other names of entities.
-            kinds: what entities are, such as `country`; "" where left out.
+            kinds: kinds of entities, such as `country`; "" by default.
 
         Raises:
-            ValueError: an id or a name shows nothing, or there are too many for keys of 64 bits.
+            ValueError: an id or a name has no visible text, or there are too many for 64-bit keys.
         """
         things: dict[str, int] = {}
         verbs: dict[str, int] = {}
@@ -86,7 +86,7 @@ class Graph:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all that the graph says, in hexadecimal, whatever order it came in."""
+        """SHA-256 of the graph's content in hexadecimal, independent of the order of the input."""
         state = hashlib.sha256()
         for names in (self._entities, self._relations):
             rows = zip(names.ids, names.labels, names.kinds, strict=True)
@@ -98,39 +98,39 @@ class Graph:
 
     @property
     def clashes(self) -> Mapping[str, tuple[int, ...]]:
-        """Names, as they are looked up, that several entities have; the one found comes first."""
+        """Normalized names shared by several entities; the one found by lookup comes first."""
         return self._entities.clashes
 
     def entity(self, name: str) -> int | None:
-        """Returns the entity that has this label, id or alias."""
+        """Returns the entity with this label, id or alias, or None."""
         return self._entities.numbers.get(_fold_name(name))
 
     def relation(self, name: str) -> int | None:
-        """Returns the relation that has this label or id."""
+        """Returns the relation with this label or id, or None."""
         return self._relations.numbers.get(_fold_name(name))
 
     def id(self, entity: int) -> str:
-        """Returns what names the entity in the facts."""
+        """Returns the entity's id."""
         return self._entities.ids[entity]
 
     def label(self, entity: int) -> str:
-        """Returns what the entity is called; not escaped."""
+        """Returns the entity's label, not escaped."""
         return self._entities.labels[entity]
 
     def kind(self, entity: int) -> str:
-        """Returns what the entity is; "" where nothing says it."""
+        """Returns the entity's kind; "" if unknown."""
         return self._entities.kinds[entity]
 
     def aliases(self, entity: int) -> tuple[str, ...]:
-        """Returns other names of the entity, sorted; not escaped."""
+        """Returns the entity's aliases, sorted, not escaped."""
         return self._entities.aliases.get(entity, ())
 
     def relation_id(self, relation: int) -> str:
-        """Returns what names the relation in the facts."""
+        """Returns the relation's id."""
         return self._relations.ids[relation]
 
     def relation_name(self, relation: int) -> str:
-        """Returns what the relation is called; not escaped."""
+        """Returns the relation's label, not escaped."""
         return self._relations.labels[relation]
 
     def tails(self, entity: int, relation: int) -> Sequence[int]:
@@ -159,19 +159,19 @@ class Graph:
 
 @lru_cache(maxsize=8)
 def select_held_out_facts(graph: Graph, share: float, salt: str = "held out") -> frozenset[Triple]:
-    """Returns the facts that are kept for testing.
+    """Returns the facts held out for testing.
 
-    What is said of a subject by a relation is held out as a whole, and chosen by a hash of their
-    ids: not by where it stands, so a graph that grows keeps what it held out, and a greater share
-    holds out all that a lesser one does. Facts of a symmetric relation, each of which has its
-    inverse, are held out both ways together, and chosen by the hash of the pair.
+    All facts with the same subject and relation are held out together, selected by a hash of their
+    ids. A growing graph therefore keeps its held-out facts, and a larger share includes those of a
+    smaller one. Facts of a symmetric relation are held out in both directions together, selected by
+    a hash of the pair.
 
     Args:
-        share: how many of these to hold out, from 0 up to, but not including, 1.
-        salt: another text holds out others.
+        share: share of these groups to hold out, in [0, 1).
+        salt: another text selects other facts.
 
     Raises:
-        ValueError: `share` is not within its bounds.
+        ValueError: `share` is out of range.
     """
     if not 0 <= share < 1:
         raise ValueError(f"the share to hold out must be from 0 up to 1, got {share}")
@@ -189,7 +189,7 @@ def select_held_out_facts(graph: Graph, share: float, salt: str = "held out") ->
 
 @lru_cache(maxsize=8)
 def find_symmetric_relations(graph: Graph) -> frozenset[int]:
-    """Returns the relations each of whose facts has its inverse."""
+    """Returns the relations for which every fact has its inverse."""
     one_way: set[int] = set()
     for subject, relation, object_ in graph.triples():
         if relation not in one_way and subject not in graph.tails(object_, relation):
@@ -201,12 +201,12 @@ def find_symmetric_relations(graph: Graph) -> frozenset[int]:
 
 
 class _Index:
-    """Triples in order, each as one key: (a·n_b + b)·n_c + c."""
+    """Sorted triples, each packed into one key: (a·n_b + b)·n_c + c."""
 
     __slots__ = ("_second", "_third", "keys")
 
     def __init__(self, triples: Iterable[Triple], second: int, third: int) -> None:
-        """Takes triples and how many different second and third members there may be."""
+        """Builds the index; `second` and `third` are the numbers of possible values n_b and n_c."""
         self._second, self._third = second, third
         packed = {(a * second + b) * third + c for a, b, c in triples}
         try:
@@ -215,7 +215,7 @@ class _Index:
             raise ValueError("the graph has too many entities and relations for 64 bits") from None
 
     def list_second_ids(self, a: int) -> list[int]:
-        """The different b of triples (a, b, ·)."""
+        """The distinct b of triples (a, b, ·)."""
         found: list[int] = []
         width, offset = self._third, a * self._second
         at, end = (
@@ -246,7 +246,7 @@ class _Index:
 
 
 class _Names:
-    """Names of entities, or of relations, by number."""
+    """Ids, labels, kinds and aliases of entities or relations, by number."""
 
     __slots__ = ("aliases", "clashes", "ids", "kinds", "labels", "numbers")
 
@@ -281,7 +281,7 @@ class _Names:
                 self._register_name(name, number)
 
     def get_id_numbers(self, ids: Iterable[str]) -> "array[int]":
-        """The numbers of ids, in the order in which they are given."""
+        """The numbers of ids, in the order of `ids`."""
         number = {id_: number for number, id_ in enumerate(self.ids)}
         return array("I", (number[id_] for id_ in ids))
 
@@ -289,7 +289,7 @@ class _Names:
         folded = _fold_name(name)
         if not folded:
             raise ValueError(f"{self.ids[number]!r} has a name that shows nothing: {name!r}")
-        key = name if folded == name else folded  # one text in memory instead of two alike
+        key = name if folded == name else folded  # shares one string object where they are equal
         first = self.numbers.setdefault(key, number)
         if first != number:
             known = self.clashes.get(folded, (first,))

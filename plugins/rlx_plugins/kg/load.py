@@ -1,4 +1,4 @@
-"""Graphs from TSV, JSONL and N-Triples files, which are UTF-8 and read line by line."""
+"""Reads knowledge graphs from TSV, JSONL and N-Triples files (UTF-8), line by line."""
 
 import gzip
 import json
@@ -30,30 +30,30 @@ _Fact = tuple[str, str, str]
 
 @lru_cache(maxsize=1)
 def load_world_graph() -> Graph:
-    """Returns the graph that comes with rlx: countries, capitals, borders and the like."""
+    """Returns the graph shipped with rlx: countries, capitals, borders, currencies and so on."""
     with as_file(files("rlx_plugins.kg") / "data" / "world.tsv") as path:
         return read_graph(path)
 
 
 def read_graph(path: Path) -> Graph:
-    """Reads a graph from a file, of which the name says what it holds.
+    """Reads a graph from a file; the extension selects the format.
 
-    `.tsv`: subject, relation and object, separated by tabs; `#` begins a line of comment. The
-    relations `rlx:label`, `rlx:kind` and `rlx:alias` say what an entity is called, what it is, and
-    what else it is called; a relation may have a label as well.
+    `.tsv`: subject, relation and object, separated by tabs; lines that begin with `#` are comments.
+    The relations `rlx:label`, `rlx:kind` and `rlx:alias` give an entity's label, kind and aliases;
+    a relation may have a label as well.
 
     `.jsonl`: objects `{"subject", "relation", "object"}`, and `{"id", "label", "kind",
-    "aliases"}`, of which all but `id` may be left out.
+    "aliases"}`, in which all keys but `id` are optional.
 
-    `.nt`: N-Triples. `rdfs:label` gives the label, one in English or of no language where there
-    are several, and the others and `skos:altLabel` give aliases. What has no label is called by
-    the last part of its IRI where nothing else ends in the same.
+    `.nt`: N-Triples. `rdfs:label` gives the label; if there are several, one in English or without
+    a language. Other labels and `skos:altLabel` give aliases. Without a label, the last part of the
+    IRI is used if it is unique.
 
-    Each may be compressed: `.tsv.gz`.
+    Files may be compressed with gzip: `.tsv.gz`.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is not what its name says; the message names file and line.
+        ValueError: the file is malformed; the message names file and line.
     """
     path = Path(path)
     reader = _READERS.get(Path(path.name.removesuffix(".gz")).suffix)
@@ -71,11 +71,11 @@ def read_graph(path: Path) -> Graph:
 
 
 def read_file_lines(path: Path) -> Iterator[bytes]:
-    """Yields the lines of a file, or of a compressed one whose name ends in `.gz`.
+    """Yields the lines of a file; decompresses files whose name ends in `.gz`.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is not, or not wholly, what gzip makes.
+        ValueError: it is not a complete gzip file.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
@@ -87,7 +87,7 @@ def read_file_lines(path: Path) -> Iterator[bytes]:
 
 
 class _Reader(ABC):
-    """What a file says, gathered line by line; names are complete when the facts are through."""
+    """Parses a file line by line; its names are complete once all facts have been read."""
 
     def __init__(self) -> None:
         self.labels: dict[str, str] = {}
@@ -95,7 +95,7 @@ class _Reader(ABC):
         self.kinds: dict[str, str] = {}
 
     def facts(self, path: Path) -> Iterator[_Fact]:
-        """Yields the facts of a file, and keeps its names.
+        """Yields the facts of a file, and collects its names.
 
         Raises:
             OSError, ValueError: as `read_graph`.
@@ -110,10 +110,14 @@ class _Reader(ABC):
 
     @abstractmethod
     def parse_fact_line(self, line: str) -> _Fact | None:
-        """The fact of a line; None where it says something else, or nothing."""
+        """The fact of a line; None if it is empty, a comment or a name."""
 
     def name(self, id_: str, what: str, text: str) -> None:
-        """Takes what an id is called, or is."""
+        """Adds a label, kind or alias of an id.
+
+        Raises:
+            ValueError: the id already has another label or kind.
+        """
         if what == "alias":
             self.aliases.setdefault(id_, []).append(text)
             return
@@ -176,10 +180,10 @@ def _get_text_field(record: Mapping[str, Any], key: str) -> str:
 
 
 def require_json_text(value: Any, what: str) -> str:
-    """Returns a value of JSON that must be a text.
+    """Returns a JSON value that must be a text.
 
     Raises:
-        ValueError: it is something else, or shows nothing, or holds half of a surrogate pair.
+        ValueError: it is not a string, has no visible text, or contains a lone surrogate.
     """
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"expected a text that is not empty as {what}, got {value!r}")
@@ -191,7 +195,7 @@ def require_json_text(value: Any, what: str) -> str:
 
 
 def decode_line(line: bytes) -> str:
-    """Returns the text of a line, without a mark of byte order.
+    """Returns the text of a line, without a byte order mark.
 
     Raises:
         ValueError: it is not UTF-8.
@@ -203,10 +207,10 @@ def decode_line(line: bytes) -> str:
 
 
 def parse_json_object(line: str) -> Mapping[str, Any]:
-    """Returns the JSON object that a text is.
+    """Parses a JSON object.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text is not a JSON object.
     """
     try:
         record = json.loads(line)
@@ -252,7 +256,7 @@ class _NTriples(_Reader):
     def _build_literal_id(self, literal: RdfLiteral) -> str:
         text, language, datatype = literal
         suffix = f"@{language}" if language else f"^^{datatype}" if datatype else ""
-        id_ = f'"{text}"{suffix}'  # no IRI and no blank node begins with a quotation mark
+        id_ = f'"{text}"{suffix}'  # unambiguous: no IRI or blank node begins with a quotation mark
         if escape_text(text):
             self.labels[id_] = text
         return id_

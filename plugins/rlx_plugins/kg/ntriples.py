@@ -1,6 +1,6 @@
-"""Statements of N-Triples 1.1, read strictly (https://www.w3.org/TR/n-triples/).
+"""A strict parser for N-Triples 1.1 (https://www.w3.org/TR/n-triples/).
 
-The grammar is one regular expression a line; an RDF library is a large thing to install for that.
+One regular expression covers the grammar of a line, so no RDF library is needed.
 """
 
 import re
@@ -27,7 +27,7 @@ _CONTROLS = dict(zip("tbnrf", "\t\b\n\r\f", strict=True))
 
 
 class RdfLiteral(NamedTuple):
-    """A text as the object of a statement; "" where it has no language or no datatype."""
+    """A literal as the object of a statement; language and datatype are "" if absent."""
 
     text: str
     language: str
@@ -39,10 +39,10 @@ Statement = tuple[str, str, str | RdfLiteral]
 
 
 def parse_statement(line: str) -> Statement | None:
-    """Returns what a line says, unescaped; None for an empty one and for a comment.
+    """Parses and unescapes the statement of a line; None for an empty line or a comment.
 
     Raises:
-        ValueError: it is not a statement.
+        ValueError: the line is not a statement.
     """
     line = line.rstrip("\r\n")
     content = line.lstrip(" \t")
@@ -54,7 +54,7 @@ def parse_statement(line: str) -> Statement | None:
     iri, blank, predicate, object_iri, object_blank, text, language, datatype = found.groups()
     object_: str | RdfLiteral
     if text is not None:
-        language = (language or "").lower()  # letter case means nothing there
+        language = (language or "").lower()  # language tags are case-insensitive
         object_ = RdfLiteral(_unescape_text(text), language, _unescape_text(datatype or ""))
     else:
         object_ = object_blank or _unescape_text(object_iri)

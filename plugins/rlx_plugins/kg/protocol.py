@@ -1,10 +1,10 @@
-"""What a turn of the agent says: some reasoning, then one action, a query or an answer.
+"""Parses the agent's turns: reasoning followed by one action, a query or an answer.
 
     <think> find currency of France</think><kg-query>get_tail_entities( France, currency)</kg-query>
     <think> answer found</think><answer> Euro</answer>
 
-The protocol is that of KG-R1 (arXiv 2509.26383), whose older names for the functions are read too.
-Tags are written in lower case. All of this takes time linear in what the model wrote.
+The protocol is that of KG-R1 (arXiv 2509.26383), whose older function names are accepted too. Tags
+are lower case. Parsing takes time linear in the length of the turn.
 """
 
 from typing import Literal, NamedTuple
@@ -21,7 +21,7 @@ FUNCTIONS = {
     "get_tail_entities": 2,
     "get_head_entities": 2,
 }
-"""The functions of the graph and how many arguments each takes: an entity, then a relation."""
+"""The graph's functions and their numbers of arguments: an entity, then a relation."""
 
 _ALIASES = {
     "get_relations_out": "get_tail_relations",
@@ -31,12 +31,12 @@ _ALIASES = {
 } | {name: name for name in FUNCTIONS}
 
 _LONGEST = 2000
-"""Characters of a query; a longer one is malformed."""
+"""Maximum number of characters of a query; a longer one is malformed."""
 _MARKS = tuple(f"<{end}{tag}>" for tag in ("think", "kg-query", "answer") for end in ("", "/"))
 
 
 class KgTurn(NamedTuple):
-    """What a turn does: its kind, and what stands in its tag ("" for an invalid turn)."""
+    """A turn's kind of action, and the content of its tag ("" for an invalid turn)."""
 
     kind: Kind
     content: str
@@ -52,8 +52,8 @@ class KgQuery(NamedTuple):
 def read_turn(text: str) -> KgTurn:
     """Finds the action of a turn.
 
-    An answer counts before a query, wherever they stand. Of several closed tags of one kind the
-    last counts, and what stands behind it is ignored.
+    An answer takes precedence over a query. Of several closed tags of one kind the last one counts;
+    text after it is ignored.
     """
     answer = last_block(text, "<answer>", "</answer>")
     if answer is not None:
@@ -63,9 +63,9 @@ def read_turn(text: str) -> KgTurn:
 
 
 def read_query(text: str) -> KgQuery | None:
-    """Reads `function( argument, ...)`, each argument quoted or not; None where it is malformed.
+    """Parses `function( argument, ...)` with optionally quoted arguments; None if malformed.
 
-    An argument that holds a comma, or begins with a quotation mark, must be quoted.
+    An argument that contains a comma or begins with a quotation mark must be quoted.
     """
     name, _, rest = text.strip().partition("(")
     function = _ALIASES.get(name.strip())
@@ -76,7 +76,7 @@ def read_query(text: str) -> KgQuery | None:
 
 
 def _parse_query_arguments(text: str) -> tuple[str, ...]:
-    """The arguments between the brackets; none where one of them is empty or not closed."""
+    """The arguments between the parentheses; none if one is empty or a quote is not closed."""
     found = []
     comma = ","
     while comma:
@@ -95,9 +95,9 @@ def _parse_query_arguments(text: str) -> tuple[str, ...]:
 
 
 def is_well_formed(text: str) -> bool:
-    """Tells whether a whole turn is `<think>...</think>`, then one action, each tag exactly once.
+    """Whether a whole turn is `<think>...</think>`, then one action, each tag exactly once.
 
-    White space may stand around the two, and what they hold is not looked at.
+    White space is allowed around both; their content is not checked.
     """
     text = text.strip()
     tags = [tag for tag in ("kg-query", "answer") if text.endswith(f"</{tag}>")]

@@ -1,8 +1,8 @@
-"""Questions over a graph, made from templates; every right answer is found by walking the graph.
+"""Generates questions over a graph from templates, with all right answers.
 
-A question walks from one entity along a chain of hops: to what a relation says of it (tail), to
-whom a relation says it of (head), or along a symmetric relation, which reads as a verb ("a country
-that borders France"). A path is what one such walk passes: its facts, in order.
+A question follows a chain of hops from an entity: to the objects of a relation (tail), to its
+subjects (head), or along a symmetric relation, which reads as a verb ("a country that borders
+France"). A path is the sequence of facts on one such walk.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ __all__ = [
 Type = Literal["forward", "inverse", "hop2", "hop3", "neighbour", "intersection", "count"]
 Direction = Literal["tail", "head", "both"]
 Hop = tuple[Direction, int]
-"""Where to go from an entity, and the relation; `both` is a tail of a symmetric one."""
+"""The direction and the relation of a hop; `both` is the tail of a symmetric relation."""
 
 _Path = tuple[Triple, ...]
 _Grammar = Mapping[Direction, frozenset[int]]
@@ -49,24 +49,24 @@ TYPES: Mapping[Type, tuple[tuple[Direction, ...], ...]] = {
     "intersection": (("both",), ("head",)),  # from each of two entities
     "count": (("both",), ("head",)),
 }
-"""The chains that each type of question has."""
+"""The chains of directions of each type of question."""
 
 _STARTS = 20_000
-"""Entities that the questions of a type begin at, at most; in a larger graph, a sample of them."""
+"""Maximum number of start entities per type of question; a larger graph is sampled."""
 _WIDEST = 100
-"""Paths of a question at most: an entity with more of them makes a list, not a question."""
+"""Maximum number of paths of a question; chains with more are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class KgQuestion:
-    """A question by numbers; its words depend on the world that it is asked in.
+    """A question in terms of entity and relation numbers; its wording depends on the world.
 
     Attributes:
-        type: of the question.
-        starts: the entity it begins at; two for `intersection`.
-        chain: the hops from there; for `intersection` one from each start.
-        kinds: what the entity behind each hop is.
-        answers: every right entity, in order of label; for `count` those that are counted.
+        type: type of the question.
+        starts: the start entity; two for `intersection`.
+        chain: the hops from it; for `intersection` one from each start.
+        kinds: the kind of the entity after each hop.
+        answers: all right entities, in order of label; for `count` the counted ones.
     """
 
     type: Type
@@ -83,24 +83,24 @@ class KgQuestion:
 def build_question_population(
     graph: Graph, share: float, compositional: bool
 ) -> Mapping[Split, Mapping[Type, tuple[KgQuestion, ...]]]:
-    """Returns the questions of each split and type, in an order of their own.
+    """Returns the questions of each split and type, in a fixed order.
 
-    A question is for training only if no path to any right answer passes a held-out fact, for
-    testing only if every path does; others are left out. A count has one path: all that is counted.
+    A question is for training if no path to a right answer uses a held-out fact, and for testing if
+    every path does; others are left out. A count has one path with all counted facts.
 
     Args:
-        graph: to ask about.
-        share: of the facts that are held out.
-        compositional: whether questions of several hops are split by their relations instead: of
-            each type the same share of the combinations is for testing alone.
+        graph: the graph.
+        share: share of the facts that are held out.
+        compositional: whether multi-hop questions are split by their relations instead: of each
+            type, the same share of the combinations is only for testing.
     """
     held = select_held_out_facts(graph, share)
     found: dict[Split, dict[Type, tuple[KgQuestion, ...]]] = {"train": {}, "test": {}}
     for type_ in TYPES:
-        asked = list(_generate_questions(graph, type_))
-        new = _select_test_chains(graph, asked, share) if compositional else frozenset()
+        candidates = list(_generate_questions(graph, type_))
+        new = _select_test_chains(graph, candidates, share) if compositional else frozenset()
         split: dict[Split, list[KgQuestion]] = {"train": [], "test": []}
-        for question, paths in asked:
+        for question, paths in candidates:
             touched = [not held.isdisjoint(path) for path in paths]
             if new and len(question.chain) > 1:
                 if question.chain in new:
@@ -115,10 +115,10 @@ def build_question_population(
 
 
 def _select_test_chains(
-    graph: Graph, asked: Iterable[tuple[KgQuestion, Sequence[_Path]]], share: float
+    graph: Graph, candidates: Iterable[tuple[KgQuestion, Sequence[_Path]]], share: float
 ) -> frozenset[tuple[Hop, ...]]:
-    """The chains of several hops that are for testing: those whose hashes are least."""
-    chains = {q.chain for q, _ in asked if q.type != "intersection" and len(q.chain) > 1}
+    """The multi-hop chains for testing: those with the smallest hashes."""
+    chains = {q.chain for q, _ in candidates if q.type != "intersection" and len(q.chain) > 1}
 
     def hash_chain(chain: tuple[Hop, ...]) -> bytes:
         names = [f"{direction} {graph.relation_name(relation)}" for direction, relation in chain]
@@ -128,7 +128,7 @@ def _select_test_chains(
 
 
 def _generate_questions(graph: Graph, type_: Type) -> Iterator[tuple[KgQuestion, Sequence[_Path]]]:
-    """Questions of a type with their paths."""
+    """The questions of a type with their paths."""
     both = find_symmetric_relations(graph)
     one_way = frozenset(graph.relations) - both
     grammar: _Grammar = {"tail": one_way, "head": one_way, "both": both}
@@ -161,8 +161,8 @@ def _find_hop_chains(
 ) -> Iterator[tuple[tuple[Hop, ...], list[_Path]]]:
     """The chains from an entity, each with its paths.
 
-    What is called "the" something on the way must be one thing alone, and no hop goes straight
-    back.
+    Intermediate results that the question calls "the" something must be unique, and no hop goes
+    straight back.
     """
     walks: list[tuple[tuple[Hop, ...], list[_Path]]] = [((), [()])]
     for depth, direction in enumerate(directions):
@@ -211,7 +211,7 @@ def _list_next_relations(
 def _generate_intersection_questions(
     graph: Graph, starts: Sequence[int], grammar: _Grammar
 ) -> Iterator[tuple[KgQuestion, Sequence[_Path]]]:
-    """What two hops have in common, where neither of them alone would do."""
+    """Questions for the common results of two hops, neither of which suffices alone."""
     known, seen = frozenset(starts), set()
     for entity in starts:
         back: list[tuple[Hop, int]] = [
@@ -240,7 +240,7 @@ def _generate_intersection_questions(
                 )
 
 
-# Their words -------------------------------------------------------------------------------------
+# Wordings ----------------------------------------------------------------------------------------
 
 _ONE: Mapping[Direction, tuple[str, ...]] = {
     "tail": (
@@ -278,7 +278,7 @@ NO_KIND = "thing"
 
 
 def list_question_templates(question: KgQuestion, every: bool) -> tuple[str, ...]:
-    """Returns the ways to ask a question: for one right answer, or for every one."""
+    """Returns the templates of a question: for one right answer, or for every one."""
     if question.type == "intersection":
         return _EVERY_SHARED if every else _SHARED
     direction, _ = question.chain[-1]
@@ -288,7 +288,7 @@ def list_question_templates(question: KgQuestion, every: bool) -> tuple[str, ...
 
 
 def format_question(view: GraphView, question: KgQuestion, template: str) -> str:
-    """Returns a question in the names of a world, one blank between words."""
+    """Returns the text of a question with the names of a world, with single spaces."""
     kind = question.kinds[-1] or NO_KIND
     names = [escape_text(view.label(entity)) for entity in question.starts]
     verbs = [escape_text(view.relation_name(relation)) for _, relation in question.chain]
@@ -306,7 +306,7 @@ def format_question(view: GraphView, question: KgQuestion, template: str) -> str
 
 
 def template_words() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the words that questions begin with, and those that follow; no names among them."""
+    """Returns the words that begin questions, and the other words of templates, without names."""
     spoken = [t for group in (_ONE, _EVERY, _COUNT) for ts in group.values() for t in ts]
     spoken += [*_SHARED, *_EVERY_SHARED]
     first = dict.fromkeys(template.split()[0] for template in spoken)

@@ -1,9 +1,9 @@
-"""What a whole rollout of the agent is worth (design 000, after KG-R1).
+"""Rewards for whole rollouts of the agent (after KG-R1, arXiv 2509.26383).
 
-An answer may have several names, its label and its aliases: naming it by any of them is naming it
-once. Answers that share a name are one. Names are compared as they are shown (`escape`), and as
-question answering does (SQuAD): without regard to case, punctuation, the articles a, an and the,
-and how words are spaced.
+An answer may have several names, its label and its aliases; several names of one answer count once.
+Answers that share a name are one answer. Names are compared in escaped form (`escape_text`) and as
+in question answering (SQuAD), ignoring case, punctuation, the articles a, an and the, and white
+space between words.
 """
 
 import math
@@ -31,10 +31,10 @@ __all__ = [
 ]
 
 _MOST = 256
-"""Names that an answer may hold; one with more is no answer."""
+"""Maximum number of names in an answer; an answer with more scores 0."""
 _PIECES = 4
-"""Pieces between commas that may be one name, such as `Washington, D.C.`; more where a right answer
-has more."""
+"""Maximum number of comma-separated pieces in one name, such as `Washington, D.C.`; more if a right
+answer has more."""
 
 
 # Names -------------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ _articles = re.compile(r"\b(?:a|an|the)\b")
 
 
 class _Punctuation(dict[int, str | None]):
-    """Punctuation, which is left out; all else stays. Made as characters are met."""
+    """Translation table that removes punctuation, filled lazily."""
 
     def __missing__(self, code: int) -> str | None:
         character = chr(code)
@@ -56,20 +56,19 @@ _PUNCTUATION = _Punctuation()
 
 
 def normalize_name(name: str) -> str:
-    """Returns a text that is the same for names that count as the same; "" for one that shows
-    nothing."""
+    """Returns the normal form by which names are compared; "" for a name without visible text."""
     folded = unicodedata.normalize("NFC", escape_text(name)).casefold()
     bare = _articles.sub(" ", folded.translate(_PUNCTUATION))
     return " ".join(bare.split()) or " ".join(folded.split())
 
 
 def _index_answer_names(answers: Any) -> dict[str, int]:
-    """For every name of every right answer, in its normal form, which answer it names.
+    """Maps the normal form of every name of every right answer to the number of the answer.
 
-    Answers that share a name have one number: no agent could name them apart.
+    Answers that share a name have one number, because no agent could distinguish them.
 
     Raises:
-        ValueError: they are no lists of names; that is no fault of the model.
+        ValueError: `answers` does not hold lists of names, which is an error in the data.
     """
     lists = isinstance(answers, list | tuple) and all(
         isinstance(names, list | tuple)
@@ -92,9 +91,9 @@ def _index_answer_names(answers: Any) -> dict[str, int]:
 def parse_named_answers(
     text: str, answers: Mapping[str, int], pieces: int = _PIECES
 ) -> list[int | str]:
-    """Returns what an answer's text names, in order and each once: numbers of right answers, and
-    the normal form of everything else. Names stand between commas or on lines of their own, and one
-    name may be as many of these `pieces`."""
+    """Returns the distinct names in an answer's text, in order: the numbers of right answers, and
+    the normal form of other names. Commas and line breaks separate names; one name may span up to
+    `pieces` of the separated parts."""
     between = (piece for piece in re.finditer(r"[^,\n]+", text) if has_visible_text(piece[0]))
     spans = [piece.span() for piece in islice(between, _MOST + 1)]
     found: dict[int | str, None] = {}
@@ -124,7 +123,7 @@ def _build_rollout_example(
     observation: str = "<information> borders of Spain: France </information>",
     **options: Any,
 ) -> Example:
-    """A rollout that asked once and then answered."""
+    """An example rollout with one query and an answer."""
     query = {
         "valid": True,
         "error": "KG_SUCCESS",
@@ -132,7 +131,7 @@ def _build_rollout_example(
         "function": "get_tail_entities",
         "results": list(results),
     }
-    said = Sample(
+    sample = Sample(
         id="a",
         problem={"answers": [list(names) for names in right], "any_of": any_of},
         turn="invalid" if answer is None else "answer",
@@ -142,21 +141,21 @@ def _build_rollout_example(
         history=(query,),
         info={"error": "INVALID_ACTION"} if answer is None else {"queries": 1},
     )
-    return Example(name=name, sample=said, value=value, reason=reason, options=options)
+    return Example(name=name, sample=sample, value=value, reason=reason, options=options)
 
 
 class _RolloutReward(Reward):
     otc: int | None = Field(None, ge=1)
-    """The value times `e^(1 - queries / otc)`, which pays for few queries; with `max_turns` here it
-    is KG-R1's option of that name. Null leaves the value as it is."""
+    """Multiply the value by `e^(1 - queries / otc)`, which rewards few queries; set to `max_turns`,
+    it is KG-R1's option of that name. Null does not scale the value."""
 
     @property
     def graded(self) -> bool:
-        """Whether its value is scaled, so that 1 does not mean right."""
+        """Whether the value is scaled, so that 1 does not mean right."""
         return self.otc is not None
 
     def _build_scaled_score(self, sample: Sample, value: float, reason: str | None = None) -> Score:
-        """A score; the parts `raw` and `otc` say what it was made of."""
+        """A score with its factors as the parts `raw` and `otc`."""
         if self.otc is None:
             return Score(value, reason)
         queries = sum("valid" in info for info in (*sample.history, sample.info))
@@ -165,46 +164,46 @@ class _RolloutReward(Reward):
 
 
 class _AnswerSetReward(_RolloutReward, ABC):
-    """Compares what the last turn answers with what is right."""
+    """Compares the answer in the last turn with the right answers."""
 
     def score(self, sample: Sample) -> Score:
-        """Judges one rollout.
+        """Scores one rollout.
 
         Raises:
-            ValueError: the problem says no right answer; that is no fault of the model.
+            ValueError: the problem has no right answer, which is an error in the data.
         """
         right: Any = sample.problem.get("answers")
         answers = _index_answer_names(right)
         pieces = 1 + max(escape_text(name).count(",") for names in right for name in names)
         kind, text = read_turn(sample.response)
-        given = parse_named_answers(text, answers, max(_PIECES, pieces)) if kind == "answer" else []
-        if not given or len(given) > _MOST:
+        named = parse_named_answers(text, answers, max(_PIECES, pieces)) if kind == "answer" else []
+        if not named or len(named) > _MOST:
             return self._build_scaled_score(
-                sample, 0.0, "no answer" if not given else "too many names"
+                sample, 0.0, "no answer" if not named else "too many names"
             )
         wanted = 1 if sample.problem.get("any_of") else len({*answers.values()})
-        value = self._value(given, wanted)
+        value = self._value(named, wanted)
         return self._build_scaled_score(sample, value, None if value == 1 else "wrong answer")
 
     @abstractmethod
-    def _value(self, given: Sequence[int | str], wanted: int) -> float:
-        """What the names that were given are worth, where so many right ones are wanted."""
+    def _value(self, named: Sequence[int | str], wanted: int) -> float:
+        """The value of the given names if `wanted` right ones are required."""
 
 
-def _compute_f1(given: Sequence[int | str], wanted: int) -> float:
-    """Of precision and recall; more right ones than wanted are no better."""
-    hits = sum(isinstance(name, int) for name in given)
+def _compute_f1(named: Sequence[int | str], wanted: int) -> float:
+    """F1 of precision and recall; recall is at most 1."""
+    hits = sum(isinstance(name, int) for name in named)
     if not hits:
         return 0.0
-    precision, recall = hits / len(given), min(1.0, hits / wanted)
+    precision, recall = hits / len(named), min(1.0, hits / wanted)
     return 2 * precision * recall / (precision + recall)
 
 
 class EntityF1(_AnswerSetReward):
-    """F1 of the entities that an answer names; one of them is enough where any is right.
+    """F1 of the entities named in an answer; with `any_of`, one right entity suffices.
 
-    Names of one entity count once: KG-R1's first metric took its text and its id for two, and so
-    gave a perfect answer 2/3.
+    Several names of one entity count once. KG-R1's first metric counted its text and its id as two
+    and gave a perfect answer 2/3.
     """
 
     examples: ClassVar[tuple[Example, ...]] = (
@@ -219,15 +218,15 @@ class EntityF1(_AnswerSetReward):
         ),
     )
 
-    def _value(self, given: Sequence[int | str], wanted: int) -> float:
-        return _compute_f1(given, wanted)
+    def _value(self, named: Sequence[int | str], wanted: int) -> float:
+        return _compute_f1(named, wanted)
 
 
 class KgExactMatch(_AnswerSetReward):
-    """1 when an answer names all that is right and nothing else, else 0; see `mode`.
+    """1 if an answer names all right entities and nothing else, else 0; see `mode`.
 
-    Where any right answer will do (`any_of` of the problem), it names at least one, and nothing
-    else.
+    If the problem accepts any right answer (`any_of`), the answer must name at least one right
+    entity and nothing else.
     """
 
     examples: ClassVar[tuple[Example, ...]] = (
@@ -250,15 +249,15 @@ class KgExactMatch(_AnswerSetReward):
     )
 
     mode: Literal["em", "f1"] = "em"
-    """`f1` gives entity F1 under this name, as KG-R1's training does."""
+    """`f1` computes entity F1 instead, as KG-R1's training does."""
 
-    def _value(self, given: Sequence[int | str], wanted: int) -> float:
-        value = _compute_f1(given, wanted)
+    def _value(self, named: Sequence[int | str], wanted: int) -> float:
+        value = _compute_f1(named, wanted)
         return value if self.mode == "f1" else float(value == 1.0)
 
 
 class HitAt1(_AnswerSetReward):
-    """1 when the first name of an answer is a right one, else 0."""
+    """1 if the first name in an answer is right, else 0."""
 
     examples: ClassVar[tuple[Example, ...]] = (
         _build_rollout_example("gold", " France, Spain", 1.0),
@@ -266,14 +265,14 @@ class HitAt1(_AnswerSetReward):
         _build_rollout_example("no answer", None, 0.0, reason="no answer"),
     )
 
-    def _value(self, given: Sequence[int | str], wanted: int) -> float:
-        return float(isinstance(given[0], int))
+    def _value(self, named: Sequence[int | str], wanted: int) -> float:
+        return float(isinstance(named[0], int))
 
 
 class RetrievalQuality(_RolloutReward):
-    """1 when a query was shown a right answer, whatever was answered, else 0.
+    """1 if the results of a query contained a right answer, whatever was answered, else 0.
 
-    Where a problem has `evidence`, names as in `answers`, that is what must be shown.
+    If a problem has `evidence` (names as in `answers`), the results must contain one of it instead.
     """
 
     examples: ClassVar[tuple[Example, ...]] = (
@@ -286,14 +285,14 @@ class RetrievalQuality(_RolloutReward):
             "a part of a name", " France", 0.0, results=["French Southern Lands of France"]
         ),
         _build_rollout_example(
-            "a part of a word, as the source has it",
+            "a part of a word, as in KG-R1",
             " Spain",
             1.0,
             results=["Francestan"],
             match="substring",
         ),
         _build_rollout_example(
-            "in the question only, as the source has it",
+            "in the question only, as in KG-R1",
             " Spain",
             0.0,
             results=["Spain"],
@@ -311,14 +310,14 @@ class RetrievalQuality(_RolloutReward):
     )
 
     match: Literal["exact", "substring"] = "exact"
-    """`exact`: an entity of that name among the results. `substring`: the name as a part of any
-    result, relations included, the source's rule, which finds "us" in "house"."""
+    """`exact`: an entity of that name is among the results. `substring`: the name is a substring of
+    any result, relations included; this is KG-R1's rule, which finds "us" in "house"."""
 
     def score(self, sample: Sample) -> Score:
-        """Judges one rollout.
+        """Scores one rollout.
 
         Raises:
-            ValueError: the problem says no right answer; that is no fault of the model.
+            ValueError: the problem has no right answer, which is an error in the data.
         """
         problem = sample.problem
         wanted = _index_answer_names(problem.get("evidence", problem.get("answers")))
@@ -333,7 +332,7 @@ class RetrievalQuality(_RolloutReward):
 
 
 def _list_query_results(sample: Sample, kind: str) -> Iterable[str]:
-    """What queries were shown by functions whose names end so; an error shows nothing."""
+    """The results of queries by functions whose names end with `kind`; errors have no results."""
     for info in (*sample.history, sample.info):
         if str(info.get("function")).endswith(kind):
             yield from info.get("results", ())

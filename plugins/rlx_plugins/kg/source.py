@@ -1,4 +1,4 @@
-"""Which graph an option names: the shipped one, or a file. Task and environment ask alike."""
+"""Loads the graph that the option `graph` of a task or environment names."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +12,7 @@ WORLD = "world"
 
 
 def load_named_graph(name: str) -> Graph:
-    """Returns the shipped graph for `world`, else that of the file, read once per state of it.
+    """Returns the shipped graph for `world`, else the file's graph, cached until the file changes.
 
     Raises:
         OSError: the file cannot be read.

@@ -1,13 +1,13 @@
-"""Questions with graphs of their own: WebQSP and CWQ in the forms in which they are passed on.
+"""Reads questions with their own subgraphs: WebQSP and CWQ in their published formats.
 
-Two families of files are known, told apart by their fields.
+There are two families of files, distinguished by their fields.
 
-NSM, and GNN-RAG and KG-R1 after it: `id`, `question`, `answers` (each
-with `kb_id` and `text`), `entities`, `subgraph` with `tuples`. There entities and relations are
-written out, or numbers of lines (from 0) in `entities.txt` and `relations.txt` beside the file;
-`entities_text.txt`, line by line, and `entities_names.json`, by id, say what they are called.
+NSM, also used by GNN-RAG and KG-R1: `id`, `question`, `answers` (each with `kb_id` and `text`),
+`entities`, `subgraph` with `tuples`. Entities and relations are texts, or line numbers (from 0) in
+`entities.txt` and `relations.txt` beside the file. Their names are in `entities_text.txt`, line by
+line, and in `entities_names.json`, by id.
 
-RoG, on the Hugging Face hub, and SubgraphRAG after it: `id`, `question`, `answer`, `q_entity` and
+RoG on the Hugging Face hub, also used by SubgraphRAG: `id`, `question`, `answer`, `q_entity` and
 `graph`, all by name.
 """
 
@@ -33,17 +33,17 @@ _ENTITIES, _RELATIONS, _TEXTS, _BY_ID = _BESIDE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileQuestion:
-    """A question of a data set, and the facts among which it is to be answered.
+    """A question of a data set with its subgraph.
 
-    Entities are named as the data set calls them; where two of one graph are called the same, or
-    an entity has no name, by its id.
+    Entities have the data set's names; if two entities of a graph share a name, or an entity has
+    none, its id is used.
 
     Attributes:
-        id: of the question.
-        question: its words.
-        answers: all right answers, each once, with its acceptable names; empty where the data set
+        id: the question's id.
+        question: the question's text.
+        answers: the distinct right answers, each with its acceptable names; empty if the data set
             has none.
-        entities: those that the question is about.
+        entities: the topic entities of the question.
         triples: subject, relation and object of each fact.
     """
 
@@ -55,13 +55,13 @@ class FileQuestion:
 
 
 def read_questions(path: Path) -> Iterator[FileQuestion]:
-    """Reads questions from a `.jsonl`, `.json` (one object a line, or one list) or `.parquet` file.
+    """Reads questions from a `.jsonl`, `.json` (an object per line, or a list) or `.parquet` file.
 
-    All but `.parquet` may be compressed: `.json.gz`.
+    All but `.parquet` may be compressed with gzip: `.json.gz`.
 
     Raises:
-        OSError: the file, or a list of names that it needs, cannot be read.
-        ValueError: it is malformed; the message names file and line.
+        OSError: the file, or a file of names that it needs, cannot be read.
+        ValueError: a file is malformed; the message names file and line.
     """
     path = Path(path)
     vocabulary = _Vocabulary(path.parent)
@@ -78,7 +78,7 @@ def read_questions(path: Path) -> Iterator[FileQuestion]:
 
 
 def find_name_files(path: Path) -> tuple[Path, ...]:
-    """Returns the files beside a question file that ids and names may be read from."""
+    """Returns the existing files of ids and names beside a question file."""
     beside = (path.parent / name for name in _BESIDE)
     return tuple(found for found in beside if found.exists())
 
@@ -165,7 +165,7 @@ def _parse_rog_question(record: Mapping[str, Any]) -> FileQuestion:
 
 
 class _Vocabulary:
-    """What stands beside a file: the ids that numbers stand for, and what ids are called."""
+    """The files beside a question file: ids by number, and names by id."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -202,14 +202,14 @@ class _Vocabulary:
 
 
 class _QuestionNames:
-    """What the entities of one question are called."""
+    """The names of one question's entities."""
 
     def __init__(self, vocabulary: _Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._names: dict[str, str] = {}
 
     def resolve_entity_id(self, value: Any) -> str:
-        """The id of an entity that a record speaks of, whose name is kept."""
+        """Returns the id of an entity in a record, and stores its name."""
         if isinstance(value, dict):
             id_ = _resolve_vocabulary_id(
                 value.get("kb_id") or value.get("text"), self._vocabulary, "entities"
@@ -223,7 +223,7 @@ class _QuestionNames:
         return id_
 
     def select_unique_names(self) -> Mapping[str, str]:
-        """Names by id, without those that several have."""
+        """Names by id, without names shared by several entities."""
         common = Counter(escape_text(name).casefold() for name in self._names.values())
         return {
             id_: name
@@ -274,7 +274,7 @@ def _parse_nsm_question(record: Mapping[str, Any], vocabulary: _Vocabulary) -> F
 def _parse_answer_names(
     value: Any, vocabulary: _Vocabulary, names: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Text, name in the graph and id of one answer."""
+    """The acceptable names of one answer: its text, its name in the graph, and its id."""
     if not isinstance(value, dict):
         raise ValueError(f"expected an answer with kb_id and text, got {value!r}")
     found = [value.get("text")]

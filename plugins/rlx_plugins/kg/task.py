@@ -1,4 +1,4 @@
-"""The task `kg`: questions over a graph, made from a seed, or read from files."""
+"""The task `kg`: questions over a graph, generated from a seed or read from files."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -28,17 +28,17 @@ from rlx_plugins.kg.view import GraphView
 __all__ = ["KgQuestionFiles", "KgTask"]
 
 _ROUND = 1000
-"""Problems after which the shares of the types come round again."""
+"""Problems per round; every round has the same number of problems of each type."""
 _ONE_HOP = ("forward", "inverse")
 _LONGEST = 16
-"""Turns of a demonstration at most; no script has so many."""
+"""Maximum number of turns of a demonstration; no script needs as many."""
 
 _Asked = tuple[KgQuestion, str]
 """A question and the template that words it."""
 
 
 class KgQuestionFiles(BaseModel):
-    """Questions with graphs of their own, in a form that `read_questions` knows."""
+    """Files of questions with their own graphs, in a format of `read_questions`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,41 +47,41 @@ class KgQuestionFiles(BaseModel):
 
 
 class KgTask(Plugin):
-    """Questions about a knowledge graph, from templates, with every right answer.
+    """Template questions about a knowledge graph, with all right answers.
 
-    The facts of a share of the graph are held out: questions for training never need one, and the
-    environment hides them while training; questions for testing cannot be answered without one.
-    Each split takes all wordings of its questions in an order drawn from the seed, anew for each
-    pass, with the types in the shares that their weights say.
+    A share of the facts is held out: training questions never need a held-out fact, and the
+    environment hides these facts during training; test questions cannot be answered without one.
+    Each split uses all wordings of its questions, shuffled by the seed in every pass, with types in
+    proportion to their weights.
     """
 
     graph: str = WORLD
-    """`world`, the shipped one, or the path of a graph's file; as the environment's."""
+    """`world` for the shipped graph, or the path of a graph file; the same as the environment's."""
     types: dict[Type, float] = Field(
         default={"forward": 0.3, "inverse": 0.2, "hop2": 0.2, "neighbour": 0.15, "hop3": 0.15}
     )
-    """Weights of the types of question; others are not asked."""
+    """Weights of the types of question; types without a weight are not asked."""
     answers: Literal["one", "every"] = "one"
-    """Ask for one right answer of several, or for all of them."""
+    """Ask for one of the right answers, or for all of them."""
     held_out: float = Field(0.15, gt=0, lt=1)
-    """Share of the facts that only testing needs."""
+    """Share of the facts held out for testing."""
     compositional: bool = False
-    """Split questions of several hops by their relations instead: so many combinations of each
-    type are for testing alone, whether their facts are held out or not. An intersection is no
-    question of several hops and stays split by its facts."""
+    """Split multi-hop questions by their relations instead: a share `held_out` of each type's
+    combinations is only for testing, whether their facts are held out or not. Intersections do not
+    count as multi-hop and are still split by their facts."""
     world: int = Field(0, ge=0)
-    """0 asks about the graph as it is; another number about one whose entities have swapped names
-    within their kinds, so that what a model remembers of the real one is of no use."""
+    """0 asks about the graph as it is. Any other number permutes entity names within their kinds,
+    so that a model cannot use its knowledge of the real world."""
     files: KgQuestionFiles | None = None
-    """Questions of WebQSP or CWQ from files instead. Those without an answer are left out, and from
-    training those that the other file asks too."""
+    """Read questions of WebQSP or CWQ from files instead. Questions without an answer are left out,
+    as are training questions that also occur in the test file."""
     curriculum: int = Field(12_800, ge=0)
-    """Lessons at the beginning that are good episodes, of one hop where `types` has such."""
+    """Number of initial lessons: good episodes, with one-hop questions if `types` has any."""
     worlds: int = Field(512, ge=1)
-    """Lessons take place in the worlds from 1 to this, so that none can be learnt by heart."""
+    """Lessons use the worlds from 1 to this number, so that facts cannot be memorized."""
     demonstrations: dict[Type, dict[Mode, float]] = Field(default_factory=dict)
-    """Weights of what the scripted policy does in the lessons that follow, for types that shall
-    differ from the shipped mix, in which the likeliest is a mistake."""
+    """Weights of the scripted policy's modes in later lessons, for types that should differ from
+    the default mix, in which a mistake is the most likely mode."""
 
     @field_validator("types", "demonstrations")
     @classmethod
@@ -106,11 +106,11 @@ class KgTask(Plugin):
         return self.files is None
 
     def check(self) -> None:
-        """Opens the graph and makes the questions, or reads the files.
+        """Loads the graph and generates the questions, or reads the files.
 
         Raises:
             OSError: a file cannot be read.
-            ValueError: it is malformed, or a type has no question; the message says which.
+            ValueError: a file is malformed, or a type has no question; the message says which.
         """
         for split in ("train", "test"):
             if self.files is not None:
@@ -119,7 +119,7 @@ class KgTask(Plugin):
                 self._get_question_wordings(split)
 
     def data(self) -> Mapping[str, str]:
-        """Digests of the graph, or of the question files and the files of names beside them."""
+        """Returns digests of the graph, or of the question files and the name files beside them."""
         if self.files is None:
             return {"graph": load_named_graph(self.graph).digest}
         paths = {"train": self.files.train, "test": self.files.test}
@@ -141,14 +141,14 @@ class KgTask(Plugin):
             return records[position]
         rounds, slot = divmod(index, _ROUND)
         type_, rank, quota = _build_round_slots(tuple(self.types.items()), seed)[slot]
-        asked = self._get_question_wordings(split)[type_]
-        passes, position = divmod(rounds * quota + rank, len(asked))
-        order = _shuffle_kg_indices(f"{seed}/{split}/{type_}", passes, len(asked))
+        wordings = self._get_question_wordings(split)[type_]
+        passes, position = divmod(rounds * quota + rank, len(wordings))
+        order = _shuffle_kg_indices(f"{seed}/{split}/{type_}", passes, len(wordings))
         hide = self.held_out if split == "train" else 0.0
-        return self._problem(split, *asked[order[position]], world=self.world, hide=hide)
+        return self._problem(split, *wordings[order[position]], world=self.world, hide=hide)
 
     def lesson(self, index: int, seed: int) -> Problem:
-        """Returns lesson number `index`: a training question in a world of its own.
+        """Returns lesson number `index`: a training question in a random world.
 
         Raises:
             NotImplementedError: questions from files have no lessons.
@@ -184,10 +184,10 @@ class KgTask(Plugin):
         )
 
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
-        """Returns the turns of an episode, good or poor, in the environment with its defaults.
+        """Returns the turns of an episode in the environment with default options.
 
         Raises:
-            NotImplementedError: questions from files have none.
+            NotImplementedError: questions from files have no demonstrations.
         """
         if self.files is not None:
             raise NotImplementedError("task.files: questions from files have no demonstrations")
@@ -245,7 +245,7 @@ class KgTask(Plugin):
 
 
 def _sample_unseen_answer(view: GraphView, fields: Mapping[str, Any], rng: random.Random) -> str:
-    """An answer of the right kind that nothing has shown."""
+    """A random answer of the right kind, independent of any observation."""
     if fields["type"] == "count":
         return str(rng.randint(1, 9))
     answer = view.entity(fields["answers"][0][0])
@@ -270,27 +270,28 @@ def _build_question_wordings(
     """All wordings of the questions of a split.
 
     Raises:
-        ValueError: a type has none.
+        ValueError: a type of `types` has none.
     """
-    asked = {}
+    wordings = {}
     for type_, questions in build_question_population(graph, share, compositional)[split].items():
-        asked[type_] = tuple((q, t) for q in questions for t in list_question_templates(q, every))
+        wordings[type_] = tuple(
+            (q, t) for q in questions for t in list_question_templates(q, every)
+        )
         if type_ in types and not questions:
             raise ValueError(
                 f"task.types: this graph has no {split} question of the type {type_!r}; "
                 "leave it out, or change `held_out`"
             )
-    return asked
+    return wordings
 
 
 @lru_cache(maxsize=16)
 def _build_round_slots(
     weights: tuple[tuple[Type, float], ...], seed: int
 ) -> Sequence[tuple[Type, int, int]]:
-    """The type of each problem of a round, its rank there, and how many of the type a round has.
+    """The type of each problem of a round, its rank among that type, and the type's quota.
 
-    Each has the whole part of its share, the greatest remainders have the rest, and none less
-    than one.
+    Quotas are the integer parts of the shares, at least one; the largest remainders get the rest.
     """
     total = sum(weight for _, weight in weights)
     shares = {type_: _ROUND * weight / total for type_, weight in weights}
@@ -318,10 +319,10 @@ def _compute_file_digest(path: Path) -> str:
 
 @lru_cache(maxsize=4)
 def _load_file_problems(files: KgQuestionFiles, split: Split) -> tuple[Problem, ...]:
-    """The problems of a file.
+    """The problems of a split's file.
 
     Raises:
-        ValueError: it is malformed, or none is left.
+        ValueError: the file is malformed, or no problem is left.
     """
     path = files.train if split == "train" else files.test
     tested = _load_file_problems(files, "test") if split == "train" else ()

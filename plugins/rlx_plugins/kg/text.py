@@ -1,4 +1,4 @@
-"""Text that the agent is shown: graph and model text in it can neither open nor close a tag."""
+"""Formats observations; untrusted graph and model text can neither open nor close a tag in them."""
 
 import unicodedata
 from bisect import bisect_right
@@ -17,50 +17,49 @@ __all__ = [
 _OPEN, _CLOSE = "<information> ", " </information>"
 
 OVERHEAD = len(_OPEN) + len(_CLOSE)
-"""Characters of `information` beyond its body."""
+"""Number of characters that `format_information` adds to its body."""
 
 _NAME = 200
 _CUT = "…"
 
 
 class _Escapes(dict[int, str]):
-    """What becomes of each character; made as characters are met."""
+    """Translation table for `escape_text`, filled lazily."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
-        # Tokenizers that normalise would make brackets of their wide and small forms again.
+        # Tokenizers that normalize text would turn wide and small forms back into brackets.
         plain = unicodedata.normalize("NFKD", character)
         if "<" in plain or ">" in plain:
-            shown = "‹" if "<" in plain else "›"
+            escaped = "‹" if "<" in plain else "›"
         elif unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
-            shown = " "
+            escaped = " "
         else:
-            shown = character
-        self[code] = shown
-        return shown
+            escaped = character
+        self[code] = escaped
+        return escaped
 
 
 _ESCAPES = _Escapes()
 
 
 def escape_text(text: str, limit: int | None = _NAME) -> str:
-    """Returns `text` as one line that holds no tag.
+    """Returns `text` as one line without tags.
 
-    `<` and `>`, and all that Unicode makes of them, become `‹` and `›`; control characters, line
-    breaks and marks that change the direction of text become blanks; blanks are squeezed, with
-    none at either end.
+    `<`, `>` and their Unicode variants become `‹` and `›`; control characters, line breaks and
+    bidirectional marks become spaces; runs of spaces are collapsed, and the ends stripped.
 
     Args:
-        text: untrusted.
-        limit: characters of the result at most, at least 1; a longer one ends in `…`. None for no
-            limit.
+        text: untrusted text.
+        limit: maximum length of the result in characters, at least 1; longer text is truncated and
+            ends in `…`. None for no limit.
     """
     clean = " ".join(text.translate(_ESCAPES).split())
     return clean if limit is None else _truncate_text(clean, limit)
 
 
 def has_visible_text(text: str) -> bool:
-    """Tells whether `escape` leaves anything of a text."""
+    """Whether `escape_text` leaves anything of a text."""
     return bool(text.strip()) if text.isprintable() else bool(escape_text(text))
 
 
@@ -72,19 +71,19 @@ def count_fitting_labels(
     max_chars: int | None = None,
     grouped: bool = False,
 ) -> int:
-    """Returns how many of the labels, from the first, `listed` shows."""
+    """Returns how many labels, from the first, `format_label_list` shows."""
     most = len(labels) if limit is None else min(limit, len(labels))
     if max_chars is None:
         return most
     most = min(most, max_chars)  # each takes more than a character
-    shown = [escape_text(label) for label in labels[:most]]
+    escaped = [escape_text(label) for label in labels[:most]]
 
     def compute_text_length(count: int) -> int:
-        return len(_join_labels(shown[:count], len(labels) - count, prefix, grouped))
+        return len(_join_labels(escaped[:count], len(labels) - count, prefix, grouped))
 
     if compute_text_length(most) <= max_chars:
         return most
-    # One label more is never shorter: what it adds is longer than a digit that `+k` may lose.
+    # Monotonic: a further label adds more characters than the digit that `+k` may lose.
     return max(0, bisect_right(range(most), max_chars, key=compute_text_length) - 1)
 
 
@@ -96,30 +95,30 @@ def format_label_list(
     max_chars: int | None = None,
     grouped: bool = False,
 ) -> str:
-    """Returns `prefix A, B, C`; where not all fit, `prefix A, B, +1 more`.
+    """Returns `prefix A, B, C`, or `prefix A, B, +1 more` if not all labels fit.
 
     Args:
-        labels: untrusted; each is escaped.
-        prefix: what the labels are, such as `borders of France:`; untrusted as well.
-        limit: how many labels to show at most; None for all.
-        max_chars: characters of the result at most; None for no limit.
-        grouped: whether names like `people.person.spouse`, in order, share what is before their
-            last dot: `people.person: parents, spouse; location.country: capital`.
+        labels: untrusted texts; each is escaped.
+        prefix: a heading such as `borders of France:`; untrusted as well.
+        limit: maximum number of labels shown; None for all.
+        max_chars: maximum length of the result in characters; None for no limit.
+        grouped: whether to group consecutive names such as `people.person.spouse` by the part
+            before the last dot: `people.person: parents, spouse; location.country: capital`.
     """
     count = count_fitting_labels(
         labels, prefix=prefix, limit=limit, max_chars=max_chars, grouped=grouped
     )
-    shown = [escape_text(label) for label in labels[:count]]
-    text = _join_labels(shown, len(labels) - count, prefix, grouped)
+    escaped = [escape_text(label) for label in labels[:count]]
+    text = _join_labels(escaped, len(labels) - count, prefix, grouped)
     return text if max_chars is None else _truncate_text(text, max_chars)
 
 
 def format_information(body: str, *, max_chars: int | None = None) -> str:
-    """Returns `<information> body </information>`, which is closed however much of it is cut.
+    """Returns `<information> body </information>`; truncation never removes the closing tag.
 
     Args:
-        body: untrusted; it is escaped as a whole.
-        max_chars: characters of the result at most, tags included; None for no limit.
+        body: untrusted text; it is escaped as a whole.
+        max_chars: maximum length of the result in characters, including tags; None for no limit.
 
     Raises:
         ValueError: `max_chars` leaves no room between the tags.
@@ -136,8 +135,8 @@ def _truncate_text(text: str, limit: int) -> str:
     return (text[: limit - 1].rstrip() + _CUT)[:limit]
 
 
-def _join_labels(shown: Sequence[str], hidden: int, prefix: str, grouped: bool) -> str:
-    parts = [_join_name_groups(shown) if grouped else ", ".join(shown)] if shown else []
+def _join_labels(visible: Sequence[str], hidden: int, prefix: str, grouped: bool) -> str:
+    parts = [_join_name_groups(visible) if grouped else ", ".join(visible)] if visible else []
     if hidden:
         parts.append(f"+{hidden} more")
     return " ".join([escape_text(prefix, None), ", ".join(parts)]).strip()

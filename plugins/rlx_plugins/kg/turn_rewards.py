@@ -1,4 +1,4 @@
-"""What a turn of the agent is worth (design 000, after KG-R1)."""
+"""Rewards for single turns of the agent (after KG-R1, arXiv 2509.26383)."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -25,12 +25,12 @@ def _build_turn_example(
     reason: str | None = None,
     **options: Any,
 ) -> Example:
-    said = Sample(id="a", problem={}, turn=kind, number=1, response=text, info=dict(info))
-    return Example(name=name, sample=said, value=value, reason=reason, options=options)
+    sample = Sample(id="a", problem={}, turn=kind, number=1, response=text, info=dict(info))
+    return Example(name=name, sample=sample, value=value, reason=reason, options=options)
 
 
 class QueryValidity(Reward):
-    """1 for a query that gave results, 0 for another; abstains on turns that are no query."""
+    """1 for a query that returned results, 0 for any other query; abstains on other turns."""
 
     examples: ClassVar[tuple[Example, ...]] = (
         _build_turn_example("gold", "kg_query", 1.0, info=_FOUND),
@@ -45,7 +45,7 @@ class QueryValidity(Reward):
     )
 
     count_duplicates: bool = False
-    """Whether asking the same again is worth as much; true invites to ask without end."""
+    """Whether a repeated query earns the reward again; true encourages endless queries."""
 
     def score(self, sample: Sample) -> Score | None:
         """Judges one turn."""
@@ -76,7 +76,7 @@ class IsAnswer(Reward):
 
 
 class KgFormat(Reward):
-    """1 when a whole turn is `<think>...</think>` and one action, each tag exactly once, else 0."""
+    """1 if a whole turn is `<think>...</think>` and one action, each tag exactly once, else 0."""
 
     examples: ClassVar[tuple[Example, ...]] = (
         _build_turn_example("gold", "answer", 1.0, "<think> found</think><answer> Euro</answer>\n"),

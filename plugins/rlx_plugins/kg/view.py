@@ -1,4 +1,4 @@
-"""A graph as one episode sees it: in a world of its own, or without the held-out facts."""
+"""Views of a graph for one episode: with permuted names, or without held-out facts."""
 
 import random
 from array import array
@@ -11,22 +11,21 @@ from rlx_plugins.kg.graph import Graph, Triple, select_held_out_facts
 __all__ = ["GraphView"]
 
 _RENAMED = 1 << 22
-"""Entities of a graph whose names in other worlds are kept, 8 bytes each."""
+"""Maximum number of cached entity renamings per graph, 8 bytes each."""
 
 
 class GraphView:
-    """A graph as one episode sees it: in a world of its own, or without the held-out facts.
+    """A view of a graph for one episode: with permuted names, or without held-out facts.
 
-    It is read like a `Graph` and made in a microsecond. In world 0 everything has its own name. In
-    every other all entities of a kind swap their labels, ids and aliases by a permutation drawn
-    from the world's number: the facts stay as they are, and are true of other names. An entity's
-    number means the same in all worlds.
+    It has the methods of a `Graph` and takes a microsecond to create. World 0 has the real names.
+    In every other world, the entities of each kind exchange their labels, ids and aliases by a
+    permutation drawn from the world's number, while the facts stay the same. An entity's number
+    is the same in all worlds.
 
     Attributes:
         graph: the whole graph, in world 0.
-        world: from 0.
-        hide: share of the facts that are left out, from 0 up to, but not including, 1; see
-            `held_out`.
+        world: number of the world, from 0.
+        hide: share of hidden facts, in [0, 1); see `select_held_out_facts`.
     """
 
     __slots__ = ("_hidden", "_renaming", "entities", "graph", "hide", "relations", "world")
@@ -40,7 +39,7 @@ class GraphView:
         self._hidden = select_held_out_facts(graph, hide) if hide else frozenset()
 
     def entity(self, name: str) -> int | None:
-        """Returns the entity that has this label, id or alias in this world."""
+        """Returns the entity with this label, id or alias in this world, or None."""
         named = self.graph.entity(name)
         if named is None or self._renaming is None:
             return named
@@ -51,11 +50,11 @@ class GraphView:
         return self.graph.relation(name)
 
     def id(self, entity: int) -> str:
-        """Returns the id that the entity has in this world."""
+        """Returns the entity's id in this world."""
         return self.graph.id(self._get_renamed_entity(entity))
 
     def label(self, entity: int) -> str:
-        """Returns what the entity is called in this world; not escaped."""
+        """Returns the entity's label in this world, not escaped."""
         return self.graph.label(self._get_renamed_entity(entity))
 
     def kind(self, entity: int) -> str:
@@ -63,7 +62,7 @@ class GraphView:
         return self.graph.kind(entity)
 
     def aliases(self, entity: int) -> tuple[str, ...]:
-        """Returns other names of the entity in this world, sorted; not escaped."""
+        """Returns the entity's aliases in this world, sorted, not escaped."""
         return self.graph.aliases(self._get_renamed_entity(entity))
 
     def relation_name(self, relation: int) -> str:
@@ -130,14 +129,14 @@ class GraphView:
 
 
 class _Renaming(NamedTuple):
-    """Whose name each entity has in a world, and who has the name of each."""
+    """The entity whose name each entity has in a world, and the inverse permutation."""
 
     name: "array[int]"
     bearer: "array[int]"
 
 
 class _Worlds:
-    """The renamings of one graph, made as they are met and kept while there is room."""
+    """The renamings of one graph, created on demand and cached up to a limit."""
 
     def __init__(self, graph: Graph) -> None:
         self._size = len(graph.entities)
@@ -147,7 +146,7 @@ class _Worlds:
         self._kept: dict[int, _Renaming] = {}
 
     def renaming(self, world: int) -> _Renaming:
-        """The permutation that is drawn from the world's number, within each kind."""
+        """The permutation within each kind, drawn from the world's number."""
         found = self._kept.get(world)
         if found is None:
             if len(self._kept) * self._size > _RENAMED:

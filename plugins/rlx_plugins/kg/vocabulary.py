@@ -1,4 +1,4 @@
-"""Every token that a word-level tokenizer needs, so that a tiny model can read and write here."""
+"""The vocabulary of a word-level tokenizer for tiny models on the task `kg`."""
 
 from collections.abc import Iterator, Sequence
 from typing import get_args
@@ -18,10 +18,11 @@ _OBSERVED = ("relations", "of", "to", "with", "error", "more")
 
 
 def build_kg_vocabulary(graph: Graph) -> list[str]:
-    """Returns the tokens of prompts, turns and observations (without hints), each once.
+    """Returns the distinct tokens of prompts, turns and observations (without hints).
 
-    A word or name is one token, its leading blank included, but for the words that a question
-    begins with and the names of functions; numbers go as far as the longest list of the graph.
+    Words and names are single tokens that include their leading space, except for the first words
+    of questions and the names of functions. Numbers go up to the length of the graph's longest
+    list.
     """
     first, later = template_words()
     kinds = [graph.kind(entity) or NO_KIND for entity in graph.entities]
@@ -36,7 +37,7 @@ def build_kg_vocabulary(graph: Graph) -> list[str]:
 
 
 def _list_observable_sequences(graph: Graph) -> Iterator[Sequence[int]]:
-    """All that an observation could list."""
+    """Yields every list that an observation may show."""
     for entity in graph.entities:
         yield graph.tail_relations(entity)
         yield graph.head_relations(entity)

@@ -1,10 +1,10 @@
-"""Makes the shipped graph, `data/world.tsv`, from hand-written files and Unicode CLDR.
+"""Builds the shipped graph, `data/world.tsv`, from hand-written files and Unicode CLDR.
 
     python -m rlx_plugins.kg.world_source
 
-Written by hand are `countries.tsv` (capitals, continents, borders), `names.tsv` (labels and
-aliases) and `corrections.tsv` (what replaces a list of CLDR). The rest is CLDR, read through Babel,
-which only this module needs. `docs/world.md` has the rules.
+The files `countries.tsv` (capitals, continents, borders), `names.tsv` (labels and aliases) and
+`corrections.tsv` (replacements for lists of CLDR) are hand-written. Everything else is from CLDR,
+read with Babel, which only this module needs. `docs/world.md` describes the rules.
 """
 
 import csv
@@ -27,7 +27,7 @@ DATA = Path(__file__).parent / "data"
 WORLD = DATA / "world.tsv"
 
 AS_OF = date(2025, 7, 1)
-"""The day whose currencies are taken: a build must not depend on when it is made."""
+"""Date for which currencies are selected, so that builds are reproducible."""
 
 HEADER = """\
 # The world: {facts} facts about {countries} countries in the middle of 2025. Made by
@@ -42,18 +42,18 @@ ENGLISH = Locale("en")
 Row = tuple[str, str, str]
 """Subject, relation, object; the relations `rlx:kind`, `rlx:label` and `rlx:alias` describe."""
 Names = Mapping[str, tuple[str, tuple[str, ...]]]
-"""What `names.tsv` says, by id: a label, or `-` to keep the source's, and aliases."""
+"""The content of `names.tsv`, by id: a label, or `-` to keep the original one, and aliases."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """Something with a name.
+    """An entity of the graph.
 
     Attributes:
-        id: stable, such as `city/paris`.
-        kind: what it is, such as `capital`.
-        name: as its source has it, accents and all.
-        aliases: other names that mean it alone.
+        id: a stable id, such as `city/paris`.
+        kind: the kind, such as `capital`.
+        name: the original name, with accents.
+        aliases: other unambiguous names.
     """
 
     id: str
@@ -62,7 +62,7 @@ class Entity:
     aliases: tuple[str, ...] = ()
 
     def rows(self, better: Names) -> Iterator[Row]:
-        """Yields its kind, its label and its aliases, with what `names.tsv` says about it."""
+        """Yields its kind, label and aliases, with the changes of `names.tsv`."""
         name, others = better.get(self.id, (NONE, ()))
         name = self.name if name == NONE else name
         label = normalize_label(name)
@@ -87,10 +87,10 @@ class Country:
 
 
 def normalize_label(name: str) -> str:
-    """Returns a name as a label: words of ASCII letters, or a domain such as `.fr`.
+    """Converts a name into a label: words of ASCII letters, or a domain such as `.fr`.
 
     Raises:
-        ValueError: it cannot be one; `names.tsv` must give a better name.
+        ValueError: it cannot be converted; `names.tsv` must give a better name.
     """
     decomposed = unicodedata.normalize("NFKD", name.replace("&", "and"))
     label = re.sub(r"[\u0300-\u036f'’ʻ]", "", decomposed)
@@ -123,7 +123,7 @@ def read_countries() -> list[Country]:
 
 @cache
 def read_corrections() -> dict[tuple[str, str], list[str]]:
-    """Returns what replaces CLDR's list, by country's code and relation."""
+    """Returns the replacements for CLDR's lists, by country code and relation."""
     rows = read_data_table("corrections.tsv")
     return {(row["code"], row["relation"]): row["objects"].split() for row in rows}
 
@@ -136,18 +136,18 @@ def read_label_names() -> Names:
 
 
 def list_country_languages(code: str) -> list[str]:
-    """Codes of a country's official languages: by law, or in fact where CLDR has none by law."""
+    """Codes of a country's official languages; de facto ones if CLDR has no legal ones."""
     found = get_official_languages(code) or get_official_languages(code, de_facto=True)
     return sorted({language.split("_")[0] for language in found})  # zh_Hant and zh are one language
 
 
 def list_country_currencies(code: str) -> list[str]:
-    """Codes of the currencies that were legal tender on the day `AS_OF`."""
+    """Codes of the currencies that were legal tender on `AS_OF`."""
     return [currency.lower() for currency in get_territory_currencies(code, AS_OF)]
 
 
 def list_country_facts(country: Country) -> Iterator[tuple[str, Entity]]:
-    """Yields every fact about a country but its borders: a relation and its object."""
+    """Yields the facts about a country except its borders, as relation and object."""
     yield "capital", Entity(f"city/{format_slug(country.capital)}", "capital", country.capital)
     continent = country.continent
     yield "continent", Entity(f"continent/{format_slug(continent)}", "continent", continent)
@@ -163,10 +163,10 @@ def list_country_facts(country: Country) -> Iterator[tuple[str, Entity]]:
 
 
 def build_world_table() -> str:
-    """Returns the text of `world.tsv`: the same for the same files and the same CLDR.
+    """Returns the text of `world.tsv`, reproducible for the same files and CLDR version.
 
     Raises:
-        ValueError: a name is no label, or a file speaks of what is not in the world.
+        ValueError: a name is not a valid label, or a file refers to something not in the world.
     """
     entities: set[Entity] = set()
     facts: set[Row] = set()

@@ -1,6 +1,6 @@
-"""The word-level tokenizer of the shipped graph, which tiny models use under the name `world`.
+"""Builds the word-level tokenizer of the shipped graph, `world`, which tiny models use.
 
-`python -m rlx_plugins.kg.world_tokenizer FILE` writes it, in the format of Hugging Face tokenizers.
+`python -m rlx_plugins.kg.world_tokenizer FILE` writes it in the format of Hugging Face tokenizers.
 """
 
 import json
@@ -18,12 +18,13 @@ _SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 
 
 def build_tokenizer_definition(tokens: list[str]) -> dict[str, Any]:
-    """A tokenizer whose tokens are exactly these texts, the longest that fits first.
+    """The definition of a tokenizer with exactly these tokens and longest-match tokenization.
 
-    A word that has no token is one unknown, its leading blank included; so is any other character.
+    A word without a token becomes one unknown token, including its leading space, as does any other
+    character.
     """
     ordered = sorted(tokens, key=lambda token: (-len(token), token))
-    # A token that ends in a letter ends a word, or " Niger" would begin " Nigeria".
+    # A token that ends in a letter must end a word; else " Niger" would match in " Nigeria".
     exact = "|".join(
         re.escape(token) + (r"(?![\w-])" if token[-1].isalnum() else "") for token in ordered
     )

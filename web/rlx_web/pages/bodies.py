@@ -1,4 +1,4 @@
-"""What a step's body says of some of its prompts."""
+"""Reads rollout trees, messages and rewards from a step's rollout file."""
 
 import json
 from collections.abc import Callable, Collection, Mapping
@@ -18,13 +18,13 @@ __all__ = [
 
 T = TypeVar("T")
 Trees = Mapping[int, Mapping[str, Any]]
-"""Records of a body by their tree."""
+"""Records of a rollout file by tree."""
 
 
 def load_tree_records(
     registry: Registry, record: RunRecord, step: int, trees: Collection[int]
 ) -> tuple[Trees, str | None]:
-    """The records of some trees, and why there are none where the body cannot be read."""
+    """The records of some trees; or none, and the reason, if the file cannot be read."""
     found, why = _read_rollout_body(
         registry, record, step, lambda path, sha256: read_trees(path, sha256, trees)
     )
@@ -34,7 +34,7 @@ def load_tree_records(
 def find_trees_with_text(
     registry: Registry, record: RunRecord, step: int, text: str
 ) -> tuple[set[int], str | None]:
-    """The trees of a step in which a text is said, and why there are none as in `trees_of`."""
+    """The trees of a step that contain a text; or none, and the reason, as `load_tree_records`."""
     found, why = _read_rollout_body(
         registry, record, step, lambda path, sha256: search_body_trees(path, sha256, text)
     )
@@ -57,7 +57,7 @@ def _read_rollout_body(
 
 
 def list_path_segments(tree: Mapping[str, Any], segment: int) -> list[int]:
-    """Segments from the root down to one, inclusive."""
+    """Segments from the root to `segment`, inclusive."""
     found = []
     while segment >= 0:
         found.append(segment)
@@ -68,7 +68,7 @@ def list_path_segments(tree: Mapping[str, Any], segment: int) -> list[int]:
 def list_messages_between(
     tree: Mapping[str, Any], parent: int, segment: int
 ) -> list[dict[str, Any]]:
-    """What was said after one segment, down to another: turns, observations, and what asked."""
+    """The messages after `parent` up to `segment`: turns, observations and follow-up prompts."""
     path = list_path_segments(tree, segment)
     after = path.index(parent) + 1 if parent in path else 1
     return [
@@ -88,7 +88,7 @@ def list_messages_between(
 
 
 def build_reward_cells(entries: Collection[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
-    """Rewards as they were given, and what each counts; None where it is absent."""
+    """Raw rewards and their weighted parts; None if a reward is absent."""
     return [
         {
             "name": e["name"],

@@ -1,4 +1,4 @@
-"""Runs side by side: what their experiments differ in first, then what came of it."""
+"""The comparison page: differences between experiments, then their curves and evaluations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from rlx_web.pages.sections import build_metric_sections
 __all__ = ["MOST", "build_comparison_page"]
 
 MOST = 24
-"""Runs that are compared at once."""
+"""Maximum number of runs compared at once."""
 UNTOLD = ("name", "seed")
 METRICS = (
     "accuracy",
@@ -32,16 +32,16 @@ METRICS = (
     "within_auroc",
     "alike_share",
 )
-"""Figures of the table, of every suite that has them."""
+"""Metrics shown in the tables, for every suite that has them."""
 
 
 def build_comparison_page(registry: Registry, refs: Sequence[str]) -> dict[str, Any]:
-    """Compares runs; those that differ in their seeds alone are one recipe.
+    """Compares runs; runs that differ only in their seeds form one recipe.
 
-    Figures are those after training, of the newest run of each seed that has them.
+    Metrics are those after training, from the newest run of each seed that has them.
 
     Args:
-        refs: ids, names of groups, or names of experiments, which stand for all their runs.
+        refs: run ids, or names of groups or experiments, which stand for all their runs.
     """
     every = _select_named_runs(registry, refs)
     records = every[-MOST:]
@@ -76,7 +76,7 @@ def build_comparison_page(registry: Registry, refs: Sequence[str]) -> dict[str, 
 
 
 def _select_named_runs(registry: Registry, refs: Sequence[str]) -> list[RunRecord]:
-    """Runs as they were named, those of one name from the oldest to the newest, each once."""
+    """The runs of all references, each once; runs of one name from oldest to newest."""
     groups = registry.groups()
     found: dict[str, RunRecord] = {}
     for ref in refs:
@@ -93,7 +93,7 @@ def _format_recipe_label(number: int) -> str:
 
 
 def _select_after_evaluations(records: Sequence[EvaluationRecord]) -> dict[str, EvaluationRecord]:
-    """After training, the newest of every suite; probes have other figures."""
+    """The newest evaluation after training of every suite, without probes."""
     found: dict[str, EvaluationRecord] = {}
     for record in sorted(records, key=lambda r: r.at):
         if record.label == "after" and not record.suite.startswith("probe/"):
@@ -142,13 +142,13 @@ def _build_suite_tables(
 def _select_seed_evaluations(
     runs: Sequence[RunRecord], suite: str, told: Mapping[str, Mapping[str, EvaluationRecord]]
 ) -> list[EvaluationRecord]:
-    """One evaluation a seed: a run that was made again is no other seed."""
+    """One evaluation per seed, from its newest run."""
     newest = {run.seed: told[run.id][suite] for run in runs if suite in told[run.id]}
     return list(newest.values())
 
 
 def _build_metric_rows(cells: Sequence[Sequence[EvaluationRecord]]) -> list[dict[str, Any]]:
-    """For every metric a cell per recipe: over seeds, or of one run with its own interval."""
+    """One row per metric and one cell per recipe: over seeds, or one run with its own interval."""
     rows = []
     for metric in METRICS:
         row = [_build_metric_cell(some, metric) for some in cells]

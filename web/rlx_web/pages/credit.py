@@ -1,4 +1,4 @@
-"""Why a rollout got the advantage that it got: its group, its rewards, and every token."""
+"""The credit page, which explains a rollout's advantage by its group, rewards and tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -26,24 +26,24 @@ CHANNELS = {
     "log-probability, reference": "reference_logprobs",
     "Monte-Carlo value": "mc_values",
 }
-"""What may colour a token, by the name it is shown under."""
+"""Fields by which tokens can be coloured, keyed by their titles."""
 WINDOW = 600
-"""Tokens on a page."""
+"""Tokens per page."""
 CONTEXT = 40
-"""Tokens before the row's own that are shown with them."""
+"""Tokens shown before the row's own."""
 
 
 def build_credit_page(
     registry: Registry, ref: str, step: int, row: int, tokens: tuple[int, int] | None
 ) -> dict[str, Any]:
-    """One row of a step, token by token.
+    """The data of one row of a step, token by token.
 
     Args:
-        tokens: half-open range of positions in the row's whole sequence; None begins a little
-            before the row's own tokens.
+        tokens: half-open range of positions in the row's whole sequence; by default it begins
+            shortly before the row's own tokens.
 
     Raises:
-        NotFound: there is no such row, or its body cannot be read.
+        NotFoundError: there is no such row, or its rollout file cannot be read.
     """
     record = registry.run(ref)
     tree = _find_row_tree(registry, record, step, row)
@@ -94,7 +94,7 @@ def _find_row_tree(registry: Registry, record: RunRecord, step: int, row: int) -
 
 
 def _build_token_lines(body: Mapping[str, Any], kept: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every token of the row's sequence, from the first of its prompt on."""
+    """All tokens of the row's sequence, including its prompt."""
     pieces = body.get("pieces")
     first, held = kept["start"], len(kept["mask"] or ())
     lines: list[dict[str, Any]] = []
@@ -117,9 +117,9 @@ def _build_token_lines(body: Mapping[str, Any], kept: Mapping[str, Any]) -> list
                 line["behaviour"] = sampled[i]
             if first <= at < first + held:
                 line |= _get_token_figures(kept, at - first)
-            old, said = line.get("old_logprobs"), line.get("behaviour")
-            if old is not None and said is not None and line["learns"]:
-                line["drift"] = old - said
+            old, behaviour = line.get("old_logprobs"), line.get("behaviour")
+            if old is not None and behaviour is not None and line["learns"]:
+                line["drift"] = old - behaviour
             lines.append(line)
     return lines
 
@@ -141,7 +141,7 @@ def _compute_token_window(
 
 
 def _list_color_channels(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What tokens can be coloured by: what this row has, each with its largest finite size."""
+    """The channels that this row has, each with its largest finite absolute value."""
     found = []
     for title, name in CHANNELS.items():
         values = [abs(line[name]) for line in lines if line.get(name) is not None]
@@ -152,7 +152,7 @@ def _list_color_channels(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 
 def _build_comparison_group(own: RolloutIndex, mates: Sequence[RolloutIndex]) -> dict[str, Any]:
-    """Those it was compared with, itself included, and what the comparison starts from."""
+    """The rows it was compared with, including itself, and the group's mean and deviation."""
     rewards = [mate.reward for mate in mates if mate.reward is not None]
     mean = fmean(rewards) if rewards else None
     known = own.reward is not None and mean is not None
@@ -187,15 +187,15 @@ def _list_row_turns(body: Mapping[str, Any], kept: Mapping[str, Any]) -> list[di
 
 
 def _collect_step_rules(record: RunRecord, phase: object) -> dict[str, Any]:
-    """The rules of the step, as they stood in its phase: every option, defaults included."""
+    """All estimator, mask and credit options of the step's phase, including defaults."""
     phases = record.spec.get("phases") or []
     changes = next((p.get("set") or {} for p in phases if p.get("name") == phase), {})
     found: dict[str, Any] = {}
     for section in ("estimator", "mask", "credit"):
-        if not isinstance(told := record.spec.get(section), Mapping):
+        if not isinstance(settings := record.spec.get(section), Mapping):
             continue
         options: Any = next((p["options"] for p in record.plugins if p.get("kind") == section), {})
-        values = {**dict(list_leaf_values(options)), **dict(list_leaf_values(told))}
+        values = {**dict(list_leaf_values(options)), **dict(list_leaf_values(settings))}
         for path, value in changes.items():
             if path.startswith(f"{section}."):
                 values[path.removeprefix(f"{section}.")] = value

@@ -1,4 +1,4 @@
-"""The rollouts of a step: prompts, their answers, and below each what continues it."""
+"""The rollouts page: prompts of a step with trees of answers and their continuations."""
 
 import math
 from collections.abc import Sequence
@@ -18,20 +18,20 @@ from rlx_web.pages.run import build_run_summary
 __all__ = ["build_rollouts_page", "nearest_step"]
 
 SCREEN = 4
-"""Prompts on a page."""
+"""Prompts per page."""
 
 
 def build_rollouts_page(
     registry: Registry, ref: str, step: int, query: RolloutQuery, against: int | None, page: int
 ) -> dict[str, Any]:
-    """The trees of one step that are asked for, a screenful; or one problem at two steps.
+    """One page of the trees of a step that match a query; or one problem at two steps.
 
     Args:
-        against: another step, whose trees of the same problem stand beside.
+        against: another step, whose trees of the same problem are shown beside.
         page: from 1.
 
     Raises:
-        NotFound: no rollouts of a step are recorded.
+        NotFoundError: a step has no recorded rollouts.
     """
     record = registry.run(ref)
     steps = registry.results.rollout_steps(record.id)
@@ -40,7 +40,7 @@ def build_rollouts_page(
     pages = max(1, math.ceil(len(wanted) / SCREEN))
     page = min(page, pages)
     largest = registry.queries.largest_advantages(record.id, step)
-    shown = _build_step_trees(registry, record, step, wanted[(page - 1) * SCREEN : page * SCREEN])
+    trees = _build_step_trees(registry, record, step, wanted[(page - 1) * SCREEN : page * SCREEN])
     beside = None
     if query.problem is not None and against is not None:
         _get_step_position(record, steps, against)
@@ -65,17 +65,17 @@ def build_rollouts_page(
         "problem_steps": with_problem,
         "statistics": registry.results.rollout_body(record.id, step).statistics,
         "turns": sorted(largest),
-        **shown,
-        "missing": shown["missing"] or unread,
+        **trees,
+        "missing": trees["missing"] or unread,
         "beside": beside,
     }
 
 
 def nearest_step(registry: Registry, ref: str, step: int) -> int:
-    """The recorded step nearest to one.
+    """The recorded step nearest to `step`.
 
     Raises:
-        NotFound: there is none.
+        NotFoundError: no rollouts are recorded.
     """
     record = registry.run(ref)
     steps = registry.results.rollout_steps(record.id)
@@ -87,16 +87,16 @@ def nearest_step(registry: Registry, ref: str, step: int) -> int:
 def _find_matching_trees(
     registry: Registry, record: RunRecord, step: int, query: RolloutQuery
 ) -> tuple[list[int], str | None]:
-    """Trees that fit; a text may stand in a preview, or anywhere in what was said.
+    """Trees that match a query; its text may occur in a preview or anywhere in the messages.
 
-    Also why the latter is not known, where the body cannot be read.
+    Also returns why messages were not searched, if the rollout file cannot be read.
     """
     fitting = registry.queries.matching_trees(record.id, step, query)
     if query.text is None:
         return fitting, None
     others = registry.queries.matching_trees(record.id, step, replace(query, text=None))
-    said, unread = find_trees_with_text(registry, record, step, query.text)
-    return sorted({*fitting, *(said & set(others))}), unread
+    containing, unread = find_trees_with_text(registry, record, step, query.text)
+    return sorted({*fitting, *(containing & set(others))}), unread
 
 
 def _get_step_position(record: RunRecord, steps: Sequence[int], step: int) -> int:
@@ -118,7 +118,7 @@ def _build_step_trees(
 
 
 def _build_rollout_tree(number: int, rows: Sequence[RolloutIndex], bodies: Trees) -> dict[str, Any]:
-    """A prompt and what hangs below it; rows whose parent is not there stand at the top."""
+    """A prompt with its rows as a tree; rows whose parent is missing become roots."""
     body = bodies.get(number)
     segments = {} if body is None else {row["row"]: row for row in body["rows"]}
     nodes = {row.row: _build_tree_node(row, body, segments.get(row.row)) for row in rows}
@@ -141,20 +141,20 @@ def _build_rollout_tree(number: int, rows: Sequence[RolloutIndex], bodies: Trees
 
 
 def _build_tree_node(row: RolloutIndex, body: Any, kept: Any) -> dict[str, Any]:
-    said = (
+    messages = (
         []
         if body is None or kept is None
         else list_messages_between(body, kept["parent"], kept["segment"])
     )
-    own = [turn for turn in said if turn["author"] == "policy"]
+    own = [turn for turn in messages if turn["author"] == "policy"]
     whole = None if body is None or kept is None else body["segments"][kept["segment"]]
     entries = [entry for turn in own for entry in turn["rewards"]]
     entries += [] if whole is None else build_reward_cells(whole["global_rewards"])
-    return asdict(row) | {"said": said, "entries": entries, "below": []}
+    return asdict(row) | {"said": messages, "entries": entries, "below": []}
 
 
 def _group_tree_rows(rows: Sequence[RolloutIndex]) -> list[dict[str, Any]]:
-    """Who was compared with whom: the rewards of every group, and whether anything was learned."""
+    """The rewards of every group, and whether it has a nonzero advantage."""
     groups: dict[int, list[RolloutIndex]] = {}
     for row in rows:
         groups.setdefault(row.group, []).append(row)

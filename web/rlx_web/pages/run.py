@@ -1,4 +1,4 @@
-"""One run: how it stands, its curves by section, what was evaluated, what happened, what it was."""
+"""The run page: status, curves by section, evaluations, events, and the experiment."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -38,30 +38,30 @@ FIGURES = {
     "alike_share": "Answers whose confidences are all alike",
     "unparsable": "Unreadable confidences",
 }
-"""Figures of an evaluation that come first, in words; the others are folded away."""
+"""Metrics of an evaluation shown first, with their titles; the others are collapsed."""
 
 LAST = len(FIGURES)
 ORDER = {"before": 0, "step": 1, "after": 2}
 RESUMABLE = ("failed", "stopped", "lost")
 PACE = 12
-"""Steps that an estimate of the time left looks back."""
+"""Number of recent steps used to estimate the remaining time."""
 CLOCK = "perf/step_s"
 EVENTS = 200
 NEWS = 2000
-"""Metric values that one poll brings at most."""
+"""Maximum number of metric values returned per poll."""
 
 
 def build_run_page(registry: Registry, ref: str) -> dict[str, Any]:
-    """One run: state, sections of charts, evaluations, probes, events, spec, how to do it again."""
+    """The data of a run's page: status, charts, evaluations, probes, events, spec, commands."""
     record = registry.run(ref)
-    told = registry.queries.evaluation_figures(record.id)
+    evaluations = registry.queries.evaluation_figures(record.id)
     events = registry.queries.newest_events(record.id, EVENTS)
     return {
         "run": build_run_summary(record) | {"eta": _compute_remaining_seconds(registry, record)},
         **run_sections(registry, record.id),
         "seq": registry.queries.last_seq(record.id),
-        "evaluations": evaluation_tables(told),
-        "probes": build_probe_tables(told),
+        "evaluations": evaluation_tables(evaluations),
+        "probes": build_probe_tables(evaluations),
         "events": [asdict(event) for event in events],
         "events_left_out": registry.queries.count_events(record.id) - len(events),
         "figures": FIGURES,
@@ -81,17 +81,17 @@ def build_run_page(registry: Registry, ref: str) -> dict[str, Any]:
 
 
 def run_sections(registry: Registry, ref: str) -> dict[str, Any]:
-    """The curves that a run has, by section and chart."""
+    """The names of a run's curves, by section and chart."""
     names = registry.queries.metric_names(registry.run(ref).id)
     return {"sections": [asdict(section) for section in build_metric_sections(names)]}
 
 
 def live_run(registry: Registry, ref: str, after: int, event: int) -> dict[str, Any]:
-    """What a page that shows the run has not seen yet.
+    """Updates for an open run page.
 
     Args:
-        after: the `seq` that it has seen.
-        event: the last event that it has seen.
+        after: `seq` of the last metric value that the page has.
+        event: id of the last event that the page has.
     """
     record = registry.run(ref)
     seq, points = registry.queries.new_values(record.id, after, NEWS)
@@ -106,11 +106,11 @@ def live_run(registry: Registry, ref: str, after: int, event: int) -> dict[str, 
 def build_run_curves(
     registry: Registry, ref: str, names: Sequence[str], x: str, smooth: bool
 ) -> dict[str, Any]:
-    """Some curves of a run, thinned where it is long.
+    """Some curves of a run, downsampled if the run is long.
 
     Args:
         x: "step", "tokens" (sampled so far), or "time" (hours since its first step).
-        smooth: with the means of stretches of `width` steps, to be smoothed further.
+        smooth: also return means over buckets of `width` steps, for smoothing.
     """
     record = registry.run(ref)
     at = None if x == "step" else _compute_step_ticks(registry, record, x)
@@ -120,26 +120,26 @@ def build_run_curves(
             return dict(found)
         return {n: [(at[s], v) for s, v in points if s in at] for n, points in found.items()}
 
-    shown = {
+    response = {
         "run": record.id,
         "x": x,
         "curves": map_curve_steps(registry.queries.curves(record.id, names)),
     }
     if not smooth:
-        return shown
+        return response
     width, means = registry.queries.stretch_means(record.id, names)
-    return shown | {"width": width, "means": map_curve_steps(means)}
+    return response | {"width": width, "means": map_curve_steps(means)}
 
 
 def build_run_summary(record: RunRecord) -> dict[str, Any]:
-    """How a run stands; its status is the effective one."""
+    """A run's status line, with its effective status."""
     return {name: getattr(record, name) for name in STRIP} | {"status": record.effective_status}
 
 
 def evaluation_tables(records: Sequence[EvaluationRecord]) -> list[dict[str, Any]]:
-    """One table per suite: evaluations across, metrics down, and what training changed.
+    """One table per suite: evaluations as columns, metrics as rows, and the change by training.
 
-    `bins` are for the reliability diagrams, one list per evaluation that has them.
+    `bins` are for the reliability diagrams: one list per evaluation that has them.
     """
     tables = []
     plain = [record for record in records if not record.suite.startswith("probe/")]
@@ -171,7 +171,7 @@ def evaluation_tables(records: Sequence[EvaluationRecord]) -> list[dict[str, Any
 
 
 def build_probe_tables(records: Sequence[EvaluationRecord]) -> list[dict[str, Any]]:
-    """For each scheme of a probe the newest: what the answers are worth at each share."""
+    """The newest result of each probe scheme, with its curves over the share of the reasoning."""
     newest: dict[str, EvaluationRecord] = {}
     for record in records:
         if record.suite.startswith("probe/"):
@@ -190,7 +190,7 @@ def build_probe_tables(records: Sequence[EvaluationRecord]) -> list[dict[str, An
 
 
 def _build_share_curves(figures: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
-    """Curves over the share of the reasoning that is given, at even steps from none to all."""
+    """Curves over the given share of the reasoning, evenly spaced from 0 to 1."""
     found = {}
     for name in ("p_correct", "same"):
         bands = figures.get(name)
@@ -201,7 +201,7 @@ def _build_share_curves(figures: Mapping[str, Any]) -> dict[str, list[tuple[floa
 
 
 def flatten_metrics(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Figures by dotted name; lists, which are drawn, and intervals left out."""
+    """Scalar metrics by dotted name, without lists and intervals."""
     found: list[tuple[str, Any]] = []
     for name, value in metrics.items():
         if isinstance(value, Mapping):
@@ -212,7 +212,7 @@ def flatten_metrics(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[
 
 
 def get_metric_interval(record: EvaluationRecord, name: str) -> list[float] | None:
-    """A figure's recorded interval."""
+    """A metric's recorded confidence interval."""
     found = record.metrics.get("intervals")
     pair = found.get(name) if isinstance(found, Mapping) else None
     return list(pair) if isinstance(pair, list | tuple) and len(pair) == 2 else None
@@ -233,7 +233,7 @@ def _is_number(value: object) -> bool:
 
 
 def _compute_remaining_seconds(registry: Registry, record: RunRecord) -> float | None:
-    """Seconds left at the pace of the last steps; None where nobody can say."""
+    """Estimated seconds left at the pace of the last steps; None if unknown."""
     if record.effective_status in ENDED or not record.steps_total:
         return None
     seen = registry.queries.step_times(record.id, CLOCK, last=PACE)
@@ -261,7 +261,7 @@ def _summarize_steps(steps: Sequence[int]) -> dict[str, int] | None:
 
 
 def _build_run_commands(record: RunRecord) -> dict[str, str]:
-    """What a terminal does with this run."""
+    """Shell commands for this run."""
     resolved = Path(record.directory or ".") / "spec.json"
     return {
         "reproduce": f"rlx submit {shlex.quote(str(resolved))} --again",
@@ -272,7 +272,7 @@ def _build_run_commands(record: RunRecord) -> dict[str, str]:
 
 
 def _build_mlflow_link(record: RunRecord) -> dict[str, Any] | None:
-    """Where MLflow keeps the same run: its address under `rlx mlflow`, or its store."""
+    """The run in MLflow: its path under `rlx mlflow`, and its tracking URI."""
     tracking = record.spec.get("tracking")
     uri = tracking.get("mlflow") if isinstance(tracking, Mapping) else None
     if uri is None or record.mlflow_run_id is None:
@@ -283,16 +283,16 @@ def _build_mlflow_link(record: RunRecord) -> dict[str, Any] | None:
 
 
 def _list_spec_values(record: RunRecord) -> list[dict[str, Any]]:
-    """Every value of the resolved experiment, and who said it."""
-    said = record.origins or {}
+    """Every value of the resolved experiment with its origin."""
+    origins = record.origins or {}
     return [
-        {"path": path, "value": value, "origin": said.get(path)}
+        {"path": path, "value": value, "origin": origins.get(path)}
         for path, value in list_leaf_values(record.spec)
     ]
 
 
 def list_leaf_values(value: Any, path: str = "") -> list[tuple[str, Any]]:
-    """Plain values by dotted path; an empty mapping is one."""
+    """Leaf values by dotted path; an empty mapping counts as a leaf."""
     if not isinstance(value, Mapping) or not value:
         return [(path, value)]
     return [

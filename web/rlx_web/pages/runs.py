@@ -1,4 +1,4 @@
-"""The runs: grouped by experiment, seeds folded into mean and interval."""
+"""The list of runs, grouped by experiment, with means and intervals over seeds."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,23 +18,23 @@ __all__ = [
 ]
 
 HEADLINES = ("rewards/accuracy/mean", "rewards/exact_match/mean", "train/reward_answer")
-"""Metrics that may stand for a whole run in a table; the first one that it has does."""
+"""Headline metrics of a run in order of preference; the first available one is shown."""
 
 FIGURES = ("accuracy", "brier", "ece")
 HELD_OUT = {name: f"eval/held_out/{name}" for name in FIGURES}
 SCREEN = 30
-"""Experiments on a page."""
+"""Experiments per page."""
 POINTS = 48
 LATE = ("train/reward", "train/loss")
 STRIP = tuple(name for name in RunRow.__dataclass_fields__ if name != "directory")
 
 
 def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, Any]:
-    """Experiments, the one with the newest run first, each with its runs and what they reached.
+    """One page of experiments, newest first, each with its runs and their held-out metrics.
 
     Args:
-        text: words that a run must have, in its id, name, digest, status, host or groups, or as
-            `status:running`, `seed:3`, `name:rlcr`, `group:rlcr-seeds`.
+        text: filter words, all of which must occur in a run's id, name, digest, status, host or
+            groups, or match as `status:running`, `seed:3`, `name:rlcr`, `group:rlcr-seeds`.
         page: from 1.
     """
     joined: dict[str, list[str]] = {}
@@ -52,16 +52,16 @@ def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, A
         groups.setdefault((row.name, row.digest), []).append(row)
     pages = max(1, math.ceil(len(groups) / SCREEN))
     page = min(page, pages)
-    shown = list(groups.values())[(page - 1) * SCREEN : page * SCREEN]
+    visible = list(groups.values())[(page - 1) * SCREEN : page * SCREEN]
     values = registry.queries.last_values(
-        [row.id for group in shown for row in group], [*HELD_OUT.values(), *HEADLINES, *LATE]
+        [row.id for group in visible for row in group], [*HELD_OUT.values(), *HEADLINES, *LATE]
     )
     return {
         "filter": text,
         "groups": [
             _build_experiment_group(registry, group, values)
             | {"joined": sorted({name for row in group for name in joined.get(row.id, ())})}
-            for group in shown
+            for group in visible
         ],
         "page": page,
         "pages": pages,
@@ -70,7 +70,7 @@ def build_run_list_page(registry: Registry, text: str, page: int) -> dict[str, A
 
 
 def live_runs(registry: Registry) -> dict[str, Any]:
-    """What changes on the page of runs while they go on."""
+    """Updates for an open list of runs."""
     alive = registry.queries.supervised_runs()
     values = registry.queries.last_values([row.id for row in alive], list(HELD_OUT.values()))
     return {
@@ -83,18 +83,18 @@ def live_runs(registry: Registry) -> dict[str, Any]:
 
 
 def build_row_summary(row: RunRow) -> dict[str, Any]:
-    """A run as pages show it; its status is the effective one."""
+    """A run's status line, with its effective status."""
     plain = asdict(row)
     return {name: plain[name] for name in STRIP} | {"status": row.effective_status}
 
 
 def compute_mean_cell(values: Sequence[float]) -> dict[str, float | int | None]:
-    """Mean over seeds with Student's 95 % interval, which takes two of them."""
+    """Mean over seeds with Student's 95 % interval, which needs at least two seeds."""
     if not values:
         return {"mean": None, "low": None, "high": None, "n": 0}
     mean, half = fmean(values), None
     if len(values) > 1:
-        from scipy.special import stdtrit  # only here: it takes a moment
+        from scipy.special import stdtrit  # imported here because it is slow
 
         half = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
     low, high = (None, None) if half is None else (mean - half, mean + half)
@@ -156,7 +156,7 @@ def _build_experiment_group(
 def _get_held_out_figures(
     values: Mapping[str, tuple[int, float]],
 ) -> dict[str, dict[str, float] | None]:
-    """Held-out figures, with the step after which they were taken; 0 is before training."""
+    """Held-out metrics, with the step after which they were evaluated; 0 is before training."""
     return {
         name: {"step": values[metric][0], "value": values[metric][1]} if metric in values else None
         for name, metric in HELD_OUT.items()
@@ -168,7 +168,7 @@ def _find_headline_curve(
     group: Sequence[RunRow],
     values: Mapping[str, Mapping[str, tuple[int, float]]],
 ) -> dict[str, Any] | None:
-    """The curve of the newest run that has one."""
+    """The headline curve of the newest run that has one."""
     for row in group:
         for name in (*HEADLINES, *LATE):
             if name in values[row.id]:

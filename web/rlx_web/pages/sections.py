@@ -1,4 +1,4 @@
-"""Which curves stand together on the page of a run, in which order, and what they are called."""
+"""Assigns a run's metrics to the sections and charts of its page."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -9,11 +9,11 @@ __all__ = ["Chart", "Section", "build_metric_sections"]
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Curves in one frame.
+    """Curves in one chart.
 
     Attributes:
-        title: what is drawn.
-        curves: metric names, each with what the legend calls it.
+        title: the chart's title.
+        curves: pairs of metric name and legend label.
     """
 
     title: str
@@ -97,7 +97,7 @@ PLAN: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
 
 
 def build_metric_sections(names: Iterable[str]) -> list[Section]:
-    """Puts every metric into the first chart that takes it; what none takes, by its prefix."""
+    """Assigns every metric to the first chart whose pattern it matches, the rest by prefix."""
     left = dict.fromkeys(names)
     found: list[Section] = []
     for title, charts in PLAN:
@@ -117,7 +117,7 @@ def build_metric_sections(names: Iterable[str]) -> list[Section]:
 
 
 def _build_metric_chart(title: str, pattern: str, left: dict[str, None]) -> Chart | None:
-    """Takes what fits from `left`."""
+    """Moves the metrics that match `pattern` from `left` into a chart."""
     fits = {name: match for name in left if (match := re.fullmatch(pattern, name, re.DOTALL))}
     if title == "seconds of a step":
         fits.pop("perf/tokens_per_s", None)

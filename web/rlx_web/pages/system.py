@@ -1,4 +1,4 @@
-"""What the dashboard stands on: the registry, leases and devices, disk, plugins."""
+"""The system page: the registry, supervised runs, devices, disks and plugins."""
 
 import shutil
 import time
@@ -12,11 +12,11 @@ from rlx_web.pages.runs import build_row_summary
 __all__ = ["build_system_page"]
 
 LARGEST = 12
-"""Runs whose files are listed."""
+"""Number of runs listed by file size."""
 
 
 def build_system_page(registry: Registry) -> dict[str, Any]:
-    """The registry, who holds what, what fills the disk, and how plugins fared."""
+    """The state of the registry, of runs and devices, of disk usage and of plugins."""
     rows = registry.queries.run_rows()
     stored = registry.queries.stored_bytes()
     largest = sorted(stored, key=lambda run: -sum(stored[run].values()))[:LARGEST]
@@ -45,13 +45,13 @@ def _compute_silence(last: float) -> float:
 
 
 def _list_run_disks(folders: set[str]) -> list[dict[str, Any]]:
-    """Every disk that runs are on, once, by the folder that their folders are in."""
+    """Every disk that holds runs, once, by the parent folder of the runs."""
     found: dict[int, dict[str, Any]] = {}
     for parent in sorted({Path(folder).parent for folder in folders}):
         try:
             device, usage = parent.stat().st_dev, shutil.disk_usage(parent)
         except OSError:
-            continue  # of another machine, or gone
+            continue  # on another machine, or deleted
         sizes = {"total": usage.total, "used": usage.used, "free": usage.free}
         found.setdefault(device, {"folder": str(parent), **sizes})
     return list(found.values())

@@ -1,4 +1,4 @@
-// Line charts in SVG. Arithmetic first, which needs no browser; then what draws.
+// Line charts in SVG: first arithmetic, which needs no browser, then drawing.
 
 const SVG = "http://www.w3.org/2000/svg";
 const LEFT = 46, RIGHT = 8, TOP = 8, BOTTOM = 20;
@@ -18,7 +18,7 @@ export function scale(low, high, from, to) {
   return (v) => (high > low ? from + ((v - low) / (high - low)) * (to - from) : (from + to) / 2);
 }
 
-/** Four significant digits at most; what JSON has no number for is spelled. @param {number | string | null | undefined} v */
+/** At most four significant digits; non-finite values are strings. @param {number | string | null | undefined} v */
 export function number(v) {
   if (v === null || v === undefined) return "—";
   if (typeof v !== "number") return String(v);
@@ -53,7 +53,7 @@ export function bounds(curves) {
   return box;
 }
 
-/** Puts new points behind those that are there; a step that is written again replaces itself. */
+/** Appends new points; a step that is written again replaces its old value. */
 export function merged(points, news) {
   const at = new Map(points);
   for (const [x, y] of news) at.set(x, y);
@@ -74,7 +74,7 @@ export function nearest(points, x) {
 
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}\p{Co}\p{Cn}\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\u{e0100}-\u{e01ef}]/gu;
 
-/** What is left of control characters, direction marks, fillers and the like: their codes. */
+/** Replaces control characters, direction marks, fillers and the like by their codes. */
 export function visible(text) {
   return String(text).replace(HIDDEN, (c) => {
     const code = c.codePointAt(0);
@@ -128,7 +128,7 @@ function path(points, x, y) {
   return points.map((p) => `${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`).join(" ");
 }
 
-/** The legend, which also says the values at the pointer. */
+/** The legend, which also shows the values at the pointer. */
 function named(figure, curves) {
   const list = document.createElement("div");
   list.className = "legend";

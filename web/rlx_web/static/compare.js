@@ -1,4 +1,4 @@
-// Curves of several runs over each other: by step, by tokens, by time.
+// Overlays the curves of several runs by step, tokens or time.
 
 import { draw, smoothed } from "/static/chart.js";
 import { got } from "/static/live.js";
@@ -21,7 +21,7 @@ async function answer(run, name, x) {
   return known.get(address);
 }
 
-/** What is smoothed are means of stretches, so a weight of one step counts once for each of theirs. */
+/** Smooths the means over buckets of steps; the weight of one step is raised to the bucket's width. */
 function drawn({ curves, means, width }, name, weight) {
   return { points: smoothed(means[name] ?? [], weight ** width), faint: curves[name] ?? [] };
 }

@@ -1,4 +1,4 @@
-// Tokens by colour: one figure at a time, the exact ones of the token that is pointed at.
+// Colours tokens by one value at a time, and shows all values of the token under the pointer.
 
 import { number, visible } from "/static/chart.js";
 import { keys, link } from "/static/keys.js";
@@ -10,7 +10,7 @@ const channel = document.getElementById("channel"), rows = document.getElementBy
 const spans = [...box.children];
 let lines = [], channels = [], chosen = -1;
 
-/** Which of the colours a figure gets: p1 to p8 above 0, n1 to n8 below. */
+/** The colour class of a value: p1 to p8 above 0, n1 to n8 below. */
 export function shade(value, largest) {
   if (typeof value !== "number" || value === 0 || !largest) return "";
   return `${value > 0 ? "p" : "n"}${Math.max(1, Math.ceil((Math.abs(value) / largest) * SHADES))}`;

@@ -1,4 +1,4 @@
-// Keys that do what links on the page do.
+// Keyboard shortcuts for links on the page.
 
 /** @param {Record<string, () => void>} keys */
 export function keys(handlers) {
@@ -11,5 +11,5 @@ export function keys(handlers) {
   });
 }
 
-/** Follows a link of the page, where it is there. @param {string} id */
+/** Follows a link of the page, if it exists. @param {string} id */
 export const link = (id) => () => document.getElementById(id)?.click();

@@ -1,8 +1,8 @@
-// Asking again and again, politely: not while nobody looks, and more slowly when it fails.
+// Polls for updates: pauses while the page is hidden, and backs off on failure.
 
 const EVERY = 5000, SLOWEST = 60000;
 
-/** The JSON at an address; null where it is refused, or the server or the page goes away meanwhile. */
+/** The JSON at an address; null if the request fails or is refused. */
 export async function got(address) {
   try {
     const response = await fetch(address, { headers: { Accept: "application/json" } });
@@ -25,7 +25,7 @@ export function follow(address, show) {
   setTimeout(ask, EVERY);
 }
 
-/** A stretch of time as the pages write it. @param {number | null} seconds */
+/** A duration, formatted as on the pages. @param {number | null} seconds */
 export function lasting(seconds) {
   if (seconds === null || seconds === undefined) return "—";
   for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]])

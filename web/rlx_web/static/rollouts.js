@@ -1,4 +1,4 @@
-// Rollouts by keyboard.
+// Keyboard navigation of rollouts.
 
 import { keys, link } from "/static/keys.js";
 

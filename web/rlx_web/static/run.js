@@ -1,4 +1,4 @@
-// The page of a run: curves are fetched when their section comes into view, and go on with the run.
+// The run page: fetches curves when their section comes into view, and keeps them up to date.
 
 import { draw, merged, visible } from "/static/chart.js";
 import { follow, got, lasting } from "/static/live.js";
@@ -17,7 +17,7 @@ function redraw(figure, chart) {
   if (shown.some((c) => c.points.length)) draw(figure, shown, { title: chart.title });
 }
 
-/** Names that go into one address: not too many, and not too long together. */
+/** Splits names into batches that fit into one address. */
 function batches(names) {
   const found = [];
   let left = 0;

@@ -1,4 +1,4 @@
-// The page of runs: groups fold, ticks are compared, and what runs is kept up to date.
+// The list of runs: folds groups, compares ticked runs, and keeps running ones up to date.
 
 import { number } from "/static/chart.js";
 import { follow } from "/static/live.js";
@@ -36,7 +36,7 @@ function show(data) {
   return now === counted || again();
 }
 
-/** Says that the page is out of date; a reader who has ticked something keeps it. */
+/** Reloads the page; if the reader has ticked something, only reports that it is out of date. */
 function again() {
   if (!document.querySelector('input[type="checkbox"]:checked')) location.reload();
   else total.textContent = "there is news: load the page again";

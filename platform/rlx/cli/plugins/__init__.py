@@ -1,7 +1,7 @@
-"""The verbs below `rlx plugins`: list and show what is installed, check a plugin, begin one.
+"""The `rlx plugins` commands: list, show, check and create plugins.
 
-In: entry points of installed distributions, or a folder or wheel that is not installed.
-Out: tables, a page per plugin, promises that it keeps, and a new distribution to begin with.
+Reads the entry points of installed distributions, or a folder or wheel that is not installed.
+Prints tables, a page per plugin and the results of conformance checks; writes new distributions.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""Plugins looked at beside a server: whatever their import does, the server serves on."""
+"""Checks plugins in a separate process, so that their imports cannot harm a server."""
 
 import os
 import signal
@@ -19,33 +19,33 @@ from rlx.text import escape_unprintable
 __all__ = ["watch_plugin_health"]
 
 PATIENCE = 60.0
-"""Seconds in which every plugin has to be imported."""
+"""Seconds within which all plugins must be imported."""
 DONE = "recorded"
-"""The child's last word: a plugin may end the process with any code."""
+"""Last line of the child's output; its exit code proves nothing, since a plugin may set any."""
 
 
 @contextmanager
 def watch_plugin_health(url: str, patience: float = PATIENCE) -> Iterator[None]:
-    """Records how the plugins of this machine fare, in a process of its own while the block lasts.
+    """Records the state of this machine's plugins, in a separate process while the block runs.
 
-    What keeps it from that is said in a line on stderr.
+    A failure to do so is reported in a line on stderr.
 
     Args:
-        url: of the registry; it may hold a password, and stands on no command line.
+        url: URL of the registry; it may hold a password, so it is on no command line.
         patience: seconds until the process is killed.
     """
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", __name__],
             stdin=subprocess.DEVNULL,
-            stdout=said,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             env={**os.environ, REGISTRY: url},
         )
         leaving = Event()
         watch = Thread(
-            target=_watch_health_process, args=(process, said, patience, leaving), daemon=True
+            target=_watch_health_process, args=(process, output, patience, leaving), daemon=True
         )
         watch.start()
         try:
@@ -57,12 +57,12 @@ def watch_plugin_health(url: str, patience: float = PATIENCE) -> Iterator[None]:
 
 
 def _watch_health_process(
-    process: "subprocess.Popen[bytes]", said: IO[bytes], patience: float, leaving: Event
+    process: "subprocess.Popen[bytes]", output: IO[bytes], patience: float, leaving: Event
 ) -> None:
     try:
         code = process.wait(patience)
-        said.seek(0)
-        *_, last = ["nothing was said", *said.read().decode(errors="replace").splitlines()]
+        output.seek(0)
+        *_, last = ["nothing was said", *output.read().decode(errors="replace").splitlines()]
         why = f"it ended with code {code}: {last.removeprefix('error: ')}"
         done = last == DONE
     except subprocess.TimeoutExpired:
@@ -75,7 +75,7 @@ def _watch_health_process(
 
 
 def _kill_process_group(process: "subprocess.Popen[bytes]") -> None:
-    """Ends the process, and what it has started."""
+    """Kills the process and its children."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -85,7 +85,7 @@ def _kill_process_group(process: "subprocess.Popen[bytes]") -> None:
 def _run_health_process() -> int:
     from rlx.cli.plugins.health import record_health
 
-    signal.alarm(int(PATIENCE) + 5)  # where nobody is left to kill it
+    signal.alarm(int(PATIENCE) + 5)  # in case the parent has died
     try:
         record_health(os.environ[REGISTRY], lambda plugin: print(f"at {plugin}", flush=True))
     except RlxError as error:

@@ -1,4 +1,4 @@
-"""`rlx plugins check`: the promises of plugins, one line each."""
+"""`rlx plugins check`: checks the promises of plugins and prints one line each."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -36,13 +36,13 @@ _MARKS = {"kept": "✓", "broken": "✗", "skipped": "-"}
 
 @dataclass(frozen=True, slots=True)
 class PromiseVerdict:
-    """What became of one promise.
+    """The result of checking one promise.
 
     Attributes:
-        promise: its name.
-        state: "skipped" where it does not apply.
-        why: it is broken or does not apply; "" where it is kept.
-        help: what to do about it; "" unless it is broken.
+        promise: name of the promise.
+        state: "skipped" if the promise does not apply.
+        why: why it is broken or does not apply; "" if it is kept.
+        help: how to fix it; "" unless it is broken.
     """
 
     promise: str
@@ -59,14 +59,14 @@ def run_conformance_checks(
     as_json: bool,
     record: str | None = None,
 ) -> int:
-    """Checks a plugin, or all of a distribution, and prints what came of it.
+    """Checks a plugin, or every plugin of a distribution, and prints the results.
 
     Args:
         what: name of an installed plugin, or path of a distribution.
-        kind: only plugins of this kind.
-        options: "key=value" each, of the one plugin that is checked.
+        kind: check only plugins of this kind.
+        options: "key=value" each; only if a single plugin is checked.
         as_json: print JSON instead of lines.
-        record: URL of the registry that keeps what came of it; None keeps it nowhere.
+        record: URL of the registry to store the results in; None stores nothing.
 
     Returns:
         The exit code: 0 when every promise holds, 3 when one is broken.
@@ -77,15 +77,15 @@ def run_conformance_checks(
     entries = []
     with ExitStack() as stack:
         plugins = _select_requested_plugins(what, kind, stack)
-        given = _parse_plugin_options(options)
-        if given and len(plugins) > 1:
+        values = _parse_plugin_options(options)
+        if values and len(plugins) > 1:
             kinds = ", ".join(f.kind for f in plugins)
             raise SpecError(f"--option is for one plugin, and these are {kinds}: add --kind")
         for number, found in enumerate(plugins):
             if not as_json:
                 title = f"{found.name}  ({found.kind}, {found.source})"
                 click.echo(("\n" if number else "") + escape_unprintable(title))
-            entries.append(_check_plugin_promises(found, given, aloud=not as_json))
+            entries.append(_check_plugin_promises(found, values, aloud=not as_json))
             if record is not None:
                 from rlx.cli.plugins.health import record_promises
 
@@ -115,19 +115,19 @@ def _select_requested_plugins(
 
 
 def _parse_plugin_options(texts: Sequence[str]) -> dict[str, Any]:
-    given = {}
+    values = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise SpecError(f"an option reads KEY=VALUE, not {escape_unprintable(text)!r}")
-        given[key] = parse_yaml_document(value, f"--option {key}").tree
-    return given
+        values[key] = parse_yaml_document(value, f"--option {key}").tree
+    return values
 
 
 def _check_plugin_promises(
     found: InstalledPlugin, options: Mapping[str, Any], *, aloud: bool
 ) -> dict[str, Any]:
-    """Checks one plugin; says each verdict as it comes, if aloud."""
+    """Checks one plugin; prints each verdict as it comes if `aloud`."""
     entry = {"name": found.name, "kind": found.kind, "from": found.source}
     try:
         subject = _load_checked_plugin(found, options)
@@ -158,11 +158,11 @@ def _format_verdict(verdict: PromiseVerdict) -> str:
 def _load_checked_plugin(
     found: InstalledPlugin, options: Mapping[str, Any]
 ) -> Plugin | type[Plugin]:
-    """The class, or the plugin made with the options that were given.
+    """Returns the plugin class, or the plugin built with the options if there are any.
 
     Raises:
-        PluginFault: it cannot be imported, which is tried in another process first.
-        SpecError: the options do not fit, or some are missing.
+        PluginFault: the plugin cannot be imported, which is tried in another process first.
+        SpecError: the options do not fit, or required ones are missing.
     """
     module, _, attribute = found.value.partition(":")
     died = first_import(module, attribute.partition(".")[0]).died
@@ -188,7 +188,7 @@ def _check_one_promise(promise: PromiseCheck, subject: Plugin | type[Plugin]) ->
         return PromiseVerdict(promise.name, "skipped", str(reason))
     except AssertionError as error:
         return PromiseVerdict(promise.name, "broken", str(error), promise.help)
-    except Exception as error:  # noqa: BLE001  what a plugin raises where no promise expects it
+    except Exception as error:  # noqa: BLE001  a plugin may raise anything
         return PromiseVerdict(
             promise.name, "broken", f"{type(error).__name__}: {error}", promise.help
         )

@@ -1,4 +1,7 @@
-"""How the plugins of this machine fare, for the registry: the dashboard itself imports none."""
+"""Records the state of this machine's plugins in the registry for the dashboard.
+
+The dashboard itself imports no plugins.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -16,13 +19,13 @@ Key = tuple[str, str, str]
 
 
 def record_health(url: str, tell: Callable[[str], None] = lambda _: None) -> None:
-    """Imports every installed plugin and records what came of it.
+    """Imports every installed plugin and records whether that succeeds.
 
-    What `rlx plugins check` found out of the same version stands.
+    Results of `rlx plugins check` for the same version are kept, unless the import fails.
 
     Args:
-        url: of the registry.
-        tell: told of each plugin before it is imported.
+        url: URL of the registry.
+        tell: called with the name of each plugin before it is imported.
 
     Raises:
         RlxError: the registry cannot be written.
@@ -42,7 +45,7 @@ def record_health(url: str, tell: Callable[[str], None] = lambda _: None) -> Non
 
 
 def record_promises(url: str, found: InstalledPlugin, entry: Mapping[str, Any]) -> None:
-    """Records what `rlx plugins check` found out about an installed plugin.
+    """Records the result of `rlx plugins check` for an installed plugin.
 
     Raises:
         RlxError: the registry cannot be written.
@@ -68,10 +71,10 @@ def _check_plugin_import(
     found: InstalledPlugin, host: str, tell: Callable[[str], None]
 ) -> PluginRecord:
     tell(f"{found.distribution}:{found.name}")
-    _, said = describe_plugin_state(found)
-    if said == "ok":
+    _, state = describe_plugin_state(found)
+    if state == "ok":
         return _build_plugin_record(found, host, "ok", "")
-    kind, _, why = said.partition(": ")
+    kind, _, why = state.partition(": ")
     return _build_plugin_record(found, host, "clash" if kind == "clash" else "broken", why)
 
 

@@ -1,4 +1,4 @@
-"""Installed plugins by name, and whether one can be imported."""
+"""Finds installed plugins by name, and checks whether they can be imported."""
 
 from rlx.discovery import (
     InstalledPlugin,
@@ -15,7 +15,7 @@ __all__ = ["describe_plugin_state", "find_named_plugins"]
 
 
 def describe_plugin_state(found: InstalledPlugin) -> tuple[str, str]:
-    """API version and state of one plugin; importing it is the only way to know."""
+    """Returns API version and state of a plugin, which requires importing it."""
     try:
         plugin = load_plugin(found.kind, f"{found.distribution}:{found.name}")
     except PluginFault as error:
@@ -28,10 +28,10 @@ def describe_plugin_state(found: InstalledPlugin) -> tuple[str, str]:
 
 
 def find_named_plugins(name: str) -> list[InstalledPlugin]:
-    """The plugins of a name, one of each kind that has it.
+    """Returns the plugins with this name, one per kind.
 
     Raises:
-        PluginError: there is none, or two distributions offer one kind of it.
+        PluginError: no plugin has the name, or two distributions offer the same kind of it.
     """
     bare = name.rpartition(":")[2]
     kinds = dict.fromkeys(f.kind for f in list_installed_plugins() if f.name == bare)
@@ -47,7 +47,7 @@ def find_named_plugins(name: str) -> list[InstalledPlugin]:
             found.append(find_installed_plugin(kind, name))
         except PluginFault as error:
             faults.append(error)
-    # A distribution that is named may well offer one kind of the name alone.
+    # A named distribution need not offer every kind of plugin with this name.
     if faults and not (found and ":" in name):
         raise faults[0]
     return found

@@ -1,4 +1,4 @@
-"""One plugin on a page: what it does, and its options as a table."""
+"""Renders the page of a plugin: its description and a table of its options."""
 
 import json
 import re
@@ -24,7 +24,7 @@ __all__ = ["describe_type", "render_plugin_page"]
 
 _WIDTH = 100
 _WIDEST = (28, 24, 16)
-"""Characters of the columns before the last one; what is longer is wrapped."""
+"""Maximum widths of the columns before the last one; longer cells are wrapped."""
 
 _WORDS: dict[Any, str] = {
     bool: "true | false",
@@ -52,7 +52,7 @@ _plain = re.compile(r"[\w./+*-]+").fullmatch
 
 
 def render_plugin_page(found: InstalledPlugin, plugin: type[Plugin]) -> str:
-    """Returns what `rlx plugins show` prints."""
+    """Returns the text that `rlx plugins show` prints."""
     head = f"{found.name}  ({found.kind}, {found.source}, {found.value})"
     text = cleandoc(plugin.__doc__ or "No description.")
     rows = list(_list_option_rows(plugin))
@@ -80,20 +80,20 @@ def _list_plugin_facts(plugin: type[Plugin]) -> Iterator[str]:
 
 
 def _list_option_rows(
-    model: type[BaseModel], before: str = "", given: BaseModel | None = None
+    model: type[BaseModel], before: str = "", instance: BaseModel | None = None
 ) -> Iterator[tuple[str, str, str, str]]:
-    """Option, type, default and meaning of a model's fields, those of inner models below theirs."""
-    said = read_field_meanings(model)
+    """Yields option, type, default and meaning of each field, and of the fields nested in it."""
+    meanings = read_field_meanings(model)
     kinds: Mapping[str, str] = getattr(model, "nested", {})
     for name, field in model.model_fields.items():
         option = f"{before}{field.alias or name}"
         kind = f"mapping to {kinds[name]} plugins" if name in kinds else describe_type(field)
         inner = None if name in kinds else _find_inner_model(field.annotation)
         default = field.get_default(call_default_factory=True)
-        if given is not None:
-            default = getattr(given, name)
-        required = given is None and field.is_required()
-        shown = (
+        if instance is not None:
+            default = getattr(instance, name)
+        required = instance is None and field.is_required()
+        default_text = (
             "required"
             if required
             else ""
@@ -101,14 +101,19 @@ def _list_option_rows(
             else _format_plain_value(default)
         )
         summary = cleandoc(inner.__doc__ or "").splitlines()[:1] if inner is not None else []
-        yield option, kind, shown, field.description or said.get(name) or "".join(summary)
+        yield (
+            option,
+            kind,
+            default_text,
+            field.description or meanings.get(name) or "".join(summary),
+        )
         if inner is not None:
             below = default if isinstance(default, inner) else None
             yield from _list_option_rows(inner, f"{option}.", below)
 
 
 def _find_inner_model(kind: Any) -> type[BaseModel] | None:
-    """The one model that an option is, where it is not null."""
+    """Returns the only model among the types of an option; None if there is not exactly one."""
     models = [
         k for k in _list_union_members(kind) if isinstance(k, type) and issubclass(k, BaseModel)
     ]
@@ -126,7 +131,7 @@ def _format_plain_value(value: Any) -> str:
 
 
 def describe_type(kind: Any) -> str:
-    """A type as a person would write it: `float ≥ 0`, `seed | last_block`, `list of text`."""
+    """Describes a type in plain words: `float ≥ 0`, `seed | last_block`, `list of text`."""
     if isinstance(kind, FieldInfo):
         return _describe_bounded_type(kind.annotation, kind.metadata)
     if get_origin(kind) is Annotated:
@@ -162,7 +167,7 @@ def _describe_element_type(kind: Any) -> str:
 
 
 def _describe_bounded_type(kind: Any, metadata: Iterable[Any]) -> str:
-    """A type with its bounds, which stand before `| null`."""
+    """Describes a type with its bounds, which come before `| null`."""
     bounds = [
         form.format(getattr(m, name))
         for m in metadata
@@ -176,7 +181,7 @@ def _describe_bounded_type(kind: Any, metadata: Iterable[Any]) -> str:
 
 
 def _list_union_members(kind: Any) -> tuple[Any, ...]:
-    """The alternatives of a union; any other type alone."""
+    """Returns the members of a union; any other type is its own only member."""
     while isinstance(kind, TypeAliasType):
         kind = kind.__value__
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
@@ -186,7 +191,7 @@ def _list_union_members(kind: Any) -> tuple[Any, ...]:
 
 
 def _format_option_table(rows: Sequence[Sequence[str]], heads: Sequence[str]) -> str:
-    """Left-aligned columns within `_WIDTH` characters; long cells take several lines."""
+    """Formats left-aligned columns within `_WIDTH` characters; long cells are wrapped."""
     cells = [[escape_unprintable(cell) for cell in row] for row in (heads, *rows)]
     natural = [max(len(row[i]) for row in cells) for i in range(len(_WIDEST))]
     widths = [min(w, most) for w, most in zip(natural, _WIDEST, strict=True)]

@@ -1,4 +1,4 @@
-"""`rlx plugins new`: a distribution of one's own to begin with."""
+"""`rlx plugins new`: writes a new distribution with a plugin from templates."""
 
 import builtins
 import keyword
@@ -18,22 +18,22 @@ __all__ = ["write_plugin_scaffold"]
 _is_name = re.compile(r"[a-z][a-z0-9_]*").fullmatch
 
 
-def write_plugin_scaffold(name: str, kind: Kind, into: Path) -> Path:
+def write_plugin_scaffold(name: str, kind: Kind, parent: Path) -> Path:
     """Writes a distribution that offers one plugin, and returns its folder.
 
     Args:
-        name: what YAML will call the plugin.
+        name: name of the plugin in YAML.
         kind: "reward", "task" or "environment".
-        into: the folder to make the distribution's own folder in.
+        parent: folder to create the distribution's folder in.
 
     Raises:
-        SpecError: the name will not do, or the folder is there already.
+        SpecError: the name is invalid or taken, or the folder exists already.
         OSError: the folder cannot be written.
     """
     package = f"rlx_{name}"
     _check_name(name, kind, package)
     distribution = re.sub("_+", "-", package).rstrip("-")
-    folder = into / distribution
+    folder = parent / distribution
     words = {
         "name": name,
         "attribute": name if kind == "reward" else "".join(map(str.title, name.split("_"))),
@@ -70,13 +70,13 @@ def _fill_scaffold_template(template: str, words: dict[str, str]) -> str:
 
 
 def _check_name(name: str, kind: Kind, package: str) -> None:
-    """Raises SpecError unless a Python name, a package and a plugin can be called so."""
-    shown = escape_unprintable(name)
+    """Raises SpecError unless the name is valid and free for a package and a plugin."""
+    printable = escape_unprintable(name)
     if not _is_name(name):
         near = re.sub("[^a-z0-9]+", "_", name.lower()).strip("_")
         hint = f"; say '{near}'?" if _is_name(near) else ""
         raise SpecError(
-            f"'{shown}' cannot name a plugin: use a to z, 0 to 9 and _, beginning with a letter"
+            f"'{printable}' cannot name a plugin: use a to z, 0 to 9 and _, beginning with a letter"
             f"{hint}"
         )
     if (
@@ -84,8 +84,10 @@ def _check_name(name: str, kind: Kind, package: str) -> None:
         or hasattr(builtins, name)
         or name in ("reward", "task", "environment")
     ):
-        raise SpecError(f"'{shown}' cannot name a plugin: it is a word of Python or of rlx")
+        raise SpecError(f"'{printable}' cannot name a plugin: it is a word of Python or of rlx")
     if taken := [f for f in list_installed_plugins(kind) if f.name == name]:
-        raise SpecError(f"{kind} plugin '{shown}' is offered by {taken[0].source}; choose another")
+        raise SpecError(
+            f"{kind} plugin '{printable}' is offered by {taken[0].source}; choose another"
+        )
     if find_spec(package) is not None:
         raise SpecError(f"a package '{package}' is installed already; choose another name")

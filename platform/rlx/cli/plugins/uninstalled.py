@@ -1,7 +1,7 @@
-"""A distribution that is not installed, made importable for a while: a folder or a wheel.
+"""Makes a distribution importable temporarily without installing it: a folder or a wheel.
 
-Nothing is built and nothing is fetched. A wheel is unpacked; of a folder the metadata is written
-that an installation would write, beside which its modules are imported from where they lie.
+Nothing is built or downloaded. A wheel is unpacked. For a folder, the metadata of an installation
+is written to a temporary folder, and its modules are imported in place.
 """
 
 import sys
@@ -22,19 +22,19 @@ from rlx.text import escape_unprintable
 __all__ = ["add_to_sys_path"]
 
 _ROOTS = ("src", ".")
-"""Where a distribution keeps its modules."""
+"""Folders of a distribution that may hold its modules."""
 
 
 @contextmanager
 def add_to_sys_path(path: Path) -> Iterator[str]:
-    """Puts a distribution at the front of `sys.path` and gives its name.
+    """Puts a distribution at the front of `sys.path` and yields its name.
 
     Args:
         path: a wheel, or a folder with a `pyproject.toml`.
 
     Raises:
-        SpecError: it is neither.
-        PluginError: it offers no plugin, or its modules are not where they are looked for.
+        SpecError: the path is neither.
+        PluginError: it offers no plugin, or its modules are not where rlx looks for them.
     """
     before = list(sys.path)
     with tempfile.TemporaryDirectory(prefix="rlx-check-") as folder:
@@ -74,7 +74,7 @@ def _unzip_wheel(wheel: Path, there: Path) -> None:
 
 
 def _write_distribution_metadata(folder: Path, there: Path) -> list[str]:
-    """Writes the metadata of a distribution's folder; returns the roots of its modules."""
+    """Writes the metadata of a distribution's folder; returns the folders with its modules."""
     project = _read_project_table(folder)
     name, version = str(project.get("name", folder.name)), str(project.get("version", "0"))
     info = there / f"{name.replace('-', '_')}-{version}.dist-info"
@@ -105,7 +105,7 @@ def _read_project_table(folder: Path) -> Mapping[str, Any]:
 
 
 def _require_named_packages(values: set[str], path: Path) -> None:
-    """Makes sure that the packages are there, before one is blamed for an import that fails."""
+    """Checks that the packages exist, so that a missing one is not reported as a failed import."""
     for package in sorted({value.partition(":")[0].partition(".")[0] for value in values}):
         if PathFinder.find_spec(package) is None:
             where = (

@@ -1,4 +1,4 @@
-"""`rlx plugins`: what is installed, what one does, whether it keeps its promises, a new one."""
+"""`rlx plugins`: the click commands that list, show, check and create plugins."""
 
 import json
 import traceback
@@ -22,10 +22,10 @@ __all__ = ["plugins"]
 
 
 @click.group(invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="Rows as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def plugins(ctx: click.Context, as_json: bool) -> None:
-    """List plugins; a broken one is a row, not a failure."""
+    """List installed plugins and their state; a broken plugin is a row, not a failure."""
     if ctx.invoked_subcommand is not None:
         return
     states = [(found, *describe_plugin_state(found)) for found in list_installed_plugins()]
@@ -44,10 +44,12 @@ def plugins(ctx: click.Context, as_json: bool) -> None:
 
 @plugins.command("show")
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="The options' JSON Schema.")
-@click.option("--traceback", "full", is_flag=True, help="Why it fails to import, in full.")
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON Schema of the options.")
+@click.option(
+    "--traceback", "full", is_flag=True, help="Print the full traceback of a failed import."
+)
 def show(name: str, as_json: bool, full: bool) -> None:
-    """Show what a plugin does and its options; NAME may be `distribution:name`."""
+    """Show the description and options of a plugin; NAME may be `distribution:name`."""
     from rlx.cli.plugins.page import render_plugin_page
 
     for number, found in enumerate(find_named_plugins(name)):
@@ -65,24 +67,24 @@ def show(name: str, as_json: bool, full: bool) -> None:
 
 @plugins.command("check")
 @click.argument("what", metavar="NAME|PATH")
-@click.option("--kind", help="Only plugins of this kind, where several have the name.")
+@click.option("--kind", help="Check only plugins of this kind, if several share the name.")
 @click.option(
     "--option",
     "options",
     multiple=True,
     metavar="KEY=VALUE",
-    help="An option to check it with, its value as in YAML; may be repeated.",
+    help="Option to check the plugin with, its value as in YAML; can be repeated.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Every promise as JSON.")
-@click.option("--record", is_flag=True, help="Keep what comes of it in the registry.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result of every promise as JSON.")
+@click.option("--record", is_flag=True, help="Store the results in the registry.")
 @registry_option
 def check(
     what: str, kind: str | None, options: tuple[str, ...], as_json: bool, record: bool, url: str
 ) -> int:
-    """Check a plugin's promises, and the examples that it ships.
+    """Check the promises of a plugin and the examples that it ships.
 
-    NAME is an installed plugin, also as `distribution:name`. PATH is a wheel, or the folder of a
-    distribution; it need not be installed.
+    NAME is an installed plugin, or `distribution:name`. PATH is a wheel, or the folder of a
+    distribution; neither needs to be installed.
     """
     from rlx.cli.plugins.conformance import run_conformance_checks
 
@@ -103,10 +105,10 @@ def check(
     "--into",
     type=click.Path(path_type=Path),
     default=Path(),
-    help="The folder to make it in; this one by default.",
+    help="Folder to create it in; the current one by default.",
 )
 def new(name: str, kind: str, into: Path) -> None:
-    """Write a distribution with one small plugin, its test and its README."""
+    """Write a distribution with a small plugin, its test and its README."""
     from rlx.cli.plugins.scaffold import write_plugin_scaffold
 
     folder = write_plugin_scaffold(name, cast(Kind, kind), into)
@@ -117,6 +119,6 @@ def new(name: str, kind: str, into: Path) -> None:
 
 
 def _format_pip_path(folder: Path) -> str:
-    """A folder as pip takes it for one, and not for a package's name."""
+    """Formats a folder so that pip does not mistake it for a package name."""
     text = str(folder)
     return text if folder.is_absolute() or text.startswith(".") else f"./{text}"

@@ -1,7 +1,7 @@
-"""YAML to a checked `ExperimentSpec`, and every fault at its line.
+"""Reads YAML into a validated `ExperimentSpec` and reports every error with its line.
 
-Knows YAML, the place of each key, overrides, and how to put a Pydantic error into the words of
-someone who wrote YAML. In: files and `key=value` overrides. Out: a spec or a list of diagnostics.
+Covers YAML parsing, source locations of keys, `key=value` overrides, and the translation of
+Pydantic errors for authors of YAML. Input: files and overrides. Output: a spec or diagnostics.
 """
 
 from rlx.spec.reading.diagnostics import (

@@ -1,7 +1,7 @@
-"""What is wrong with an experiment, and where: facts first, text made from them by pure functions.
+"""Diagnostics of an experiment file, and pure functions that format them as text.
 
-The text follows compilers: message, place, the source line, carets, then help. It is plain; colour
-is the command line's business. Whatever a file contains, no control character reaches the text.
+The text follows the style of compilers: message, location, source line, carets, then help. It is
+plain text; the command line adds color. Control characters from a file never reach the text.
 """
 
 import unicodedata
@@ -30,16 +30,16 @@ __all__ = [
 
 _ORDER: tuple[FaultKind, ...] = get_args(FaultKind)
 _WIDEST = 140
-"""Characters of a source line that are shown; longer lines are cut around the place."""
+"""Maximum characters of a source line to show; longer lines are cut around the location."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceLocation:
-    """A stretch of one line of a source.
+    """A range of characters on one line of a source.
 
     Attributes:
         file: name as the user gave it, or `<override>`.
-        line: from 1; for an override, its place among the overrides.
+        line: from 1; for an override, its number among the overrides.
         column: from 1, in characters.
         width: characters to underline, at least 1.
         text: the whole line.
@@ -57,19 +57,19 @@ class SourceLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnostic:
-    """One fault, or one warning.
+    """One error or warning.
 
     Attributes:
-        kind: what sort of fault it is; decides the order in a report.
+        kind: category of the fault; determines the order in a report.
         message: one line, without a final full stop.
-        path: the key it is about; empty when it is about the file.
-        against: another key it is about, which stands in where the file does not have `path`.
-        meant: the key that an unknown one was probably meant to be.
-        position: None when nothing in a file stands for it.
+        path: the key it is about; empty if it is about the whole file.
+        against: a second key it is about, located instead of `path` if the file lacks `path`.
+        meant: the valid key that an unknown key was probably meant to be.
+        position: location in the file, or None.
         helps: what to do about it.
-        notes: what else is worth knowing; may have several lines.
-        exit_code: 2 the spec, 3 a plugin, 4 the machine.
-        severity: a warning stops nothing.
+        notes: additional information; each may have several lines.
+        exit_code: 2 for the spec, 3 for a plugin, 4 for the machine.
+        severity: warnings do not stop a run.
     """
 
     kind: FaultKind
@@ -84,7 +84,7 @@ class Diagnostic:
     severity: Literal["error", "warning"] = "error"
 
     def with_location(self, path: KeyPath, position: SourceLocation | None) -> "Diagnostic":
-        """Returns the same fault at another place."""
+        """Returns the same diagnostic at another location."""
         return replace(self, path=path, position=position)
 
 
@@ -92,7 +92,7 @@ class InvalidSpec(SpecError):
     """An experiment that cannot run as written; `str()` is the whole report.
 
     Attributes:
-        diagnostics: every fault that was found, in the order of the report.
+        diagnostics: every fault found, in the order of the report.
         file: name of the file as the user gave it.
     """
 
@@ -105,13 +105,13 @@ class InvalidSpec(SpecError):
 
 
 class InvalidPlugins(InvalidSpec, PluginError):
-    """The spec is well-formed; plugins that it names are missing or broken."""
+    """The spec is valid, but plugins that it names are missing or broken."""
 
     exit_code = 3
 
 
 class InvalidMachine(InvalidSpec, EnvironmentFault):
-    """The spec is well-formed; this machine lacks something that it needs."""
+    """The spec is valid, but this machine lacks something that it needs."""
 
     exit_code = 4
 
@@ -120,10 +120,10 @@ _REFUSALS = {2: InvalidSpec, 3: InvalidPlugins, 4: InvalidMachine}
 
 
 def build_refusal(diagnostics: Sequence[Diagnostic], file: str) -> InvalidSpec:
-    """Returns the exception for these faults: the spec's own come before plugins' and machines'.
+    """Returns the exception for these faults. Its type follows the lowest exit code among them.
 
-    Repeated faults are kept once; unknown keys come first, then values, then contradictions, each
-    in the order of the file.
+    Duplicates are removed. Faults are sorted by kind in the order of `FaultKind`, then by location
+    in the file.
     """
     rank = {kind: place for place, kind in enumerate(_ORDER)}
 
@@ -136,13 +136,13 @@ def build_refusal(diagnostics: Sequence[Diagnostic], file: str) -> InvalidSpec:
 
 
 def format_key_path(path: KeyPath) -> str:
-    """`("phases", 0, "steps")` as `phases.0.steps`."""
+    """Formats `("phases", 0, "steps")` as `phases.0.steps`."""
     return ".".join(map(str, path))
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
-    """Returns the choice that `word` most resembles, or None when none is close."""
-    from difflib import get_close_matches  # only where something is wrong
+    """Returns the choice that is most similar to `word`, or None if none is close."""
+    from difflib import get_close_matches  # imported only after an error
 
     folded = {choice.lower(): choice for choice in choices}
     near = get_close_matches(word.lower(), folded, n=1, cutoff=0.6)
@@ -150,7 +150,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
 
 
 def _count_columns(text: str) -> int:
-    """Terminal cells that printable `text` takes."""
+    """Returns the number of terminal cells that printable `text` occupies."""
     if text.isascii():
         return len(text)
     wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
@@ -159,7 +159,7 @@ def _count_columns(text: str) -> int:
 
 
 def _format_excerpt(position: SourceLocation) -> tuple[str, str]:
-    """Returns the source line, cut to a readable length, and the carets that belong below it."""
+    """Returns the source line, cut to a readable length, and the line of carets below it."""
     text, start = redact_passwords(position.text), position.column - 1
     first = max(0, start - _WIDEST // 2) if len(text) > _WIDEST else 0
     last = first + _WIDEST
@@ -183,7 +183,7 @@ def format_diagnostic(diagnostic: Diagnostic, file: str | None = None) -> str:
 
     Args:
         diagnostic: what to show.
-        file: named where the diagnostic has no position.
+        file: shown if the diagnostic has no position.
     """
     position = diagnostic.position
     lines = [f"{diagnostic.severity}: {escape_unprintable(diagnostic.message)}"]
@@ -204,8 +204,8 @@ def format_diagnostic(diagnostic: Diagnostic, file: str | None = None) -> str:
 
 @contextmanager
 def label_refusal(done: str) -> Iterator[None]:
-    """Lets what is refused in the block, or in the function that it decorates, say in its closing
-    line what was not done: "evaluated"."""
+    """Sets the verb in the closing line ("Nothing was evaluated.") of an `InvalidSpec` raised in
+    the block or in the decorated function."""
     try:
         yield
     except InvalidSpec as error:
@@ -218,7 +218,7 @@ def format_diagnostic_report(
     """Returns all diagnostics of one file and a closing line that counts them.
 
     Args:
-        done: what was not, in the closing line.
+        done: participle for the closing line: "Nothing was {done}."
     """
     errors = sum(d.severity == "error" for d in diagnostics)
     count = "1 error" if errors == 1 else f"{errors} errors"

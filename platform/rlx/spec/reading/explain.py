@@ -1,4 +1,4 @@
-"""Pydantic's errors in the words of someone who wrote YAML."""
+"""Translates Pydantic validation errors into diagnostics for authors of YAML."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -54,7 +54,7 @@ _BOUNDS = {
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """One Pydantic error and where it stands."""
+    """One Pydantic error and its location."""
 
     error: ErrorDetails
     place: ErrorLocation
@@ -72,35 +72,35 @@ def explain_validation_error(
     at: KeyPath = (),
     more_keys: Sequence[str] = (),
 ) -> list[Diagnostic]:
-    """Returns one diagnostic per fault, with paths and without positions.
+    """Returns one diagnostic per fault, with paths but without source locations.
 
     Args:
-        error: what validating `data` raised.
-        model: what it was validated as.
+        error: raised by the validation of `data`.
+        model: the model that `data` was validated against.
         data: plain values.
-        at: where `data` stands in the file.
-        more_keys: keys that may stand beside the model's own at its top.
+        at: path of `data` in the file.
+        more_keys: keys that are allowed at the top level in addition to the model's own.
     """
     errors = [e for e in error.errors(include_url=False) if not _counts_valid_items(e)]
     faults = [_Fault(e, resolve_error_location(model, e["loc"], data)) for e in errors]
-    say = _Explainer(model, data, at, tuple(more_keys))
-    unknown = [say.explain_unknown_key(f) for f in faults if f.type == "extra_forbidden"]
+    explainer = _Explainer(model, data, at, tuple(more_keys))
+    unknown = [explainer.explain_unknown_key(f) for f in faults if f.type == "extra_forbidden"]
     misspelt = {(*d.path[:-1], d.meant) for d in unknown}
-    told = list(unknown)
+    diagnostics = list(unknown)
     for group in _group_union_faults(f for f in faults if f.type != "extra_forbidden"):
         if len(group) > 1:
-            told.append(say.explain_union_mismatch(group))
+            diagnostics.append(explainer.explain_union_mismatch(group))
         elif group[0].type == "missing":
-            missing = say.explain_missing_key(group[0])
+            missing = explainer.explain_missing_key(group[0])
             if missing.path not in misspelt:
-                told.append(missing)
+                diagnostics.append(missing)
         else:
-            told += say.explain_other_fault(group[0])
-    return told
+            diagnostics += explainer.explain_other_fault(group[0])
+    return diagnostics
 
 
 def describe_value(value: Any) -> str:
-    """A value as an author would name it: `text 'x'`, `3`, `a list`."""
+    """Describes a value for an error message: `text 'x'`, `3`, `a list`."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -115,7 +115,7 @@ def describe_value(value: Any) -> str:
 
 
 def unknown_key(path: KeyPath, valid: Sequence[str], *, hint: str = "") -> Diagnostic:
-    """The diagnostic for a key that nothing reads, with the nearest valid one or all of them."""
+    """Returns the diagnostic for an unknown key, with the closest valid key or the list of all."""
     near = None if hint else did_you_mean(str(path[-1]), valid)
     if near is not None:
         help_ = f"did you mean '{near}'?"
@@ -132,7 +132,8 @@ def unknown_key(path: KeyPath, valid: Sequence[str], *, hint: str = "") -> Diagn
 
 
 def _counts_valid_items(error: ErrorDetails) -> bool:
-    """True for "too short" said of a list that is long enough but for its faulty items."""
+    """Whether a "too short" error is a consequence of invalid items in a list that is long
+    enough."""
     long_enough = error["type"] == "too_short" and error["ctx"]["min_length"]
     return bool(long_enough) and len(error["input"]) >= long_enough
 
@@ -142,10 +143,10 @@ def _shorten_value_text(text: str) -> str:
 
 
 def _group_union_faults(faults: Iterable[_Fault]) -> Iterator[list[_Fault]]:
-    """Groups the faults of a union without discriminator: no member of it fitted.
+    """Groups the faults of each union without a discriminator, where no member matched.
 
-    Where a mapping was given, what its own member says about its keys is the answer; otherwise the
-    members' expectations belong in one sentence.
+    If the value is a mapping, the faults inside it are reported one by one; otherwise the
+    expectations of all members are combined into one message.
     """
     unions: dict[KeyPath, list[_Fault]] = {}
     for fault in faults:
@@ -196,7 +197,7 @@ class _Explainer:
         return Diagnostic(kind="missing_key", message=message, path=path, helps=helps)
 
     def explain_union_mismatch(self, group: Sequence[_Fault]) -> Diagnostic:
-        """One sentence for a value that fits no member of a union."""
+        """Explains a value that matches no member of a union."""
         union = group[0].place.union or ()
         path = (*self.at, *union)
         value = _get_at_path(self.data, union)
@@ -231,7 +232,7 @@ class _Explainer:
         names = tuple(map_union_tags(place.expected, key))
         wanted = " or ".join(f"'{name}'" for name in names)
         mapping = _get_at_path(self.data, place.path)
-        if isinstance(mapping, str) and fault.type == "union_tag_invalid":  # short for its kind
+        if isinstance(mapping, str) and fault.type == "union_tag_invalid":  # a bare kind
             mapping, path = {key: mapping}, path[:-1]
         if not isinstance(mapping, dict):
             message = (
@@ -247,7 +248,7 @@ class _Explainer:
         return Diagnostic(kind="value", message=message, path=path, helps=helps)
 
     def _explain_raised_error(self, error: Exception, path: KeyPath) -> list[Diagnostic]:
-        """What a validator of ours, or of a plugin, said."""
+        """Explains an exception raised by a validator of rlx or of a plugin."""
         if isinstance(error, Contradiction):
             return self._contradictions(error)
         text = str(error)
@@ -262,10 +263,10 @@ class _Explainer:
         return [Diagnostic(kind="conflict", message=message, path=path)]
 
     def _contradictions(self, error: Contradiction) -> list[Diagnostic]:
-        """Every problem; of a phase's own, those that the experiment does not have anyway."""
-        told = [self._problem(p) for p in error.problems if p.cause is None]
-        places = {d.path for d in told}
-        messages = {d.message for d in told}
+        """Explains every problem, skipping those of a phase that the experiment itself has too."""
+        diagnostics = [self._problem(p) for p in error.problems if p.cause is None]
+        places = {d.path for d in diagnostics}
+        messages = {d.message for d in diagnostics}
         for problem in error.problems:
             if problem.cause is None:
                 continue
@@ -275,8 +276,8 @@ class _Explainer:
                 )
                 set_here = mine.path != problem.path
                 if fault.message not in messages and (set_here or fault.path not in places):
-                    told.append(mine)
-        return told
+                    diagnostics.append(mine)
+        return diagnostics
 
     def _problem(self, problem: SpecProblem) -> Diagnostic:
         value = (
@@ -296,7 +297,7 @@ class _Explainer:
 
 
 def _describe_expected(error: ErrorDetails) -> str:
-    """What should have been there; empty when only Pydantic's own words say it."""
+    """Describes the expected value; empty if only Pydantic's own message describes it."""
     kind = error["type"]
     if kind in _BOUNDS:
         context = {k: _format_number(v) for k, v in error.get("ctx", {}).items()}
@@ -338,7 +339,7 @@ def _has_path(data: Any, path: KeyPath) -> bool:
 
 
 def _get_at_path(data: Any, path: KeyPath) -> Any:
-    """The value at `path`, or None where the file leaves it to a default."""
+    """Returns the value at `path`, or None if the file omits it."""
     if not _has_path(data, path):
         return None
     for step in path:

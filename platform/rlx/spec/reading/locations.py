@@ -1,4 +1,4 @@
-"""Where a diagnostic stands: in a phase, in a file."""
+"""Locates diagnostics in a file, or in the `set` of a phase."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,7 +12,7 @@ __all__ = ["locate_diagnostic", "relocate_phase_fault"]
 
 
 def locate_diagnostic(diagnostic: Diagnostic, document: YamlDocument) -> Diagnostic:
-    """Returns the diagnostic at its place in the file; without one where the file has none."""
+    """Returns the diagnostic with its location in the file; None if the file has no such key."""
     path = diagnostic.path
     if path not in document.values and diagnostic.against:
         path = diagnostic.against if diagnostic.against in document.values else path
@@ -21,12 +21,12 @@ def locate_diagnostic(diagnostic: Diagnostic, document: YamlDocument) -> Diagnos
 
 
 def relocate_phase_fault(fault: Diagnostic, path: KeyPath, phase: Mapping[str, Any]) -> Diagnostic:
-    """Returns a fault of a phase's own spec, at the line of its `set` that causes it.
+    """Moves a fault of a phase's own spec to the entry of the phase's `set` that causes it.
 
     Args:
-        fault: as it stands in the phase's spec.
-        path: of the phase.
-        phase: as written.
+        fault: located in the phase's spec.
+        path: path of the phase.
+        phase: the phase as written.
     """
     settings = phase.get("set") or {}
     name = phase.get("name")
@@ -39,7 +39,7 @@ def relocate_phase_fault(fault: Diagnostic, path: KeyPath, phase: Mapping[str, A
 
 
 def _find_phase_setting(path: KeyPath, settings: Mapping[str, Any]) -> KeyPath:
-    """The entry of a phase's `set` that shares most of `path`; nothing when none shares any."""
+    """Returns the `set` entry that shares the longest prefix with `path`; empty if none does."""
 
     def count_shared_keys(key: str) -> int:
         count = 0

@@ -1,5 +1,5 @@
-"""One YAML file, and the overrides given with it, to an `ExperimentSpec` whose values know their
-origin. Everything that is wrong is said at once, at its line."""
+"""Reads one YAML file and its overrides into an `ExperimentSpec`, and records where each value
+comes from. All errors are reported at once, with line numbers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -29,16 +29,16 @@ _OVERRIDE = "<override>"
 
 @dataclass(frozen=True, slots=True)
 class LoadedSpec:
-    """An experiment and where each of its values comes from.
+    """An experiment with the origin of each value.
 
     Attributes:
         path: the file.
-        yaml: its text, without the overrides.
-        spec: with them.
-        origins: dotted path to `default`, `FILE:line` or `--set`, for every value of the spec;
-            a list of plain values counts as one.
-        paths: the same dotted paths, step by step; a key may hold dots of its own.
-        document: values and places as written.
+        yaml: text of the file, without the overrides.
+        spec: the spec, with the overrides.
+        origins: maps the dotted path of every value to `default`, `FILE:line` or `--set`;
+            a list of plain values counts as one value.
+        paths: maps the same dotted paths to key paths, since a key may contain dots.
+        document: values and source locations as written.
     """
 
     path: Path
@@ -50,24 +50,24 @@ class LoadedSpec:
 
 
 def read_spec(path: Path, overrides: Sequence[str] = ()) -> LoadedSpec:
-    """Reads and checks one experiment; plugins and their options are not looked at.
+    """Reads and validates one experiment, without its plugins and their options.
 
     Args:
         path: a YAML file.
         overrides: `path.to.key=value`, applied in order; values are YAML.
 
     Raises:
-        InvalidSpec: everything that is wrong with the file or the overrides.
+        InvalidSpec: lists every error in the file or the overrides.
         SpecError: the file cannot be opened.
     """
     return validate_document(read_document(path, overrides), path)
 
 
 def read_document(path: Path, overrides: Sequence[str] = ()) -> YamlDocument:
-    """Reads a file's values and places, overrides applied, without asking what they mean.
+    """Parses a file and applies the overrides, without validating the result.
 
     Raises:
-        InvalidSpec: it is not YAML as rlx reads it, or an override fits nowhere.
+        InvalidSpec: the file is not YAML that rlx accepts, or an override cannot be applied.
         SpecError: the file cannot be opened.
     """
     document = parse_yaml_document(read_text(path), str(path))
@@ -80,17 +80,17 @@ def read_document(path: Path, overrides: Sequence[str] = ()) -> YamlDocument:
 
 
 def validate_document(document: YamlDocument, path: Path) -> LoadedSpec:
-    """Checks what a document means.
+    """Validates a document as an experiment.
 
     Raises:
-        InvalidSpec: everything that is wrong with it.
+        InvalidSpec: lists every error in the document.
     """
     try:
-        # JSON is the strict mode that takes a list for a tuple and yet no "5" or true for a number.
+        # Strict JSON mode accepts a list for a tuple, but rejects "5" or true for a number.
         spec = ExperimentSpec.model_validate_json(to_json(document.tree), strict=True)
     except ValidationError as error:
         from rlx.spec.reading.explain import (
-            explain_validation_error,  # only where something is wrong
+            explain_validation_error,  # imported only after an error
         )
         from rlx.spec.reading.recovery import find_hidden_contradictions
 
@@ -105,13 +105,13 @@ def validate_document(document: YamlDocument, path: Path) -> LoadedSpec:
 
 
 def apply_overrides(document: YamlDocument, overrides: Sequence[str]) -> YamlDocument:
-    """Lays `path.to.key=value` texts over a document, in order.
+    """Applies `path.to.key=value` overrides to a document, in order.
 
-    Values go through the same reader as the file. A number steps into a list. Mappings that are not
-    there yet are made. Below `phases.N.set` the rest of the path is one key.
+    Values are parsed like the file. A number indexes a list. Missing mappings are created. Below
+    `phases.N.set` the rest of the path is one key.
 
     Raises:
-        InvalidSpec: overrides that cannot be read, or step through something that has no keys.
+        InvalidSpec: an override cannot be parsed, or its path goes through a value without keys.
     """
     faults: list[Diagnostic] = []
     for number, text in enumerate(overrides, 1):
@@ -157,7 +157,7 @@ def _apply_override(document: YamlDocument, number: int, text: str) -> YamlDocum
 
 
 def _split_override_path(tree: Any, name: str, number: int, text: str) -> Iterator[str | int]:
-    """Splits a dotted path along the values that are there; keys may hold dots themselves."""
+    """Splits a dotted path along the existing values, since keys may contain dots."""
     parts = name.split(".")
     done: KeyPath = ()
     node = tree
@@ -188,7 +188,7 @@ def _split_override_path(tree: Any, name: str, number: int, text: str) -> Iterat
 
 
 def _parse_override_value(value: str, number: int, text: str, start: int) -> YamlDocument:
-    """Reads an override's value; its places are moved to where it stands in the override."""
+    """Parses an override's value; its source locations are relative to the whole override."""
 
     def move_position(place: SourceLocation) -> SourceLocation:
         column = place.column + start if place.line == 1 else place.column
@@ -232,7 +232,7 @@ def _list_leaf_paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
 
 
 def _get_written_value(document: YamlDocument, path: KeyPath) -> Any:
-    """The value at `path` as the file has it; None where it says nothing there."""
+    """Returns the value at `path` as written in the file, or None if the file omits it."""
     node = document.tree
     for step in path:
         node = node.get(step) if isinstance(node, dict) else None
@@ -246,7 +246,7 @@ def _describe_origin(path: KeyPath, document: YamlDocument) -> str:
         and path[-1] == "kind"
         and isinstance(_get_written_value(document, path[:-1]), str)
     ):
-        place = document.values.get(path[:-1])  # a kind alone, in short
+        place = document.values.get(path[:-1])  # a bare kind, such as `launcher: slurm`
     if place is None:
         return "default"
     return "--set" if place.file == _OVERRIDE else f"{place.file}:{place.line}"

@@ -1,4 +1,4 @@
-"""Reading on past a fault, as compilers do, so that one mistake does not hide another."""
+"""Error recovery: continues validation past the first errors, so that they do not hide others."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -18,28 +18,28 @@ __all__ = ["find_hidden_contradictions"]
 def find_hidden_contradictions(
     error: ValidationError, tree: Any, faults: Sequence[Diagnostic]
 ) -> list[Diagnostic]:
-    """Contradictions among what is well-formed, which validation does not reach.
+    """Finds contradictions among the valid values, which validation does not reach after an error.
 
-    A misspelt key is taken for the one that was meant, and what is malformed is left out; whatever
-    would be said about either is kept back.
+    Misspelt keys are renamed to the keys that were probably meant and malformed values are removed;
+    faults that concern removed values are dropped.
 
     Args:
-        error: what validating the experiment raised.
+        error: raised by the validation of the experiment.
         tree: the experiment as written.
-        faults: `error` explained.
+        faults: the diagnostics of `error`.
     """
     if any(isinstance(e.get("ctx", {}).get("error"), Contradiction) for e in error.errors()):
-        return []  # they were looked for already
+        return []  # validation got that far
     mended = deepcopy(tree)
     left_out = [path for fault in faults if (path := _repair_key(mended, fault))]
     try:
         ExperimentSpec.model_validate_json(to_json(mended), strict=True)
     except ValidationError as another:
-        told = {(fault.path, fault.message) for fault in faults}
+        reported = {(fault.path, fault.message) for fault in faults}
         return [
             fault
             for fault in explain_validation_error(another, ExperimentSpec, mended)
-            if (fault.path, fault.message) not in told
+            if (fault.path, fault.message) not in reported
             and (_find_container(mended, fault.path) or _find_container(mended, fault.against))
             and not any(
                 _has_path_overlap(fault.path, p) or _has_path_overlap(fault.against, p)
@@ -50,10 +50,10 @@ def find_hidden_contradictions(
 
 
 def _repair_key(tree: Any, fault: Diagnostic) -> KeyPath:
-    """Renames or removes the key that a fault is about; returns its path where it was removed."""
+    """Renames or removes the key that a fault is about; returns its path if it was removed."""
     path = fault.path
     while path and isinstance(path[-1], int):
-        path = path[:-1]  # without one item, those behind it would have other places
+        path = path[:-1]  # removing one item would shift the indices of the following ones
     owner = _find_container(tree, path)
     if owner is None:
         return ()
@@ -65,7 +65,7 @@ def _repair_key(tree: Any, fault: Diagnostic) -> KeyPath:
 
 
 def _find_container(tree: Any, path: KeyPath) -> Any:
-    """The mapping or list that holds `path`; None when nothing does."""
+    """Returns the mapping or list that contains `path`, or None."""
     owner = None
     for step in path:
         owner = tree
@@ -77,5 +77,5 @@ def _find_container(tree: Any, path: KeyPath) -> Any:
 
 
 def _has_path_overlap(one: KeyPath, other: KeyPath) -> bool:
-    """Whether one of two places lies within the other."""
+    """Whether one of two paths is a prefix of the other."""
     return bool(one) and all(mine == theirs for mine, theirs in zip(one, other, strict=False))

@@ -1,7 +1,7 @@
-"""The models' own structure, followed beside the data: what may stand at a path of the YAML.
+"""Maps Pydantic error locations to paths in the YAML and to the types expected there.
 
-Pydantic names the place of an error by its schema, in which a chosen member of a union is a step of
-its own. `follow` turns such a place back into the path that the author of the file sees.
+Pydantic locates an error in its schema, where the selected member of a union is a step of its own.
+`resolve_error_location` converts such a location to the path that the author of the file sees.
 """
 
 import types
@@ -20,13 +20,13 @@ __all__ = ["ErrorLocation", "list_choices", "map_union_tags", "resolve_error_loc
 
 @dataclass(frozen=True, slots=True)
 class ErrorLocation:
-    """Where an error stands.
+    """Location of an error and the type expected there.
 
     Attributes:
-        path: as in YAML.
-        expected: the type annotation there; None when the model says nothing about it.
-        discriminator: the key that chooses among the members, when `expected` is such a union.
-        union: path of the last union without discriminator on the way, or None.
+        path: path in the YAML.
+        expected: the type annotation at the path; None if the model does not define it.
+        discriminator: the key that selects the member if `expected` is a discriminated union.
+        union: path of the last union without a discriminator on the way, or None.
         family: members of the last discriminated union on the way, by tag.
     """
 
@@ -38,7 +38,7 @@ class ErrorLocation:
 
 
 def map_union_tags(union: Any, discriminator: str) -> dict[str, type[BaseModel]]:
-    """Members of a discriminated union by the value of their discriminator."""
+    """Returns the members of a discriminated union by discriminator value."""
     return {
         tag: member
         for member in get_args(union) or (union,)
@@ -47,7 +47,7 @@ def map_union_tags(union: Any, discriminator: str) -> dict[str, type[BaseModel]]
 
 
 def list_choices(expected: Any) -> tuple[str, ...]:
-    """Names that a type lets one choose from: the text values of its literals."""
+    """Returns the names that a type allows: the string values of its literals."""
     expected, _ = _unwrap_type(expected, None)
     if get_origin(expected) is Literal:
         return tuple(value for value in get_args(expected) if isinstance(value, str))
@@ -59,12 +59,12 @@ def list_choices(expected: Any) -> tuple[str, ...]:
 def resolve_error_location(
     model: type[BaseModel], location: Sequence[str | int], data: Any
 ) -> ErrorLocation:
-    """Walks a Pydantic error location down from `model`.
+    """Follows a Pydantic error location down from `model`.
 
     Args:
-        model: where the validation began.
+        model: the model that was validated.
         location: `error["loc"]`.
-        data: what was validated; decides the way where the model is silent.
+        data: the validated data; resolves steps that the model does not define.
     """
     expected, discriminator = _unwrap_type(model, None)
     path: KeyPath = ()
@@ -89,7 +89,7 @@ def resolve_error_location(
 
 
 def _get_child_type(expected: Any, step: str | int) -> tuple[Any, str | None] | None:
-    """What is expected one step down, and its discriminator; None when the type does not say."""
+    """Returns the type one step down and its discriminator; None if the type does not define it."""
     if isinstance(expected, type) and issubclass(expected, BaseModel):
         for name, field in expected.model_fields.items():
             if step in (name, field.alias):

@@ -1,4 +1,4 @@
-"""One YAML file to a `SuiteSpec`."""
+"""Reads one YAML file into a `SuiteSpec`."""
 
 from pathlib import Path
 
@@ -15,10 +15,10 @@ __all__ = ["read_suite"]
 
 
 def read_suite(path: Path) -> SuiteSpec:
-    """Reads and checks one suite; what its sets change is not looked at.
+    """Reads and validates one suite, without the values that its sets change.
 
     Raises:
-        InvalidSpec: everything that is wrong with the file.
+        InvalidSpec: lists every error in the file.
         SpecError: the file cannot be opened.
     """
     document = read_document(path)

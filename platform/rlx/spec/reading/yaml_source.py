@@ -1,7 +1,8 @@
-"""YAML text to plain values, remembering where each key and value stands.
+"""Parses YAML into plain values and records the source location of each key and value.
 
-YAML 1.2's core schema: `1e-5` is a number, `no` is text, `12:30` is text. What an experiment does
-not need and what has surprised people is refused: duplicate keys, tags, anchors, several documents.
+It implements the YAML 1.2 core schema: `1e-5` is a number, `no` is text, `12:30` is text. Features
+that experiments do not need and that cause mistakes are rejected: duplicate keys, tags, anchors,
+several documents.
 """
 
 import math
@@ -23,22 +24,22 @@ __all__ = ["MAX_BYTES", "MAX_DEPTH", "YamlDocument", "parse_yaml_document", "rea
 MAX_BYTES = 262_144
 MAX_DEPTH = 32
 _MAX_DIGITS = 400
-_BREAKS = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # what YAML counts as the end of a line
+_BREAKS = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # line breaks according to YAML
 
 Value = Any
-"""None, bool, int, float, str, and lists and mappings of them; keys are text."""
+"""None, bool, int, float, str, and lists and mappings of them; keys are strings."""
 
 
 @dataclass(frozen=True, slots=True)
 class YamlDocument:
-    """The values of one source and their places.
+    """The values of one source and their locations.
 
     Attributes:
         file: name as the user gave it.
         text: the source.
-        tree: plain values; keys are text as written, numbers too.
-        keys: where the key of each path stands; list items have none.
-        values: where the value of each path begins.
+        tree: plain values; keys are strings as written, even numbers.
+        keys: location of the key of each path; list items have none.
+        values: location of the value of each path.
     """
 
     file: str
@@ -48,11 +49,12 @@ class YamlDocument:
     values: Mapping[KeyPath, SourceLocation]
 
     def locate(self, path: KeyPath, *, key: bool = False) -> SourceLocation | None:
-        """Returns where `path` stands, or the nearest thing above it; None when nothing does.
+        """Returns the location of `path` or of its nearest existing ancestor; None if neither
+        exists.
 
         Args:
-            path: from the top of the file.
-            key: point at the key even where the value is a scalar.
+            path: from the root of the file.
+            key: return the location of the key even if the value is a scalar.
         """
         for end in range(len(path), 0, -1):
             here = path[:end]
@@ -67,7 +69,7 @@ class YamlDocument:
         """Returns the value at `path`.
 
         Raises:
-            LookupError: nothing is there.
+            LookupError: there is no such path.
         """
         node: Any = self.tree
         for step in path:
@@ -82,8 +84,8 @@ def read_text(path: Path) -> str:
     """Returns the text of a YAML file.
 
     Raises:
-        SpecError: it cannot be opened.
-        InvalidSpec: it is too large or is not UTF-8.
+        SpecError: the file cannot be opened.
+        InvalidSpec: the file is too large or not UTF-8.
     """
     try:
         with path.open("rb") as stream:
@@ -110,10 +112,10 @@ def read_text(path: Path) -> str:
 
 
 def parse_yaml_document(text: str, file: str) -> YamlDocument:
-    """Reads one YAML document, of any value.
+    """Parses one YAML document with any value at its root.
 
     Raises:
-        InvalidSpec: with every fault found; a fault of syntax hides those behind it.
+        InvalidSpec: lists every fault found; a syntax error hides the faults after it.
     """
     reading = _DocumentReader(text, file)
     tree = reading.value()
@@ -123,7 +125,7 @@ def parse_yaml_document(text: str, file: str) -> YamlDocument:
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes only; YAML 1.2 core tags; no anchors, aliases or explicit tags."""
+    """Composes nodes with YAML 1.2 core tags; rejects anchors, aliases and explicit tags."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012  (PyYAML's own class attribute, not shared here)
     depth = 0
@@ -162,7 +164,7 @@ for _tag, _pattern, _first in (
 
 
 class _DocumentReader:
-    """One pass over one source: nodes to values, places noted, faults collected."""
+    """Converts the nodes of one source to values, and collects source locations and faults."""
 
     def __init__(self, text: str, file: str) -> None:
         self.text = text

@@ -1,9 +1,9 @@
-"""Worked examples, computed by rlx and compared: `python -m rlx.testing.golden FILE`.
+"""Recomputes worked examples with rlx and compares: `python -m rlx.testing.golden FILE`.
 
-A record holds `inputs`, `config` and the `outputs` that someone worked out. Every output is
-computed anew by rlx's own public functions, from inputs and config alone, and compared. An output
-that nothing here computes is unknown, and said to be. Where a record tabulates (`rows`), the
-columns that ask are read from the table, and those that answer are computed.
+A record holds `inputs`, `config` and the expected `outputs`. Every output is recomputed by rlx's
+public functions from inputs and config alone. An output without a matching calculation is reported
+as unknown. If a record is a table (`rows`), its input columns are read and its output columns are
+recomputed.
 """
 
 from rlx.testing.golden.check import GoldenFinding, check_golden_record

@@ -19,11 +19,11 @@ __all__ = ["main"]
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def main(file: Path, as_json: bool) -> None:
-    """Computes the worked examples of FILE and compares them.
+    """Recompute the worked examples of FILE and compare them.
 
-    Exit code 0 only if every output agrees and none is unknown.
+    Exits with 0 only if every output agrees and none is unknown.
     """
     try:
         records = read_golden_records(file)
@@ -76,14 +76,14 @@ def _count_statuses(found: list[tuple[GoldenRecord, list[GoldenFinding]]]) -> Co
 
 def _format_summary(found: list[tuple[GoldenRecord, list[GoldenFinding]]]) -> str:
     counts = _count_statuses(found)
-    said = ", ".join(f"{counts[s]} {s}" for s in ("ok", "differs", "unknown", "quoted"))
+    summary = ", ".join(f"{counts[s]} {s}" for s in ("ok", "differs", "unknown", "quoted"))
     bad = [
         record.id
         for record, findings in found
         if any(f.status in ("differs", "unknown") for f in findings)
     ]
     where = f" (in {', '.join(bad)})" if bad else ""
-    return escape_unprintable(f"{len(found)} records; outputs: {said}{where}")
+    return escape_unprintable(f"{len(found)} records; outputs: {summary}{where}")
 
 
 def _as_json(found: list[tuple[GoldenRecord, list[GoldenFinding]]]) -> dict[str, Any]:

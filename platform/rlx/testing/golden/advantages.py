@@ -1,4 +1,4 @@
-"""Advantages: along tokens, between rollouts, turns and trees."""
+"""Advantages per token, and between rollouts, turns and trees."""
 
 import re
 from typing import Any
@@ -30,7 +30,7 @@ _LAM = ("lam", "gae_lambda", "lambda")
 
 
 def get_statistics_settings(record: GoldenRecord) -> GroupAdvantageSettings:
-    """Conventions that a record names; a group of one has its raw score, as in the reference."""
+    """The record's conventions; a group of one keeps its raw score, as in the reference."""
     return {
         "ddof": record.get("ddof", "std_ddof", default=1),
         "eps": record.get("eps", default=1e-6),
@@ -38,7 +38,7 @@ def get_statistics_settings(record: GoldenRecord) -> GroupAdvantageSettings:
     }
 
 
-# Along tokens -----------------------------------------------------------------------------------
+# Per token ---------------------------------------------------------------------------------------
 
 
 def _compute_gae_output(record: GoldenRecord, name: str) -> Any:
@@ -74,7 +74,7 @@ def _bi_level(record: GoldenRecord, name: str) -> Any:
         return unpack_masked_tensor(
             compute_gae_advantages(rewards, values, mask, **token)[0], mask, like
         )
-    told = re.search(r"gamma_([0-9.]+)$", name)
+    match = re.search(r"gamma_([0-9.]+)$", name)
     high = record.get("high_level_gamma", "gamma_high")
     advantages, returns = compute_turn_gae_advantages(
         rewards,
@@ -82,7 +82,7 @@ def _bi_level(record: GoldenRecord, name: str) -> Any:
         mask,
         ends.cumsum(dim=1) - ends.long() + 1,
         **token,
-        gamma_high=float(told[1]) if told else high,
+        gamma_high=float(match[1]) if match else high,
         lam_high=record.get("high_level_lam", "lam_high", default=token["lam"]),
     )
     if name.startswith("turn_adv"):
@@ -98,7 +98,7 @@ BI_LEVEL = RecordFamily(
 
 
 def _compute_reinforce_output(record: GoldenRecord, name: str) -> Any:
-    """REINFORCE++: discounted rewards to come, or centred scores; whitened over the batch."""
+    """REINFORCE++: discounted returns, or centred scores; whitened over the batch."""
     mask = record.mask()
     based = "baseline" in name or "center" in name or "mean" in name
     if based:
@@ -133,21 +133,21 @@ _SCORES = ("scores", "acc_reward", "rewards", "conf_reward", "brier", "outcome_r
 
 
 def get_group_options(record: GoldenRecord, name: str) -> dict[str, Any]:
-    """Options of `group_advantages` as the output's name says, else as the record does."""
+    """Options of `group_advantages` from the output's name, otherwise from the record."""
     options: dict[str, Any] = {**get_statistics_settings(record)}
-    if told := re.search(r"ddof_?([01])", name):
-        options["ddof"] = int(told[1])
-    if told := re.search(r"(\d(?:\.\d+)?)e-?(\d+)", name):
-        options["eps"] = float(f"{told[1]}e-{told[2]}")
-    if told := re.search(r"singleton_(zero|raw)", name):
-        options["singleton"] = told[1]
+    if match := re.search(r"ddof_?([01])", name):
+        options["ddof"] = int(match[1])
+    if match := re.search(r"(\d(?:\.\d+)?)e-?(\d+)", name):
+        options["eps"] = float(f"{match[1]}e-{match[2]}")
+    if match := re.search(r"singleton_(zero|raw)", name):
+        options["singleton"] = match[1]
     if re.search("cent(er|re)", name) or "dr_grpo" in name:
         options["normalize"] = "center"
     return options
 
 
 def _get_group_scores(record: GoldenRecord, name: str) -> Tensor:
-    """The record's scores; an output that names a group of its own has those."""
+    """The record's scores, or those of the group that the output names."""
     own = record.inputs.get(name)
     scores = record.tensor(name) if isinstance(own, list) else record.tensor(*_SCORES)
     if "all_correct" in name:
@@ -169,7 +169,7 @@ def _compute_score_mean(record: GoldenRecord, name: str) -> float:
 
 
 def _compute_score_deviation(record: GoldenRecord, name: str) -> float:
-    """What scores are divided by."""
+    """The deviation by which scores are divided."""
     scores, one = record.tensor(*_SCORES), torch.zeros(len(record.get(*_SCORES))).long()
     ddof = 0 if "pop" in name else 1
     centred = group_advantages(scores, one, normalize="center")

@@ -1,4 +1,4 @@
-"""Which calculation an output has, and what comes of it."""
+"""Finds the calculation for an output and compares its result."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,23 +49,23 @@ FAMILIES: tuple[RecordFamily, ...] = (
     scores.SHARES,
     placements.PLACEMENT,
 )
-"""Where several fit, the first that knows the output computes it."""
+"""If several families fit, the first that knows the output computes it."""
 
 _MISFITS = (
     *(LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError),
     RlxError,
 )
-"""What a record whose inputs are not what they seem to be makes of a calculation."""
+"""Exceptions that a calculation raises on a record whose inputs have an unexpected form."""
 
 
 @dataclass(frozen=True)
 class GoldenFinding:
-    """What became of one output.
+    """Result for one output.
 
     Attributes:
-        status: "ok"; "differs"; "unknown", where nothing computes it; "quoted", where a record says
-            what a text claims, which nobody computes.
-        got: what rlx computes; None where it does not.
+        status: "ok"; "differs"; "unknown" if no calculation exists; "quoted" if the record only
+            quotes a text's claim, which is not recomputed.
+        got: the value from rlx; None if it was not computed.
         reason: why it is unknown.
     """
 
@@ -80,7 +80,7 @@ class GoldenFinding:
 def check_golden_record(
     record: GoldenRecord, *, rtol: float = 1e-6, atol: float = 1e-9
 ) -> Iterator[GoldenFinding]:
-    """Computes every output of a record and compares it.
+    """Recomputes every output of a record and compares it.
 
     Args:
         record: the worked example.
@@ -99,7 +99,7 @@ def check_golden_record(
 
 
 def _compute_output(record: GoldenRecord, output: str) -> tuple[Any, str | None]:
-    """The value and no reason, or no value and why."""
+    """Returns (value, None), or (None, reason) if the output cannot be computed."""
     known = [f for f in FAMILIES if record.id in f.ids]
     fitting = [f for f in FAMILIES if f not in known and f.fits(record)]
     reasons = []

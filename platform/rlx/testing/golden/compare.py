@@ -1,4 +1,4 @@
-"""Whether what was computed is what was expected, inside the mask."""
+"""Compares computed and expected values inside the mask."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ Status = Literal["ok", "differs", "unknown", "quoted"]
 
 
 class _OutsideMask:
-    """Stands where a record's own number is a placeholder, outside the mask."""
+    """Marks positions outside the mask, where a record's number is a placeholder."""
 
     def __repr__(self) -> str:
         return "·"
@@ -20,7 +20,7 @@ OUTSIDE = _OutsideMask()
 
 
 def compare_output(got: Any, expected: Any, rtol: float, atol: float) -> Status:
-    """The worst of all that `expected` holds; what `got` has no entry for is unknown."""
+    """The worst status over all values in `expected`; a value that `got` lacks is unknown."""
     if got is OUTSIDE:
         return "ok"
     if isinstance(expected, Mapping):

@@ -1,4 +1,4 @@
-"""Confidences as design 004 rewards and compares them."""
+"""Confidence rewards and their advantages, as in RLCR in two turns (RLCR: arXiv 2507.16806)."""
 
 import math
 import re
@@ -21,7 +21,7 @@ __all__ = ["BRIER", "FIELD", "PROJECTION", "RLCR", "SECOND_LEVEL", "SIBLINGS"]
 
 
 def brier_reward(correct: float, confidence: Any, *, format_ok: bool = True) -> float:
-    """What our reward says of a response that states this confidence; a broken form has no end."""
+    """rlx's reward for a response with this confidence; a malformed response lacks its end."""
     number = isinstance(confidence, int | float) and math.isfinite(confidence)
     stated = format(Decimal(repr(confidence)), "f") if number else confidence
     closing = "</confidence>" if format_ok else ""
@@ -31,7 +31,7 @@ def brier_reward(correct: float, confidence: Any, *, format_ok: bool = True) -> 
 
 
 def _select_input_columns(record: GoldenRecord, name: str, *columns: str) -> list[dict[str, Any]]:
-    """The columns of a table that ask; the others are answers and stay unread."""
+    """The input columns of a table; output columns are not read."""
     rows = record.get("rows", default=record.outputs[name])
     return [{column: row[column] for column in columns if column in row} for row in rows]
 
@@ -64,7 +64,7 @@ def _rlcr_rows(record: GoldenRecord, name: str) -> list[dict[str, Any]]:
 
 
 def _compute_expected_rlcr(name: str, confidence: float) -> float:
-    """At the share of right answers that ends the name: p07 is 0.7, p075 is 0.75."""
+    """At the accuracy that ends the name: p07 is 0.7, p075 is 0.75."""
     digits = name.rpartition("_p")[2]
     p = float(f"{digits[0]}.{digits[1:]}")
     return p * _compute_rlcr_reward(1.0, confidence) + (1 - p) * _compute_rlcr_reward(
@@ -108,34 +108,34 @@ _REWARDS = (
 
 
 def _get_sibling_rewards(record: GoldenRecord, name: str) -> list[list[float]]:
-    """Rewards `[G_a][G_c]`, given or of given confidences; an output may name its own."""
+    """Rewards `[G_a][G_c]`, given directly or by confidences; an output may name its own."""
     own = record.inputs.get(name)
-    given = own if isinstance(own, list) else None
-    if given is None and record.has(*_REWARDS):
-        given = record.get(*_REWARDS)
-    if given is None:
+    rewards = own if isinstance(own, list) else None
+    if rewards is None and record.has(*_REWARDS):
+        rewards = record.get(*_REWARDS)
+    if rewards is None:
         stated = record.get("conf", "confs", "confidence", "confidences")
         correct = record.get("acc", "acc_reward", "correct", "accuracy")
         nested = stated if isinstance(stated[0], list) else [stated]
         labels = correct if isinstance(correct, list) else [correct] * len(nested)
         pairs = zip(labels, nested, strict=True)
-        given = [[brier_reward(y, c) for c in siblings] for y, siblings in pairs]
-    if isinstance(given, int | float):
-        given = [given]
-    return given if isinstance(given[0], list) else [given]
+        rewards = [[brier_reward(y, c) for c in siblings] for y, siblings in pairs]
+    if isinstance(rewards, int | float):
+        rewards = [rewards]
+    return rewards if isinstance(rewards[0], list) else [rewards]
 
 
 def _nest_like_inputs(
     record: GoldenRecord, name: str, values: Tensor, rewards: list[list[float]]
 ) -> Any:
-    """As the answers are given: nested, or alone."""
-    parts = [part.tolist() for part in values.split([len(siblings) for siblings in rewards])]
+    """Shapes the result like the inputs: nested, or a single list."""
+    nested = [part.tolist() for part in values.split([len(siblings) for siblings in rewards])]
     own = record.inputs.get(name)
     for key in ("", *_REWARDS, "conf", "confs", "confidence", "confidences"):
-        given = own if key == "" else record.inputs.get(key)
-        if isinstance(given, list) and given:
-            return parts if isinstance(given[0], list) else parts[0]
-    return parts
+        source = own if key == "" else record.inputs.get(key)
+        if isinstance(source, list) and source:
+            return nested if isinstance(source[0], list) else nested[0]
+    return nested
 
 
 def _first_level(record: GoldenRecord, rewards: list[list[float]], normalize: Any) -> Tensor:
@@ -152,7 +152,7 @@ def _first_level(record: GoldenRecord, rewards: list[list[float]], normalize: An
 
 
 def _second_level(record: GoldenRecord, name: str) -> Any:
-    """Prompt scale and EMA scale on centred advantages, renormalising on divided ones."""
+    """Prompt scale and EMA scale on centred advantages, renormalisation on divided ones."""
     rewards = _get_sibling_rewards(record, name)
     how = {"ddof": record.get("ddof", default=0), "eps": record.get("eps", default=1e-4)}
     divides = re.search("std|sigma|renorm", name) and "ema" not in name and "scale" not in name
@@ -183,7 +183,7 @@ def _mean_square(record: GoldenRecord) -> float | None:
 
 
 def _get_ema_momentum(record: GoldenRecord) -> float:
-    """A deviation that is given without a momentum is the one to divide by."""
+    """The momentum; a deviation given without one is used as the divisor itself."""
     fixed = 1.0 if _mean_square(record) is not None else 0.9
     return float(record.get(*_MOMENTA, default=fixed))
 
@@ -200,7 +200,7 @@ SECOND_LEVEL = RecordFamily(
 
 
 def _compute_sibling_output(record: GoldenRecord, name: str) -> Any:
-    """Identical confidences, or one alone: what the rules leave of them."""
+    """Advantages of identical confidences, or of a single one."""
     if re.search("g_?c_?(eq_?)?1|single|singleton|one|alone", name):
         own = record.inputs.get(name)
         one = [[own if isinstance(own, int | float) else _get_sibling_rewards(record, name)[0][0]]]
@@ -222,11 +222,11 @@ SIBLINGS = RecordFamily(
 )
 
 
-# What dividing does -----------------------------------------------------------------------------
+# Effect of the division --------------------------------------------------------------------------
 
 
 def _compute_expected_push(record: GoldenRecord, centre: float, normalize: Any) -> float:
-    """Expected push upwards on two siblings at c0 ± spread where answers are right with p."""
+    """Expected upward push on two siblings at c0 ± spread, with answers right at rate p."""
     p, spread = record.get("p"), record.get("spread")
     total = 0.0
     for correct, share in ((1.0, p), (0.0, 1 - p)):

@@ -1,4 +1,4 @@
-"""A family of records: which they are, and how each of their outputs is computed."""
+"""A family of records, with the calculation of each of its outputs."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -13,17 +13,17 @@ from rlx.testing.golden.record import GoldenRecord
 __all__ = ["Calculation", "RecordFamily", "unpack_masked_tensor", "unpack_tensor"]
 
 Calculation = Callable[[GoldenRecord, str], Any]
-"""From a record and the name of an output to its value, in plain Python."""
+"""Maps a record and the name of an output to its value, in plain Python."""
 
 
 @dataclass(frozen=True)
 class RecordFamily:
-    """Records about one thing.
+    """Records about one subject.
 
     Attributes:
-        ids: records that are known to be of it.
-        fits: whether another record is, by its inputs.
-        outputs: from patterns of whole names of outputs to how they are computed.
+        ids: records known to belong to the family.
+        fits: whether another record belongs to it, judged by its inputs.
+        outputs: maps regular expressions for whole output names to calculations.
     """
 
     ids: frozenset[str]
@@ -31,7 +31,7 @@ class RecordFamily:
     outputs: Mapping[str, Calculation]
 
     def calculation(self, output: str) -> Calculation | None:
-        """How an output of this name is computed; None if the family does not say."""
+        """The calculation for an output of this name; None if the family has none."""
         for pattern, calculation in self.outputs.items():
             if re.fullmatch(pattern, output, re.IGNORECASE):
                 return calculation
@@ -39,14 +39,14 @@ class RecordFamily:
 
 
 def unpack_tensor(tensor: Tensor, like: Any = None) -> Any:
-    """Numbers and lists. With `like`, an input without its batch, a batch of one is unpacked."""
+    """Converts to numbers and lists. Unpacks a batch of one if `like` has no batch dimension."""
     values = tensor.tolist()
     alone = like is not None and not (like and isinstance(like[0], list))
     return values[0] if alone else values
 
 
 def unpack_masked_tensor(tensor: Tensor, mask: Tensor, like: Any) -> Any:
-    """As `plain`; outside the mask `OUTSIDE`, which agrees with anything."""
+    """Like `unpack_tensor`; positions outside the mask become `OUTSIDE`, which equals anything."""
     rows = [
         [value if learns else OUTSIDE for value, learns in zip(*row, strict=True)]
         for row in zip(tensor.tolist(), mask.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Losses: surrogates, ratios of sequences, and how token losses become one number."""
+"""Losses: surrogates, sequence ratios, and the aggregation of token losses."""
 
 import re
 from typing import Any
@@ -32,7 +32,7 @@ def _compute_surrogate_losses(record: GoldenRecord, name: str) -> Tensor:
 def _aggregate_losses(
     losses: Tensor, mask: Tensor, aggregate: Aggregate, length: float = 1.0
 ) -> float:
-    """Σ weight · loss; where a mask lies, the loss beside it may be anything."""
+    """Σ weight · loss; masked tokens may have any loss."""
     weights = aggregation_weights(
         mask,
         torch.zeros(len(mask), dtype=torch.int64),
@@ -73,7 +73,7 @@ def _compute_aggregate_output(record: GoldenRecord, name: str) -> float:
     if aggregate == "constant":
         length = float(record.get(*_LENGTHS))
         if "sum_norm" in plain:
-            # Here a sum over rows, where ours is a mean.
+            # The record sums over rows; rlx takes the mean.
             length /= int(mask.any(dim=1).sum())
     return _aggregate_losses(losses, mask, aggregate, length)
 
@@ -89,7 +89,7 @@ def _compute_gspo_output(record: GoldenRecord, name: str) -> Any:
     mask = record.mask()
     rows = mask.nonzero()[:, 0]
     tokens = sequence_log_ratio(record.tokens("log_ratio")[mask], rows)
-    # One of the equal tokens of each row.
+    # All tokens of a row have equal values; keep one per row.
     held = rows.unique()
     log_ratio = tokens[torch.searchsorted(rows, held)]
     if name == "seq_ratio":

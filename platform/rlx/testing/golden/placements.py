@@ -1,4 +1,4 @@
-"""Rewards of turns and rollouts, their sums, their way to tokens, and KL among them."""
+"""Rewards of turns and rollouts: their sums, their placement on tokens, and KL in the reward."""
 
 import re
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from rlx.credit import (
     compute_discounted_returns,
     compute_gae_advantages,
     place_rewards,
-    returns_score,
     structured_scores,
+    sum_masked_returns,
     sum_token_rewards,
 )
 from rlx.kl import AdaptiveKl, FixedKl, kl_terms, mean_kl, subtract_kl_penalty
@@ -37,7 +37,7 @@ __all__ = [
 
 
 def _build_reward_table(record: GoldenRecord) -> RewardTable:
-    """Named rewards with their weights; what has no weight is no reward."""
+    """Named rewards with their weights; an entry without a weight is not a reward."""
     weights, overall = record.get("turn_weights"), record.get("global_weights", default={})
     components = record.get("turn_components", "turns")
     return RewardTable(
@@ -71,7 +71,7 @@ def _global_rewards(record: GoldenRecord, name: str) -> dict[str, float]:
 
 
 def _compute_composition_output(record: GoldenRecord, name: str) -> float:
-    """Of mean, sum and total, the one that the output's name says."""
+    """The mean, sum or total, depending on the output's name."""
     turns = list(_turn_rewards(record, name).values())
     overall = sum_named_rewards(_global_rewards(record, name))
     return {
@@ -88,7 +88,7 @@ def _compute_total_score(turns: list[float], overall: float) -> float:
 
 
 def _compute_rule_total(record: GoldenRecord, name: str) -> float:
-    """total_score of one set of global rewards, by one rule of what is left out of the sum."""
+    """total_score of one set of global rewards, under one exclusion rule."""
     source = "reference" if name.startswith("reference") else "seed"
     rewards = record.get(f"global_rewards_{source}", "global_rewards")
     rule = {"raw": "_raw_", "all": ""}.get(name.rpartition("_")[2], "_")
@@ -116,21 +116,21 @@ COMPOSITION = RecordFamily(
 
 
 def parse_turn_rewards(rewards: Any) -> dict[int, float]:
-    """Rewards by turn number, from numbers or strings; a list begins with turn 1."""
+    """Rewards by turn number; keys may be numbers or strings, and a list begins with turn 1."""
     if isinstance(rewards, Mapping):
         return {int(k): float(v) for k, v in rewards.items() if not str(k).startswith("_")}
     return dict(enumerate(map(float, rewards or ()), start=1))
 
 
 def _select_placement(record: GoldenRecord, name: str) -> Placement:
-    """By the output's name, else by what the record says, else by what it gives."""
-    said = str(record.get("placement", "strategy", default=""))
+    """Determined by the output's name, then the record's settings, then its inputs."""
+    setting = str(record.get("placement", "strategy", default=""))
     words: dict[Placement, str] = {
         "turn_proportional": "proportional|turn_prop",
         "final_token_only": "final",
         "turn_end": "turn_end",
     }
-    for text in (name, said, record.searchable_text):
+    for text in (name, setting, record.searchable_text):
         for placement, pattern in words.items():
             if re.search(pattern, text):
                 return placement
@@ -138,16 +138,16 @@ def _select_placement(record: GoldenRecord, name: str) -> Placement:
 
 
 def _build_record_rows(record: GoldenRecord, name: str) -> list[Mapping[str, Any]]:
-    """Each row's rewards, ids and mask. Some outputs say what their row lacks."""
+    """Each row's rewards, ids and mask. Some outputs specify what their row lacks."""
     own = record.inputs.get(name)
-    given = own if isinstance(own, Mapping) else record.inputs
+    source = own if isinstance(own, Mapping) else record.inputs
     samples = record.get("samples", "rows", "batch", default=[{}])
-    rows: list[Mapping[str, Any]] = [{**record.config, **given, **s} for s in samples]
+    rows: list[Mapping[str, Any]] = [{**record.config, **source, **s} for s in samples]
     if any(word in name for word in ("no_valid", "no_token", "all_masked", "empty_mask")):
         rows = [{**row, "loss_mask": [0] * _get_row_width(row)} for row in rows]
     if any(word in name for word in ("global_only", "only_global", "no_turn")):
         rows = [{**row, "turn_rewards": {}} for row in rows]
-    if any(word in name for word in ("missing", "no_entry", "absent")) and given is not own:
+    if any(word in name for word in ("missing", "no_entry", "absent")) and source is not own:
         rows = [{**row, "turn_rewards": {}, "global_rewards": {}} for row in rows]
     return rows
 
@@ -220,9 +220,9 @@ PLACEMENT = RecordFamily(
 
 
 def _compute_mass_rows(record: GoldenRecord, name: str) -> list[dict[str, Any]]:
-    """Mass of rollouts with more and more perfect turns, three tokens each."""
+    """Reward mass of rollouts with a growing number of perfect turns, three tokens each."""
     rows = []
-    for turns in (row["turns"] for row in record.outputs[name]):  # what is asked
+    for turns in (row["turns"] for row in record.outputs[name]):  # the turn counts are inputs
         one = GoldenRecord(
             record.id,
             {
@@ -293,11 +293,11 @@ CONTROLLER = RecordFamily(
 )
 
 
-# The source's score -----------------------------------------------------------------------------
+# KG-R1's score -----------------------------------------------------------------------------------
 
 
 def _returns_score(record: GoldenRecord, name: str) -> Any:
-    """Σ returns over the mask; values do not matter to it where λ is 1, and may be left out."""
+    """Σ returns over the mask. With λ = 1 it does not depend on values, which may be omitted."""
     rewards, mask = (
         _final_rewards(record) if record.has("R", "reward") else _get_token_rewards(record)
     )
@@ -311,7 +311,7 @@ def _returns_score(record: GoldenRecord, name: str) -> Any:
         returns = compute_discounted_returns(rewards, mask, gamma=gamma)
     if "returns" in name and "score" not in name and "sum" not in name:
         return unpack_tensor(returns, record.get("loss_mask", "mask", default=[0]))
-    sums = returns_score(returns, mask)
+    sums = sum_masked_returns(returns, mask)
     return sums.tolist() if len(sums) > 1 else sums.item()
 
 

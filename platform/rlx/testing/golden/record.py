@@ -1,4 +1,4 @@
-"""Records of worked examples, and how their inputs are read, whatever the spelling."""
+"""Records of worked examples, with tolerant lookup of their input names."""
 
 import json
 import re
@@ -23,12 +23,12 @@ __all__ = [
 
 
 class MissingInputError(LookupError):
-    """The record has no input of any of these names."""
+    """The record has no input with any of these names."""
 
 
 @dataclass(frozen=True)
 class GoldenRecord:
-    """One worked example. A calculation reads `inputs` and `config`, and never `outputs`."""
+    """One worked example. A calculation reads `inputs` and `config`, never `outputs`."""
 
     id: str
     inputs: Mapping[str, Any]
@@ -39,10 +39,10 @@ class GoldenRecord:
     notes: str = ""
 
     def get(self, *names: str, default: Any = None) -> Any:
-        """The first of these names among inputs, then config; ε and `-` aside, case is free.
+        """The first of these names found in inputs, then config. Case is ignored; `-` equals `_`.
 
         Raises:
-            Lacking: there is none, and no default.
+            MissingInputError: no name is found and there is no default.
         """
         known = {
             _normalize_input_name(key): value
@@ -56,18 +56,18 @@ class GoldenRecord:
         raise MissingInputError(f"no {' or '.join(names)} among its inputs")
 
     def has(self, *names: str) -> bool:
-        """Whether inputs or config have any of these names."""
+        """Whether inputs or config contain any of these names."""
         return bool(
             {_normalize_input_name(n) for n in names}
             & {_normalize_input_name(k) for k in (*self.config, *self.inputs)}
         )
 
     def tensor(self, *names: str) -> Tensor:
-        """float64, in the shape that is given."""
+        """float64, in the shape of the input."""
         return torch.tensor(self.get(*names), dtype=torch.float64)
 
     def tokens(self, *names: str) -> Tensor:
-        """float64 `[B, T]`; one row may be given without its batch."""
+        """float64 `[B, T]`; a single row may omit the batch dimension."""
         tokens: Tensor = torch.atleast_2d(self.tensor(*names))
         return tokens
 
@@ -78,7 +78,7 @@ class GoldenRecord:
         return mask
 
     def groups(self, count: int) -> Tensor:
-        """`[B]` group ids; without any, all rows are one group."""
+        """`[B]` group ids; without any, all rows form one group."""
         names = self.get(
             "uid", "uids", "group_ids", "groups", "group", "index", default=[0] * count
         )
@@ -86,13 +86,13 @@ class GoldenRecord:
 
     @property
     def searchable_text(self) -> str:
-        """All that says what the record is about."""
+        """All text that describes the record."""
         return f"{self.title} {self.section} {json.dumps(self.config)}".lower()
 
 
 @dataclass(frozen=True)
 class GoldenRecords:
-    """The records of a file, and how closely numbers must agree."""
+    """The records of a file, with their tolerances."""
 
     examples: tuple[GoldenRecord, ...]
     rtol: float = 1e-6
@@ -103,7 +103,7 @@ def read_golden_records(path: Path) -> GoldenRecords:
     """Reads `{version, rtol, atol, examples: [...]}`, a bare list of records, or one record.
 
     Raises:
-        SpecError: the file cannot be read, or is none of these.
+        SpecError: the file cannot be read or has another form.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -126,7 +126,7 @@ def read_golden_records(path: Path) -> GoldenRecords:
 
 
 def assign_integer_ids(names: Iterable[Any]) -> Tensor:
-    """`[B]` int64 ids that are equal where names are, strings or numbers."""
+    """`[B]` int64 ids, equal for equal names; names are strings or numbers."""
     seen: dict[str, int] = {}
     return torch.tensor([seen.setdefault(str(name), len(seen)) for name in names])
 
@@ -134,7 +134,7 @@ def assign_integer_ids(names: Iterable[Any]) -> Tensor:
 def sum_named_rewards(
     rewards: Mapping[str, float] | Sequence[float] | float, exclude: str = "_"
 ) -> float:
-    """Σ of named rewards; names that begin with `exclude` are kept out, "" keeps none out."""
+    """Σ of named rewards; names with the prefix `exclude` are left out, "" leaves none out."""
     if isinstance(rewards, int | float):
         return float(rewards)
     if not isinstance(rewards, Mapping):
@@ -144,6 +144,6 @@ def sum_named_rewards(
 
 
 def _normalize_input_name(name: str) -> str:
-    """`Epsilon`, `eps` and `high-level-gamma`, `high_level_gamma` are the same."""
+    """Unifies spellings such as `Epsilon` and `eps`, `high-level-gamma` and `high_level_gamma`."""
     plain = re.sub(r"[\s_-]+", "", name.lower())
     return {"epsilon": "eps", "lambda": "lam"}.get(plain, plain)

@@ -1,4 +1,4 @@
-"""Scores of answers, and what is said of many of them."""
+"""Scores of answers, and statistics over many of them."""
 
 import re
 from collections.abc import Callable
@@ -132,7 +132,7 @@ def _compute_calibration_figure(record: GoldenRecord, name: str) -> float | None
 
 
 def _compute_reliability_bins(record: GoldenRecord, name: str) -> list[dict[str, Any]]:
-    """Those that hold something."""
+    """Non-empty bins only."""
     count = record.get("n_bins", "bins", default=10)
     return [
         {"bin": i, "n": b.n, "conf": b.confidence, "acc": b.accuracy}

@@ -41,8 +41,8 @@ def _build_sample_tensors(record: GoldenRecord) -> tuple[Tensor, Tensor, Tensor,
 
 
 def _per_turn(record: GoldenRecord, name: str) -> bool:
-    said = str(record.get("statistics", "pool", default="")).lower()
-    return "per_turn" in name or ("pooled" not in name and "per" in said and "turn" in said)
+    setting = str(record.get("statistics", "pool", default="")).lower()
+    return "per_turn" in name or ("pooled" not in name and "per" in setting and "turn" in setting)
 
 
 def _compute_multiturn_output(record: GoldenRecord, name: str) -> list[list[float]]:
@@ -96,14 +96,14 @@ MULTITURN = RecordFamily(
 
 
 def _compute_uniform_output(record: GoldenRecord, name: str) -> Any:
-    """mean(turn) + Σ global, normalised in the group; on tokens where its name or form asks so."""
+    """mean(turn) + Σ global, normalised in the group; per token if the output's name or form is."""
     rewards, present, overall, ids, groups = _build_sample_tensors(record)
     scores = structured_scores(rewards, present, overall)
     if re.search("score|total|reward", name):
         return scores.tolist()
     advantages = group_advantages(scores, groups, **get_group_options(record, name))
-    asked = record.outputs[name]
-    on_tokens = "token" in name or (asked and isinstance(asked[0], list))
+    expected = record.outputs[name]
+    on_tokens = "token" in name or (expected and isinstance(expected[0], list))
     return (spread_over_mask(advantages, ids > 0) if on_tokens else advantages).tolist()
 
 

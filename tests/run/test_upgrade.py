@@ -1,0 +1,104 @@
+"""A home that an earlier version wrote is read, checked, rescored, compared, shown and resumed.
+
+`stored/home_550b2e0.tar.xz` was written at commit 550b2e0: r-0001 finished; r-0002 was killed after
+step 8 of 16, with rollouts of its next step in flight; r-0003 is r-0002's experiment unbroken. What
+that version printed of them lies beside the runs. It is rebuilt by running `experiments/quick.yaml`,
+made smaller, at that commit.
+"""
+
+import json
+import re
+import shutil
+import sqlite3
+import tarfile
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from rlx.audit import find_run_differences
+
+pytestmark = pytest.mark.timeout(900)
+STORED = Path(__file__).parent / "stored" / "home_550b2e0.tar.xz"
+WRITTEN_AT = "/tmp/past_home"
+
+
+@pytest.fixture(scope="module")
+def past(own_home):
+    """The stored home, moved to where the test runs."""
+    with tarfile.open(STORED) as archive:
+        archive.extractall(own_home.folder, filter="data")
+    with closing(sqlite3.connect(own_home.path / "registry.db")) as database, database:
+        database.execute(
+            "UPDATE rlx_run SET directory = replace(directory, ?, ?)",
+            (WRITTEN_AT, str(own_home.path)),
+        )
+    for journal in own_home.path.glob("runs/*/journal.jsonl"):
+        journal.write_text(journal.read_text().replace(WRITTEN_AT, str(own_home.path)))
+    return own_home
+
+
+def figures(home, *arguments):
+    """What a command prints as JSON, without what depends on time and place."""
+    return json.loads(json.dumps(home.json(*arguments)), object_hook=_timeless)
+
+
+def _timeless(mapping):
+    return {key: value for key, value in mapping.items() if key not in ("directory", "age")}
+
+
+def test_its_figures_are_shown_as_they_were(past):
+    then = json.loads((past.path / "status.json").read_text(), object_hook=_timeless)
+    assert figures(past, "status", "r-0003") == then
+    then = json.loads((past.path / "compare.json").read_text(), object_hook=_timeless)
+    assert figures(past, "compare", "r-0001", "r-0003") == then
+
+
+def test_its_rollouts_are_shown_with_their_credit(past):
+    samples = past.json("samples", "r-0001", "--step", "16")
+    assert samples
+    done = past.rlx("samples", "r-0001", "--credit")
+    assert done.returncode == 0, done.stderr
+    assert "advantage" in done.stdout
+
+
+def test_every_identity_holds(past):
+    done = past.rlx("check", "r-0001")
+    assert done.returncode == 0, done.stdout + done.stderr
+    then = (past.path / "check.txt").read_text()
+    rows = [re.findall(r"^[✓✗–] .*", text, re.MULTILINE) for text in (then, done.stdout)]
+    assert [row.split()[:3] for row in rows[0]] == [row.split()[:3] for row in rows[1]]
+
+
+def test_it_is_rescored_to_the_bit(past):
+    done = past.rlx("rescore", "r-0001")
+    assert done.returncode == 0, done.stderr
+    assert "to the bit" in " ".join(done.stdout.split())
+
+
+def test_its_model_is_evaluated(past):
+    done = past.rlx("eval", "r-0001", "--json")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_killed_run_goes_on_to_the_same_numbers(past):
+    assert past.run("r-0002").status in ("running", "lost")
+    done = past.rlx("resume", "r-0002", "-q")
+    assert done.returncode == 0, done.stderr
+    with past.registry() as registry:
+        events = {event.kind for event in registry.results.events("r-0002")}
+        differences = list(find_run_differences(registry, "r-0002", "r-0003"))
+    assert "resumed" in events
+    assert differences == []
+
+
+def test_a_lost_registry_is_imported_from_its_journals(past, tmp_path):
+    again = tmp_path / "again"
+    shutil.copytree(past.path / "runs" / "r-0001", again / "runs" / "r-0001")
+    past.environment["RLX_HOME"], home = str(again), past.environment["RLX_HOME"]
+    try:
+        done = past.rlx("db", "import", again / "runs" / "r-0001")
+        assert done.returncode == 0, done.stderr
+        assert past.json("status", "r-0001")["step"] == 16
+    finally:
+        past.environment["RLX_HOME"] = home
