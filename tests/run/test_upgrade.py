@@ -2,8 +2,8 @@
 
 `stored/home_550b2e0.tar.xz` was written at commit 550b2e0: r-0001 finished; r-0002 was killed after
 step 8 of 16, with rollouts of its next step in flight; r-0003 is r-0002's experiment unbroken. What
-that version printed of them lies beside the runs. It is rebuilt by running `experiments/quick.yaml`,
-made smaller, at that commit.
+that version printed of them lies beside the runs. To rebuild it, run `experiments/quick.yaml`, made
+smaller, at that commit.
 """
 
 import json

@@ -128,10 +128,7 @@ def evaluate_tokens(tokens: Sequence[str], ops: Ops, numeric: Numeric) -> tuple[
                     raise UncomputableError("too deep")
             elif token[0] in "0123456789.":
                 right = _parse_number_token(token, numeric)
-                if type(right) is int:
-                    digits.append(right)
-                else:
-                    digits += _split_digit_runs(token)
+                digits += [right] if type(right) is int else _split_digit_runs(token)
                 operand_next = False
             else:
                 _skip_line_end(token, depth, "an operand is missing")
