@@ -1,4 +1,4 @@
-"""`rlx samples --export`: stored rollouts as JSON Lines, in the shape of design 000."""
+"""`rlx samples --export`: stored rollouts as JSON Lines, in the shape of KG-R1."""
 
 import json
 
@@ -30,7 +30,7 @@ def entries(**given):
 
 
 def asked():
-    """Three turns with the reward weights of design 000, and one rollout that was cut off."""
+    """Three turns with the reward weights of KG-R1, and one rollout that was cut off."""
     tree = conversation(
         [
             ("kg_query", "ab", {"valid": True}, "[obs]"),
