@@ -79,7 +79,7 @@ def _write(url: str, folder: Path, pipe: "Connection[Any, Any]") -> None:
 
     with Registry.open(url) as registry:
         # Who meets a lock is refused at once, and says so: waiting is seen however short it is.
-        event.listen(registry._writer, "connect", _impatient)
+        event.listen(registry.database._writer, "connect", _impatient)
         run, _ = registry.submit(
             digest="d" * 64, seed=0, name="full-speed", spec={}, yaml="", plugins=[], code={},
             environment={},

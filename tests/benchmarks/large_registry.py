@@ -110,7 +110,7 @@ def build(folder: Path, size: Size = LARGE, seed: int = 0) -> str:
             with write() as connection:
                 _rollouts(connection, run, steps, rows, rng)
         _big_step(registry, folder, size, rng)
-        with registry._writer.connect() as connection:  # type: ignore[union-attr]
+        with registry.database._writer.connect() as connection:  # type: ignore[union-attr]
             connection.exec_driver_sql("COMMIT")
             connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
             connection.exec_driver_sql("BEGIN")

@@ -123,7 +123,7 @@ def test_two_ranks_draw_the_same_tokens(home, unbroken):
 
 
 def test_what_goes_wrong_in_the_thread_ends_the_run_where_it_is_waited_for():
-    progress = SimpleNamespace(doing=lambda what: None)
+    progress = SimpleNamespace(show_activity=lambda what: None)
     with Prefetcher(torch.device("cpu")) as ahead:
         assert ahead.take(None) is None
         ahead.begin(SimpleNamespace(progress=progress), SimpleNamespace(), 0, 0)
@@ -137,7 +137,7 @@ def trained(old, behaviour, correction=None):
     return SimpleNamespace(
         streams=SimpleNamespace(old_logprobs=torch.tensor([old])),
         batch=SimpleNamespace(behaviour_logprobs=torch.tensor([behaviour])),
-        sampled=mask,
+        sampled_mask=mask,
         correction=correction,
     )
 

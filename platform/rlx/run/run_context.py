@@ -1,15 +1,20 @@
 """The objects of one rank that live as long as its run."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-from rlx.home import RunFolder
-from rlx.learner import Critic, Learner, Ranks, ReferencePolicy
-from rlx.model import Policy
-from rlx.record import Recorder
-from rlx.reward import RewardPool
-from rlx.run.progress import ProgressFile
-from rlx.sampler import SamplingEngine
-from rlx.spec import ExperimentSpec
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # who only reads a context need not wait for DeepSpeed
+    from rlx.home import RunFolder
+    from rlx.learner import Critic, Learner, Ranks, ReferencePolicy
+    from rlx.model import Policy
+    from rlx.record import Recorder
+    from rlx.reward import RewardPool
+    from rlx.run.progress import ProgressFile
+    from rlx.sampler import SamplingEngine
+    from rlx.spec import ExperimentSpec
+
 
 __all__ = ["RunContext"]
 
