@@ -72,7 +72,7 @@ class _OpenMlflowRun(NamedTuple):
 class MlflowMirror:
     """Keeps one run's MLflow run in sync with the registry. Not thread-safe.
 
-    Every method raises `MirrorUnavailableError` if MLflow fails, and `rlx_registry.RegistryError`
+    Every method raises `MirrorUnavailableError` if MLflow fails, and `rlx_registry.RegistryDatabaseError`
     if the registry fails.
 
     Args:

@@ -216,8 +216,8 @@ class Gae(Estimator):
     environment: EnvironmentTokens = "skip"
     """skip: environment tokens take no time step. literal: the literal recursion of KG-R1."""
     whiten: bool = False
-    """Whiten advantages to mean 0 and variance 1 over the batch; the critic learns from raw "
-    "returns."""
+    """Whiten advantages to mean 0 and variance 1 over the batch; the critic learns from raw
+    returns."""
 
 
 class TurnLevelGae(Estimator):
@@ -236,8 +236,8 @@ class TurnLevelGae(Estimator):
     lam_high: float = Field(1.0, ge=0, le=1)
     """λ from turn to turn."""
     whiten: bool = False
-    """Whiten advantages to mean 0 and variance 1 over the batch; the critic learns from raw "
-    "returns."""
+    """Whiten advantages to mean 0 and variance 1 over the batch; the critic learns from raw
+    returns."""
 
 
 class ReinforcePlusPlus(Estimator):
