@@ -72,8 +72,8 @@ class _OpenMlflowRun(NamedTuple):
 class MlflowMirror:
     """Keeps one run's MLflow run in sync with the registry. Not thread-safe.
 
-    Every method raises `MirrorUnavailableError` if MLflow fails, and `rlx_registry.RegistryDatabaseError`
-    if the registry fails.
+    Every method raises `MirrorUnavailableError` if MLflow fails, and
+    `rlx_registry.RegistryDatabaseError` if the registry fails.
 
     Args:
         registry: open for writing.
