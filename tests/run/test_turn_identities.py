@@ -63,20 +63,20 @@ def recorded(pool, *overrides, estimator="multiturn_grpo"):
     named = estimator if estimator.startswith("{") else f"{{name: {estimator}}}"
     read, _ = check_file(COUNTDOWN, [*overrides, f"estimator={named}"])
     spec = read.spec.model_copy(update={"rewards": RewardsSpec.model_validate(REWARDS)})
-    parts, plugins = build_recipe(spec), resolve_plugins(spec)
-    grown = trees(parts.task)
-    table = score_rollouts(grown, parts.rewards, pool)
+    recipe, plugins = build_recipe(spec), resolve_plugins(spec)
+    grown = trees(recipe.task)
+    table = score_rollouts(grown, recipe.rewards, pool)
     batch = build_token_batch(grown)
     budget = {"answer": 8, "query": 8}
     train = assign_credit(
         batch,
         build_row_rewards(batch, grown, table),
-        parts.mask(batch),
+        recipe.mask(batch),
         TokenStreams(
             old_logprobs=batch.behaviour_logprobs,
             reference_logprobs=batch.behaviour_logprobs - 0.25,
         ),
-        estimator=parts.estimator,
+        estimator=recipe.estimator,
         credit=spec.credit,
         loss=spec.loss,
         max_tokens=budget,
@@ -84,7 +84,7 @@ def recorded(pool, *overrides, estimator="multiturn_grpo"):
     return StepEvidence(
         step=1,
         stored=read_step(rollout_table(grown, table, build_trained_rows(train))),
-        parts=parts,
+        recipe=recipe,
         strategy=plugins.mask,
         estimator=plugins.estimator,
         beta=0.0,
@@ -193,8 +193,8 @@ def test_more_turns_than_are_allowed_are_found(most, forced, violated, pool):
     rollout = EnvironmentRolloutSpec(
         environment=EnvironmentUse(plugin="any"), max_turns=most, forced_answer=forced
     )
-    spec = sound.parts.spec.model_copy(update={"rollout": rollout})
-    changed = replace(sound, parts=replace(sound.parts, spec=spec))
+    spec = sound.recipe.spec.model_copy(update={"rollout": rollout})
+    changed = replace(sound, recipe=replace(sound.recipe, spec=spec))
     by_name = {identity.name: identity for identity in IDENTITIES}
     result = by_name["turns"].check(changed)
     assert result.violated == violated
