@@ -121,7 +121,7 @@ def test_observations_stay_out_or_follow_the_attention_mask(mask, pool):
     assert (results["attention"].checked > 0) == (mask in WHOLE)
     observed = evidence.batch.is_environment
     for name in ("weights", "advantages", "kl"):
-        assert evidence.tokens(name)[observed].any() == (mask in WHOLE)
+        assert evidence.get_token_stream(name)[observed].any() == (mask in WHOLE)
     assert results["turn_advantages"].checked == 0, "grpo compares whole rollouts"
 
 
@@ -129,7 +129,7 @@ def test_observations_stay_out_or_follow_the_attention_mask(mask, pool):
 
 
 def with_token(evidence, name, at, value):
-    tensor = evidence.tokens(name).clone()
+    tensor = evidence.get_token_stream(name).clone()
     tensor[at] = value
     tokens = {**evidence.rows.tokens, name: tensor}
     rows = replace(evidence.rows, tokens=tokens)
