@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, func, literal, select
@@ -86,17 +85,6 @@ class Database:
         with self.open_run_reader(run_id) as (_, key):
             writer.fence = (key, attempt)
         return writer
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @contextmanager
     def open_reader(self) -> Iterator[Connection]:

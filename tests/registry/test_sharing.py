@@ -121,9 +121,8 @@ def test_a_reader_sees_a_live_writer_and_cannot_write(blank):
             connection.execute(models.run.delete())
         with reader.database.open_reader() as connection:
             connection.execute(models.run.select()).all()
-            writer.results.add_metrics(
-                "1", 1, {"a": 1.0}
-            )  # a reader in mid-transaction locks nobody
+            # a reader in mid-transaction locks nobody
+            writer.results.add_metrics("1", 1, {"a": 1.0})
 
 
 def test_a_step_is_one_transaction_of_a_few_statements(blank):

@@ -22,7 +22,7 @@ METRICS = (
     "aurc", "alike_share",
 )  # fmt: skip
 """Metrics that are compared, of every evaluation after training that has them."""
-UNTOLD = ("name", "seed")
+NOT_COMPARED = ("name", "seed")
 """Spec keys that do not distinguish recipes."""
 
 NAMED = 5
@@ -201,7 +201,7 @@ def _select_last_evaluations(evaluations: Iterable[EvaluationRecord]) -> list[Ev
 
 def _find_experiment_differences(runs: Sequence[RunRecord]) -> dict[str, tuple[Any, ...]]:
     specs = [build_run_side(run).sections["spec"] for run in runs]
-    paths = [p for p in dict.fromkeys(p for spec in specs for p in spec) if p not in UNTOLD]
+    paths = [p for p in dict.fromkeys(p for spec in specs for p in spec) if p not in NOT_COMPARED]
     rows = {path: tuple(spec.get(path) for spec in specs) for path in paths}
     return {path: row for path, row in rows.items() if any(v != row[0] for v in row)}
 

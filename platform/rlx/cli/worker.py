@@ -95,7 +95,7 @@ class _Queue:
 
     def __init__(self, registry: Registry, only: Collection[str] | None = None) -> None:
         self._registry, self._only = registry, only
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         self.watching: dict[str, float] = {}
         """Runs without heartbeat, with the time since when they have been watched."""
 
@@ -183,6 +183,6 @@ class _Queue:
 
     def report_once(self, what: str, why: str) -> None:
         """Prints why something is skipped, once per reason."""
-        if (what, why) not in self._told:
-            self._told.add((what, why))
+        if (what, why) not in self._reported:
+            self._reported.add((what, why))
             click.echo(f"{what} is left alone: {why}", err=True)

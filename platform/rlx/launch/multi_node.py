@@ -31,7 +31,7 @@ BEAT = 5.0
 GRACE = 30.0
 """Seconds that a session has to end after its input is closed."""
 LOOK = 0.25
-HANDED = (
+FORWARDED_PREFIXES = (
     *("RLX_", "OMP_", "PYTHON", "HF_", "TOKENIZERS_", "TRANSFORMERS_", "TORCH", "NCCL_", "GLOO_"),
     *("PATH", "LD_LIBRARY_PATH"),
 )
@@ -96,7 +96,7 @@ def _start_sessions(
         "ranks": runner.ranks,
         "address": None,
         "port": free_port(),
-        "environment": {k: v for k, v in os.environ.items() if k.startswith(HANDED)},
+        "environment": {k: v for k, v in os.environ.items() if k.startswith(FORWARDED_PREFIXES)},
     }
     if isinstance(launcher, SlurmLauncherSpec):
         order["nodes"], order["ranks"] = launcher.nodes, runner.ranks // launcher.nodes

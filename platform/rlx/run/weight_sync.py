@@ -25,7 +25,7 @@ __all__ = ["compute_sync_figures", "synchronize_sampler"]
 PROMPTS = 4
 LENGTH = 72
 """Tokens per prompt: more than two blocks of vLLM's prefix cache."""
-SAID = TurnSpec(max_new_tokens=8)
+CHECK_TURN = TurnSpec(max_new_tokens=8)
 SEEDS = ((0, 1), (2, 3))
 """Seeds of the two rounds; the second round finds the prompts in the prefix cache."""
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
@@ -70,14 +70,14 @@ def compute_sync_figures(sampler: SamplingEngine) -> dict[str, float]:
     return {"sampler/drift": sampler.drift, "sampler/restarts": float(sampler.restarts)}
 
 
-_Said = tuple[tuple[int, ...], Completion]
+_PromptCompletion = tuple[tuple[int, ...], Completion]
 
 
 def _build_check_prompts(context: RunContext, longest: int) -> list[tuple[int, ...]]:
     """Builds the same prompts every time, without tokens that end a turn."""
     vocabulary = sorted({*range(len(context.policy.tokenizer))} - {*context.policy.end_ids})
     source = random.Random(derive_seed(0, "synchronising"))
-    length = min(LENGTH, longest - SAID.max_new_tokens)
+    length = min(LENGTH, longest - CHECK_TURN.max_new_tokens)
     if length < 1:
         raise RlxError(
             f"vLLM can hold {longest} tokens of a dialogue here: raise sampler.kv_cache_mb, or "
@@ -88,18 +88,18 @@ def _build_check_prompts(context: RunContext, longest: int) -> list[tuple[int, .
 
 def _sample_completions(
     sampler: SamplingEngine, prompts: Sequence[tuple[int, ...]], rounds: Sequence[tuple[int, ...]]
-) -> list[_Said]:
+) -> list[_PromptCompletion]:
     """Samples a completion of every prompt for every seed, round by round."""
-    completions: list[_Said] = []
+    completions: list[_PromptCompletion] = []
     with sampler.session() as session:
         for seeds in rounds:
             requests = [CompletionRequest(prompt, None, seeds) for prompt in prompts]
-            groups = session.generate(requests, SAID)
+            groups = session.generate(requests, CHECK_TURN)
             completions += [(p, c) for p, group in zip(prompts, groups, strict=True) for c in group]
     return completions
 
 
-def _compute_drift(context: RunContext, completions: Sequence[_Said]) -> float:
+def _compute_drift(context: RunContext, completions: Sequence[_PromptCompletion]) -> float:
     """The largest absolute difference of sampler and learner log-probabilities, in nats."""
     batch = build_token_batch(
         [_build_completion_tree(prompt, completion) for prompt, completion in completions]

@@ -17,7 +17,7 @@ __all__ = ["MOST", "build_comparison_page"]
 
 MOST = 24
 """Maximum number of runs compared at once."""
-UNTOLD = ("name", "seed")
+NOT_COMPARED = ("name", "seed")
 METRICS = (
     "accuracy",
     "mean_confidence",
@@ -104,7 +104,7 @@ def _select_after_evaluations(records: Sequence[EvaluationRecord]) -> dict[str, 
 def _find_spec_differences(firsts: Sequence[RunRecord]) -> list[dict[str, Any]]:
     specs = [dict(list_leaf_values(record.spec)) for record in firsts]
     paths = dict.fromkeys(path for spec in specs for path in spec)
-    rows = {path: [spec.get(path) for spec in specs] for path in paths if path not in UNTOLD}
+    rows = {path: [spec.get(path) for spec in specs] for path in paths if path not in NOT_COMPARED}
     return [
         {"path": path, "values": row}
         for path, row in rows.items()
