@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # What is imported is compiled once, and not by every one of several hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-runs test-rooms check bench docs screenshots suite study gpu-check clean
+.PHONY: install demo test test-runs test-rooms test-crowded check bench docs screenshots suite study gpu-check clean
 
 install: $(INSTALLED)
 
@@ -37,6 +37,9 @@ test-runs: install
 
 test-rooms: install
 	$(BIN)/python -m pytest $(WAITING) $(ROOMS) --durations=15
+
+test-crowded: install  ## every test, three times beside a load generator; ARGS="--times 1 -- tests/web"
+	$(BIN)/python tests/load.py $(ARGS)
 
 check: install  ## formatting, lint, types
 	$(BIN)/ruff format --check .

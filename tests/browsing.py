@@ -2,16 +2,15 @@
 
 import os
 import shutil
-import threading
-import time
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import uvicorn
-
-from rlx_web import create_app
+from patience import stop_process
 
 __all__ = ["Visit", "browser", "served"]
 
@@ -52,24 +51,31 @@ def browser() -> Iterator[Any]:
             opened.close()
 
 
+SERVE = """
+import os, socket, uvicorn
+from rlx_web import Access, create_app
+config = uvicorn.Config(
+    create_app(os.environ["SERVED"], Access(token=None)), log_level="warning", lifespan="off"
+)
+uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(os.environ["LISTENING"]))])
+"""
+
+
 @contextmanager
 def served(url: str) -> Iterator[str]:
-    """The address of the dashboard of a registry."""
-    config = uvicorn.Config(
-        create_app(url), host="127.0.0.1", port=0, log_level="warning", lifespan="off"
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
+    """The address of the dashboard of a registry, which a process of its own serves."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        given = {"SERVED": url, "LISTENING": str(listening.fileno())}
+        process = subprocess.Popen(
+            [sys.executable, "-c", SERVE],
+            env={**os.environ, **given},
+            pass_fds=[listening.fileno()],
+        )
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}"  # who connects before it serves waits in line
     finally:
-        server.should_exit = True
-        thread.join()
+        stop_process(process)
 
 
 class Visit:

@@ -4,12 +4,12 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import psutil
+from patience import find_free_port, stop_process, wait_until
 
 __all__ = ["Dashboard", "dashboard"]
 
@@ -34,34 +34,24 @@ class Dashboard:
 
 
 @contextmanager
-def dashboard(registry: str, patience: float = 60) -> Iterator[Dashboard]:
+def dashboard(registry: str) -> Iterator[Dashboard]:
     """Starts `rlx web` on a registry, and ends it. Nothing has been asked of it before."""
-    port = _free_port()
+    port = find_free_port()
     # Other work may have pinned the number of threads; a dashboard has its own.
-    command = [sys.executable, "-c", START, "web", "--port", str(port), "--registry", registry]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    command = [sys.executable, "-c", START, "web", "--no-token", "--port", str(port)]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "RLX_REGISTRY": registry}
+    )
     try:
-        _wait(process, port, patience)
+        wait_until("rlx web to serve", lambda: _accepts_connections(process, port))
         yield Dashboard(port, psutil.Process(process.pid))
     finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=10)
-        process.kill()
+        stop_process(process)
 
 
-def _wait(process: "subprocess.Popen[str]", port: int, patience: float) -> None:
-    end = time.monotonic() + patience
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            raise AssertionError(f"rlx web ended: {process.communicate()[1]}")
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"rlx web does not serve after {patience:g} s")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _accepts_connections(process: "subprocess.Popen[str]", port: int) -> bool:
+    if process.poll() is not None:
+        raise AssertionError(f"rlx web ended: {process.communicate()[1]}")
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
+        return True
+    return False

@@ -4,11 +4,13 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 
+from patience import LIMIT
+
 __all__ = ["processes"]
 
 
 def processes(
-    script: str, arguments: Iterable[Sequence[object]], timeout: float = 60
+    script: str, arguments: Iterable[Sequence[object]], timeout: float = LIMIT
 ) -> list[list[str]]:
     """Runs one Python process per argument list at once; returns what each printed."""
     running = [

@@ -84,7 +84,9 @@ class Dashboard(TestClient):
 
 def dashboard(url: str, **access: Any) -> Dashboard:
     """A client of the dashboard of a registry, on this machine."""
-    return Dashboard(create_app(url, Access(**access)), base_url=OURS, follow_redirects=False)
+    return Dashboard(
+        create_app(url, Access(**{"token": None, **access})), base_url=OURS, follow_redirects=False
+    )
 
 
 def leaves(value: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dashboards import Dashboard
+from patience import LIMIT
 
 __all__ = ["Pollers", "Stretch", "polling", "writing"]
 
@@ -61,12 +62,12 @@ def writing(url: str, folder: Path) -> Iterator[Writer]:
     try:
         yield Writer(ours, ours.recv())
         ours.send(None)
-        process.join(30)
+        process.join(LIMIT)
         assert process.exitcode == 0
     finally:
         ours.close()
         process.kill()
-        process.join()
+        process.join(LIMIT)
 
 
 def _write(url: str, folder: Path, pipe: "Connection[Any, Any]") -> None:
@@ -156,7 +157,7 @@ class Pollers:
 
     def _ask(self, path: str) -> dict[str, Any] | None:
         began = time.monotonic()
-        connection = http.client.HTTPConnection("127.0.0.1", self.served.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.served.port, timeout=LIMIT)
         try:
             connection.request("GET", path, headers={"Accept-Encoding": "gzip"})
             response = connection.getresponse()
@@ -191,4 +192,5 @@ def polling(served: Dashboard, run: str, clients: int = 20) -> Iterator[Pollers]
     finally:
         pollers.over.set()
         for thread in threads:
-            thread.join()
+            thread.join(LIMIT)
+            assert not thread.is_alive(), "a client still waits for an answer"

@@ -5,13 +5,13 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
 import pytest
+from patience import stop_process, wait_until
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 
@@ -20,7 +20,8 @@ __all__ = ["PASSWORD", "Server", "server"]
 PASSWORD = "s3cr3t"
 """Of the server's user `rlx`; it must never be seen in any output."""
 
-TRIES = 300
+GRACE = 30
+"""Seconds until a server that does not stop is made to."""
 
 
 class Server:
@@ -35,23 +36,23 @@ class Server:
     def start(self) -> None:
         """Begins, or begins again, and waits until clients are served."""
         self._process = self._start()
-        for _ in range(TRIES):
-            try:
-                self.execute("postgres", "SELECT 1")
-                return
-            except OperationalError:
-                assert self._process.poll() is None, (self.folder / "log").read_text()
-                time.sleep(0.1)
-        raise AssertionError((self.folder / "log").read_text())
+        wait_until("PostgreSQL to serve", self._is_serving)
+
+    def _is_serving(self) -> bool:
+        try:
+            self.execute("postgres", "SELECT 1")
+        except OperationalError:
+            assert self._process.poll() is None, (self.folder / "log").read_text()
+            return False
+        return True
 
     def stop(self, number: int = signal.SIGINT) -> None:
         """Ends, its clients cut off, or by SIGTERM once they have left."""
         self._process.send_signal(number)
         try:
-            self._process.wait(10)
+            self._process.wait(GRACE)
         except subprocess.TimeoutExpired:
-            self._process.send_signal(signal.SIGQUIT)
-            self._process.wait(10)
+            stop_process(self._process, signal.SIGQUIT)
 
     def url(self, database: str, password: str = PASSWORD) -> str:
         """The URL of a database, through the server's socket."""

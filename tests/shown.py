@@ -15,6 +15,7 @@ from rlx.record.recorder import Recorder
 from rlx.record.rollouts import TOKEN_COLUMNS, Role, TrainedRows
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment
+from rlx.text import replace_surrogates
 from rlx_registry import DeviceRequest, PluginRecord, Registry, models
 
 __all__ = ["SILENT", "grown", "shown", "silence", "steps", "submit", "sure"]
@@ -34,7 +35,7 @@ FILLED = 4
 
 def sure(text: str) -> str:
     """A text as Parquet can hold it: a lone surrogate is no character."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return replace_surrogates(text)
 
 
 def _prompt(parent: int, text: str) -> Segment:

@@ -11,19 +11,18 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from patience import stop_process, wait_until
 
 __all__ = ["NODES", "Cluster", "cluster"]
 
 NODES = ("n1", "n2")
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
-TRIES = 300
 
 SETTINGS = """\
 ClusterName=rlx
@@ -121,11 +120,7 @@ class Cluster:
         for process in reversed(self._daemons.values()):
             process.send_signal(signal.SIGTERM)
         for process in self._daemons.values():
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            stop_process(process)
 
 
 def _step_daemons() -> Iterator[psutil.Process]:
@@ -178,22 +173,23 @@ def _start(made: Cluster) -> None:
     (folder / "state").mkdir()
     for node in NODES:
         (folder / f"spool-{node}").mkdir()
-    for _ in range(TRIES):
-        if (folder / "munge.socket").exists():
-            break
-        time.sleep(0.1)
+    wait_until("munge's socket", (folder / "munge.socket").exists)
     made.start("slurmctld", "slurmctld", "-D")
     for node in NODES:
         made.start_node(node)
 
 
 def _wait(made: Cluster) -> None:
-    for _ in range(TRIES):
-        with suppress(AssertionError):
-            if made.idle():
-                return
-        time.sleep(0.1)
-    raise AssertionError(made.logs())
+    try:
+        wait_until("both nodes to be idle", lambda: _is_idle(made))
+    except AssertionError as error:
+        raise AssertionError(made.logs()) from error
+
+
+def _is_idle(made: Cluster) -> bool:
+    with suppress(AssertionError):  # the controller does not answer yet
+        return made.idle()
+    return False
 
 
 def _free_ports(count: int) -> list[int]:

@@ -23,6 +23,9 @@ class Characters:
         text = "".join(map(chr, token_ids)).removesuffix(chr(END))
         return text, tuple(min(n, len(text)) for n in range(1, len(token_ids) + 1))
 
+    def break_control_tokens(self, text):
+        return text
+
     def encode_observation(self, text, after, *, inline):
         return TurnPrompt(text, self.encode(text) if inline else self.reply(text, after))
 

@@ -1,11 +1,12 @@
 """`make study`: runs the study of calibration in a small model; see experiments/study/README.md.
 
-    python experiments/study/study.py [--page] [--only GROUP ...]
+    python experiments/study/study.py [--page] [--rescore] [--only GROUP ...]
 
 Trains the missing runs of every group, evaluates every run, stores compact results in
 experiments/study/results, and writes docs/study.md with its pictures. Runs that are stored there or
-in RLX_HOME are not repeated, so an interrupted command continues where it stopped. `--page` only
-writes the page.
+in RLX_HOME are not repeated, so an interrupted command continues where it stopped. Every run of
+RLX_HOME with recorded rollouts is then rescored under the present rewards. `--page` only writes the
+page, `--rescore` only rescores and writes it.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from rlx_registry import Registry, RunRecord
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "make"))
 from rlx_command import ROOT, rlx
+from study_rescore import rescore_runs
 
 if TYPE_CHECKING:
     from study_page import Group
@@ -34,9 +36,9 @@ AT_ONCE = max(1, (os.cpu_count() or 1))
 UNTRACKED = (
     "--set=tracking.mlflow=null",
     "--set=tracking.pictures=false",
-    "--set=tracking.rollouts=none",
 )
-"""Tracking that a study of a hundred runs does not need; it does not affect training."""
+"""Tracking that a study of a hundred runs does not need; it does not affect training. Rollouts are
+recorded, 10 MB for a run, so that the runs can be rescored."""
 METRICS = (
     "train/advantage_abs_",
     "train/span_entropy",
@@ -167,15 +169,18 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description="the study: runs, evaluations, and the page")
     parser.add_argument("--page", action="store_true", help="run nothing, only write the page")
+    parser.add_argument("--rescore", action="store_true", help="only rescore, and write the page")
     parser.add_argument("--only", nargs="+", choices=GROUPS, default=list(GROUPS))
     options = parser.parse_args()
     bring_back()
-    for group in () if options.page else options.only:
+    for group in () if options.page or options.rescore else options.only:
         for recipe in GROUPS[group]:
             train(group, recipe)
         evaluate(group)
         keep(group)
     with registry() as open_registry:
+        if not options.page:
+            rescore_runs(open_registry, {digest(r): r.label for g in GROUPS.values() for r in g})
         there = {name: came_of(name, open_registry) for name in GROUPS}
         write(
             {name: group for name, group in there.items() if group},

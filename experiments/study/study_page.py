@@ -10,6 +10,7 @@ from typing import Any
 
 import jinja2
 import numpy as np
+from study_rescore import read_rescored
 
 from rlx.cli.comparison import Comparison, ComparisonRow, SuiteDifferences, compare_recipes
 from rlx.evaluation import compute_expected_calibration_error, compute_seed_mean
@@ -230,5 +231,6 @@ def write(groups: dict[str, Group], missing: list[str]) -> None:
     )
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     named = {name.removeprefix("study-").replace("-", "_"): group for name, group in groups.items()}
-    PAGE.write_text(template.render(named, missing=missing), encoding="utf-8")
+    page = template.render(named, missing=missing, rescored=read_rescored())
+    PAGE.write_text(page, encoding="utf-8")
     print(PAGE.relative_to(ROOT))

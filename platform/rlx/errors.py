@@ -8,6 +8,7 @@
   x ShapeError           1  two tensors disagree in shape; the code that built them has a bug
   x TreeError            1  a rollout tree is malformed; the code that built it has a bug
   x RewardError          1  a reward failed under the policy `on_error: fail`
+  x DivergedModelError   1  the model's weights or logits are not finite
 
 Built-in exceptions (ValueError, TypeError) are for misuse of a single function.
 """
@@ -15,6 +16,7 @@ Built-in exceptions (ValueError, TypeError) are for misuse of a single function.
 from typing import ClassVar
 
 __all__ = [
+    "DivergedModelError",
     "EnvironmentFault",
     "PluginError",
     "RegistryError",
@@ -66,3 +68,7 @@ class TreeError(RlxError):
 
 class RewardError(RlxError):
     """A reward plugin failed, and the spec sets `on_error: fail`."""
+
+
+class DivergedModelError(RlxError):
+    """A model's weights, or the logits that it computes, are not finite."""

@@ -7,11 +7,22 @@ from urllib.parse import unquote
 
 from rlx.errors import EnvironmentFault
 
-__all__ = ["ATTEMPT", "REGISTRY", "RunFolder", "format_path", "get_rlx_home", "tracking_url"]
+__all__ = [
+    "ATTEMPT",
+    "REGISTRY",
+    "WARM_STARTS",
+    "RunFolder",
+    "format_path",
+    "get_rlx_home",
+    "tracking_url",
+]
 
 REGISTRY, ATTEMPT = "RLX_RUN_REGISTRY", "RLX_RUN_ATTEMPT"
 """Environment variables that pass the registry URL and the fencing token to supervisor and ranks.
 The URL may contain a password, so it must not appear on a command line."""
+
+WARM_STARTS = "cache/warm_start"
+"""Folder of the results of warm starts, below RLX_HOME."""
 
 
 def get_rlx_home() -> Path:
@@ -38,8 +49,8 @@ def tracking_url(url: str) -> str:
     folder = str(get_rlx_home())
     if "?" in folder or unquote(folder) != folder:
         raise EnvironmentFault(
-            f"RLX_HOME is {folder}: with '?' or '%' and two digits it cannot stand in a database "
-            "URL; choose another folder"
+            f"RLX_HOME is {folder}: a path with '?' or '%' and two digits cannot be used in a "
+            "database URL; choose another folder"
         )
     return url.replace("{home}", folder)
 

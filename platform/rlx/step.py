@@ -216,15 +216,16 @@ def _check_credit(credit: Credit, mask: Tensor) -> Credit:
         if not isinstance(tensor, Tensor) or tensor.shape != mask.shape:
             found = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
             raise PluginError(
-                f"the estimator gave {name} of shape {found}, not [B, T] = {tuple(mask.shape)}"
+                f"the estimator returned {name} of shape {found}, not [B, T] = {tuple(mask.shape)}"
             )
         wrong = ~tensor.isfinite() | (~mask & (tensor != 0))
         if wrong.any():
             row, token = wrong.nonzero()[0].tolist()
             where = "" if mask[row, token] else ", which is outside the mask"
             raise PluginError(
-                f"the estimator gave {float(tensor[row, token])} among its {name}, to token "
-                f"{token} of row {row}{where}: `rlx plugins check` has the promises it must keep"
+                f"the estimator returned {float(tensor[row, token])} in its {name} for token "
+                f"{token} of row {row}{where}: `rlx plugins check` tests what an estimator must "
+                "guarantee"
             )
     return credit
 

@@ -2,8 +2,20 @@
 
 import re
 import unicodedata
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import quote, quote_plus, unquote
 
-__all__ = ["escape_unprintable", "redact_passwords"]
+__all__ = [
+    "escape_lines",
+    "escape_unprintable",
+    "list_url_secrets",
+    "redact_passwords",
+    "redact_values",
+    "replace_surrogates",
+    "shorten_for_record",
+]
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 _BLANK = re.compile(
@@ -12,6 +24,8 @@ _BLANK = re.compile(
 )
 """Invisible characters of other categories: fillers, variation selectors, the blank braille cell.
 """
+_LINE_END = re.compile(r"(\r?\n)")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def escape_unprintable(text: str) -> str:
@@ -19,6 +33,16 @@ def escape_unprintable(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(_escape_character(c) for c in text)
+
+
+def escape_lines(text: str) -> str:
+    """Escapes like `escape_unprintable`, but keeps the ends of lines."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        part if part in ("\n", "\r\n") else escape_unprintable(part)
+        for part in _LINE_END.split(text)
+    )
 
 
 def _escape_character(character: str) -> str:
@@ -29,11 +53,96 @@ def _escape_character(character: str) -> str:
     return character
 
 
-def redact_passwords(text: str) -> str:
-    """Replaces passwords in URLs by `***`.
+def replace_surrogates(text: str) -> str:
+    """Replaces lone surrogates, which UTF-8 cannot encode, by U+FFFD; the length stays the same."""
+    return text if text.isascii() else _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def shorten_for_record(text: str, longest: int) -> str:
+    """Returns `text` as any database can store it, and cut at `longest` characters.
+
+    Lone surrogates become U+FFFD and NUL becomes "␀". A cut is marked.
+
+    Example:
+        >>> shorten_for_record("no target\0" * 9, 9)
+        'no target… (90 characters)'
+    """
+    whole = len(text)
+    text = replace_surrogates(text[:longest]).replace("\0", "␀")
+    return text if whole <= longest else f"{text}… ({whole:,} characters)"
+
+
+def redact_passwords(text: str, *urls: str) -> str:
+    """Replaces passwords in URLs by `***`: those after a user's name, and those in a query.
+
+    Where a line leaves open how far a password goes, the rest of the line is taken for it.
+
+    Args:
+        text: any text, such as an error message, with URLs anywhere in it.
+        urls: URLs whose passwords the text may repeat on their own.
 
     Example:
         >>> redact_passwords("postgresql://ann:s3cret@db/rlx")
         'postgresql://ann:***@db/rlx'
     """
-    return re.sub(r"(://[^/\s:@]*):[^/\s@]+@", r"\1:***@", text)
+    secrets = {secret for url in urls for secret in list_url_secrets(url)}
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) < SHORTEST:
+            break
+        text = text.replace(secret, "***")
+    text = _USER_PASSWORD.sub(r"\1:***@", text)
+    return _QUERY_VALUE.sub(_redact_query_value, text)
+
+
+_USER_PASSWORD = re.compile(r"(://[^:/\n]*):[^@\n]*@(?:[^/?#\s@]*@)*")
+"""Up to the first `@`, as SQLAlchemy reads a URL, or the last one before the path, as HTTP does."""
+_QUERY_VALUE = re.compile(r"([?&]([^=&\s]+)=)(?!\*{3}(?:[\s&\"',;)]|$))([^&\n]+)")
+_SECRET_NAME = re.compile(r"(pass|passwd|password|pwd|secret|token|(api|access)_?key)$", re.I)
+SHORTEST = 4
+"""Minimum length of a secret that is replaced wherever it stands; shorter ones are in words."""
+
+
+def _redact_query_value(found: re.Match[str]) -> str:
+    return f"{found[1]}***" if _is_secret_name(found[2]) else found[0]
+
+
+def _is_secret_name(name: str) -> bool:
+    return _SECRET_NAME.search(unquote(name)) is not None
+
+
+def redact_values(value: Any) -> Any:
+    """Returns a JSON value with `redact_passwords` applied to each of its strings."""
+    if isinstance(value, Mapping):
+        return {name: redact_values(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [redact_values(each) for each in value]
+    return redact_passwords(value) if isinstance(value, str) else value
+
+
+def list_url_secrets(url: str) -> list[str]:
+    """Passwords in a database or tracking URL, as they are written, decoded and encoded.
+
+    Example:
+        >>> list_url_secrets("postgresql://ann@db/rlx?password=s%2F3")
+        ['s%2F3', 's/3', 's%252F3']
+    """
+    if "@" not in url and "=" not in url:
+        return []
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    found = [text[1] for text in re.finditer(r"://[^:/]*:(.*)@", url, re.DOTALL)]
+    found += [part for text in found for part in text.split("@")]  # a raw @ ends it, or does not
+    found += [m[3] for m in _QUERY_VALUE.finditer(url) if _is_secret_name(m[2])]
+    with suppress(ArgumentError, ValueError):
+        parsed = make_url(url)
+        found += [] if parsed.password is None else [str(parsed.password)]
+        for name, values in parsed.query.items():
+            if _is_secret_name(name):
+                found += [values] if isinstance(values, str) else list(values)
+    found += [write(secret) for secret in found for write in (quote, quote_plus, _escape_as_python)]
+    return list(dict.fromkeys(secret for secret in found if secret))
+
+
+def _escape_as_python(text: str) -> str:
+    return repr(text)[1:-1]

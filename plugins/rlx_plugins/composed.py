@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Self
 
@@ -109,12 +110,11 @@ class Mixture(Plugin):
         """Returns problem number `index`; each task's problems come in the task's order."""
         name, position = self._places(split, index, seed)
         problem: Problem = self.inner("tasks")[name].problem(split, position, seed)
-        return Problem(
+        return replace(
+            problem,
             id=f"{name}/{problem.id}",
-            prompt=problem.prompt,
             fields={"data_source": name, **problem.fields},
             stratum=f"{name}: {problem.stratum}" if problem.stratum else name,
-            system=problem.system,
         )
 
     @property
@@ -125,12 +125,10 @@ class Mixture(Plugin):
     def demonstration(self, problem: Problem, seed: int) -> Demonstration:
         """Returns the demonstration by the problem's task."""
         name, _, own_id = problem.id.partition("/")
-        own = Problem(
+        own = replace(
+            problem,
             id=own_id,
-            prompt=problem.prompt,
-            fields=problem.fields,
             stratum="" if problem.stratum == name else problem.stratum.removeprefix(f"{name}: "),
-            system=problem.system,
         )
         given: Demonstration = self.inner("tasks")[name].demonstration(own, seed)
         return given

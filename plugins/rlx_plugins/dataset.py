@@ -46,6 +46,9 @@ class Dataset(Plugin):
     """The field that holds a coarse label of difficulty."""
     id: str | None = None
     """The field that identifies problems; by default a hash of their content."""
+    allow_control_tokens: bool = False
+    """Whether names of control tokens in prompts and system messages, such as `<|im_end|>`, become
+    control tokens. By default a space breaks them up: `< |im_end|>`."""
     demonstrations: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """Templates over the fields, one per turn of a demonstration, for warm starts."""
 
@@ -167,6 +170,7 @@ def _build_problem_from_record(task: Dataset, record: Mapping[str, Any]) -> Prob
         fields=fields,
         stratum=_get_field_label(fields, task.stratum),
         system=chat or system,
+        allow_control_tokens=task.allow_control_tokens,
     )
 
 
@@ -329,8 +333,8 @@ def _check_ids(problems: _Placed) -> None:
             raise ValueError(f"{where}: its id is empty")
         if problem.id in first:
             raise ValueError(
-                f"{where}: its id {problem.id!r} is that of {first[problem.id]} too; "
-                "without the option `id`, problems are told apart by what they say"
+                f"{where}: its id {problem.id!r} is also that of {first[problem.id]}; without the "
+                "option `id`, problems are identified by their content"
             )
         first[problem.id] = where
 

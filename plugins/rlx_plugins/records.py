@@ -178,8 +178,8 @@ def _load_hub_rows(
         found = library.load_dataset(name, config, revision=revision, split=split)
     except OSError as error:  # a missing dataset, or a network error
         raise OSError(
-            f"cannot read {where}: {error}. Where there is no network, it must be in the cache "
-            "already: load it once where there is one, or give its files by `path`"
+            f"cannot read {where}: {error}. Without a network, it must already be in the cache: "
+            "load it once on a machine with a network, or give its files with `path`"
         ) from None
     except (ValueError, library.exceptions.DatasetsError) as error:
         raise ValueError(f"{where}: {error}") from None
@@ -272,7 +272,7 @@ def convert_to_plain_json(value: Any) -> Any:
         return str(value)
     if hasattr(value, "tolist"):  # arrays and scalars of NumPy
         return convert_to_plain_json(value.tolist())
-    raise ValueError(f"a value of type {type(value).__name__} is no plain JSON")
+    raise ValueError(f"a value of type {type(value).__name__} is not plain JSON")
 
 
 def _check_json_key(key: Any) -> str:
@@ -283,5 +283,5 @@ def _check_json_key(key: Any) -> str:
 
 def _check_surrogates(text: str) -> str:
     if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-        raise ValueError("half of a surrogate pair is not a character")
+        raise ValueError("a lone surrogate is not a character")
     return text

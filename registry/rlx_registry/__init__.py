@@ -45,6 +45,7 @@ from rlx_registry.records import (
 )
 from rlx_registry.registry import Registry
 from rlx_registry.rollout_files import read_body, read_trees, search_body_trees, write_body
+from rlx_registry.supervisors import forget_supervisor, is_supervisor_alive, record_supervisor
 
 __all__ = [
     "ENDED",
@@ -80,8 +81,11 @@ __all__ = [
     "Status",
     "StatusChange",
     "find_journal",
+    "forget_supervisor",
+    "is_supervisor_alive",
     "read_body",
     "read_trees",
+    "record_supervisor",
     "search_body_trees",
     "write_body",
 ]

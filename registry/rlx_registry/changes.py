@@ -80,7 +80,7 @@ def apply_change(connection: Connection, key: int, change: RunChange) -> Mapping
         ValueError: the kind is unknown, or a path in the change leaves the run's folder.
     """
     if change.kind not in KINDS:
-        raise ValueError(f"no change {change.kind!r}")
+        raise ValueError(f"unknown change {change.kind!r}")
     return KINDS[change.kind](connection, key, change.at, **change.fields) or {}
 
 

@@ -224,14 +224,15 @@ def _find_changed_folders(connection: Connection, found: TransactionChanges) -> 
 
 def _require_current_attempt(connection: Connection, key: int, own: int, attempt: int) -> None:
     if key != own:
-        raise ValueError(f"this writer writes {format_run_id(own)} alone, not {format_run_id(key)}")
+        raise ValueError(
+            f"this writer may write only {format_run_id(own)}, not {format_run_id(key)}"
+        )
     c = models.run.c
     current = connection.scalar(select(c.attempt).where(c.id == key))
     if current != attempt:
         raise FencedError(
-            f"run {format_run_id(key)} is at attempt {current} now: attempt {attempt} has "
-            "been taken "
-            "over and writes no more"
+            f"run {format_run_id(key)} is at attempt {current} now: attempt {attempt} has been "
+            "taken over and can no longer write"
         )
 
 
@@ -241,7 +242,7 @@ def _build_not_found_error(connection: Connection, ref: str) -> NotFoundError:
     order = func.abs(identity - _build_bigint_literal(int(match[1]))) if match else identity.desc()
     nearest = connection.scalars(select(identity).order_by(order, identity.desc()).limit(3)).all()
     if not nearest:
-        return NotFoundError(f"no run {ref!r}: the registry holds none yet")
+        return NotFoundError(f"no run {ref!r}: the registry has no runs yet")
     return NotFoundError(f"no run {ref!r}; nearest: {', '.join(map(format_run_id, nearest))}")
 
 

@@ -46,7 +46,7 @@ def select_backend(url: str) -> Backend:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        subject = "the registry's URL" if "@" in url else repr(url)
+        subject = "the registry's URL" if "@" in url or "?" in url else repr(url)
         raise DatabaseUnavailableError(
             f"{subject} is not a database URL such as sqlite:///runs.db or "
             "postgresql+psycopg://user@host/database"

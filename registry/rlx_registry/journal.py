@@ -64,7 +64,7 @@ class JournalWriter:
     def _give_up(self, path: Path, error: Exception) -> None:
         if path not in self._later:
             logging.getLogger("rlx_registry").warning(
-                "%s cannot be written: %s; the run goes on, and the registry knows everything",
+                "%s cannot be written: %s; the run continues, and the registry is complete",
                 path,
                 getattr(error, "strerror", error),
             )

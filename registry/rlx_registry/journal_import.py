@@ -8,11 +8,12 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from sqlalchemy import Column, Connection, func, insert, select, update
-from sqlalchemy.exc import CompileError
+from sqlalchemy import JSON, Column, Connection, func, insert, select, update
+from sqlalchemy.exc import InternalError, OperationalError, SQLAlchemyError
 
 from rlx_registry import models
-from rlx_registry.changes import KINDS, RunChange, apply_change, check_relative_path
+from rlx_registry.changes import KINDS, SETTABLE, RunChange, apply_change, check_relative_path
+from rlx_registry.column_values import AnyText
 from rlx_registry.engine import advance_sequence
 from rlx_registry.errors import JournalError
 from rlx_registry.journal import NAME, UNFINISHED
@@ -31,6 +32,19 @@ COLUMNS: Mapping[str, "Column[int]"] = {
 SIGNS_OF_LIFE = frozenset(KINDS) - {"set", "grouped", "mirrored"}
 MANY = 1000
 """Numbers per query."""
+LARGEST = 10**9
+"""Largest number of a run or a row: the columns have 32 bits on PostgreSQL, and room is left for
+the numbers that follow."""
+
+LATEST = 2.5e11
+"""Largest time of a change, in seconds since the epoch: what a calendar can show."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalChange(RunChange):
+    """A change with the number of its line, from 1."""
+
+    line: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +57,8 @@ class Journal:
         left_out: descriptions of what could not be read.
     """
 
-    run: RunChange
-    changes: tuple[RunChange, ...]
+    run: JournalChange
+    changes: tuple[JournalChange, ...]
     left_out: tuple[str, ...]
 
 
@@ -62,7 +76,7 @@ def read_journal(folder: Path) -> Journal:
     """
     path = find_journal(folder)
     if path is None:
-        raise JournalError(f"{folder} has no journal: nothing tells what the registry knew of it")
+        raise JournalError(f"{folder} has no journal to rebuild its registry record from")
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -70,15 +84,15 @@ def read_journal(folder: Path) -> Journal:
     problems = []
     if path.name == UNFINISHED:
         problems.append(
-            "what was written once the journal could not be, on a full disk for instance"
+            "changes made while the journal could not be written, for example on a full disk"
         )
     cut = lines.pop()
     if cut:
-        problems.append(f"line {len(lines) + 1} is cut short")
+        problems.append(f"line {len(lines) + 1} is truncated")
     changes = []
     for number, line in enumerate(lines, 1):
         try:
-            changes.append(_parse_change(line))
+            changes.append(_parse_change(line, number))
         except ValueError as error:
             problems.append(f"line {number}: {error}")
     if not changes or changes[0].kind != "run":
@@ -88,51 +102,99 @@ def read_journal(folder: Path) -> Journal:
     return Journal(changes[0], others, tuple(problems))
 
 
-def import_journal(connection: Connection, journal: Journal, folder: Path) -> tuple[int, bool]:
+def import_journal(
+    connection: Connection, journal: Journal, folder: Path
+) -> tuple[int, bool, tuple[str, ...]]:
     """Restores a run from its journal and sets its folder to `folder`.
 
     Returns:
-        The run's number, and whether it was created now; a run with the same digest, seed and
-        time of submission is not created again.
+        The run's number, whether it was created now, and a description of each line that the
+        database refused. A run with the same digest, seed and time of submission is not created
+        again.
     """
     run, c = journal.run, models.run.c
     same = select(c.id).where(c.digest == run.fields["digest"], c.seed == run.fields["seed"])
     found = connection.scalar(same.where(c.created == run.at))
     if found is not None:
-        return int(found), False
+        return int(found), False, ()
     key = _insert_run(connection, run)
-    for change in _order_changes(connection, journal.changes):
-        _apply_journal_change(connection, key, change)
+    refused = [
+        problem
+        for change in _order_changes(connection, journal.changes)
+        if (problem := _apply_journal_change(connection, key, change))
+    ]
     living = [change.at for change in journal.changes if change.kind in SIGNS_OF_LIFE]
     last = {"directory": str(folder), "heartbeat": max(living, default=run.at)}
     connection.execute(update(models.run).where(c.id == key).values(last))
-    return key, True
+    return key, True, tuple(refused)
 
 
-def _parse_change(line: bytes) -> RunChange:
+def _parse_change(line: bytes, number: int) -> JournalChange:
     """Parses a line of a journal; raises ValueError with a description if it is invalid."""
     try:
         entry = json.loads(line)
-        change = RunChange(entry["change"], float(entry["at"]), dict(entry["with"]))
-    except (KeyError, TypeError, ValueError, RecursionError):
-        raise ValueError("is not a line of a journal") from None
+    except (ValueError, RecursionError):
+        entry = None
+    change = _build_change(entry, number)
+    if change is None:
+        raise ValueError("is not a journal entry")
     if change.kind == "run":
-        if change.fields.keys() != {"id", *SUBMITTED}:
-            raise ValueError("tells of a run otherwise than this version does")
+        if change.fields.keys() != {"id", *SUBMITTED} or not _fits_run_columns(change.fields):
+            raise ValueError("has other run fields than this version expects")
+        if not _is_number(change.fields["id"]):
+            raise ValueError("has a run without its number")
         return change
     if change.kind not in KINDS:
-        raise ValueError(f"tells of {change.kind!r}, which this version does not know")
+        raise ValueError(f"has the change {change.kind!r}, which this version does not know")
     if not _matches_signature(KINDS[change.kind], change):
-        raise ValueError(f"tells of {change.kind!r} otherwise than this version does")
-    if change.kind in NUMBERED and not isinstance(change.fields.get(NUMBERED[change.kind]), int):
-        raise ValueError(f"tells of {change.kind!r} without its number")
+        raise ValueError(f"has other fields of {change.kind!r} than this version expects")
+    if change.kind in NUMBERED and not _is_number(change.fields.get(NUMBERED[change.kind])):
+        raise ValueError(f"has the change {change.kind!r} without its number")
     if "path" in change.fields:
         check_relative_path(str(change.fields["path"]))
     return change
 
 
+def _build_change(entry: object, line: int) -> JournalChange | None:
+    """The change that a parsed line describes; None if it is not one."""
+    if not isinstance(entry, dict) or not entry.keys() >= {"change", "at", "with"}:
+        return None
+    kind, at, fields = entry["change"], entry["at"], entry["with"]
+    if not isinstance(kind, str) or not isinstance(fields, dict):
+        return None
+    if not _matches_type_hint(at, float) or not 0 <= at < LATEST:  # NaN is in no range
+        return None
+    return JournalChange(kind, float(at), fields, line)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+
+
+def _fits_run_columns(fields: Mapping[str, object]) -> bool:
+    """Whether values have the types of the columns of a run."""
+    columns = models.run.c
+    return all(
+        (value is None and columns[name].nullable)
+        or _matches_type_hint(value, _find_json_type(columns[name]))
+        for name, value in fields.items()
+    )
+
+
+def _find_json_type(column: "Column[Any]") -> type:
+    """The type of a column's values in a journal."""
+    if isinstance(column.type, AnyText):
+        return str
+    if isinstance(column.type, JSON):
+        return list if column.name == "plugins" else dict
+    return column.type.python_type
+
+
 def _matches_signature(function: Callable[..., object], change: RunChange) -> bool:
     """Whether a change's fields fit the parameters and type hints of its function."""
+    if change.kind == "set":
+        known = bool(change.fields) and change.fields.keys() <= SETTABLE
+        return known and _fits_run_columns(change.fields)
     try:
         bound = signature(function).bind(None, 0, change.at, **change.fields)
     except TypeError:
@@ -150,18 +212,34 @@ def _matches_type_hint(value: object, hint: Any) -> bool:
     kind, inner = get_origin(hint) or hint, get_args(hint)
     if kind is UnionType:
         return any(_matches_type_hint(value, each) for each in inner)
-    if kind is Mapping and isinstance(value, dict):
-        return inner[1] is Any or all(_matches_type_hint(each, inner[1]) for each in value.values())
+    if kind is Any:
+        return True
+    if kind is Mapping:
+        return isinstance(value, dict) and all(
+            _matches_type_hint(each, inner[1]) for each in value.values()
+        )
+    if kind is Sequence:
+        return isinstance(value, list) and all(_matches_type_hint(e, inner[0]) for e in value)
     if kind is float:
-        return isinstance(value, int | float)
-    return isinstance(value, kind)
+        kind = int | float
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
-def _apply_journal_change(connection: Connection, key: int, change: RunChange) -> None:
+def _apply_journal_change(connection: Connection, key: int, change: JournalChange) -> str | None:
+    """Applies a change; returns why it is left out if it does not fit the tables."""
     try:
-        apply_change(connection, key, change)
-    except (AttributeError, CompileError, KeyError, TypeError, ValueError) as error:
-        raise JournalError(f"a {change.kind!r} of the journal is not one: {error}") from error
+        with connection.begin_nested():
+            apply_change(connection, key, change)
+    except (OperationalError, InternalError):  # the database itself, not this line
+        raise
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        reason = str(error)
+    except SQLAlchemyError as error:
+        reason = str(getattr(error, "orig", None) or error)
+    else:
+        return None
+    first = reason.strip().split("\n")[0]
+    return f"line {change.line}: its {change.kind!r} does not fit the registry: {first}"
 
 
 def _insert_run(connection: Connection, run: RunChange) -> int:
@@ -177,7 +255,9 @@ def _insert_run(connection: Connection, run: RunChange) -> int:
     return int(connection.execute(statement, row).scalar_one())
 
 
-def _order_changes(connection: Connection, changes: Sequence[RunChange]) -> Iterator[RunChange]:
+def _order_changes(
+    connection: Connection, changes: Sequence[JournalChange]
+) -> Iterator[JournalChange]:
     """Yields changes in the order in which they were made, without duplicates.
 
     The lines of two concurrent processes may be in the wrong order in the file.
@@ -190,7 +270,9 @@ def _order_changes(connection: Connection, changes: Sequence[RunChange]) -> Iter
     yield from changes
 
 
-def _sort_changes(changes: Sequence[RunChange], kind: str, name: str, up: int) -> list[RunChange]:
+def _sort_changes(
+    changes: Sequence[JournalChange], kind: str, name: str, up: int
+) -> list[JournalChange]:
     """Sorts the changes of one kind by number, and adds `up` to their numbers."""
     by_number = {c.fields[name]: c for c in reversed(changes) if c.kind == kind}
     ordered = iter([by_number[number] for number in sorted(by_number)])
@@ -202,7 +284,7 @@ def _sort_changes(changes: Sequence[RunChange], kind: str, name: str, up: int) -
     ]
 
 
-def _shift_change_number(change: RunChange, name: str, up: int) -> RunChange:
+def _shift_change_number(change: JournalChange, name: str, up: int) -> JournalChange:
     return replace(change, fields={**change.fields, name: change.fields[name] + up})
 
 

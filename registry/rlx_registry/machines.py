@@ -1,6 +1,6 @@
 """Leases of a machine's devices, and the state of its plugins.
 
-A run holds a device exactly as long as it is running, not silent, and at the attempt that took the
+A run holds a device exactly as long as it is running, not lost, and at the attempt that took the
 device. Devices are therefore never released explicitly: rows of ended runs stay and are ignored.
 """
 
@@ -15,7 +15,7 @@ from rlx_registry.database import Database, format_run_id
 from rlx_registry.engine import acquire_named_lock
 from rlx_registry.errors import DevicesBusyError
 from rlx_registry.records import DeviceRecord, DeviceRequest, PluginRecord
-from rlx_registry.states import change_run_status, is_silent
+from rlx_registry.states import change_run_status, is_lost
 
 __all__ = ["Machines", "claim_devices"]
 
@@ -50,7 +50,7 @@ class Machines:
     def devices(self, host: str | None = None) -> list[DeviceRecord]:
         """Returns the devices currently held, of one machine or of all, sorted by name.
 
-        A run holds a device exactly as long as it is running, not silent, and at the attempt that
+        A run holds a device exactly as long as it is running, not lost, and at the attempt that
         took the device; there is no call to release one.
         """
         with self._database.open_reader() as connection:
@@ -62,7 +62,7 @@ def claim_devices(
 ) -> tuple[str, ...]:
     """Takes devices for a locked run that has just begun this attempt.
 
-    A silent run that holds one of the devices is marked lost. If it wakes up, its next heartbeat
+    A lost run that holds one of the devices is marked so. If it wakes up, its next heartbeat
     returns False before it uses a device that now belongs to another run.
 
     Raises:
@@ -72,7 +72,7 @@ def claim_devices(
         return ()
     acquire_named_lock(connection, f"rlx devices {request.host}")
     claims = _find_device_holders(connection, request)
-    gone = _find_silent_runs(connection, set(claims.values()))
+    gone = _find_lost_runs(connection, set(claims.values()))
     holders = {name: other for name, other in claims.items() if other not in gone}
     taken = tuple(name for name in request.names if name not in holders)[: request.count]
     if len(taken) < request.count:
@@ -83,7 +83,7 @@ def claim_devices(
             other,
             ["running"],
             "lost",
-            f"silent; {format_run_id(key)} has its devices now",
+            f"no heartbeat; its devices were given to {format_run_id(key)}",
         )
     c = models.device.c
     connection.execute(delete(models.device).where(c.host == request.host, c.name.in_(taken)))
@@ -96,7 +96,7 @@ def list_held_devices(connection: Connection, host: str | None) -> list[DeviceRe
     """Returns the devices currently held, of one machine or of all."""
     c = models.device.c
     query = select(models.device).join(models.run, HOLDER).order_by(c.host, c.name)
-    query = query.where(not_(is_silent(time.time())))
+    query = query.where(not_(is_lost(connection, time.time())))
     if host is not None:
         query = query.where(c.host == host)
     return [
@@ -113,10 +113,10 @@ def _find_device_holders(connection: Connection, request: DeviceRequest) -> dict
     return {row.name: row.run_id for row in connection.execute(query)}
 
 
-def _find_silent_runs(connection: Connection, keys: set[int]) -> set[int]:
-    """The silent ones among the runs; a run whose row is locked by a writer is not silent."""
+def _find_lost_runs(connection: Connection, keys: set[int]) -> set[int]:
+    """The lost ones among the runs; a run whose row is locked by a writer is not lost."""
     c = models.run.c
-    query = select(c.id).where(c.id.in_(sorted(keys)), is_silent(time.time()))
+    query = select(c.id).where(c.id.in_(sorted(keys)), is_lost(connection, time.time()))
     return set(connection.scalars(query.with_for_update(skip_locked=True)))
 
 

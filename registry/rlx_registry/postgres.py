@@ -23,8 +23,11 @@ from rlx_registry.records import HEARTBEAT_LIMIT
 __all__ = ["Postgres"]
 
 DRIVERS = ("postgresql", "postgresql+psycopg")
-SESSION = "SET lock_timeout = '15s'; SET idle_in_transaction_session_timeout = '60s'"
+LOCK_SECONDS = 15
+SESSION = f"SET lock_timeout = '{LOCK_SECONDS}s'; SET idle_in_transaction_session_timeout = '60s'"
 """Bounds every wait; a process that freezes in mid-transaction loses its locks."""
+LOCKED = "55P03"
+"""The server's code for a lock that was not granted in time."""
 SCHEMA_LOCK = 0x726C78
 """Key of the advisory lock for creating or upgrading the tables."""
 CLOCKS = HEARTBEAT_LIMIT / 2
@@ -49,8 +52,12 @@ class Postgres:
         """
         if url.drivername not in DRIVERS:
             raise DatabaseUnavailableError(
-                f"the registry speaks to PostgreSQL through psycopg, not {url.drivername!r}; write "
-                "postgresql+psycopg://user@host/database"
+                f"the registry connects to PostgreSQL through psycopg, not {url.drivername!r}; "
+                "write postgresql+psycopg://user@host/database"
+            )
+        if "@" in (url.host or ""):
+            raise DatabaseUnavailableError(
+                "the registry's URL has more than one '@': write %40 for one in a password"
             )
         return cls(url.set(drivername=DRIVERS[-1]))
 
@@ -88,12 +95,22 @@ class Postgres:
     def prepare(self, *, create: bool) -> None:
         """Creates the tables in a database that has none, if `create` is true.
 
+        A database that has them is only read.
+
         Raises:
             DatabaseUnavailableError: the server cannot be reached.
             SchemaError: a newer version wrote the tables, or they are not a registry's.
         """
+        engine = self.engine("read")
+        try:
+            with engine.connect() as connection:
+                found = schema.find_revision(connection, self.label)
+        finally:
+            engine.dispose()
+        if found is not None or not create:
+            return
         with self._open_migration() as connection:
-            if create and schema.find_revision(connection, self.label) is None:
+            if schema.find_revision(connection, self.label) is None:
                 schema.upgrade_schema(connection)
 
     def check(self, reader: Engine) -> None:
@@ -110,9 +127,9 @@ class Postgres:
             way = "ahead of" if ahead > 0 else "behind"
             raise DatabaseUnavailableError(
                 f"this machine's clock is {abs(ahead):.0f} s {way} that of registry {self.label}: "
-                "set it, by NTP for instance"
+                "synchronize it, for example with NTP"
             )
-        remedy = f"back it up, then say: rlx db upgrade --registry '{self.label}'"
+        remedy = f"back it up, then run: rlx db upgrade --registry '{self.label}'"
         schema.check_schema_revision(reader, self.label, remedy)
 
     def upgrade(self) -> tuple[str | None, str]:
@@ -135,14 +152,19 @@ class Postgres:
         except StatementError as error:
             message = " ".join(str(error.orig).split())
             refused = isinstance(error, IntegrityError | DataError)
+            if getattr(error.orig, "sqlstate", None) == LOCKED:
+                message = (
+                    f"others have held a lock for {LOCK_SECONDS} s; one of them may be frozen: "
+                    "find it in pg_stat_activity, and wake or end it"
+                )
             if isinstance(error, DBAPIError) and not refused:
                 raise DatabaseUnavailableError(f"registry {self.label}: {message}") from error
             raise RegistryDatabaseError(
-                f"registry {self.label} refuses the record: {message}"
+                f"registry {self.label} rejected the record: {message}"
             ) from error
         except NotJsonError as error:
             raise RegistryDatabaseError(
-                f"registry {self.label} refuses the record: {error}"
+                f"registry {self.label} rejected the record: {error}"
             ) from error
 
     @contextmanager

@@ -279,8 +279,9 @@ class Queries:
         """Returns the number of runs per effective status, without empty ones."""
         c, now = models.run.c, time.time()
         plain = select(c.status, func.count().label("n")).group_by(c.status)
-        lost = select(c.status, func.count()).where(has_status(["lost"], now), c.status != "lost")
         with self._database.open_reader() as connection:
+            is_lost = has_status(connection, ["lost"], now)
+            lost = select(c.status, func.count()).where(is_lost, c.status != "lost")
             found: dict[str, int] = {r.status: r.n for r in connection.execute(plain)}
             for status, count in connection.execute(lost.group_by(c.status)):
                 found[status] -= count

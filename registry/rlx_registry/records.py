@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from rlx_registry.supervisors import is_supervisor_alive
+
 __all__ = [
     "ENDED",
     "HEARTBEAT_LIMIT",
@@ -44,7 +46,7 @@ HEALTH = ("ok", "broken", "clash")
 LABELS = ("before", "after", "step")
 
 HEARTBEAT_LIMIT = 120.0
-"""Seconds without a heartbeat after which a run that has not ended counts as lost."""
+"""Seconds without a heartbeat after which a run of another machine counts as lost."""
 
 PREVIEW_LENGTH = 160
 """Characters of a turn that its index row stores."""
@@ -58,7 +60,7 @@ class RunRecord:
         id: "r-0001", "r-0002", ...
         digest: of the spec without name, seed, devices and tracking; with `seed` it identifies
             what the run computes.
-        status: as recorded; `effective_status` also considers the heartbeat. A "queued" run waits
+        status: as recorded; `effective_status` also considers its supervisor. A "queued" run waits
             for a worker and has no supervisor; a "submitted" run has one, which may be waiting for
             devices.
         step: last completed step. `steps_total` is None until the run knows it.
@@ -102,7 +104,11 @@ class RunRecord:
 
     @property
     def effective_status(self) -> Status:
-        """`status`, or "lost" if a living run sent no heartbeat for `HEARTBEAT_LIMIT` seconds."""
+        """`status`, or "lost" if a living run has no supervisor.
+
+        That is seen on the supervisor's machine. On others, a run counts as lost if it sent no
+        heartbeat for `HEARTBEAT_LIMIT` seconds.
+        """
         return _compute_effective_status(self)
 
 
@@ -138,8 +144,11 @@ class RunRow:
 def _compute_effective_status(run: RunRecord | RunRow) -> Status:
     if run.status not in LIVING:
         return run.status
-    last = run.heartbeat or run.started or run.created
-    return "lost" if time.time() - last > HEARTBEAT_LIMIT else run.status
+    alive = is_supervisor_alive(run.directory)
+    if alive is None:
+        last = run.heartbeat or run.started or run.created
+        alive = time.time() - last <= HEARTBEAT_LIMIT
+    return run.status if alive else "lost"
 
 
 @dataclass(frozen=True, slots=True)

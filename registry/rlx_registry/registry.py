@@ -29,7 +29,7 @@ from rlx_registry.records import (
     StatusChange,
 )
 from rlx_registry.results import RunResults
-from rlx_registry.states import change_run_status, has_status, require_statuses
+from rlx_registry.states import change_run_status, has_status, is_blocking, require_statuses
 
 __all__ = ["Registry"]
 
@@ -159,7 +159,7 @@ class Registry:
             acquire_named_lock(connection, f"rlx submit {digest} {seed}")
             c, now = models.run.c, time.time()
             same = select(models.run).where(c.digest == digest, c.seed == seed)
-            same = same.where(has_status(BLOCKING, now)).order_by(c.id.desc()).limit(1)
+            same = same.where(is_blocking(connection, BLOCKING, now)).order_by(c.id.desc()).limit(1)
             if not again and (row := connection.execute(same).one_or_none()):
                 return _build_run_record(row), False
             values = {"digest": digest, "seed": seed, "name": name, "spec": spec, "yaml": yaml}
@@ -188,10 +188,11 @@ class Registry:
         folder = Path(folder).absolute()
         journal = read_journal(folder)
         with self.database.open_writer() as connection:
-            key, created = import_journal(connection, journal, folder)
+            key, created, refused = import_journal(connection, journal, folder)
             query = select(models.run).where(models.run.c.id == key)
             run = _build_run_record(connection.execute(query).one())
-        return ImportedRun(run, created, format_run_id(journal.run.fields["id"]), journal.left_out)
+        left_out = (*journal.left_out, *refused)
+        return ImportedRun(run, created, format_run_id(journal.run.fields["id"]), left_out)
 
     def run(self, ref: str) -> RunRecord:
         """Returns a run by id, by "latest", or by a unique name.
@@ -223,8 +224,9 @@ class Registry:
             query = query.where(models.run.c.id.in_(own))
         if status is not None:
             require_statuses([status])
-            query = query.where(has_status([status], time.time()))
         with self.database.open_reader() as connection:
+            if status is not None:
+                query = query.where(has_status(connection, [status], time.time()))
             return [_build_run_record(row) for row in connection.execute(query)]
 
     def join(self, run_id: str, group: str) -> None:
@@ -327,8 +329,9 @@ class Registry:
         """
         require_statuses([to, *expect])
         c = models.run.c
-        oldest = select(c.id).where(has_status(expect, time.time())).order_by(c.id).limit(1)
         with self.database.open_writer() as connection:
+            fitting = has_status(connection, expect, time.time())
+            oldest = select(c.id).where(fitting).order_by(c.id).limit(1)
             key = connection.scalar(oldest.with_for_update(skip_locked=True))
             if key is None:
                 return None
@@ -348,7 +351,7 @@ class Registry:
             False if the run has no supervisor, because it has ended or is queued.
         """
         if request not in REQUESTS:
-            raise ValueError(f"no request {request!r}; there are {', '.join(REQUESTS)}")
+            raise ValueError(f"unknown request {request!r}; known: {', '.join(REQUESTS)}")
         c = models.run.c
         with self.database.open_run_writer(run_id) as (connection, key):
             status, current = connection.execute(

@@ -157,7 +157,7 @@ class RunResults:
             ValueError: the label is unknown.
         """
         if label not in LABELS:
-            raise ValueError(f"label {label!r} is none of {', '.join(LABELS)}")
+            raise ValueError(f"label {label!r} is not one of {', '.join(LABELS)}")
         row = {"step": step, "label": label, "suite": suite, "n": n}
         row |= {"metrics": _replace_non_finite(metrics), "payload": _replace_non_finite(payload)}
         with self._database.open_run_writer(run_id) as (connection, key):

@@ -31,7 +31,7 @@ def find_revision(connection: Connection, label: str) -> str | None:
     tables = inspect(connection).get_table_names()
     if VERSION_TABLE not in tables:
         if any(name.startswith("rlx_") for name in tables):
-            raise SchemaError(f"{label} has tables of a registry but no revision")
+            raise SchemaError(f"{label} has registry tables but no revision")
         return None
     found: str | None = connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}"))
     if found is not None and found not in REVISIONS:
@@ -54,7 +54,7 @@ def check_schema_revision(engine: Engine, label: str, remedy: str) -> None:
     with engine.connect() as connection:
         found = find_revision(connection, label)
     if found is None:
-        raise SchemaError(f"{label} is no registry of runs: it has none of the tables of one")
+        raise SchemaError(f"{label} is not a run registry: it has no registry tables")
     if found != REVISIONS[-1]:
         raise SchemaError(
             f"registry {label} is at revision {found}, this version reads {REVISIONS[-1]}; {remedy}"

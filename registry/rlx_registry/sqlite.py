@@ -39,7 +39,10 @@ REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 SMALLEST = 64 * 1024
 """Free bytes below which SQLite cannot keep the index of its write-ahead log."""
 PATIENCE = 60.0
-"""Seconds that a writer waits for other processes."""
+"""Seconds that a process waits for others, to write the file or to prepare it."""
+BUSY = 15.0
+"""Seconds that SQLite itself waits for another process's transaction."""
+HELP = "one of them may be frozen: find it with `fuser` on that file, and wake or end it"
 REMEDY = "opening it once for writing upgrades it"
 
 Mode = Literal["read", "write", "migrate"]
@@ -80,7 +83,7 @@ class Sqlite:
             query["immutable"] = "1"
         url = URL.create("sqlite", database=f"file:{quote(str(self.path))}", query=query)
         engine = create_engine(url, json_serializer=encode_plain_json)
-        pragmas = ["busy_timeout=15000", "synchronous=NORMAL"]
+        pragmas = [f"busy_timeout={BUSY * 1000:.0f}", "synchronous=NORMAL"]
         if mode != "read" and _find_network_disk(self.path.parent):
             pragmas[1] = "synchronous=FULL"  # NORMAL is safe with a write-ahead log alone
         pragmas += ["foreign_keys=ON"] if mode == "write" else []
@@ -101,16 +104,20 @@ class Sqlite:
     def prepare(self, *, create: bool) -> None:
         """Prepares the file for writing: creates it, sets its journal mode, and upgrades it.
 
-        Concurrent processes are serialized. An older database is first backed up beside itself.
+        A file that needs none of this is only read. Concurrent processes are serialized. An older
+        database is first backed up beside itself.
 
         Raises:
             DatabaseUnavailableError: there is no file and `create` is false, or it cannot be
-                opened; DatabaseUnwritableError if the file system is the reason.
+                opened or is locked; DatabaseUnwritableError if the file system is the reason.
             SchemaError: a newer version wrote the file, or it is not a registry.
         """
         if not create:
             self._require()
-        with self._hold_file_lock():
+        self._lock_file(make_folder=True).close()  # reports a file system that cannot be written
+        if self._is_prepared():
+            return
+        with self.hold_write_turn():
             engine = self.engine("migrate")
             try:
                 self._set_journal_mode(engine)
@@ -151,7 +158,7 @@ class Sqlite:
             if isinstance(error, DBAPIError) and not isinstance(error, IntegrityError):
                 raise _build_unavailable_error(self.path, error.orig) from error
             raise RegistryDatabaseError(
-                f"registry {self.path} refuses the record: {error.orig}"
+                f"registry {self.path} rejected the record: {error.orig}"
             ) from error
 
     @contextmanager
@@ -173,7 +180,8 @@ class Sqlite:
                 except BlockingIOError:
                     if time.monotonic() > end:
                         raise DatabaseUnavailableError(
-                            f"registry {self.path}: others have been writing for {PATIENCE:g} s"
+                            f"registry {self.path}: locked by other writers for {PATIENCE:g} s; "
+                            + HELP
                         ) from None
                 # Unseeded randomness: it only keeps waiters from polling in lockstep.
                 time.sleep(pause * random.uniform(0.5, 1.5))
@@ -188,11 +196,21 @@ class Sqlite:
         if not self.path.exists():
             raise DatabaseUnavailableError(f"there is no registry at {self.path}")
 
-    @contextmanager
-    def _hold_file_lock(self) -> Iterator[None]:
-        with self._lock_file(make_folder=True) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+    def _is_prepared(self) -> bool:
+        """Whether the file has the newest revision and the right journal mode."""
+        if not self.path.exists():
+            return False
+        network = _find_network_disk(self.path.parent)
+        if network is not None:
+            _warn_of_network_disk(self.path, network)
+        engine = self.engine("read")
+        try:
+            with engine.connect() as connection:
+                mode = connection.exec_driver_sql("PRAGMA journal_mode").scalar()
+                revision = schema.find_revision(connection, self.label)
+        finally:
+            engine.dispose()
+        return revision == schema.REVISIONS[-1] and mode == _choose_journal_mode(network)
 
     def _lock_file(self, *, make_folder: bool = False) -> TextIO:
         path = self.path
@@ -212,7 +230,7 @@ class Sqlite:
             _warn_of_network_disk(self.path, network)
         raw = engine.raw_connection()
         try:
-            raw.cursor().execute(f"PRAGMA journal_mode={'WAL' if network is None else 'DELETE'}")
+            raw.cursor().execute(f"PRAGMA journal_mode={_choose_journal_mode(network)}")
         finally:
             raw.close()
 
@@ -228,7 +246,8 @@ class Sqlite:
             broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
             if broken:
                 raise SchemaError(
-                    f"upgrading {self.path} would break {len(broken)} references; not done"
+                    f"upgrading {self.path} would break {len(broken)} references; nothing was "
+                    "changed"
                 )
 
 
@@ -248,13 +267,17 @@ def _find_network_disk(folder: Path) -> str | None:
         return None  # opening the file reports what is wrong with its folder
 
 
+def _choose_journal_mode(network: str | None) -> str:
+    return "wal" if network is None else "delete"
+
+
 @cache
 def _warn_of_network_disk(path: Path, network: str) -> None:
     """Logs a warning about a network disk, once per process."""
     logging.getLogger("rlx_registry").warning(
-        "registry %s is on a network disk (%s): it works without its write-ahead log, slower, and "
-        "only as safely as that disk locks files; set RLX_HOME to a local disk, or name a "
-        "PostgreSQL database as the registry",
+        "registry %s is on a network disk (%s): it runs without a write-ahead log, which is "
+        "slower, and is only as safe as that disk's file locks; set RLX_HOME to a local disk, or "
+        "use a PostgreSQL database as the registry",
         path,
         network,
     )
@@ -277,6 +300,10 @@ def _build_unavailable_error(path: Path, error: BaseException | None) -> Databas
         return DatabaseUnwritableError(path, errno.ENOSPC, str(error))
     if code == sqlite3.SQLITE_READONLY or (unopened and not os.access(path.parent, os.W_OK)):
         return DatabaseUnwritableError(path, errno.EROFS, str(error))
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return DatabaseUnavailableError(
+            f"registry {path}: others have held it for {BUSY:g} s; {HELP}"
+        )
     return DatabaseUnavailableError(f"registry {path}: {error}")
 
 

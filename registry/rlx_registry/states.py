@@ -7,15 +7,16 @@ from sqlalchemy import ColumnElement, Connection, and_, func, not_, or_, select
 from rlx_registry import models
 from rlx_registry.changes import record_change
 from rlx_registry.records import HEARTBEAT_LIMIT, LIVING, STATUSES
+from rlx_registry.supervisors import is_supervisor_alive
 
-__all__ = ["change_run_status", "has_status", "is_silent", "require_statuses"]
+__all__ = ["change_run_status", "has_status", "is_blocking", "is_lost", "require_statuses"]
 
 
 def require_statuses(names: Collection[str]) -> None:
     """Raises ValueError if a name is not a status."""
     if unknown := set(names) - set(STATUSES):
         known = ", ".join(STATUSES)
-        raise ValueError(f"no status {', '.join(sorted(unknown))!r}; there are {known}")
+        raise ValueError(f"unknown status {', '.join(sorted(unknown))!r}; known: {known}")
 
 
 def change_run_status(
@@ -32,15 +33,47 @@ def change_run_status(
     return int(attempt)
 
 
-def has_status(statuses: Collection[str], now: float) -> ColumnElement[bool]:
+def has_status(
+    connection: Connection, statuses: Collection[str], now: float
+) -> ColumnElement[bool]:
     """`RunRecord.effective_status in statuses`, in SQL."""
     c = models.run.c
-    lost = and_(c.status.in_(sorted(LIVING)), is_silent(now))
+    lost = and_(c.status.in_(sorted(LIVING)), is_lost(connection, now))
     plain = and_(c.status.in_(list(statuses)), not_(lost))
     return or_(plain, lost) if "lost" in statuses else plain
 
 
-def is_silent(now: float) -> ColumnElement[bool]:
+def is_lost(connection: Connection, now: float) -> ColumnElement[bool]:
+    """Whether a living run has no supervisor, in SQL: see `RunRecord.effective_status`."""
+    alive, gone = _look_at_supervisors(connection)
+    c = models.run.c
+    return or_(c.id.in_(gone), and_(_is_silent(now), c.id.not_in(alive)))
+
+
+def is_blocking(
+    connection: Connection, statuses: Collection[str], now: float
+) -> ColumnElement[bool]:
+    """Whether a run, by its status, keeps an identical one from being submitted, in SQL.
+
+    A silent run does not. A run whose supervisor is seen to be gone does: who submits it again is
+    to record that first.
+    """
+    alive, _ = _look_at_supervisors(connection)
+    c = models.run.c
+    silent = and_(c.status.in_(sorted(LIVING)), _is_silent(now), c.id.not_in(alive))
+    return and_(c.status.in_(list(statuses)), not_(silent))
+
+
+def _look_at_supervisors(connection: Connection) -> tuple[list[int], list[int]]:
+    """The living runs whose supervisors are seen to be alive, and those whose are gone."""
+    c = models.run.c
+    living = select(c.id, c.directory).where(c.status.in_(sorted(LIVING)))
+    seen = {key: is_supervisor_alive(folder) for key, folder in connection.execute(living)}
+    alive = [key for key, is_alive in seen.items() if is_alive]
+    return alive, [key for key, is_alive in seen.items() if is_alive is False]
+
+
+def _is_silent(now: float) -> ColumnElement[bool]:
     """Whether a run's last heartbeat is older than `HEARTBEAT_LIMIT`, in SQL."""
     c = models.run.c
     return func.coalesce(c.heartbeat, c.started, c.created) < now - HEARTBEAT_LIMIT

@@ -121,7 +121,7 @@ def test_recipes_on_the_same_problems_are_paired_by_them(asked, capsys):
     found = json.loads(told(capsys, base, better, elsewhere, "--json"))
     (pairs,) = found["by_problem"]
     assert pairs["suite"] == "held_out"
-    assert pairs["absent"] == [None, None, "they were asked different problems"]
+    assert pairs["absent"] == [None, None, "they were evaluated on different problems"]
     none, gaps, other = pairs["differences"]
     assert (none, other) == (None, None)
     assert set(gaps) == {"accuracy", "mean_confidence", "brier", "nll"}
@@ -143,8 +143,9 @@ def test_every_form_says_which_test_it_is(asked, capsys, tmp_path):
             "After training: held_out, problem by problem",
             "+0.125 [+0.0",
             "(p 0.0002)",
-            "p of the paired permutation test over problems",
-            "A and C are not compared problem by problem: they were asked different problems.",
+            "p the paired permutation test over problems",
+            "A and C are not compared problem by problem: they were evaluated on "
+            "different problems.",
         ):
             assert said in words
     lines = list(csv.DictReader(io.StringIO(told(capsys, *asked, "--csv"))))
@@ -156,7 +157,7 @@ def test_every_form_says_which_test_it_is(asked, capsys, tmp_path):
 
 def test_answers_that_were_not_kept_are_missed(runs, capsys):
     _, first, second, _ = runs
-    assert "nothing is recorded of single answers" in told(capsys, *first, *second, "--md")
+    assert "single answers are not recorded" in told(capsys, *first, *second, "--md")
 
 
 def test_a_group_is_compared_as_its_runs_joined_it(runs, capsys):
@@ -200,6 +201,21 @@ def test_every_form_has_the_same_cells(runs, capsys, tmp_path):
     assert float(line["p"]) == 0.25
 
 
+@pytest.mark.parametrize("form", [(), ("--csv",), ("--md",)])
+def test_values_of_templates_are_text(runs, capsys, tmp_path, form):
+    """No markup of rich, which would crash or be lost, and nothing that a terminal obeys."""
+    evil = "[/INST][bold]\x1b[31m\u202e\0:smile:"
+    template = f"rollout.confidence.template={json.dumps(evil)}"
+    with Registry.open(f"sqlite:///{tmp_path}/home/registry.db") as registry:
+        run = finished(registry, 0, 0.4, template, "evaluation.correct=accuracy")
+        figures = {"accuracy": 0.6}
+        registry.results.add_evaluation(run, 9, "after", f"held_out.{evil}", 600, figures)
+        registry.results.add_evaluation(runs[1][0], 9, "after", f"held_out.{evil}", 600, figures)
+    shown = told(capsys, runs[1][0], run, *form)
+    assert "[/INST][bold]\\x1b[31m\\u202e" in shown.replace("\n", "")
+    assert not set(shown) & set("\x1b\u202e\0")
+
+
 def test_one_run_alone(runs, capsys):
     _, first, _, _ = runs
     text = told(capsys, first[1])
@@ -235,8 +251,8 @@ def test_only_what_was_asked_alike_is_put_together(runs, capsys):
     assert means["suite/shifted/near"][1] is None
     assert means["suite/own/near"][0]["n"] == 3, "its seed is the run's"
     (pairs,) = [p for p in found["by_problem"] if p["suite"] == "suite/shifted/near"]
-    assert pairs["absent"] == [None, "they were not asked alike"]
-    said = f"{second[0]} is left out, for it was not asked alike: samples 8 instead of 1."
+    assert pairs["absent"] == [None, "their evaluations are not comparable"]
+    said = f"{second[0]} is left out, since it is not comparable: samples 8 instead of 1."
     for form in ((), ("--md",)):
         assert said in " ".join(told(capsys, *names, *form).split())
     assert main(["compare", *names, "--csv"]) == 0

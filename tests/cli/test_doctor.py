@@ -41,7 +41,7 @@ def test_this_machine_can_run_experiments(folder, capsys):
             (line["state"] == "ok")
             or line["fix"]
             or "not needed" in line["found"]
-            or ("make" in line["found"])
+            or ("create" in line["found"])
         )
 
 

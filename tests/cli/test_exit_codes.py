@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import LIMIT
 
 from rlx.cli.follow import follow_run
 from rlx_registry import Registry
@@ -69,7 +70,7 @@ SITUATIONS = [
     (["submit", RLCR, "--set=task.plugin=no"], {}, 3, "no task plugin named 'no'", "installed:"),
     (["submit", RLCR, CUDA], {}, 4, "needs a CUDA device", "device=cpu"),
     (["submit", RLCR], {"RLX_HOME": "file/x"}, 4, "cannot be a folder", "set RLX_HOME"),
-    (["submit", RLCR], {"RLX_HOME": "what?"}, 4, "cannot stand in a database URL", "another"),
+    (["submit", RLCR], {"RLX_HOME": "what?"}, 4, "cannot be used in a database URL", "another"),
     (["runs"], {"RLX_REGISTRY": "sqlite:///data.db"}, 5, "data.db", ""),
     (["runs"], {"RLX_REGISTRY": "postgresql:///x?host=/nowhere"}, 5, "/nowhere", ""),
     (["runs"], {"RLX_REGISTRY": "mysql:///x"}, 5, "PostgreSQL", ""),
@@ -80,7 +81,7 @@ SITUATIONS = [
     ),
     (
         ["submit", RLCR, CUDA, "--set=rewards.global={accuracy: {plugin: countdown}}"],
-        {}, 2, "has the name of a turn reward", "call one of them something else",
+        {}, 2, "has the name of a turn reward", "rename one of them",
     ),
 ]  # fmt: skip
 
@@ -152,9 +153,7 @@ def test_output_to_a_full_disk(folder):
             text=True,
         )
     assert done.returncode == 4
-    assert done.stderr == (
-        "error: disk full where output was being written: free some space there\n"
-    )
+    assert done.stderr == ("error: disk full while writing output: free some space on that disk\n")
 
 
 @pytest.mark.parametrize("verb", ["web", "mlflow"])
@@ -167,7 +166,7 @@ def test_a_taken_port_is_named(verb, folder):
         port = taken.getsockname()[1]
         code, out, err = rlx(folder, verb, "--port", port)
     assert (code, out) == (4, "")
-    assert err == f"error: port {port} on 127.0.0.1 is taken; choose another with --port\n"
+    assert err == f"error: port {port} on 127.0.0.1 is in use; choose another with --port\n"
 
 
 def test_interrupts_end_what_waits_with_130(folder):
@@ -186,7 +185,7 @@ def test_interrupts_end_what_waits_with_130(folder):
         assert f"127.0.0.1:{port}" in serving.stderr.readline()
         for process in (following, serving):
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate(timeout=LIMIT)
             assert process.returncode == 130
             assert "Traceback" not in err
 

@@ -52,7 +52,7 @@ def test_mlflow_is_told_what_is_new_alone(home, capsys):
     assert main(["sync"]) == 0
     assert capsys.readouterr().out == "r-0002: 1 point sent to MLflow\n"
     assert main(["sync"]) == 0
-    assert capsys.readouterr().out == "MLflow has been told everything\n"
+    assert capsys.readouterr().out == "MLflow is up to date\n"
     with opened(home) as registry:
         for run in registry.runs():
             shown = client.find(run.mlflow_run_id)

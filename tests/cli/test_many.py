@@ -141,12 +141,12 @@ def test_a_group_is_known_by_its_name(url, capsys):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--seeds", "0", "--group", "r-0007"], "that is how a run is named"),
-        (["--seeds", "0", "--group", "latest"], "that is how a run is named"),
+        (["--seeds", "0", "--group", "r-0007"], "a run could have this name"),
+        (["--seeds", "0", "--group", "latest"], "a run could have this name"),
         (["--seeds", "0", "--group", "a b"], "write letters, digits"),
-        (["--group", "mine"], "give one of them"),
-        (["--seeds", "0..1", "--grid", "seed=1,2"], "are both of the seed"),
-        (["--grid", "name=a,b"], "a name makes no other experiment"),
+        (["--group", "mine"], "add one of them"),
+        (["--seeds", "0..1", "--grid", "seed=1,2"], "both set the seed"),
+        (["--grid", "name=a,b"], "a name does not change the experiment"),
     ],
 )
 def test_what_a_group_cannot_be_called(url, arguments, says, capsys):
@@ -158,7 +158,7 @@ def test_a_group_is_not_called_as_an_experiment(url, capsys):
     assert main(["submit", str(RLCR), "--set", "name=rlcr-seeds", "--queue"]) == 0
     for name in ("rlcr", "rlcr-seeds"):
         assert main(["submit", str(RLCR), "--seeds", "0", "--group", name, "--queue"]) == 2
-        assert f"--group {name}: an experiment has that name" in capsys.readouterr().err
+        assert f"--group {name}: an experiment has this name" in capsys.readouterr().err
     queued("--seeds", "0..1")
     assert list(groups(url)) == ["rlcr-seeds-2"]
 

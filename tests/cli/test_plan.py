@@ -127,7 +127,7 @@ def test_a_broken_scorer_is_the_plugins_fault(tmp_path):
     assert done.returncode == 3
     (finding,) = json.loads(done.stdout)["findings"]
     assert "reward plugin 'broken'" in finding["message"] and "gave nan" in finding["message"]
-    assert "it was given: " in finding["notes"][0]
+    assert "its input: " in finding["notes"][0]
 
 
 def test_wrong_arguments_are_said(tmp_path):

@@ -46,7 +46,7 @@ def test_a_run_that_is_not_there(run, capsys):
 
 
 def test_a_run_that_has_exported_nothing_says_why(run, capsys):
-    assert "r-0001 has exported no model: it is submitted" in refused(capsys, "latest")
+    assert "r-0001 has not exported a model: it is submitted" in refused(capsys, "latest")
 
 
 def test_a_finished_run_whose_model_is_gone(run, folder, capsys):
@@ -82,4 +82,4 @@ def test_what_does_not_fit_is_said(run, capsys, arguments, said):
 
 def test_a_model_that_is_not_whole(run, folder, capsys):
     assert main(["probe", str(folder), "--spec", str(EXPERIMENT)]) == 4
-    assert "is not a whole model" in capsys.readouterr().err
+    assert "is an incomplete model" in capsys.readouterr().err

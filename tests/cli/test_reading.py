@@ -3,10 +3,10 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from patience import LIMIT, stop_process
 
 from rlx.cli import main
 from rlx.cli.follow import follow_run
@@ -130,22 +130,19 @@ def test_stopping_a_run_without_supervisor_ends_the_ranks_it_left(registry, fold
     other = subprocess.Popen([*sleep, str(folder / "elsewhere" / run_id), run_id])
     try:
         assert main(["stop", run_id]) == 0
-        assert left.wait(timeout=10) != 0
+        assert left.wait(LIMIT) != 0
         assert other.poll() is None
     finally:
-        left.kill()
-        other.kill()
-        other.wait()
+        stop_process(left)
+        stop_process(other)
     assert registry.run(run_id).reason == "its supervisor was gone"
     assert "marked as stopped" in capsys.readouterr().err
     assert main(["stop", run_id]) == 2
 
 
-def test_following_ends_soon_after_the_supervisor_was_killed(registry, folder, url, dead, capsys):
+def test_following_ends_after_the_supervisor_was_killed(registry, folder, url, dead, capsys):
     run_id = running(registry, folder, dead)
-    began = time.monotonic()
     assert follow_run(run_id, url) == 1
-    assert time.monotonic() - began < 10
     assert f"lost: its supervisor, process {dead}, was killed" in capsys.readouterr().err
     assert registry.run(run_id).status == "lost"
 
@@ -162,3 +159,18 @@ def test_the_summary_says_how_many_problems_are_different(registry, folder, ids,
     registry.transition(run_id, {"running"}, "finished")
     assert main(["status", run_id]) == 0
     assert said in capsys.readouterr().out
+
+
+def test_the_summary_shows_strata_as_text(registry, folder, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "160")
+    run_id = running(registry, folder, os.getpid())
+    evil = "[/INST][bold]\x1b[31m\0\u202e"
+    figures = {"n": 3, "accuracy": 0.5, "by_stratum": {evil: {"accuracy": 0.25, "auroc": 0.75}}}
+    for label in ("before", "after"):
+        registry.results.add_evaluation(run_id, 1, label, "held_out", 3, figures, {})
+        registry.results.add_evaluation(run_id, 1, label, f"held_out.{evil}", 3, figures, {})
+    registry.transition(run_id, {"running"}, "finished")
+    assert main(["status", run_id]) == 0
+    out = capsys.readouterr().out
+    assert out.count("[/INST][bold]\\x1b[31m\\x00\\u202e") == 3
+    assert not set(out) & set("\x1b\0\u202e")

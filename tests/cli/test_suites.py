@@ -92,7 +92,7 @@ def test_greedy_answers_are_taken_once(capsys):
     asked = {"problems": None, "samples": 3, "greedy": True, "seed": None}
     suite = _build_requested_suite(spec, None, asked)
     assert (suite.samples, suite.name) == (1, "own.greedy")
-    assert "3 greedy answers are all alike" in capsys.readouterr().err
+    assert "3 greedy answers would be identical" in capsys.readouterr().err
 
 
 def test_what_the_files_of_arithmetic_say_of_themselves():

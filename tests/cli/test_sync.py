@@ -2,6 +2,8 @@
 
 import shutil
 import socket
+import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -75,7 +77,29 @@ def test_every_run_that_is_behind_is_told_once(registry, client, capsys):
     assert [shown(registry, client, run_id) for run_id in ids] == ["FINISHED", "FAILED"]
     assert registry.run(going_on).mlflow_run_id is None
     assert main(["sync"]) == 0
-    assert capsys.readouterr().out == "MLflow has been told everything\n"
+    assert capsys.readouterr().out == "MLflow is up to date\n"
+
+
+@pytest.mark.parametrize("fault", ["lost", "half made"])
+def test_a_store_that_is_lost_or_half_made_is_made_again_with_every_run(
+    registry, client, folder, capsys, fault
+):
+    ids = [ended(registry, name) for name in ("a", "b")]
+    assert main(["sync"]) == 0
+    store = folder / "home" / "mlflow.db"
+    store.unlink()
+    if fault == "half made":
+        with closing(sqlite3.connect(store)) as half_made:
+            half_made.execute("CREATE TABLE experiments (experiment_id INTEGER)")
+    capsys.readouterr()
+    assert main(["sync"]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines() == [f"{i}: 6 points sent to MLflow" for i in ids]
+    warned = f"warning: MLflow's store {store} was half made by a process that was killed"
+    assert said.err.startswith(warned) if fault == "half made" else said.err == ""
+    assert [shown(registry, client, run_id) for run_id in ids] == ["FINISHED", "FINISHED"]
+    assert main(["sync"]) == 0
+    assert capsys.readouterr().out == "MLflow is up to date\n"
 
 
 def test_a_run_by_name_is_told_what_is_left_whether_it_goes_on_or_not(registry, client, capsys):

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from rlx.cli import main
-from rlx.cli.text import color_report, format_columns
+from rlx.cli.output import color_report
+from rlx.cli.text import format_columns
 from rlx.cli.verb_group import VERBS
 from rlx.errors import EnvironmentFault
 

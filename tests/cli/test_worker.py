@@ -35,13 +35,13 @@ def left(registry, capsys):
 
 def test_a_run_whose_folder_is_elsewhere(registry, queued, capsys):
     queued.rename(queued.with_name("away"))
-    assert "r-0001 is left alone: its folder is not on this machine" in left(registry, capsys)
+    assert "r-0001 skipped: its folder is not on this machine" in left(registry, capsys)
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}"])
 def test_a_folder_that_cannot_be_read_stops_no_worker(registry, queued, capsys, content):
     (queued / "spec.json").write_text(content)
-    assert "r-0001 is left alone: " in left(registry, capsys)
+    assert "r-0001 skipped: " in left(registry, capsys)
     assert registry.run("r-0001").status == "queued"
 
 
@@ -50,7 +50,7 @@ def test_a_folder_at_the_same_path_of_another_registrys_run(registry, folder, qu
     assert main(["submit", str(QUICK), "--queue", "-q", *said]) == 0
     other = queued.with_name("r-0001.2")
     (queued / "spec.json").write_text((other / "spec.json").read_text())
-    assert "the folder here is of another registry's run" in left(registry, capsys)
+    assert "the folder here belongs to another registry's run" in left(registry, capsys)
 
 
 def test_more_ranks_than_devices(registry, queued, capsys, monkeypatch):

@@ -113,7 +113,7 @@ def in_place(x):
         (rounding, "exactly 0 in a group of equal rewards"),
         (row_order, "order of rows"),
         (equal_sizes, "exactly 0 in a group|order of rows"),
-        (names_of_groups, "what groups are called"),
+        (names_of_groups, "the ids of groups"),
         (by_width, "padding on the right"),
         (by_turns_of_the_batch, "how many turns other rows have"),
         (absent_turns, "absent turn"),

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import LIMIT
 
 from rlx.discovery import (
     build_plugin,
@@ -235,7 +236,7 @@ def test_an_unknown_name_is_answered_with_the_nearest():
 
 def test_a_name_that_two_offer_must_be_qualified():
     text = blamed("reward", "twice")
-    assert "offered by rlx-guest 0.1.0 and rlx-rival 2.0" in text
+    assert "provided by rlx-guest 0.1.0 and rlx-rival 2.0" in text
     assert "'rlx-guest:twice' or 'rlx-rival:twice'" in text
     assert load_plugin("reward", "rlx_rival:twice").__name__ == "Closeness"
 
@@ -267,7 +268,9 @@ def test_an_import_that_hangs_is_broken_off():
         "from rlx.discovery import load_plugin, lookup;"
         "lookup.PATIENCE = 0.2; load_plugin('reward', 'slow')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT
+    )
     assert "reward plugin 'slow' failed to import" in done.stderr
     assert "importing it takes more than 0.2 s" in done.stderr
 
@@ -282,8 +285,8 @@ def test_a_task_must_be_a_task():
 
 
 def test_an_environment_must_answer():
-    assert "is not one: Mute has no `step`" in blamed("environment", "mute")
-    assert "is not one: Environment has no `reset`, `step`" in blamed("environment", "unwritten")
+    assert "is invalid: Mute has no `step`" in blamed("environment", "mute")
+    assert "is invalid: Environment has no `reset`, `step`" in blamed("environment", "unwritten")
 
 
 def test_options_are_read_as_strictly_as_the_file():
@@ -365,13 +368,14 @@ def test_what_nothing_provides_cannot_be_needed():
     assert error.exit_code == 2
     assert [d.message for d in error.diagnostics] == [
         "estimator plugin 'critical' needs mc_values, which a Monte-Carlo continuation of "
-        "responses gives: this experiment has none",
-        "estimator plugin 'critical' needs values, which a critic gives: this experiment has none",
+        "responses provides: this experiment has none",
+        "estimator plugin 'critical' needs values, which a critic provides: this experiment has "
+        "none",
     ]
     assert {str(d.position) for d in error.diagnostics} == {"guest.yaml:11:19"}
     assert all(d.helps for d in error.diagnostics)
     acting = refused(("phases:", "estimator: {name: acting}\nphases:"))
-    assert "needs environment, which a schedule with an environment gives" in str(acting)
+    assert "needs environment, which a schedule with an environment provides" in str(acting)
 
 
 def test_needs_are_looked_at_inside_other_plugins_and_in_every_phase():
@@ -386,7 +390,7 @@ def test_needs_are_looked_at_inside_other_plugins_and_in_every_phase():
 def test_a_stream_that_does_not_exist_is_the_plugins_fault():
     error = refused(("phases:", "estimator: {name: typo}\nphases:"))
     assert error.exit_code == 3
-    assert "estimator plugin 'typo' needs 'valeus', which is no stream of rlx" in str(error)
+    assert "estimator plugin 'typo' needs 'valeus', which is not an rlx stream" in str(error)
     assert "did you mean 'values'?" in str(error)
     assert "from rlx-guest 0.1.0" in str(error)
 
@@ -396,7 +400,7 @@ def test_a_warm_start_needs_demonstrations():
     check_file(spec_file(warm))
     check_file(spec_file(warm), ["phases.0.set.task.plugin=untold"])
     error = refused(warm, ("{plugin: sums}", "{plugin: untold}"))
-    assert "model.warm_start needs demonstrations, which the task gives" in str(error)
+    assert "model.warm_start needs demonstrations, which the task provides" in str(error)
     assert str(error.diagnostics[0].position) == "guest.yaml:2:21"
 
 

@@ -1,8 +1,11 @@
 """Profiles, and settings that an estimator would silently leave out."""
 
+import json
+from dataclasses import asdict
+
 import pytest
 
-from rlx.discovery import check_file, load_plugin
+from rlx.discovery import check_file, describe_plugin_changes, load_plugin
 from rlx.discovery.fit import fill_profile_options
 from rlx.spec import PROFILES, CreditSpec
 
@@ -101,11 +104,11 @@ def test_seed000_says_that_kl_moves_the_reward(warned):
 @pytest.mark.parametrize(
     ("lines", "key", "text"),
     [
-        (["credit: {kl_coef: 0.2}"], "credit.kl_coef", "KL is no part of the reward"),
+        (["credit: {kl_coef: 0.2}"], "credit.kl_coef", "KL is not part of the reward"),
         (
             ["credit: {kl_adaptive: {target: 0.1}}"],
             "credit.kl_adaptive",
-            "KL is no part of the reward",
+            "KL is not part of the reward",
         ),
         (
             ["loss: {kl: {coefficient: 0.1, kl_penalty: k1}}"],
@@ -125,7 +128,7 @@ def test_seed000_says_that_kl_moves_the_reward(warned):
         (
             ["loss: {old_logprobs: learner}", "rollout: {schedule: single, off_policy_steps: 1}"],
             "rollout.off_policy_steps",
-            "nothing makes up for the older weights",
+            "nothing corrects for the older weights",
         ),
         (
             [
@@ -133,7 +136,7 @@ def test_seed000_says_that_kl_moves_the_reward(warned):
                 "estimator: {name: reinforce_plus_plus}",
             ],
             "credit.kl_coef",
-            "no part of the reward after all",
+            "KL does not affect the reward",
         ),
         (
             ["critic: {lead_steps: 3}", "estimator: {name: gae}"],
@@ -153,7 +156,7 @@ def test_seed000_says_that_kl_moves_the_reward(warned):
         (
             ["credit: {profile: trl}", "critic: {}", "estimator: {name: gae}"],
             "credit.profile",
-            "says nothing of estimator",
+            "does not apply to estimator",
         ),
         (
             [
@@ -218,3 +221,45 @@ def test_older_samples_that_something_makes_up_for_are_fine(loss, warned):
 )
 def test_what_fits_is_taken_in_silence(lines, warned):
     assert warned(*lines)[0] == {}
+
+
+# Warnings of rewards -----------------------------------------------------------------------------
+
+DECIMALS = "rewards.turn.accuracy.allow_decimals"
+
+
+def test_the_countdown_rule_of_the_source_warns(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC)
+    assert check_file(path)[1].warnings == ()
+    for override, option in ((f"{DECIMALS}=true", "allow_decimals"), ("numeric", "numeric")):
+        named = override if "=" in override else f"rewards.turn.accuracy.{option}=float64"
+        (warning,) = check_file(path, [named])[1].warnings
+        assert warning.path == ("rewards", "turn", "accuracy", option)
+        assert warning.severity == "warning"
+        assert "reaches 50" in warning.message
+
+
+def test_a_nested_reward_warns_at_its_own_option(tmp_path):
+    path = tmp_path / "spec.yaml"
+    inner = "{easy: {plugin: countdown.verify, allow_decimals: true}}"
+    one = "accuracy: {plugin: countdown.verify, turn: answer}"
+    other = f"accuracy: {{plugin: by_data_source, turn: answer, sources: {inner}}}"
+    path.write_text(SPEC.replace(one, other))
+    (warning,) = check_file(path)[1].warnings
+    assert warning.path[-3:] == ("sources", "easy", "allow_decimals")
+
+
+def test_changes_of_a_runs_plugins_are_told(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC)
+    now = check_file(path)[1].provenance
+    then = [json.loads(json.dumps(asdict(plugin))) for plugin in now]
+    assert list(describe_plugin_changes(now, then)) == []
+    (reward,) = (record for record in then if record["kind"] == "reward")
+    reward["options"]["allow_decimals"] = True
+    (note,) = describe_plugin_changes(now, then)
+    assert note == (
+        "reward plugin 'countdown.verify' had allow_decimals: True when the run began, and has "
+        "False now"
+    )

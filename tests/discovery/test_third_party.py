@@ -272,8 +272,8 @@ def test_an_experiment_that_names_none_of_them_is_well_beside_them(rlx):
         (
             "countdown",
             (
-                "error: reward plugin 'countdown' is offered by rlx 0.1.0 and rlx-rival 0.3",
-                "say which: 'rlx:countdown' or 'rlx-rival:countdown'",
+                "error: reward plugin 'countdown' is provided by rlx 0.1.0 and rlx-rival 0.3",
+                "choose one: 'rlx:countdown' or 'rlx-rival:countdown'",
             ),
         ),
     ],

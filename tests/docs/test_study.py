@@ -46,7 +46,7 @@ def test_a_kept_run_is_known_to_another_registry(study, tmp_path, monkeypatch):
         registry.join(run.id, "study-arms")
         registry.start(run.id, ["submitted"])
         registry.results.add_metrics(run.id, 1, {"rewards/brier/mean": 0.7, "perf/step_s": 1.5})
-        registry.results.add_event(run.id, "forms", "the learner computes by grouped attention")
+        registry.results.add_event(run.id, "forms", "learner: grouped attention")
         pairs = {"problem_ids": ["p"], "strata": [""], "correct": [1], "confidence": [0.8]}
         registry.results.add_evaluation(run.id, 2, "after", "held_out", 1, {"brier": 0.04}, pairs)
         registry.update_run(run.id, step=2)

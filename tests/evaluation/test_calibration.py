@@ -327,8 +327,8 @@ def test_wilson_interval_holds_the_share_itself(n):
         ([], [], "at least one"),
         ([1], [0.5, 0.5], "shape"),
         ([0.5], [0.5], "other than 0 and 1"),
-        ([1], [1.2], r"leaves \[0, 1\]"),
-        ([1], [math.inf], r"leaves \[0, 1\]"),
+        ([1], [1.2], r"has values outside \[0, 1\]"),
+        ([1], [math.inf], r"has values outside \[0, 1\]"),
         ([math.nan], [0.5], "other than 0 and 1"),
     ],
 )

@@ -100,7 +100,7 @@ def test_the_copy_learns_apart_from_the_policy(policy):
 
 def test_a_model_without_a_decoder_of_its_own_is_refused(policy):
     headless = replace(policy, model=policy.model.get_decoder())
-    with pytest.raises(SpecError, match="critic: a model of the kind 'qwen3' has no decoder"):
+    with pytest.raises(SpecError, match="critic: a model of kind 'qwen3' has no separate decoder"):
         Critic(headless, RunnerSpec(), CriticSpec(), ALONE, 0)
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import stop_process
 
 from rlx.learner import learning_rate
 from rlx.spec import OptimizerSpec
@@ -49,8 +50,7 @@ def measuring(tmp_path_factory):
     processes = {ranks: start(ranks, folder) for ranks, folder in folders.items()}
     yield {ranks: (processes[ranks], folders[ranks]) for ranks in DEALT}
     for process in processes.values():
-        process.terminate()
-        process.wait()
+        stop_process(process)
 
 
 @pytest.fixture(scope="module", params=DEALT, ids=["one rank", "two ranks"])
@@ -209,7 +209,7 @@ def test_a_frozen_copy_begins_as_the_policy_and_adapters_are_taken_off(measured,
     frozen, bare = (measured[str(stage)][which] for which in ("frozen copy", "adapter-free"))
     assert frozen["own_apart"] == 0
     assert bare["own_apart"] > 1
-    assert frozen["described"] == "a frozen copy of the policy as training found it"
+    assert frozen["described"] == "a frozen copy of the policy from the start of training"
     assert bare["described"] == "the model without its adapters"
 
 

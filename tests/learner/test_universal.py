@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlx.checkpoint.sealing import MANIFEST, check_sealed_folder
 from rlx.checkpoint.store import convert_checkpoint
 from rlx.errors import RlxError
 from rlx.learner.universal import convert_checkpoints, load_consolidated_weights
+from rlx.sealing import MANIFEST, check_sealed_folder
 
 MEASURE = Path(__file__).with_name("measure_checkpoints.py")
 SAVED = ["0-whole", "1-whole", "2-whole", "3-whole", "1-adapters", "3-adapters"]
@@ -98,5 +98,5 @@ def test_a_conversion_is_made_once_and_again_where_it_is_damaged(folder, tmp_pat
 
 
 def test_what_cannot_be_converted_is_said(folder, tmp_path):
-    with pytest.raises(RlxError, match="go on with those that wrote it"):
+    with pytest.raises(RlxError, match="resume with those that wrote it"):
         convert_checkpoints([folder / "1-0-whole" / "policy"], tmp_path)

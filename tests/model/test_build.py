@@ -152,7 +152,7 @@ def test_a_model_without_any_end_token_is_refused(tmp_path):
         file = tmp_path / f"{name}.json"
         said = {k: v for k, v in json.loads(file.read_text()).items() if "eos_token" not in k}
         file.write_text(json.dumps({**said, "eos_token_id": None} if name == "config" else said))
-    with pytest.raises(SpecError, match="names an end token"):
+    with pytest.raises(SpecError, match="defines an end token"):
         build_policy(PretrainedModelSpec(path=str(tmp_path)), 0)
 
 

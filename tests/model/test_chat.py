@@ -140,7 +140,7 @@ def test_blanks_before_the_end_token_are_the_templates_own():
     ],
 )
 def test_a_template_that_hides_the_turns_is_refused(text):
-    with pytest.raises(SpecError, match=r"model.chat_template: false speaks as plain text"):
+    with pytest.raises(SpecError, match=r"set model.chat_template: false to use plain text"):
         Speaker(template(text))
 
 

@@ -144,7 +144,7 @@ def test_a_lesson_has_its_own_seed():
 
 
 def test_without_a_script_there_is_no_lesson(dialogue):
-    with pytest.raises(ValueError, match="rehearsed"):
+    with pytest.raises(ValueError, match="a task with lessons"):
         DemonstrationPlayer(spec(), object(), Down()).episode(dialogue, 0)
 
 

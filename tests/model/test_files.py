@@ -57,7 +57,7 @@ def test_a_whole_folder_passes(folder):
         ("/nowhere/at/all", "no folder '/nowhere/at/all' on this machine; give a folder"),
         ("./nowhere", "no folder './nowhere' on this machine"),
         ("~/no such model", "no folder '~/no such model'"),
-        (__file__, "is a file; name the folder"),
+        (__file__, "is a file; give the folder"),
     ],
 )
 def test_a_path_that_leads_nowhere(path, complaint):
@@ -136,9 +136,9 @@ def test_other_files_have_another_fingerprint(folder):
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"model_type": "ours", "auto_map": {"AutoConfig": "ours.Config"}}, "rlx runs none of it"),
-        ({"model_type": "ours"}, "of a kind, 'ours', that transformers .* lacks"),
-        ({"model_type": None}, "of a kind, None,"),
+        ({"model_type": "ours", "auto_map": {"AutoConfig": "ours.Config"}}, "which rlx never runs"),
+        ({"model_type": "ours"}, "has model type 'ours', which transformers .* does not support"),
+        ({"model_type": None}, "has model type None,"),
         ({"architectures": ["Qwen2ForSequenceClassification"]}, "Qwen2ForSequenceClassification"),
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "BertForMaskedLM"),
         ({"model_type": "t5", "architectures": None}, "t5"),
@@ -268,9 +268,9 @@ def ask(function, names, cache, **environment):
 def test_the_hubs_refusals_are_told_apart(hub, tmp_path):
     url, _ = hub
     expected = {
-        "org/secret": "the hub shows no 'org/secret'; check the spelling",
-        "org/nobody": "the hub shows no 'org/nobody'; check the spelling",
-        "org/gated": "accepted its terms",
+        "org/secret": "'org/secret' is not visible on the hub; check the spelling",
+        "org/nobody": "'org/nobody' is not visible on the hub; check the spelling",
+        "org/gated": "accept its terms",
         "org/model@lost": "the hub has no 'org/model' at revision 'lost'",
         "org/ill": "try again later",
         "org/empty": "has no config.json and no weights",

@@ -138,10 +138,11 @@ def test_adapters_go_where_they_are_asked_to(make, targets, expected):
     [
         (
             "q_porj",
-            r"model\.lora\.targets: .* 'q_porj' \(did you mean 'q_proj'\?\); there are down_",
+            r"model\.lora\.targets: .* 'q_porj' that can take an adapter "
+            r"\(did you mean 'q_proj'\?\); available: down_",
         ),
-        ("proj", r"called 'proj'.*; there are down_proj, .*, v_proj, and all-linear"),
-        ("lm_head", "can take an adapter is called 'lm_head'"),
+        ("proj", r"named 'proj'.*; available: down_proj, .*, v_proj, and all-linear"),
+        ("lm_head", "no linear layer named 'lm_head' that can take an adapter"),
         ("\x1b[31m", r"'\\x1b\[31m'"),
     ],
 )

@@ -5,9 +5,12 @@ from checkpoints import STYLES, tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlx.errors import SpecError
 from rlx.model import ChatDialogue, PlainDialogue
 from rlx.model.tokenizer import tiny_tokenizer
-from rlx.spec import TinyModelSpec
+from rlx.plugin import Problem
+from rlx.rollout import Completion, build_rollout_plan, encode_opening, sample_rollout_trees
+from rlx.spec import SingleRolloutSpec, TinyModelSpec
 
 TINY = tiny_tokenizer(TinyModelSpec())
 PLAIN = PlainDialogue(TINY, (TINY.eos_token_id,))
@@ -65,3 +68,71 @@ def test_text_without_control_tokens_is_shown_as_it_is():
         text = "<information> A < B, <b>c</b> | d </information>"
         turn = (*dialogue.encode("17"), dialogue.end_ids[0])
         assert dialogue.encode_observation(text, turn, inline=True).text == text
+
+
+# Prompts ------------------------------------------------------------------------------------------
+
+
+def list_control_ids(name, ids):
+    special = set(tokenizer(STYLES[name]).all_special_ids)
+    return [i for i in ids if i in special]
+
+
+@pytest.mark.parametrize("name", CHATS)
+@given(data=st.data())
+def test_no_prompt_of_a_task_becomes_a_control_token(name, data):
+    pieces = st.sampled_from([*CONTROL[name], "<", ">", "|", " ", "a", "end", "system\n"])
+    text, system = ("".join(data.draw(st.lists(pieces, max_size=8))) for _ in range(2))
+    problem = Problem(id="a", prompt=text, system=f"s{system}", fields={})
+    usual = Problem(id="a", prompt="a", system="s", fields={})
+    shown = encode_opening(CHATS[name], "Q: {prompt}", problem)
+    plain = encode_opening(CHATS[name], "Q: {prompt}", usual)
+    assert list_control_ids(name, shown.token_ids) == list_control_ids(name, plain.token_ids)
+    assert not any(control in shown.text for control in CONTROL[name])
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_a_task_may_allow_control_tokens(name):
+    control = CONTROL[name][0]
+    problem = Problem(id="a", prompt=control, fields={}, allow_control_tokens=True)
+    shown = encode_opening(CHATS[name], "{prompt}", problem)
+    assert shown.text == control
+    assert shown.token_ids == CHATS[name].open(control)
+    broken = encode_opening(CHATS[name], "{prompt}", Problem(id="a", prompt=control, fields={}))
+    assert broken.text == f"{control[0]} {control[1:]}"
+    assert broken.token_ids == CHATS[name].open(broken.text)
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_the_experiment_s_own_template_and_system_message_keep_theirs(name):
+    control = CONTROL[name][0]
+    shown = encode_opening(
+        CHATS[name], control + "{prompt}", Problem(id="a", prompt="a", fields={}), control
+    )
+    assert shown.token_ids == CHATS[name].open(f"{control}a", control)
+
+
+def test_rollouts_read_prompts_with_control_tokens_broken_up():
+    control = CONTROL["chatml"][0]
+    problem = Problem(id="a", prompt=f"a {control}", fields={})
+    plan = build_rollout_plan(SingleRolloutSpec(num_generations_answer=1))
+
+    class Session:
+        context_length = 1000
+
+        def generate(self, requests, sampling):
+            return [(Completion((1,), (-1.0,), "length"),) for _ in requests]
+
+    (tree,) = sample_rollout_trees(plan, [problem], [1], Session(), CHATS["chatml"])
+    broken = f"a {control[0]} {control[1:]}"
+    assert tree.segments[0].text == broken
+    assert tree.segments[0].token_ids == CHATS["chatml"].open(broken)
+
+
+def test_a_closed_vocabulary_names_what_it_cannot_write():
+    """Names that are none of its control tokens are text like any other."""
+    for prompt in ("1+2 <|end|>", "1+2 <eos>"):
+        with pytest.raises(SpecError, match="has no token for"):
+            encode_opening(PLAIN, "{prompt}", Problem(id="a", prompt=prompt, fields={}))
+    allowed = Problem(id="a", prompt="1+2<eos>", fields={}, allow_control_tokens=True)
+    assert encode_opening(PLAIN, "{prompt}", allowed).token_ids[-1] == TINY.eos_token_id

@@ -1,5 +1,7 @@
 """Warm starts: trained once, kept by everything that decides them, never kept by halves."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,12 +40,12 @@ class Watched:
             raise KeyboardInterrupt
 
 
-def warm(cache, *overrides, break_at=None):
+def warm(cache, *overrides, break_at=None, tell=lambda _: None):
     spec = read_spec(RLCR, [*SMALL, *overrides]).spec
     policy = build_policy(spec.model, spec.seed)
     fresh = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     watched = Watched(break_at)
-    folder = warm_start_policy(policy, spec, build_recipe(spec).task, cache, watched)
+    folder = warm_start_policy(policy, spec, build_recipe(spec).task, cache, watched, tell=tell)
     trained = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     assert all(p.grad is None for p in policy.model.parameters()), "training begins with none"
     return folder, watched, fresh, trained
@@ -131,3 +133,64 @@ def test_breaking_off_while_saving_leaves_no_half_result(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
     _, watched, *_ = warm(tmp_path)
     assert watched.steps == [1, 2, 3]
+
+
+def flip_bit(folder):
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "model.safetensors").write_bytes(data)
+
+
+def cut_short(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def lose_manifest(folder):
+    (folder / "manifest.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (flip_bit, "model.safetensors has changed"),
+        (cut_short, "model.safetensors has changed"),
+        (lose_manifest, "its manifest.json cannot be read"),
+    ],
+)
+def test_a_damaged_result_is_named_and_made_again(tmp_path, damage, words):
+    folder, *_, trained = warm(tmp_path)
+    damage(folder)
+    told = []
+    again, watched, _, loaded = warm(tmp_path, tell=told.append)
+    assert (again, watched.steps) == (folder, [1, 2, 3])
+    assert same(trained, loaded)
+    assert len(told) == 1
+    assert folder.name in told[0]
+    assert words in told[0]
+    assert list(tmp_path.iterdir()) == [folder]
+    assert warm(tmp_path, tell=told.append)[1].steps == []
+    assert len(told) == 1
+
+
+MAKE = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_warm_start import warm
+told = []
+_, watched, _, trained = warm(Path(sys.argv[1]), tell=told.append)
+print(float(sum(p.double().abs().sum() for p in trained.values())))
+"""
+
+
+def test_runs_that_make_the_same_one_do_not_disturb_each_other(tmp_path):
+    folder, *_ = warm(tmp_path)
+    cut_short(folder)
+    command = [sys.executable, "-c", MAKE, str(tmp_path), str(Path(__file__).parent)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    sums = {process.communicate(timeout=200)[0].splitlines()[-1] for process in both}
+    assert [process.returncode for process in both] == [0, 0]
+    assert len(sums) == 1
+    assert list(tmp_path.iterdir()) == [folder]
+    assert warm(tmp_path)[1].steps == []

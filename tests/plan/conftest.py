@@ -68,7 +68,7 @@ def raises(sample):
 @reward
 def hangs(sample):
     """Never ends."""
-    time.sleep(60)
+    time.sleep(60)  # scenario
 
 @reward
 def abstains(sample):
@@ -99,7 +99,7 @@ class Game(Environment):
         if action.number == self.on and self.how != "well":
             if self.how == "nonsense":
                 return "a step"
-            time.sleep(60 if self.how == "hangs" else 0)
+            time.sleep(60 if self.how == "hangs" else 0)  # scenario
             raise ValueError("out of dice")
         said = "answer" in action.spans
         return Step(

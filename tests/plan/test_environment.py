@@ -205,7 +205,7 @@ def test_an_environment_that_fails_is_named_with_the_turn_it_was_given(games, ho
     assert report.exit_code == fault.exit_code == 3
     assert fault.path == ("rollout", "environment")
     assert "environment plugin 'game'" in fault.message and fault.message.endswith(why)
-    assert fault.notes[0].startswith("it was given turn 2: '<think>1=7</think>")
+    assert fault.notes[0].startswith("its input: turn 2: '<think>1=7</think>")
     (phase,) = report.phases
     if how == "hangs":  # one rollout, one deadline
         assert phase.stopped == "the environment hangs on the first rollout" and not phase.rows
@@ -220,7 +220,7 @@ def test_an_environment_that_fails_and_may(games):
         "rollout.environment.on_error=drop_sample",
     )
     (fault,) = report.findings
-    assert fault.severity == "warning" and fault.notes[1].startswith("a run goes on")
+    assert fault.severity == "warning" and fault.notes[1].startswith("a run would continue")
     (phase,) = report.phases
     assert phase.counts.dropped > 0 and {len(row.turns) for row in phase.rows} == {2}
 
@@ -229,7 +229,7 @@ def test_an_environment_that_cannot_begin(games):
     report = games("scripted", "rollout.environment.on=0")
     (fault,) = report.findings
     assert report.exit_code == 3 and "no board" in fault.message
-    assert fault.notes[0].startswith("it was to begin problem 0: '1+1=")
+    assert fault.notes[0].startswith("its input: the start of problem 0: '1+1=")
 
 
 def test_a_script_that_fails(games):
@@ -247,7 +247,7 @@ def test_a_script_that_fails(games):
         ),
         (
             *("rollout.forced_answer={max_new_tokens: 3}", "rollout.forced_answer.max_new_tokens"),
-            "is 3, and 3 of 3 made-up forced_answers take more",
+            "is 3, and 3 of 3 synthetic forced_answers need more",
         ),
         (
             *("rollout.forced_answer={template: '<answer>'}", "rollout.forced_answer.template"),
@@ -255,7 +255,7 @@ def test_a_script_that_fails(games):
         ),
         (
             *("rollout.environment.answers=9", "rollout.max_turns"),
-            "18 of 18 made-up rollouts are not done after 3 turns",
+            "18 of 18 synthetic rollouts are not done after 3 turns",
         ),
         (
             *("model={kind: tiny, max_position: 78}", "model.max_position"),
@@ -263,9 +263,9 @@ def test_a_script_that_fails(games):
         ),
         (
             *("rollout.environment.words=2000", "model.max_position"),
-            "18 of 18 made-up rollouts outgrow the 2048 tokens",
+            "18 of 18 synthetic rollouts exceed the 2048 tokens",
         ),
-        ("rollout.turn.spans=[reply]", "rollout.turn.spans", "no made-up turn has any"),
+        ("rollout.turn.spans=[reply]", "rollout.turn.spans", "no synthetic turn has any"),
     ],
 )
 def test_what_only_rollouts_show(games, override, place, said):

@@ -31,7 +31,7 @@ def test_sound_experiments_have_none(plan, name):
         ),
         (
             "rollout.confidence.max_new_tokens=2",
-            *("warning", "rollout.confidence.max_new_tokens", "48 of 48 made-up confidences"),
+            *("warning", "rollout.confidence.max_new_tokens", "48 of 48 synthetic confidences"),
         ),
     ],
 )
@@ -55,7 +55,7 @@ def test_a_mask_that_leaves_nothing(plan):
     options = "mask={strategy: turn_spans, fallback: none}"
     report = plan("countdown", "rollout.answer.spans=[reply]", options)
     (fault,) = [f for f in report.findings if f.severity == "error"]
-    assert fault.path == ("mask",) and "leaves no token" in fault.message
+    assert fault.path == ("mask",) and "selects no token" in fault.message
     assert report.exit_code == 2
 
 
@@ -90,13 +90,13 @@ def test_a_scorer_that_hangs_costs_one_deadline(plan, guests):
 def test_a_weight_on_a_reward_that_nothing_produces(plan, guests, reward):
     (fault,) = plan("countdown", reward).findings
     assert fault.severity == "warning" and fault.path[2] == "guest"
-    assert "a weight of 2 on a reward that no made-up" in fault.message
+    assert "a weight of 2 on a reward that no synthetic" in fault.message
 
 
 def test_groups_without_signal(plan):
     weights = [f"rewards.turn.{n}.weight=0" for n in ("accuracy", "format", "arithmetic")]
     (fault,) = plan("rlcr", *weights).findings
-    assert "no group of made-up answers has a signal" in fault.message
+    assert "no group of synthetic answers has a signal" in fault.message
 
 
 def test_what_only_a_phase_brings_about_is_told_at_its_setting(plan):

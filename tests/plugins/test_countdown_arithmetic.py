@@ -8,9 +8,11 @@ from rlx.plugin import Sample
 from rlx_plugins.countdown import CountdownArithmetic
 
 
-def score(think: str, *, of: float | None = 1.0, **options):
+def score(think: str, *, of: float | None = 1.0, numbers=(1, 1, 2, 3, 4, 5, 6), **options):
+    problem = {"numbers": list(numbers), "target": 17}
+    spans = {"think": think}
     sample = Sample(
-        id="0", problem={}, turn="answer", number=1, response="", spans={"think": think}, of=of
+        id="0", problem=problem, turn="answer", number=1, response="", spans=spans, of=of
     )
     return CountdownArithmetic(**options).score(sample)
 
@@ -19,7 +21,8 @@ def score(think: str, *, of: float | None = 1.0, **options):
     ("think", "expected"),
     [
         ("3*5=15\n15+2=17\n", 1.0),
-        ("3*5=14\n15+2=17\n", 0.5),
+        ("3*5=15\n15+2=18\n", 0.5),
+        ("3*5=14\n15+2=17\n", 0.0),  # 15 is no number of the problem, and no true result
         ("let me see\n3*5=15\nso it is", 1.0),
         ("6/4=1.5\n", 1.0),
         ("3=3=3\n", 0.0),
@@ -28,13 +31,54 @@ def score(think: str, *, of: float | None = 1.0, **options):
         ("", 0.0),
         ("9**9**9**9=1\n", 0.0),
         ("1/0=1\n", 0.0),
-        ("0**-1=0\n2+2=4\n", 0.5),
+        ("0**-1=0\n2+1=3\n", 0.5),
         ("9.0**999=1\n", 0.0),
         ("1+" * 200 + "0=200\n", 0.0),
     ],
 )
 def test_counts_true_sums(think, expected):
     assert score(think).value == expected
+
+
+@pytest.mark.parametrize(
+    "think",
+    [
+        "1=1\n",
+        "1=1\n" * 64,
+        "+1=1\n",
+        "3+5=3+5\n",
+        "3+5=(8)\n",
+        "2+2=4\n",  # there is one 2
+        "7+8=15\n",  # neither is given
+        "2.5*4=10\n",
+        "17=17\n",
+        "3*5=14\n14+2=16\n",  # goes on from a false result
+        "8=3+5\n",
+    ],
+)
+def test_what_computes_nothing_of_the_problem_earns_nothing(think):
+    verdict = score(think)
+    assert (verdict.value, verdict.reason) == (0.0, "false sums")
+
+
+@pytest.mark.parametrize(
+    ("think", "expected"),
+    [
+        ("3+5=8\n", 1.0),
+        ("3+5=8\n1=1\n", 0.5),
+        ("2-5=-3\n-3+6=3\n", 1.0),
+        ("(3+5)*2=16\n16+1=17\n", 1.0),
+        ("3+5=8\n3*5=15\n15+2=17\n", 1.0),  # a sum tried and dropped
+        ("3+5=8\n8+8=16\n", 0.5),  # there is one 8
+    ],
+)
+def test_honest_sums_of_the_problems_numbers_are_paid(think, expected):
+    assert score(think).value == expected
+
+
+def test_a_problem_without_numbers_is_an_error_in_the_data():
+    with pytest.raises(ValueError, match="numbers must be a list"):
+        score("3+5=8\n", numbers=("3", "5"))
 
 
 @pytest.mark.parametrize("of", [0.0, 0.5])

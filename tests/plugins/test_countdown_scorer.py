@@ -6,6 +6,7 @@ import random
 import re
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,10 +34,22 @@ CASES = [
     for line in (GOLDEN / "countdown_cases.jsonl").read_text(encoding="utf-8").split("\n")
     if line  # not `splitlines`: one case holds a line separator of Unicode
 ]
+# The file lists what a tolerance and the rounding of a large number let pass as right; exact
+# arithmetic, which is the default, does not.
+INEXACT = {"cd086", "cd087"}
 # Each needs what the safer option takes away: a root, a tolerance, a rounded large number.
-NOT_EXACT = {"cd076", "cd086", "cd087"}
+NOT_EXACT = {"cd076", *INEXACT}
 WITH_OTHER_OPERATORS = {"cd074", "cd076", "cd082", "cd084"}
 WITH_DECIMALS = {"cd076", "cd077", "cd080"}
+
+
+def expected(case):
+    """The score by the default rule."""
+    return 0.1 if case["id"] in INEXACT else case["expected"]
+
+
+def expected_of_source(case):
+    return case.get("expected_source", case["expected"])
 
 
 def truth(case):
@@ -60,16 +73,69 @@ def python_value(text):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_scores_the_known_cases(case):
-    assert compute_score(case["response"], truth(case)) == case["expected"]
+    assert compute_score(case["response"], truth(case)) == expected(case)
     assert cpu_seconds(lambda: compute_score(case["response"], truth(case))) < 0.05
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_decimals_alone_are_the_rule_of_the_source(case):
+    said = Sample(id="a", problem=truth(case), turn="answer", number=1, response=case["response"])
+    score = compute_score(case["response"], truth(case), allow_decimals=True)
+    assert score == expected_of_source(case)
+    assert CountdownScore(allow_decimals=True).score(said).value == score
+
+
+PAID_BY_THE_SOURCE = [
+    ("50+.0000003+.0000008+.0000009", [50, 3, 8, 9], 50),
+    ("4*.5", [5, 4], 2),
+    ("2.*3", [2, 3], 6),
+    ("50+3*8**-9", [50, 3, 8, 9], 50),
+    ("50-1/99/98/97", [50, 1, 99, 98, 97], 50),
+]
+
+
+@pytest.mark.parametrize(("equation", "numbers", "target"), PAID_BY_THE_SOURCE)
+def test_what_is_nearly_right_earns_the_format_alone(equation, numbers, target):
+    problem = {"numbers": numbers, "target": target}
+    assert compute_score(answer(equation), problem) == 0.1
+    assert compute_score(answer(equation), problem, allow_decimals=True) == 1.0
+    if "." in equation:
+        assert compute_score(answer(equation), problem, numeric="exact") == 0.1
+    else:
+        assert compute_score(answer(equation), problem, numeric="float64") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("equation", "reason"),
+    [
+        ("2.5*4", "decimal number"),
+        ("0.60.151+*", "not computable: stray decimal point"),
+        ("2.5*4<", "not computable: it holds what is no arithmetic"),
+        ("2.5*3", "wrong numbers"),
+        ("2.4*5", "wrong value"),
+    ],
+)
+def test_a_decimal_is_the_reason_only_where_it_decides(equation, reason):
+    """Stored rollouts keep their reasons: an answer that was not right has the same one."""
+    problem = {"numbers": [2, 4, 5], "target": 10}
+    said = Sample(id="a", problem=problem, turn="answer", number=1, response=answer(equation))
+    assert CountdownVerify().score(said).reason == reason
+    if reason != "decimal number":
+        assert CountdownVerify(allow_decimals=True).score(said).reason == reason
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_the_oracle_agrees_on_the_known_cases(case):
+    said = Sample(id="a", problem=truth(case), turn="answer", number=1, response=case["response"])
+    assert CountdownScore().is_solution(said) == (expected(case) == 1.0)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_rewards_agree_with_the_function(case):
     sample = Sample(id="a", problem=truth(case), turn="answer", number=1, response=case["response"])
-    assert CountdownScore().score(sample).value == case["expected"]
-    assert CountdownVerify().score(sample).value == float(case["expected"] == 1.0)
-    assert verify_equation_strict(case["response"], truth(case)) == (case["expected"] == 1.0)
+    assert CountdownScore().score(sample).value == expected(case)
+    assert CountdownVerify().score(sample).value == float(expected(case) == 1.0)
+    assert verify_equation_strict(case["response"], truth(case)) == (expected(case) == 1.0)
 
 
 @pytest.mark.parametrize(
@@ -77,14 +143,16 @@ def test_rewards_agree_with_the_function(case):
     [
         ({"numeric": "exact"}, NOT_EXACT),
         ({"ops": "prompt"}, WITH_OTHER_OPERATORS),
-        ({"allow_decimals": False}, WITH_DECIMALS),
+        ({"allow_decimals": False}, WITH_DECIMALS | INEXACT),
+        ({"allow_decimals": False, "numeric": "float64"}, WITH_DECIMALS),
     ],
 )
 def test_safer_options_differ_from_the_source_only_where_they_should(options, stricter):
     differing = {
         case["id"]
         for case in CASES
-        if compute_score(case["response"], truth(case), **options) != case["expected"]
+        if compute_score(case["response"], truth(case), **{"allow_decimals": True, **options})
+        != expected_of_source(case)
     }
     assert differing == stricter
 
@@ -150,7 +218,8 @@ def test_the_score_uses_the_numbers_check(parts, numbers):
     right = value is not None and validate_equation(equation, numbers)
     target = value if right else 1
     expected = 1.0 if right else 0.1
-    assert compute_score(answer(equation), {"target": target, "numbers": numbers}) == expected
+    problem = {"target": target, "numbers": numbers}
+    assert compute_score(answer(equation), problem, allow_decimals=True) == expected
 
 
 # What it is worth --------------------------------------------------------------------------------
@@ -210,7 +279,8 @@ def test_scores_equal_the_literal_reference(watched, equation, around, off, seed
     value = python_value(equation)
     response = around[0] + answer(f" {equation} ") + around[1]
     ground_truth = {"numbers": numbers, "target": 1 if value is None else value + off}
-    assert compute_score(response, ground_truth) == literal(watched, response, ground_truth)
+    score = compute_score(response, ground_truth, allow_decimals=True)
+    assert score == literal(watched, response, ground_truth)
 
 
 @settings(max_examples=300)
@@ -368,7 +438,7 @@ OPTIONS = [
     {},
     {"numeric": "exact", "extract": "last_block"},
     {"ops": "prompt", "use_all": False},
-    {"allow_decimals": False, "use_all": False},
+    {"allow_decimals": True, "use_all": False},
 ]
 
 
@@ -509,20 +579,25 @@ def answers(equations, thought=""):
     ]
 
 
-def test_twice_as_fast_as_regular_expressions_and_eval():
+@pytest.mark.parametrize(
+    ("options", "factor"),
+    [({"allow_decimals": True}, 2), ({}, 1.25)],  # 2.3 and 1.6 when nothing disturbs it
+    ids=["the source's rule", "rationals"],
+)
+def test_faster_than_regular_expressions_and_eval(options, factor):
     equations = [
         f"{a} {o} ({b} {p} {c}) + {a + b}"
         for a, b, c in ((3, 25, 7), (61, 4, 12))
         for o, p in itertools.product("+-*/", repeat=2)
     ]
     rows = answers(equations, "<think>" + "17 + 4 = 21, no. " * 15 + "</think>\n") * 5
-    assert [compute_score(*row) for row in rows] == [literal_score(*row) for row in rows]
-    times = {literal_score: math.inf, compute_score: math.inf}
+    scored = partial(compute_score, **options)
+    assert [scored(*row) for row in rows] == [literal_score(*row) for row in rows]
+    times = {literal_score: math.inf, scored: math.inf}
     for _ in range(60):
         for scorer in times:
             started = time.process_time()
             for row in rows:
                 scorer(*row)
             times[scorer] = min(times[scorer], time.process_time() - started)
-    # 2.3 when nothing disturbs it.
-    assert times[literal_score] / times[compute_score] > 2
+    assert times[literal_score] / times[scored] > factor

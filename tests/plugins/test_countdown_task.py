@@ -486,7 +486,7 @@ def test_a_problem_in_both_files_is_an_error(tmp_path):
 def test_missing_and_empty_files_are_errors(tmp_path):
     task = from_files(tmp_path, [""], ['{"numbers": [1], "target": 1}'])
     for look in (task.check, lambda: task.problem("test", 0, 0)):
-        with pytest.raises(ValueError, match="holds no problem"):
+        with pytest.raises(ValueError, match="has no problems"):
             look()
     (tmp_path / "a.jsonl").unlink()
     for look in (task.check, lambda: task.problem("test", 0, 0)):

@@ -80,6 +80,17 @@ def test_it_keeps_the_promises_of_tasks(tmp_path):
     check_task(Dataset(train={"path": train}, held_out=0.3, demonstrations=shown, **MAPPED))
 
 
+def test_control_tokens_are_allowed_where_the_options_say_so(tmp_path):
+    row = {"prompt": "a <|end|>", "answer": "1"}
+    assert not of_records(tmp_path, row).problem("test", 0, 0).allow_control_tokens
+    trusting = of_records(tmp_path, row, allow_control_tokens=True)
+    assert trusting.problem("test", 0, 0).allow_control_tokens
+    assert trusting.problem("test", 0, 0).id == of_records(tmp_path, row).problem("test", 0, 0).id
+    inner = trusting.model_dump(mode="json", exclude_none=True) | {"plugin": "dataset"}
+    mixed = build_plugin(PluginUse(plugin="mixture", tasks={"one": inner}), "task")
+    assert mixed.problem("test", 0, 0).allow_control_tokens
+
+
 def test_options_are_read_as_yaml_gives_them(tmp_path):
     parts = [jsonl(tmp_path / f"{i}.jsonl", RECORDS[i::2]) for i in (0, 1)]
     source = {"path": [str(p) for p in parts]}
@@ -162,9 +173,13 @@ def test_ids_may_be_a_field(tmp_path):
         return Dataset(train={"path": train}, test={"path": test}, **options)
 
     assert [p.id for p in problems(task(rows))] == ["7", "x"]
-    with pytest.raises(ValueError, match=r"u\.jsonl line 2: its id '7' is that of .*u\.jsonl line"):
+    with pytest.raises(
+        ValueError, match=r"u\.jsonl line 2: its id '7' is also that of .*u\.jsonl line"
+    ):
         problems(task([rows[0], {"prompt": "b", "name": 7}]))
-    with pytest.raises(ValueError, match=r"u\.jsonl line 1: its id 'y' is that of .*t\.jsonl line"):
+    with pytest.raises(
+        ValueError, match=r"u\.jsonl line 1: its id 'y' is also that of .*t\.jsonl line"
+    ):
         problems(task([{"prompt": "b", "name": "y"}]))
     with pytest.raises(ValueError, match="its id is empty"):
         problems(task([{"prompt": "b", "name": None}]))
@@ -242,7 +257,7 @@ def test_train_and_test_share_no_problem(tmp_path):
         ({"prompt": True}, {}, "'prompt' must be text or a number, got True"),
         ({"prompt": " \n"}, {}, "the prompt is empty"),
         ({"prompt": "x", "answer": float("nan")}, {}, "'answer': nan is not a finite number"),
-        ({"prompt": "\ud800"}, {}, "'prompt': half of a surrogate pair is not a character"),
+        ({"prompt": "\ud800"}, {}, "'prompt': a lone surrogate is not a character"),
         ({"prompt": []}, {}, "one user message with perhaps a system message before it, got []"),
         (
             {"prompt": [{"role": r, "content": "x"} for r in ("user", "assistant", "user")]},
@@ -478,7 +493,7 @@ def test_datasets_of_hugging_face_are_read_and_refused(tmp_path):
     assert out[4] == "ValueError plain: it has no splits, so `split` must be left out"
     assert out[5].startswith("ValueError bare: not readable as a dataset: ")
     assert out[6].startswith("OSError cannot read nobody/nothing (train): ")
-    assert "it must be in the cache already" in out[6]
+    assert "it must already be in the cache" in out[6]
 
 
 def test_a_missing_library_says_how_to_install_it(monkeypatch):

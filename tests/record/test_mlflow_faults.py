@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from patience import find_free_port, stop_process, wait_until
 
 from rlx.record.mirror import MirrorUnavailableError, MlflowMirror
 from rlx.record.mlflow_client import MetricPoint, MirrorClient, build_metric_point
@@ -26,7 +27,6 @@ from rlx.record.mlflow_ui import ui_command
 from rlx_registry import Registry
 
 pytestmark = [
-    pytest.mark.timeout(180),
     # MLflow's own, under SQLAlchemy 2.1.
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
 ]
@@ -46,9 +46,7 @@ class Server:
     def __init__(self, folder):
         self.store = folder / "mlflow.db"
         self._log = folder / "log"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = find_free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._files = folder / "files"
         self.start()
@@ -60,16 +58,15 @@ class Server:
             self._process = subprocess.Popen(
                 command, env=env, stdout=log, stderr=log, start_new_session=True
             )
-        while True:
-            assert self._process.poll() is None, self._log.read_text()
-            with suppress(urllib.error.URLError, ConnectionError, TimeoutError):
-                urllib.request.urlopen(f"{self.url}/health", timeout=5).read()
-                return
-            time.sleep(0.2)
+        wait_until("MLflow to serve", self._is_healthy)
+
+    def _is_healthy(self):
+        assert self._process.poll() is None, self._log.read_text()
+        with suppress(urllib.error.URLError, ConnectionError, TimeoutError):
+            return urllib.request.urlopen(f"{self.url}/health", timeout=30).read()
 
     def kill(self):
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        stop_process(self._process, signal.SIGKILL)
 
     def limit_files(self, size):
         """Lets no file of the server grow beyond so many bytes; -1 lifts that."""
@@ -120,7 +117,7 @@ class Proxy:
                 if b" HTTP/1.1\r\n" in data:  # and not a body that comes behind
                     fault = self.fault if self.about in data else ""
                 if fault in ("stall", "late"):
-                    time.sleep(1.5 * TIMEOUT)
+                    time.sleep(1.5 * TIMEOUT)  # scenario
                 if fault in ("stall", "refuse"):
                     return
                 up.sendall(data)
@@ -175,11 +172,12 @@ def take(registry, run_id, steps, offset=0.0):
 
 def until_it_works(deliver):
     """Calls again and again, as a supervisor does; nothing but `MirrorDown` may come of it."""
-    for _ in range(10):
+
+    def try_delivery():
         with suppress(MirrorUnavailableError):
-            return deliver()
-        time.sleep(0.2)
-    raise AssertionError("MLflow stays away")
+            return [deliver()]
+
+    return wait_until("MLflow to come back", try_delivery)[0]
 
 
 def expected(registry, run_id):
@@ -230,7 +228,7 @@ def test_after_any_fault_mlflow_holds_the_registrys_points(
         mirror.deliver()
     take(registry, run_id, range(8, 12))
     proxy.fault = ""
-    time.sleep(2 * TIMEOUT if fault == "late" else 0)
+    time.sleep(2 * TIMEOUT if fault == "late" else 0)  # scenario: it arrives
     until_it_works(mirror.deliver)
     registry.transition(run_id, ["running"], "finished")
     until_it_works(partial(mirror.finish, "finished"))
@@ -246,7 +244,7 @@ def test_a_run_that_was_made_twice_is_one(fault, mirror, proxy, server, registry
     proxy.fault = ""
     take(registry, run_id, range(4))
     until_it_works(mirror.deliver)
-    time.sleep(2 * TIMEOUT if fault == "late" else 0)
+    time.sleep(2 * TIMEOUT if fault == "late" else 0)  # scenario: it arrives
     registry.transition(run_id, ["running"], "finished")
     until_it_works(partial(mirror.finish, "finished"))
     assert stored(server, registry, run_id) == expected(registry, run_id)
@@ -332,10 +330,8 @@ def test_a_mirror_that_was_killed_goes_on_where_it_was(
         [sys.executable, "-c", DELIVER, *arguments], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout.readline() == "begun\n"
-    while registry.results.mirror_cursor(run_id, "mlflow") < 20:
-        time.sleep(0.01)
-    process.kill()
-    process.communicate()
+    wait_until("twenty points", lambda: registry.results.mirror_cursor(run_id, "mlflow") >= 20)
+    stop_process(process, signal.SIGKILL)
     assert 0 < mirror.deliver() < 400
     assert stored(server, registry, run_id) == expected(registry, run_id)
 

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from patience import LIMIT
 
 from rlx.record.mirror import MirrorUnavailableError, MlflowMirror
 from rlx.record.mlflow_client import MirrorClient
@@ -379,7 +380,7 @@ def test_two_processes_may_make_the_store_at_once_and_quietly(registry, tmp_path
                 command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
         )
-    said = [process.communicate(timeout=120) for process in started]
+    said = [process.communicate(timeout=LIMIT) for process in started]
     assert said == [(f"rlx began {run_id}\n", "") for run_id in ids]
     fresh = MlflowClient(f"sqlite:///{tmp_path}/fresh/mlflow.db")
     experiment = fresh.get_experiment_by_name("rlcr")

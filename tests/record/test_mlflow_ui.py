@@ -1,12 +1,12 @@
 import os
-import signal
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 
 import pytest
+from patience import find_free_port, stop_process, wait_until
 
 from rlx.errors import EnvironmentFault
 from rlx.record.mirror import MirrorUnavailableError, MlflowMirror
@@ -19,9 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:D
 
 @pytest.fixture
 def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return find_free_port()
 
 
 def is_group_alive(group):
@@ -32,24 +30,12 @@ def is_group_alive(group):
     return True
 
 
-def wait_for_health(url, process):
-    while process.poll() is None:
-        try:
-            return urllib.request.urlopen(f"{url}/health", timeout=5).read()
-        except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.2)
-    raise AssertionError(f"the server ended with {process.returncode}")
+def get_health(url, process):
+    assert process.poll() is None, f"the server ended with {process.returncode}"
+    with suppress(urllib.error.URLError, ConnectionError, TimeoutError):
+        return urllib.request.urlopen(f"{url}/health", timeout=30).read()
 
 
-def stop(process):
-    os.killpg(process.pid, signal.SIGTERM)
-    process.wait(timeout=20)
-    deadline = time.monotonic() + 10
-    while is_group_alive(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
-
-
-@pytest.mark.timeout(90)
 def test_rows_wait_for_the_server_and_the_server_leaves_nobody_behind(tmp_path, port):
     url = f"http://127.0.0.1:{port}"
     with Registry.open(f"sqlite:///{tmp_path}/registry.db") as registry:
@@ -76,13 +62,13 @@ def test_rows_wait_for_the_server_and_the_server_leaves_nobody_behind(tmp_path, 
                 command, env=env, stdout=log, stderr=log, start_new_session=True
             )
         try:
-            assert wait_for_health(url, server) == b"OK"
+            assert wait_until("MLflow", lambda: get_health(url, server)) == b"OK"
             assert mirror.deliver() == 1
-            with pytest.raises(EnvironmentFault, match=f"port {port} on 127.0.0.1 is taken"):
+            with pytest.raises(EnvironmentFault, match=f"port {port} on 127.0.0.1 is in use"):
                 require_free_port("127.0.0.1", port)
         finally:
-            stop(server)
-        assert not is_group_alive(server.pid)
+            stop_process(server)
+        wait_until("its child to end", lambda: not is_group_alive(server.pid))
         require_free_port("127.0.0.1", port)
 
         registry.results.add_metrics(run.id, 2, {"train/loss": 0.4})
@@ -112,7 +98,7 @@ def test_a_taken_port_is_named_with_exit_code_4():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(EnvironmentFault, match=f"port {port} on 127.0.0.1 is taken") as fault:
+        with pytest.raises(EnvironmentFault, match=f"port {port} on 127.0.0.1 is in use") as fault:
             require_free_port("127.0.0.1", port)
     assert fault.value.exit_code == 4
     require_free_port("127.0.0.1", port)

@@ -280,7 +280,7 @@ def test_the_texts_of_tokens_are_kept_beside_what_sums_need(tmp_path):
     kept = read_body(tmp_path / "b")
     for tree, said in zip(trees, kept["pieces"].to_pylist(), strict=True):
         for segment, pieces in zip(tree.segments, said, strict=True):
-            assert pieces == ["?" if i == 9 else f"<{i}>" for i in segment.token_ids]
+            assert pieces == ["\ufffd" if i == 9 else f"<{i}>" for i in segment.token_ids]
     assert read_step(kept).trees == tuple(trees)
     assert kept.drop_columns(["pieces"]) == body
 
@@ -341,3 +341,18 @@ def test_a_row_of_which_nothing_learns_has_advantage_zero():
     poison = torch.full(batch.is_own.shape, math.nan)
     rows = rows_of_step(batch, {"mask": nothing, "advantages": poison})
     assert [i.advantage for i in rollout_index(trees, scored(), rows)] == [0.0] * 4
+
+
+def test_half_a_character_in_a_text_ends_no_step():
+    trees = grown("half \ud83d")
+    *_, rows = trained(trees)
+    body = rollout_table(trees, scored(), rows).to_pylist()
+    said = {s["text"] for tree in body for s in tree["segments"] if s["author"] == "policy"}
+    assert any("half \ufffd" in text for text in said)
+
+
+def test_half_a_character_in_a_problem_is_replaced():
+    half = "a\ud83d"
+    problem = Problem(id=half, prompt=half, system=half, stratum=half, fields={"said": half})
+    assert {problem.id, problem.prompt, problem.system, problem.stratum} == {"a\ufffd"}
+    assert problem.fields == {"said": half}

@@ -1,8 +1,12 @@
 """An SQLite file: schema, upgrades, odd places, light imports."""
 
+import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 import traceback
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -167,7 +171,7 @@ def test_a_missing_or_foreign_file_is_refused_in_words(path, tmp_path):
 
 def test_a_database_without_a_registry_is_refused_in_words(path):
     query(path, "CREATE TABLE somebody_elses (a)")
-    with pytest.raises(SchemaError, match="is no registry of runs"):
+    with pytest.raises(SchemaError, match="is not a run registry"):
         Registry.open(url(path), read_only=True)
 
 
@@ -205,11 +209,65 @@ def test_a_writer_that_never_has_its_turn_says_so(path, monkeypatch):
         monkeypatch.setattr(sqlite, "PATIENCE", 0.1)
         with (
             one.database.open_writer(),
-            pytest.raises(DatabaseUnavailableError, match=r"others have been writing for 0\.1 s"),
+            pytest.raises(DatabaseUnavailableError, match=r"locked by other writers for 0\.1 s"),
         ):
             other.results.add_metrics("1", 1, {"loss": 0.5})
         other.results.add_metrics("1", 1, {"loss": 0.5})
         assert one.results.metrics("1") == {"loss": [(1, 0.5)]}
+
+
+FROZEN = """
+import os, signal
+from rlx_registry import Registry
+with Registry.open({url!r}) as registry, registry.database.open_writer() as connection:
+    connection.exec_driver_sql("UPDATE rlx_run SET step = 5")
+    os.write({pipe}, b"w")
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@contextmanager
+def frozen_writer(url):
+    """A process that is stopped in the middle of a transaction."""
+    out, into = os.pipe()
+    script = FROZEN.format(url=url, pipe=into)
+    process = subprocess.Popen([sys.executable, "-c", script], pass_fds=[into])
+    try:
+        assert os.read(out, 1) == b"w"
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+        os.close(out)
+        os.close(into)
+
+
+def test_a_frozen_writer_stops_readers_never_and_writers_not_for_ever(path, monkeypatch):
+    monkeypatch.setattr(sqlite, "PATIENCE", 0.5)
+    with Registry.open(url(path)) as registry:
+        registry.submit(digest="d", seed=0, **SUBMISSION)
+    with frozen_writer(url(path)):
+        with Registry.open(url(path), read_only=True) as registry:
+            assert registry.run("1").step == 0
+        with (
+            Registry.open(url(path)) as registry,
+            pytest.raises(DatabaseUnavailableError, match=r"for 0\.5 s; one of them may be frozen"),
+        ):
+            registry.update_run("1", step=1)
+    with Registry.open(url(path)) as registry:
+        registry.update_run("1", step=1)
+        assert registry.run("1").step == 1
+
+
+def test_a_registry_that_must_be_upgraded_is_not_waited_for_without_limit(path, monkeypatch):
+    with Registry.open(url(path)) as registry:
+        registry.submit(digest="d", seed=0, **SUBMISSION)
+    monkeypatch.setattr(sqlite, "PATIENCE", 0.5)
+    with frozen_writer(url(path)):
+        monkeypatch.setattr(schema, "REVISIONS", (*schema.REVISIONS, "9999"))
+        with pytest.raises(DatabaseUnavailableError, match=r"have been writing for 0\.5 s"):
+            Registry.open(url(path))
 
 
 def test_importing_and_reading_stay_light(path):

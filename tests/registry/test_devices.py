@@ -96,7 +96,7 @@ def test_a_silent_run_loses_its_devices_and_is_told(registry):
     assert start(registry, "2", of(1)) == ("gpu:0",)
     assert not writer.heartbeat("1")
     lost = registry.run("1")
-    assert (lost.status, lost.reason) == ("lost", "silent; r-0002 has its devices now")
+    assert (lost.status, lost.reason) == ("lost", "no heartbeat; its devices were given to r-0002")
     assert holders(registry) == {("one", "gpu:0"): "r-0002"}
 
 

@@ -49,7 +49,7 @@ def test_a_network_disk_has_no_shared_log_and_is_named_once(opened, magic, tmp_p
     assert opened(magic) == ("delete", 2)
     (warning,) = caplog.messages
     assert f"registry.db is on a network disk ({file_systems.NETWORKS[magic]})" in warning
-    assert "set RLX_HOME to a local disk, or name a PostgreSQL database" in warning
+    assert "set RLX_HOME to a local disk, or use a PostgreSQL database" in warning
     assert "\n" not in warning
     assert not list(tmp_path.glob("*-wal"))
 

@@ -3,9 +3,9 @@
 import inspect
 import subprocess
 import sys
-import time
 
 import pytest
+from patience import LIMIT, stop_process, wait_until
 
 from rlx_registry import FencedError, NotFoundError, Registry
 from rlx_registry.database import Database
@@ -116,7 +116,7 @@ def test_a_writer_may_end_its_run_and_say_why(registry):
 
 def test_a_writer_writes_its_own_run_alone(registry):
     writer = registry.as_writer("1", registry.start("1", ["submitted"]).attempt)
-    with pytest.raises(ValueError, match="writes r-0001 alone, not r-0002"):
+    with pytest.raises(ValueError, match="may write only r-0001, not r-0002"):
         writer.results.add_metrics("2", 1, {"loss": 1.0})
     assert registry.results.metrics("2") == {}
     registry.results.add_metrics("2", 1, {"loss": 1.0})  # the registry itself is not bound
@@ -140,17 +140,20 @@ with Registry.open(sys.argv[1]) as registry:
 """
 
 
+def has_written(registry, process):
+    assert process.poll() is None
+    return len(registry.results.metrics("1").get("loss", [])) >= 20
+
+
 def test_a_process_that_is_taken_over_stops_at_once(registry, url):
     process = subprocess.Popen([sys.executable, "-c", WRITER, url], stdout=subprocess.PIPE)
     try:
-        while len(registry.results.metrics("1").get("loss", [])) < 20:
-            assert process.poll() is None
-            time.sleep(0.01)
+        wait_until("it to write", lambda: has_written(registry, process))
         assert registry.start("1", ["running"], "taken over").attempt == 2
         at_once = everything(registry)
-        said, _ = process.communicate(timeout=30)
+        said, _ = process.communicate(timeout=LIMIT)
     finally:
-        process.kill()
+        stop_process(process)
     assert process.returncode == 3
     assert b"attempt 1 has been taken over" in said
     assert everything(registry) == at_once

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from sqlalchemy import update
 
 from rlx.cli import main
 from rlx_registry import DeviceRequest, JournalError, Registry, journal, models
+from rlx_registry.changes import KINDS
 
 SUBMISSION = {
     "name": "n", "spec": {}, "yaml": "", "plugins": [], "code": {}, "environment": {}
@@ -88,12 +90,15 @@ def test_a_lost_registry_is_made_again_from_the_folders(url, empty, home, import
     assert len(before) == 5
     code, said = imported(empty, home)
     assert code == 0, said
-    assert "r-0001: made again from" in said
+    assert "r-0001: restored from" in said
     assert "rlcr, finished, step 2 of 2" in said
     assert everything(empty) == before
     kept = rows(empty)
     code, said = imported(empty, home / "runs", home / "runs" / "r-0001")
-    assert (code, said) == (0, "".join(f"r-{n:04d}: known already\n" for n in range(1, 6)))
+    assert (code, said) == (
+        0,
+        "".join(f"r-{n:04d}: already in the registry\n" for n in range(1, 6)),
+    )
     assert rows(empty) == kept
     with Registry.open(empty) as registry:  # and it goes on
         again = {"digest": "new", "seed": 0, **SUBMISSION}
@@ -131,8 +136,8 @@ def test_a_number_that_is_taken_is_changed_and_said(url, empty, home, imported):
             write("1", "a", "b")
     code, said = imported(empty, home / "runs" / "r-0001")
     assert code == 0
-    assert "r-0002: made again from" in said
-    assert "it was r-0001, which is another run here" in said
+    assert "r-0002: restored from" in said
+    assert "formerly r-0001, which is another run here" in said
     with Registry.open(empty) as registry:
         after = told(registry, "2")
     numbers = [[event.id for event in each["events"]] for each in (before, after)]
@@ -170,7 +175,7 @@ def test_a_line_that_was_cut_is_left_out_and_the_next_write_mends_it(url, empty,
         assert b'"finished"' in last
         code, said = imported(empty, folder)
         number = len(lines_of(path))
-        assert (code, f"left out: line {number} is cut short" in said) == (0, True)
+        assert (code, f"left out: line {number} is truncated" in said) == (0, True)
         with Registry.open(empty) as other:
             assert other.run("1").status == "running"
         registry.results.add_event("1", "note", "after the cut")
@@ -201,7 +206,7 @@ def test_lines_that_are_none_are_left_out(home, url, empty):
     with Registry.open(empty) as registry:
         found = registry.import_run(folder)
         assert len(found.left_out) == len(wrong)
-        assert found.left_out[2] == "line 4: tells of 'x', which this version does not know"
+        assert found.left_out[2] == "line 4: has the change 'x', which this version does not know"
         assert told(registry, "2") == before
 
 
@@ -219,18 +224,43 @@ def test_a_path_that_leaves_the_folder_is_left_out(home, url, empty, imported):
     assert everything(empty) == {"r-0003": before}
 
 
-def test_a_journal_of_nonsense_makes_nothing(home, url, empty, imported):
+def test_a_line_that_the_tables_refuse_is_left_out_alone(home, url, empty, imported):
     folder = home / "runs" / "r-0003"
     with Registry.open(url) as registry:
         fill(registry, home)
+        before = told(registry, "3")
+    number = len(lines(folder)) + 1
     with (folder / "journal.jsonl").open("a") as file:
         fields = {"step": 1, "path": "a", "sha256": "x", "bytes": 1, "statistics": {}}
         fields["index"] = [{"row": 0, "nonsense": 1}]
         file.write(json.dumps({"change": "rollouts", "at": 1.0, "with": fields}) + "\n")
+        wrong = {"before": None, "after": "asleep", "reason": None, "attempt": 1, "id": 10**6}
+        file.write(json.dumps({"change": "moved", "at": 1.0, "with": wrong}) + "\n")
+        file.write(json.dumps({"change": "set", "at": 1.0, "with": {"step": 10**30}}) + "\n")
     code, said = imported(empty, folder)
-    assert code == 5
-    assert "1 of 1 folders hold no run to be made again" in said
-    assert everything(empty) == {}
+    assert code == 0, said
+    assert f"{folder / 'journal.jsonl'}:" in said
+    for line, kind in enumerate(("rollouts", "moved", "set"), number):
+        assert f"left out: line {line}: its '{kind}' does not fit the registry: " in said
+    assert everything(empty) == {"r-0003": before}
+
+
+def test_a_journal_that_begins_with_nonsense_makes_nothing(home, url, empty, imported):
+    folder = home / "runs" / "r-0003"
+    with Registry.open(url) as registry:
+        fill(registry, home)
+    path = folder / "journal.jsonl"
+    first, *others = path.read_bytes().splitlines(keepends=True)
+    run = json.loads(first)
+    odd = [{"id": True}, {"id": 10**30}, {"seed": "x"}, {"spec": []}, {"name": None}]
+    for fields in odd:
+        line = json.dumps({**run, "with": {**run["with"], **fields}}).encode() + b"\n"
+        path.write_bytes(b"".join([line, *others]))
+        code, said = imported(empty, folder)
+        assert code == 5
+        assert "1 of 1 folders hold no run that can be restored" in said
+        assert f"{path} does not begin with a run: line 1: ha" in said
+        assert everything(empty) == {}
 
 
 def test_folders_without_a_journal_are_named(url, tmp_path, imported):
@@ -239,7 +269,7 @@ def test_folders_without_a_journal_are_named(url, tmp_path, imported):
     (old / "spec.json").write_text("{}")
     code, said = imported(url, tmp_path / "runs")
     assert code == 5
-    assert f"{old} has no journal: nothing tells what the registry knew of it" in said
+    assert f"{old} has no journal to rebuild its registry record from" in said
     (old / "journal.jsonl").write_text("")
     with Registry.open(url) as registry, pytest.raises(JournalError, match="it is empty"):
         registry.import_run(old)
@@ -290,7 +320,7 @@ def test_a_disk_that_is_full_for_the_journal_alone(postgres, template, home):
         assert [file.name for file in folder.iterdir()] == ["journal.unfinished.jsonl"]
         with Registry.open(f"sqlite:///{home}/other.db") as other:
             found = other.import_run(folder)
-            assert "on a full disk for instance" in found.left_out[0]
+            assert "for example on a full disk" in found.left_out[0]
             assert 2 < len(other.results.events("1")) < 10
         registry.results.add_event("1", "note", "there is room again")
         assert [file.name for file in folder.iterdir()] == ["journal.jsonl"]
@@ -409,3 +439,61 @@ def test_any_writes_come_back(tmp_path, writes, cut):
         other.import_run(folder)
         assert told(other, "1") == before
     assert all(math.isfinite(value) for s in before["metrics"].values() for _, value in s)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+FIELDS = ("step", "time", "values", "missing", "seq", "id", "kind", "level", "message", "payload")
+FIELDS += ("after", "before", "reason", "attempt", "path", "index", "directory", "request")
+FIELDS += ("columns", "connection", "origins", "pid", "label", "suite", "n", "metrics", "sha256")
+shaped = st.fixed_dictionaries(
+    {
+        "change": st.sampled_from([*KINDS, "run"]) | json_values,
+        "at": st.floats() | st.just(10**400) | json_values,
+        "with": st.dictionaries(st.sampled_from(FIELDS), json_values) | json_values,
+    }
+)
+strange_lines = st.one_of(
+    st.binary(max_size=30).map(lambda line: line.replace(b"\n", b"")),
+    json_values.map(lambda value: json.dumps(value).encode()),
+    shaped.map(lambda entry: json.dumps(entry).encode()),
+    st.integers(1, 60_000).map(lambda depth: b"[" * depth + b"]" * depth),
+)
+
+
+@given(strange=st.lists(strange_lines, max_size=6), data=st.data())
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_no_line_of_another_shape_costs_a_sound_one(tmp_path, strange, data):
+    shutil.rmtree(tmp_path / "any", ignore_errors=True)
+    folder = tmp_path / "any" / "run"
+    folder.mkdir(parents=True)
+    with Registry.open(f"sqlite:///{tmp_path}/any/one.db") as registry:
+        registry.submit(digest="d", seed=0, **SUBMISSION)
+        registry.update_run("1", directory=folder)
+        for step in range(3):
+            registry.results.add_event("1", "note", f"sound {step}")
+    path = folder / "journal.jsonl"
+    sound = path.read_bytes().splitlines()
+    mixed = list(sound)
+    for line in strange:
+        mixed.insert(data.draw(st.integers(1, len(mixed))), line)
+    path.write_bytes(b"\n".join(mixed) + b"\n")
+    with Registry.open(f"sqlite:///{tmp_path}/any/two.db") as other:
+        found = other.import_run(folder)
+        notes = [e.message for e in other.results.events("1") if e.message.startswith("sound")]
+    assert notes == ["sound 0", "sound 1", "sound 2"]
+    assert all(mixed[int(re.findall("[0-9]+", why)[0]) - 1] in strange for why in found.left_out)
+    unread = [line for line in strange if not isinstance(parsed(line), dict)]
+    assert len(found.left_out) >= len(unread)
+
+
+def parsed(line):
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None

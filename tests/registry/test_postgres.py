@@ -7,9 +7,11 @@ import pytest
 from click.testing import CliRunner
 from postgres import PASSWORD
 from schemas import load, structure
+from sqlalchemy import create_engine, text
 
 from rlx.cli.verb_group import rlx_command
 from rlx_registry import DatabaseUnavailableError, Registry, SchemaError, schema
+from rlx_registry import postgres as backend
 
 SUBMISSION = {
     "name": "n", "spec": {}, "yaml": "", "plugins": [], "code": {}, "environment": {}
@@ -72,7 +74,7 @@ def versions_of():
 
 def test_a_database_without_a_registry_is_refused_to_readers(url):
     for options in ({"create": False}, {"read_only": True}):
-        with pytest.raises(SchemaError, match="is no registry of runs"):
+        with pytest.raises(SchemaError, match="is not a run registry"):
             Registry.open(url, **options)
 
 
@@ -130,8 +132,24 @@ def test_a_writer_waits_for_the_other_of_its_run_alone(url):
             other.results.add_metrics("2", 1, {"loss": 0.5})
             other.submit(digest="e", seed=0, **SUBMISSION)
             with (
-                pytest.raises(DatabaseUnavailableError, match="lock timeout"),
+                pytest.raises(DatabaseUnavailableError, match="have held a lock"),
                 other.database.open_writer() as connection,
             ):
                 connection.exec_driver_sql("SET LOCAL lock_timeout = '100ms'")
                 connection.exec_driver_sql("UPDATE rlx_run SET step = 1 WHERE id = 1")
+
+
+def test_a_lock_on_the_tables_is_not_waited_for_without_limit(url, postgres, monkeypatch):
+    """Of a process that stands still while it upgrades them, for instance."""
+    Registry.open(url).close()
+    monkeypatch.setattr(backend, "SESSION", "SET lock_timeout = '300ms'")
+    engine = create_engine(url)
+    with engine.connect() as frozen:
+        frozen.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": backend.SCHEMA_LOCK})
+        Registry.open(url).close()  # nothing is to be made or upgraded
+        frozen.execute(text("LOCK TABLE rlx_alembic_version IN ACCESS EXCLUSIVE MODE"))
+        for read_only in (True, False):
+            with pytest.raises(DatabaseUnavailableError, match="one of them may be frozen"):
+                Registry.open(url, read_only=read_only)
+    engine.dispose()
+    Registry.open(url).close()

@@ -9,7 +9,7 @@ from postgres import PASSWORD
 
 from rlx.cli.verb_group import rlx_command
 from rlx_registry import Registry
-from rlx_web import create_app
+from rlx_web import Access, create_app
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_the_doctor(url, run, monkeypatch):
 
 
 def test_the_dashboard(url, run):
-    with TestClient(create_app(url), base_url="http://127.0.0.1") as client:
+    with TestClient(create_app(url, Access(token=None)), base_url="http://127.0.0.1") as client:
         for page in ("/", f"/runs/{run.id}"):
             got = client.get(page)
             assert (got.status_code, PASSWORD in got.text) == (200, False)
@@ -58,6 +58,6 @@ def test_the_dashboard(url, run):
 
 def test_the_dashboard_names_a_server_that_is_down():
     gone = f"postgresql+psycopg://rlx:{PASSWORD}@127.0.0.1:1/db"
-    with TestClient(create_app(gone), base_url="http://127.0.0.1") as client:
+    with TestClient(create_app(gone, Access(token=None)), base_url="http://127.0.0.1") as client:
         got = client.get("/")
     assert (got.status_code, PASSWORD in got.text) == (503, False)

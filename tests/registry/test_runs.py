@@ -130,7 +130,7 @@ def test_references(registry):
 
 def test_an_empty_registry_says_so(registry):
     for ref in ("latest", "r-0001", "x"):
-        with pytest.raises(NotFoundError, match="holds none yet"):
+        with pytest.raises(NotFoundError, match="has no runs yet"):
             registry.run(ref)
     assert registry.runs() == []
 
@@ -142,7 +142,7 @@ def test_listing_is_newest_first_and_filters(registry):
     assert [r.id for r in registry.runs(limit=2)] == ["r-0004", "r-0003"]
     assert [r.id for r in registry.runs(name="even")] == ["r-0003", "r-0001"]
     assert [r.id for r in registry.runs(name="even", status="failed")] == ["r-0001"]
-    with pytest.raises(ValueError, match="no status 'done'"):
+    with pytest.raises(ValueError, match="unknown status 'done'"):
         registry.runs(status="done")
 
 
@@ -191,12 +191,12 @@ def test_a_refused_transition_changes_nothing(registry):
     assert registry.run(run.id) == run
     assert len(registry.history(run.id)) == 1
     for expect, to in (({"running"}, "done"), ("running", "finished")):
-        with pytest.raises(ValueError, match="no status"):
+        with pytest.raises(ValueError, match="unknown status"):
             registry.transition(run.id, expect, to)
 
 
 def test_a_spec_that_is_not_json_is_refused(registry):
-    with pytest.raises(RegistryDatabaseError, match=r"refuses the record: .*not JSON compliant"):
+    with pytest.raises(RegistryDatabaseError, match=r"rejected the record: .*not JSON compliant"):
         submit(registry, spec={"max_grad_norm": float("inf")})
     assert registry.runs() == []
 
@@ -248,7 +248,7 @@ def test_a_supervisor_can_be_asked(registry):
     assert registry.leave_request(run.id, "kill")
     assert registry.leave_request(run.id, "stop")
     assert registry.run(run.id).request == "kill"
-    with pytest.raises(ValueError, match="no request 'pause'; there are stop, kill"):
+    with pytest.raises(ValueError, match="unknown request 'pause'; known: stop, kill"):
         registry.leave_request(run.id, "pause")
     registry.transition(run.id, ["running"], "stopped")
     assert not registry.leave_request(run.id, "kill")

@@ -56,7 +56,7 @@ MISDEEDS = {
     "raise": raises,
     "exit": lambda: os._exit(3),
     "quit": lambda: exit(0),
-    "hang": lambda: time.sleep(600),
+    "hang": lambda: time.sleep(600),  # scenario
     "spin": lambda: sum(iter(int, 1)),
     "memory": memory,
     "nonsense": lambda: "a text and no step",
@@ -64,7 +64,6 @@ MISDEEDS = {
     "not json": lambda: Step(kind="say", info={"a": {1, 2}}),
     "nan": lambda: Step(kind="say", info={"a": float("nan")}),
     "deep": lambda: Step(kind="say", info={"a": deep()}),
-    "surrogate": lambda: Step(kind="say", observation="\ud800"),
     "unsendable": lambda: Step(kind="say", state=lambda: None),
 }
 

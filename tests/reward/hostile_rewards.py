@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from rlx.plugin import Reward, Sample, Score, reward
 
@@ -42,8 +43,14 @@ def graded(sample, *, reason: str):
 @reward
 def nap(sample, *, seconds: float):
     """1, after a while."""
-    time.sleep(seconds)
+    time.sleep(seconds)  # scenario
     return 1.0
+
+
+def dwell(mark):
+    """Leaves a mark, and stays for an hour."""
+    Path(mark).touch()
+    time.sleep(3600)  # scenario
 
 
 @reward
@@ -102,10 +109,21 @@ def explode_unprintably():
 
 
 KEPT = []
+HALF, LONG = "half \ud83d, NUL \0", "x" * 100_000
+
+
+def say_half_in_a_fault():
+    raise ValueError(HALF + LONG)
+
+
 MISDEEDS = {
+    "half_reason": lambda: Score(0.0, reason=HALF),
+    "long_reason": lambda: Score(0.0, reason=LONG),
+    "half_part": lambda: Score(0.0, parts={HALF: 1.0, LONG: 2.0}),
+    "half_fault": say_half_in_a_fault,
     "leak": leak,
     "spin": spin,
-    "sleep": lambda: time.sleep(60),
+    "sleep": lambda: time.sleep(60),  # scenario
     "power": power,
     "exit": lambda: os._exit(3),
     "sys_exit": leave,

@@ -31,7 +31,6 @@ FAULTS = {
     "not json": "gave info that is not plain JSON",
     "nan": "gave info that is not plain JSON",
     "deep": "gave info that is not plain JSON",
-    "surrogate": "gave an observation that is no text",
     "unsendable": "gave a state that is not of plain values",
 }
 SPOKEN = "thr"

@@ -1,11 +1,13 @@
 import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
+from engines import has_ended
+from patience import wait_until
 
 sys.path.insert(0, str(Path(__file__).parent))  # spawned workers inherit it
 
@@ -14,6 +16,7 @@ from hostile_rewards import Abstains, graded, length, misbehave, modules, rank
 
 from rlx.errors import EnvironmentFault
 from rlx.plugin import Reward, Sample, Score
+from rlx.reward.job import LONGEST_REASON
 from rlx.reward.workers import JobOutcome, RewardJob, RewardPool
 from rlx_plugins.countdown import CountdownVerify
 
@@ -54,6 +57,21 @@ def test_nothing_to_do(pool):
 def test_scores_are_carried_whole(pool):
     (outcome,) = pool.score([job(graded(reason="half"), "abc")])
     assert outcome == JobOutcome((Score(0.5, "half", {"length": 3.0}),))
+
+
+def test_texts_of_a_reward_can_be_stored(pool):
+    """A scorer that repeats the model's text may give half a character, NUL, or any length."""
+    (half,) = pool.score([job(misbehave(how="half_reason"), "bad")])
+    assert half.verdicts[0].reason == "half \ufffd, NUL ␀"
+    (long,) = pool.score([job(misbehave(how="long_reason"), "bad")])
+    cut = f"{'x' * LONGEST_REASON}… (100,000 characters)"
+    assert long.verdicts[0].reason == cut
+    (parts,) = pool.score([job(misbehave(how="half_part"), "bad")])
+    assert parts.verdicts[0].parts == {"half \ufffd, NUL ␀": 1.0, cut: 2.0}
+    (fault,) = pool.score([job(misbehave(how="half_fault"), "bad")])
+    assert fault.fault.startswith("ValueError: half \ufffd, NUL ␀xxx")
+    assert fault.fault.endswith("x… (100,029 characters)")
+    assert len(fault.fault) < LONGEST_REASON + 50
 
 
 def test_a_reward_may_abstain(pool):
@@ -112,9 +130,7 @@ def test_a_misdeed_costs_its_own_job(pool, how):
     jobs = [
         job(misbehave(how=how), "bad" if i == 7 else "good", deadline=DEADLINE) for i in range(20)
     ]
-    started = time.monotonic()
     outcomes = pool.score(jobs)
-    assert time.monotonic() - started < 10
     assert outcomes[7] == JobOutcome(fault=FAULTS[how])
     assert [value(outcome) for i, outcome in enumerate(outcomes) if i != 7] == [1.0] * 19
 
@@ -169,8 +185,9 @@ def test_a_reward_that_workers_cannot_import_costs_its_own_jobs(pool, monkeypatc
 def test_workers_killed_while_idle_are_replaced():
     with RewardPool(workers=1, memory_mb=256) as pool:
         pid = value(pool.score([job(hostile_rewards.process(), "x")])[0])
-        os.kill(int(pid), signal.SIGKILL)
-        time.sleep(0.5)
+        worker = psutil.Process(int(pid))
+        worker.kill()
+        wait_until("it to be dead", lambda: has_ended(worker))
         again = value(pool.score([job(hostile_rewards.process(), "x")])[0])
         assert again != pid
 
@@ -198,13 +215,11 @@ def _cpu(pool, jobs):
     return time.process_time() - started
 
 
-def test_closing_ends_workers_that_are_busy():
+def test_closing_ends_workers_that_are_busy(tmp_path):
     with RewardPool(workers=1, memory_mb=256) as pool:
         pid = int(value(pool.score([job(hostile_rewards.process(), "x")])[0]))
-        pool._pool.schedule(time.sleep, args=(60,))
-        time.sleep(0.3)
-        started = time.monotonic()
-    assert time.monotonic() - started < 5
+        pool._pool.schedule(hostile_rewards.dwell, args=(str(tmp_path / "begun"),))
+        wait_until("it to be busy", (tmp_path / "begun").exists)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -230,7 +245,7 @@ if __name__ == "__main__":
 
 def test_workers_that_cannot_start_are_a_fault_of_the_environment(monkeypatch):
     monkeypatch.setattr("rlx.reward.workers.start_worker", hostile_rewards.leave)
-    with pytest.raises(EnvironmentFault, match="do not start"):
+    with pytest.raises(EnvironmentFault, match="cannot start"):
         RewardPool(workers=1, memory_mb=256)
 
 

@@ -14,10 +14,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from patience import LIMIT, wait_until
 
 from rlx_registry import Registry, read_body
 
@@ -90,8 +90,8 @@ class Home:
             start_new_session=True,
         )
 
-    def rlx(self, *arguments, sets=()):
-        return ended(self.begin(*arguments, sets=sets))
+    def rlx(self, *arguments, sets=(), seconds=300):
+        return ended(self.begin(*arguments, sets=sets), seconds)
 
     def json(self, *arguments):
         done = self.rlx(*arguments, "--json")
@@ -116,7 +116,7 @@ class Home:
 
     def until(self, condition, what):
         """Waits; slow machines are no failure."""
-        return until(condition, what)
+        return wait_until(what, condition, limit=2 * LIMIT)
 
     def processes(self):
         """Every process that was started for this home, whoever its parent is now."""
@@ -171,8 +171,8 @@ def is_asked_to_end(pid):
     return bool(int(line, 16) >> (signal.SIGTERM - 1) & 1)
 
 
-def ended(process):
-    out, err = process.communicate(timeout=300)
+def ended(process, seconds=300):
+    out, err = process.communicate(timeout=seconds)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
@@ -201,15 +201,6 @@ def running():
     """Processes that have not ended; those that nobody has waited for have."""
     stats = {pid: read(f"/proc/{pid}/stat").rpartition(b")")[2].split() for pid in pids()}
     return [pid for pid, stat in stats.items() if stat and stat[0] != b"Z"]
-
-
-def until(condition, what, seconds=300):
-    """Waits; slow machines are no failure."""
-    give_up = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < give_up, f"waited {seconds} s for {what}"
-        time.sleep(0.2)
-    return found
 
 
 # The runs ----------------------------------------------------------------------------------------
@@ -246,7 +237,7 @@ class Finished:
         self.record = home.run(self.id)
         self.root = Path(self.record.directory)
         (self.warm_start,) = (home.path / "cache" / "warm_start").iterdir()
-        until(lambda: not home.processes(), "the supervisor to finish the mirror")
+        wait_until("the supervisor to finish the mirror", lambda: not home.processes())
 
     def bodies(self):
         return self.home.bodies(self.record)
@@ -275,24 +266,26 @@ def others(home, finished):
     )
     long = {**SMALL, "name": "long", "phases.0.steps": 100_000}
     started = home.rlx("submit", home.yaml, "--detach", sets=long)
-    named = until(lambda: by_name(home, "twins", "failing", "long"), "three runs")
+    named = wait_until("three runs", lambda: by_name(home, "twins", "failing", "long"))
     hasty = home.rlx("submit", home.yaml, "-qd", sets={**SMALL, "seed": 1}).stdout.strip()
     stopped_early = home.rlx("stop", hasty)
 
-    until(lambda: home.run(named["long"]).step > 1, "the long run to train")
+    wait_until("the long run to train", lambda: home.run(named["long"]).step > 1)
     pid = home.run(named["long"]).pid
     family = [pid, *below(pid)]
     stopped = home.rlx("stop", named["long"])
-    until(lambda: home.run(named["long"]).status == "stopped", "the long run to stop")
+    wait_until("the long run to stop", lambda: home.run(named["long"]).status == "stopped")
 
-    until(lambda: home.run(named["twins"]).status == "running", "the twins to run")
-    until((home.path / "runs" / named["twins"] / "progress.json").exists, "the twins to report")
+    wait_until("the twins to run", lambda: home.run(named["twins"]).status == "running")
+    wait_until(
+        "the twins to report", (home.path / "runs" / named["twins"] / "progress.json").exists
+    )
     os.killpg(twins.pid, signal.SIGINT)
     interrupted = ended(twins)
     status_then = home.run(named["twins"]).status
-    until(lambda: home.run(named["twins"]).status != "running", "the twins to end")
+    wait_until("the twins to end", lambda: home.run(named["twins"]).status != "running")
     failed = ended(failing)
-    until(lambda: not home.processes(), "every process to end")
+    wait_until("every process to end", lambda: not home.processes())
     return {
         "named": named,
         "started": started,

@@ -38,7 +38,7 @@ def test_it_goes_off_when_many_turns_last(history, goes_off):
 
 def test_it_tells_what_it_saw_and_what_causes_it():
     told = find_over_querying(steps(RISING, [0.0] * 4 + [0.2, 0.25, 0.3]), 4)
-    assert "takes 3.6 of 4 turns, from 2.5" in told
-    assert "25% of its queries repeat earlier ones" in told
+    assert "take 3.6 of 4 turns on average, up from 2.5" in told
+    assert "25% of the queries repeat earlier ones" in told
     assert "summed" in told and "repeated query is rewarded" in told
     assert "repeat earlier ones" not in find_over_querying(steps(RISING), 4)

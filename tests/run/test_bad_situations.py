@@ -196,7 +196,7 @@ def test_a_read_only_home_can_be_read_and_refuses_the_rest(home, mount):
     for arguments in (["submit", home.yaml], ["stop", "latest"]):
         code, out, err = said(disk.rlx(*arguments))
         assert (code, out) == (4, "")
-        assert "is on a file system that may only be read: set RLX_HOME to a folder that" in err
+        assert "is on a read-only file system: set RLX_HOME to a writable folder" in err
         assert err.count("\n") == 1
 
 
@@ -208,7 +208,7 @@ def test_a_read_only_home_whose_log_was_never_taken_in(home, mount):
     disk.make_read_only()
     code, _, err = said(disk.rlx("runs"))
     assert code == 4
-    assert "may only be read" in err
+    assert "read-only" in err
 
 
 # Plugins -----------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def test_an_interrupt_at_any_moment_leaves_no_run_without_its_supervisor(own):
     long = {**own.small, "phases.0.steps": 100_000}
     for seed, delay in enumerate((0.05, 0.2, 0.5, 1.0, 2.0, 4.0)):
         process = started(own, "submit", own.yaml, sets={**long, "seed": seed})
-        time.sleep(delay)
+        time.sleep(delay)  # scenario
         os.killpg(process.pid, signal.SIGINT)
         code, _, err = said(process)
         assert code == 130, err
@@ -283,7 +283,7 @@ def test_an_interrupt_at_any_moment_leaves_no_run_without_its_supervisor(own):
         waiting = [run for run in runs_of(own) if run["status"] not in ENDED]
         assert len(waiting) == ("detached" in err)
         for run in waiting:
-            assert f"{run['run']} goes on" in err
+            assert f"{run['run']} keeps running" in err
             supervisor = own.run(run["run"]).pid
             assert supervisor in own.running()
             assert own.rlx("stop", run["run"]).returncode == 0

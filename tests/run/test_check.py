@@ -49,6 +49,9 @@ class Characters:
     def encode(self, text):
         return tuple(map(ord, text))
 
+    def break_control_tokens(self, text):
+        return text
+
     def read(self, token_ids):
         text = "".join(chr(i) for i in token_ids if i != END)
         return text, tuple(min(i + 1, len(text)) for i in range(len(token_ids)))
@@ -319,7 +322,7 @@ def test_a_run_that_finished_holds(copy, finished, capsys):
     assert {name for name, i in found.items() if not i["checked"]} == nothing
     assert main(["check", run.id]) == 0
     shown = capsys.readouterr().out
-    assert "all of it holds" in shown
+    assert "all identities hold" in shown
     assert re.search(r"– +probe_scores +nothing to check", shown)
 
 
@@ -506,7 +509,10 @@ def test_plugins_that_have_changed_or_gone_are_said(registry, capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["--step", "9"], "no rollouts of step 9; it has 1 to 1"), (["--step", "0"], "Invalid value")],
+    [
+        (["--step", "9"], "no rollouts of step 9; it has steps 1 to 1"),
+        (["--step", "0"], "Invalid value"),
+    ],
 )
 def test_a_step_that_is_not_there_is_wrong_usage(arguments, words, registry, capsys):
     run = recorded(registry, "countdown.yaml", SMALL)

@@ -40,5 +40,5 @@ def test_a_run_is_stopped_and_goes_on_through_its_page(own_home):
     assert (home.run(run_id).status, home.run(run_id).step) == ("finished", 63)
     history = client.twin(f"/runs/{run_id}")["history"]
     assert [c["after"] for c in history][-4:] == ["queued", "submitted", "running", "finished"]
-    assert "asked for on the dashboard" in client.page(f"/runs/{run_id}").text
+    assert "requested on the dashboard" in client.page(f"/runs/{run_id}").text
     home.until(lambda: not home.processes(), "every process to end")

@@ -82,7 +82,7 @@ def test_two_ranks_take_the_steps_that_one_would_have_taken(own_home, first, sec
     assert evaluated == [{0}, {4}]
     assert all(min(points) >= 4 for points in found.values() if points)
     told = events(own_home, second)["forked"]
-    assert f"goes on from {first}@4, which one rank wrote under ZeRO stage 1" in told
+    assert f"continues from {first}@4, written by one rank under ZeRO stage 1" in told
 
 
 def test_what_records_and_checkpoints_took_is_recorded(own_home, first):
@@ -101,7 +101,7 @@ def test_a_run_on_two_ranks_that_is_stopped_goes_on_to_the_same_numbers(own_home
     assert own_home.rlx("stop", run_id).returncode == 0
     own_home.until(lambda: own_home.run(run_id).status == "stopped", "it to stop")
     assert own_home.rlx("resume", run_id, "-q").returncode == 0
-    assert "goes on after step" in events(own_home, run_id)["resumed"]
+    assert "continues after step" in events(own_home, run_id)["resumed"]
     with own_home.registry() as registry:
         assert list(find_run_differences(registry, second, run_id)) == []
 
@@ -133,7 +133,7 @@ def test_an_export_of_the_last_step_is_the_runs_own_model(own_home, which, reque
     AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     again = own_home.rlx("export", run_id, tmp_path / "model")
     assert again.returncode == 2
-    assert "is there already" in again.stderr
+    assert "already exists" in again.stderr
 
 
 def test_an_earlier_step_is_exported_by_its_number(own_home, first, tmp_path):
@@ -146,18 +146,18 @@ def test_an_earlier_step_is_exported_by_its_number(own_home, first, tmp_path):
     assert any(not six[name].equal(eight[name]) for name in six)
     done = own_home.rlx("export", f"{first}@5", tmp_path / "five")
     assert done.returncode == 2
-    assert "there is no checkpoint of step 5; there are those of 2, 4, 6, 8" in done.stderr
+    assert "there is no checkpoint of step 5; available steps: 2, 4, 6, 8" in done.stderr
 
 
 WRONG = {
     "no such run": ({}, "r-0900@2", "no run 'r-0900'"),
-    "no such step": ({}, "{}@3", "there is no checkpoint of step 3; there are those of 2, 4, 6, 8"),
-    "nothing left": ({}, "{}@latest", "phases have 8 steps, and {} had taken 8"),
-    "another model": ({"model.layers": 2}, "{}@4", "model.layers is 2, and {} trained"),
+    "no such step": ({}, "{}@3", "there is no checkpoint of step 3; available steps: 2, 4, 6, 8"),
+    "nothing left": ({}, "{}@latest", "phases have 8 steps, but {} had already taken 8"),
+    "another model": ({"model.layers": 2}, "{}@4", "model.layers is 2, but {} trained"),
     "no critic": (
         {"critic": "null", "estimator": "{name: grpo}", "credit": "{}"},
         "{}@4",
-        "the checkpoint of {} has a critic, and the experiment has none",
+        "the checkpoint of {} has a critic, but the experiment has none",
     ),
     "another precision": ({"runner.dtype": "bfloat16"}, "{}@4", "runner.dtype is 'bfloat16'"),
     "stage 0": ({"runner.zero_stage": 0}, "{}@4", "converts between stages 1, 2 and 3"),

@@ -211,7 +211,7 @@ def test_damaged_batches_are_answered_anew(own_home, own_finished, suite, evalua
 def test_a_checkpoint_that_is_gone_is_missed_by_those_that_are_there(own_home, own_finished):
     done = own_home.rlx("eval", own_finished.id, "--at", 3)
     assert done.returncode == 2
-    assert "there is no checkpoint of step 3; there are those of 2, 4" in done.stderr
+    assert "there is no checkpoint of step 3; available steps: 2, 4" in done.stderr
     spec = own_home.rlx("eval", own_finished.root / "model", "--at", 2, "--spec", own_home.yaml)
     assert spec.returncode == 2
     assert "drop --spec" in spec.stderr

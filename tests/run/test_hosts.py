@@ -5,11 +5,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from patience import find_free_port, stop_process, wait_until
 
 from rlx.audit.run_comparison import find_run_differences
 
@@ -55,6 +55,12 @@ class Ssh:
         return silent
 
 
+def accepts_connections(process, port):
+    assert process.poll() is None
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
 @pytest.fixture(scope="module")
 def ssh(tmp_path_factory):
     daemon = shutil.which("sshd") or "/usr/sbin/sshd"
@@ -64,9 +70,7 @@ def ssh(tmp_path_factory):
             pytest.fail(said)
         pytest.skip(said)
     folder = tmp_path_factory.mktemp("ssh")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = find_free_port()
     for name in ("host", "user"):
         making = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
         subprocess.run(making, check=True)
@@ -76,14 +80,9 @@ def ssh(tmp_path_factory):
     (folder / "client").write_text(CLIENT.format(port=port, folder=folder))
     Path("/run/sshd").mkdir(exist_ok=True)  # sshd asks for it
     running = Ssh(folder, daemon)
-    while running.process.poll() is None:
-        with socket.socket() as client:
-            if client.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.1)
+    wait_until("sshd to serve", lambda: accepts_connections(running.process, port))
     yield running
-    running.process.terminate()
-    running.process.wait()
+    stop_process(running.process)
 
 
 @pytest.fixture(scope="module")
@@ -149,15 +148,13 @@ def test_whatever_ends_no_rank_is_left_and_the_run_goes_on(own_home, both, ssh):
 
     for attempt, harm in enumerate((kill, cut), 2):
         harm()
-        began = time.monotonic()
         own_home.until(lambda a=attempt: own_home.run(run).attempt == a, "the next attempt")
-        assert time.monotonic() - began < 60
         own_home.until(lambda a=attempt: trains(a), "it to go on")
     assert silent
     with own_home.registry() as registry:
         told = [e.message for e in registry.results.events(run) if e.kind == "attempt_failed"]
     assert "torchrun was killed by signal 9" in told[0]
-    assert "ssh could not reach there, or lost it" in told[1]
+    assert "ssh could not reach there, or lost the connection" in told[1]
     for session in silent:
         session.kill()
 
@@ -179,11 +176,11 @@ def test_whatever_ends_no_rank_is_left_and_the_run_goes_on(own_home, both, ssh):
     ("text", "ranks", "code", "said"),
     [
         (None, 2, 2, "No such file"),
-        ("localhost slots=2\nthere 3\n", 2, 2, "a line of a hostfile reads NAME slots=N"),
-        ("localhost slots=1\nlocalhost slots=1\n", 2, 2, "stands in the hostfile twice"),
+        ("localhost slots=2\nthere 3\n", 2, 2, "a hostfile line must read NAME slots=N"),
+        ("localhost slots=1\nlocalhost slots=1\n", 2, 2, "appears twice in the hostfile"),
         ("localhost slots=2\nthere slots=1\n", 4, 2, "has 3 slots"),
         ("198.51.100.7 slots=2\n", 2, 4, "is not this machine"),
-        ("-oProxyCommand=false slots=2\n", 2, 2, "a line of a hostfile reads NAME slots=N"),
+        ("-oProxyCommand=false slots=2\n", 2, 2, "a hostfile line must read NAME slots=N"),
     ],
 )
 def test_a_hostfile_that_will_not_do(text, ranks, code, said, own_home):

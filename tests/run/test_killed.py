@@ -16,6 +16,17 @@ def command(pid):
         return []
 
 
+def temporary_folder(rank):
+    """The folder for temporary files of a rank."""
+    variables = Path(f"/proc/{rank}/environ").read_bytes().decode().split("\0")
+    return Path(dict(v.split("=", 1) for v in variables if v)["TMPDIR"])
+
+
+def semaphores(folder):
+    """Semaphores that ranks with this temporary folder have made."""
+    return list(Path("/dev/shm").glob(f"sem.{folder.name}-*"))
+
+
 def test_a_killed_rank_a_killed_supervisor_and_a_killed_launcher(home, finished):
     long = {**home.small, "phases.0.steps": 100_000}
     long["runner.max_attempts"] = 1
@@ -36,12 +47,16 @@ def test_a_killed_rank_a_killed_supervisor_and_a_killed_launcher(home, finished)
     for run_id in runs.values():
         home.until(lambda run_id=run_id: home.run(run_id).step > 1, f"{run_id} to train")
 
+    folders = {temporary_folder(pid) for run_id in runs.values() for pid in home.ranks(run_id)}
+    assert len(folders) == len(runs)
+    assert all(folder.is_dir() and semaphores(folder) for folder in folders)
+
     supervisor = home.run(runs["no-supervisor"]).pid
     os.kill(supervisor, signal.SIGKILL)
     (rank,) = of_run("no-rank")
     launcher = next(p for p, c in of_run("no-launcher").items() if b"torch.distributed.run" in c)
     os.kill(launcher, signal.SIGKILL)
-    os.kill(rank, signal.SIGKILL)
+    os.killpg(rank, signal.SIGKILL)  # with what would remove its semaphores
 
     home.until(lambda: home.run(runs["no-rank"]).status == "failed", "the failure to be recorded")
     assert "killed by signal 9 (SIGKILL" in home.run(runs["no-rank"]).reason
@@ -57,3 +72,4 @@ def test_a_killed_rank_a_killed_supervisor_and_a_killed_launcher(home, finished)
     )  # it may be starting
     home.until(lambda: not home.processes(), "every process to end")
     assert not list(home.path.glob("runs/*/reserve"))
+    assert not any(folder.exists() or semaphores(folder) for folder in folders)

@@ -40,7 +40,7 @@ PARTS = """GPU 0: NVIDIA H200 (UUID: GPU-aa11)
         (CPU, Nvidia(TWO, True, "13.0"), None, 1, 0, "without CUDA); nvidia-smi: GPU 0", "install"),
         (CUDA, Nvidia(None, False), None, 1, 0, "no NVIDIA driver", "driver"),
         (CUDA, Nvidia("NVIDIA-SMI has failed\nmore", False), "", 1, 0, "SMI has failed", "driver"),
-        (CUDA, Nvidia(TWO, True, "11.4"), None, 1, 0, "runs CUDA 11.4 at most", "older CUDA"),
+        (CUDA, Nvidia(TWO, True, "11.4"), None, 1, 0, "supports at most CUDA 11.4", "older CUDA"),
         (CUDA, Nvidia(TWO, True), "", 1, 0, "but CUDA_VISIBLE_DEVICES=''", "unset"),
         (CUDA, Nvidia(TWO, True), "1", 2, 1, "CUDA_VISIBLE_DEVICES='1' shows 1", "unset"),
         (CUDA, Nvidia(TWO, True, "12.8"), None, 4, 2, "2 × NVIDIA H200", "ranks"),
@@ -168,7 +168,7 @@ def test_a_torchvision_that_stops_transformers_is_told(folder, monkeypatch):
     monkeypatch.setattr("rlx.launch.preflight.version", lambda _: "0.28.0")
     fault = refused(folder, RLCR)
     assert fault.exit_code == 4
-    assert "torchvision 0.28.0 is built for another torch than 2.13.0+cpu" in fault.message
+    assert "torchvision 0.28.0 was built for a torch other than 2.13.0+cpu" in fault.message
 
 
 GUEST = """
@@ -229,10 +229,10 @@ def full(path=None):
     ("error", "code", "words"),
     [
         (full("/nowhere/deep/file"), 4, "disk full: /nowhere/deep has"),
-        (full(), 4, "disk full where output was being written"),
+        (full(), 4, "disk full while writing output"),
         (RuntimeError("I/O error: No space left on device (os error 28)"), 4, "disk full"),
         (caused(RuntimeError("cannot save"), full()), 4, "disk full"),
-        (OSError(errno.EDQUOT, "x", "/q/f"), 4, "disk quota used up in /q"),
+        (OSError(errno.EDQUOT, "x", "/q/f"), 4, "disk quota exceeded in /q"),
         (
             DatabaseUnwritableError(Path("/a/r.db"), errno.ENOSPC, "database or disk is full"),
             4,
@@ -241,10 +241,10 @@ def full(path=None):
         (
             DatabaseUnwritableError(Path("/a/r.db"), errno.EROFS, "readonly"),
             4,
-            "/a/r.db is on a file system that may",
+            "/a/r.db is on a read-only file system",
         ),
-        (OSError(errno.EROFS, "x", "/a/b"), 4, "/a/b is on a file system that may only be read"),
-        (PermissionError(errno.EACCES, "x", "/a/b"), 4, "/a/b may not be used by this user"),
+        (OSError(errno.EROFS, "x", "/a/b"), 4, "/a/b is on a read-only file system"),
+        (PermissionError(errno.EACCES, "x", "/a/b"), 4, "this user cannot access /a/b"),
         (OSError(errno.EADDRINUSE, "in use: 8711"), 4, "8711"),
         (SchemaError("too new"), 5, "too new"),
         (EnvironmentFault("no GPU"), 4, "no GPU"),

@@ -165,7 +165,7 @@ def test_other_settings_are_recorded_beside_the_runs_own(probed):
 def test_a_text_that_the_model_cannot_write_is_refused(probed):
     code, _, err = probed.unwritable
     assert code == 2
-    assert "error: probe.filler is 'ß', which the tokenizer of this model cannot write" in err
+    assert "error: probe.filler is 'ß', which this model's tokenizer cannot encode" in err
 
 
 def test_two_ranks_find_what_one_finds(probed):

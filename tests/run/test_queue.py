@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from hanging_server import serve_hanging
 
 from rlx.audit.run_comparison import find_run_differences
+from rlx.launch import is_supervisor
 from rlx_registry import Registry
 
 pytestmark = pytest.mark.timeout(600)
@@ -43,8 +45,8 @@ def test_a_second_run_waits_for_the_device_of_the_first(place):
 
     place.freeze(*place.ranks(first))  # it can take no step any more
     said = [place.rlx("stop", first).stdout for _ in range(2)]
-    assert "say it again to stop it at once" in said[0]
-    assert "at once, without a checkpoint" in said[1]
+    assert "repeat to stop it immediately" in said[0]
+    assert "immediately, without a checkpoint" in said[1]
     place.until(lambda: place.run(first).status == "stopped", "it to be stopped at once")
     assert place.run(first).reason == "killed on request"
     place.until(lambda: place.run(second).status == "finished", "the second to have its turn")
@@ -72,7 +74,30 @@ def test_what_only_waits_is_stopped_where_it_stands(place):
 def test_more_ranks_than_devices_are_refused_by_name(place):
     done = place.rlx("submit", place.yaml, sets=sets(place, **{"runner.ranks": 2, "seed": 4}))
     assert done.returncode == 4
-    assert "has 2 ranks, which take 2 devices, and this machine has 1: cpu:0" in done.stderr
+    assert "has 2 ranks and needs 2 devices, but this machine has 1: cpu:0" in done.stderr
+
+
+def test_a_run_that_has_ended_frees_its_slot_while_mlflow_hangs(place):
+    with serve_hanging("drip") as server:
+        mirror = {"tracking.mlflow": server.url, "phases.0.steps": 1, "phases.1.steps": 1}
+        first, second = (submit(place, "--queue", seed=seed, **mirror) for seed in (6, 7))
+        with place.begin("worker", "--once") as worker:
+            place.until(lambda: place.run(second).status != "queued", "the second to be taken")
+            ended = place.run(first)
+            assert ended.status == "finished"
+            assert is_supervisor(ended.pid, first)  # it still waits for MLflow
+            place.until(lambda: place.run(second).status == "finished", "the second to finish")
+            server.close()
+            out, err = worker.communicate(timeout=300)
+    assert worker.returncode == 0, err
+    assert [line.split()[0] for line in out.splitlines()] == [first, second]
+    assert not place.processes()  # a worker that exits leaves no supervisor behind
+    with place.registry() as registry:
+        for run_id in (first, second):
+            (behind,) = [
+                e.message for e in registry.results.events(run_id) if e.kind == "mirror_behind"
+            ]
+            assert "`rlx sync` updates MLflow later" in behind
 
 
 def test_a_supervisor_that_wakes_up_too_late_writes_nothing_and_leaves(place):
@@ -100,7 +125,7 @@ def test_a_supervisor_that_wakes_up_too_late_writes_nothing_and_leaves(place):
         os.kill(pid, signal.SIGCONT)
     place.until(lambda: not set(asleep) & set(place.running()), "the former one to leave")
     assert later.wait(300) == 0
-    assert "leaving: run " in log.read_text()
+    assert "exiting: run " in log.read_text()
     with place.registry() as registry:
         assert [c.after for c in registry.history(run_id)][-2:] == ["running", "finished"]
         assert list(find_run_differences(registry, unbroken, run_id)) == []

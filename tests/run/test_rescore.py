@@ -43,7 +43,7 @@ def test_a_run_by_its_own_rules(home, finished):
     assert {"reward accuracy", "reward brier", "mask", "token_rewards", "advantages"} <= set(found)
     assert all(c["n"] and not c["changed"] for c in found.values())
     said = home.rlx("rescore", finished.id)
-    assert "come out as they were stored, to the bit" in " ".join(said.stdout.split())
+    assert "are bit-identical to the stored ones" in " ".join(said.stdout.split())
 
 
 def test_another_rule_of_sigma_changes_confidences_alone(home, finished):
@@ -79,10 +79,10 @@ def test_rules_of_another_experiment(home, finished):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--set", "rollout.prompts_per_step=2"), "rollouts are as they were sampled"),
+        (("--set", "rollout.prompts_per_step=2"), "stored rollouts cannot be changed"),
         (("--set", "estimator={name: gae}"), "critic"),
         (("--set", "loss.kl={coefficient: 0.1}"), "did not record"),
-        (("--step", "9"), "has no rollouts of step 9; it has 1 to 4"),
+        (("--step", "9"), "has no rollouts of step 9; it has steps 1 to 4"),
         (("--set", "estimator.confidnce.normalize=std"), "1 error. Nothing was rescored."),
     ],
 )

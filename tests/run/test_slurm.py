@@ -71,7 +71,7 @@ def test_to_the_end_while_others_wait(cluster, there):
     assert there.run(waiting).status == "stopped"
     assert "was cancelled" in reason(there, cancelled)
     assert cluster.job(job_of(there, waiting))["JobState"] == "CANCELLED"
-    assert "job of Slurm" not in there.rlx("worker", "--once").stderr, "nothing is left to do"
+    assert "Slurm job" not in there.rlx("worker", "--once").stderr, "nothing is left to do"
 
     out, err = following.communicate(timeout=300)
     assert following.returncode == 0, err
@@ -95,7 +95,7 @@ def test_taken_back_then_a_node_down_then_killed_then_cancelled(cluster, there):
     there.until(lambda: trains(1), "it to train")
     cluster.call("scontrol", "requeue", job_of(there, run))
     there.until(lambda: status(there, run) == "queued", "it to wait again")
-    assert "back into its queue" in reason(there, run)
+    assert "Slurm requeued job" in reason(there, run)
     kept = there.run(run).step
     there.until(lambda: trains(2), "it to go on")
     assert there.run(run).step > kept
@@ -110,7 +110,7 @@ def test_taken_back_then_a_node_down_then_killed_then_cancelled(cluster, there):
 
     os.kill(there.run(run).pid, signal.SIGKILL)
     there.until(lambda: status(there, run) == "lost", "Slurm to be asked")
-    assert "without a word" in reason(there, run)
+    assert "without recording a result" in reason(there, run)
     there.until(lambda: not there.processes(), "every process to end")
 
     assert there.rlx("resume", run, "-dq").returncode == 0
@@ -126,6 +126,6 @@ def test_a_job_that_slurm_refuses(there):
     asked = {**TWO, "runner.launcher": "{kind: slurm, nodes: 2, options: {partition: none}}"}
     done = there.rlx("submit", there.yaml, sets={**there.small, **asked, "seed": 4})
     assert done.returncode == 4
-    assert "sbatch did not take" in done.stderr
+    assert "sbatch rejected" in done.stderr
     assert "partition" in done.stderr
     assert status(there, "latest") == "failed"

@@ -90,7 +90,7 @@ def test_how_it_came_to_its_end_is_recorded(finished, home):
 def test_an_interrupt_ends_the_following_and_not_the_run(others, home):
     interrupted = others["interrupted"]
     assert interrupted.returncode == 130
-    assert f"detached; {others['named']['twins']} goes on" in interrupted.stderr
+    assert f"detached; {others['named']['twins']} keeps running" in interrupted.stderr
     assert "Traceback" not in interrupted.stderr
     assert others["status_then"] == "running"
     run = home.run(others["named"]["twins"])

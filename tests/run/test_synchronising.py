@@ -70,7 +70,7 @@ def test_what_vllm_keeps_of_former_weights_stops_the_run(monkeypatch, forgets):
             synchronize_sampler(m)
             assert sampler.drift <= 5e-5
             return
-        with pytest.raises(RlxError, match="another policy than the one that learns"):
+        with pytest.raises(RlxError, match="a different policy than the one being trained"):
             synchronize_sampler(m)
         assert sampler.drift > 0.05
         assert compute_sync_figures(sampler) == {

@@ -73,7 +73,7 @@ def test_every_identity_holds(past):
 def test_it_is_rescored_to_the_bit(past):
     done = past.rlx("rescore", "r-0001")
     assert done.returncode == 0, done.stderr
-    assert "to the bit" in " ".join(done.stdout.split())
+    assert "are bit-identical to the stored ones" in " ".join(done.stdout.split())
 
 
 def test_its_model_is_evaluated(past):
@@ -85,6 +85,9 @@ def test_a_killed_run_goes_on_to_the_same_numbers(past):
     assert past.run("r-0002").status in ("running", "lost")
     done = past.rlx("resume", "r-0002", "-q")
     assert done.returncode == 0, done.stderr
+    assert "'countdown.verify' had allow_decimals: True when the run began, and has False" in (
+        done.stderr
+    )
     with past.registry() as registry:
         events = {event.kind for event in registry.results.events("r-0002")}
         differences = list(find_run_differences(registry, "r-0002", "r-0003"))

@@ -141,7 +141,7 @@ def test_log_probabilities_are_the_model_s_of_the_very_tokens(policy, trees):
 def test_a_first_turn_without_room_is_an_error(policy, trees, monkeypatch):
     opening = max(len(tree.token_ids(0)) for tree in trees)
     monkeypatch.setattr(policy.model.config, "max_position_embeddings", opening + 11)
-    with pytest.raises(SpecError, match="do not fit into this model"):
+    with pytest.raises(SpecError, match="does not fit into this model"):
         grown(policy, range(6))
 
 

@@ -26,7 +26,7 @@ PLAIN = {
 }
 OTHERS = {
     "Gemma2": "in its layer",
-    "Granite": "logits of a plain decoder",
+    "Granite": "logits that differ from the plain decoder's",
     "Mixtral": "in its",
     "Phi3": "in its layer",
 }
@@ -98,7 +98,7 @@ def test_so_in_bfloat16(name):
 def test_a_model_that_is_not_plain_is_called_as_it_is(name, why):
     options = {"embedding_multiplier": 12.0} if name == "Granite" else {}
     described = choose_decoder(build(name, **options))().description
-    assert described.startswith("the model's own forward: it has ")
+    assert described.startswith("the model's own forward pass: it has ")
     assert why in described
 
 

@@ -8,6 +8,7 @@ from multiprocessing import Pipe
 
 import pytest
 import torch
+from patience import LIMIT
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from rlx.sampler.channel import Channel
@@ -70,7 +71,6 @@ def test_a_file_leaves_nothing(weights, tmp_path):
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-@pytest.mark.timeout(120)
 def test_a_broadcast_ends_with_the_worker(tmp_path):
     ours, theirs = map(Channel, Pipe())
     leaving = "import os, sys; from pathlib import Path; "
@@ -80,7 +80,7 @@ def test_a_broadcast_ends_with_the_worker(tmp_path):
     )
     worker = subprocess.Popen([sys.executable, "-c", leaving, str(tmp_path / "meeting")])
     group = join_process_group(tmp_path / "meeting", 0, CPU)
-    assert worker.wait(60) == 0
+    assert worker.wait(LIMIT) == 0
     large = {"a": torch.ones(4_000_000)}
     published = publish_weights("nccl", large, torch.float32, CPU, (tmp_path, tmp_path))
     theirs.close()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from babblers import ANSWER, CONFIDENCE, SPEC, WAYS, babbler, sampled, second_turns
 
-from rlx.errors import SpecError
+from rlx.errors import DivergedModelError, SpecError
 from rlx.model import Policy
 from rlx.rollout import CompletionRequest
 from rlx.sampler import TransformersSampler
@@ -307,5 +307,15 @@ def test_tied_weights_may_be_named_twice():
 
 def test_a_dialogue_that_could_outgrow_the_model_is_refused(policy, contexts):
     room = TurnSpec(max_new_tokens=SPEC.max_position - len(contexts[0]) + 1)
-    with pytest.raises(SpecError, match=f"which holds {SPEC.max_position}: lower max_new_tokens"):
+    with pytest.raises(SpecError, match=f"limit of {SPEC.max_position}: lower max_new_tokens"):
         sample(policy, [CompletionRequest(contexts[0], None, (1,))], room)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_logits_that_are_no_numbers_are_named(way):
+    with sampled(babbler(0), way) as policy:
+        prompt = policy.dialogue.open("nums: 2 3\ntarget: 5\n")
+        with torch.no_grad():
+            policy.model.lm_head.weight.fill_(torch.nan)
+        with pytest.raises(DivergedModelError, match=r"logits are NaN.*learning_rate"):
+            sample(policy, [CompletionRequest(prompt, None, (0, 1))])

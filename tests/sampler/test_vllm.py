@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from babblers import ANSWER, CONFIDENCE, SPEC, babbler, second_turns
-from engines import gone, kill_workers, needs_vllm, workers
+from engines import has_ended, kill_workers, needs_vllm, workers
+from patience import wait_until
 
 from rlx.errors import RlxError, SpecError
 from rlx.rollout import CompletionRequest
@@ -196,13 +197,13 @@ def test_a_turn_ends_with_the_first_stop_string(policy, sampler, requests, two_t
 
 def test_what_vllm_cannot_do_is_refused(policy, sampler, requests, monkeypatch):
     room = TurnSpec(max_new_tokens=SPEC.max_position - len(requests[0].context) + 1)
-    with pytest.raises(SpecError, match=f"which holds {SPEC.max_position}: lower max_new_tokens"):
+    with pytest.raises(SpecError, match=f"limit of {SPEC.max_position}: lower max_new_tokens"):
         sample(sampler, requests[:1], room)
     with monkeypatch.context() as patched:
         patched.setattr(sampler, "limits", (SPEC.max_position, 100))
-        with pytest.raises(SpecError, match=r"vLLM's memory, which holds 100: .*kv_cache_mb"):
+        with pytest.raises(SpecError, match=r"vLLM's memory for 100: .*kv_cache_mb"):
             sample(sampler, requests[:1], room)
-    with pytest.raises(SpecError, match="vLLM knows none"):
+    with pytest.raises(SpecError, match="vLLM's minimum"):
         sample(sampler, requests, TurnSpec(temperature=0.005))
 
 
@@ -246,7 +247,7 @@ def test_a_worker_that_cannot_take_weights_says_so_and_is_gone():
 
 def test_a_worker_that_cannot_start_is_no_riddle(monkeypatch):
     monkeypatch.setattr("rlx.sampler.vllm_engine.WORKER", "rlx.sampler.no_such_worker")
-    with pytest.raises(RlxError, match="exit code 1 before it could start; the run's log has"):
+    with pytest.raises(RlxError, match="exit code 1 before it could start; its last output"):
         VllmSampler(babbler(0), ENGINE, RunnerSpec(), CPU)
 
 
@@ -272,6 +273,6 @@ def test_a_worker_does_not_outlive_its_rank():
     assert shared.parent == Path("/dev/shm")
     rank.kill()
     rank.communicate()
-    assert gone(worker)
+    wait_until("the worker to end", lambda: has_ended(worker))
     assert not here.exists()
     assert not shared.exists()

@@ -49,7 +49,7 @@ def test_a_circle_is_told_exactly_where_no_order_of_scoring_exists(reads):
     told = [
         p.message.partition(": ")[2].split(" → ")
         for p in problems(rewards={"turn": rewards}, evaluation={"correct": "a"})
-        if "circle" in p.message
+        if "cycle" in p.message
     ]
     edges = {n: {o for o in reads.get(n, {}).values() if o != n} for n in "abcd"}
     for circle in told:

@@ -29,6 +29,18 @@ def test_plugin_names_are_examples():
     assert part("MaskUse")["strategy"]["examples"] == []
 
 
+def test_every_whole_number_has_bounds():
+    unbounded = [
+        f"{name}.{key}"
+        for name, model in experiment_schema({})["$defs"].items()
+        for key, field in model.get("properties", {}).items()
+        for shape in (field, *field.get("anyOf", ()))
+        if shape.get("type") == "integer" and "enum" not in shape
+        if not {"maximum", "exclusiveMaximum"} & shape.keys()
+    ]
+    assert unbounded == []
+
+
 @pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
 def test_our_own_experiments_fit_it(path):
     validator = jsonschema.Draft202012Validator(experiment_schema({}))

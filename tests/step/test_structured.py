@@ -309,14 +309,14 @@ def test_an_entropy_bonus_on_everything_that_learns():
         (lambda x: "much", "shape str"),
         (
             lambda x: torch.where(x.mask, torch.nan, 0.0),
-            "gave nan among its advantages, to token 1",
+            "returned nan in its advantages for token 1",
         ),
-        (lambda x: torch.ones(x.mask.shape), "to token 0 of row 0, which is outside the mask"),
+        (lambda x: torch.ones(x.mask.shape), "for token 0 of row 0, which is outside the mask"),
         (
             lambda x: Credit(
                 advantages=estimate_grpo(x), returns=torch.full(x.mask.shape, torch.inf)
             ),
-            "gave inf among its returns",
+            "returned inf in its returns",
         ),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 # room -> rooms it may import, besides the leaves. Anything not listed is an error, not a habit.
-LEAVES = {"errors", "importing", "seeding", "sources", "text"}
+LEAVES = {"descendants", "errors", "importing", "seeding", "sources", "stopwatch", "text"}
 MAY_IMPORT = {
     "plugin": set(),
     "spec": {"plugin"},
@@ -29,7 +29,8 @@ MAY_IMPORT = {
     "row_rewards": {"batch", "reward", "rollout", "step"},
     "recipe": {"spec", "plugin", "discovery", "rollout", "reward", "batch", "credit"},
     "home": set(),
-    "model": {"spec", "plugin", "rollout"},
+    "sealing": {"home", "rlx_registry"},
+    "model": {"spec", "plugin", "rollout", "sealing"},
     "sampler": {"spec", "rollout", "model"},
     "learner": {"spec", "batch", "kl", "loss", "model", "step"},
     "evaluation": {"spec", "plugin", "rollout", "reward", "sampler"},
@@ -39,16 +40,16 @@ MAY_IMPORT = {
         *("spec", "plugin", "discovery", "rollout", "reward", "batch", "credit"),
         *("step", "row_rewards", "recipe", "model"),
     },
-    "checkpoint": {"spec", "home", "model", "learner", "rlx_registry"},
+    "checkpoint": {"spec", "home", "sealing", "model", "learner", "rlx_registry"},
     "run": {
         *("spec", "plugin", "rollout", "reward", "batch", "credit", "kl", "loss", "step"),
         *("row_rewards", "recipe", "home", "model", "sampler", "learner", "evaluation", "probe"),
-        *("record", "checkpoint"),
+        *("record", "checkpoint", "sealing"),
     },
     "audit": {
         *("spec", "plugin", "discovery", "rollout", "reward", "batch", "credit", "step"),
         *("row_rewards", "recipe", "home", "model", "sampler", "evaluation", "probe", "record"),
-        *("run", "rlx_registry"),
+        *("run", "sealing", "rlx_registry"),
     },
     "launch": {
         *("spec", "plugin", "discovery", "home", "model", "learner", "record", "checkpoint"),

@@ -283,3 +283,43 @@ def test_g36_reinforce_plus_plus():
     }
     inputs = {"token_level_rewards": rewards, "mask": mask, "scores": scores, "uid": uid}
     assert_ok("g36", inputs, outputs, {"gamma": gamma})
+
+
+# Countdown cases ---------------------------------------------------------------------------------
+
+CASES = FILE.parent / "countdown_cases.jsonl"
+
+
+def test_countdown_cases_are_read_with_both_rules():
+    done = CliRunner().invoke(main, [str(CASES), "--json"])
+    told = json.loads(done.stdout)
+    assert {output["output"] for record in told["records"] for output in record["outputs"]} == {
+        "scores",
+        "source_scores",
+    }
+    bad = [
+        (record["id"], output["output"])
+        for record in told["records"]
+        for output in record["outputs"]
+        if output["status"] != "ok"
+    ]
+    # Right within a tolerance alone, which exact arithmetic does not have.
+    assert bad == [("cd086", "scores"), ("cd087", "scores")]
+    decimals = next(r for r in read_golden_records(CASES).examples if r.id == "cd077")
+    assert decimals.outputs == {"scores": [0.1], "source_scores": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{", "line 2: not JSON"),
+        ("[]", "line 2: a Countdown case also needs 'expected'"),
+        ('{"id": "a", "response": "", "numbers": [], "expected": 0}', "also needs 'target'"),
+    ],
+)
+def test_a_malformed_case_is_named_by_its_line(tmp_path, line, why):
+    file = tmp_path / "cases.jsonl"
+    file.write_text(CASES.read_text().split("\n")[0] + f"\n{line}\n")
+    done = CliRunner().invoke(main, [str(file)])
+    assert done.exit_code != 0
+    assert why in done.stderr

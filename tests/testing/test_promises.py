@@ -200,9 +200,9 @@ def test_check_task_names_the_promise():
         (bad.Shut, "answers with steps", "a state that is not of plain values"),
         (bad.Bare, "answers with steps", "KeyError: 'word'; give it examples"),
         (bad.Boastful, "keeps its examples", "'gold' does not end"),
-        (bad.Careless, "leaves states alone", "changed the state that it was given"),
-        (bad.Drawn, "answers the same again", "other steps the second time"),
-        (bad.Kept, "answers the same again", "other steps the second time"),
+        (bad.Careless, "leaves states alone", "changed the state that it received"),
+        (bad.Drawn, "answers the same again", "different steps the second time"),
+        (bad.Kept, "answers the same again", "different steps the second time"),
         (bad.Trusting, "bears hostile text", "empty text: IndexError"),
     ],
 )

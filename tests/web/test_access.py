@@ -5,16 +5,22 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 
+import click
+import psutil
 import pytest
+from click.testing import CliRunner
 from pages import OURS, dashboard
+from patience import LIMIT, stop_process, wait_until
 from shown import silence, submit
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
 
+from rlx.cli.serving import choose_address
 from rlx_web import Access
-from rlx_web.access import HEADERS
+from rlx_web.access import HEADERS, AccessGuard
 
 PAGES = [
     "/",
@@ -184,6 +190,28 @@ def test_the_head_of_a_page_is_there(plain):
     assert (head.status_code, head.content) == (whole.status_code, b"")
 
 
+@pytest.mark.parametrize("path", ["/", "/live.json", "/static/chart.js"])
+def test_a_page_of_another_server_of_this_host_is_refused(guarded, path):
+    headers = {"Authorization": f"Bearer {TOKEN}", "Host": "node:8711"}
+    for origin in ("http://node:9999", "http://node", "https://evil.example", "http://node:8711.x"):
+        assert guarded.get(path, headers={**headers, "Origin": origin}).status_code == 403
+    for origin in ("http://node:8711", "https://NODE:8711", "null"):
+        assert guarded.get(path, headers={**headers, "Origin": origin}).status_code == 200
+
+
+def test_a_web_socket_needs_the_token_too():
+    async def application(scope, receive, send):
+        await send({"type": "websocket.accept"})
+        await send({"type": "websocket.close"})
+
+    client = TestClient(AccessGuard(application, Access(TOKEN, {"testserver"})))
+    with pytest.raises(WebSocketDisconnect) as refused, client.websocket_connect("/"):
+        pass
+    assert refused.value.code == 1008
+    with client.websocket_connect("/", headers={"Authorization": f"Bearer {TOKEN}"}):
+        pass
+
+
 def test_the_token_alone_writes_nothing(guarded):
     headers = {"Authorization": f"Bearer {TOKEN}"}
     assert guarded.post("/runs/2/stop", headers=headers).status_code == 403
@@ -219,7 +247,7 @@ def inputs(page):
 def test_a_form_without_the_secret_of_this_process_writes_nothing(empty, registry, action, body):
     run = submit(registry, status="running" if action == "stop" else "failed")
     before = registry.run(run)
-    secret = Access().write
+    secret = Access(TOKEN).write
     for content in (body, f"write={secret}".encode()):
         headers = {"content-type": "application/x-www-form-urlencoded"}
         response = empty.post(f"/runs/{run}/{action}", content=content, headers=headers)
@@ -282,7 +310,7 @@ def test_what_ended_badly_is_put_into_the_queue(empty, registry, status):
     response = empty.post(f"/runs/{run}/resume", data=form(empty, run, "resume"))
     assert (response.status_code, response.headers["location"]) == (303, f"/runs/{run}")
     record = registry.run(run)
-    assert (record.status, record.reason) == ("queued", "asked for on the dashboard")
+    assert (record.status, record.reason) == ("queued", "requested on the dashboard")
     assert record.request is None
     assert registry.history(run)[-1].after == "queued"
     assert "waits for" in empty.page(f"/runs/{run}").text
@@ -321,17 +349,21 @@ def command(folder, *arguments, **environment):
 @pytest.mark.parametrize(
     ("arguments", "environment", "said"),
     [
-        (["--host", "0.0.0.0"], {}, "--host 0.0.0.0 lets other machines in: give a --token"),
-        (["--host", "::"], {}, "give a --token, or RLX_WEB_TOKEN"),
-        (["--host", "0.0.0.0", "--token", "short"], {}, "the token is short: 16 characters"),
-        (["--host", "0.0.0.0"], {"RLX_WEB_TOKEN": "short"}, "the token is short"),
-        (["--token", "short"], {}, "the token is short"),
-        (["--host", "0.0.0.0", "--token", ""], {}, "give a --token"),
+        (
+            ["--host", "0.0.0.0", "--token", "short"],
+            {},
+            "the token is too short: use 16 characters",
+        ),
+        (["--host", "0.0.0.0"], {"RLX_WEB_TOKEN": "short"}, "the token is too short"),
+        (["--token", "short"], {}, "the token is too short"),
+        (["--host", "0.0.0.0", "--token", ""], {}, "the token is too short"),
+        (["--token", "of two words, and long"], {}, "without spaces"),
+        (["--no-token"], {"RLX_WEB_TOKEN": TOKEN}, "--no-token and a token: leave out one"),
     ],
 )
-def test_other_machines_need_a_token_of_some_length(filled, arguments, environment, said):
+def test_a_token_is_of_some_length(filled, arguments, environment, said):
     process = command(filled, *arguments, **environment)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 2
     assert said in err and out == ""
     assert "Traceback" not in err
@@ -345,22 +377,57 @@ def server(tmp_path, registry, unused_port):
         RLX_WEB_TOKEN=TOKEN,
     )  # fmt: skip
     yield f"http://127.0.0.1:{unused_port}", process
-    process.kill()
-    process.communicate()
+    stop_process(process)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--no-token"]])
+def test_a_random_token_is_needed_unless_that_is_switched_off(
+    tmp_path, registry, unused_port, arguments
+):
+    """Also on this machine, which others may use."""
+    process = command(tmp_path, "--port", str(unused_port), *arguments)
+    try:
+        lines = iter(process.stderr.readline, "")
+        link = next(filter(None, (re.search(r"dashboard on (\S+)", line) for line in lines)))[1]
+        bare = f"http://127.0.0.1:{unused_port}"
+        if arguments:
+            assert link == bare
+            assert fetched(f"{bare}/")[0] == 200
+        else:
+            token = link.removeprefix(f"{bare}/?token=")
+            assert len(token) >= 32
+            for path in ("/", "/.json", "/static/chart.js", "/openapi.json"):
+                status, said, _ = fetched(f"{bare}{path}")
+                assert (status, "printed its address with the token" in said) == (401, True)
+            assert fetched(f"{bare}/", Authorization=f"Bearer {token}")[0] == 200
+            assert token not in "".join(psutil.Process(process.pid).cmdline())
+    finally:
+        stop_process(process)
+
+
+def test_no_token_is_said_aloud():
+    address = choose_address("127.0.0.1", 8711, None, True, ())
+    runner = CliRunner()
+    shown = runner.invoke(click.command()(lambda: address.print_link("dashboard", "can stop runs")))
+    assert "warning: --no-token: everyone who can connect to port 8711" in shown.output
+    tokens = {choose_address("127.0.0.1", 1, None, False, ()).token for _ in range(9)}
+    assert len(tokens) == 9
 
 
 def fetched(url, **headers):
     request = urllib.request.Request(url, headers=headers)
-    for _ in range(600):
+
+    def ask():
         try:
-            with urllib.request.urlopen(request, timeout=60) as response:
+            with urllib.request.urlopen(request, timeout=LIMIT) as response:
                 return response.status, response.read().decode(), response.headers
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read().decode(), error.headers
         except urllib.error.URLError:
-            time.sleep(0.1)
-    raise AssertionError("nobody answers")
+            return None
+
+    return wait_until("an answer", ask)
 
 
 def test_the_command_serves_those_who_show_it(server):
@@ -373,11 +440,11 @@ def test_the_command_serves_those_who_show_it(server):
     assert fetched(f"{url}/", **bearer, Host="team.example:80")[0] == 200
     assert fetched(f"{url}/", **bearer, Host="evil.example")[0] == 400
     assert fetched(f"{url}/static/chart.js")[0] == 401
-    give_up = time.monotonic() + 60  # a process of its own looks at them
-    while '"countdown.verify"' not in (seen := fetched(f"{url}/system.json", **bearer))[1]:
-        assert seen[0] == 200 and time.monotonic() < give_up, "it looks at the plugins"
-        time.sleep(0.2)
+    # A process of its own looks at them.
+    wait_until(
+        "the plugins", lambda: "countdown.verify" in fetched(f"{url}/system.json", **bearer)[1]
+    )
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 130
     assert TOKEN not in out + err and "Traceback" not in err

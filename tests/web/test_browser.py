@@ -111,7 +111,7 @@ def test_two_that_are_ticked_are_compared(visit, real):
     page.goto("/")
     page.get_by_role("checkbox", name="all runs of rlcr").check()
     page.get_by_role("checkbox", name=f"compare {PROBE}").check()
-    page.get_by_role("button", name="Compare those ticked").click()
+    page.get_by_role("button", name="Compare selected").click()
     page.locator("#overlay[data-ready]").wait_for()
     assert sorted(re.findall(r"run=(r-\d+)", page.url)) == ["r-0001", "r-0002", PROBE]
     assert page.locator("#spec tbody tr").count() > 5, "what they differ in"
@@ -244,7 +244,7 @@ def test_tokens_by_arrow_keys_and_in_a_table(visit, real, known):
         told.append(page.locator("#readout").inner_text().split()[0])
     assert told == ["#0", "#1", "#2", "#1"]
     assert page.locator(".chosen").count() == 1
-    page.get_by_text("Every figure in a table").click()
+    page.get_by_text("All values as a table").click()
     page.wait_for_function("document.querySelectorAll('#rows tr').length ==="
                            "document.querySelectorAll('#tokens > *').length")  # fmt: skip
     kept = stored(known, RLCR, step, 0)

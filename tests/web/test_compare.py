@@ -31,9 +31,9 @@ def test_what_runs_differ_in_comes_first(empty, registry):
     ]
     page = empty.page("/compare?run=1&run=2&run=3")
     assert "kl.beta 0.1 0.5" in page.cells()
-    assert page.text.index("What they differ in") < page.text.index("Curves")
+    assert page.text.index("Differences") < page.text.index("Curves")
     assert page.values("data-runs") == ["r-0001,r-0002;r-0003"]
-    assert "In nothing but their names and seeds." in empty.page("/compare?run=1&run=2").text
+    assert "Only names and seeds differ." in empty.page("/compare?run=1&run=2").text
 
 
 def test_a_name_stands_for_all_its_runs_and_a_run_is_there_once(empty, registry):
@@ -148,7 +148,7 @@ def test_groups_are_their_runs_and_what_is_too_much_is_said(empty, registry):
     data = empty.twin("/compare?run=rlcr")
     assert data["left_out"] == runs[:6]
     assert [run["id"] for run in data["recipes"][0]["runs"]] == runs[6:]
-    assert "6 runs are left out" in empty.page("/compare?run=rlcr").text
+    assert "the first 6 named are left out" in empty.page("/compare?run=rlcr").text
 
 
 def test_diagrams_of_every_run(plain):

@@ -107,7 +107,7 @@ def test_what_its_advantage_starts_from(plain, known, number):
     text = plain.page(f"{STEP}/{number}").cells()
     assert f"Advantage {own.advantage:+.3g}" in text
     assert f"Mean of its group {fmean(rewards):.4g}" in text
-    assert ("rewards of its group are alike" in text) == group["alike"]
+    assert ("rewards of its group are equal" in text) == group["alike"]
 
 
 def test_an_absent_reward_is_no_zero(plain):

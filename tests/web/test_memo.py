@@ -72,7 +72,7 @@ def test_many_at_once_wait_for_one(clock):
     for thread in threads:
         thread.start()
     assert begun.wait(30)
-    time.sleep(0.05)  # for the others to arrive
+    time.sleep(0.05)  # scenario: the others arrive
     assert memo("other", lambda: "at once") == "at once", "another key does not wait"
     go.set()
     for thread in threads:

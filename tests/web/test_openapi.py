@@ -25,7 +25,7 @@ def interface(tmp_path_factory):
     url = f"sqlite:///{folder}/registry.db"
     with Registry.open(url) as registry:
         shown(registry, folder)
-    app = create_app(url, Access(write="known-to-the-test"))
+    app = create_app(url, Access(token=None, write="known-to-the-test"))
     return schemathesis.openapi.from_asgi("/openapi.json", app, headers={"host": "127.0.0.1"})
 
 

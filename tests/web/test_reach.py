@@ -198,9 +198,9 @@ def test_a_reader_who_has_ticked_something_keeps_it(alive, visit, registry):
     waited(page)
     page.get_by_role("checkbox").first.check()
     submit(registry, 1, name="another", digest="e")
-    page.wait_for_timeout(1100)
+    page.wait_for_timeout(1100)  # scenario: the server's answer is of another second
     waited(page)
-    page.get_by_text("there is news: load the page again").wait_for()
+    page.get_by_text("new data: reload the page").wait_for()
     assert page.get_by_role("checkbox").first.is_checked()
 
 

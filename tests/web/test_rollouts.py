@@ -157,7 +157,7 @@ def test_filters(plain, query, trees):
     page = plain.page(f"{STEP}?{query}")
     assert f"{len(trees)} prompts" in page.text
     assert page.values("class").count("card tree") == len(trees[:4])
-    assert ("No prompt of this step fits." in page.text) == (not trees)
+    assert ("No prompt of this step matches." in page.text) == (not trees)
 
 
 def test_prompts_come_by_the_screenful_and_keep_their_filter(plain):

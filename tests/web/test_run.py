@@ -49,7 +49,7 @@ def test_every_metric_is_drawn_once_under_its_section(plain, known):
     found = {s["title"]: {c["title"]: c["curves"] for c in s["charts"]} for s in parts}
     assert found["Reward"]["by component"] == [["rewards/plain/mean", "plain"]]
     assert found["Calibration"]["held out: accuracy"] == [["eval/held_out/accuracy", "held_out"]]
-    assert found["Everything else"] == {"odd": [["odd/plain", "plain"]]}
+    assert found["Other metrics"] == {"odd": [["odd/plain", "plain"]]}
     page = plain.page(RUN)
     assert page.values("data-section") == [str(n) for n in range(len(parts))]
     for title in found:

@@ -144,7 +144,7 @@ def test_words_that_a_run_must_have(several, words, found):
     assert page.values("data-run") == [f"r-{n:04d}" for n in found]
     assert f"{len(found)} runs" in page.text
     if not found:
-        assert f"No run fits {words}" in page.text
+        assert f"No run matches {words}" in page.text
 
 
 def test_experiments_come_by_the_screenful(empty, registry):

@@ -58,7 +58,12 @@ def test_how_plugins_fared(plain, known):
 def test_an_empty_registry_says_so(empty):
     data, text = empty.twin("/system"), empty.page("/system").cells()
     assert (data["leases"], data["devices"], data["disks"], data["plugins"]) == ([], [], [], [])
-    for said in ("Runs none", "No run has a supervisor now.", "None is held.", "Nobody has looked"):
+    for said in (
+        "Runs none",
+        "No run has a supervisor now.",
+        "No device is in use.",
+        "Not checked yet",
+    ):
         assert said in text, said
 
 

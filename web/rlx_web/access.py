@@ -1,21 +1,26 @@
 """Access control and security headers.
 
-A local address alone is not trusted. A page on another site can make a browser send requests to
-this server, so the guard checks `Host`, and write requests need a secret that only our own pages
-contain. Pages show model output, so the headers forbid inline scripts and external resources.
+A local address alone is not trusted. Other users of the machine can connect to it, so every request
+needs the token. A page on another site can make a browser send requests to this server, so the
+guard checks `Host` and `Origin`, and write requests need a secret that only our own pages contain:
+browsers send the cookie to every port of a host. Pages show model output, so the headers forbid
+inline scripts and external resources.
 """
 
 import hmac
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
-from fastapi import FastAPI, HTTPException, Request, Response
-from starlette.responses import PlainTextResponse, RedirectResponse
+from fastapi import HTTPException
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["LOOPBACK", "Access", "add_access_guard"]
+__all__ = ["LOOPBACK", "Access", "AccessGuard"]
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 COOKIE = "rlx_token"
@@ -30,30 +35,36 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+"""For every response of the dashboard."""
+NEEDS_TOKEN = """\
+This server needs its token, and the request has none or a wrong one.
 
-Next = Callable[[Request], Awaitable[Response]]
+The command that started the server, rlx web or rlx mlflow, printed its address with the token, or
+took the token from RLX_WEB_TOKEN. Open http://HOST:PORT/?token=TOKEN once in this browser, or send
+the header "Authorization: Bearer TOKEN". A server that is started again has a new token.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Which requests a dashboard accepts.
+    """Which requests a server accepts.
 
     Attributes:
+        token: token required for every request; None lets everyone in who can connect.
         hosts: accepted host names, without ports.
-        token: token required for reading; None if only this machine can connect.
         write: secret in our own forms, required for writing; different in every process.
     """
 
+    token: str | None
     hosts: Collection[str] = LOOPBACK
-    token: str | None = None
     write: str = field(default_factory=lambda: secrets.token_urlsafe(24))
 
     def accepts_host(self, host: str) -> bool:
-        """Whether a `Host` header names this dashboard."""
+        """Whether a `Host` header names this server."""
         found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:@/?#\[\]]+))(?::\d{1,5})?", host)
         return found is not None and (found[1] or found[2]).lower() in self.hosts
 
-    def can_read(self, request: Request) -> bool:
+    def has_token(self, request: HTTPConnection) -> bool:
         """Whether a request has the token, as a bearer token or in an earlier visit's cookie."""
         if self.token is None:
             return True
@@ -71,47 +82,73 @@ class Access:
             HTTPException: it does not; status 403.
         """
         if not _is_same_token(secret, self.write):
-            raise HTTPException(403, "this form is not of this dashboard: load the page again")
+            raise HTTPException(403, "this form does not belong to this dashboard: reload the page")
+
+
+class AccessGuard:
+    """ASGI middleware that passes on the requests which an `Access` accepts, and no others.
+
+    Args:
+        headers: set on every response, also on refusals.
+    """
+
+    def __init__(
+        self, app: ASGIApp, access: Access, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self._app, self._access, self._headers = app, access, headers or {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(self._headers)
+            await send(message)
+
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        response = _answer_instead(HTTPConnection(scope), self._access)
+        if response is None:
+            await self._app(scope, receive, send_with_headers)
+        elif scope["type"] == "http":
+            await response(scope, receive, send_with_headers)
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+
+def _answer_instead(request: HTTPConnection, access: Access) -> Response | None:
+    """The refusal of a request, or the redirect that sets the cookie; None if it may pass."""
+    host, origin = request.headers.get("host", ""), request.headers.get("origin", "null")
+    if not access.accepts_host(host):
+        return PlainTextResponse("this is not a name of this server", 400)
+    # Browsers say "null" for forms of pages without a referrer, as ours are.
+    if origin != "null" and origin.partition("://")[2].lower() != host.lower():
+        return PlainTextResponse("this request is from a page of another server", 403)
+    token = request.query_params.get("token")
+    if access.token is not None and token is not None and request.scope.get("method") == "GET":
+        if not _is_same_token(token, access.token):
+            return _refuse_token()
+        redirect = RedirectResponse(_strip_token(request), 303)
+        redirect.set_cookie(
+            _format_cookie_name(request), access.token, httponly=True, samesite="strict", path="/"
+        )
+        return redirect
+    return None if access.has_token(request) else _refuse_token()
+
+
+def _refuse_token() -> Response:
+    return PlainTextResponse(NEEDS_TOKEN, 401, {"WWW-Authenticate": "Bearer"})
 
 
 def _is_same_token(one: str, other: str) -> bool:
     return hmac.compare_digest(one.encode("utf-8", "replace"), other.encode())
 
 
-def _format_cookie_name(request: Request) -> str:
-    """One cookie per port, because all dashboards of a host share its cookies."""
+def _format_cookie_name(request: HTTPConnection) -> str:
+    """One cookie per port, because all servers of a host share its cookies."""
     return f"{COOKIE}_{request.url.port or 80}"
 
 
-def _strip_token(request: Request) -> str:
+def _strip_token(request: HTTPConnection) -> str:
     """The path and query of a request without the token."""
     rest = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
     return f"/{request.url.path.lstrip('/')}" + (f"?{urlencode(rest)}" if rest else "")
-
-
-def add_access_guard(app: FastAPI, access: Access) -> None:
-    """Adds the access checks and the security headers to every response of an application."""
-
-    @app.middleware("http")
-    async def guard_request(request: Request, call_next: Next) -> Response:
-        response = await _answer_request(request, call_next, access)
-        response.headers.update(HEADERS)
-        return response
-
-
-async def _answer_request(request: Request, call_next: Next, access: Access) -> Response:
-    if not access.accepts_host(request.headers.get("host", "")):
-        return PlainTextResponse("this is not a name of this dashboard", 400)
-    token = request.query_params.get("token")
-    if access.token is not None and token is not None and request.method == "GET":
-        if not _is_same_token(token, access.token):
-            return PlainTextResponse("wrong token", 401)
-        redirect = RedirectResponse(_strip_token(request), 303)
-        redirect.set_cookie(
-            _format_cookie_name(request), access.token, httponly=True, samesite="strict", path="/"
-        )
-        return redirect
-    if not access.can_read(request):
-        message = "this dashboard needs its token: open /?token=..., or send it as a bearer token"
-        return PlainTextResponse(message, 401, {"WWW-Authenticate": "Bearer"})
-    return await call_next(request)

@@ -22,7 +22,7 @@ from rlx_registry import (
     RegistryDatabaseError,
     RolloutQuery,
 )
-from rlx_web.access import Access, add_access_guard
+from rlx_web.access import HEADERS, Access, AccessGuard
 from rlx_web.memo import Memo
 from rlx_web.pages.compare import build_comparison_page
 from rlx_web.pages.credit import build_credit_page
@@ -62,7 +62,7 @@ class _Number(Convertor[int]):
 register_url_convertor("number", _Number())
 
 
-def create_app(registry_url: str, access: Access | None = None) -> FastAPI:
+def create_app(registry_url: str, access: Access) -> FastAPI:
     """Returns the dashboard application of one registry, which need not exist yet.
 
     Every request opens the database for reading, so it may be created, upgraded or moved while the
@@ -70,13 +70,12 @@ def create_app(registry_url: str, access: Access | None = None) -> FastAPI:
     write: they request a run to stop, and requeue a run.
 
     Args:
-        access: accepted requests; by default only those to this machine.
+        access: accepted requests.
     """
-    access = access or Access()
     app = FastAPI(title="rlx", docs_url=None, redoc_url=None, version="1")
     app.mount("/static", StaticFiles(directory=HERE / "static"))
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=5)
-    add_access_guard(app, access)
+    app.add_middleware(AccessGuard, access=access, headers=HEADERS)
 
     def open_request_registry() -> Iterator[Registry]:
         with Registry.open(registry_url, read_only=True) as opened:
@@ -200,7 +199,7 @@ def _parse_number_field(name: str, text: str) -> float | None:
     except ValueError:
         value = float("nan")
     if value != value or abs(value) == float("inf"):
-        raise HTTPException(422, f"{name}: a reward is a number")
+        raise HTTPException(422, f"{name}: a reward must be a finite number")
     return value
 
 
@@ -258,7 +257,7 @@ def _add_requests(app: FastAPI, url: str, access: Access) -> None:
         async for part in request.stream():
             content += part
             if len(content) > BODY:
-                raise HTTPException(413, "this is more than a form of this dashboard holds")
+                raise HTTPException(413, "the form is too large")
         fields = parse_qs(content.decode("ascii", "replace"))
         access.require_write(fields.get("write", [""])[0])
 
@@ -271,7 +270,7 @@ def _add_requests(app: FastAPI, url: str, access: Access) -> None:
             record = registry.run(ref)
             lost = record.effective_status == "lost"
             if lost or not registry.leave_request(record.id, "stop"):
-                raise HTTPException(409, f"{record.id} is {record.effective_status}: nothing runs")
+                raise HTTPException(409, f"{record.id} is {record.effective_status}, not running")
         return RedirectResponse(f"/runs/{record.id}", 303)
 
     @app.post("/runs/{ref}/resume", dependencies=ours, status_code=303)
@@ -280,7 +279,7 @@ def _add_requests(app: FastAPI, url: str, access: Access) -> None:
         with Registry.open(url, create=False) as registry:
             record = registry.run(ref)
             status = record.effective_status
-            why = "asked for on the dashboard"
+            why = "requested on the dashboard"
             if status not in RESUMABLE or not registry.transition(
                 record.id, {record.status}, "queued", why
             ):

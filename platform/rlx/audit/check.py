@@ -15,12 +15,14 @@ import pyarrow as pa
 
 from rlx.audit.identities import IDENTITIES, check_probe_scores
 from rlx.audit.replay import SHOWN, IdentityResult, StepEvidence, Violation
-from rlx.discovery import Provenance, build_plugin, resolve_plugins
+from rlx.discovery import build_plugin, describe_plugin_changes, resolve_plugins
 from rlx.errors import RlxError
+from rlx.home import get_rlx_home
 from rlx.plugin import Estimator, Mask
 from rlx.recipe import Recipe, build_recipe
 from rlx.record import read_probe, read_step
 from rlx.reward import RewardPool
+from rlx.sealing import CheckpointError, check_sealed_folder, compute_manifest_digest
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, GlobalReward, RewardsSpec, TurnReward
 from rlx_registry import BodyError, Registry, RunRecord, read_body
 
@@ -139,9 +141,11 @@ def check_run(
         RegistryError: the steps were recorded by another version of rlx.
     """
     spec = ExperimentSpec.model_validate_json(json.dumps(run.spec))
+    warm = IdentityTally("warm_start", "the warm start is the one that was recorded", "folders")
+    unread = [*_check_warm_start(registry, run, warm)]
     phases: dict[str, _AuditedPhase] = {}
-    bodies = IdentityTally("bodies", "files are those that were recorded", "files")
-    probed = IdentityTally("probe_scores", "stored scores of probes are the plugins'", "scores")
+    bodies = IdentityTally("bodies", "files are the recorded ones", "files")
+    probed = IdentityTally("probe_scores", "stored probe scores match the plugins'", "scores")
     tallies = {i.name: IdentityTally(i.name, i.says, i.unit) for i in IDENTITIES}
     with RewardPool(spec.runner.reward_workers, spec.runner.reward_memory_mb) as pool:
         for step in steps:
@@ -166,10 +170,31 @@ def check_run(
     return AuditReport(
         run=run.id,
         steps=tuple(steps),
-        tallies=(bodies, *tallies.values(), probed),
-        unchecked=_remove_duplicates(line for phase in used for line in phase.unchecked),
+        tallies=(bodies, *tallies.values(), probed, *([warm] if warm.checked else [])),
+        unchecked=_remove_duplicates(
+            [*unread, *(line for phase in used for line in phase.unchecked)]
+        ),
         notes=_remove_duplicates(line for phase in used for line in phase.notes),
     )
+
+
+def _check_warm_start(registry: Registry, run: RunRecord, tally: IdentityTally) -> Iterator[str]:
+    """Checks the warm starts that a run began with; yields why one cannot be checked."""
+    events = [e.payload for e in registry.results.events(run.id) if e.kind == "warm_start"]
+    for path, sha256 in dict.fromkeys((str(p["path"]), str(p["sha256"])) for p in events if p):
+        folder = get_rlx_home() / path
+        if not folder.exists():
+            yield f"the warm start {path} is no longer in the cache"
+            continue
+        try:
+            check_sealed_folder(folder)
+            if compute_manifest_digest(folder) != sha256:
+                yield f"the warm start {path} has been made again, otherwise, since the run"
+            else:
+                tally.add(IdentityResult(1))
+        except CheckpointError as error:
+            wrong = Violation(step=0, what=path, stored=str(error), expected=sha256)
+            tally.add(IdentityResult(1, 1, (wrong,)))
 
 
 def _load_step_body(
@@ -220,7 +245,7 @@ def _build_phase(spec: ExperimentSpec, name: str | None, run: RunRecord) -> _Aud
     plugins = resolve_plugins(here)
     notes = (
         *_describe_mask_reach(here, plugins.mask, name),
-        *_describe_plugin_changes(plugins.provenance, run.plugins),
+        *describe_plugin_changes(plugins.provenance, run.plugins),
     )
     return _AuditedPhase(build_recipe(here), plugins.mask, plugins.estimator, unchecked, notes)
 
@@ -253,27 +278,9 @@ def _describe_mask_reach(spec: ExperimentSpec, strategy: Mask, phase: str | None
         and strategy.reaches_beyond()
     ):
         yield (
-            f"phase {phase!r}: mask {spec.mask.plugin!r} reaches beyond the policy's own tokens, "
-            "so observations learn like them"
+            f"phase {phase!r}: mask {spec.mask.plugin!r} covers more than the policy's own "
+            "tokens, so training includes observations"
         )
-
-
-def _describe_plugin_changes(
-    now: Sequence[Provenance], then: Sequence[Mapping[str, Any]]
-) -> Iterator[str]:
-    """Yields a note for each plugin whose version or source differs from the run's."""
-    used = {(p["kind"], p["name"]): p for p in then}
-    for plugin in now:
-        before = used.get((plugin.kind, plugin.name))
-        if before is None:  # used by a phase only; the record covers the base experiment
-            continue
-        label = f"{plugin.kind} plugin {plugin.name!r}"
-        here = f"{plugin.distribution} {plugin.version}"
-        there = f"{before['distribution']} {before['version']}"
-        if here != there:
-            yield f"{label} is of {here} here; the run used {there}"
-        elif plugin.sha256 != before["sha256"]:
-            yield f"{label} has changed since the run, within {here}"
 
 
 def _remove_duplicates(lines: Iterable[str]) -> tuple[str, ...]:

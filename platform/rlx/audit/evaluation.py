@@ -172,11 +172,9 @@ def _load_answer_batch(path: Path) -> list[ScoredAnswer] | None:
     except FileNotFoundError:
         return None
     except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError) as error:
-        why = escape_unprintable(str(error))
-        warning = (
-            f"warning: {format_path(path)} cannot be read ({why}): its problems are answered anew"
-        )
-        print(warning, file=sys.stderr, flush=True)
+        reason = f"{format_path(path)} cannot be read ({error})"
+        warning = f"warning: {reason}: its problems are answered again"
+        print(escape_unprintable(warning), file=sys.stderr, flush=True)
         return None
 
 

@@ -341,40 +341,48 @@ def _is_nearly_equal(stored: Tensor, expected: Tensor) -> Tensor:
 IDENTITIES: tuple[Identity, ...] = (
     Identity(
         "scores",
-        "stored scores are the plugins' of the stored text",
+        "stored scores match the plugins' for the stored text",
         "scores",
         _check_stored_scores,
     ),
     Identity(
         "rewarded",
-        "rewards are of turns and rollouts that there are",
+        "every reward belongs to an existing turn or rollout",
         "rewards",
         check_reward_places,
     ),
-    Identity("turns", "every turn has an id of its own, the last one too", "turns", check_turn_ids),
-    Identity("masks", "the mask is the strategy's", "tokens", _check_masks),
+    Identity("turns", "every turn has its own id, including the last", "turns", check_turn_ids),
+    Identity("masks", "the mask matches the strategy's", "tokens", _check_masks),
     Identity(
         "attention",
-        "without state_masking all of the response learns",
+        "without state_masking the whole response is trained",
         "tokens",
         check_response_mask,
     ),
-    Identity("mass", "placed and lost reward is all that was given", "rows", _check_reward_mass),
+    Identity("mass", "placed plus lost reward equals the reward given", "rows", _check_reward_mass),
     Identity(
-        "placement", "rewards lie where the placement puts them", "tokens", _check_stored_placement
+        "placement", "rewards are where the placement puts them", "tokens", _check_stored_placement
     ),
-    Identity("kl", "KL is the estimator's of the log-probabilities", "tokens", _check_kl_values),
-    Identity("token_rewards", "what was placed, less β·KL", "tokens", _token_rewards),
-    Identity("advantages", "advantages are the estimator's", "tokens", _check_advantages),
-    Identity("turn_advantages", "a turn has one advantage, its own", "turns", turn_advantages),
-    Identity("returns", "returns are the estimator's", "tokens", _check_returns),
-    Identity("weights", "weights are the loss's aggregation", "tokens", _check_loss_weights),
-    Identity("equal_scores", "equal scores in a group get exactly 0", "rows", _equal_scores),
+    Identity(
+        "kl", "KL matches the estimator's for the log-probabilities", "tokens", _check_kl_values
+    ),
+    Identity(
+        "token_rewards", "token rewards are placed rewards minus β·KL", "tokens", _token_rewards
+    ),
+    Identity("advantages", "advantages match the estimator's", "tokens", _check_advantages),
+    Identity(
+        "turn_advantages", "all tokens of a turn have its advantage", "turns", turn_advantages
+    ),
+    Identity("returns", "returns match the estimator's", "tokens", _check_returns),
+    Identity("weights", "weights match the loss's aggregation", "tokens", _check_loss_weights),
+    Identity(
+        "equal_scores", "equal scores in a group get advantage exactly 0", "rows", _equal_scores
+    ),
     Identity("group_means", "advantages of a group have mean 0", "groups", _check_group_means),
-    Identity("outside", "nothing lies outside the mask", "tokens", _check_outside_mask),
+    Identity("outside", "all values outside the mask are 0", "tokens", _check_outside_mask),
     Identity(
         "observations", "observations have no weight, KL or advantage", "tokens", check_observations
     ),
-    Identity("totals", "the scores of rows are sums of their rewards", "rows", _check_score_totals),
+    Identity("totals", "row scores are sums of their rewards", "rows", _check_score_totals),
 )
 """In order of dependency: each identity relies on those before it."""

@@ -370,6 +370,6 @@ def _check_required_streams(recipe: Recipe, streams: TokenStreams, step: int) ->
     for name, lacks in lacking.items():
         if lacks:
             raise SpecError(
-                f"estimator {recipe.spec.estimator.plugin!r} or KL reads {name}, which the run did "
-                f"not record in step {step}: what nobody computed cannot be rescored"
+                f"estimator {recipe.spec.estimator.plugin!r} or KL reads {name}, which the run "
+                f"did not record in step {step}: the step cannot be rescored"
             )

@@ -79,7 +79,7 @@ def _compare_rollouts(registry: Registry, first: RunRecord, second: RunRecord) -
     runs = (first, second)
     steps = [registry.results.rollout_steps(run.id) for run in runs]
     if steps[0] != steps[1]:
-        yield f"rollouts of {len(steps[0])} and of {len(steps[1])} steps are recorded"
+        yield f"rollouts are recorded for {len(steps[0])} and {len(steps[1])} steps"
     for step in sorted({*steps[0]} & {*steps[1]}):
         bodies = [registry.results.rollout_body(run.id, step) for run in runs]
         if bodies[0].statistics != bodies[1].statistics:

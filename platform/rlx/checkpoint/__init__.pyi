@@ -1,11 +1,13 @@
 from .fork import copy_origin, pin_checkpoint
-from .sealing import CheckpointError, compute_manifest_digest
 from .store import (
     LATEST,
+    CheckpointError,
     RunState,
+    compute_manifest_digest,
     convert_checkpoint,
     copy_checkpoint,
     find_newest_checkpoint,
+    list_checkpoint_steps,
     load_checkpoint,
     read_in_flight_bytes,
     read_state,
@@ -22,6 +24,7 @@ __all__ = [
     "copy_checkpoint",
     "copy_origin",
     "find_newest_checkpoint",
+    "list_checkpoint_steps",
     "load_checkpoint",
     "pin_checkpoint",
     "read_in_flight_bytes",

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlx.checkpoint.sealing import CheckpointError, copy_sealed_folder
 from rlx.checkpoint.store import (
     Recorded,
     RunState,
@@ -15,6 +14,7 @@ from rlx.checkpoint.store import (
     read_state,
 )
 from rlx.home import RunFolder
+from rlx.sealing import CheckpointError, copy_sealed_folder
 from rlx.spec import ExperimentSpec, KeyPath
 from rlx.spec.reading import (
     Diagnostic,
@@ -49,7 +49,7 @@ def pin_checkpoint(registry: Registry, read: LoadedSpec) -> LoadedSpec:
     except (NotFoundError, AmbiguousNameError, CheckpointError) as error:
         why = escape_unprintable(str(error)).removesuffix(".")
         name = escape_unprintable(reference)
-        message = f"from_checkpoint is '{name}', which cannot be had: {why}"
+        message = f"from_checkpoint is '{name}', which is not available: {why}"
         faults = [Diagnostic(kind="value", message=message, path=HERE)]
     else:
         faults = [
@@ -101,10 +101,10 @@ def _check_origin_fit(
     """Reasons why an experiment cannot start from a checkpoint, apart from its critic."""
     if state.step >= spec.steps:
         message = (
-            f"phases have {spec.steps} steps, and {run.id} had taken {state.step} at the "
-            "checkpoint: none would be left to take"
+            f"phases have {spec.steps} steps, but {run.id} had already taken {state.step} at the "
+            "checkpoint: no steps remain"
         )
-        yield _build_conflict(("phases",), message, "steps are counted from where that run began")
+        yield _build_conflict(("phases",), message, "steps are counted from that run's first step")
     ours, theirs = spec.dump_resolved()["model"], run.spec["model"]
     for path in sorted(_find_differing_paths(ours, theirs)):
         name, mine, other = (
@@ -112,21 +112,21 @@ def _check_origin_fit(
             _get_section_value(ours, path),
             _get_section_value(theirs, path),
         )
-        message = f"{name} is {mine!r}, and {run.id} trained a model with {other!r}"
-        yield _build_conflict(("model", *path), message, "give the model of the checkpoint")
+        message = f"{name} is {mine!r}, but {run.id} trained a model with {other!r}"
+        yield _build_conflict(("model", *path), message, "use the checkpoint's model")
     if refused := state.find_load_conflict(spec.runner):
         key, why = refused
-        yield _build_conflict(("runner", key), f"runner.{key} {why}", f"give the {key} of {run.id}")
+        yield _build_conflict(("runner", key), f"runner.{key} {why}", f"use the {key} of {run.id}")
 
 
 def _check_critic_match(spec: ExperimentSpec, run: RunRecord, folder: Path) -> Iterator[Diagnostic]:
     if has_critic(folder) and spec.critic is None:
-        message = f"the checkpoint of {run.id} has a critic, and the experiment has none"
-        yield _build_conflict(("critic",), message, "give `critic`, as that run did")
+        message = f"the checkpoint of {run.id} has a critic, but the experiment has none"
+        yield _build_conflict(("critic",), message, "add `critic`, as in that run")
     if spec.critic is not None and not has_critic(folder):
-        message = f"the experiment has a critic, and the checkpoint of {run.id} has none"
+        message = f"the experiment has a critic, but the checkpoint of {run.id} has none"
         yield _build_conflict(
-            ("critic",), message, "drop `critic`, or go on from a run that had one"
+            ("critic",), message, "remove `critic`, or start from a run that had one"
         )
 
 
@@ -153,7 +153,7 @@ def _get_section_value(section: Any, path: tuple[str, ...]) -> Any:
 
 def _get_run_folder(run: RunRecord) -> RunFolder:
     if run.directory is None:
-        raise CheckpointError(f"{run.id} has no folder: its submission broke off")
+        raise CheckpointError(f"{run.id} has no folder: its submission was interrupted")
     return RunFolder(Path(run.directory))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx import __version__
-from rlx.checkpoint.sealing import (
+from rlx.sealing import (
     CheckpointError,
     check_sealed_folder,
     clear_staging_folder,
@@ -34,9 +34,11 @@ if TYPE_CHECKING:
 __all__ = [
     "LATEST",
     "POLICY",
+    "CheckpointError",
     "Recorded",
     "RunState",
     "SavedCheckpoint",
+    "compute_manifest_digest",
     "convert_checkpoint",
     "copy_checkpoint",
     "find_checkpoint",
@@ -100,7 +102,7 @@ class RunState:
     def find_load_conflict(self, runner: RunnerSpec) -> tuple[str, str] | None:
         """The key of `runner:` that prevents loading, and the reason; None if it can be loaded."""
         if runner.dtype != self.dtype:
-            return "dtype", f"is {runner.dtype!r}, and the checkpoint is of {self.dtype} training"
+            return "dtype", f"is {runner.dtype!r}, but the checkpoint was trained in {self.dtype}"
         if runner.zero_stage != self.zero_stage and 0 in (runner.zero_stage, self.zero_stage):
             why = "DeepSpeed converts between stages 1, 2 and 3"
             return "zero_stage", f"is {runner.zero_stage}, was {self.zero_stage}, and {why}"
@@ -222,7 +224,7 @@ def find_checkpoint(root: Path, step: str, recorded: Recorded) -> Path:
     if refused or not there:
         raise CheckpointError(refused[0] if refused else "the run has no checkpoint")
     has = ", ".join(map(str, reversed(there)))
-    raise CheckpointError(f"there is no checkpoint of step {step}; there are those of {has}")
+    raise CheckpointError(f"there is no checkpoint of step {step}; available steps: {has}")
 
 
 def copy_checkpoint(root: Path, step: str, recorded: Recorded, aside: Path) -> Path:
@@ -284,7 +286,7 @@ def read_state(folder: Path) -> RunState:
     except TypeError as error:
         version = state.get("version")
         raise CheckpointError(
-            f"checkpoint {folder.name} is of rlx {version}, and this is {__version__}"
+            f"checkpoint {folder.name} was written by rlx {version}; this is rlx {__version__}"
         ) from error
 
 

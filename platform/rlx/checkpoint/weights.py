@@ -1,12 +1,13 @@
 """Export the policy of a checkpoint in the Hugging Face layout."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from rlx.checkpoint.store import POLICY, read_state
-from rlx.errors import RlxError
+from rlx.errors import DivergedModelError, RlxError
 from rlx.spec import ExperimentSpec
 
 __all__ = ["write_weights"]
@@ -22,6 +23,7 @@ def write_weights(spec: ExperimentSpec, checkpoint: Path, folder: Path) -> None:
 
     Raises:
         RlxError: the checkpoint holds another model.
+        DivergedModelError: its weights, or the logits that they give, are not finite.
         EnvironmentFault: files of the base model are missing.
     """
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed probes for devices and logs it
@@ -38,5 +40,18 @@ def write_weights(spec: ExperimentSpec, checkpoint: Path, folder: Path) -> None:
     try:
         PackedPolicy(policy.model).load_state_dict(load_consolidated_weights(checkpoint / POLICY))
     except RuntimeError as error:
-        raise RlxError(f"{checkpoint.name} is of another model: {error}") from error
-    write_model(policy, merged_weights(policy.model), adapter_weights(policy.model), folder)
+        raise RlxError(f"{checkpoint.name} belongs to another model: {error}") from error
+    weights = merged_weights(policy.model)
+    _require_sound_model(policy.model, weights, checkpoint.name)
+    write_model(policy, weights, adapter_weights(policy.model), folder)
+
+
+@torch.no_grad()
+def _require_sound_model(
+    model: torch.nn.Module, weights: Mapping[str, torch.Tensor], name: str
+) -> None:
+    for parameter, value in weights.items():
+        if not value.isfinite().all():
+            raise DivergedModelError(f"{name} is not sound: its {parameter} is not finite")
+    if not model(input_ids=torch.tensor([[0, 1]])).logits.isfinite().all():
+        raise DivergedModelError(f"{name} is not sound: the model's logits are not finite")

@@ -1,11 +1,11 @@
 """`rlx check`: checks that a run's stored rollouts and probes are consistent."""
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
+from rlx.cli.output import format_json, print_text
 from rlx.cli.registry import locate_run_folder, open_registry, registry_option
 from rlx.cli.text import format_columns
 from rlx.errors import SpecError
@@ -28,24 +28,25 @@ def check(run: str, step: int | None, as_json: bool, url: str) -> int:
     The exit code is 0 when every identity holds, 1 when one is violated, and 3 when every identity
     that could be checked holds but a reward plugin is missing.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from rlx.audit import check_run, probe_bodies
+    from rlx.cli.console import open_console
 
     with open_registry(url) as registry:
         found = registry.run(run)
         locate_run_folder(found)
         recorded = registry.results.rollout_steps(found.id)
         if not recorded:
-            raise SpecError(f"{found.id} has recorded no rollouts that could be checked")
+            raise SpecError(f"{found.id} has recorded no rollouts that can be checked")
         if step is not None and step not in recorded:
             raise SpecError(
-                f"{found.id} has no rollouts of step {step}; it has {recorded[0]} to {recorded[-1]}"
+                f"{found.id} has no rollouts of step {step}; it has steps "
+                f"{recorded[0]} to {recorded[-1]}"
             )
         steps = recorded if step is None else [step]
         probes = probe_bodies(registry, found.id, step)
-        console = Console(stderr=True, highlight=False)
+        console = open_console(stderr=True)
         bars = Progress(
             TextColumn("checking steps and probes"),
             BarColumn(),
@@ -57,8 +58,8 @@ def check(run: str, step: int | None, as_json: bool, url: str) -> int:
         with bars:
             task = bars.add_task("", total=len(steps) + len(probes))
             report = check_run(registry, found, steps, probes, show=lambda _: bars.advance(task))
-    click.echo(
-        json.dumps(_build_check_json(report), indent=2) if as_json else _format_check_table(report)
+    print_text(
+        format_json(_build_check_json(report), indent=2) if as_json else _format_check_table(report)
     )
     if not report.holds:
         return 1
@@ -88,14 +89,14 @@ def _format_check_table(report: "AuditReport") -> str:
     ]
     lines = [f"{report.run}: {_format_count(len(report.steps), 'step')}", format_columns(rows)]
     for tally in (t for t in report.tallies if t.violated):
-        lines.append(f"\n{tally.name}: does not hold in {_format_count(tally.violated, 'place')}")
+        lines.append(f"\n{tally.name}: violated in {_format_count(tally.violated, 'place')}")
         lines += [
             f"  {escape_unprintable(_describe_violation(violation))}" for violation in tally.first
         ]
     if report.unchecked or report.notes:
         lines.append("")
     lines += [escape_unprintable(line) for line in (*report.unchecked, *report.notes)]
-    lines.append("\nall of it holds" if report.holds else "\nthis record does not hold together")
+    lines.append("\nall identities hold" if report.holds else "\nthis record is inconsistent")
     return "\n".join(lines)
 
 

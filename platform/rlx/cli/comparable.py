@@ -89,5 +89,5 @@ def _find_usual_settings(ways: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]
 
 def _describe_settings_difference(way: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
     if not way or not usual:
-        return "it is not recorded how it was asked" if usual else "the others' is not recorded"
+        return "its settings are not recorded" if usual else "the others' settings are not recorded"
     return ", ".join(f"{n} {way[n]} instead of {usual[n]}" for n in usual if way[n] != usual[n])

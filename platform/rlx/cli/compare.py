@@ -1,11 +1,11 @@
 """`rlx compare`: how recipes differ in their specs, and in their metrics over seeds."""
 
-import json
 from pathlib import Path
 
 import click
 
 from rlx.cli.comparison import compare_recipes
+from rlx.cli.output import format_json, print_text
 from rlx.cli.registry import open_registry, registry_option
 from rlx.errors import EnvironmentFault
 from rlx.text import escape_unprintable
@@ -42,14 +42,14 @@ def compare(names: tuple[str, ...], form: str | None, page: Path | None, url: st
             raise EnvironmentFault(
                 f"cannot write {escape_unprintable(str(page))}: {error.strerror or error}"
             ) from error
-        click.echo(escape_unprintable(str(page)), err=True)
+        print_text(escape_unprintable(str(page)), err=True)
     if form == "json":
-        click.echo(json.dumps(tables.build_comparison_json(found), indent=2))
+        print_text(format_json(tables.build_comparison_json(found), indent=2))
     elif form == "csv":
-        click.echo(tables.format_comparison_csv(found), nl=False)
+        print_text(tables.format_comparison_csv(found), nl=False)
         for line in tables.describe_exclusions(found):
-            click.echo(line, err=True)
+            print_text(line, err=True)
     elif form == "md":
-        click.echo(tables.format_comparison_markdown(found), nl=False)
+        print_text(tables.format_comparison_markdown(found), nl=False)
     elif page is None:
         tables.show_comparison(found)

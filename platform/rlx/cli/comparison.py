@@ -240,11 +240,11 @@ def _compare_recipes_by_problem(
         if differences is not None:
             absent.append(None)
         elif not there and otherwise & {*first.runs.values(), *recipe.runs.values()}:
-            absent.append("they were not asked alike")
+            absent.append("their evaluations are not comparable")
         elif not there:
             absent.append("only one of them was evaluated on it")
         elif not all(sides):
-            absent.append("nothing is recorded of single answers")
+            absent.append("single answers are not recorded")
         else:
-            absent.append("they were asked different problems")
+            absent.append("they were evaluated on different problems")
     return SuiteDifferences(suite, tuple(found), tuple(absent))

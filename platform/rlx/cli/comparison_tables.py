@@ -27,10 +27,10 @@ Table = list[list[str]]
 
 BY_PROBLEM = (
     "Problem by problem: each problem's mean over answers and seeds, one recipe's minus the "
-    "other's, one that was asked again weighing more; [ ] is the 95 % interval of the bootstrap "
-    "over problems, p of the paired permutation test over problems, exact for up to 12 that "
-    "differ, else of 9999 random changes of sign. It takes the trained models as they are; what "
-    "other seeds would have made of the recipes is for the test over seeds to say."
+    "other's, with more weight on problems evaluated more often; [ ] is the 95 % bootstrap "
+    "interval over problems, p the paired permutation test over problems: exact for up to 12 that "
+    "differ, else from 9999 random sign changes. It takes the trained models as fixed; "
+    "how the recipes would do with other seeds is for the test over seeds."
 )
 
 _STYLE = (
@@ -43,10 +43,11 @@ _STYLE = (
 def show_comparison(found: "Comparison") -> None:
     """Prints the comparison to the terminal."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table as Rich
 
-    console = Console(highlight=False)
+    from rlx.cli.console import open_console
+
+    console = open_console()
     for title, table in _build_comparison_tables(found):
         drawn = Rich(
             title=title,
@@ -63,7 +64,7 @@ def show_comparison(found: "Comparison") -> None:
         console.print(drawn)
         console.print()
     for line in _list_comparison_notes(found):
-        console.print(line, style="dim", markup=False)
+        console.print(line, style="dim")
 
 
 def format_comparison_markdown(found: "Comparison") -> str:
@@ -134,12 +135,12 @@ def build_comparison_json(found: "Comparison") -> dict[str, Any]:
 def describe_exclusions(found: "Comparison") -> list[str]:
     """Returns sentences that name the excluded evaluations and runs, with reasons."""
     sentences = [
-        f"{escape_unprintable(one.suite)}: {one.run} is left out, for it was not asked alike: "
+        f"{escape_unprintable(one.suite)}: {one.run} is left out, since it is not comparable: "
         f"{escape_unprintable(one.why)}."
         for one in found.unlike
     ]
     if found.left:
-        sentences.append(f"Left out, for they have not finished: {', '.join(found.left)}.")
+        sentences.append(f"Left out because they have not finished: {', '.join(found.left)}.")
     return sentences
 
 
@@ -199,8 +200,8 @@ def _list_comparison_notes(found: "Comparison") -> list[str]:
     notes = ["± is half the 95 % interval of Student's t over seeds."]
     if len(found.recipes) > 1:
         notes.append(
-            "Differences are seed by seed, over the seeds that both have; p is of the exact paired "
-            "permutation test."
+            "Differences are seed by seed, over the seeds that both have; p is the exact paired "
+            "permutation test's."
         )
     if any(any(pairs.differences) for pairs in found.by_problem):
         notes.append(BY_PROBLEM)

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 import rlx_registry
+from rlx.cli.output import print_text
 from rlx.cli.registry import open_registry, registry_option
 from rlx.errors import RegistryError
 from rlx.home import RunFolder, format_path, tracking_url
@@ -36,11 +37,11 @@ def upgrade(url: str) -> None:
     except rlx_registry.RegistryDatabaseError as error:
         raise convert_to_rlx_error(error) or error from error
     if before == after:
-        click.echo(f"nothing to do: the registry is at revision {after}")
+        print_text(f"nothing to do: the registry is at revision {after}")
     elif before is None:
-        click.echo(f"made a registry at revision {after}")
+        print_text(f"created a registry at revision {after}")
     else:
-        click.echo(f"upgraded the registry from revision {before} to {after}")
+        print_text(f"upgraded the registry from revision {before} to {after}")
 
 
 @db.command("import")
@@ -70,9 +71,11 @@ def import_(folders: tuple[Path, ...], url: str) -> None:
                 if isinstance(error, rlx_registry.DatabaseUnavailableError):
                     raise
                 refused.append(folder)
-                click.echo(escape_unprintable(str(error)), err=True)
+                print_text(escape_unprintable(str(error)), err=True)
     if refused:
-        raise RegistryError(f"{len(refused)} of {len(found)} folders hold no run to be made again")
+        raise RegistryError(
+            f"{len(refused)} of {len(found)} folders hold no run that can be restored"
+        )
 
 
 def _run_folders(folder: Path) -> Iterator[Path]:
@@ -93,14 +96,16 @@ def _is_run(folder: Path) -> bool:
 def _print_import_result(found: ImportedRun, folder: Path) -> None:
     run = found.run
     if not found.created:
-        click.echo(f"{run.id}: known already")
+        print_text(f"{run.id}: already in the registry")
         return
     steps = f"step {run.step}" + ("" if run.steps_total is None else f" of {run.steps_total}")
-    click.echo(
-        f"{run.id}: made again from {format_path(folder)}: {escape_unprintable(run.name)}, "
+    print_text(
+        f"{run.id}: restored from {format_path(folder)}: {escape_unprintable(run.name)}, "
         f"{run.effective_status}, {steps}"
     )
     if found.formerly != run.id:
-        click.echo(f"  it was {found.formerly}, which is another run here")
+        print_text(f"  formerly {found.formerly}, which is another run here")
+    if found.left_out and (journal := find_journal(folder)):
+        print_text(f"  of {escape_unprintable(format_path(journal))}:", err=True)
     for left_out in found.left_out:
-        click.echo(f"  left out: {escape_unprintable(left_out)}", err=True)
+        print_text(f"  left out: {escape_unprintable(left_out)}", err=True)

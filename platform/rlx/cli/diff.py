@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from rlx.cli.output import format_json, print_text
 from rlx.cli.registry import open_registry, registry_option
 from rlx.cli.text import format_columns
 from rlx.discovery import check_read_spec
@@ -59,16 +60,16 @@ def diff(one: str, other: str, as_json: bool, url: str) -> None:
                 for section, differ in found.items()
             },
         }
-        click.echo(json.dumps(report, indent=2))
+        print_text(format_json(report, indent=2))
         return
     names = [escape_unprintable(side.name) for side in sides]
     for section, differ in found.items():
         if not differ:
-            click.echo(f"{section}: the same")
+            print_text(f"{section}: the same")
             continue
-        click.echo(f"{section}: {len(differ)} different")
+        print_text(f"{section}: {len(differ)} different")
         rows = [(f"  {path}", *map(_shorten_value, pair)) for path, pair in differ.items()]
-        click.echo(format_columns(rows, ("", *names)))
+        print_text(format_columns(rows, ("", *names)))
 
 
 def find_side_differences(one: DiffSide, other: DiffSide) -> dict[str, dict[str, tuple[Any, Any]]]:

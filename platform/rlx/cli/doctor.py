@@ -1,6 +1,5 @@
 """`rlx doctor`: reports what experiments need that this machine has or lacks, with fixes."""
 
-import json
 import os
 import platform
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ import click
 from packaging.specifiers import SpecifierSet
 
 from rlx.cli.options import DEFAULT
+from rlx.cli.output import format_json, print_text
 from rlx.cli.registry import open_registry
 from rlx.cli.text import format_columns
 from rlx.discovery import PluginFault, list_installed_plugins, load_plugin
@@ -71,11 +71,11 @@ def doctor(as_json: bool) -> int:
     ready = not any(f.required and f.state == "broken" for f in findings)
     if as_json:
         report = {"ready": ready, "findings": [asdict(f) for f in findings]}
-        click.echo(json.dumps(report, indent=2))
+        print_text(format_json(report, indent=2))
     else:
-        click.echo(_format_doctor_table(findings))
+        print_text(_format_doctor_table(findings))
         ending = "experiments can run here" if ready else "experiments cannot run here: see ✗"
-        click.echo(f"\n{ending}")
+        print_text(f"\n{ending}")
     return 0 if ready else 4
 
 
@@ -137,7 +137,7 @@ def _check_gpus(package: Package) -> Iterator[DoctorFinding]:
     import torch
 
     if not torch.cuda.is_available():
-        fix = "see what `python -c 'import torch; torch.cuda.init()'` says"
+        fix = "for the cause, run `python -c 'import torch; torch.cuda.init()'`"
         yield DoctorFinding("CUDA", "broken", f"torch {package.installed} finds no device", fix)
         return
     for number in range(torch.cuda.device_count()):
@@ -147,7 +147,7 @@ def _check_gpus(package: Package) -> Iterator[DoctorFinding]:
         yield DoctorFinding(f"CUDA {number}", "ok", found)
     nccl = torch.distributed.is_nccl_available()
     version = ".".join(map(str, torch.cuda.nccl.version())) if nccl else "none"
-    fix = "" if nccl else "install a torch that is built with NCCL"
+    fix = "" if nccl else "install a torch build with NCCL"
     yield DoctorFinding("NCCL", "ok" if nccl else "broken", version, fix)
 
 
@@ -198,7 +198,7 @@ def _check_record_stores() -> Iterator[DoctorFinding]:
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     how = "offline: HF_HUB_OFFLINE is set, only files on this machine are used"
     yield DoctorFinding(
-        "model hub", "ok", how if offline else "asked for what is not on this machine"
+        "model hub", "ok", how if offline else "used for files that are not on this machine"
     )
 
 
@@ -214,7 +214,7 @@ def _check_registry() -> DoctorFinding:
         path = Path(tracking_url(url).removeprefix("sqlite:///"))
         if tracking_url(url).startswith("sqlite:///") and not path.exists():
             return DoctorFinding(
-                "registry", "absent", f"none yet at {format_path(path)}; submitting makes it"
+                "registry", "absent", f"none yet at {format_path(path)}; `rlx submit` creates it"
             )
         with open_registry(url) as registry:
             count = len(registry.runs())
@@ -230,7 +230,7 @@ def _check_mlflow_store() -> DoctorFinding:
     path = get_rlx_home() / "mlflow.db"
     if not path.exists():
         return DoctorFinding(
-            "MLflow store", "absent", f"none yet at {format_path(path)}; runs make it"
+            "MLflow store", "absent", f"none yet at {format_path(path)}; runs create it"
         )
     return DoctorFinding(
         "MLflow store", "ok", f"{format_path(path)}, {format_disk_space(path.stat().st_size)}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx.cli.output import format_json, print_text
 from rlx.cli.registry import locate_run_folder, open_registry, registry_option
 from rlx.cli.trained_model import (
     TrainedModel,
@@ -121,7 +122,7 @@ def evaluate(
             "suite": suite.model_dump(mode="json"),
             "sets": figures,
         }
-        click.echo(json.dumps(report, indent=2, allow_nan=False))
+        print_text(format_json(report, indent=2, allow_nan=False))
     else:
         from rlx.cli.suite_tables import show_suite
 
@@ -142,7 +143,7 @@ def _open_evaluation_target(
         yield run_target(name, url) if file is None else model_target(name, file)
         return
     if file is not None:
-        raise SpecError("--at is of a run, which has its own experiment: drop --spec")
+        raise SpecError("--at is for a run, which has its own experiment: drop --spec")
     with checkpoint_target(name, at, url) as found:
         yield found
 
@@ -152,7 +153,7 @@ def _build_target_spec(target: TrainedModel, overrides: Sequence[str]) -> Experi
     if fixed:
         raise SpecError(
             f"--set {escape_unprintable(fixed[0])}: a model is evaluated as it was trained; only "
-            f"{', '.join(FREE)} may be changed here, and all else in a suite's sets"
+            f"{', '.join(FREE)} may be changed here, anything else in a suite's sets"
         )
     return _apply_target_overrides(target, overrides)
 
@@ -185,8 +186,8 @@ def _build_requested_suite(
         every = {n: s.model_copy(update={"problems": None}) for n, s in suite.sets.items()}
         suite = suite.model_copy(update={"sets": every})
     if suite.greedy and suite.samples > 1:
-        warning = f"{suite.samples} greedy answers are all alike: one is taken"
-        click.echo(f"warning: {warning}", err=True)
+        warning = f"{suite.samples} greedy answers would be identical: taking one"
+        print_text(f"warning: {warning}", err=True)
         suite = suite.model_copy(update={"samples": 1})
     return suite.model_copy(
         update={"name": ".".join([whole.name, *_list_suite_departures(whole, suite)])}
@@ -256,11 +257,12 @@ def _answer_requested_suite(
 @contextmanager
 def _open_answer_bar() -> "Iterator[Any]":
     """Shows a progress bar if stderr is a terminal; yields the function that updates it."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
-    console = Console(stderr=True, highlight=False)
+    from rlx.cli.console import open_console
+
+    console = open_console(stderr=True)
     bars = Bars(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -388,4 +390,4 @@ def _record_suite(
             registry.results.add_artifact(run.id, path, "picture")
         draw_over_steps(registry, run.id, locate_run_folder(run))
         update_mlflow_mirror(registry, run)
-    click.echo(f"recorded for {run.id} after step {at}; {format_path(folder)}/", err=True)
+    print_text(f"recorded for {run.id} after step {at}; {format_path(folder)}/", err=True)

@@ -2,17 +2,29 @@
 
 import json
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
 
-from rlx.checkpoint import LATEST, CheckpointError, copy_checkpoint, read_state
+from rlx.checkpoint import (
+    LATEST,
+    CheckpointError,
+    copy_checkpoint,
+    list_checkpoint_steps,
+    read_state,
+)
+from rlx.cli.output import print_text
 from rlx.cli.registry import locate_run_folder, open_registry, registry_option
-from rlx.errors import EnvironmentFault, SpecError
+from rlx.errors import DivergedModelError, EnvironmentFault, SpecError
 from rlx.spec import ExperimentSpec
 from rlx.text import escape_unprintable
 
 __all__ = ["export"]
+
+ABOUT = "rlx_export.json"
+"""File in an exported model that says which newer checkpoints are not sound."""
 
 
 @click.command()
@@ -22,12 +34,14 @@ __all__ = ["export"]
 def export(run: str, folder: Path, url: str) -> None:
     """Write the model of RUN to FOLDER, in the Hugging Face layout.
 
-    Exports RUN's newest checkpoint, or the one at STEP, also while RUN is running. LoRA adapters
+    Exports RUN's newest checkpoint, or the one at STEP, also while RUN is running. A newest
+    checkpoint whose weights or logits are not finite, as those of a run that diverged, is named,
+    and the last sound one is exported. LoRA adapters
     are merged into the model, and also written separately to FOLDER/adapter.
     """
     name = escape_unprintable(str(folder))
     if folder.exists():
-        raise SpecError(f"{name} is there already: name a folder that is not")
+        raise SpecError(f"{name} already exists: name a new folder")
     ref, at, step = run.partition("@")
     with open_registry(url) as registry:
         found = registry.run(ref)
@@ -40,12 +54,48 @@ def export(run: str, folder: Path, url: str) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".rlx-export-") as aside:
-            source = copy_checkpoint(root, step if at else LATEST, recorded, Path(aside))
-            step = str(read_state(source).step)
-            write_weights(spec, source, Path(aside) / "model")
+            copy = partial(copy_checkpoint, root, recorded=recorded, aside=Path(aside))
+            if at:
+                written = copy(step=step)
+                write_weights(spec, written, Path(aside) / "model")
+            else:
+                written = _write_last_sound_weights(spec, root, copy, Path(aside) / "model")
+            step = str(read_state(written).step)
             (Path(aside) / "model").replace(folder)
-    except CheckpointError as error:
+    except (CheckpointError, DivergedModelError) as error:
         raise SpecError(f"no checkpoint of {found.id} can be exported: {error}") from error
     except OSError as error:
         raise EnvironmentFault(f"cannot write {name}: {error.strerror or error}") from error
-    click.echo(f"✓ {found.id} after step {step}: {name}")
+    print_text(f"✓ {found.id} after step {step}: {name}")
+
+
+def _write_last_sound_weights(
+    spec: ExperimentSpec, root: Path, copy: Callable[..., Path], target: Path
+) -> Path:
+    """Writes the newest checkpoint whose weights and logits are finite; returns its copy.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it is damaged.
+        DivergedModelError: no checkpoint is sound.
+    """
+    from rlx.checkpoint import write_weights
+
+    source = copy(step=LATEST)
+    newest = read_state(source).step
+    left_out: list[str] = []
+    older = [step for step in list_checkpoint_steps(root) if step < newest]
+    while True:
+        try:
+            write_weights(spec, source, target)
+        except DivergedModelError as error:
+            if not older:
+                raise
+            print_text(f"{error}; the one before is exported", err=True)
+            left_out.append(str(error))
+            source = copy(step=str(older.pop(0)))
+        else:
+            break
+    if left_out:
+        about = {"step": read_state(source).step, "left_out": left_out}
+        (target / ABOUT).write_text(json.dumps(about, indent=1))
+    return source

@@ -1,9 +1,9 @@
 """Exports rollouts as JSON Lines, with the field names of KG-R1 (arXiv 2509.26383)."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlx.cli.output import format_json
 from rlx.reward import RewardEntry
 from rlx.rollout import RolloutTree
 
@@ -39,8 +39,7 @@ def json_lines(
         KG-R1, arXiv 2509.26383.
     """
     for number in rows:
-        text = json.dumps({**about, **_build_row_json(stored, number)})
-        yield text.replace("\x7f", "\\u007f")  # json.dumps does not escape DEL
+        yield format_json({**about, **_build_row_json(stored, number)})
 
 
 def _build_row_json(stored: "StoredStep", number: int) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Reports the failure of a command: message, output stream and exit code."""
 
-import json
 import os
 import signal
 import sys
@@ -8,6 +7,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from io import StringIO
 from itertools import pairwise
 from threading import current_thread, main_thread
 from types import FrameType
@@ -15,7 +15,9 @@ from typing import Any
 
 import click
 
+from rlx.cli.output import format_json, print_report, print_text
 from rlx.errors import RlxError
+from rlx.text import escape_unprintable, redact_passwords, redact_values
 
 __all__ = ["build_error_json", "format_error_text", "run_guarded"]
 
@@ -49,7 +51,7 @@ def _run_click_command(
         if as_json:
             _print_json(_build_usage_json(error))
         else:
-            error.show()
+            _show_usage_error(error)
         return error.exit_code
     except RlxError as error:
         return _report_fault(error, as_json)
@@ -85,7 +87,7 @@ def _collect_interrupts() -> Iterator[list[int]]:
 
 
 def _report_interrupt() -> int:
-    click.echo("interrupted", err=True)
+    print_text("interrupted", err=True)
     return 130
 
 
@@ -101,21 +103,19 @@ def build_error_json(error: RlxError) -> dict[str, Any]:
         diagnostics = (one,)
     if diagnostics is not None:
         fields["diagnostics"] = [asdict(d) for d in diagnostics]
-    return {"error": fields}
+    return {"error": redact_values(fields)}
 
 
 def format_error_text(error: RlxError) -> str:
     """Returns the message of an error, with the prefix `error:` if it has none."""
-    text = str(error)
+    text = redact_passwords(str(error))
     return text if text.startswith(("error:", "warning:")) else f"error: {text}"
 
 
 def _report_fault(error: RlxError, as_json: bool) -> int:
     """Reports an error that rlx raised on purpose, or that the machine caused."""
     if not (as_json and _print_json(build_error_json(error))):
-        from rlx.cli.text import color_report
-
-        click.echo(color_report(format_error_text(error), sys.stderr), err=True)
+        print_report(format_error_text(error))
         _print_debug_traceback(error)
     return error.exit_code
 
@@ -138,42 +138,51 @@ def _wants_json(arguments: Sequence[str]) -> bool:
     return bool(flags) or ("--format", "json") in pairwise(arguments)
 
 
+def _show_usage_error(error: click.ClickException) -> None:
+    """Prints what click shows, escaped: it repeats what the user typed."""
+    shown = StringIO()
+    error.show(shown)
+    print_text(redact_passwords(shown.getvalue()), err=True, nl=False)
+
+
 def _build_usage_json(error: click.ClickException) -> dict[str, Any]:
-    message = error.format_message()
+    message = redact_passwords(error.format_message())
     return {"error": {"kind": "usage", "message": message, "exit_code": error.exit_code}}
 
 
 def _print_json(value: dict[str, Any]) -> bool:
     """Prints a JSON object; returns False if stdout cannot be written."""
     with suppress(OSError):
-        click.echo(json.dumps(value, indent=2))
+        print_text(format_json(value, indent=2))
         return True
     return False
 
 
 def _print_debug_traceback(error: Exception) -> None:
     if os.environ.get("RLX_DEBUG") == "1":
-        traceback.print_exception(error)
+        text = redact_passwords("".join(traceback.format_exception(error)))
+        print_text(text, err=True, nl=False)
 
 
 def _report_bug(error: Exception, as_json: bool) -> int:
     """Reports an unexpected error: one line, and the traceback in a file."""
     from rlx.home import format_path, get_rlx_home
-    from rlx.text import escape_unprintable
 
-    line = escape_unprintable(f"{type(error).__name__}: {error}".splitlines()[0])
+    first = f"{type(error).__name__}: {error}".splitlines()[0]
+    line = escape_unprintable(redact_passwords(first))
     kept = get_rlx_home() / "last-error.txt"
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        told = redact_passwords("".join(traceback.format_exception(error)))
+        kept.write_text(told, encoding="utf-8")
         where = f"the traceback is in {format_path(kept)}"
     except OSError as trouble:
         why = f"{format_path(kept)}: {trouble.strerror}"
-        where = f"the traceback could not be kept in {why}; try RLX_DEBUG=1"
+        where = f"the traceback could not be saved to {why}; try RLX_DEBUG=1"
     if as_json:
         failure = {"kind": "bug", "message": line, "exit_code": 1, "traceback": str(kept)}
         _print_json({"error": failure})
     else:
-        click.echo(f"rlx has a bug, or met a surprise: {line}\n  {where}", err=True)
+        print_text(f"unexpected error, perhaps a bug in rlx: {line}\n  {where}", err=True)
         _print_debug_traceback(error)
     return 1

@@ -7,9 +7,15 @@ from contextlib import suppress
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from rlx.cli.console import open_console
 from rlx.cli.registry import end_orphaned_run, get_run_exit_code, locate_run_folder, open_registry
 from rlx.cli.summary import show_run_summary
-from rlx.launch import is_abandoned, is_supervisor, reconcile_slurm_run
+from rlx.launch import (
+    has_lost_supervisor,
+    is_abandoned,
+    is_supervisor,
+    reconcile_slurm_run,
+)
 from rlx.run import Progress as Stage
 from rlx.run import read_progress
 from rlx.text import escape_unprintable
@@ -35,9 +41,9 @@ def follow_run(run_id: str, url: str, *, quiet: bool = False) -> int:
     Raises:
         KeyboardInterrupt: the user stopped following; the run continues.
     """
-    progress = Console(stderr=True, highlight=False, quiet=quiet)
+    progress = open_console(stderr=True, quiet=quiet)
     run = _watch_run(run_id, url, progress)
-    while run.effective_status not in ENDED:
+    while has_lost_supervisor(run):
         run = _record_lost_run(run, url)
         if run.status not in ENDED:  # another process took the run over, and it continues
             run = _watch_run(run_id, url, progress)
@@ -46,13 +52,13 @@ def follow_run(run_id: str, url: str, *, quiet: bool = False) -> int:
     with open_registry(url) as registry:
         if run.status == "finished":
             if not quiet:
-                show_run_summary(registry, run, Console(highlight=False))
+                show_run_summary(registry, run, open_console())
             return 0
         code = get_run_exit_code(registry, run)
     where = os.path.relpath(locate_run_folder(run).log)
     reason = escape_unprintable(run.reason or "no reason is recorded")
-    console = Console(stderr=True, highlight=False)
-    console.print(f"✗ {run.id} {run.effective_status}: {reason}\n  log  {where}", markup=False)
+    console = open_console(stderr=True)
+    console.print(f"✗ {run.id} {run.effective_status}: {reason}\n  log  {where}")
     return code or 1
 
 
@@ -96,7 +102,7 @@ class _ProgressBars:
 
     def __init__(self, console: Console) -> None:
         self._bars = Progress(
-            TextColumn("{task.description:<24}"),
+            TextColumn("{task.description:<24}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -146,5 +152,5 @@ class _ProgressLines:
             if name == f"{stage.stage} ended":
                 return
             text = f"{stage.stage:<24} {stage.done}/{stage.total}  {stage.note}"
-            self._console.print(escape_unprintable(text), markup=False)
+            self._console.print(escape_unprintable(text))
             self._last = (f"{stage.stage} ended" if stage.done == stage.total else stage.stage, now)

@@ -1,8 +1,6 @@
 """Read-only commands: `rlx runs`, `status`, `logs`, `samples` and `mlflow`."""
 
-import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +8,9 @@ from typing import Any
 
 import click
 
+from rlx.cli.output import format_json, print_text
 from rlx.cli.registry import (
+    BROKEN_OFF,
     list_group_runs,
     locate_run_folder,
     open_registry,
@@ -19,21 +19,20 @@ from rlx.cli.registry import (
 )
 from rlx.cli.text import format_columns
 from rlx.errors import SpecError
-from rlx.launch import reconcile_slurm_run
+from rlx.launch import is_abandoned, is_half_made, reconcile_slurm_run
 from rlx.text import escape_unprintable
 from rlx_registry import ENDED, STATUSES, BodyRecord, RolloutIndex, RunRecord, read_body
 
-__all__ = ["PORT", "logs", "mlflow", "runs", "samples", "status"]
+__all__ = ["logs", "runs", "samples", "status"]
 
 SHOWN = 20
 """Default number of table rows."""
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-PORT = click.IntRange(1, 65535)
 
 
 def _print_json_value(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2))
+    print_text(format_json(value, indent=2))
 
 
 @click.command()
@@ -76,7 +75,7 @@ def runs(
     ]
     heads = ("RUN", "NAME", "SEED", "STATUS", "STEP", "ACCURACY", "BRIER", "ECE", "AGE", "GROUP")
     columns = len(heads) if any(d["groups"] for d in described) else -1
-    click.echo(format_columns([row[:columns] for row in rows], heads[:columns]))
+    print_text(format_columns([row[:columns] for row in rows], heads[:columns]))
     return None
 
 
@@ -109,18 +108,23 @@ def status(run: str, as_json: bool, url: str) -> None:
         if as_json:
             return _print_json_value(described)
         if found.status == "finished":
-            from rich.console import Console
-
+            from rlx.cli.console import open_console
             from rlx.cli.summary import show_run_summary
 
-            return show_run_summary(registry, found, Console(highlight=False))
+            return show_run_summary(registry, found, open_console())
         events = registry.results.events(found.id)
     from rlx.run import read_progress
 
-    stage = read_progress(locate_run_folder(found).progress)
+    stage = None
+    if found.directory is not None:
+        stage = read_progress(locate_run_folder(found).progress)
+    why = found.reason
+    if found.status in ("queued", "submitted") and is_abandoned(found):
+        again = "submit it again" if is_half_made(found) else f"rlx resume {found.id}"
+        why = f"{BROKEN_OFF}; {again}"
     lines = [
         f"{found.id}  {found.name}  seed {found.seed}  spec {found.digest}",
-        f"status   {described['status']}{f': {found.reason}' if found.reason else ''}",
+        f"status   {described['status']}{f': {why}' if why else ''}",
         f"step     {found.step} of {found.steps_total}"
         + (f"  (phase {found.phase})" if found.phase else ""),
     ]
@@ -129,8 +133,9 @@ def status(run: str, as_json: bool, url: str) -> None:
             f"doing    {stage.stage} {stage.done}/{stage.total}  {stage.doing}  {stage.note}"
         )
     lines += [f"event    {e.kind}: {e.message}" for e in events[-3:]]
-    lines.append(f"log      {os.path.relpath(locate_run_folder(found).log)}")
-    click.echo("\n".join(escape_unprintable(line) for line in lines))
+    if found.directory is not None:
+        lines.append(f"log      {os.path.relpath(locate_run_folder(found).log)}")
+    print_text("\n".join(escape_unprintable(line) for line in lines))
     return None
 
 
@@ -176,7 +181,7 @@ def _print_rest(log: Path, start: int) -> int:
 
 def _print_lines(text: str) -> None:
     for line in text.splitlines():
-        click.echo(escape_unprintable(line))
+        print_text(escape_unprintable(line))
 
 
 @click.command()
@@ -245,8 +250,8 @@ def samples(
     if as_json:
         return _print_json_value([_sample_json(found, at, row) for row in rows])
     heads = ("ROW", "TREE", "TURN", "REWARD", "ADVANTAGE", "PARTS", "TEXT")
-    click.echo(f"{found.id} step {at}: {count} rows")
-    click.echo(format_columns([_sample_row(row) for row in rows], heads))
+    print_text(f"{found.id} step {at}: {count} rows")
+    print_text(format_columns([_sample_row(row) for row in rows], heads))
     return None
 
 
@@ -262,7 +267,7 @@ def _load_rollout_step(
         at = steps[-1] if step is None else step
         if at not in steps:
             raise SpecError(
-                f"{found.id} has no rollouts of step {at}; it has {steps[0]} to {steps[-1]}"
+                f"{found.id} has no rollouts of step {at}; it has steps {steps[0]} to {steps[-1]}"
             )
         rows = registry.results.rollout_index(found.id, at)
         return found, at, rows, registry.results.rollout_body(found.id, at)
@@ -285,11 +290,11 @@ def _write_rollout_rows(
     lines = json_lines(stored, rows, about)
     if str(file) == "-":
         for line in lines:
-            click.echo(line)
+            print_text(line)
         return
     with file.open("w", encoding="ascii") as out:
         out.writelines(f"{line}\n" for line in lines)
-    click.echo(
+    print_text(
         f"{len(rows)} rows of step {step} of {run.id}: {escape_unprintable(format_path(file))}",
         err=True,
     )
@@ -307,8 +312,8 @@ def _show_credit_rows(
 
     `there` holds the rows that may be shown.
     """
-    from rich.console import Console
 
+    from rlx.cli.console import open_console
     from rlx.plan import (
         convert_to_json,
         load_phase_spec,
@@ -335,10 +340,10 @@ def _show_credit_rows(
         return _print_json_value(
             {"run": run.id, "step": step, "phase": phase, "note": note, "rows": rows}
         )
-    click.echo(f"{run.id} step {step}, phase {escape_unprintable(phase)}: {len(accounts)} rows")
+    print_text(f"{run.id} step {step}, phase {escape_unprintable(phase)}: {len(accounts)} rows")
     if note:
-        click.echo(note, err=True)
-    return show_rows(accounts, selected, Console(highlight=False))
+        print_text(note, err=True)
+    return show_rows(accounts, selected, open_console())
 
 
 def _format_absence_suffix(run: RunRecord) -> str:
@@ -368,23 +373,3 @@ def _sample_row(row: RolloutIndex) -> tuple[str, ...]:
         parts + (f"  ({row.failed})" if row.failed else ""),
         row.preview.replace("\n", "⏎")[:70],
     )
-
-
-@click.command()
-@click.option("--host", default="127.0.0.1")
-@click.option("--port", type=PORT, default=5000, show_default=True)
-@click.option("--uri", default="sqlite:///{home}/mlflow.db", help="URI of the MLflow store.")
-def mlflow(host: str, port: int, uri: str) -> int:
-    """Serve the MLflow UI with the mirrored runs."""
-    from rlx.home import get_rlx_home, tracking_url
-    from rlx.record import require_free_port, ui_command
-
-    store = tracking_url(uri)
-    path = Path(store.removeprefix("sqlite:///"))
-    if store.startswith("sqlite:///") and not path.exists():
-        raise SpecError(f"there is no MLflow store at {os.path.relpath(path)} yet: run something")
-    require_free_port(host, port)
-    command, environment = ui_command(store, get_rlx_home() / "mlartifacts", host, port)
-    click.echo(f"MLflow on http://{host}:{port}  (Ctrl-C ends it)", err=True)
-    sys.stdout.flush()
-    os.execve(command[0], command, environment)

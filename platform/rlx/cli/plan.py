@@ -1,6 +1,5 @@
 """`rlx plan`: shows the rewards and advantages of every token, without loading a model."""
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlx.cli.text import color_report
+from rlx.cli.output import format_json, print_report, print_text
 from rlx.discovery import check_file
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.spec.reading import format_diagnostic
@@ -61,13 +60,13 @@ def plan(
     if html is not None:
         _write_plan_page(report, selected, html)
     if as_json:
-        click.echo(json.dumps(report.to_json(), indent=2, allow_nan=False))
+        print_text(format_json(report.to_json(), indent=2, allow_nan=False))
         return report.exit_code
-    from rich.console import Console
 
+    from rlx.cli.console import open_console
     from rlx.plan import show_plan
 
-    show_plan(report, selected, Console(highlight=False, soft_wrap=False))
+    show_plan(report, selected, open_console())
     sys.stdout.flush()
     _print_plan_findings(report, spec)
     return report.exit_code
@@ -85,11 +84,11 @@ def _select_plan_rows(phase: "PhaseReport", numbers: Sequence[int], every: bool)
 def _print_plan_findings(report: "PlanReport", spec: Path) -> None:
     """Prints errors and warnings as `rlx validate` does."""
     for finding in report.findings:
-        click.echo("\n" + color_report(format_diagnostic(finding, str(spec)), sys.stderr), err=True)
+        print_report("\n" + format_diagnostic(finding, str(spec)))
     errors = sum(f.severity == "error" for f in report.findings)
     if errors:
         count = "1 error" if errors == 1 else f"{errors} errors"
-        click.echo(f"\n{escape_unprintable(str(spec))}: {count}", err=True)
+        print_text(f"\n{escape_unprintable(str(spec))}: {count}", err=True)
 
 
 def _write_plan_page(report: "PlanReport", selected: Sequence[Sequence[int]], file: Path) -> None:
@@ -101,4 +100,4 @@ def _write_plan_page(report: "PlanReport", selected: Sequence[Sequence[int]], fi
         file.write_text(render_plan_page(report, selected), encoding="utf-8")
     except OSError as error:
         raise EnvironmentFault(f"cannot write {where}: {error.strerror}") from error
-    click.echo(f"wrote {where}", err=True)
+    print_text(f"wrote {where}", err=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx.cli.output import format_json, print_text
 from rlx.cli.registry import locate_run_folder, open_registry, registry_option
 from rlx.cli.trained_model import model_target, run_target, update_mlflow_mirror
 from rlx.discovery import check_read_spec
@@ -125,7 +126,7 @@ def probe(
         _record_new_probes(found, outcome, probes, url, again=again) if record and found.run else []
     )
     if as_json:
-        click.echo(json.dumps(_build_probe_json(found, probes, kept), indent=2, allow_nan=False))
+        print_text(format_json(_build_probe_json(found, probes, kept), indent=2, allow_nan=False))
     else:
         _show_probe_results(probes)
 
@@ -228,11 +229,12 @@ def _rename_probe_suite(one: "RecordedProbe", digest: str) -> "RecordedProbe":
 @contextmanager
 def _open_probe_bar() -> "Iterator[Any]":
     """Shows a progress bar if stderr is a terminal; yields the function that updates it."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
-    console = Console(stderr=True, highlight=False)
+    from rlx.cli.console import open_console
+
+    console = open_console(stderr=True)
     bars = Bars(
         TextColumn("probing"),
         BarColumn(),
@@ -277,7 +279,7 @@ def _record_new_probes(
         there = {e.suite for e in registry.results.evaluations(run.id, "probe/") if e.step == step}
         new = [one for one in probes if again or f"probe/{one.suite}" not in there]
         if old := [one.suite for one in probes if one not in new]:
-            click.echo(
+            print_text(
                 f"{run.id} has this already: {', '.join(old)}; --again records it anew", err=True
             )
         if not new:
@@ -291,7 +293,7 @@ def _record_new_probes(
         )
         draw_probes(registry, run.id, folder)
         update_mlflow_mirror(registry, run)
-    click.echo(f"recorded as a probe of {run.id} after step {step}", err=True)
+    print_text(f"recorded as a probe of {run.id} after step {step}", err=True)
     return [one.suite for one in new]
 
 
@@ -323,15 +325,14 @@ def _draw_probe_pictures(probes: "Sequence[RecordedProbe]", path: Path) -> None:
 
 
 def _show_probe_results(probes: "Sequence[RecordedProbe]") -> None:
-    from rich.console import Console
-
+    from rlx.cli.console import open_console
     from rlx.cli.probe_tables import show_probes
     from rlx.probe import render_probe_curve
 
-    console = Console(highlight=False)
+    console = open_console()
     show_probes(probes, console)
     for one in probes:
-        console.print(f"\n{one.suite}", style="bold", markup=False)
+        console.print(f"\n{one.suite}", style="bold")
         console.print(render_probe_curve(one.figures, width=min(80, console.width)))
     sys.stdout.flush()
 

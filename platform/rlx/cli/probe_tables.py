@@ -7,6 +7,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rlx.probe import GRID, MeanInterval, RecordedProbe, agreement_line, compute_agreement
 from rlx.text import escape_unprintable
@@ -33,9 +34,7 @@ def show_probes(probes: Sequence[RecordedProbe], console: Console) -> None:
     for probe in reversed(probes):
         found = compute_agreement(probe.verbal)
         if found is not None:
-            console.print(
-                f"step {probe.step}: {agreement_line(found)}", markup=False, soft_wrap=True
-            )
+            console.print(f"step {probe.step}: {agreement_line(found)}", soft_wrap=True)
             break
 
 
@@ -72,11 +71,11 @@ def _build_probe_steps_table(steps: Sequence[RecordedProbe]) -> Table:
     return table
 
 
-def _format_band_cell(band: MeanInterval) -> str:
+def _format_band_cell(band: MeanInterval) -> Text:
     """Formats a mean with its interval below."""
     if math.isnan(band.mean):
-        return "–"
-    return f"{band.mean:.3f}\n[dim]{band.low:.2f}–{band.high:.2f}[/dim]"
+        return Text("–")
+    return Text.assemble(f"{band.mean:.3f}\n", (f"{band.low:.2f}–{band.high:.2f}", "dim"))
 
 
 def _describe_probe_settings(settings: Any) -> str:

@@ -19,6 +19,7 @@ from rlx.text import escape_unprintable
 from rlx_registry import ENDED, Registry, RunRecord, Status
 
 __all__ = [
+    "BROKEN_OFF",
     "KILLED",
     "RUN_LIKE",
     "end_orphaned_run",
@@ -32,6 +33,8 @@ __all__ = [
 
 KILLED = "its supervisor was gone"
 """Reason of a lost run for which none was recorded."""
+BROKEN_OFF = "its submission was interrupted"
+"""Reason of a lost run that was recorded, and never started."""
 RUN_LIKE = re.compile(r"(r-)?[0-9]+|latest")
 """Arguments that name a run: its id, its number, or `latest`."""
 
@@ -68,8 +71,8 @@ def _prepare_registry_file(url: str, read_only: bool) -> str:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise rlx.errors.EnvironmentFault(
-                f"cannot make the folder {path.parent}: {error.strerror}; set RLX_HOME to a folder "
-                "that can be written"
+                f"cannot create the folder {path.parent}: {error.strerror}; set RLX_HOME to a "
+                "writable folder"
             ) from error
     return url
 
@@ -81,7 +84,7 @@ def locate_run_folder(run: RunRecord) -> RunFolder:
         RegistryError: the run was recorded, but its folder was never created.
     """
     if run.directory is None:
-        raise rlx.errors.RegistryError(f"run {run.id} has no folder: its submission broke off")
+        raise rlx.errors.RegistryError(f"run {run.id} has no folder: {BROKEN_OFF}")
     return RunFolder(Path(run.directory))
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx.cli.output import format_json, print_text
 from rlx.cli.registry import locate_run_folder, open_registry, registry_option
-from rlx.discovery import check_read_spec
+from rlx.discovery import check_read_spec, describe_plugin_changes
 from rlx.errors import SpecError
 from rlx.spec import ExperimentSpec
 from rlx.spec.reading import (
@@ -75,7 +76,7 @@ def rescore(
 
     with open_registry(url) as registry:
         found = registry.run(run)
-        spec, own = _build_rescore_spec(found, file, overrides)
+        spec, own, notes = _build_rescore_spec(found, file, overrides)
         steps = _select_rescore_steps(found, registry.results.rollout_steps(found.id), requested)
         summary, most = RescoringSummary(found.id), _MostChangedRows(rows)
         with _open_rescore_bar(len(steps)) as show:
@@ -83,20 +84,21 @@ def rescore(
                 summary.add(one)
                 most.keep_largest(one)
     if as_json:
-        click.echo(json.dumps(_build_rescore_json(summary, most), indent=2))
+        print_text(format_json(_build_rescore_json(summary, most), indent=2))
     else:
-        _show_rescore_summary(found, summary, most)
+        _show_rescore_summary(found, summary, most, notes)
 
 
 @label_refusal("rescored")
 def _build_rescore_spec(
     run: RunRecord, file: Path | None, overrides: Sequence[str]
-) -> tuple[ExperimentSpec, bool]:
-    """Returns the experiment to rescore with, and whether it is the run's own."""
+) -> tuple[ExperimentSpec, bool, list[str]]:
+    """Returns the experiment to rescore with, whether it is the run's own, and, for its own, what
+    has become of its plugins since."""
     wrong = sorted(o for o in overrides if o.partition("=")[0].split(".")[0] not in RULES)
     if wrong:
         raise SpecError(
-            f"--set {escape_unprintable(wrong[0])}: rollouts are as they were sampled; only "
+            f"--set {escape_unprintable(wrong[0])}: stored rollouts cannot be changed; only "
             f"{', '.join(RULES)} may be changed"
         )
     tree: dict[str, Any] = json.loads(json.dumps(run.spec))
@@ -105,8 +107,10 @@ def _build_rescore_spec(
         tree |= {name: other[name] for name in RULES}
     document = parse_yaml_document(json.dumps(tree, indent=2), f"the experiment of {run.id}")
     read = validate_document(apply_overrides(document, overrides), Path(document.file))
-    check_read_spec(read)
-    return read.spec, read.spec.dump_resolved() == _resolve_run_spec(run)
+    plugins = check_read_spec(read)
+    own = read.spec.dump_resolved() == _resolve_run_spec(run)
+    notes = describe_plugin_changes(plugins.provenance, run.plugins) if own else ()
+    return read.spec, own, list(dict.fromkeys(notes))
 
 
 def _resolve_run_spec(run: RunRecord) -> dict[str, Any]:
@@ -120,7 +124,7 @@ def _select_rescore_steps(
         raise SpecError(f"{run.id} has recorded no rollouts")
     if missing := sorted(set(requested) - set(there)):
         raise SpecError(
-            f"{run.id} has no rollouts of step {missing[0]}; it has {there[0]} to {there[-1]}"
+            f"{run.id} has no rollouts of step {missing[0]}; it has steps {there[0]} to {there[-1]}"
         )
     return sorted(set(requested)) or list(there)
 
@@ -153,11 +157,12 @@ class _MostChangedRows:
 @contextmanager
 def _open_rescore_bar(total: int) -> "Iterator[Any]":
     """Shows a progress bar if stderr is a terminal; yields the function that advances it."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bars
 
-    console = Console(stderr=True, highlight=False)
+    from rlx.cli.console import open_console
+
+    console = open_console(stderr=True)
     bars = Bars(
         TextColumn("rescoring"),
         BarColumn(),
@@ -212,21 +217,24 @@ def _list_token_changes(found: "RescoredStep", row: int) -> list[dict[str, Any]]
 
 
 def _show_rescore_summary(
-    run: RunRecord, summary: "RescoringSummary", most: _MostChangedRows
+    run: RunRecord, summary: "RescoringSummary", most: _MostChangedRows, notes: Sequence[str]
 ) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from rlx.cli.console import open_console
+
+    console = open_console()
     steps = len(summary.steps)
     scores = sum(c.n for c in summary.changes.values() if c.unit == "scores")
     tokens = max((c.n for c in summary.changes.values() if c.unit == "tokens"), default=0)
     of = f"{scores} rewards and {tokens} tokens of {steps} step{'s' * (steps != 1)}"
     if summary.is_identical:
-        console.print(f"{run.id}: {of} come out as they were stored, to the bit", markup=False)
+        console.print(f"{run.id}: {of} are bit-identical to the stored ones")
         return
-    console.print(f"{run.id}: {of}, computed anew", style="bold", markup=False)
+    console.print(f"{run.id}: {of}, recomputed", style="bold")
+    for note in notes:
+        console.print(escape_unprintable(note))
     table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for heading in ("of", "changed", "mean then", "now", "largest", "turned"):
@@ -243,16 +251,16 @@ def _show_rescore_summary(
         )
     console.print(table)
     note = (
-        "rewards are times their weights; means are over what has a value, on tokens of absolute "
-        "ones; turned: advantages with the other sign"
+        "rewards are multiplied by their weights; means skip absent values, and on tokens are of "
+        "absolute values; turned: advantages whose sign changed"
     )
-    console.print(note, style="dim", markup=False)
+    console.print(note, style="dim")
     for change in summary.changes.values():
         if change.appeared or change.vanished:
-            gone = f"{change.appeared} had no value then, {change.vanished} would have none now"
-            console.print(f"{escape_unprintable(change.what)}: {gone}", markup=False)
+            gone = f"{change.appeared} had no value before, {change.vanished} have none now"
+            console.print(f"{escape_unprintable(change.what)}: {gone}")
     if summary.left:
-        console.print(f"{summary.left} trained rows would have been left out", markup=False)
+        console.print(f"{summary.left} trained rows would have been left out")
     for _, row, found in most.rows:
         _show_rescored_row(run, found, row, console)
     sys.stdout.flush()

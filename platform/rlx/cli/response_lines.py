@@ -153,7 +153,7 @@ def _describe_line_fault(error: ValidationError, values: Mapping[str, Any], fiel
     fault, *_ = explain_validation_error(error, _ResponseFields, values)
     if fault.path[:1] == ("response",):
         return fault.message.replace("response", field, 1)
-    return f"{fault.message}; fields of the task with such a name go under `problem`"
+    return f"{fault.message}; put task fields with such a name under `problem`"
 
 
 def _shorten_error_text(error: Exception) -> str:

@@ -1,13 +1,23 @@
 """`rlx resume`: resumes a run from its newest checkpoint."""
 
+import json
+
 import click
 
-from rlx.cli.registry import locate_run_folder, open_registry, registry_option
-from rlx.discovery import check_file
+from rlx.cli.output import print_text
+from rlx.cli.registry import BROKEN_OFF, locate_run_folder, open_registry, registry_option
+from rlx.discovery import check_file, describe_plugin_changes, resolve_plugins
 from rlx.errors import RlxError, SpecError
 from rlx.home import tracking_url
-from rlx.launch import continue_run, is_abandoned, reconcile_slurm_run, run_preflight_checks
+from rlx.launch import (
+    continue_run,
+    is_abandoned,
+    is_half_made,
+    reconcile_slurm_run,
+    run_preflight_checks,
+)
 from rlx.spec import ExperimentSpec
+from rlx.text import escape_unprintable
 from rlx_registry import RunRecord
 
 __all__ = ["resume"]
@@ -36,13 +46,17 @@ def resume(run: str, url: str, overrides: tuple[str, ...], detach: bool, quiet: 
     url = tracking_url(url)
     with open_registry(url) as reading:
         found = reconcile_slurm_run(reading, reading.run(run))
+    if is_half_made(found) or found.directory is None:
+        raise SpecError(f"{found.id} never began: {BROKEN_OFF}; submit its experiment again")
     if found.effective_status not in RESUMABLE and not is_abandoned(found):
         raise SpecError(_describe_resume_refusal(found))
     spec = _build_resumed_spec(found, overrides)
+    for note in _list_plugin_notes(found):
+        print_text(f"warning: {escape_unprintable(note)}", err=True)
     with open_registry(url, read_only=False) as registry:
         if not continue_run(registry, found, url, spec):
-            raise RlxError(f"{found.id} has changed just now: try again")
-    click.echo(found.id if quiet else f"✓ {found.id} goes on")
+            raise RlxError(f"{found.id} has just changed: try again")
+    print_text(found.id if quiet else f"✓ {found.id} resumed")
     if detach:
         return 0
     from rlx.cli.follow import follow_run
@@ -54,7 +68,17 @@ def _describe_resume_refusal(run: RunRecord) -> str:
     if run.status in ("submitted", "running"):
         where = "" if run.host is None else f" on {run.host}"
         return f"{run.id} still has a supervisor, process {run.pid}{where}: rlx stop {run.id}"
-    return f"{run.id} is {run.effective_status}: there is nothing to go on with"
+    return f"{run.id} is {run.effective_status}: nothing to resume"
+
+
+def _list_plugin_notes(run: RunRecord) -> list[str]:
+    """What has become of the run's plugins; what keeps them from working is the run's to say."""
+    try:
+        spec = ExperimentSpec.model_validate_json(json.dumps(run.spec), strict=True)
+        plugins = resolve_plugins(spec)
+    except (RlxError, ValueError):
+        return []
+    return list(dict.fromkeys(describe_plugin_changes(plugins.provenance, run.plugins)))
 
 
 def _build_resumed_spec(run: RunRecord, overrides: tuple[str, ...]) -> ExperimentSpec | None:

@@ -1,7 +1,6 @@
 """`rlx score`: scores a file of responses with a reward plugin."""
 
 import gzip
-import json
 import math
 import os
 import shutil
@@ -17,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 import click
 
+from rlx.cli.output import format_json, print_text
 from rlx.cli.response_lines import ResponseLine, group_neighboring_lines, read_lines
 from rlx.discovery import build_plugin
 from rlx.errors import EnvironmentFault, PluginError, SpecError
@@ -131,7 +131,7 @@ def score(
     one line of output. The exit code is 0 when all lines are scored and 1 when some are not.
     """
     if math.isnan(deadline):  # click.FloatRange accepts nan
-        raise SpecError("--deadline nan is no number of seconds")
+        raise SpecError("--deadline nan is not a number of seconds")
     plugin = _build_reward_plugin(name, overrides)
     count = _Count()
     with ExitStack() as stack:
@@ -147,7 +147,7 @@ def score(
         show = _print_json if as_json else _print_rows
         began = time.monotonic()
         if not as_json:
-            click.echo(_format_score_row("LINE", "ID", "SCORE", "REASON"))
+            print_text(_format_score_row("LINE", "ID", "SCORE", "REASON"))
         for batch in _group_line_batches(plugin, lines):
             scored = list(_score_line_batch(plugin, batch, pool, deadline))
             show(scored)
@@ -155,7 +155,7 @@ def score(
             bar.show(count.lines)
         seconds = time.monotonic() - began
     sys.stdout.flush()
-    click.echo(count.describe_counts(seconds), err=True)
+    print_text(count.describe_counts(seconds), err=True)
     return 1 if count.absent else 0
 
 
@@ -273,7 +273,7 @@ def _describe_read_error(file: str, error: Exception) -> str:
 
 
 def _print_json(batch: Iterable[_ScoredLine]) -> None:
-    click.echo("\n".join(json.dumps(each.to_plain_dict(), allow_nan=False) for each in batch))
+    print_text("\n".join(format_json(each.to_plain_dict(), allow_nan=False) for each in batch))
 
 
 def _print_rows(batch: Iterable[_ScoredLine]) -> None:
@@ -285,7 +285,7 @@ def _print_rows(batch: Iterable[_ScoredLine]) -> None:
         details = "  ".join([*why, *(f"{part}={value:g}" for part, value in parts)])
         name = "" if each.line.id is None else str(each.line.id)
         rows.append(_format_score_row(str(each.line.number), name, number, details))
-    click.echo("\n".join(rows))
+    print_text("\n".join(rows))
 
 
 def _format_score_row(line: str, name: str, number: str, details: str) -> str:
@@ -308,17 +308,18 @@ class _Bar:
         self._bars: rich.progress.Progress | None = None
         if not sys.stderr.isatty() or sys.stdout.isatty():
             return
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        from rlx.cli.console import open_console
 
         self._total = os.fstat(source.fileno()).st_size if source.seekable() else None
         self._bars = stack.enter_context(
             Progress(
                 TextColumn("scoring"),
                 BarColumn(),
-                TextColumn("{task.fields[lines]} lines"),
+                TextColumn("{task.fields[lines]} lines", markup=False),
                 TimeElapsedColumn(),
-                console=Console(stderr=True, highlight=False),
+                console=open_console(stderr=True),
                 redirect_stdout=False,
             )
         )

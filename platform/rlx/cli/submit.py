@@ -3,7 +3,6 @@
 import os
 import shlex
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,7 +10,9 @@ from types import FrameType
 
 import click
 
+from rlx.cli.output import print_text
 from rlx.cli.registry import (
+    BROKEN_OFF,
     KILLED,
     end_orphaned_run,
     locate_run_folder,
@@ -104,7 +105,7 @@ def submit(
             spec, overrides, seeds, grid, group=group, at_once=at_once, returns=queue
         )
     if group is not None:
-        raise SpecError("--group names the runs of --seeds and --grid: give one of them")
+        raise SpecError("--group names the runs of --seeds or --grid: add one of them")
     return _submit_one(spec, overrides, again=again, detach=detach, queue=queue, quiet=quiet)
 
 
@@ -131,7 +132,7 @@ def _submit_one(
             if created and (job or not queue):
                 launch_run(registry, run, url)
         if quiet:
-            click.echo(run.id)
+            print_text(run.id)
         elif created:
             _print_started_run(run, read)
         else:
@@ -145,7 +146,7 @@ def _submit_one(
         if run is None or not created:
             raise
         look = f"rlx logs -f {run.id}  ·  rlx stop {run.id}"
-        click.echo(f"\ndetached; {run.id} goes on.  {look}", err=True)
+        print_text(f"\ndetached; {run.id} keeps running.  {look}", err=True)
         return 130
 
 
@@ -154,7 +155,8 @@ def _is_over(registry: Registry, run: RunRecord) -> bool:
     run = reconcile_slurm_run(registry, run)
     if run.status in ("failed", "stopped", "lost"):
         return True
-    return is_abandoned(run) and end_orphaned_run(registry, run, "lost", KILLED)
+    reason = BROKEN_OFF if run.status == "queued" else KILLED
+    return is_abandoned(run) and end_orphaned_run(registry, run, "lost", reason)
 
 
 @contextmanager
@@ -182,14 +184,14 @@ def _print_nothing_to_do(run: RunRecord, spec: Path, overrides: tuple[str, ...])
         "finished": "already finished",
         "running": "is running",
         "submitted": "is starting",
-        "queued": "waits in the queue",
+        "queued": "is queued",
     }
     kept = [o for o in overrides if not o.startswith("seed=")]
     seeded, same = (
         shlex.join(["rlx", "submit", str(spec), *(w for o in some for w in ("--set", o))])
         for some in (kept, overrides)
     )
-    click.echo(
+    print_text(
         f"= nothing to do: spec {run.digest}, seed {run.seed} "
         f"{state.get(run.status, run.status)} as {run.id}\n"
         f"  how it went:  rlx status {run.id}\n"
@@ -208,7 +210,7 @@ def _print_started_run(run: RunRecord, read: LoadedSpec) -> None:
     if run.status == "queued" and not on_slurm(run):
         look = f"rlx worker, here or on a machine that shares this folder   ·   rlx stop {run.id}"
     job = read_job_id(locate_run_folder(run))
-    click.echo(
+    print_text(
         f"✓ {run.name}  seed {run.seed}  spec {run.digest}  rewards: {rewards}\n"
         f"  run     {run.id}  ({run.steps_total} steps)\n"
         f"  files   {where}\n"
@@ -237,10 +239,10 @@ def stop(run: str, url: str) -> None:
         # A supervisor that has not begun yet sees the changed status and exits.
         why = KILLED if found.status in ("running", "lost") else "it had not begun"
         if not end_orphaned_run(registry, found, "stopped", why):
-            raise RlxError(f"{found.id} has begun just now: try again")
+            raise RlxError(f"{found.id} has just started: try again")
         if found.directory is not None:
             cancel_slurm_job(locate_run_folder(found))
-        click.echo(f"{found.id}: {why}; marked as stopped", file=sys.stderr)
+        print_text(f"{found.id}: {why}; marked as stopped", err=True)
 
 
 def _request_run_stop(registry: Registry, run: RunRecord) -> None:
@@ -251,6 +253,6 @@ def _request_run_stop(registry: Registry, run: RunRecord) -> None:
         with suppress(ProcessLookupError):
             os.kill(run.pid, signal.SIGTERM)
     if again:
-        click.echo(f"{run.id}: asked to stop at once, without a checkpoint")
+        print_text(f"{run.id}: asked to stop immediately, without a checkpoint")
     else:
-        click.echo(f"{run.id}: asked to stop (say it again to stop it at once)")
+        print_text(f"{run.id}: asked to stop (repeat to stop it immediately)")

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
-
+from rlx.cli.output import print_text
 from rlx.cli.registry import RUN_LIKE, open_registry
 from rlx.cli.text import format_columns, print_warnings
 from rlx.cli.worker import run_queue
@@ -79,7 +78,9 @@ def parse_grid(texts: Sequence[str]) -> list[dict[str, Any]]:
         if not path or not found or path in axes:
             raise SpecError(f"--grid {escape_unprintable(text)}: write path=a,b, each path once")
         if path == "name":
-            raise SpecError("--grid name: a name makes no other experiment; --group names them all")
+            raise SpecError(
+                "--grid name: a name does not change the experiment; use --group to name the group"
+            )
         axes[path] = list({json.dumps(value): value for value in found}.values())
     _require_few(math.prod(map(len, axes.values())))
     return [dict(zip(axes, cell, strict=True)) for cell in itertools.product(*axes.values())]
@@ -123,7 +124,7 @@ def submit_many(
     members = _build_group_members(spec, overrides, seeds, grid)
     url = registry_url(members[0].read)
     if isinstance(members[0].read.spec.runner.launcher, SlurmLauncherSpec):
-        raise SpecError("--seeds and --grid do not go with Slurm: submit its jobs one by one")
+        raise SpecError("--seeds and --grid do not support Slurm: submit its jobs one by one")
     warnings: dict[Diagnostic, None] = {}  # warnings that members share are printed once
     for member in members:
         warnings |= dict.fromkeys(member.plugins.warnings)
@@ -136,18 +137,18 @@ def submit_many(
             _require_unused_name(registry, members, group)
         name = group or _own_name(registry, members)
         runs = _record_group_runs(registry, members, name)
-        click.echo(f"group {name}")
-        click.echo(_format_group_table(members, [registry.run(run.id) for run in runs]))
+        print_text(f"group {name}")
+        print_text(_format_group_table(members, [registry.run(run.id) for run in runs]))
         ids = list(dict.fromkeys(run.id for run in runs))
         if returns:
             return 0
-        click.echo(
-            "Ctrl-C leaves what runs; the same command goes on with what is missing", err=True
+        print_text(
+            "Ctrl-C leaves runs running; repeat the command to run what is missing", err=True
         )
         run_queue(registry, url, at_once, once=True, only=set(ids))
         ended = [registry.run(run) for run in ids]
-        click.echo(_format_group_table(members, [registry.run(run.id) for run in runs]))
-    click.echo(f"compare them:  rlx compare {name}")
+        print_text(_format_group_table(members, [registry.run(run.id) for run in runs]))
+    print_text(f"compare them:  rlx compare {name}")
     return int(any(run.status != "finished" for run in ended))
 
 
@@ -159,7 +160,7 @@ def _build_group_members(
     every = [{"seed": seed} for seed in parse_seeds(seeds)] if seeds is not None else [{}]
     cells = parse_grid(grid)
     if seeds is not None and "seed" in cells[0]:
-        raise SpecError("--seeds and --grid seed=... are both of the seed: give one of them")
+        raise SpecError("--seeds and --grid seed=... both set the seed: use one of them")
     _require_few(len(cells) * len(every))
     for cell in cells:
         for seed in every:
@@ -186,13 +187,13 @@ def require_group_name(group: str) -> None:
             "at most 80"
         )
     if RUN_LIKE.fullmatch(group):
-        raise SpecError(f"--group {group}: that is how a run is named; choose another name")
+        raise SpecError(f"--group {group}: a run could have this name; choose another name")
 
 
 def _require_unused_name(registry: Registry, members: Sequence[Member], group: str) -> None:
     """Rejects the name of an experiment: for `rlx compare`, a name must be unambiguous."""
     if group == members[0].read.spec.name or registry.runs(name=group):
-        raise SpecError(f"--group {group}: an experiment has that name; choose another one")
+        raise SpecError(f"--group {group}: an experiment has this name; choose another one")
 
 
 def _own_name(registry: Registry, members: Sequence[Member]) -> str:

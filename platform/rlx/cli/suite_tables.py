@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from rlx.cli.console import open_console
 from rlx.spec import SuiteSpec
 from rlx.text import escape_unprintable
 
@@ -61,7 +61,7 @@ def get_figure_interval(figures: Mapping[str, Any], name: str) -> tuple[float, f
 
 def show_suite(suite: SuiteSpec, figures: Mapping[str, Mapping[str, Any]]) -> None:
     """Prints a table of all sets, and one of votes if several answers were sampled."""
-    console = Console(highlight=False)
+    console = open_console()
     how = "the most likely tokens" if suite.greedy else "sampled"
     answers = "one answer" if suite.samples == 1 else f"{suite.samples} answers"
     console.print(
@@ -69,7 +69,6 @@ def show_suite(suite: SuiteSpec, figures: Mapping[str, Mapping[str, Any]]) -> No
         f"problem, {how}; "
         "± to the farther end of the 95 % interval over problems",
         style="bold",
-        markup=False,
     )
     table = _build_empty_table()
     for name, found in figures.items():

@@ -62,7 +62,7 @@ def show_run_summary(registry: Registry, run: RunRecord, console: Console) -> No
     _show_run_probes(registry, run, console)
     events = registry.results.events(run.id)
     for warning in dict.fromkeys(e.message for e in events if e.level == "warning"):
-        console.print(f"! {escape_unprintable(warning)}", markup=False, style="yellow")
+        console.print(f"! {escape_unprintable(warning)}", style="yellow")
     used = [e.payload or {} for e in events if e.kind == "resources"]
     _show_run_locations(run, sum(float(u["cpu_seconds"]) for u in used) if used else None, console)
 
@@ -134,4 +134,4 @@ def _show_run_locations(run: RunRecord, cpu_seconds: float | None, console: Cons
         f"look      rlx samples {run.id}   ·   rlx status {run.id}   ·   rlx web",
         "mlflow    rlx mlflow   (curves, compare view)",
     ]
-    console.print("\n".join(lines), markup=False)
+    console.print("\n".join(lines))

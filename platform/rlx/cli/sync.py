@@ -1,12 +1,16 @@
 """`rlx sync`: sends MLflow the records that it missed."""
 
+from collections.abc import Mapping
+
 import click
 
+from rlx.cli.output import print_text
 from rlx.cli.registry import open_registry, registry_option
 from rlx.errors import SpecError
-from rlx_registry import Registry, RunRecord
+from rlx.home import get_rlx_home, tracking_url
+from rlx_registry import ENDED, Registry, RunRecord
 
-__all__ = ["sync"]
+__all__ = ["get_mlflow_uri", "sync"]
 
 
 @click.command()
@@ -15,51 +19,79 @@ __all__ = ["sync"]
 def sync(runs: tuple[str, ...], url: str) -> None:
     """Send MLflow the records that it missed of each RUN, or of every run that has ended.
 
-    The exit code is 4 if MLflow cannot be reached; the registry keeps all records until then.
+    A store that is missing or half made is created first. The exit code is 4 if MLflow cannot be
+    reached; the registry keeps all records until then.
     """
     with open_registry(url) as reading:  # read-only: creates no registry
         named = list({run.id: run for run in map(reading.run, runs)}.values())
     for run in named:
-        if _get_mlflow_uri(run) is None:
+        if get_mlflow_uri(run) is None:
             raise SpecError(f"{run.id} has no mirror: its spec says `tracking.mlflow: null`")
     with open_registry(url, read_only=False) as registry:
-        outdated = named or [run for run in reversed(registry.runs()) if _is_behind(registry, run)]
-        if not outdated:
-            click.echo("MLflow has been told everything")
-        _send_runs_to_mlflow(registry, outdated)
+        candidates = named or list(filter(_has_ended_mirror, reversed(registry.runs())))
+        stores: dict[str, list[RunRecord]] = {}
+        for run in candidates:
+            stores.setdefault(tracking_url(get_mlflow_uri(run) or ""), []).append(run)
+        _send_to_every_mlflow(registry, stores, every_run=bool(named))
 
 
-def _get_mlflow_uri(run: RunRecord) -> str | None:
+def _send_to_every_mlflow(
+    registry: Registry, stores: Mapping[str, list[RunRecord]], *, every_run: bool
+) -> None:
+    """Sends runs to their MLflow; if one MLflow is unreachable, the others are still sent theirs.
+
+    Args:
+        registry: open for writing.
+        stores: runs by tracking URI.
+        every_run: send every run; otherwise only those that MLflow lacks in part or at all.
+
+    Raises:
+        MirrorUnavailableError: the first failure, after all other MLflows were sent their runs.
+    """
+    from rlx.record import MirrorUnavailableError
+
+    failures: list[MirrorUnavailableError] = []
+    sent = 0
+    for uri, runs in stores.items():
+        try:
+            for run in _prepare_runs(registry, uri, runs, every_run):
+                _send_run(registry, uri, run)
+                sent += 1
+        except MirrorUnavailableError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    if not sent:
+        print_text("MLflow is up to date")
+
+
+def _prepare_runs(
+    registry: Registry, uri: str, runs: list[RunRecord], every_run: bool
+) -> list[RunRecord]:
+    """Creates MLflow's store if need be; returns the runs that MLflow must be sent."""
+    from rlx.record import MirrorClient, ensure_store, is_mirror_behind
+
+    if remade := ensure_store(uri):
+        print_text(f"warning: {remade}", err=True)
+    if every_run:
+        return runs
+    known = MirrorClient(uri).list_run_ids()  # it may have lost its store
+    return [r for r in runs if r.mlflow_run_id not in known or is_mirror_behind(registry, r)]
+
+
+def _send_run(registry: Registry, uri: str, run: RunRecord) -> None:
+    from rlx.record import MlflowMirror
+
+    sent = MlflowMirror(registry, run.id, uri, get_rlx_home() / "mlartifacts").catch_up()
+    print_text(f"{run.id}: {sent} point{'' if sent == 1 else 's'} sent to MLflow")
+
+
+def _has_ended_mirror(run: RunRecord) -> bool:
+    """Whether a run is mirrored and has ended; MLflow is sent other runs by their supervisors."""
+    return get_mlflow_uri(run) is not None and run.effective_status in ENDED
+
+
+def get_mlflow_uri(run: RunRecord) -> str | None:
     """Returns the URI of MLflow in the run's spec."""
     uri: str | None = run.spec.get("tracking", {}).get("mlflow")
     return uri
-
-
-def _is_behind(registry: Registry, run: RunRecord) -> bool:
-    from rlx.record import is_mirror_behind
-
-    return _get_mlflow_uri(run) is not None and is_mirror_behind(registry, run)
-
-
-def _send_runs_to_mlflow(registry: Registry, runs: list[RunRecord]) -> None:
-    """Sends each run to its MLflow; if one MLflow is unreachable, runs of others are still sent.
-
-    Raises:
-        MirrorUnavailableError: the first failure, after all other runs were sent.
-    """
-    from rlx.home import get_rlx_home, tracking_url
-    from rlx.record import MirrorUnavailableError, MlflowMirror
-
-    away: dict[str, MirrorUnavailableError] = {}
-    for run in runs:
-        uri = tracking_url(_get_mlflow_uri(run) or "")
-        if uri in away:
-            continue
-        try:
-            sent = MlflowMirror(registry, run.id, uri, get_rlx_home() / "mlartifacts").catch_up()
-        except MirrorUnavailableError as error:
-            away[uri] = error
-        else:
-            click.echo(f"{run.id}: {sent} point{'' if sent == 1 else 's'} sent to MLflow")
-    for first in away.values():
-        raise first

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
 from rlx.checkpoint import CheckpointError, compute_manifest_digest, copy_checkpoint
+from rlx.cli.output import print_text
 from rlx.cli.registry import RUN_LIKE, locate_run_folder, open_registry
 from rlx.errors import EnvironmentFault, SpecError
 from rlx.home import format_path, get_rlx_home, tracking_url
@@ -26,6 +25,9 @@ __all__ = [
     "run_target",
     "update_mlflow_mirror",
 ]
+
+MLFLOW_SECONDS = 120.0
+"""Time limit for sending results to MLflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,10 @@ def run_target(name: str, url: str) -> TrainedModel:
     model = locate_run_folder(run).model
     if not (model / "config.json").is_file():
         if run.status == "finished":
-            raise EnvironmentFault(f"{run.id} has no model any more: {format_path(model)} is gone")
+            raise EnvironmentFault(f"{run.id} no longer has a model: {format_path(model)} is gone")
         raise SpecError(
-            f"{run.id} has exported no model: it is {run.effective_status}, and a run exports its "
-            "model when it has finished"
+            f"{run.id} has not exported a model: it is {run.effective_status}, and a run exports "
+            "its model when it finishes"
         )
     return TrainedModel(run.id, _build_run_document(run), str(model), run)
 
@@ -118,9 +120,8 @@ def model_target(name: str, file: Path) -> TrainedModel:
     folder = Path(name).expanduser()
     if not folder.is_dir() and RUN_LIKE.fullmatch(name):
         raise SpecError(
-            f"there is no folder {escape_unprintable(name)}; with --spec, a model is named by "
-            "its folder or "
-            "its name on the hub (a run has its own experiment)"
+            f"there is no folder {escape_unprintable(name)}; with --spec, give a model's folder "
+            "or its name on the hub (a run has its own experiment)"
         )
     document = read_document(file)
     model = str(folder) if folder.is_dir() else name
@@ -139,7 +140,8 @@ def _find_target_run(name: str, url: str) -> RunRecord:
         )
     if "/" in name:
         raise SpecError(
-            f"{escape_unprintable(name)} is no run; name the experiment of a model with --spec FILE"
+            f"{escape_unprintable(name)} is not a run; name the experiment of a model with "
+            "--spec FILE"
         )
     with open_registry(url) as registry:
         return registry.run(name)
@@ -161,10 +163,10 @@ def update_mlflow_mirror(registry: Registry, run: RunRecord) -> None:
     from rlx.record import MirrorUnavailableError, MlflowMirror
 
     try:
-        mirror = MlflowMirror(registry, run.id, tracking_url(uri), get_rlx_home() / "mlartifacts")
+        artifacts = get_rlx_home() / "mlartifacts"
+        mirror = MlflowMirror(registry, run.id, tracking_url(uri), artifacts, MLFLOW_SECONDS)
         mirror.finish(run.status)
     except MirrorUnavailableError as error:
-        warning = (
-            f"warning: MLflow was not told: {escape_unprintable(str(error))}; the registry has it"
-        )
-        click.echo(warning, err=True)
+        why = escape_unprintable(str(error))
+        warning = f"warning: MLflow was not updated: {why}; the registry has it"
+        print_text(warning, err=True)

@@ -1,7 +1,6 @@
 """`rlx validate`, `rlx show`, `rlx schema`: check and show experiments without running them."""
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 import click
 
 from rlx.cli.failures import format_error_text
-from rlx.cli.text import color_report, format_columns
+from rlx.cli.output import format_json, print_report, print_text
+from rlx.cli.text import format_columns
 from rlx.discovery import ExperimentPlugins, check_file, list_installed_plugins
 from rlx.errors import EnvironmentFault, RlxError, SpecError
 from rlx.plugin import Plugin
@@ -39,10 +39,10 @@ def validate(specs: tuple[Path, ...], overrides: tuple[str, ...], form: str) -> 
     outcomes = [(path, _check_spec_file(path, overrides)) for path in specs]
     if form == "json":
         entries = [_build_outcome_json(path, outcome) for path, outcome in outcomes]
-        click.echo(json.dumps({"files": entries}, indent=2))
+        print_text(format_json({"files": entries}, indent=2))
     for path, outcome in outcomes:
         if form == "github":
-            click.echo(
+            print_text(
                 "".join(
                     f"{_format_github_annotation(path, d)}\n"
                     for d in _list_spec_diagnostics(outcome)
@@ -67,13 +67,13 @@ def _check_spec_file(path: Path, overrides: tuple[str, ...]) -> Outcome:
 
 def _print_spec_outcome(path: Path, outcome: Outcome) -> None:
     if isinstance(outcome, RlxError):
-        click.echo(color_report(format_error_text(outcome), sys.stderr) + "\n", err=True)
+        print_report(format_error_text(outcome) + "\n")
         return
     read, plugins = outcome
     for warning in plugins.warnings:
-        click.echo(color_report(format_diagnostic(warning, str(path)), sys.stderr) + "\n", err=True)
+        print_report(format_diagnostic(warning, str(path)) + "\n")
     steps = "1 step" if read.spec.steps == 1 else f"{read.spec.steps} steps"
-    click.echo(f"{escape_unprintable(str(path))}: ok  spec {read.spec.digest}, {steps}")
+    print_text(f"{escape_unprintable(str(path))}: ok  spec {read.spec.digest}, {steps}")
 
 
 def _list_spec_diagnostics(outcome: Outcome) -> tuple[Diagnostic, ...]:
@@ -139,13 +139,13 @@ def show(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
             "values": values,
             "origins": origins,
         }
-        click.echo(json.dumps(document, indent=2))
+        print_text(format_json(document, indent=2))
         return
     order = {key: place for place, key in enumerate(ExperimentSpec.model_fields)}
     paths = sorted(values, key=lambda path: order[path.split(".")[0]])
     rows = [(p, json.dumps(values[p], ensure_ascii=False), f"# {origins[p]}") for p in paths]
-    click.echo(format_columns(rows))
-    click.echo(f"\nspec {read.spec.digest}, seed {read.spec.seed}")
+    print_text(format_columns(rows))
+    print_text(f"\nspec {read.spec.digest}, seed {read.spec.seed}")
 
 
 def _get_resolved_value(read: LoadedSpec, path: str) -> Any:
@@ -206,9 +206,9 @@ def schema(output: Path | None) -> None:
     names: dict[str, list[str]] = {}
     for found in list_installed_plugins():
         names.setdefault(found.kind, []).append(found.name)
-    text = json.dumps(experiment_schema(names), indent=2) + "\n"
+    text = format_json(experiment_schema(names), indent=2) + "\n"
     if output is None:
-        click.echo(text, nl=False)
+        print_text(text, nl=False)
         return
     if output.is_dir():
         raise SpecError(f"-o {escape_unprintable(str(output))} is a folder; name a file in it")
@@ -218,4 +218,4 @@ def schema(output: Path | None) -> None:
     except OSError as error:
         where = escape_unprintable(str(output))
         raise EnvironmentFault(f"cannot write {where}: {error.strerror}") from error
-    click.echo(f"wrote {escape_unprintable(str(output))}", err=True)
+    print_text(f"wrote {escape_unprintable(str(output))}", err=True)

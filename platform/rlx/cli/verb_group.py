@@ -58,7 +58,7 @@ VERBS = {
     ),
     "sync": Verb("rlx.cli.sync:sync", "Send MLflow the records that it missed."),
     "db": Verb("rlx.cli.db:db", "Upgrade the registry; restore lost runs."),
-    "mlflow": Verb("rlx.cli.inspect_runs:mlflow", "Serve the MLflow UI with the mirrored runs."),
+    "mlflow": Verb("rlx.cli.web:mlflow", "Serve the MLflow UI with the mirrored runs."),
     "web": Verb("rlx.cli.web:web", "Serve the dashboard."),
 }
 

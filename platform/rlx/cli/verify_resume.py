@@ -18,15 +18,18 @@ from typing import NamedTuple
 
 import click
 import psutil
-from rich.console import Console
 from rich.table import Table
 
 from rlx.audit import find_run_differences
+from rlx.cli.console import open_console
+from rlx.cli.output import print_text
 from rlx.cli.registry import locate_run_folder
+from rlx.cli.sync import get_mlflow_uri
 from rlx.errors import RlxError, SpecError
 from rlx.launch import is_supervisor, list_live_ranks
+from rlx.record import MlflowMirror, is_mirror_behind
 from rlx.run import read_progress
-from rlx_registry import Registry
+from rlx_registry import Registry, RunRecord
 
 __all__ = ["verify_resume"]
 
@@ -80,21 +83,26 @@ def verify_resume(
 
     Runs are queued for an `rlx worker`. Each is killed once, at a time drawn uniformly over the
     duration of an uninterrupted run; the victims take turns: a rank, the supervisor, a scorer, the
-    worker. Runs recover without `rlx resume`. The exit code is 1 if a number differs or a run does
-    not finish.
+    worker. Runs recover without `rlx resume`. They are mirrored to MLflow, which must have every
+    point of the registry after a last `rlx sync`. The exit code is 1 if a number or a point differs
+    or a run does not finish.
     """
     home = Path(tempfile.mkdtemp(prefix="rlx-verify-"))
     with _KillTrial(home, spec, overrides, url, at_once) as trial:
         unbroken = trial.run_unbroken()
         done = trial.kill(unbroken, kills, random.Random(seed))
+        unequal = trial.compare_with_mlflow()
     odd = [kill for kill in done if kill.found]
     _show_kill_table(done)
-    click.echo(f"{len(done) - len(odd)} of {len(done)} killed runs have the unbroken one's numbers")
-    if odd or keep:
-        click.echo(f"the runs are in {home}")
+    print_text(
+        f"{len(done) - len(odd)} of {len(done)} killed runs have the same numbers as the "
+        "uninterrupted run"
+    )
+    if odd or unequal or keep:
+        print_text(f"the runs are in {home}")
     else:
         shutil.rmtree(home, ignore_errors=True)
-    return 1 if odd else 0
+    return 1 if odd or unequal else 0
 
 
 def _show_kill_table(done: Sequence[KillResult]) -> None:
@@ -103,7 +111,7 @@ def _show_kill_table(done: Sequence[KillResult]) -> None:
     table = Table("killed during", *VICTIMS, title=None)
     for work in sorted({kill.work for kill in done}):
         table.add_row(work, *(str(counts[work, victim] or "") for victim in VICTIMS))
-    Console(highlight=False).print(table)
+    open_console().print(table)
 
 
 class _KillTrial:
@@ -115,8 +123,9 @@ class _KillTrial:
         self._url = url or f"sqlite:///{home}/registry.db"
         self._environment = {**os.environ, "RLX_HOME": str(home), "RLX_REGISTRY": self._url}
         sets = [word for value in overrides for word in ("--set", value)]
-        own = ["--set", "tracking.mlflow=null", "--set", "tracking.pictures=false"]
-        self._submit = ["submit", str(spec.absolute()), "--again", "-q", "--queue", *sets, *own]
+        self._home = home
+        self._submit = ["submit", str(spec.absolute()), "--again", "-q", "--queue"]
+        self._sets = [*sets, "--set", "tracking.pictures=false"]
         self._log = home / "worker.log"
         self._at_once = at_once
         self._lock = threading.Lock()
@@ -127,7 +136,7 @@ class _KillTrial:
         with Registry.open(self._url) as registry:
             if registry.runs(limit=1):
                 raise SpecError(
-                    "the registry has runs, which a worker would take: give an empty one"
+                    "the registry has runs, which a worker would start: use an empty one"
                 )
             self._worker = self._begin_worker()
         return self
@@ -139,7 +148,7 @@ class _KillTrial:
             self._registry() as registry
         ):  # after an aborted trial; ranks exit without a supervisor
             for run in map(registry.run, self._runs):
-                if run.pid is not None and is_supervisor(run.pid, run.id):
+                if run.pid is not None and _has_supervisor(run):
                     os.kill(run.pid, signal.SIGKILL)
 
     def _begin_worker(self) -> "subprocess.Popen[bytes]":
@@ -155,19 +164,25 @@ class _KillTrial:
     def _registry(self) -> Registry:
         return Registry.open(self._url, read_only=True)
 
-    def _queue(self) -> str:
-        """Queues a run and returns its id."""
+    def _queue(self, store: str = "mlflow") -> str:
+        """Queues a run, mirrored to an MLflow store of this name, and returns its id."""
+        mirror = ["--set", f"tracking.mlflow=sqlite:///{{home}}/{store}.db"]
+        run_id = self._call_rlx(*self._submit, *mirror, *self._sets).strip()
+        self._runs.append(run_id)
+        return run_id
+
+    def _call_rlx(self, verb: str, *arguments: str) -> str:
+        """Runs an rlx command in the trial's home; returns what it printed."""
         done = subprocess.run(
-            [*RLX, *self._submit],
+            [*RLX, verb, *arguments],
             env=self._environment,
             capture_output=True,
             text=True,
             check=False,
         )
         if done.returncode:
-            raise RlxError(f"rlx submit ended with {done.returncode}: {done.stderr[-2000:]}")
-        self._runs.append(done.stdout.strip())
-        return self._runs[-1]
+            raise RlxError(f"rlx {verb} ended with {done.returncode}: {done.stderr[-2000:]}")
+        return done.stdout
 
     def run_unbroken(self) -> str:
         """Runs the reference without kills, beside as many runs as later; returns its id."""
@@ -176,7 +191,7 @@ class _KillTrial:
         with self._registry() as registry:
             if registry.run(runs[0]).status != "finished":
                 raise RlxError(f"{runs[0]} failed unbroken: {registry.run(runs[0]).reason}")
-        click.echo(f"unbroken    {runs[0]}  {self._length:.0f} s")
+        print_text(f"unbroken    {runs[0]}  {self._length:.0f} s")
         return runs[0]
 
     def kill(self, unbroken: str, kills: int, drawn: random.Random) -> list[KillResult]:
@@ -189,13 +204,15 @@ class _KillTrial:
         """Queues a run and kills its victim after a share of the last measured duration.
 
         The duration is updated, since it varies with the load of the machine. A run that ends
-        before its victim can be killed is repeated.
+        before its victim can be killed is repeated. A supervisor first creates MLflow's store if
+        there is none; one that will be killed gets a store of its own to create.
         """
-        run_id = self._queue()
+        own_store = victim == "supervisor"
+        run_id = self._queue(f"mlflow-{len(self._runs)}" if own_store else "mlflow")
         moment = share * self._length
         with self._registry() as registry:
             folder = locate_run_folder(registry.run(run_id))
-            self._wait(registry, run_id, lambda status: status != "queued")
+            self._wait(registry, run_id, lambda run: run.status != "queued")
             time.sleep(moment)
             while not self._strike(registry, run_id, victim, folder.root):
                 if registry.run(run_id).status in ENDS:
@@ -213,11 +230,36 @@ class _KillTrial:
         if stage is not None and stage.stage.startswith("training"):
             work = stage.doing or "between steps"
         outcome = "; ".join(found[:3]) or "every number is the same"
-        click.echo(
+        print_text(
             f"{victim:<11} {run_id}  at {moment:5.1f} s  {work:<20} "
             f"{attempts} attempt{'s' if attempts > 1 else ''}: {outcome}"
         )
         return KillResult(run_id, victim, moment, work, found)
+
+    def compare_with_mlflow(self) -> int:
+        """Sends MLflow what it has missed, and compares its points with the registry's.
+
+        Returns:
+            Number of runs whose points differ.
+        """
+        with self._registry() as registry:
+            runs = [run for run in map(registry.run, self._runs) if get_mlflow_uri(run)]
+            for run in runs:  # supervisors may still be telling MLflow the end of their runs
+                self._wait(registry, run.id, lambda run: not _has_supervisor(run))
+            behind = sum(is_mirror_behind(registry, registry.run(run.id)) for run in runs)
+            self._call_rlx("sync")
+            unequal = 0
+            for run in runs:
+                uri = (get_mlflow_uri(run) or "").replace("{home}", str(self._home))
+                found = list(MlflowMirror(registry, run.id, uri, None).find_differences())
+                unequal += bool(found)
+                for difference in found[:3]:
+                    print_text(f"{run.id}: {difference}")
+        print_text(
+            f"MLflow has the registry's points of {len(runs) - unequal} of {len(runs)} runs "
+            f"({behind} completed by `rlx sync`)"
+        )
+        return unequal
 
     def _strike(self, registry: Registry, run_id: str, victim: str, folder: Path) -> bool:
         """Kills a process of the victim's kind; returns False if there is none."""
@@ -237,9 +279,9 @@ class _KillTrial:
     def _list_victims(registry: Registry, run_id: str, victim: str, folder: Path) -> Iterator[int]:
         """Yields the process ids of a run that are of the victim's kind."""
         if victim == "supervisor":
-            pid = registry.run(run_id).pid
-            if pid is not None and is_supervisor(pid, run_id):
-                yield pid
+            run = registry.run(run_id)
+            if run.pid is not None and _has_supervisor(run):
+                yield run.pid
             return
         for pid in list_live_ranks(folder):
             with suppress(psutil.Error):
@@ -254,17 +296,22 @@ class _KillTrial:
     def _wait_for_end(self, run_id: str) -> float:
         """Waits until the run ends; returns the seconds since a worker took it."""
         with self._registry() as registry:
-            self._wait(registry, run_id, lambda status: status in ENDS)
+            self._wait(registry, run_id, lambda run: run.status in ENDS)
             taken = next(c.at for c in registry.history(run_id) if c.after == "submitted")
             run = registry.run(run_id)
         return (run.ended or taken) - taken
 
-    def _wait(self, registry: Registry, run_id: str, until: Callable[[str], bool]) -> None:
+    def _wait(self, registry: Registry, run_id: str, until: Callable[[RunRecord], bool]) -> None:
         end = time.monotonic() + PATIENCE
-        while not until(registry.run(run_id).status):
+        while not until(registry.run(run_id)):
             with self._lock:  # another thread may be restarting the worker
                 if self._worker.poll() is not None:
                     raise RlxError(f"rlx worker has ended: {self._log.read_text()[-2000:]}")
             if time.monotonic() > end:
                 raise RlxError(f"{run_id} has not ended in {PATIENCE:.0f} s: {self._log}")
             time.sleep(0.1)
+
+
+def _has_supervisor(run: RunRecord) -> bool:
+    """Whether a supervisor of the run is alive on this machine."""
+    return run.pid is not None and is_supervisor(run.pid, run.id)

@@ -5,17 +5,20 @@ from collections.abc import Collection, Iterator
 
 import click
 
+from rlx.cli.output import print_text
 from rlx.cli.registry import locate_run_folder, open_registry, registry_option
 from rlx.errors import EnvironmentFault, RlxError
 from rlx.home import tracking_url
 from rlx.launch import (
     attempts_used,
     build_device_request,
+    has_lost_supervisor,
     is_supervisor,
     take_over_run,
     this_machine,
 )
 from rlx.spec import ExperimentSpec, SlurmLauncherSpec
+from rlx.stopwatch import Stopwatch
 from rlx.text import escape_unprintable
 from rlx_registry import DatabaseUnavailableError, DatabaseUnwritableError, Registry, RunRecord
 
@@ -24,6 +27,7 @@ __all__ = ["run_queue", "worker"]
 LOOK = 1.0
 """Seconds between two checks of the queue."""
 ALIVE = {"submitted", "running"}
+DONE = {"finished", "failed", "stopped"}
 PATIENCE = 25.0
 """Seconds in which a live supervisor sends at least two heartbeats."""
 
@@ -50,31 +54,34 @@ def run_queue(
 ) -> None:
     """Starts queued and lost runs in a loop.
 
+    A run that has ended is not counted any more, even while its supervisor still tells MLflow.
+
     Args:
         registry: open for writing.
         url: URL of the registry, for supervisors.
         limit: number of runs at a time.
-        once: return when nothing is left to do.
+        once: return when nothing is left to do and all supervisors started here have exited.
         only: ids of the runs to take; `once` then also waits for those that others run.
     """
     queue = _Queue(registry, only)
     mine: dict[str, int] = {}
     while True:
         mine = {run: pid for run, pid in mine.items() if is_supervisor(pid, run)}
-        free = len(mine) < limit
+        free = False
         try:
+            free = sum(registry.run(run).status not in DONE for run in mine) < limit
             taken = next(queue.list_fitting_runs(set(mine)), None) if free else None
             pid = None if taken is None else queue.start_queued_run(taken, url)
             over = not mine and taken is None and not queue.watching and not queue.is_busy()
         except DatabaseUnwritableError:
             raise
         except DatabaseUnavailableError as error:  # it may recover
-            click.echo(f"waiting for the registry: {escape_unprintable(str(error))}", err=True)
+            print_text(f"waiting for the registry: {escape_unprintable(str(error))}", err=True)
             time.sleep(PATIENCE)
             continue
         if taken is not None and pid is not None:
             mine[taken.id] = pid
-            click.echo(f"{taken.id} {taken.name}  seed {taken.seed}: {_describe_takeover(taken)}")
+            print_text(f"{taken.id} {taken.name}  seed {taken.seed}: {_describe_takeover(taken)}")
         elif once and free and over:
             return
         else:
@@ -82,7 +89,7 @@ def run_queue(
 
 
 def _describe_takeover(run: RunRecord) -> str:
-    return "taken from the queue" if run.status == "queued" else "taken up by a worker"
+    return "taken from the queue" if run.status == "queued" else "taken over by a worker"
 
 
 def _load_run_spec(run: RunRecord) -> ExperimentSpec:
@@ -96,8 +103,8 @@ class _Queue:
     def __init__(self, registry: Registry, only: Collection[str] | None = None) -> None:
         self._registry, self._only = registry, only
         self._reported: set[tuple[str, str]] = set()
-        self.watching: dict[str, float] = {}
-        """Runs without heartbeat, with the time since when they have been watched."""
+        self.watching: dict[str, Stopwatch] = {}
+        """Runs without heartbeat, with the time for which they have been watched."""
 
     def list_fitting_runs(self, mine: set[str]) -> Iterator[RunRecord]:
         """Yields the runs that this machine can start now.
@@ -111,9 +118,9 @@ class _Queue:
             try:
                 spec = _load_run_spec(run)
                 if (spec.digest, spec.seed) != (run.digest, run.seed):
-                    raise EnvironmentFault("the folder here is of another registry's run")
+                    raise EnvironmentFault("the folder here belongs to another registry's run")
                 if isinstance(spec.runner.launcher, SlurmLauncherSpec):
-                    raise EnvironmentFault("it is a job of Slurm")
+                    raise EnvironmentFault("it is a Slurm job")
                 self._require_attempts(run, spec)
                 wanted = build_device_request(spec)
             except FileNotFoundError:
@@ -174,15 +181,14 @@ class _Queue:
         if run.status == "lost":
             return True
         if run.host == this_machine() and run.pid is not None:
-            return not is_supervisor(run.pid, run.id)
+            return has_lost_supervisor(run)
         if run.effective_status != "lost":
             self.watching.pop(run.id, None)
             return False
-        since = self.watching.setdefault(run.id, time.monotonic())
-        return time.monotonic() - since > PATIENCE
+        return self.watching.setdefault(run.id, Stopwatch(4 * LOOK)).look() > PATIENCE
 
     def report_once(self, what: str, why: str) -> None:
         """Prints why something is skipped, once per reason."""
         if (what, why) not in self._reported:
             self._reported.add((what, why))
-            click.echo(f"{what} is left alone: {why}", err=True)
+            print_text(f"{what} skipped: {why}", err=True)

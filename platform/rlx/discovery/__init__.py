@@ -4,6 +4,7 @@ Listing plugins reads only the metadata of installed distributions. A plugin is 
 experiment names it, so a broken plugin affects only the experiments that use it.
 """
 
+from rlx.discovery.changes import describe_plugin_changes
 from rlx.discovery.checks import ExperimentPlugins, check_file, check_read_spec, resolve_plugins
 from rlx.discovery.lookup import (
     GROUPS,
@@ -30,6 +31,7 @@ __all__ = [
     "build_plugin_diagnostic",
     "check_file",
     "check_read_spec",
+    "describe_plugin_changes",
     "find_installed_plugin",
     "import_implementation",
     "list_installed_plugins",

@@ -1,9 +1,9 @@
 """Collects warnings about settings that are allowed but probably unintended."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rlx.discovery.fit import find_ignored_settings, list_singleton_turns
-from rlx.plugin import Estimator, Mask
+from rlx.plugin import Estimator, Mask, Plugin
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, KeyPath, TurnSpans, find_cautions
 from rlx.spec.reading import Diagnostic
 
@@ -11,13 +11,15 @@ __all__ = ["collect_spec_warnings"]
 
 
 def collect_spec_warnings(
-    spec: ExperimentSpec, estimator: Estimator, mask: Mask
+    spec: ExperimentSpec,
+    estimator: Estimator,
+    mask: Mask,
+    plugins: Iterable[tuple[KeyPath, Plugin]],
 ) -> Iterator[Diagnostic]:
-    """Yields the estimator's own warnings, and those about the spec, estimator and mask."""
-    for text in estimator.warnings():
-        word = text.split()[0] if text.split() else ""
-        at_key = word.startswith("estimator.")
-        yield _build_warning(tuple(word.split(".")) if at_key else ("estimator",), text)
+    """Yields the plugins' own warnings, and those about the spec, estimator and mask."""
+    for path, plugin in plugins:
+        for text in plugin.warnings():
+            yield _build_warning(_find_option_path(path, plugin, text), text)
     yield from _check_singleton_groups(spec, estimator)
     for path, text in find_ignored_settings(spec, estimator):
         yield _build_warning(path, text)
@@ -28,11 +30,20 @@ def collect_spec_warnings(
     if forced is not None and "{prompt}" in forced.template:
         yield _build_warning(
             ("rollout", "forced_answer", "template"),
-            "rollout.forced_answer.template has {prompt}, and nothing is put in its place: the "
+            "rollout.forced_answer.template has {prompt}, which is not filled in here: the "
             "problem was shown before the first turn",
         )
     for problem in find_cautions(spec):
         yield _build_warning(problem.path, problem.message, problem.help, problem.against)
+
+
+def _find_option_path(path: KeyPath, plugin: Plugin, text: str) -> KeyPath:
+    """The key that a plugin's warning begins with, such as `numeric` or `estimator.confidence`;
+    otherwise the plugin's own."""
+    word = text.split()[0] if text.split() else ""
+    if path and word.startswith(f"{path[0]}."):
+        return tuple(word.split("."))
+    return (*path, word) if word in type(plugin).model_fields else path
 
 
 def _check_mask_spans(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:

@@ -180,7 +180,14 @@ def _resolve_one_spec(spec: ExperimentSpec) -> tuple[ExperimentPlugins | None, l
         estimator=estimator,
         provenance=tuple(build_provenance(place, plugin) for place, plugin in all_plugins),
         named=tuple(plugin for _, plugin in all_plugins),
-        warnings=tuple(collect_spec_warnings(spec, estimator, cast(Mask, built["mask",]))),
+        warnings=tuple(
+            collect_spec_warnings(
+                spec,
+                estimator,
+                cast(Mask, built["mask",]),
+                ((place.path, plugin) for place, plugin in all_plugins),
+            )
+        ),
     )
     return plugins, []
 
@@ -206,7 +213,8 @@ def _check_parent_rewards(
             yield _build_plugin_conflict(
                 (*place.path, "of"),
                 message,
-                "drop `of`; a plugin of your own may read it as `@reward(reads_parent=True)`",
+                "drop `of`; your own plugin can read it if declared as "
+                "`@reward(reads_parent=True)`",
             )
 
 
@@ -223,7 +231,7 @@ def _check_needed_streams(
         if name not in STREAMS:
             near = did_you_mean(name, STREAMS)
             help_ = f"did you mean '{near}'?" if near else f"there are: {', '.join(STREAMS)}"
-            what = f"needs '{name}', which is no stream of rlx"
+            what = f"needs '{name}', which is not an rlx stream"
             yield replace(
                 build_plugin_diagnostic(
                     find_installed_plugin(place.kind, place.name), what, (help_,)
@@ -239,7 +247,9 @@ def _check_needed_streams(
     for path, who, name in needs:
         stream = STREAMS[name]
         if task is not None and not stream.provided(spec, task):
-            message = f"{who} needs {name}, which {stream.origin} gives: this experiment has none"
+            message = (
+                f"{who} needs {name}, which {stream.origin} provides: this experiment has none"
+            )
             yield _build_plugin_conflict(path, message, stream.help)
 
 

@@ -52,7 +52,7 @@ def check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator[
     if credit.use_kl_in_reward and reading == "turns":
         yield _build_fit_conflict(
             ("credit", "use_kl_in_reward"),
-            f"credit.use_kl_in_reward is on, but estimator '{name}' reads {reads['turns']} alone: "
+            f"credit.use_kl_in_reward is on, but estimator '{name}' reads only {reads['turns']}: "
             "the KL would be ignored",
             "use a penalty in the loss instead, `loss.kl`, or an estimator of token rewards, such "
             "as gae or reinforce_plus_plus",
@@ -60,7 +60,7 @@ def check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator[
     if credit.use_kl_in_reward and reading == "scores" and credit.score_source == "structured":
         yield _build_fit_conflict(
             ("credit", "use_kl_in_reward"),
-            f"credit.use_kl_in_reward is on, but estimator '{name}' reads structured scores alone: "
+            f"credit.use_kl_in_reward is on, but estimator '{name}' reads only structured scores: "
             "the KL would be ignored",
             "`credit.score_source: token_rewards` makes a row's score the sum of its token "
             "rewards, KL included; or use a penalty in the loss, `loss.kl`",
@@ -69,7 +69,7 @@ def check_estimator_fit(spec: ExperimentSpec, estimator: Estimator) -> Iterator[
         yield _build_fit_conflict(
             ("credit", "score_source"),
             f"credit.score_source is 'token_rewards', but estimator '{name}' reads "
-            f"{reads[reading]} and no score",
+            f"{reads[reading]}, not scores",
             "drop it",
         )
     yield from _check_refused_singletons(spec, estimator)
@@ -84,13 +84,13 @@ def check_unused_value_sources(
     if spec.critic is not None and "values" not in needs:
         yield _build_fit_conflict(
             ("critic",),
-            f"estimator '{name}' never asks the critic",
+            f"estimator '{name}' does not use a critic",
             "drop `critic`, or use an estimator that needs values, such as gae",
         )
     if spec.monte_carlo is not None and "mc_values" not in needs:
         yield _build_fit_conflict(
             ("monte_carlo",),
-            f"estimator '{name}' never asks for Monte-Carlo values",
+            f"estimator '{name}' does not use Monte-Carlo values",
             "drop `monte_carlo`, or use an estimator that needs them, such as vineppo",
         )
 
@@ -100,9 +100,9 @@ def check_task_corruption(spec: ExperimentSpec, task: Plugin) -> Iterator[Diagno
     if spec.probe and "mistake" in spec.probe.schemes and not isinstance(task, Corrupts):
         yield _build_fit_conflict(
             ("probe", "schemes"),
-            f"probe.schemes has 'mistake', but task '{spec.task.plugin}' has no `corruption` that "
-            "could spoil a sentence",
-            "drop it; a task of your own may have one: rlx.plugin.Corrupts",
+            f"probe.schemes has 'mistake', but task '{spec.task.plugin}' has no `corruption` to "
+            "alter a sentence",
+            "drop it; your own task can implement rlx.plugin.Corrupts",
         )
 
 
@@ -113,9 +113,9 @@ def check_correctness_judge(spec: ExperimentSpec, judge: Plugin | None) -> Itera
         yield _build_fit_conflict(
             ("evaluation", "correct"),
             f"evaluation.correct is {name!r}, whose options scale its value: 1 would not mean "
-            "right",
-            "name a reward that is exactly 1 where the answer is right, such as one more of the "
-            f"same plugin under the name _{name.lstrip('_')}, which is kept and never summed",
+            "correct",
+            "name a reward that is exactly 1 if the answer is correct, such as another use of the "
+            f"same plugin under the name _{name.lstrip('_')}, which is recorded but never summed",
         )
 
 
@@ -145,8 +145,8 @@ def check_mask_reach(spec: ExperimentSpec, mask: Mask) -> Iterator[Diagnostic]:
     if learns and spec.loss.old_logprobs != "learner":
         yield _build_fit_conflict(
             ("mask",),
-            f"mask strategy '{spec.mask.plugin}' lets the environment's tokens learn, and nobody "
-            "sampled them: their behaviour log-probabilities are not known",
+            f"mask strategy '{spec.mask.plugin}' trains on the environment's tokens, which were "
+            "not sampled: their behaviour log-probabilities are unknown",
             "`loss.old_logprobs: learner` computes them",
         )
 
@@ -169,7 +169,7 @@ def _check_refused_singletons(spec: ExperimentSpec, estimator: Estimator) -> Ite
             yield _build_fit_conflict(
                 ("rollout", key),
                 f"rollout.{key} is 1, and `singleton: refuse` of estimator "
-                f"'{spec.estimator.plugin}' allows no group of one",
+                f"'{spec.estimator.plugin}' does not allow a group of one",
                 "sample 2 or more, or choose `singleton: zero` or `singleton: raw`",
             )
 
@@ -186,14 +186,14 @@ def find_ignored_settings(
             yield (
                 ("credit", key),
                 f"credit.{key} is {value!r}, but estimator '{spec.estimator.plugin}' reads no "
-                "token rewards: it changes what is stored as token_level_scores and no advantage",
+                "token rewards: it changes the stored token_level_scores, but no advantage",
             )
     conventions = PROFILES[credit.profile]
     if conventions and not conventions.keys() & type(estimator).model_fields.keys():
         yield (
             ("credit", "profile"),
-            f"credit.profile {credit.profile!r} says nothing of estimator "
-            f"'{spec.estimator.plugin}': none of its options is one of the profile's",
+            f"credit.profile {credit.profile!r} does not apply to estimator "
+            f"'{spec.estimator.plugin}': the profile sets none of its options",
         )
     if spec.rollout.dynamic_sampling is not None and not estimator.compares(spec.rollout.turns[0]):
         yield (
@@ -209,7 +209,7 @@ def find_ignored_settings(
             f"credit.profile {credit.profile!r} places rewards by {credit.resolved_placement} "
             "because KL in "
             f"the reward is {state}: a rollout's tokens carry {mass} of its turn rewards, and "
-            "turning KL on or off would change that; `credit.placement` settles it",
+            "turning KL on or off would change that; set `credit.placement` to fix it",
         )
 
 

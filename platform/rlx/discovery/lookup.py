@@ -155,7 +155,7 @@ def load_plugin(kind: Kind, name: str) -> type[Plugin]:
     except (Exception, SystemExit) as error:
         raise PluginFault(_diagnose_import_error(plugin, error)) from error
     if wrong := _describe_misfit(kind, offered):
-        raise PluginFault(build_plugin_diagnostic(plugin, f"is not one: {wrong}"))
+        raise PluginFault(build_plugin_diagnostic(plugin, f"is invalid: {wrong}"))
     cls: type[Plugin] = offered
     if cls.api > API:
         message = f"needs rlx plugin API {cls.api}; this is rlx {__version__} (API {API})"
@@ -241,7 +241,7 @@ def _describe_misfit(kind: Kind, offered: Any) -> str:
         return f"its option {kept[0]!r} could never be set: rlx reads that key itself; rename it"
     names_code = isinstance(getattr(offered, "implementation", None), str)
     if kind in ("estimator", "mask") and not names_code:
-        return f"{offered.__name__} names no `implementation`"
+        return f"{offered.__name__} does not set `implementation`"
     return ""
 
 
@@ -250,9 +250,9 @@ def _odd_kinds(environment: type[Plugin]) -> str:
     kinds: Any = getattr(environment, "kinds", ())
     name = environment.__name__
     if isinstance(kinds, str) or not kinds or not all(isinstance(k, str) and k for k in kinds):
-        return f"{name} names no `kinds` of turn, as a tuple of words"
+        return f"{name} does not set `kinds`, a tuple with the names of its kinds of turn"
     if taken := [k for k in (EVERY_TURN, FAILED) if k in kinds]:
-        return f"{name} calls a kind of turn '{taken[0]}', a word of rlx's own; rename it"
+        return f"{name} has a kind of turn '{taken[0]}', a name that rlx reserves; rename it"
     return ""
 
 
@@ -278,8 +278,8 @@ def _diagnose_unknown_plugin(kind: Kind, name: str) -> Diagnostic:
     notes = (
         f"{len(offers)} installed: {', '.join(offers) or 'none'}",
         f"searched entry-point group '{GROUPS[kind]}' in {sys.prefix}\n"
-        "A plugin of yours is found once it is installed: `pip install -e ./my-plugin`,\n"
-        "again after its entry points change; then `rlx plugins`",
+        "To use your own plugin, install it: `pip install -e ./my-plugin`;\n"
+        "reinstall it after its entry points change, then run `rlx plugins`",
     )
     return Diagnostic(
         kind="plugin",
@@ -295,8 +295,8 @@ def _diagnose_name_clash(kind: Kind, name: str, offers: Sequence[InstalledPlugin
     either = " or ".join(f"'{f.distribution}:{f.name}'" for f in offers)
     return Diagnostic(
         kind="plugin",
-        message=f"{kind} plugin '{name}' is offered by {sources}",
-        helps=(f"say which: {either}",),
+        message=f"{kind} plugin '{name}' is provided by {sources}",
+        helps=(f"choose one: {either}",),
         exit_code=3,
     )
 
@@ -328,7 +328,7 @@ def _diagnose_import_error(plugin: InstalledPlugin, error: BaseException) -> Dia
     if isinstance(error, ModuleNotFoundError) and error.name and "." not in error.name:
         install = f"`pip install {error.name}`, or "
     helps = (
-        f"the plugin is at fault, not the spec: {install}stop naming it",
+        f"the plugin is at fault, not the spec: {install}remove it from the spec",
         f"full traceback: `rlx plugins show {plugin.name} --traceback`",
     )
     return build_plugin_diagnostic(plugin, "failed to import", helps, cause)

@@ -73,24 +73,24 @@ STREAMS: Mapping[str, Stream] = MappingProxyType(
             _has_monte_carlo,
         ),
         "greedy_scores": Stream(
-            "a greedy answer beside the sampled ones",
-            "`rollout.schedule: single` has them",
+            "a greedy answer next to the sampled ones",
+            "use `rollout.schedule: single`",
             _is_single_turn,
         ),
         "environment": Stream(
             "a schedule with an environment",
-            "`rollout.schedule: environment` has one",
+            "use `rollout.schedule: environment`",
             _has_environment,
         ),
         "demonstrations": Stream(
             "the task",
-            "choose a task that has demonstrations, or start without: model.warm_start: null",
+            "choose a task that has demonstrations, or set model.warm_start: null",
             _has_demonstrations,
         ),
         "lessons": Stream(
             "the task",
-            "choose a task that is rehearsed in the environment (a task of your own may be: "
-            "rlx.plugin.Rehearsed), or start without: model.warm_start: null",
+            "choose a task that can be rehearsed in the environment (your own task can implement "
+            "rlx.plugin.Rehearsed), or set model.warm_start: null",
             _has_lessons,
         ),
     }

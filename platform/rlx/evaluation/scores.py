@@ -147,7 +147,7 @@ def compute_clipped_nll(correct: ArrayLike, confidence: ArrayLike, *, clip: floa
     from sklearn.metrics import log_loss
 
     if not 0 < clip < 0.5:
-        raise ValueError(f"clip is {clip}; it lies in (0, 0.5)")
+        raise ValueError(f"clip is {clip}; it must lie in (0, 0.5)")
     y, c = convert_to_pairs(correct, confidence)
     return float(log_loss(y, np.clip(c, clip, 1 - clip), labels=[0.0, 1.0]))
 
@@ -340,7 +340,7 @@ def convert_to_pairs(correct: ArrayLike, confidence: ArrayLike) -> tuple[Floats,
     if y.shape != c.shape:
         raise ValueError(f"correct has shape {y.shape}, confidence {c.shape}")
     if not np.isin(y, (0.0, 1.0)).all():
-        raise ValueError("correct holds something other than 0 and 1")
+        raise ValueError("correct has values other than 0 and 1")
     return y, c
 
 
@@ -353,7 +353,7 @@ def _check_confidence_values(confidence: ArrayLike) -> Floats:
     if c.ndim != 1 or not len(c):
         raise ValueError(f"confidence has shape {c.shape}; at least one sample is needed")
     if (c < 0).any() or (c > 1).any():
-        raise ValueError("confidence leaves [0, 1]")
+        raise ValueError("confidence has values outside [0, 1]")
     return c
 
 

@@ -75,7 +75,7 @@ def compute_accuracy_at_coverage(
         ValueError: coverage is not in (0, 1].
     """
     if not 0 < coverage <= 1:
-        raise ValueError(f"coverage is {coverage}; it lies in (0, 1]")
+        raise ValueError(f"coverage is {coverage}; it must lie in (0, 1]")
     risk = compute_risk_coverage(correct, confidence, ties=ties)
     # Round before the ceiling, else 0.07 · 100 = 7.000000000000001 would give 8 answers.
     return float(1 - risk[int(np.ceil(round(coverage * len(risk), 9))) - 1])
@@ -105,7 +105,7 @@ def compute_coverage_at_risk(correct: ArrayLike, confidence: ArrayLike, risk: fl
         ValueError: risk is not in [0, 1].
     """
     if not 0 <= risk <= 1:
-        raise ValueError(f"risk is {risk}; it lies in [0, 1]")
+        raise ValueError(f"risk is {risk}; it must lie in [0, 1]")
     y, c = convert_to_pairs(correct, confidence)
     values, slot, counts = np.unique(c, return_inverse=True, return_counts=True)
     kept = np.cumsum(counts[::-1])

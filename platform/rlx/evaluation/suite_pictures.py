@@ -114,7 +114,7 @@ def _draw_risk_coverage(
         )
         best = compute_risk_coverage(correct, correct)
         axes.plot(coverage, best, color=FAINT, linewidth=1, linestyle=(0, (4, 3)), label="best")
-        axes.axhline(1 - correct.mean(), color=ORANGE, linewidth=1, label="at random")
+        axes.axhline(1 - correct.mean(), color=ORANGE, linewidth=1, label="random order")
         axes.set(xlim=(0, 1.02), ylim=(-0.02, 1.02))
         axes.set_title(name, loc="left", fontsize=10, color=INK, fontweight="bold")
         axes.set_xlabel("coverage", color=INK)
@@ -127,8 +127,8 @@ def _draw_answer_scaling(found: Mapping[str, AnswerScaling], path: Path) -> tupl
     """Draws accuracy against the number of answers, one line per selection rule."""
     drawn, panels = _build_panel_row(len(found))
     rules = (
-        ("pass_at", "an oracle"),
-        ("most_confident", "the most confident"),
+        ("pass_at", "oracle"),
+        ("most_confident", "most confident"),
         ("weighted", "vote by confidence"),
         ("majority", "vote"),
     )
@@ -141,8 +141,8 @@ def _draw_answer_scaling(found: Mapping[str, AnswerScaling], path: Path) -> tupl
         axes.set_xticks(scaling.k, [str(k) for k in scaling.k])
         axes.set_ylim(-0.02, 1.02)
         axes.set_title(name, loc="left", fontsize=10, color=INK, fontweight="bold")
-        axes.set_xlabel("answers looked at", color=INK)
-    panels[0].set_ylabel("accuracy of the one that is taken", color=INK)
+        axes.set_xlabel("answers per problem", color=INK)
+    panels[0].set_ylabel("accuracy of the selected answer", color=INK)
     panels[0].legend(frameon=False, fontsize=8, labelcolor=INK)
     return save_figure(drawn, path)
 

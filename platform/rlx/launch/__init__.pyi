@@ -4,7 +4,16 @@ from .disk import LITTLE, format_disk_space, free_bytes
 from .failures import convert_to_rlx_error
 from .packages import Package, list_packages
 from .preflight import find_cuda_lack, run_preflight_checks, vllm_package
-from .processes import is_abandoned, is_supervisor, list_live_ranks, on_slurm, this_machine
+from .processes import (
+    has_lost_supervisor,
+    is_abandoned,
+    is_half_made,
+    is_supervised,
+    is_supervisor,
+    list_live_ranks,
+    on_slurm,
+    this_machine,
+)
 from .slurm import cancel_slurm_job, read_job_id, reconcile_slurm_run
 from .submission import (
     child_environment,
@@ -30,7 +39,10 @@ __all__ = [
     "find_cuda_lack",
     "format_disk_space",
     "free_bytes",
+    "has_lost_supervisor",
     "is_abandoned",
+    "is_half_made",
+    "is_supervised",
     "is_supervisor",
     "launch_run",
     "list_live_ranks",

@@ -12,13 +12,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from rlx.descendants import kill_descendants
 from rlx.home import RunFolder
 from rlx.launch.failures import convert_to_rlx_error, describe_error, is_disk_full
+from rlx.launch.hang_watch import HangWatch
 from rlx.launch.launchers import is_alone, rank_command, rank_environment
+from rlx.launch.leftovers import open_temporary_folder
 from rlx.launch.processes import list_live_ranks
 from rlx.launch.signals import SigtermListener
 from rlx.launch.submission import child_environment
 from rlx.spec import ExperimentSpec
+from rlx.stopwatch import Stopwatch
 from rlx_registry import Status
 
 __all__ = ["Attempt", "AttemptEnd", "build_failed_end"]
@@ -29,6 +33,8 @@ LOOK = 0.25
 """Seconds between two polls of the ranks."""
 GRACE = 30.0
 """Seconds that ranks have to exit after SIGTERM."""
+PATIENCE = 5.0
+"""Seconds that the processes which ranks started have to exit after them."""
 
 
 class AttemptEnd(NamedTuple):
@@ -78,29 +84,32 @@ class Attempt:
     ) -> None:
         self._run_id, self._spec, self._folder = run_id, spec, folder
         self._environment, self._orders = environment, orders
-        self._began = time.time()
 
-    def run(self, beat: Callable[[], None], completed: Callable[[], bool]) -> AttemptEnd:
+    def run(
+        self,
+        beat: Callable[[], None],
+        completed: Callable[[], bool],
+        report_pause: Callable[[bool], None],
+    ) -> AttemptEnd:
         """Runs the ranks until they exit, hang or are asked to stop.
 
         Args:
             beat: called at least every `HEARTBEAT` seconds; an exception ends the ranks at once.
             completed: whether the registry records the run as completed; exit codes cannot tell.
+            report_pause: called with True when ranks are found stopped, with False when they go on.
         """
         log_start = self._folder.log.stat().st_size if self._folder.log.exists() else 0
-        ranks, hung = self._start(), False
         patience = self._spec.runner.hang_after
-        try:
-            while ranks.poll() is None and not self._orders.stop and not hung:
-                beat()
-                self._wait(ranks, min(HEARTBEAT, patience / 4))
-                hung = ranks.poll() is None and self._get_silent_seconds() > patience
-            if hung:
-                self._dump_rank_stacks()
-        except BaseException:
-            self._end(ranks, politely=False)
-            raise
-        self._end(ranks, politely=not hung)
+        with open_temporary_folder(self._folder) as temporary:
+            ranks, hung = self._start(temporary), False
+            try:
+                hung = self._watch(ranks, beat, report_pause)
+                if hung:
+                    self._dump_rank_stacks()
+            except BaseException:
+                self._end(ranks, politely=False)
+                raise
+            self._end(ranks, politely=not hung)
         if completed():
             return AttemptEnd("finished")
         if self._orders.stop:
@@ -108,21 +117,47 @@ class Attempt:
                 "stopped", "killed on request" if self._orders.kill else "stopped on request"
             )
         if hung:
-            reason = f"no progress for {patience:g} s; the log has what the ranks were doing"
+            reason = f"no progress for {patience:g} s; the log shows what the ranks were doing"
             return AttemptEnd("failed", reason, again=True)
         return self._build_attempt_end(ranks.returncode, log_start)
 
-    def _start(self) -> "subprocess.Popen[bytes]":
+    def _watch(
+        self,
+        ranks: "subprocess.Popen[bytes]",
+        beat: Callable[[], None],
+        report_pause: Callable[[bool], None],
+    ) -> bool:
+        """Waits until the ranks exit, hang or are asked to stop; returns whether they hang."""
+        patience, paused = self._spec.runner.hang_after, False
+        look = min(HEARTBEAT, patience / 4)
+        watch = HangWatch(self._folder.progress, str(self._folder.root), Stopwatch(look))
+        while ranks.poll() is None and not self._orders.stop:
+            beat()
+            self._wait(ranks, look)
+            silent = watch.look(ranks.pid)
+            if silent > patience and ranks.poll() is None:
+                return True
+            if watch.paused != paused:
+                paused = watch.paused
+                report_pause(paused)
+        return False
+
+    def _start(self, temporary: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         """Starts the only rank, or the launcher, in its own process group."""
         runner = self._spec.runner
         own = {"OMP_NUM_THREADS": str(runner.threads), "RLX_SUPERVISOR": str(os.getpid())}
         self._folder.failure.unlink(missing_ok=True)
-        self._began = time.time()
         return subprocess.Popen(
             rank_command(runner, self._folder, self._run_id),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env={**child_environment(), **own, **self._environment, **rank_environment(runner)},
+            env={
+                **child_environment(),
+                **own,
+                **temporary,
+                **self._environment,
+                **rank_environment(runner),
+            },
         )
 
     def _wait(self, ranks: "subprocess.Popen[bytes]", seconds: float) -> None:
@@ -132,14 +167,6 @@ class Attempt:
                 ranks.wait(timeout=LOOK)
                 return
 
-    def _get_silent_seconds(self) -> float:
-        """Seconds since the ranks last reported progress, or since they were started."""
-        try:
-            last = self._folder.progress.stat().st_mtime
-        except OSError:
-            last = 0.0
-        return time.time() - max(last, self._began)
-
     def _dump_rank_stacks(self) -> None:
         """Makes hung ranks write their stacks to the log."""
         for pid in list_live_ranks(self._folder.root, os.getpid()):
@@ -148,12 +175,12 @@ class Attempt:
         time.sleep(1.0)
 
     def _end(self, ranks: "subprocess.Popen[bytes]", *, politely: bool) -> None:
-        """Ends the ranks and their launcher; leaves no process behind."""
+        """Ends the ranks, their launcher and all that they started."""
         if politely and ranks.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(ranks.pid, signal.SIGTERM)
-            until = time.monotonic() + GRACE
-            while time.monotonic() < until and not self._orders.kill and ranks.poll() is None:
+            waited = Stopwatch(4 * LOOK)
+            while waited.look() < GRACE and not self._orders.kill and ranks.poll() is None:
                 time.sleep(LOOK)
         with suppress(ProcessLookupError):
             os.killpg(ranks.pid, signal.SIGKILL)
@@ -161,6 +188,7 @@ class Attempt:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         ranks.wait()
+        kill_descendants(PATIENCE)
 
     def _build_attempt_end(self, code: int | None, log_start: int) -> AttemptEnd:
         """How the attempt failed; its part of the log begins at byte `log_start`."""
@@ -186,7 +214,7 @@ class Attempt:
             why = f"a rank was killed by signal {number} ({name}{hint})"
             return AttemptEnd("failed", why, again=True)
         errors = re.findall(r"^\S*(?:Error|Exception|Killed|Fault)\b.*$", log, re.MULTILINE)
-        last = errors[-1] if errors else "it said nothing"
+        last = errors[-1] if errors else "no error in the log"
         return AttemptEnd("failed", f"the ranks ended with code {code}: {last}", again=True)
 
 

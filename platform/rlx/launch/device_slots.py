@@ -44,9 +44,8 @@ def build_device_request(spec: ExperimentSpec) -> DeviceRequest | None:
         return None  # the ranks report a missing device themselves
     if len(names) < count:
         raise EnvironmentFault(
-            f"the experiment has {ranks_here(runner)} ranks, which take {count} devices, and this "
-            f"machine has {len(names)}: "
-            f"{', '.join(names)}"
+            f"the experiment has {ranks_here(runner)} ranks and needs {count} devices, but this "
+            f"machine has {len(names)}: {', '.join(names)}"
         )
     return DeviceRequest(this_machine(), names, count)
 

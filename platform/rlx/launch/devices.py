@@ -211,12 +211,12 @@ def _driver_lack(build: TorchBuild, driver: NvidiaDriver) -> DeviceShortage | No
         return DeviceShortage(
             0,
             f"{need}, but no NVIDIA driver: nvidia-smi is not installed",
-            "install NVIDIA's driver, or start the container with its GPUs",
+            "install NVIDIA's driver, or start the container with GPU access",
         )
     if not driver.works:
         return DeviceShortage(
             0,
-            f"{need}, but the NVIDIA driver does not answer: {_get_first_line(driver.listing)}",
+            f"{need}, but nvidia-smi failed: {_get_first_line(driver.listing)}",
             "load or update NVIDIA's driver until `nvidia-smi` works",
         )
     if driver.cuda is not None and _parse_major_version(driver.cuda) < _parse_major_version(
@@ -224,7 +224,7 @@ def _driver_lack(build: TorchBuild, driver: NvidiaDriver) -> DeviceShortage | No
     ):
         return DeviceShortage(
             0,
-            f"{need}, but the NVIDIA driver runs CUDA {driver.cuda} at most",
+            f"{need}, but the NVIDIA driver supports at most CUDA {driver.cuda}",
             "update NVIDIA's driver, or install a torch built for an older CUDA",
         )
     return None
@@ -235,7 +235,7 @@ def _parse_major_version(number: str) -> int:
 
 
 def _get_first_line(text: str) -> str:
-    return text.splitlines()[0] if text else "it printed nothing"
+    return text.splitlines()[0] if text else "no output"
 
 
 def _format_device_counts(names: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import rlx_registry
 from rlx.errors import EnvironmentFault, RegistryError, RlxError, SpecError
 from rlx.home import get_rlx_home
 from rlx.launch.disk import RESERVE, format_disk_space, free_bytes
-from rlx.text import escape_unprintable
+from rlx.text import escape_unprintable, redact_passwords
 
 __all__ = ["convert_to_rlx_error", "describe_error", "is_disk_full", "is_registry_away"]
 
@@ -38,9 +38,8 @@ def convert_to_rlx_error(error: BaseException) -> RlxError | None:
         return EnvironmentFault(_describe_full_disk(refusal))
     if refusal is not None and refusal.errno == errno.EADDRINUSE:
         return EnvironmentFault(
-            f"a port is taken: {escape_unprintable(str(error))}; end the process that listens "
-            "there, or "
-            "choose another port"
+            f"a port is in use: {escape_unprintable(str(error))}; end the process that listens "
+            "there, or choose another port"
         )
     if refusal is not None and (refusal.path is not None or refusal.errno == errno.EROFS):
         return EnvironmentFault(
@@ -69,7 +68,8 @@ def is_disk_full(error: BaseException) -> bool:
 def describe_error(error: BaseException) -> str:
     """One sentence for the record: an rlx error's message, or the type and text of a bug."""
     rlx_error = convert_to_rlx_error(error)
-    return f"{type(error).__name__}: {error}" if rlx_error is None else str(rlx_error)
+    text = f"{type(error).__name__}: {error}" if rlx_error is None else str(rlx_error)
+    return redact_passwords(text)
 
 
 def _find_refusal(error: BaseException | None) -> _Refusal | None:
@@ -91,9 +91,11 @@ def _describe_full_disk(refusal: _Refusal) -> str:
     folder = get_rlx_home() if refusal.path is None else refusal.path.absolute().parent
     free = free_bytes(folder)
     if refusal.errno == errno.EDQUOT:
-        return f"disk quota used up in {folder}: free some space, or set RLX_HOME to another folder"
+        return (
+            f"disk quota exceeded in {folder}: free some space, or set RLX_HOME to another folder"
+        )
     if refusal.path is None and free > RESERVE:
-        return "disk full where output was being written: free some space there"
+        return "disk full while writing output: free some space on that disk"
     return (
         f"disk full: {folder} has {format_disk_space(free)} left; free some space, or set "
         "RLX_HOME to a folder "
@@ -104,10 +106,10 @@ def _describe_full_disk(refusal: _Refusal) -> str:
 def _describe_forbidden_path(number: int, path: Path) -> str:
     path = path.absolute()
     ours = path.is_relative_to(get_rlx_home())
-    place = "set RLX_HOME to a folder" if ours else "choose a place"
+    place = "set RLX_HOME to a writable folder" if ours else "choose a writable folder"
     if number == errno.EROFS:
-        return f"{path} is on a file system that may only be read: {place} that can be written"
+        return f"{path} is on a read-only file system: {place}"
     return (
-        f"{path} may not be used by this user ({os.strerror(number).lower()}): change its "
-        f"permissions, or {place} that can be"
+        f"this user cannot access {path} ({os.strerror(number).lower()}): change its permissions, "
+        f"or {place}"
     )

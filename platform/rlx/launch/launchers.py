@@ -117,7 +117,7 @@ def check_hostfile(runner: RunnerSpec) -> Iterator[Diagnostic]:
     yield from faults
     if not faults and not _is_local_host(hosts[0].name):
         message = f"the first host, {hosts[0].name}, is not this machine"
-        help_ = "submit there, or name this machine first: it has the supervisor and rank 0"
+        help_ = "submit there, or list this machine first: it runs the supervisor and rank 0"
         yield Diagnostic(kind="machine", message=message, path=_PATH, helps=(help_,), exit_code=4)
 
 
@@ -142,7 +142,7 @@ def _read_hostfile(path: Path) -> tuple[list[HostSlots], list[Diagnostic]]:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
         return [], [Diagnostic(kind="file", message=f"cannot read {path}: {reason}", path=_PATH)]
     hosts: dict[str, HostSlots] = {}
     faults = []
@@ -154,9 +154,9 @@ def _read_hostfile(path: Path) -> tuple[list[HostSlots], list[Diagnostic]]:
         if found is not None and found["name"] not in hosts and not found["name"].startswith("-"):
             hosts[found["name"]] = HostSlots(found["name"], int(found["slots"]))
             continue
-        message = "a line of a hostfile reads NAME slots=N"
+        message = "a hostfile line must read NAME slots=N"
         if found is not None and found["name"] in hosts:
-            message = f"{found['name']} stands in the hostfile twice"
+            message = f"{found['name']} appears twice in the hostfile"
         place = SourceLocation(str(path), number, line.index(stripped) + 1, len(stripped), line)
         faults.append(Diagnostic(kind="value", message=message, path=_PATH, position=place))
     return list(hosts.values()), faults
@@ -167,7 +167,7 @@ def _check_host_slots(hosts: list[HostSlots], runner: RunnerSpec) -> list[Diagno
     if slots >= runner.ranks:
         return []
     assert isinstance(runner.launcher, HostsLauncherSpec)
-    message = f"runner.ranks is {runner.ranks}, and {runner.launcher.hostfile} has {slots} slots"
+    message = f"runner.ranks is {runner.ranks}, but {runner.launcher.hostfile} has {slots} slots"
     path = ("runner", "ranks")
     return [Diagnostic(kind="conflict", message=message, path=path, against=_PATH)]
 

@@ -14,10 +14,15 @@ __all__ = ["MirrorThread"]
 EVERY = 10.0
 """Seconds between two deliveries."""
 FINAL_TRIES = 3
+FINAL_SECONDS = 120.0
+"""Seconds after the end of a run in which its remaining records must be delivered."""
 
 
 class MirrorThread:
     """Delivers a run's records until it has ended and MLflow has them all, or stays unreachable.
+
+    A daemon thread, so a server that hangs does not keep the supervisor. Ending it at any moment is
+    safe, like a kill: the cursor in the registry follows what MLflow has confirmed.
 
     Args:
         url: of the registry, without a fencing token: the mirror delivers whatever is recorded.
@@ -34,20 +39,27 @@ class MirrorThread:
         self._ended = threading.Event()
         self._left = False
         self._behind: str | None = None
-        self._thread = threading.Thread(target=self._run, name="mirror")
+        self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
         self._thread.start()
 
     def end(self) -> str | None:
-        """Delivers the remaining records; returns why MLflow is incomplete, or None."""
+        """Delivers the remaining records; returns why MLflow is incomplete, or None.
+
+        Takes at most `FINAL_SECONDS`.
+        """
         self._ended.set()
-        self._thread.join()
+        self._thread.join(FINAL_SECONDS)
+        if self._thread.is_alive():
+            self._left = True
+            self._behind = _describe_missing(f"did not answer in {FINAL_SECONDS:.0f} s")
+            print_to_log(f"mirror: {self._behind}")
         return self._behind
 
     def leave(self) -> None:
         """Stops delivering: another supervisor has taken over."""
         self._left = True
         self._ended.set()
-        self._thread.join()
+        self._thread.join(FINAL_SECONDS)
 
     def _run(self) -> None:
         if self._uri is None:
@@ -60,7 +72,7 @@ class MirrorThread:
                 if not self._left:
                     self._finish(mirror)
         except Exception as error:  # noqa: BLE001  (reported: a mirror must not end a run)
-            self._behind = f"MLflow is not told more: {type(error).__name__}: {error}"
+            self._behind = f"MLflow updates stopped: {type(error).__name__}: {error}"
             print_to_log(f"mirror: {self._behind}")
 
     def _deliver(self, mirror: MlflowMirror) -> None:
@@ -80,14 +92,20 @@ class MirrorThread:
     def _finish(self, mirror: MlflowMirror) -> None:
         """Delivers the remaining records."""
         for attempt in range(FINAL_TRIES if self._has_room() else 0):
+            if self._left:
+                return
             try:
                 mirror.catch_up()
                 return
             except (MirrorUnavailableError, DatabaseUnavailableError) as error:
                 print_to_log(f"mirror: {error}")
                 time.sleep(2**attempt)
-        why = "could not be reached" if self._has_room() else "is not told more: the disk is full"
-        self._behind = f"MLflow {why}; the registry holds everything, and `rlx sync` tells it later"
+        why = "could not be reached" if self._has_room() else "is out of date: the disk is full"
+        self._behind = _describe_missing(why)
+
+
+def _describe_missing(why: str) -> str:
+    return f"MLflow {why}; the registry is complete, and `rlx sync` updates MLflow later"
 
 
 def print_to_log(line: str) -> None:

@@ -147,9 +147,13 @@ def _report_failed_session(session: _MachineSession, folder: RunFolder) -> int:
     code = session.process.returncode
     print(f"{session.name} ended with code {code}", file=sys.stderr, flush=True)
     if code == SSH_FAILED:
-        write_end_reason(folder, f"ssh could not reach {session.name}, or lost it", 4, again=True)
+        write_end_reason(
+            folder, f"ssh could not reach {session.name}, or lost the connection", 4, again=True
+        )
     elif code in (NOT_EXECUTABLE, NOT_FOUND):
-        message = f"{session.name} cannot run {sys.executable}: every host needs rlx at one path"
+        message = (
+            f"{session.name} cannot run {sys.executable}: every host needs rlx at the same path"
+        )
         write_end_reason(folder, message, 4, again=False)
     return code if code > 0 else 128 - code
 

@@ -15,15 +15,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
 import psutil
 
+from rlx.descendants import adopt_orphans, kill_descendants
 from rlx.home import RunFolder
 from rlx.launch.launchers import build_torchrun_command, write_end_reason
+from rlx.launch.leftovers import open_temporary_folder
+from rlx.stopwatch import Stopwatch
 
 __all__ = ["STOP", "NodeOrder", "main"]
 
@@ -61,6 +64,13 @@ def main() -> int:
     order: NodeOrder = json.loads(first)
     stop_signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stop_signals.append(number))
+    adopt_orphans()
+    with open_temporary_folder(RunFolder(Path(order["folder"]))) as temporary:
+        return _run_ranks(order, temporary, stop_signals)
+
+
+def _run_ranks(order: NodeOrder, temporary: Mapping[str, str], stop_signals: list[int]) -> int:
+    """Starts this machine's ranks and waits for them; returns the exit code."""
     try:
         command, environment = _build_node_command(order)
         ranks = subprocess.Popen(
@@ -68,7 +78,7 @@ def main() -> int:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             cwd=order["cwd"],
-            env=environment,
+            env={**environment, **temporary},
         )
     except OSError as error:
         message = f"the ranks on {socket.gethostname()} cannot start: {error}"
@@ -86,6 +96,7 @@ def main() -> int:
         for process in _list_own_processes():
             with suppress(psutil.Error):
                 process.kill()
+        kill_descendants()
     return code if code >= 0 else 128 - code
 
 
@@ -121,21 +132,23 @@ def _find_network_interface(address: str) -> str | None:
 
 def _watch_ranks(ranks: "subprocess.Popen[bytes]", stop_signals: list[int]) -> int:
     """Waits for torchrun to end, or ends it; returns its exit code."""
-    last_heartbeat, stop_requested = time.monotonic(), False
+    silence, stop_requested = Stopwatch(4 * LOOK), False
     while ranks.poll() is None:
         if select.select([0], [], [], LOOK)[0]:
             received = os.read(0, 4096)
             if not received:
-                return _kill_ranks(ranks, "whoever started this run is gone")
-            last_heartbeat = time.monotonic()
+                return _kill_ranks(ranks, "the process that started this run is gone")
+            silence.restart()
             stop_requested |= STOP in received
-        if time.monotonic() - last_heartbeat > SILENCE:
-            return _kill_ranks(ranks, f"nothing heard of the run's first machine for {SILENCE:g} s")
+        if silence.look() > SILENCE:
+            return _kill_ranks(
+                ranks, f"no heartbeat from the run's first machine for {SILENCE:g} s"
+            )
         if stop_requested and not stop_signals:  # Slurm signals every process itself
             stop_signals.append(signal.SIGTERM)
             ranks.terminate()
-    until = time.monotonic() + GRACE
-    while stop_signals and any(_list_own_processes()) and time.monotonic() < until:
+    waited = Stopwatch(4 * LOOK)
+    while stop_signals and any(_list_own_processes()) and waited.look() < GRACE:
         time.sleep(LOOK)
     return ranks.returncode
 

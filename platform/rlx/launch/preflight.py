@@ -80,8 +80,8 @@ def require_disk_room(folder: Path) -> None:
             hold_reserve(Path(trial) / "reserve")
     except (FileExistsError, NotADirectoryError) as error:
         raise EnvironmentFault(
-            f"{folder} cannot be a folder: it, or something above it, is a file; set RLX_HOME to "
-            "another"
+            f"{folder} cannot be a folder: it or one of its parents is a file; set RLX_HOME to "
+            "another folder"
         ) from error
     except OSError as error:
         raise convert_to_rlx_error(error) or EnvironmentFault(
@@ -92,7 +92,7 @@ def require_disk_room(folder: Path) -> None:
 def _little_room(folder: Path) -> Iterator[Diagnostic]:
     free = free_bytes(folder)
     if free < LITTLE:
-        message = f"{format_path(folder)} has {format_disk_space(free)} of space left"
+        message = f"{format_path(folder)} has {format_disk_space(free)} of free space left"
         help_ = "free some space, or set RLX_HOME to a folder on another disk"
         yield Diagnostic(kind="machine", message=message, helps=(help_,), severity="warning")
 
@@ -134,8 +134,8 @@ def _check_device(read: LoadedSpec, here: int) -> Iterator[Diagnostic]:
         f"{_describe_device_demand(here, apart=here > ranks_here(runner))}, found {lack.count}",
         lack.help,
         f"on the CPU: rlx submit {read.document.file} --set runner.device=cpu{alone}",
-        f"queue it for a machine that has: rlx submit {read.document.file} --queue",
-        "all about this machine: rlx doctor",
+        f"queue it for another machine: rlx submit {read.document.file} --queue",
+        "details of this machine: rlx doctor",
         notes=(f"found: {lack.found}",),
     )
 
@@ -174,7 +174,7 @@ def _check_sampler_package(spec: ExperimentSpec) -> Iterator[Diagnostic]:
         ("sampler", "engine"),
         f"sampler.engine needs the package {vllm.name}{vllm.range}, found {found}",
         f"pip install 'rlx[{vllm.extra}]'",
-        "do without: --set sampler.engine=transformers",
+        "or use transformers: --set sampler.engine=transformers",
     )
 
 
@@ -198,9 +198,9 @@ def _check_torchvision() -> Iterator[Diagnostic]:
     if not found.endswith("+cpu"):
         yield Diagnostic(
             kind="machine",
-            message=f"torchvision {found} is built for another torch than {build.version}, and "
-            "transformers cannot be imported beside it",
-            helps=("pip uninstall torchvision torchaudio torchcodec: nothing here needs them",),
+            message=f"torchvision {found} was built for a torch other than {build.version}, so "
+            "transformers cannot be imported",
+            helps=("pip uninstall torchvision torchaudio torchcodec: rlx does not need them",),
             exit_code=4,
         )
 
@@ -234,7 +234,7 @@ def _check_shared_data(plugins: ExperimentPlugins) -> Iterator[Diagnostic]:
     theirs, ours = plugins.task.data(), plugins.environment.data()
     for name in sorted(theirs.keys() & ours.keys()):
         if theirs[name] != ours[name]:
-            message = f"task and rollout.environment read a different {name} each"
+            message = f"task and rollout.environment use different values of `{name}`"
             help_ = f"give both the same `{name}`"
             yield Diagnostic(
                 kind="conflict",

@@ -1,15 +1,25 @@
 """Finds the processes of a run by their command lines."""
 
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from rlx.home import RunFolder
-from rlx_registry import RunRecord
+from rlx_registry import HEARTBEAT_LIMIT, RunRecord, is_supervisor_alive
 
-__all__ = ["is_abandoned", "is_supervisor", "list_live_ranks", "on_slurm", "this_machine"]
+__all__ = [
+    "has_lost_supervisor",
+    "is_abandoned",
+    "is_half_made",
+    "is_supervised",
+    "is_supervisor",
+    "list_live_ranks",
+    "on_slurm",
+    "this_machine",
+]
 
 
 def this_machine() -> str:
@@ -20,15 +30,51 @@ def this_machine() -> str:
 def is_abandoned(run: RunRecord) -> bool:
     """Whether a run that is recorded as active has lost its supervisor.
 
-    Processes can be checked on this machine only. On other machines, a run is lost when its
-    heartbeat stops (see `effective_status`). Slurm knows the state of its jobs, and may restart
-    them.
+    On other machines, a run is lost when its heartbeat stops (see `effective_status`).
     """
-    if run.effective_status == "lost":
-        return True
-    if run.status not in ("submitted", "running") or run.pid is None or on_slurm(run):
+    lost = run.effective_status == "lost"
+    return lost or is_half_made(run) or has_lost_supervisor(run)
+
+
+def has_lost_supervisor(run: RunRecord) -> bool:
+    """Whether this machine sees that the process of an active run is gone.
+
+    That is its supervisor, or the submission that has not started one yet. Slurm knows the state of
+    its jobs, and may restart them.
+    """
+    if run.status not in ("queued", "submitted", "running") or run.pid is None or on_slurm(run):
         return False
-    return run.host in (None, this_machine()) and not is_supervisor(run.pid, run.id)
+    alive = None if run.status == "queued" else is_supervisor_alive(run.directory)
+    if alive is None:
+        alive = run.host not in (None, this_machine()) or is_supervised(run)
+    return not alive
+
+
+def is_half_made(run: RunRecord) -> bool:
+    """Whether a run was recorded, but its submission was killed before its folder was complete.
+
+    Versions of rlx that recorded a run first could leave such runs.
+    """
+    if run.status not in ("queued", "submitted") or time.time() - run.created < HEARTBEAT_LIMIT:
+        return False
+    if run.directory is None:
+        return True
+    folder = RunFolder(Path(run.directory))
+    return folder.root.is_dir() and not folder.resolved_spec.exists()
+
+
+def is_supervised(run: RunRecord) -> bool:
+    """Whether a run's process is alive: its supervisor, or the submission that starts it."""
+    if run.pid is None or is_supervisor(run.pid, run.id):
+        return run.pid is not None
+    if run.status == "running" or run.attempt:
+        return False
+    try:
+        process = psutil.Process(run.pid)  # of the submission, unless its id was used again
+        alive = process.status() != psutil.STATUS_ZOMBIE
+        return bool(alive and process.create_time() <= run.created)
+    except psutil.Error:
+        return False
 
 
 def on_slurm(run: RunRecord) -> bool:

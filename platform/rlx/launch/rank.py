@@ -22,8 +22,10 @@ SUPERVISOR_EVERY = 2.0
 def main(folder: str, run_id: str) -> int:
     """Runs this rank; if it fails, writes the reason to a file for the supervisor."""
     faulthandler.register(signal.SIGUSR1)  # the supervisor asks a hung rank for its stacks
+    _name_semaphores()
     supervisor = int(os.environ["RLX_SUPERVISOR"])
-    threading.Thread(target=_exit_without_supervisor, args=(supervisor,), daemon=True).start()
+    arguments = (supervisor, Path(folder))
+    threading.Thread(target=_exit_without_supervisor, args=arguments, daemon=True).start()
     try:
         _run_rank(Path(folder), run_id)
     except Exception as error:  # noqa: BLE001  (recorded, and the rank ends)
@@ -31,6 +33,12 @@ def main(folder: str, run_id: str) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def _name_semaphores() -> None:
+    from rlx.launch.leftovers import name_semaphores
+
+    name_semaphores()
 
 
 def _write_failure(folder: Path, error: Exception) -> None:
@@ -60,9 +68,12 @@ def _write_failure(folder: Path, error: Exception) -> None:
         aside.replace(paths.failure)
 
 
-def _exit_without_supervisor(supervisor: int) -> None:
+def _exit_without_supervisor(supervisor: int, folder: Path) -> None:
     """Ends this rank once its supervisor is gone: ranks must not train on unobserved."""
     import psutil
+
+    from rlx.home import RunFolder
+    from rlx.launch.leftovers import remove_temporary_folder
 
     try:
         process = psutil.Process(supervisor)
@@ -72,6 +83,7 @@ def _exit_without_supervisor(supervisor: int) -> None:
     except psutil.NoSuchProcess:
         pass
     print(f"the supervisor, process {supervisor}, is gone", file=sys.stderr, flush=True)
+    remove_temporary_folder(RunFolder(folder))
     os._exit(1)
 
 

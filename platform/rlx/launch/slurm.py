@@ -47,7 +47,7 @@ ENDED = frozenset({"CANCELLED", "COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "
 ENDED |= {"BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REVOKED"}
 JOB_SCRIPT = """\
 #!/bin/sh
-# Run {run} of rlx, as it was given to sbatch.
+# Run {run} of rlx, as submitted to sbatch.
 exec {python} -m rlx.launch.supervisor {run}
 """
 
@@ -78,11 +78,11 @@ def submit_slurm_job(registry: Registry, run: RunRecord, registry_url: str) -> s
         refused = escape_unprintable(
             result.stderr.strip().removeprefix("sbatch: error: ").split("\n")[0]
         )
-        raise EnvironmentFault(f"sbatch did not take {run.id}: {refused}")
+        raise EnvironmentFault(f"sbatch rejected {run.id}: {refused}")
     aside = folder.job.with_suffix(f".{os.getpid()}")
     aside.write_text(json.dumps({"job": job}))
     aside.replace(folder.job)
-    registry.results.add_event(run.id, "slurm", f"given to Slurm as job {job}", {"job": job})
+    registry.results.add_event(run.id, "slurm", f"submitted to Slurm as job {job}", {"job": job})
     return job
 
 
@@ -140,13 +140,13 @@ def _find_true_status(status: Status, job: str) -> tuple[Status, str] | None:
     state = _query_job_state(job)
     if status == "queued":
         if state in ("CANCELLED", "gone"):
-            return "stopped", f"job {job} was cancelled while it waited in Slurm's queue"
+            return "stopped", f"job {job} was cancelled while pending in Slurm's queue"
         if state in ENDED:
-            return "failed", f"job {job} ended before the run had begun: Slurm says {state}"
+            return "failed", f"job {job} ended before the run started: its Slurm state is {state}"
     if status in ("running", "lost") and state in WAITING:
-        return "queued", f"Slurm has taken job {job} back into its queue"
+        return "queued", f"Slurm requeued job {job}"
     if status == "running" and (state in ENDED or state == "gone"):
-        return "lost", f"job {job} has ended without a word: Slurm says {state}"
+        return "lost", f"job {job} ended without recording a result: its Slurm state is {state}"
     return None
 
 
@@ -176,9 +176,9 @@ def find_stop_status() -> tuple[Status, str]:
     """Status and reason of a run whose job Slurm ended without a request in the registry."""
     job = os.environ["SLURM_JOB_ID"]
     if int(_query_job_fields(job).get("Restarts", 0)) > _count_restarts():
-        return "queued", f"Slurm has taken job {job} back into its queue"
+        return "queued", f"Slurm requeued job {job}"
     return "stopped", (
-        f"Slurm ended job {job}: scancel, preemption, or its time limit; the log says which"
+        f"Slurm ended job {job}: scancel, preemption, or its time limit; see the log"
     )
 
 
@@ -256,8 +256,8 @@ def _run_slurm_command(
         )
     except FileNotFoundError as error:
         raise EnvironmentFault(
-            f"there is no {command[0]} here: `runner.launcher: slurm` needs a machine from which "
-            "jobs are submitted"
+            f"{command[0]} not found: `runner.launcher: slurm` needs a machine that can submit "
+            "Slurm jobs"
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise EnvironmentFault(f"{command[0]} has not answered for {PATIENCE:g} s") from error
+        raise EnvironmentFault(f"{command[0]} did not answer within {PATIENCE:g} s") from error

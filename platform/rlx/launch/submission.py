@@ -1,6 +1,8 @@
 """Records a run and starts its supervisor, detached from the terminal.
 
-Every recorded run either starts or is marked as failed, so that none waits forever.
+A run's folder is complete before the run is recorded, in one transaction: a submission that is
+killed leaves either no run, or one that can be resumed. Every recorded run either starts or is
+marked as failed, so that none waits forever.
 """
 
 import json
@@ -9,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -17,16 +20,19 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import rlx
 from rlx.checkpoint import copy_origin, pin_checkpoint
 from rlx.discovery import ExperimentPlugins
 from rlx.home import REGISTRY, RunFolder, get_rlx_home, tracking_url
 from rlx.launch.disk import hold_reserve
 from rlx.launch.failures import convert_to_rlx_error, describe_error
+from rlx.launch.processes import this_machine
 from rlx.sources import source_digest
-from rlx.spec import ExperimentSpec, TrackingSpec
+from rlx.spec import ExperimentSpec, SlurmLauncherSpec, TrackingSpec
 from rlx.spec.reading import LoadedSpec
-from rlx_registry import Registry, RegistryDatabaseError, RunRecord
+from rlx_registry import Registry, RegistryDatabaseError, RunRecord, record_supervisor
 
 __all__ = [
     "child_environment",
@@ -39,6 +45,8 @@ __all__ = [
     "submit_run",
 ]
 
+UNRECORDED = ".unrecorded-"
+"""Name prefix of folders of runs that are not recorded yet, or were never recorded."""
 PACKAGES = ("torch", "deepspeed", "transformers", "mlflow", "sqlalchemy", "pydantic", "numpy")
 
 
@@ -50,7 +58,7 @@ def submit_run(
     again: bool,
     queue: bool = False,
 ) -> tuple[RunRecord, bool]:
-    """Records a run and creates its folder, without starting it.
+    """Creates a run's folder and records the run, without starting it.
 
     Args:
         again: submit even if an identical run has finished or is active.
@@ -65,39 +73,65 @@ def submit_run(
     """
     read = pin_checkpoint(registry, read)
     spec = read.spec
-    run, created = registry.submit(
-        digest=spec.digest,
-        seed=spec.seed,
-        name=spec.name,
-        spec=spec.dump_resolved(),
-        yaml=read.yaml,
-        plugins=[
+    runs = get_rlx_home() / "runs"
+    runs.mkdir(parents=True, exist_ok=True)
+    submission: dict[str, Any] = {
+        "digest": spec.digest,
+        "seed": spec.seed,
+        "name": spec.name,
+        "spec": spec.dump_resolved(),
+        "yaml": read.yaml,
+        "plugins": [
             {**asdict(origin), "data": dict(plugin.data())}
             for origin, plugin in zip(plugins.provenance, plugins.named, strict=True)
         ],
-        code=collect_code_version(),
-        environment=collect_environment_versions(),
-        again=again,
-        queue=queue,
-    )
-    if not created:
-        return run, False
-    with fail_unless_started(registry, run.id):
-        _lay_out(registry, run.id, read)
-    return registry.run(run.id), True
+        "code": collect_code_version(),
+        "environment": collect_environment_versions(),
+        "again": again,
+        "queue": queue,
+    }
+    _remove_unrecorded(runs)
+    prefix = f"{UNRECORDED}{this_machine()}-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(dir=runs, prefix=prefix, ignore_cleanup_errors=True) as aside:
+        staged = RunFolder(Path(aside) / "run")
+        _fill_folder(registry, staged, read)
+        with registry.write_atomically():
+            run, created = registry.submit(**submission)
+            if created:
+                _record_folder(registry, run, read, _place_folder(staged.root, runs, run.id))
+    return registry.run(run.id), created
 
 
-def _lay_out(registry: Registry, run_id: str, read: LoadedSpec) -> None:
-    folder = RunFolder(_new_folder(get_rlx_home() / "runs", run_id))
-    registry.update_run(
-        run_id, directory=folder.root, steps_total=read.spec.steps, origins=read.origins
-    )
+def _fill_folder(registry: Registry, folder: RunFolder, read: LoadedSpec) -> None:
+    folder.root.mkdir()
     hold_reserve(folder.reserve)
     folder.yaml.write_text(read.yaml)
     copy_origin(registry, read.spec, folder)
-    put_spec(folder, read.spec)  # last: workers take runs that have this file
-    registry.results.add_artifact(run_id, folder.yaml, "spec")
-    registry.results.add_artifact(run_id, folder.resolved_spec, "spec")
+    put_spec(folder, read.spec)
+
+
+def _remove_unrecorded(runs: Path) -> None:
+    """Removes the folders of this machine's submissions that were killed."""
+    for folder in runs.glob(f"{UNRECORDED}{this_machine()}-*"):
+        pid = folder.name.removeprefix(f"{UNRECORDED}{this_machine()}-").partition("-")[0]
+        if not psutil.pid_exists(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _record_folder(registry: Registry, run: RunRecord, read: LoadedSpec, folder: RunFolder) -> None:
+    on_slurm = isinstance(read.spec.runner.launcher, SlurmLauncherSpec)
+    starter: dict[str, str | int] = {}
+    if on_slurm or run.status == "submitted":  # until it is started, the run is this process's
+        starter = {"pid": os.getpid(), "host": this_machine()}
+    registry.update_run(
+        run.id,
+        directory=folder.root,
+        steps_total=read.spec.steps,
+        origins=read.origins,
+        **starter,
+    )
+    registry.results.add_artifact(run.id, folder.yaml, "spec")
+    registry.results.add_artifact(run.id, folder.resolved_spec, "spec")
 
 
 def put_spec(folder: RunFolder, spec: ExperimentSpec) -> None:
@@ -107,14 +141,13 @@ def put_spec(folder: RunFolder, spec: ExperimentSpec) -> None:
     aside.replace(folder.resolved_spec)
 
 
-def _new_folder(runs: Path, run_id: str) -> Path:
-    """Creates a folder that no run uses, not even one of another registry or of a deleted one."""
-    runs.mkdir(parents=True, exist_ok=True)
+def _place_folder(staged: Path, runs: Path, run_id: str) -> RunFolder:
+    """Renames a folder to one that no run uses, not even of another registry or a deleted one."""
     for number in count(1):
         folder = runs / (run_id if number == 1 else f"{run_id}.{number}")
         with suppress(FileExistsError):
             folder.mkdir()
-            return folder
+            return RunFolder(staged.replace(folder))  # replaces the empty folder
     raise AssertionError("there is always another number")
 
 
@@ -157,6 +190,7 @@ def start_supervisor(run: RunRecord, registry_url: str) -> int:
             start_new_session=True,
             env={**child_environment(), REGISTRY: registry_url},
         )
+    record_supervisor(folder.root, process.pid)
     return process.pid
 
 

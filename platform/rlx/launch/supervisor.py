@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlx.audit import draw_run_pictures
+from rlx.descendants import adopt_orphans
 from rlx.errors import RlxError
 from rlx.home import ATTEMPT, REGISTRY, RunFolder
 from rlx.launch.attempt import Attempt, AttemptEnd, build_failed_end
@@ -38,6 +39,7 @@ from rlx.launch.submission import fail_unless_started
 from rlx.launch.takeover import attempts_used
 from rlx.record import retry_registry_call
 from rlx.spec import ExperimentSpec, LocalLauncherSpec, SlurmLauncherSpec
+from rlx.text import redact_passwords
 from rlx_registry import (
     ENDED,
     DatabaseUnavailableError,
@@ -48,6 +50,7 @@ from rlx_registry import (
     Registry,
     StartedAttempt,
     Status,
+    forget_supervisor,
 )
 
 __all__ = ["main"]
@@ -61,19 +64,20 @@ T = TypeVar("T")
 def main(run_id: str) -> int:
     """Supervises a run from its start or newest checkpoint to its end; returns the exit code."""
     orders = SigtermListener()  # first: an early SIGTERM would leave the run "running" forever
+    adopt_orphans()  # so that nothing that the ranks started can outlive them
     with retry_registry_call(lambda: Registry.open(os.environ[REGISTRY])) as registry:
         with fail_unless_started(registry, run_id):
             run = retry_registry_call(lambda: registry.run(run_id))
             folder = RunFolder(Path(run.directory or ""))
             spec = ExperimentSpec.model_validate_json(folder.resolved_spec.read_text())
             if (spec.digest, spec.seed) != (run.digest, run.seed):
-                raise RlxError(f"{folder.root} belongs to another run, of another registry")
+                raise RlxError(f"{folder.root} belongs to a run of another registry")
             expect = list_startable_statuses(spec.runner, run)
             if run.status in expect:
                 restore_disk_reserve(folder)
                 registry.update_run(run_id, pid=os.getpid(), host=this_machine())
             devices = build_device_request(spec)
-            started = _wait_for_start(registry, run_id, expect, devices, orders)
+            started = _wait_for_start(registry, run_id, expect, devices, orders, folder.root)
         if started is None:
             if registry.run(run_id).status in ENDED:  # else another supervisor has it
                 folder.reserve.unlink(missing_ok=True)
@@ -88,6 +92,7 @@ def _wait_for_start(
     expect: Collection[Status],
     devices: DeviceRequest | None,
     orders: SigtermListener,
+    folder: Path,
 ) -> StartedAttempt | None:
     """Starts the run once its devices are free; None if it was started elsewhere or stopped."""
     reported = False
@@ -99,7 +104,7 @@ def _wait_for_start(
                     lambda: registry.start(run_id, expect, devices=devices)
                 )
                 if started is None:
-                    print_to_log(f"{run_id} is not waiting to be started")
+                    print_to_log(f"{run_id} is not waiting to start")
                 return started
         except DevicesBusyError as busy:
             why = str(busy)
@@ -111,7 +116,8 @@ def _wait_for_start(
             return None
         orders.apply_request(retry_registry_call(lambda: registry.run(run_id)).request)
         time.sleep(LOOK)
-    registry.transition(run_id, expect, "stopped", "stopped before it had begun")
+    forget_supervisor(folder)
+    registry.transition(run_id, expect, "stopped", "stopped before it started")
     return None
 
 
@@ -124,7 +130,7 @@ def _describe_earlier_run(registry: Registry, run_id: str, devices: DeviceReques
         return ""
     waiting = [r for r in registry.runs(status="submitted") if r.host == devices.host]
     first = min(waiting, key=lambda r: r.created, default=None)
-    return "" if first is None or first.id == run_id else f"{first.id} has waited for longer"
+    return "" if first is None or first.id == run_id else f"{first.id} has waited longer"
 
 
 class _Supervisor:
@@ -163,7 +169,7 @@ class _Supervisor:
             mirror.leave()
             if not isinstance(error, FencedError):
                 raise
-            print_to_log(f"leaving: {error}")
+            print_to_log(f"exiting: {error}")
             return 1
         behind = mirror.end()
         if behind:
@@ -188,7 +194,7 @@ class _Supervisor:
             self._record_event(
                 writer, "attempt_failed", f"attempt {number}: {end.reason}", level="warning"
             )
-            print_to_log(f"attempt {number} failed: {end.reason}; starting again")
+            print_to_log(f"attempt {number} failed: {end.reason}; restarting")
             again = self._restart_attempt(writer, end.reason)
             if again is None:
                 break
@@ -218,7 +224,9 @@ class _Supervisor:
             end = AttemptEnd("finished")
         else:
             end = attempt.run(
-                lambda: self._send_heartbeat(writer), lambda: self._has_completed(writer)
+                lambda: self._send_heartbeat(writer),
+                lambda: self._has_completed(writer),
+                lambda paused: self._record_pause(writer, paused=paused),
             )
         if end.status == "finished" and self._spec.tracking.pictures:
             try:
@@ -226,7 +234,7 @@ class _Supervisor:
             except FencedError:
                 raise
             except Exception as error:  # noqa: BLE001  (recorded: the results are valid without it)
-                message = f"the pictures could not be drawn: {describe_error(error)}"
+                message = f"the plots could not be drawn: {describe_error(error)}"
                 self._record_event(writer, "report_failed", message, level="error")
                 _print_traceback()
         return end
@@ -240,7 +248,14 @@ class _Supervisor:
         except DatabaseUnwritableError:
             raise
         except DatabaseUnavailableError as error:  # the ranks go on; their writes wait
-            print_to_log(f"no heartbeat: {error}")
+            print_to_log(f"heartbeat failed: {error}")
+
+    def _record_pause(self, writer: Registry, *, paused: bool) -> None:
+        kind, message = "continued", "the ranks go on"
+        if paused:
+            kind, message = "paused", "a rank is stopped from outside, which counts as no hang"
+        print_to_log(f"{kind}: {message}")
+        self._record_event(writer, kind, message)
 
     def _has_completed(self, writer: Registry) -> bool:
         events = retry_registry_call(lambda: writer.results.events(self._run_id))
@@ -253,12 +268,13 @@ class _Supervisor:
             self._record_event(
                 writer,
                 "resources",
-                "processor time and peak memory of the ranks and all that they started",
+                "CPU time and peak memory of the ranks and their child processes",
                 {"cpu_seconds": used.ru_utime + used.ru_stime, "peak_mb": used.ru_maxrss / 1024},
             )
         if end.status == "failed":
             payload = {"exit_code": end.exit_code}
             self._record_event(writer, "failed", end.reason or "", payload, level="error")
+        forget_supervisor(self._folder.root)  # who has just read "running" must not find it dead
         self._write(lambda: writer.transition(self._run_id, {"running"}, end.status, end.reason))
 
     def _record_event(
@@ -286,7 +302,7 @@ class _Supervisor:
 
 def _print_traceback() -> None:
     with suppress(OSError):  # the log's disk may be full
-        traceback.print_exc()
+        print(redact_passwords(traceback.format_exc()), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from rlx.launch.slurm import cancel_slurm_job, is_for_slurm
 from rlx.launch.slurm import submit_slurm_job as give_to_slurm
 from rlx.launch.submission import fail_unless_started, put_spec, start_supervisor
 from rlx.spec import ExperimentSpec, SlurmLauncherSpec
-from rlx_registry import Registry, RunRecord
+from rlx_registry import Registry, RunRecord, forget_supervisor
 
 __all__ = ["BY_HAND", "attempts_used", "continue_run", "launch_run", "take_over_run"]
 
@@ -57,6 +57,7 @@ def continue_run(
     )
     if not slurm:
         return take_over_run(registry, run, registry_url, BY_HAND, changed) is not None
+    forget_supervisor(folder.root)
     if not registry.transition(run.id, {run.status}, "queued", BY_HAND):
         return False
     with fail_unless_started(registry, run.id):
@@ -81,6 +82,7 @@ def take_over_run(
         Its process id; None if the run has been taken over or ended elsewhere in the meantime.
     """
     folder = RunFolder(Path(run.directory or ""))
+    forget_supervisor(folder.root)  # the new one would be taken for dead until it has started
     if not registry.transition(run.id, {run.status}, "submitted", reason):
         return None
     for pid in list_live_ranks(folder.root):  # left by a supervisor that was killed

@@ -38,7 +38,9 @@ class FormChoice:
     refused: tuple[str, ...]
 
     def __str__(self) -> str:
-        shares = "shared prefixes are computed once" if self.form.merges else "nothing is shared"
+        shares = (
+            "shared prefixes are computed once" if self.form.merges else "prefixes are not shared"
+        )
         why = "".join(f"; not {reason}" for reason in self.refused)
         return f"{self.form.name}: {shares}{why}"
 

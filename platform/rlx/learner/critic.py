@@ -78,7 +78,9 @@ class Critic:
         make_optimizer: MakeOptimizer = build_adamw,
     ) -> None:
         if is_adapted(policy.model):
-            raise ValueError("the critic copies the plain model: make it before adapters are added")
+            raise ValueError(
+                "the critic copies the plain model: create it before adapters are added"
+            )
         self._clip = spec.value_clip
         self._limit = runner.micro_batch_tokens
         self._ranks = ranks
@@ -182,8 +184,8 @@ def _copy_decoder(policy: Policy) -> PreTrainedModel:
     if decoder is None or decoder is policy.model:
         kind = policy.model.config.model_type
         raise SpecError(
-            f"critic: a model of the kind {kind!r} has no decoder apart from its language head to "
-            "put a value head on; choose an estimator that needs no critic, or another model"
+            f"critic: a model of kind {kind!r} has no separate decoder that could take a value "
+            "head; choose an estimator that needs no critic, or another model"
         )
     return copy.deepcopy(decoder).requires_grad_().eval()
 

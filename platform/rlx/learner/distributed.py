@@ -59,8 +59,8 @@ def join_ranks(runner: RunnerSpec) -> Ranks:
     on_gpu = runner.device == "cuda" or (runner.device == "auto" and count > 0)
     if on_gpu and local >= count:
         raise EnvironmentFault(
-            f"rank {local} has no CUDA device: torch finds {count} here; `rlx doctor` says why, "
-            "and `runner.device: cpu` does without"
+            f"rank {local} has no CUDA device: torch finds {count}; run `rlx doctor` for the "
+            "cause, or set `runner.device: cpu`"
         )
     if not on_gpu:
         os.environ["DS_ACCELERATOR"] = "cpu"

@@ -44,8 +44,8 @@ class PackedModule(nn.Module, ABC):
         layers = [m for m in self.model.modules() if isinstance(m, GradientCheckpointingLayer)]
         if not layers:
             raise SpecError(
-                "runner.activation_checkpointing: a model of the kind "
-                f"{self.model.config.model_type!r} has no layers that can be computed again"
+                "runner.activation_checkpointing: a model of kind "
+                f"{self.model.config.model_type!r} has no layers that can be recomputed"
             )
         for layer in layers:  # transformers' own option would need training mode, thus dropout
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)

@@ -43,7 +43,7 @@ class FrozenCopy:
         ranks: each rank holds a full copy on its device and computes its share of the rows.
     """
 
-    description: ClassVar[str] = "a frozen copy of the policy as training found it"
+    description: ClassVar[str] = "a frozen copy of the policy from the start of training"
 
     def __init__(self, policy: Policy, runner: RunnerSpec, ranks: Ranks) -> None:
         self._limit = runner.micro_batch_tokens

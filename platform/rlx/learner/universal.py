@@ -67,8 +67,8 @@ def convert_checkpoints(sources: Iterable[Path], target: Path) -> None:
     )
     if done.returncode:
         raise RlxError(
-            "DeepSpeed cannot convert the checkpoint for other ranks or another ZeRO stage; go on "
-            f"with those that wrote it. It said:\n{done.stderr[-2000:]}"
+            "DeepSpeed cannot convert the checkpoint for another number of ranks or another ZeRO "
+            f"stage; resume with those that wrote it. DeepSpeed's output:\n{done.stderr[-2000:]}"
         )
 
 

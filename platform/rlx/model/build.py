@@ -160,17 +160,20 @@ def _load_model_config(folder: Path, path: str) -> PreTrainedConfig:
     kind = raw_config.get("model_type")
     if kind not in CONFIG_MAPPING:
         why = (
-            "is implemented by code in its own folder, and rlx runs none of it"
+            "needs custom code from its folder, which rlx never runs"
             if "auto_map" in raw_config
-            else f"is of a kind, {kind!r}, that transformers {transformers.__version__} lacks"
+            else (
+                f"has model type {kind!r}, which transformers {transformers.__version__} does not "
+                "support"
+            )
         )
-        raise SpecError(f"model.path: {path!r} {why}; name a model that transformers implements")
+        raise SpecError(f"model.path: {path!r} {why}; use a model that transformers implements")
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     named = set(config.architectures or ())
     is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not config.is_encoder_decoder
     if not is_causal or (named and not named & CAUSAL):
         architectures = ", ".join(sorted(named)) or kind
-        raise SpecError(f"model.path: {path!r} is no causal language model, but {architectures}")
+        raise SpecError(f"model.path: {path!r} is not a causal language model but {architectures}")
     return config
 
 

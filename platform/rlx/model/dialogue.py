@@ -47,16 +47,20 @@ class _DialogueBase(ABC):
         if unknown is not None and unknown in ids and unknown not in self.end_ids:
             raise SpecError(
                 f"the tokenizer of this model has no token for {self._piece_at(text, unknown)!r} "
-                f"in {text!r}: let the task's options give text that it can write, or take another "
-                "model"
+                f"in {text!r}: choose task options whose text it can encode, or use another model"
             )
         return tuple(ids)
 
     def encode_observation(self, text: str, after: Sequence[int], *, inline: bool) -> TurnPrompt:
-        """See `rlx.rollout.Dialogue`. A space is inserted into names of control tokens."""
+        """See `rlx.rollout.Dialogue`."""
+        text = self.break_control_tokens(text)
+        return TurnPrompt(text, self.encode(text) if inline else self.reply(text, after))
+
+    def break_control_tokens(self, text: str) -> str:
+        """See `rlx.rollout.Dialogue`."""
         for token in self._control:
             text = text.replace(token, f"{token[0]} {token[1:]}")
-        return TurnPrompt(text, self.encode(text) if inline else self.reply(text, after))
+        return text
 
     @abstractmethod
     def reply(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
@@ -204,8 +208,8 @@ class ChatDialogue(_DialogueBase):
         around = self._render(messages, prompt=text is not None).split(turn)
         if len(around) != 2:
             raise SpecError(
-                "the model's chat template does not show a turn as it was spoken, so rlx cannot "
-                "tell what follows one; model.chat_template: false speaks as plain text"
+                "the model's chat template does not reproduce a turn verbatim, so rlx cannot tell "
+                "what follows it; set model.chat_template: false to use plain text"
             )
         return around[1]
 
@@ -218,8 +222,8 @@ class ChatDialogue(_DialogueBase):
             )
         except (TemplateError, ValueError) as error:
             raise SpecError(
-                f"the model's chat template cannot be used ({error}); "
-                "model.chat_template: false speaks as plain text"
+                f"the model's chat template cannot be used ({error}); set model.chat_template: "
+                "false to use plain text"
             ) from error
 
 

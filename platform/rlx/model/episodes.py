@@ -5,7 +5,15 @@ from dataclasses import dataclass
 
 from rlx.model.dialogue import ModelDialogue
 from rlx.plugin import Environment, Problem, Rehearsed, Step, Task
-from rlx.rollout import EnvironmentPlan, LocalHost, build_talk, encode_between_turns, find_spans
+from rlx.rollout import (
+    EnvironmentPlan,
+    LocalHost,
+    build_talk,
+    encode_between_turns,
+    encode_opening,
+    fill_turn_template,
+    find_spans,
+)
 from rlx.seeding import derive_seed
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec
 
@@ -65,7 +73,9 @@ class DemonstrationPlayer:
         start = derive_seed(self.spec.seed, "warm start")
         if isinstance(self.spec.rollout, EnvironmentRolloutSpec):
             if self.environment is None or not isinstance(self.task, Rehearsed):
-                raise ValueError("a schedule with an environment is rehearsed in it, by its task")
+                raise ValueError(
+                    "a warm start with an environment needs the environment and a task with lessons"
+                )
             problem = self.task.lesson(index, start)
             return _iterate_environment_turns(
                 build_talk(self.spec.rollout), problem, seed, dialogue, self.task, self.environment
@@ -82,13 +92,13 @@ class DemonstrationPlayer:
         for (_, turn_spec), text in zip(
             self.spec.rollout.turn_specs.items(), demonstration.turns, strict=False
         ):
-            prompt = turn_spec.template.replace("{prompt}", problem.prompt)
-            system = problem.system or self.spec.rollout.system
-            opening = (
-                encode_between_turns(dialogue, prompt, turn)
-                if turn
-                else dialogue.open(prompt, system)
-            )
+            template = turn_spec.template
+            if turn:
+                prompt = fill_turn_template(dialogue, template, problem)
+                opening = encode_between_turns(dialogue, prompt, turn)
+            else:
+                system = self.spec.rollout.system
+                opening = encode_opening(dialogue, template, problem, system).token_ids
             stopped = text.endswith(turn_spec.stop) if turn_spec.stop else False
             turn = (*dialogue.encode(text), *(() if stopped else dialogue.end_ids[:1]))
             yield _TurnTokens(opening, turn)

@@ -71,16 +71,18 @@ def _find_local_model(spec: PretrainedModelSpec) -> Path | None:
     if folder.is_dir():
         if spec.revision is not None:
             raise SpecError(
-                f"model.revision: {spec.path!r} is a folder, and revisions belong to names on the "
+                f"model.revision: {spec.path!r} is a folder, but a revision needs a name on the "
                 "hub; leave model.revision out"
             )
         return folder
     if folder.exists():
-        raise EnvironmentFault(f"model.path: {spec.path!r} is a file; name the folder it is in")
+        raise EnvironmentFault(
+            f"model.path: {spec.path!r} is a file; give the folder that contains it"
+        )
     if not HUB_NAME.fullmatch(spec.path):
         raise EnvironmentFault(
-            f"model.path: there is no folder {spec.path!r} on this machine; give a folder with a "
-            "model in it, or a name on the hub such as 'Qwen/Qwen2.5-1.5B-Instruct'"
+            f"model.path: there is no folder {spec.path!r} on this machine; give a folder that "
+            "contains a model, or a name on the hub such as 'Qwen/Qwen2.5-1.5B-Instruct'"
         )
     return _find_cached_snapshot(spec)
 
@@ -134,18 +136,18 @@ def _describe_hub_error(error: Exception, name: str) -> str:
 
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, errors.RevisionNotFoundError):
-        return f"the hub has no {name}; leave model.revision out, or name one that exists"
+        return f"the hub has no {name}; leave model.revision out, or give one that exists"
     if isinstance(error, errors.GatedRepoError) or status == 403:
         return (
-            f"the hub keeps {name} for those who accepted its terms; accept them on its page and "
-            "run `hf auth login`, or give a local folder"
+            f"{name} is gated on the hub; accept its terms on its page and run `hf auth login`, "
+            "or give a local folder"
         )
     if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
         return (
-            f"there is no such folder on this machine, and the hub shows no {name}; check the "
-            "spelling, run `hf auth login` if it is private, or give a local folder"
+            f"there is no such folder on this machine, and {name} is not visible on the hub; "
+            "check the spelling, run `hf auth login` if it is private, or give a local folder"
         )
-    return f"the hub cannot say what {name} holds ({first_line(error)}); try again later"
+    return f"the hub cannot list the files of {name} ({first_line(error)}); try again later"
 
 
 def _fetch_snapshot(spec: PretrainedModelSpec) -> Path:
@@ -171,9 +173,9 @@ def _check_folder(folder: Path, path: str) -> None:
         missing = _find_missing_files(folder)
         if missing:
             raise EnvironmentFault(
-                f"model.path: {path!r} is not a whole model: it has no "
+                f"model.path: {path!r} is an incomplete model: it has no "
                 f"{' and no '.join(missing)}; give a folder in the Hugging Face layout, as "
-                "`save_pretrained` of model and tokenizer write it"
+                "written by `save_pretrained` of model and tokenizer"
             )
         _check_config(_read_json_object(folder / CONFIG), path)
         for file in _weight_files(folder):
@@ -190,8 +192,8 @@ def _check_config(config: dict[str, Any], path: str) -> None:
         )
     if "quantization_config" in config:
         raise SpecError(
-            f"model.path: {path!r} is quantised, and quantised weights cannot be trained; name "
-            "the model it was made from"
+            f"model.path: {path!r} is quantised, and quantised weights cannot be trained; use the "
+            "model it was made from"
         )
 
 
@@ -248,7 +250,7 @@ def _read_json_object(file: Path) -> dict[str, Any]:
             f"model.path: {str(file)!r} is not JSON ({first_line(error)}); fetch or save it again"
         ) from error
     if not isinstance(value, dict):
-        raise EnvironmentFault(f"model.path: {str(file)!r} holds no JSON object")
+        raise EnvironmentFault(f"model.path: {str(file)!r} is not a JSON object")
     return value
 
 

@@ -112,8 +112,8 @@ def _build_target_error(target: str, linear: list[str]) -> SpecError:
     near = did_you_mean(target, [*names, ALL])
     guess = f" (did you mean {near!r}?)" if near else ""
     return SpecError(
-        f"model.lora.targets: no linear layer of this model that can take an adapter is called "
-        f"'{escape_unprintable(target)}'{guess}; there are "
+        f"model.lora.targets: this model has no linear layer named '{escape_unprintable(target)}' "
+        f"that can take an adapter{guess}; available: "
         f"{', '.join(map(escape_unprintable, names))}, and {ALL}"
     )
 

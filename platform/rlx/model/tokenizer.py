@@ -69,7 +69,7 @@ def build_dialogue(
     chat = chat_template and tokenizer.chat_template is not None
     dialogue = ChatDialogue(tokenizer, ends) if chat else PlainDialogue(tokenizer, ends)
     if not dialogue.end_ids:
-        raise SpecError("model: neither the model nor its tokenizer names an end token")
+        raise SpecError("model: neither the model nor its tokenizer defines an end token")
     return dialogue
 
 

@@ -1,5 +1,7 @@
 """Supervised warm start: fine-tunes the model on demonstrations of the format and the task.
 
+Results are cached in sealed folders: a damaged one is named, and made again.
+
 Many demonstrations are poor on purpose, so that reinforcement learning has something to improve:
 telling good responses from poor ones.
 """
@@ -10,6 +12,7 @@ import shutil
 import sys
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from rlx.model.dialogue import ModelDialogue
 from rlx.model.episodes import DemonstrationPlayer
 from rlx.model.files import compute_model_fingerprint
 from rlx.plugin import Environment, Plugin, Task
+from rlx.sealing import MANIFEST, CheckpointError, check_sealed_folder, sync_folder, write_manifest
 from rlx.sources import source_digest
 from rlx.spec import EnvironmentRolloutSpec, ExperimentSpec, PretrainedModelSpec, WarmStart
 
@@ -31,7 +35,6 @@ Progress = Callable[[int, int, float], None]
 """Called with (step, steps, loss)."""
 
 IGNORED = -100
-WEIGHTS = "model.safetensors"
 
 
 def warm_start_policy(
@@ -41,6 +44,7 @@ def warm_start_policy(
     cache: Path,
     progress: Progress,
     environment: Environment | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Path | None:
     """Trains `policy` on the task's demonstrations, or loads the same result from the cache.
 
@@ -54,6 +58,7 @@ def warm_start_policy(
         cache: folder of earlier results.
         progress: called after every step.
         environment: responds to the demonstrations' turns; None if the schedule has none.
+        tell: called with a message if the cached result is damaged.
 
     Returns:
         The folder of the cached result, or None without a warm start.
@@ -63,12 +68,31 @@ def warm_start_policy(
         return None
     stage = DemonstrationPlayer(spec, task, environment)
     folder = cache / _compute_stage_digest(stage)
-    if not (folder / WEIGHTS).exists():
-        _train_policy(policy, warm, stage, progress)
-        _save_policy(policy, folder)
-    cached = type(policy.model).from_pretrained(folder, dtype=torch.float32)
-    policy.model.load_state_dict(cached.state_dict())
+    if folder.exists():
+        try:
+            check_sealed_folder(folder)
+            _load_policy(policy, folder)
+        except (CheckpointError, FileNotFoundError) as error:
+            tell(f"warm start {folder.name} in the cache is not used, and made again: {error}")
+            _remove_folder(folder)
+        else:
+            return folder
+    _train_policy(policy, warm, stage, progress)
+    _save_policy(policy, folder)
     return folder
+
+
+def _load_policy(policy: Policy, folder: Path) -> None:
+    """Loads a checked result.
+
+    Raises:
+        CheckpointError: another run removes it meanwhile.
+    """
+    try:
+        cached = type(policy.model).from_pretrained(folder, dtype=torch.float32)
+    except OSError as error:
+        raise CheckpointError(f"it cannot be loaded: {error}") from error
+    policy.model.load_state_dict(cached.state_dict())
 
 
 def _save_policy(policy: Policy, folder: Path) -> None:
@@ -76,12 +100,22 @@ def _save_policy(policy: Policy, folder: Path) -> None:
     aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
     try:
         policy.save(aside)
+        write_manifest(aside)
+        sync_folder(aside)
         aside.replace(folder)
     except OSError:
-        if not (folder / WEIGHTS).exists():
+        if not (folder / MANIFEST).exists():
             raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove_folder(folder: Path) -> None:
+    """Removes a folder at once, so that no other run finds a part of it."""
+    aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
+    with suppress(FileNotFoundError):  # another run was faster
+        folder.replace(aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _compute_stage_digest(stage: DemonstrationPlayer) -> str:

@@ -67,8 +67,8 @@ def _check_trial_reward(
         yield build_plan_warning(
             path,
             f"rewards.{reward.scope}.{reward.name} has a weight of {reward.use.weight:g} on a "
-            f"reward that no made-up {where} produces",
-            f"see that {reward.use.plugin!r} fits the task's records and this turn, or drop it",
+            f"reward that no synthetic {where} produces",
+            f"check that {reward.use.plugin!r} fits the task's records and this turn, or drop it",
         )
 
 
@@ -96,10 +96,10 @@ def _build_reward_diagnostic(
     segment = trial.trees[place[0]].segments[place[1]]
     fault = plugin_fault(
         f"reward plugin {reward.use.plugin!r} (rewards.{reward.scope}.{reward.name})",
-        entry.reason or "it gave nothing",
-        f"it was given: {format_quote(segment.text)}",
+        entry.reason or "it returned nothing",
+        f"its input: {format_quote(segment.text)}",
         path=path,
-        handled="go on without the score",
+        handled="continue without the score",
         lenient=reward.use.on_error != "fail",
         stand_ins=stand_ins,
     )
@@ -116,29 +116,29 @@ def _check_trial_mask(
     if not train.mask.any():
         yield build_plan_error(
             ("mask",),
-            f"mask strategy {name!r} leaves no token of any made-up response to learn from",
-            "look at the spans that the turns declare, and at the strategy's `fallback`",
+            f"mask strategy {name!r} selects no token of any synthetic response",
+            "check the spans that the turns declare, and the strategy's `fallback`",
         )
         return
     for kind, learns in _find_learning_kinds(trial, train).items():
         if not learns:
-            message = f"mask strategy {name!r} lets no token of a made-up {kind} learn"
+            message = f"mask strategy {name!r} selects no token of a synthetic {kind}"
             yield build_plan_warning(("mask",), message)
     lost = float(train.placed.lost.abs().sum())
     total = float(rewards.turn_rewards.abs().sum() + rewards.global_rewards.abs().sum())
     if lost and total:
         yield build_plan_warning(
             ("credit", "on_missing_turn"),
-            f"{lost / total:.0%} of the reward lies on no token, since turns that earned it have "
-            "none that learns",
-            "`on_missing_turn: to_last_token` keeps it; or widen the mask",
+            f"{lost / total:.0%} of the reward is placed on no token: the mask selects no token "
+            "of the turns that earned it",
+            "use `on_missing_turn: to_last_token` to keep it, or widen the mask",
         )
     foreign = train.mask & (train.batch.turn_ids == NO_TURN)
     if foreign.any() and trial.recipe.spec.loss.old_logprobs == "behaviour":
         yield build_plan_error(
             ("mask",),
-            f"mask strategy {name!r} lets tokens learn that the policy did not write, whose "
-            "behaviour log-probabilities nobody knows",
+            f"mask strategy {name!r} selects tokens that the policy did not write: their "
+            "behaviour log-probabilities are unknown",
             "loss.old_logprobs: learner",
         )
 
@@ -157,10 +157,10 @@ def _find_learning_kinds(trial: PlanTrial, train: TrainBatch) -> dict[str, bool]
 def _check_trial_advantages(trial: PlanTrial, train: TrainBatch) -> Iterator[Diagnostic]:
     name = trial.recipe.spec.estimator.plugin
     if not torch.isfinite(train.advantages).all():
-        message = f"estimator plugin {name!r} gives advantages that are not finite"
+        message = f"estimator plugin {name!r} returns advantages that are not finite"
         yield Diagnostic(kind="plugin", message=message, path=("estimator",), exit_code=3)
     elif (train.advantages[~train.mask] != 0).any():
-        message = f"estimator plugin {name!r} gives advantages to tokens that do not learn"
+        message = f"estimator plugin {name!r} returns advantages for tokens outside the mask"
         yield Diagnostic(kind="plugin", message=message, path=("estimator",), exit_code=3)
 
 
@@ -179,9 +179,9 @@ def _check_group_signal(train: TrainBatch) -> Iterator[Diagnostic]:
             continue
         scores = train.scores.total_score[rows]
         alike = bool((scores == scores[0]).all())
-        why = f"every {kind} scored {float(scores[0]):g}" if alike else "all groups came out even"
+        why = f"every {kind} scored {float(scores[0]):g}" if alike else "all groups are tied"
         yield build_plan_warning(
             ("rewards",),
-            f"no group of made-up {kind}s has a signal: {why}, so every advantage is 0",
-            "look at the rewards below: what tells a good response from a poor one?",
+            f"no group of synthetic {kind}s has a signal: {why}, so every advantage is 0",
+            "check the rewards below: do they distinguish good responses from poor ones?",
         )

@@ -57,13 +57,13 @@ def plugin_fault(
         lenient: `on_error` already lets a run continue.
         stand_ins: the problems are placeholders, so a fault proves nothing.
     """
-    ends = f"a run ends here; `on_error` would let it {handled}"
-    on = "a problem that stands in for the task's own" if stand_ins else "a made-up response"
+    ends = f"a run would fail here; `on_error` would let it {handled}"
+    on = "a placeholder problem" if stand_ins else "a synthetic response"
     return Diagnostic(
         kind="plugin",
         message=f"{who} failed on {on}: {escape_unprintable(why.splitlines()[0][:LONGEST])}",
         path=path,
-        notes=(plugin_input, "a run goes on, as `on_error` says" if lenient else ends),
+        notes=(plugin_input, "a run would continue, as `on_error` is set" if lenient else ends),
         exit_code=3,
         severity="warning" if lenient or stand_ins else "error",
     )

@@ -87,8 +87,12 @@ class StandInDialogue:
 
     def encode_observation(self, text: str, after: Sequence[int], *, inline: bool) -> TurnPrompt:
         """Encodes the text with control token names broken up, as a reply or inline."""
-        text = CONTROL.sub("< ", text)
+        text = self.break_control_tokens(text)
         return TurnPrompt(text, self.encode(text) if inline else self.reply(text, after))
+
+    def break_control_tokens(self, text: str) -> str:
+        """Inserts a space into names of control tokens."""
+        return CONTROL.sub("< ", text)
 
     def read(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
         """Text without the end token, and the text's length after every token."""
@@ -224,7 +228,12 @@ def _build_generic_problem(task: Task, number: int) -> Problem:
         prompt = str(template).format(**fields)
     except (LookupError, ValueError):
         prompt = question
-    return Problem(id=f"stand-in/{number}", prompt=prompt, fields=fields)
+    return Problem(
+        id=f"stand-in/{number}",
+        prompt=prompt,
+        fields=fields,
+        allow_control_tokens=getattr(task, "allow_control_tokens", False) is True,
+    )
 
 
 def _is_truth(name: str) -> bool:

@@ -143,7 +143,7 @@ def count_trial_losses(trial: PlanTrial) -> MissingCounts:
     """Counts the losses of a trial whose credit was assigned."""
     train, rewards = trial.train, trial.rewards
     if train is None or rewards is None:
-        raise ValueError("the trial was given no credit")
+        raise ValueError("the trial has no credit")
     declared = [level.turn.spans for level in trial.recipe.plan.levels]
     without = 0
     for row in train.batch.rows:

@@ -35,8 +35,8 @@ def load_phase_spec(resolved: Mapping[str, Any], phase: str) -> ExperimentSpec:
         return spec.resolve_phase_spec(next(p for p in spec.phases if p.name == phase))
     except (ValidationError, StopIteration) as error:
         raise RegistryError(
-            "the experiment of this run cannot be read by this version of rlx; the version that "
-            "recorded it can"
+            "this version of rlx cannot read the experiment of this run; use the version that "
+            "recorded it"
         ) from error
 
 
@@ -90,7 +90,7 @@ def stored_accounts(
     """
     mask = rows.tokens.get("mask")
     if mask is None:
-        raise RegistryError("these rollouts were stored without their mask")
+        raise RegistryError("these rollouts were recorded without their mask")
     trained = {(tree, segment) for tree, segment, *_ in rows.places}
     batch = build_token_batch(trees, without=set(table.turns) - trained)
     present = build_row_rewards(batch, trees, table).turn_present

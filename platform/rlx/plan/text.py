@@ -70,7 +70,7 @@ def show_plan(report: PlanReport, row_numbers: Sequence[Sequence[int]], console:
     head.append(f"  {escape_unprintable(report.file)}  spec {report.digest}, seed {report.seed}")
     console.print(head)
     for note in report.notes:
-        console.print(Text(f"stands in: {escape_unprintable(note)}", "yellow"))
+        console.print(Text(f"placeholder: {escape_unprintable(note)}", "yellow"))
     for phase, rows in zip(report.phases, row_numbers, strict=True):
         console.print()
         _show_phase(phase, rows, console)
@@ -84,9 +84,9 @@ def _show_phase(phase: PhaseReport, row_numbers: Sequence[int], console: Console
     settings = " · ".join(f"{what} {value}" for what, value in phase.settings)
     console.print(Text(settings, "dim"))
     if phase.stopped:
-        console.print(Text(f"no credit was given: {escape_unprintable(phase.stopped)}", "bold red"))
+        console.print(Text(f"no credit assigned: {escape_unprintable(phase.stopped)}", "bold red"))
     else:
-        console.print(Text(f"made up: {', '.join(phase.made_up)}; all else is real", "dim"))
+        console.print(Text(f"synthetic: {', '.join(phase.made_up)}; all else is real", "dim"))
         show_rows(phase.rows, row_numbers, console)
         more = len(phase.rows) - len(row_numbers)
         if more > 0:
@@ -292,22 +292,22 @@ def _show_missing_counts(phase: PhaseReport, console: Console) -> None:
     if counts is None:
         return
     losses = [
-        (counts.dropped, "rows dropped, since they could not be scored"),
+        (counts.dropped, "rows dropped because they could not be scored"),
         (counts.turns_without_tokens, "rewarded turns without a token that learns"),
         (counts.rows_without_spans, "rows without any of their spans"),
         (counts.rows_without_learning, "rows in which nothing learns"),
     ]
     made = counts.rows + counts.dropped
-    losses.append((counts.unfinished, "rollouts that the environment would have had go on"))
+    losses.append((counts.unfinished, "rollouts that the environment had not ended"))
     lines = [f"{count} of {made} {what}" for count, what in losses if count]
     if counts.reward_lost:
-        lines.append(f"{counts.reward_lost:g} of {counts.reward_given:g} reward on no token")
-    console.print(Text("; ".join(lines) or "nothing went missing", "dim"))
+        lines.append(f"{counts.reward_lost:g} of {counts.reward_given:g} reward placed on no token")
+    console.print(Text("; ".join(lines) or "nothing was lost", "dim"))
 
 
 def _show_token_budget(phase: PhaseReport, console: Console) -> None:
     budget = phase.tokens
-    table = _build_summary_table("tokens per step", "", "turns", "opening", "made up", "at most")
+    table = _build_summary_table("tokens per step", "", "turns", "opening", "synthetic", "at most")
     for level in budget.levels:
         numbers = (f"{level.turns:,}", f"{level.opening:.0f}", f"{level.made_up:.0f}")
         table.add_row(escape_unprintable(level.kind), *numbers, f"{level.at_most:,}")

@@ -18,7 +18,7 @@ from rlx.plan.stand_ins import EncodingDialogue, PlanProblems, fit_to_vocabulary
 from rlx.plugin import Problem, Rehearsed
 from rlx.recipe import Recipe, build_environment_host
 from rlx.reward import NamedReward, RewardPool, RewardTable, score_rollouts
-from rlx.rollout import RolloutPlan, RolloutTree, sample_rollout_trees
+from rlx.rollout import RolloutPlan, RolloutTree, fill_turn_template, sample_rollout_trees
 from rlx.row_rewards import build_row_rewards
 from rlx.seeding import derive_seed
 from rlx.step import RowRewards, TokenStreams, TrainBatch, assign_credit
@@ -117,7 +117,8 @@ def run_trial(
     plan_problems = list(problems.problems)
     if problems.note:  # the task's own prompts must encode unchanged
         plan_problems = [
-            replace(p, prompt=fit_to_vocabulary(speech, p.prompt)) for p in plan_problems
+            replace(p, prompt=fit_to_vocabulary(speech, fill_turn_template(speech, "{prompt}", p)))
+            for p in plan_problems
         ]
     whole = recipe.plan
     if whole.talk is not None:  # its faults are recorded and do not end the plan
@@ -220,7 +221,8 @@ def _wrap_plugin(kind: str, name: str, plugin: Callable[[Any], Any]) -> Callable
         except Exception as error:
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise PluginError(
-                f"{kind} plugin {name!r} failed on made-up rollouts: {type(error).__name__}: {why}"
+                f"{kind} plugin {name!r} failed on synthetic rollouts: "
+                f"{type(error).__name__}: {why}"
             ) from error
 
     return call_plugin

@@ -28,8 +28,8 @@ def check_turn_level(trial: PlanTrial, level: TurnLevel, *, is_first: bool) -> I
     if not cut and level.turn.spans and turns and not any(s.spans for s in turns):
         yield build_plan_warning(
             (*path, "spans"),
-            f"no made-up {level.kind} has any of the spans {', '.join(level.turn.spans)}",
-            "name the tags that the task's demonstrations write, or let the prompt ask for these",
+            f"no synthetic {level.kind} has any of the spans {', '.join(level.turn.spans)}",
+            "use the tags of the task's demonstrations, or have the prompt ask for these",
         )
 
 
@@ -54,15 +54,15 @@ def _check_template_tags(
             what = "ends with" if ends_so else "opens"
             yield (build_plan_error if ends_so else build_plan_warning)(
                 path,
-                f"{label} {what} <{name}> and never closes it: what the turn then writes has no "
+                f"{label} {what} <{name}> and never closes it: the generated text then has no "
                 f"<{name}> of its own, so its span {name!r} is not found",
-                f"let the turn write <{name}> itself, or close it in the template",
+                f"let the model write <{name}> itself, or close it in the template",
             )
         elif closed > opened:
             yield build_plan_warning(
                 path,
                 f"{label} closes <{name}>, which it never opened",
-                f"write <{name}> before </{name}>, or leave both out",
+                f"write <{name}> before </{name}>, or omit both",
             )
 
 
@@ -77,8 +77,8 @@ def _check_token_limit(
         at = (*path, "max_new_tokens")
         yield build_plan_warning(
             at,
-            f"{format_key_path(at)} is {budget}, and {cut} of {len(turns)} made-up "
-            f"{path[-1]}s take more",
+            f"{format_key_path(at)} is {budget}, and {cut} of {len(turns)} synthetic "
+            f"{path[-1]}s need more",
             "give the turn room for all of its spans and the token that ends it",
         )
 
@@ -112,17 +112,16 @@ def _build_environment_diagnostic(trial: PlanTrial, stand_ins: bool) -> Diagnost
     name = use.environment.plugin if isinstance(use, EnvironmentRolloutSpec) else ""
     (tree, at), why = next(iter(trial.faults.items()))
     segment = trial.trees[tree].segments[at]
-    plugin_input = f"it was given turn {segment.turn}: {format_quote(segment.text)}"
+    plugin_input = f"its input: turn {segment.turn}: {format_quote(segment.text)}"
     if segment.author == "prompt":
-        plugin_input = (
-            f"it was to begin problem {trial.trees[tree].problem.id}: {format_quote(segment.text)}"
-        )
+        problem = trial.trees[tree].problem.id
+        plugin_input = f"its input: the start of problem {problem}: {format_quote(segment.text)}"
     return plugin_fault(
         f"environment plugin {name!r}",
         why,
         plugin_input,
         path=("rollout", "environment"),
-        handled="go on without the rollout",
+        handled="continue without the rollout",
         lenient=isinstance(use, EnvironmentRolloutSpec) and use.environment.on_error != "fail",
         stand_ins=stand_ins,
     )
@@ -138,15 +137,14 @@ def _check_rollout_length(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[D
     first, *later = tokens.levels
     may_take = (
         f"rollouts may take {tokens.longest:.0f} (prompt {first.opening:.0f}, turns "
-        f"{sum(level.at_most for level in tokens.levels)}, observations as made up "
+        f"{sum(level.at_most for level in tokens.levels)}, synthetic observations "
         f"{sum(level.opening for level in later):.0f})"
     )
-    message = f"the model holds {room} tokens, and {may_take}: those that outgrow it end early"
+    message = f"the model holds {room} tokens, and {may_take}: longer ones end early"
     if ended:
         message = (
-            f"{ended} of {_count_rollouts(trial)} made-up rollouts outgrow the {room} tokens "
-            "that the "
-            f"model holds, and end early; {may_take}"
+            f"{ended} of {_count_rollouts(trial)} synthetic rollouts exceed the {room} tokens "
+            f"that the model holds, and end early; {may_take}"
         )
     tiny = isinstance(trial.recipe.spec.model, TinyModelSpec)
     yield build_plan_warning(
@@ -164,7 +162,7 @@ def _check_turn_limit(trial: PlanTrial, talk: EnvironmentPlan) -> Iterator[Diagn
         after = "the forced answer" if talk.forced_answer else f"{talk.max_turns} turns"
         yield build_plan_warning(
             ("rollout", "max_turns"),
-            f"{undone} of {_count_rollouts(trial)} made-up rollouts are not done after {after}",
+            f"{undone} of {_count_rollouts(trial)} synthetic rollouts are not done after {after}",
             "raise it" if talk.forced_answer else "raise it, or add a `forced_answer`",
         )
 

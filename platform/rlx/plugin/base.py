@@ -1,6 +1,6 @@
 """The base class of all plugins."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
@@ -49,6 +49,10 @@ class Plugin(BaseModel):
         for plugins in self._inner.values():
             for plugin in plugins.values():
                 plugin.check()
+
+    def warnings(self) -> Sequence[str]:
+        """Warnings about its options, to show when the YAML is read, each with its reason."""
+        return ()
 
     def data(self) -> Mapping[str, str]:
         """Digests, by name, of what this plugin reads besides its options. Each run stores them."""

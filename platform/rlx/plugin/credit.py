@@ -1,6 +1,5 @@
 """Descriptors of estimators and masks. Only a run imports the implementation that they name."""
 
-from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from rlx.plugin.base import Plugin
@@ -34,10 +33,6 @@ class Estimator(Plugin):
     def refuses_one(self, turn: str) -> bool:
         """Whether sampling only one turn of this kind per group is an error."""
         return False
-
-    def warnings(self) -> Sequence[str]:
-        """Warnings to show when the YAML is read, each with its reason."""
-        return ()
 
 
 class Mask(Plugin):

@@ -130,6 +130,19 @@ class Reward(Plugin):
     reads_parent: ClassVar[bool] = False
     examples: ClassVar[tuple[Example, ...]] = ()
 
+    def is_solution(self, sample: Sample) -> bool | None:
+        """Whether a response earns its reward honestly; None if the plugin cannot tell.
+
+        `rlx plugins check` searches for responses that are paid without being a solution. Decide
+        independently of `score`: the search shows where the two disagree. Without it, a response is
+        suspect if it is paid for different problems alike.
+        """
+        return None
+
+    def value_range(self) -> tuple[float, float] | None:
+        """Least and greatest value of a score; None if nothing is promised."""
+        return None
+
 
 @overload
 def reward(function: Callable[..., Any]) -> type[Reward]: ...
@@ -170,12 +183,13 @@ def reward(
     def build_reward_class(f: Callable[..., Any]) -> type[Reward]:
         first, *options = inspect.signature(f).parameters.values()
         if first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
-            raise TypeError(f"{f.__name__}: the first parameter takes the sample")
+            raise TypeError(f"{f.__name__}: the first parameter must take the sample")
         hints = get_type_hints(f, include_extras=True)
         fields: dict[str, Any] = {}
         for option in options:
             if option.kind is not option.KEYWORD_ONLY or option.name not in hints:
-                raise TypeError(f"{f.__name__}: option {option.name!r} must be keyword-only, typed")
+                problem = f"option {option.name!r} must be keyword-only and typed"
+                raise TypeError(f"{f.__name__}: {problem}")
             default = ... if option.default is option.empty else option.default
             fields[option.name] = (hints[option.name], default)
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from rlx.text import replace_surrogates
+
 __all__ = [
     "Canonical",
     "Corrupts",
@@ -25,6 +27,10 @@ class Problem:
         id: stable across runs, so that two runs can be compared on the same problem.
         prompt: the text shown to the model.
         system: a system message; "" uses the experiment's.
+        allow_control_tokens: whether names of control tokens in `prompt` and `system`, such as
+            `<|im_end|>`, become control tokens. Otherwise they are broken up, as in observations.
+
+    Lone surrogates in the texts become U+FFFD, because no model, file or database takes them.
         fields: the task's record (ground truth, `data_source`, ...), plain JSON values.
         stratum: a coarse difficulty label, known before any answer; "" if there is none.
             Calibration metrics are also reported per stratum.
@@ -35,6 +41,11 @@ class Problem:
     fields: Mapping[str, Any]
     stratum: str = ""
     system: str = ""
+    allow_control_tokens: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("id", "prompt", "stratum", "system"):
+            object.__setattr__(self, name, replace_surrogates(getattr(self, name)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ def render_probe_curve(figures: SchemeFigures, *, width: int = 80) -> "Text":
 
 def agreement_line(found: Agreement) -> str:
     """One line that compares stated with sampled confidence."""
-    rank = "none, for one of them never changes" if found.rank is None else f"{found.rank:.2f}"
+    rank = "undefined (one of them is constant)" if found.rank is None else f"{found.rank:.2f}"
     answers = "1 answer" if found.n == 1 else f"{found.n} answers"
     return (
         f"mean |verbal_conf - mc_p_correct| {found.gap:.3f} · rank correlation {rank} · {answers}"

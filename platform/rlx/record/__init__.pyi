@@ -1,5 +1,6 @@
 from .mirror import MlflowMirror, is_mirror_behind
-from .mlflow_client import MirrorUnavailableError
+from .mlflow_client import MirrorClient, MirrorUnavailableError
+from .mlflow_store import ensure_store
 from .mlflow_ui import require_free_port, ui_command
 from .probes import StoredPoint, probe_table, read_probe, recorded_probes
 from .recorder import Recorder
@@ -8,6 +9,7 @@ from .rollout_reader import StoredStep, read_step
 from .rollouts import Role, TrainedRows, get_stored_score_name
 
 __all__ = [
+    "MirrorClient",
     "MirrorUnavailableError",
     "MlflowMirror",
     "Recorder",
@@ -15,6 +17,7 @@ __all__ = [
     "StoredPoint",
     "StoredStep",
     "TrainedRows",
+    "ensure_store",
     "get_stored_score_name",
     "is_mirror_behind",
     "probe_table",

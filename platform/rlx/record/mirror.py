@@ -13,30 +13,30 @@ repeated after a crash at any point, and two processes can call it at once.
 * The status is always set explicitly; MLflow alone would show killed runs as running forever.
 """
 
-import fcntl
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from rlx.record.mlflow_client import (
-    MetricPoint,
+    CALL_SECONDS,
     MirrorClient,
     MirrorUnavailableError,
     MlflowRun,
-    build_metric_point,
 )
+from rlx.record.mlflow_points import MlflowPoints, compare_points
+from rlx.record.mlflow_store import ensure_store, hold_file_lock, locate_store_lock
 from rlx.record.mlflow_tags import (
     TAG_LIMIT,
     build_identity_tags,
     build_run_tags,
     flat_params,
-    legal_key,
     select_scalar_metrics,
 )
-from rlx.text import redact_passwords
+from rlx.record.time_limit import TimedCaller
+from rlx.text import redact_passwords, redact_values
 from rlx_registry import EvaluationRecord, MetricRow, Registry, RunRecord
 
 __all__ = ["MirrorUnavailableError", "MlflowMirror", "is_mirror_behind"]
@@ -66,7 +66,7 @@ class _OpenMlflowRun(NamedTuple):
     client: MirrorClient
     id: str
     attempt: int
-    points: "_MlflowPoints"
+    points: MlflowPoints
 
 
 class MlflowMirror:
@@ -81,22 +81,30 @@ class MlflowMirror:
         uri: MLflow's tracking URI: `sqlite:///path`, or `http://host:port`.
         artifact_root: folder with one subfolder of artifacts per experiment; None lets the tracking
             server choose.
+        seconds: limit of the time of one method; None limits only each call to MLflow.
     """
 
     def __init__(
-        self, registry: Registry, run_id: str, uri: str, artifact_root: Path | str | None
+        self,
+        registry: Registry,
+        run_id: str,
+        uri: str,
+        artifact_root: Path | str | None,
+        seconds: float | None = None,
     ) -> None:
         self._registry = registry
         self._run_id = registry.run(run_id).id
         self._uri = uri
         self._artifact_root = artifact_root
+        self._caller = TimedCaller(CALL_SECONDS, seconds)
         self._known: _OpenMlflowRun | None = None
 
     def begin(self) -> None:
         """Finds or creates the MLflow run, and sends parameters, tags, status and the spec.
 
-        The first process to use an SQLite store also creates it, which takes seconds, while others
-        wait. Ended runs of this registry that MLflow still shows as running are ended there too.
+        The first process to use an SQLite store also creates it (`mlflow_store.py`), which takes
+        seconds, while others wait. Ended runs of this registry that MLflow still shows as running
+        are ended there too.
         """
         self._known = None
         with self._ensure_open_run() as at:
@@ -150,11 +158,34 @@ class MlflowMirror:
         status = self._registry.run(self._run_id).effective_status
         return self.finish(status) if status in _ENDS else self.deliver()
 
+    def find_differences(self) -> Iterator[str]:
+        """Yields a sentence for each point or status of MLflow that is not the registry's.
+
+        Sends nothing, so a run must have been delivered before.
+        """
+        self._caller.restart()
+        run = self._registry.run(self._run_id)
+        client = MirrorClient(self._uri, self._caller)
+        mlflow_run = None if run.mlflow_run_id is None else client.find(run.mlflow_run_id)
+        if mlflow_run is None:
+            yield f"MLflow has no run of {run.id}"
+            return
+        if mlflow_run.status != _STATUS[run.effective_status]:
+            yield f"{run.id} is {run.effective_status}, and {mlflow_run.status} in MLflow"
+        rows: list[MetricRow] = []
+        while page := self._registry.results.metric_rows_after(
+            run.id, rows[-1].seq if rows else 0, _PAGE
+        ):
+            rows += page
+        more = self._find_unreported_metrics(_list_suite_evaluations(self._registry, run.id))
+        yield from compare_points(client, mlflow_run, [*rows, *more])
+
     # Finding the MLflow run ------------------------------------------------------------------
 
     @contextmanager
     def _ensure_open_run(self) -> Iterator[_OpenMlflowRun]:
         """Yields the MLflow run of this attempt; searches again after MLflow was unavailable."""
+        self._caller.restart()
         try:
             run, known = self._registry.run(self._run_id), self._known
             if known is None or (known.attempt, known.id) != (run.attempt, run.mlflow_run_id):
@@ -165,9 +196,13 @@ class MlflowMirror:
             raise
 
     def _open(self) -> _OpenMlflowRun:
+        if remade := ensure_store(self._uri):
+            self._registry.results.add_event(
+                self._run_id, "mlflow_store_remade", remade, level="warning"
+            )
         with _hold_mirror_lock(self._uri, self._registry.run(self._run_id)):
             run = self._registry.run(self._run_id)
-            client = MirrorClient(self._uri)
+            client = MirrorClient(self._uri, self._caller)
             experiment_id = self._experiment(client, run.name)
             mlflow_run = self._find_or_create_run(client, run, experiment_id)
             if mlflow_run.id != run.mlflow_run_id:
@@ -175,10 +210,10 @@ class MlflowMirror:
         tags = build_run_tags(run, _list_suite_evaluations(self._registry, run.id))
         client.describe(mlflow_run.id, flat_params(run.spec), tags)
         client.write_text(mlflow_run.id, redact_passwords(run.yaml), "spec.yaml")
-        resolved = redact_passwords(json.dumps(run.spec, indent=2))
+        resolved = json.dumps(redact_values(run.spec), indent=2)
         client.write_text(mlflow_run.id, resolved, "spec.resolved.json")
         client.set_status(mlflow_run.id, _STATUS[run.effective_status], _get_end_time(run))
-        return _OpenMlflowRun(client, mlflow_run.id, run.attempt, _MlflowPoints(client, mlflow_run))
+        return _OpenMlflowRun(client, mlflow_run.id, run.attempt, MlflowPoints(client, mlflow_run))
 
     def _experiment(self, client: MirrorClient, name: str) -> str:
         root = self._artifact_root
@@ -319,38 +354,6 @@ def is_mirror_behind(registry: Registry, run: RunRecord) -> bool:
     return bool(registry.results.metric_rows_after(run.id, cursor(run.id, TARGET), 1))
 
 
-class _MlflowPoints:
-    """Cache of a run's metric values in MLflow; each metric is fetched at most once."""
-
-    def __init__(self, client: MirrorClient, mlflow_run: MlflowRun) -> None:
-        self._client = client
-        self._shown = mlflow_run
-        self._steps: dict[str, dict[int, set[MetricPoint]]] = {}
-
-    def has_conflict(self, rows: Sequence[MetricRow]) -> bool:
-        """Whether MLflow has a different value at the step of one of these rows."""
-        return any(
-            points and build_metric_point(row) not in points
-            for row in rows
-            for points in [self._of(row.name).get(row.step)]
-        )
-
-    def add(self, rows: list[MetricRow]) -> None:
-        """Adds values that have been sent."""
-        for row in rows:
-            self._of(row.name).setdefault(row.step, set()).add(build_metric_point(row))
-
-    def _of(self, name: str) -> dict[int, set[MetricPoint]]:
-        if name not in self._steps:
-            key = legal_key(name)
-            there = key in self._shown.keys
-            steps: dict[int, set[MetricPoint]] = {}
-            for one in self._client.points(self._shown.id, key) if there else ():
-                steps.setdefault(one.step, set()).add(one)
-            self._steps[name] = steps
-        return self._steps[name]
-
-
 def _list_suite_evaluations(registry: Registry, run_id: str) -> list[EvaluationRecord]:
     """All evaluations except probes, whose figures are recorded as metrics too."""
     return [e for e in registry.results.evaluations(run_id) if not e.suite.startswith("probe/")]
@@ -365,24 +368,10 @@ def _get_end_time(run: RunRecord) -> float:
 def _hold_mirror_lock(uri: str, run: RunRecord) -> Iterator[None]:
     """Holds a file lock while an MLflow run is searched for or created.
 
-    For an SQLite store the lock file is next to it, because only one process may create its tables.
-    Otherwise it is in the run's folder.
+    For an SQLite store it is the store's own, otherwise a file in the run's folder.
     """
-    scheme, _, path = uri.partition(":///")
-    if scheme == "sqlite":
-        lock = Path(f"{path.partition('?')[0]}.lock")
-    elif run.directory is not None:
+    lock = locate_store_lock(uri)
+    if lock is None and run.directory is not None:
         lock = Path(run.directory) / ".mirror.lock"
-    else:
-        yield
-        return
-    try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("w")
-    except OSError as error:
-        raise MirrorUnavailableError(
-            f"cannot lock {lock} to tell MLflow: {error.strerror}"
-        ) from error
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with nullcontext() if lock is None else hold_file_lock(lock):
         yield

@@ -89,7 +89,7 @@ def _format_run_description(run: RunRecord, evaluations: list[EvaluationRecord])
     """The run's description in Markdown, with a before/after table per evaluation suite."""
     lines = [
         f"**{run.name}**, seed {run.seed}: rlx run `{run.id}`, spec `{run.digest}`.",
-        f"The registry holds the whole record, every rollout included: `rlx show {run.id}`.",
+        f"The registry holds the full record, including every rollout: `rlx show {run.id}`.",
     ]
     for suite in dict.fromkeys(e.suite for e in evaluations):
         named = {e.label: select_scalar_metrics(e.metrics) for e in evaluations if e.suite == suite}

@@ -24,17 +24,21 @@ def ui_command(
     SIGTERM or Ctrl-C ends it and its only child; SIGKILL must be sent to the process group.
 
     Args:
-        uri: MLflow's store, `sqlite:///path`.
+        uri: MLflow's store, `sqlite:///path`. It may contain a password, so the command does not
+            have it, but the environment.
         artifact_root: folder for artifacts that other clients upload to this server.
-        host: address to listen on. MLflow has no authentication, so any address other than
-            localhost exposes the store.
+        host: address to listen on. MLflow alone has no authentication, so any address other than
+            localhost exposes the store; `rlx mlflow` puts a guard in front.
         port: see `require_free_port`.
     """
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
+    command = [sys.executable, "-m", "mlflow", "server"]
     command += ["--artifacts-destination", str(artifact_root)]
     command += ["--host", host, "--port", str(port), "--workers", "1"]
+    # Its lines would contain the address with the token.
+    command += ["--uvicorn-opts", "--no-access-log"]
     small = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    return command, {**quiet_environment(), **os.environ, **small}
+    store = {"MLFLOW_BACKEND_STORE_URI": uri}
+    return command, {**quiet_environment(), **os.environ, **small, **store}
 
 
 def require_free_port(host: str, port: int) -> None:
@@ -52,7 +56,9 @@ def require_free_port(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+        why = (
+            "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+        )
         raise EnvironmentFault(
             f"port {port} on {host} {why}; choose another with --port"
         ) from error

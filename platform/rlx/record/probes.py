@@ -85,8 +85,8 @@ def read_probe(table: pa.Table) -> list[StoredPoint]:
     """
     if not table.schema.equals(SCHEMA):
         raise RegistryError(
-            "this probe was recorded by another version of rlx, which kept other columns; that "
-            "version can read it"
+            "this probe was recorded by another version of rlx, with other columns; use that "
+            "version to read it"
         )
     together = ("answered", "problem_id", "problem", "scheme", "point")
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}

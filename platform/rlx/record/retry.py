@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from rlx.text import escape_unprintable
 from rlx_registry import DatabaseUnavailableError, DatabaseUnwritableError
 
 __all__ = ["PATIENCE", "retry_registry_call"]
@@ -37,6 +38,6 @@ def retry_registry_call(ask: Callable[[], T], patience: float = PATIENCE) -> T:
                 raise
             if pause == 0.25:
                 with suppress(OSError):  # the log's disk may be full
-                    print(f"waiting for the registry: {error}", flush=True)
+                    print(escape_unprintable(f"waiting for the registry: {error}"), flush=True)
         time.sleep(pause)
         pause = min(2 * pause, LONGEST)

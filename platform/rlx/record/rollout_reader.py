@@ -58,8 +58,8 @@ def read_step(table: pa.Table) -> StoredStep:
         table = table.drop_columns([PIECES.name])
     if not table.schema.equals(SCHEMA):
         raise RegistryError(
-            "these rollouts were recorded by another version of rlx, which kept other columns; "
-            "that version can read them"
+            "these rollouts were recorded by another version of rlx, with other columns; use that "
+            "version to read them"
         )
     records = table.drop_columns(["rows"]).to_pylist()
     trees = tuple(

@@ -21,6 +21,7 @@ from torch import Tensor
 from rlx.record.reward_entries import ENTRIES, encode_entries, encode_values
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, Pieces, RolloutTree, Segment
+from rlx.text import replace_surrogates
 from rlx_registry import RolloutIndex
 
 __all__ = [
@@ -226,15 +227,10 @@ def rollout_table(
 def add_piece_column(table: pa.Table, trees: Sequence[RolloutTree], pieces: Pieces) -> pa.Table:
     """Adds a column with the text of each token to a step's table."""
     texts = [
-        [_replace_surrogates(pieces(segment.token_ids)) for segment in tree.segments]
+        [list(map(replace_surrogates, pieces(segment.token_ids))) for segment in tree.segments]
         for tree in trees
     ]
     return table.append_column(PIECES, pa.array(texts, type=PIECES.type))
-
-
-def _replace_surrogates(pieces: Iterable[str]) -> list[str]:
-    """Replaces lone surrogates, which UTF-8 cannot encode."""
-    return [piece.encode("utf-8", "replace").decode("utf-8") for piece in pieces]
 
 
 def _build_segment_record(
@@ -253,7 +249,7 @@ def _build_segment_record(
         "token_ids": segment.token_ids,
         "behaviour_logprobs": segment.logprobs,
         "finish_reason": segment.finish_reason,
-        "text": segment.text,
+        "text": replace_surrogates(segment.text),
         "spans": json.dumps(spans),
         "seed": segment.seed,
         "info": encode_values(segment.info),

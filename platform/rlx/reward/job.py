@@ -5,34 +5,34 @@ Every worker imports this module.
 
 import math
 import numbers
-import os
 import pickle
 import resource
-import signal
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from rlx.plugin import Environment, RewardPlugin, Sample, Score
 from rlx.rollout import check_environment_step
+from rlx.text import shorten_for_record
 
 __all__ = [
+    "LONGEST_REASON",
     "UNPICKLABLE",
     "EnvironmentCall",
     "JobOutcome",
     "RewardJob",
     "Work",
     "run_jobs",
-    "start_worker",
 ]
 
 UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError, ValueError, RecursionError)
 """Exceptions that pickling raises for objects that cannot be sent to another process."""
 
-_LONGEST_FAULT = 500
+LONGEST_REASON = 500
+"""Characters of a reason, a fault or the name of a part that are kept. They may repeat text of the
+model, and they are stored with every rollout."""
 _LARGEST = 1e18
 """Rewards become float32; their sums and squares must stay finite."""
 
@@ -115,22 +115,16 @@ class _VerdictError(Exception):
     pass
 
 
-def start_worker() -> None:
-    """Prepares a worker process: it can be killed at once, and its prints go to stderr.
-
-    The worker leaves its parent's process group, because torchrun ends a rank by a signal to the
-    whole group while the rank still scores its current step.
-    """
-    os.setpgrp()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.dup2(sys.__stderr__.fileno() if sys.__stderr__ else 2, 1)
-
-
-def run_jobs(payload: bytes, memory_mb: int) -> list[JobOutcome]:
+def run_jobs(payload: bytes, memory_mb: int, count_job: Callable[[], None]) -> list[JobOutcome]:
     """Runs pickled jobs in order: as many as fit into the shortest deadline, at least the first.
 
     A job that runs out of memory fails only if it came first and had the whole allowance; otherwise
     it is left for another call. Returns the outcomes of the jobs that ran; the rest did not start.
+
+    Args:
+        payload: the pickled jobs.
+        memory_mb: MiB of address space that they may add to this process.
+        count_job: called before each job starts.
     """
     try:
         _limit_memory(memory_mb)
@@ -141,6 +135,7 @@ def run_jobs(payload: bytes, memory_mb: int) -> list[JobOutcome]:
         for job in jobs:
             if outcomes and time.monotonic() - start > shortest:
                 break
+            count_job()
             try:
                 outcomes.append(_run_job(job))
             except MemoryError:
@@ -153,19 +148,15 @@ def run_jobs(payload: bytes, memory_mb: int) -> list[JobOutcome]:
 
 
 def _run_job(job: Work) -> JobOutcome:
-    """Runs one job. The kernel ends this process when the deadline passes, even inside C code."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, job.deadline)
+    """Runs one job; the worker ends this process when its deadline passes."""
     try:
         return job.run()
     except _VerdictError as error:
-        return JobOutcome(fault=str(error))
+        return JobOutcome(fault=shorten_for_record(str(error), LONGEST_REASON))
     except MemoryError:
         raise
     except BaseException as error:  # noqa: BLE001  SystemExit is only this scorer's fault, too
         return JobOutcome(fault=_describe_error(error))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _check_verdicts(raw: Any, count: int) -> tuple[Score | None, ...]:
@@ -177,7 +168,7 @@ def _check_verdicts(raw: Any, count: int) -> tuple[Score | None, ...]:
 
 
 def _check_verdict(raw: Any) -> Score | None:
-    """Returns a plain copy that is safe to send, also if the scorer returned a subclass."""
+    """Returns a plain copy that is safe to send and store, also of a subclass."""
     if raw is None:
         return None
     if isinstance(raw, Score):
@@ -185,8 +176,11 @@ def _check_verdict(raw: Any) -> Score | None:
             raise _VerdictError(f"gave {type(raw.reason).__name__} as a reason")
         if not isinstance(raw.parts, Mapping):
             raise _VerdictError(f"gave {type(raw.parts).__name__} as parts")
-        reason = None if raw.reason is None else str(raw.reason)
-        parts = {str(name): _check_number(part) for name, part in raw.parts.items()}
+        reason = None if raw.reason is None else shorten_for_record(str(raw.reason), LONGEST_REASON)
+        parts = {
+            shorten_for_record(str(name), LONGEST_REASON): _check_number(part)
+            for name, part in raw.parts.items()
+        }
         return Score(_check_number(raw.value), reason, parts)
     return Score(_check_number(raw))
 
@@ -196,7 +190,7 @@ def _check_sendable(state: Any) -> Any:
         pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
     except UNPICKLABLE as error:
         what = f"gave a state that is not of plain values: {type(error).__name__}: {error}"
-        raise _VerdictError(what[:_LONGEST_FAULT]) from error
+        raise _VerdictError(what) from error
     return state
 
 
@@ -214,7 +208,7 @@ def _describe_error(error: BaseException) -> str:
         text = str(error)
     except Exception as second:  # noqa: BLE001  an exception that cannot even be printed
         text = f"(and {type(second).__name__} when asked why)"
-    return f"{type(error).__name__}: {text}"[:_LONGEST_FAULT]
+    return shorten_for_record(f"{type(error).__name__}: {text}", LONGEST_REASON)
 
 
 def _limit_memory(extra_mb: int | None) -> None:

@@ -86,7 +86,7 @@ def _find_failed_rollouts(trees: Sequence[RolloutTree]) -> set[Place]:
             if segment.info["on_error"] == "fail":
                 raise RewardError(
                     f"the environment failed on problem {tree.problem.id}: "
-                    f"{segment.info['fault']}. To carry on past such failures set "
+                    f"{segment.info['fault']}. To continue past such failures, set "
                     "rollout.environment.on_error to drop_sample or drop_group"
                 )
             if segment.info["on_error"] == "drop_group":
@@ -244,8 +244,8 @@ def _apply_on_error(
         use = reward.use
         what = f"turn {use.turn!r}" if isinstance(use, TurnReward) else "a whole rollout"
         raise RewardError(
-            f"reward {reward.name!r} failed on {what} of problem "
-            f"{tree.problem.id}: {entry.reason}. To carry on past such failures set "
+            f"reward {reward.name!r} failed on {what} of problem {tree.problem.id}: "
+            f"{entry.reason}. To continue past such failures, set "
             f"rewards.{reward.scope}.{reward.name}.on_error to drop_sample, drop_group or "
             "{value: 0}"
         )

@@ -8,7 +8,6 @@ what the rewards import, and rlx imports no torch in them.
 import math
 import multiprocessing
 import pickle
-import signal
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, wait
@@ -18,7 +17,8 @@ from typing import Any, Self
 from pebble import ProcessExpired, ProcessPool
 
 from rlx.errors import EnvironmentFault
-from rlx.reward.job import UNPICKLABLE, JobOutcome, RewardJob, Work, run_jobs, start_worker
+from rlx.reward.job import UNPICKLABLE, JobOutcome, RewardJob, Work
+from rlx.reward.worker import ChunkReport, run_chunk, start_worker
 
 __all__ = ["JobOutcome", "RewardJob", "RewardPool"]
 
@@ -35,8 +35,7 @@ class RewardPool:
     Args:
         workers: number of processes.
         memory_mb: MiB of address space that a job may add to its worker's.
-        grace: seconds after all deadlines at which an unresponsive worker is killed from outside;
-            this covers the import of a plugin in a fresh worker.
+        grace: seconds for the import of a plugin in a fresh worker, in addition to two deadlines.
 
     Raises:
         EnvironmentFault: the workers do not start.
@@ -60,7 +59,7 @@ class RewardPool:
         self.close()
 
     def close(self) -> None:
-        """Terminates the workers at once, even during a job."""
+        """Ends the workers at once, even during a job, and all that their plugins started."""
         self._pool.stop()
         self._pool.join()
 
@@ -94,9 +93,12 @@ class RewardPool:
         return (tuple(range(i, min(i + size, count))) for i in range(0, count, size))
 
     def _send(self, chunk: list[Work]) -> Any:
-        limit = 2 * max(job.deadline for job in chunk) + self._grace
         payload = pickle.dumps(chunk, pickle.HIGHEST_PROTOCOL)
-        return self._pool.schedule(run_jobs, args=(payload, self._memory_mb), timeout=limit)
+        deadlines = tuple(job.deadline for job in chunk)
+        # Without a timeout of the pool's own, which would count by the wall clock.
+        return self._pool.schedule(
+            run_chunk, args=(payload, deadlines, self._memory_mb, self._grace)
+        )
 
     def _start(self) -> ProcessPool:
         pool = ProcessPool(
@@ -106,20 +108,22 @@ class RewardPool:
             context=multiprocessing.get_context("spawn"),
         )
         # The first completed task includes the start of an interpreter.
-        first = [pool.schedule(run_jobs, args=(pickle.dumps([]), self._memory_mb))]
+        first = [
+            pool.schedule(run_chunk, args=(pickle.dumps([]), (), self._memory_mb, self._grace))
+        ]
         try:
             wait(first)
             first[0].result()
         except (BrokenExecutor, ProcessExpired, OSError) as error:
             pool.stop()
             pool.join()
-            raise EnvironmentFault(f"reward workers do not start: {error}") from error
+            raise EnvironmentFault(f"reward workers cannot start: {error}") from error
         return pool
 
     def _restart(self, restarts: int) -> None:
         self.close()
         if restarts > _MAX_RESTARTS:
-            raise EnvironmentFault("reward workers keep dying while they have nothing to do")
+            raise EnvironmentFault("reward workers keep dying while idle")
         self._pool = self._start()
 
 
@@ -131,10 +135,15 @@ def _collect_outcomes(
     if isinstance(error, BrokenExecutor):
         return [positions]
     if error is not None:
-        return _isolate_fault(
-            positions, _describe_worker_error(error, jobs[positions[0]]), outcomes
-        )
-    done = future.result()
+        return _isolate_fault(positions, _describe_worker_error(error), outcomes)
+    report: ChunkReport = future.result()
+    if report.fault is not None:
+        return _isolate_fault(positions, report.fault, outcomes)
+    try:
+        done: list[JobOutcome] = pickle.loads(report.outcomes)
+    except Exception as error:  # noqa: BLE001  (unpickling a state runs the plugin's code)
+        fault = f"gave what cannot be read: {type(error).__name__}: {error}"
+        return _isolate_fault(positions, fault, outcomes)
     outcomes.update(zip(positions, done, strict=False))
     rest = positions[len(done) :]
     return [rest] if rest else []
@@ -150,12 +159,8 @@ def _isolate_fault(
     return [(position,) for position in positions]
 
 
-def _describe_worker_error(error: BaseException, job: Work) -> str:
+def _describe_worker_error(error: BaseException) -> str:
     if isinstance(error, ProcessExpired):
-        if error.exitcode == -signal.SIGALRM:
-            return f"deadline of {job.deadline:g} s passed"
         how = f"signal {-error.exitcode}" if error.exitcode < 0 else f"exit code {error.exitcode}"
         return f"process died ({how})"
-    if isinstance(error, TimeoutError):
-        return f"deadline of {job.deadline:g} s passed"
-    return f"cannot be read by a worker: {type(error).__name__}: {error}"
+    return f"cannot be run by a worker: {type(error).__name__}: {error}"

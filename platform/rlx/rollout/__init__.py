@@ -8,6 +8,8 @@ from rlx.rollout.dialogue import (
     TurnPrompt,
     build_piece_splitter,
     encode_between_turns,
+    encode_opening,
+    fill_turn_template,
 )
 from rlx.rollout.environment import EnvironmentPlan, build_talk, is_fault_segment
 from rlx.rollout.host import EnvironmentHost, HostFault, LocalHost, check_environment_step
@@ -42,6 +44,8 @@ __all__ = [
     "build_talk",
     "check_environment_step",
     "encode_between_turns",
+    "encode_opening",
+    "fill_turn_template",
     "find_spans",
     "is_fault_segment",
     "sample_rollout_trees",

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from rlx.plugin import Problem
+
 __all__ = [
     "Dialogue",
     "Pieces",
@@ -11,6 +13,8 @@ __all__ = [
     "TurnPrompt",
     "build_piece_splitter",
     "encode_between_turns",
+    "encode_opening",
+    "fill_turn_template",
 ]
 
 Pieces = Callable[[Sequence[int]], Sequence[str]]
@@ -22,7 +26,7 @@ class TurnPrompt:
     """The tokens that a model reads before a turn.
 
     Attributes:
-        text: of an environment, without anything that the tokenizer would take for a control token.
+        text: the text shown; of an environment or a task, with names of control tokens broken up.
         token_ids: all tokens between one turn and the next.
     """
 
@@ -49,6 +53,13 @@ class Dialogue(Protocol):
         """Text of a turn without its end token, and the text's length after every token."""
         ...
 
+    def break_control_tokens(self, text: str) -> str:
+        """Inserts a space into every name of a control token: `<|im_end|>` becomes `< |im_end|>`.
+
+        Untrusted text then has no control token when it is encoded.
+        """
+        ...
+
     def encode_observation(self, text: str, after: Sequence[int], *, inline: bool) -> TurnPrompt:
         """Encodes an environment's text after the turn `after`. The text is untrusted.
 
@@ -71,6 +82,36 @@ def encode_between_turns(
     Several turns can then fork from one sequence.
     """
     return dialogue.reply(text, after) if text else ()
+
+
+def fill_turn_template(dialogue: Dialogue, template: str, problem: Problem) -> str:
+    """Puts the problem's prompt into the template of a turn.
+
+    Names of control tokens in the prompt are broken up, unless the problem allows them. Those of
+    the template stay: it is the experiment's own.
+    """
+    prompt = problem.prompt
+    if not problem.allow_control_tokens:
+        prompt = dialogue.break_control_tokens(prompt)
+    return template.replace("{prompt}", prompt)
+
+
+def encode_opening(
+    dialogue: Dialogue, template: str, problem: Problem, system: str = ""
+) -> TurnPrompt:
+    """Encodes what the model reads before the first turn.
+
+    Args:
+        dialogue: the model's format.
+        template: template of the first turn.
+        problem: its prompt fills the template, as `fill_turn_template` does.
+        system: the experiment's system message, for a problem without its own.
+    """
+    own = problem.system
+    if not problem.allow_control_tokens:
+        own = dialogue.break_control_tokens(own)
+    text = fill_turn_template(dialogue, template, problem)
+    return TurnPrompt(text, dialogue.open(text, own or system))
 
 
 class TokenReader(Protocol):

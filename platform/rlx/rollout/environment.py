@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from rlx.errors import SpecError
 from rlx.plugin import FAILED, Action, Problem, Step
-from rlx.rollout.dialogue import Dialogue, TurnPrompt
+from rlx.rollout.dialogue import Dialogue, TurnPrompt, encode_opening
 from rlx.rollout.host import EnvironmentHost, HostFault
 from rlx.rollout.session import Completion, CompletionRequest, SamplingSession
 from rlx.rollout.spans import find_spans
@@ -57,8 +57,7 @@ class EnvironmentPlan:
 
     def opening(self, problem: Problem, dialogue: Dialogue) -> TurnPrompt:
         """The prompt of the first turn."""
-        text = self.turn.template.replace("{prompt}", problem.prompt)
-        return TurnPrompt(text, dialogue.open(text, problem.system or self.system))
+        return encode_opening(dialogue, self.turn.template, problem, self.system)
 
     def action(self, text: str, spans: Mapping[str, str], number: int, finish: str) -> Action:
         """A turn, as the environment receives it."""

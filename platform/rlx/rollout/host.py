@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlx.plugin import Action, Environment, Step
+from rlx.text import replace_surrogates
 
 __all__ = ["EnvironmentHost", "HostFault", "LocalHost", "check_environment_step"]
 
@@ -54,6 +55,9 @@ class LocalHost:
 def check_environment_step(step: Any, kinds: Sequence[str]) -> Step:
     """Returns a plain copy of an environment's step, also if it is a subclass.
 
+    Lone surrogates in its texts become U+FFFD: they may come from the model's text, and must not
+    end the run.
+
     Raises:
         ValueError: it does not match `Step`.
     """
@@ -61,15 +65,14 @@ def check_environment_step(step: Any, kinds: Sequence[str]) -> Step:
         raise ValueError(f"gave {type(step).__name__} instead of a Step")
     if step.kind not in kinds:
         raise ValueError(f"gave a turn of kind {step.kind!r}; its kinds are {', '.join(kinds)}")
-    if not _is_text(step.observation) or len(step.observation) > _LONGEST:
-        raise ValueError(f"gave an observation that is no text of at most {_LONGEST} characters")
-    if not (step.anchor is None or _is_text(step.anchor)):
+    if not isinstance(step.observation, str) or len(step.observation) > _LONGEST:
+        raise ValueError(f"gave an observation that is not text of at most {_LONGEST} characters")
+    if not (step.anchor is None or isinstance(step.anchor, str)):
         raise ValueError(f"gave {type(step.anchor).__name__} as an anchor, not text")
     if not isinstance(step.info, Mapping):
         raise ValueError(f"gave {type(step.info).__name__} as info")
     try:
         info_json = json.dumps(dict(step.info), allow_nan=False, ensure_ascii=False)
-        info_json.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"gave info that is not plain JSON: {error}") from error
     if len(info_json) > _LONGEST:
@@ -77,19 +80,8 @@ def check_environment_step(step: Any, kinds: Sequence[str]) -> Step:
     return Step(
         kind=str(step.kind),
         state=step.state,
-        observation=str(step.observation),
+        observation=replace_surrogates(str(step.observation)),
         done=bool(step.done),
-        info=json.loads(info_json),
-        anchor=step.anchor,
+        info=json.loads(replace_surrogates(info_json)),
+        anchor=None if step.anchor is None else replace_surrogates(str(step.anchor)),
     )
-
-
-def _is_text(value: Any) -> bool:
-    """Whether the value is a string that can be encoded: half a surrogate pair cannot."""
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

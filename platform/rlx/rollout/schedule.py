@@ -8,7 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlx.plugin import Problem
-from rlx.rollout.dialogue import Dialogue, encode_between_turns
+from rlx.rollout.dialogue import (
+    Dialogue,
+    encode_between_turns,
+    encode_opening,
+    fill_turn_template,
+)
 from rlx.rollout.environment import EnvironmentPlan, build_talk, sample_conversations
 from rlx.rollout.host import EnvironmentHost
 from rlx.rollout.session import Completion, CompletionRequest, SamplingSession
@@ -146,10 +151,11 @@ def _build_prompt_segment(
     dialogue: Dialogue,
     system: str,
 ) -> Segment:
-    text = level.turn.template.replace("{prompt}", problem.prompt)
     if parent == NO_PARENT:
-        ids = dialogue.open(text, problem.system or system)
+        opening = encode_opening(dialogue, level.turn.template, problem, system)
+        text, ids = opening.text, opening.token_ids
     else:
+        text = fill_turn_template(dialogue, level.turn.template, problem)
         ids = encode_between_turns(dialogue, text, segments[parent].token_ids)
     return Segment(parent=parent, author="prompt", token_ids=ids, text=text)
 

@@ -40,13 +40,13 @@ def find_over_querying(history: Sequence[Mapping[str, float]], max_turns: int) -
     turns = float(np.mean([figures[_TURNS] for figures in latest]))
     repeated = [figures[_REPEATED] for figures in latest if _REPEATED in figures]
     repeats = (
-        f", and {np.mean(repeated):.0%} of its queries repeat earlier ones" if repeated else ""
+        f", and {np.mean(repeated):.0%} of the queries repeat earlier ones" if repeated else ""
     )
     return (
-        f"over-querying: a rollout now takes {turns:.1f} of {max_turns} turns, from {began:.1f} in "
-        f"the phase's first steps{repeats}. Usually each further turn pays: turn rewards are "
-        "summed, not averaged (credit.turn_reduce: mean averages them), or a repeated query is "
-        "rewarded like a new one"
+        f"over-querying: rollouts now take {turns:.1f} of {max_turns} turns on average, up from "
+        f"{began:.1f} at the start of the phase{repeats}. The usual cause is that every extra "
+        "turn earns reward: turn rewards are summed, not averaged (set credit.turn_reduce: mean "
+        "to average them), or a repeated query is rewarded like a new one"
     )
 
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from rlx.errors import RewardError
 from rlx.evaluation import compute_held_out_metrics, limit_to_one_answer
-from rlx.home import RunFolder, get_rlx_home
+from rlx.home import WARM_STARTS, RunFolder, get_rlx_home
 from rlx.learner import (
     Critic,
     Learner,
@@ -33,6 +34,7 @@ from rlx.run.training import train_step
 from rlx.run.training_context import TrainingContext
 from rlx.run.weight_sync import synchronize_sampler
 from rlx.sampler import open_sampler, require_engine
+from rlx.sealing import compute_manifest_digest
 from rlx.seeding import derive_seed
 from rlx.spec import ExperimentSpec
 
@@ -61,7 +63,7 @@ def run_experiment(
         ExitStack() as ending,
         Prefetcher(ranks.device) as prefetcher,  # closed before the sampler it may be using
     ):
-        policy = _start_model(spec, base, ranks, progress)
+        policy = _start_model(spec, base, ranks, progress, recorder)
         progress.show_activity("sampler")
         sampler = ending.enter_context(open_sampler(policy, spec.sampler, runner, ranks.device))
         phases = [build_recipe(spec.resolve_phase_spec(phase)) for phase in spec.phases]
@@ -93,8 +95,8 @@ def run_experiment(
                 at = _train_phase(context, base, number, at, stop)
         if not at.learned:
             raise RewardError(
-                "no step learned anything, since no rollout could ever be scored; `rlx logs RUN` "
-                "has the first scorer's reason for every step"
+                "no step learned anything because no rollout could be scored; `rlx logs RUN` "
+                "shows the first scoring failure of every step"
             )
         _evaluate_held_out(context, base, step=at.step, label="after")
         learner.export(policy, folder.model)
@@ -105,10 +107,8 @@ def _record_forms(context: TrainingContext) -> None:
     """Records how learner and sampler compute this model, and why, if it is by a slow form."""
     if context.recorder:
         level = "info" if context.learner.chosen.form.merges else "warning"
-        context.recorder.event(
-            "forms", f"the learner computes by {context.learner.chosen}", level=level
-        )
-        context.recorder.event("forms", f"the sampler computes by {context.sampler.description}")
+        context.recorder.event("forms", f"learner: {context.learner.chosen}", level=level)
+        context.recorder.event("forms", f"sampler: {context.sampler.description}")
         print(
             f"learner: {context.learner.chosen}\nsampler: {context.sampler.description}", flush=True
         )
@@ -141,7 +141,11 @@ def _build_learner(
 
 
 def _start_model(
-    spec: ExperimentSpec, recipe: Recipe, ranks: Ranks, progress: ProgressFile
+    spec: ExperimentSpec,
+    recipe: Recipe,
+    ranks: Ranks,
+    progress: ProgressFile,
+    recorder: Recorder | None,
 ) -> Policy:
     """Builds the policy and warm-starts it; rank 0 trains the warm start and the others load it."""
     progress.show_activity("model")
@@ -152,13 +156,25 @@ def _start_model(
     def report_warm_start(done: int, total: int, loss: float) -> None:
         progress.show(Progress("warm start", done, total, f"loss {loss:.3f}"))
 
-    cache = get_rlx_home() / "cache" / "warm_start"
+    def report_damage(message: str) -> None:
+        if recorder:
+            recorder.event("warm_start_refused", message, level="warning")
+        print(message, flush=True)
+
+    cache = get_rlx_home() / WARM_STARTS
     cache.mkdir(parents=True, exist_ok=True)
-    if ranks.is_first:
-        warm_start_policy(policy, spec, recipe.task, cache, report_warm_start, recipe.environment)
+    start = partial(
+        warm_start_policy,
+        *(policy, spec, recipe.task, cache, report_warm_start, recipe.environment, report_damage),
+    )
+    folder = start() if ranks.is_first else None
     ranks.barrier()
     if not ranks.is_first:
-        warm_start_policy(policy, spec, recipe.task, cache, report_warm_start, recipe.environment)
+        start()
+    if recorder and folder:
+        sha256 = compute_manifest_digest(folder)
+        message = f"begins with warm start {folder.name}"
+        recorder.event("warm_start", message, path=f"{WARM_STARTS}/{folder.name}", sha256=sha256)
     return policy
 
 

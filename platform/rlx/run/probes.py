@@ -96,11 +96,11 @@ def require_texts(spec: ProbeSpec, speech: ProbeDialogue) -> None:
             written = speech.encode(text)
         except SpecError as error:
             raise SpecError(
-                f"probe.{key} is {text!r}, which the tokenizer of this model cannot write; give "
-                "text that it can"
+                f"probe.{key} is {text!r}, which this model's tokenizer cannot encode; use text "
+                "that it can encode"
             ) from error
         if not written:
-            raise SpecError(f"probe.{key} is empty: give the text to put in")
+            raise SpecError(f"probe.{key} is empty: give the text to insert")
 
 
 def probe_problems(

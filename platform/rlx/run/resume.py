@@ -112,7 +112,7 @@ def resume_run(context: TrainingContext) -> ResumePoint | None:
         return None
     state, forked = read_state(found), found.parent == context.folder.origin
     if not forked and state.digest != context.spec.digest:
-        raise RlxError(f"checkpoint {found.name} is of another experiment, {state.digest}")
+        raise RlxError(f"checkpoint {found.name} belongs to another experiment, {state.digest}")
     runner = context.spec.runner
     if refused := state.find_load_conflict(runner):
         raise RlxError(f"checkpoint {found.name} cannot be loaded: runner.{' '.join(refused)}")
@@ -148,8 +148,8 @@ def _find_resume_checkpoint(context: TrainingContext) -> Path | None:
         if found is None:
             raise CheckpointError(
                 f"the copy of {context.spec.from_checkpoint} in {context.folder.origin} is "
-                "damaged, and there "
-                "is nothing else to go on from: submit the experiment again"
+                "damaged, and there is no other checkpoint to resume from: submit the experiment "
+                "again"
             )
     return found
 
@@ -174,11 +174,11 @@ def _unpickle_rollouts(kept: bytes) -> StepRollouts:
         found = _RolloutsUnpickler(io.BytesIO(kept)).load()
     except (pickle.UnpicklingError, AttributeError, ImportError, TypeError) as error:
         raise CheckpointError(
-            f"the rollouts in flight were written by another version of rlx ({error}): go on with "
-            "that one, or fork the run with --from-checkpoint, which samples them again"
+            f"the rollouts in flight were written by another version of rlx ({error}): resume "
+            "with that version, or fork the run with --from-checkpoint, which samples them again"
         ) from error
     if not isinstance(found, StepRollouts):
-        raise CheckpointError("what is kept as rollouts in flight is something else")
+        raise CheckpointError("the checkpoint's rollouts in flight have an unexpected type")
     return found
 
 
@@ -187,11 +187,11 @@ def _record_resumption(
 ) -> None:
     if context.recorder is None:
         return
-    kind, message = "resumed", f"goes on after step {state.step}"
+    kind, message = "resumed", f"continues after step {state.step}"
     if forked:
-        kind, message = "forked", f"goes on from {context.spec.from_checkpoint}"
+        kind, message = "forked", f"continues from {context.spec.from_checkpoint}"
     if otherwise:
         wrote = "one rank" if state.ranks == 1 else f"{state.ranks} ranks"
-        message += f", which {wrote} wrote under ZeRO stage {state.zero_stage}"
+        message += f", written by {wrote} under ZeRO stage {state.zero_stage}"
     context.recorder.event(kind, message, step=state.step)
     print(message, flush=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlx.batch import TokenBatch, build_token_batch, list_batch_rows
 from rlx.credit import fill_between_ends
-from rlx.errors import SpecError
+from rlx.errors import DivergedModelError, SpecError
 from rlx.learner import CriticStats, UpdateStats, critic_rate
 from rlx.recipe import Recipe
 from rlx.record import Role
@@ -71,9 +71,7 @@ def train_step(
         more: whether the phase has another step, whose rollouts may be prefetched.
     """
     began = time.perf_counter()
-    rollouts = context.prefetcher.take(context) or collect_rollouts(
-        context, recipe, cursor, step - 1
-    )
+    rollouts = _take_rollouts(context, recipe, step, cursor)
     sampled = time.perf_counter()
     out = rollouts.find_untrained_rows()
     if len(out) == len(list_batch_rows(rollouts.trees)):
@@ -112,6 +110,20 @@ def train_step(
     return StepOutcome(figures, rollouts.drawn, carried)
 
 
+def _take_rollouts(
+    context: TrainingContext, recipe: Recipe, step: int, cursor: int
+) -> StepRollouts:
+    """The step's rollouts: prefetched, or sampled now."""
+    try:
+        return context.prefetcher.take(context) or collect_rollouts(
+            context, recipe, cursor, step - 1
+        )
+    except DivergedModelError as error:
+        raise DivergedModelError(
+            f"step {step}: {error}; `rlx export` writes the last checkpoint that is sound"
+        ) from error
+
+
 def _build_streams(
     context: TrainingContext,
     recipe: Recipe,
@@ -127,9 +139,9 @@ def _build_streams(
         old = context.learner.logprobs(batch, mask)
     elif (mask & ~batch.is_own).any():
         raise SpecError(
-            f"mask strategy {recipe.spec.mask.plugin!r} lets tokens learn that the policy did not "
-            "write, whose behaviour log-probabilities nobody knows: set "
-            "loss.old_logprobs: learner"
+            f"mask strategy {recipe.spec.mask.plugin!r} trains on tokens that the policy did not "
+            "generate and that have no behaviour log-probabilities: set loss.old_logprobs: "
+            "learner"
         )
     reference = context.reference if recipe.wants_reference else None
     greedy = None
@@ -224,7 +236,7 @@ def _record_skipped_step(context: TrainingContext, step: int, rollouts: StepRoll
     table = rollouts.table
     entries = (e for es in (*table.turns.values(), *table.rollouts.values()) for e in es.values())
     scorers = (e.reason for e in entries if e.status == "absent" and e.reason)
-    why = next((f"; the first scorer said: {reason}" for reason in scorers), "")
+    why = next((f"; first scoring failure: {reason}" for reason in scorers), "")
     for fault in (
         s.info["fault"] for t in rollouts.trees for s in t.segments if is_fault_segment(s)
     ):

@@ -54,12 +54,11 @@ def synchronize_sampler(context: RunContext) -> None:
     tolerance = spec.tolerance or TOLERANCE[context.spec.runner.dtype]
     if not context.sampler.drift <= tolerance:  # NaN raises too
         raise RlxError(
-            f"vLLM's log-probabilities are up to {context.sampler.drift:.3g} nats off the "
-            "learner's "
-            f"after it took the learner's weights, and sampler.tolerance is {tolerance:g}: it "
-            "samples from another policy than the one that learns. Something that it keeps of "
-            "former weights was not renewed (tied embeddings, its prefix cache), or it computes "
-            "this model in another way; sampler.engine: transformers does without vLLM"
+            "after a weight update, vLLM's log-probabilities differ from the learner's by up to "
+            f"{context.sampler.drift:.3g} nats; sampler.tolerance is {tolerance:g}. vLLM samples "
+            "from a different policy than the one being trained: it still holds old weights "
+            "(tied embeddings, prefix cache), or it computes this model differently. Set "
+            "sampler.engine: transformers to sample without vLLM"
         )
 
 
@@ -80,8 +79,8 @@ def _build_check_prompts(context: RunContext, longest: int) -> list[tuple[int, .
     length = min(LENGTH, longest - CHECK_TURN.max_new_tokens)
     if length < 1:
         raise RlxError(
-            f"vLLM can hold {longest} tokens of a dialogue here: raise sampler.kv_cache_mb, or "
-            "sampler.gpu_memory_utilization on a GPU"
+            f"vLLM has memory for a dialogue of only {longest} tokens: raise sampler.kv_cache_mb, "
+            "or sampler.gpu_memory_utilization on a GPU"
         )
     return [tuple(source.choices(vocabulary, k=length)) for _ in range(PROMPTS)]
 

@@ -49,7 +49,7 @@ class TransformersDecoder:
 
     def __init__(self, model: PreTrainedModel, why: str) -> None:
         self._model = model
-        self.description = f"the model's own forward: {why}"
+        self.description = f"the model's own forward pass: {why}"
 
     def start(self, rows: int) -> "TransformersRows":
         """See `rlx.sampler.rows.Decoder`."""

@@ -41,10 +41,10 @@ def _find_decoder_fault(model: PreTrainedModel, *, captures: bool) -> str | None
     try:
         difference = _compute_logit_difference(model, captures=captures)
     except Exception as error:  # noqa: BLE001  (an unusual model may fail in any way)
-        return f"parts that no plain decoder reads ({error})"
+        return f"parts that the plain decoder does not support ({error})"
     if difference < NEAR.get(model.dtype, ROUGHLY):
         return None
-    return f"logits of a plain decoder, which are {difference:.1g} away"
+    return f"logits that differ from the plain decoder's by {difference:.1g}"
 
 
 @torch.inference_mode()

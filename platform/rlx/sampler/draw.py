@@ -1,14 +1,21 @@
 """Samples tokens from logits: temperature, top-k, top-p, and seeded uniform noise."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rlx.errors import DivergedModelError
 from rlx.spec import TurnSpec
 
-__all__ = ["compute_sampling_logprobs", "sample_tokens", "sample_uniforms"]
+__all__ = [
+    "compute_sampling_logprobs",
+    "require_finite_logits",
+    "sample_tokens",
+    "sample_uniforms",
+]
 
 
 def compute_sampling_logprobs(logits: Tensor, sampling: TurnSpec) -> Tensor:
@@ -52,8 +59,23 @@ def sample_tokens(logprobs: Tensor, uniform: Tensor) -> Tensor:
         uniform: `[R]` in [0, 1).
 
     Returns:
-        `[R]` int64 tokens, each with probability above 0.
+        `[R]` int64 tokens, each with probability above 0; the last token for a row of NaN, which
+        `require_finite_logits` reports without a device synchronization per token.
     """
     mass = logprobs.double().exp().cumsum(dim=-1)
     threshold = uniform.to(mass.device)[:, None] * mass[:, -1:]
-    return torch.searchsorted(mass, threshold, right=True).squeeze(-1)
+    token = torch.searchsorted(mass, threshold, right=True).squeeze(-1)
+    return token.clamp_(max=mass.shape[-1] - 1)
+
+
+def require_finite_logits(logprobs: Iterable[Sequence[float]]) -> None:
+    """Checks the log-probabilities of sampled tokens, which are NaN if the logits were.
+
+    Raises:
+        DivergedModelError: the logits were NaN, or infinite.
+    """
+    if any(math.isnan(value) for row in logprobs for value in row):
+        raise DivergedModelError(
+            "the model's logits are NaN: its weights have diverged, usually because "
+            "optimizer.learning_rate or optimizer.max_grad_norm is too high, or a reward is extreme"
+        )

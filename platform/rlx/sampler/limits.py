@@ -31,15 +31,15 @@ def require_context_room(
     if context + sampling.max_new_tokens <= min(model, memory):
         return
     holds, besides = (
-        (f"this model, which holds {model}", "")
+        (f"this model's limit of {model}", "")
         if model <= memory
         else (
-            f"vLLM's memory, which holds {memory}",
+            f"vLLM's memory for {memory}",
             ", or raise sampler.kv_cache_mb (sampler.gpu_memory_utilization on a GPU)",
         )
     )
     raise SpecError(
-        f"a dialogue of {context} tokens and max_new_tokens {sampling.max_new_tokens} more do not "
+        f"a dialogue of {context} tokens plus max_new_tokens {sampling.max_new_tokens} does not "
         f"fit into {holds}: lower max_new_tokens, shorten prompts{besides}"
     )
 

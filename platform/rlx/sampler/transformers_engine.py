@@ -14,7 +14,12 @@ from torch import Tensor
 from rlx.model import Policy
 from rlx.rollout import Completion, CompletionRequest
 from rlx.sampler.choice import choose_decoder
-from rlx.sampler.draw import compute_sampling_logprobs, sample_tokens, sample_uniforms
+from rlx.sampler.draw import (
+    compute_sampling_logprobs,
+    require_finite_logits,
+    sample_tokens,
+    sample_uniforms,
+)
 from rlx.sampler.limits import completes_stop_string, require_context_room
 from rlx.sampler.rows import CompletionRows, Decoder, DialogueRows
 from rlx.spec import TurnSpec
@@ -223,6 +228,7 @@ class _DecodingLoop:
                     token = self._drop(runs, token, step)
             logits = self._rows.step(token)
         self._retire(range(len(self._live)), step)
+        require_finite_logits(self._logprobs)
         rows = zip(self._tokens, self._logprobs, self._lengths, self._ended, strict=True)
         return [
             Completion(tuple(t[:n]), tuple(p[:n]), "stop" if ended else "length")

@@ -28,6 +28,7 @@ from rlx.errors import EnvironmentFault, RlxError, SpecError
 from rlx.model import Policy
 from rlx.rollout import Completion, CompletionRequest
 from rlx.sampler.channel import Channel
+from rlx.sampler.draw import require_finite_logits
 from rlx.sampler.limits import require_context_room
 from rlx.sampler.transfer import (
     SHARED_MEMORY,
@@ -84,7 +85,7 @@ class VllmSampler:
         RlxError: vLLM cannot run this model here.
     """
 
-    description = "vLLM, in a process of its own"
+    description = "vLLM in a separate process"
 
     def __init__(
         self, policy: Policy, spec: VllmSpec, runner: RunnerSpec, device: torch.device
@@ -104,7 +105,8 @@ class VllmSampler:
             "end_ids": list(policy.end_ids),
         }
         name = f"rlx-vllm-{secrets.token_hex(4)}"
-        self._folders = Path(tempfile.gettempdir()) / name, SHARED_MEMORY / name
+        temporary = Path(tempfile.gettempdir())  # a run's own, by whose name its supervisor sweeps
+        self._folders = temporary / name, SHARED_MEMORY / f"{temporary.name}-{name}"
         gpu = _select_gpu(device, colocate=spec.colocate)
         self._environment = (
             _build_worker_environment(runner) | gpu | {"TMPDIR": str(self._folders[0])}
@@ -135,7 +137,7 @@ class VllmSampler:
             answer = worker.ask(settings, "start with this model")
         except _WorkerGone as gone:
             raise RlxError(
-                f"{gone} before it could start; the run's log has its last words"
+                f"{gone} before it could start; its last output is in the run's log"
             ) from gone
         return worker, answer["longest"]
 
@@ -170,7 +172,7 @@ class VllmSampler:
         try:
             return self._query_worker(message, doing)
         except _WorkerGone as gone:
-            print(f"{gone}; starting it again", file=sys.stderr, flush=True)
+            print(f"{gone}; restarting it", file=sys.stderr, flush=True)
         self.restarts += 1
         self._worker, _ = self._start_worker()
         try:
@@ -216,8 +218,8 @@ class _VllmSession:
         require_context_room(requests, sampling, *self._sampler.limits)
         if sampling.temperature < COLDEST:
             raise SpecError(
-                f"temperature is {sampling.temperature:g}, and vLLM knows none below {COLDEST:g}: "
-                "top_k: 1 takes the most likely tokens"
+                f"temperature is {sampling.temperature:g}, but vLLM's minimum is {COLDEST:g}: use "
+                "top_k: 1 to take the most likely tokens"
             )
         rows = [(request.context, seed) for request in requests for seed in request.seeds]
         completions = iter(self._sampler.generate(rows, sampling))
@@ -225,6 +227,7 @@ class _VllmSession:
 
 
 def _build_completion(tokens: list[int], logprobs: list[float], reason: str) -> Completion:
+    require_finite_logits([logprobs])
     return Completion(tuple(tokens), tuple(logprobs), "stop" if reason == "stop" else "length")
 
 
@@ -277,8 +280,8 @@ class _WorkerProcess:
             self.close()
             why = escape_unprintable(answer["error"])
             raise RlxError(
-                f"vLLM could not {doing}: {why}; the run's log has all of it, and "
-                "sampler.engine: transformers does without vLLM"
+                f"vLLM could not {doing}: {why}; the full error is in the run's log; set "
+                "sampler.engine: transformers to sample without vLLM"
             )
         return answer
 
@@ -315,7 +318,7 @@ def _select_gpu(device: torch.device, *, colocate: bool) -> dict[str, str]:
     number += 0 if colocate else ranks
     if number >= len(names):
         raise EnvironmentFault(
-            f"sampler.colocate is false, which takes {2 * ranks} GPUs for {ranks} ranks here, and "
+            f"sampler.colocate is false, which needs {2 * ranks} GPUs for {ranks} ranks, but "
             f"there are {len(names)}: add GPUs, or lower runner.ranks"
         )
     return {"CUDA_VISIBLE_DEVICES": names[number]}

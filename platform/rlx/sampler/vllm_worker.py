@@ -56,7 +56,7 @@ class VllmWorker:
         on_cpu = current_platform.is_cpu()
         if on_cpu != (settings["device"] == "cpu"):
             raise RuntimeError(
-                f"the ranks compute on {settings['device']}, and this vLLM is built for "
+                f"the ranks compute on {settings['device']}, but this vLLM is built for "
                 f"{current_platform.device_name}"
             )
         self._device = torch.device("cpu") if on_cpu else torch.device("cuda", 0)

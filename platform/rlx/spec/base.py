@@ -6,8 +6,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 __all__ = [
+    "LARGEST",
     "Betas",
     "Contradiction",
+    "Count",
     "FaultKind",
     "KeyPath",
     "SpecProblem",
@@ -29,6 +31,13 @@ class StrictModel(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
+
+LARGEST = 10**9
+"""Largest count in an experiment. Sums and products of counts then fit the registry's columns and
+the libraries' 64-bit integers."""
+
+Count = Annotated[int, Field(le=LARGEST)]
+"""A number of things, such as steps; a field adds its own lower bound."""
 
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 

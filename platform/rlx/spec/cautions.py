@@ -59,14 +59,14 @@ def _check_kl_settings(spec: ExperimentSpec) -> Iterator[SpecProblem]:
             if getattr(credit, key) != type(credit).model_fields[key].default:
                 yield SpecProblem(
                     ("credit", key),
-                    f"credit.{key} changes nothing: KL is no part of the reward",
-                    help="`credit.use_kl_in_reward: true` makes it one",
+                    f"credit.{key} has no effect: KL is not part of the reward",
+                    help="set `credit.use_kl_in_reward: true` to include it",
                 )
     elif credit.kl_coef == 0:
         yield SpecProblem(
             ("credit", "kl_coef"),
-            "credit.kl_coef is 0, so KL is no part of the reward after all"
-            + (": β is multiplied, and stays 0" if credit.kl_adaptive else ""),
+            "credit.kl_coef is 0, so KL does not affect the reward"
+            + (": β is adapted by multiplication and stays 0" if credit.kl_adaptive else ""),
         )
     if penalty is not None and penalty.kl_penalty in ("k1", "kl"):
         yield SpecProblem(
@@ -79,7 +79,8 @@ def _check_kl_settings(spec: ExperimentSpec) -> Iterator[SpecProblem]:
         yield SpecProblem(
             ("loss", "surrogate"),
             "loss.surrogate is 'none', and optimizer.updates_per_rollout is "
-            f"{spec.optimizer.updates_per_rollout}: nothing bounds the ratio after the first",
+            f"{spec.optimizer.updates_per_rollout}: nothing bounds the ratio after the first "
+            "update",
             against=("optimizer", "updates_per_rollout"),
         )
 
@@ -93,7 +94,7 @@ def _off_policy(spec: ExperimentSpec) -> Iterator[SpecProblem]:
         yield SpecProblem(
             steps,
             "rollout.off_policy_steps is 1, and loss.old_logprobs is 'learner' without a "
-            "correction: nothing makes up for the older weights that sampled",
+            "correction: nothing corrects for the older weights that sampled the rollouts",
             help="`old_logprobs: behaviour`, or a `loss.correction`",
             against=("loss", "old_logprobs"),
         )
@@ -101,7 +102,7 @@ def _off_policy(spec: ExperimentSpec) -> Iterator[SpecProblem]:
         yield SpecProblem(
             steps,
             "rollout.off_policy_steps is 1, and loss.surrogate is 'none': nothing bounds the ratio "
-            "to the older weights that sampled",
+            "to the older weights that sampled the rollouts",
             help="`surrogate: clip` or `cispo`, or `old_logprobs: learner` and a `correction`",
             against=("loss", "surrogate"),
         )
@@ -116,7 +117,7 @@ def _check_turn_sampling(spec: ExperimentSpec) -> Iterator[SpecProblem]:
                     ("rollout", kind, key),
                     f"rollout.{kind}.{key} is {getattr(turn, key)}: the learner's log-probabilities"
                     " are of the full distribution, so ratios and KL are not exact",
-                    help=f"{key}: {full} samples from all of it",
+                    help=f"{key}: {full} samples from the full distribution",
                 )
         if kind == first and "{prompt}" not in turn.template:
             yield SpecProblem(

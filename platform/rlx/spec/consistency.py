@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
-from rlx.spec.base import SpecProblem
+from rlx.spec.base import LARGEST, SpecProblem
 from rlx.spec.model import TinyModelSpec
 from rlx.spec.reward import EVERY_TURN, GlobalReward, TurnReward
 from rlx.spec.rollout import EnvironmentRolloutSpec
@@ -14,6 +14,9 @@ from rlx.spec.training import COLDEST, VllmSamplerSpec
 
 __all__ = ["find_contradictions"]
 
+MOST_ROWS = 10**6
+"""Rows that one step may sample: all of them are in memory at once, and each is a row of the
+registry."""
 HELD_OUT = "held_out"
 """Name of the task's own held-out set, which every experiment has."""
 
@@ -23,6 +26,7 @@ _AnyReward = TurnReward | GlobalReward
 def find_contradictions(spec: ExperimentSections) -> Iterator[SpecProblem]:
     """Yields contradictions between sections; contradictions introduced by a phase's `set` are not
     covered."""
+    yield from _check_sizes(spec)
     yield from _check_reward_settings(spec)
     yield from _check_entropy_bonus(spec)
     yield from _check_loss_settings(spec)
@@ -31,6 +35,25 @@ def find_contradictions(spec: ExperimentSections) -> Iterator[SpecProblem]:
     yield from _check_rank_counts(spec)
     yield from _check_position_budget(spec)
     yield from _check_engine_settings(spec)
+
+
+# Sizes -----------------------------------------------------------------------------------------
+
+
+def _check_sizes(spec: ExperimentSections) -> Iterator[SpecProblem]:
+    if spec.steps > LARGEST:
+        yield SpecProblem(
+            ("phases",), f"phases have {spec.steps} steps together, and a run has at most {LARGEST}"
+        )
+    if spec.rollout.rows_per_step > MOST_ROWS:
+        counts = ", ".join(("prompts_per_step", *spec.rollout.counts.values()))
+        yield SpecProblem(
+            ("rollout", "prompts_per_step"),
+            f"rollout has {spec.rollout.rows_per_step} rows per step, and at most {MOST_ROWS} are "
+            "possible",
+            help=f"lower one of {counts}",
+            against=("rollout",),
+        )
 
 
 # Rewards ---------------------------------------------------------------------------------------
@@ -46,7 +69,7 @@ def _check_reward_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
             ("rewards", "turn" if turn else "global"),
             "nothing to learn from: every reward's name begins with '_', and those are never "
             "summed",
-            help="drop the '_' of a reward that shall count",
+            help="remove the '_' from each reward that should count",
         )
     for name in whole:
         if name in turn:
@@ -54,7 +77,7 @@ def _check_reward_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
                 ("rewards", "global", name),
                 f"rewards.global.{name} has the name of a turn reward, so records could not tell "
                 "them apart",
-                help="call one of them something else",
+                help="rename one of them",
                 against=("rewards", "turn", name),
             )
     turns = spec.rollout.turns
@@ -78,7 +101,7 @@ def _check_reward_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
         yield SpecProblem(
             ("evaluation", "variants", HELD_OUT),
             f"evaluation.variants.{HELD_OUT} has the name of the task's own held-out set",
-            help="call it something else",
+            help="choose another name",
         )
 
 
@@ -133,9 +156,9 @@ def _check_reward_cycles(rewards: Mapping[str, _AnyReward]) -> Iterator[SpecProb
         names = [*circle[at:], *circle[:at], first]
         key = reads[first][names[1]]
         path = (*_get_reward_path(first, rewards[first]), key)
-        message = f"{'.'.join(path)} goes round in a circle: {' → '.join(names)}"
+        message = f"{'.'.join(path)} forms a cycle: {' → '.join(names)}"
         yield SpecProblem(
-            path, message, help="a reward can be known only after those that it reads"
+            path, message, help="a reward is computed after the rewards that it reads"
         )
         reads = {name: others for name, others in reads.items() if name not in circle}
 
@@ -192,15 +215,15 @@ def _check_loss_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
     if loss.kl is not None and spec.credit.use_kl_in_reward:
         yield SpecProblem(
             ("loss", "kl"),
-            "loss.kl and credit.use_kl_in_reward are both on: KL would be paid twice",
-            help="as a penalty, or as part of the reward: drop one of them",
+            "loss.kl and credit.use_kl_in_reward are both on: KL would be penalized twice",
+            help="keep one of them: KL as a penalty in the loss, or as part of the reward",
             against=("credit", "use_kl_in_reward"),
         )
     if loss.correction is not None and loss.old_logprobs != "learner":
         yield SpecProblem(
             ("loss", "correction"),
             "loss.correction weighs the learner's old log-probabilities against the sampler's, but "
-            f"loss.old_logprobs is {loss.old_logprobs!r}: they would be the same",
+            f"loss.old_logprobs is {loss.old_logprobs!r}: they would be identical",
             help="`old_logprobs: learner` computes them",
             against=("loss", "old_logprobs"),
         )
@@ -208,8 +231,8 @@ def _check_loss_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
         yield SpecProblem(
             ("loss", "constant_length"),
             f"loss.constant_length is {loss.constant_length}, but loss.aggregate "
-            f"{loss.aggregate!r} divides by no constant",
-            help="`aggregate: constant`, or drop it",
+            f"{loss.aggregate!r} does not divide by a constant",
+            help="use `aggregate: constant`, or drop `constant_length`",
             against=("loss", "aggregate"),
         )
 
@@ -222,8 +245,8 @@ def _check_probe_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
     if isinstance(spec.rollout, EnvironmentRolloutSpec):
         yield SpecProblem(
             ("probe",),
-            "probe needs reasoning that stands before an answer in one turn: schedule "
-            f"{spec.rollout.schedule!r} has several",
+            "probe needs the reasoning and the answer in one turn: schedule "
+            f"{spec.rollout.schedule!r} has several turns",
             help="drop `probe`, or choose another schedule",
             against=("rollout", "schedule"),
         )
@@ -237,7 +260,7 @@ def _check_probe_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
     if f"</{spec.probe.span}>" not in spec.probe.force:
         yield SpecProblem(
             ("probe", "force"),
-            f"probe.force is {spec.probe.force!r}, which does not end the reasoning by "
+            f"probe.force is {spec.probe.force!r}, which does not end the reasoning with "
             f"</{spec.probe.span}>",
             help=f"force: '</{spec.probe.span}><answer>'",
             against=("probe", "span"),
@@ -262,7 +285,7 @@ def _check_kl_horizon(spec: ExperimentSections) -> Iterator[SpecProblem]:
             f"credit.kl_adaptive.horizon is {adaptive.horizon:g}, but a step has up to {rows} "
             "rollouts: β would be multiplied by 1 - 0.2 · rollouts / horizon, which is not "
             "positive",
-            help="the horizon counts rollouts, not steps: 10000 is the source's",
+            help="the horizon counts rollouts, not steps; the original method uses 10000",
         )
 
 
@@ -280,7 +303,7 @@ def _check_rank_counts(spec: ExperimentSections) -> Iterator[SpecProblem]:
                 f"{name} is {count}, but runner.ranks is {ranks}: a rank would have nothing to "
                 "sample"
             )
-            help_ = f"{name}: {ranks} or more, or runner.ranks: {count} or fewer"
+            help_ = f"set {name} to {ranks} or more, or runner.ranks to {count} or fewer"
             yield SpecProblem(path, message, help=help_, against=("runner", "ranks"))
 
 
@@ -293,8 +316,8 @@ def _check_position_budget(spec: ExperimentSections) -> Iterator[SpecProblem]:
     if spec.probe is not None and first + spec.probe.max_new_tokens >= room > total:
         yield SpecProblem(
             ("probe", "max_new_tokens"),
-            f"probe.max_new_tokens is {spec.probe.max_new_tokens}, behind reasoning of up to "
-            f"{first} tokens: that and a prompt do not fit into model.max_position "
+            f"probe.max_new_tokens is {spec.probe.max_new_tokens}, after reasoning of up to "
+            f"{first} tokens: with a prompt, they do not fit into model.max_position "
             f"{room}",
             help="lower it, or raise model.max_position",
             against=("model", "max_position"),
@@ -306,7 +329,7 @@ def _check_position_budget(spec: ExperimentSections) -> Iterator[SpecProblem]:
             ("model", "max_position"),
             f"model.max_position is {room}, but the turns may take {total} tokens ({turns}), which "
             "leaves no room for a prompt",
-            help=f"max_position: {total} and what the longest prompt takes, or smaller "
+            help=f"set max_position to {total} plus the length of the longest prompt, or lower "
             "max_new_tokens",
             against=("rollout", longest, "max_new_tokens"),
         )
@@ -320,16 +343,16 @@ def _check_engine_settings(spec: ExperimentSections) -> Iterator[SpecProblem]:
         key = "colocate" if not spec.sampler.colocate else "weight_transfer"
         yield SpecProblem(
             ("sampler", key),
-            f"sampler.{key} is {str(getattr(spec.sampler, key)).lower()}, which is for GPUs",
-            help="leave it out",
+            f"sampler.{key} is {str(getattr(spec.sampler, key)).lower()}, which needs a GPU",
+            help="remove it",
             against=("runner", "device"),
         )
     for kind, turn in spec.rollout.turn_specs.items():
         if turn.temperature < COLDEST:
             yield SpecProblem(
                 ("rollout", kind, "temperature"),
-                f"rollout.{kind}.temperature is {turn.temperature:g}, and vLLM knows none below "
+                f"rollout.{kind}.temperature is {turn.temperature:g}, but vLLM allows none below "
                 f"{COLDEST:g}",
-                help="top_k: 1 takes the most likely tokens",
+                help="for greedy decoding, use top_k: 1",
                 against=("sampler", "engine"),
             )

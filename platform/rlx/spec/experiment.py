@@ -59,7 +59,7 @@ class ExperimentSpec(ExperimentSections):
         for number, phase in enumerate(self.phases):
             path = ("phases", number)
             if phase.name in names:
-                message = f"phases.{number}.name is {phase.name!r}, as an earlier phase is called"
+                message = f"phases.{number}.name is {phase.name!r}, the name of an earlier phase"
                 yield SpecProblem((*path, "name"), message)
             names.add(phase.name)
             tree, misplaced = self._apply_phase(phase)
@@ -70,7 +70,7 @@ class ExperimentSpec(ExperimentSections):
                 if phase.set:
                     ExperimentSpec.model_validate_json(to_json(tree), strict=True)
             except ValidationError as error:
-                message = f"phases.{number}.set does not fit: {error}"
+                message = f"phases.{number}.set is invalid: {error}"
                 yield SpecProblem(path, message, cause=error, data=tree)
 
     def place(self, step: int) -> tuple[int, int]:
@@ -84,7 +84,7 @@ class ExperimentSpec(ExperimentSections):
             if done <= phase.steps:
                 return number, done
             done -= phase.steps
-        raise ValueError(f"there are {self.steps} steps, and no step {step}")
+        raise ValueError(f"there is no step {step}: the experiment has {self.steps} steps")
 
     def resolve_phase_spec(self, phase: PhaseSpec) -> "ExperimentSpec":
         """Returns the experiment with the phase's `set` applied.

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from rlx.spec.base import StrictModel
+from rlx.spec.base import Count, StrictModel
 
 __all__ = ["HostsLauncherSpec", "LauncherSpec", "LocalLauncherSpec", "SlurmLauncherSpec"]
 
@@ -49,7 +49,7 @@ class SlurmLauncherSpec(StrictModel):
     """Runs each experiment as its own Slurm job, with the same number of ranks on every node."""
 
     kind: Literal["slurm"] = "slurm"
-    nodes: int = Field(1, ge=1)
+    nodes: Count = Field(1, ge=1)
     options: dict[OptionName, str | int | bool] = Field(default_factory=dict)
     """Additional sbatch options, without dashes: `time: "12:00:00"`; true sets a flag without a
     value."""

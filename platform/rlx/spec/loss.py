@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlx.spec.base import StrictModel
+from rlx.spec.base import Count, StrictModel
 from rlx.spec.credit import KlKind
 
 __all__ = [
@@ -86,7 +86,7 @@ class LossSpec(StrictModel):
     """token_mean: every learning token has the same weight (BNPO). sequence_mean: every row has
     the same weight (GRPO). sequence_sum: token losses are summed per row, then averaged over rows.
     constant: as sequence_sum, divided by `constant_length` (Dr. GRPO)."""
-    constant_length: int | None = Field(None, ge=1)
+    constant_length: Count | None = Field(None, ge=1)
     """Divisor of `aggregate: constant`, in tokens; null uses the turn's max_new_tokens."""
     per_turn: bool = False
     """Aggregate within each kind of turn, then add, so that long answers do not outweigh short

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlx.spec.base import Betas, StrictModel
+from rlx.spec.base import Betas, Count, StrictModel
 
 __all__ = ["Lora", "ModelSpec", "PretrainedModelSpec", "TinyModelSpec", "WarmStart"]
 
@@ -15,12 +15,12 @@ class WarmStart(StrictModel):
     The result is cached under a digest of everything that affects it.
     """
 
-    steps: int = Field(600, ge=1)
-    batch_size: int = Field(64, ge=1)
+    steps: Count = Field(600, ge=1)
+    batch_size: Count = Field(64, ge=1)
     learning_rate: float = Field(3e-3, gt=0)
     """Peak learning rate: linear warm-up over `warmup_steps`, then linear decay to
     `final_fraction` of the peak."""
-    warmup_steps: int = Field(30, ge=0)
+    warmup_steps: Count = Field(30, ge=0)
     final_fraction: float = Field(0.05, ge=0, le=1)
     betas: Betas = (0.9, 0.98)
     weight_decay: float = Field(0.01, ge=0)
@@ -34,15 +34,15 @@ class TinyModelSpec(StrictModel):
     tokenizer: Literal["arithmetic", "world"] = "arithmetic"
     """Tokenizer shipped with rlx. `arithmetic` has integers up to 100; `world` has the entities of
     the shipped knowledge graph and the words of questions about them."""
-    hidden_size: int = Field(96, ge=32)
-    layers: int = Field(3, ge=1)
-    heads: int = Field(4, ge=1)
-    kv_heads: int = Field(2, ge=1)
-    head_dim: int = Field(32, ge=32)
+    hidden_size: Count = Field(96, ge=32)
+    layers: Count = Field(3, ge=1)
+    heads: Count = Field(4, ge=1)
+    kv_heads: Count = Field(2, ge=1)
+    head_dim: Count = Field(32, ge=32)
     """Dimension of a head; every engine supports 32, some nothing smaller."""
-    intermediate_size: int = Field(256, ge=1)
+    intermediate_size: Count = Field(256, ge=1)
     initializer_range: float = Field(0.02, gt=0)
-    max_position: int = Field(2048, ge=64)
+    max_position: Count = Field(2048, ge=64)
     warm_start: WarmStart | None = None
 
     @model_validator(mode="after")
@@ -58,7 +58,7 @@ class Lora(StrictModel):
     There is no dropout: the ratio's denominator must come from exactly the policy that sampled.
     """
 
-    rank: int = Field(16, ge=1)
+    rank: Count = Field(16, ge=1)
     alpha: float = Field(32.0, gt=0)
     targets: tuple[str, ...] = Field(("all-linear",), min_length=1)
     """Names of the linear layers that get adapters, such as `q_proj`; `all-linear` selects all of

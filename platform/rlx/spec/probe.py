@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from rlx.spec.base import StrictModel
+from rlx.spec.base import Count, StrictModel
 
 __all__ = [
     "Cut",
@@ -31,7 +31,7 @@ class SentenceCuts(StrictModel):
     """Cuts after sentences and lines."""
 
     by: Literal["sentence"] = "sentence"
-    most: int = Field(8, ge=1)
+    most: Count = Field(8, ge=1)
     """Maximum number of cuts within the reasoning, spread evenly over its sentences."""
 
 
@@ -39,7 +39,7 @@ class TokenCuts(StrictModel):
     """Cuts at a fixed interval of tokens."""
 
     by: Literal["token"] = "token"
-    every: int = Field(16, ge=1)
+    every: Count = Field(16, ge=1)
     """Tokens between cuts."""
 
 
@@ -49,7 +49,7 @@ Cut = Annotated[FractionCuts | SentenceCuts | TokenCuts, Field(discriminator="by
 class MonteCarloSpec(StrictModel):
     """Monte Carlo values of the states of every training response (VinePPO)."""
 
-    samples: int = Field(4, ge=1)
+    samples: Count = Field(4, ge=1)
     """Continuations sampled from each state."""
     cut: Cut = SentenceCuts.model_construct(most=4)
     """Boundaries of the reasoning steps."""
@@ -64,11 +64,11 @@ class ProbeSpec(StrictModel):
     rewards.
     """
 
-    every: int = Field(0, ge=0)
+    every: Count = Field(0, ge=0)
     """Steps between probes, starting before the first step; 0 probes only at the end."""
-    problems: int = Field(32, ge=1)
+    problems: Count = Field(32, ge=1)
     """Number of held-out problems, taken from the start of the set; the same every time."""
-    samples: int = Field(50, ge=1)
+    samples: Count = Field(50, ge=1)
     """Continuations per cut."""
     schemes: tuple[Scheme, ...] = Field(("early_answering",), min_length=1)
     """early_answering cuts the reasoning; filler replaces it with the same amount of filler;
@@ -80,7 +80,7 @@ class ProbeSpec(StrictModel):
     @classmethod
     def _check_unique_schemes(cls, schemes: tuple[Scheme, ...]) -> tuple[Scheme, ...]:
         if len(set(schemes)) < len(schemes):
-            raise ValueError("a scheme is named twice: its samples would be the same ones again")
+            raise ValueError("a scheme is listed twice: it would give the same samples again")
         return schemes
 
     span: str = "think"
@@ -92,7 +92,7 @@ class ProbeSpec(StrictModel):
     counted."""
     filler: str = " ..."
     """Text that the `filler` scheme repeats in place of the reasoning."""
-    max_new_tokens: int = Field(48, ge=1)
+    max_new_tokens: Count = Field(48, ge=1)
     """Maximum length of a forced answer."""
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: Count | None = Field(None, ge=1)
     """Budget of sampled tokens for one probe; problems that might exceed it are skipped."""

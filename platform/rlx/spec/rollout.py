@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rlx.spec.base import StrictModel
+from rlx.spec.base import Count, StrictModel
 from rlx.spec.reward import PluginUse
 
 __all__ = [
@@ -26,10 +26,10 @@ class TurnSpec(StrictModel):
     template: str = "{prompt}"
     """Text shown before the turn; `{prompt}` is replaced by the problem's prompt. If it is empty
     for a turn after the first, the turn continues the previous one in the same message."""
-    max_new_tokens: int = Field(256, ge=1)
+    max_new_tokens: Count = Field(256, ge=1)
     temperature: float = Field(1.0, gt=0)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0)
+    top_k: Count = Field(0, ge=0)
     """0 disables top-k."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Stop strings: the turn ends with the first one, which is included in the turn's text."""
@@ -40,7 +40,7 @@ class TurnSpec(StrictModel):
 class DynamicSampling(StrictModel):
     """Replaces trees in which no group's scores differ by newly sampled ones (DAPO)."""
 
-    max_batches: int = Field(4, ge=1)
+    max_batches: Count = Field(4, ge=1)
     """Maximum draws of `prompts_per_step` per step; after that, the step trains on what it has."""
 
 
@@ -51,7 +51,7 @@ class _RolloutSpecBase(StrictModel):
     system: str = ""
     """System message of every dialogue whose problem has none; models without a chat template see
     it before the prompt."""
-    prompts_per_step: int = Field(32, ge=1)
+    prompts_per_step: Count = Field(32, ge=1)
     dynamic_sampling: DynamicSampling | None = None
     """null trains on every sampled tree."""
     off_policy_steps: Literal[0, 1] = 0
@@ -89,7 +89,7 @@ class SingleRolloutSpec(_RolloutSpecBase):
     counts: ClassVar[Mapping[str, str]] = {"answer": "num_generations_answer"}
 
     schedule: Literal["single"] = "single"
-    num_generations_answer: int = Field(8, ge=1)
+    num_generations_answer: Count = Field(8, ge=1)
     """G_a: answers per prompt."""
     answer: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
 
@@ -103,10 +103,10 @@ class TwoTurnRolloutSpec(_RolloutSpecBase):
     }
 
     schedule: Literal["two_turn"] = "two_turn"
-    num_generations_answer: int = Field(8, ge=1)
+    num_generations_answer: Count = Field(8, ge=1)
     """G_a: answers per prompt."""
     answer: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
-    num_generations_confidence: int = Field(4, ge=1)
+    num_generations_confidence: Count = Field(4, ge=1)
     """G_c: confidences per answer."""
     confidence: TurnSpec
 
@@ -126,7 +126,7 @@ class ForcedAnswer(StrictModel):
 
     template: str = ""
     """Text after the last observation that asks the policy for its answer."""
-    max_new_tokens: int | None = Field(None, ge=1)
+    max_new_tokens: Count | None = Field(None, ge=1)
     """null uses the limit of the other turns."""
 
 
@@ -137,9 +137,9 @@ class EnvironmentRolloutSpec(_RolloutSpecBase):
 
     schedule: Literal["environment"] = "environment"
     environment: EnvironmentUse
-    num_generations: int = Field(8, ge=1)
+    num_generations: Count = Field(8, ge=1)
     """G: rollouts per prompt."""
-    max_turns: int = Field(6, ge=1)
+    max_turns: Count = Field(6, ge=1)
     """Maximum number of regular turns; a rollout that is done earlier ends earlier."""
     turn: TurnSpec = TurnSpec.model_construct(spans=("think", "answer"))
     """Sampling of every turn; the template is shown before the first."""

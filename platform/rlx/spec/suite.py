@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rlx.spec.base import StrictModel
+from rlx.spec.base import Count, StrictModel
 from rlx.spec.training import VariantName
 
 __all__ = ["OWN_SUITE", "SetSpec", "SuiteSpec"]
@@ -26,7 +26,7 @@ class SetSpec(StrictModel):
 
     distribution: Literal["in", "out"] = "out"
     """Whether problems of this kind are in the training distribution."""
-    problems: int | None = Field(None, ge=1)
+    problems: Count | None = Field(None, ge=1)
     """Number of problems; null uses the suite's."""
     set: dict[str, Any] = Field(default_factory=dict)
     """Values of the experiment by path, such as `task.numbers: [4]`."""
@@ -38,9 +38,9 @@ class SuiteSpec(StrictModel):
     name: VariantName
     seed: int = Field(0, ge=0, lt=2**31)
     """Seed of problems, sampling and confidence intervals, independent of the experiment's."""
-    problems: int = Field(300, ge=1)
+    problems: Count = Field(300, ge=1)
     """Problems per set."""
-    samples: int = Field(1, ge=1)
+    samples: Count = Field(1, ge=1)
     """Answers per problem; more than one gives pass@k and majority votes."""
     greedy: bool = False
     """Greedy decoding instead of sampling."""

@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from rlx.spec.base import Betas, StrictModel
+from rlx.spec.base import Betas, Count, StrictModel
 from rlx.spec.launcher import LauncherSpec, LocalLauncherSpec, SlurmLauncherSpec
-from rlx.text import redact_passwords
+from rlx.text import list_url_secrets
 
 __all__ = [
     "CheckpointSpec",
@@ -28,14 +28,14 @@ class OptimizerSpec(StrictModel):
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: Count = Field(0, ge=0)
     final_fraction: float = Field(0.0, ge=0, le=1)
     """Final learning rate of a linear or cosine schedule, as a fraction of the peak."""
     betas: Betas = (0.9, 0.95)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
-    updates_per_rollout: int = Field(1, ge=1)
+    updates_per_rollout: Count = Field(1, ge=1)
     """Optimizer steps on each batch of rollouts."""
 
 
@@ -44,17 +44,17 @@ class CriticSpec(StrictModel):
 
     learning_rate: float = Field(1e-5, gt=0)
     """Peak learning rate; constant after the warm-up."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: Count = Field(0, ge=0)
     betas: Betas = (0.9, 0.95)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
-    updates_per_rollout: int = Field(1, ge=1)
+    updates_per_rollout: Count = Field(1, ge=1)
     """Optimizer steps of the critic on each batch of rollouts."""
     value_clip: float | None = Field(0.5, gt=0)
     """PPO value clipping: the loss clips new values to within this distance of the values at
     sampling time; null disables it."""
-    lead_steps: int = Field(0, ge=0)
+    lead_steps: Count = Field(0, ge=0)
     """Number of steps, counting those with a critic, in which only the critic is trained before
     the policy starts."""
 
@@ -63,7 +63,7 @@ class PhaseSpec(StrictModel):
     """A training phase with its own settings. Phases share the data cursor."""
 
     name: str = Field(min_length=1)
-    steps: int = Field(ge=1)
+    steps: Count = Field(ge=1)
     set: dict[str, Any] = Field(default_factory=dict)
     """`path.to.key: value`, applied on top of the experiment for this phase."""
     fresh_optimizer: bool = True
@@ -73,9 +73,9 @@ class PhaseSpec(StrictModel):
 class CheckpointSpec(StrictModel):
     """When training checkpoints are written and how many are kept."""
 
-    every: int = Field(10, ge=0)
+    every: Count = Field(10, ge=0)
     """Steps between checkpoints; the last step also gets one. 0: only when the run is stopped."""
-    keep: int = Field(2, ge=1)
+    keep: Count = Field(2, ge=1)
     """Number of newest checkpoints to keep; an older one is the fallback if the newest is
     damaged."""
 
@@ -85,28 +85,28 @@ class RunnerSpec(StrictModel):
 
     engine: Literal["deepspeed"] = "deepspeed"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    ranks: int = Field(1, ge=1)
+    ranks: Count = Field(1, ge=1)
     launcher: LauncherSpec = LocalLauncherSpec.model_construct()
     """Which machines the ranks run on."""
     zero_stage: Literal[0, 1, 2, 3] = 1
     dtype: Literal["float32", "bfloat16"] = "float32"
-    micro_batch_tokens: int = Field(16_384, ge=1)
+    micro_batch_tokens: Count = Field(16_384, ge=1)
     """Packed tokens per rank and backward pass."""
     activation_checkpointing: bool = False
     """Store only the inputs of each layer and recompute the rest in the backward pass: less
     memory, about a third more time."""
     offload_optimizer: bool = False
     """Keep Adam's moments and the master weights in host memory, and run the optimizer there."""
-    threads: int = Field(1, ge=1)
+    threads: Count = Field(1, ge=1)
     """CPU threads per rank."""
-    reward_workers: int = Field(1, ge=1)
+    reward_workers: Count = Field(1, ge=1)
     """Scoring processes per rank."""
     checkpoint: CheckpointSpec = CheckpointSpec.model_construct()
-    max_attempts: int = Field(3, ge=1)
+    max_attempts: Count = Field(3, ge=1)
     """Maximum attempts: if a process crashes or hangs, the run restarts from its checkpoint."""
     hang_after: float = Field(3600.0, gt=0)
     """Seconds without progress after which an attempt is killed."""
-    reward_memory_mb: int = Field(1024, ge=64)
+    reward_memory_mb: Count = Field(1024, ge=64)
     """Address space that a scoring process may allocate beyond its size at start."""
 
     @model_validator(mode="after")
@@ -120,7 +120,7 @@ class RunnerSpec(StrictModel):
         if isinstance(self.launcher, SlurmLauncherSpec) and self.ranks % self.launcher.nodes:
             raise ValueError(
                 f"launcher.nodes {self.launcher.nodes} does not divide ranks {self.ranks}: every "
-                "node has as many"
+                "node needs the same number"
             )
         return self
 
@@ -129,7 +129,7 @@ class TransformersSamplerSpec(StrictModel):
     """Samples with the transformers model, forking its KV cache where a tree branches."""
 
     engine: Literal["transformers"] = "transformers"
-    max_rows: int = Field(512, ge=1)
+    max_rows: Count = Field(512, ge=1)
     """Rows decoded together."""
 
 
@@ -141,9 +141,9 @@ class VllmSamplerSpec(StrictModel):
     """Samples with vLLM, in a separate process for every rank."""
 
     engine: Literal["vllm"]
-    max_rows: int = Field(256, ge=1)
+    max_rows: Count = Field(256, ge=1)
     """Rows decoded together."""
-    kv_cache_mb: int = Field(512, ge=8)
+    kv_cache_mb: Count = Field(512, ge=8)
     """Size of the KV cache on the CPU, in MiB."""
     gpu_memory_utilization: float = Field(0.4, gt=0, le=1)
     """Fraction of a GPU's memory that vLLM may use, weights included."""
@@ -166,12 +166,13 @@ class VllmSamplerSpec(StrictModel):
     def _arrives(self) -> Self:
         if self.weight_transfer == "ipc" and not self.colocate:
             raise ValueError(
-                "weight_transfer ipc reads the rank's own GPU, so it needs colocate: true; nccl "
-                "reaches another one"
+                "weight_transfer ipc works only within one GPU, so it needs colocate: true; "
+                "nccl works between GPUs"
             )
         if self.weight_transfer == "nccl" and self.colocate:
             raise ValueError(
-                "weight_transfer nccl joins two GPUs, so it needs colocate: false; ipc is for one"
+                "weight_transfer nccl works between GPUs, so it needs colocate: false; "
+                "ipc works within one GPU"
             )
         return self
 
@@ -196,8 +197,8 @@ class EvaluationSpec(StrictModel):
     """Evaluation on held-out problems before and after training: one sampled answer (and one
     confidence) per problem."""
 
-    problems: int = Field(600, ge=1)
-    every: int = Field(0, ge=0)
+    problems: Count = Field(600, ge=1)
+    every: Count = Field(0, ge=0)
     """Steps between evaluations during training; 0 evaluates only before and after."""
     correct: str = "accuracy"
     """The reward whose value 1 means that an answer is correct."""
@@ -221,10 +222,10 @@ class TrackingSpec(StrictModel):
     @field_validator("registry", "mlflow")
     @classmethod
     def _no_secret(cls, url: str | None) -> str | None:
-        if url is not None and redact_passwords(url) != url:
+        if url is not None and list_url_secrets(url):
             raise ValueError(
-                "a password does not belong into an experiment, of which copies are kept: put it "
-                "into ~/.pgpass or PGPASSWORD, or for MLflow into MLFLOW_TRACKING_PASSWORD; "
+                "an experiment must not contain a password, because copies of it are kept: put it "
+                "into ~/.pgpass or PGPASSWORD, or MLFLOW_TRACKING_PASSWORD for MLflow; "
                 "RLX_REGISTRY may hold a whole URL"
             )
         return url

@@ -205,7 +205,7 @@ class _WatchedEnvironment:
         """
         before = _copy_by_pickle(problem)
         state = self.environment.reset(problem, seed)
-        assert problem == before, "it changed the problem that it was given"
+        assert problem == before, "it changed the problem that it received"
         return state
 
     def step(self, state: Any, action: Action) -> Step:
@@ -217,10 +217,10 @@ class _WatchedEnvironment:
         first, second = _copy_by_pickle(state), _copy_by_pickle(state)
         step = self.environment.step(state, action)
         comparable = first == second
-        assert not comparable or state == first, "it changed the state that it was given"
+        assert not comparable or state == first, "it changed the state that it received"
         again = self.environment.step(state, action)
         assert _drop_state(step) == _drop_state(again), (
-            "given the same state again, it answers otherwise"
+            "it answers the same state differently the second time"
         )
         return step
 
@@ -267,7 +267,7 @@ def _check_environment_determinism(subject: Subject, extra_problems: _Given) -> 
         )
         for name, other in (("the second time", second), ("in another process", third)):
             same = [_drop_state(s) for s in first] == [_drop_state(s) for s in other]
-            assert same, f"{case}: other steps {name}"
+            assert same, f"{case}: different steps {name}"
 
 
 def _check_states_unchanged(subject: Subject, extra_problems: _Given) -> None:

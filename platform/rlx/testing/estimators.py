@@ -231,7 +231,7 @@ def _check_outside_ignored(estimator: Estimator, inputs: CreditInputs) -> None:
     }
     poisoned = replace(inputs, **outside)
     _assert_same_values(
-        estimator(poisoned), estimator(inputs), "let what stands outside the mask through"
+        estimator(poisoned), estimator(inputs), "depends on values outside the mask"
     )
 
 
@@ -245,7 +245,7 @@ def _check_id_renaming(estimator: Estimator, inputs: CreditInputs) -> None:
     renamed = replace(
         inputs, group_ids=10**12 - 7 * inputs.group_ids, tree_ids=3 - 5 * inputs.tree_ids
     )
-    _assert_same_values(estimator(renamed), estimator(inputs), "depends on what groups are called")
+    _assert_same_values(estimator(renamed), estimator(inputs), "depends on the ids of groups")
 
 
 def _check_estimator_padding(estimator: Estimator, inputs: CreditInputs) -> None:
@@ -278,7 +278,7 @@ def _check_estimator_absent_rewards(estimator: Estimator, inputs: CreditInputs) 
         inputs, turn_rewards=torch.where(inputs.turn_present, inputs.turn_rewards, torch.nan)
     )
     _assert_same_values(
-        estimator(poisoned), estimator(inputs), "let the reward of an absent turn through"
+        estimator(poisoned), estimator(inputs), "depends on the reward of an absent turn"
     )
 
 

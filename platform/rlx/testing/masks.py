@@ -133,19 +133,19 @@ def _sample_policy_turn(rng: random.Random, parent: int, number: int, kind: str)
 
 def _check_mask_shape(mask: Mask, batch: TokenBatch) -> None:
     learns = mask(batch)
-    assert isinstance(learns, Tensor), f"gave {type(learns).__name__}, no tensor"
-    assert learns.dtype == torch.bool, f"gave {learns.dtype}"
+    assert isinstance(learns, Tensor), f"returned {type(learns).__name__}, not a tensor"
+    assert learns.dtype == torch.bool, f"returned {learns.dtype}"
     shape = tuple(learns.shape)
-    assert shape == tuple(batch.is_own.shape), f"gave {shape} for {tuple(batch.is_own.shape)}"
+    assert shape == tuple(batch.is_own.shape), f"returned {shape} for {tuple(batch.is_own.shape)}"
 
 
 def _check_own_tokens(mask: Mask, batch: TokenBatch) -> None:
-    assert not (mask(batch) & ~batch.is_own).any(), "a token learns that is not the row's own"
+    assert not (mask(batch) & ~batch.is_own).any(), "selects a token that is not the row's own"
 
 
 def _check_response_tokens(mask: Mask, batch: TokenBatch) -> None:
     outside = mask(batch) & ~batch.is_response
-    assert not outside.any(), "a token learns that stands before the row's own, or is padding"
+    assert not outside.any(), "selects a token before the row's own, or padding"
 
 
 def _check_batch_unchanged(mask: Mask, batch: TokenBatch) -> None:
@@ -164,7 +164,7 @@ def _is_unchanged(now: Any, was: Any) -> bool:
 
 
 def _check_mask_determinism(mask: Mask, batch: TokenBatch) -> None:
-    assert torch.equal(mask(batch), mask(batch)), "gave another mask the second time"
+    assert torch.equal(mask(batch), mask(batch)), "returned a different mask the second time"
 
 
 def _check_mask_row_order(mask: Mask, batch: TokenBatch) -> None:

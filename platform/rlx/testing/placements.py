@@ -132,7 +132,7 @@ def _check_placement_absent_rewards(place: Place, inputs: CreditInputs) -> None:
         _place_input_rewards(place, poisoned).token_rewards,
         _place_input_rewards(place, inputs).token_rewards,
     )
-    torch.testing.assert_close(actual, expected, msg="let the reward of an absent turn through")
+    torch.testing.assert_close(actual, expected, msg="depends on the reward of an absent turn")
 
 
 def _check_placement_row_order(place: Place, inputs: CreditInputs) -> None:

@@ -6,7 +6,7 @@ A broken promise raises AssertionError with the reason. A check that does not ap
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -48,24 +48,25 @@ class PromiseCheck:
     Attributes:
         name: the promise.
         help: how to fix a plugin that breaks it.
-        run: raises AssertionError or SkipTest.
+        run: raises AssertionError or SkipTest; may return lines to show, about a promise that is
+            kept.
     """
 
     name: str
     help: str
-    run: Callable[[Any], None]
+    run: Callable[[Any], Sequence[str] | None]
 
     def __str__(self) -> str:
         return self.name
 
-    def __call__(self, subject: Any) -> None:
-        """Runs the check.
+    def __call__(self, subject: Any) -> Sequence[str]:
+        """Runs the check, and returns lines to show about what it found.
 
         Raises:
             AssertionError: the promise is broken; the message says how.
             unittest.SkipTest: the check does not apply; the message says why.
         """
-        self.run(subject)
+        return self.run(subject) or ()
 
 
 def run_checks(checks: Iterable[PromiseCheck], subject: Any) -> None:
@@ -111,9 +112,9 @@ def build_subject_plugin(subject: Subject, options: Mapping[str, Any] | None = N
         }
     except ValidationError as error:
         reasons = "; ".join(d.message for d in explain_validation_error(error, cls, values))
-        raise AssertionError(f"cannot be made with the options {values}: {reasons}") from None
+        raise AssertionError(f"cannot be built with the options {values}: {reasons}") from None
     except RlxError as error:
-        raise AssertionError(f"cannot be made with the options {values}: {error}") from error
+        raise AssertionError(f"cannot be built with the options {values}: {error}") from error
     return plugin.with_inner(inner) if inner else plugin
 
 
@@ -144,7 +145,7 @@ def _is_plugin(subject: Any) -> bool:
 
 def _get_plugin_class(subject: Subject) -> type[Plugin]:
     if not _is_plugin(subject):
-        raise SkipTest("it is a function and no plugin")
+        raise SkipTest("it is a function, not a plugin")
     return subject if isinstance(subject, type) else type(subject)
 
 

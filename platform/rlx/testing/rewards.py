@@ -19,6 +19,7 @@ from unittest import SkipTest
 from rlx.plugin import Example, Plugin, Sample, Score
 from rlx.reward import JobOutcome, RewardJob
 from rlx.spec import TurnReward
+from rlx.testing.gaming import report_adversarial_texts
 from rlx.testing.processes import score_jobs
 from rlx.testing.promise import (
     PromiseCheck,
@@ -97,6 +98,11 @@ def reward_checks(samples: Sequence[Sample] | None = None) -> tuple[PromiseCheck
             _check_sample_order,
         ),
         ("bears one alone", "a group may hold one sample", _check_single_sample),
+        (
+            "pays for solutions alone",
+            "score exactly what you mean: the text shows what is paid by mistake",
+            _check_adversarial_texts,
+        ),
     )
     return (
         *common_checks(_build_first_reward),
@@ -255,10 +261,10 @@ def _check_reward_determinism(subject: Subject, own_samples: _Given) -> None:
     for case, *outcomes in zip(cases, first, second, third, strict=True):
         verdicts = [_assert_no_fault(o, _describe_case(case)).verdicts for o in outcomes]
         assert verdicts[0] == verdicts[1], (
-            f"{_describe_case(case)}: another verdict the second time"
+            f"{_describe_case(case)}: a different verdict the second time"
         )
         assert verdicts[0] == verdicts[2], (
-            f"{_describe_case(case)}: another verdict in another process"
+            f"{_describe_case(case)}: a different verdict in another process"
         )
 
 
@@ -280,7 +286,7 @@ class _WatchedReward:
         """
         before = pickle.loads(pickle.dumps(sample))
         verdict = self.reward.score(sample)
-        assert sample == before, "it changed what it was given"
+        assert sample == before, "it changed its input"
         return verdict
 
 
@@ -325,7 +331,7 @@ def _check_sample_order(subject: Subject, own_samples: _Given) -> None:
         expected = _assert_no_fault(still, _describe_case(case)).verdicts
         actual = _assert_no_fault(other, f"{_describe_case(case)}, in another order").verdicts
         same = all(_is_same_verdict(actual[i], expected[j]) for i, j in enumerate(order))
-        assert same, f"{_describe_case(case)}: other verdicts in another order"
+        assert same, f"{_describe_case(case)}: different verdicts in another order"
 
 
 def _build_sample_group(case: _RewardCase) -> _RewardCase:
@@ -351,6 +357,10 @@ def _check_single_sample(subject: Subject, own_samples: _Given) -> None:
     ]
     for case, outcome in zip(cases, _score_cases(cases), strict=True):
         _assert_no_fault(outcome, f"{_describe_case(case)} alone")
+
+
+def _check_adversarial_texts(subject: Subject, own_samples: _Given) -> list[str]:
+    return report_adversarial_texts(_build_first_reward(subject))
 
 
 def _build_wider_cases(subject: Subject, own_samples: _Given) -> list[_RewardCase]:

@@ -80,7 +80,7 @@ def _list_problems(task: Any, places: Sequence[_Place]) -> list[dict[str, Any]]:
 
 def _convert_problem(problem: Any, place: _Place) -> dict[str, Any]:
     if not isinstance(problem, Problem):
-        raise TypeError(f"{_describe_problem(place)} is no Problem but {type(problem).__name__}")
+        raise TypeError(f"{_describe_problem(place)} is not a Problem but {type(problem).__name__}")
     return asdict(problem)
 
 
@@ -94,7 +94,7 @@ def _list_demonstrations(task: Any, places: Sequence[_Place]) -> list[tuple[str,
         turns = one.turns if isinstance(one, Demonstration) else ()
         if not turns or not all(isinstance(turn, str) and turn for turn in turns):
             raise TypeError(
-                f"{_describe_problem(place)}: {one!r} is no Demonstration with text in its turns"
+                f"{_describe_problem(place)}: {one!r} is not a Demonstration with text in its turns"
             )
     return [tuple(one.turns) for one in demonstrations]
 
@@ -133,7 +133,7 @@ def _check_demonstration_determinism(subject: Subject) -> None:
     task = build_subject_plugin(subject)
     demonstrations = _compare_two_runs(_list_demonstrations, subject, places)
     if getattr(task, "demonstrates", True):
-        message = "raises NotImplementedError, which `demonstrates = False` would say beforehand"
+        message = "raises NotImplementedError: set `demonstrates = False`"
         assert demonstrations is not None, message
     if demonstrations is None:
         raise SkipTest("it has none, and cannot be used with `warm_start`")
@@ -176,7 +176,7 @@ def _compare_two_runs(
     second = run_in_subprocess(ask, build_subject_plugin(subject), places[::-1], fresh=True)
     for place, one, other in zip(places, first, second[::-1], strict=True):
         assert one == other, (
-            f"{_describe_problem(place)} is {one!r} once and {other!r} another time"
+            f"{_describe_problem(place)} is {one!r} the first time and {other!r} the second"
         )
     return first
 

@@ -1,10 +1,8 @@
 """Countdown: reach a target by arithmetic on given numbers (after TinyZero)."""
 
-from rlx_plugins.countdown.rewards import (
-    CountdownArithmetic,
-    CountdownScore,
-    CountdownVerify,
-)
+from rlx_plugins.countdown.arithmetic import CountdownArithmetic
+from rlx_plugins.countdown.oracle import solves_problem
+from rlx_plugins.countdown.rewards import CountdownScore, CountdownVerify
 from rlx_plugins.countdown.scorer import (
     compute_score,
     evaluate_equation,
@@ -22,6 +20,7 @@ __all__ = [
     "compute_score",
     "evaluate_equation",
     "extract_solution",
+    "solves_problem",
     "validate_equation",
     "verify_equation_strict",
 ]

@@ -105,7 +105,6 @@ def evaluate_tokens(tokens: Sequence[str], ops: Ops, numeric: Numeric) -> tuple[
         ArithmeticError: as `evaluate_expression`.
     """
     prefix, infix = _PREFIX[ops], _INFIX[numeric]
-    free = 0 if numeric == "exact" else _LARGE  # smaller results do not count as work
     pending: list[tuple[int, Callable[..., Any], Any]] = []
     digits: list[int] = []
     level, _, function = _OPEN
@@ -137,7 +136,8 @@ def evaluate_tokens(tokens: Sequence[str], ops: Ops, numeric: Numeric) -> tuple[
             while level >= finishes:
                 right = function(left, right)
                 level, function, left = pending.pop()
-                if not -free < right < free:
+                kind = type(right)
+                if kind is not float and not (kind is int and -_LARGE < right < _LARGE):
                     work += _compute_bit_size(right)
                     if work > MAX_WORK_BITS:
                         raise UncomputableError("too much work")
@@ -210,6 +210,9 @@ def _exact_power(base: Any, exponent: Any) -> Number:
 
 
 def _exact_divide(left: Any, right: Any) -> Number:
+    if type(left) is int and type(right) is int:  # the usual case, and much faster
+        quotient, rest = divmod(left, right)
+        return Fraction(left, right) if rest else quotient
     return _simplify_fraction(Fraction(left) / right)
 
 

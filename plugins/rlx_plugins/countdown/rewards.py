@@ -1,14 +1,16 @@
-"""The Countdown reward plugins: TinyZero's graded score, strict correctness, and true sums."""
+"""The Countdown reward plugins for answers: TinyZero's graded score, and strict correctness."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from rlx.plugin import Example, Reward, Sample, Score
-from rlx_plugins.countdown.expression import Numeric, Ops, evaluate_expression
+from rlx_plugins.countdown.expression import Ops
+from rlx_plugins.countdown.oracle import solves_problem
 from rlx_plugins.countdown.scorer import (
+    Equality,
     Extract,
     Grade,
     compute_grade_points,
@@ -16,9 +18,7 @@ from rlx_plugins.countdown.scorer import (
     grade_solution,
 )
 
-__all__ = ["CountdownArithmetic", "CountdownScore", "CountdownVerify", "check_ground_truth"]
-
-_LONGEST_SUM = 256
+__all__ = ["CountdownScore", "CountdownVerify", "check_ground_truth"]
 
 
 def check_ground_truth(problem: Mapping[str, Any]) -> None:
@@ -41,12 +41,22 @@ def _is_number(value: Any) -> bool:
 
 
 def _build_countdown_example(
-    name: str, answer: str, value: float, reason: str | None = None, **options: Any
+    name: str,
+    answer: str,
+    value: float,
+    reason: str | None = None,
+    *,
+    numbers: Sequence[int] = (2, 3, 4),
+    target: int = 10,
+    **options: Any,
 ) -> Example:
-    """An example that answers "reach 10 with 2, 3 and 4"."""
-    problem = {"numbers": [2, 3, 4], "target": 10}
+    """An example that answers "reach 10 with 2, 3 and 4", or another problem."""
+    problem = {"numbers": list(numbers), "target": target}
     sample = Sample(id="0", problem=problem, turn="answer", number=1, response=answer)
     return Example(name=name, sample=sample, value=value, reason=reason, options=options)
+
+
+_VANISHING: dict[str, Any] = {"numbers": (3, 8, 9, 50), "target": 50}
 
 
 class _CountdownReward(Reward):
@@ -60,12 +70,35 @@ class _CountdownReward(Reward):
     """`seed`: the answer must be on the last line. `last_block`: the last answer block anywhere."""
     ops: Ops = "seed"
     """`seed`: also `**`, `//` and signs. `prompt`: `+ - * /` only."""
-    numeric: Numeric = "float64"
-    """`float64`: as Python computes, equal within 1e-5. `exact`: rationals, exactly equal."""
-    allow_decimals: bool = True
-    """Whether decimals such as `2.5` are allowed, which then uses a 2 and a 5."""
+    numeric: Equality = "auto"
+    """`exact`: rationals, exactly equal. `float64`: as Python computes, equal within 1e-5. `auto`:
+    `float64` if decimals are allowed, else `exact`."""
+    allow_decimals: bool = False
+    """Whether decimals such as `2.5` are allowed, which then uses a 2 and a 5. `true` alone is
+    TinyZero's own rule, which pays for answers that are none."""
     use_all: bool = True
     """Whether every number must be used."""
+
+    def warnings(self) -> Sequence[str]:
+        """Warns about the two options that pay for wrong answers."""
+        found = []
+        if self.allow_decimals:
+            found.append(
+                "allow_decimals is true: a decimal counts as using its digits, so "
+                "50+.0000003+.0000008+.0000009 reaches 50 with 50, 3, 8 and 9"
+            )
+        if self.numeric == "float64":
+            found.append(
+                "numeric is 'float64': a value within 1e-5 of the target counts as right, so "
+                "50+3*8**-9 reaches 50"
+            )
+        return found
+
+    def is_solution(self, sample: Sample) -> bool:
+        """Whether an answer is right by Python's grammar and rationals; see `solves_problem`."""
+        check_ground_truth(sample.problem)
+        answer = extract_solution(sample.response, self.extract)
+        return answer is not None and solves_problem(answer, sample.problem, self.use_all)
 
     def _grade(self, sample: Sample) -> Grade:
         check_ground_truth(sample.problem)
@@ -99,9 +132,34 @@ class CountdownScore(_CountdownReward):
         _build_countdown_example(
             "block anywhere", "<answer>3*4-2</answer>\nDone.", 1.0, extract="last_block"
         ),
+        _build_countdown_example(
+            "decimals",
+            "<answer>50+.0000003+.0000008+.0000009</answer>",
+            0.1,
+            "wrong value",
+            **_VANISHING,
+        ),
+        _build_countdown_example(
+            "a decimal that fits", "<answer>2.*3+4</answer>", 0.1, "decimal number"
+        ),
+        _build_countdown_example(
+            "decimals, by TinyZero's rule",
+            "<answer>50+.0000003+.0000008+.0000009</answer>",
+            1.0,
+            **_VANISHING,
+            allow_decimals=True,
+        ),
+        _build_countdown_example(
+            "nearly right", "<answer>50+3*8**-9</answer>", 0.1, "wrong value", **_VANISHING
+        ),
         _build_countdown_example("code", "<answer>__import__('os').abort()</answer>", 0.1),
         _build_countdown_example("a tower of powers", "<answer>2**3**4**9**9</answer>", 0.1),
     )
+
+    def value_range(self) -> tuple[float, float]:
+        """From the least to the greatest of 0, `format_score` and `score`."""
+        values = (0.0, self.format_score, self.score_)
+        return min(values), max(values)
 
     def score(self, sample: Sample) -> Score:
         """Scores one answer."""
@@ -124,6 +182,12 @@ class CountdownVerify(_CountdownReward):
     examples: ClassVar[tuple[Example, ...]] = (
         _build_countdown_example("gold", "<answer>3*4-2</answer>", 1.0),
         _build_countdown_example("wrong", "<answer>2+3+4</answer>", 0.0, "wrong value"),
+        _build_countdown_example(
+            "decimals", "<answer>50+.0000003+.0000008+.0000009</answer>", 0.0, **_VANISHING
+        ),
+        _build_countdown_example(
+            "nearly right", "<answer>50+3*8**-9</answer>", 0.0, "wrong value", **_VANISHING
+        ),
         _build_countdown_example("a power", "<answer>2**3+4</answer>", 0.0, ops="prompt"),
         _build_countdown_example(
             "the last of two blocks", "<answer>3*4-2</answer><answer>1</answer>", 0.0
@@ -131,63 +195,11 @@ class CountdownVerify(_CountdownReward):
         _build_countdown_example("code", "<answer>(lambda: 10)()</answer>", 0.0),
     )
 
+    def value_range(self) -> tuple[float, float]:
+        """0 or 1."""
+        return 0.0, 1.0
+
     def score(self, sample: Sample) -> Score:
         """Judges one answer."""
         verdict = self._grade(sample)
         return Score(float(compute_grade_points(verdict, 0.0, self.score_) == 1.0), verdict.reason)
-
-
-def _build_reasoning_example(
-    name: str, think: str, of: float, value: float, reason: str | None
-) -> Example:
-    spans = {"think": think}
-    sample = Sample(id="0", problem={}, turn="answer", number=1, response=think, spans=spans, of=of)
-    return Example(name=name, sample=sample, value=value, reason=reason)
-
-
-class CountdownArithmetic(Reward):
-    """Of a right answer, the share of true sums, such as `3*5=15`, in its reasoning.
-
-    If only the answer is rewarded, the written sums degrade, and with them the evidence that tells
-    right from wrong answers. `of` names the reward for correctness: a wrong answer scores 0, since
-    true sums that lead nowhere are easier to write than right answers. An answer without sums also
-    scores 0. To bound the time, a line of more than 256 characters counts as a false sum.
-    """
-
-    reads_parent: ClassVar[bool] = True
-    examples: ClassVar[tuple[Example, ...]] = (
-        _build_reasoning_example("gold", "3*4=12\n12-2=10\n", 1.0, 1.0, None),
-        _build_reasoning_example("half of it false", "3*4=11\n12-2=10\n", 1.0, 0.5, "false sums"),
-        _build_reasoning_example("no sums", "three times four", 1.0, 0.0, "no sums"),
-        _build_reasoning_example("true sums, wrong answer", "3*4=12\n", 0.0, 0.0, "wrong answer"),
-        _build_reasoning_example("endless sums", "1=1\n" * 50_000 + "1=2", 1.0, 1.0, None),
-        _build_reasoning_example("division by zero", "1/0=1\n", 1.0, 0.0, "false sums"),
-        _build_reasoning_example("a tower of powers", "9**9**9=1\n", 1.0, 0.0, "false sums"),
-    )
-
-    span: str = "think"
-    """Span that contains the sums."""
-    max_lines: int = Field(64, ge=1)
-    """Maximum number of lines read."""
-
-    def score(self, sample: Sample) -> Score:
-        """Checks one turn's sums."""
-        if sample.of != 1.0:
-            return Score(0.0, "wrong answer")
-        lines = sample.spans.get(self.span, "").split("\n")[: self.max_lines]
-        sums = [line for line in lines if line.count("=") == 1]
-        if not sums:
-            return Score(0.0, "no sums")
-        true = sum(_is_equation_true(*line.split("=")) for line in sums)
-        return Score(true / len(sums), None if true == len(sums) else "false sums")
-
-
-def _is_equation_true(left: str, right: str) -> bool:
-    if len(left) + len(right) > _LONGEST_SUM:
-        return False
-    try:
-        return evaluate_expression(left, numeric="exact") == evaluate_expression(
-            right, numeric="exact"
-        )
-    except ArithmeticError:
-        return False

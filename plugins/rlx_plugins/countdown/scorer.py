@@ -1,8 +1,12 @@
-"""The rule-based reward of Countdown: TinyZero's semantics by default, safer ones by option.
+"""The rule-based reward of Countdown: TinyZero's format and levels, with exact arithmetic.
+
+TinyZero lets a decimal use its digits and forgives a distance of 1e-5, so that
+`50+.0000003+.0000008+.0000009` reaches 50 with 50, 3, 8 and 9. By default a decimal is refused
+here, and the value must equal the target exactly. `allow_decimals=True` is TinyZero's own rule.
 
 If TinyZero's code would hang, crash or raise on an answer, the answer earns the format score here.
-One case differs on purpose: a complex value is rejected even if its distance to the target happens
-to be small.
+Under its own rule one case differs on purpose: a complex value is rejected even if its distance to
+the target happens to be small.
 """
 
 import math
@@ -25,6 +29,7 @@ from rlx_plugins.countdown.expression import (
 from rlx_plugins.tags import last_block
 
 __all__ = [
+    "Equality",
     "Extract",
     "Grade",
     "compute_grade_points",
@@ -37,6 +42,8 @@ __all__ = [
 ]
 
 Extract = Literal["seed", "last_block"]
+Equality = Literal["auto", "exact", "float64"]
+"""How values are computed and compared; "auto" is "float64" with decimals, else "exact"."""
 
 TOLERANCE = 1e-5
 """Absolute tolerance at which a float64 value equals the target, as in TinyZero."""
@@ -61,6 +68,7 @@ class Grade:
 _NO_BLOCK = Grade("none", "no answer block")
 _WRONG_NUMBERS = Grade("format", "wrong numbers")
 _WRONG_VALUE = Grade("format", "wrong value")
+_DECIMAL = Grade("format", "decimal number")
 _EMPTY = Grade("format", "empty answer")
 _DIVISION_BY_ZERO = Grade("format", "not computable: division by zero")
 _OVERFLOW = Grade("format", "not computable: overflow")
@@ -128,24 +136,29 @@ def grade_solution(
     ground_truth: Mapping[str, Any],
     extract: Extract = "seed",
     ops: Ops = "seed",
-    numeric: Numeric = "float64",
-    allow_decimals: bool = True,
+    numeric: Equality = "auto",
+    allow_decimals: bool = False,
     use_all: bool = True,
 ) -> Grade:
     """Grades a response; see `compute_score` for the arguments."""
+    if numeric == "auto":
+        numeric = "float64" if allow_decimals else "exact"
     target, numbers = ground_truth["target"], ground_truth["numbers"]
     equation = extract_solution(solution_str, extract)
     if not equation:
         return _NO_BLOCK if equation is None else _EMPTY
     try:
-        value, used = evaluate_tokens(
-            tokenize_expression(equation, ops, allow_decimals), ops, numeric
-        )
+        tokens = tokenize_expression(equation, ops, allow_decimals=True)
+        value, used = evaluate_tokens(tokens, ops, numeric)
         if not _matches_available_numbers(used, numbers, use_all):
             return _WRONG_NUMBERS
         if numeric == "exact":
-            return _RIGHT if _exactly_equal(value, target) else _WRONG_VALUE
-        return _RIGHT if abs(value - target) < TOLERANCE else _WRONG_VALUE
+            is_right = _exactly_equal(value, target)
+        else:
+            is_right = abs(value - target) < TOLERANCE
+        if is_right and "." in equation and not allow_decimals:
+            return _DECIMAL  # last, so that other answers have the same reason by either rule
+        return _RIGHT if is_right else _WRONG_VALUE
     except ZeroDivisionError:
         return _DIVISION_BY_ZERO
     except OverflowError:
@@ -172,8 +185,8 @@ def compute_score(
     *,
     extract: Extract = "seed",
     ops: Ops = "seed",
-    numeric: Numeric = "float64",
-    allow_decimals: bool = True,
+    numeric: Equality = "auto",
+    allow_decimals: bool = False,
     use_all: bool = True,
 ) -> float:
     """Scores one response: 0 without an answer block, `format_score` with one, `score` if right.
@@ -188,8 +201,10 @@ def compute_score(
         method: unused, as in TinyZero.
         extract: where to search for the answer; see `extract_solution`.
         ops: "seed" also allows `**`, `//` and signs; "prompt" only what the prompt allows.
-        numeric: "float64" with TinyZero's absolute tolerance of 1e-5, or "exact" rationals.
-        allow_decimals: whether decimals such as `2.5` are allowed.
+        numeric: "exact" rationals, or "float64" with TinyZero's absolute tolerance of 1e-5; "auto"
+            is "float64" if decimals are allowed, else "exact".
+        allow_decimals: whether decimals such as `2.5` are allowed, which then uses 2 and 5; alone,
+            it selects TinyZero's own rule.
         use_all: whether every number must be used.
     """
     verdict = grade_solution(

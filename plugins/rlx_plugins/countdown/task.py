@@ -21,6 +21,7 @@ from rlx_plugins.countdown.search import Rules, WorkedExpression, find_solutions
 
 __all__ = ["CountdownFiles", "CountdownTask", "Demonstrations", "is_held_out", "read_files"]
 
+_MAX_NUMBERS = 100
 _MAX_DRAWS = 100_000
 _MAX_TRIES = 20_000
 _MAX_SOLVED = 3  # counting the solutions of more numbers takes too long
@@ -94,6 +95,8 @@ class CountdownTask(Plugin):
         weights = value if isinstance(value, dict) else dict.fromkeys(value, 1.0)
         if not weights or min(weights) < 1:
             raise ValueError("needs counts of at least one number")
+        if max(weights) > _MAX_NUMBERS:
+            raise ValueError(f"needs counts of at most {_MAX_NUMBERS} numbers")
         if not all(math.isfinite(w) and w >= 0 for w in weights.values()) or not sum(
             weights.values()
         ):
@@ -323,7 +326,7 @@ def _read_problem_file(path: Path) -> tuple[_Record, ...]:
         if line.strip()
     )
     if not records:
-        raise ValueError(f"{path}: holds no problem")
+        raise ValueError(f"{path}: has no problems")
     return records
 
 

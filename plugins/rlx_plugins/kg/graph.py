@@ -288,7 +288,9 @@ class _Names:
     def _register_name(self, name: str, number: int) -> None:
         folded = _fold_name(name)
         if not folded:
-            raise ValueError(f"{self.ids[number]!r} has a name that shows nothing: {name!r}")
+            raise ValueError(
+                f"{self.ids[number]!r} has a name without visible characters: {name!r}"
+            )
         key = name if folded == name else folded  # shares one string object where they are equal
         first = self.numbers.setdefault(key, number)
         if first != number:

@@ -66,7 +66,7 @@ def read_graph(path: Path) -> Graph:
         facts, labels=content.labels, aliases=content.aliases, kinds=content.kinds
     )
     if not len(graph):
-        raise ValueError(f"{path}: holds no fact")
+        raise ValueError(f"{path}: has no facts")
     return graph
 
 
@@ -137,7 +137,7 @@ class _Tsv(_Reader):
                 f"got {sum(map(bool, cells))} of them in {len(cells)} columns"
             )
         if blank := [cell for cell in cells if not has_visible_text(cell)]:
-            raise ValueError(f"expected a text that shows something, got {blank[0]!r}")
+            raise ValueError(f"expected visible text, got {blank[0]!r}")
         subject, relation, object_ = cells
         if not relation.startswith("rlx:"):
             return subject, relation, object_
@@ -186,11 +186,11 @@ def require_json_text(value: Any, what: str) -> str:
         ValueError: it is not a string, has no visible text, or contains a lone surrogate.
     """
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"expected a text that is not empty as {what}, got {value!r}")
+        raise ValueError(f"expected non-empty text as {what}, got {value!r}")
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise ValueError(f"half of a surrogate pair is not a character: {value!r}")
+        raise ValueError(f"a lone surrogate is not a character: {value!r}")
     if not has_visible_text(value):
-        raise ValueError(f"expected a text that shows something as {what}, got {value!r}")
+        raise ValueError(f"expected visible text as {what}, got {value!r}")
     return value
 
 

@@ -71,5 +71,5 @@ def _decode_escape(found: re.Match[str]) -> str:
         return _CONTROLS.get(letter, letter)
     code = int(digits, 16)
     if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-        raise ValueError(f"{found[0]} is no character")
+        raise ValueError(f"{found[0]} is not a character")
     return chr(code)

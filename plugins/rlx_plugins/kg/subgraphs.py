@@ -128,7 +128,7 @@ def _get_list_field(record: Mapping[str, Any], field: str) -> Sequence[Any]:
 
 def _check_fact_triple(fact: Any) -> Sequence[Any]:
     if not isinstance(fact, list) or len(fact) != 3:
-        raise ValueError(f"expected a fact of three, got {fact!r}")
+        raise ValueError(f"expected a fact of three parts, got {fact!r}")
     return fact
 
 

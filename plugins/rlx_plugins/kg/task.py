@@ -97,7 +97,7 @@ class KgTask(Plugin):
     def _check_files(self) -> Self:
         generated = self.model_fields_set - {"files"}
         if self.files is not None and generated:
-            raise ValueError(f"{', '.join(sorted(generated))}: of no use with files")
+            raise ValueError(f"{', '.join(sorted(generated))}: has no effect with files")
         return self
 
     @property

@@ -151,7 +151,7 @@ def test_of_those_with_one_name_the_label_comes_first():
 
 
 def test_a_name_that_shows_nothing_is_refused():
-    with pytest.raises(ValueError, match="'x' has a name that shows nothing: '\\\\u200b'"):
+    with pytest.raises(ValueError, match="'x' has a name without visible characters: '\\\\u200b'"):
         Graph.from_triples([("x", "r", "y")], labels={"x": "\u200b"})
 
 

@@ -152,7 +152,7 @@ def test_20_000_problems_take_about_a_second():
         ({"demonstrations": {"hop2": {}}}, "hop2"),
         ({"demonstrations": {"hop2": {"lucky": 1.0}}}, "lucky"),
         ({"held_out": 0.0}, "held_out"),
-        ({"files": {"train": "a", "test": "b"}, "held_out": 0.2}, "held_out: of no use"),
+        ({"files": {"train": "a", "test": "b"}, "held_out": 0.2}, "held_out: has no effect"),
     ],
 )
 def test_impossible_options_are_refused(options, message):

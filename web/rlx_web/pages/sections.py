@@ -42,7 +42,7 @@ PLAN: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
         "Length and truncation",
         (
             ("tokens", r"rollout/len_(.+)"),
-            ("share cut off", r"rollout/truncated_(.+)"),
+            ("share truncated", r"rollout/truncated_(.+)"),
             ("turns", r"rollout/turns?_?(.*)"),
             ("without a span, dropped", r"rollout/(no_span|dropped)"),
         ),
@@ -113,7 +113,7 @@ def build_metric_sections(names: Iterable[str]) -> list[Section]:
         Chart(prefix, tuple((name, name.rpartition("/")[2] or name) for name in some))
         for prefix, some in sorted(others.items())
     ]
-    return [*found, Section("Everything else", tuple(alone))] if alone else found
+    return [*found, Section("Other metrics", tuple(alone))] if alone else found
 
 
 def _build_metric_chart(title: str, pattern: str, left: dict[str, None]) -> Chart | None:

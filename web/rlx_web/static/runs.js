@@ -39,7 +39,7 @@ function show(data) {
 /** Reloads the page; if the reader has ticked something, only reports that it is out of date. */
 function again() {
   if (!document.querySelector('input[type="checkbox"]:checked')) location.reload();
-  else total.textContent = "there is news: load the page again";
+  else total.textContent = "new data: reload the page";
   return false;
 }
 

@@ -10,8 +10,7 @@ from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from typing import IO
 
-import click
-
+from rlx.cli.output import print_text
 from rlx.errors import RlxError
 from rlx.home import REGISTRY
 from rlx.text import escape_unprintable
@@ -62,16 +61,14 @@ def _watch_health_process(
     try:
         code = process.wait(patience)
         output.seek(0)
-        *_, last = ["nothing was said", *output.read().decode(errors="replace").splitlines()]
+        *_, last = ["no output", *output.read().decode(errors="replace").splitlines()]
         why = f"it ended with code {code}: {last.removeprefix('error: ')}"
         done = last == DONE
     except subprocess.TimeoutExpired:
         _kill_process_group(process)
         why, done = f"it took more than {patience:g} s", False
     if not done and not leaving.is_set():
-        click.echo(
-            f"warning: how plugins fare is not recorded: {escape_unprintable(why)}", err=True
-        )
+        print_text(f"warning: plugin health is not recorded: {escape_unprintable(why)}", err=True)
 
 
 def _kill_process_group(process: "subprocess.Popen[bytes]") -> None:

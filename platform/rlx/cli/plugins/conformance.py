@@ -1,6 +1,5 @@
 """`rlx plugins check`: checks the promises of plugins and prints one line each."""
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -8,9 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest import SkipTest
 
-import click
-
 from rlx.cli.failures import build_error_json, format_error_text
+from rlx.cli.output import format_json, print_text
 from rlx.cli.plugins.lookup import find_named_plugins
 from rlx.cli.plugins.uninstalled import add_to_sys_path
 from rlx.discovery import (
@@ -43,12 +41,14 @@ class PromiseVerdict:
         state: "skipped" if the promise does not apply.
         why: why it is broken or does not apply; "" if it is kept.
         help: how to fix it; "" unless it is broken.
+        notes: lines about what the check found.
     """
 
     promise: str
     state: Literal["kept", "broken", "skipped"]
     why: str = ""
     help: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def run_conformance_checks(
@@ -84,14 +84,14 @@ def run_conformance_checks(
         for number, found in enumerate(plugins):
             if not as_json:
                 title = f"{found.name}  ({found.kind}, {found.source})"
-                click.echo(("\n" if number else "") + escape_unprintable(title))
+                print_text(("\n" if number else "") + escape_unprintable(title))
             entries.append(_check_plugin_promises(found, values, aloud=not as_json))
             if record is not None:
                 from rlx.cli.plugins.health import record_promises
 
                 record_promises(record, found, entries[-1])
     if as_json:
-        click.echo(json.dumps(entries, indent=2))
+        print_text(format_json(entries, indent=2))
     codes = [entry["exit_code"] for entry in entries if entry["exit_code"]]
     return min(codes, default=0)
 
@@ -100,7 +100,7 @@ def _select_requested_plugins(
     what: str, kind: str | None, stack: ExitStack
 ) -> list[InstalledPlugin]:
     if kind is not None and kind not in GROUPS:
-        raise SpecError(f"no kind of plugin is called {kind!r}; there are: {', '.join(GROUPS)}")
+        raise SpecError(f"no plugin kind {kind!r}; there are: {', '.join(GROUPS)}")
     path = Path(what)
     known = any(f.name == what.rpartition(":")[2] for f in list_installed_plugins())
     if (path.exists() and not known) or path.suffix == ".whl" or "/" in what:
@@ -110,7 +110,7 @@ def _select_requested_plugins(
         plugins = find_named_plugins(what)
     plugins = [f for f in plugins if kind in (None, f.kind)]
     if not plugins:
-        raise PluginError(f"{escape_unprintable(what)} offers no {kind} plugin")
+        raise PluginError(f"{escape_unprintable(what)} provides no {kind} plugin")
     return plugins
 
 
@@ -119,7 +119,7 @@ def _parse_plugin_options(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise SpecError(f"an option reads KEY=VALUE, not {escape_unprintable(text)!r}")
+            raise SpecError(f"write an option as KEY=VALUE, not {escape_unprintable(text)!r}")
         values[key] = parse_yaml_document(value, f"--option {key}").tree
     return values
 
@@ -133,7 +133,7 @@ def _check_plugin_promises(
         subject = _load_checked_plugin(found, options)
     except RlxError as error:
         if aloud:
-            click.echo("\n".join(f"  {line}" for line in format_error_text(error).splitlines()))
+            print_text("\n".join(f"  {line}" for line in format_error_text(error).splitlines()))
         return entry | {"exit_code": error.exit_code, "promises": []} | build_error_json(error)
     verdicts = []
     for verdict in (
@@ -141,18 +141,19 @@ def _check_plugin_promises(
     ):
         verdicts.append(verdict)
         if aloud:
-            click.echo(_format_verdict(verdict))
+            print_text(_format_verdict(verdict))
     broken = sum(v.state == "broken" for v in verdicts)
     if aloud:
         kept = sum(v.state == "kept" for v in verdicts)
-        click.echo(f"  {kept} kept, {broken} broken" if broken else f"  all {kept} promises hold")
+        print_text(f"  {kept} kept, {broken} broken" if broken else f"  all {kept} promises hold")
     return entry | {"exit_code": 3 if broken else 0, "promises": [asdict(v) for v in verdicts]}
 
 
 def _format_verdict(verdict: PromiseVerdict) -> str:
     why = f": {escape_unprintable(verdict.why)}" if verdict.why else ""
     help_ = f"\n      = help: {verdict.help}" if verdict.help else ""
-    return f"  {_MARKS[verdict.state]} {verdict.promise}{why}{help_}"
+    notes = "".join(f"\n      {escape_unprintable(note)}" for note in verdict.notes)
+    return f"  {_MARKS[verdict.state]} {verdict.promise}{why}{help_}{notes}"
 
 
 def _load_checked_plugin(
@@ -175,15 +176,15 @@ def _load_checked_plugin(
     missing = [] if getattr(cls, "examples", ()) else required_options(cls)
     if missing:
         raise SpecError(
-            f"{found.kind} plugin '{escape_unprintable(found.name)}' cannot be made without "
-            f"{', '.join(missing)}: say `--option {missing[0]}=VALUE`, with the value as in YAML"
+            f"{found.kind} plugin '{escape_unprintable(found.name)}' cannot be built without "
+            f"{', '.join(missing)}: use `--option {missing[0]}=VALUE`, with the value as in YAML"
         )
     return cls
 
 
 def _check_one_promise(promise: PromiseCheck, subject: Plugin | type[Plugin]) -> PromiseVerdict:
     try:
-        promise(subject)
+        notes = tuple(promise(subject))
     except SkipTest as reason:
         return PromiseVerdict(promise.name, "skipped", str(reason))
     except AssertionError as error:
@@ -192,4 +193,4 @@ def _check_one_promise(promise: PromiseCheck, subject: Plugin | type[Plugin]) ->
         return PromiseVerdict(
             promise.name, "broken", f"{type(error).__name__}: {error}", promise.help
         )
-    return PromiseVerdict(promise.name, "kept")
+    return PromiseVerdict(promise.name, "kept", notes=notes)

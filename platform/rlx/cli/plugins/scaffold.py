@@ -53,7 +53,7 @@ def write_plugin_scaffold(name: str, kind: Kind, parent: Path) -> Path:
         folder.mkdir(parents=True)
     except FileExistsError:
         raise SpecError(
-            f"{escape_unprintable(str(folder))} is there already; remove it, or choose --into"
+            f"{escape_unprintable(str(folder))} already exists; remove it, or choose --into"
         ) from None
     for path, template in written.items():
         file = folder / path
@@ -74,7 +74,7 @@ def _check_name(name: str, kind: Kind, package: str) -> None:
     printable = escape_unprintable(name)
     if not _is_name(name):
         near = re.sub("[^a-z0-9]+", "_", name.lower()).strip("_")
-        hint = f"; say '{near}'?" if _is_name(near) else ""
+        hint = f"; did you mean '{near}'?" if _is_name(near) else ""
         raise SpecError(
             f"'{printable}' cannot name a plugin: use a to z, 0 to 9 and _, beginning with a letter"
             f"{hint}"
@@ -84,10 +84,10 @@ def _check_name(name: str, kind: Kind, package: str) -> None:
         or hasattr(builtins, name)
         or name in ("reward", "task", "environment")
     ):
-        raise SpecError(f"'{printable}' cannot name a plugin: it is a word of Python or of rlx")
+        raise SpecError(f"'{printable}' cannot name a plugin: Python or rlx reserves it")
     if taken := [f for f in list_installed_plugins(kind) if f.name == name]:
         raise SpecError(
-            f"{kind} plugin '{printable}' is offered by {taken[0].source}; choose another"
+            f"{kind} plugin '{printable}' is provided by {taken[0].source}; choose another name"
         )
     if find_spec(package) is not None:
         raise SpecError(f"a package '{package}' is installed already; choose another name")

@@ -50,7 +50,7 @@ def add_to_sys_path(path: Path) -> Iterator[str]:
             if not offered:
                 groups = ", ".join(GROUPS.values())
                 raise PluginError(
-                    f"{_format_printable_path(path)} offers no plugin: no entry point under "
+                    f"{_format_printable_path(path)} provides no plugin: no entry point under "
                     f"{groups}"
                 )
             _require_named_packages({p.value for p in offered}, path)
@@ -69,7 +69,7 @@ def _unzip_wheel(wheel: Path, there: Path) -> None:
         ) from error
     if len(list(there.glob("*.dist-info"))) != 1:
         raise SpecError(
-            f"{_format_printable_path(wheel)} is not a wheel: it holds no .dist-info folder"
+            f"{_format_printable_path(wheel)} is not a wheel: it has no .dist-info folder"
         )
 
 
@@ -94,13 +94,13 @@ def _read_project_table(folder: Path) -> Mapping[str, Any]:
         read = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SpecError(
-            f"{_format_printable_path(folder)} is no distribution: no pyproject.toml"
+            f"{_format_printable_path(folder)} is not a distribution: no pyproject.toml"
         ) from None
     except (OSError, ValueError) as error:
         raise SpecError(f"cannot read {_format_printable_path(file)}: {error}") from error
     project = read.get("project")
     if not isinstance(project, dict):
-        raise SpecError(f"{_format_printable_path(file)} has no table [project]")
+        raise SpecError(f"{_format_printable_path(file)} has no [project] table")
     return project
 
 
@@ -114,7 +114,7 @@ def _require_named_packages(values: set[str], path: Path) -> None:
                 else _format_printable_path(path)
             )
             raise PluginError(
-                f"{where} holds no module '{escape_unprintable(package)}', which its entry "
+                f"{where} has no module '{escape_unprintable(package)}', which its entry "
                 "points name. "
                 "If it lies elsewhere, build a wheel and check that: `pip wheel --no-deps PATH`"
             )

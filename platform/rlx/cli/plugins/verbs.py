@@ -1,6 +1,5 @@
 """`rlx plugins`: the click commands that list, show, check and create plugins."""
 
-import json
 import traceback
 from pathlib import Path
 from typing import cast
@@ -8,6 +7,7 @@ from typing import cast
 import click
 
 from rlx.cli.options import registry_option
+from rlx.cli.output import format_json, print_text
 from rlx.cli.plugins.lookup import describe_plugin_state, find_named_plugins
 from rlx.cli.text import format_columns
 from rlx.discovery import (
@@ -34,10 +34,10 @@ def plugins(ctx: click.Context, as_json: bool) -> None:
         rows = [
             dict(zip(keys, (f.name, f.kind, f.source, *rest), strict=True)) for f, *rest in states
         ]
-        click.echo(json.dumps(rows, indent=2))
+        print_text(format_json(rows, indent=2))
         return
     heads = ("NAME", "KIND", "FROM", "API", "STATE")
-    click.echo(
+    print_text(
         format_columns([(f.name, f.kind, f.source, api, state) for f, api, state in states], heads)
     )
 
@@ -57,12 +57,12 @@ def show(name: str, as_json: bool, full: bool) -> None:
             plugin = load_plugin(found.kind, f"{found.distribution}:{found.name}")
         except PluginFault as error:
             if full and error.__cause__ is not None:
-                click.echo("".join(traceback.format_exception(error.__cause__)), err=True)
+                print_text("".join(traceback.format_exception(error.__cause__)), err=True)
             raise
         if as_json:
-            click.echo(json.dumps(plugin.model_json_schema(), indent=2))
+            print_text(format_json(plugin.model_json_schema(), indent=2))
             continue
-        click.echo(("\n" if number else "") + render_plugin_page(found, plugin))
+        print_text(("\n" if number else "") + render_plugin_page(found, plugin))
 
 
 @plugins.command("check")
@@ -112,8 +112,8 @@ def new(name: str, kind: str, into: Path) -> None:
     from rlx.cli.plugins.scaffold import write_plugin_scaffold
 
     folder = write_plugin_scaffold(name, cast(Kind, kind), into)
-    click.echo(f"wrote {escape_unprintable(str(folder))}", err=True)
-    click.echo(
+    print_text(f"wrote {escape_unprintable(str(folder))}", err=True)
+    print_text(
         f"pip install -e {escape_unprintable(_format_pip_path(folder))} && rlx plugins check {name}"
     )
 

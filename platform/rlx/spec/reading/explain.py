@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from rlx.spec.base import Contradiction, KeyPath, SpecProblem, list_yaml_keys
+from rlx.spec.base import LARGEST, Contradiction, KeyPath, SpecProblem, list_yaml_keys
 from rlx.spec.reading.diagnostics import Diagnostic, did_you_mean, format_key_path
 from rlx.spec.reading.locations import relocate_phase_fault
 from rlx.spec.reading.schema_paths import (
@@ -120,7 +120,7 @@ def unknown_key(path: KeyPath, valid: Sequence[str], *, hint: str = "") -> Diagn
     if near is not None:
         help_ = f"did you mean '{near}'?"
     else:
-        help_ = f"valid keys here: {', '.join(valid)}" if valid else "no key may stand here"
+        help_ = f"valid keys here: {', '.join(valid)}" if valid else "no keys are allowed here"
     message = f"unknown key '{format_key_path(path)}'"
     return Diagnostic(
         kind="unknown_key",
@@ -185,7 +185,7 @@ class _Explainer:
         key = path[-1]
         mapping = _get_at_path(self.data, fault.place.path[:-1])
         if isinstance(key, int):
-            message = f"'{format_key_path(path[:-1])}' is too short: it holds {len(mapping)}"
+            message = f"'{format_key_path(path[:-1])}' is too short: it has only {len(mapping)}"
             return Diagnostic(kind="value", message=message, path=path[:-1])
         owner = resolve_error_location(self.model, fault.error["loc"][:-1], self.data)
         known = list_yaml_keys(owner.expected) if isinstance(owner.expected, type) else ()
@@ -321,11 +321,13 @@ def _suggest_fixes(value: Any, names: Sequence[str], kind: str) -> tuple[str, ..
     if isinstance(value, str) and (near := did_you_mean(value, names)):
         return (f"did you mean '{near}'?",)
     if kind.startswith("int_") and isinstance(value, float) and value.is_integer():
+        if abs(value) > LARGEST:
+            return (f"write it in digits; counts are at most {LARGEST}",)
         return (f"write {int(value)}",)
     if kind.startswith("string_") and isinstance(value, int | float) and value is not None:
         return (f'put it in quotes: "{describe_value(value)}"',)
     if kind.startswith("bool_") and str(value).lower() in ("yes", "no", "on", "off", "0", "1"):
-        return ("only true and false are switches in YAML 1.2",)
+        return ("only true and false are booleans in YAML 1.2",)
     return ()
 
 

@@ -74,7 +74,7 @@ def read_document(path: Path, overrides: Sequence[str] = ()) -> YamlDocument:
     if not isinstance(document.tree, dict):
         empty = document.tree is None
         message = "the file is empty" if empty else "the file is not a mapping at its top"
-        help_ = "an experiment begins with `name: ...`"
+        help_ = "an experiment starts with `name: ...`"
         raise build_refusal([Diagnostic(kind="syntax", message=message, helps=(help_,))], str(path))
     return apply_overrides(document, overrides)
 
@@ -127,7 +127,7 @@ def apply_overrides(document: YamlDocument, overrides: Sequence[str]) -> YamlDoc
 def _apply_override(document: YamlDocument, number: int, text: str) -> YamlDocument:
     name, equals, value = text.partition("=")
     if not equals or not all(name.split(".")):
-        message = "an override reads path.to.key=value"
+        message = "write an override as path.to.key=value"
         raise _build_override_refusal(message, number, text, 0, len(text))
     path = tuple(_split_override_path(document.tree, name, number, text))
     tree = deepcopy(document.tree)

@@ -135,10 +135,11 @@ class _Loader(yaml.SafeLoader):
         mark = event.start_mark
         if getattr(event, "anchor", None) is not None:
             raise yaml.MarkedYAMLError(
-                problem="anchors and aliases are not read: write the value out", problem_mark=mark
+                problem="anchors and aliases are not supported: write the value out",
+                problem_mark=mark,
             )
         if getattr(event, "tag", None) is not None:
-            raise yaml.MarkedYAMLError(problem="tags are not read", problem_mark=mark)
+            raise yaml.MarkedYAMLError(problem="tags are not supported", problem_mark=mark)
         if self.depth >= MAX_DEPTH:
             problem = f"nested deeper than {MAX_DEPTH} levels"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
@@ -230,7 +231,7 @@ class _DocumentReader:
             self._check_whole_characters(node)
             return text
         if len(text) > _MAX_DIGITS:
-            self._refuse(f"a number of more than {_MAX_DIGITS} digits", node)
+            self._refuse(f"the number has more than {_MAX_DIGITS} digits", node)
             return 0
         if tag == "int":
             return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
@@ -268,5 +269,5 @@ class _DocumentReader:
         line = self.lines[len(lines) - 1]
         position = SourceLocation(self.file, len(lines), len(lines[-1]) + 1, 1, line)
         name = escape_unprintable(self.text[index])
-        message = f"the character {name} cannot stand in YAML; write it as an escape in quotes"
+        message = f"the character {name} is not allowed in YAML; write it as an escape in quotes"
         self.faults.append(Diagnostic(kind="syntax", message=message, position=position))

@@ -90,7 +90,7 @@ def check_golden_record(
     for output, expected in record.outputs.items():
         if output.endswith("_claims"):
             yield GoldenFinding(
-                record.id, output, "quoted", None, expected, "said by a text, computed by nobody"
+                record.id, output, "quoted", None, expected, "quoted from a text, not computed"
             )
             continue
         got, reason = _compute_output(record, output)

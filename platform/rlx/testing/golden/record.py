@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,13 @@ __all__ = [
     "GoldenRecords",
     "MissingInputError",
     "assign_integer_ids",
+    "read_countdown_cases",
     "read_golden_records",
     "sum_named_rewards",
 ]
+
+
+_CASE_KEYS = {"id", "response", "numbers", "target", "expected"}
 
 
 class MissingInputError(LookupError):
@@ -102,9 +106,14 @@ class GoldenRecords:
 def read_golden_records(path: Path) -> GoldenRecords:
     """Reads `{version, rtol, atol, examples: [...]}`, a bare list of records, or one record.
 
+    A file `*.jsonl` holds scored Countdown answers instead, one per line; see
+    `read_countdown_cases`.
+
     Raises:
         SpecError: the file cannot be read or has another form.
     """
+    if path.suffix == ".jsonl":
+        return GoldenRecords(tuple(read_countdown_cases(path)))
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -116,13 +125,53 @@ def read_golden_records(path: Path) -> GoldenRecords:
     for number, example in enumerate(examples, start=1):
         if not isinstance(example, dict) or not {"id", "outputs"} <= set(example):
             raise SpecError(
-                f"{path}: record {number} is no object with 'id' and 'outputs'; "
-                "the form is that of golden.json"
+                f"{path}: record {number} is not an object with 'id' and 'outputs'; "
+                "use the format of golden.json"
             )
         parts = {key: value for key, value in example.items() if key in known and value is not None}
         records.append(GoldenRecord(**{"inputs": {}, **parts}))
     tolerances = {key: float(whole[key]) for key in ("rtol", "atol") if key in whole}
     return GoldenRecords(tuple(records), **tolerances)
+
+
+def read_countdown_cases(path: Path) -> Iterator[GoldenRecord]:
+    """Yields one record per line `{id, response, numbers, target, expected, expected_source}`.
+
+    `expected` is the score by the default rule, and `expected_source` the score by TinyZero's own
+    rule, where the two differ.
+
+    Raises:
+        SpecError: the file cannot be read, or a line is no such case.
+    """
+    try:
+        # Not `splitlines`: a response may hold a line separator of Unicode.
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{path} cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            case = json.loads(line)
+        except ValueError as error:
+            raise SpecError(f"{path} line {number}: not JSON: {error}") from None
+        lacking = sorted(_CASE_KEYS - set(case)) if isinstance(case, dict) else sorted(_CASE_KEYS)
+        if lacking:
+            raise SpecError(f"{path} line {number}: a Countdown case also needs {lacking[0]!r}")
+        yield GoldenRecord(
+            id=str(case["id"]),
+            title=str(case.get("note", "")),
+            section=str(case.get("category", "")),
+            inputs={
+                "responses": [case["response"]],
+                "numbers": case["numbers"],
+                "target": case["target"],
+            },
+            outputs={
+                "scores": [case["expected"]],
+                "source_scores": [case.get("expected_source", case["expected"])],
+            },
+        )
 
 
 def assign_integer_ids(names: Iterable[Any]) -> Tensor:

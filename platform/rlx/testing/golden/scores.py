@@ -43,8 +43,17 @@ def _get_score_options(record: GoldenRecord) -> dict[str, Any]:
 
 
 def _compute_countdown_scores(record: GoldenRecord, name: str) -> list[float]:
+    """Scores by the default rule."""
     return [
         compute_score(*answer, **_get_score_options(record))
+        for answer in _list_countdown_answers(record)
+    ]
+
+
+def _compute_source_scores(record: GoldenRecord, name: str) -> list[float]:
+    """Scores by TinyZero's own rule."""
+    return [
+        compute_score(*answer, **_get_score_options(record), allow_decimals=True)
         for answer in _list_countdown_answers(record)
     ]
 
@@ -72,6 +81,7 @@ COUNTDOWN = RecordFamily(
     lambda r: r.has("solutions", "responses", "solution_strs"),
     {
         "scores": _compute_countdown_scores,
+        "source_scores": _compute_source_scores,
         "probe_is_correct|is_correct|correct": _verify_countdown_answers,
         "reward_tensor.*": _reward_tensor,
     },

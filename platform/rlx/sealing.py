@@ -20,7 +20,9 @@ __all__ = [
     "copy_sealed_folder",
     "get_staging_folder",
     "seal_folder",
+    "sync_folder",
     "write_canonical_json",
+    "write_manifest",
 ]
 
 MANIFEST = "manifest.json"
@@ -28,7 +30,7 @@ PART = ".part"
 
 
 class CheckpointError(RlxError):
-    """A checkpoint is missing, damaged or incompatible."""
+    """A checkpoint, or another sealed folder, is missing, damaged or incompatible."""
 
 
 def get_staging_folder(folder: Path) -> Path:
@@ -52,11 +54,16 @@ def clear_staging_folder(folder: Path) -> Path:
 def seal_folder(folder: Path) -> None:
     """Writes the staging folder's manifest, syncs it to disk, and renames it to `folder`."""
     aside = get_staging_folder(folder)
-    files = sorted(path for path in aside.rglob("*") if path.is_file())
-    write_canonical_json(
-        aside / MANIFEST, {str(path.relative_to(aside)): _compute_sha256(path) for path in files}
-    )
+    write_manifest(aside)
     _move_into_place(aside, folder)
+
+
+def write_manifest(folder: Path) -> None:
+    """Writes the digests of a folder's files into it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    write_canonical_json(
+        folder / MANIFEST, {str(path.relative_to(folder)): _compute_sha256(path) for path in files}
+    )
 
 
 def write_canonical_json(path: Path, content: Any) -> None:
@@ -86,7 +93,7 @@ def check_sealed_folder(folder: Path, sha256: str | None = None) -> None:
         if _compute_sha256(folder / name) != digest:
             raise CheckpointError(f"{name} has changed since it was written")
     if sha256 is not None and _compute_sha256(folder / MANIFEST) != sha256:
-        raise CheckpointError(f"its {MANIFEST} is not the one that was recorded")
+        raise CheckpointError(f"its {MANIFEST} is not the recorded one")
 
 
 def copy_sealed_folder(source: Path, target: Path, sha256: str | None = None) -> None:
@@ -112,13 +119,18 @@ def copy_sealed_folder(source: Path, target: Path, sha256: str | None = None) ->
 
 def _move_into_place(aside: Path, folder: Path) -> None:
     """Syncs a staging folder to disk and renames it."""
-    for path in (*aside.rglob("*"), aside):
-        sync_to_disk(path)
+    sync_folder(aside)
     if folder.is_symlink():
         folder.unlink()
     shutil.rmtree(folder, ignore_errors=True)
     aside.replace(folder)
     sync_to_disk(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Writes a folder and all that it holds to disk."""
+    for path in (*folder.rglob("*"), folder):
+        sync_to_disk(path)
 
 
 def _link_or_copy(source: str, target: str) -> None:
@@ -134,7 +146,7 @@ def _refuse_links(folder: Path) -> None:
     for path in (folder, *folder.rglob("*")):
         if path.is_symlink():
             name = "it" if path == folder else str(path.relative_to(folder))
-            raise CheckpointError(f"{name} is a link to elsewhere")
+            raise CheckpointError(f"{name} is a symbolic link")
 
 
 def _read_manifest(folder: Path) -> dict[str, str]:
@@ -143,7 +155,7 @@ def _read_manifest(folder: Path) -> dict[str, str]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"its {MANIFEST} cannot be read") from error
     if not isinstance(manifest, dict):
-        raise CheckpointError(f"its {MANIFEST} names no files")
+        raise CheckpointError(f"its {MANIFEST} lists no files")
     return manifest
 
 

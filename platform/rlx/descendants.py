@@ -1,0 +1,78 @@
+"""The processes that this one started, those that they started, and so on.
+
+When a process ends, its children move to another parent: the nearest ancestor that adopts orphans,
+or the system's first process. A process that adopts orphans can therefore find and end everything
+below it, also what has left its process group or session.
+"""
+
+import ctypes
+import os
+import signal
+from contextlib import suppress
+
+__all__ = ["adopt_orphans", "die_with_parent", "kill_descendants", "reap_orphans"]
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_ROUNDS = 50
+"""A killed process may have started another one just before; a process that waits for a device
+ends later, and is not waited for."""
+_PAUSE = 0.02
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of its descendants whose parents end."""
+    _set_process_option(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """Has the kernel kill this process when the thread that started it ends."""
+    _set_process_option(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def kill_descendants(patience: float = 0.0) -> None:
+    """Kills all descendants of this process, and collects those that are its children.
+
+    Args:
+        patience: seconds in which they may end by themselves, after removing their files.
+    """
+    if not _has_children():
+        return
+    import psutil  # slow to import, and seldom needed
+
+    me, waited = psutil.Process(), 0.0
+    while waited < patience and (found := me.children(recursive=True)):
+        psutil.wait_procs(found, timeout=_PAUSE)
+        waited += _PAUSE
+    for _ in range(_ROUNDS):
+        found = me.children(recursive=True)
+        if not found:
+            return
+        for process in found:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(found, timeout=_PAUSE)
+
+
+def reap_orphans(own: int) -> None:
+    """Collects adopted processes that have ended; `own` is a child that is left to its starter."""
+    with suppress(ChildProcessError):  # there are no children
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid == own:
+                return
+            os.waitpid(ended.si_pid, 0)
+
+
+def _has_children() -> bool:
+    """Whether this process has children, including ended ones that were not collected."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _set_process_option(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

@@ -1,0 +1,114 @@
+"""Create MLflow's SQLite store so that a kill at any moment leaves either a whole one or none.
+
+MLflow creates a store by many migrations that are not one transaction, and it cannot go on with a
+store whose creation was interrupted. rlx therefore lets MLflow create it under another name and
+renames it. One process does this at a time; what a killed one left behind is deleted by the next.
+"""
+
+import fcntl
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+from rlx.record.mlflow_client import MirrorUnavailableError, create_sqlite_store
+
+__all__ = ["ensure_store", "hold_file_lock", "locate_store_lock"]
+
+
+def locate_store_lock(uri: str) -> Path | None:
+    """The lock file of an SQLite store, next to the store; None for any other tracking URI."""
+    path = _locate_sqlite_store(uri)
+    return None if path is None else path.with_name(f"{path.name}.lock")
+
+
+def ensure_store(uri: str) -> str | None:
+    """Creates the SQLite store of a tracking URI if it does not exist, or is only half made.
+
+    Does nothing for other tracking URIs.
+
+    Returns:
+        What was done with a half-made store; None if there was none.
+
+    Raises:
+        MirrorUnavailableError: the store cannot be created.
+    """
+    path, lock = _locate_sqlite_store(uri), locate_store_lock(uri)
+    if path is None or lock is None:
+        return None
+    with hold_file_lock(lock):
+        path = path.resolve()
+        half_made = path.exists() and _is_half_made(path)
+        if path.exists() and not half_made:
+            return None
+        try:
+            return _create_store(path, half_made)
+        except OSError as error:
+            raise MirrorUnavailableError(
+                f"MLflow's store {path} cannot be created: {error.strerror}"
+            ) from error
+
+
+def _locate_sqlite_store(uri: str) -> Path | None:
+    scheme, _, path = uri.partition(":///")
+    return Path(path.partition("?")[0]) if scheme == "sqlite" else None
+
+
+def _create_store(path: Path, half_made: bool) -> str | None:
+    """Creates a store beside its place, and moves it there; a half-made one is kept aside."""
+    temporary = path.with_name(f"{path.name}.making")
+    temporary.unlink(missing_ok=True)  # of a process that was killed
+    _delete_journals(temporary)
+    create_sqlite_store(temporary)
+    kept = path.with_name(f"{path.name}.half-made")
+    if half_made:
+        path.replace(kept)
+    _delete_journals(path)  # SQLite would apply them to the new file
+    temporary.replace(path)
+    if not half_made:
+        return None
+    return (
+        f"MLflow's store {path} was half made by a process that was killed, and held no run; it "
+        f"has been made again (the old file is {kept.name}), and `rlx sync` sends it all runs"
+    )
+
+
+def _delete_journals(path: Path) -> None:
+    for suffix in ("-journal", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def _is_half_made(path: Path) -> bool:
+    """Whether the creation of a store was interrupted.
+
+    MLflow's first table is `experiments`, and the last thing that it writes is the first
+    experiment. A store without any experiment contains no run.
+    """
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True)) as store:
+            tables = {name for (name,) in store.execute("SELECT name FROM sqlite_master")}
+            if "experiments" not in tables:
+                return not tables  # else it is no store of MLflow
+            return store.execute("SELECT 1 FROM experiments LIMIT 1").fetchone() is None
+    except sqlite3.Error:  # not SQLite, or locked by a program that uses it: MLflow reports why
+        return False
+
+
+@contextmanager
+def hold_file_lock(lock: Path) -> Iterator[None]:
+    """Holds a lock file exclusively; the lock of a killed process is free.
+
+    Raises:
+        MirrorUnavailableError: the file cannot be created.
+    """
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("w")
+    except OSError as error:
+        raise MirrorUnavailableError(
+            f"cannot lock {lock} to update MLflow: {error.strerror}"
+        ) from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

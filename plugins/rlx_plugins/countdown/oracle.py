@@ -1,0 +1,73 @@
+"""Decides whether an answer solves a Countdown problem, independently of the reward.
+
+It reads the answer with Python's own parser and computes with rationals, by recursion. The reward
+has a parser of its own, so that a mistake in one is not in the other. It is meant for tests and for
+`rlx plugins check`: hostile text may take long, which the reward never does.
+"""
+
+import ast
+import operator
+from collections import Counter
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+__all__ = ["solves_problem"]
+
+_LONGEST = 4096  # characters
+_LARGEST_EXPONENT = 4096
+
+_BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}
+
+
+def solves_problem(answer: str, problem: Mapping[str, Any], use_all: bool = True) -> bool:
+    """Whether an expression reaches exactly `target` with the whole `numbers`, each used once.
+
+    Powers and whole division count as arithmetic here too; which operators are paid is an option of
+    the reward.
+    """
+    if len(answer) > _LONGEST:
+        return False
+    used: Counter[Fraction] = Counter()
+    try:
+        value = _evaluate_node(ast.parse(answer.strip(), mode="eval").body, used)
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
+        return False
+    numbers = Counter(Fraction(str(number)) for number in problem["numbers"])
+    fits = used == numbers if use_all else not used - numbers
+    return fits and value == Fraction(str(problem["target"]))
+
+
+def _evaluate_node(node: ast.expr, used: Counter[Fraction]) -> Fraction:
+    """The value of a node; counts its numbers in `used`.
+
+    Raises:
+        ValueError: it is no arithmetic on whole numbers, or too large.
+        ArithmeticError: division by zero.
+    """
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        used[Fraction(node.value)] += 1
+        return Fraction(node.value)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        value = _evaluate_node(node.operand, used)
+        return -value if isinstance(node.op, ast.USub) else value
+    if isinstance(node, ast.BinOp):
+        left, right = _evaluate_node(node.left, used), _evaluate_node(node.right, used)
+        if isinstance(node.op, ast.Pow):
+            return _raise_to_power(left, right)
+        if type(node.op) in _BINARY:
+            return Fraction(_BINARY[type(node.op)](left, right))
+    raise ValueError("no arithmetic on whole numbers")
+
+
+def _raise_to_power(base: Fraction, exponent: Fraction) -> Fraction:
+    bits = max(abs(base.numerator), base.denominator).bit_length() if abs(base) != 1 else 0
+    if exponent.denominator != 1 or bits * abs(exponent) > _LARGEST_EXPONENT:
+        raise ValueError("no rational value of reasonable size")
+    return Fraction(base**exponent.numerator)

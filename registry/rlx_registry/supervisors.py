@@ -1,0 +1,89 @@
+"""Whether the supervisor of a run is alive, as its own machine can tell.
+
+A file in the run's folder describes the supervisor's process. On the same machine the process can
+be looked at, so a dead supervisor is noticed at once, and a paused one is not taken for a dead one.
+Other machines have to go by the heartbeat.
+"""
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+__all__ = ["forget_supervisor", "is_supervisor_alive", "record_supervisor"]
+
+_NAME = "supervisor.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _ProcessIdentity:
+    """A process that no other can be taken for.
+
+    Attributes:
+        boot: id of the system's start, and so of the machine.
+        namespace: the namespace of the process id; every container has its own.
+        pid: the process id.
+        started: when it started, in clock ticks since the boot: no clock that is set changes it.
+    """
+
+    boot: str
+    namespace: str
+    pid: int
+    started: int
+
+
+def record_supervisor(folder: Path, pid: int) -> None:
+    """Describes the supervisor of a run in its folder; `pid` is a process of this machine.
+
+    Without a description, as on a full disk or another system, only the heartbeat tells.
+    """
+    machine, started = _identify_machine(), _find_start(pid)
+    if machine is None or started is None:
+        return
+    aside = folder / f".{_NAME}.{os.getpid()}"
+    with suppress(OSError):
+        aside.write_text(json.dumps(asdict(_ProcessIdentity(*machine, pid, started))))
+        aside.replace(folder / _NAME)
+
+
+def forget_supervisor(folder: Path) -> None:
+    """Removes the description, before the run ends or gets another supervisor."""
+    with suppress(OSError):  # a run must be able to end on a disk that may only be read
+        (folder / _NAME).unlink(missing_ok=True)
+
+
+def is_supervisor_alive(folder: str | None) -> bool | None:
+    """Whether the supervisor of the run in this folder is alive; None if only a heartbeat tells."""
+    if folder is None:
+        return None
+    path = Path(folder) / _NAME
+    try:
+        owner = path.stat().st_uid
+        found = _ProcessIdentity(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    # A system may hide the processes of other users.
+    if os.getuid() not in (0, owner) or _identify_machine() != (found.boot, found.namespace):
+        return None
+    return _find_start(found.pid) == found.started
+
+
+@cache
+def _identify_machine() -> tuple[str, str] | None:
+    """Returns the ids of this system's start and of the namespace of process ids here."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return boot, str(Path("/proc/self/ns/pid").readlink())
+    return None
+
+
+def _find_start(pid: int) -> int | None:
+    """Returns when a process started, in clock ticks since the boot; None if it has ended."""
+    try:
+        # The name, in parentheses, may contain anything.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])

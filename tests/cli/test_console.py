@@ -1,0 +1,79 @@
+"""What the terminal shows of hostile text: characters, never markup, codes or escapes."""
+
+import io
+import json
+
+import pytest
+from rich.table import Table
+from rich.text import Text
+
+from rlx.cli import main
+from rlx.cli.console import open_console
+from rlx.cli.follow import _ProgressBars
+from rlx.cli.output import format_json, print_report, print_text
+from rlx.run import Progress as Stage
+
+EVIL = "[/INST][bold]x[/bold]:smile:\x1b[31m\x00\u202e\x7f\x9b"
+SHOWN = "[/INST][bold]x[/bold]:smile:\\x1b[31m\\x00\\u202e\\x7f\\x9b"
+
+
+@pytest.fixture
+def shown():
+    """A console, and a function that returns what it has printed so far."""
+    console = open_console()
+    console.file, console.width = io.StringIO(), 200
+    return console, console.file.getvalue
+
+
+def test_strings_titles_heads_and_cells_are_text(shown):
+    console, read = shown
+    table = Table(title=EVIL, caption=EVIL)
+    table.add_column(EVIL, footer=EVIL)
+    table.show_footer = True
+    table.add_row(EVIL)
+    console.print(EVIL)
+    console.print(table)
+    assert read().count(SHOWN) == 6
+    assert read().replace("\n", "").isprintable()
+    widths = {len(line) for line in read().splitlines() if line[:1] in "│┃┏└"}
+    assert len(widths) == 1  # the layout counts what is printed
+
+
+def test_styled_text_is_escaped_too(shown):
+    console, read = shown
+    console.print(Text.assemble((EVIL, "bold"), "\n", EVIL))
+    assert read() == f"{SHOWN}\n{SHOWN}\n"
+
+
+def test_bars_show_the_name_of_a_phase_as_text(shown):
+    console, read = shown
+    console._force_terminal = True
+    with _ProgressBars(console) as bars:
+        bars.show_stage(Stage(stage=EVIL, done=1, total=2, note=EVIL))
+    assert read().count(SHOWN) >= 2
+    assert "\x00" not in read() and "\u202e" not in read() and "\x1b[31m\\" not in read()
+
+
+def test_lines_keep_their_ends(capsys):
+    print_text(f"{EVIL}\n{EVIL}\r\nlast", nl=False)
+    print_text("a\rb", err=True)
+    out, err = capsys.readouterr()
+    assert out == f"{SHOWN}\n{SHOWN}\r\nlast"
+    assert err == "a\\rb\n"
+
+
+def test_reports_are_escaped(capsys):
+    print_report(f"error: {EVIL}")
+    assert capsys.readouterr().err == f"error: {SHOWN}\n"
+
+
+def test_json_is_of_printable_characters():
+    text = format_json({EVIL: [EVIL]})
+    assert text.isascii() and text.isprintable()
+    assert json.loads(text) == {EVIL: [EVIL]}
+
+
+def test_wrong_usage_repeats_what_was_typed_as_text(capsys):
+    assert main(["status", "latest", f"--{EVIL}"]) == 2
+    err = capsys.readouterr().err
+    assert "\\x1b[31m" in err and not set(err) & set("\x1b\x00\u202e\x7f\x9b")

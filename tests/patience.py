@@ -1,0 +1,70 @@
+"""Patience: how tests wait for something, and how they end what they started.
+
+A busy machine is no failure, so no test measures time: a wait has a generous limit, and says what
+it waited for when that has passed.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+__all__ = ["LIMIT", "find_free_port", "stop_process", "wait_until"]
+
+LIMIT = 240.0
+"""Seconds of one wait; a test as a whole has 300."""
+GRACE = 30.0
+"""Seconds in which a process may end by itself."""
+
+Found = TypeVar("Found")
+
+
+def wait_until(what: str, check: Callable[[], Found], limit: float = LIMIT) -> Found:
+    """Returns the first value of `check` that counts as true.
+
+    Args:
+        what: what is waited for, as in "waited 240 s for the run to end".
+        check: called about ten times a second. What it raises ends the wait.
+
+    Raises:
+        AssertionError: there was none in time; the message has the last value.
+    """
+    end = time.monotonic() + limit
+    while not (found := check()):
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {limit:g} s for {what}; last seen: {found!r}")
+        time.sleep(0.1)
+    return found
+
+
+def stop_process(process: "subprocess.Popen[Any]", number: int = signal.SIGTERM) -> None:
+    """Ends a process: by a signal, and by SIGKILL if it does not end soon.
+
+    If it leads a process group, the whole group is signalled. Its pipes are read to their end or
+    closed, so that it cannot hang on a full one.
+    """
+    for signalled in (number, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            if os.getpgid(process.pid) == process.pid:
+                os.killpg(process.pid, signalled)
+            else:
+                process.send_signal(signalled)
+        with suppress(subprocess.TimeoutExpired, ValueError):  # a pipe that was closed before
+            process.communicate(timeout=GRACE)
+        if process.poll() is not None:
+            break
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    assert process.poll() is not None, f"process {process.pid} outlives SIGKILL"
+
+
+def find_free_port() -> int:
+    """A port of this machine that nobody uses; another process may take it, which is unlikely."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

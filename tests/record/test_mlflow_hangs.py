@@ -1,0 +1,96 @@
+"""MLflow servers that accept a request and never complete the answer."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hanging_server import serve_hanging
+
+from rlx.record import MirrorUnavailableError, MlflowMirror
+from rlx.record.time_limit import TimedCaller
+from rlx_registry import Registry
+
+pytestmark = pytest.mark.timeout(180)
+
+PATIENT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "3600", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "5"}
+"""No timeout of a single read ends a request in these tests."""
+
+
+@pytest.fixture(params=["silent", "drip"])
+def server(request):
+    with serve_hanging(request.param) as server:
+        yield server
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/registry.db"
+
+
+@pytest.fixture
+def registry(url):
+    with Registry.open(url) as registry:
+        yield registry
+
+
+@pytest.fixture
+def run_id(registry, tmp_path):
+    run, _ = registry.submit(
+        digest="d", seed=0, name="rlcr", spec={"seed": 0}, yaml="", plugins=[], code={},
+        environment={},
+    )  # fmt: skip
+    registry.update_run(run.id, directory=tmp_path)
+    registry.transition(run.id, ["submitted"], "running")
+    registry.results.add_metrics(run.id, 1, {"train/loss": 1.0})
+    return run.id
+
+
+def test_a_delivery_has_an_overall_deadline(server, registry, run_id, monkeypatch):
+    for name, value in PATIENT.items():
+        monkeypatch.setenv(name, value)
+    mirror = MlflowMirror(registry, run_id, server.url, None, seconds=2)
+    with pytest.raises(MirrorUnavailableError, match=r"no complete answer in \d s"):
+        mirror.catch_up()
+    with pytest.raises(MirrorUnavailableError, match="an earlier request is still open"):
+        mirror.catch_up()
+    assert server.accepted == 1  # requests do not pile up
+    assert registry.results.mirror_cursor(run_id, "mlflow") == 0
+    server.close()
+    with pytest.raises(MirrorUnavailableError, match="MLflow at"):
+        mirror.catch_up()
+
+
+END = """
+import sys
+from rlx.launch import mirroring
+from rlx_registry import Registry
+url, run_id, mlflow = sys.argv[1:]
+mirroring.FINAL_SECONDS = 2.0
+mirror = mirroring.MirrorThread(url, run_id, mlflow, lambda: True)
+with Registry.open(url) as registry:
+    registry.transition(run_id, ["running"], "finished")
+print(mirror.end())
+"""
+
+
+def test_an_ended_run_leaves_a_server_that_hangs(server, url, registry, run_id, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", END, url, run_id, server.url],
+        env={**os.environ, **PATIENT, "RLX_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    behind = "MLflow did not answer in 2 s; the registry holds everything, and `rlx sync`"
+    assert behind in done.stdout
+    assert registry.run(run_id).status == "finished"
+
+
+def test_calls_return_and_raise_as_they_are():
+    caller = TimedCaller(60)
+    assert caller.call(lambda: 3) == 3
+    with pytest.raises(ZeroDivisionError):
+        caller.call(lambda: 1 // 0)

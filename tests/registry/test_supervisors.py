@@ -1,0 +1,114 @@
+"""A supervisor's own machine looks at its process; others have its heartbeat."""
+
+import json
+import os
+import subprocess
+import time
+
+import pytest
+from sqlalchemy import update
+
+from rlx_registry import (
+    DeviceRequest,
+    Registry,
+    forget_supervisor,
+    is_supervisor_alive,
+    models,
+    record_supervisor,
+)
+
+SUBMISSION = {
+    "digest": "d", "name": "n", "spec": {}, "yaml": "", "plugins": [], "code": {},
+    "environment": {},
+}  # fmt: skip
+DEVICE = DeviceRequest("one", ("gpu:0",), 1)
+
+
+@pytest.fixture
+def supervisor():
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def registry(url, tmp_path, supervisor):
+    """Has a run with this supervisor, which holds a device."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with Registry.open(url) as opened:
+        opened.submit(seed=0, **SUBMISSION)
+        opened.update_run("1", directory=str(folder), host="one", pid=supervisor.pid)
+        opened.start("1", ["submitted"], devices=DEVICE)
+        record_supervisor(folder, supervisor.pid)
+        yield opened
+
+
+def silence(registry):
+    with registry.database.open_writer() as connection:
+        silent = {"heartbeat": time.time() - 3600}
+        connection.execute(update(models.run).values(**silent))
+
+
+def shown(registry):
+    """The statuses of the only run that readers show, and whether it holds its device."""
+    run = registry.run("1")
+    (row,) = registry.queries.supervised_runs()
+    (counted,) = registry.queries.statuses()
+    listed = [status for status in ("running", "lost") if registry.runs(status=status)]
+    held = bool(registry.machines.devices("one"))
+    return {run.effective_status, row.effective_status, counted, *listed}, held
+
+
+def test_a_killed_supervisors_run_is_lost_to_every_reader(registry, supervisor):
+    assert shown(registry) == ({"running"}, True)
+    supervisor.kill()
+    supervisor.wait()
+    assert shown(registry) == ({"lost"}, False)
+    same, created = registry.submit(seed=0, **SUBMISSION)  # who submits it records its end
+    assert (same.id, created) == ("r-0001", False)
+    assert registry.claim({"lost"}).id == "r-0001"
+
+
+def test_a_dead_supervisor_that_nobody_has_waited_for_is_dead(registry, supervisor):
+    supervisor.kill()
+    os.waitid(os.P_PID, supervisor.pid, os.WEXITED | os.WNOWAIT)
+    assert shown(registry) == ({"lost"}, False)
+
+
+def test_a_silent_run_with_a_live_supervisor_is_not_lost(registry, supervisor):
+    silence(registry)
+    assert shown(registry) == ({"running"}, True)
+    registry.submit(seed=1, **SUBMISSION)
+    assert registry.claim({"lost"}) is None
+
+
+@pytest.mark.parametrize("alive", [True, False])
+@pytest.mark.parametrize("what", ["boot", "namespace"])
+def test_on_another_machine_the_heartbeat_decides(registry, supervisor, tmp_path, what, alive):
+    file = tmp_path / "run" / "supervisor.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), what: "another"}))
+    if alive:
+        supervisor.kill()
+        supervisor.wait()
+        assert shown(registry) == ({"running"}, True)
+    else:
+        silence(registry)
+        assert shown(registry) == ({"lost"}, False)
+
+
+def test_a_process_with_the_same_number_is_another(registry, tmp_path):
+    file = tmp_path / "run" / "supervisor.json"
+    found = json.loads(file.read_text())
+    file.write_text(json.dumps({**found, "started": found["started"] - 1}))
+    assert shown(registry) == ({"lost"}, False)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": 1}'])
+def test_without_a_description_the_heartbeat_decides(registry, tmp_path, text):
+    (tmp_path / "run" / "supervisor.json").write_text(text)
+    assert is_supervisor_alive(str(tmp_path / "run")) is None
+    assert shown(registry) == ({"running"}, True)
+    forget_supervisor(tmp_path / "run")
+    silence(registry)
+    assert shown(registry) == ({"lost"}, False)

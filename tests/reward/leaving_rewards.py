@@ -1,0 +1,64 @@
+"""Plugins that start processes. A module of its own, so that worker processes can import it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import ClassVar
+
+from rlx.plugin import Environment, Step, reward
+
+IGNORING = (
+    "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True)"
+)
+STARTS = {
+    "plainly": lambda mark: subprocess.Popen(["sleep", mark]),
+    "by a shell": lambda mark: subprocess.Popen(f"sleep {mark} & sleep {mark}; true", shell=True),
+    "in a session of its own": lambda mark: subprocess.Popen(
+        ["sleep", mark], start_new_session=True, env={}
+    ),
+    "as an orphan": lambda mark: subprocess.run(f"setsid sleep {mark} &", shell=True, check=True),
+    "deaf to SIGTERM": lambda mark: subprocess.Popen(
+        [sys.executable, "-c", f"{IGNORING}; time.sleep(float(sys.argv[1]))", mark],
+        stdout=subprocess.PIPE,
+    ).stdout.readline(),
+    "by a fork": lambda mark: os.fork() or os.execlp("sleep", "sleep", mark),
+}
+ENDS = {
+    "its deadline": lambda: time.sleep(3600),
+    "its exit": lambda: os._exit(3),
+    "a crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+}
+
+
+@reward
+def leaving(sample, *, how: str, end: str = ""):
+    """Starts processes that sleep for as many seconds as the response says, then ends so."""
+    STARTS[how](sample.response)
+    return ENDS[end]() if end else 1.0
+
+
+@reward
+def waiting(sample):
+    """1, once the file that the response names exists, which it says it waits for by another."""
+    Path(f"{sample.response}.waiting").touch()
+    while not Path(sample.response).exists():
+        time.sleep(0.01)
+    return 1.0
+
+
+class LeavingGame(Environment):
+    """Starts processes at its first turn, which does not end."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("say",)
+
+    mark: str = ""
+
+    def reset(self, problem, seed):
+        return ()
+
+    def step(self, state, action) -> Step:
+        STARTS["as an orphan"](self.mark)
+        return ENDS["its deadline"]()

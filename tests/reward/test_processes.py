@@ -1,0 +1,146 @@
+"""What plugins start ends with them: at a deadline, a crash, and the end of a pool or a rank."""
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # spawned workers inherit it
+
+from leaving_rewards import ENDS, STARTS, LeavingGame, leaving, waiting
+
+from rlx.plugin import Action, Sample
+from rlx.reward import JobOutcome, PooledHost, RewardJob, RewardPool
+from rlx.rollout import HostFault
+
+DEADLINE = 0.5
+FAULTS = {
+    "its deadline": "deadline of 0.5 s passed",
+    "its exit": "process died (exit code 3)",
+    "a crash": "process died (signal 11)",
+}
+numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with RewardPool(workers=1, memory_mb=256, grace=60) as pool:
+        yield pool
+
+
+@pytest.fixture
+def mark():
+    """How long the processes of one test sleep, by which they are known."""
+    mark = f"{100_000 + os.getpid()}.{next(numbers):04d}"
+    yield mark
+    for process in marked(mark):
+        process.kill()
+
+
+def marked(mark):
+    """Live processes with this argument."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "status"])
+        if mark in (process.info["cmdline"] or ()) and process.info["status"] != "zombie"
+    ]
+
+
+def until(condition, what):
+    give_up = time.monotonic() + 120
+    while not (found := condition()):
+        assert time.monotonic() < give_up, f"waited 120 s for {what}"
+        time.sleep(0.05)
+    return found
+
+
+def job(reward, response, deadline=DEADLINE):
+    sample = Sample(id="a", problem={}, turn="answer", number=1, response=response)
+    return RewardJob(reward, (sample,), deadline)
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("how", STARTS)
+def test_what_a_scorer_started_ends_with_it(pool, mark, how, end):
+    (outcome,) = pool.score([job(leaving(how=how, end=end), mark)])
+    assert outcome == JobOutcome(fault=FAULTS[end])
+    assert marked(mark) == []
+
+
+def test_what_an_environment_started_ends_with_it(pool, mark):
+    action = Action(text="hello")
+    (fault,) = PooledHost(LeavingGame(mark=mark), pool, DEADLINE).step([((), action)])
+    assert fault == HostFault(FAULTS["its deadline"])
+    assert marked(mark) == []
+
+
+@pytest.mark.parametrize("how", STARTS)
+def test_what_a_scorer_left_running_ends_with_the_pool(mark, how):
+    with RewardPool(workers=1, memory_mb=256) as pool:
+        (outcome,) = pool.score([job(leaving(how=how), mark, deadline=60)])
+        assert outcome.fault is None
+        until(lambda: marked(mark), "the processes, which a scorer may keep for its next call")
+    assert marked(mark) == []
+
+
+POOL = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from leaving_rewards import leaving
+from rlx.plugin import Sample
+from rlx.reward import RewardJob, RewardPool
+if __name__ == "__main__":
+    sample = Sample(id="a", problem={}, turn="answer", number=1, response=sys.argv[2])
+    with RewardPool(workers=1, memory_mb=256) as pool:
+        pool.score([RewardJob(leaving(how="as an orphan", end=sys.argv[3]), (sample,), 3600.0)])
+        print("scored", flush=True)
+        sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("end", ["", "its deadline"], ids=["idle", "busy"])
+def test_what_a_scorer_started_ends_with_a_killed_rank(mark, end):
+    command = [sys.executable, "-c", POOL, str(Path(__file__).parent), mark, end]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rank:
+        if not end:
+            assert rank.stdout.readline() == b"scored\n"
+        until(lambda: [p for p in marked(mark) if p.name() == "sleep"], "the scorer's process")
+        family = psutil.Process(rank.pid).children(recursive=True)
+        rank.kill()
+    until(lambda: not marked(mark), "what the scorer started to end")
+    until(lambda: not any(map(is_alive, family)), "the workers to end")
+
+
+def is_alive(process):
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_what_is_left_of_a_killed_worker_is_a_dead_child(mark):
+    with RewardPool(workers=1, memory_mb=256) as pool:
+        pool.score([job(leaving(how="plainly"), mark, deadline=60)])
+        (sleep,) = marked(mark)
+        child = sleep.parent()
+        child.parent().kill()
+        until(lambda: not is_alive(child), "the worker's child to end with it")
+
+
+def test_a_pause_is_not_counted_against_a_deadline(tmp_path):
+    deadline, here = 3.0, tmp_path / "go on"
+    with RewardPool(workers=1, memory_mb=256, grace=60) as pool, ThreadPoolExecutor() as threads:
+        scored = threads.submit(pool.score, [job(waiting(), str(here), deadline)])
+        until(Path(f"{here}.waiting").exists, "the scorer to wait")
+        family = psutil.Process().children(recursive=True)
+        for process in family:
+            process.suspend()
+        time.sleep(deadline + 1)
+        here.touch()
+        for process in family:
+            process.resume()
+        (outcome,) = scored.result()
+    assert outcome.fault is None

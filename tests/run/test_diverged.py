@@ -1,0 +1,81 @@
+"""A run whose model diverges, and the warm start that it began with."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlx.sealing import MANIFEST, write_manifest
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def diverged(own_home):
+    """A run that diverges in its second phase."""
+    sets = {
+        **own_home.small,
+        "phases.1.set": "{optimizer.learning_rate: 1e37, optimizer.max_grad_norm: 1e9}",
+        "runner.checkpoint.every": 1,
+        "phases.1.steps": 3,
+    }
+    return own_home.rlx("submit", own_home.yaml, sets=sets)
+
+
+def spoil(value):
+    """The same state with NaN for every weight."""
+    if isinstance(value, dict):
+        return type(value)((key, spoil(item)) for key, item in value.items())
+    if isinstance(value, list):
+        return [spoil(item) for item in value]
+    is_weight = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return torch.full_like(value, torch.nan) if is_weight else value
+
+
+def add_unsound_checkpoint(root):
+    """A sealed checkpoint of step 3 whose weights are NaN."""
+    folder = root / "step_000003"
+    shutil.copytree(root / "step_000002", folder)
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_text(json.dumps({**state, "step": 3}))
+    path = folder / "policy" / "mp_rank_00_model_states.pt"
+    whole = torch.load(path, weights_only=False)
+    torch.save({**whole, "module": spoil(whole["module"])}, path)
+    (folder / MANIFEST).unlink()
+    write_manifest(folder)
+
+
+def test_the_last_sound_checkpoint_is_exported_and_said(own_home, diverged):
+    assert diverged.returncode == 1
+    assert "the gradient is not finite: lower optimizer.learning_rate" in diverged.stderr
+    run = own_home.run("latest")
+    assert not (Path(run.directory) / "model").exists()
+    first = own_home.rlx("export", "latest", "first")
+    assert first.returncode == 0, first.stderr
+    assert "after step 2: first" in first.stdout
+
+    add_unsound_checkpoint(Path(run.directory) / "checkpoints")
+    done = own_home.rlx("export", "latest", "sound")
+    assert done.returncode == 0, done.stderr
+    assert "step_000003 is not sound: its model." in done.stderr
+    assert "after step 2: sound" in done.stdout
+    about = json.loads((own_home.folder / "sound" / "rlx_export.json").read_text())
+    assert about["step"] == 2
+    assert "step_000003 is not sound" in about["left_out"][0]
+    refused = own_home.rlx("export", "latest@3", "unsound")
+    assert refused.returncode == 2
+    assert "step_000003 is not sound" in refused.stderr
+    assert not (own_home.folder / "unsound").exists()
+
+
+def test_the_check_looks_at_the_warm_start(own_home, diverged):
+    assert own_home.rlx("check", "latest").returncode == 0
+    (folder,) = (own_home.path / "cache" / "warm_start").iterdir()
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "model.safetensors").write_bytes(data)
+    done = own_home.rlx("check", "latest")
+    assert done.returncode == 1
+    assert "model.safetensors has changed since it was written" in done.stdout

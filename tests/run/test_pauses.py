@@ -1,0 +1,83 @@
+"""A run that is paused goes on as if nothing had been; one whose supervisor is killed is lost."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(900)
+
+PATIENCE = 40  # more than a loaded machine needs to import torch
+
+
+def events(home, run_id):
+    with home.registry() as registry:
+        return [event.kind for event in registry.results.events(run_id)]
+
+
+def shown(home, run_id):
+    """The run's status, as every reader has it."""
+    with home.registry() as registry:
+        (listed,) = [run.id for run in registry.runs(status="lost")] or [None]
+        counted = registry.queries.statuses().get("lost", 0)
+        (row,) = [row for row in registry.queries.supervised_runs() if row.id == run_id]
+    return (home.json("status", run_id)["status"], row.effective_status, listed, counted)
+
+
+@pytest.fixture(scope="module")
+def run_id(own_home):
+    sets = {**own_home.small, "phases.0.steps": 100_000, "runner.hang_after": PATIENCE}
+    done = own_home.rlx("submit", own_home.yaml, "-qd", sets=sets)
+    assert done.returncode == 0, done.stderr
+    run_id = done.stdout.strip()
+    own_home.until(lambda: own_home.run(run_id).step > 1, "it to train")
+    return run_id
+
+
+def goes_on(home, run_id):
+    before = home.run(run_id).step
+    home.until(lambda: home.run(run_id).step > before + 1, "it to go on")
+    assert home.run(run_id).attempt == 1
+    assert "attempt_failed" not in events(home, run_id)
+
+
+def test_ranks_that_are_stopped_are_waited_for(own_home, run_id):
+    ranks = own_home.ranks(run_id)
+    own_home.freeze(*ranks)
+    frozen = own_home.run(run_id).heartbeat
+    own_home.until(lambda: own_home.run(run_id).heartbeat > frozen + 1.25 * PATIENCE, "heartbeats")
+    assert events(own_home, run_id)[-1] == "paused"
+    for pid in ranks:
+        os.kill(pid, signal.SIGCONT)
+    own_home.until(lambda: "continued" in events(own_home, run_id), "the supervisor to see it")
+    goes_on(own_home, run_id)
+
+
+def test_a_run_that_is_stopped_with_its_supervisor_goes_on(own_home, run_id):
+    family = [own_home.run(run_id).pid, *own_home.ranks(run_id)]
+    own_home.freeze(*family)
+    time.sleep(1.25 * PATIENCE)
+    assert shown(own_home, run_id) == ("running", "running", None, 0)
+    for pid in family:
+        os.kill(pid, signal.SIGCONT)
+    goes_on(own_home, run_id)
+
+
+def test_a_dead_supervisor_is_seen_at_once_and_the_run_goes_on(own_home, run_id):
+    supervisor = own_home.run(run_id).pid
+    (rank,) = own_home.ranks(run_id)
+    variables = Path(f"/proc/{rank}/environ").read_text().split("\0")
+    (temporary,) = [Path(v.partition("=")[2]) for v in variables if v.startswith("TMPDIR=")]
+    assert temporary.is_dir()
+    os.kill(supervisor, signal.SIGKILL)
+    own_home.until(lambda: supervisor not in own_home.running(), "the supervisor to end")
+    assert shown(own_home, run_id) == ("lost", "lost", run_id, 1)
+    own_home.until(lambda: not temporary.exists(), "the rank to remove its files")
+    assert own_home.rlx("resume", run_id, "-dq").returncode == 0
+    own_home.until(lambda: own_home.run(run_id).attempt == 2, "it to go on")
+    assert shown(own_home, run_id) == ("running", "running", None, 0)
+    own_home.until(lambda: own_home.rlx("stop", run_id).returncode == 0, "it to be told")
+    own_home.until(lambda: not own_home.processes(), "every process to end")
+    assert own_home.run(run_id).status == "stopped"

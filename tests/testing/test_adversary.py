@@ -1,0 +1,203 @@
+"""The adversarial search: what it finds, what it lets pass, and what it costs."""
+
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+from unittest import SkipTest
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+sys.path.insert(0, str(Path(__file__).parent))  # other processes inherit it
+
+import gamed_rewards as gamed
+
+from rlx.discovery import list_installed_plugins, load_plugin
+from rlx.testing import reward_checks
+from rlx.testing.adversary import search_adversarial_texts
+from rlx.testing.gaming import report_adversarial_texts
+from rlx.testing.mutation import MUTATIONS, list_pieces, list_seed_texts, mutate_text
+from rlx.testing.piece_policy import PiecePolicy, compute_policy_gradient
+from rlx.testing.promise import build_subject_plugin
+from rlx_plugins.countdown import CountdownArithmetic, CountdownScore, CountdownVerify
+
+REWARDS = [
+    f.name for f in list_installed_plugins() if (f.kind, f.distribution) == ("reward", "rlx")
+]
+BY_FORM = {"kg.format", "rlcr.format", "rlcr.confidence"}
+"""Rewards that look at a text's form alone, and pay every text of that form."""
+
+
+def build_reward(name):
+    cls = load_plugin("reward", name)
+    examples = cls.examples
+    return build_subject_plugin(cls, examples[0].options if examples else None)
+
+
+# What rlx ships ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_no_shipped_reward_pays_in_full_without_a_solution(name):
+    report = search_adversarial_texts(build_reward(name), budget=600, seconds=10, seed=1)
+    assert report is not None
+    assert report.calls > 0
+    assert (report.faults, report.outside) == ((), ())
+    paid = None if report.paid_in_full is None else report.paid_in_full.text
+    if name in BY_FORM:
+        assert paid is not None
+        assert not report.reads_problem
+    else:
+        assert paid is None
+
+
+@pytest.mark.parametrize("cls", [CountdownScore, CountdownVerify])
+@pytest.mark.parametrize("options", [{"allow_decimals": True}, {"numeric": "float64"}])
+def test_the_rules_that_warn_are_gamed(cls, options, monkeypatch):
+    """The examples of the default rule, searched under the other."""
+    defaults = tuple(e for e in cls.examples if not e.options)
+    monkeypatch.setattr(cls, "examples", tuple(_with_options(e, options) for e in defaults))
+    report = search_adversarial_texts(cls(**options))
+    assert report.judged
+    assert report.paid_in_full is not None
+    assert cls(**options).score(report.paid_in_full.sample).value == 1.0
+    assert cls().score(report.paid_in_full.sample).value < 1.0
+
+
+def _with_options(example, options):
+    return replace(example, options=options)
+
+
+def test_identities_are_not_paid_any_more():
+    texts = list_seed_texts(["3*4=12\n"], {"numbers": [2, 3, 4]})
+    assert "1=1" in texts
+    report = search_adversarial_texts(CountdownArithmetic())
+    assert report.finds == ()
+
+
+# What it finds -----------------------------------------------------------------------------------
+
+
+def test_an_honest_reward_pays_nothing():
+    report = search_adversarial_texts(gamed.Honest(), budget=400)
+    assert report.finds == ()
+    assert report.reads_problem
+    assert not report.judged
+
+
+def test_what_is_paid_on_every_problem_is_found():
+    report = search_adversarial_texts(gamed.ByForm(), budget=400)
+    assert report.paid_in_full is not None
+    assert not report.reads_problem
+    (head, columns, row) = report_adversarial_texts(gamed.ByForm())
+    assert "no value depended on the problem" in head
+    assert columns.split() == ["SCORE", "FOUND", "BY", "TEXT"]
+    assert row.split()[0] == "1"
+
+
+def test_mutation_climbs():
+    examples = gamed.ByGreatNumber.examples
+    given = list_seed_texts([e.sample.response for e in examples], examples[0].sample.problem)
+    report = search_adversarial_texts(gamed.ByGreatNumber(), budget=2000)
+    best = report.finds[0]
+    assert best.origin in MUTATIONS
+    assert best.text.count("1") >= 2 * max(text.count("1") for text in given)
+
+
+def test_the_policy_is_trained_to_be_paid(monkeypatch):
+    monkeypatch.setattr("rlx.testing.adversary._SHARE_OF_POLICY", 0.98)
+    report = search_adversarial_texts(gamed.ByGreatNumber(), budget=6000, enough=10_000)
+    drawn = [find for find in report.closest if find.origin == "policy"]
+    assert drawn
+    assert drawn[0].score >= 12 / 60  # twelve draws, of which few begin as a 1
+
+
+def test_the_same_seed_finds_the_same():
+    one, other = (search_adversarial_texts(gamed.ByGreatNumber(), seed=3) for _ in range(2))
+    assert one == other
+    assert one != search_adversarial_texts(gamed.ByGreatNumber(), seed=4)
+
+
+@pytest.mark.parametrize("budget", [30, 200])
+def test_calls_are_bounded(budget):
+    assert 0 < search_adversarial_texts(gamed.Honest(), budget=budget).calls <= budget
+
+
+# The promise -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cls", "why"),
+    [
+        (gamed.Judged, "is no solution"),
+        (gamed.Beyond, "outside its value_range"),
+        (gamed.Fragile, "ZeroDivisionError"),
+    ],
+)
+def test_a_find_that_breaks_a_promise_fails_the_check(cls, why):
+    (check,) = [c for c in reward_checks() if c.name == "pays for solutions alone"]
+    with pytest.raises(AssertionError, match=why):
+        check(cls)
+
+
+def test_a_find_that_breaks_no_promise_is_shown():
+    (check,) = [c for c in reward_checks() if c.name == "pays for solutions alone"]
+    assert len(check(gamed.ByForm)) == 3
+    assert len(check(gamed.Honest)) == 1
+
+
+def test_without_examples_there_is_nothing_to_search_with():
+    class Bare(gamed.Honest):
+        """Has no examples."""
+
+        examples = ()
+
+    with pytest.raises(SkipTest, match="give it examples"):
+        report_adversarial_texts(Bare())
+
+
+# Parts -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_every_mutation_changes_some_text(name):
+    responses = ["<think>3*4=12</think><answer>3*4-2</answer>"]
+    pieces = list_pieces(responses, {"numbers": [2, 3, 4], "target": 10})
+    changed = {
+        MUTATIONS[name](responses[0], ["<answer>7</answer>"], pieces, random.Random(seed))
+        for seed in range(20)
+    }
+    assert changed - set(responses)
+    text, origin = mutate_text("", ["a"], pieces, random.Random(0))
+    assert isinstance(text, str)
+    assert origin in MUTATIONS
+
+
+def test_the_policy_gradient_is_that_of_the_expected_reward():
+    rng = np.random.default_rng(0)
+    pieces, length, ends = 3, 2, 2
+    policy = PiecePolicy(rng.normal(size=(length, pieces)), rng.normal(size=(pieces + 1, pieces)))
+    every = np.array([(a, b) for a in range(pieces) for b in range(pieces)])
+    worth = rng.normal(size=len(every))
+    worth[every[:, 0] == ends] = worth[every[:, 0] == ends][0]  # an ended text is one text
+
+    def expected(by_position):
+        shares = PiecePolicy(by_position, policy.by_previous).compute_probabilities(every)
+        chosen = np.take_along_axis(shares, every[..., None], axis=-1)[..., 0]
+        return float(chosen.prod(axis=1) @ worth)
+
+    numeric = np.zeros((length, pieces))
+    for place in np.ndindex(length, pieces):
+        step = np.zeros((length, pieces))
+        step[place] = 1e-6
+        numeric[place] = (
+            expected(policy.by_position + step) - expected(policy.by_position - step)
+        ) / 2e-6
+    choices = policy.sample_choices(400_000, rng)
+    rewards = worth[choices[:, 0] * pieces + choices[:, 1]]
+    gradient = compute_policy_gradient(
+        policy.compute_probabilities(choices), choices, rewards, ends
+    )
+    assert_allclose(gradient.sum(axis=0), numeric, atol=0.01)
