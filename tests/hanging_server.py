@@ -48,7 +48,7 @@ class HangingServer:
             connection.sendall(b"HTTP/1.1 200 OK\r\nX-Never-Ends: ")
             while True:
                 connection.sendall(b"x")
-                time.sleep(DRIP_SECONDS)
+                time.sleep(DRIP_SECONDS)  # scenario
 
 
 @contextmanager

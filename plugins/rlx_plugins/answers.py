@@ -185,7 +185,6 @@ class MathVerify(_AnswerReward):
 
     def _compare(self, right: list[Any], answer: str) -> int:
         """Compares in a child process, which the kernel kills when its time is up."""
-        deadline, _ = signal.getitimer(signal.ITIMER_REAL)
         child = os.fork()
         if child:
             return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -193,8 +192,6 @@ class MathVerify(_AnswerReward):
         try:
             signal.signal(signal.SIGPROF, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_PROF, self.seconds)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_REAL, deadline)  # the parent's deadline
             found = _parse_formulas(answer, whole=self.span is not None)
             same = _import_math_verify().verify(
                 right, found, float_rounding=self.float_rounding, timeout_seconds=None

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from hanging_server import serve_hanging
+from patience import wait_until
 
 from rlx.record import MirrorUnavailableError, MlflowMirror
 from rlx.record.time_limit import TimedCaller
@@ -54,6 +55,7 @@ def test_a_delivery_has_an_overall_deadline(server, registry, run_id, monkeypatc
         mirror.catch_up()
     with pytest.raises(MirrorUnavailableError, match="an earlier request is still open"):
         mirror.catch_up()
+    wait_until("the first request", lambda: server.accepted)
     assert server.accepted == 1  # requests do not pile up
     assert registry.results.mirror_cursor(run_id, "mlflow") == 0
     server.close()
@@ -84,7 +86,7 @@ def test_an_ended_run_leaves_a_server_that_hangs(server, url, registry, run_id, 
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    behind = "MLflow did not answer in 2 s; the registry holds everything, and `rlx sync`"
+    behind = "MLflow did not answer in 2 s; the registry is complete, and `rlx sync`"
     assert behind in done.stdout
     assert registry.run(run_id).status == "finished"
 

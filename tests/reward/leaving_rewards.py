@@ -1,6 +1,7 @@
 """Plugins that start processes. A module of its own, so that worker processes can import it."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from rlx.plugin import Environment, Step, reward
+from rlx.reward import worker
 
 IGNORING = (
     "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True)"
@@ -27,7 +29,7 @@ STARTS = {
     "by a fork": lambda mark: os.fork() or os.execlp("sleep", "sleep", mark),
 }
 ENDS = {
-    "its deadline": lambda: time.sleep(3600),
+    "its deadline": lambda: time.sleep(3600),  # scenario
     "its exit": lambda: os._exit(3),
     "a crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
 }
@@ -45,7 +47,7 @@ def waiting(sample):
     """1, once the file that the response names exists, which it says it waits for by another."""
     Path(f"{sample.response}.waiting").touch()
     while not Path(sample.response).exists():
-        time.sleep(0.01)
+        time.sleep(0.01)  # scenario
     return 1.0
 
 
@@ -62,3 +64,12 @@ class LeavingGame(Environment):
     def step(self, state, action) -> Step:
         STARTS["as an orphan"](self.mark)
         return ENDS["its deadline"]()
+
+
+def run_chunk_slowly(payload, deadlines, memory_mb, grace):
+    """`run_chunk` of a worker that does not get to run until its child runs a job."""
+    before = worker._jobs._count_started()
+    worker._jobs.send(pickle.dumps((payload, memory_mb)))
+    while worker._jobs._count_started() == before:
+        time.sleep(0.01)  # scenario
+    return worker._jobs.await_report(deadlines, grace)

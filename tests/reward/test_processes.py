@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -13,7 +14,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # spawned workers inherit it
 
-from leaving_rewards import ENDS, STARTS, LeavingGame, leaving, waiting
+from leaving_rewards import ENDS, STARTS, LeavingGame, leaving, run_chunk_slowly, waiting
+from patience import wait_until
 
 from rlx.plugin import Action, Sample
 from rlx.reward import JobOutcome, PooledHost, RewardJob, RewardPool
@@ -52,14 +54,6 @@ def marked(mark):
     ]
 
 
-def until(condition, what):
-    give_up = time.monotonic() + 120
-    while not (found := condition()):
-        assert time.monotonic() < give_up, f"waited 120 s for {what}"
-        time.sleep(0.05)
-    return found
-
-
 def job(reward, response, deadline=DEADLINE):
     sample = Sample(id="a", problem={}, turn="answer", number=1, response=response)
     return RewardJob(reward, (sample,), deadline)
@@ -85,7 +79,7 @@ def test_what_a_scorer_left_running_ends_with_the_pool(mark, how):
     with RewardPool(workers=1, memory_mb=256) as pool:
         (outcome,) = pool.score([job(leaving(how=how), mark, deadline=60)])
         assert outcome.fault is None
-        until(lambda: marked(mark), "the processes, which a scorer may keep for its next call")
+        wait_until("the processes, which a scorer may keep for its next call", lambda: marked(mark))
     assert marked(mark) == []
 
 
@@ -110,11 +104,15 @@ def test_what_a_scorer_started_ends_with_a_killed_rank(mark, end):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rank:
         if not end:
             assert rank.stdout.readline() == b"scored\n"
-        until(lambda: [p for p in marked(mark) if p.name() == "sleep"], "the scorer's process")
+        wait_until("the scorer's process", lambda: list_sleeping(mark))
         family = psutil.Process(rank.pid).children(recursive=True)
         rank.kill()
-    until(lambda: not marked(mark), "what the scorer started to end")
-    until(lambda: not any(map(is_alive, family)), "the workers to end")
+    wait_until("what the scorer started to end", lambda: not marked(mark))
+    wait_until("the workers to end", lambda: not any(map(is_alive, family)))
+
+
+def list_sleeping(mark):
+    return [process for process in marked(mark) if process.name() == "sleep"]
 
 
 def is_alive(process):
@@ -127,20 +125,27 @@ def test_what_is_left_of_a_killed_worker_is_a_dead_child(mark):
         (sleep,) = marked(mark)
         child = sleep.parent()
         child.parent().kill()
-        until(lambda: not is_alive(child), "the worker's child to end with it")
+        wait_until("the worker's child to end with it", lambda: not is_alive(child))
 
 
 def test_a_pause_is_not_counted_against_a_deadline(tmp_path):
     deadline, here = 3.0, tmp_path / "go on"
     with RewardPool(workers=1, memory_mb=256, grace=60) as pool, ThreadPoolExecutor() as threads:
         scored = threads.submit(pool.score, [job(waiting(), str(here), deadline)])
-        until(Path(f"{here}.waiting").exists, "the scorer to wait")
+        wait_until("the scorer to wait", Path(f"{here}.waiting").exists)
         family = psutil.Process().children(recursive=True)
         for process in family:
             process.suspend()
-        time.sleep(deadline + 1)
+        time.sleep(deadline + 1)  # scenario
         here.touch()
         for process in family:
             process.resume()
         (outcome,) = scored.result()
     assert outcome.fault is None
+
+
+def test_a_job_that_starts_before_its_worker_looks_has_its_deadline(pool, mark):
+    """The time for the import of plugins must not be added to it."""
+    payload = pickle.dumps([job(leaving(how="plainly", end="its deadline"), mark)])
+    report = pool._pool.schedule(run_chunk_slowly, args=(payload, (DEADLINE,), 256, 3600.0))
+    assert report.result(timeout=240).fault == FAULTS["its deadline"]

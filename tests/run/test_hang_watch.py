@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from patience import wait_until
 
 from rlx.launch.hang_watch import HangWatch
 from rlx.stopwatch import Stopwatch
@@ -45,10 +46,10 @@ class Watched:
 
 
 def await_state(pid, states):
-    give_up = time.monotonic() + 60
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in states:
-        assert time.monotonic() < give_up, f"waited 60 s for {pid} to be in {states}"
-        time.sleep(0.01)
+    stat = Path(f"/proc/{pid}/stat")
+    wait_until(
+        f"{pid} to be in {states}", lambda: stat.read_text().rpartition(")")[2].split()[0] in states
+    )
 
 
 @pytest.fixture
@@ -127,9 +128,10 @@ def test_ranks_in_a_frozen_control_group_do_not_hang(watched, top, file, frozen,
     try:
         (group / "cgroup.procs").write_text(str(watched.rank.pid))
         (group / file).write_text(frozen)
-        give_up = time.monotonic() + 60
-        while not {"FROZEN", "frozen 1"} & set((group / shown).read_text().splitlines()):
-            assert time.monotonic() < give_up, "waited 60 s for the group to freeze"
+        wait_until(
+            "the group to freeze",
+            lambda: {"FROZEN", "frozen 1"} & set((group / shown).read_text().splitlines()),
+        )
         assert [watched.look() for _ in range(2)] == [0, 0]
         assert watched.watch.paused
         (group / file).write_text(thawed)

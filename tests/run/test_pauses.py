@@ -58,7 +58,7 @@ def test_ranks_that_are_stopped_are_waited_for(own_home, run_id):
 def test_a_run_that_is_stopped_with_its_supervisor_goes_on(own_home, run_id):
     family = [own_home.run(run_id).pid, *own_home.ranks(run_id)]
     own_home.freeze(*family)
-    time.sleep(1.25 * PATIENCE)
+    time.sleep(1.25 * PATIENCE)  # scenario
     assert shown(own_home, run_id) == ("running", "running", None, 0)
     for pid in family:
         os.kill(pid, signal.SIGCONT)

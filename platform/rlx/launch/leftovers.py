@@ -1,19 +1,24 @@
 """Temporary folders and semaphores of ranks, which a killed process cannot remove itself.
 
-The ranks of an attempt share a temporary folder. Its name begins with a mark of the run, which the
-names of their semaphores and folders in shared memory contain, too. Whoever starts ranks of the run
-on this machine removes all of these, before and after.
+The ranks that a process starts share a temporary folder. Its name is a mark of the run and the id
+of that process, and the names of their semaphores and folders in shared memory contain it, too. The
+process removes all of these when its ranks have ended, and those of earlier processes of the run
+before it starts any. Another one may still be at work here: that of an attempt which lost its
+connection, or of another node on the same machine.
 """
 
 import hashlib
 import multiprocessing
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from rlx.home import RunFolder
 
@@ -31,11 +36,14 @@ def open_temporary_folder(run: RunFolder) -> Iterator[dict[str, str]]:
     Yields:
         The environment variables that make the ranks use it.
     """
-    _sweep_leftovers(run)
+    for name in _find_names(run):
+        if not psutil.pid_exists(int(name.split("-")[2])):
+            _remove_leftovers(name)
+    folder = Path(tempfile.mkdtemp(prefix=f"{_build_mark(run)}{os.getpid()}-"))
     try:
-        yield {"TMPDIR": tempfile.mkdtemp(prefix=_build_mark(run))}
+        yield {"TMPDIR": str(folder)}
     finally:
-        _sweep_leftovers(run)
+        _remove_leftovers(folder.name)
 
 
 def name_semaphores() -> None:
@@ -51,13 +59,25 @@ def remove_temporary_folder(run: RunFolder) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sweep_leftovers(run: RunFolder) -> None:
-    """Removes what this machine still has of the run's ranks, which have ended."""
-    mark, mine = _build_mark(run), os.getuid()
-    places = (Path(tempfile.gettempdir()), _SHARED_MEMORY)
-    for path in (found for place in places for found in place.glob(f"*{mark}*")):
+def _find_names(run: RunFolder) -> set[str]:
+    """Names of the temporary folders of the run of which this machine still has something."""
+    name = re.compile(rf"{_build_mark(run)}\d+-\w{{8}}")
+    return {
+        found[0] for path in _find_leftovers(_build_mark(run)) if (found := name.search(path.name))
+    }
+
+
+def _find_leftovers(name: str) -> Iterator[Path]:
+    """Files and folders whose names contain `name`."""
+    for place in (Path(tempfile.gettempdir()), _SHARED_MEMORY):
+        yield from place.glob(f"*{name}*")
+
+
+def _remove_leftovers(name: str) -> None:
+    """Removes a temporary folder and what is named by it, of processes that have ended."""
+    for path in _find_leftovers(name):
         with suppress(OSError):  # another user's, or gone
-            if path.lstat().st_uid != mine:
+            if path.lstat().st_uid != os.getuid():
                 continue
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)

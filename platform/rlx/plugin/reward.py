@@ -196,19 +196,16 @@ def reward(
         def score(self: Reward, sample: Any) -> Any:
             return f(sample, **{name: getattr(self, name) for name in fields})
 
-        base = type(
-            f"{f.__name__}_base",
-            (Reward,),
-            {
-                "__module__": f.__module__,
-                "__annotations__": {},
-                "scope": scope,
-                "reads_parent": reads_parent,
-                "examples": tuple(examples),
-                "api": api,
-                "score": score,
-            },
-        )
+        attributes = {
+            "__module__": f.__module__,
+            "__annotations__": {},
+            "scope": scope,
+            "reads_parent": reads_parent,
+            "examples": tuple(examples),
+            "api": api,
+            "score": score,
+        }
+        base = type(f"{f.__name__}_base", (Reward,), attributes)
         model: Any = create_model(f.__name__, __base__=base, __module__=f.__module__, **fields)
         model.__doc__ = f.__doc__
         model.__qualname__ = f.__qualname__

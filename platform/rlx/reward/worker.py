@@ -47,11 +47,14 @@ class _JobProcess:
     def __init__(self) -> None:
         self._started = mmap.mmap(-1, _COUNTER.size)
         """Number of jobs that the children have started, written by them."""
+        self._before = 0
         self._pid: int | None = None
         self._pipe: Connection
 
     def send(self, chunk: bytes) -> None:
         """Sends pickled jobs to the child, after starting it if there is none.
+
+        The count of started jobs is read before: the child is fast, and this process may be slow.
 
         Raises:
             OSError: the child has just died.
@@ -60,6 +63,7 @@ class _JobProcess:
             self.end()
         if self._pid is None:
             self._start()
+        self._before = self._count_started()
         self._pipe.send_bytes(chunk)
 
     def await_report(self, deadlines: Sequence[float], grace: float) -> ChunkReport:
@@ -71,9 +75,9 @@ class _JobProcess:
         rank = multiprocessing.parent_process()
         assert rank is not None
         look = min(_LOOK, min(deadlines, default=_LOOK) / 4)
-        first, current, spent = self._count_started(), 0, Stopwatch(2 * look)
+        current, spent = 0, Stopwatch(2 * look)
         while not (ready := wait([self._pipe, rank.sentinel], look)) and not self._has_ended():
-            before, current = current, self._count_started() - first
+            before, current = current, self._count_started() - self._before
             if current != before:
                 spent.restart()
             # Until the first job starts, the child imports the plugins.
