@@ -66,6 +66,8 @@ class TokenBatch:
             `NO_TURN` elsewhere.
         spans: for every span name `[B, T]` bool True on its tokens, tags included, where `is_own`.
         contents: as `spans`, without the tags.
+        is_hull: `[B, T]` bool True from the first span of each turn to its last, see
+            `rlx.rollout.find_hull`, where `is_own`.
         behaviour_logprobs: `[B, T]` float32 nats, under the distribution that the token was
             sampled from; 0 where not `is_own`.
         temperatures: `[B, T]` float32 of the sampler, where `is_own`; 1 elsewhere.
@@ -87,6 +89,7 @@ class TokenBatch:
     turn_ids: Tensor
     spans: Mapping[str, Tensor]
     contents: Mapping[str, Tensor]
+    is_hull: Tensor
     behaviour_logprobs: Tensor
     temperatures: Tensor
     group_ids: Tensor
@@ -97,7 +100,7 @@ class TokenBatch:
     def __post_init__(self) -> None:
         shape = tuple(self.token_ids.shape)
         wide = [self.is_token, self.is_own, self.is_end, self.turn_ids, self.behaviour_logprobs]
-        wide += [self.is_environment, self.temperatures]
+        wide += [self.is_environment, self.is_hull, self.temperatures]
         for tensor in (*wide, *self.spans.values(), *self.contents.values()):
             if tuple(tensor.shape) != shape:
                 raise ShapeError(f"a field is {tuple(tensor.shape)}, token_ids is {shape}")
@@ -170,6 +173,7 @@ class _BatchBuffer:
         self.token_ids = np.zeros(shape, dtype=np.int64)
         self.is_token, self.is_own = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
         self.is_environment, self.is_end = np.zeros_like(self.is_own), np.zeros_like(self.is_own)
+        self.is_hull = np.zeros_like(self.is_own)
         self.turn_ids = np.full(shape, NO_TURN)
         self.spans = {name: np.zeros(shape, dtype=bool) for name in names}
         self.contents = {name: np.zeros(shape, dtype=bool) for name in names}
@@ -204,6 +208,9 @@ class _BatchBuffer:
             self.turn_ids[b, here] = segment.turn
             self.behaviour_logprobs[b, here] = segment.logprobs
             self.temperatures[b, here] = temperatures.get(segment.kind, 1.0)
+            if segment.hull is not None:
+                first, last = segment.hull
+                self.is_hull[b, here.start + first : here.start + last] = True
             for name, span in segment.spans.items():
                 for field, (first, last) in ((self.spans, span.outer), (self.contents, span.inner)):
                     field[name][b, here.start + first : here.start + last] = True

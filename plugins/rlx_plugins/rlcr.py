@@ -150,7 +150,8 @@ def matches_pattern(pattern: Pattern, text: str) -> bool:
 
     Equals a match of RLCR's regular expressions, such as
     `.*?</think>\\s*<answer>.*?</answer>\\s*\\Z` for `ta`; `<think>` itself may be in the prompt.
-    `c` and `bc` allow nothing before their first tag. Those expressions take polynomial time on
+    `c` and `bc` allow nothing before their first tag. What the confidence says is not read, see
+    `RlcrFormat`. Those expressions take polynomial time on
     adversarial text; taking the first match of each joint after the previous one is equivalent.
     """
     joints, closing = _PATTERNS[pattern]
@@ -173,7 +174,11 @@ def _build_format_example(name: str, pattern: Pattern, response: str, value: flo
 
 
 class RlcrFormat(Reward):
-    """1 if the whole response has the format `pattern`, else 0."""
+    """1 if the whole response has the format `pattern`, else 0.
+
+    A pattern with a confidence asks for one that `parse_confidence` reads, a number in [0, 1].
+    RLCR's code does the same, but reads it by `float`, which accepts `nan`, `1e-1` and `0.5_0`.
+    """
 
     examples: ClassVar[tuple[Example, ...]] = (
         _build_format_example("gold", "ta", "<think>6*7</think>\n<answer>42</answer>\n", 1.0),
@@ -183,6 +188,13 @@ class RlcrFormat(Reward):
         ),
         _build_format_example("words before it", "c", "Well: <confidence>0.5</confidence>", 0.0),
         _build_format_example("nothing closed", "ta", "<think>6*7<answer>42", 0.0),
+        _build_format_example("percent", "c", "<confidence>80</confidence>", 0.0),
+        _build_format_example(
+            "in words",
+            "tac",
+            "<think>6*7</think><answer>42</answer><confidence>maybe</confidence>",
+            0.0,
+        ),
         _build_format_example(
             "tags without end", "tac", "</think><answer>" * 5_000 + "</confidence>", 0.0
         ),
@@ -193,6 +205,10 @@ class RlcrFormat(Reward):
 
     def score(self, sample: Sample) -> Score:
         """Checks the format of one response."""
-        if matches_pattern(self.pattern, sample.response):
-            return Score(1.0)
-        return Score(0.0, f"not of the form {self.pattern}")
+        if not matches_pattern(self.pattern, sample.response):
+            return Score(0.0, f"not of the form {self.pattern}")
+        if "c" in self.pattern:
+            confidence, reason = parse_confidence(sample.response)
+            if confidence is None:
+                return Score(0.0, f"confidence: {reason}")
+        return Score(1.0)

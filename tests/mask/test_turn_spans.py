@@ -8,7 +8,7 @@ from rlx.plugin import Problem
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
 
 
-def turn(parent, length, *, kind="answer", number=1, reason="stop", **spans):
+def turn(parent, length, *, kind="answer", number=1, reason="stop", hull=None, **spans):
     return Segment(
         parent=parent,
         author="policy",
@@ -18,6 +18,7 @@ def turn(parent, length, *, kind="answer", number=1, reason="stop", **spans):
         kind=kind,
         finish_reason=reason,
         spans={name: Span(outer, outer, "") for name, outer in spans.items()},
+        hull=hull,
     )
 
 
@@ -80,3 +81,20 @@ def test_observations_do_not_learn_and_every_turn_ends():
     seen = Segment(parent=1, author="environment", token_ids=(5, 6))
     last = turn(2, 4, number=2, answer=(0, 2))
     assert masks(turn(0, 3, kind="query"), seen, last) == ["..x" + "xx.x"]
+
+
+@pytest.mark.parametrize(
+    ("hull", "joined", "default"),
+    [((1, 6), ".xxxxx..", ".xx.xx.x"), ((1, 8), ".xxxxxxx", ".xx.xx.x"), (None, "." * 8, "." * 8)],
+)
+def test_the_hull_joins_the_spans(hull, joined, default):
+    spans = {"think": (1, 3), "answer": (4, 6)} if hull else {}
+    rows = turn(0, 8, hull=hull, **spans), turn(0, 3, hull=(0, 3), think=(0, 1), answer=(1, 2))
+    literal = {"fallback": "none", "include_eos": False}
+    assert masks(*rows, hull=True, **literal) == [joined, "xxx"]
+    assert masks(*rows, fallback="none")[0] == default
+
+
+def test_a_row_without_a_hull_falls_back():
+    rows = turn(0, 4, hull=(0, 2)), turn(0, 4)
+    assert masks(*rows, hull=True) == ["xx.x", "xxxx"]

@@ -46,6 +46,7 @@ def turn(parent, *ids, kind="answer", number=1, text="x", seed=7, reason="stop",
         finish_reason=reason,
         text=text,
         spans={name: Span(outer, inner, "s") for name, (outer, inner) in spans.items()},
+        hull=(0, len(ids)) if spans else None,
         seed=seed,
         info={"note": [1, None]},
     )

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from rlx.rollout import Span, find_spans
+from rlx.rollout import Span, find_hull, find_spans
 
 TAGS = ("think", "answer")
 
@@ -78,6 +78,58 @@ def test_later_turns_do_not_start_inside_think():
 def test_only_the_names_asked_for():
     text, ends = cut("<think>", "a", "</think>", "<answer>", "b", "</answer>")
     assert set(find_spans(text, ends, ["answer"])) == {"answer"}
+
+
+# The hull ----------------------------------------------------------------------------------------
+
+HULLS = {
+    "from the first span to the last": (
+        ["so ", "<think>", "a", "</think>", " thus ", "<answer>", "b", "</answer>", "!", ""],
+        (1, 8),
+    ),
+    "the answer is not closed": (["<think>", "a", "</think>", "<answer>", "b", ""], (0, 6)),
+    "no answer at all": (["so ", "<think>", "a", "</think>", "b", ""], (1, 6)),
+    "think is not closed": (["<think>", "a", "<answer>", "b", "</answer>", ""], (0, 5)),
+    "think was opened by the prompt": (["a", "</think>", "<answer>", "b", "</answer>"], (0, 5)),
+    "without think": (["so ", "<answer>", "b", "</answer>", "!", ""], (1, 4)),
+    "nothing is opened": (["so ", "b", "</answer>", ""], None),
+    "the answer is closed before think is opened": (
+        ["<answer>", "b", "</answer>", "<think>", "a", ""],
+        (3, 6),
+    ),
+    "no tokens": ([], None),
+}
+
+
+@pytest.mark.parametrize("case", HULLS, ids=str)
+def test_worked_hull(case):
+    pieces, expected = HULLS[case]
+    assert find_hull(*cut(*pieces), TAGS) == expected
+
+
+def test_the_analysis_is_optional():
+    names = ("analysis", "confidence")
+    stated = ["well ", "<confidence>", "1", "</confidence>", ""]
+    assert find_hull(*cut(*stated), names) == (1, 4)
+    checked = ["<analysis>", "a", "</analysis>", " so ", *stated]
+    assert find_hull(*cut(*checked), names) == (0, 8)
+
+
+def test_a_later_turn_that_only_closes_think_opens_nothing():
+    assert find_hull(*cut("a", "</think>"), TAGS, first_turn=False) is None
+
+
+@given(st.lists(st.sampled_from(["a", *(f"<{n}>" for n in TAGS), *(f"</{n}>" for n in TAGS)])))
+def test_a_hull_covers_the_spans_that_follow_its_start(pieces):
+    text, ends = cut(*pieces)
+    hull, spans = find_hull(text, ends, TAGS), find_spans(text, ends, TAGS)
+    if hull is None:
+        assert spans == {}
+        return
+    first, last = hull
+    assert 0 <= first < last <= len(pieces)
+    if "answer" in spans and spans["answer"].outer[0] >= first:
+        assert spans["answer"].outer[1] <= last
 
 
 # Characters of several bytes ----------------------------------------------------------------------

@@ -159,7 +159,7 @@ def _describe_default_origin(path: str, spec: ExperimentSpec) -> str:
     """Returns the origin of a plugin option that the YAML leaves out."""
     section, *_, option = path.split(".")
     profile = spec.credit.profile
-    by_profile = section == "estimator" and option in PROFILES[profile]
+    by_profile = section in ("estimator", "mask") and option in PROFILES[profile]
     return f"profile {profile}" if by_profile else "plugin default"
 
 

@@ -25,7 +25,7 @@ __all__ = [
 def fill_profile_options(
     cls: type[Plugin], options: Mapping[str, Any], profile: str
 ) -> dict[str, Any]:
-    """Returns an estimator's options, with those that are omitted filled in from a profile."""
+    """Returns a plugin's options, with those that are omitted filled in from a profile."""
     conventions = next((options for name, options in PROFILES.items() if name == profile), {})
     return _fill_conventions(cls, options, conventions) if conventions else dict(options)
 

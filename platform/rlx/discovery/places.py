@@ -66,7 +66,7 @@ class PluginReference:
     Attributes:
         keys: YAML keys that rlx reads itself, not options of the plugin.
         key: the key that holds the plugin's name.
-        profile: credit profile that fills in an estimator's omitted options.
+        profile: credit profile that fills in omitted options of an estimator or a mask.
     """
 
     path: KeyPath
@@ -142,7 +142,10 @@ def plugin_places(tree: Mapping[str, Any]) -> Iterator[PluginReference]:
     for path, kind, model, use in named_at:
         if isinstance(use, dict) and isinstance(_get_plugin_name(model, use), str):
             made = _build_plugin_place(path, kind, model, use)
-            yield replace(made, profile=str(profile)) if kind == "estimator" else made
+            yield replace(made, profile=str(profile)) if kind in _PROFILED else made
+
+
+_PROFILED: tuple[Kind, ...] = ("estimator", "mask")
 
 
 def _list_task_variants(tree: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:

@@ -60,6 +60,7 @@ def select_span_tokens(
     *,
     fallback: Literal["response", "none"] = "response",
     include_eos: bool = True,
+    hull: bool = False,
     truncated: Truncated = "learn",
 ) -> Tensor:
     """A row's own tokens inside any of its spans, tags included.
@@ -70,6 +71,8 @@ def select_span_tokens(
             tokens learn, including its end, so that format failures are corrected. "none": none
             does.
         include_eos: whether the token that ends a turn learns too.
+        hull: each turn learns from the start of its first declared span to the end of its last
+            one, words between them included, or to its end if the last one is not closed.
         truncated: "skip" leaves out rows in which a turn ran out of tokens.
 
     Returns:
@@ -77,10 +80,10 @@ def select_span_tokens(
 
     Reference:
         RLCR in two turns (RLCR: arXiv 2507.16806): M_ans is think + answer, M_conf is analysis +
-        confidence. Taken literally it is `fallback="none", include_eos=False`.
+        confidence. Taken literally it is `hull=True, fallback="none", include_eos=False`.
     """
     mask = torch.zeros_like(batch.is_own)
-    for span in batch.spans.values():
+    for span in (batch.is_hull,) if hull else batch.spans.values():
         mask |= span
     found = mask.any(dim=1, keepdim=True)
     if include_eos:

@@ -56,6 +56,7 @@ def read_step(table: pa.Table) -> StoredStep:
     """
     if PIECES.name in table.column_names:
         table = table.drop_columns([PIECES.name])
+    table = _add_missing_columns(table)
     if not table.schema.equals(SCHEMA):
         raise RegistryError(
             "these rollouts were recorded by another version of rlx, with other columns; use that "
@@ -72,6 +73,13 @@ def read_step(table: pa.Table) -> StoredStep:
         rows=_parse_trained_rows(table, trees),
         roles=tuple(r["role"] for r in records),
     )
+
+
+def _add_missing_columns(table: pa.Table) -> pa.Table:
+    """A table of an earlier version, with nulls in the column that it does not have: `hull`."""
+    earlier = [field.name for field in table.schema.field("segments").type.value_type]
+    now = [field.name for field in SCHEMA.field("segments").type.value_type]
+    return table.cast(SCHEMA) if earlier == [name for name in now if name != "hull"] else table
 
 
 def _parse_problem(record: Mapping[str, Any]) -> Problem:
@@ -99,9 +107,19 @@ def _parse_segment(stored: Mapping[str, Any]) -> Segment:
         finish_reason=stored["finish_reason"],
         text=stored["text"],
         spans=spans,
+        hull=_parse_hull(stored["hull"], spans),
         seed=stored["seed"],
         info=json.loads(stored["info"]),
     )
+
+
+def _parse_hull(stored: list[int] | None, spans: Mapping[str, Span]) -> tuple[int, int] | None:
+    """The hull of a turn; in a table that has none it covers the spans that are closed."""
+    if stored is not None:
+        first, last = stored
+        return first, last
+    outer = [span.outer for span in spans.values()]
+    return (min(outer)[0], max(last for _, last in outer)) if outer else None
 
 
 def _parse_reward_table(records: Sequence[Mapping[str, Any]]) -> RewardTable:

@@ -15,7 +15,7 @@ from rlx.rollout.environment import EnvironmentPlan, build_talk, is_fault_segmen
 from rlx.rollout.host import EnvironmentHost, HostFault, LocalHost, check_environment_step
 from rlx.rollout.schedule import RolloutPlan, TurnLevel, build_rollout_plan, sample_rollout_trees
 from rlx.rollout.session import Completion, CompletionRequest, Sampler, SamplingSession
-from rlx.rollout.spans import find_spans
+from rlx.rollout.spans import find_hull, find_spans
 from rlx.rollout.tree import NO_PARENT, Author, RolloutTree, Segment, Span
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "encode_between_turns",
     "encode_opening",
     "fill_turn_template",
+    "find_hull",
     "find_spans",
     "is_fault_segment",
     "sample_rollout_trees",

@@ -13,7 +13,7 @@ from rlx.plugin import FAILED, Action, Problem, Step
 from rlx.rollout.dialogue import Dialogue, TurnPrompt, encode_opening
 from rlx.rollout.host import EnvironmentHost, HostFault
 from rlx.rollout.session import Completion, CompletionRequest, SamplingSession
-from rlx.rollout.spans import find_spans
+from rlx.rollout.spans import find_hull, find_spans
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment, Span
 from rlx.seeding import derive_seed
 from rlx.spec import EnvironmentRolloutSpec, ForcedAnswer, TurnSpec
@@ -128,6 +128,7 @@ class _SampledTurn:
     completion: Completion
     text: str
     spans: Mapping[str, Span]
+    hull: tuple[int, int] | None
 
     def action(self, plan: EnvironmentPlan) -> Action:
         """The turn, as the environment receives it."""
@@ -146,6 +147,7 @@ class _SampledTurn:
             finish_reason=self.completion.finish_reason,
             text=self.text,
             spans=self.spans,
+            hull=self.hull,
             seed=self.seed,
             info=info,
         )
@@ -253,7 +255,8 @@ def _parse_turns(
     for order, (rollout, seed, completion) in enumerate(zip(live, drawn, completions, strict=True)):
         text, ends = dialogue.read(completion.token_ids)
         spans = find_spans(text, ends, sampling.spans, first_turn=number == 1)
-        yield _SampledTurn(rollout, number, seed, order, completion, text, spans)
+        hull = find_hull(text, ends, sampling.spans, first_turn=number == 1)
+        yield _SampledTurn(rollout, number, seed, order, completion, text, spans, hull)
 
 
 def _step_environment(

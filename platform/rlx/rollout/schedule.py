@@ -17,7 +17,7 @@ from rlx.rollout.dialogue import (
 from rlx.rollout.environment import EnvironmentPlan, build_talk, sample_conversations
 from rlx.rollout.host import EnvironmentHost
 from rlx.rollout.session import Completion, CompletionRequest, SamplingSession
-from rlx.rollout.spans import find_spans
+from rlx.rollout.spans import find_hull, find_spans
 from rlx.rollout.tree import NO_PARENT, RolloutTree, Segment
 from rlx.seeding import derive_seed
 from rlx.spec import EnvironmentRolloutSpec, RolloutSpec, TurnSpec, TwoTurnRolloutSpec
@@ -179,5 +179,6 @@ def _build_turn_segment(
         finish_reason=completion.finish_reason,
         text=text,
         spans=find_spans(text, ends, level.turn.spans, first_turn=number == 1),
+        hull=find_hull(text, ends, level.turn.spans, first_turn=number == 1),
         seed=seed,
     )

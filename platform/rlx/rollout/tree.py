@@ -48,6 +48,8 @@ class Segment:
         finish_reason: "stop" or "length" for policy segments, else "".
         text: the tokens decoded, without the token that ends the turn.
         spans: named spans found in the text.
+        hull: half-open range of tokens from the first of the declared spans to the last, see
+            `rlx.rollout.find_hull`; None if none is opened.
         seed: sampling seed of this segment; 0 for other authors.
         info: the environment's report on the turn.
     """
@@ -61,6 +63,7 @@ class Segment:
     finish_reason: Literal["", "stop", "length"] = ""
     text: str = ""
     spans: Mapping[str, Span] = field(default_factory=dict)
+    hull: tuple[int, int] | None = None
     seed: int = 0
     info: Mapping[str, Any] = field(default_factory=dict)
 

@@ -41,10 +41,10 @@ _CONVENTIONS: Final[dict[Profile, dict[str, Any]]] = {
         "environment": "literal",
         "whiten": True,
     },
-    "rlcr": {"ddof": 0, "eps": 1e-4, "singleton": "refuse"},
+    "rlcr": {"ddof": 0, "eps": 1e-4, "singleton": "refuse", "hull": True},
 }
-"""Estimator options that each profile sets unless the YAML does. `rlx` keeps the estimator's own
-defaults."""
+"""Options of the estimator and of the mask that each profile sets unless the YAML does. `rlx` keeps
+their own defaults."""
 
 PROFILES: Final[dict[Profile, dict[str, Any]]] = {
     **_CONVENTIONS,
@@ -65,7 +65,8 @@ class CreditSpec(StrictModel):
     """Where rewards are placed, whether they include KL, and how a row's score is computed."""
 
     profile: Profile = "rlx"
-    """Named conventions of a library or paper; sets estimator options that the YAML omits."""
+    """Named conventions of a library or paper; sets options of the estimator and the
+    mask that the YAML omits."""
     placement: Placement | None = None
     """Which tokens receive a turn's reward; null uses the profile's placement. It only affects
     estimators that read token rewards, and `score_source: token_rewards`."""

@@ -49,5 +49,8 @@ class TurnSpans(Mask):
     include_eos: bool = True
     """Include the token that ends the turn; the literal reading of RLCR in two turns excludes
     it."""
+    hull: bool = False
+    """Join the spans of a turn: from the start of the first declared one to the end of the last
+    one, or to the end of the turn if that is not closed. The profile `rlcr` turns it on."""
     truncated: Truncated = "learn"
     """Whether rows with a truncated turn are trained on."""

@@ -116,6 +116,7 @@ def _sample_policy_turn(rng: random.Random, parent: int, number: int, kind: str)
         start, stop = sorted(rng.choices(range(length + 1), k=2))
         if rng.random() < 0.7:
             spans[name] = Span((start, stop), (min(start + 1, stop), stop), "")
+    outer = [span.outer for span in spans.values()]
     return Segment(
         parent=parent,
         author="policy",
@@ -125,6 +126,7 @@ def _sample_policy_turn(rng: random.Random, parent: int, number: int, kind: str)
         kind=kind,
         finish_reason=rng.choice(["stop", "length"]),
         spans=spans,
+        hull=(min(outer)[0], max(last for _, last in outer)) if outer else None,
     )
 
 
