@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # What is imported is compiled once, and not by every one of several hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-runs test-rooms test-crowded check bench docs screenshots suite study gpu-check clean
+.PHONY: install demo test test-runs test-rooms test-crowded check bench golden docs screenshots suite study gpu-check clean
 
 install: $(INSTALLED)
 
@@ -49,6 +49,9 @@ check: install  ## formatting, lint, types
 
 bench: install  ## measured figures beside those of peers, which it installs below .bench/; BENCH=name,... picks some
 	$(BIN)/python tests/benchmarks/bench.py
+
+golden: install  ## worked examples from peers' own functions, which it installs below .bench/: tests/golden
+	$(BIN)/python tests/golden/make_golden.py $(ARGS)
 
 docs: install  ## a page and a picture for every estimator, from the code
 	$(BIN)/python docs/make/estimator_pages.py

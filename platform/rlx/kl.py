@@ -20,7 +20,15 @@ from torch import Tensor
 
 from rlx.spec import KlKind
 
-__all__ = ["CLAMP", "AdaptiveKl", "FixedKl", "kl_terms", "mean_kl", "subtract_kl_penalty"]
+__all__ = [
+    "CLAMP",
+    "AdaptiveKl",
+    "FixedKl",
+    "adapt_beta",
+    "kl_terms",
+    "mean_kl",
+    "subtract_kl_penalty",
+]
 
 CLAMP = 5.0
 """k3 clamps x to ±5 before exponentiating, so a term is at most e⁵ - 6 ≈ 142.4."""
@@ -103,6 +111,32 @@ def mean_kl(terms: Tensor, mask: Tensor) -> Tensor:
     return (sums / tokens.clamp(min=1))[tokens > 0].mean()
 
 
+def adapt_beta(
+    beta: float, current_kl: float, *, target: float, horizon: float, steps: int
+) -> float:
+    """The KL coefficient after `steps` samples with a mean KL of `current_kl` nats per token.
+
+        β ← β · (1 + clip(KL / target - 1, ±0.2) · steps / horizon)
+
+    Args:
+        beta: β before.
+        current_kl: nats per token.
+        target: nats per token.
+        horizon: how slowly β adapts, in the unit of `steps`.
+        steps: number of samples.
+
+    Raises:
+        ValueError: `current_kl` is NaN.
+
+    Reference:
+        Ziegler et al., arXiv 1909.08593, section 2.2.
+    """
+    if math.isnan(current_kl):
+        raise ValueError("current_kl is NaN: no token was measured, or a logprob is broken")
+    error = min(max(current_kl / target - 1, -0.2), 0.2)
+    return beta * (1 + error * steps / horizon)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FixedKl:
     """A constant KL coefficient.
@@ -120,17 +154,12 @@ class FixedKl:
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveKl:
-    """A KL coefficient that moves the measured KL towards a target.
-
-        β ← β · (1 + clip(KL / target - 1, ±0.2) · steps / horizon)
+    """A KL coefficient that moves the measured KL towards a target, by `adapt_beta`.
 
     Attributes:
         beta: β, the only state that changes.
         target: nats per token.
         horizon: how slowly β adapts, in the unit of `steps`.
-
-    Reference:
-        Ziegler et al., arXiv 1909.08593, section 2.2.
     """
 
     beta: float
@@ -143,7 +172,5 @@ class AdaptiveKl:
         Raises:
             ValueError: `current_kl` is NaN.
         """
-        if math.isnan(current_kl):
-            raise ValueError("current_kl is NaN: no token was measured, or a logprob is broken")
-        error = min(max(current_kl / self.target - 1, -0.2), 0.2)
-        return replace(self, beta=self.beta * (1 + error * steps / self.horizon))
+        how = {"target": self.target, "horizon": self.horizon}
+        return replace(self, beta=adapt_beta(self.beta, current_kl, **how, steps=steps))

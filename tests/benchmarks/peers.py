@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harness import Spent
 
-__all__ = ["PEERS", "Peer", "peer_python"]
+__all__ = ["PEERS", "QUIET", "Peer", "make_peer_environment", "peer_python"]
 
 ROOT = Path(__file__).parents[2]
 PEERS = Path(__file__).with_name("peers")
@@ -27,10 +27,14 @@ QUIET = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARAL
 
 def peer_python(name: str) -> Path:
     """The Python of a peer's environment, which is made where it is missing or out of date."""
-    folder, pins = ROOT / ".bench" / name, PEERS / f"{name}.txt"
+    return make_peer_environment(ROOT / ".bench" / name, PEERS / f"{name}.txt")
+
+
+def make_peer_environment(folder: Path, pins: Path) -> Path:
+    """The Python of the environment in `folder`, made anew where its pins have changed."""
     python, stamp = folder / "bin" / "python", folder / "installed.txt"
     if not stamp.exists() or stamp.read_text() != pins.read_text():
-        print(f"    installing {name} into {folder.relative_to(ROOT)}", flush=True)
+        print(f"    installing {pins.stem} into {folder.relative_to(ROOT)}", flush=True)
         venv.create(folder, with_pip=True, clear=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", pins], check=True)
         subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "-y", *UNUSED], check=True)

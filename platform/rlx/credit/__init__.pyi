@@ -20,13 +20,14 @@ from .place import (
     sum_token_rewards,
 )
 from .returns import (
+    TokenAdvantages,
     compute_discounted_returns,
     compute_gae_advantages,
     compute_turn_gae_advantages,
     fill_between_ends,
     whiten_values,
 )
-from .second_level import ema_scale, prompt_scale
+from .second_level import ScaledAdvantages, ema_scale, prompt_scale
 from .turns import (
     compute_gigpo_advantages,
     compute_mt_grpo_advantages,
@@ -39,6 +40,8 @@ __all__ = [
     "CreditInputs",
     "GroupAdvantageSettings",
     "PlacedRewards",
+    "ScaledAdvantages",
+    "TokenAdvantages",
     "TurnWithoutTokens",
     "compute_discounted_returns",
     "compute_gae_advantages",

@@ -9,6 +9,7 @@ of c. It never divides by a power, so any c in [0, 1] and any length are safe.
 
 from collections.abc import Callable
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from rlx.errors import ShapeError
 from rlx.spec import EnvironmentTokens
 
 __all__ = [
+    "TokenAdvantages",
     "compute_discounted_returns",
     "compute_gae_advantages",
     "compute_turn_gae_advantages",
@@ -26,6 +28,14 @@ __all__ = [
     "fill_between_ends",
     "whiten_values",
 ]
+
+
+class TokenAdvantages(NamedTuple):
+    """Advantages and returns of tokens, `[B, T]` each, 0 outside the mask."""
+
+    advantages: Tensor
+    returns: Tensor
+
 
 _BLOCK = 32
 """Tokens of a row per matrix product."""
@@ -39,7 +49,7 @@ def compute_gae_advantages(
     gamma: float = 1.0,
     lam: float = 1.0,
     environment: EnvironmentTokens = "skip",
-) -> tuple[Tensor, Tensor]:
+) -> TokenAdvantages:
     """Generalised advantage estimation, not whitened.
 
         δₜ = rₜ + γ Vₜ₊₁ - Vₜ          Aₜ = δₜ + γλ Aₜ₊₁          returnₜ = Aₜ + Vₜ
@@ -74,10 +84,9 @@ def compute_gae_advantages(
         advantages = _apply_on_steps(recursion, steps, rewards, values)
         return advantages, values.add_(advantages)
 
-    advantages, returns = map_row_blocks(
-        compute_gae_block, token_rewards, values, mask, inside=mask
+    return TokenAdvantages(
+        *map_row_blocks(compute_gae_block, token_rewards, values, mask, inside=mask)
     )
-    return advantages, returns
 
 
 def compute_discounted_returns(token_rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
@@ -119,7 +128,7 @@ def compute_turn_gae_advantages(
     lam: float = 1.0,
     gamma_high: float = 1.0,
     lam_high: float = 1.0,
-) -> tuple[Tensor, Tensor]:
+) -> TokenAdvantages:
     """GAE over the last tokens of turns, then over the tokens within each turn, not whitened.
 
         last token e of turn k:   Aₑ = δₑ + γ_high λ_high Aₑ'     δₑ = rₑ + γ_high (ρ + Vₑ') - Vₑ
@@ -164,10 +173,9 @@ def compute_turn_gae_advantages(
         advantages = _apply_on_steps(recursion, mask, rewards, values, turns, mask)
         return advantages, values.add_(advantages)
 
-    advantages, returns = map_row_blocks(
-        compute_turn_block, token_rewards, values, mask, turn_ids, inside=mask
+    return TokenAdvantages(
+        *map_row_blocks(compute_turn_block, token_rewards, values, mask, turn_ids, inside=mask)
     )
-    return advantages, returns
 
 
 def compute_vine_advantages(step_ids: Tensor, values: Tensor, rewards: Tensor) -> Tensor:

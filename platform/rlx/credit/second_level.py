@@ -8,11 +8,19 @@ it equals `prompt_scale`.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["ema_scale", "prompt_scale"]
+__all__ = ["ScaledAdvantages", "ema_scale", "prompt_scale"]
+
+
+class ScaledAdvantages(NamedTuple):
+    """Scaled advantages, `[B]`, and the mean square to pass at the next step; None if unknown."""
+
+    advantages: Tensor
+    mean_square: float | None
 
 
 def prompt_scale(
@@ -45,7 +53,7 @@ def prompt_scale(
 
 def ema_scale(
     advantages: Tensor, mean_square: float | None, *, momentum: float = 0.9, eps: float = 1e-6
-) -> tuple[Tensor, float | None]:
+) -> ScaledAdvantages:
     """Divides by a running root mean square, shared by all prompts and carried across steps.
 
         v ← m · v + (1 - m) · mean(a²)        Aᵢ = aᵢ / (√v + ε)
@@ -66,10 +74,11 @@ def ema_scale(
         RLCR in two turns (RLCR: arXiv 2507.16806).
     """
     if not bool((advantages != 0).any()):
-        return advantages, mean_square
+        return ScaledAdvantages(advantages, mean_square)
     now = float(advantages.square().mean())
     new = now if mean_square is None else momentum * mean_square + (1 - momentum) * now
-    return _divide_by_scale(advantages, advantages.new_tensor(math.sqrt(new) + eps)), new
+    scale = advantages.new_tensor(math.sqrt(new) + eps)
+    return ScaledAdvantages(_divide_by_scale(advantages, scale), new)
 
 
 def _divide_by_scale(advantages: Tensor, scale: Tensor) -> Tensor:

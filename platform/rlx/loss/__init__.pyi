@@ -1,6 +1,7 @@
 from .correction import CorrectionWeights, compute_correction_weights, compute_sampler_mismatch
 from .objectives import (
     ETA,
+    aggregate_losses,
     aggregation_weights,
     clipped_surrogate,
     compute_cispo_loss,
@@ -13,6 +14,7 @@ from .objectives import (
 __all__ = [
     "ETA",
     "CorrectionWeights",
+    "aggregate_losses",
     "aggregation_weights",
     "clipped_surrogate",
     "compute_cispo_loss",

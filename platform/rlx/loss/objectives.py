@@ -7,6 +7,7 @@ from rlx.spec import Aggregate
 
 __all__ = [
     "ETA",
+    "aggregate_losses",
     "aggregation_weights",
     "clipped_surrogate",
     "compute_cispo_loss",
@@ -199,6 +200,29 @@ def aggregation_weights(
             raise ValueError("aggregate 'constant' needs constant_lengths")
         rows = rows * constant_lengths
     return weight / rows.clamp(min=1)[:, None]
+
+
+def aggregate_losses(
+    losses: Tensor,
+    mask: Tensor,
+    kinds: Tensor,
+    *,
+    aggregate: Aggregate,
+    per_turn: bool = False,
+    constant_lengths: Tensor | None = None,
+) -> Tensor:
+    """`[]` the loss of a step whose tokens are all at hand: Σ w ℓ with `aggregation_weights`.
+
+    A training step adds up the same terms over micro-batches and ranks.
+
+    Args:
+        losses: `[B, T]` token losses, read only in the mask.
+        mask, kinds, aggregate, per_turn, constant_lengths: as in `aggregation_weights`.
+    """
+    weights = aggregation_weights(
+        mask, kinds, aggregate=aggregate, per_turn=per_turn, constant_lengths=constant_lengths
+    )
+    return (weights * torch.where(mask, losses, 0.0)).sum()
 
 
 def entropy_weights(contents: Tensor, coefficient: float) -> Tensor:

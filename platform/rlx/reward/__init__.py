@@ -3,7 +3,7 @@
 from rlx.reward.host import PooledHost
 from rlx.reward.job import JobOutcome, RewardJob
 from rlx.reward.scoring import NamedReward, rescore_rollouts, score_rollouts
-from rlx.reward.table import Place, RewardEntry, RewardTable
+from rlx.reward.table import Place, RewardEntry, RewardTable, sum_named_rewards
 from rlx.reward.workers import RewardPool
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "RewardTable",
     "rescore_rollouts",
     "score_rollouts",
+    "sum_named_rewards",
 ]

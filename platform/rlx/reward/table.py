@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Place", "RewardEntry", "RewardTable"]
+__all__ = ["Place", "RewardEntry", "RewardTable", "sum_named_rewards"]
 
 Place = tuple[int, int]
 """(tree, segment) of a turn; for a whole rollout, of its last turn."""
@@ -111,6 +111,23 @@ class RewardTable:
             faults=faults,
             rollouts={(to[t], s): e for table, to in pairs for (t, s), e in table.rollouts.items()},
         )
+
+
+def sum_named_rewards(
+    raw: Mapping[str, float | None], weights: Mapping[str, float] | None = None
+) -> float | None:
+    """Σ weight · raw of named rewards; None if none of them counts.
+
+    Names that begin with `_` do not count, nor do values that are absent.
+
+    Args:
+        raw: values by name, None where absent.
+        weights: factors by name; 1 for names that are not listed.
+    """
+    factors = weights or {}
+    return _sum_weighted_entries(
+        RewardEntry(name, value, factors.get(name, 1.0), "scored") for name, value in raw.items()
+    )
 
 
 def _sum_weighted_entries(entries: Iterable[RewardEntry]) -> float | None:

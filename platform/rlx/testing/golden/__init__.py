@@ -1,18 +1,14 @@
 """Recomputes worked examples with rlx and compares: `python -m rlx.testing.golden FILE`.
 
-A record holds `inputs`, `config` and the expected `outputs`. Every output is recomputed by rlx's
-public functions from inputs and config alone. An output without a matching calculation is reported
-as unknown. If a record is a table (`rows`), its input columns are read and its output columns are
-recomputed.
+A record names a function of rlx, its inputs and options, and the outputs that are expected:
+
+    {"function": "credit.group_advantages", "inputs": {"scores": [1, 0], "group_ids": ["a", "a"]},
+     "options": {"ddof": 0}, "outputs": {"value": [1, -1]}}
+
+`--functions` lists the functions: estimators, masks and rewards by their YAML names, those of
+installed packages included, and the public functions of the rooms that hold the mathematics.
 """
 
-from rlx.testing.golden.check import GoldenFinding, check_golden_record
-from rlx.testing.golden.record import GoldenRecord, GoldenRecords, read_golden_records
+import lazy_loader
 
-__all__ = [
-    "GoldenFinding",
-    "GoldenRecord",
-    "GoldenRecords",
-    "check_golden_record",
-    "read_golden_records",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,4 @@
-"""`python -m rlx.testing.golden FILE [--json]`."""
+"""`python -m rlx.testing.golden FILE [--json]`, or `--functions`."""
 
 import json
 from collections import Counter
@@ -11,6 +11,7 @@ import click
 
 from rlx.errors import RlxError
 from rlx.testing.golden.check import GoldenFinding, check_golden_record
+from rlx.testing.golden.functions import list_golden_functions
 from rlx.testing.golden.record import GoldenRecord, GoldenRecords, read_golden_records
 from rlx.text import escape_unprintable
 
@@ -18,13 +19,19 @@ __all__ = ["main"]
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def main(file: Path, as_json: bool) -> None:
+@click.option("--functions", is_flag=True, help="List the functions that a record may name.")
+def main(file: Path | None, as_json: bool, functions: bool) -> None:
     """Recompute the worked examples of FILE and compare them.
 
     Exits with 0 only if every output agrees and none is unknown.
     """
+    if functions:
+        _show_functions()
+        return
+    if file is None:
+        raise click.UsageError("name a file of records, or use --functions")
     try:
         records = read_golden_records(file)
     except RlxError as error:
@@ -41,12 +48,18 @@ def main(file: Path, as_json: bool) -> None:
     raise SystemExit(1 if bad or not found else 0)
 
 
+def _show_functions() -> None:
+    for function in list_golden_functions():
+        click.echo(escape_unprintable(f"{function.name}{function.parameters}"))
+        click.echo(escape_unprintable(f"    {function.summary}"))
+
+
 def _list_record_findings(record: GoldenRecord, records: GoldenRecords) -> list[GoldenFinding]:
     return list(check_golden_record(record, rtol=records.rtol, atol=records.atol))
 
 
 def _show_record(record: GoldenRecord, findings: Iterable[GoldenFinding]) -> None:
-    click.echo(escape_unprintable(f"{record.id}  {record.title}"))
+    click.echo(escape_unprintable(f"{record.id}  {record.function}  {record.title}"))
     for finding in findings:
         click.echo(escape_unprintable(f"  {finding.status:8}{finding.output}"))
         if finding.reason is None:
@@ -76,7 +89,7 @@ def _count_statuses(found: list[tuple[GoldenRecord, list[GoldenFinding]]]) -> Co
 
 def _format_summary(found: list[tuple[GoldenRecord, list[GoldenFinding]]]) -> str:
     counts = _count_statuses(found)
-    summary = ", ".join(f"{counts[s]} {s}" for s in ("ok", "differs", "unknown", "quoted"))
+    summary = ", ".join(f"{counts[s]} {s}" for s in ("ok", "differs", "unknown"))
     bad = [
         record.id
         for record, findings in found
@@ -92,6 +105,7 @@ def _as_json(found: list[tuple[GoldenRecord, list[GoldenFinding]]]) -> dict[str,
         "records": [
             {
                 "id": record.id,
+                "function": record.function,
                 "title": record.title,
                 "outputs": [
                     {k: v for k, v in asdict(f).items() if k != "record"} for f in findings

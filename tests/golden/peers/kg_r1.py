@@ -1,0 +1,204 @@
+"""The functions of KG-R1's verl fork on random rows: `python kg_r1.py FOLDER_OF_THE_PEER`."""
+
+import sys
+
+sys.path.insert(0, sys.argv[1])
+
+import numpy as np
+import torch
+from records import Records
+from verl.trainer.ppo import core_algos as peer
+
+EPS = 1e-6
+"""Of standard deviations, in the peer and in rlx."""
+
+
+def main() -> None:
+    """Prints the records."""
+    torch.set_default_dtype(torch.float64)
+    records = Records("KG-R1 (arXiv 2509.26383), its fork of verl", rtol=1e-6, atol=1e-6)
+    for number in range(3):
+        add_outcome_estimators(records, number)
+        add_token_estimators(records)
+        add_turn_estimators(records)
+        add_losses(records)
+        add_kl(records)
+    records.print()
+
+
+def draw_rows(records: Records, rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores, and masks of responses without gaps."""
+    draw = records.random
+    scores = torch.tensor([draw.choice([0.0, 1.0, 0.5, draw.random()]) for _ in range(rows)])
+    lengths = [draw.randint(1, width) for _ in range(rows)]
+    return scores, torch.tensor([[float(t < n) for t in range(width)] for n in lengths])
+
+
+def random_tensor(records: Records, *shape: int) -> torch.Tensor:
+    """Numbers between -1 and 1."""
+    count = int(np.prod(shape))
+    return torch.tensor([records.random.uniform(-1, 1) for _ in range(count)]).view(shape)
+
+
+def hide(values: torch.Tensor, mask: torch.Tensor) -> list[list[float | None]]:
+    """Values inside the mask, None outside."""
+    return [
+        [v if m else None for v, m in zip(row, inside, strict=True)]
+        for row, inside in zip(values.tolist(), mask.tolist(), strict=True)
+    ]
+
+
+def add_outcome_estimators(records: Records, number: int) -> None:
+    """Estimators of one score per row."""
+    scores, mask = draw_rows(records, 8, 4)
+    groups = np.array(["a", "a", "a", "b", "b", "b", "b", "c" if number else "b"])
+    rewards = mask * 0
+    rewards[:, 0] = scores
+    baselines = random_tensor(records, 8)
+    given = {"global_rewards": scores.tolist(), "mask": mask.tolist(), "group_ids": groups.tolist()}
+    single = {"singleton": "raw"}
+    outcomes = {
+        "grpo": (peer.compute_grpo_outcome_advantage(rewards, mask, groups), single),
+        "dr_grpo": (
+            peer.compute_grpo_outcome_advantage(
+                rewards, mask, groups, norm_adv_by_std_in_grpo=False
+            ),
+            single,
+        ),
+        "rloo": (peer.compute_rloo_outcome_advantage(rewards, mask, groups), single),
+        "opo": (peer.compute_opo_outcome_advantage(rewards, mask, groups), single),
+        "reinforce_plus_plus_baseline": (
+            peer.compute_reinforce_plus_plus_baseline_outcome_advantage(rewards, mask, groups),
+            single,
+        ),
+    }
+    for name, ((advantages, _), options) in outcomes.items():
+        records.add(f"estimators.{name}", given, {"advantages": hide(advantages, mask)}, options)
+    last = rewards * 0
+    last[torch.arange(8), mask.sum(dim=1).long() - 1] = scores
+    remax, _ = peer.compute_remax_outcome_advantage(last, baselines, mask)
+    given_baselines = {**given, "greedy_scores": baselines.tolist()}
+    records.add("estimators.remax", given_baselines, {"advantages": hide(remax, mask)})
+    pairs = np.array(list("aaaabbbb"))
+    best, _ = peer.compute_grpo_passk_outcome_advantage(rewards, mask, pairs)
+    given_pairs = {**given, "group_ids": pairs.tolist()}
+    records.add("estimators.pass_at_k", given_pairs, {"advantages": hide(best, mask)})
+
+
+def add_token_estimators(records: Records) -> None:
+    """Estimators of token rewards; GAE also with tokens of an environment."""
+    _, mask = draw_rows(records, 4, 5)
+    values, gamma, lam = random_tensor(records, 4, 5), 0.9, 0.8
+    rewards = random_tensor(records, 4, 5) * mask
+    given = {"token_rewards": rewards.tolist(), "mask": mask.tolist()}
+    plus, _ = peer.compute_reinforce_plus_plus_outcome_advantage(rewards, mask, gamma)
+    records.add(
+        "estimators.reinforce_plus_plus",
+        given,
+        {"advantages": hide(plus, mask)},
+        {"gamma": gamma},
+    )
+    gaps = torch.tensor([[1.0, 1, 0, 1, 1], [1, 0, 0, 1, 1], [1, 1, 1, 1, 1], [1, 0, 1, 0, 1]])
+    rewards = random_tensor(records, 4, 5) * gaps
+    advantages, returns = peer.compute_gae_advantage_return(rewards, values, gaps, gamma, lam)
+    records.add(
+        "estimators.gae",
+        {"token_rewards": rewards.tolist(), "values": values.tolist(), "mask": gaps.tolist()},
+        {"advantages": hide(advantages, gaps), "returns": hide(returns, gaps)},
+        {"gamma": gamma, "lam": lam, "environment": "literal", "whiten": True},
+    )
+
+
+def add_turn_estimators(records: Records) -> None:
+    """Estimators of structured rewards."""
+    draw = records.random
+    turns = [[1, 1, -1, 2, 2], [1, -1, 2, 2, -1], [1, 1, 1, -1, -1], [1, -1, 2, -1, 3]]
+    counts = [2, 2, 1, 3]
+    structured = [
+        {
+            "turn_rewards": {k: draw.choice([0.0, 0.25, draw.random()]) for k in range(1, n + 1)},
+            "global_rewards": {"exact_match": draw.random(), "_raw_exact_match": 1.0},
+        }
+        for n in counts
+    ]
+    ids = torch.tensor(turns)
+    groups = np.array(["p", "p", "p", "q" if draw.random() < 0.5 else "p"])
+    given = {
+        "turn_rewards": [[s["turn_rewards"].get(k) for k in (1, 2, 3)] for s in structured],
+        "global_rewards": [s["global_rewards"]["exact_match"] for s in structured],
+        "turn_ids": turns,
+        "mask": (ids > 0).int().tolist(),
+        "group_ids": groups.tolist(),
+    }
+    for name, compute in {
+        "multiturn_grpo": peer.compute_grpo_multiturn_advantage,
+        "uniform": peer.compute_grpo_uniform_advantage,
+    }.items():
+        advantages, _ = compute(structured, (ids > 0).double(), ids, groups)
+        outputs = {"advantages": hide(advantages, ids > 0)}
+        records.add(f"estimators.{name}", given, outputs, {"singleton": "raw"})
+
+
+def add_losses(records: Records) -> None:
+    """Token losses, one at a time, and their aggregation."""
+    _, mask = draw_rows(records, 3, 4)
+    losses, kinds = random_tensor(records, 3, 4), [0, 0, 0]
+    given = {"losses": losses.tolist(), "mask": mask.tolist(), "kinds": kinds}
+    for theirs, ours, lengths in (
+        ("token-mean", "token_mean", None),
+        ("seq-mean-token-mean", "sequence_mean", None),
+        ("seq-mean-token-sum", "sequence_sum", None),
+        # The peer divides the sum over rows by the width; rlx takes the mean over rows.
+        ("seq-mean-token-sum-norm", "constant", [4 / 3] * 3),
+    ):
+        total = peer.agg_loss(losses, mask, theirs).item()
+        more = {} if lengths is None else {"constant_lengths": lengths}
+        records.add(
+            "loss.aggregate_losses", {**given, **more}, {"value": total}, {"aggregate": ours}
+        )
+    ratios, advantages = random_tensor(records, 12) * 2, random_tensor(records, 12)
+    zero, one = torch.zeros(1, 1), torch.ones(1, 1)
+    each = [
+        peer.compute_policy_loss(zero, r.view(1, 1), a.view(1, 1), one, 0.2, 0.2, 0.28)[0].item()
+        for r, a in zip(ratios, advantages, strict=True)
+    ]
+    records.add(
+        "loss.clipped_surrogate",
+        {"log_ratio": ratios.tolist(), "advantages": advantages.tolist()},
+        {"value": each},
+        {"clip": [0.2, 0.28], "dual_clip": 3.0},
+    )
+    old, new, returns = (random_tensor(records, 12) for _ in range(3))
+    each = [
+        peer.compute_value_loss(n.view(1, 1), r.view(1, 1), o.view(1, 1), one, 0.2)[0].item()
+        for n, r, o in zip(new, returns, old, strict=True)
+    ]
+    records.add(
+        "loss.value_loss",
+        {"values": new.tolist(), "old_values": old.tolist(), "returns": returns.tolist()},
+        {"value": each},
+        {"clip": 0.2},
+    )
+
+
+def add_kl(records: Records) -> None:
+    """KL estimates, and the controller of the coefficient."""
+    logprobs, reference = random_tensor(records, 6) * 4, random_tensor(records, 6) * 4
+    given = {"logprobs": logprobs.tolist(), "reference": reference.tolist()}
+    for kind in ("k1", "abs", "k2", "k3"):
+        terms = peer.kl_penalty(logprobs, reference, kind)
+        records.add("kl.kl_terms", given, {"value": terms.tolist()}, {"kind": kind})
+    controller = peer.AdaptiveKLController(0.2, 0.1, 10_000)
+    for current in (0.02, 0.2, 0.105, 0.0):
+        before = controller.value
+        controller.update(current, 64)
+        records.add(
+            "kl.adapt_beta",
+            {"beta": before, "current_kl": current},
+            {"value": float(controller.value)},
+            {"target": 0.1, "horizon": 10_000, "steps": 64},
+        )
+
+
+if __name__ == "__main__":
+    main()
