@@ -1,8 +1,6 @@
 """Estimators over one score per rollout: worked examples, plain loops as oracles, relations."""
 
-import json
 from functools import partial
-from pathlib import Path
 from statistics import mean, stdev
 
 import hypothesis.strategies as st
@@ -19,9 +17,6 @@ from rlx.credit.outcome import (
     compute_rloo_advantages,
 )
 
-GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())
-EXAMPLES = {example["id"]: example for example in GOLDEN["examples"]}
-
 # Sixteenths: sums are exact, so ties and equal groups are what they seem.
 scores_of_a_group = st.lists(st.integers(-48, 48).map(lambda n: n / 16), min_size=1, max_size=6)
 groups = st.lists(scores_of_a_group, min_size=1, max_size=5)
@@ -34,7 +29,7 @@ close = partial(pytest.approx, rel=1e-9, abs=1e-9)
 
 
 def near(expected):
-    return pytest.approx(expected, rel=GOLDEN["rtol"], abs=GOLDEN["atol"])
+    return pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
 def tensors(rows, dtype=torch.float64):
@@ -60,16 +55,6 @@ ESTIMATORS = {
     "gpg": lambda s, g, _: compute_gpg_advantages(s, g),
     "grpo_passk": lambda s, g, _: compute_pass_at_k_advantages(s, g),
 }
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", EXAMPLES["g30"]["outputs"])
-def test_golden_g30_four_rollouts_of_one_prompt(name, dtype):
-    example = EXAMPLES["g30"]
-    scores = torch.tensor(example["inputs"]["scores"], dtype=dtype)
-    actual = ESTIMATORS[name](scores, torch.zeros(4, dtype=torch.int64), example["inputs"])
-    assert actual.dtype == dtype
-    assert actual.tolist() == near(example["outputs"][name])
 
 
 # Plain loops --------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """Placement: worked examples, a plain loop as the oracle, and what must hold of every placement."""
 
-import json
 import math
-from pathlib import Path
 from typing import NamedTuple, get_args
 
 import hypothesis.strategies as st
@@ -16,12 +14,10 @@ from rlx.errors import RlxError, ShapeError
 from rlx.spec.credit import OnMissingTurn, Placement, TurnReduce
 from rlx.testing import example_inputs
 
-GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())
-EXAMPLES = {example["id"]: example for example in GOLDEN["examples"]}
 PLACEMENTS = get_args(Placement)
 
 
-def near(expected, rel=GOLDEN["rtol"], absolute=GOLDEN["atol"]):
+def near(expected, rel=1e-6, absolute=1e-9):
     return pytest.approx(expected, rel=rel, abs=absolute)
 
 
@@ -116,36 +112,9 @@ options = st.fixed_dictionaries(
 # Worked examples ----------------------------------------------------------------------------------
 
 
-def example_row(name):
-    inputs, prefix = EXAMPLES[name]["inputs"], EXAMPLES[name]["config"]["exclude_prefix"]
-    summed = [v for key, v in inputs["global_rewards"].items() if not key.startswith(prefix)]
-    mask = [bool(learns) for learns in inputs["loss_mask"]]
-    # g06 names no turns of its tokens, and its placement asks for none.
-    ids = inputs.get("turn_ids", [1] * len(mask))
-    return Row(list(inputs["turn_rewards"].values()), sum(summed), ids, mask)
-
-
-@pytest.mark.parametrize(
-    ("name", "placement", "output"),
-    [
-        ("g03", "turn_proportional", "token_level"),
-        ("g04", "turn_proportional", "token_level"),
-        ("g04", "final_token_only", "final_token_only"),
-        ("g06", "final_token_only", "token_level"),
-    ],
-)
-def test_golden_g03_g04_g06_rewards_on_tokens(name, placement, output):
-    expected = EXAMPLES[name]["outputs"]
-    result, mask = placed([example_row(name)], placement=placement)
-    assert result.token_rewards[0].tolist() == near(expected[output])
-    if output == "token_level":
-        total = expected.get("sum", expected.get("total"))
-        assert sum_token_rewards(result.token_rewards, mask).item() == near(total)
-        assert result.lost.item() == near(expected.get("dropped", 0.0))
-
-
-def test_golden_g04_the_turn_without_tokens_is_named_moved_or_refused():
-    row = example_row("g04")
+def test_the_turn_without_tokens_is_named_moved_or_refused():
+    ids = [1, 1, -1, -1, 3, 3, -1, -1]
+    row = Row([0.25, 0.25, 0.25], 0.3, ids, [turn > 0 for turn in ids])
     for placement in PLACEMENTS:
         result, _ = placed([row], placement=placement)
         assert result.missing.tolist() == [[False, True, False]]
@@ -158,18 +127,6 @@ def test_golden_g04_the_turn_without_tokens_is_named_moved_or_refused():
         placed([whole, row], placement="turn_end", on_missing_turn="error")
     assert (caught.value.row, caught.value.turn) == (1, 2)
     assert isinstance(caught.value, RlxError)
-
-
-@pytest.mark.parametrize("example", EXAMPLES["g08"]["outputs"]["rows"], ids=lambda e: e["turns"])
-def test_golden_g08_the_placements_carry_different_mass(example):
-    inputs, turns = EXAMPLES["g08"]["inputs"], example["turns"]
-    overall = sum(inputs["global_rewards"].values())
-    ids = [k for k in range(1, turns + 1) for _ in range(3)]
-    row = Row([inputs["per_turn"]] * turns, overall, ids, [True] * len(ids))
-    for placement in ("turn_proportional", "final_token_only"):
-        result, mask = placed([row], placement=placement)
-        expected = example[f"{placement}_sum"]
-        assert sum_token_rewards(result.token_rewards, mask).item() == near(expected)
 
 
 def test_turn_end_pays_each_turn_where_it_ends_and_the_rest_at_the_very_end():

@@ -1,8 +1,6 @@
 """Credit along tokens: worked examples, plain loops as oracles, and how the estimators relate."""
 
-import json
 import math
-from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
@@ -18,9 +16,6 @@ from rlx.credit.returns import (
 )
 from rlx.errors import ShapeError
 
-GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())
-EXAMPLES = {example["id"]: example for example in GOLDEN["examples"]}
-
 GARBAGE = (math.nan, math.inf, -math.inf, 7.0)
 
 factors = st.sampled_from([0.0, 0.3, 0.95, 1.0])
@@ -30,7 +25,7 @@ seeds = st.integers(0, 2**32)
 
 
 def near(expected):
-    return pytest.approx(expected, rel=GOLDEN["rtol"], abs=GOLDEN["atol"])
+    return pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
 def assert_close(actual, expected, tolerance=1e-10):
@@ -106,53 +101,6 @@ def turn_level_oracle(rewards, values, mask, turns, gamma, lam, gamma_high, lam_
 
 
 # Worked examples ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("environment", "suffix"), [("literal", ""), ("skip", "_skip_info")], ids=["literal", "skip"]
-)
-def test_golden_g09_an_environment_token_in_the_middle(environment, suffix):
-    example = EXAMPLES["g09"]
-    given_, expected = example["inputs"], example["outputs"]
-    rewards, values, mask = rows(
-        given_["token_level_rewards"], given_["values"], given_["loss_mask"]
-    )
-    mask = mask.bool()
-    advantages, returns = compute_gae_advantages(
-        rewards, values, mask, environment=environment, **example["config"]
-    )
-    actual = {
-        "advantages": advantages,
-        "returns": returns,
-        "whitened": whiten_values(advantages, mask),
-    }
-    for name, tensor in actual.items():
-        inside = [x for x, m in zip(expected[name + suffix], mask[0], strict=True) if m]
-        assert tensor[mask].tolist() == near(inside)
-        assert (tensor[~mask] == 0).all()
-
-
-@pytest.mark.parametrize(
-    ("gamma_high", "output"), [(0.9, "advantages"), (1.0, "advantages_high_gamma_1")]
-)
-def test_golden_g35_turns_then_tokens(gamma_high, output):
-    example = EXAMPLES["g35"]
-    given_, expected = example["inputs"], example["outputs"]
-    rewards, values, mask = rows(
-        given_["token_level_rewards"], given_["values"], given_["loss_mask"]
-    )
-    turns = torch.tensor([[1, 1, -1, 2, 2]])
-    token_level = {name: example["config"][name] for name in ("gamma", "lam")}
-    advantages, returns = compute_turn_gae_advantages(
-        rewards, values, mask.bool(), turns, gamma_high=gamma_high, **token_level
-    )
-    assert advantages[0].tolist() == near(expected[output])
-    assert_close(returns, torch.where(mask.bool(), advantages + values, 0.0))
-    if gamma_high == 0.9:
-        ends = torch.tensor([given_["turn_end"]])
-        assert (advantages * ends)[0].tolist() == near(expected["turn_adv"])
-    tokens, _ = compute_gae_advantages(rewards, values, mask.bool(), **token_level)
-    assert tokens[0].tolist() == near(expected["token_gae_skip"])
 
 
 def test_literal_and_skip_part_where_the_discount_is_not_one():

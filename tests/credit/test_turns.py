@@ -1,9 +1,7 @@
 """Estimators over turns, states and trees: worked examples, plain loops as oracles, relations."""
 
-import json
 import math
 from functools import partial
-from pathlib import Path
 from statistics import mean
 
 import hypothesis.strategies as st
@@ -20,15 +18,12 @@ from rlx.credit.turns import (
     compute_tree_grpo_advantages,
 )
 
-GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())
-EXAMPLES = {example["id"]: example for example in GOLDEN["examples"]}
-
 close = partial(pytest.approx, rel=1e-9, abs=1e-9)
 sixteenths = st.integers(-32, 32).map(lambda n: n / 16)
 
 
 def near(expected):
-    return pytest.approx(expected, rel=GOLDEN["rtol"], abs=GOLDEN["atol"])
+    return pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
 # A batch as plain Python: a turn that was not rewarded is None, one that was not taken has no
@@ -99,62 +94,6 @@ def in_states(batch, dtype=torch.float64, gamma=0.5, **options):
 
 
 # Worked examples ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("record", "statistics"), [("g12", "pooled"), ("g13", "per_turn")])
-def test_golden_g12_g13_multi_turn_grpo(record, statistics):
-    example = EXAMPLES[record]
-    batch = [
-        {
-            "turns": [sample["turn_rewards"].get(str(k)) for k in (1, 2)],
-            "states": [0, 0],
-            "outcome": sum(v for k, v in sample["global_rewards"].items() if k[0] != "_"),
-            "group": 0,
-            "tree": 0,
-            "ids": sample["turn_ids"],
-            "mask": [True] * 5,
-        }
-        for sample in example["inputs"]["samples"]
-    ]
-    options = {k: example["config"][k] for k in ("ddof", "eps")}
-    weight = example["config"]["turn_coef"]
-    actual = multiturn(batch, statistics=statistics, turn_weight=weight, singleton="raw", **options)
-    for got, expected in zip(actual.tolist(), example["outputs"]["token_advantages"], strict=True):
-        assert got == near(expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_golden_g31_mt_grpo(dtype):
-    example = EXAMPLES["g31"]
-    turn, outcome = (
-        torch.tensor(example["inputs"][k], dtype=dtype) for k in ("turn_reward", "outcome_reward")
-    )
-    ids = torch.tensor([[-1, 1, 1, -1, 2, 3]]).expand(4, 6)
-    mask = torch.ones(4, 6, dtype=torch.bool)
-    group = torch.zeros(4, dtype=torch.int64)
-    present = torch.ones(4, dtype=torch.bool)
-    actual = compute_mt_grpo_advantages(
-        turn, present, outcome, ids, mask, group, **example["config"]
-    )
-    assert actual.dtype == dtype
-    first, later = (example["outputs"][k] for k in ("first_turn_tokens", "later_tokens"))
-    for row, one, rest in zip(actual.tolist(), first, later, strict=True):
-        assert row == near([0.0, one, one, 0.0, rest, rest])
-
-
-def test_golden_g32_gigpo():
-    example = EXAMPLES["g32"]
-    given_ = example["inputs"]
-    actual = compute_gigpo_advantages(
-        torch.tensor(given_["episode_score"], dtype=torch.float64),
-        torch.tensor(given_["step_return"], dtype=torch.float64)[:, None],
-        torch.tensor([[int(name[1:])] for name in given_["anchor_state"]]),
-        torch.ones(4, 1, dtype=torch.int64),
-        torch.ones(4, 1, dtype=torch.bool),
-        torch.zeros(4, dtype=torch.int64),
-        omega=example["config"]["w"],
-    )
-    assert actual[:, 0].tolist() == near(example["outputs"]["total"])
 
 
 # Plain loops --------------------------------------------------------------------------------------

@@ -3,14 +3,16 @@
     python tests/golden/make_golden.py [PEER...] [--checkouts FOLDER]
 
 Each peer is pinned to a commit, and its functions run in an environment of its own below `.bench/`.
-peers/PEER.py calls them and prints records of the format that `rlx.testing.golden` reads; they are
-written to tests/golden/PEER.json. Without `--checkouts`, the commits are fetched from GitHub.
+peers/PEER.py calls them and writes records of the format that `rlx.testing.golden` reads to
+tests/golden/PEER.json. Without `--checkouts`, the commits are fetched from GitHub.
 """
 
 import os
 import subprocess
 import sys
+import tarfile
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 import click
@@ -31,19 +33,25 @@ class GoldenPeer:
         repository: owner and name on GitHub.
         commit: the commit whose functions are called.
         pins: what they need, peers/PINS.txt.
+        paths: the files that hold them.
     """
 
     repository: str
     commit: str
     pins: str
+    paths: tuple[str, ...]
 
 
 PEERS = {
-    "rlcr": GoldenPeer("damanimehul/RLCR", "8904bedf1af827e0a1bcc3c907bf505d88540bd2", "rlcr"),
-    "tinyzero": GoldenPeer(
-        "Jiayi-Pan/TinyZero", "95df88f2dcb05f33bd18da546531b52d0954c18b", "verl"
+    "rlcr": GoldenPeer(
+        "damanimehul/RLCR", "8904bedf1af827e0a1bcc3c907bf505d88540bd2", "rlcr", ("reward_fns.py",)
     ),
-    "kg_r1": GoldenPeer("Jinyeop3110/KG-R1", "7538a53742ff5a4d389558759898d814c9ca13ae", "verl"),
+    "tinyzero": GoldenPeer(
+        "Jiayi-Pan/TinyZero", "95df88f2dcb05f33bd18da546531b52d0954c18b", "verl", ("verl",)
+    ),
+    "kg_r1": GoldenPeer(
+        "Jinyeop3110/KG-R1", "7538a53742ff5a4d389558759898d814c9ca13ae", "verl", ("verl",)
+    ),
 }
 
 
@@ -60,29 +68,25 @@ def main(names: tuple[str, ...], checkouts: Path | None) -> None:
         peer = PEERS[name]
         python = make_peer_environment(ROOT / ".bench" / peer.pins, HERE / f"peers/{peer.pins}.txt")
         script = [python, HERE / "peers" / f"{name}.py", fetch_commit(peer, checkouts)]
-        done = subprocess.run(
-            script, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **QUIET}
-        )
-        (HERE / f"{name}.json").write_text(done.stdout, encoding="utf-8")
+        file = HERE / f"{name}.json"
+        subprocess.run([*script, file], check=True, stdout=sys.stderr, env={**os.environ, **QUIET})
         click.echo(f"tests/golden/{name}.json")
 
 
 def fetch_commit(peer: GoldenPeer, checkouts: Path | None) -> Path:
-    """A folder with the files of the peer's commit."""
+    """A folder with the peer's files as of its commit."""
     folder = ROOT / ".bench" / "sources" / peer.commit
     if not folder.exists():
-        place = f"https://github.com/{peer.repository}"
-        if checkouts is not None:
-            inside = checkouts / peer.repository.replace("/", "+")
-            place = str(inside / "repo" if (inside / "repo").exists() else inside)
-        aside = folder.with_suffix(".tmp")
-        for command in (
-            ["git", "init", "--quiet", aside],
-            ["git", "-C", aside, "fetch", "--quiet", "--depth", "1", place, peer.commit],
-            ["git", "-C", aside, "checkout", "--quiet", "FETCH_HEAD"],
-        ):
-            subprocess.run(command, check=True)
-        aside.replace(folder)
+        inside = (checkouts or folder.parent) / peer.repository.replace("/", "+")
+        repository = inside / "repo" if (inside / "repo").exists() else inside
+        if checkouts is None and not repository.exists():
+            place = f"https://github.com/{peer.repository}"
+            clone = ["git", "clone", "--quiet", "--bare", "--filter=blob:none", place, repository]
+            subprocess.run(clone, check=True)
+        archive = ["git", "-C", repository, "archive", peer.commit, *peer.paths]
+        held = subprocess.run(archive, check=True, stdout=subprocess.PIPE).stdout
+        with tarfile.open(fileobj=BytesIO(held)) as files:
+            files.extractall(folder, filter="data")
     return folder
 
 

@@ -6,18 +6,14 @@ A categorical over five actions is small enough to sum over: no sampling, no tol
 import json
 import math
 from dataclasses import FrozenInstanceError, asdict
-from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import assume, given, settings
 
-from rlx.credit.place import place_rewards
 from rlx.kl import CLAMP, AdaptiveKl, FixedKl, kl_terms, mean_kl, subtract_kl_penalty
 
-GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())
-EXAMPLES = {example["id"]: example for example in GOLDEN["examples"]}
 SAME = [("k1", "kl"), ("k2", "mse"), ("k3", "low_var_kl")]
 KINDS = ["k1", "abs", "k2", "k3"]
 
@@ -25,7 +21,7 @@ logprob = st.floats(-20, 0)
 pairs = st.lists(st.tuples(logprob, logprob), min_size=1, max_size=20)
 
 
-def near(expected, rel=GOLDEN["rtol"], absolute=GOLDEN["atol"]):
+def near(expected, rel=1e-6, absolute=1e-9):
     return pytest.approx(expected, rel=rel, abs=absolute)
 
 
@@ -38,43 +34,6 @@ def columns(pairs):
 
 
 # Worked examples ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_golden_g07_terms_and_rewards_less_their_kl(kind):
-    given_, outputs = EXAMPLES["g07"]["inputs"], EXAMPLES["g07"]["outputs"]
-    expected, beta = outputs[kind], EXAMPLES["g07"]["config"]["beta"]
-    old, reference = double([given_["old_log_probs"]]), double([given_["ref_log_probs"]])
-    mask = torch.tensor([given_["loss_mask"]], dtype=torch.bool)
-    terms = kl_terms(old, reference, kind)
-    # The example has zeros where its mask has.
-    assert torch.where(mask, terms, 0.0)[0].tolist() == near(expected["kld"])
-    # The example adds 1e-7 to the number of tokens; here a row without tokens is left out.
-    assert mean_kl(terms, mask).item() == near(expected["mean_kl"])
-    turns = double([list(given_["turn_rewards"].values())])
-    for placement, short in (("turn_proportional", "turn_prop"), ("final_token_only", "final")):
-        scores = place_rewards(
-            turns,
-            torch.ones_like(turns, dtype=torch.bool),
-            double(list(given_["global_rewards"].values())),
-            torch.tensor([given_["turn_ids"]]),
-            mask,
-            placement=placement,
-        ).token_rewards
-        assert scores[0].tolist() == near(outputs[f"scores_{placement}"])
-        rewards = subtract_kl_penalty(scores, old, reference, mask, beta=beta, kind=kind)
-        assert rewards[0].tolist() == near(expected[f"token_level_rewards_{short}"])
-
-
-def test_golden_g37_beta_follows_the_measured_kl():
-    example = EXAMPLES["g37"]
-    config, expected = example["config"], example["outputs"]["beta"]
-    controller = AdaptiveKl(beta=config["init"], target=config["target"], horizon=config["horizon"])
-    betas = [controller.beta]
-    for current in example["inputs"]["current_kl"]:
-        controller = controller.update(current, config["n_steps"])
-        betas.append(controller.beta)
-    assert betas == near(expected)
 
 
 # Terms --------------------------------------------------------------------------------------------

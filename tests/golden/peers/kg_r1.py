@@ -1,4 +1,4 @@
-"""The functions of KG-R1's verl fork on random rows: `python kg_r1.py FOLDER_OF_THE_PEER`."""
+"""The functions of KG-R1's verl fork on random rows: `python kg_r1.py SOURCES FILE`."""
 
 import sys
 
@@ -14,7 +14,7 @@ EPS = 1e-6
 
 
 def main() -> None:
-    """Prints the records."""
+    """Writes the records."""
     torch.set_default_dtype(torch.float64)
     records = Records("KG-R1 (arXiv 2509.26383), its fork of verl", rtol=1e-6, atol=1e-6)
     for number in range(3):
@@ -23,7 +23,7 @@ def main() -> None:
         add_turn_estimators(records)
         add_losses(records)
         add_kl(records)
-    records.print()
+    records.write()
 
 
 def draw_rows(records: Records, rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -178,6 +178,7 @@ def add_losses(records: Records) -> None:
         {"values": new.tolist(), "old_values": old.tolist(), "returns": returns.tolist()},
         {"value": each},
         {"clip": 0.2},
+        differs="rlx takes half of the squared error",
     )
 
 

@@ -1,15 +1,19 @@
-"""Writes records of worked examples; imported by the scripts that run in a peer's environment."""
+"""Writes records of worked examples; imported by the scripts that run in a peer's environment.
+
+They take two arguments: the folder of the peer's sources, and the file to write.
+"""
 
 import json
 import random
 import sys
+from pathlib import Path
 from typing import Any
 
 __all__ = ["Records"]
 
 
 class Records:
-    """Collects records and prints them as JSON.
+    """Collects records and writes them as JSON.
 
     Args:
         source: where the outputs come from.
@@ -43,11 +47,11 @@ class Records:
         """Adds an entry to another list of the file."""
         self._lists.setdefault(name, []).append(entry)
 
-    def print(self) -> None:
-        """Prints the file, one record per line."""
+    def write(self) -> None:
+        """Writes the file that the command line names, one record per line."""
         lists = {"examples": self._examples, "differences": self._differences, **self._lists}
         parts = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in self._head.items()]
         for name, entries in lists.items():
             lines = ",\n".join(f"  {json.dumps(entry, ensure_ascii=False)}" for entry in entries)
             parts.append(f"{json.dumps(name)}: [\n{lines}\n]" if entries else f'"{name}": []')
-        sys.stdout.write("{" + ",\n".join(parts) + "}\n")
+        Path(sys.argv[2]).write_text("{" + ",\n".join(parts) + "}\n", encoding="utf-8")

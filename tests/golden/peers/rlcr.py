@@ -1,4 +1,4 @@
-"""RLCR's own reward functions on responses of every kind: `python rlcr.py FOLDER_OF_THE_PEER`."""
+"""RLCR's own reward functions on responses of every kind: `python rlcr.py SOURCES FILE`."""
 
 import math
 import sys
@@ -38,7 +38,7 @@ BROKEN = [
 
 
 def main() -> None:
-    """Prints the records."""
+    """Writes the records."""
     records = Records("RLCR (arXiv 2507.16806), its reward functions")
     for pattern, shape in SHAPES.items():
         for text in list_responses(records, pattern, shape):
@@ -50,7 +50,7 @@ def main() -> None:
             records.add(
                 "rewards.rlcr.format", given, {"value": form}, {"pattern": pattern}, differs=why
             )
-    records.print()
+    records.write()
 
 
 def fill(shape: str, **parts: str) -> str:

@@ -1,4 +1,4 @@
-"""TinyZero's own Countdown score, called as its authors do: `python tinyzero.py FOLDER`."""
+"""TinyZero's own Countdown score, called as its authors do: `python tinyzero.py SOURCES FILE`."""
 
 import sys
 
@@ -20,7 +20,7 @@ EQUATIONS = [
 
 
 def main() -> None:
-    """Prints the records."""
+    """Writes the records."""
     records = Records("TinyZero, its score of Countdown")
     draw = records.random
     for _ in range(60):
@@ -34,7 +34,7 @@ def main() -> None:
         numbers = [int(n) for n in "".join(c if c.isdigit() else " " for c in equation).split()]
         for target in (3, 50, 2):
             add(records, f"<answer>{equation}</answer>", numbers, target)
-    records.print()
+    records.write()
 
 
 def build_equation(draw, numbers: list[int]) -> tuple[str, float]:
