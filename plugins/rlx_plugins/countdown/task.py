@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from rlx.plugin import Demonstration, Plugin, Problem, Split
 from rlx_plugins.countdown.expression import evaluate_expression
 from rlx_plugins.countdown.rewards import check_ground_truth
-from rlx_plugins.countdown.scorer import verify_equation_strict
+from rlx_plugins.countdown.scorer import compute_score
 from rlx_plugins.countdown.search import Rules, WorkedExpression, find_solutions, random_expression
 
 __all__ = ["CountdownFiles", "CountdownTask", "Demonstrations", "is_held_out", "read_files"]
@@ -219,7 +219,7 @@ class CountdownTask(Plugin):
     def _confidence(self, problem: Problem, answer: str, rng: random.Random) -> str:
         tenths = rng.randrange(11)
         if rng.random() < self.demonstrations.informed:
-            right = verify_equation_strict(answer, dict(problem.fields))
+            right = compute_score(answer, problem.fields) == 1.0
             tenths = rng.randrange(6, 11) if right else rng.randrange(5)
         return f"<confidence>{tenths / 10:.1f}</confidence>"
 
