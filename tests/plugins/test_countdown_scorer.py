@@ -137,7 +137,7 @@ def test_rewards_agree_with_the_function(case):
     assert CountdownVerify().score(sample).value == float(expected(case) == 1.0)
 
 
-# The probe's judgement, with the arguments and by the rule of the source -----------------------------
+# The probe's judgement ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
