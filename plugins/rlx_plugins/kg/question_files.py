@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict
 from rlx.plugin import Problem, Split
 from rlx_plugins.kg.prompts import fill_prompt
 from rlx_plugins.kg.source import source_name
-from rlx_plugins.kg.subgraphs import FileQuestion, read_questions
+from rlx_plugins.kg.subgraphs import FileQuestion, find_name_files, read_questions
+from rlx_plugins.records import Source, Stamp
 
 __all__ = ["FileProblem", "KgQuestionFiles", "load_file_problems"]
 
@@ -47,11 +48,12 @@ class FileProblem:
         return replace(self.bare, fields={**self.bare.fields, "triples": triples})
 
 
-@lru_cache(maxsize=4)
 def load_file_problems(
     files: KgQuestionFiles, split: Split, prompt: str
 ) -> tuple[FileProblem, ...]:
     """The problems of a split's file: those with an answer, for training not those of the test.
+
+    They are read once per process and state of the files.
 
     Args:
         files: the question files.
@@ -62,8 +64,17 @@ def load_file_problems(
         OSError: a file cannot be read.
         ValueError: a file is malformed, or no problem is left.
     """
+    paths = [files.train, files.test]
+    beside = [found for path in paths for found in find_name_files(path)]
+    return _load_split(files, split, prompt, Source(path=(*paths, *beside)).stamps())
+
+
+@lru_cache(maxsize=4)
+def _load_split(
+    files: KgQuestionFiles, split: Split, prompt: str, stamps: tuple[Stamp, ...]
+) -> tuple[FileProblem, ...]:
     path = files.train if split == "train" else files.test
-    tested = load_file_problems(files, "test", prompt) if split == "train" else ()
+    tested = _load_split(files, "test", prompt, stamps) if split == "train" else ()
     known = {name for problem in tested for name in _list_identities(problem)}
     problems = tuple(
         problem
