@@ -9,7 +9,7 @@ from rlx.spec.json_schema import experiment_schema
 from rlx.spec.reading.yaml_source import parse_yaml_document
 
 ROOT = Path(__file__).parents[2]
-OURS = sorted((ROOT / "experiments").glob("*.yaml"))
+OURS = sorted(p for d in ("", "sources/") for p in (ROOT / "experiments").glob(f"{d}*.yaml"))
 
 
 def part(name):

@@ -1,0 +1,211 @@
+"""The recipes of the sources: their plans show the formulas and figures that are printed there."""
+
+import json
+from collections import defaultdict
+from statistics import mean, pstdev, stdev
+
+import pytest
+
+WEIGHTS = {
+    "kg_query_validity": 0.1,
+    "is_answer_score": 0.1,
+    "format_score": 0.15,
+    "exact_match": 0.3,
+    "retrieval_quality": 0.4,
+}
+"""As printed for KG-R1."""
+CWQ = {
+    "question": "who is the brother of justin bieber",
+    "answer": ["Jaxon Bieber"],
+    "q_entity": ["Justin Bieber"],
+    "graph": [
+        ["Justin Bieber", "people.person.sibling_s", "m.cvt"],
+        ["m.cvt", "people.sibling_relationship.sibling", "Jaxon Bieber"],
+    ],
+}
+"""A question in a form that rlx reads."""
+PRINTED = {
+    "question": "Using the numbers [1455, 1961, 2068], create an equation that equals 1562.",
+    "numbers": [1455, 1961, 2068],
+    "target": 1562,
+    "response": "<think>\nSo: 2068 - (1961 - 1455) = 1562\n</think>\n"
+    "Thus, the final answer is <answer>2068 - (1961 - 1455)</answer>",
+}
+"""The printed example of the Countdown rule."""
+CONFIDENCE = ("<confidence>", "</confidence>")
+
+
+@pytest.fixture
+def rows(plan):
+    """The rows of a recipe's only phase."""
+
+    def list_rows(name, *overrides):
+        (phase,) = plan(f"sources/{name}", *overrides).phases
+        return phase.rows
+
+    return list_rows
+
+
+def add_rewards(row):
+    """Reward of each turn, and of the whole rollout: weights times raw values."""
+    turns, overall = defaultdict(float), 0.0
+    for reward in row.rewards:
+        assert reward.weight == WEIGHTS[reward.name]
+        if reward.turn is None:
+            overall += reward.weight * reward.raw
+        elif reward.raw is not None:
+            turns[reward.turn] += reward.weight * reward.raw
+    return turns, overall
+
+
+def list_learning(row):
+    return [token for token in row.tokens if token.learns]
+
+
+# KG-R1 -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["kg_r1", "kg_r1_grpo"])
+def test_a_total_score_is_the_mean_of_turns_plus_the_sum_of_globals(rows, name):
+    best = 0.0
+    for row in rows(name):
+        turns, overall = add_rewards(row)
+        assert row.score == pytest.approx(mean(turns.values()) + overall)
+        assert all((token.author == "policy") == token.learns for token in row.tokens)
+        best = max(best, row.score)
+    assert best == pytest.approx(0.25 + 0.3 + 0.4)
+
+
+def test_rewards_are_spread_over_turns_and_rollout_less_kl(rows):
+    sums = set()
+    for row in rows("kg_r1"):
+        turns, overall = add_rewards(row)
+        learning = list_learning(row)
+        for token in learning:
+            size = sum(other.turn == token.turn for other in learning)
+            placed = turns[token.turn] / size + overall / len(learning)
+            assert sum(token.placed.values()) == pytest.approx(placed, abs=1e-6)
+            assert token.kl == pytest.approx(token.old_logprob - token.reference_logprob, abs=1e-6)
+            assert token.reward == pytest.approx(placed - 0.001 * token.kl, abs=1e-6)
+        total = sum(sum(token.placed.values()) for token in row.tokens)
+        assert total == pytest.approx(sum(turns.values()) + overall, abs=1e-5)
+        sums.add(round(total, 6))
+    assert 0.25 * 3 + 0.7 in sums, "three good turns, a right answer"
+
+
+def test_returns_are_rewards_to_go_and_advantages_whitened(rows):
+    raw, shown = [], []
+    for row in rows("kg_r1"):
+        learning = list_learning(row)
+        for at, token in enumerate(learning):
+            to_go = sum(other.reward for other in learning[at:])
+            assert token.target == pytest.approx(to_go, abs=1e-5)
+            raw.append(token.target - token.value)
+            shown.append(token.advantage)
+    center, sigma = mean(raw), stdev(raw)
+    assert shown == pytest.approx([(a - center) / sigma for a in raw], abs=1e-4)
+
+
+def test_turns_and_globals_are_compared_apart(rows):
+    groups = defaultdict(list)
+    for row in rows("kg_r1_grpo"):
+        groups[row.group].append((row, *add_rewards(row)))
+    for members in groups.values():
+        pooled = [reward for _, turns, _ in members for reward in turns.values()]
+        overall = [total for _, _, total in members]
+        assert stdev(pooled) > 0 and stdev(overall) > 0
+        for row, turns, total in members:
+            alike = (total - mean(overall)) / (stdev(overall) + 1e-6)
+            for token in list_learning(row):
+                own = (turns[token.turn] - mean(pooled)) / (stdev(pooled) + 1e-6)
+                assert token.advantage == pytest.approx(0.5 * own + alike, abs=1e-4)
+
+
+def test_the_script_for_cwq_plans_with_questions_from_files(plan, tmp_path):
+    for split in ("train", "test"):
+        question = {**CWQ, "id": split, "question": f"{CWQ['question']} ({split})"}
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(question))
+    files = f"{{train: {tmp_path / 'train.jsonl'}, test: {tmp_path / 'test.jsonl'}}}"
+    report = plan("sources/kg_r1_cwq_3b", f"task.files={files}")
+    (phase,) = report.phases
+    assert report.exit_code == 0 and report.findings == ()
+    assert len(phase.rows) == 16 * len({row.tree for row in phase.rows})
+    weights = {r.name: r.weight for row in phase.rows for r in row.rewards if r.counts}
+    assert weights == dict.fromkeys(WEIGHTS, 0.5)
+    learned = [token.weight for row in phase.rows for token in list_learning(row)]
+    assert learned == pytest.approx([1 / 4096 / len(phase.rows)] * len(learned))
+
+
+# Countdown ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def printed(tmp_path):
+    """Options that make the printed example the only problem, and its response a demonstration."""
+    for name, target in (("train", PRINTED["target"]), ("test", 0)):
+        other = {**PRINTED, "target": target, "question": f"{PRINTED['question']} {name}"}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(other))
+    return (
+        "model={kind: pretrained, path: no/model}",
+        f"task={{plugin: dataset, train: {{path: {tmp_path / 'train.jsonl'}}}, "
+        f"test: {{path: {tmp_path / 'test.jsonl'}}}, "
+        'prompt: "{question}", demonstrations: ["{response}"]}',
+        "rollout.answer.max_new_tokens=100",
+    )
+
+
+def test_the_printed_example_of_countdown_earns_its_reward_on_the_last_token(rows, printed):
+    scores = defaultdict(set)
+    for row in rows("countdown_faithfulness", *printed):
+        text = "".join(token.text for token in row.tokens).removesuffix("<|im_end|>")
+        kind = "right" if text == PRINTED["response"] else "answered" * ("</answer>" in text)
+        scores[kind].add(row.score)
+        assert all(not token.placed for token in row.tokens[:-1])
+        assert row.tokens[-1].placed.get("score", 0.0) == pytest.approx(row.score)
+    assert scores == {"right": {1.0}, "answered": {0.1}, "": {0.0}}
+
+
+# RLCR in two turns -------------------------------------------------------------------------------
+
+
+def test_answers_and_confidences_are_normalized_by_population_sigma(rows):
+    groups = defaultdict(list)
+    for row in rows("rlcr_two_turn"):
+        groups[row.group].append(row)
+    assert {len(members) for members in groups.values()} == {4}
+    for members in groups.values():
+        scores = [row.score for row in members]
+        assert pstdev(scores) > 0
+        for row in members:
+            expected = (row.score - mean(scores)) / (pstdev(scores) + 1e-4)
+            for token in list_learning(row):
+                assert token.advantage == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_confidence_earns_one_minus_its_squared_distance_from_its_own_answer(rows):
+    by_number = {row.row: row for row in rows("rlcr_two_turn")}
+    earned = set()
+    for row in by_number.values():
+        if row.parent is None:
+            assert row.score in (0.0, 1.0)
+            continue
+        stated = [token.text for token in row.tokens if token.text.startswith("0.")]
+        if not any(token.text == "</confidence>" for token in row.tokens):
+            assert row.score == 0.0
+            continue
+        distance = by_number[row.parent].score - float(stated[0])
+        assert row.score == pytest.approx(1 - distance**2, abs=1e-6)
+        earned.add(by_number[row.parent].score)
+    assert earned == {0.0, 1.0}
+
+
+def test_only_spans_learn_and_every_learning_token_weighs_the_same(rows):
+    learning = []
+    for row in rows("rlcr_two_turn"):
+        mine = list_learning(row)
+        assert not row.tokens[-1].learns or row.finish_reason == "length"
+        if mine:
+            first, last = ("<think>", "</answer>") if row.parent is None else CONFIDENCE
+            assert (mine[0].text, mine[-1].text) == (first, last)
+        learning += mine
+    assert [t.weight for t in learning] == pytest.approx([1 / len(learning)] * len(learning))
