@@ -9,11 +9,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-__all__ = ["LIMIT", "find_free_port", "stop_process", "wait_until"]
+__all__ = ["LIMIT", "find_free_port", "signal_processes", "stop_process", "wait_until"]
 
 LIMIT = 240.0
 """Seconds of one wait; a test as a whole has 300."""
@@ -61,6 +61,13 @@ def stop_process(process: "subprocess.Popen[Any]", number: int = signal.SIGTERM)
         if pipe is not None:
             pipe.close()
     assert process.poll() is not None, f"process {process.pid} outlives SIGKILL"
+
+
+def signal_processes(pids: Iterable[int], number: int) -> None:
+    """Sends a signal to those of the processes that are still there."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def find_free_port() -> int:

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from patience import LIMIT, wait_until
+from patience import LIMIT, signal_processes, wait_until
 
 from rlx_registry import Registry, read_body
 
@@ -136,15 +136,13 @@ class Home:
         self.until(lambda: self.is_frozen(stopped), "a moment in which none of them writes")
 
     def is_frozen(self, stopped):
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
+        signal_processes(stopped, signal.SIGSTOP)
         with (self.path / "registry.db.lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
             except BlockingIOError:
-                for pid in stopped:
-                    os.kill(pid, signal.SIGCONT)
+                signal_processes(stopped, signal.SIGCONT)
                 return False
 
     def stop(self, run_id):

@@ -13,7 +13,7 @@ from rlx.mask import select_span_tokens
 from rlx.plugin import Problem
 from rlx.reward import RewardEntry, RewardTable
 from rlx.rollout import NO_PARENT, RolloutTree, Segment, Span
-from rlx.run.step_metrics import step_figures
+from rlx.run.step_metrics import MOST_PARTS, _compute_part_figures, step_figures
 from rlx.spec import CreditSpec, LossSpec
 from rlx.step import RowRewards, TokenStreams, assign_credit
 
@@ -93,7 +93,10 @@ def test_two_answers_with_two_confidences_each():
         "rewards/_len/mean": 9.0,
         "train/reward_answer": 0.5,  # `_len` is shown and never summed
         "train/reward_confidence": 1.765,  # weight 2
+        "parts/brier/confidence": 0.475,
         "rollout/len_answer": 3.0,
+        "rollout/len_answer_std": 1.0,
+        "rollout/len_confidence_std": 0.0,
         "rollout/len_confidence": 1.0,
         "rollout/truncated_answer": 0.5,
         "rollout/truncated_confidence": 0.0,
@@ -200,3 +203,16 @@ def test_what_the_critic_did():
     f = figures(TWO, critic=critic)
     assert f["critic/loss"] == 0.1
     assert "critic/explained_variance" not in f
+
+
+def test_parts_are_curves_if_their_names_are_plain():
+    def parts_of(*names):
+        made = entry("score", 1.0, **dict.fromkeys(names, 0.5))
+        return _compute_part_figures(RewardTable({(0, 1): {"score": made}}, frozenset(), {}))
+
+    assert parts_of("extreme", "format_lost_to_lastline") == {
+        "parts/score/extreme": 0.5,
+        "parts/score/format_lost_to_lastline": 0.5,
+    }
+    assert parts_of("", "a b", "x" * 41, "\x1b[31m", "../up", "ü") == {}
+    assert len(parts_of(*(f"p{number}" for number in range(1000)))) == MOST_PARTS

@@ -1,10 +1,9 @@
 """A group of runs that is killed half-way, and called again."""
 
-import os
 import signal
-from contextlib import suppress
 
 import pytest
+from patience import signal_processes
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -23,9 +22,8 @@ def test_what_is_missing_is_finished(own_home):
     home.until((home.path / "runs" / "r-0004").exists, "the group to be recorded")
     home.until(lambda: states().get("r-0001", ("",))[0] == "finished", "the first run to finish")
     home.until(lambda: states()["r-0002"][0] == "running", "the second one to run")
-    for pid in home.processes():
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    home.freeze(*(pids := home.processes()))  # or one would start what another's death leaves
+    signal_processes(pids, signal.SIGKILL)
     group.communicate()
     home.until(lambda: not home.processes(), "every process to end")
     assert [status for status, _ in states().values()].count("finished") == 1

@@ -1,5 +1,6 @@
 """Metrics of one training step, under names that MLflow groups into sections."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = ["step_figures"]
 
+MOST_PARTS = 20
+"""Parts of one reward that become curves."""
+_plain_name = re.compile(r"[A-Za-z0-9_.-]{1,40}").fullmatch
+
 
 def step_figures(
     trees: Sequence[RolloutTree],
@@ -47,6 +52,7 @@ def step_figures(
     """
     figures = {
         **_compute_reward_figures(trees, table),
+        **_compute_part_figures(table),
         **_compute_turn_figures(trees),
         **_compute_row_figures(train, kinds),
         "rollout/dropped": float(len(table.dropped)),
@@ -116,13 +122,34 @@ def _compute_reward_figures(trees: Sequence[RolloutTree], table: RewardTable) ->
     return figures
 
 
+def _compute_part_figures(table: RewardTable) -> dict[str, float]:
+    """Means of the parts of scores, such as the share of confidences at the extremes.
+
+    Rewards of others name their parts as they like: at most `MOST_PARTS` of a reward, of plain
+    names, become curves. All of them are stored with the rollouts.
+    """
+    parts: dict[str, dict[str, list[float]]] = {}
+    for entries in (*table.turns.values(), *table.rollouts.values()):
+        for entry in entries.values():
+            for part, value in entry.parts.items():
+                if _plain_name(part):
+                    parts.setdefault(entry.name, {}).setdefault(part, []).append(value)
+    return {
+        f"parts/{name}/{part}": float(np.mean(named[part]))
+        for name, named in parts.items()
+        for part in sorted(named)[:MOST_PARTS]
+    }
+
+
 def _compute_turn_figures(trees: Sequence[RolloutTree]) -> dict[str, float]:
     """Lengths and truncation of turns, by kind of turn."""
     turns = [s for t in trees for s in t.segments if s.author == "policy"]
     figures = {"rollout/no_span": float(np.mean([not s.spans for s in turns]))}
     for kind in sorted({s.kind for s in turns}):
         these = [s for s in turns if s.kind == kind]
-        figures[f"rollout/len_{kind}"] = float(np.mean([len(s.token_ids) for s in these]))
+        lengths = [len(s.token_ids) for s in these]
+        figures[f"rollout/len_{kind}"] = float(np.mean(lengths))
+        figures[f"rollout/len_{kind}_std"] = float(np.std(lengths))
         figures[f"rollout/truncated_{kind}"] = float(
             np.mean([s.finish_reason == "length" for s in these])
         )

@@ -35,13 +35,15 @@ PLAN: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
             ("by component", r"rewards/(.+)/mean"),
             ("by turn", r"train/reward_?(?!.*_std$)(.*)"),
             ("σ by turn", r"train/reward_?(.*)_std"),
+            ("parts of scores", r"parts/(.+)"),
             ("score", r"score/(total_score|token_level_scores|seed_returns_score)"),
         ),
     ),
     (
         "Length and truncation",
         (
-            ("tokens", r"rollout/len_(.+)"),
+            ("tokens", r"rollout/len_(?!.*_std$)(.+)"),
+            ("σ of tokens", r"rollout/len_(.+)_std"),
             ("share truncated", r"rollout/truncated_(.+)"),
             ("turns", r"rollout/turns?_?(.*)"),
             ("without a span, dropped", r"rollout/(no_span|dropped)"),
